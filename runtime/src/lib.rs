@@ -1,1 +1,21 @@
-//! Placeholder.
+//! The process shell that `fairlead frontend` and `fairlead backend` share; it knows nothing of Services or of the kernel.
+//!
+//! ```text
+//! log::init                      one line per event on stderr, text or JSON
+//! Shutdown::on_signals ──┐
+//! Ready::guard ─ Ready   │       ready once every guard has been dropped
+//! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others
+//! Backoff                        how long to wait before the next try
+//! ```
+
+mod backoff;
+pub mod log;
+mod ready;
+mod shutdown;
+mod tasks;
+
+pub use backoff::Backoff;
+pub use log::LogFormat;
+pub use ready::{Ready, ReadyGuard};
+pub use shutdown::{Shutdown, Trigger};
+pub use tasks::Tasks;

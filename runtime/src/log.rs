@@ -1,0 +1,167 @@
+//! Log lines on stderr, for people or for machines, with keys that stay the same.
+//!
+//! JSON keys: `timestamp` (RFC 3339, UTC), `level`, `target`, `message`, `spans` (outermost first), and the event's own
+//! fields beside them.
+
+use std::fmt;
+use std::io::{self, IsTerminal};
+use std::str::FromStr;
+
+use anyhow::{Context, Result};
+use tracing::Subscriber;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// How a log line is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One line of text, for people.
+    #[default]
+    Text,
+    /// One JSON object a line, for log collectors.
+    Json,
+}
+
+/// The name given is not that of a log format.
+#[derive(Debug, thiserror::Error)]
+#[error("unknown log format {0:?}: use \"text\" or \"json\"")]
+pub struct UnknownLogFormat(String);
+
+#[derive(Clone, Copy)]
+enum Colour {
+    Ansi,
+    Plain,
+}
+
+/// Sends all events of this process to stderr. `filter` is a list of directives, as in `info,fairlead_agent=debug`.
+///
+/// Fails if a directive cannot be parsed, or if logging has been set up before.
+pub fn init(format: LogFormat, filter: &str) -> Result<()> {
+    let colour = if io::stderr().is_terminal() { Colour::Ansi } else { Colour::Plain };
+    subscriber(format, filter, colour, io::stderr)?.try_init().context("logging is already set up")
+}
+
+fn subscriber<W>(
+    format: LogFormat,
+    filter: &str,
+    colour: Colour,
+    to: W,
+) -> Result<Box<dyn Subscriber + Send + Sync>>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let filter = EnvFilter::builder().parse(filter).with_context(|| {
+        format!("log filter {filter:?} is not a list of directives such as info,fairlead_agent=debug")
+    })?;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(to);
+    Ok(match format {
+        LogFormat::Text => Box::new(lines.with_ansi(matches!(colour, Colour::Ansi)).finish()),
+        // The innermost span is the last of `spans`; a second copy of it under its own key would only cost bytes.
+        LogFormat::Json => Box::new(lines.json().flatten_event(true).with_current_span(false).finish()),
+    })
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        })
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = UnknownLogFormat;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(UnknownLogFormat(name.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Buffer(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Buffer {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lines(format: LogFormat, filter: &str) -> String {
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
+        let subscriber = subscriber(format, filter, Colour::Plain, move || writer.clone()).unwrap();
+        tracing::subscriber::with_default(subscriber, || {
+            let span = tracing::error_span!("task", task = "watch");
+            let _entered = span.enter();
+            tracing::info!(service = "default/web", endpoints = 3, "pool changed");
+            tracing::debug!("not asked for");
+        });
+        String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn json_keys_are_stable() {
+        let text = lines(LogFormat::Json, "info");
+        let mut line: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert!(line["timestamp"].take().as_str().unwrap().ends_with('Z'));
+        assert_eq!(
+            line,
+            serde_json::json!({
+                "timestamp": null,
+                "level": "INFO",
+                "target": "fairlead_runtime::log::tests",
+                "message": "pool changed",
+                "service": "default/web",
+                "endpoints": 3,
+                "spans": [{"name": "task", "task": "watch"}],
+            }),
+        );
+    }
+
+    #[test]
+    fn text_is_one_plain_line() {
+        let text = lines(LogFormat::Text, "info");
+        let line = text.strip_suffix('\n').unwrap();
+        assert!(line.ends_with(
+            "INFO task{task=\"watch\"}: fairlead_runtime::log::tests: pool changed service=\"default/web\" endpoints=3"
+        ), "{line}");
+        assert!(!line.contains(['\n', '\u{1b}']), "{line:?}");
+    }
+
+    #[test]
+    fn filter_selects_by_target() {
+        assert_eq!(lines(LogFormat::Text, "warn").lines().count(), 0);
+        assert_eq!(lines(LogFormat::Text, "warn,fairlead_runtime=debug").lines().count(), 2);
+    }
+
+    #[test]
+    fn bad_filter_is_named() {
+        let error = subscriber(LogFormat::Text, "info,agent=loud", Colour::Plain, io::sink).err().unwrap();
+        assert!(error.to_string().contains("info,agent=loud"), "{error:#}");
+    }
+
+    #[test]
+    fn format_names_round_trip() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            assert_eq!(format.to_string().parse::<LogFormat>().unwrap(), format);
+        }
+        assert!("xml".parse::<LogFormat>().unwrap_err().to_string().contains("xml"));
+    }
+}

@@ -1,0 +1,126 @@
+//! A token that says "stop": every long-running function takes a [`Shutdown`], one owner holds the [`Trigger`].
+//!
+//! SIGTERM or SIGINT asks for a graceful stop; a second signal ends the process at once, for whoever does not want to wait.
+
+use std::io;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tracing::{error, info};
+
+/// Waits for the stop. Clones wait for the same one.
+#[derive(Clone, Debug)]
+pub struct Shutdown {
+    triggered: watch::Receiver<bool>,
+}
+
+/// Starts the stop. Dropping it does so too: nobody would be left to ask the holders of the [`Shutdown`] to end.
+#[must_use = "dropping the trigger starts the shutdown"]
+#[derive(Debug)]
+pub struct Trigger {
+    triggered: watch::Sender<bool>,
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+// === impl Shutdown ===
+
+impl Shutdown {
+    /// A stop that is started by hand.
+    pub fn channel() -> (Trigger, Self) {
+        let (sender, receiver) = watch::channel(false);
+        (Trigger { triggered: sender }, Self { triggered: receiver })
+    }
+
+    /// A stop that is started by the first SIGTERM or SIGINT. The second one exits the process with code 1.
+    ///
+    /// Must be called within a tokio runtime. From then on these signals no longer have their default effect.
+    pub fn on_signals() -> io::Result<Self> {
+        let mut signals = Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        };
+        let (trigger, shutdown) = Self::channel();
+        tokio::spawn(async move {
+            let name = signals.recv().await;
+            info!(signal = name, "stopping; a second signal exits at once");
+            trigger.fire();
+            let name = signals.recv().await;
+            error!(signal = name, "second signal, exiting without waiting for tasks");
+            std::process::exit(1);
+        });
+        Ok(shutdown)
+    }
+
+    /// Returns once the stop has started; at once if it already has. May be dropped and called again.
+    pub async fn recv(&mut self) {
+        // An error means that the trigger is gone, which its `drop` has announced before.
+        let _ = self.triggered.wait_for(|triggered| *triggered).await;
+    }
+
+    /// Whether the stop has started.
+    pub fn is_triggered(&self) -> bool {
+        *self.triggered.borrow()
+    }
+}
+
+// === impl Trigger ===
+
+impl Trigger {
+    /// Starts the stop. Doing so again changes nothing.
+    pub fn fire(&self) {
+        self.triggered.send_replace(true);
+    }
+}
+
+impl Drop for Trigger {
+    fn drop(&mut self) {
+        self.fire();
+    }
+}
+
+impl Signals {
+    async fn recv(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn all_clones_see_the_stop() {
+        let (trigger, mut first) = Shutdown::channel();
+        let mut second = first.clone();
+        assert!(!first.is_triggered());
+        let waiting = tokio::spawn(async move { second.recv().await });
+        trigger.fire();
+        trigger.fire();
+        waiting.await.unwrap();
+        first.recv().await;
+        first.recv().await;
+        assert!(first.is_triggered());
+    }
+
+    #[tokio::test]
+    async fn dropping_the_trigger_starts_the_stop() {
+        let (trigger, mut shutdown) = Shutdown::channel();
+        drop(trigger);
+        assert!(shutdown.is_triggered());
+        shutdown.recv().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_happens_without_a_trigger() {
+        let (_trigger, mut shutdown) = Shutdown::channel();
+        let hour = std::time::Duration::from_secs(3600);
+        assert!(tokio::time::timeout(hour, shutdown.recv()).await.is_err());
+    }
+}

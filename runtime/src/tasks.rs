@@ -1,0 +1,236 @@
+//! A group of named tasks that live and end together; no task runs without an owner who sees how it ended.
+//!
+//! ```text
+//! spawn("watch", ..) ─┐                      ┌ ended by itself (Ok, Err or panic) ┐
+//! spawn("server", ..) ─┴─> run: wait until ──┤                                    ├─> Shutdown to all ─> deadline ─> abort
+//!                                            └ the outer Shutdown is triggered    ┘
+//! ```
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use anyhow::{Context, Error, Result, anyhow};
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::timeout;
+use tracing::{Instrument, debug, error, error_span, info};
+
+use crate::shutdown::{Shutdown, Trigger};
+
+/// Tasks that are stopped together. Dropping the group aborts those that still run.
+#[derive(Debug)]
+pub struct Tasks {
+    running: JoinSet<Result<()>>,
+    names: BTreeMap<Id, &'static str>,
+    trigger: Trigger,
+    shutdown: Shutdown,
+}
+
+/// How one task of the group ended; the error names it.
+struct Ended {
+    name: &'static str,
+    result: Result<()>,
+}
+
+impl Default for Tasks {
+    fn default() -> Self {
+        let (trigger, shutdown) = Shutdown::channel();
+        Self { running: JoinSet::new(), names: BTreeMap::new(), trigger, shutdown }
+    }
+}
+
+impl Tasks {
+    /// A group without tasks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Starts a task, in a span of that name. It must end soon after the shutdown it is given has been triggered.
+    ///
+    /// What can fail at once, such as binding a port, belongs before this call, where the error is seen at once.
+    pub fn spawn<F>(&mut self, name: &'static str, task: impl FnOnce(Shutdown) -> F)
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        // At level error, so that no filter takes the name from the lines of its task.
+        let span = error_span!("task", task = name);
+        let handle = self.running.spawn(task(self.shutdown.clone()).instrument(span));
+        self.names.insert(handle.id(), name);
+    }
+
+    /// Runs until any task ends or `shutdown` is triggered; then the others have until `deadline` to end as well.
+    ///
+    /// Fails with the first error or panic of a task, under the task's name, or if some task had to be aborted. A task that
+    /// ends with `Ok` ends the group without an error.
+    pub async fn run(mut self, mut shutdown: Shutdown, deadline: Duration) -> Result<()> {
+        let mut result = tokio::select! {
+            ended = self.join_next() => ended.map_or(Ok(()), |ended| {
+                info!(task = ended.name, "task ended, stopping the others");
+                ended.result
+            }),
+            () = shutdown.recv() => {
+                info!(tasks = ?self.names.values(), "stopping tasks");
+                Ok(())
+            }
+        };
+        self.trigger.fire();
+        if timeout(deadline, self.join_rest(&mut result)).await.is_err() {
+            let names: Vec<_> = self.names.values().copied().collect();
+            keep_first(
+                &mut result,
+                Err(anyhow!("still running {deadline:?} after the stop: {}", names.join(", "))),
+            );
+            // Not awaited: a task that blocks its thread would never get to see it.
+            self.running.abort_all();
+        }
+        result
+    }
+
+    async fn join_rest(&mut self, result: &mut Result<()>) {
+        while let Some(ended) = self.join_next().await {
+            debug!(task = ended.name, "task ended");
+            keep_first(result, ended.result);
+        }
+    }
+
+    async fn join_next(&mut self) -> Option<Ended> {
+        let joined = self.running.join_next_with_id().await?;
+        let (id, result) = match joined {
+            Ok((id, result)) => (id, result),
+            Err(failed) => (failed.id(), Err(describe(failed))),
+        };
+        let name = self.names.remove(&id).unwrap_or("unnamed");
+        Some(Ended { name, result: result.with_context(|| format!("task {name}")) })
+    }
+}
+
+/// The first error is the cause; those that follow are most often its effects, so they are only logged.
+fn keep_first(first: &mut Result<()>, next: Result<()>) {
+    match next {
+        Err(error) if first.is_err() => {
+            error!(error = format!("{error:#}"), "another failure while stopping")
+        }
+        Err(error) => *first = Err(error),
+        Ok(()) => {}
+    }
+}
+
+fn describe(failed: JoinError) -> Error {
+    match failed.try_into_panic() {
+        Ok(payload) => anyhow!("panicked: {}", panic_message(payload.as_ref())),
+        Err(cancelled) => Error::new(cancelled),
+    }
+}
+
+/// `panic!` with a literal carries a `&str`, with arguments a `String`.
+fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    let literal = payload.downcast_ref::<&str>().copied();
+    literal.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tokio::sync::oneshot;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(10);
+
+    async fn until_shutdown(mut shutdown: Shutdown) -> Result<()> {
+        shutdown.recv().await;
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn outer_shutdown_stops_all() {
+        let (trigger, shutdown) = Shutdown::channel();
+        let mut tasks = Tasks::new();
+        tasks.spawn("watch", until_shutdown);
+        tasks.spawn("server", until_shutdown);
+        let running = tokio::spawn(tasks.run(shutdown, DEADLINE));
+        trigger.fire();
+        running.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failing_task_is_named_and_stops_the_others() {
+        let (_trigger, shutdown) = Shutdown::channel();
+        let drained = Arc::new(AtomicBool::new(false));
+        let mut tasks = Tasks::new();
+        tasks.spawn("server", |_| async { Err(anyhow!("address in use").context("bind")) });
+        tasks.spawn("watch", {
+            let drained = drained.clone();
+            async move |shutdown| {
+                until_shutdown(shutdown).await?;
+                sleep(DEADLINE / 2).await;
+                drained.store(true, Ordering::Relaxed);
+                Err(anyhow!("an effect of the first"))
+            }
+        });
+        let error = tasks.run(shutdown, DEADLINE).await.unwrap_err();
+        assert_eq!(format!("{error:#}"), "task server: bind: address in use");
+        assert!(drained.load(Ordering::Relaxed), "the other task must be given time to end");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn task_that_ends_well_ends_the_group() {
+        let (_trigger, shutdown) = Shutdown::channel();
+        let mut tasks = Tasks::new();
+        tasks.spawn("once", |_| async { Ok(()) });
+        tasks.spawn("server", until_shutdown);
+        tasks.run(shutdown, DEADLINE).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn panic_is_an_error_with_the_name() {
+        for (number, expected) in
+            [(None, "task watch: panicked: plain"), (Some(7), "task watch: panicked: number 7")]
+        {
+            let (_trigger, shutdown) = Shutdown::channel();
+            let mut tasks = Tasks::new();
+            tasks.spawn("watch", async move |_| match number {
+                None => panic!("plain"),
+                Some(number) => panic!("number {number}"),
+            });
+            let error = tasks.run(shutdown, DEADLINE).await.unwrap_err();
+            assert_eq!(format!("{error:#}"), expected);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn error_while_stopping_is_not_lost() {
+        let (trigger, shutdown) = Shutdown::channel();
+        let mut tasks = Tasks::new();
+        tasks.spawn("state file", async |shutdown| {
+            until_shutdown(shutdown).await?;
+            Err(anyhow!("disk full"))
+        });
+        trigger.fire();
+        let error = tasks.run(shutdown, DEADLINE).await.unwrap_err();
+        assert_eq!(format!("{error:#}"), "task state file: disk full");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn late_task_is_aborted_and_named() {
+        let (trigger, shutdown) = Shutdown::channel();
+        let (held_by_task, dropped) = oneshot::channel::<()>();
+        let mut tasks = Tasks::new();
+        tasks.spawn("stuck", async move |_| {
+            let _held = held_by_task;
+            pending().await
+        });
+        tasks.spawn("server", until_shutdown);
+        trigger.fire();
+        let start = Instant::now();
+        let error = tasks.run(shutdown, DEADLINE).await.unwrap_err();
+        assert_eq!(start.elapsed(), DEADLINE);
+        assert_eq!(error.to_string(), "still running 10s after the stop: stuck");
+        assert!(dropped.await.is_err(), "the task must have been aborted");
+    }
+}

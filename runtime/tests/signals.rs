@@ -1,0 +1,81 @@
+//! Real signals to a real process: the test starts itself once more, as the process that is signalled, and reads its log.
+
+use std::io::{self, BufRead, BufReader, Lines};
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use fairlead_runtime::{LogFormat, Shutdown, log};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Set in the environment of the process that is signalled.
+const CHILD: &str = "FAIRLEAD_TEST_SIGNALLED";
+
+struct Signalled {
+    process: Child,
+    log: Lines<BufReader<ChildStderr>>,
+}
+
+impl Signalled {
+    fn start(test: &str) -> io::Result<Self> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .args(["--exact", test, "--nocapture"])
+            .env(CHILD, "1")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let stderr = process.stderr.take().ok_or_else(|| io::Error::other("no stderr"))?;
+        Ok(Self { process, log: BufReader::new(stderr).lines() })
+    }
+
+    fn send(&self, signal: Signal) -> io::Result<()> {
+        Ok(kill(Pid::from_raw(self.process.id().cast_signed()), signal)?)
+    }
+
+    /// Reads the log up to a line that contains `text`; fails if the process ends without one.
+    fn read_until(&mut self, text: &str) -> io::Result<String> {
+        for line in self.log.by_ref() {
+            let line = line?;
+            if line.contains(text) {
+                return Ok(line);
+            }
+        }
+        Err(io::Error::other(format!("the log ended without {text:?}")))
+    }
+}
+
+impl Drop for Signalled {
+    fn drop(&mut self) {
+        // Both fail if the process has ended, which is how a test that passes leaves it.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What the signalled process does: it sees the shutdown and stays all the same, as a task that hangs would.
+async fn ignore_shutdown() -> anyhow::Result<()> {
+    log::init(LogFormat::Text, "info")?;
+    let mut shutdown = Shutdown::on_signals()?;
+    tracing::info!("waiting for a signal");
+    shutdown.recv().await;
+    tracing::info!("seen the shutdown");
+    std::future::pending().await
+}
+
+#[tokio::test]
+async fn first_signal_asks_second_exits() -> anyhow::Result<()> {
+    if std::env::var_os(CHILD).is_some() {
+        return ignore_shutdown().await;
+    }
+    for (first, second) in [(Signal::SIGTERM, Signal::SIGINT), (Signal::SIGINT, Signal::SIGTERM)] {
+        let mut signalled = Signalled::start("first_signal_asks_second_exits")?;
+        signalled.read_until("waiting for a signal")?;
+        signalled.send(first)?;
+        signalled.read_until("seen the shutdown")?;
+        assert!(signalled.process.try_wait()?.is_none(), "the first signal must not end the process");
+        signalled.send(second)?;
+        let line = signalled.read_until("second signal")?;
+        assert!(line.contains(second.as_str()), "{line}");
+        assert_eq!(signalled.process.wait()?.code(), Some(1));
+    }
+    Ok(())
+}
