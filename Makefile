@@ -1,0 +1,50 @@
+# What people run and what CI runs. `make` lists the targets.
+
+# The kernel tests make network namespaces, so tests, demo and bench run as root. Everything is built as the user who
+# calls make, so that root leaves no files in target/ which that user cannot replace.
+ifeq ($(shell id -u),0)
+ROOT :=
+else
+ROOT := sudo -E env "PATH=$(PATH)" "HOME=$(HOME)"
+endif
+
+# cargo, and what `make setup` installs with it, also where the shell has not been opened anew since.
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
+
+# The backend that `make demo` shows.
+BACKEND ?= nft
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test lint demo bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: ## install what is missing on this machine (Debian packages, cargo-nextest)
+	@ci/setup
+
+build: setup ## build everything, optimised
+	cargo build --workspace --release --locked
+
+lint: setup ## formatting, clippy, dependencies, the rules of the workspace
+	cargo fmt --all --check
+	cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
+	@ci/deny
+	cargo nextest run --cargo-quiet --workspace --locked -E 'binary_id(fairlead-e2e::workspace)'
+
+test: lint ## all of lint, all tests, all examples in the documentation (root or sudo)
+	@$(if $(ROOT),echo "Not root: the tests run through sudo, with the environment kept.")
+	cargo nextest run --cargo-quiet --workspace --locked --no-run
+	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
+	cargo test --quiet --workspace --locked --doc
+
+demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft chooses the backend (root or sudo)
+	@cargo build --quiet --locked -p fairlead-e2e --bin demo
+	@$(ROOT) cargo run --quiet --locked -p fairlead-e2e --bin demo -- $(BACKEND)
+
+bench: setup ## the figures of docs/performance.md (root or sudo)
+	@cargo build --quiet --locked --release -p fairlead-e2e --bin bench
+	@$(ROOT) cargo run --quiet --locked --release -p fairlead-e2e --bin bench
+
+clean: ## remove what has been built
+	cargo clean
