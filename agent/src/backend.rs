@@ -1,0 +1,47 @@
+//! What a backend is to the agent: something that makes the kernel equal to a state.
+
+use std::future::Future;
+
+use anyhow::Result;
+use proto::model::Failure;
+
+use crate::{Changes, NodeState};
+
+/// Programs one node's kernel.
+///
+/// The trait is shaped by state, not by events: both `reconcile` and `apply` are given all that must be there. A backend
+/// never sees a Service, an EndpointSlice or a stream. The agent calls one method at a time and waits for it.
+pub trait Backend: Send + 'static {
+    /// What it is called on the wire and in logs: `nft`, `iptables`, `ipvs`.
+    const NAME: &'static str;
+
+    /// Makes the kernel equal to `state`, starting from whatever the kernel holds. Called at start, after a failure, and
+    /// on drift. Writes only what differs: nothing at all when nothing does.
+    ///
+    /// # Errors
+    /// When the kernel could not be read, or refused a write that belongs to no single service port. The kernel is then
+    /// as it was or partly reconciled, and `reconcile` is called again after a delay.
+    fn reconcile(&mut self, state: &NodeState) -> impl Future<Output = Result<Applied>> + Send;
+
+    /// Applies one commit on top of the last success. Costs what the change costs, and leaves the kernel as `reconcile`
+    /// would: the conformance suite checks that.
+    ///
+    /// # Errors
+    /// As [`Self::reconcile`], which is called next.
+    fn apply(&mut self, state: &NodeState, changes: &Changes) -> impl Future<Output = Result<Applied>> + Send;
+
+    /// Removes everything that this backend may ever have installed, and nothing else.
+    ///
+    /// # Errors
+    /// When something of ours could not be removed.
+    fn cleanup(&mut self) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// What a backend has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// The number of operations written to the kernel. Zero says that the kernel held the right thing already.
+    pub writes: usize,
+    /// The service ports that could not be programmed: all of them, also those that failed earlier and still do.
+    pub failures: Vec<Failure>,
+}

@@ -1,0 +1,361 @@
+//! Wire to model: everything is checked here, once.
+
+use std::{
+    net::IpAddr,
+    num::{NonZeroU16, NonZeroU32},
+    time::{Duration, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use ipnet::IpNet;
+
+use super::{
+    InvalidUpdate, Within,
+    pack::{unpack_address, unpack_endpoints},
+    required,
+};
+use crate::{
+    PROTOCOL_VERSION,
+    digest::{BUCKETS, Digest, Digests},
+    model::{
+        Ack, Batch, ClientEvent, Cluster, Epoch, Failure, Family, Hello, Mode, Node, Operation, PerFamily,
+        Pool, PoolClass, PoolId, Protocol, Revision, Role, ServerEvent, ServicePort, ServicePortKey,
+        TrafficPolicy, Welcome,
+    },
+    v1,
+};
+
+fn port(value: u32, field: &str) -> Result<NonZeroU16, InvalidUpdate> {
+    let port = u16::try_from(value).ok().and_then(NonZeroU16::new);
+    port.ok_or_else(|| InvalidUpdate::new(field, format!("{value} is no port (1 to 65535)")))
+}
+
+fn optional_port(value: u32, field: &str) -> Result<Option<NonZeroU16>, InvalidUpdate> {
+    if value == 0 { Ok(None) } else { port(value, field).map(Some) }
+}
+
+/// Sorted, each once.
+fn addresses(wire: &[Bytes], field: &str) -> Result<Vec<IpAddr>, InvalidUpdate> {
+    let mut addresses = addresses_in_order(wire, field)?;
+    addresses.sort_unstable();
+    addresses.dedup();
+    Ok(addresses)
+}
+
+fn addresses_in_order(wire: &[Bytes], field: &str) -> Result<Vec<IpAddr>, InvalidUpdate> {
+    let entries = wire.iter().enumerate();
+    entries.map(|(at, bytes)| unpack_address(bytes, &format!("{field}[{at}]"))).collect()
+}
+
+fn cidrs(wire: &[v1::Cidr], field: &str) -> Result<Vec<IpNet>, InvalidUpdate> {
+    let entries = wire.iter().enumerate();
+    entries.map(|(at, cidr)| IpNet::try_from(cidr).within(format_args!("{field}[{at}]"))).collect()
+}
+
+fn key(wire: Option<v1::ServicePortKey>) -> Result<ServicePortKey, InvalidUpdate> {
+    required(wire, "key")?.try_into().within("key")
+}
+
+fn pool_id(
+    wire: Option<v1::ServicePortKey>,
+    class: i32,
+    family: i32,
+) -> Result<PoolId, InvalidUpdate> {
+    let class = match v1::PoolClass::try_from(class) {
+        Ok(v1::PoolClass::Cluster) => PoolClass::Cluster,
+        Ok(v1::PoolClass::Local) => PoolClass::Local,
+        _ => return Err(InvalidUpdate::new("class", format!("unknown pool class {class}"))),
+    };
+    let family = match v1::IpFamily::try_from(family) {
+        Ok(v1::IpFamily::V4) => Family::V4,
+        Ok(v1::IpFamily::V6) => Family::V6,
+        _ => return Err(InvalidUpdate::new("family", format!("unknown IP family {family}"))),
+    };
+    Ok(PoolId { key: key(wire)?, class, family })
+}
+
+fn policy(value: i32, field: &str) -> Result<TrafficPolicy, InvalidUpdate> {
+    match v1::TrafficPolicy::try_from(value) {
+        Ok(v1::TrafficPolicy::Unspecified | v1::TrafficPolicy::Cluster) => Ok(TrafficPolicy::Cluster),
+        Ok(v1::TrafficPolicy::Local) => Ok(TrafficPolicy::Local),
+        Err(_) => Err(InvalidUpdate::new(field, format!("unknown traffic policy {value}"))),
+    }
+}
+
+fn digests(entries: &[u64], field: &str) -> Result<Box<Digests>, InvalidUpdate> {
+    let digests = Digests::from_slice(entries).map(Box::new);
+    digests.ok_or_else(|| {
+        InvalidUpdate::new(field, format!("{} entries, expected {}", entries.len(), BUCKETS + 1))
+    })
+}
+
+fn protocol_version(version: u32) -> Result<(), InvalidUpdate> {
+    if version == PROTOCOL_VERSION {
+        return Ok(());
+    }
+    let reason = format!(
+        "the other side speaks version {version}, this side speaks {PROTOCOL_VERSION}: run the same minor release on both"
+    );
+    Err(InvalidUpdate::new("protocol_version", reason))
+}
+
+impl TryFrom<v1::ServicePortKey> for ServicePortKey {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::ServicePortKey) -> Result<Self, InvalidUpdate> {
+        let protocol = match v1::Protocol::try_from(wire.protocol) {
+            Ok(v1::Protocol::Tcp) => Protocol::Tcp,
+            Ok(v1::Protocol::Udp) => Protocol::Udp,
+            Ok(v1::Protocol::Sctp) => Protocol::Sctp,
+            _ => {
+                let reason = format!("unknown protocol {}", wire.protocol);
+                return Err(InvalidUpdate::new("protocol", reason));
+            }
+        };
+        for (field, value) in [("namespace", &wire.namespace), ("name", &wire.name)] {
+            if value.is_empty() {
+                return Err(InvalidUpdate::new(field, "is empty"));
+            }
+        }
+        Ok(Self::new(wire.namespace, wire.name, wire.port_name, protocol))
+    }
+}
+
+impl TryFrom<&v1::Cidr> for IpNet {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: &v1::Cidr) -> Result<Self, InvalidUpdate> {
+        let address = unpack_address(&wire.address, "address")?;
+        let invalid = || {
+            let reason = format!("/{} is too long for {address}", wire.prefix_length);
+            InvalidUpdate::new("prefix_length", reason)
+        };
+        let length = u8::try_from(wire.prefix_length).map_err(|_| invalid())?;
+        Ok(Self::new(address, length).map_err(|_| invalid())?.trunc())
+    }
+}
+
+impl TryFrom<v1::ServicePort> for ServicePort {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::ServicePort) -> Result<Self, InvalidUpdate> {
+        let mut cluster_ips = PerFamily::<Option<IpAddr>>::default();
+        for (at, bytes) in wire.cluster_ips.iter().enumerate() {
+            let field = format!("cluster_ips[{at}]");
+            let ip = unpack_address(bytes, &field)?;
+            if cluster_ips[Family::of(&ip)].replace(ip).is_some() {
+                let reason = format!("{ip} is the second of {}", Family::of(&ip));
+                return Err(InvalidUpdate::new(field, reason));
+            }
+        }
+        let mut source_ranges = cidrs(&wire.source_ranges, "source_ranges")?;
+        source_ranges.sort_unstable();
+        source_ranges.dedup();
+        Ok(Self {
+            key: key(wire.key)?,
+            port: port(wire.port, "port")?,
+            cluster_ips,
+            node_port: optional_port(wire.node_port, "node_port")?,
+            external_ips: addresses(&wire.external_ips, "external_ips")?,
+            load_balancer_ips: addresses(&wire.load_balancer_ips, "load_balancer_ips")?,
+            source_ranges,
+            internal_policy: policy(wire.internal_policy, "internal_policy")?,
+            external_policy: policy(wire.external_policy, "external_policy")?,
+            affinity_seconds: NonZeroU32::new(wire.affinity_seconds),
+            health_check_node_port: optional_port(wire.health_check_node_port, "health_check_node_port")?,
+            any_endpoints: PerFamily { v4: wire.any_endpoints_v4, v6: wire.any_endpoints_v6 },
+        })
+    }
+}
+
+impl TryFrom<v1::Node> for Node {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::Node) -> Result<Self, InvalidUpdate> {
+        if wire.name.is_empty() {
+            return Err(InvalidUpdate::new("name", "is empty"));
+        }
+        Ok(Self {
+            name: wire.name.into(),
+            addresses: addresses_in_order(&wire.addresses, "addresses")?,
+            pod_cidrs: cidrs(&wire.pod_cidrs, "pod_cidrs")?,
+            zone: wire.zone.into(),
+            eligible: wire.eligible,
+        })
+    }
+}
+
+impl TryFrom<v1::Cluster> for Cluster {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::Cluster) -> Result<Self, InvalidUpdate> {
+        let mut service_cidrs = cidrs(&wire.service_cidrs, "service_cidrs")?;
+        service_cidrs.sort_unstable();
+        service_cidrs.dedup();
+        Ok(Self { service_cidrs })
+    }
+}
+
+impl TryFrom<v1::Operation> for Operation {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::Operation) -> Result<Self, InvalidUpdate> {
+        use v1::operation::Operation as Wire;
+        let operation = wire.operation.ok_or_else(|| {
+            InvalidUpdate::new("operation", "unknown: the frontend is newer than this agent, or broken")
+        })?;
+        Ok(match operation {
+            Wire::PutServicePort(port) => Self::PutServicePort(port.try_into().within("put_service_port")?),
+            Wire::RemoveServicePort(key) => {
+                Self::RemoveServicePort(key.try_into().within("remove_service_port")?)
+            }
+            Wire::ChangePool(change) => Self::try_from(change).within("change_pool")?,
+            Wire::ReplacePool(replacement) => Self::try_from(replacement).within("replace_pool")?,
+            Wire::PutNode(node) => Self::PutNode(node.try_into().within("put_node")?),
+            Wire::PutCluster(cluster) => Self::PutCluster(cluster.try_into().within("put_cluster")?),
+            Wire::ResetBucket(bucket) => {
+                let number = u8::try_from(bucket).ok().filter(|number| usize::from(*number) < BUCKETS);
+                Self::ResetBucket(number.ok_or_else(|| {
+                    InvalidUpdate::new("reset_bucket", format!("{bucket} is no bucket (0 to {})", BUCKETS - 1))
+                })?)
+            }
+        })
+    }
+}
+
+impl TryFrom<v1::PoolChange> for Operation {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::PoolChange) -> Result<Self, InvalidUpdate> {
+        let pool = pool_id(wire.key, wire.class, wire.family)?;
+        let add = unpack_endpoints(pool.class, pool.family, &wire.add, "add")?;
+        let remove = unpack_endpoints(pool.class, pool.family, &wire.remove, "remove")?;
+        Ok(Self::ChangePool { pool, add, remove })
+    }
+}
+
+impl TryFrom<v1::PoolReplacement> for Operation {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::PoolReplacement) -> Result<Self, InvalidUpdate> {
+        let pool = pool_id(wire.key, wire.class, wire.family)?;
+        let endpoints = unpack_endpoints(pool.class, pool.family, &wire.endpoints, "endpoints")?;
+        Ok(Self::ReplacePool { pool, endpoints: endpoints.into_iter().collect::<Pool>() })
+    }
+}
+
+impl TryFrom<v1::Batch> for Batch {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::Batch) -> Result<Self, InvalidUpdate> {
+        let operations = wire.operations.into_iter().enumerate();
+        let operations = operations
+            .map(|(at, operation)| operation.try_into().within(format_args!("operations[{at}]")))
+            .collect::<Result<_, _>>()?;
+        let trigger = wire.oldest_trigger_micros;
+        Ok(Self {
+            base: Revision(wire.base_revision),
+            target: Revision(wire.target_revision),
+            operations,
+            commit: wire.commit,
+            oldest_trigger: (trigger != 0)
+                .then(|| UNIX_EPOCH.checked_add(Duration::from_micros(trigger)))
+                .flatten(),
+        })
+    }
+}
+
+impl TryFrom<v1::Welcome> for Welcome {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::Welcome) -> Result<Self, InvalidUpdate> {
+        protocol_version(wire.protocol_version)?;
+        let mode = match v1::Mode::try_from(wire.mode) {
+            Ok(v1::Mode::Resume) => Mode::Resume,
+            Ok(v1::Mode::Repair) => Mode::Repair,
+            Ok(v1::Mode::Snapshot) => Mode::Snapshot,
+            _ => return Err(InvalidUpdate::new("mode", format!("unknown mode {}", wire.mode))),
+        };
+        if wire.epoch == 0 {
+            return Err(InvalidUpdate::new("epoch", "is 0"));
+        }
+        Ok(Self { epoch: Epoch(wire.epoch), mode })
+    }
+}
+
+impl TryFrom<v1::ServerMessage> for ServerEvent {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::ServerMessage) -> Result<Self, InvalidUpdate> {
+        use v1::server_message::Message;
+        Ok(match required(wire.message, "message")? {
+            Message::Welcome(welcome) => Self::Welcome(welcome.try_into().within("welcome")?),
+            Message::Batch(batch) => Self::Batch(batch.try_into().within("batch")?),
+            Message::Bookmark(v1::Bookmark { revision, digest }) => {
+                Self::Bookmark(Revision(revision), Digest(digest))
+            }
+            Message::Drain(drain) => Self::Drain(Duration::from_millis(drain.max_delay_millis.into())),
+            Message::DigestRequest(v1::DigestRequest {}) => Self::DigestRequest,
+        })
+    }
+}
+
+impl TryFrom<v1::Failure> for Failure {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::Failure) -> Result<Self, InvalidUpdate> {
+        Ok(Self { key: key(wire.key)?, reason: wire.reason, retryable: wire.retryable })
+    }
+}
+
+impl TryFrom<v1::Hello> for Hello {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::Hello) -> Result<Self, InvalidUpdate> {
+        protocol_version(wire.protocol_version)?;
+        if wire.node.is_empty() {
+            return Err(InvalidUpdate::new("node", "is empty: say which node's view is wanted"));
+        }
+        let role = match v1::Role::try_from(wire.role) {
+            Ok(v1::Role::Unspecified | v1::Role::Agent) => Role::Agent,
+            Ok(v1::Role::Observer) => Role::Observer,
+            Err(_) => return Err(InvalidUpdate::new("role", format!("unknown role {}", wire.role))),
+        };
+        let held = (!wire.digests.is_empty()).then(|| digests(&wire.digests, "digests")).transpose()?;
+        Ok(Self {
+            node: wire.node.into(),
+            role,
+            backend: wire.backend,
+            backend_version: wire.backend_version,
+            resume: (wire.epoch != 0).then_some((Epoch(wire.epoch), Revision(wire.revision))),
+            digests: held,
+        })
+    }
+}
+
+impl TryFrom<v1::ClientMessage> for ClientEvent {
+    type Error = InvalidUpdate;
+
+    fn try_from(wire: v1::ClientMessage) -> Result<Self, InvalidUpdate> {
+        use v1::client_message::Message;
+        Ok(match required(wire.message, "message")? {
+            Message::Hello(hello) => Self::Hello(hello.try_into().within("hello")?),
+            Message::Ack(ack) => {
+                let failures = ack.failures.into_iter().enumerate();
+                let failures = failures
+                    .map(|(at, failure)| failure.try_into().within(format_args!("ack.failures[{at}]")))
+                    .collect::<Result<_, _>>()?;
+                Self::Ack(Ack {
+                    revision: Revision(ack.revision),
+                    digest: (ack.digest != 0).then_some(Digest(ack.digest)),
+                    apply_time: Duration::from_micros(ack.apply_micros),
+                    failures,
+                })
+            }
+            Message::Digests(message) => Self::Digests(
+                Revision(message.revision),
+                digests(&message.digests, "digests.digests")?,
+            ),
+        })
+    }
+}

@@ -1,0 +1,80 @@
+//! Addresses and endpoints as packed bytes.
+
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+
+use bytes::Bytes;
+
+use super::InvalidUpdate;
+use crate::model::{Endpoint, Family, PoolClass};
+
+/// Bit 0 of the flags byte of a local pool's entry.
+const FLAG_TERMINATING: u8 = 1;
+
+/// Appends the wire form of an endpoint: address, port, and in a local pool the flags.
+pub(crate) fn pack_endpoint(class: PoolClass, endpoint: &Endpoint, bytes: &mut Vec<u8>) {
+    match endpoint.address {
+        IpAddr::V4(address) => bytes.extend_from_slice(&address.octets()),
+        IpAddr::V6(address) => bytes.extend_from_slice(&address.octets()),
+    }
+    bytes.extend_from_slice(&endpoint.port.get().to_be_bytes());
+    if class == PoolClass::Local {
+        bytes.push(if endpoint.terminating { FLAG_TERMINATING } else { 0 });
+    }
+}
+
+/// The wire form of several endpoints.
+pub(super) fn pack_endpoints(class: PoolClass, endpoints: &[Endpoint]) -> Bytes {
+    let mut bytes = Vec::with_capacity(endpoints.len() * 19);
+    for endpoint in endpoints {
+        pack_endpoint(class, endpoint, &mut bytes);
+    }
+    bytes.into()
+}
+
+/// Reads what [`pack_endpoints`] wrote.
+pub(super) fn unpack_endpoints(
+    class: PoolClass,
+    family: Family,
+    bytes: &[u8],
+    field: &str,
+) -> Result<Vec<Endpoint>, InvalidUpdate> {
+    let address_len = family.address_len();
+    let flags_len = usize::from(class == PoolClass::Local);
+    let entry_len = address_len + 2 + flags_len;
+    if bytes.len() % entry_len != 0 {
+        let reason = format!("{} bytes are no multiple of {entry_len}", bytes.len());
+        return Err(InvalidUpdate::new(field, reason));
+    }
+    let entries = bytes.chunks_exact(entry_len).enumerate();
+    entries
+        .map(|(at, entry)| {
+            let (address, rest) = entry.split_at(address_len);
+            let address = unpack_address(address, &format!("{field}[{at}]"))?;
+            let port = u16::from_be_bytes([rest[0], rest[1]]);
+            let port = NonZeroU16::new(port)
+                .ok_or_else(|| InvalidUpdate::new(format!("{field}[{at}]"), "port is 0"))?;
+            let terminating = rest.get(2).is_some_and(|flags| flags & FLAG_TERMINATING != 0);
+            Ok(Endpoint { address, port, terminating })
+        })
+        .collect()
+}
+
+/// The wire form of an address.
+pub(super) fn pack_address(address: &IpAddr) -> Bytes {
+    match address {
+        IpAddr::V4(address) => Bytes::copy_from_slice(&address.octets()),
+        IpAddr::V6(address) => Bytes::copy_from_slice(&address.octets()),
+    }
+}
+
+/// Reads an address of either family.
+pub(super) fn unpack_address(bytes: &[u8], field: &str) -> Result<IpAddr, InvalidUpdate> {
+    if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
+        Ok(IpAddr::from(octets))
+    } else if let Ok(octets) = <[u8; 16]>::try_from(bytes) {
+        Ok(IpAddr::from(octets))
+    } else {
+        Err(InvalidUpdate::new(field, format!("{} bytes are no IP address", bytes.len())))
+    }
+}

@@ -1,0 +1,18 @@
+//! The typed model of what travels: service ports, their pools, the node, and the operations that change them.
+//!
+//! Values are parsed once, where they enter (from Kubernetes in `frontend`, from the wire in [`crate::convert`]), and
+//! are right by construction afterwards: ports are not zero, lists of addresses are sorted and free of duplicates.
+
+mod key;
+mod node;
+mod pool;
+mod service_port;
+mod session;
+mod update;
+
+pub use key::{Protocol, ServicePortKey, UnknownProtocol};
+pub use node::{Cluster, Node};
+pub use pool::{Endpoint, Family, PerFamily, Pool, PoolClass, PoolId};
+pub use service_port::{ServicePort, TrafficPolicy};
+pub use session::{Ack, ClientEvent, Failure, Hello, Mode, Role, ServerEvent, Welcome};
+pub use update::{Batch, Epoch, Operation, Revision};

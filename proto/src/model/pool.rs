@@ -1,0 +1,219 @@
+//! Endpoints, and the sorted sets of them that travel.
+
+use std::{fmt, net::IpAddr, num::NonZeroU16, ops};
+
+use serde::Serialize;
+
+use super::ServicePortKey;
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// One `T` for each address family, indexed by [`Family`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct PerFamily<T> {
+    /// For IPv4.
+    pub v4: T,
+    /// For IPv6.
+    pub v6: T,
+}
+
+/// One address and port that serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Endpoint {
+    /// EndpointSlice `endpoints[].addresses[0]`.
+    pub address: IpAddr,
+    /// EndpointSlice `ports[].port`.
+    pub port: NonZeroU16,
+    /// Serving but about to go. Only ever set in a local pool.
+    pub terminating: bool,
+}
+
+/// What a pool is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[repr(u8)]
+pub enum PoolClass {
+    /// Under traffic policy Cluster: what a node may use after readiness, terminating fallback and topology.
+    Cluster = 1,
+    /// The endpoints on the receiving node: ready ones, or else serving and terminating ones. For traffic policy
+    /// Local, hairpin masquerade and health-check node ports; present whatever the policies are.
+    Local = 2,
+}
+
+/// Identifies a pool.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolId {
+    /// The service port that the pool belongs to.
+    pub key: ServicePortKey,
+    /// What it is for.
+    pub class: PoolClass,
+    /// The family of its addresses.
+    pub family: Family,
+}
+
+/// A set of endpoints of one family, sorted, each address and port once.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(transparent)]
+pub struct Pool(Vec<Endpoint>);
+
+impl Family {
+    /// Both families, IPv4 first.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of an address.
+    #[must_use]
+    pub const fn of(address: &IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    /// The length of an address in bytes.
+    #[must_use]
+    pub const fn address_len(self) -> usize {
+        match self {
+            Self::V4 => 4,
+            Self::V6 => 16,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+impl<T> PerFamily<T> {
+    /// Makes both values.
+    pub fn from_fn(mut make: impl FnMut(Family) -> T) -> Self {
+        Self { v4: make(Family::V4), v6: make(Family::V6) }
+    }
+
+    /// Both values with their families, IPv4 first.
+    pub fn iter(&self) -> impl Iterator<Item = (Family, &T)> {
+        [(Family::V4, &self.v4), (Family::V6, &self.v6)].into_iter()
+    }
+}
+
+impl<T> ops::Index<Family> for PerFamily<T> {
+    type Output = T;
+
+    fn index(&self, family: Family) -> &T {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+}
+
+impl<T> ops::IndexMut<Family> for PerFamily<T> {
+    fn index_mut(&mut self, family: Family) -> &mut T {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+}
+
+impl Endpoint {
+    /// An endpoint that is not terminating.
+    #[must_use]
+    pub const fn new(address: IpAddr, port: NonZeroU16) -> Self {
+        Self { address, port, terminating: false }
+    }
+
+    /// What makes it the same endpoint: address and port.
+    #[must_use]
+    pub const fn identity(&self) -> (IpAddr, NonZeroU16) {
+        (self.address, self.port)
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::net::SocketAddr::new(self.address, self.port.get()).fmt(f)
+    }
+}
+
+impl Pool {
+    /// The endpoints in order.
+    #[must_use]
+    pub fn endpoints(&self) -> &[Endpoint] {
+        &self.0
+    }
+
+    /// Whether this address and port is in the pool.
+    #[must_use]
+    pub fn contains(&self, endpoint: &Endpoint) -> bool {
+        self.position(endpoint).is_ok()
+    }
+
+    /// Adds an endpoint, or replaces the flags of the one that is there. Says whether anything changed.
+    pub fn insert(&mut self, endpoint: Endpoint) -> bool {
+        match self.position(&endpoint) {
+            Ok(at) => std::mem::replace(&mut self.0[at], endpoint) != endpoint,
+            Err(at) => {
+                self.0.insert(at, endpoint);
+                true
+            }
+        }
+    }
+
+    /// Takes an endpoint out, whatever its flags. Gives back what was there.
+    pub fn remove(&mut self, endpoint: &Endpoint) -> Option<Endpoint> {
+        self.position(endpoint).ok().map(|at| self.0.remove(at))
+    }
+
+    /// What leads from `self` to `target`: the endpoints to add (or whose flags change) and those to remove.
+    #[must_use]
+    pub fn diff(&self, target: &Self) -> (Vec<Endpoint>, Vec<Endpoint>) {
+        let add = target.0.iter().filter(|endpoint| match self.position(endpoint) {
+            Ok(at) => self.0[at] != **endpoint,
+            Err(_) => true,
+        });
+        let remove = self.0.iter().filter(|endpoint| !target.contains(endpoint));
+        (add.copied().collect(), remove.copied().collect())
+    }
+
+    fn position(&self, endpoint: &Endpoint) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&endpoint.identity(), Endpoint::identity)
+    }
+}
+
+impl ops::Deref for Pool {
+    type Target = [Endpoint];
+
+    fn deref(&self) -> &[Endpoint] {
+        &self.0
+    }
+}
+
+impl FromIterator<Endpoint> for Pool {
+    /// Sorts; of two entries with one address and port, the one that is not terminating stays.
+    fn from_iter<I: IntoIterator<Item = Endpoint>>(endpoints: I) -> Self {
+        let mut endpoints: Vec<_> = endpoints.into_iter().collect();
+        endpoints.sort_unstable();
+        endpoints.dedup_by_key(|endpoint| endpoint.identity());
+        Self(endpoints)
+    }
+}
+
+impl fmt::Display for PoolClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cluster => "cluster",
+            Self::Local => "local",
+        })
+    }
+}
