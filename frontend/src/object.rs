@@ -1,0 +1,197 @@
+//! The cluster's objects as far as they matter: parsed once at a source, trimmed, right by construction.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    num::{NonZeroU16, NonZeroU32},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use ipnet::IpNet;
+use proto::model::{Family, Node, PerFamily, Protocol, TrafficPolicy};
+use serde::Serialize;
+
+/// The kinds of objects that a source delivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// core/v1 Service.
+    Service,
+    /// discovery.k8s.io/v1 EndpointSlice.
+    EndpointSlice,
+    /// core/v1 Node.
+    Node,
+}
+
+/// Identifies an object within its kind. The namespace of a Node is empty.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName {
+    /// `metadata.namespace`.
+    pub namespace: Arc<str>,
+    /// `metadata.name`.
+    pub name: Arc<str>,
+}
+
+/// A Service that gets programmed: neither headless nor ExternalName, and ours by its labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Identity.
+    pub name: ObjectName,
+    /// `metadata.creationTimestamp`: of two services that claim one VIP and port, the older wins.
+    pub created: Option<SystemTime>,
+    /// `spec.clusterIPs` (or the legacy `spec.clusterIP`), by family.
+    pub cluster_ips: PerFamily<Option<IpAddr>>,
+    /// `spec.externalIPs`, sorted.
+    pub external_ips: Vec<IpAddr>,
+    /// `status.loadBalancer.ingress[].ip` in VIP mode, sorted.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// `spec.loadBalancerSourceRanges`, sorted.
+    pub source_ranges: Vec<IpNet>,
+    /// `spec.internalTrafficPolicy`.
+    pub internal_policy: TrafficPolicy,
+    /// `spec.externalTrafficPolicy`, as far as it means something for this service.
+    pub external_policy: TrafficPolicy,
+    /// ClientIP session affinity.
+    pub affinity_seconds: Option<NonZeroU32>,
+    /// `spec.healthCheckNodePort`, as far as it means something for this service.
+    pub health_check_node_port: Option<NonZeroU16>,
+    /// `spec.ports`, sorted by name and protocol.
+    pub ports: Vec<Port>,
+}
+
+/// One entry of `spec.ports` of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Port {
+    /// `name`; empty when there is none.
+    pub name: Arc<str>,
+    /// `protocol`.
+    pub protocol: Protocol,
+    /// `port`.
+    pub port: NonZeroU16,
+    /// `nodePort`.
+    pub node_port: Option<NonZeroU16>,
+}
+
+/// An EndpointSlice with addresses (not names).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// Identity.
+    pub name: ObjectName,
+    /// Label `kubernetes.io/service-name`: the Service in the same namespace.
+    pub service: Arc<str>,
+    /// `addressType`.
+    pub family: Family,
+    /// `ports` with a number, sorted.
+    pub ports: Vec<SlicePort>,
+    /// `endpoints` with a usable address, in the order of the object.
+    pub endpoints: Vec<SliceEndpoint>,
+    /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`.
+    pub trigger: Option<SystemTime>,
+}
+
+/// One entry of `ports` of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SlicePort {
+    /// `name`; empty when it is empty.
+    pub name: Arc<str>,
+    /// `protocol`.
+    pub protocol: Protocol,
+    /// `port`.
+    pub port: NonZeroU16,
+}
+
+/// One entry of `endpoints` of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceEndpoint {
+    /// `addresses[0]`.
+    pub address: IpAddr,
+    /// `nodeName`.
+    pub node: Option<Arc<str>>,
+    /// `conditions.ready`; true when absent.
+    pub ready: bool,
+    /// `conditions.serving`; true when absent.
+    pub serving: bool,
+    /// `conditions.terminating`; false when absent.
+    pub terminating: bool,
+    /// `hints.forZones[].name`, sorted; empty when there are none.
+    pub zone_hints: Vec<Arc<str>>,
+    /// `hints.forNodes[].name`, sorted; empty when there are none.
+    pub node_hints: Vec<Arc<str>>,
+}
+
+/// An object of any kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// A Service.
+    Service(Service),
+    /// An EndpointSlice.
+    Slice(Slice),
+    /// A Node, as it travels to the node itself.
+    Node(Node),
+}
+
+/// Something wrong with an object. What is not named by a problem is in force.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Problem {
+    /// The path of the field: `spec.externalIPs[1]`.
+    pub field: String,
+    /// What is wrong with it, with the value, and what became of it.
+    pub message: String,
+}
+
+/// What a source says about one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parsed {
+    /// Which object.
+    pub kind: Kind,
+    /// Its name.
+    pub name: ObjectName,
+    /// What is in force of it; `None` when it is not for us, or unusable as a whole.
+    pub object: Option<Object>,
+    /// What was dropped, and why.
+    pub problems: Vec<Problem>,
+}
+
+/// What a source delivers. Sources are interchangeable: a Kubernetes API, a directory of manifests, another frontend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// An object appeared or changed.
+    Apply(Parsed),
+    /// An object is gone.
+    Delete(Kind, ObjectName),
+    /// Everything of a kind: what is not in here is gone. Each kind comes once like this before anything is served.
+    Replace(Kind, Vec<Parsed>),
+}
+
+impl ObjectName {
+    /// A name in a namespace; an empty one for objects of the cluster.
+    #[must_use]
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl Kind {
+    /// All kinds, in an order in which they can be applied.
+    pub const ALL: [Self; 3] = [Self::Node, Self::Service, Self::EndpointSlice];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Node => "Node",
+        })
+    }
+}
+
+impl fmt::Display for ObjectName {
+    /// `namespace/name`, or `name` without a namespace.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.namespace.is_empty() {
+            write!(f, "{}/", self.namespace)?;
+        }
+        f.write_str(&self.name)
+    }
+}
