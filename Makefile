@@ -33,7 +33,7 @@ lint: setup ## formatting, clippy, dependencies, the rules of the workspace
 	cargo nextest run --cargo-quiet --workspace --locked -E 'binary_id(fairlead-e2e::workspace)'
 
 test: lint ## all of lint, all tests, all examples in the documentation (root or sudo)
-	@$(if $(ROOT),echo "Not root: the tests run through sudo, with the environment kept.")
+	@[ -z '$(ROOT)' ] || echo 'Not root: the tests run through sudo, with the environment kept.'
 	cargo nextest run --cargo-quiet --workspace --locked --no-run
 	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
 	cargo test --quiet --workspace --locked --doc
