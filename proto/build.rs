@@ -9,10 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = "fairlead/v1/fairlead.proto";
     println!("cargo:rerun-if-changed={file}");
     let descriptors = protox::compile([file], ["."])?;
-    tonic_prost_build::configure()
-        .build_server(false)
-        .bytes(".fairlead.v1")
-        .compile_fds(descriptors)?;
+    tonic_prost_build::configure().build_server(false).bytes(".fairlead.v1").compile_fds(descriptors)?;
 
     let watch = Method::builder()
         .name("watch")

@@ -56,11 +56,7 @@ fn key(wire: Option<v1::ServicePortKey>) -> Result<ServicePortKey, InvalidUpdate
     required(wire, "key")?.try_into().within("key")
 }
 
-fn pool_id(
-    wire: Option<v1::ServicePortKey>,
-    class: i32,
-    family: i32,
-) -> Result<PoolId, InvalidUpdate> {
+fn pool_id(wire: Option<v1::ServicePortKey>, class: i32, family: i32) -> Result<PoolId, InvalidUpdate> {
     let class = match v1::PoolClass::try_from(class) {
         Ok(v1::PoolClass::Cluster) => PoolClass::Cluster,
         Ok(v1::PoolClass::Local) => PoolClass::Local,
@@ -216,7 +212,10 @@ impl TryFrom<v1::Operation> for Operation {
             Wire::ResetBucket(bucket) => {
                 let number = u8::try_from(bucket).ok().filter(|number| usize::from(*number) < BUCKETS);
                 Self::ResetBucket(number.ok_or_else(|| {
-                    InvalidUpdate::new("reset_bucket", format!("{bucket} is no bucket (0 to {})", BUCKETS - 1))
+                    InvalidUpdate::new(
+                        "reset_bucket",
+                        format!("{bucket} is no bucket (0 to {})", BUCKETS - 1),
+                    )
                 })?)
             }
         })
@@ -352,10 +351,9 @@ impl TryFrom<v1::ClientMessage> for ClientEvent {
                     failures,
                 })
             }
-            Message::Digests(message) => Self::Digests(
-                Revision(message.revision),
-                digests(&message.digests, "digests.digests")?,
-            ),
+            Message::Digests(message) => {
+                Self::Digests(Revision(message.revision), digests(&message.digests, "digests.digests")?)
+            }
         })
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn unpack_endpoints(
     let address_len = family.address_len();
     let flags_len = usize::from(class == PoolClass::Local);
     let entry_len = address_len + 2 + flags_len;
-    if bytes.len() % entry_len != 0 {
+    if !bytes.len().is_multiple_of(entry_len) {
         let reason = format!("{} bytes are no multiple of {entry_len}", bytes.len());
         return Err(InvalidUpdate::new(field, reason));
     }
