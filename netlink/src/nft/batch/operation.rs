@@ -1,0 +1,150 @@
+//! One operation of a batch, read back from its bytes: to print it, and to say what the kernel refused.
+
+use std::fmt;
+
+use super::{Batch, Layout};
+use crate::{
+    attr::HEADER as ATTR_HEADER,
+    message::{HEADER, messages},
+    nft::{
+        abi::{self, NFGENMSG, chain, elements, msg, rule},
+        decode::{self, Body},
+        element::Element,
+        text::{self, ElementText, RuleText},
+    },
+};
+
+/// An operation of a batch.
+#[derive(Clone, Debug)]
+pub(crate) struct Operation<'a> {
+    batch: &'a Batch,
+    kind: u16,
+    body: Body<'a>,
+}
+
+impl<'a> Operation<'a> {
+    /// `message`: from its header on.
+    pub(super) fn new(batch: &'a Batch, message: &'a [u8]) -> Option<Self> {
+        let message = messages(message).next()?;
+        Some(Operation { batch, kind: message.kind & 0xff, body: Body::new(message.payload)? })
+    }
+
+    /// The operation in nft's words, without elements.
+    pub(crate) fn label(&self) -> String {
+        let family = text::family(self.body.family);
+        let table = self.body.table().unwrap_or_default();
+        let (verb, noun, name) = self.words();
+        let separator = if name.is_empty() { "" } else { " " };
+        format!("{verb} {noun} {family} {table}{separator}{name}")
+    }
+
+    /// The operation in nft's words, with just this element.
+    pub(crate) fn element_label(&self, index: usize) -> String {
+        let label = self.label();
+        match self.elements().nth(index) {
+            Some(element) => format!("{label} {{ {} }}", self.element_text(&element)),
+            None => label,
+        }
+    }
+
+    /// The index of the element that holds the attribute at `offset`, in bytes from the start of the message.
+    pub(crate) fn element_at(&self, offset: usize) -> Option<usize> {
+        let list = self.body.get(elements::LIST).filter(|_| self.is_elements())?;
+        let list_at = HEADER + NFGENMSG + list.offset + ATTR_HEADER;
+        list.nested().position(|element| {
+            let start = list_at + element.offset;
+            (start..start + ATTR_HEADER + element.payload.len()).contains(&offset)
+        })
+    }
+
+    fn is_elements(&self) -> bool {
+        matches!(self.kind, msg::NEWSETELEM | msg::DELSETELEM)
+    }
+
+    /// The elements that are added or deleted.
+    pub(crate) fn elements(&self) -> impl Iterator<Item = Element<'a>> {
+        let list = self.body.get(elements::LIST).filter(|_| self.is_elements());
+        list.into_iter().flat_map(|list| list.nested()).filter_map(|element| Element::read(&element))
+    }
+
+    fn layout(&self, set: &str) -> Option<&'a Layout> {
+        self.batch.layout(self.body.family, self.body.table()?, set)
+    }
+
+    fn element_text<'e>(&self, element: &'e Element<'e>) -> ElementText<'e>
+    where
+        'a: 'e,
+    {
+        let layout = self.body.str(elements::SET).and_then(|set| self.layout(set));
+        ElementText::new(element, layout.map(|layout| (&layout.key[..], &layout.data[..])))
+    }
+
+    /// Verb, noun, and name behind the table's.
+    fn words(&self) -> (&'static str, &'static str, &'a str) {
+        let name = |kind| self.body.str(kind).unwrap_or_default();
+        let set_noun = |set: &str| match self.layout(set) {
+            Some(layout) if !layout.data.is_empty() => "map",
+            _ => "set",
+        };
+        match self.kind {
+            msg::NEWTABLE => ("add", "table", ""),
+            msg::DELTABLE => ("delete", "table", ""),
+            msg::NEWCHAIN => ("add", "chain", name(chain::NAME)),
+            msg::DELCHAIN => ("delete", "chain", name(chain::NAME)),
+            msg::NEWRULE => ("add", "rule", name(rule::CHAIN)),
+            msg::DELRULE if self.body.get(rule::HANDLE).is_none() => ("flush", "chain", name(rule::CHAIN)),
+            msg::DELRULE => ("delete", "rule", name(rule::CHAIN)),
+            msg::NEWSET => ("add", set_noun(name(abi::set::NAME)), name(abi::set::NAME)),
+            msg::DELSET => ("delete", set_noun(name(abi::set::NAME)), name(abi::set::NAME)),
+            msg::DELSETELEM if self.body.get(elements::LIST).is_none() => {
+                ("flush", set_noun(name(elements::SET)), name(elements::SET))
+            }
+            msg::NEWSETELEM => ("add", "element", name(elements::SET)),
+            msg::DELSETELEM => ("delete", "element", name(elements::SET)),
+            _ => ("unknown", "operation", ""),
+        }
+    }
+}
+
+/// One line, or one per element; each ends with a newline.
+impl fmt::Display for Operation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let label = self.label();
+        if self.is_elements() && self.body.get(elements::LIST).is_some() {
+            return self
+                .elements()
+                .try_for_each(|element| writeln!(f, "{label} {{ {} }}", self.element_text(&element)));
+        }
+        f.write_str(&label)?;
+        match self.kind {
+            msg::NEWTABLE => {
+                if let Some(comment) = decode::table(&self.body).and_then(|table| table.comment) {
+                    write!(f, " {{ comment {:?} ; }}", &*comment)?;
+                }
+            }
+            msg::NEWCHAIN => {
+                if let Some(chain) = decode::chain(&self.body) {
+                    text::chain_body(f, &chain)?;
+                }
+            }
+            msg::NEWSET => {
+                if let Some(set) = decode::set(&self.body) {
+                    text::set_body(f, &set)?;
+                }
+            }
+            msg::NEWRULE => {
+                if let Some(listed) = decode::rule(&self.body) {
+                    let words = |set: &str| self.layout(set).map(Layout::words);
+                    write!(f, " {}", RuleText::new(&listed.rule, &words))?;
+                }
+            }
+            msg::DELRULE => {
+                if let Some(handle) = self.body.get(rule::HANDLE).and_then(|handle| handle.u64()) {
+                    write!(f, " handle {handle}")?;
+                }
+            }
+            _ => {}
+        }
+        writeln!(f)
+    }
+}

@@ -1,0 +1,144 @@
+//! Chains: regular ones, and base chains that the kernel calls at a hook.
+
+use super::userdata::Comment;
+
+/// A chain of rules.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Chain {
+    /// Its name, at most 255 bytes.
+    pub name: String,
+    /// Where the kernel calls it; `None` for a chain that is only reached by `jump` and `goto`.
+    pub base: Option<BaseChain>,
+    /// Shown in listings.
+    pub comment: Option<Comment>,
+}
+
+impl Chain {
+    /// A chain that is reached by `jump` and `goto`.
+    pub fn regular(name: impl Into<String>) -> Self {
+        Chain { name: name.into(), base: None, comment: None }
+    }
+
+    /// A chain that the kernel calls, with policy accept. `priority`: see [`priority`].
+    pub fn base(name: impl Into<String>, kind: ChainKind, hook: Hook, priority: i32) -> Self {
+        let base = BaseChain { kind, hook, priority, policy: Policy::Accept };
+        Chain { name: name.into(), base: Some(base), comment: None }
+    }
+
+    /// With this comment.
+    #[must_use]
+    pub fn comment(mut self, comment: impl Into<Comment>) -> Self {
+        self.comment = Some(comment.into());
+        self
+    }
+}
+
+/// What makes a chain a base chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BaseChain {
+    /// `type`.
+    pub kind: ChainKind,
+    /// `hook`.
+    pub hook: Hook,
+    /// `priority`: lower is called earlier.
+    pub priority: i32,
+    /// What happens to a packet that no rule decided.
+    pub policy: Policy,
+}
+
+/// The type of a base chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ChainKind {
+    /// Sees every packet.
+    Filter,
+    /// Sees the first packet of a connection.
+    Nat,
+    /// Output only: routes again when a mark or address changed.
+    Route,
+}
+
+impl ChainKind {
+    /// Its name in `NFTA_CHAIN_TYPE`.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            ChainKind::Filter => "filter",
+            ChainKind::Nat => "nat",
+            ChainKind::Route => "route",
+        }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        [ChainKind::Filter, ChainKind::Nat, ChainKind::Route].into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// Where a packet is when a base chain is called: `enum nf_inet_hooks`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Hook {
+    /// Just arrived, not routed.
+    Prerouting,
+    /// For a local socket.
+    Input,
+    /// Passing through.
+    Forward,
+    /// From a local socket.
+    Output,
+    /// About to leave.
+    Postrouting,
+    /// Any other number.
+    Other(u32),
+}
+
+impl Hook {
+    pub(crate) const fn number(self) -> u32 {
+        match self {
+            Hook::Prerouting => 0,
+            Hook::Input => 1,
+            Hook::Forward => 2,
+            Hook::Output => 3,
+            Hook::Postrouting => 4,
+            Hook::Other(number) => number,
+        }
+    }
+
+    pub(crate) const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Hook::Prerouting,
+            1 => Hook::Input,
+            2 => Hook::Forward,
+            3 => Hook::Output,
+            4 => Hook::Postrouting,
+            other => Hook::Other(other),
+        }
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Hook::Prerouting => "prerouting",
+            Hook::Input => "input",
+            Hook::Forward => "forward",
+            Hook::Output => "output",
+            Hook::Postrouting => "postrouting",
+            Hook::Other(_) => "unknown",
+        }
+    }
+}
+
+/// The policy of a base chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// The packet goes on.
+    Accept,
+    /// The packet is dropped.
+    Drop,
+}
+
+/// Priorities with a name in nft: `enum nf_ip_hook_priorities`.
+pub mod priority {
+    /// Destination NAT.
+    pub const DSTNAT: i32 = -100;
+    /// Filtering.
+    pub const FILTER: i32 = 0;
+    /// Source NAT.
+    pub const SRCNAT: i32 = 100;
+}

@@ -1,0 +1,107 @@
+//! Objects from messages: what the kernel dumps, and what a batch holds. `None`: an attribute that must be there is not.
+
+use std::time::Duration;
+
+use super::{
+    abi::{self, NFGENMSG, chain, rule, set, table},
+    chain::{BaseChain, Chain, ChainKind, Hook, Policy},
+    expr::{ListedRule, Rule, read_exprs},
+    set::{DataType, Set, SetFlags},
+    table::{Family, Table},
+    userdata,
+};
+use crate::attr::{Attr, Attrs, attrs};
+
+/// The content of a message of nf_tables: `struct nfgenmsg`, then attributes.
+#[derive(Clone, Debug)]
+pub(crate) struct Body<'a> {
+    /// `nfgen_family`.
+    pub(crate) family: u8,
+    attrs: Attrs<'a>,
+}
+
+impl<'a> Body<'a> {
+    pub(crate) fn new(payload: &'a [u8]) -> Option<Self> {
+        let attributes = payload.get(NFGENMSG..)?;
+        Some(Body { family: payload[0], attrs: attrs(attributes) })
+    }
+
+    pub(crate) fn get(&self, kind: u16) -> Option<Attr<'a>> {
+        self.attrs.clone().find(kind)
+    }
+
+    pub(crate) fn str(&self, kind: u16) -> Option<&'a str> {
+        self.get(kind)?.str()
+    }
+
+    pub(crate) fn u32(&self, kind: u16) -> Option<u32> {
+        self.get(kind)?.u32()
+    }
+
+    /// The name of the table that the object is in, or that it is.
+    pub(crate) fn table(&self) -> Option<&'a str> {
+        self.str(abi::TABLE)
+    }
+
+    fn comment(&self, attribute: u16, kind: u8) -> Option<&'a str> {
+        userdata::comment(self.get(attribute)?.payload, kind)
+    }
+
+    fn millis(&self, kind: u16) -> Option<Duration> {
+        Some(self.get(kind)?.u64()?).filter(|&ms| ms != 0).map(Duration::from_millis)
+    }
+}
+
+/// `None` also for a family we have no name for.
+pub(crate) fn table(body: &Body<'_>) -> Option<Table> {
+    Some(Table {
+        family: Family::from_number(body.family)?,
+        name: body.table()?.into(),
+        flags: body.u32(table::FLAGS).unwrap_or(0),
+        comment: body.comment(table::USERDATA, userdata::COMMENT).map(Into::into),
+    })
+}
+
+pub(crate) fn chain(body: &Body<'_>) -> Option<Chain> {
+    let base = match body.get(chain::HOOK) {
+        None => None,
+        Some(hook) => Some(BaseChain {
+            kind: ChainKind::from_name(body.str(chain::TYPE)?)?,
+            hook: Hook::from_number(hook.nested().find(chain::HOOK_NUM)?.u32()?),
+            priority: hook.nested().find(chain::HOOK_PRIORITY)?.u32()? as i32,
+            policy: if body.u32(chain::POLICY)? == 0 { Policy::Drop } else { Policy::Accept },
+        }),
+    };
+    Some(Chain {
+        name: body.str(chain::NAME)?.into(),
+        base,
+        comment: body.comment(chain::USERDATA, userdata::COMMENT).map(Into::into),
+    })
+}
+
+pub(crate) fn rule(body: &Body<'_>) -> Option<ListedRule> {
+    Some(ListedRule {
+        chain: body.str(rule::CHAIN)?.into(),
+        // A rule that is being added has none yet.
+        handle: body.get(rule::HANDLE).and_then(|handle| handle.u64()).unwrap_or(0),
+        rule: Rule {
+            exprs: body.get(rule::EXPRESSIONS).map_or_else(Vec::new, |exprs| read_exprs(exprs.nested())),
+            comment: body.comment(rule::USERDATA, userdata::COMMENT).map(Into::into),
+        },
+    })
+}
+
+pub(crate) fn set(body: &Body<'_>) -> Option<Set> {
+    let flags = SetFlags(body.u32(set::FLAGS).unwrap_or(0));
+    let is_map = flags.contains(SetFlags::MAP);
+    let size = body.get(set::DESC).and_then(|desc| desc.nested().find(set::DESC_SIZE)?.u32());
+    Some(Set {
+        name: body.str(set::NAME)?.into(),
+        key: DataType::split(body.u32(set::KEY_TYPE)?),
+        data: if is_map { DataType::split(body.u32(set::DATA_TYPE)?) } else { Vec::new() },
+        flags: flags.without(SetFlags::MAP | SetFlags::CONCAT),
+        size,
+        timeout: body.millis(set::TIMEOUT),
+        comment: body.comment(set::USERDATA, userdata::SET_COMMENT).map(Into::into),
+    })
+}

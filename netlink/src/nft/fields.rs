@@ -1,0 +1,198 @@
+//! Concatenations: the keys and data of maps, field after field, each padded to 4 bytes as in registers.
+
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::Deref,
+};
+
+use super::set::DataType;
+use crate::attr::align;
+
+/// `NFT_DATA_VALUE_MAXLEN`: the longest key or data.
+const MAX_LEN: usize = 64;
+
+/// A concatenation of up to 64 bytes, built without allocating; dereferences to its bytes. What does not fit is left
+/// out, and the kernel then refuses the length.
+///
+/// ```
+/// # use netlink::nft::Fields;
+/// let vip = Fields::new().addr([10, 96, 0, 1]).proto(6).port(80);
+/// assert_eq!(&vip[..], [10, 96, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0]);
+/// ```
+#[derive(Clone, Copy)]
+pub struct Fields {
+    len: u8,
+    bytes: [u8; MAX_LEN],
+}
+
+impl Fields {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Fields { len: 0, bytes: [0; MAX_LEN] }
+    }
+
+    /// Then an address: 4 or 16 bytes.
+    #[must_use]
+    pub fn addr(self, addr: impl Into<IpAddr>) -> Self {
+        match addr.into() {
+            IpAddr::V4(addr) => self.raw(&addr.octets()),
+            IpAddr::V6(addr) => self.raw(&addr.octets()),
+        }
+    }
+
+    /// Then a transport protocol (`IPPROTO_*`).
+    #[must_use]
+    pub fn proto(self, proto: u8) -> Self {
+        self.raw(&[proto])
+    }
+
+    /// Then a port.
+    #[must_use]
+    pub fn port(self, port: u16) -> Self {
+        self.raw(&port.to_be_bytes())
+    }
+
+    /// Then a mark or an index, in host byte order.
+    #[must_use]
+    pub fn mark(self, mark: u32) -> Self {
+        self.raw(&mark.to_ne_bytes())
+    }
+
+    /// Then a field of these bytes, padded.
+    #[must_use]
+    pub fn raw(mut self, field: &[u8]) -> Self {
+        let start = usize::from(self.len);
+        if let Some(room) = self.bytes.get_mut(start..start + field.len()) {
+            room.copy_from_slice(field);
+            self.len = (start + align(field.len())) as u8;
+        }
+        self
+    }
+}
+
+impl Default for Fields {
+    fn default() -> Self {
+        Fields::new()
+    }
+}
+
+impl Deref for Fields {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl PartialEq for Fields {
+    fn eq(&self, other: &Self) -> bool {
+        self[..] == other[..]
+    }
+}
+
+impl Eq for Fields {}
+
+impl PartialOrd for Fields {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Fields {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self[..].cmp(&other[..])
+    }
+}
+
+impl Hash for Fields {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self[..].hash(state);
+    }
+}
+
+impl fmt::Debug for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for byte in &self[..] {
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads a concatenation field by field, in the order it was built. Each call is `None` when the bytes have run out.
+#[derive(Clone, Debug)]
+pub struct FieldReader<'a>(&'a [u8]);
+
+impl<'a> FieldReader<'a> {
+    /// Reads these bytes.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        FieldReader(bytes)
+    }
+
+    /// An IPv4 address.
+    pub fn ipv4(&mut self) -> Option<Ipv4Addr> {
+        Some(Ipv4Addr::from(self.array::<4>()?))
+    }
+
+    /// An IPv6 address.
+    pub fn ipv6(&mut self) -> Option<Ipv6Addr> {
+        Some(Ipv6Addr::from(self.array::<16>()?))
+    }
+
+    /// A transport protocol.
+    pub fn proto(&mut self) -> Option<u8> {
+        Some(self.array::<1>()?[0])
+    }
+
+    /// A port.
+    pub fn port(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes(self.array()?))
+    }
+
+    /// A mark or an index.
+    pub fn mark(&mut self) -> Option<u32> {
+        Some(u32::from_ne_bytes(self.array()?))
+    }
+
+    /// The next bytes, as many as such a field has.
+    pub(crate) fn field(&mut self, kind: DataType) -> Option<&'a [u8]> {
+        self.take(kind.len())
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    /// A single, unconcatenated field has no padding.
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let field = self.0.get(..len)?;
+        self.0 = self.0.get(align(len)..).unwrap_or_default();
+        Some(field)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_back_what_was_built() {
+        let v6: Ipv6Addr = "fd00::1".parse().unwrap();
+        let key = Fields::new().addr([10, 0, 0, 1]).proto(17).port(53).mark(7).addr(v6);
+        assert_eq!(key.len(), 32);
+        let mut fields = FieldReader::new(&key);
+        assert_eq!(fields.ipv4(), Some(Ipv4Addr::new(10, 0, 0, 1)));
+        assert_eq!((fields.proto(), fields.port(), fields.mark()), (Some(17), Some(53), Some(7)));
+        assert_eq!(fields.ipv6(), Some(v6));
+        assert_eq!(fields.proto(), None);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out() {
+        let full = (0..16).fold(Fields::new(), |fields, n| fields.mark(n));
+        assert_eq!(full.len(), 64);
+        assert_eq!(full.port(1), full);
+    }
+}

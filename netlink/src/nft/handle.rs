@@ -1,0 +1,117 @@
+//! The kernel's nf_tables: commits transactions, lists what is there.
+
+mod dump;
+#[cfg(test)]
+mod tests;
+
+use super::{
+    Batch,
+    abi::{self, elements, msg},
+    chain::Chain,
+    commit::commit,
+    decode::{self, Body},
+    element::Element,
+    expr::ListedRule,
+    set::Set,
+    table::{Family, Table},
+};
+use crate::{Error, Result, Socket, attr::Put};
+use dump::Request;
+
+/// The nf_tables of one network namespace: that of the thread that opened it. Every call blocks.
+#[derive(Debug)]
+pub struct Handle {
+    socket: Socket,
+}
+
+impl Handle {
+    /// Opens a socket of its own.
+    pub fn open() -> Result<Self> {
+        Ok(Handle { socket: Socket::open()? })
+    }
+
+    /// Under which number its changes are announced ([`super::Notice::Changed`]).
+    pub fn port(&self) -> u32 {
+        self.socket.port()
+    }
+
+    /// Executes the transaction, as a whole or not at all, and returns when it is in force.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] names each operation (and element) that the kernel did not take; nothing is changed then.
+    /// [`Error::OutcomeUnknown`]: look, or resync. [`Error::TooLarge`]: without privileges there is a limit.
+    pub fn commit(&mut self, batch: &Batch) -> Result<()> {
+        commit(&mut self.socket, batch)
+    }
+
+    /// The ruleset's generation: each transaction in the namespace, by whomever, makes it another.
+    pub fn generation(&mut self) -> Result<u32> {
+        let request = Request::new(msg::GETGEN, 0, "the generation".into());
+        let id = request.query(&mut self.socket, |body| body.u32(abi::generation::ID))?;
+        id.ok_or(Error::Malformed("no generation"))
+    }
+
+    /// `list tables`: all of the family.
+    pub fn tables(&mut self, family: Family) -> Result<Vec<Table>> {
+        let request = Request::new(msg::GETTABLE, family.number(), format!("list tables {family}"));
+        request.collect(&mut self.socket, |body| match Family::from_number(body.family) {
+            Some(found) if found == family => {
+                Ok(Some(decode::table(body).ok_or(Error::Malformed("a table"))?))
+            }
+            _ => Ok(None),
+        })
+    }
+
+    /// `list chains`: those of the table; none when there is no such table.
+    pub fn chains(&mut self, table: &Table) -> Result<Vec<Chain>> {
+        // The kernel cannot select a table's chains.
+        let request = Request::of(table, msg::GETCHAIN, "list chains");
+        request.collect(&mut self.socket, |body| match body.table() {
+            Some(name) if name == table.name => {
+                Ok(Some(decode::chain(body).ok_or(Error::Malformed("a chain"))?))
+            }
+            _ => Ok(None),
+        })
+    }
+
+    /// `list sets` and `list maps`: those of the table; none when there is no such table.
+    pub fn sets(&mut self, table: &Table) -> Result<Vec<Set>> {
+        let request = Request::of(table, msg::GETSET, "list sets");
+        let sets = request
+            .collect(&mut self.socket, |body| Ok(Some(decode::set(body).ok_or(Error::Malformed("a set"))?)));
+        match sets {
+            Err(error) if error.is_not_found() => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
+    /// The rules of all chains of the table, each chain's in their order; none when there is no such table.
+    pub fn rules(&mut self, table: &Table) -> Result<Vec<ListedRule>> {
+        let request = Request::of(table, msg::GETRULE, "list rules");
+        request
+            .collect(&mut self.socket, |body| Ok(Some(decode::rule(body).ok_or(Error::Malformed("a rule"))?)))
+    }
+
+    /// `list set` or `list map`: calls `visit` with each element, borrowed from the receive buffer. What it gathers is
+    /// started by `start`, again each time when somebody's change disturbed the dump.
+    ///
+    /// # Errors
+    /// [`Error::is_not_found`] when there is no such table or set.
+    pub fn elements<A>(
+        &mut self,
+        table: &Table,
+        set: &str,
+        start: impl FnMut() -> A,
+        mut visit: impl FnMut(&mut A, Element<'_>),
+    ) -> Result<A> {
+        let mut request = Request::of(table, msg::GETSETELEM, "list elements");
+        request.name(elements::SET, set);
+        request.fold(&mut self.socket, start, |gathered, body| {
+            let list = body.get(elements::LIST).into_iter().flat_map(|list| list.nested());
+            for element in list {
+                visit(gathered, Element::read(&element).ok_or(Error::Malformed("an element"))?);
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,108 @@
+//! Who changed what: the kernel's announcements of nf_tables changes, to notice that somebody touched our tables.
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use super::{
+    abi::{self, generation, msg},
+    decode::Body,
+    table::Family,
+};
+use crate::{
+    Result, Socket,
+    message::{Message, messages},
+    socket::{Received, Wait},
+};
+
+/// Listens to all changes of nf_tables in the network namespace of the thread that opened it.
+///
+/// Each transaction announces its operations and then its generation. Our own are announced too: compare
+/// [`Notice::Changed::port`] with [`super::Handle::port`]. A bulk load is many announcements, so expect
+/// [`Notice::Lost`] after one.
+#[derive(Debug)]
+pub struct Monitor {
+    socket: Socket,
+}
+
+/// What [`Monitor::wait`] heard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// Something in a table changed. Neighbours that are equal are told once.
+    Changed {
+        /// The table's family; `None` for one this crate has no name for.
+        family: Option<Family>,
+        /// The table's name.
+        table: String,
+        /// Which kind of object: nft's noun.
+        object: &'static str,
+        /// The netlink address of who changed it.
+        port: u32,
+    },
+    /// A transaction is complete.
+    Generation {
+        /// As in [`super::Handle::generation`].
+        id: u32,
+        /// The process that made it.
+        pid: u32,
+        /// Its name.
+        process: String,
+    },
+    /// Announcements were lost: anything may have changed.
+    Lost,
+}
+
+impl Monitor {
+    /// Starts to listen.
+    pub fn open() -> Result<Self> {
+        let socket = Socket::open()?;
+        socket.join(abi::GROUP)?;
+        Ok(Monitor { socket })
+    }
+
+    /// Waits for the next announcements, at most so long, and returns those that are there; none when there were none.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Vec<Notice>> {
+        let mut notices = Vec::new();
+        let mut wait = Wait::For(timeout);
+        loop {
+            match self.socket.receive(wait)? {
+                Received::Nothing => return Ok(notices),
+                Received::Overrun => push(&mut notices, Notice::Lost),
+                Received::Datagram(datagram) => {
+                    messages(datagram)
+                        .filter_map(|message| notice(&message))
+                        .for_each(|new| push(&mut notices, new));
+                }
+            }
+            wait = Wait::No;
+        }
+    }
+}
+
+fn push(notices: &mut Vec<Notice>, new: Notice) {
+    if notices.last() != Some(&new) {
+        notices.push(new);
+    }
+}
+
+fn notice(message: &Message<'_>) -> Option<Notice> {
+    let body = Body::new(message.payload)?;
+    let object = match message.kind.checked_sub(abi::SUBSYSTEM)? {
+        msg::NEWGEN => {
+            return Some(Notice::Generation {
+                id: body.u32(generation::ID)?,
+                pid: body.u32(generation::PROC_PID).unwrap_or(0),
+                process: body.str(generation::PROC_NAME).unwrap_or_default().into(),
+            });
+        }
+        msg::NEWTABLE | msg::DELTABLE => "table",
+        msg::NEWCHAIN | msg::DELCHAIN => "chain",
+        msg::NEWRULE | msg::DELRULE => "rule",
+        msg::NEWSET | msg::DELSET => "set",
+        msg::NEWSETELEM | msg::DELSETELEM => "element",
+        _ => "object",
+    };
+    let family = Family::from_number(body.family);
+    Some(Notice::Changed { family, table: body.table()?.into(), object, port: message.port })
+}

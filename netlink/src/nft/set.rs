@@ -1,0 +1,252 @@
+//! Sets and maps: what their keys and data consist of.
+
+use std::{ops::BitOr, time::Duration};
+
+use super::{element::Data, userdata::Comment};
+use crate::attr::align;
+
+/// A set, or a map when it has data.
+///
+/// A key of several fields is a concatenation: each field padded to 4 bytes ([`super::Fields`] builds one). A key of a
+/// single field has its bare length.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Set {
+    /// Its name, at most 255 bytes.
+    pub name: String,
+    /// The fields of a key, at most 64 bytes together and five in number.
+    pub key: Vec<DataType>,
+    /// The fields of a map's data; `[DataType::Verdict]` for a verdict map; empty for a set.
+    pub data: Vec<DataType>,
+    /// `NFT_SET_*`, without those that follow from `key` and `data` (`MAP`, `CONCAT`).
+    pub flags: SetFlags,
+    /// The greatest number of elements. Without it a map that rules write to holds 65,535.
+    pub size: Option<u32>,
+    /// How long an element without a timeout of its own lives; needs [`SetFlags::TIMEOUT`].
+    pub timeout: Option<Duration>,
+    /// Shown in listings.
+    pub comment: Option<Comment>,
+}
+
+impl Set {
+    /// A set of such keys.
+    pub fn new(name: impl Into<String>, key: impl Into<Vec<DataType>>) -> Self {
+        Set {
+            name: name.into(),
+            key: key.into(),
+            data: Vec::new(),
+            flags: SetFlags::NONE,
+            size: None,
+            timeout: None,
+            comment: None,
+        }
+    }
+
+    /// A map from such keys to such data.
+    pub fn map(
+        name: impl Into<String>,
+        key: impl Into<Vec<DataType>>,
+        data: impl Into<Vec<DataType>>,
+    ) -> Self {
+        Set { data: data.into(), ..Set::new(name, key) }
+    }
+
+    /// A map from such keys to verdicts.
+    pub fn verdict_map(name: impl Into<String>, key: impl Into<Vec<DataType>>) -> Self {
+        Set::map(name, key, [DataType::Verdict])
+    }
+
+    /// With these flags too.
+    #[must_use]
+    pub fn flags(mut self, flags: SetFlags) -> Self {
+        self.flags = self.flags | flags;
+        self
+    }
+
+    /// With room for so many elements.
+    #[must_use]
+    pub fn size(mut self, size: u32) -> Self {
+        self.size = Some(size);
+        self
+    }
+
+    /// With this comment.
+    #[must_use]
+    pub fn comment(mut self, comment: impl Into<Comment>) -> Self {
+        self.comment = Some(comment.into());
+        self
+    }
+
+    /// Whether elements have data.
+    pub fn is_map(&self) -> bool {
+        !self.data.is_empty()
+    }
+
+    /// nft's word for it.
+    pub fn noun(&self) -> &'static str {
+        if self.is_map() { "map" } else { "set" }
+    }
+
+    /// Whether `data` fits a map (or, `Data::None`, a set) like this one.
+    pub fn takes(&self, data: &Data<'_>) -> bool {
+        match data {
+            Data::None => !self.is_map(),
+            Data::Verdict(_) => self.data == [DataType::Verdict],
+            Data::Value(bytes) => self.is_map() && bytes.len() == value_len(&self.data),
+        }
+    }
+}
+
+/// The length in bytes of a value made of such fields.
+pub(crate) fn value_len(fields: &[DataType]) -> usize {
+    match fields {
+        [only] => only.len(),
+        fields => fields.iter().map(|field| align(field.len())).sum(),
+    }
+}
+
+/// What a field of a key or of data holds: nft's `enum datatypes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DataType {
+    /// A verdict; only as the data of a map.
+    Verdict,
+    /// `ipv4_addr`, 4 bytes.
+    Ipv4Addr,
+    /// `ipv6_addr`, 16 bytes.
+    Ipv6Addr,
+    /// `inet_proto`: a transport protocol, 1 byte.
+    InetProto,
+    /// `inet_service`: a port, 2 bytes, network byte order.
+    InetService,
+    /// `mark`: 4 bytes, **host** byte order, as marks and the results of `numgen` are in registers.
+    Mark,
+    /// `ifname`: an interface's name, 16 bytes.
+    IfName,
+    /// A type this crate has no name for; never written by us.
+    Other(u8),
+}
+
+impl DataType {
+    /// nft's number of it: 6 bits in `NFTA_SET_KEY_TYPE`.
+    pub(crate) const fn number(self) -> u32 {
+        match self {
+            DataType::Verdict => 0xffff_ff00,
+            DataType::Ipv4Addr => 7,
+            DataType::Ipv6Addr => 8,
+            DataType::InetProto => 12,
+            DataType::InetService => 13,
+            DataType::Mark => 19,
+            DataType::IfName => 41,
+            DataType::Other(number) => number as u32,
+        }
+    }
+
+    const fn from_number(number: u8) -> Self {
+        match number {
+            7 => DataType::Ipv4Addr,
+            8 => DataType::Ipv6Addr,
+            12 => DataType::InetProto,
+            13 => DataType::InetService,
+            19 => DataType::Mark,
+            41 => DataType::IfName,
+            other => DataType::Other(other),
+        }
+    }
+
+    /// nft's name of it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DataType::Verdict => "verdict",
+            DataType::Ipv4Addr => "ipv4_addr",
+            DataType::Ipv6Addr => "ipv6_addr",
+            DataType::InetProto => "inet_proto",
+            DataType::InetService => "inet_service",
+            DataType::Mark => "mark",
+            DataType::IfName => "ifname",
+            DataType::Other(_) => "unknown",
+        }
+    }
+
+    /// Its length in bytes, without padding; that of [`DataType::Other`] is taken to be 4.
+    pub(crate) const fn len(self) -> usize {
+        match self {
+            DataType::Ipv4Addr | DataType::Mark | DataType::Other(_) => 4,
+            DataType::Ipv6Addr | DataType::Verdict | DataType::IfName => 16,
+            DataType::InetProto => 1,
+            DataType::InetService => 2,
+        }
+    }
+
+    /// The number of a concatenation: the first field in the highest bits.
+    pub(crate) fn concat(fields: &[DataType]) -> u32 {
+        fields.iter().fold(0, |number, field| number << 6 | field.number())
+    }
+
+    /// The fields of a number made by [`DataType::concat`].
+    pub(crate) fn split(number: u32) -> Vec<DataType> {
+        if number == DataType::Verdict.number() {
+            return vec![DataType::Verdict];
+        }
+        let fields = (0..5).rev().map(|place| (number >> (6 * place) & 0x3f) as u8);
+        fields.skip_while(|&field| field == 0).map(DataType::from_number).collect()
+    }
+}
+
+/// `NFT_SET_*` flags.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SetFlags(pub(crate) u32);
+
+impl SetFlags {
+    /// None.
+    pub const NONE: SetFlags = SetFlags(0);
+    /// The set has no name of its own and belongs to one rule.
+    pub const ANONYMOUS: SetFlags = SetFlags(0x1);
+    /// Elements cannot change.
+    pub const CONSTANT: SetFlags = SetFlags(0x2);
+    /// Elements are ranges: they have a `key_end`.
+    pub const INTERVAL: SetFlags = SetFlags(0x4);
+    /// Elements may expire.
+    pub const TIMEOUT: SetFlags = SetFlags(0x10);
+    /// Rules may change it (`dynset`), nft's `dynamic`.
+    pub const EVAL: SetFlags = SetFlags(0x20);
+    /// `NFT_SET_MAP`, follows from [`Set::data`].
+    pub(crate) const MAP: SetFlags = SetFlags(0x8);
+    /// `NFT_SET_CONCAT`, follows from [`Set::key`] in interval sets.
+    pub(crate) const CONCAT: SetFlags = SetFlags(0x80);
+
+    /// Whether all of `flags` are set.
+    pub const fn contains(self, flags: SetFlags) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+
+    pub(crate) const fn without(self, flags: SetFlags) -> Self {
+        SetFlags(self.0 & !flags.0)
+    }
+}
+
+impl BitOr for SetFlags {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        SetFlags(self.0 | other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_concatenation_keeps_its_fields_in_order() {
+        let fields = [DataType::Ipv4Addr, DataType::InetProto, DataType::InetService];
+        assert_eq!(DataType::concat(&fields), 0x730d, "what nft writes");
+        assert_eq!(DataType::split(0x730d), fields);
+        assert_eq!(DataType::split(DataType::concat(&[DataType::Verdict])), [DataType::Verdict]);
+        assert_eq!(DataType::split(5), [DataType::Other(5)]);
+    }
+
+    #[test]
+    fn only_concatenations_are_padded() {
+        assert_eq!(value_len(&[DataType::InetService]), 2);
+        assert_eq!(value_len(&[DataType::Ipv6Addr, DataType::InetProto, DataType::InetService]), 24);
+    }
+}

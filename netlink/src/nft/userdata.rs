@@ -1,0 +1,116 @@
+//! Comments: kept by the kernel as opaque "userdata", in the type-length-value form that nft prints.
+
+use std::{fmt, ops::Deref};
+
+use crate::attr::Put;
+
+/// `NFTNL_UDATA_COMMENT_MAXLEN`: the longest comment that nft takes, in bytes.
+const MAX_LEN: usize = 128;
+
+/// The type of a comment in the userdata of tables, chains, rules and elements (`NFTNL_UDATA_*_COMMENT`).
+pub(crate) const COMMENT: u8 = 0;
+/// `NFTNL_UDATA_SET_KEYBYTEORDER`, `NFTNL_UDATA_SET_DATABYTEORDER`: how nft prints a number, in host byte order.
+pub(crate) const SET_KEY_BYTE_ORDER: u8 = 0;
+pub(crate) const SET_DATA_BYTE_ORDER: u8 = 1;
+/// `NFTNL_UDATA_SET_COMMENT`.
+pub(crate) const SET_COMMENT: u8 = 7;
+
+/// A comment, at most 128 bytes: longer text is cut, because the kernel refuses the whole transaction otherwise.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Comment(Box<str>);
+
+impl Comment {
+    /// As much of the text as a comment may hold.
+    pub fn fit(text: &str) -> &str {
+        // A zero byte would end it early in every reader.
+        let text = text.split('\0').next().unwrap_or_default();
+        &text[..text.floor_char_boundary(MAX_LEN)]
+    }
+}
+
+impl From<&str> for Comment {
+    fn from(text: &str) -> Self {
+        Comment(Comment::fit(text).into())
+    }
+}
+
+impl From<String> for Comment {
+    fn from(text: String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl Deref for Comment {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Comment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Comment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+/// Writes an attribute of userdata that holds just a comment.
+pub(crate) fn put_comment(buf: &mut Vec<u8>, attribute: u16, kind: u8, text: &str) {
+    let mut entry = Vec::with_capacity(MAX_LEN + 3);
+    push_comment(&mut entry, kind, text);
+    buf.put(attribute, &entry);
+}
+
+/// Appends a comment to userdata.
+pub(crate) fn push_comment(userdata: &mut Vec<u8>, kind: u8, text: &str) {
+    let text = Comment::fit(text);
+    userdata.extend_from_slice(&[kind, (text.len() + 1) as u8]);
+    userdata.extend_from_slice(text.as_bytes());
+    userdata.push(0);
+}
+
+/// Appends a number to userdata.
+pub(crate) fn push_u32(userdata: &mut Vec<u8>, kind: u8, value: u32) {
+    userdata.extend_from_slice(&[kind, 4]);
+    userdata.extend_from_slice(&value.to_ne_bytes());
+}
+
+/// The comment in userdata, if there is one.
+pub(crate) fn comment(mut userdata: &[u8], kind: u8) -> Option<&str> {
+    while let [found, len, rest @ ..] = userdata {
+        let value = rest.get(..usize::from(*len))?;
+        if *found == kind {
+            return std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok();
+        }
+        userdata = &rest[value.len()..];
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_is_found_behind_other_entries() {
+        let mut userdata = Vec::new();
+        push_u32(&mut userdata, SET_KEY_BYTE_ORDER, 1);
+        push_comment(&mut userdata, SET_COMMENT, "service VIPs");
+        assert_eq!(comment(&userdata, SET_COMMENT), Some("service VIPs"));
+        assert_eq!(comment(&userdata, 5), None);
+        assert_eq!(comment(&userdata[..8], SET_COMMENT), None, "cut short");
+    }
+
+    #[test]
+    fn long_text_is_cut_between_characters() {
+        let long = format!("{}ä{}", "x".repeat(127), "y".repeat(50));
+        assert_eq!(&*Comment::from(long.as_str()), "x".repeat(127));
+        assert_eq!(Comment::fit("one\0two"), "one");
+    }
+}

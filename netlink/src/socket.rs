@@ -1,0 +1,146 @@
+//! A netlink socket: opened with the options that error reports need, sized for what is sent.
+
+use std::{io::IoSlice, os::fd::AsRawFd, time::Duration};
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use nix::{
+    libc,
+    sys::{
+        socket::{MsgFlags, sendmsg, setsockopt, sockopt},
+        time::TimeVal,
+    },
+};
+use tracing::debug;
+
+use crate::{Errno, Error, Result};
+
+/// Room for the answers of one transaction. An error takes about 800 bytes of it in the kernel's count.
+const RECEIVE_BUFFER: usize = 4 << 20;
+/// The kernel's datagrams in a dump have at most 32 KiB, and a message in an error at most 64 KiB.
+const DATAGRAM: usize = 128 << 10;
+/// What the kernel sets aside of the send buffer, with a margin.
+const SEND_OVERHEAD: usize = 4096;
+
+/// A socket of the kernel's netfilter subsystems, bound to an address of its own in the thread's network namespace.
+#[derive(Debug)]
+pub struct Socket {
+    inner: netlink_sys::Socket,
+    port: u32,
+    /// The longest message that is known to fit into the send buffer.
+    sendable: usize,
+    /// Holds one datagram.
+    buf: Vec<u8>,
+}
+
+/// How long [`Socket::receive`] waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// For what is queued already.
+    No,
+    /// Until something comes, at most so long.
+    For(Duration),
+}
+
+/// What [`Socket::receive`] found.
+#[derive(Debug)]
+pub(crate) enum Received<'a> {
+    Datagram(&'a [u8]),
+    /// Nothing (more) is there.
+    Nothing,
+    /// The kernel dropped something for lack of room (`ENOBUFS`); what follows can still be read.
+    Overrun,
+}
+
+impl Socket {
+    /// Opens a socket for the netfilter subsystems, in the calling thread's network namespace.
+    pub fn open() -> Result<Self> {
+        let mut inner =
+            netlink_sys::Socket::new(NETLINK_NETFILTER).map_err(failed("open a netlink socket"))?;
+        let address = inner.bind_auto().map_err(failed("bind a netlink socket"))?;
+        inner.set_ext_ack(true).map_err(failed("set NETLINK_EXT_ACK"))?;
+        inner.set_cap_ack(true).map_err(failed("set NETLINK_CAP_ACK"))?;
+        // A receive buffer that stays small loses error reports, not transactions.
+        if let Err(error) = setsockopt(&inner, sockopt::RcvBufForce, &RECEIVE_BUFFER) {
+            debug!(%error, "SO_RCVBUFFORCE failed, falling back to SO_RCVBUF");
+            setsockopt(&inner, sockopt::RcvBuf, &RECEIVE_BUFFER).map_err(failed("set SO_RCVBUF"))?;
+        }
+        Ok(Socket { inner, port: address.port_number(), sendable: 0, buf: vec![0; DATAGRAM] })
+    }
+
+    /// The socket's own netlink address, as it appears in the notices of what it changed.
+    pub fn port(&self) -> u32 {
+        self.port
+    }
+
+    /// Joins a multicast group.
+    pub(crate) fn join(&self, group: u32) -> Result<()> {
+        self.inner.add_membership(group).map_err(failed("join a netlink group"))
+    }
+
+    /// Sends the parts as one message. Returns when the kernel has executed it.
+    pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Result<()> {
+        let bytes = parts.iter().map(|part| part.len()).sum();
+        self.make_room(bytes)?;
+        let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        loop {
+            match sendmsg::<()>(self.inner.as_raw_fd(), &slices, &[], MsgFlags::empty(), None) {
+                Ok(_) => return Ok(()),
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(nix::errno::Errno::EMSGSIZE) => return Err(Error::TooLarge { bytes }),
+                Err(errno) => return Err(failed("send to netlink")(errno)),
+            }
+        }
+    }
+
+    /// A message longer than `SO_SNDBUF - 32` is refused, so the buffer grows with the longest one.
+    fn make_room(&mut self, bytes: usize) -> Result<()> {
+        if bytes <= self.sendable {
+            return Ok(());
+        }
+        let wanted = bytes + SEND_OVERHEAD;
+        if let Err(error) = setsockopt(&self.inner, sockopt::SndBufForce, &wanted) {
+            debug!(%error, bytes, "SO_SNDBUFFORCE failed, falling back to SO_SNDBUF");
+            // Limited to net.core.wmem_max without an error: whether it was enough, sendmsg says.
+            setsockopt(&self.inner, sockopt::SndBuf, &wanted).map_err(failed("set SO_SNDBUF"))?;
+        }
+        self.sendable = bytes;
+        Ok(())
+    }
+
+    /// Reads the next datagram.
+    pub(crate) fn receive(&mut self, wait: Wait) -> Result<Received<'_>> {
+        let flags = match wait {
+            Wait::No => libc::MSG_DONTWAIT,
+            Wait::For(Duration::ZERO) => libc::MSG_DONTWAIT,
+            Wait::For(timeout) => {
+                // A timeout of zero would mean forever.
+                let micros = i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX).max(1);
+                let value = TimeVal::new(micros / 1_000_000, micros % 1_000_000);
+                setsockopt(&self.inner, sockopt::ReceiveTimeout, &value)
+                    .map_err(failed("set SO_RCVTIMEO"))?;
+                0
+            }
+        };
+        match self.inner.recv(&mut &mut self.buf[..], flags | libc::MSG_TRUNC) {
+            Ok(len) if len > self.buf.len() => {
+                Err(Error::Malformed("a datagram larger than the protocol allows"))
+            }
+            Ok(len) => Ok(Received::Datagram(&self.buf[..len])),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => Ok(Received::Nothing),
+                Some(libc::ENOBUFS) => Ok(Received::Overrun),
+                _ => Err(failed("receive from netlink")(error)),
+            },
+        }
+    }
+
+    /// Throws away what is queued: what is left of an exchange that ended early.
+    pub(crate) fn drain(&mut self) -> Result<()> {
+        while !matches!(self.receive(Wait::No)?, Received::Nothing) {}
+        Ok(())
+    }
+}
+
+fn failed<E: Into<Errno>>(call: &'static str) -> impl FnOnce(E) -> Error {
+    move |error| Error::Socket { call, errno: error.into() }
+}
