@@ -1,1 +1,43 @@
-//! Placeholder.
+//! A cluster of network namespaces on one machine, with real packets, and nothing of Fairlead in it: what the end-to-end
+//! tests run Fairlead in, and look at it from outside with.
+//!
+//! ```text
+//!                    outside (clients: 172.16.0.1, 203.0.113.1..8)
+//!                       |  routes to the VIP ranges through one node, settable
+//!                 bridge "fabric" 172.16.0.0/24
+//!                  /                        \
+//!   node-a 172.16.0.11 (zone a)     node-b 172.16.0.12 (zone b)
+//!    |        |        |             |        |        |          routed veths, one per pod
+//!  pod-a-1  pod-a-2  pod-a-3       pod-b-1  pod-b-2  pod-b-3
+//!  10.244.1.11 ..                  10.244.2.11 ..                 (IPv6 beside each: `plan`)
+//! ```
+//!
+//! Each box is a namespace. [`Cluster`] builds and removes them, [`Server`]s in the pods answer with who they are and
+//! whom they saw, [`Client`]s ask from anywhere, [`Stream`] and [`Churn`] are live traffic, [`Process`] is a program in a
+//! namespace, and [`manifests`] writes the Kubernetes objects that belong to it all.
+
+// A harness fails by panicking: its callers are tests, and the message is what their reader needs.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod client;
+mod cluster;
+pub mod manifests;
+mod netns;
+pub mod plan;
+mod process;
+mod sctp;
+mod server;
+pub mod tools;
+mod traffic;
+mod wait;
+mod wire;
+
+pub use client::{Client, DEADLINE};
+pub use cluster::{Cluster, ClusterBuilder, Node, Pod};
+pub use netns::{Netns, leftovers, sweep};
+pub use plan::{DualStack, Family};
+pub use process::Process;
+pub use server::Server;
+pub use traffic::{Churn, ChurnReport, Stream, StreamReport};
+pub use wait::eventually;
+pub use wire::{Failure, Protocol, Reply};

@@ -1,0 +1,101 @@
+//! Asking from any namespace: one request, or many and who answered them.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use crate::netns::Netns;
+use crate::traffic::{Churn, Stream};
+use crate::wire::{Failure, Protocol, Reply};
+
+pub(crate) mod probe;
+
+/// How long a request may take before it counts as dropped: long for a path inside one machine, also under load, and
+/// below the one second after which TCP would try again.
+pub const DEADLINE: Duration = Duration::from_millis(500);
+
+/// A client in a namespace; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Client {
+    netns: Netns,
+    probe: Probe,
+}
+
+/// How a request is made, wherever the thread that makes it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Probe {
+    pub(crate) source: Option<SocketAddr>,
+    pub(crate) deadline: Duration,
+}
+
+// === impl Client ===
+
+impl Client {
+    /// A client in `netns`.
+    pub fn new(netns: &Netns) -> Self {
+        Self { netns: netns.clone(), probe: Probe { source: None, deadline: DEADLINE } }
+    }
+
+    /// The same client, with this source address instead of the kernel's choice.
+    pub fn with_source(self, source: IpAddr) -> Self {
+        self.with_source_port(SocketAddr::new(source, 0))
+    }
+
+    /// The same client, with this source address and port, so that each request is the same flow to conntrack.
+    pub fn with_source_port(mut self, source: SocketAddr) -> Self {
+        self.probe.source = Some(source);
+        self
+    }
+
+    /// The same client, more or less patient than [`DEADLINE`].
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.probe.deadline = deadline;
+        self
+    }
+
+    /// Connects, and reads the server's greeting.
+    pub fn tcp(&self, to: SocketAddr) -> Result<Reply, Failure> {
+        self.ask(Protocol::Tcp, to)
+    }
+
+    /// Sends a datagram, and reads the answer. Sees ICMP errors.
+    pub fn udp(&self, to: SocketAddr) -> Result<Reply, Failure> {
+        self.ask(Protocol::Udp, to)
+    }
+
+    /// Sends an SCTP INIT, and reads the INIT ACK. Sees ICMP errors.
+    pub fn sctp(&self, to: SocketAddr) -> Result<Reply, Failure> {
+        self.ask(Protocol::Sctp, to)
+    }
+
+    /// One request.
+    pub fn ask(&self, protocol: Protocol, to: SocketAddr) -> Result<Reply, Failure> {
+        self.netns.run(|| self.probe.ask(protocol, to))
+    }
+
+    /// `requests` requests, one after the other: how many each pod answered, or the first failure.
+    pub fn spread(
+        &self,
+        protocol: Protocol,
+        to: SocketAddr,
+        requests: usize,
+    ) -> Result<BTreeMap<String, usize>, Failure> {
+        self.netns.run(|| {
+            let mut pods = BTreeMap::new();
+            for _ in 0..requests {
+                *pods.entry(self.probe.ask(protocol, to)?.pod).or_default() += 1;
+            }
+            Ok(pods)
+        })
+    }
+
+    /// A long-lived TCP connection or UDP flow that sends a message each `interval` and wants it back.
+    pub fn stream(&self, protocol: Protocol, to: SocketAddr, interval: Duration) -> Result<Stream, Failure> {
+        Stream::open(&self.netns, self.probe, protocol, to, interval)
+    }
+
+    /// New connections all the time, at most `per_second` of them, for at most `bound`.
+    pub fn churn(&self, protocol: Protocol, to: SocketAddr, per_second: u32, bound: Duration) -> Churn {
+        Churn::start(&self.netns, self.probe, protocol, to, per_second, bound)
+    }
+}

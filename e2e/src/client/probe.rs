@@ -1,0 +1,161 @@
+//! One request over each protocol, made by the calling thread in the namespace it is in.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use socket2::{Domain, Socket, Type};
+
+use super::Probe;
+use crate::plan::Family;
+use crate::sctp::{Chunk, IPPROTO_SCTP, Packet};
+use crate::wire::{Failure, Protocol, Reply};
+
+impl Probe {
+    /// One request.
+    pub(crate) fn ask(self, protocol: Protocol, to: SocketAddr) -> Result<Reply, Failure> {
+        match protocol {
+            Protocol::Tcp => self.connect(to).map(|(reply, _)| reply),
+            Protocol::Udp => self.udp(to),
+            Protocol::Sctp => self.sctp(to),
+        }
+    }
+
+    /// A TCP connection after its greeting: what is sent from here on comes back.
+    pub(crate) fn connect(self, to: SocketAddr) -> Result<(Reply, BufReader<TcpStream>), Failure> {
+        let start = Instant::now();
+        let socket = self.socket(to, Type::STREAM, None)?;
+        socket.connect_timeout(&to.into(), self.deadline)?;
+        // Established, it is to be as robust as anybody's connection.
+        hear_icmp_errors(&socket, to, IcmpErrors::Fatal)?;
+        let stream = TcpStream::from(socket);
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(self.left(start)))?;
+        let mut reader = BufReader::new(stream);
+        let mut greeting = String::new();
+        if reader.read_line(&mut greeting)? == 0 {
+            return Err(Failure::Lost);
+        }
+        Ok((greeting.parse()?, reader))
+    }
+
+    /// A UDP socket that hears only of `to`, ICMP errors too.
+    pub(crate) fn udp_socket(self, to: SocketAddr) -> Result<UdpSocket, Failure> {
+        let socket = self.socket(to, Type::DGRAM, None)?;
+        socket.connect(&to.into())?;
+        socket.set_read_timeout(Some(self.deadline))?;
+        Ok(socket.into())
+    }
+
+    fn udp(self, to: SocketAddr) -> Result<Reply, Failure> {
+        let socket = self.udp_socket(to)?;
+        socket.send(b"ping")?;
+        let mut buffer = [0; 256];
+        let length = socket.recv(&mut buffer)?;
+        let (reply, _) = split_datagram(&buffer[..length])?;
+        Ok(reply)
+    }
+
+    fn sctp(self, to: SocketAddr) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let socket = self.socket(to, Type::RAW, Some(IPPROTO_SCTP.into()))?;
+        // A raw IPv6 socket refuses an address with a port that is not the protocol's number.
+        socket.connect(&SocketAddr::new(to.ip(), 0).into())?;
+        let tag = next_number();
+        let source_port = match self.source {
+            Some(source) if source.port() != 0 => source.port(),
+            _ => u16::try_from(32_768 + tag % 28_000).expect("below 65,536"),
+        };
+        let init = Packet {
+            source_port,
+            destination_port: to.port(),
+            verification_tag: 0,
+            chunk: Chunk::Init { tag },
+        };
+        (&socket).write_all(&init.encode())?;
+        loop {
+            socket.set_read_timeout(Some(self.left(start)))?;
+            let mut buffer = [0; 512];
+            let length = (&socket).read(&mut buffer)?;
+            let Some(packet) = Packet::decode(strip_ip_header(to, &buffer[..length])) else { continue };
+            // A raw socket hears the whole host: other probes' answers are passed over.
+            if (packet.source_port, packet.destination_port, packet.verification_tag)
+                != (to.port(), source_port, tag)
+            {
+                continue;
+            }
+            match packet.chunk {
+                Chunk::InitAck { cookie, .. } => return String::from_utf8_lossy(&cookie).parse(),
+                Chunk::Abort => return Err(Failure::Refused),
+                Chunk::Init { .. } => {}
+            }
+        }
+    }
+
+    fn socket(
+        self,
+        to: SocketAddr,
+        kind: Type,
+        protocol: Option<socket2::Protocol>,
+    ) -> Result<Socket, Failure> {
+        let socket = Socket::new(Domain::for_address(to), kind, protocol)?;
+        hear_icmp_errors(&socket, to, IcmpErrors::All)?;
+        if let Some(mut source) = self.source {
+            if kind == Type::RAW {
+                source.set_port(0);
+            }
+            // The next request from the same port must not wait until the last one's TIME_WAIT is over.
+            socket.set_reuse_address(true)?;
+            socket.bind(&source.into())?;
+        }
+        Ok(socket)
+    }
+
+    /// What is left of the deadline; not zero, which would mean for ever.
+    fn left(self, start: Instant) -> Duration {
+        self.deadline.saturating_sub(start.elapsed()).max(Duration::from_millis(1))
+    }
+}
+
+/// Which ICMP errors a socket reports.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum IcmpErrors {
+    /// The kernel's choice: of UDP and SCTP only a port unreachable, and of TCP none that arrives while connect() still
+    /// holds the socket, which between namespaces is soon enough (it would take a second SYN, a second later).
+    Fatal,
+    /// Each, at once.
+    All,
+}
+
+fn hear_icmp_errors(socket: &Socket, to: SocketAddr, errors: IcmpErrors) -> io::Result<()> {
+    let all = errors == IcmpErrors::All;
+    match Family::of(to.ip()) {
+        Family::V4 => setsockopt(socket, sockopt::Ipv4RecvErr, &all)?,
+        Family::V6 => setsockopt(socket, sockopt::Ipv6RecvErr, &all)?,
+    }
+    Ok(())
+}
+
+/// A datagram of a server: its reply, and what it echoes.
+pub(crate) fn split_datagram(datagram: &[u8]) -> Result<(Reply, &[u8]), Failure> {
+    let end = datagram.iter().position(|byte| *byte == b'\n');
+    let end = end.ok_or_else(|| Failure::Other("a datagram without a reply line".into()))?;
+    Ok((String::from_utf8_lossy(&datagram[..end]).parse()?, &datagram[end + 1..]))
+}
+
+/// A raw IPv4 socket reads the IP header too, a raw IPv6 socket does not.
+pub(crate) fn strip_ip_header(family: SocketAddr, packet: &[u8]) -> &[u8] {
+    match packet.first() {
+        Some(first) if family.is_ipv4() => packet.get(usize::from(first & 0xf) * 4..).unwrap_or_default(),
+        _ => packet,
+    }
+}
+
+/// Never 0, and not what another process began with.
+fn next_number() -> u32 {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    (process::id() << 8).wrapping_add(NUMBER.fetch_add(1, Ordering::Relaxed)).max(1)
+}

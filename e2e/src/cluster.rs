@@ -1,0 +1,239 @@
+//! The cluster: its namespaces, its nodes and its pods, from the first to the last moment of a test.
+
+use std::path::Path;
+use std::sync::{Mutex, Once, PoisonError};
+
+use crate::client::Client;
+use crate::manifests::Manifests;
+use crate::netns::{Netns, Owner, sweep};
+use crate::plan::{self, DualStack};
+use crate::server::Server;
+
+mod topology;
+
+/// A running cluster. Dropping it stops its servers and removes its namespaces.
+#[derive(Debug)]
+pub struct Cluster {
+    outside: Netns,
+    nodes: Vec<Node>,
+    // Last: namespaces lose their names after everything in them has stopped.
+    owner: Owner,
+}
+
+/// How large a cluster is to be.
+#[derive(Clone, Debug)]
+pub struct ClusterBuilder {
+    nodes: u8,
+    pods_per_node: u8,
+    ports: Vec<u16>,
+}
+
+/// A node: a router between its pods and the fabric, and the place where a backend works.
+#[derive(Debug)]
+pub struct Node {
+    /// `node-a`, `node-b`, ...
+    pub name: String,
+    /// The value of its label `topology.kubernetes.io/zone`: `a`, `b`, ...
+    pub zone: String,
+    /// Its namespace.
+    pub netns: Netns,
+    /// Its address on the fabric.
+    pub address: DualStack,
+    /// Its pod CIDRs, IPv4 first.
+    pub pod_cidrs: [String; 2],
+    /// Its pods.
+    pub pods: Vec<Pod>,
+}
+
+/// A pod: a namespace with one interface, and a server in it.
+#[derive(Debug)]
+pub struct Pod {
+    /// `pod-a-1`, `pod-a-2`, ... (the node's letter).
+    pub name: String,
+    /// The name of its node.
+    pub node: String,
+    /// Its node's zone.
+    pub zone: String,
+    /// Its namespace.
+    pub netns: Netns,
+    /// Its addresses.
+    pub address: DualStack,
+    server: Mutex<Option<Server>>,
+}
+
+// === impl ClusterBuilder ===
+
+impl Default for ClusterBuilder {
+    fn default() -> Self {
+        Self { nodes: 2, pods_per_node: 3, ports: vec![8080] }
+    }
+}
+
+impl ClusterBuilder {
+    /// How many nodes, each in a zone of its own.
+    pub fn nodes(mut self, nodes: u8) -> Self {
+        self.nodes = nodes;
+        self
+    }
+
+    /// How many pods on each node.
+    pub fn pods_per_node(mut self, pods: u8) -> Self {
+        self.pods_per_node = pods;
+        self
+    }
+
+    /// The ports that each pod serves from the start (TCP, UDP, SCTP); 8080 if not given, none if empty.
+    pub fn ports(mut self, ports: &[u16]) -> Self {
+        self.ports = ports.to_vec();
+        self
+    }
+
+    /// Makes the namespaces, links and routes and starts the pods' servers.
+    pub fn start(self) -> Cluster {
+        static SWEEP: Once = Once::new();
+        SWEEP.call_once(sweep);
+
+        let letters = (b'a'..).take(self.nodes.into()).map(char::from).collect::<Vec<_>>();
+        let mut names = vec!["outside".to_owned()];
+        for letter in &letters {
+            names.push(format!("node-{letter}"));
+            names.extend((1..=self.pods_per_node).map(|pod| format!("pod-{letter}-{pod}")));
+        }
+        let (owner, namespaces) = Owner::create(&names);
+
+        let mut named = names.into_iter().zip(namespaces);
+        let mut next = || named.next().expect("one namespace for each name");
+        let (_, outside) = next();
+        let nodes = (1..).zip(&letters).map(|(number, letter)| {
+            let (name, netns) = next();
+            let pods = (1..=self.pods_per_node).map(|pod| {
+                let (pod_name, netns) = next();
+                Pod {
+                    name: pod_name,
+                    node: name.clone(),
+                    zone: letter.to_string(),
+                    netns,
+                    address: plan::pod(number, pod),
+                    server: Mutex::new(None),
+                }
+            });
+            let pods = pods.collect();
+            Node {
+                name,
+                zone: letter.to_string(),
+                netns,
+                address: plan::node(number),
+                pod_cidrs: plan::pod_cidrs(number),
+                pods,
+            }
+        });
+        let cluster = Cluster { outside, nodes: nodes.collect(), owner };
+        topology::configure(&cluster);
+        if !self.ports.is_empty() {
+            cluster.pods().for_each(|pod| pod.serve(&self.ports));
+        }
+        cluster
+    }
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Two nodes with three pods each, which serve port 8080.
+    pub fn start() -> Self {
+        Self::builder().start()
+    }
+
+    /// A cluster of another size.
+    pub fn builder() -> ClusterBuilder {
+        ClusterBuilder::default()
+    }
+
+    /// The namespace outside of the cluster.
+    pub fn outside(&self) -> &Netns {
+        &self.outside
+    }
+
+    /// A client outside of the cluster.
+    pub fn client(&self) -> Client {
+        Client::new(&self.outside)
+    }
+
+    /// The nodes, `node-a` first.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The node with this letter: `'a'`, `'b'`, ...
+    #[track_caller]
+    pub fn node(&self, letter: char) -> &Node {
+        let name = format!("node-{letter}");
+        self.nodes.iter().find(|node| node.name == name).unwrap_or_else(|| panic!("there is no {name}"))
+    }
+
+    /// The pods of all nodes.
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.nodes.iter().flat_map(|node| &node.pods)
+    }
+
+    /// The pod with this name: `pod-a-1`, ...
+    #[track_caller]
+    pub fn pod(&self, name: &str) -> &Pod {
+        self.pods().find(|pod| pod.name == name).unwrap_or_else(|| panic!("there is no {name}"))
+    }
+
+    /// From now on, packets from outside to the VIP ranges enter the cluster through `node`. `node-a` to begin with.
+    pub fn enter_through(&self, node: &Node) {
+        self.outside.ip(&topology::vip_routes(node));
+    }
+
+    /// Writes the cluster's nodes as manifests to `directory`, where services may follow.
+    pub fn manifests(&self, directory: &Path) -> Manifests {
+        Manifests::create(directory, self.nodes())
+    }
+
+    /// What the names of all its namespaces begin with.
+    pub fn prefix(&self) -> &str {
+        self.owner.prefix()
+    }
+}
+
+// === impl Node ===
+
+impl Node {
+    /// A client on the node itself: its packets pass the output hook, not prerouting.
+    pub fn client(&self) -> Client {
+        Client::new(&self.netns)
+    }
+
+    /// The node's pod with this number, from 1.
+    pub fn pod(&self, number: usize) -> &Pod {
+        &self.pods[number - 1]
+    }
+}
+
+// === impl Pod ===
+
+impl Pod {
+    /// A client in the pod.
+    pub fn client(&self) -> Client {
+        Client::new(&self.netns)
+    }
+
+    /// Serves these ports from now on, instead of those it served before.
+    pub fn serve(&self, ports: &[u16]) {
+        self.stop();
+        *self.server() = Some(Server::start(&self.netns, &self.name, &self.address.both(), ports));
+    }
+
+    /// Closes the pod's ports and its connections.
+    pub fn stop(&self) {
+        // Taken out first: joining its thread must not happen under the lock.
+        let server = self.server().take();
+        drop(server);
+    }
+
+    fn server(&self) -> std::sync::MutexGuard<'_, Option<Server>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,96 @@
+//! The Kubernetes objects of a cluster as ordinary YAML: a directory with a file for the service CIDRs, one for each
+//! node, and one for each service with its EndpointSlices. A file is replaced in one step, as a configuration tool would do it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::cluster::Node;
+use crate::plan::SERVICE_CIDRS;
+
+mod endpoint;
+mod service;
+
+pub use endpoint::{Endpoint, State};
+pub use service::{Policy, Service};
+
+/// A directory of manifests.
+#[derive(Clone, Debug)]
+pub struct Manifests {
+    directory: PathBuf,
+}
+
+// === impl Manifests ===
+
+impl Manifests {
+    /// Makes the directory, with a file for the service CIDRs and one for each of `nodes`.
+    pub(crate) fn create(directory: &Path, nodes: &[Node]) -> Self {
+        fs::create_dir_all(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+        let manifests = Self { directory: directory.to_owned() };
+        manifests.write("service-cidrs", &[service_cidr_object()]);
+        nodes.iter().for_each(|node| manifests.write(&node.name, &[node_object(node)]));
+        manifests
+    }
+
+    /// Where the files are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Writes a service and its EndpointSlices, in place of what was written for it before.
+    pub fn apply(&self, service: &Service) {
+        self.write(&service.file_stem(), &service.objects());
+    }
+
+    /// Removes a service and its EndpointSlices.
+    pub fn delete(&self, service: &Service) {
+        let path = self.path(&service.file_stem());
+        fs::remove_file(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+
+    /// Writes any objects to the file `<stem>.yaml`, in one step.
+    pub fn write(&self, stem: &str, objects: &[Value]) {
+        // Hidden, and not named like a manifest, until it is whole.
+        let temporary = self.directory.join(format!(".{stem}.tmp"));
+        let path = self.path(stem);
+        fs::write(&temporary, to_yaml(objects))
+            .and_then(|()| fs::rename(&temporary, &path))
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+
+    fn path(&self, stem: &str) -> PathBuf {
+        self.directory.join(format!("{stem}.yaml"))
+    }
+}
+
+/// The objects as one multi-document YAML text.
+fn to_yaml(objects: &[Value]) -> String {
+    let documents =
+        objects.iter().map(|object| serde_yaml_ng::to_string(object).expect("plain data is YAML"));
+    documents.collect::<Vec<_>>().join("---\n")
+}
+
+fn service_cidr_object() -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "ServiceCIDR",
+        "metadata": { "name": "kubernetes" },
+        "spec": { "cidrs": SERVICE_CIDRS },
+    })
+}
+
+fn node_object(node: &Node) -> Value {
+    let addresses = node.address.both().map(|address| json!({ "type": "InternalIP", "address": address }));
+    let name = &node.name;
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": { "kubernetes.io/hostname": name, "topology.kubernetes.io/zone": node.zone },
+        },
+        "spec": { "podCIDR": node.pod_cidrs[0], "podCIDRs": node.pod_cidrs },
+        "status": { "addresses": addresses, "conditions": [{ "type": "Ready", "status": "True" }] },
+    })
+}

@@ -1,0 +1,88 @@
+//! One endpoint of a service: whose, in which state, hinted to whom.
+
+use serde_json::{Value, json};
+
+use crate::cluster::Pod;
+use crate::plan::{DualStack, Family};
+
+/// An endpoint, as in an EndpointSlice.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    address: DualStack,
+    node: String,
+    zone: String,
+    state: State,
+    zone_hints: Vec<String>,
+    node_hints: Vec<String>,
+}
+
+/// The life of an endpoint, as its three conditions say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Ready and serving.
+    Ready,
+    /// Neither ready nor serving.
+    NotReady,
+    /// Terminating, and still serving.
+    Draining,
+    /// Terminating, and no longer serving.
+    Terminating,
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// The endpoint of a pod, ready.
+    pub fn of(pod: &Pod) -> Self {
+        Self {
+            address: pod.address,
+            node: pod.node.clone(),
+            zone: pod.zone.clone(),
+            state: State::Ready,
+            zone_hints: Vec::new(),
+            node_hints: Vec::new(),
+        }
+    }
+
+    /// In another state.
+    pub fn state(mut self, state: State) -> Self {
+        self.state = state;
+        self
+    }
+
+    /// Hinted to these zones.
+    pub fn for_zones(mut self, zones: &[&str]) -> Self {
+        self.zone_hints = zones.iter().map(|&zone| zone.to_owned()).collect();
+        self
+    }
+
+    /// Hinted to these nodes.
+    pub fn for_nodes(mut self, nodes: &[&str]) -> Self {
+        self.node_hints = nodes.iter().map(|&node| node.to_owned()).collect();
+        self
+    }
+
+    /// The entry in the EndpointSlice of one family.
+    pub(super) fn object(&self, family: Family) -> Value {
+        let (ready, serving, terminating) = match self.state {
+            State::Ready => (true, true, false),
+            State::NotReady => (false, false, false),
+            State::Draining => (false, true, true),
+            State::Terminating => (false, false, true),
+        };
+        let mut object = json!({
+            "addresses": [self.address.ip(family)],
+            "conditions": { "ready": ready, "serving": serving, "terminating": terminating },
+            "nodeName": self.node,
+            "zone": self.zone,
+        });
+        let named = |names: &[String]| names.iter().map(|name| json!({ "name": name })).collect::<Value>();
+        if !self.zone_hints.is_empty() {
+            object["hints"]["forZones"] = named(&self.zone_hints);
+        }
+        if !self.node_hints.is_empty() {
+            object["hints"]["forNodes"] = named(&self.node_hints);
+        }
+        object
+    }
+}

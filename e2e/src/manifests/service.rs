@@ -1,0 +1,276 @@
+//! A Service with its EndpointSlices, built up by calls.
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+
+use super::Endpoint;
+use crate::cluster::Pod;
+use crate::plan::{DualStack, Family};
+use crate::wire::Protocol;
+
+/// A Service and its endpoints. Clone and change it to write its next state.
+#[derive(Clone, Debug)]
+pub struct Service {
+    namespace: String,
+    name: String,
+    cluster_ips: Vec<IpAddr>,
+    ports: Vec<Port>,
+    external_ips: Vec<IpAddr>,
+    load_balancer_ips: Vec<IpAddr>,
+    source_ranges: Vec<String>,
+    internal_policy: Policy,
+    external_policy: Policy,
+    affinity_seconds: Option<u32>,
+    health_check_node_port: Option<u16>,
+    endpoints: Vec<Endpoint>,
+}
+
+/// A traffic policy, internal or external.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Endpoints anywhere.
+    Cluster,
+    /// Endpoints on the node that the packet is on.
+    Local,
+}
+
+#[derive(Clone, Debug)]
+struct Port {
+    name: String,
+    protocol: Protocol,
+    port: u16,
+    target_port: u16,
+    node_port: Option<u16>,
+}
+
+// === impl Service ===
+
+impl Service {
+    /// A Service in the namespace `default`, without ports, addresses and endpoints yet.
+    pub fn new(name: &str) -> Self {
+        Self {
+            namespace: "default".into(),
+            name: name.into(),
+            cluster_ips: Vec::new(),
+            ports: Vec::new(),
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            source_ranges: Vec::new(),
+            internal_policy: Policy::Cluster,
+            external_policy: Policy::Cluster,
+            affinity_seconds: None,
+            health_check_node_port: None,
+            endpoints: Vec::new(),
+        }
+    }
+
+    /// In another namespace.
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        self.namespace = namespace.into();
+        self
+    }
+
+    /// Cluster IPs in both families.
+    pub fn cluster_ip(mut self, address: DualStack) -> Self {
+        self.cluster_ips = address.both().to_vec();
+        self
+    }
+
+    /// A cluster IP in one family only.
+    pub fn single_stack(mut self, address: IpAddr) -> Self {
+        self.cluster_ips = vec![address];
+        self
+    }
+
+    /// One more port, named after its protocol and number (`tcp-80`), that leads to `target_port`.
+    pub fn port(mut self, protocol: Protocol, port: u16, target_port: u16) -> Self {
+        let name = format!("{}-{port}", protocol.kubernetes().to_lowercase());
+        self.ports.push(Port { name, protocol, port, target_port, node_port: None });
+        self
+    }
+
+    /// One more port for each protocol.
+    pub fn port_all(self, port: u16, target_port: u16) -> Self {
+        Protocol::ALL.into_iter().fold(self, |service, protocol| service.port(protocol, port, target_port))
+    }
+
+    /// The node port of the port added last, or, after [`Self::port_all`], of all.
+    pub fn node_port(mut self, node_port: u16) -> Self {
+        if let Some(last) = self.ports.last().map(|port| port.port) {
+            let same = self.ports.iter_mut().filter(|port| port.port == last);
+            same.for_each(|port| port.node_port = Some(node_port));
+        }
+        self
+    }
+
+    /// External IPs in both families.
+    pub fn external_ip(mut self, address: DualStack) -> Self {
+        self.external_ips = address.both().to_vec();
+        self
+    }
+
+    /// The load balancer's addresses in both families; makes it a Service of type LoadBalancer.
+    pub fn load_balancer_ip(mut self, address: DualStack) -> Self {
+        self.load_balancer_ips = address.both().to_vec();
+        self
+    }
+
+    /// Who may use the load balancer's addresses.
+    pub fn source_ranges(mut self, ranges: &[&str]) -> Self {
+        self.source_ranges = ranges.iter().map(|&range| range.to_owned()).collect();
+        self
+    }
+
+    /// The internal traffic policy.
+    pub fn internal_policy(mut self, policy: Policy) -> Self {
+        self.internal_policy = policy;
+        self
+    }
+
+    /// The external traffic policy.
+    pub fn external_policy(mut self, policy: Policy) -> Self {
+        self.external_policy = policy;
+        self
+    }
+
+    /// Session affinity by client IP, for so many seconds.
+    pub fn affinity(mut self, seconds: u32) -> Self {
+        self.affinity_seconds = Some(seconds);
+        self
+    }
+
+    /// The port at which a load balancer asks each node for local endpoints.
+    pub fn health_check_node_port(mut self, port: u16) -> Self {
+        self.health_check_node_port = Some(port);
+        self
+    }
+
+    /// These pods, ready, and no others.
+    pub fn pods<'a>(self, pods: impl IntoIterator<Item = &'a Pod>) -> Self {
+        self.endpoints(pods.into_iter().map(Endpoint::of))
+    }
+
+    /// These endpoints, and no others.
+    pub fn endpoints(mut self, endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
+        self.endpoints = endpoints.into_iter().collect();
+        self
+    }
+
+    /// What its file is called, without `.yaml`.
+    pub(super) fn file_stem(&self) -> String {
+        format!("{}.{}", self.namespace, self.name)
+    }
+
+    /// The Service, then an EndpointSlice for each of its families.
+    pub(super) fn objects(&self) -> Vec<Value> {
+        let slices = self.families().map(|family| self.slice(family));
+        [self.service()].into_iter().chain(slices).collect()
+    }
+
+    fn families(&self) -> impl Iterator<Item = Family> {
+        self.cluster_ips.iter().map(|address| Family::of(*address))
+    }
+
+    fn kind(&self) -> &'static str {
+        if !self.load_balancer_ips.is_empty() {
+            "LoadBalancer"
+        } else if self.ports.iter().any(|port| port.node_port.is_some()) {
+            "NodePort"
+        } else {
+            "ClusterIP"
+        }
+    }
+
+    fn service(&self) -> Value {
+        let families = self.families().map(Family::kubernetes).collect::<Vec<_>>();
+        let mut spec = json!({
+            "type": self.kind(),
+            "clusterIP": self.cluster_ips.first(),
+            "clusterIPs": self.cluster_ips,
+            "ipFamilies": families,
+            "ipFamilyPolicy": if families.len() == 2 { "RequireDualStack" } else { "SingleStack" },
+            "internalTrafficPolicy": self.internal_policy.kubernetes(),
+            "ports": self.ports.iter().map(Port::service_object).collect::<Vec<_>>(),
+            "selector": { "app": self.name },
+            "sessionAffinity": "None",
+        });
+        // The API server accepts and sets these only where they mean something.
+        if self.kind() != "ClusterIP" || !self.external_ips.is_empty() {
+            spec["externalTrafficPolicy"] = json!(self.external_policy.kubernetes());
+        }
+        if !self.external_ips.is_empty() {
+            spec["externalIPs"] = json!(self.external_ips);
+        }
+        if !self.source_ranges.is_empty() {
+            spec["loadBalancerSourceRanges"] = json!(self.source_ranges);
+        }
+        if let Some(port) = self.health_check_node_port {
+            spec["healthCheckNodePort"] = json!(port);
+        }
+        if let Some(seconds) = self.affinity_seconds {
+            spec["sessionAffinity"] = json!("ClientIP");
+            spec["sessionAffinityConfig"] = json!({ "clientIP": { "timeoutSeconds": seconds } });
+        }
+        let ingress = self.load_balancer_ips.iter().map(|ip| json!({ "ip": ip, "ipMode": "VIP" }));
+        let load_balancer = match ingress.collect::<Vec<_>>() {
+            none if none.is_empty() => json!({}),
+            ingress => json!({ "ingress": ingress }),
+        };
+        json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "name": self.name, "namespace": self.namespace },
+            "spec": spec,
+            "status": { "loadBalancer": load_balancer },
+        })
+    }
+
+    fn slice(&self, family: Family) -> Value {
+        let endpoints = self.endpoints.iter().map(|endpoint| endpoint.object(family)).collect::<Vec<_>>();
+        json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("{}-{}", self.name, family.kubernetes().to_lowercase()),
+                "namespace": self.namespace,
+                "labels": { "kubernetes.io/service-name": self.name },
+            },
+            "addressType": family.kubernetes(),
+            "ports": self.ports.iter().map(Port::slice_object).collect::<Vec<_>>(),
+            "endpoints": endpoints,
+        })
+    }
+}
+
+// === impl Policy ===
+
+impl Policy {
+    fn kubernetes(self) -> &'static str {
+        match self {
+            Self::Cluster => "Cluster",
+            Self::Local => "Local",
+        }
+    }
+}
+
+// === impl Port ===
+
+impl Port {
+    fn service_object(&self) -> Value {
+        let mut object = json!({
+            "name": self.name,
+            "protocol": self.protocol.kubernetes(),
+            "port": self.port,
+            "targetPort": self.target_port,
+        });
+        if let Some(node_port) = self.node_port {
+            object["nodePort"] = json!(node_port);
+        }
+        object
+    }
+
+    fn slice_object(&self) -> Value {
+        json!({ "name": self.name, "protocol": self.protocol.kubernetes(), "port": self.target_port })
+    }
+}

@@ -1,0 +1,136 @@
+//! The address plan of a test cluster: which address belongs to whom, in both families. Namespaces are private to a
+//! cluster, so all clusters share one plan.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The fabric that joins the nodes and the outside client.
+pub const FABRIC: [&str; 2] = ["172.16.0.0/24", "fd00:172:16::/64"];
+/// The cluster IPs of services.
+pub const SERVICE_CIDRS: [&str; 2] = ["10.96.0.0/16", "fd00:10:96::/112"];
+/// The pods of all nodes.
+pub const CLUSTER_CIDRS: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
+/// The addresses of load balancers in front of the cluster.
+pub const LOAD_BALANCER_CIDRS: [&str; 2] = ["192.0.2.0/24", "2001:db8:192::/64"];
+/// The external IPs of services.
+pub const EXTERNAL_CIDRS: [&str; 2] = ["198.51.100.0/24", "2001:db8:198::/64"];
+/// How many further source addresses the outside namespace has ([`client_source`]).
+pub const CLIENT_SOURCES: u8 = 8;
+/// The outside client's own address.
+pub const OUTSIDE: DualStack =
+    DualStack::new(Ipv4Addr::new(172, 16, 0, 1), Ipv6Addr::new(0xfd00, 0x172, 0x16, 0, 0, 0, 0, 1));
+
+/// An IP family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// An IPv4 and an IPv6 address of the same owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DualStack {
+    /// The IPv4 address.
+    pub v4: Ipv4Addr,
+    /// The IPv6 address.
+    pub v6: Ipv6Addr,
+}
+
+// === impl Family ===
+
+impl Family {
+    /// Both families, for a test to loop over.
+    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of `address`.
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// The name in a Service's `ipFamilies`.
+    pub fn kubernetes(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kubernetes())
+    }
+}
+
+// === impl DualStack ===
+
+impl DualStack {
+    /// Both addresses of one owner.
+    pub const fn new(v4: Ipv4Addr, v6: Ipv6Addr) -> Self {
+        Self { v4, v6 }
+    }
+
+    /// The address in one family.
+    pub fn ip(self, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => self.v4.into(),
+            Family::V6 => self.v6.into(),
+        }
+    }
+
+    /// Both, IPv4 first.
+    pub fn both(self) -> [IpAddr; 2] {
+        [self.v4.into(), self.v6.into()]
+    }
+}
+
+// === addresses by number ===
+// The last part reads the same in both families: it is written in decimal, and taken as hexadecimal in IPv6.
+
+/// The address of node `node` (from 1) on the fabric.
+pub fn node(node: u8) -> DualStack {
+    let host = 10 + node;
+    DualStack::new(Ipv4Addr::new(172, 16, 0, host), v6(&format!("fd00:172:16::{host}")))
+}
+
+/// The address by which the pods of node `node` (from 1) reach their node.
+pub fn gateway(node: u8) -> DualStack {
+    DualStack::new(Ipv4Addr::new(10, 244, node, 1), v6(&format!("fd00:10:244:{node}::1")))
+}
+
+/// The address of pod `pod` (from 1) of node `node` (from 1).
+pub fn pod(node: u8, pod: u8) -> DualStack {
+    let host = 10 + pod;
+    DualStack::new(Ipv4Addr::new(10, 244, node, host), v6(&format!("fd00:10:244:{node}::{host}")))
+}
+
+/// The pod CIDRs of node `node` (from 1), IPv4 first.
+pub fn pod_cidrs(node: u8) -> [String; 2] {
+    [format!("10.244.{node}.0/24"), format!("fd00:10:244:{node}::/64")]
+}
+
+/// One of the further source addresses of the outside namespace, 1 to [`CLIENT_SOURCES`].
+pub fn client_source(number: u8) -> DualStack {
+    DualStack::new(Ipv4Addr::new(203, 0, 113, number), v6(&format!("2001:db8:203::{number}")))
+}
+
+/// A cluster IP: `number` in both service CIDRs.
+pub fn cluster_ip(number: u8) -> DualStack {
+    DualStack::new(Ipv4Addr::new(10, 96, 0, number), v6(&format!("fd00:10:96::{number}")))
+}
+
+/// A load balancer's address.
+pub fn load_balancer_ip(number: u8) -> DualStack {
+    DualStack::new(Ipv4Addr::new(192, 0, 2, number), v6(&format!("2001:db8:192::{number}")))
+}
+
+/// An external IP.
+pub fn external_ip(number: u8) -> DualStack {
+    DualStack::new(Ipv4Addr::new(198, 51, 100, number), v6(&format!("2001:db8:198::{number}")))
+}
+
+fn v6(text: &str) -> Ipv6Addr {
+    text.parse().expect("the plan's own addresses parse")
+}

@@ -1,0 +1,200 @@
+//! A program in a namespace: its output kept in a file and watched line by line, its end awaited, never outliving a test.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+
+use crate::netns::Netns;
+
+/// How long a program may take to end after SIGTERM, before SIGKILL.
+const GRACE: Duration = Duration::from_secs(10);
+/// How much of the output a failed expectation shows.
+const SHOWN_LINES: usize = 40;
+
+/// A running (or ended) program. Dropping it kills it.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    pid: Pid,
+    log: PathBuf,
+    shared: Arc<Shared>,
+    waiter: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    lines: Vec<String>,
+    log: File,
+    /// Standard output and standard error, while the program holds them.
+    open_pipes: u8,
+    exited: Option<ExitStatus>,
+}
+
+// === impl Process ===
+
+impl Process {
+    /// Starts `command` in `netns`. What it prints (both streams) goes to the file `log`, line by line.
+    #[track_caller]
+    pub fn spawn(netns: &Netns, mut command: Command, log: &Path) -> Self {
+        let name = command.get_program().to_string_lossy().into_owned();
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A child is born into the namespace of the thread that starts it.
+        let child = netns.run(|| command.spawn());
+        let mut child = child.unwrap_or_else(|error| panic!("start {name}: {error}"));
+        let pid = Pid::from_raw(child.id().try_into().expect("a pid"));
+        let state = State {
+            lines: Vec::new(),
+            log: File::create(log).unwrap_or_else(|error| panic!("{}: {error}", log.display())),
+            open_pipes: 2,
+            exited: None,
+        };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        // These end with the pipes, which a grandchild may hold longer than the program lives: not joined.
+        shared.read(child.stdout.take().expect("piped"));
+        shared.read(child.stderr.take().expect("piped"));
+        let waiter = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.wait(child, pid)
+        });
+        Self { name, pid, log: log.to_owned(), shared, waiter: Some(waiter) }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// The file with its output.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// How many lines it has printed: what [`Self::wait_for_line`] may start from.
+    pub fn mark(&self) -> usize {
+        self.shared.lock().lines.len()
+    }
+
+    /// The lines it has printed since `mark`.
+    pub fn lines_since(&self, mark: usize) -> Vec<String> {
+        self.shared.lock().lines[mark..].to_vec()
+    }
+
+    /// Waits for a line that contains `pattern`, at `mark` or later, and returns it. Panics, with the end of the output,
+    /// when `deadline` has passed or the program has closed its output without it.
+    #[track_caller]
+    pub fn wait_for_line(&self, pattern: &str, mark: usize, deadline: Duration) -> String {
+        let find = |state: &State| state.lines[mark..].iter().find(|line| line.contains(pattern)).cloned();
+        let state = self.shared.wait_while(deadline, |state| state.open_pipes > 0 && find(state).is_none());
+        find(&state).unwrap_or_else(|| {
+            let shown = state.lines[state.lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
+            panic!("{} has not printed {pattern:?} within {deadline:?}; its output ends:\n{shown}", self.name)
+        })
+    }
+
+    /// How it ended, if it has.
+    pub fn exited(&self) -> Option<ExitStatus> {
+        self.shared.lock().exited
+    }
+
+    /// Waits for its end; `None` if it still runs after `deadline`.
+    pub fn wait(&self, deadline: Duration) -> Option<ExitStatus> {
+        self.shared.wait_while(deadline, |state| state.exited.is_none()).exited
+    }
+
+    /// Sends a signal, unless it has ended.
+    pub fn signal(&self, signal: Signal) {
+        let state = self.shared.lock();
+        // Under the lock, under which it is reaped too: until then the pid is nobody else's.
+        if state.exited.is_none() {
+            kill(self.pid, signal).expect("signal a program that was started here");
+        }
+    }
+
+    /// Asks it to end (SIGTERM) and waits for that. Panics, after SIGKILL, if it does not.
+    #[track_caller]
+    pub fn terminate(&self) -> ExitStatus {
+        self.signal(Signal::SIGTERM);
+        self.wait(GRACE).unwrap_or_else(|| {
+            self.kill();
+            panic!("{} did not end within {GRACE:?} of SIGTERM", self.name)
+        })
+    }
+
+    /// Ends it at once (SIGKILL).
+    pub fn kill(&self) -> ExitStatus {
+        self.signal(Signal::SIGKILL);
+        self.wait(GRACE).expect("SIGKILL ends a program")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+        if let Some(waiter) = self.waiter.take() {
+            // It panics nowhere, and drop must not.
+            let _ = waiter.join();
+        }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Reads one pipe to its end.
+    fn read(self: &Arc<Self>, pipe: impl Read + Send + 'static) {
+        let shared = Arc::clone(self);
+        thread::spawn(move || {
+            let mut reader = BufReader::new(pipe);
+            let mut line = Vec::new();
+            while matches!(reader.read_until(b'\n', &mut line), Ok(length) if length > 0) {
+                let text = String::from_utf8_lossy(&line).trim_end_matches('\n').to_owned();
+                line.clear();
+                let mut state = shared.lock();
+                // The lines are kept in memory too; a full disk fails the test in its own way.
+                let _ = writeln!(state.log, "{text}");
+                state.lines.push(text);
+                drop(state);
+                shared.changed.notify_all();
+            }
+            shared.lock().open_pipes -= 1;
+            shared.changed.notify_all();
+        });
+    }
+
+    /// Waits for the end, and reaps under the lock.
+    fn wait(&self, mut child: Child, pid: Pid) {
+        // An error is a signal that came between, or nothing to wait for: `child.wait` knows.
+        let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+        let mut state = self.lock();
+        state.exited = child.wait().ok();
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn wait_while(
+        &self,
+        deadline: Duration,
+        mut condition: impl FnMut(&State) -> bool,
+    ) -> MutexGuard<'_, State> {
+        let waited = self.changed.wait_timeout_while(self.lock(), deadline, |state| condition(state));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,89 @@
+//! What an operator would run on the node, run there by tests: `nft`, `nft monitor`, `conntrack`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::netns::Netns;
+use crate::plan::Family;
+use crate::process::Process;
+use crate::wait::eventually;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// A table whose coming and going marks a point in the monitor's output.
+const FENCE: &str = "fairlead-e2e-fence";
+/// `NETLINK_NETFILTER` (linux/netlink.h), as in the column Eth of `/proc/net/netlink`.
+const NETLINK_NETFILTER: &str = "12";
+
+/// All rules of the namespace, as text.
+pub fn nft_list(netns: &Netns) -> String {
+    netns.output("nft", &["list", "ruleset"])
+}
+
+/// Loads rules.
+#[track_caller]
+pub fn nft(netns: &Netns, rules: &str) {
+    netns.feed("nft", &["-f", "-"], rules);
+}
+
+/// The conntrack entries of one family, one a line; `filter` as for `conntrack -L`: `["-p", "udp"]`.
+pub fn conntrack(netns: &Netns, family: Family, filter: &[&str]) -> Vec<String> {
+    let family = match family {
+        Family::V4 => "ipv4",
+        Family::V6 => "ipv6",
+    };
+    let arguments = [&["-L", "-f", family], filter].concat();
+    netns.output("conntrack", &arguments).lines().map(str::to_owned).collect()
+}
+
+/// `nft monitor`: everything that anybody changes in the rules of a namespace.
+#[derive(Debug)]
+pub struct NftMonitor {
+    netns: Netns,
+    process: Process,
+    seen: usize,
+}
+
+// === impl NftMonitor ===
+
+impl NftMonitor {
+    /// Starts it, and returns when it listens. Its output is also in the file `log`.
+    #[track_caller]
+    pub fn start(netns: &Netns, log: &Path) -> Self {
+        let mut command = Command::new("nft");
+        command.arg("monitor");
+        let process = Process::spawn(netns, command, log);
+        let pid = process.pid().to_string();
+        eventually("nft monitor listens", DEADLINE, || {
+            // sk, Eth, Pid, Groups, ...; the table is of the reader's namespace, here of the thread `run` starts.
+            let table = netns.run(|| fs::read_to_string("/proc/thread-self/net/netlink")).expect("procfs");
+            let listens = table.lines().any(|line| {
+                let columns = line.split_whitespace().collect::<Vec<_>>();
+                columns.get(1..3) == Some(&[NETLINK_NETFILTER, &pid]) && columns[3] != "00000000"
+            });
+            listens.then_some(())
+        });
+        Self { netns: netns.clone(), process, seen: 0 }
+    }
+
+    /// What has been changed since the last call, a line each; empty if nothing has.
+    #[track_caller]
+    pub fn changes(&mut self) -> Vec<String> {
+        nft(&self.netns, &format!("add table ip {FENCE}\ndelete table ip {FENCE}\n"));
+        // Events are in order: what precedes the fence is complete.
+        self.process.wait_for_line(&format!("delete table ip {FENCE}"), self.seen, DEADLINE);
+        self.process.wait_for_line("new generation", self.fence_end(), DEADLINE);
+        let mut lines = self.process.lines_since(self.seen);
+        self.seen += lines.len();
+        lines.retain(|line| !line.contains(FENCE) && !line.contains("new generation"));
+        lines.iter().map(|line| line.trim_end().to_owned()).collect()
+    }
+
+    /// The line after the fence's.
+    fn fence_end(&self) -> usize {
+        let fence = format!("delete table ip {FENCE}");
+        let lines = self.process.lines_since(self.seen);
+        self.seen + lines.iter().position(|line| line.contains(&fence)).map_or(0, |at| at + 1)
+    }
+}

@@ -1,0 +1,119 @@
+//! Nothing of a cluster is left when it is gone, however it went; programs in it are seen to start and to end.
+
+use std::fs;
+use std::panic;
+use std::process::Command;
+use std::time::Duration;
+
+use fairlead_e2e::{Cluster, Process, eventually, leftovers, sweep};
+use nix::sys::signal::Signal;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn shell(script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    command
+}
+
+#[test]
+fn a_dropped_cluster_leaves_no_namespace() {
+    let cluster = Cluster::start();
+    let prefix = cluster.prefix().to_owned();
+    assert_eq!(leftovers(&prefix).len(), 9);
+    drop(cluster);
+    assert_eq!(leftovers(&prefix), [""; 0]);
+}
+
+#[test]
+fn a_panicking_test_leaves_no_namespace() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let panicked = panic::catch_unwind(|| {
+        let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
+        tell.send(cluster.prefix().to_owned()).expect("a listener");
+        cluster.outside().run(|| panic!("in a namespace"));
+    });
+    let message = panicked.expect_err("the panic goes on");
+    assert_eq!(message.downcast_ref::<&str>(), Some(&"in a namespace"));
+    assert_eq!(leftovers(&told.recv().expect("a prefix")), [""; 0]);
+}
+
+#[test]
+fn the_sweep_takes_what_a_dead_run_left_and_nothing_else() {
+    // A pid that was given out and is free again.
+    let mut child = shell("exit 0").spawn().expect("sh");
+    let dead = child.id();
+    child.wait().expect("its end");
+    let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
+    let left = format!("fl-{dead}-1-outside");
+    let ip = |arguments: &[&str]| assert!(Command::new("ip").args(arguments).status().expect("ip").success());
+    ip(&["netns", "add", &left]);
+    // A program that the dead run left in it, with nobody who would kill it but the sweep.
+    let mut orphan = Command::new("ip").args(["netns", "exec", &left, "sleep", "60"]).spawn().expect("ip");
+    eventually("the orphan is inside", PATIENCE, || {
+        let pids = Command::new("ip").args(["netns", "pids", &left]).output().expect("ip").stdout;
+        (!pids.is_empty()).then_some(())
+    });
+
+    sweep();
+    assert!(!orphan.wait().expect("its end").success());
+    assert_eq!(leftovers(&format!("fl-{dead}-")), [""; 0]);
+    assert_eq!(leftovers(cluster.prefix()).len(), 2);
+}
+
+#[test]
+fn clusters_live_side_by_side() {
+    let clusters = [Cluster::start(), Cluster::start()];
+    assert_ne!(clusters[0].prefix(), clusters[1].prefix());
+    for cluster in &clusters {
+        let pod = cluster.pod("pod-a-1");
+        let reply = cluster.client().tcp((pod.address.v4, 8080).into()).expect("an answer");
+        assert_eq!(reply.pod, "pod-a-1");
+    }
+}
+
+#[test]
+fn a_program_runs_in_its_namespace_and_is_watched() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
+    let node = cluster.node('a');
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = directory.path().join("log");
+    let script = "ip -4 -br address show eth0; echo asked >&2; trap 'echo ending; exit 3' TERM; echo ready; \
+                  while :; do sleep 0.01; done";
+    let program = Process::spawn(&node.netns, shell(script), &log);
+    program.wait_for_line("ready", 0, PATIENCE);
+    assert!(program.wait_for_line("eth0", 0, PATIENCE).contains(&node.address.v4.to_string()));
+    program.wait_for_line("asked", 0, PATIENCE);
+    assert_eq!(program.exited(), None);
+
+    let mark = program.mark();
+    assert_eq!(program.terminate().code(), Some(3));
+    assert_eq!(program.wait_for_line("ending", mark, PATIENCE), "ending");
+    let printed = fs::read_to_string(&log).expect("the log");
+    assert_eq!(printed.lines().count(), 4, "{printed}");
+    program.signal(Signal::SIGTERM);
+    assert_eq!(program.kill().code(), Some(3), "it stays ended");
+}
+
+#[test]
+fn a_program_that_ends_or_is_dropped_is_noticed() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = directory.path().join("log");
+    let spawn = |script: &str| Process::spawn(&cluster.node('a').netns, shell(script), &log);
+
+    let ended = spawn("echo last words");
+    let missing = panic::catch_unwind(panic::AssertUnwindSafe(|| ended.wait_for_line("ready", 0, PATIENCE)));
+    let message = missing.expect_err("there is no such line");
+    let message = message.downcast_ref::<String>().expect("a message");
+    assert!(message.ends_with("last words"), "{message}");
+
+    let stubborn = spawn("trap '' TERM; echo ready; while :; do sleep 0.01; done");
+    stubborn.wait_for_line("ready", 0, PATIENCE);
+    stubborn.signal(Signal::SIGTERM);
+    assert_eq!(stubborn.wait(Duration::from_millis(50)), None);
+    let process = format!("/proc/{}", stubborn.pid());
+    assert!(fs::exists(&process).expect("procfs"));
+    drop(stubborn);
+    assert!(!fs::exists(&process).expect("procfs"));
+}

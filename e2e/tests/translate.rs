@@ -1,0 +1,234 @@
+//! The tools for judging a backend, tried on a few rules by hand: translation, masquerade and hairpin are seen, live
+//! traffic notices what it should, and every change of the rules is noticed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use fairlead_e2e::{Cluster, Failure, Family, Node, Pod, Protocol, plan, tools};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const PACE: Duration = Duration::from_millis(5);
+
+/// Rules on `node` that lead port 80 of the first VIP of each range to `pod`, with masquerade of a pod's own traffic to
+/// itself.
+fn translate(node: &Node, pod: &Pod) {
+    let vips = |family| {
+        [plan::cluster_ip(1), plan::load_balancer_ip(1), plan::external_ip(1)]
+            .map(|vip| vip.ip(family).to_string())
+            .join(", ")
+    };
+    let table = |keyword: &str, family| {
+        let ip = pod.address.ip(family);
+        let endpoint = SocketAddr::new(ip, 8080);
+        format!(
+            "table {keyword} by-hand\n\
+             delete table {keyword} by-hand\n\
+             table {keyword} by-hand {{\n\
+               chain services {{\n\
+                 {keyword} daddr {{ {vips} }} meta l4proto {{ tcp, udp, sctp }} th dport 80 dnat to {endpoint}\n\
+               }}\n\
+               chain prerouting {{ type nat hook prerouting priority dstnat; jump services; }}\n\
+               chain output {{ type nat hook output priority -100; jump services; }}\n\
+               chain postrouting {{ type nat hook postrouting priority srcnat;\n\
+                 {keyword} saddr {ip} {keyword} daddr {ip} masquerade\n\
+               }}\n\
+             }}\n",
+            vips = vips(family),
+        )
+    };
+    tools::nft(&node.netns, &(table("ip", Family::V4) + &table("ip6", Family::V6)));
+}
+
+fn vip(family: Family) -> SocketAddr {
+    SocketAddr::new(plan::cluster_ip(1).ip(family), 80)
+}
+
+#[test]
+fn a_vip_reaches_a_pod_from_everywhere() {
+    let cluster = Cluster::start();
+    let target = cluster.pod("pod-b-1");
+    // Where the pod is: without masquerade its answers to outside take the shortest way.
+    cluster.enter_through(cluster.node('b'));
+    cluster.nodes().iter().for_each(|node| translate(node, target));
+    let clients = [
+        ("outside", cluster.client(), Some(plan::OUTSIDE)),
+        ("pod on the same node", cluster.pod("pod-b-2").client(), Some(cluster.pod("pod-b-2").address)),
+        ("pod on the other node", cluster.pod("pod-a-1").client(), Some(cluster.pod("pod-a-1").address)),
+        ("node", cluster.node('a').client(), Some(cluster.node('a').address)),
+        // Itself: through its gateway, masqueraded.
+        ("hairpin", target.client(), Some(plan::gateway(2))),
+    ];
+    for (who, client, source) in &clients {
+        for family in Family::BOTH {
+            for protocol in Protocol::ALL {
+                let reply = client.ask(protocol, vip(family));
+                let reply = reply.unwrap_or_else(|error| panic!("{who} over {protocol} {family}: {error}"));
+                let endpoint = SocketAddr::new(target.address.ip(family), 8080);
+                let source = source.map(|source| source.ip(family));
+                assert_eq!(
+                    (reply.pod.as_str(), Some(reply.seen_source.ip()), reply.endpoint),
+                    ("pod-b-1", source, endpoint),
+                    "{who} over {protocol}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn without_masquerade_there_is_no_hairpin() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
+    let (node, pod) = (cluster.node('a'), cluster.pod("pod-a-1"));
+    translate(node, pod);
+    tools::nft(&node.netns, "flush chain ip by-hand postrouting\n");
+    assert_eq!(pod.client().udp(vip(Family::V4)), Err(Failure::TimedOut));
+    assert_eq!(pod.client().udp(vip(Family::V6)).map(|reply| reply.pod).as_deref(), Ok("pod-a-1"));
+}
+
+#[test]
+fn outside_enters_through_the_node_it_is_told() {
+    let cluster = Cluster::builder().pods_per_node(1).start();
+    let vips = [plan::cluster_ip(1), plan::load_balancer_ip(1), plan::external_ip(1)];
+    let answers = |port| {
+        let client = cluster.client().with_deadline(Duration::from_millis(200));
+        let vips = vips.iter().flat_map(|vip| vip.both());
+        vips.map(|ip: IpAddr| client.tcp(SocketAddr::new(ip, port)).is_ok()).collect::<Vec<_>>()
+    };
+    translate(cluster.node('b'), cluster.pod("pod-b-1"));
+    assert_eq!(answers(80), [false; 6], "node-a translates nothing");
+    cluster.enter_through(cluster.node('b'));
+    assert_eq!(answers(80), [true; 6]);
+    assert_eq!(answers(81), [false; 6]);
+}
+
+#[test]
+fn rejected_and_dropped_are_told_apart() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
+    let rules = "table inet by-hand {\n\
+                   chain forward { type filter hook forward priority filter;\n\
+                     tcp dport 1 reject with tcp reset\n\
+                     udp dport 1 reject\n\
+                     sctp dport 1 reject\n\
+                     th dport 2 drop\n\
+                     th dport 3 reject with icmpx type admin-prohibited\n\
+                   }\n\
+                 }\n";
+    tools::nft(&cluster.node('a').netns, rules);
+    let client = cluster.client().with_deadline(Duration::from_millis(200));
+    for ip in cluster.pod("pod-a-1").address.both() {
+        for protocol in Protocol::ALL {
+            let ask = |port| client.ask(protocol, SocketAddr::new(ip, port)).map(|reply| reply.pod);
+            assert_eq!(ask(1), Err(Failure::Refused), "{protocol} {ip}");
+            assert_eq!(ask(2), Err(Failure::TimedOut), "{protocol} {ip}");
+            assert_eq!(ask(3), Err(Failure::Unreachable), "{protocol} {ip}");
+            assert_eq!(ask(8080).as_deref(), Ok("pod-a-1"), "{protocol} {ip}");
+        }
+    }
+}
+
+#[test]
+fn requests_spread_over_the_pods() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(2).start();
+    let [one, two] = [1, 2].map(|number| cluster.node('a').pod(number).address.v4);
+    let rules = format!(
+        "table ip by-hand {{ chain prerouting {{ type nat hook prerouting priority dstnat;\n\
+           ip daddr {} tcp dport 80 dnat to numgen inc mod 2 map {{ 0: {one}, 1: {two} }} : 8080\n\
+         }}\n}}\n",
+        plan::cluster_ip(1).v4
+    );
+    tools::nft(&cluster.node('a').netns, &rules);
+    let expected = [("pod-a-1".to_owned(), 10), ("pod-a-2".to_owned(), 10)].into();
+    assert_eq!(cluster.client().spread(Protocol::Tcp, vip(Family::V4), 20), Ok(expected));
+    let closed = SocketAddr::new(one.into(), 9);
+    assert_eq!(cluster.client().spread(Protocol::Tcp, closed, 20), Err(Failure::Refused));
+}
+
+#[test]
+fn a_tcp_stream_keeps_its_pod_and_new_connections_move() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(2).start();
+    let (node, client) = (cluster.node('a'), cluster.client());
+    translate(node, cluster.pod("pod-a-1"));
+    let stream = client.stream(Protocol::Tcp, vip(Family::V4), PACE).expect("a stream");
+    let churn = client.churn(Protocol::Tcp, vip(Family::V4), 200, PATIENCE);
+    assert!(churn.wait_pod("pod-a-1", PATIENCE));
+    assert!(stream.wait_echoes(10, PATIENCE));
+
+    translate(node, cluster.pod("pod-a-2"));
+    assert!(churn.wait_pod("pod-a-2", PATIENCE));
+    assert!(stream.wait_echoes(10, PATIENCE));
+
+    let (stream, churn) = (stream.finish(), churn.finish());
+    assert!(stream.is_clean(), "{stream:?}");
+    assert_eq!(stream.pods.keys().collect::<Vec<_>>(), ["pod-a-1"]);
+    assert_eq!(churn.failures, []);
+    assert_eq!(churn.attempts, churn.answered_by("pod-a-1") + churn.answered_by("pod-a-2"));
+}
+
+#[test]
+fn a_stream_notices_resets_and_losses() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
+    let pod = cluster.pod("pod-a-1");
+    let to = SocketAddr::new(pod.address.v6.into(), 8080);
+    let open = |protocol| {
+        cluster
+            .client()
+            .with_deadline(Duration::from_millis(100))
+            .stream(protocol, to, PACE)
+            .expect("a stream")
+    };
+    let (tcp, udp) = (open(Protocol::Tcp), open(Protocol::Udp));
+    assert!(tcp.wait_echoes(1, PATIENCE) && udp.wait_echoes(1, PATIENCE));
+
+    let drop_all =
+        "table inet by-hand { chain forward { type filter hook forward priority filter; policy drop; }\n}\n";
+    tools::nft(&cluster.node('a').netns, drop_all);
+    assert!(tcp.wait_trouble(PATIENCE) && udp.wait_trouble(PATIENCE));
+    assert!(tcp.report().lost > 0 && udp.report().lost > 0);
+    tools::nft(&cluster.node('a').netns, "delete table inet by-hand\n");
+    assert!(tcp.wait_echoes(1, PATIENCE) && udp.wait_echoes(1, PATIENCE), "both recover");
+
+    pod.stop();
+    let churn = cluster.client().churn(Protocol::Tcp, to, 200, PATIENCE);
+    assert!(churn.wait_attempts(5, PATIENCE));
+    assert!(!tcp.wait_echoes(1, PATIENCE), "the pod is gone, and the wait ends with the connection");
+    assert_eq!(tcp.finish().resets, 1);
+    let report = churn.finish();
+    assert!(report.failures.iter().all(|(_, failure)| *failure == Failure::Refused));
+    assert_eq!(report.failures.len() as u64, report.attempts);
+
+    pod.serve(&[8080]);
+    assert!(udp.wait_echoes(1, PATIENCE), "a flow outlives its server");
+    assert!(udp.finish().resets > 0);
+}
+
+#[test]
+fn conntrack_entries_are_listed() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
+    let (node, pod) = (cluster.node('a'), cluster.pod("pod-a-1"));
+    translate(node, pod);
+    for family in Family::BOTH {
+        assert_eq!(tools::conntrack(&node.netns, family, &[]), [""; 0]);
+        for (protocol, filter) in [(Protocol::Udp, "udp"), (Protocol::Sctp, "sctp")] {
+            cluster.client().ask(protocol, vip(family)).expect("an answer");
+            let entries = tools::conntrack(&node.netns, family, &["-p", filter]);
+            let [entry] = entries.as_slice() else { panic!("{entries:?}") };
+            assert!(entry.contains(&format!("dst={}", plan::cluster_ip(1).ip(family))), "{entry}");
+            assert!(entry.contains(&format!("src={}", pod.address.ip(family))), "{entry}");
+        }
+    }
+}
+
+#[test]
+fn the_monitor_tells_changes_from_none() {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(1).ports(&[]).start();
+    let netns = &cluster.node('a').netns;
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut monitor = tools::NftMonitor::start(netns, &directory.path().join("monitor"));
+    assert_eq!(monitor.changes(), [""; 0]);
+    tools::nft(netns, "add table ip by-hand\nadd set ip by-hand s { type ipv4_addr; }\n");
+    assert_eq!(monitor.changes(), ["add table ip by-hand", "add set ip by-hand s { type ipv4_addr; }"]);
+    assert!(tools::nft_list(netns).contains("table ip by-hand"));
+    assert_eq!(monitor.changes(), [""; 0]);
+    tools::nft(netns, "add element ip by-hand s { 10.0.0.1 }\n");
+    assert_eq!(monitor.changes(), ["add element ip by-hand s { 10.0.0.1 }"]);
+}
