@@ -1,0 +1,51 @@
+//! Text tables for people: columns as wide as their widest cell.
+
+use std::fmt::Write as _;
+
+/// A table with a header line.
+#[derive(Debug)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table that has only its header yet.
+    pub fn new(header: &[&str]) -> Self {
+        Self { rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()] }
+    }
+
+    /// Appends a row. An empty cell is printed as `-`.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let cells = cells.into_iter().map(|cell| if cell.is_empty() { "-".to_owned() } else { cell });
+        self.rows.push(cells.collect());
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(&widths) {
+                write!(line, "{cell:<width$}   ")?;
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let mut table = Table::new(&["NAME", "PORT"]);
+        table.row(["default/web".to_owned(), "80".to_owned()]);
+        table.row(["a".to_owned(), String::new()]);
+        assert_eq!(table.to_string(), "NAME          PORT\ndefault/web   80\na             -\n");
+    }
+}
