@@ -28,7 +28,8 @@ pub trait Backend: Send + 'static {
     ///
     /// # Errors
     /// As [`Self::reconcile`], which is called next.
-    fn apply(&mut self, state: &NodeState, changes: &Changes) -> impl Future<Output = Result<Applied>> + Send;
+    fn apply(&mut self, state: &NodeState, changes: &Changes)
+    -> impl Future<Output = Result<Applied>> + Send;
 
     /// Removes everything that this backend may ever have installed, and nothing else.
     ///

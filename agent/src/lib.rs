@@ -8,8 +8,13 @@
 
 mod backend;
 mod changes;
+mod stage;
 mod state;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use backend::{Applied, Backend};
 pub use changes::Changes;
+pub use stage::{Committed, RefusedOperation, Stage};
 pub use state::{NodeState, Service};

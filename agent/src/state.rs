@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use proto::{
     digest::{Digest, Digests, FACTS, KeyHash},
-    model::{Cluster, Family, Node, PerFamily, Pool, PoolClass, ServicePort, ServicePortKey},
+    model::{
+        Cluster, Endpoint, Family, Node, PerFamily, Pool, PoolClass, PoolId, ServicePort, ServicePortKey,
+    },
 };
 
 /// A service port and what can serve it here.
@@ -140,6 +142,60 @@ impl NodeState {
                 self.services.remove(key);
             }
         }
+        true
+    }
+
+    /// Replaces the port of a service that is there and leaves its pools. Says whether it differs.
+    pub(crate) fn set_port(&mut self, port: ServicePort) -> bool {
+        let Some(service) = self.services.get_mut(&port.key) else { return false };
+        if service.port == port {
+            return false;
+        }
+        let bucket = &mut self.digests[KeyHash::of(&port.key).bucket()];
+        bucket.remove(Digest::of_service_port(&service.port));
+        bucket.add(Digest::of_service_port(&port));
+        service.port = port;
+        true
+    }
+
+    /// Replaces a pool of a service that is there. Says whether it differs.
+    pub(crate) fn set_pool(&mut self, id: &PoolId, endpoints: Pool) -> bool {
+        let Some(service) = self.services.get_mut(&id.key) else { return false };
+        let pool = service.pool_mut(id.class, id.family);
+        if *pool == endpoints {
+            return false;
+        }
+        let hash = KeyHash::of(&id.key);
+        let bucket = &mut self.digests[hash.bucket()];
+        bucket.remove(hash.pool(id.class, pool));
+        bucket.add(hash.pool(id.class, &endpoints));
+        *pool = endpoints;
+        true
+    }
+
+    /// Puts an endpoint into a pool of a service that is there, or replaces its flags. Says whether anything differs.
+    pub(crate) fn add_endpoint(&mut self, id: &PoolId, endpoint: Endpoint) -> bool {
+        let Some(service) = self.services.get_mut(&id.key) else { return false };
+        let pool = service.pool_mut(id.class, id.family);
+        let old = pool.binary_search_by_key(&endpoint.identity(), Endpoint::identity).map(|at| pool[at]);
+        if !pool.insert(endpoint) {
+            return false;
+        }
+        let hash = KeyHash::of(&id.key);
+        let bucket = &mut self.digests[hash.bucket()];
+        if let Ok(old) = old {
+            bucket.remove(hash.endpoint(id.class, &old));
+        }
+        bucket.add(hash.endpoint(id.class, &endpoint));
+        true
+    }
+
+    /// Takes an endpoint out of a pool of a service that is there. Says whether it was in it.
+    pub(crate) fn remove_endpoint(&mut self, id: &PoolId, endpoint: &Endpoint) -> bool {
+        let Some(service) = self.services.get_mut(&id.key) else { return false };
+        let Some(old) = service.pool_mut(id.class, id.family).remove(endpoint) else { return false };
+        let hash = KeyHash::of(&id.key);
+        self.digests[hash.bucket()].remove(hash.endpoint(id.class, &old));
         true
     }
 

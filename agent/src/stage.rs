@@ -1,0 +1,98 @@
+//! Operations collected since the last commit, and how they become the next state: folded to what they amount to, compared with
+//! what is there, applied as a whole.
+//!
+//! ```text
+//!   put a, change a.pool, reset bucket 7, put b, ...  ──fold──▶  per service port: edited | replaced | gone
+//!                                                                    │ compared with NodeState
+//!                                                                    ▼
+//!                                                        NodeState changed, Changes exact
+//! ```
+
+mod fold;
+
+use std::mem;
+
+use proto::model::{Family, Operation, PoolId, ServicePortKey};
+
+use crate::{Changes, NodeState};
+use fold::Fold;
+
+/// What has been received since the last commit. Nothing of it is in force.
+#[derive(Clone, Debug, Default)]
+pub struct Stage {
+    operations: Vec<Operation>,
+}
+
+/// What a commit has done to the state.
+#[derive(Debug, Default)]
+pub struct Committed {
+    /// What differs from before.
+    pub changes: Changes,
+    /// The operations that made no sense and were left out. The digests then differ from the frontend's, which leads to
+    /// a repair.
+    pub refused: Vec<RefusedOperation>,
+}
+
+/// An operation that cannot be applied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RefusedOperation {
+    /// A pool operation for a service port that is not there.
+    #[error("{0}: there is no such service port")]
+    UnknownServicePort(ServicePortKey),
+    /// Addresses of the other family in a pool.
+    #[error("{}: an address in the {} pool is not {}", .0.key, .0.class, .0.family)]
+    OtherFamily(PoolId),
+    /// The facts of another node.
+    #[error("facts of node {0}, which is another one")]
+    OtherNode(String),
+    /// A bucket beyond the last one.
+    #[error("bucket {0}: there is no such digest bucket")]
+    UnknownBucket(u8),
+}
+
+impl Stage {
+    /// Takes in one more part of a change.
+    pub fn extend(&mut self, operations: impl IntoIterator<Item = Operation>) {
+        self.operations.extend(operations);
+    }
+
+    /// What is staged, in order.
+    #[must_use]
+    pub fn operations(&self) -> &[Operation] {
+        &self.operations
+    }
+
+    /// Forgets everything: the rest of the change will not come.
+    pub fn clear(&mut self) {
+        // Not `Vec::clear`: the room that a snapshot needed is not needed again.
+        self.operations = Vec::new();
+    }
+
+    /// Applies everything to `state` and starts anew.
+    pub fn commit(&mut self, state: &mut NodeState) -> Committed {
+        let mut refused = Vec::new();
+        let mut fold = Fold::new(state);
+        for operation in mem::take(&mut self.operations) {
+            if let Err(error) = fold.take(operation) {
+                refused.push(error);
+            }
+        }
+        let folded = fold.finish();
+        Committed { changes: folded.apply(state), refused }
+    }
+}
+
+/// Whether all endpoints of a pool operation have the family of the pool.
+fn check_family<'a>(
+    pool: &PoolId,
+    mut endpoints: impl Iterator<Item = &'a proto::model::Endpoint>,
+) -> Result<(), RefusedOperation> {
+    if endpoints.all(|endpoint| Family::of(&endpoint.address) == pool.family) {
+        Ok(())
+    } else {
+        Err(RefusedOperation::OtherFamily(pool.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

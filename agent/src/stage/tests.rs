@@ -1,0 +1,219 @@
+//! Tests of staging: what is refused, what counts as a change, random histories.
+
+use proto::{
+    digest::{BUCKETS, Digests, KeyHash},
+    model::{Cluster, Endpoint, Node, Operation, Pool, PoolClass, ServicePort},
+};
+
+use super::*;
+use crate::{
+    Service,
+    testing::{History, mk_key, mk_state, operations_between},
+};
+
+fn commit(state: &mut NodeState, operations: Vec<Operation>) -> Committed {
+    let mut stage = Stage::default();
+    stage.extend(operations);
+    let committed = stage.commit(state);
+    assert!(stage.operations().is_empty());
+    committed
+}
+
+/// The digests as they come out when everything is put into an empty state, service by service.
+fn recomputed(state: &NodeState) -> Digests {
+    let mut fresh = NodeState::new(state.node().clone());
+    fresh.put_cluster(state.cluster().clone());
+    for (key, service) in state.services() {
+        fresh.set_service(key, Some(service.clone()));
+    }
+    fresh.digests().clone()
+}
+
+/// What differs, found by looking at everything.
+fn compared(from: &NodeState, to: &NodeState) -> Changes {
+    let keys = from.services().keys().chain(to.services().keys());
+    Changes {
+        services: keys.filter(|key| from.service(key) != to.service(key)).cloned().collect(),
+        node: from.node() != to.node(),
+        cluster: from.cluster() != to.cluster(),
+    }
+}
+
+/// Every operation that it takes to make a state out of nothing.
+fn everything(state: &NodeState) -> Vec<Operation> {
+    let mut operations: Vec<_> = (0..BUCKETS as u8).map(Operation::ResetBucket).collect();
+    operations.push(Operation::PutCluster(Cluster::default()));
+    operations.push(Operation::PutNode(Node::unknown(state.node().name.clone())));
+    operations.extend(operations_between(&NodeState::new(Node::unknown("other")), state));
+    operations
+}
+
+fn web() -> NodeState {
+    mk_state()
+        .service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(["10.244.1.1:8080"]))
+        .service("default/api", |api| api.cluster_ip("10.96.0.2").endpoints(["10.244.1.2:8080"]))
+        .build()
+}
+
+fn pool(key: &str) -> PoolId {
+    PoolId { key: mk_key(key), class: PoolClass::Cluster, family: Family::V4 }
+}
+
+fn endpoint(address: &str) -> Endpoint {
+    let address: std::net::SocketAddr = address.parse().unwrap();
+    Endpoint::new(address.ip(), address.port().try_into().unwrap())
+}
+
+#[test]
+fn histories_in_one_commit_or_many() {
+    for seed in 0..200 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut history = History::new(seed);
+        let mut state = history.state().clone();
+        let mut stage = Stage::default();
+        for step in 0..30 {
+            let before = history.state().clone();
+            if rng.u8(0..10) == 0 {
+                history.jump()
+            } else {
+                history.step()
+            };
+            match rng.u8(0..4) {
+                0 => stage.extend(everything(history.state())),
+                // The buckets of what changed, as a repair sends them.
+                1 => stage.extend(repair(&before, history.state())),
+                _ => stage.extend(operations_between(&before, history.state())),
+            }
+            if rng.bool() {
+                let before = state.clone();
+                let committed = stage.commit(&mut state);
+                assert_eq!(committed.refused, [], "seed {seed}, step {step}");
+                assert_eq!(state, *history.state(), "seed {seed}, step {step}");
+                assert_eq!(committed.changes, compared(&before, &state), "seed {seed}, step {step}");
+                assert_eq!(*state.digests(), recomputed(&state), "seed {seed}, step {step}");
+            }
+        }
+    }
+}
+
+/// Resets the buckets that differ and puts what belongs there.
+fn repair(from: &NodeState, to: &NodeState) -> Vec<Operation> {
+    let differing: Vec<_> = from.digests().differing(to.digests()).collect();
+    let mut target = NodeState::new(to.node().clone());
+    target.put_cluster(to.cluster().clone());
+    for (key, service) in to.services() {
+        if differing.contains(&usize::from(KeyHash::of(key).bucket())) {
+            target.set_service(key, Some(service.clone()));
+        }
+    }
+    let resets = differing.iter().filter(|bucket| **bucket < BUCKETS);
+    let mut operations: Vec<_> = resets.map(|bucket| Operation::ResetBucket(*bucket as u8)).collect();
+    operations.extend(operations_between(&NodeState::new(Node::unknown("other")), &target));
+    operations
+}
+
+#[test]
+fn what_comes_back_the_same_is_no_change() {
+    let mut state = web();
+    let before = state.clone();
+    let committed = commit(&mut state, everything(&before));
+    assert_eq!(committed.changes, Changes::default());
+    assert_eq!(state, before);
+}
+
+#[test]
+fn steps_that_cancel_out_are_no_change() {
+    let mut state = web();
+    let other = endpoint("10.244.1.9:8080");
+    let port = state.service(&mk_key("default/web")).unwrap().port.clone();
+    let moved = ServicePort { port: 81.try_into().unwrap(), ..port.clone() };
+    let committed = commit(
+        &mut state,
+        vec![
+            Operation::PutServicePort(moved),
+            Operation::ChangePool { pool: pool("default/web"), add: vec![other], remove: vec![] },
+            Operation::ChangePool { pool: pool("default/web"), add: vec![], remove: vec![other] },
+            Operation::PutServicePort(port),
+        ],
+    );
+    assert_eq!(committed.changes, Changes::default());
+    assert_eq!(state, web());
+}
+
+#[test]
+fn only_what_differs_is_in_the_changes() {
+    let mut state = web();
+    let changed = [endpoint("10.244.1.1:8080"), endpoint("10.244.1.3:8080")];
+    let committed = commit(
+        &mut state,
+        vec![
+            Operation::ReplacePool { pool: pool("default/web"), endpoints: changed.into_iter().collect() },
+            Operation::ReplacePool {
+                pool: pool("default/api"),
+                endpoints: [endpoint("10.244.1.2:8080")].into_iter().collect(),
+            },
+        ],
+    );
+    let web = [mk_key("default/web")].into();
+    assert_eq!(committed.changes, Changes { services: web, node: false, cluster: false });
+}
+
+#[test]
+fn put_keeps_pools_and_a_new_one_has_none() {
+    let mut state = web();
+    let port = ServicePort::new(mk_key("default/web"), 8080.try_into().unwrap());
+    commit(&mut state, vec![Operation::PutServicePort(port.clone())]);
+    assert_eq!(state.service(&port.key).unwrap().cluster.v4.len(), 1);
+    commit(
+        &mut state,
+        vec![Operation::RemoveServicePort(port.key.clone()), Operation::PutServicePort(port.clone())],
+    );
+    assert_eq!(state.service(&port.key), Some(&Service::new(port)));
+}
+
+#[test]
+fn nonsense_is_refused_and_the_rest_is_applied() {
+    let v6 = endpoint("[fd00::1]:80");
+    let unknown = |key: &str| RefusedOperation::UnknownServicePort(mk_key(key));
+    let change = |key: &str| Operation::ChangePool { pool: pool(key), add: vec![], remove: vec![] };
+    let mut state = web();
+    let committed = commit(
+        &mut state,
+        vec![
+            change("default/nobody"),
+            Operation::ReplacePool { pool: pool("default/web"), endpoints: [v6].into_iter().collect() },
+            Operation::ChangePool { pool: pool("default/web"), add: vec![v6], remove: vec![] },
+            Operation::PutNode(Node::unknown("another")),
+            Operation::ResetBucket(128),
+            Operation::RemoveServicePort(mk_key("default/nobody")),
+            Operation::RemoveServicePort(mk_key("default/web")),
+            change("default/web"),
+            Operation::ResetBucket(KeyHash::of(&mk_key("default/api")).bucket()),
+            Operation::ReplacePool { pool: pool("default/api"), endpoints: Pool::default() },
+        ],
+    );
+    assert_eq!(
+        committed.refused,
+        [
+            unknown("default/nobody"),
+            RefusedOperation::OtherFamily(pool("default/web")),
+            RefusedOperation::OtherFamily(pool("default/web")),
+            RefusedOperation::OtherNode("another".to_owned()),
+            RefusedOperation::UnknownBucket(128),
+            unknown("default/web"),
+            unknown("default/api"),
+        ]
+    );
+    assert_eq!(state, mk_state().build());
+    assert_eq!(committed.changes.services.len(), 2);
+}
+
+#[test]
+fn what_is_cleared_is_never_applied() {
+    let mut state = web();
+    let mut stage = Stage::default();
+    stage.extend([Operation::RemoveServicePort(mk_key("default/web"))]);
+    stage.clear();
+    assert!(stage.commit(&mut state).changes.is_empty());
+    assert_eq!(state, web());
+}

@@ -1,0 +1,24 @@
+//! For the tests and benchmarks of the agent and of every backend: short ways to write a state down, random histories, the suite
+//! that a [`Backend`](crate::Backend) must pass, and a backend that programs nothing.
+//!
+//! ```
+//! use agent::testing::mk_state;
+//!
+//! let state = mk_state()
+//!     .service("default/web", |web| web.cluster_ip("10.96.0.1").port(80).endpoints(["10.244.1.1:8080"]))
+//!     .build();
+//! assert_eq!(state.services().len(), 1);
+//! ```
+
+// A panic is how a test fails.
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::missing_panics_doc)]
+
+mod builders;
+mod history;
+mod synthetic;
+mod transition;
+
+pub use builders::{NODE_NAME, ServiceBuilder, StateBuilder, mk_key, mk_state};
+pub use history::History;
+pub use synthetic::{Stack, synthetic};
+pub use transition::{apply, operations_between, transition};

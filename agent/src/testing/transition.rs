@@ -1,0 +1,59 @@
+//! From one state to another, by the operations that a frontend would send.
+
+use proto::model::{Family, Operation, PoolClass, PoolId, ServicePortKey};
+
+use crate::{Changes, NodeState, Service, Stage};
+
+/// Commits operations to a state, as the agent does. Says what differs from before.
+///
+/// Panics when an operation makes no sense.
+pub fn apply(state: &mut NodeState, operations: impl IntoIterator<Item = Operation>) -> Changes {
+    let mut stage = Stage::default();
+    stage.extend(operations);
+    let committed = stage.commit(state);
+    assert_eq!(committed.refused, []);
+    committed.changes
+}
+
+/// Makes `state` equal to `target`. Says what differed.
+pub fn transition(state: &mut NodeState, target: &NodeState) -> Changes {
+    let operations = operations_between(state, target);
+    let changes = apply(state, operations);
+    assert_eq!(state, target);
+    changes
+}
+
+/// What leads from one state to another: no more operations than needed, endpoints by their differences.
+#[must_use]
+pub fn operations_between(from: &NodeState, to: &NodeState) -> Vec<Operation> {
+    let mut operations = Vec::new();
+    if from.node() != to.node() {
+        operations.push(Operation::PutNode(to.node().clone()));
+    }
+    if from.cluster() != to.cluster() {
+        operations.push(Operation::PutCluster(to.cluster().clone()));
+    }
+    let gone = from.services().keys().filter(|key| to.service(key).is_none());
+    operations.extend(gone.cloned().map(Operation::RemoveServicePort));
+    for (key, service) in to.services() {
+        put_service(&mut operations, key, from.service(key), service);
+    }
+    operations
+}
+
+fn put_service(operations: &mut Vec<Operation>, key: &ServicePortKey, from: Option<&Service>, to: &Service) {
+    if from.is_none_or(|from| from.port != to.port) {
+        operations.push(Operation::PutServicePort(to.port.clone()));
+    }
+    let new = Service::new(to.port.clone());
+    let from = from.unwrap_or(&new);
+    for class in [PoolClass::Cluster, PoolClass::Local] {
+        for family in Family::ALL {
+            let (add, remove) = from.pool(class, family).diff(to.pool(class, family));
+            if !add.is_empty() || !remove.is_empty() {
+                let pool = PoolId { key: key.clone(), class, family };
+                operations.push(Operation::ChangePool { pool, add, remove });
+            }
+        }
+    }
+}
