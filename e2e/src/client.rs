@@ -11,8 +11,8 @@ use crate::wire::{Failure, Protocol, Reply};
 pub(crate) mod probe;
 
 /// How long a request may take before it counts as dropped: long for a path inside one machine, also under load, and
-/// below the one second after which TCP would try again.
-pub const DEADLINE: Duration = Duration::from_millis(500);
+/// below the one second after which TCP would try again. What is expected to be dropped may be given less.
+pub const DEADLINE: Duration = Duration::from_millis(800);
 
 /// A client in a namespace; cheap to clone.
 #[derive(Clone, Debug)]
@@ -42,6 +42,7 @@ impl Client {
     }
 
     /// The same client, with this source address and port, so that each request is the same flow to conntrack.
+    /// TCP connections are then closed by a reset, which leaves the port free.
     pub fn with_source_port(mut self, source: SocketAddr) -> Self {
         self.probe.source = Some(source);
         self

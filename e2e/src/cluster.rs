@@ -1,13 +1,17 @@
 //! The cluster: its namespaces, its nodes and its pods, from the first to the last moment of a test.
 
+use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
 
 use crate::client::Client;
 use crate::manifests::Manifests;
 use crate::netns::{Netns, Owner, sweep};
 use crate::plan::{self, DualStack};
 use crate::server::Server;
+use crate::wait::eventually;
+use crate::wire::Failure;
 
 mod topology;
 
@@ -60,6 +64,12 @@ pub struct Pod {
     pub address: DualStack,
     server: Mutex<Option<Server>>,
 }
+
+/// The port where a pod without servers refuses.
+const DISCARD: u16 = 9;
+/// One look whether a link is up, and how long looking may take in all.
+const LINK_PROBE: Duration = Duration::from_millis(20);
+const LINK_DEADLINE: Duration = Duration::from_secs(10);
 
 // === impl ClusterBuilder ===
 
@@ -129,6 +139,7 @@ impl ClusterBuilder {
         });
         let cluster = Cluster { outside, nodes: nodes.collect(), owner };
         topology::configure(&cluster);
+        cluster.wait_for_links();
         if !self.ports.is_empty() {
             cluster.pods().for_each(|pod| pod.serve(&self.ports));
         }
@@ -198,6 +209,21 @@ impl Cluster {
     }
 }
 
+// === impl Cluster: waiting ===
+
+impl Cluster {
+    /// The kernel brings a link into use some time after it was set up, and until then drops what is sent there. So
+    /// each pod is asked once, at a port where nobody serves.
+    fn wait_for_links(&self) {
+        let client = self.client().with_deadline(LINK_PROBE);
+        for address in self.pods().flat_map(|pod| pod.address.both()) {
+            eventually("a pod's link is up", LINK_DEADLINE, || {
+                (client.udp(SocketAddr::new(address, DISCARD)) == Err(Failure::Refused)).then_some(())
+            });
+        }
+    }
+}
+
 // === impl Node ===
 
 impl Node {
@@ -233,7 +259,7 @@ impl Pod {
         drop(server);
     }
 
-    fn server(&self) -> std::sync::MutexGuard<'_, Option<Server>> {
+    fn server(&self) -> MutexGuard<'_, Option<Server>> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,11 +16,14 @@
 //! whom they saw, [`Client`]s ask from anywhere, [`Stream`] and [`Churn`] are live traffic, [`Process`] is a program in a
 //! namespace, and [`manifests`] writes the Kubernetes objects that belong to it all.
 
-// A harness fails by panicking: its callers are tests, and the message is what their reader needs.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(
+    clippy::expect_used,
+    reason = "a harness fails by panicking: its callers are tests, and the message is for their reader"
+)]
 
 mod client;
 mod cluster;
+mod fork;
 pub mod manifests;
 mod netns;
 pub mod plan;

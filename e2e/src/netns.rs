@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::panic;
 use std::path::{Path, PathBuf};
-use std::process::{self, Command, Stdio};
+use std::process::{self, Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -17,6 +17,8 @@ use nix::mount::{MntFlags, umount2};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+use crate::fork;
 
 /// Where `ip netns` keeps its names.
 const DIRECTORY: &str = "/run/netns";
@@ -76,8 +78,11 @@ impl Netns {
     /// Runs a program inside the namespace to its end and returns what it printed; panics if it fails.
     #[track_caller]
     pub fn output(&self, program: &str, arguments: &[&str]) -> String {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = self
-            .run(|| Command::new(program).args(arguments).stdin(Stdio::null()).output())
+            .run(|| fork::spawn(&mut command))
+            .and_then(Child::wait_with_output)
             .unwrap_or_else(|error| panic!("{program}: {error}"));
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{program} {arguments:?} in {}: {stderr}", self.name);
@@ -203,12 +208,8 @@ fn path(name: &str) -> PathBuf {
 
 /// Runs `command` to its end with `input` as its standard input. The error is what it printed.
 fn feed(command: &mut Command, input: &str) -> Result<(), String> {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| error.to_string())?;
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = fork::spawn(command).map_err(|error| error.to_string())?;
     let mut stdin = child.stdin.take().expect("piped");
     // A program that stopped reading has said why on its standard error.
     let _ = stdin.write_all(input.as_bytes());

@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
+use crate::fork;
 use crate::netns::Netns;
 
 /// How long a program may take to end after SIGTERM, before SIGKILL.
@@ -53,7 +54,7 @@ impl Process {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A child is born into the namespace of the thread that starts it.
-        let child = netns.run(|| command.spawn());
+        let child = netns.run(|| fork::spawn(&mut command));
         let mut child = child.unwrap_or_else(|error| panic!("start {name}: {error}"));
         let pid = Pid::from_raw(child.id().try_into().expect("a pid"));
         let state = State {

@@ -88,9 +88,9 @@ impl Chunk {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let body = bytes.get(CHUNK_HEADER..u16_at(bytes, 2)?.into())?;
-        match bytes.first()? {
-            &INIT => Some(Self::Init { tag: u32_at(body, 0)? }),
-            &INIT_ACK => {
+        match *bytes.first()? {
+            INIT => Some(Self::Init { tag: u32_at(body, 0)? }),
+            INIT_ACK => {
                 let parameter = body.get(INIT_FIXED..)?;
                 if u16_at(parameter, 0)? != PARAMETER_STATE_COOKIE {
                     return None;
@@ -98,7 +98,7 @@ impl Chunk {
                 let cookie = parameter.get(CHUNK_HEADER..u16_at(parameter, 2)?.into())?;
                 Some(Self::InitAck { tag: u32_at(body, 0)?, cookie: cookie.to_vec() })
             }
-            &ABORT => Some(Self::Abort),
+            ABORT => Some(Self::Abort),
             _ => None,
         }
     }

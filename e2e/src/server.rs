@@ -10,6 +10,7 @@ use tokio::runtime;
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
+use crate::fork;
 use crate::netns::Netns;
 
 mod sctp;
@@ -55,6 +56,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        let _no_forks = fork::pause();
         drop(self.stop.take());
         if let Some(Err(panicked)) = self.thread.take().map(JoinHandle::join)
             && !std::thread::panicking()

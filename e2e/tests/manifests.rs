@@ -1,5 +1,7 @@
 //! The manifests are what an API server would hand out: checked field by field where Kubernetes prescribes the form.
 
+#![allow(clippy::expect_used, reason = "a panic is how tests fail, in their helpers too")]
+
 use std::fs;
 use std::path::Path;
 

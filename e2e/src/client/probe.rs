@@ -107,7 +107,10 @@ impl Probe {
             if kind == Type::RAW {
                 source.set_port(0);
             }
-            // The next request from the same port must not wait until the last one's TIME_WAIT is over.
+            if kind == Type::STREAM && source.port() != 0 {
+                // Closed by a reset: the next request from the same port must not wait for this one's TIME_WAIT.
+                socket.set_linger(Some(Duration::ZERO))?;
+            }
             socket.set_reuse_address(true)?;
             socket.bind(&source.into())?;
         }

@@ -67,6 +67,12 @@ impl Churn {
         self.progress.wait_until(deadline, |report| report.answered_by(pod) > before)
     }
 
+    /// Waits until it has seen `enough`; `false` if it has not within `deadline` or before its time was up.
+    #[must_use]
+    pub fn wait_until(&self, deadline: Duration, enough: impl FnMut(&ChurnReport) -> bool) -> bool {
+        self.progress.wait_until(deadline, enough)
+    }
+
     /// What it has seen so far.
     pub fn report(&self) -> ChurnReport {
         self.progress.report()

@@ -72,10 +72,10 @@ impl Stream {
         self.progress.wait_until(deadline, |report| report.echoed >= wanted)
     }
 
-    /// Waits until a message is lost or refused; `false` if none is within `deadline`.
+    /// Waits until it has seen `enough`; `false` if it has not within `deadline` or the connection ended before.
     #[must_use]
-    pub fn wait_trouble(&self, deadline: Duration) -> bool {
-        self.progress.wait_until(deadline, |report| report.lost + report.resets > 0)
+    pub fn wait_until(&self, deadline: Duration, enough: impl FnMut(&StreamReport) -> bool) -> bool {
+        self.progress.wait_until(deadline, enough)
     }
 
     /// What it has seen so far.
