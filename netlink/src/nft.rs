@@ -14,6 +14,8 @@ mod decode;
 mod element;
 mod expr;
 mod fields;
+#[cfg(test)]
+mod fixtures;
 mod handle;
 mod monitor;
 mod set;

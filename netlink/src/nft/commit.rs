@@ -7,6 +7,9 @@
 //!   ENOBUFS          -> answers are missing: refused if one error was read, otherwise nobody knows
 //! ```
 
+#[cfg(test)]
+mod tests;
+
 use super::Batch;
 use crate::{
     Errno, Error, Refusal, Refusals, Result, Socket,

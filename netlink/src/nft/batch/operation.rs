@@ -57,6 +57,11 @@ impl<'a> Operation<'a> {
         })
     }
 
+    /// The index of the element, when there is just one.
+    pub(crate) fn only_element(&self) -> Option<usize> {
+        (self.elements().take(2).count() == 1).then_some(0)
+    }
+
     fn is_elements(&self) -> bool {
         matches!(self.kind, msg::NEWSETELEM | msg::DELSETELEM)
     }

@@ -1,0 +1,305 @@
+//! What the kernel refuses, and whether it is said of the right operation and element.
+
+use std::{collections::HashMap, time::Instant};
+
+use nix::libc;
+
+use super::*;
+use crate::{
+    nft::{fixtures::*, *},
+    testing::in_netns,
+};
+
+fn table() -> Table {
+    Table::new(Family::Ip, "fairlead")
+}
+
+fn start() -> Batch {
+    let mut batch = Batch::new();
+    batch.add_table(&table());
+    batch.add_chain(&table(), &Chain::regular("pool-1"));
+    batch.add_set(&table(), &vips());
+    batch
+}
+
+fn vip(n: u16) -> Fields {
+    Fields::new().addr([10, 96, (n >> 8) as u8, n as u8]).proto(6).port(80)
+}
+
+fn refused(handle: &mut Handle, batch: &Batch) -> Vec<Refusal> {
+    let error = handle.commit(batch).unwrap_err();
+    assert!(matches!(&error, Error::Refused(refusals) if refusals.is_complete()), "{error:?}");
+    error.refusals().to_vec()
+}
+
+#[test]
+fn one_in_the_middle() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        let mut batch = start();
+        batch.delete_chain(&table(), "nowhere");
+        batch.add_chain(&table(), &Chain::regular("pool-2"));
+        let refusals = refused(&mut handle, &batch);
+        let expected = Refusal {
+            errno: Errno(libc::ENOENT),
+            operation: Some(3),
+            label: "delete chain ip fairlead nowhere".into(),
+            element: None,
+            message: None,
+        };
+        assert_eq!(refusals, [expected]);
+        assert_eq!(handle.tables(Family::Ip).unwrap(), [], "nothing of it is in force");
+    });
+}
+
+#[test]
+fn the_first_and_the_last() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        handle.commit(&start()).unwrap();
+        let mut batch = Batch::new();
+        batch.delete_set(&table(), "first");
+        batch.add_chain(&table(), &Chain::regular("pool-2"));
+        batch.delete_rule(&table(), "pool-1", 7777);
+        let refusals = refused(&mut handle, &batch);
+        let found: Vec<_> = refusals.iter().map(|refusal| (refusal.operation, &*refusal.label)).collect();
+        assert_eq!(
+            found,
+            [(Some(0), "delete set ip fairlead first"), (Some(2), "delete rule ip fairlead pool-1")]
+        );
+        let error = handle.commit(&batch).unwrap_err();
+        assert!(error.is_not_found());
+        assert!(error.to_string().starts_with("delete set ip fairlead first: No such file"), "{error}");
+    });
+}
+
+#[test]
+fn elements_of_a_bulk() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        handle.commit(&start()).unwrap();
+        let keys: Vec<Fields> = (0..5).map(vip).collect();
+        let mut batch = Batch::new();
+        let verdict = |n| if n == 3 { Verdict::goto("nowhere") } else { Verdict::goto("pool-1") };
+        let elements = keys.iter().enumerate().map(|(n, key)| Element::verdict(key, verdict(n)));
+        batch.add_elements(&table(), &vips(), elements);
+        let refusals = refused(&mut handle, &batch);
+        assert_eq!(refusals.len(), 1);
+        assert_eq!((refusals[0].operation, refusals[0].element), (Some(0), Some(3)));
+        assert_eq!(refusals[0].label, "add element ip fairlead vips { 10.96.0.3 . tcp . 80 : goto nowhere }");
+        assert_eq!(refusals[0].errno, Errno(libc::ENOENT));
+
+        let mut batch = Batch::new();
+        batch.add_elements(&table(), &vips(), [Element::verdict(&vip(2), Verdict::Drop)]);
+        handle.commit(&batch).unwrap();
+        let mut batch = Batch::new();
+        batch.add_elements(&table(), &vips(), keys.iter().map(|key| Element::verdict(key, Verdict::Accept)));
+        let error = handle.commit(&batch).unwrap_err();
+        assert!(error.is_exists(), "{error}");
+        assert_eq!(error.refusals()[0].element, Some(2), "{error}");
+        let mut batch = Batch::new();
+        batch.delete_elements(&table(), &vips(), [Element::key(&vip(2)), Element::key(&vip(4))]);
+        let error = handle.commit(&batch).unwrap_err();
+        assert!(error.is_not_found(), "{error}");
+        assert_eq!(error.refusals()[0].label, "delete element ip fairlead vips { 10.96.0.4 . tcp . 80 }");
+    });
+}
+
+#[test]
+fn an_element_in_the_second_message_of_a_bulk() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        handle.commit(&start()).unwrap();
+        let keys: Vec<Fields> = (0..1500).map(vip).collect();
+        let verdict = |n| if n == 1400 { Verdict::goto("nowhere") } else { Verdict::goto("pool-1") };
+        let mut batch = Batch::new();
+        let elements = keys.iter().enumerate().map(|(n, key)| Element::verdict(key, verdict(n)));
+        batch.add_elements(&table(), &vips(), elements);
+        assert!(batch.len() > 1);
+        let refusals = refused(&mut handle, &batch);
+        assert_eq!(refusals.len(), 1);
+        let expected = "add element ip fairlead vips { 10.96.5.120 . tcp . 80 : goto nowhere }";
+        assert_eq!(refusals[0].label, expected);
+    });
+}
+
+#[test]
+fn still_in_use() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        let mut batch = start();
+        batch.add_elements(&table(), &vips(), [Element::verdict(&vip(1), Verdict::goto("pool-1"))]);
+        handle.commit(&batch).unwrap();
+        let mut batch = Batch::new();
+        batch.delete_chain(&table(), "pool-1");
+        assert!(handle.commit(&batch).unwrap_err().is_busy());
+        let mut batch = Batch::new();
+        batch.delete_elements(&table(), &vips(), [Element::key(&vip(1))]);
+        batch.delete_chain(&table(), "pool-1");
+        handle.commit(&batch).unwrap();
+    });
+}
+
+/// Rules whose expressions the kernel finds wrong are refused with their own number.
+#[test]
+fn a_rule_with_a_missing_set() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        let mut batch = start();
+        let rule = Rule::new([load_vip(8).as_slice(), &[lookup("missing", 8, None)]].concat());
+        batch.add_rule(&table(), "pool-1", &rule);
+        let refusals = refused(&mut handle, &batch);
+        assert_eq!((refusals[0].operation, &*refusals[0].label), (Some(3), "add rule ip fairlead pool-1"));
+    });
+}
+
+/// The kernel says which operation completed the bad graph, but not which attribute.
+#[test]
+fn a_masquerade_that_prerouting_can_reach() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        let mut batch = start();
+        let dispatch =
+            Rule::new([load_vip(8).as_slice(), &[lookup("vips", 8, Some(Register::VERDICT))]].concat());
+        batch.add_chain(&table(), &Chain::base("nat", ChainKind::Nat, Hook::Prerouting, priority::DSTNAT));
+        batch.add_rule(&table(), "nat", &dispatch);
+        batch.add_rule(&table(), "pool-1", &Rule::new([Expr::Masquerade { flags: NatFlags::NONE }]));
+        batch.add_elements(&table(), &vips(), [Element::verdict(&vip(1), Verdict::goto("pool-1"))]);
+        let refusals = refused(&mut handle, &batch);
+        assert_eq!((refusals[0].operation, refusals[0].element), (Some(6), Some(0)));
+        assert_eq!(refusals[0].label, "add element ip fairlead vips { 10.96.0.1 . tcp . 80 : goto pool-1 }");
+    });
+}
+
+/// No way is known to make the kernel's commit fail on demand; its answers then are taken from its source.
+#[test]
+fn what_fails_at_the_commit_is_no_operations_fault() {
+    let answer = |errno| Answer { errno, offset: None, message: None };
+    let mut answers = Answers::default();
+    answers.add(1, answer(0), 3);
+    answers.add(1, answer(libc::ERESTART), 3);
+    let error = answers.judge(&start()).unwrap_err();
+    assert!(error.is_interrupted());
+    assert_eq!(error.refusals()[0].operation, None);
+    assert_eq!(error.refusals()[0].label, "a transaction of 3 operations");
+}
+
+#[test]
+fn answers_that_are_missing_leave_the_outcome_unknown() {
+    let all_there = Answers { first_acknowledged: true, last_acknowledged: true, ..Answers::default() };
+    assert_eq!(all_there.judge(&start()), Ok(()));
+    let dropped = Answers { overrun: true, last_acknowledged: true, ..Answers::default() };
+    assert!(dropped.judge(&start()).unwrap_err().is_outcome_unknown());
+    let silent = Answers { first_acknowledged: true, ..Answers::default() };
+    assert!(silent.judge(&start()).unwrap_err().is_outcome_unknown());
+}
+
+#[test]
+fn more_refusals_than_the_queue_holds() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        handle.commit(&start()).unwrap();
+        let mut batch = Batch::new();
+        for n in 0..20_000 {
+            batch.delete_chain(&table(), &format!("nowhere-{n}"));
+        }
+        let error = handle.commit(&batch).unwrap_err();
+        let Error::Refused(refusals) = &error else { panic!("{error}") };
+        assert!(!refusals.is_complete());
+        assert!(refusals.len() > 200, "{}", refusals.len());
+        assert_eq!(refusals[100].label, "delete chain ip fairlead nowhere-100");
+        assert!(error.to_string().contains("at least"), "{error}");
+
+        let mut batch = Batch::new();
+        batch.add_chain(&table(), &Chain::regular("pool-2"));
+        handle.commit(&batch).unwrap();
+        assert_eq!(handle.chains(&table()).unwrap().len(), 2, "the socket is as good as new");
+    });
+}
+
+#[test]
+fn a_bulk_of_110_000_elements() {
+    in_netns(|| bulk(None));
+}
+
+/// More than 18 MB in one call.
+#[test]
+fn a_bulk_with_comments() {
+    in_netns(|| bulk(Some(&"c".repeat(128))));
+}
+
+fn bulk(comment: Option<&str>) {
+    let mut handle = Handle::open().unwrap();
+    handle.commit(&start()).unwrap();
+    let count = 110_000u32;
+    let mut batch = Batch::new();
+    batch.add_set(&table(), &endpoints());
+    let addr = |n: u32| (0x0af4_0000 + n).to_be_bytes();
+    let pair = |n: u32| (vip((n / 10) as u16).mark(n % 10), Fields::new().addr(addr(n)).port(8080));
+    let fields: Vec<(Fields, Fields)> = (0..count).map(pair).collect();
+    let elements = || fields.iter().map(|(key, data)| Element { comment, ..Element::value(key, data) });
+
+    let start = Instant::now();
+    batch.add_elements(&table(), &endpoints(), elements());
+    let written = start.elapsed();
+    handle.commit(&batch).unwrap();
+    let committed = start.elapsed() - written;
+    let mut expected: HashMap<&[u8], Data<'_>> =
+        elements().map(|element| (element.key, element.data)).collect();
+    let start = Instant::now();
+    let found = handle.elements(&table(), "endpoints", || 0, |found, _| *found += 1).unwrap();
+    let dumped = start.elapsed();
+    eprintln!(
+        "{} bytes: written in {written:?}, committed in {committed:?}, dumped in {dumped:?}",
+        batch.bytes()
+    );
+    assert_eq!(found, count);
+    let check = |(): &mut (), element: Element<'_>| {
+        assert_eq!(expected.remove(element.key), Some(element.data.clone()));
+        assert_eq!(element.comment, comment);
+    };
+    handle.elements(&table(), "endpoints", || (), check).unwrap();
+
+    let mut batch = Batch::new();
+    batch.delete_elements(&table(), &endpoints(), elements());
+    handle.commit(&batch).unwrap();
+    assert_eq!(handle.elements(&table(), "endpoints", || 0, |found, _| *found += 1).unwrap(), 0);
+}
+
+/// Names this test to the process it starts in a user namespace, where buffers cannot be forced beyond their limit.
+const INSIDE: &str = "FAIRLEAD_TEST_IN_USER_NAMESPACE";
+
+#[test]
+fn without_privileges_small_batches_work_and_large_ones_say_so() {
+    if std::env::var_os(INSIDE).is_none() {
+        let name = "nft::commit::tests::without_privileges_small_batches_work_and_large_ones_say_so";
+        let mut command = std::process::Command::new("unshare");
+        command
+            .args(["-Urn", "--"])
+            .arg(std::env::current_exe().unwrap())
+            .args([name, "--exact"])
+            .env(INSIDE, "1");
+        let output = command.output().unwrap();
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
+        return;
+    }
+    let mut handle = Handle::open().unwrap();
+    handle.commit(&start()).unwrap();
+    // The kernel doubles what it is asked for, and caps that.
+    let limit: usize =
+        std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap().trim().parse().unwrap();
+    let keys: Vec<Fields> = (0..20_000).map(vip).collect();
+    let mut batch = Batch::new();
+    while batch.bytes() < 2 * limit {
+        batch.add_elements(&table(), &vips(), keys.iter().map(|key| Element::verdict(key, Verdict::Drop)));
+    }
+    let error = handle.commit(&batch).unwrap_err();
+    assert_eq!(error, Error::TooLarge { bytes: batch.bytes() + 20 });
+    for part in keys.chunks(2000) {
+        let mut batch = Batch::new();
+        batch.add_elements(&table(), &vips(), part.iter().map(|key| Element::verdict(key, Verdict::Drop)));
+        handle.commit(&batch).unwrap();
+    }
+    assert_eq!(handle.elements(&table(), "vips", || 0, |found, _| *found += 1).unwrap(), keys.len());
+}

@@ -1,0 +1,123 @@
+//! Objects that the tests share, and the `nft` command.
+
+use std::{process::Command, time::Duration};
+
+use super::*;
+
+/// The register of this number.
+pub(crate) fn r(number: u8) -> Register {
+    Register::new(number).unwrap()
+}
+
+/// `ip daddr . meta l4proto . th dport` from this register on, for IPv4.
+pub(crate) fn load_vip(first: u8) -> Vec<Expr> {
+    vec![
+        Expr::Payload { dreg: r(first), base: PayloadBase::Network, offset: 16, len: 4 },
+        Expr::Meta { dreg: r(first + 1), key: MetaKey::L4proto },
+        Expr::Payload { dreg: r(first + 2), base: PayloadBase::Transport, offset: 2, len: 2 },
+    ]
+}
+
+pub(crate) fn random(dreg: u8, modulus: u32) -> Expr {
+    Expr::Numgen { dreg: r(dreg), kind: NumgenKind::Random, modulus, offset: 0 }
+}
+
+pub(crate) fn lookup(set: &str, sreg: u8, dreg: Option<Register>) -> Expr {
+    Expr::Lookup { set: set.into(), sreg: r(sreg), dreg, matches: Matches::Found }
+}
+
+pub(crate) fn dnat(addr: u8, port: u8) -> Expr {
+    Expr::Nat {
+        kind: NatKind::Dnat,
+        family: Family::Ip,
+        addr: Some(r(addr)),
+        addr_max: None,
+        port: Some(r(port)),
+        port_max: None,
+        flags: NatFlags::NONE,
+    }
+}
+
+const VIP: [DataType; 3] = [DataType::Ipv4Addr, DataType::InetProto, DataType::InetService];
+
+/// A verdict map.
+pub(crate) fn vips() -> Set {
+    Set::verdict_map("vips", VIP).comment("VIP to pool")
+}
+
+/// A map of concatenations.
+pub(crate) fn endpoints() -> Set {
+    Set::map(
+        "endpoints",
+        [VIP.as_slice(), &[DataType::Mark]].concat(),
+        [DataType::Ipv4Addr, DataType::InetService],
+    )
+}
+
+/// A map whose data has a word of padding in front, for [`affine_rules`].
+pub(crate) fn affine_endpoints() -> Set {
+    let data = [DataType::Mark, DataType::Ipv4Addr, DataType::InetService];
+    Set { name: "affine-endpoints".into(), data: data.into(), ..endpoints() }
+}
+
+/// A map that rules write to.
+pub(crate) fn affinity() -> Set {
+    let key = [VIP.as_slice(), &[DataType::Ipv4Addr]].concat();
+    let data = [DataType::Mark, DataType::Ipv4Addr, DataType::InetService];
+    Set::map("affinity", key, data).flags(SetFlags::TIMEOUT | SetFlags::EVAL).size(1000)
+}
+
+/// A plain set.
+pub(crate) fn live() -> Set {
+    let key = [&[DataType::Ipv4Addr, DataType::InetService], VIP.as_slice()].concat();
+    Set::new("live", key)
+}
+
+/// A set of ranges of concatenations.
+pub(crate) fn source_ranges() -> Set {
+    let key = [VIP.as_slice(), &[DataType::Ipv4Addr]].concat();
+    Set::new("source-ranges", key).flags(SetFlags::INTERVAL).comment("who may connect")
+}
+
+/// A map with a single field on either side.
+pub(crate) fn numbers() -> Set {
+    Set::map("numbers", [DataType::Mark], [DataType::Mark])
+}
+
+pub(crate) fn all_sets() -> Vec<Set> {
+    vec![vips(), endpoints(), affine_endpoints(), affinity(), live(), source_ranges(), numbers()]
+}
+
+/// The rules of an affinity chain. The label from `ct` and the constant over the map's result are there for nft, which
+/// aborts when it lists a map's result as part of a key.
+pub(crate) fn affine_rules() -> Vec<Rule> {
+    let labels = [
+        Expr::Ct { dreg: r(9), key: CtKey::SrcIp, direction: Some(Direction::Reply) },
+        Expr::Ct { dreg: r(10), key: CtKey::ProtoSrc, direction: Some(Direction::Reply) },
+    ];
+    let client = Expr::Payload { dreg: r(14), base: PayloadBase::Network, offset: 12, len: 4 };
+    let padding = Expr::Immediate { dreg: r(8), data: [0; 4].into() };
+    let remember =
+        |op, timeout| Expr::Dynset { set: "affinity".into(), op, key: r(11), data: Some(r(8)), timeout };
+    let timeout = Some(Duration::from_secs(10));
+
+    let mut known = labels.to_vec();
+    known.extend(load_vip(11));
+    known.push(client.clone());
+    known.extend([lookup("affinity", 11, Some(r(8))), lookup("live", 9, None), padding.clone()]);
+    known.extend([remember(DynsetOp::Update, timeout), dnat(9, 10)]);
+
+    let mut new = labels.to_vec();
+    new.extend(load_vip(11));
+    new.extend([random(14, 3), lookup("affine-endpoints", 11, Some(r(8))), padding, client]);
+    new.extend([remember(DynsetOp::Delete, None), remember(DynsetOp::Update, timeout), dnat(9, 10)]);
+    vec![Rule::new(known).comment("a known client"), Rule::new(new)]
+}
+
+/// `nft` with these arguments in the thread's network namespace; what it prints.
+pub(crate) fn nft(args: &[&str]) -> String {
+    let output = Command::new("nft").args(args).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "nft {args:?}: {}: {stderr}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
