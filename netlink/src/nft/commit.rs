@@ -82,8 +82,9 @@ impl Answers {
 
 fn refusal(batch: &Batch, index: Option<usize>, answer: Answer) -> Refusal {
     let operation = index.and_then(|index| batch.get(index));
-    let element =
-        operation.as_ref().zip(answer.offset).and_then(|(operation, offset)| operation.element_at(offset));
+    let element = operation
+        .as_ref()
+        .and_then(|op| answer.offset.and_then(|offset| op.element_at(offset)).or_else(|| op.only_element()));
     let label = match (&operation, element) {
         (Some(operation), Some(element)) => operation.element_label(element),
         (Some(operation), None) => operation.label(),
