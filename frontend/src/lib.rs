@@ -4,4 +4,19 @@
 //!   source ──▶ index ──▶ view ──▶ log ──▶ session (one per node) ──▶ server (gRPC), or the agent itself in `local`
 //! ```
 
+mod engine;
+mod frame;
+pub mod index;
+mod local;
+pub mod log;
 pub mod object;
+mod server;
+mod session;
+mod streams;
+pub mod view;
+
+pub use engine::{Config, Frontend};
+pub use frame::Frame;
+pub use server::Listener;
+pub use session::SessionError;
+pub use streams::StreamStatus;

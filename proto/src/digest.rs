@@ -65,19 +65,20 @@ impl KeyHash {
     /// The content hash of one endpoint in a pool of this key.
     #[must_use]
     pub fn endpoint(self, class: PoolClass, endpoint: &Endpoint) -> Digest {
-        let mut bytes = Vec::with_capacity(28);
-        bytes.extend_from_slice(&self.0.to_le_bytes());
-        bytes.push(class as u8);
-        pack_endpoint(class, endpoint, &mut bytes);
-        Digest(xxh64(&bytes, SEED_ENDPOINT))
+        self.pool(class, std::slice::from_ref(endpoint))
     }
 
     /// The sum over the endpoints of a pool of this key.
     #[must_use]
     pub fn pool(self, class: PoolClass, endpoints: &[Endpoint]) -> Digest {
         let mut sum = Digest::default();
+        let mut bytes = Vec::with_capacity(28);
         for endpoint in endpoints {
-            sum.add(self.endpoint(class, endpoint));
+            bytes.clear();
+            bytes.extend_from_slice(&self.0.to_le_bytes());
+            bytes.push(class as u8);
+            pack_endpoint(class, endpoint, &mut bytes);
+            sum.add(Digest(xxh64(&bytes, SEED_ENDPOINT)));
         }
         sum
     }

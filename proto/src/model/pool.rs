@@ -153,6 +153,12 @@ impl Pool {
         &self.0
     }
 
+    /// What is there under this address and port, with its flags.
+    #[must_use]
+    pub fn get(&self, endpoint: &Endpoint) -> Option<&Endpoint> {
+        self.position(endpoint).ok().map(|at| &self.0[at])
+    }
+
     /// Whether this address and port is in the pool.
     #[must_use]
     pub fn contains(&self, endpoint: &Endpoint) -> bool {

@@ -1,0 +1,192 @@
+//! The frontend as a whole: one writer that turns updates into revisions, and the state that all streams read.
+//!
+//! ```text
+//!   source ──mpsc──▶ run ──▶ Index ──take_changes──▶ Log ──watch──▶ sessions: Log::difference
+//! ```
+//!
+//! Two plain mutexes, each held for microseconds and never across an await. The one of the `Log` is taken by every session
+//! for every commit; the one of the `Index` only by the writer and by `Status`.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Result;
+use proto::model::{Cluster, Epoch, Revision};
+use runtime::{ReadyGuard, Shutdown};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+use tracing::{debug, info, warn};
+
+use crate::{
+    index::Index,
+    log::{Limits, Log},
+    object::Update,
+    streams::Streams,
+};
+
+/// How many updates are taken in at a time before the writer looks at the clock again.
+const UPDATES_PER_COMMIT: usize = 4096;
+
+/// What can be chosen.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The facts about the cluster that every node is told.
+    pub cluster: Cluster,
+    /// Commits are at least this far apart. After a quiet time the first change is committed at once.
+    pub commit_interval: Duration,
+    /// How long a stream is idle before its node is told that it is up to date.
+    pub bookmark_interval: Duration,
+    /// How long a client may take to say Hello.
+    pub hello_deadline: Duration,
+    /// On shutdown clients are asked to come back within this time, each after a random part of it.
+    pub drain_delay: Duration,
+    /// How long after that they may take to close their streams.
+    pub drain_grace: Duration,
+    /// How much of the past is kept for nodes that come back.
+    pub history: Limits,
+}
+
+/// A handle to the frontend; clones are the same one. Nothing runs before [`Self::run`] does.
+#[derive(Clone, Debug)]
+pub struct Frontend {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What the writer and all streams share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    index: Mutex<Index>,
+    log: Mutex<Log>,
+    /// The present revision; `None` until every kind of object has been delivered.
+    revision: watch::Sender<Option<Revision>>,
+    pub(crate) streams: Streams,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            cluster: Cluster::default(),
+            commit_interval: Duration::from_millis(10),
+            bookmark_interval: Duration::from_secs(10),
+            hello_deadline: Duration::from_secs(10),
+            drain_delay: Duration::from_secs(5),
+            drain_grace: Duration::from_secs(10),
+            // Hours of a busy cluster; a reconnect beyond that costs a comparison of digests.
+            history: Limits { entries: 100_000, bytes: 64 << 20 },
+        }
+    }
+}
+
+impl Frontend {
+    /// A frontend without objects.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let epoch = Epoch(fastrand::u64(1..));
+        let log = Log::new(epoch, config.cluster.clone(), config.history);
+        Self {
+            shared: Arc::new(Shared {
+                config,
+                index: Mutex::new(Index::new(SystemTime::now())),
+                log: Mutex::new(log),
+                revision: watch::Sender::new(None),
+                streams: Streams::default(),
+            }),
+        }
+    }
+
+    /// Takes in what sources say and commits it, until the shutdown. There must be only one such writer.
+    ///
+    /// Drops `ready` when every kind of object has been delivered once; nobody is served before.
+    ///
+    /// # Errors
+    /// None so far; the type is that of a task.
+    pub async fn run(
+        &self,
+        mut updates: mpsc::Receiver<Update>,
+        ready: ReadyGuard,
+        mut shutdown: Shutdown,
+    ) -> Result<()> {
+        let mut ready = Some(ready);
+        let mut due = Instant::now();
+        loop {
+            let update = tokio::select! {
+                () = shutdown.recv() => return Ok(()),
+                update = updates.recv() => update,
+            };
+            let Some(update) = update else {
+                warn!("the source has ended; what is known goes on being served");
+                shutdown.recv().await;
+                return Ok(());
+            };
+            self.apply(update);
+            let timer = sleep_until(due);
+            tokio::pin!(timer);
+            // Empty when the last commit is long ago: then only what has already arrived is added.
+            while !timer.is_elapsed() && Instant::now() < due {
+                tokio::select! {
+                    () = shutdown.recv() => return Ok(()),
+                    Some(update) = updates.recv() => self.apply(update),
+                    () = &mut timer => {}
+                }
+            }
+            for _ in 0..UPDATES_PER_COMMIT {
+                let Ok(update) = updates.try_recv() else { break };
+                self.apply(update);
+            }
+            if self.commit() {
+                drop(ready.take());
+            }
+            due = Instant::now() + self.shared.config.commit_interval;
+        }
+    }
+
+    fn apply(&self, update: Update) {
+        self.shared.index().apply(update);
+    }
+
+    /// Commits what is dirty. Says whether the cluster is complete.
+    fn commit(&self) -> bool {
+        let changes = {
+            let mut index = self.shared.index();
+            if !index.is_complete() {
+                return false;
+            }
+            index.take_changes()
+        };
+        let (ports, trigger) = (changes.ports.len(), changes.oldest_trigger);
+        let (committed, revision) = {
+            let mut log = self.shared.log();
+            (log.commit(changes), log.revision())
+        };
+        if let Some(revision) = committed {
+            debug!(%revision, ports, ?trigger, "committed");
+        }
+        self.shared.revision.send_if_modified(|known| {
+            if known.is_none() {
+                info!(%revision, "all objects are known, serving");
+            }
+            known.replace(revision) != Some(revision)
+        });
+        true
+    }
+}
+
+impl Shared {
+    pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The present revision, as it changes.
+    pub(crate) fn revisions(&self) -> watch::Receiver<Option<Revision>> {
+        self.revision.subscribe()
+    }
+}

@@ -1,0 +1,304 @@
+//! The cluster, one copy of each object, and which service ports are touched by a change.
+//!
+//! ```text
+//!   Update ──▶ apply ──▶ objects, claims ──▶ dirty keys ──take_changes──▶ views of those keys alone, problems
+//! ```
+//!
+//! What comes out depends on the objects that are there, never on the order in which they came: an index after any
+//! history answers like one that was filled from scratch.
+
+mod claims;
+mod problems;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use proto::model::{Node, ServicePortKey};
+
+use crate::{
+    object::{Kind, Object, ObjectName, Parsed, Port, Problem, Service, Slice, Update},
+    view::{View, view},
+};
+
+use self::{claims::Claims, problems::Problems};
+
+/// All objects of the cluster that matter.
+#[derive(Debug)]
+pub struct Index {
+    /// Trigger times before this are of no interest: they say how long this process was not there.
+    started: SystemTime,
+    services: HashMap<ObjectName, Service>,
+    /// By the service they belong to, then by their own name.
+    slices: HashMap<ObjectName, BTreeMap<Arc<str>, Slice>>,
+    /// The service of each slice, because a slice can change it and a deletion does not name it.
+    slice_services: HashMap<ObjectName, Arc<str>>,
+    nodes: HashMap<Arc<str>, Arc<Node>>,
+    claims: Claims,
+    problems: Problems,
+    /// Kinds that have been delivered as a whole at least once.
+    complete: BTreeSet<Kind>,
+    /// What may look different than at the last `take_changes`, and when the oldest of its changes was made.
+    dirty: BTreeMap<ServicePortKey, Option<SystemTime>>,
+    dirty_nodes: BTreeSet<Arc<str>>,
+}
+
+/// What may have changed since the last time, computed anew.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Service ports; `None` when there is no such any more.
+    pub ports: Vec<(ServicePortKey, Option<View>)>,
+    /// Nodes; `None` when there is no such any more.
+    pub nodes: Vec<(Arc<str>, Option<Arc<Node>>)>,
+    /// When the oldest change was made in the cluster, as far as it is known.
+    pub oldest_trigger: Option<SystemTime>,
+}
+
+impl Index {
+    /// An empty cluster. Trigger times before `started` are ignored.
+    #[must_use]
+    pub fn new(started: SystemTime) -> Self {
+        Self {
+            started,
+            services: HashMap::new(),
+            slices: HashMap::new(),
+            slice_services: HashMap::new(),
+            nodes: HashMap::new(),
+            claims: Claims::default(),
+            problems: Problems::default(),
+            complete: BTreeSet::new(),
+            dirty: BTreeMap::new(),
+            dirty_nodes: BTreeSet::new(),
+        }
+    }
+
+    /// Takes in what a source says.
+    pub fn apply(&mut self, update: Update) {
+        match update {
+            Update::Apply(parsed) => self.apply_one(parsed),
+            Update::Delete(kind, name) => self.delete(kind, &name),
+            Update::Replace(kind, all) => {
+                let mut gone = self.known(kind);
+                for parsed in all {
+                    gone.remove(&parsed.name);
+                    self.apply_one(parsed);
+                }
+                for name in gone {
+                    self.delete(kind, &name);
+                }
+                self.complete.insert(kind);
+            }
+        }
+    }
+
+    /// Whether every kind has been delivered as a whole. Before that the cluster must not be served to anybody.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        Kind::ALL.iter().all(|kind| self.complete.contains(kind))
+    }
+
+    /// Whether something may have changed since the last [`Self::take_changes`].
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty() || !self.dirty_nodes.is_empty()
+    }
+
+    /// Computes the views that may have changed since the last time.
+    pub fn take_changes(&mut self) -> Changes {
+        let dirty = std::mem::take(&mut self.dirty);
+        let dirty_nodes = std::mem::take(&mut self.dirty_nodes);
+        let oldest_trigger = dirty.values().flatten().min().copied();
+        let ports = dirty.into_keys().map(|key| {
+            let view = self.settle(&key);
+            (key, view)
+        });
+        let ports = ports.collect();
+        let nodes = dirty_nodes.into_iter().map(|name| {
+            let node = self.nodes.get(&name).cloned();
+            (name, node)
+        });
+        Changes { ports, nodes: nodes.collect(), oldest_trigger }
+    }
+
+    /// Everything that is wrong with objects of the cluster, by object. Up to date after [`Self::take_changes`].
+    pub fn problems(&self) -> impl Iterator<Item = (Kind, &ObjectName, Vec<&Problem>)> {
+        self.problems.iter()
+    }
+
+    /// The view of a service port as of now, and what is wrong with its claims.
+    fn settle(&mut self, key: &ServicePortKey) -> Option<View> {
+        let name = service_of(key);
+        let mut problems = Vec::new();
+        let view = self.services.get(&name).and_then(|service| {
+            let port = find_port(service, key)?;
+            let port = self.claims.settle(service, port, &mut problems);
+            let slices = self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
+            Some(view(service, port, slices))
+        });
+        self.problems.set_claims(&name, key, problems);
+        view
+    }
+
+    fn apply_one(&mut self, parsed: Parsed) {
+        let Parsed { kind, name, object, problems } = parsed;
+        self.problems.set_source(kind, &name, problems);
+        match (kind, object) {
+            (_, Some(Object::Service(service))) => self.put_service(name, Some(service)),
+            (_, Some(Object::Slice(slice))) => self.put_slice(&name, Some(slice)),
+            (_, Some(Object::Node(node))) => self.put_node(name.name, Some(node)),
+            (kind, None) => self.remove(kind, &name),
+        }
+    }
+
+    fn delete(&mut self, kind: Kind, name: &ObjectName) {
+        self.problems.set_source(kind, name, Vec::new());
+        self.remove(kind, name);
+    }
+
+    fn remove(&mut self, kind: Kind, name: &ObjectName) {
+        match kind {
+            Kind::Service => self.put_service(name.clone(), None),
+            Kind::EndpointSlice => self.put_slice(name, None),
+            Kind::Node => self.put_node(name.name.clone(), None),
+        }
+    }
+
+    /// The names of all objects of a kind that are in force or have problems.
+    fn known(&self, kind: Kind) -> BTreeSet<ObjectName> {
+        let mut names: BTreeSet<_> = self.problems.names(kind).cloned().collect();
+        match kind {
+            Kind::Service => names.extend(self.services.keys().cloned()),
+            Kind::EndpointSlice => names.extend(self.slice_services.keys().cloned()),
+            Kind::Node => names.extend(self.nodes.keys().map(|name| ObjectName::new("", name.clone()))),
+        }
+        names
+    }
+
+    fn put_service(&mut self, name: ObjectName, new: Option<Service>) {
+        if self.services.get(&name) == new.as_ref() {
+            return;
+        }
+        let old = match &new {
+            Some(service) => self.services.insert(name, service.clone()),
+            None => self.services.remove(&name),
+        };
+        for service in old.iter().chain(&new) {
+            for port in &service.ports {
+                self.dirty.entry(key_of(service, port)).or_default();
+            }
+        }
+        let mut touched = BTreeSet::new();
+        if let Some(old) = &old {
+            self.claims.remove_service(old, &mut touched);
+        }
+        if let Some(new) = &new {
+            self.claims.add_service(new, &mut touched);
+        }
+        self.touch(touched);
+    }
+
+    fn put_slice(&mut self, name: &ObjectName, new: Option<Slice>) {
+        let old_service = self.slice_services.get(name).map(|service| sibling(name, service));
+        let old = old_service.as_ref().and_then(|service| self.slices.get(service)?.get(&name.name));
+        if same_content(old, new.as_ref()) {
+            // At most the trigger time differs, and that belongs to a change that has been seen before.
+            return;
+        }
+        let trigger = self.new_trigger(old, new.as_ref());
+        let keys: BTreeSet<_> = old.into_iter().chain(&new).flat_map(slice_keys).collect();
+        if let Some(service) = old_service
+            && let Some(slices) = self.slices.get_mut(&service)
+        {
+            slices.remove(&name.name);
+            if slices.is_empty() {
+                self.slices.remove(&service);
+            }
+        }
+        match new {
+            Some(slice) => {
+                self.slice_services.insert(name.clone(), slice.service.clone());
+                let slices = self.slices.entry(sibling(name, &slice.service)).or_default();
+                slices.insert(name.name.clone(), slice);
+            }
+            None => {
+                self.slice_services.remove(name);
+            }
+        }
+        for key in keys {
+            let oldest = self.dirty.entry(key).or_default();
+            *oldest = [*oldest, trigger].into_iter().flatten().min();
+        }
+    }
+
+    /// When the change between two versions of a slice was made: only a time that is new says so.
+    fn new_trigger(&self, old: Option<&Slice>, new: Option<&Slice>) -> Option<SystemTime> {
+        let trigger = new?.trigger.filter(|trigger| *trigger > self.started)?;
+        (old.and_then(|old| old.trigger) != Some(trigger)).then_some(trigger)
+    }
+
+    fn put_node(&mut self, name: Arc<str>, new: Option<Node>) {
+        if self.nodes.get(&name).map(Arc::as_ref) == new.as_ref() {
+            return;
+        }
+        let mut touched = BTreeSet::new();
+        if let Some(old) = self.nodes.remove(&name) {
+            self.claims.remove_node(&old, &mut touched);
+        }
+        if let Some(node) = new {
+            self.claims.add_node(&node, &mut touched);
+            self.nodes.insert(name.clone(), Arc::new(node));
+        }
+        self.dirty_nodes.insert(name);
+        self.touch(touched);
+    }
+
+    fn touch(&mut self, keys: BTreeSet<ServicePortKey>) {
+        for key in keys {
+            self.dirty.entry(key).or_default();
+        }
+    }
+}
+
+/// The key of a port of a service.
+fn key_of(service: &Service, port: &Port) -> ServicePortKey {
+    let ObjectName { namespace, name } = &service.name;
+    ServicePortKey::new(namespace.clone(), name.clone(), port.name.clone(), port.protocol)
+}
+
+/// The port of a service that a key names; the first, should there be two of one name.
+fn find_port<'a>(service: &'a Service, key: &ServicePortKey) -> Option<&'a Port> {
+    service.ports.iter().find(|port| port.name == key.port_name && port.protocol == key.protocol)
+}
+
+fn service_of(key: &ServicePortKey) -> ObjectName {
+    ObjectName::new(key.namespace.clone(), key.name.clone())
+}
+
+/// An object in the same namespace.
+fn sibling(name: &ObjectName, other: &Arc<str>) -> ObjectName {
+    ObjectName::new(name.namespace.clone(), other.clone())
+}
+
+/// The service ports that a slice has endpoints for.
+fn slice_keys(slice: &Slice) -> impl Iterator<Item = ServicePortKey> {
+    slice.ports.iter().map(|port| {
+        let namespace = slice.name.namespace.clone();
+        ServicePortKey::new(namespace, slice.service.clone(), port.name.clone(), port.protocol)
+    })
+}
+
+/// Whether two versions of a slice say the same about its endpoints.
+fn same_content(old: Option<&Slice>, new: Option<&Slice>) -> bool {
+    match (old, new) {
+        (None, None) => true,
+        (Some(old), Some(new)) => {
+            let Slice { name: _, service, family, ports, endpoints, trigger: _ } = old;
+            (service, family, ports, endpoints) == (&new.service, &new.family, &new.ports, &new.endpoints)
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,280 @@
+//! Who gets a VIP or a node port that several services claim, and which VIPs may not be claimed at all.
+//!
+//! - Of two service ports that claim one (VIP, port, protocol) or one (node port, protocol), that of the older service
+//!   wins, always; a service without a creation time counts as the newest. When the winner goes, the next gets it.
+//! - An external or load-balancer IP that is a cluster IP of any service, or an address of any node, is not served on
+//!   any port: whoever may write a Service could otherwise take over the traffic of others.
+//!
+//! Claims say who is touched when something is added or removed; `settle` answers for one service port.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::Hash,
+    net::IpAddr,
+    num::NonZeroU16,
+    sync::Arc,
+    time::SystemTime,
+};
+
+use proto::model::{Family, Node, PerFamily, Protocol, ServicePort, ServicePortKey};
+
+use crate::object::{ObjectName, Port, Problem, Service};
+
+use super::key_of;
+
+/// Everything that is claimed.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    claimants: Groups<Claim, Claimant>,
+    /// By cluster IP, the services that have it.
+    cluster_ips: Groups<IpAddr, ObjectName>,
+    /// By address, the nodes that have it.
+    node_addresses: Groups<IpAddr, Arc<str>>,
+    /// By external or load-balancer IP, the service ports that want it: they are touched when it becomes, or no longer is,
+    /// somebody's own address.
+    external_ips: Groups<IpAddr, ServicePortKey>,
+}
+
+/// What only one service port can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Claim {
+    ClusterIp(IpAddr, NonZeroU16, Protocol),
+    ExternalIp(IpAddr, NonZeroU16, Protocol),
+    NodePort(NonZeroU16, Protocol),
+}
+
+/// A service port that claims something. The least one wins.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Claimant {
+    undated: bool,
+    created: Option<SystemTime>,
+    key: ServicePortKey,
+}
+
+/// Sets by key, without empty ones.
+#[derive(Debug)]
+struct Groups<K, V>(HashMap<K, BTreeSet<V>>);
+
+impl Claims {
+    /// Adds the claims of a service; `touched` gets the service ports of others that may look different now.
+    pub(super) fn add_service(&mut self, service: &Service, touched: &mut BTreeSet<ServicePortKey>) {
+        for ip in service.cluster_ips.iter().filter_map(|(_, ip)| *ip) {
+            if self.cluster_ips.insert(ip, service.name.clone()) {
+                touched.extend(self.external_ips.members(&ip).cloned());
+            }
+        }
+        for port in &service.ports {
+            let claimant = Claimant::new(service, port);
+            for ip in external_ips(service) {
+                self.external_ips.insert(ip, claimant.key.clone());
+            }
+            for claim in claims(service, port) {
+                if self.claimants.insert(claim, claimant.clone()) {
+                    touched.extend(self.claimants.members(&claim).map(|claimant| claimant.key.clone()));
+                }
+            }
+        }
+    }
+
+    /// Takes the claims of a service out again.
+    pub(super) fn remove_service(&mut self, service: &Service, touched: &mut BTreeSet<ServicePortKey>) {
+        for ip in service.cluster_ips.iter().filter_map(|(_, ip)| *ip) {
+            if self.cluster_ips.remove(&ip, &service.name) {
+                touched.extend(self.external_ips.members(&ip).cloned());
+            }
+        }
+        for port in &service.ports {
+            let claimant = Claimant::new(service, port);
+            for ip in external_ips(service) {
+                self.external_ips.remove(&ip, &claimant.key);
+            }
+            for claim in claims(service, port) {
+                if self.claimants.remove(&claim, &claimant) {
+                    touched.extend(self.claimants.members(&claim).map(|claimant| claimant.key.clone()));
+                }
+            }
+        }
+    }
+
+    /// Adds the addresses of a node.
+    pub(super) fn add_node(&mut self, node: &Node, touched: &mut BTreeSet<ServicePortKey>) {
+        for address in &node.addresses {
+            if self.node_addresses.insert(*address, node.name.clone()) {
+                touched.extend(self.external_ips.members(address).cloned());
+            }
+        }
+    }
+
+    /// Takes the addresses of a node out again.
+    pub(super) fn remove_node(&mut self, node: &Node, touched: &mut BTreeSet<ServicePortKey>) {
+        for address in &node.addresses {
+            if self.node_addresses.remove(address, &node.name) {
+                touched.extend(self.external_ips.members(address).cloned());
+            }
+        }
+    }
+
+    /// A service port with what it gets of what it claims. What it does not get is in `problems`.
+    pub(super) fn settle(&self, service: &Service, port: &Port, problems: &mut Vec<Problem>) -> ServicePort {
+        let me = Claimant::new(service, port);
+        let Service {
+            name: _,
+            created: _,
+            cluster_ips,
+            external_ips,
+            load_balancer_ips,
+            source_ranges,
+            internal_policy,
+            external_policy,
+            affinity_seconds,
+            health_check_node_port,
+            ports: _,
+        } = service;
+        let mut settling = Settling { claims: self, service, port, me: &me, problems };
+        ServicePort {
+            cluster_ips: PerFamily::from_fn(|family| {
+                cluster_ips[family]
+                    .filter(|ip| settling.wins(Claim::cluster_ip(*ip, port), "spec.clusterIPs"))
+            }),
+            node_port: port.node_port.filter(|number| {
+                let field = format!("spec.ports[{}].nodePort", port_label(port));
+                settling.wins(Claim::NodePort(*number, port.protocol), &field)
+            }),
+            external_ips: settling.external(external_ips, "spec.externalIPs"),
+            load_balancer_ips: settling.external(load_balancer_ips, "status.loadBalancer.ingress"),
+            source_ranges: source_ranges.clone(),
+            internal_policy: *internal_policy,
+            external_policy: *external_policy,
+            affinity_seconds: *affinity_seconds,
+            health_check_node_port: *health_check_node_port,
+            any_endpoints: PerFamily::default(),
+            port: port.port,
+            key: me.key.clone(),
+        }
+    }
+
+    /// Whose own address this is, in words.
+    fn owner(&self, ip: &IpAddr) -> Option<String> {
+        let service = self.cluster_ips.first(ip).map(|name| format!("the cluster IP of Service {name}"));
+        service.or_else(|| self.node_addresses.first(ip).map(|name| format!("an address of Node {name}")))
+    }
+}
+
+/// One service port while it is settled.
+struct Settling<'a> {
+    claims: &'a Claims,
+    service: &'a Service,
+    port: &'a Port,
+    me: &'a Claimant,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl Settling<'_> {
+    fn wins(&mut self, claim: Claim, field: &str) -> bool {
+        let winner = self.claims.claimants.first(&claim);
+        let Some(winner) = winner.filter(|winner| winner.key != self.me.key) else { return true };
+        let claimed = match claim {
+            Claim::ClusterIp(ip, ..) | Claim::ExternalIp(ip, ..) => {
+                format!("{ip}, port {}/{}", self.port.port, self.port.protocol)
+            }
+            Claim::NodePort(number, protocol) => format!("{number}/{protocol}"),
+        };
+        self.report(field, format!("{claimed} belongs to {}, which is older; dropped here", winner.key));
+        false
+    }
+
+    /// Those of the external or load-balancer IPs that the service port gets.
+    fn external(&mut self, ips: &[IpAddr], field: &str) -> Vec<IpAddr> {
+        let gets = |ip: &&IpAddr| {
+            let family = Family::of(ip);
+            if self.service.cluster_ips[family].is_none() {
+                self.report(field, format!("{ip} dropped: the service has no {family} cluster IP"));
+                return false;
+            }
+            if let Some(owner) = self.claims.owner(ip) {
+                self.report(field, format!("{ip} dropped: would shadow {owner}"));
+                return false;
+            }
+            self.wins(Claim::external_ip(**ip, self.port), field)
+        };
+        ips.iter().filter(gets).copied().collect()
+    }
+
+    fn report(&mut self, field: &str, message: String) {
+        self.problems.push(Problem { field: field.to_owned(), message });
+    }
+}
+
+impl Claim {
+    fn cluster_ip(ip: IpAddr, port: &Port) -> Self {
+        Self::ClusterIp(ip, port.port, port.protocol)
+    }
+
+    fn external_ip(ip: IpAddr, port: &Port) -> Self {
+        Self::ExternalIp(ip, port.port, port.protocol)
+    }
+}
+
+impl Claimant {
+    fn new(service: &Service, port: &Port) -> Self {
+        let created = service.created;
+        Self { undated: created.is_none(), created, key: key_of(service, port) }
+    }
+}
+
+/// The external and load-balancer IPs that a service can have at all.
+fn external_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
+    let ips = service.external_ips.iter().chain(&service.load_balancer_ips).copied();
+    ips.filter(|ip| service.cluster_ips[Family::of(ip)].is_some())
+}
+
+fn claims(service: &Service, port: &Port) -> impl Iterator<Item = Claim> {
+    let cluster_ips = [service.cluster_ips.v4, service.cluster_ips.v6].into_iter().flatten();
+    let node_port = port.node_port.map(|number| Claim::NodePort(number, port.protocol));
+    let external = external_ips(service).map(|ip| Claim::external_ip(ip, port));
+    cluster_ips.map(|ip| Claim::cluster_ip(ip, port)).chain(external).chain(node_port)
+}
+
+/// `http/TCP`, or `80/TCP` for a port without a name.
+fn port_label(port: &Port) -> String {
+    if port.name.is_empty() {
+        format!("{}/{}", port.port, port.protocol)
+    } else {
+        format!("{}/{}", port.name, port.protocol)
+    }
+}
+
+impl<K: Eq + Hash, V: Ord + Clone> Groups<K, V> {
+    /// Adds a member. Says whether the first of the group is another one now.
+    fn insert(&mut self, key: K, member: V) -> bool {
+        let group = self.0.entry(key).or_default();
+        let before = group.first().cloned();
+        group.insert(member);
+        group.first() != before.as_ref()
+    }
+
+    /// Takes a member out. Says whether the first of the group is another one now.
+    fn remove(&mut self, key: &K, member: &V) -> bool {
+        let Some(group) = self.0.get_mut(key) else { return false };
+        let was_first = group.first() == Some(member);
+        group.remove(member);
+        if group.is_empty() {
+            self.0.remove(key);
+        }
+        was_first
+    }
+
+    fn members(&self, key: &K) -> impl Iterator<Item = &V> {
+        self.0.get(key).into_iter().flatten()
+    }
+
+    fn first(&self, key: &K) -> Option<&V> {
+        self.0.get(key)?.first()
+    }
+}
+
+impl<K, V> Default for Groups<K, V> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}

@@ -1,0 +1,260 @@
+//! What the cluster looks like now and how it came to that, for nodes that stand anywhere in between.
+//!
+//! ```text
+//!   changed views ──commit──▶ current views, by digest bucket ──rebuild──▶ whole buckets   (snapshot, repair)
+//!                        └──▶ history: what each revision did ──difference──▶ net changes    (everybody else)
+//!                        └──▶ digests: everyone + zone + node ──▶ what a node must hold
+//! ```
+//!
+//! A node is a name and a cursor; nothing is queued for it. What many nodes need is built and encoded once and shared
+//! as [`Piece`]s: everything that is the same for everyone or for a zone. What only one node needs is appended.
+
+mod buckets;
+mod change;
+mod difference;
+mod history;
+mod ledger;
+mod piece;
+mod recipient;
+mod step;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use proto::{
+    digest::{BUCKETS, Digest, Digests, FACTS, KeyHash},
+    model::{Cluster, Epoch, Node, Revision, ServicePortKey},
+};
+
+use crate::{index::Changes, view::View};
+
+use self::{
+    buckets::Bucket,
+    change::PortChange,
+    history::{Entry, History},
+    ledger::{Ledger, Sign},
+    recipient::Recipient,
+};
+
+pub(crate) use self::piece::PIECE_BYTES;
+pub use self::piece::Piece;
+
+/// How much of the past is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Commits.
+    pub entries: usize,
+    /// Memory in bytes, roughly.
+    pub bytes: usize,
+}
+
+/// What leads a node from one revision to the present one.
+#[derive(Clone, Debug)]
+pub struct Update {
+    /// The present revision.
+    pub target: Revision,
+    /// The operations; none when nothing changed for this node.
+    pub pieces: Vec<Arc<Piece>>,
+    /// When the oldest change in it was made in the cluster.
+    pub oldest_trigger: Option<SystemTime>,
+    /// The sum of the digests of all that the node holds afterwards.
+    pub digest: Digest,
+}
+
+/// The state of the cluster as the nodes see it, and its history.
+#[derive(Debug)]
+pub struct Log {
+    epoch: Epoch,
+    revision: Revision,
+    cluster: Cluster,
+    buckets: Vec<Bucket>,
+    ledger: Ledger,
+    recipients: HashMap<Arc<str>, Recipient>,
+    /// Nodes that are gone, with the revision below which a cursor may not know it yet.
+    retired: VecDeque<(Revision, Arc<str>)>,
+    history: History,
+    /// What nodes without anything special need to get to `revision`, by where they come from and, if it matters, by zone.
+    shared: HashMap<(Revision, Arc<str>), Arc<[Arc<Piece>]>>,
+    service_ports: usize,
+    endpoints: usize,
+}
+
+impl Log {
+    /// A cluster without services and nodes, at revision 1.
+    #[must_use]
+    pub fn new(epoch: Epoch, cluster: Cluster, limits: Limits) -> Self {
+        let revision = Revision(1);
+        Self {
+            epoch,
+            revision,
+            cluster,
+            buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
+            ledger: Ledger::default(),
+            recipients: HashMap::new(),
+            retired: VecDeque::new(),
+            history: History::new(limits, revision),
+            shared: HashMap::new(),
+            service_ports: 0,
+            endpoints: 0,
+        }
+    }
+
+    /// The run of the frontend that the revisions belong to.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// The present revision.
+    #[must_use]
+    pub fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// How many service ports there are.
+    #[must_use]
+    pub fn service_ports(&self) -> usize {
+        self.service_ports
+    }
+
+    /// How many endpoints they have.
+    #[must_use]
+    pub fn endpoints(&self) -> usize {
+        self.endpoints
+    }
+
+    /// Takes in what may have changed. Gives the new revision, or `None` when nothing is different.
+    pub fn commit(&mut self, changes: Changes) -> Option<Revision> {
+        let Changes { mut ports, mut nodes, oldest_trigger } = changes;
+        nodes.retain(|(name, node)| self.node(name) != node.as_ref());
+        ports.retain(|(key, view)| self.view(key) != view.as_ref());
+        if nodes.is_empty() && ports.is_empty() {
+            return None;
+        }
+        self.revision.0 += 1;
+        for (name, node) in nodes {
+            self.put_node(name, node);
+        }
+        let mut entry = Entry::new(oldest_trigger);
+        for (key, view) in ports {
+            self.put_view(key, view, &mut entry);
+        }
+        self.history.push(entry);
+        self.shared.clear();
+        self.prune();
+        Some(self.revision)
+    }
+
+    /// The digests of what a node must hold at the present revision.
+    #[must_use]
+    pub fn digests(&self, node: &str) -> Digests {
+        let recipient = self.recipients.get(node);
+        let mut digests = self.ledger.digests(self.zone(node));
+        if let Some(own) = recipient.and_then(Recipient::own) {
+            digests.add_all(own);
+        }
+        let facts = recipient.and_then(Recipient::facts_digest);
+        digests[FACTS].add(facts.unwrap_or_else(|| Digest::of_node(&Node::unknown(node))));
+        digests[FACTS].add(Digest::of_cluster(&self.cluster));
+        digests
+    }
+
+    fn node(&self, name: &str) -> Option<&Arc<Node>> {
+        self.recipients.get(name)?.node()
+    }
+
+    /// The zone of a node; empty when it has none or is not known.
+    fn zone(&self, name: &str) -> &str {
+        self.node(name).map_or("", |node| &node.zone)
+    }
+
+    fn put_node(&mut self, name: Arc<str>, node: Option<Arc<Node>>) {
+        let recipient = self.recipients.entry(name.clone()).or_default();
+        let moved = recipient.put_node(node, self.revision);
+        if moved {
+            // Where node hints are in force, what a node holds beyond its zone depends on the zone.
+            let zone = self.zone(&name);
+            let mut own = Digests::default();
+            for (bucket, key) in self.recipients.get(&name).into_iter().flat_map(Recipient::ports) {
+                if let Some(view) = self.buckets[usize::from(*bucket)].get(key) {
+                    own[*bucket].add(ledger::own_digest(KeyHash::of(key), view, &name, zone));
+                }
+            }
+            if let Some(recipient) = self.recipients.get_mut(&name) {
+                recipient.set_own(own);
+            }
+        }
+        self.retire(name);
+    }
+
+    fn put_view(&mut self, key: ServicePortKey, view: Option<View>, entry: &mut Entry) {
+        let hash = KeyHash::of(&key);
+        let bucket = hash.bucket();
+        let old = self.buckets[usize::from(bucket)].remove(&key);
+        let change = PortChange::between(old.as_ref(), view.as_ref(), |node| self.zone(node));
+        entry.record(&key, change, view.as_ref());
+        let mut left = BTreeSet::new();
+        if let Some(old) = old {
+            self.account(hash, &old, Sign::Remove);
+            for name in change::nodes_of_view(&old) {
+                if let Some(recipient) = self.recipients.get_mut(name) {
+                    recipient.remove_port(bucket, &key);
+                }
+                left.insert(name.clone());
+            }
+            self.service_ports -= 1;
+            self.endpoints -= old.endpoints();
+        }
+        if let Some(view) = view {
+            for name in change::nodes_of_view(&view) {
+                self.recipients.entry(name.clone()).or_default().add_port(bucket, key.clone());
+            }
+            self.account(hash, &view, Sign::Add);
+            self.service_ports += 1;
+            self.endpoints += view.endpoints();
+            self.buckets[usize::from(bucket)].put(key, view);
+        }
+        for name in left {
+            self.retire(name);
+        }
+    }
+
+    /// Adds or removes the digests of a view, for everyone, for zones and for nodes.
+    fn account(&mut self, hash: KeyHash, view: &View, sign: Sign) {
+        let in_zones = self.ledger.account(hash, view, sign);
+        for (name, digest) in ledger::own_digests(hash, view, &in_zones, |node| self.zone(node)) {
+            if let Some(recipient) = self.recipients.get_mut(name) {
+                recipient.account(hash.bucket(), digest, sign);
+            }
+        }
+    }
+
+    /// Remembers to forget a node, when there is nothing to know about it any more.
+    fn retire(&mut self, name: Arc<str>) {
+        if self.recipients.get(&name).is_some_and(Recipient::is_retired) {
+            self.retired.push_back((self.revision, name));
+        }
+    }
+
+    /// Forgets the nodes that every cursor knows to be gone.
+    fn prune(&mut self) {
+        while let Some((revision, name)) = self.retired.front() {
+            if *revision > self.history.floor() {
+                break;
+            }
+            if self
+                .recipients
+                .get(name)
+                .is_some_and(|recipient| recipient.is_forgettable(self.history.floor()))
+            {
+                self.recipients.remove(name);
+            }
+            self.retired.pop_front();
+        }
+    }
+}

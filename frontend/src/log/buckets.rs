@@ -1,0 +1,113 @@
+//! The current views by digest bucket, and whole buckets ready to be sent.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use proto::{
+    digest::{BUCKETS, FACTS},
+    model::{Node, Operation, ServicePortKey},
+};
+
+use crate::view::View;
+
+use super::{Log, Update, change, piece::Piece, recipient::Recipient};
+
+/// The service ports whose keys fall into one digest bucket.
+#[derive(Debug, Default)]
+pub(super) struct Bucket {
+    ports: BTreeMap<ServicePortKey, View>,
+    /// What was built since the bucket last changed.
+    built: Option<Built>,
+}
+
+/// A bucket as it is sent to nodes, but for what is special for each.
+#[derive(Debug, Default)]
+struct Built {
+    /// Zones for which something in it is special.
+    zones: BTreeSet<Arc<str>>,
+    /// By such a zone; the empty one stands for all others.
+    pieces: HashMap<Arc<str>, Vec<Arc<Piece>>>,
+}
+
+impl Bucket {
+    pub(super) fn get(&self, key: &ServicePortKey) -> Option<&View> {
+        self.ports.get(key)
+    }
+
+    pub(super) fn put(&mut self, key: ServicePortKey, view: View) {
+        self.built = None;
+        self.ports.insert(key, view);
+    }
+
+    pub(super) fn remove(&mut self, key: &ServicePortKey) -> Option<View> {
+        self.built = None;
+        self.ports.remove(key)
+    }
+
+    /// Everything in the bucket as nodes of a zone see it, after forgetting what they had.
+    fn pieces(&mut self, bucket: u8, zone: &str) -> &[Arc<Piece>] {
+        let Self { ports, built } = self;
+        let Built { zones, pieces } = built.get_or_insert_with(|| Built::of(ports));
+        let zone = zones.get(zone).cloned().unwrap_or_default();
+        pieces.entry(zone).or_insert_with_key(|zone| {
+            let mut operations = vec![Operation::ResetBucket(bucket)];
+            for view in ports.values() {
+                change::put_for_zone(view, zone, &mut operations);
+            }
+            Piece::pack(operations)
+        })
+    }
+}
+
+impl Built {
+    fn of(ports: &BTreeMap<ServicePortKey, View>) -> Self {
+        let special = |view: &View| [view.cluster.v4.zones.clone(), view.cluster.v6.zones.clone()];
+        let zones = ports.values().flat_map(special).flat_map(BTreeMap::into_keys).collect();
+        Self { zones, pieces: HashMap::new() }
+    }
+}
+
+impl Log {
+    /// The current view of a service port.
+    pub(super) fn view(&self, key: &ServicePortKey) -> Option<&View> {
+        self.buckets[usize::from(proto::digest::KeyHash::of(key).bucket())].get(key)
+    }
+
+    /// Everything that a node must hold at the present revision, from nothing.
+    pub fn snapshot(&mut self, node: &str) -> Update {
+        self.rebuild(node, (0..=BUCKETS).collect())
+    }
+
+    /// What makes the given digest entries (buckets and [`FACTS`]) of a node right, whatever it holds there.
+    pub fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> Update {
+        let zone: Arc<str> = self.zone(node).into();
+        let mut pieces = Vec::new();
+        if entries.contains(&usize::from(FACTS)) {
+            pieces.extend(Piece::pack([self.facts(node), Operation::PutCluster(self.cluster.clone())]));
+        }
+        for (number, bucket) in (0..=u8::MAX).zip(&mut self.buckets) {
+            if entries.contains(&usize::from(number)) {
+                pieces.extend_from_slice(bucket.pieces(number, &zone));
+            }
+        }
+        let mut own = Vec::new();
+        for (bucket, key) in self.recipients.get(node).into_iter().flat_map(Recipient::ports) {
+            if entries.contains(&usize::from(*bucket))
+                && let Some(view) = self.buckets[usize::from(*bucket)].get(key)
+            {
+                change::put_for_node(view, node, &mut own);
+            }
+        }
+        pieces.extend(Piece::pack(own));
+        let digest = self.digests(node).total();
+        Update { target: self.revision, pieces, oldest_trigger: None, digest }
+    }
+
+    /// Tells a node its own facts.
+    pub(super) fn facts(&self, name: &str) -> Operation {
+        let node = self.node(name).map_or_else(|| Node::unknown(name), |node| Node::clone(node));
+        Operation::PutNode(node)
+    }
+}

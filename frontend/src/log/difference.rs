@@ -1,0 +1,78 @@
+//! The net difference between a revision and the present one, for one node: never a queue of events.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use proto::model::{Operation, PoolId, Revision, ServicePortKey};
+
+use super::{
+    Log, Update,
+    change::{self, PortChange},
+    history::Entry,
+    piece::Piece,
+};
+
+impl Log {
+    /// What leads a node from a revision to the present one. `None` when that is not known any more, because the
+    /// revision is too old or the node has come into another zone since: then buckets must be compared.
+    pub fn difference(&mut self, node: &str, from: Revision) -> Option<Update> {
+        if from > self.revision
+            || self.recipients.get(node).is_some_and(|recipient| recipient.moved_since(from))
+        {
+            return None;
+        }
+        let entries = self.history.since(from)?;
+        let oldest_trigger = entries.clone().filter_map(Entry::oldest_trigger).min();
+        let own_keys: BTreeSet<_> = entries.flat_map(|entry| entry.own(node)).cloned().collect();
+        let mut own = Vec::new();
+        if self.recipients.get(node).is_some_and(|recipient| recipient.changed_since(from)) {
+            own.push(self.facts(node));
+        }
+        let zone: Arc<str> = self.zone(node).into();
+        let mut instead = BTreeSet::new();
+        for key in &own_keys {
+            let changes: Vec<_> =
+                self.history.since(from)?.filter_map(|entry| entry.changes().get(key)).collect();
+            let current = self.view(key);
+            instead.extend(change::net_for_node(key, &changes, current, (node, &zone), &mut own));
+        }
+        let shared = self.shared(from, zone)?;
+        let mut pieces = if instead.is_empty() { shared.to_vec() } else { without(&shared, &instead) };
+        pieces.extend(Piece::pack(own));
+        let digest = self.digests(node).total();
+        Some(Update { target: self.revision, pieces, oldest_trigger, digest })
+    }
+
+    /// What all nodes of a zone need, but for what is special for each.
+    fn shared(&mut self, from: Revision, zone: Arc<str>) -> Option<Arc<[Arc<Piece>]>> {
+        let mut entries = self.history.since(from)?;
+        let differs = entries.any(|entry| entry.differs_in(&zone));
+        let at = (from, if differs { zone } else { Arc::default() });
+        if let Some(shared) = self.shared.get(&at) {
+            return Some(shared.clone());
+        }
+        let mut changes = BTreeMap::<&ServicePortKey, Vec<&PortChange>>::new();
+        for (key, change) in self.history.since(from)?.flat_map(Entry::changes) {
+            changes.entry(key).or_default().push(change);
+        }
+        let mut operations = Vec::new();
+        for (key, changes) in changes {
+            change::net_for_zone(key, &changes, self.view(key), &at.1, &mut operations);
+        }
+        let shared: Arc<[_]> = Piece::pack(operations).into();
+        self.shared.insert(at, shared.clone());
+        Some(shared)
+    }
+}
+
+/// The pieces anew, without the operations on some pools.
+fn without(pieces: &[Arc<Piece>], pools: &BTreeSet<PoolId>) -> Vec<Arc<Piece>> {
+    let operations = pieces.iter().flat_map(|piece| piece.operations());
+    let kept = operations.filter(|operation| match operation {
+        Operation::ChangePool { pool, .. } | Operation::ReplacePool { pool, .. } => !pools.contains(pool),
+        _ => true,
+    });
+    Piece::pack(kept.cloned())
+}

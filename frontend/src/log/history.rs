@@ -1,0 +1,102 @@
+//! The last commits: for each, what it did to which service ports. Bounded by number and by memory.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use proto::model::{Revision, ServicePortKey};
+
+use crate::view::View;
+
+use super::{Limits, change::PortChange};
+
+/// The entries of the revisions after `floor`.
+#[derive(Debug)]
+pub(super) struct History {
+    limits: Limits,
+    floor: Revision,
+    entries: VecDeque<Entry>,
+    /// Of all entries, in bytes.
+    size: usize,
+}
+
+/// What one commit did.
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    changes: BTreeMap<ServicePortKey, PortChange>,
+    /// By node, the service ports whose change is something else there than in its zone.
+    own: HashMap<Arc<str>, BTreeSet<ServicePortKey>>,
+    /// The zones in which some change is something else than elsewhere.
+    zones: BTreeSet<Arc<str>>,
+    oldest_trigger: Option<SystemTime>,
+    size: usize,
+}
+
+impl History {
+    /// Starts at a revision: what led to it is not known.
+    pub(super) fn new(limits: Limits, floor: Revision) -> Self {
+        Self { limits, floor, entries: VecDeque::new(), size: 0 }
+    }
+
+    /// The oldest revision from which the way to now is known.
+    pub(super) fn floor(&self) -> Revision {
+        self.floor
+    }
+
+    /// Adds the entry of the next revision, and forgets old ones beyond the limits.
+    pub(super) fn push(&mut self, entry: Entry) {
+        self.size += entry.size;
+        self.entries.push_back(entry);
+        while self.entries.len() > self.limits.entries || self.size > self.limits.bytes {
+            let Some(oldest) = self.entries.pop_front() else { break };
+            self.size -= oldest.size;
+            self.floor.0 += 1;
+        }
+    }
+
+    /// The entries after a revision, oldest first; `None` when they are not all known.
+    pub(super) fn since(&self, from: Revision) -> Option<impl Iterator<Item = &Entry> + Clone> {
+        let skip = usize::try_from(from.0.checked_sub(self.floor.0)?).ok()?;
+        (skip <= self.entries.len()).then(|| self.entries.range(skip..))
+    }
+}
+
+impl Entry {
+    pub(super) fn new(oldest_trigger: Option<SystemTime>) -> Self {
+        Self { oldest_trigger, size: size_of::<Self>(), ..Self::default() }
+    }
+
+    /// Records what happened to a service port that is `new` now.
+    pub(super) fn record(&mut self, key: &ServicePortKey, change: PortChange, new: Option<&View>) {
+        /// What an element of a map needs around a key.
+        const ELEMENT: usize = 64;
+        let nodes = change.nodes(new);
+        self.size += size_of::<ServicePortKey>() + change.size();
+        self.size += nodes.len() * (size_of::<ServicePortKey>() + ELEMENT);
+        for node in nodes {
+            self.own.entry(node.clone()).or_default().insert(key.clone());
+        }
+        self.zones.extend(change.zones(new).into_iter().cloned());
+        self.changes.insert(key.clone(), change);
+    }
+
+    pub(super) fn changes(&self) -> &BTreeMap<ServicePortKey, PortChange> {
+        &self.changes
+    }
+
+    /// The service ports whose change is something else on this node than in its zone.
+    pub(super) fn own(&self, node: &str) -> impl Iterator<Item = &ServicePortKey> {
+        self.own.get(node).into_iter().flatten()
+    }
+
+    /// Whether some change is something else in this zone than elsewhere.
+    pub(super) fn differs_in(&self, zone: &str) -> bool {
+        self.zones.contains(zone)
+    }
+
+    pub(super) fn oldest_trigger(&self) -> Option<SystemTime> {
+        self.oldest_trigger
+    }
+}

@@ -1,0 +1,230 @@
+//! Operations that travel together, encoded at most once however many streams they go to.
+
+use std::sync::{Arc, OnceLock};
+
+use proto::{
+    encoded::EncodedOperation,
+    model::{Endpoint, Operation, Pool, PoolId, ServicePort, ServicePortKey},
+};
+
+/// How large a piece gets, in bytes, when it could be split. Far below the limit of a message: what a stream has been
+/// given but cannot send yet is held in memory, and there are thousands of streams.
+pub(crate) const PIECE_BYTES: usize = 64 << 10;
+
+/// How many endpoints one operation carries at most: 19 bytes each in the worst case, so 380 KB.
+const OPERATION_ENDPOINTS: usize = 20_000;
+
+/// The bytes of an address with tag and length, IPv6.
+const ADDRESS_BYTES: usize = 18;
+/// The bytes of a `Cidr` with tag and length, IPv6.
+const CIDR_BYTES: usize = 23;
+/// The bytes of an endpoint of a local pool, IPv6.
+const ENDPOINT_BYTES: usize = 19;
+/// More than the bytes of all fixed-size fields, tags and lengths of any operation.
+const FIXED_BYTES: usize = 128;
+
+/// A few operations, as values and, once somebody needs them, as bytes.
+#[derive(Debug)]
+pub struct Piece {
+    operations: Box<[Operation]>,
+    size: usize,
+    encoded: OnceLock<EncodedOperation>,
+}
+
+impl Piece {
+    fn new(operations: Vec<Operation>, size: usize) -> Arc<Self> {
+        Arc::new(Self { operations: operations.into(), size, encoded: OnceLock::new() })
+    }
+
+    /// The operations, in order.
+    #[must_use]
+    pub fn operations(&self) -> &[Operation] {
+        &self.operations
+    }
+
+    /// At least the number of bytes on the wire.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The bytes. The first call encodes.
+    #[must_use]
+    pub fn encoded(&self) -> EncodedOperation {
+        let encode = || match &*self.operations {
+            [operation] => EncodedOperation::new(operation),
+            operations => {
+                let operations: Vec<_> = operations.iter().map(EncodedOperation::new).collect();
+                EncodedOperation::join(&operations)
+            }
+        };
+        self.encoded.get_or_init(encode).clone()
+    }
+
+    /// Packs operations into pieces of about [`PIECE_BYTES`], in order.
+    pub(super) fn pack(operations: impl IntoIterator<Item = Operation>) -> Vec<Arc<Self>> {
+        let mut pieces = Vec::new();
+        let (mut pending, mut size) = (Vec::new(), 0);
+        for operation in operations {
+            let more = size_bound(&operation);
+            if size + more > PIECE_BYTES && !pending.is_empty() {
+                pieces.push(Self::new(std::mem::take(&mut pending), size));
+                size = 0;
+            }
+            pending.push(operation);
+            size += more;
+        }
+        if !pending.is_empty() {
+            pieces.push(Self::new(pending, size));
+        }
+        pieces
+    }
+}
+
+/// The operations that make a pool what `endpoints` is, whatever it was before.
+pub(super) fn replace(pool: PoolId, endpoints: &Pool, operations: &mut Vec<Operation>) {
+    let mut parts = endpoints.chunks(OPERATION_ENDPOINTS);
+    let first = parts.next().unwrap_or_default().iter().copied().collect();
+    operations.push(Operation::ReplacePool { pool: pool.clone(), endpoints: first });
+    for part in parts {
+        operations.push(Operation::ChangePool { pool: pool.clone(), add: part.to_vec(), remove: Vec::new() });
+    }
+}
+
+/// The operations that add and remove endpoints of a pool.
+pub(super) fn change(
+    pool: PoolId,
+    add: Vec<Endpoint>,
+    remove: Vec<Endpoint>,
+    operations: &mut Vec<Operation>,
+) {
+    if add.len() + remove.len() <= OPERATION_ENDPOINTS {
+        operations.push(Operation::ChangePool { pool, add, remove });
+        return;
+    }
+    for part in remove.chunks(OPERATION_ENDPOINTS) {
+        operations.push(Operation::ChangePool { pool: pool.clone(), add: Vec::new(), remove: part.to_vec() });
+    }
+    for part in add.chunks(OPERATION_ENDPOINTS) {
+        operations.push(Operation::ChangePool { pool: pool.clone(), add: part.to_vec(), remove: Vec::new() });
+    }
+}
+
+/// At least the number of bytes of an operation on the wire, without encoding it.
+fn size_bound(operation: &Operation) -> usize {
+    let variable = match operation {
+        Operation::PutServicePort(port) => service_port_bytes(port),
+        Operation::RemoveServicePort(key) => key_bytes(key),
+        Operation::ChangePool { pool, add, remove } => {
+            key_bytes(&pool.key) + ENDPOINT_BYTES * (add.len() + remove.len())
+        }
+        Operation::ReplacePool { pool, endpoints } => key_bytes(&pool.key) + ENDPOINT_BYTES * endpoints.len(),
+        Operation::PutNode(node) => {
+            node.name.len()
+                + node.zone.len()
+                + ADDRESS_BYTES * node.addresses.len()
+                + CIDR_BYTES * node.pod_cidrs.len()
+        }
+        Operation::PutCluster(cluster) => CIDR_BYTES * cluster.service_cidrs.len(),
+        Operation::ResetBucket(_) => 0,
+    };
+    FIXED_BYTES + variable
+}
+
+fn service_port_bytes(port: &ServicePort) -> usize {
+    let ips = port.external_ips.len() + port.load_balancer_ips.len();
+    key_bytes(&port.key) + ADDRESS_BYTES * ips + CIDR_BYTES * port.source_ranges.len()
+}
+
+fn key_bytes(key: &ServicePortKey) -> usize {
+    key.namespace.len() + key.name.len() + key.port_name.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU16;
+
+    use proto::model::{Cluster, Family, Node, PoolClass, Protocol};
+
+    use super::*;
+
+    fn key() -> ServicePortKey {
+        ServicePortKey::new("n".repeat(63), "s".repeat(63), "p".repeat(63), Protocol::Sctp)
+    }
+
+    fn endpoints(count: u16) -> Vec<Endpoint> {
+        let endpoint = |low: u16| Endpoint {
+            address: std::net::Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, low).into(),
+            port: NonZeroU16::MAX,
+            terminating: true,
+        };
+        (0..count).map(endpoint).collect()
+    }
+
+    fn pool_id() -> PoolId {
+        PoolId { key: key(), class: PoolClass::Local, family: Family::V6 }
+    }
+
+    #[test]
+    fn bound_is_never_too_low() {
+        let addresses: Vec<_> = endpoints(40).iter().map(|endpoint| endpoint.address).collect();
+        let cidrs: Vec<_> = addresses.iter().map(|address| ipnet::IpNet::from(*address)).collect();
+        let mut port = ServicePort::new(key(), NonZeroU16::MAX);
+        port.cluster_ips.v4 = Some("192.0.2.1".parse().unwrap());
+        port.cluster_ips.v6 = Some(addresses[0]);
+        port.node_port = Some(NonZeroU16::MAX);
+        port.external_ips = addresses.clone();
+        port.load_balancer_ips = addresses.clone();
+        port.source_ranges = cidrs.clone();
+        port.internal_policy = proto::model::TrafficPolicy::Local;
+        port.external_policy = proto::model::TrafficPolicy::Local;
+        port.affinity_seconds = std::num::NonZeroU32::new(u32::MAX);
+        port.health_check_node_port = Some(NonZeroU16::MAX);
+        port.any_endpoints = proto::model::PerFamily { v4: true, v6: true };
+        let mut node = Node::unknown("n".repeat(253));
+        node.zone = "z".repeat(63).into();
+        node.addresses = addresses;
+        node.pod_cidrs = cidrs.clone();
+        node.eligible = true;
+        let pool = endpoints(5000).into_iter().collect();
+        for operation in [
+            Operation::PutServicePort(port),
+            Operation::PutServicePort(ServicePort::new(key(), NonZeroU16::MIN)),
+            Operation::RemoveServicePort(key()),
+            Operation::ChangePool { pool: pool_id(), add: endpoints(700), remove: endpoints(300) },
+            Operation::ReplacePool { pool: pool_id(), endpoints: pool },
+            Operation::PutNode(node),
+            Operation::PutCluster(Cluster { service_cidrs: cidrs }),
+            Operation::ResetBucket(127),
+        ] {
+            assert!(EncodedOperation::new(&operation).len() <= size_bound(&operation), "{operation:?}");
+        }
+    }
+
+    #[test]
+    fn large_pools_are_split_below_the_limit_of_a_message() {
+        let all: Pool = endpoints(u16::MAX).into_iter().collect();
+        let mut operations = Vec::new();
+        replace(pool_id(), &all, &mut operations);
+        change(pool_id(), all.to_vec(), all.to_vec(), &mut operations);
+        let pieces = Piece::pack(operations);
+        assert!(pieces.iter().all(|piece| piece.size() < proto::MAX_MESSAGE_BYTES - 1024));
+        let sent = pieces.iter().flat_map(|piece| piece.operations()).map(|operation| match operation {
+            Operation::ReplacePool { endpoints, .. } => endpoints.len(),
+            Operation::ChangePool { add, remove, .. } => add.len() + remove.len(),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(sent.sum::<usize>(), 3 * all.len());
+    }
+
+    #[test]
+    fn packing_keeps_order_and_size() {
+        let operations: Vec<_> = (0..2000).map(|n| Operation::ResetBucket((n % 128) as u8)).collect();
+        let pieces = Piece::pack(operations.clone());
+        assert!(pieces.len() > 1);
+        assert!(pieces.iter().all(|piece| piece.size() <= PIECE_BYTES));
+        let packed: Vec<_> = pieces.iter().flat_map(|piece| piece.operations().to_vec()).collect();
+        assert_eq!(packed, operations);
+        assert!(Piece::pack([]).is_empty());
+    }
+}

@@ -1,0 +1,83 @@
+//! The gRPC edge: connections, the wire form of what sessions say, and errors as statuses. Nothing is decided here.
+//!
+//! A session runs inside the stream of its answers and not in a task of its own: it lives exactly as long as the client
+//! takes answers, and stops when the client goes away.
+
+mod listener;
+mod status;
+mod watch;
+
+use anyhow::{Context as _, Result};
+use proto::{
+    MAX_MESSAGE_BYTES,
+    v1::{
+        self,
+        server::{Fairlead, FairleadServer},
+    },
+};
+use runtime::Shutdown;
+use std::time::Duration;
+use tonic::{Request, Response, Status, Streaming, async_trait};
+use tracing::info;
+
+use crate::Frontend;
+
+pub use self::listener::Listener;
+use self::watch::WatchStream;
+
+/// How often a silent connection is asked whether it is alive; a node that lost its network is gone after this and
+/// [`KEEPALIVE_TIMEOUT`]. Clients ask on their side.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long the answer may take.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The service of the contract.
+#[derive(Debug)]
+struct Service {
+    frontend: Frontend,
+    shutdown: Shutdown,
+}
+
+impl Frontend {
+    /// Serves streams until the shutdown; those that are open are asked to go elsewhere then.
+    ///
+    /// # Errors
+    /// When the listener fails.
+    pub async fn serve(&self, listener: Listener, shutdown: Shutdown) -> Result<()> {
+        info!(address = %listener, "listening");
+        let service = Service { frontend: self.clone(), shutdown: shutdown.clone() };
+        let service = FairleadServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let router = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+            .add_service(service);
+        let mut stop = shutdown;
+        let stop = async move { stop.recv().await };
+        let served = match listener {
+            Listener::Tcp(incoming, _) => router.serve_with_incoming_shutdown(incoming, stop).await,
+            Listener::Unix(incoming, _) => router.serve_with_incoming_shutdown(incoming, stop).await,
+        };
+        served.context("serve gRPC")
+    }
+}
+
+#[async_trait]
+impl Fairlead for Service {
+    type WatchStream = WatchStream;
+
+    async fn watch(
+        &self,
+        request: Request<Streaming<v1::ClientMessage>>,
+    ) -> Result<Response<WatchStream>, Status> {
+        let messages = request.into_inner();
+        let stream = WatchStream::new(self.frontend.shared.clone(), messages, self.shutdown.clone());
+        Ok(Response::new(stream))
+    }
+
+    async fn status(
+        &self,
+        _request: Request<v1::StatusRequest>,
+    ) -> Result<Response<v1::StatusResponse>, Status> {
+        Ok(Response::new(status::response(&self.frontend.shared)))
+    }
+}

@@ -1,0 +1,199 @@
+//! One stream, whatever carries it: a cursor and at most one thing that the client has yet to answer.
+//!
+//! ```text
+//!            Hello                      new revision: batches ──▶ AwaitingAck ──Ack──▶ Idle
+//!   client ────────▶ Welcome ──▶ Idle ─ quiet: Bookmark ────────▶ AwaitingAck ──Ack──▶ Idle
+//!                                     └ lost track, or an Ack with another digest:
+//!                                       DigestRequest ──▶ AwaitingDigests ──Digests──▶ repair: batches ──▶ AwaitingAck
+//! ```
+//!
+//! A new difference is computed only when the last one has been acknowledged, so a slow node is sent less often, and the
+//! net difference each time. Welcome is sent when every kind of object is known; until then a client hears nothing.
+//!
+//! `Batch.base` is the revision that the client was last told, or 0 when the batch starts from nothing of the kind: in a
+//! snapshot or a repair, whose buckets are reset.
+
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{Stream, StreamExt as _};
+use proto::{
+    InvalidUpdate,
+    model::{ClientEvent, Hello, Revision, ServerEvent},
+};
+use runtime::Shutdown;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until, timeout, timeout_at},
+};
+use tracing::{Instrument as _, debug, info, info_span};
+
+use crate::{engine::Shared, frame::Frame};
+
+use self::state::Session;
+
+/// What a client has done wrong. Ends its stream.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// It never said Hello.
+    #[error("no Hello within {0:?}")]
+    NoHello(Duration),
+    /// It said something else first.
+    #[error("the first message must be a Hello")]
+    HelloExpected,
+    /// It said Hello again.
+    #[error("a second Hello on one stream")]
+    SecondHello,
+    /// It spoke before it was welcomed.
+    #[error("a message before the Welcome")]
+    TooEarly,
+    /// It acknowledged what it was not sent.
+    #[error("ack of revision {acked}, but the last one sent is {sent}")]
+    UnexpectedAck {
+        /// What it acknowledged.
+        acked: Revision,
+        /// What it was sent last.
+        sent: Revision,
+    },
+    /// It sent digests without being asked.
+    #[error("digests that nobody has asked for")]
+    UnexpectedDigests,
+    /// It sent something that cannot be read.
+    #[error(transparent)]
+    Invalid(#[from] InvalidUpdate),
+}
+
+/// How a session ends.
+#[derive(Debug)]
+enum End {
+    /// The client is gone, or the writer is.
+    Gone,
+    /// The process stops.
+    Stopping,
+    /// The client broke the rules.
+    Broken(SessionError),
+}
+
+/// Where frames go.
+#[derive(Debug)]
+struct Output {
+    frames: mpsc::Sender<Frame>,
+    shutdown: Shutdown,
+}
+
+/// Runs a stream to its end: that of `input`, of the receiver of `output`, or the shutdown.
+///
+/// # Errors
+/// When the client breaks the rules, or `input` has an error.
+pub(crate) async fn run(
+    shared: Arc<Shared>,
+    mut input: impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin,
+    output: mpsc::Sender<Frame>,
+    shutdown: Shutdown,
+) -> Result<(), SessionError> {
+    let hello = match timeout(shared.config.hello_deadline, input.next()).await {
+        Err(_) => return Err(SessionError::NoHello(shared.config.hello_deadline)),
+        Ok(None) => return Ok(()),
+        Ok(Some(Ok(ClientEvent::Hello(hello)))) => hello,
+        Ok(Some(Ok(_))) => return Err(SessionError::HelloExpected),
+        Ok(Some(Err(error))) => return Err(error),
+    };
+    let span = info_span!("stream", node = %hello.node, role = ?hello.role);
+    async {
+        let mut output = Output { frames: output, shutdown };
+        let end = match follow(&shared, hello, &mut input, &mut output).await {
+            Ok(never) => match never {},
+            Err(end) => end,
+        };
+        match end {
+            End::Gone => debug!("stream ended"),
+            End::Stopping => drain(&shared, input, output).await,
+            End::Broken(error) => {
+                info!(%error, "stream ended by a protocol error");
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+    .instrument(span)
+    .await
+}
+
+/// Everything after Hello.
+async fn follow(
+    shared: &Arc<Shared>,
+    hello: Hello,
+    input: &mut (impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin),
+    output: &mut Output,
+) -> Result<std::convert::Infallible, End> {
+    let mut revisions = shared.revisions();
+    tokio::select! {
+        known = revisions.wait_for(Option::is_some) => { known.map_err(|_| End::Gone)?; }
+        () = output.shutdown.recv() => return Err(End::Stopping),
+        () = output.frames.closed() => return Err(End::Gone),
+        event = input.next() => {
+            event.ok_or(End::Gone)??;
+            return Err(SessionError::TooEarly.into());
+        }
+    }
+    let mut shutdown = output.shutdown.clone();
+    let closed = output.frames.clone();
+    let mut session = Session::start(shared.clone(), hello, output).await?;
+    loop {
+        revisions.borrow_and_update();
+        session.advance(output).await?;
+        let idle = session.is_idle();
+        tokio::select! {
+            () = shutdown.recv() => return Err(End::Stopping),
+            () = closed.closed() => return Err(End::Gone),
+            event = input.next() => session.on_event(event.ok_or(End::Gone)??, output).await?,
+            changed = revisions.changed(), if idle => changed.map_err(|_| End::Gone)?,
+            () = sleep_until(session.bookmark_at()), if idle => session.bookmark(output).await?,
+        }
+    }
+}
+
+/// Asks the client to go elsewhere, and gives it some time to do so. What it says until then does not matter any more.
+async fn drain(
+    shared: &Shared,
+    mut input: impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin,
+    output: Output,
+) {
+    let deadline = Instant::now() + shared.config.drain_delay + shared.config.drain_grace;
+    let drain = Frame::Event(ServerEvent::Drain(shared.config.drain_delay));
+    let drained = async {
+        if output.frames.send(drain).await.is_err() {
+            return;
+        }
+        loop {
+            tokio::select! {
+                () = output.frames.closed() => return,
+                event = input.next() => {
+                    let Some(Ok(_)) = event else { return };
+                }
+            }
+        }
+    };
+    if timeout_at(deadline, drained).await.is_err() {
+        debug!("the client did not close its stream in time");
+    }
+}
+
+impl Output {
+    /// Waits until the transport takes the frame, which may be as long as the client does not read.
+    async fn send(&mut self, frame: Frame) -> Result<(), End> {
+        tokio::select! {
+            () = self.shutdown.recv() => Err(End::Stopping),
+            sent = self.frames.send(frame) => sent.map_err(|_| End::Gone),
+        }
+    }
+}
+
+impl From<SessionError> for End {
+    fn from(error: SessionError) -> Self {
+        Self::Broken(error)
+    }
+}

@@ -1,0 +1,275 @@
+//! Where one stream stands, and what to say next.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use proto::{
+    digest::{Digest, Digests},
+    model::{Ack, Batch, ClientEvent, Hello, Mode, Revision, ServerEvent, Welcome},
+};
+use tokio::time::Instant;
+use tracing::{error, info, warn};
+
+use crate::{
+    engine::Shared,
+    frame::Frame,
+    log::{PIECE_BYTES, Update},
+    streams::StreamGuard,
+};
+
+use super::{End, Output, SessionError};
+
+/// A batch that starts from nothing the client was told before.
+const FROM_ANYTHING: Revision = Revision(0);
+
+/// One stream.
+#[derive(Debug)]
+pub(super) struct Session {
+    shared: Arc<Shared>,
+    status: StreamGuard,
+    node: Arc<str>,
+    /// The client holds, or will hold once it has dealt with what is under way, what is right at this revision.
+    cursor: Revision,
+    /// The last revision that the client was told; behind `cursor` while nothing changes for its node.
+    told: Revision,
+    expects: Expects,
+    /// Whether the client computes digests at all.
+    computes: bool,
+    trust: Trust,
+    bookmark_at: Instant,
+}
+
+/// What the client has to answer before anything else is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expects {
+    Nothing,
+    /// An ack of `told`, with this digest.
+    Ack(Digest),
+    Digests,
+}
+
+/// What has been tried since the digests last agreed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trust {
+    Agreed,
+    Repaired,
+    /// Everything was sent anew. If that does not help, the two sides compute differently, and going on without the check
+    /// is better for the node than being sent everything again and again.
+    Resent,
+    GivenUp,
+}
+
+impl Session {
+    /// Decides how the stream starts, and starts it.
+    pub(super) async fn start(shared: Arc<Shared>, hello: Hello, output: &mut Output) -> Result<Self, End> {
+        let node = hello.node.clone();
+        let (epoch, mode, base, update) = {
+            let mut log = shared.log();
+            let resume = hello.resume.filter(|(epoch, _)| *epoch == log.epoch());
+            let resumed = resume.and_then(|(_, from)| Some((from, log.difference(&node, from)?)));
+            let (mode, base, update) = match (resumed, &hello.digests) {
+                (Some((from, update)), _) => (Mode::Resume, from, update),
+                (None, Some(held)) => {
+                    let differing = log.digests(&node).differing(held).collect();
+                    (Mode::Repair, FROM_ANYTHING, log.rebuild(&node, differing))
+                }
+                (None, None) => (Mode::Snapshot, FROM_ANYTHING, log.snapshot(&node)),
+            };
+            (log.epoch(), mode, base, update)
+        };
+        let status = shared.streams.register(&hello, mode);
+        info!(backend = hello.backend, version = hello.backend_version, ?mode, revision = %update.target, "stream started");
+        let mut session = Self {
+            shared,
+            status,
+            node,
+            cursor: update.target,
+            told: base,
+            expects: Expects::Nothing,
+            computes: hello.digests.is_some(),
+            trust: Trust::Agreed,
+            bookmark_at: Instant::now(),
+        };
+        output.send(Frame::Event(ServerEvent::Welcome(Welcome { epoch, mode }))).await?;
+        if mode == Mode::Resume && update.pieces.is_empty() {
+            // The client learns that it is up to date, and its digest is checked.
+            session.send_bookmark(update.target, update.digest, output).await?;
+        } else {
+            session.send(update, base, output).await?;
+        }
+        Ok(session)
+    }
+
+    /// Whether the client has nothing to answer.
+    pub(super) fn is_idle(&self) -> bool {
+        self.expects == Expects::Nothing
+    }
+
+    /// When to send a bookmark if nothing else happens.
+    pub(super) fn bookmark_at(&self) -> Instant {
+        self.bookmark_at
+    }
+
+    /// Sends what has changed, if anything has and the client is ready for it.
+    pub(super) async fn advance(&mut self, output: &mut Output) -> Result<(), End> {
+        if !self.is_idle() {
+            return Ok(());
+        }
+        let update = {
+            let mut log = self.shared.log();
+            if log.revision() == self.cursor {
+                return Ok(());
+            }
+            log.difference(&self.node, self.cursor)
+        };
+        match update {
+            Some(update) if update.pieces.is_empty() => {
+                self.cursor = update.target;
+                Ok(())
+            }
+            Some(update) => self.send(update, self.told, output).await,
+            None => {
+                info!(cursor = %self.cursor, "the way from where the node stands is not known any more, comparing");
+                self.compare(output).await
+            }
+        }
+    }
+
+    /// Tells an idle client that it is up to date.
+    pub(super) async fn bookmark(&mut self, output: &mut Output) -> Result<(), End> {
+        let (revision, digest) = {
+            let log = self.shared.log();
+            (log.revision(), log.digests(&self.node).total())
+        };
+        if revision != self.cursor {
+            // Something was committed just now; `advance` comes first.
+            return Ok(());
+        }
+        self.send_bookmark(revision, digest, output).await
+    }
+
+    /// Deals with what the client says.
+    pub(super) async fn on_event(&mut self, event: ClientEvent, output: &mut Output) -> Result<(), End> {
+        match event {
+            ClientEvent::Hello(_) => Err(SessionError::SecondHello.into()),
+            ClientEvent::Ack(ack) => self.on_ack(ack, output).await,
+            ClientEvent::Digests(_, held) => self.on_digests(&held, output).await,
+        }
+    }
+
+    async fn on_ack(&mut self, ack: Ack, output: &mut Output) -> Result<(), End> {
+        let Ack { revision, digest, apply_time, failures } = ack;
+        // An ack may be repeated while nothing else is under way, to report that a failure is over.
+        if revision != self.told || revision == FROM_ANYTHING {
+            return Err(SessionError::UnexpectedAck { acked: revision, sent: self.told }.into());
+        }
+        self.status.update(|status| {
+            status.acked = revision;
+            status.apply_time = apply_time;
+            status.failures = failures;
+        });
+        self.computes |= digest.is_some();
+        let Expects::Ack(expected) = self.expects else { return Ok(()) };
+        self.expects = Expects::Nothing;
+        match digest {
+            Some(held) if held != expected => self.on_mismatch(revision, held, expected, output).await,
+            Some(_) => {
+                self.trust = Trust::Agreed;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    async fn on_mismatch(
+        &mut self,
+        revision: Revision,
+        held: Digest,
+        expected: Digest,
+        output: &mut Output,
+    ) -> Result<(), End> {
+        if self.trust == Trust::GivenUp {
+            return Ok(());
+        }
+        warn!(%revision, held = held.0, expected = expected.0, "the node does not hold what it should");
+        self.status.update(|status| status.repairs += 1);
+        match self.trust {
+            Trust::Agreed => {
+                self.trust = Trust::Repaired;
+                self.compare(output).await
+            }
+            Trust::Repaired => {
+                self.trust = Trust::Resent;
+                self.resend(output).await
+            }
+            Trust::Resent | Trust::GivenUp => {
+                error!("digests differ even after a snapshot: going on without them on this stream");
+                self.trust = Trust::GivenUp;
+                Ok(())
+            }
+        }
+    }
+
+    /// Finds out what the client holds; if it cannot say, sends everything.
+    async fn compare(&mut self, output: &mut Output) -> Result<(), End> {
+        if !self.computes {
+            return self.resend(output).await;
+        }
+        self.expects = Expects::Digests;
+        output.send(Frame::Event(ServerEvent::DigestRequest)).await
+    }
+
+    async fn on_digests(&mut self, held: &Digests, output: &mut Output) -> Result<(), End> {
+        if self.expects != Expects::Digests {
+            return Err(SessionError::UnexpectedDigests.into());
+        }
+        let (differing, update) = {
+            let mut log = self.shared.log();
+            let differing: BTreeSet<_> = log.digests(&self.node).differing(held).collect();
+            (differing.len(), log.rebuild(&self.node, differing))
+        };
+        info!(differing, revision = %update.target, "repairing");
+        self.send(update, FROM_ANYTHING, output).await
+    }
+
+    async fn resend(&mut self, output: &mut Output) -> Result<(), End> {
+        let update = self.shared.log().snapshot(&self.node);
+        self.send(update, FROM_ANYTHING, output).await
+    }
+
+    /// Sends an update in messages that are small enough, the last of which commits, even when there is nothing in it.
+    async fn send(&mut self, update: Update, base: Revision, output: &mut Output) -> Result<(), End> {
+        let Update { target, pieces, oldest_trigger, digest } = update;
+        let header = |commit| Batch { base, target, operations: Vec::new(), commit, oldest_trigger };
+        let (mut pending, mut size) = (Vec::new(), 0);
+        for piece in pieces {
+            if size + piece.size() > PIECE_BYTES && !pending.is_empty() {
+                let pieces = std::mem::take(&mut pending);
+                output.send(Frame::Batch { header: header(false), pieces }).await?;
+                size = 0;
+            }
+            size += piece.size();
+            pending.push(piece);
+        }
+        output.send(Frame::Batch { header: header(true), pieces: pending }).await?;
+        self.expect_ack(target, digest);
+        Ok(())
+    }
+
+    async fn send_bookmark(
+        &mut self,
+        revision: Revision,
+        digest: Digest,
+        output: &mut Output,
+    ) -> Result<(), End> {
+        output.send(Frame::Event(ServerEvent::Bookmark(revision, digest))).await?;
+        self.expect_ack(revision, digest);
+        Ok(())
+    }
+
+    fn expect_ack(&mut self, revision: Revision, digest: Digest) {
+        self.cursor = revision;
+        self.told = revision;
+        self.expects = Expects::Ack(digest);
+        self.bookmark_at = Instant::now() + self.shared.config.bookmark_interval;
+    }
+}

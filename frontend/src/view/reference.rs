@@ -1,0 +1,112 @@
+//! The same answers as `view`, for one node at a time, in the words of the specification and without a thought for
+//! speed.
+
+use proto::model::{Endpoint, Family, PerFamily, Pool, ServicePortKey, TrafficPolicy};
+
+use crate::object::{Service, Slice, SliceEndpoint};
+
+/// What one node holds of one service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) any_endpoints: PerFamily<bool>,
+    pub(super) cluster: PerFamily<Pool>,
+    pub(super) local: PerFamily<Pool>,
+}
+
+pub(super) fn seen(
+    service: &Service,
+    key: &ServicePortKey,
+    uses_external: bool,
+    slices: &[Slice],
+    node: &str,
+    zone: &str,
+) -> Seen {
+    let mut seen = Seen {
+        any_endpoints: PerFamily::default(),
+        cluster: PerFamily::default(),
+        local: PerFamily::default(),
+    };
+    for family in Family::ALL {
+        if service.cluster_ips[family].is_none() {
+            continue;
+        }
+        let all = endpoints(key, slices, family);
+        seen.any_endpoints[family] =
+            all.iter().any(|(_, ep)| ep.ready) || all.iter().any(|(_, ep)| ep.serving && ep.terminating);
+
+        if service.internal_policy != TrafficPolicy::Local || uses_external {
+            seen.cluster[family] = cluster(&all, node, zone).into_iter().collect();
+        }
+
+        let here: Vec<_> = all.iter().filter(|(_, ep)| ep.node.as_deref() == Some(node)).collect();
+        let ready: Vec<_> = here.iter().filter(|(_, ep)| ep.ready).map(|(endpoint, _)| *endpoint).collect();
+        seen.local[family] = if ready.is_empty() {
+            let still_serving = here.iter().filter(|(_, ep)| ep.serving && ep.terminating);
+            still_serving.map(|(endpoint, _)| Endpoint { terminating: true, ..*endpoint }).collect()
+        } else {
+            ready.into_iter().collect()
+        };
+    }
+    seen
+}
+
+fn cluster(all: &[(Endpoint, &SliceEndpoint)], node: &str, zone: &str) -> Vec<Endpoint> {
+    let ready: Vec<_> = all.iter().filter(|(_, ep)| ep.ready).collect();
+    if ready.is_empty() {
+        let still_serving = all.iter().filter(|(_, ep)| ep.serving && ep.terminating);
+        return still_serving.map(|(endpoint, _)| *endpoint).collect();
+    }
+    let for_node = |ep: &SliceEndpoint| ep.node_hints.iter().any(|hint| **hint == *node);
+    let for_zone = |ep: &SliceEndpoint| ep.zone_hints.iter().any(|hint| **hint == *zone);
+    let every_node_hint = ready.iter().all(|(_, ep)| !ep.node_hints.is_empty());
+    let every_zone_hint = ready.iter().all(|(_, ep)| !ep.zone_hints.is_empty());
+    let filter: &dyn Fn(&SliceEndpoint) -> bool =
+        if every_node_hint && ready.iter().any(|(_, ep)| for_node(ep)) {
+            &for_node
+        } else if !zone.is_empty() && every_zone_hint && ready.iter().any(|(_, ep)| for_zone(ep)) {
+            &for_zone
+        } else {
+            &|_| true
+        };
+    ready.iter().filter(|(_, ep)| filter(ep)).map(|(endpoint, _)| *endpoint).collect()
+}
+
+/// The union of the slices; of one address and port the best entry.
+fn endpoints<'a>(
+    key: &ServicePortKey,
+    slices: &'a [Slice],
+    family: Family,
+) -> Vec<(Endpoint, &'a SliceEndpoint)> {
+    let mut slices: Vec<_> = slices.iter().filter(|slice| slice.service == key.name).collect();
+    slices.sort_by(|left, right| left.name.cmp(&right.name));
+    let mut all: Vec<(Endpoint, &SliceEndpoint)> = Vec::new();
+    for slice in slices {
+        for port in &slice.ports {
+            if port.name != key.port_name || port.protocol != key.protocol {
+                continue;
+            }
+            for ep in &slice.endpoints {
+                if Family::of(&ep.address) != family {
+                    continue;
+                }
+                let endpoint = Endpoint::new(ep.address, port.port);
+                match all.iter_mut().find(|(known, _)| *known == endpoint) {
+                    Some((_, known)) if better(ep, known) => *known = ep,
+                    Some(_) => {}
+                    None => all.push((endpoint, ep)),
+                }
+            }
+        }
+    }
+    all
+}
+
+fn better(new: &SliceEndpoint, known: &SliceEndpoint) -> bool {
+    if new.terminating != known.terminating {
+        return known.terminating;
+    }
+    if new.ready != known.ready {
+        return new.ready;
+    }
+    new.serving && !known.serving
+}
