@@ -67,7 +67,7 @@ impl Manifests {
 /// The objects as one multi-document YAML text.
 fn to_yaml(objects: &[Value]) -> String {
     let documents =
-        objects.iter().map(|object| serde_yaml_ng::to_string(object).expect("plain data is YAML"));
+        objects.iter().map(|object| serde_saphyr::to_string(object).expect("plain data is YAML"));
     documents.collect::<Vec<_>>().join("---\n")
 }
 

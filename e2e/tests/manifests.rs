@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 fn read(directory: &Path, file: &str) -> Vec<Value> {
     let text = fs::read_to_string(directory.join(file)).expect("a manifest");
-    text.split("---\n").map(|document| serde_yaml_ng::from_str(document).expect("YAML")).collect()
+    text.split("---\n").map(|document| serde_saphyr::from_str(document).expect("YAML")).collect()
 }
 
 #[test]
