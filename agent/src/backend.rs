@@ -31,6 +31,12 @@ pub trait Backend: Send + 'static {
     fn apply(&mut self, state: &NodeState, changes: &Changes)
     -> impl Future<Output = Result<Applied>> + Send;
 
+    /// Returns when the kernel seems to have lost something of what was applied last; [`Self::reconcile`] is called next. Waited
+    /// for while there is nothing else to do, and dropped when there is. A backend that cannot tell never returns.
+    fn drifted(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+
     /// Removes everything that this backend may ever have installed, and nothing else.
     ///
     /// # Errors

@@ -1,20 +1,37 @@
 //! The node: follows a stream, keeps the node's state, drives a [`Backend`], reports.
 //!
 //! ```text
-//!   client ──▶ staged operations ──commit──▶ NodeState + Changes ──▶ Backend::apply ──▶ ack
-//!                                                │
-//!                                              store (the last committed state, in a file)
+//!   Connect ──▶ feed ──▶ mirror ──stage──commit──▶ NodeState + Changes ──▶ pending ──▶ Backend ──▶ kernel
+//!    (gRPC,      ▲                                     │                                 │
+//!     in-process)└──────────── acks, digests ──────────┼─────────────────────────────────┘
+//!                                                      ▼
+//!                                                    store (the last committed state, in a file)
 //! ```
+//!
+//! [`Agent`] puts these together; `sync` is the loop in which they work, and the only place where the backend is called.
 
+mod agent;
 mod backend;
 mod changes;
+mod client;
+mod feed;
+mod mirror;
+mod pending;
+mod progress;
 mod stage;
 mod state;
+mod store;
+mod sync;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use agent::{Agent, AgentOptions};
 pub use backend::{Applied, Backend};
 pub use changes::Changes;
+pub use client::{Grpc, GrpcOptions};
+pub use feed::{Attach, Connect, FeedOptions, Session};
+pub use progress::Progress;
 pub use stage::{Committed, RefusedOperation, Stage};
 pub use state::{NodeState, Service};
+pub use store::{DEFAULT_STATE_FILE, Store, Stored};

@@ -14,11 +14,14 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::missing_panics_doc)]
 
 mod builders;
+pub mod conformance;
+mod fake;
 mod history;
 mod synthetic;
 mod transition;
 
 pub use builders::{NODE_NAME, ServiceBuilder, StateBuilder, mk_key, mk_state};
+pub use fake::{Call, FakeBackend, FakeKernel};
 pub use history::History;
 pub use synthetic::{Stack, synthetic};
 pub use transition::{apply, operations_between, transition};

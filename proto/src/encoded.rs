@@ -109,6 +109,18 @@ impl EncodedMessage {
         self.len() == 0
     }
 
+    /// The bytes in one piece, as a state file has them.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.0.concat()
+    }
+
+    /// Bytes that were encoded elsewhere. Whether they are a message shows when they are decoded.
+    #[must_use]
+    pub fn from_bytes(bytes: Bytes) -> Self {
+        Self(vec![bytes])
+    }
+
     /// Decodes the bytes again.
     ///
     /// # Errors

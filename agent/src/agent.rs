@@ -1,0 +1,86 @@
+//! The composition: options in, one loop out.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use runtime::{ReadyGuard, Shutdown};
+use tokio::sync::watch;
+
+use crate::{
+    Backend, Connect, FeedOptions, Progress, Store, feed::Feed, mirror::Mirror, pending::Pending, sync::Loop,
+};
+
+/// What an agent needs to know.
+#[derive(Clone, Debug)]
+pub struct AgentOptions {
+    /// Node `metadata.name`.
+    pub node: Arc<str>,
+    /// Where the last committed state is kept; `None` for nowhere.
+    pub state_file: Option<PathBuf>,
+    /// How sessions with a frontend are held.
+    pub feed: FeedOptions,
+    /// The shortest and the longest delay before the backend is tried again after a failure.
+    pub retry: (Duration, Duration),
+    /// What the frontend is told about this build.
+    pub backend_version: String,
+}
+
+/// Keeps one node's kernel as a frontend says.
+#[derive(Debug)]
+pub struct Agent<B, C> {
+    options: AgentOptions,
+    backend: B,
+    connect: C,
+    progress: watch::Sender<Progress>,
+    ready: Option<ReadyGuard>,
+}
+
+impl AgentOptions {
+    /// The defaults, for a node.
+    #[must_use]
+    pub fn new(node: impl Into<Arc<str>>) -> Self {
+        Self {
+            node: node.into(),
+            state_file: Some(crate::DEFAULT_STATE_FILE.into()),
+            feed: FeedOptions::default(),
+            retry: (Duration::from_millis(200), Duration::from_secs(30)),
+            backend_version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+}
+
+impl<B: Backend, C: Connect> Agent<B, C> {
+    /// Programs `backend` with what sessions from `connect` say.
+    #[must_use]
+    pub fn new(options: AgentOptions, backend: B, connect: C) -> Self {
+        Self { options, backend, connect, progress: watch::Sender::default(), ready: None }
+    }
+
+    /// Drops `guard` when the kernel holds a state for the first time: the stored one, or a first commit.
+    #[must_use]
+    pub fn with_ready(self, guard: ReadyGuard) -> Self {
+        Self { ready: Some(guard), ..self }
+    }
+
+    /// How far it is, from now on.
+    #[must_use]
+    pub fn progress(&self) -> watch::Receiver<Progress> {
+        self.progress.subscribe()
+    }
+
+    /// Runs until `shutdown`. The stored state, if there is one, is put in force before any frontend has been heard.
+    ///
+    /// # Errors
+    /// None at present: whatever goes wrong is logged and tried again.
+    pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
+        let Self { options, backend, connect, progress, ready } = self;
+        let AgentOptions { node, state_file, feed, retry, backend_version } = options;
+        let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
+        let mirror = Mirror::new(&node, stored.flatten());
+        progress.send_modify(|progress| progress.committed = mirror.held());
+        let feed = Feed::new(connect, feed);
+        let pending = Pending::new(retry);
+        let agent = Loop { backend, backend_version, feed, mirror, store, pending, progress, ready };
+        agent.run(shutdown).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,238 @@
+//! The seam between the agent and whatever its events come from: one session after the other, as long as the node lives.
+//!
+//! ```text
+//!            ┌──────────── waiting (backoff, or the delay of a drain) ◀───────────┐
+//!            ▼                                                                    │ ended, silent, refused, drained
+//!   Connect::connect(hello) ──▶ Session { events, replies } ──▶ Feed::next ──▶ FeedEvent
+//! ```
+
+use std::{collections::VecDeque, time::Duration};
+
+use anyhow::{Context as _, Result};
+use futures::future::BoxFuture;
+use proto::model::{ClientEvent, Hello, ServerEvent};
+use runtime::Backoff;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until, timeout},
+};
+use tracing::{info, warn};
+
+/// The most replies that wait for a peer that does not read. What a lost one would have said, the next one says too.
+const MAX_REPLIES: usize = 256;
+
+/// A session is refused when it is not established within this time.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A stream, seen from the node. It has ended when `events` has.
+#[derive(Debug)]
+pub struct Session {
+    /// From the frontend.
+    pub events: mpsc::Receiver<ServerEvent>,
+    /// To the frontend. The hello has been said already.
+    pub replies: mpsc::Sender<ClientEvent>,
+}
+
+/// Establishes sessions: over gRPC ([`crate::Grpc`]), or with a frontend in the same process ([`Attach`]).
+pub trait Connect: Send + 'static {
+    /// Begins a session by saying hello. Each call may choose another peer.
+    fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>>;
+}
+
+/// Sessions with a frontend in the same process: a function that takes the hello and gives the two ends of one.
+#[derive(Clone, Debug)]
+pub struct Attach<F>(pub F);
+
+/// When to give a session up, and how soon to begin another.
+#[derive(Clone, Debug)]
+pub struct FeedOptions {
+    /// A session in which nothing has been heard for so long is cut: the frontend sends a bookmark every ten seconds.
+    pub silence: Duration,
+    /// The shortest and the longest delay before connecting again.
+    pub reconnect: (Duration, Duration),
+}
+
+/// What [`Feed::next`] has to tell.
+#[derive(Debug)]
+pub(crate) enum FeedEvent {
+    /// A session has begun.
+    Connected,
+    /// The frontend said something.
+    Server(ServerEvent),
+    /// The session has ended. What was not committed will not be.
+    Lost,
+}
+
+/// Follows one session after the other.
+pub(crate) struct Feed<C> {
+    connect: C,
+    options: FeedOptions,
+    backoff: Backoff,
+    phase: Phase,
+}
+
+enum Phase {
+    Waiting(Instant),
+    Connecting(BoxFuture<'static, Result<Session>>),
+    Open(Open),
+}
+
+/// A session that is followed.
+struct Open {
+    session: Session,
+    replies: VecDeque<ClientEvent>,
+    since: Instant,
+    heard: Instant,
+    /// When to leave, if the frontend wants that.
+    drain: Option<Instant>,
+}
+
+/// Something that happened in an open session.
+enum Step {
+    Event(ServerEvent),
+    Replied,
+    Ended,
+    Silent,
+    Drained,
+}
+
+// === impl FeedOptions ===
+
+impl Default for FeedOptions {
+    fn default() -> Self {
+        Self {
+            // Three bookmarks missed.
+            silence: Duration::from_secs(30),
+            reconnect: (Duration::from_millis(200), Duration::from_secs(15)),
+        }
+    }
+}
+
+// === impl Attach ===
+
+impl<F> Connect for Attach<F>
+where
+    F: FnMut(Hello) -> (mpsc::Sender<ClientEvent>, mpsc::Receiver<ServerEvent>) + Send + 'static,
+{
+    fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
+        let (replies, events) = self.0(hello);
+        Box::pin(std::future::ready(Ok(Session { events, replies })))
+    }
+}
+
+// === impl Feed ===
+
+impl<C: Connect> Feed<C> {
+    pub(crate) fn new(connect: C, options: FeedOptions) -> Self {
+        let (min, max) = options.reconnect;
+        Self { connect, options, backoff: Backoff::new(min, max), phase: Phase::Waiting(Instant::now()) }
+    }
+
+    /// What happens next. `hello` is asked when a session begins. May be dropped and called again.
+    pub(crate) async fn next(&mut self, hello: impl Fn() -> Hello) -> FeedEvent {
+        loop {
+            match &mut self.phase {
+                Phase::Waiting(until) => {
+                    sleep_until(*until).await;
+                    let connecting = self.connect.connect(hello());
+                    self.phase = Phase::Connecting(Box::pin(async move {
+                        let within = timeout(CONNECT_TIMEOUT, connecting).await;
+                        within.with_context(|| format!("no session within {CONNECT_TIMEOUT:?}"))?
+                    }));
+                }
+                Phase::Connecting(connecting) => match connecting.await {
+                    Ok(session) => {
+                        self.phase = Phase::Open(Open::new(session));
+                        return FeedEvent::Connected;
+                    }
+                    Err(error) => {
+                        let delay = self.backoff.next_delay();
+                        warn!(error = format!("{error:#}"), retry_in = ?delay, "no session with a frontend");
+                        self.phase = Phase::Waiting(Instant::now() + delay);
+                    }
+                },
+                Phase::Open(open) => match open.step(self.options.silence).await {
+                    Step::Event(ServerEvent::Drain(max)) => open.drain(max),
+                    Step::Event(event) => return FeedEvent::Server(event),
+                    Step::Replied => {}
+                    Step::Ended => break self.give_up("the frontend ended it"),
+                    Step::Silent => break self.give_up("nothing was heard for too long"),
+                    Step::Drained => break self.give_up("the frontend is being drained"),
+                },
+            }
+        }
+        FeedEvent::Lost
+    }
+
+    /// Says something in the open session; nothing happens when there is none.
+    pub(crate) fn reply(&mut self, event: ClientEvent) {
+        if let Phase::Open(open) = &mut self.phase {
+            if open.replies.len() == MAX_REPLIES {
+                open.replies.pop_front();
+            }
+            open.replies.push_back(event);
+        }
+    }
+
+    /// Ends the session. A session that lasted starts the backoff anew. A drain that is under way is the delay itself.
+    pub(crate) fn give_up(&mut self, reason: &str) {
+        let (now, mut until) = (Instant::now(), None);
+        if let Phase::Open(open) = &self.phase {
+            if now - open.since > self.options.reconnect.1 {
+                self.backoff.reset();
+            }
+            until = open.drain;
+        }
+        let until = until.unwrap_or_else(|| now + self.backoff.next_delay());
+        info!(reason, retry_in = ?until.saturating_duration_since(now), "session ended");
+        self.phase = Phase::Waiting(until);
+    }
+}
+
+// === impl Open ===
+
+impl Open {
+    fn new(session: Session) -> Self {
+        let now = Instant::now();
+        Self { session, replies: VecDeque::new(), since: now, heard: now, drain: None }
+    }
+
+    /// May be dropped and called again.
+    async fn step(&mut self, silence: Duration) -> Step {
+        let Self { session, replies, heard, drain, .. } = self;
+        let leave = drain.unwrap_or(*heard);
+        tokio::select! {
+            // What was said before the end counts.
+            biased;
+            permit = session.replies.reserve(), if !replies.is_empty() => match permit {
+                Ok(permit) => {
+                    if let Some(reply) = replies.pop_front() {
+                        permit.send(reply);
+                    }
+                    Step::Replied
+                }
+                // Nobody reads any more; what was sent may still be read.
+                Err(_) => {
+                    replies.clear();
+                    Step::Replied
+                }
+            },
+            event = session.events.recv() => match event {
+                Some(event) => {
+                    *heard = Instant::now();
+                    Step::Event(event)
+                }
+                None => Step::Ended,
+            },
+            () = sleep_until(leave), if drain.is_some() => Step::Drained,
+            () = sleep_until(*heard + silence) => Step::Silent,
+        }
+    }
+
+    /// Leaves after a random part of `max`, so that not all nodes come to the next frontend at once.
+    fn drain(&mut self, max: Duration) {
+        let delay = max.mul_f64(fastrand::f64());
+        info!(?delay, "frontend asks to connect elsewhere");
+        self.drain = Some(Instant::now() + delay);
+    }
+}

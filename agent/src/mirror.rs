@@ -1,0 +1,212 @@
+//! The node's side of the protocol, without any IO: what each event of a session does to the state, and what is to be answered.
+//!
+//! ```text
+//!   Welcome ──▶ where the stream starts: at what we hold (resume), or anywhere (repair, snapshot)
+//!   Batch   ──▶ stage; with commit: NodeState, Changes
+//!   Bookmark, DigestRequest ──▶ an answer
+//! ```
+
+use proto::{
+    digest::{BUCKETS, Digest, Digests},
+    model::{
+        Batch, ClientEvent, Cluster, Epoch, Hello, Mode, Node, Operation, Revision, Role, ServerEvent,
+        Welcome,
+    },
+};
+use tracing::{debug, info, warn};
+
+use crate::{Changes, Committed, NodeState, Stage, Store, Stored};
+
+/// The node's copy of what the frontend says.
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    state: NodeState,
+    stage: Stage,
+    /// What `state` is, once anything has been committed.
+    held: Option<(Epoch, Revision)>,
+    session: Option<Position>,
+    /// Operations that were left out, and digests that were not as they should be, since the start.
+    pub(crate) refused: u64,
+    pub(crate) mismatches: u64,
+}
+
+/// Where a session is.
+#[derive(Clone, Copy, Debug)]
+struct Position {
+    epoch: Epoch,
+    /// What the next batch must start from; `None` until the first commit of a repair or snapshot.
+    base: Option<Revision>,
+}
+
+/// What follows from an event.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Nothing to be done.
+    Nothing,
+    /// Ack this revision when everything is in force, which these changes are not yet.
+    Ack(Revision, Digest, Changes),
+    /// Say this at once.
+    Reply(ClientEvent),
+}
+
+/// Something that a frontend must not do. The session is given up.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Violation {
+    #[error("it did not begin with a welcome")]
+    NoWelcome,
+    #[error("a second welcome")]
+    SecondWelcome,
+    #[error("it resumes epoch {0}, of which nothing is held")]
+    NothingToResume(Epoch),
+    #[error("a batch starts from revision {base}, but {held} is held")]
+    Base { base: Revision, held: Revision },
+    #[error("it goes back to revision {target} from {held}")]
+    Backwards { target: Revision, held: Revision },
+}
+
+impl Mirror {
+    /// Holds what was stored, or nothing.
+    pub(crate) fn new(node: &str, stored: Option<Stored>) -> Self {
+        let (state, held) = match stored {
+            Some(Stored { state, epoch, revision }) => (state, Some((epoch, revision))),
+            None => (NodeState::new(Node::unknown(node)), None),
+        };
+        Self { state, stage: Stage::default(), held, session: None, refused: 0, mismatches: 0 }
+    }
+
+    /// All that was committed.
+    pub(crate) fn state(&self) -> &NodeState {
+        &self.state
+    }
+
+    /// At which revision that is; `None` before the first commit.
+    pub(crate) fn held(&self) -> Option<(Epoch, Revision)> {
+        self.held
+    }
+
+    /// What to say first in the next session.
+    pub(crate) fn hello(&self, backend: &str, backend_version: &str) -> Hello {
+        Hello {
+            node: self.state.node().name.clone(),
+            role: Role::Agent,
+            backend: backend.to_owned(),
+            backend_version: backend_version.to_owned(),
+            resume: self.held,
+            digests: self.held.map(|_| Box::new(self.state.digests().clone())),
+        }
+    }
+
+    /// The session is over. Parts of a change whose commit did not come are forgotten.
+    pub(crate) fn lost(&mut self) {
+        self.session = None;
+        self.stage.clear();
+    }
+
+    /// Takes in the next event. A commit is recorded in `store` as well.
+    pub(crate) fn take(
+        &mut self,
+        event: ServerEvent,
+        store: Option<&mut Store>,
+    ) -> Result<Outcome, Violation> {
+        match (event, self.session) {
+            (ServerEvent::Welcome(welcome), None) => self.welcome(welcome).map(|()| Outcome::Nothing),
+            (ServerEvent::Welcome(_), Some(_)) => Err(Violation::SecondWelcome),
+            (_, None) => Err(Violation::NoWelcome),
+            (ServerEvent::Batch(batch), Some(position)) => self.batch(batch, position, store),
+            (ServerEvent::Bookmark(revision, digest), Some(position)) => {
+                self.bookmark(revision, digest, position)
+            }
+            (ServerEvent::DigestRequest, Some(_)) => Ok(Outcome::Reply(self.digests())),
+            // The feed keeps this to itself.
+            (ServerEvent::Drain(_), Some(_)) => Ok(Outcome::Nothing),
+        }
+    }
+
+    fn welcome(&mut self, Welcome { epoch, mode }: Welcome) -> Result<(), Violation> {
+        let base = match (mode, self.held) {
+            (Mode::Resume, Some((held, revision))) if held == epoch => Some(revision),
+            (Mode::Resume, _) => return Err(Violation::NothingToResume(epoch)),
+            (Mode::Repair, _) => None,
+            (Mode::Snapshot, _) => {
+                // What is held and does not come again is to be gone.
+                let name = self.state.node().name.clone();
+                self.stage.extend((0..=u8::MAX).take(BUCKETS).map(Operation::ResetBucket));
+                self.stage.extend([Operation::PutNode(Node::unknown(name))]);
+                self.stage.extend([Operation::PutCluster(Cluster::default())]);
+                None
+            }
+        };
+        info!(%epoch, ?mode, "following a frontend");
+        self.session = Some(Position { epoch, base });
+        Ok(())
+    }
+
+    fn batch(
+        &mut self,
+        batch: Batch,
+        Position { epoch, base: position }: Position,
+        store: Option<&mut Store>,
+    ) -> Result<Outcome, Violation> {
+        let Batch { base, target, operations, commit, oldest_trigger: _ } = batch;
+        if let Some(held) = position {
+            if base != held {
+                return Err(Violation::Base { base, held });
+            }
+            if target < held {
+                return Err(Violation::Backwards { target, held });
+            }
+        }
+        self.stage.extend(operations);
+        if !commit {
+            return Ok(Outcome::Nothing);
+        }
+        if let Some(store) = store {
+            store.stage(epoch, (base, target), self.stage.operations());
+        }
+        let Committed { changes, refused } = self.stage.commit(&mut self.state);
+        if let Some(first) = refused.first() {
+            warn!(revision = %target, count = refused.len(), %first, "operations refused");
+            self.refused += refused.len() as u64;
+        }
+        self.advance(epoch, target);
+        Ok(Outcome::Ack(target, self.total(), changes))
+    }
+
+    fn bookmark(
+        &mut self,
+        revision: Revision,
+        digest: Digest,
+        Position { epoch, base }: Position,
+    ) -> Result<Outcome, Violation> {
+        if !self.stage.operations().is_empty() {
+            debug!(%revision, "bookmark within a change");
+            return Ok(Outcome::Nothing);
+        }
+        if let Some(held) = base
+            && revision < held
+        {
+            return Err(Violation::Backwards { target: revision, held });
+        }
+        if digest != self.total() {
+            warn!(%revision, "digest differs from the frontend's, a repair will follow");
+            self.mismatches += 1;
+        }
+        self.advance(epoch, revision);
+        Ok(Outcome::Ack(revision, self.total(), Changes::default()))
+    }
+
+    fn digests(&self) -> ClientEvent {
+        let revision = self.held.map_or(Revision(0), |(_, revision)| revision);
+        let digests: &Digests = self.state.digests();
+        ClientEvent::Digests(revision, Box::new(digests.clone()))
+    }
+
+    fn advance(&mut self, epoch: Epoch, revision: Revision) {
+        self.held = Some((epoch, revision));
+        self.session = Some(Position { epoch, base: Some(revision) });
+    }
+
+    fn total(&self) -> Digest {
+        self.state.digests().total()
+    }
+}

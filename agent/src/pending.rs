@@ -1,0 +1,159 @@
+//! What stands between the last commit and the kernel: whether the backend must do something, when, and which acks wait for it.
+
+use std::{collections::VecDeque, time::Duration};
+
+use proto::{
+    digest::Digest,
+    model::{Ack, Failure, Revision},
+};
+use runtime::Backoff;
+use tokio::time::Instant;
+
+use crate::Changes;
+
+/// The most acks that wait while the backend fails. A later one says all that an earlier one does.
+const MAX_ACKS: usize = 256;
+
+/// How long after the kernel was seen to have changed it is looked at.
+const DRIFT_DELAY: Duration = Duration::from_millis(100);
+
+/// What has to be done, and is owed to the frontend.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    standing: Standing,
+    /// What was committed since the backend's last success.
+    changes: Changes,
+    acks: VecDeque<PendingAck>,
+    /// When to reconcile, whatever happens until then.
+    retry: Option<Instant>,
+    backoff: Backoff,
+    /// What the backend could not program at its last success.
+    failures: Vec<Failure>,
+}
+
+/// How the kernel and the committed state stand to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Nothing was ever committed, so the kernel is left as it is.
+    Nothing,
+    /// Nobody knows what the kernel holds: at the start, and after a failure.
+    Unknown,
+    /// The kernel holds everything but `changes` and `failures`.
+    Known,
+}
+
+/// Which method of the backend to call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Reconcile,
+    Apply(Changes),
+}
+
+#[derive(Debug)]
+struct PendingAck {
+    revision: Revision,
+    digest: Digest,
+    received: Instant,
+}
+
+impl Pending {
+    /// `retry`: the shortest and the longest delay after a failure.
+    pub(crate) fn new(retry: (Duration, Duration)) -> Self {
+        Self {
+            standing: Standing::Nothing,
+            changes: Changes::default(),
+            acks: VecDeque::new(),
+            retry: None,
+            backoff: Backoff::new(retry.0, retry.1),
+            failures: Vec::new(),
+        }
+    }
+
+    /// There is a committed state now, and these are the changes that led to it. Also for a bookmark, which changes nothing.
+    pub(crate) fn commit(&mut self, revision: Revision, digest: Digest, changes: Changes, received: Instant) {
+        self.restored();
+        self.changes.merge(changes);
+        if self.acks.len() == MAX_ACKS {
+            self.acks.pop_front();
+        }
+        self.acks.push_back(PendingAck { revision, digest, received });
+    }
+
+    /// There is a committed state, but the kernel may hold anything.
+    pub(crate) fn restored(&mut self) {
+        if self.standing == Standing::Nothing {
+            self.standing = Standing::Unknown;
+            self.retry = Some(Instant::now());
+        }
+    }
+
+    /// The kernel seems to have changed behind our back. Whoever does that may not be done yet.
+    pub(crate) fn drifted(&mut self) {
+        self.standing = Standing::Unknown;
+        self.retry = Some(Instant::now() + DRIFT_DELAY);
+    }
+
+    /// Nobody waits for the acks any more.
+    pub(crate) fn lost(&mut self) {
+        self.acks.clear();
+    }
+
+    /// What to do now, if anything. What is asked for counts as begun.
+    pub(crate) fn begin(&mut self) -> Option<Work> {
+        let retry = self.retry.is_some_and(|retry| retry <= Instant::now());
+        if retry {
+            self.retry = None;
+            self.standing = Standing::Unknown;
+            self.changes = Changes::default();
+            return Some(Work::Reconcile);
+        }
+        if self.standing == Standing::Known && !self.changes.is_empty() {
+            self.standing = Standing::Unknown;
+            return Some(Work::Apply(std::mem::take(&mut self.changes)));
+        }
+        None
+    }
+
+    /// When [`Self::begin`] will have something although nothing happens until then.
+    pub(crate) fn wake(&self) -> Option<Instant> {
+        self.retry
+    }
+
+    /// The backend has done what was begun. Says whether other service ports fail than before.
+    pub(crate) fn succeeded(&mut self, failures: Vec<Failure>) -> bool {
+        self.standing = Standing::Known;
+        if !failures.iter().any(|failure| failure.retryable) {
+            self.retry = None;
+            self.backoff.reset();
+        } else if self.retry.is_none() {
+            // Not put off by each commit.
+            self.retry = Some(Instant::now() + self.backoff.next_delay());
+        }
+        let differs = self.failures != failures;
+        self.failures = failures;
+        differs
+    }
+
+    /// The backend could not do it. Says when it will be tried again.
+    pub(crate) fn failed(&mut self) -> Duration {
+        let delay = self.backoff.next_delay();
+        self.standing = Standing::Unknown;
+        self.retry = Some(Instant::now() + delay);
+        delay
+    }
+
+    /// What may be acked, now that everything is in force but for the failures.
+    pub(crate) fn acks(&mut self) -> Vec<Ack> {
+        if self.standing != Standing::Known || !self.changes.is_empty() {
+            return Vec::new();
+        }
+        let now = Instant::now();
+        let acks = self.acks.drain(..).map(|PendingAck { revision, digest, received }| Ack {
+            revision,
+            digest: Some(digest),
+            apply_time: now - received,
+            failures: self.failures.clone(),
+        });
+        acks.collect()
+    }
+}

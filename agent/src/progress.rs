@@ -1,0 +1,25 @@
+//! How far the agent is, for health checks, metrics and people.
+
+use proto::model::{Epoch, Failure, Revision};
+use tokio::time::Instant;
+
+/// How far the agent is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Whether there is a session with a frontend.
+    pub connected: bool,
+    /// When the frontend was heard last. How old this is says how stale the node may be.
+    pub last_contact: Option<Instant>,
+    /// The last committed state.
+    pub committed: Option<(Epoch, Revision)>,
+    /// The last state that is in force, but for `failures`.
+    pub programmed: Option<(Epoch, Revision)>,
+    /// Why the backend could not program anything at its last try; `None` after a success.
+    pub error: Option<String>,
+    /// What is not in force of the last programmed state.
+    pub failures: Vec<Failure>,
+    /// Operations of the frontend that made no sense, since the start.
+    pub refused_operations: u64,
+    /// Digests that were not as the frontend said, since the start.
+    pub digest_mismatches: u64,
+}

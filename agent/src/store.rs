@@ -1,0 +1,214 @@
+//! The last committed state in a file, so that a node comes up with it while no frontend is there, and resumes where it stopped.
+//!
+//! The file is a stream as a frontend would have sent it: a snapshot, then the commits since. A commit costs what it is; when the
+//! commits have outgrown the snapshot, a new file takes the place of the old one. Nothing that happens to the file stops the
+//! agent.
+
+mod frame;
+mod load;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    mem,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use proto::model::{Epoch, Family, Operation, Pool, PoolClass, PoolId, Revision};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use crate::NodeState;
+use load::{Loaded, load};
+
+/// Where the state file is unless told otherwise.
+pub const DEFAULT_STATE_FILE: &str = "/var/lib/fairlead/state";
+
+/// Commits are appended until they are larger than the snapshot, but up to this many bytes in any case.
+const MIN_APPENDED: u64 = 1 << 20;
+
+/// After a failed write the file is left alone for so long: writing it anew costs what the whole state is.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// Keeps the state file.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    file: Current,
+    /// Frames of commits that are not written yet.
+    staged: Vec<u8>,
+    /// What the file (or `staged`) says last.
+    written: Option<(Epoch, Revision)>,
+}
+
+/// A state that was read back, and where the stream stopped.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// What was in force.
+    pub state: NodeState,
+    /// The frontend that it came from.
+    pub epoch: Epoch,
+    /// Its revision.
+    pub revision: Revision,
+}
+
+/// The file as it is now.
+#[derive(Debug)]
+enum Current {
+    /// There is none that could be appended to.
+    Absent,
+    /// Writing failed at that time.
+    Failed(Instant),
+    Open {
+        file: File,
+        snapshot: u64,
+        appended: u64,
+    },
+}
+
+impl Store {
+    /// Opens the state file of a node and reads what it holds. A file that cannot be read, is damaged, of another version or
+    /// of another node is logged and will be replaced.
+    #[must_use]
+    pub fn open(path: impl Into<PathBuf>, node: &str) -> (Self, Option<Stored>) {
+        let mut store = Self { path: path.into(), file: Current::Absent, staged: Vec::new(), written: None };
+        let path = store.path.display();
+        let loaded = match fs::read(&store.path) {
+            Ok(bytes) => load(node, bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                info!(%path, "no state file, nothing is programmed before a frontend has been heard");
+                return (store, None);
+            }
+            Err(error) => Err(error.into()),
+        };
+        match loaded {
+            Ok(Loaded { stored, len }) => {
+                info!(%path, epoch = %stored.epoch, revision = %stored.revision,
+                    services = stored.state.services().len(), "state file read");
+                store.file = reopen(&store.path, len);
+                store.written = Some((stored.epoch, stored.revision));
+                (store, Some(stored))
+            }
+            Err(error) => {
+                warn!(%path, error = format!("{error:#}"), "state file ignored");
+                (store, None)
+            }
+        }
+    }
+
+    /// Takes in a commit that leads from one revision to another. Written at the next [`Self::flush`].
+    pub fn stage(&mut self, epoch: Epoch, revisions: (Revision, Revision), operations: &[Operation]) {
+        if matches!(self.file, Current::Open { .. }) {
+            self.put_epoch(epoch);
+            frame::put_batches(&mut self.staged, revisions, operations.iter());
+        }
+    }
+
+    /// Writes what was staged. `state` is what it leads to, at this point of the stream.
+    ///
+    /// Blocks for as long as it takes to hand the bytes to the kernel, and for a disk only when the file is written anew.
+    pub fn flush(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) {
+        if self.written == Some((epoch, revision)) && self.staged.is_empty() {
+            return;
+        }
+        let result = match &mut self.file {
+            Current::Failed(when) if when.elapsed() < RETRY => {
+                return;
+            }
+            Current::Open { snapshot, appended, .. } if *appended <= MIN_APPENDED.max(*snapshot) => {
+                self.put_epoch(epoch);
+                frame::put_bookmark(&mut self.staged, revision, state.digests().total());
+                self.append()
+            }
+            Current::Open { .. } | Current::Failed(_) | Current::Absent => {
+                self.rewrite(state, epoch, revision)
+            }
+        };
+        match result {
+            Ok(()) => self.written = Some((epoch, revision)),
+            Err(error) => {
+                warn!(path = %self.path.display(), %error, retry_in = ?RETRY, "state file not written");
+                self.file = Current::Failed(Instant::now());
+                self.staged = Vec::new();
+            }
+        }
+    }
+
+    fn put_epoch(&mut self, epoch: Epoch) {
+        if let Some((written, revision)) = self.written
+            && written != epoch
+        {
+            frame::put_welcome(&mut self.staged, epoch);
+            self.written = Some((epoch, revision));
+        }
+    }
+
+    fn append(&mut self) -> io::Result<()> {
+        let frames = mem::take(&mut self.staged);
+        if let Current::Open { file, appended, .. } = &mut self.file {
+            file.write_all(&frames)?;
+            *appended += frames.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes a new file beside the old one and lets it take its place.
+    fn rewrite(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) -> io::Result<()> {
+        self.staged = Vec::new();
+        let mut frames = Vec::new();
+        frame::put_welcome(&mut frames, epoch);
+        frame::put_batches(&mut frames, (Revision(0), revision), snapshot(state).iter());
+        frame::put_bookmark(&mut frames, revision, state.digests().total());
+
+        if let Some(dir) = self.path.parent() {
+            fs::create_dir_all(dir)?;
+        }
+        let new = self.path.with_added_extension("new");
+        let mut file = File::create(&new)?;
+        file.write_all(&frames)?;
+        // A rename that reaches the disk before the bytes do would leave an empty file after a power loss.
+        file.sync_data()?;
+        fs::rename(&new, &self.path)?;
+        self.file = Current::Open { file, snapshot: frames.len() as u64, appended: 0 };
+        Ok(())
+    }
+}
+
+/// For appending after the first `len` bytes, the rest is cut off.
+fn reopen(path: &Path, len: u64) -> Current {
+    let file = OpenOptions::new().append(true).open(path).and_then(|file| {
+        file.set_len(len)?;
+        Ok(file)
+    });
+    match file {
+        // What is snapshot and what was appended is not told apart, so a new file comes a little later than it might.
+        Ok(file) => Current::Open { file, snapshot: len, appended: 0 },
+        Err(error) => {
+            warn!(path = %path.display(), %error, "state file cannot be appended to");
+            Current::Absent
+        }
+    }
+}
+
+/// Everything that a state consists of.
+fn snapshot(state: &NodeState) -> Vec<Operation> {
+    let mut operations =
+        vec![Operation::PutNode(state.node().clone()), Operation::PutCluster(state.cluster().clone())];
+    for (key, service) in state.services() {
+        operations.push(Operation::PutServicePort(service.port.clone()));
+        for class in [PoolClass::Cluster, PoolClass::Local] {
+            for family in Family::ALL {
+                let endpoints: &Pool = service.pool(class, family);
+                if !endpoints.is_empty() {
+                    let pool = PoolId { key: key.clone(), class, family };
+                    operations.push(Operation::ReplacePool { pool, endpoints: endpoints.clone() });
+                }
+            }
+        }
+    }
+    operations
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,48 @@
+//! Reads a state file: plays it back, as far as it is whole.
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use proto::model::{Epoch, Node, Revision, ServerEvent};
+
+use super::{Stored, frame};
+use crate::{NodeState, Stage};
+
+/// What a file holds.
+pub(super) struct Loaded {
+    pub(super) stored: Stored,
+    /// How many bytes led to it. What follows is torn.
+    pub(super) len: u64,
+}
+
+/// The state after the last whole commit.
+///
+/// Fails when there is none, and when what is there cannot be this node's state.
+pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
+    let mut frames = Bytes::from(bytes);
+    let total = frames.len();
+    let mut state = NodeState::new(Node::unknown(node));
+    let mut stage = Stage::default();
+    let mut epoch = None;
+    let mut last = None;
+    while let Some(message) = frame::take(&mut frames) {
+        let event = message.decode().context("a frame holds no message")?;
+        match ServerEvent::try_from(event).context("a frame holds an invalid message")? {
+            ServerEvent::Welcome(welcome) => epoch = Some(welcome.epoch),
+            ServerEvent::Batch(batch) => stage.extend(batch.operations),
+            ServerEvent::Bookmark(revision, digest) => {
+                if let Some(refused) = stage.commit(&mut state).refused.first() {
+                    bail!("{refused}");
+                }
+                let held = state.digests().total();
+                ensure!(held == digest, "revision {revision} does not have the digest that it should have");
+                let epoch: Epoch = epoch.context("there is no epoch")?;
+                last = Some((epoch, revision, total - frames.len()));
+            }
+            ServerEvent::Drain(_) | ServerEvent::DigestRequest => {
+                bail!("a frame does not belong in a state file")
+            }
+        }
+    }
+    let (epoch, revision, len): (Epoch, Revision, usize) = last.context("there is no whole commit")?;
+    Ok(Loaded { stored: Stored { state, epoch, revision }, len: len as u64 })
+}

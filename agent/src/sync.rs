@@ -1,0 +1,216 @@
+//! The one loop: when the kernel is touched, and when the frontend is told.
+//!
+//! ```text
+//!   stored state ──▶ reconcile
+//!                        │
+//!        ┌───────────────▼──────────────────────────────────────────────┐
+//!        │ event ──▶ mirror ──▶ pending ──▶ apply | reconcile ──▶ acks  │──▶ until shutdown
+//!        │   ▲                                   │                      │
+//!        │   └──────── backlog of what comes ◀───┘ while it runs        │
+//!        └──────────────────────────────────────────────────────────────┘
+//! ```
+
+use std::{collections::VecDeque, ops::ControlFlow, time::Duration};
+
+use anyhow::{Context as _, Result};
+use proto::model::{ClientEvent, Failure};
+use runtime::{ReadyGuard, Shutdown};
+use tokio::{
+    pin,
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+use tracing::{error, info, warn};
+
+use crate::{
+    Applied, Backend, Connect, Progress, Store,
+    feed::{Feed, FeedEvent},
+    mirror::{Mirror, Outcome},
+    pending::{Pending, Work},
+};
+
+/// The most events that are taken in while the backend works. With more than that the frontend has to wait.
+const MAX_BACKLOG: usize = 32;
+
+/// Everything that the loop works with.
+pub(crate) struct Loop<B, C> {
+    pub(crate) backend: B,
+    pub(crate) backend_version: String,
+    pub(crate) feed: Feed<C>,
+    pub(crate) mirror: Mirror,
+    pub(crate) store: Option<Store>,
+    pub(crate) pending: Pending,
+    pub(crate) progress: watch::Sender<Progress>,
+    /// Released when the kernel holds a state for the first time.
+    pub(crate) ready: Option<ReadyGuard>,
+}
+
+/// What came while the backend was working.
+type Backlog = VecDeque<(Instant, FeedEvent)>;
+
+impl<B: Backend, C: Connect> Loop<B, C> {
+    /// Follows the frontend until `shutdown`. The kernel stays as it is then.
+    pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
+        if self.mirror.held().is_some() {
+            self.pending.restored();
+        }
+        while !shutdown.is_triggered() {
+            if let Some(work) = self.pending.begin() {
+                let backlog = self.program(work).await;
+                self.settle();
+                self.catch_up(backlog);
+                continue;
+            }
+            self.settle();
+            let wake = self.pending.wake();
+            let Self { feed, mirror, backend, backend_version, pending, .. } = &mut self;
+            tokio::select! {
+                () = shutdown.recv() => {}
+                event = feed.next(|| mirror.hello(B::NAME, backend_version)) => {
+                    // The next round begins with a new session, if this one was given up.
+                    let _ = self.take(Instant::now(), event);
+                }
+                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
+                () = backend.drifted(), if wake.is_none() && mirror.held().is_some() => {
+                    warn!("the kernel does not hold what was programmed");
+                    pending.drifted();
+                }
+            }
+        }
+        self.flush();
+        info!("stopped, the kernel stays as it is");
+    }
+
+    /// Lets the backend work. The stream goes on being read meanwhile, but for a new session: that would have to say what is
+    /// held, which is in the backlog.
+    async fn program(&mut self, work: Work) -> Backlog {
+        let Self { feed, mirror, backend, backend_version, .. } = self;
+        let mut backlog = Backlog::new();
+        let begun = Instant::now();
+        let changed = match &work {
+            Work::Reconcile => None,
+            Work::Apply(changes) => Some(changes.services.len()),
+        };
+        let state = mirror.state();
+        let result = {
+            let call = async {
+                match &work {
+                    Work::Reconcile => backend.reconcile(state).await.context("reconcile"),
+                    Work::Apply(changes) => backend.apply(state, changes).await.context("apply"),
+                }
+            };
+            pin!(call);
+            let mut read = true;
+            loop {
+                tokio::select! {
+                    biased;
+                    result = &mut call => break result,
+                    event = feed.next(|| mirror.hello(B::NAME, backend_version)), if read => {
+                        read = !matches!(event, FeedEvent::Lost) && backlog.len() + 1 < MAX_BACKLOG;
+                        backlog.push_back((Instant::now(), event));
+                    }
+                }
+            }
+        };
+        self.programmed(result, changed, begun.elapsed());
+        backlog
+    }
+
+    fn programmed(&mut self, result: Result<Applied>, changed: Option<usize>, took: Duration) {
+        let held = self.mirror.held();
+        match result {
+            Ok(Applied { writes, failures }) => {
+                info!(
+                    revision = held.map(|(_, revision)| revision.0),
+                    services = changed.unwrap_or(self.mirror.state().services().len()),
+                    writes,
+                    ms = took.as_secs_f64() * 1e3,
+                    "{}",
+                    if changed.is_some() { "applied" } else { "reconciled" },
+                );
+                if self.pending.succeeded(failures.clone()) {
+                    log_failures(&failures);
+                }
+                self.progress.send_modify(|progress| {
+                    (progress.programmed, progress.error, progress.failures) = (held, None, failures);
+                });
+                self.ready = None;
+            }
+            Err(error) => {
+                let retry_in = self.pending.failed();
+                let error = format!("{error:#}");
+                error!(backend = B::NAME, %error, ?retry_in, "kernel not programmed");
+                self.progress.send_modify(|progress| progress.error = Some(error));
+            }
+        }
+    }
+
+    /// Takes in what came while the backend worked. What follows in a session that was given up is void.
+    fn catch_up(&mut self, backlog: Backlog) {
+        for (received, event) in backlog {
+            if self.take(received, event).is_break() {
+                return;
+            }
+        }
+    }
+
+    /// Breaks when it has given the session up.
+    fn take(&mut self, received: Instant, event: FeedEvent) -> ControlFlow<()> {
+        match event {
+            FeedEvent::Connected => self.progress.send_modify(|progress| progress.connected = true),
+            FeedEvent::Lost => self.lost(),
+            FeedEvent::Server(event) => {
+                let outcome = self.mirror.take(event, self.store.as_mut());
+                self.progress.send_modify(|progress| {
+                    progress.last_contact = Some(received);
+                    progress.committed = self.mirror.held();
+                    progress.refused_operations = self.mirror.refused;
+                    progress.digest_mismatches = self.mirror.mismatches;
+                });
+                match outcome {
+                    Ok(Outcome::Nothing) => {}
+                    Ok(Outcome::Reply(reply)) => self.feed.reply(reply),
+                    Ok(Outcome::Ack(revision, digest, changes)) => {
+                        self.pending.commit(revision, digest, changes, received);
+                    }
+                    Err(violation) => {
+                        warn!(%violation, "the frontend breaks the protocol");
+                        self.feed.give_up("it broke the protocol");
+                        self.lost();
+                        return ControlFlow::Break(());
+                    }
+                }
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn lost(&mut self) {
+        self.mirror.lost();
+        self.pending.lost();
+        self.progress.send_modify(|progress| progress.connected = false);
+    }
+
+    /// Says and writes down what is in force.
+    fn settle(&mut self) {
+        for ack in self.pending.acks() {
+            self.feed.reply(ClientEvent::Ack(ack));
+        }
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        if let (Some(store), Some((epoch, revision))) = (&mut self.store, self.mirror.held()) {
+            store.flush(self.mirror.state(), epoch, revision);
+        }
+    }
+}
+
+fn log_failures(failures: &[Failure]) {
+    for Failure { key, reason, retryable } in failures {
+        warn!(service = %key, reason, retryable, "service port not programmed");
+    }
+    if failures.is_empty() {
+        info!("all service ports are programmed again");
+    }
+}

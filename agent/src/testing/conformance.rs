@@ -1,0 +1,115 @@
+//! What every [`Backend`] must do, whatever its kernel objects look like. The yardstick is the backend itself: a fresh instance,
+//! which knows the kernel only by reading it, must find nothing to write.
+//!
+//! Each check takes a factory of instances that share one kernel (one network namespace), as one process after the other does
+//! on a node. It does not matter what the kernel holds at first.
+
+use super::History;
+use crate::{Applied, Backend, NodeState};
+
+/// All checks, one after the other, with random states from `seed`.
+pub async fn conformance<B: Backend>(mut make: impl FnMut() -> B, seed: u64) {
+    empty_state(&mut make).await;
+    apply_is_as_good_as_reconcile(&mut make, seed, 40).await;
+    reconcile_leads_from_any_state_to_any_other(&mut make, seed, 10).await;
+    cleanup_and_back(&mut make, seed).await;
+}
+
+/// A node without services is a state like any other.
+pub async fn empty_state<B: Backend>(mut make: impl FnMut() -> B) {
+    let history = History::new(0);
+    reconcile(&mut make(), history.state(), "empty state").await;
+    assert_in_force(&mut make, history.state(), "empty state").await;
+}
+
+/// After each commit of a random history the kernel is as a `reconcile` would have made it.
+pub async fn apply_is_as_good_as_reconcile<B: Backend>(mut make: impl FnMut() -> B, seed: u64, steps: usize) {
+    let mut history = History::new(seed);
+    history.jump();
+    let mut backend = make();
+    reconcile(&mut backend, history.state(), &format!("seed {seed}, begin")).await;
+    for step in 0..steps {
+        let changes = history.step();
+        let at = format!("seed {seed}, step {step}, {changes:?}");
+        let applied = backend.apply(history.state(), &changes).await;
+        check(applied.unwrap_or_else(|error| panic!("{at}: apply: {error:#}")), &at);
+        assert_in_force(&mut make, history.state(), &at).await;
+    }
+}
+
+/// `reconcile` needs no particular beginning.
+pub async fn reconcile_leads_from_any_state_to_any_other<B: Backend>(
+    mut make: impl FnMut() -> B,
+    seed: u64,
+    states: usize,
+) {
+    let mut history = History::new(seed);
+    for state in 0..states {
+        history.jump();
+        let at = format!("seed {seed}, state {state}");
+        let mut backend = make();
+        reconcile(&mut backend, history.state(), &at).await;
+        let again = reconcile(&mut backend, history.state(), &at).await;
+        assert_eq!(again.writes, 0, "{at}: the same instance, once more");
+        assert_in_force(&mut make, history.state(), &at).await;
+    }
+}
+
+/// `cleanup` may be called at any time, and what it removed can be had again.
+pub async fn cleanup_and_back<B: Backend>(mut make: impl FnMut() -> B, seed: u64) {
+    let mut history = History::new(seed);
+    history.jump();
+    let mut backend = make();
+    reconcile(&mut backend, history.state(), "before cleanup").await;
+    for round in 0..2 {
+        backend.cleanup().await.unwrap_or_else(|error| panic!("cleanup, round {round}: {error:#}"));
+    }
+    let restored = reconcile(&mut backend, history.state(), "after cleanup").await;
+    assert_ne!(restored.writes, 0, "cleanup must have removed something");
+    assert_in_force(&mut make, history.state(), "after cleanup").await;
+    make().cleanup().await.expect("cleanup by a fresh instance");
+    make().cleanup().await.expect("cleanup where nothing is");
+}
+
+/// A fresh instance finds nothing to do.
+async fn assert_in_force<B: Backend>(make: &mut impl FnMut() -> B, state: &NodeState, at: &str) {
+    let applied = reconcile(&mut make(), state, at).await;
+    assert_eq!(applied.writes, 0, "{at}: a fresh instance had to write");
+}
+
+async fn reconcile<B: Backend>(backend: &mut B, state: &NodeState, at: &str) -> Applied {
+    let applied = backend.reconcile(state).await;
+    check(applied.unwrap_or_else(|error| panic!("{at}: reconcile: {error:#}")), at)
+}
+
+fn check(applied: Applied, at: &str) -> Applied {
+    assert_eq!(applied.failures, [], "{at}");
+    applied
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::FakeKernel;
+
+    #[tokio::test]
+    async fn the_fake_conforms() {
+        for seed in 0..20 {
+            let kernel = FakeKernel::default();
+            conformance(|| kernel.backend(), seed).await;
+        }
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "a fresh instance had to write")]
+    async fn a_backend_that_loses_something_does_not_conform() {
+        let mut history = History::new(1);
+        while history.state().services().is_empty() {
+            history.step();
+        }
+        let kernel = FakeKernel::default();
+        reconcile(&mut kernel.backend(), history.state(), "begin").await;
+        kernel.lose(history.state().services().keys().next().unwrap());
+        assert_in_force(&mut || kernel.backend(), history.state(), "later").await;
+    }
+}
