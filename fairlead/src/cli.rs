@@ -1,11 +1,11 @@
 //! The command line: what can be asked for, with its help.
 
-use std::{net::IpAddr, path::PathBuf, str::FromStr};
+use std::{net::SocketAddr, path::PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context as _, Result, bail};
+use backend_nft::NodePortAddresses;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
-use proto::model::{Family, PerFamily};
 use runtime::LogFormat;
 
 /// Where a frontend listens, and where everybody looks for it, unless told otherwise.
@@ -13,13 +13,18 @@ const DEFAULT_ADDRESS: &str = "unix:/run/fairlead/frontend.sock";
 
 /// A Service proxy for Kubernetes: one frontend decides, one backend per node programs the kernel.
 #[derive(Debug, Parser)]
-#[command(name = "fairlead", version, max_term_width = 110, after_help = "\
+#[command(
+    name = "fairlead",
+    version,
+    max_term_width = 110,
+    after_help = "\
 Examples:
   fairlead local --backend nft --manifests ./manifests --node-name node-a    everything in one process
   fairlead frontend --kubeconfig ~/.kube/config                              decide, for all nodes
   fairlead backend nft --node-name node-a --cluster-cidr 10.244.0.0/16       program this node
   fairlead services --node node-a                                            what a node is to do
-  fairlead watch --node node-a                                               follow what it is told")]
+  fairlead watch --node node-a                                               follow what it is told"
+)]
 pub struct Cli {
     /// How log lines look: text or json.
     #[arg(long, global = true, env = "FAIRLEAD_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
@@ -181,45 +186,21 @@ pub struct TrafficArgs {
 
     /// Where node ports answer: `primary` (the node's first address of each family), or CIDRs of local addresses,
     /// comma-separated. Never on loopback.
-    #[arg(long, default_value = "primary", value_name = "primary|CIDR,...")]
-    pub nodeport_addresses: NodePortAddressesArg,
+    #[arg(long, default_value = "primary", value_name = "primary|CIDR,...", value_parser = nodeport_addresses)]
+    pub nodeport_addresses: NodePortAddresses,
 }
 
-/// The value of `--nodeport-addresses`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortAddressesArg {
-    Primary,
-    Cidrs(Vec<IpNet>),
-}
-
-impl FromStr for NodePortAddressesArg {
-    type Err = String;
-
-    fn from_str(value: &str) -> Result<Self, String> {
-        if value == "primary" {
-            return Ok(Self::Primary);
-        }
-        let cidr = |text: &str| {
-            let text = text.trim();
-            let hint = "expected `primary` alone, or CIDRs such as 192.168.0.0/16";
-            text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|_| format!("{text:?} is no CIDR: {hint}"))
-        };
-        value.split(',').map(cidr).collect::<Result<_, _>>().map(Self::Cidrs)
+/// Reads `--nodeport-addresses`.
+fn nodeport_addresses(value: &str) -> Result<NodePortAddresses, String> {
+    if value == "primary" {
+        return Ok(NodePortAddresses::Primary);
     }
-}
-
-impl TrafficArgs {
-    /// `--cluster-cidr` by family.
-    pub fn cluster_cidrs(&self) -> Result<PerFamily<Option<IpNet>>> {
-        let mut by_family = PerFamily::<Option<IpNet>>::default();
-        for cidr in &self.cluster_cidr {
-            let family = Family::of(&cidr.addr());
-            if let Some(first) = by_family[family].replace(cidr.trunc()) {
-                bail!("--cluster-cidr: {first} and {cidr} are both {family}; give at most one of each family");
-            }
-        }
-        Ok(by_family)
-    }
+    let cidr = |text: &str| {
+        let text = text.trim();
+        let hint = "expected `primary` alone, or CIDRs such as 192.168.0.0/16";
+        text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|_| format!("{text:?} is no CIDR: {hint}"))
+    };
+    value.split(',').map(cidr).collect::<Result<_, _>>().map(NodePortAddresses::Cidrs)
 }
 
 impl NodeArgs {
@@ -251,30 +232,23 @@ fn node_name(given: Option<&str>) -> Result<String> {
     Ok(name)
 }
 
-/// A listening address of the frontend.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ListenAddress {
-    Unix(PathBuf),
-    Tcp(String),
-}
-
 impl FrontendArgs {
     /// `--listen`, checked against `--insecure`.
-    pub fn addresses(&self) -> Result<Vec<ListenAddress>> {
-        let address = |text: &String| match text.strip_prefix("unix:") {
-            Some(path) => Ok(ListenAddress::Unix(path.into())),
-            None if self.insecure || is_loopback(text) => Ok(ListenAddress::Tcp(text.clone())),
-            None => bail!(
-                "--listen {text}: a TCP port without TLS is open to everybody who can reach it. \
+    pub fn addresses(&self) -> Result<&[String]> {
+        let refused =
+            |address: &&String| !(self.insecure || address.starts_with("unix:") || is_loopback(address));
+        if let Some(address) = self.listen.iter().find(refused) {
+            bail!(
+                "--listen {address}: a TCP port without TLS is open to everybody who can reach it. \
                  Use unix:/PATH or a loopback address, or say --insecure"
-            ),
-        };
-        self.listen.iter().map(address).collect()
+            );
+        }
+        Ok(&self.listen)
     }
 }
 
 fn is_loopback(address: &str) -> bool {
-    address.parse::<std::net::SocketAddr>().is_ok_and(|address| IpAddr::is_loopback(&address.ip()))
+    address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
 }
 
 #[cfg(test)]
@@ -303,19 +277,17 @@ mod tests {
 
     #[test]
     fn a_dual_stack_pair_of_cluster_cidrs_is_taken_apart() {
-        let cidrs = traffic(&["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56"]).cluster_cidrs().unwrap();
-        assert_eq!(cidrs.v4, Some("10.244.0.0/16".parse().unwrap()));
-        assert_eq!(cidrs.v6, Some("fd00:10:244::/56".parse().unwrap()));
-        let error = traffic(&["--cluster-cidr", "10.0.0.0/8,11.0.0.0/8"]).cluster_cidrs().unwrap_err();
-        assert!(error.to_string().contains("both IPv4"), "{error}");
+        let pair = ["10.244.0.0/16", "fd00:10:244::/56"];
+        let expected = pair.map(|cidr| cidr.parse().unwrap());
+        assert_eq!(traffic(&["--cluster-cidr", &pair.join(",")]).cluster_cidr, expected);
     }
 
     #[test]
     fn nodeport_addresses_are_primary_or_cidrs() {
-        assert_eq!(traffic(&[]).nodeport_addresses, NodePortAddressesArg::Primary);
+        assert_eq!(traffic(&[]).nodeport_addresses, NodePortAddresses::Primary);
         let cidrs = traffic(&["--nodeport-addresses", "192.168.1.7/16, fd00::/8"]).nodeport_addresses;
         let expected = ["192.168.0.0/16", "fd00::/8"].map(|cidr| cidr.parse().unwrap()).to_vec();
-        assert_eq!(cidrs, NodePortAddressesArg::Cidrs(expected));
+        assert_eq!(cidrs, NodePortAddresses::Cidrs(expected));
         let error =
             parse(&["local", "--backend", "nft", "--nodeport-addresses", "primary,10.0.0.0/8"]).unwrap_err();
         assert!(error.contains("`primary` alone"), "{error}");
@@ -324,13 +296,15 @@ mod tests {
     #[test]
     fn plaintext_tcp_beyond_loopback_must_be_asked_for() {
         let addresses = |args: &[&str]| match parse(&[&["frontend", "--manifests", "m"], args].concat()) {
-            Ok(Cli { command: Command::Frontend(frontend), .. }) => frontend.addresses(),
+            Ok(Cli { command: Command::Frontend(frontend), .. }) => {
+                frontend.addresses().map(<[String]>::to_vec).map_err(|error| error.to_string())
+            }
             other => panic!("{other:?}"),
         };
-        assert_eq!(addresses(&[]).unwrap(), [ListenAddress::Unix("/run/fairlead/frontend.sock".into())]);
+        assert_eq!(addresses(&[]).unwrap(), ["unix:/run/fairlead/frontend.sock"]);
         assert!(addresses(&["--listen", "127.0.0.1:7600"]).is_ok());
         let error = addresses(&["--listen", "0.0.0.0:7600"]).unwrap_err();
-        assert!(error.to_string().contains("say --insecure"), "{error}");
+        assert!(error.contains("say --insecure"), "{error}");
         assert!(addresses(&["--listen", "0.0.0.0:7600", "--insecure"]).is_ok());
     }
 

@@ -1,2 +1,22 @@
-//! Placeholder.
-fn main() {}
+//! The one binary: reads the command line and calls what was asked for.
+
+mod cli;
+mod commands;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::cli::Cli;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match commands::run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fairlead: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -37,6 +37,7 @@ pub struct Endpoint {
 
 /// What a pool is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum PoolClass {
     /// Under traffic policy Cluster: what a node may use after readiness, terminating fallback and topology.
@@ -47,7 +48,7 @@ pub enum PoolClass {
 }
 
 /// Identifies a pool.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct PoolId {
     /// The service port that the pool belongs to.
     pub key: ServicePortKey,

@@ -18,7 +18,8 @@ pub struct Revision(pub u64);
 pub struct Epoch(pub u64);
 
 /// One step of a change.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Operation {
     /// Creates or replaces a service port. Its pools are untouched; those of a new one are empty.
     PutServicePort(ServicePort),

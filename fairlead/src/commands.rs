@@ -1,0 +1,40 @@
+//! The subcommands, and the process around them.
+
+mod backend;
+mod cleanup;
+mod frontend;
+mod local;
+mod services;
+mod view;
+mod watch;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use runtime::{Shutdown, log};
+
+use crate::cli::{BackendCommand, Cli, Command};
+
+/// How long tasks may take to end after a signal.
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(15);
+
+/// Does what the command line asks for.
+pub fn run(cli: Cli) -> Result<()> {
+    let Cli { log_format, log_filter, command } = cli;
+    log::init(log_format, &log_filter)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.context("cannot start the async runtime")?;
+    runtime.block_on(async {
+        let shutdown = Shutdown::on_signals().context("cannot listen for signals")?;
+        match command {
+            Command::Frontend(args) => frontend::run(args, shutdown).await,
+            Command::Backend(args) => match args.backend {
+                BackendCommand::Nft(args) => backend::run_nft(args, shutdown).await,
+            },
+            Command::Local(args) => local::run(args, shutdown).await,
+            Command::Watch(args) => watch::run(args, shutdown).await,
+            Command::Services(args) => services::run(args, shutdown).await,
+            Command::Cleanup(args) => cleanup::run(args).await,
+        }
+    })
+}

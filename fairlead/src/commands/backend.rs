@@ -1,0 +1,50 @@
+//! `fairlead backend nft`: an agent that follows a frontend over gRPC.
+
+use agent::{Agent, AgentOptions, Connect, Grpc, GrpcOptions};
+use anyhow::{Context as _, Result};
+use backend_nft::{Nft, Options};
+use runtime::{Ready, Shutdown, Tasks};
+use tracing::info;
+
+use super::SHUTDOWN_DEADLINE;
+use crate::cli::{BackendNftArgs, NodeArgs, TrafficArgs};
+
+/// Runs until the shutdown. The kernel stays as it is then.
+pub async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
+    let connect = Grpc::new(GrpcOptions { endpoints: args.frontend.addresses })?;
+    let mut tasks = Tasks::new();
+    spawn_nft(&args.node, args.traffic, connect, &mut tasks)?;
+    tasks.run(shutdown, SHUTDOWN_DEADLINE).await
+}
+
+/// Starts an agent with the nftables backend.
+pub fn spawn_nft(
+    node: &NodeArgs,
+    traffic: TrafficArgs,
+    connect: impl Connect,
+    tasks: &mut Tasks,
+) -> Result<()> {
+    let backend = Nft::new(nft_options(traffic)).context("cannot open nf_tables")?;
+    let name = node.name()?;
+    std::fs::create_dir_all(&node.state_dir)
+        .with_context(|| format!("cannot make the state directory {}", node.state_dir.display()))?;
+    let options =
+        AgentOptions { state_file: Some(node.state_dir.join("state")), ..AgentOptions::new(name.as_str()) };
+    let ready = Ready::new();
+    let agent = Agent::new(options, backend, connect).with_ready(ready.guard("first state in the kernel"));
+    tasks.spawn("agent", move |shutdown| agent.run(shutdown));
+    tasks.spawn("readiness", move |mut shutdown| async move {
+        tokio::select! {
+            () = shutdown.recv() => return Ok(()),
+            () = ready.wait() => info!(node = name, "ready: the kernel holds this node's state"),
+        }
+        shutdown.recv().await;
+        Ok(())
+    });
+    Ok(())
+}
+
+fn nft_options(args: TrafficArgs) -> Options {
+    let TrafficArgs { cluster_cidr, masquerade_all, masquerade_bit, nodeport_addresses } = args;
+    Options { cluster_cidrs: cluster_cidr, masquerade_all, masquerade_bit, nodeport_addresses }
+}

@@ -1,0 +1,45 @@
+//! `fairlead frontend`: a source, the engine, and its listeners.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use frontend::{Config, Frontend, Listener, source::Source};
+use runtime::{Ready, Shutdown, Tasks};
+use tokio::sync::mpsc;
+
+use super::SHUTDOWN_DEADLINE;
+use crate::cli::{FrontendArgs, SourceArgs};
+
+/// How many updates wait for the engine before a source has to.
+const UPDATES: usize = 1024;
+
+/// Runs until the shutdown.
+pub async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
+    let mut listeners = Vec::new();
+    for address in args.addresses()? {
+        listeners.push(Listener::bind(address).await?);
+    }
+    let mut tasks = Tasks::new();
+    let frontend = spawn(&args.source, &mut tasks).await?;
+    for listener in listeners {
+        let frontend = frontend.clone();
+        tasks.spawn("server", move |shutdown| async move { frontend.serve(listener, shutdown).await });
+    }
+    tasks.run(shutdown, SHUTDOWN_DEADLINE).await
+}
+
+/// Starts a source and the engine that takes in what it says.
+pub async fn spawn(args: &SourceArgs, tasks: &mut Tasks) -> Result<Frontend> {
+    let source = match &args.manifests {
+        Some(directory) => Source::Manifests(directory.clone()),
+        None => Source::kubernetes(args.kubeconfig.as_deref()).await?,
+    };
+    let frontend = Frontend::new(Config::default());
+    let ready = Arc::new(Ready::new());
+    let listed = ready.guard("first list of all objects");
+    let (updates, receiver) = mpsc::channel(UPDATES);
+    tasks.spawn("source", move |shutdown| source.run(updates, shutdown));
+    let engine = frontend.clone();
+    tasks.spawn("engine", move |shutdown| async move { engine.run(receiver, listed, shutdown).await });
+    Ok(frontend)
+}

@@ -1,0 +1,20 @@
+//! `fairlead local`: frontend and agent in one process, joined by channels.
+
+use agent::Attach;
+use anyhow::Result;
+use runtime::{Shutdown, Tasks};
+
+use super::{SHUTDOWN_DEADLINE, backend, frontend};
+use crate::cli::{BackendName, LocalArgs};
+
+/// Runs until the shutdown. The kernel stays as it is then.
+pub async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
+    let mut tasks = Tasks::new();
+    let frontend = frontend::spawn(&args.source, &mut tasks).await?;
+    let stop = shutdown.clone();
+    let connect = Attach(move |hello| frontend.attach(hello, stop.clone()));
+    match args.backend {
+        BackendName::Nft => backend::spawn_nft(&args.node, args.traffic, connect, &mut tasks)?,
+    }
+    tasks.run(shutdown, SHUTDOWN_DEADLINE).await
+}

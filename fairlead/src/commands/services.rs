@@ -1,0 +1,114 @@
+//! `fairlead services`: what a node is told to serve, as a table or as JSON.
+
+use std::fmt::Display;
+
+use agent::Service;
+use anyhow::Result;
+use proto::model::{Family, PoolClass, ServicePort, TrafficPolicy};
+use runtime::Shutdown;
+use serde_json::json;
+
+use super::view::{Event, View};
+use crate::{
+    cli::{Output, ViewArgs},
+    table::Table,
+};
+
+/// Takes in the first commit of the node's stream, and prints the state.
+pub async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
+    let mut view = View::open(&args).await?;
+    loop {
+        let event = tokio::select! {
+            () = shutdown.recv() => return Ok(()),
+            event = view.next() => event?,
+        };
+        if matches!(event, Event::Batch(batch) if batch.commit) {
+            break;
+        }
+    }
+    let services = view.state.services().values();
+    match args.output {
+        Output::Table => {
+            let mut table = Table::new(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"]);
+            services.for_each(|service| table.row(row(service)));
+            print!("{table}");
+        }
+        Output::Json => {
+            let list: Vec<_> = services
+                .map(|service| {
+                    json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local })
+                })
+                .collect();
+            println!("{}", serde_json::to_string_pretty(&list)?);
+        }
+    }
+    Ok(())
+}
+
+fn row(service: &Service) -> [String; 5] {
+    let count = |class| {
+        let endpoints = Family::ALL.map(|family| service.pool(class, family).len());
+        endpoints.iter().sum::<usize>().to_string()
+    };
+    let port = &service.port;
+    [
+        port.key.to_string(),
+        vips(port).join(" "),
+        policy(port),
+        count(PoolClass::Cluster),
+        count(PoolClass::Local),
+    ]
+}
+
+/// The ways in, each with its port: cluster IPs first, the node port last.
+pub fn vips(port: &ServicePort) -> Vec<String> {
+    let cluster_ips = port.cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref());
+    let ips = cluster_ips.chain(&port.external_ips).chain(&port.load_balancer_ips);
+    let mut vips: Vec<_> =
+        ips.map(|ip| std::net::SocketAddr::new(*ip, port.port.get()).to_string()).collect();
+    vips.extend(port.node_port.map(|number| format!("*:{number}")));
+    vips
+}
+
+/// `internal/external`, or one word when there is no external way in.
+fn policy(port: &ServicePort) -> String {
+    let name = |policy| match policy {
+        TrafficPolicy::Cluster => "Cluster",
+        TrafficPolicy::Local => "Local",
+    };
+    let internal = name(port.internal_policy);
+    if port.externally_accessible() {
+        format!("{internal}/{}", name(port.external_policy))
+    } else {
+        internal.to_owned()
+    }
+}
+
+/// The elements with spaces between.
+pub fn join<T: Display>(elements: impl IntoIterator<Item = T>) -> String {
+    elements.into_iter().map(|element| element.to_string()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU16;
+
+    use proto::model::{Protocol, ServicePortKey};
+
+    use super::*;
+
+    #[test]
+    fn a_row_says_what_leads_where() {
+        let key = ServicePortKey::new("default", "web", "", Protocol::Udp);
+        let mut port = ServicePort::new(key, NonZeroU16::new(53).unwrap());
+        port.cluster_ips.v4 = Some([10, 96, 0, 10].into());
+        port.cluster_ips.v6 = Some("fd00::a".parse().unwrap());
+        assert_eq!(
+            row(&Service::new(port.clone())),
+            ["default/web/udp", "10.96.0.10:53 [fd00::a]:53", "Cluster", "0", "0"]
+        );
+        port.node_port = NonZeroU16::new(30053);
+        port.external_policy = TrafficPolicy::Local;
+        assert_eq!(row(&Service::new(port))[1..3], ["10.96.0.10:53 [fd00::a]:53 *:30053", "Cluster/Local"]);
+    }
+}

@@ -1,0 +1,123 @@
+//! `fairlead watch`: a node's stream, printed as it comes.
+
+use anyhow::Result;
+use proto::model::{Endpoint, Mode, Operation, PoolId, Revision};
+use runtime::Shutdown;
+use serde_json::json;
+
+use super::{
+    services::{self, join},
+    view::{Event, View},
+};
+use crate::cli::{Output, ViewArgs};
+
+/// Follows the stream until the shutdown.
+pub async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
+    let mut view = View::open(&args).await?;
+    loop {
+        let event = tokio::select! {
+            () = shutdown.recv() => return Ok(()),
+            event = view.next() => event?,
+        };
+        match args.output {
+            Output::Table => print_lines(&event),
+            Output::Json => println!("{}", to_json(&event)),
+        }
+    }
+}
+
+/// One line an operation: revision, verb, object, detail.
+fn print_lines(event: &Event) {
+    match event {
+        Event::Welcome(welcome) => println!("epoch {}: {}", welcome.epoch, mode(welcome.mode)),
+        Event::Batch(batch) => {
+            for operation in &batch.operations {
+                println!("{}", line(batch.target, operation));
+            }
+            if batch.commit {
+                println!("{:<8} commit", batch.target.0);
+            }
+        }
+        Event::Bookmark(revision) => println!("{:<8} up to date", revision.0),
+        Event::Drain(within) => println!("the frontend asks to reconnect within {within:?}"),
+    }
+}
+
+fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Resume => "resume",
+        Mode::Repair => "repair",
+        Mode::Snapshot => "snapshot",
+    }
+}
+
+fn line(revision: Revision, operation: &Operation) -> String {
+    let (verb, object, detail) = match operation {
+        Operation::PutServicePort(port) => {
+            ("put service port", port.key.to_string(), services::vips(port).join(" "))
+        }
+        Operation::RemoveServicePort(key) => ("remove service port", key.to_string(), String::new()),
+        Operation::ChangePool { pool, add, remove } => {
+            ("change pool", pool_name(pool), changes(add, remove).join(" "))
+        }
+        Operation::ReplacePool { pool, endpoints } => {
+            ("replace pool", pool_name(pool), format!("[{}]", join(endpoints.iter())))
+        }
+        Operation::PutNode(node) => {
+            let detail = format!("addresses [{}] zone {:?}", join(&node.addresses), node.zone);
+            ("put node", node.name.to_string(), detail)
+        }
+        Operation::PutCluster(cluster) => {
+            ("put cluster", String::new(), format!("service CIDRs [{}]", join(&cluster.service_cidrs)))
+        }
+        Operation::ResetBucket(bucket) => ("reset bucket", bucket.to_string(), String::new()),
+    };
+    format!("{:<8} {verb:<20} {object} {detail}", revision.0).trim_end().to_owned()
+}
+
+fn pool_name(pool: &PoolId) -> String {
+    format!("{} {} {}", pool.key, pool.class, pool.family)
+}
+
+/// `+address` for what is added, `-address` for what is removed.
+fn changes(add: &[Endpoint], remove: &[Endpoint]) -> Vec<String> {
+    let added = add.iter().map(|endpoint| format!("+{endpoint}"));
+    added.chain(remove.iter().map(|endpoint| format!("-{endpoint}"))).collect()
+}
+
+fn to_json(event: &Event) -> serde_json::Value {
+    match event {
+        Event::Welcome(welcome) => {
+            json!({ "welcome": { "epoch": welcome.epoch.to_string(), "mode": mode(welcome.mode) } })
+        }
+        Event::Batch(batch) => json!({ "batch": {
+            "base": batch.base,
+            "target": batch.target,
+            "commit": batch.commit,
+            "operations": batch.operations,
+        } }),
+        Event::Bookmark(revision) => json!({ "bookmark": { "revision": revision } }),
+        Event::Drain(within) => json!({ "drain": { "max_delay_millis": within.as_millis() } }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU16;
+
+    use proto::model::{Family, PoolClass, Protocol, ServicePortKey};
+
+    use super::*;
+
+    #[test]
+    fn an_operation_is_one_readable_line() {
+        let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
+        let endpoint = |last| Endpoint::new([10, 244, 1, last].into(), NonZeroU16::new(8080).unwrap());
+        let pool = PoolId { key, class: PoolClass::Cluster, family: Family::V4 };
+        let change = Operation::ChangePool { pool, add: vec![endpoint(2)], remove: vec![endpoint(1)] };
+        assert_eq!(
+            line(Revision(7), &change),
+            "7        change pool          default/web:http/tcp cluster IPv4 +10.244.1.2:8080 -10.244.1.1:8080"
+        );
+    }
+}
