@@ -8,6 +8,8 @@
 
 mod abi;
 mod batch;
+#[cfg(test)]
+mod captured;
 mod chain;
 mod commit;
 mod decode;

@@ -112,13 +112,13 @@ impl Batch {
         self.operation(msg::NEWCHAIN, flags::CREATE, table, |buf| {
             buf.put_str(chain::NAME, &added.name);
             if let Some(base) = &added.base {
+                buf.put_str(chain::TYPE, base.kind.name());
+                // NF_ACCEPT, NF_DROP
+                buf.put_u32(chain::POLICY, u32::from(base.policy == Policy::Accept));
                 let hook = buf.open(chain::HOOK);
                 buf.put_u32(chain::HOOK_NUM, base.hook.number());
                 buf.put_u32(chain::HOOK_PRIORITY, base.priority as u32);
                 buf.close(hook);
-                // NF_ACCEPT, NF_DROP
-                buf.put_u32(chain::POLICY, u32::from(base.policy == Policy::Accept));
-                buf.put_str(chain::TYPE, base.kind.name());
             }
             if let Some(comment) = &added.comment {
                 userdata::put_comment(buf, chain::USERDATA, userdata::COMMENT, comment);
@@ -361,6 +361,7 @@ fn put_set(buf: &mut Vec<u8>, added: &Set, id: u32) {
         buf.put_u32(set::DATA_TYPE, DataType::concat(&added.data));
         buf.put_u32(set::DATA_LEN, if verdict { 0 } else { value_len(&added.data) as u32 });
     }
+    buf.put_u32(set::ID, id);
     if added.size.is_some() || ranges_of_fields {
         let desc = buf.open(set::DESC);
         if let Some(size) = added.size {
@@ -377,7 +378,6 @@ fn put_set(buf: &mut Vec<u8>, added: &Set, id: u32) {
         }
         buf.close(desc);
     }
-    buf.put_u32(set::ID, id);
     if let Some(timeout) = added.timeout {
         buf.put_u64(set::TIMEOUT, timeout.as_millis() as u64);
     }

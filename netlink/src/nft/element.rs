@@ -204,6 +204,9 @@ impl<'a> Element<'a> {
     #[inline]
     pub(crate) fn put(&self, buf: &mut Vec<u8>, part: Part) {
         let element = buf.open(LIST_ELEM);
+        if let (Part::All, Some(timeout)) = (part, self.timeout) {
+            buf.put_u64(ELEM_TIMEOUT, timeout.as_millis() as u64);
+        }
         put_value(buf, ELEM_KEY, self.key);
         if let Some(key_end) = self.key_end {
             put_value(buf, ELEM_KEY_END, key_end);
@@ -213,9 +216,6 @@ impl<'a> Element<'a> {
                 Data::None => {}
                 Data::Value(value) => put_value(buf, ELEM_DATA, value),
                 Data::Verdict(verdict) => put_verdict(buf, ELEM_DATA, verdict),
-            }
-            if let Some(timeout) = self.timeout {
-                buf.put_u64(ELEM_TIMEOUT, timeout.as_millis() as u64);
             }
             if let Some(comment) = self.comment {
                 userdata::put_comment(buf, ELEM_USERDATA, userdata::COMMENT, comment);

@@ -5,12 +5,17 @@ use std::time::Duration;
 
 use super::{
     CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind,
-    NumgenKind, PayloadBase, RangeOp, Register, RejectWith, encode::implied_nat_flags,
+    NumgenKind, PayloadBase, RangeOp, Register, RejectWith,
 };
 use crate::{
     attr::{Attr, Attrs, attrs},
     nft::{abi::rule, element::Data, table::Family},
 };
+
+/// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`: set by the kernel when a register is given, and by some
+/// versions of nft.
+const MAP_IPS: u32 = 1;
+const PROTO_SPECIFIED: u32 = 2;
 
 /// The expressions in the content of `NFTA_RULE_EXPRESSIONS`.
 pub(crate) fn exprs(list: Attrs<'_>) -> Vec<Expr> {
@@ -131,7 +136,8 @@ fn read(name: &str, data: &[u8]) -> Option<Expr> {
             }
         }
         "lookup" => {
-            let parts = Parts::read(data, &[1, 2, 3, 5])?;
+            // 4 is the set's number in the transaction, which nft gives beside its name.
+            let parts = Parts::read(data, &[1, 2, 3, 4, 5])?;
             Some(Expr::Lookup {
                 set: parts.get(1)?.str()?.into(),
                 sreg: parts.register(2)?,
@@ -168,11 +174,11 @@ fn read(name: &str, data: &[u8]) -> Option<Expr> {
 }
 
 fn dynset(data: &[u8]) -> Option<Expr> {
-    // 8 is padding before the timeout, 9 the flags, which the kernel always dumps.
+    // 2 is the set's number in the transaction, 8 padding, and 9 the flags, which the kernel always dumps.
     let mut known = Vec::with_capacity(data.len());
     for attr in attrs(data) {
         match attr.kind {
-            8 => {}
+            2 | 8 => {}
             9 if attr.u32()? == 0 => {}
             1 | 3..=6 => known.push(attr),
             _ => return None,
@@ -199,6 +205,7 @@ fn dynset(data: &[u8]) -> Option<Expr> {
 fn nat(data: &[u8]) -> Option<Expr> {
     let parts = Parts::read(data, &[1, 2, 3, 4, 5, 6, 7])?;
     let (addr, port) = (parts.register_if_any(3)?, parts.register_if_any(5)?);
+    let implied = addr.map_or(0, |_| MAP_IPS) | port.map_or(0, |_| PROTO_SPECIFIED);
     Some(Expr::Nat {
         kind: NatKind::from_number(parts.u32(1)?)?,
         family: Family::from_number(u8::try_from(parts.u32(2)?).ok()?)?,
@@ -207,6 +214,6 @@ fn nat(data: &[u8]) -> Option<Expr> {
         addr_max: parts.register_if_any(4)?.filter(|max| Some(*max) != addr),
         port,
         port_max: parts.register_if_any(6)?.filter(|max| Some(*max) != port),
-        flags: NatFlags(parts.u32_or(7, 0)? & !implied_nat_flags(addr, port)),
+        flags: NatFlags(parts.u32_or(7, 0)? & !implied),
     })
 }

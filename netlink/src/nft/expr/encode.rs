@@ -1,6 +1,6 @@
 //! Expressions to bytes: each is `NFTA_LIST_ELEM { NFTA_EXPR_NAME, NFTA_EXPR_DATA { attributes of its own } }`.
 
-use super::{Expr, NatFlags, Register, RejectWith};
+use super::{Expr, Matches, NatFlags, Register, RejectWith};
 use crate::{
     attr::Put,
     nft::{
@@ -8,15 +8,6 @@ use crate::{
         element::{put_value, put_verdict},
     },
 };
-
-/// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`: the kernel sets them when a register is given.
-const MAP_IPS: u32 = 1;
-const PROTO_SPECIFIED: u32 = 2;
-
-/// The flags of a `nat` expression that follow from its registers.
-pub(super) fn implied_nat_flags(addr: Option<Register>, port: Option<Register>) -> u32 {
-    addr.map_or(0, |_| MAP_IPS) | port.map_or(0, |_| PROTO_SPECIFIED)
-}
 
 /// Appends the content of `NFTA_RULE_EXPRESSIONS`.
 pub(crate) fn put_exprs(buf: &mut Vec<u8>, exprs: &[Expr]) {
@@ -116,7 +107,9 @@ fn put_data(buf: &mut Vec<u8>, expr: &Expr) {
                 buf.put_u32(3, dreg.wire());
             }
             buf.put_str(1, set);
-            buf.put_u32(5, matches.number());
+            if *matches == Matches::Missing {
+                buf.put_u32(5, matches.number());
+            }
         }
         Expr::Dynset { set, op, key, data, timeout } => {
             buf.put_u32(4, key.wire());
@@ -143,11 +136,13 @@ fn put_data(buf: &mut Vec<u8>, expr: &Expr) {
                     buf.put_u32(attribute, register.wire());
                 }
             }
-            buf.put_u32(7, flags.0 | implied_nat_flags(*addr, *port));
+            if *flags != NatFlags::NONE {
+                buf.put_u32(7, flags.0);
+            }
         }
-        Expr::Masquerade { flags: NatFlags(flags) } => {
-            if *flags != 0 {
-                buf.put_u32(1, *flags);
+        Expr::Masquerade { flags } => {
+            if *flags != NatFlags::NONE {
+                buf.put_u32(1, flags.0);
             }
         }
         Expr::Reject(with) => {
