@@ -1,0 +1,48 @@
+//! Where the cluster comes from: a Kubernetes API, or a directory of manifests.
+//!
+//! ```text
+//!   kubernetes: list, watch ──┐
+//!                             ├─▶ parse (pure) ─▶ Update ─▶ the one who indexes
+//!   manifests: read, inotify ─┘
+//! ```
+
+mod kubernetes;
+mod manifests;
+mod parse;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use runtime::Shutdown;
+use tokio::sync::mpsc;
+
+use crate::object::Update;
+
+/// A source of [`Update`]s.
+#[derive(Clone)]
+pub enum Source {
+    /// A directory of Kubernetes manifests (`.yaml`, `.yml`, `.json`), followed as it changes.
+    Manifests(PathBuf),
+    /// A Kubernetes API.
+    Kubernetes(kube::Client),
+}
+
+// === impl Source ===
+
+impl Source {
+    /// The API that a kubeconfig file leads to; without one, that of the cluster this process runs in. Connects only when run.
+    pub async fn kubernetes(kubeconfig: Option<&Path>) -> Result<Self> {
+        Ok(Self::Kubernetes(kubernetes::client(kubeconfig).await?))
+    }
+
+    /// Delivers updates until the shutdown, or until nobody receives them any more.
+    ///
+    /// One [`Update::Replace`] for each kind comes first. From then on trouble with the source is logged and mended, never
+    /// delivered: what has been delivered stays in force. Fails only if there is no way to start.
+    pub async fn run(self, updates: mpsc::Sender<Update>, shutdown: Shutdown) -> Result<()> {
+        match self {
+            Self::Manifests(directory) => manifests::run(directory, updates, shutdown).await,
+            Self::Kubernetes(client) => kubernetes::run(client, updates, shutdown).await,
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! An API server over real HTTP whose every answer is decided by the test: each request waits until the test takes it.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use http_body_util::channel::{Channel, Sender};
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use crate::object::Kind;
+
+/// Long enough for any machine; nothing waits for it unless it fails.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Why a body ends before its end.
+#[derive(Debug, thiserror::Error)]
+#[error("cut")]
+pub(super) struct Cut;
+
+type Body = Channel<Bytes, Cut>;
+
+/// The server. Requests for one kind never wait for those for another.
+pub(super) struct ApiServer {
+    /// Where it listens.
+    pub(super) address: std::net::SocketAddr,
+    calls: HashMap<Kind, mpsc::UnboundedReceiver<Call>>,
+}
+
+/// A request that has not been answered.
+pub(super) struct Call {
+    /// What follows the `?`, as it was sent.
+    pub(super) query: String,
+    answer: oneshot::Sender<Response<Body>>,
+}
+
+/// An answer to a watch that goes on until it is dropped (the regular end), or cut.
+pub(super) struct Watch(Sender<Bytes, Cut>);
+
+impl ApiServer {
+    /// Starts on a free port of the loopback address.
+    pub(super) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let paths = [
+            (Kind::Node, "/api/v1/nodes"),
+            (Kind::Service, "/api/v1/services"),
+            (Kind::EndpointSlice, "/apis/discovery.k8s.io/v1/endpointslices"),
+        ];
+        let (mut senders, mut calls) = (HashMap::new(), HashMap::new());
+        for (kind, path) in paths {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            senders.insert(path, sender);
+            calls.insert(kind, receiver);
+        }
+        tokio::spawn(serve(listener, senders));
+        Self { address, calls }
+    }
+
+    /// The next request for a kind.
+    pub(super) async fn call(&mut self, kind: Kind) -> Call {
+        let call = timeout(PATIENCE, self.calls.get_mut(&kind).unwrap().recv()).await;
+        call.unwrap_or_else(|_| panic!("no request for {kind}")).unwrap()
+    }
+
+    /// Answers the next request for a kind, which must be a list.
+    pub(super) async fn list(&mut self, kind: Kind, version: &str, items: &[Value]) {
+        self.call(kind).await.list(version, items, None);
+    }
+
+    /// Answers the next request for a kind, which must be a watch from `version`.
+    pub(super) async fn watch(&mut self, kind: Kind, version: &str) -> Watch {
+        let call = self.call(kind).await;
+        call.assert(&["watch=true", &format!("resourceVersion={version}")]);
+        call.watch()
+    }
+}
+
+async fn serve(listener: TcpListener, calls: HashMap<&'static str, mpsc::UnboundedSender<Call>>) {
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let calls = calls.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (answer, answered) = oneshot::channel();
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            calls[request.uri().path()].send(Call { query, answer }).ok();
+            async move {
+                match answered.await {
+                    Ok(response) => Ok::<_, Infallible>(response),
+                    // A call that was dropped hangs.
+                    Err(_) => std::future::pending().await,
+                }
+            }
+        });
+        tokio::spawn(async move {
+            // Fails with every body that is cut, as is meant.
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+impl Call {
+    /// Every part must be in the query.
+    #[track_caller]
+    pub(super) fn assert(&self, parts: &[&str]) {
+        for part in parts {
+            assert!(self.query.split('&').any(|found| found == *part), "no {part} in {}", self.query);
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn list(self, version: &str, items: &[Value], next_page: Option<&str>) {
+        assert!(!self.query.contains("watch="), "{}", self.query);
+        self.answer(200, &json!({
+            "kind": "List",
+            "apiVersion": "v1",
+            "metadata": {"resourceVersion": version, "continue": next_page.unwrap_or_default()},
+            "items": items,
+        }));
+    }
+
+    pub(super) fn watch(self) -> Watch {
+        let (sender, body) = Channel::new(16);
+        self.answer.send(Response::new(body)).unwrap();
+        Watch(sender)
+    }
+
+    pub(super) fn refuse(self, code: u16) {
+        self.answer(code, &status(code));
+    }
+
+    /// Says nothing, for ever.
+    pub(super) fn hang(self) {
+        drop(self);
+    }
+
+    fn answer(self, code: u16, body: &Value) {
+        let (mut sender, channel) = Channel::new(1);
+        sender.try_send(hyper::body::Frame::data(body.to_string().into())).unwrap();
+        let response = Response::builder().status(code).header("content-type", "application/json");
+        self.answer.send(response.body(channel).unwrap()).unwrap();
+    }
+}
+
+impl Watch {
+    pub(super) async fn send(&mut self, event: &str, object: &Value) {
+        let line = json!({"type": event, "object": object}).to_string() + "\n";
+        self.0.send_data(line.into()).await.unwrap();
+    }
+
+    pub(super) async fn bookmark(&mut self, kind: Kind, version: &str) {
+        let api_version = if kind == Kind::EndpointSlice { "discovery.k8s.io/v1" } else { "v1" };
+        let object = json!({
+            "kind": kind.to_string(),
+            "apiVersion": api_version,
+            "metadata": {"resourceVersion": version, "creationTimestamp": null},
+        });
+        self.send("BOOKMARK", &object).await;
+    }
+
+    pub(super) async fn error(&mut self, code: u16) {
+        self.send("ERROR", &status(code)).await;
+    }
+
+    /// Ends the connection in the middle of an event.
+    pub(super) async fn cut(mut self) {
+        self.0.send_data(Bytes::from_static(b"{\"type\": \"ADDED\", \"obj")).await.unwrap();
+        self.0.abort(Cut);
+    }
+}
+
+fn status(code: u16) -> Value {
+    json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": format!("code {code}"),
+        "reason": "Test",
+        "code": code,
+    })
+}

@@ -1,0 +1,313 @@
+//! A real directory, real inotify events, and the updates that come of them.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use runtime::Trigger;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::*;
+use crate::object::{Object, ObjectName, Parsed};
+
+/// Long enough for any machine; nothing waits for it unless it fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A source that follows the directory `m` within a temporary one.
+struct Fixture {
+    top: TempDir,
+    updates: mpsc::Receiver<Update>,
+    running: JoinHandle<Result<()>>,
+    trigger: Trigger,
+}
+
+impl Fixture {
+    /// Starts on files, and takes the initial updates off.
+    async fn new(files: &[(&str, &str)]) -> (Self, Vec<Update>) {
+        let top = TempDir::new().unwrap();
+        fs::create_dir(top.path().join("m")).unwrap();
+        for (name, text) in files {
+            fs::write(top.path().join("m").join(name), text).unwrap();
+        }
+        Self::on(top).await
+    }
+
+    /// Starts on a directory that is there.
+    async fn on(top: TempDir) -> (Self, Vec<Update>) {
+        let (sender, updates) = mpsc::channel(1);
+        let (trigger, shutdown) = Shutdown::channel();
+        let running = tokio::spawn(run(top.path().join("m"), sender, shutdown));
+        let mut fixture = Self { top, updates, running, trigger };
+        let mut initial = Vec::new();
+        for _ in Kind::ALL {
+            initial.push(fixture.next().await);
+        }
+        (fixture, initial)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.top.path().join("m").join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    async fn next(&mut self) -> Update {
+        timeout(PATIENCE, self.updates.recv()).await.expect("an update").expect("the source runs")
+    }
+
+    async fn next_in_short(&mut self) -> String {
+        in_short(&self.next().await)
+    }
+
+    /// Nothing but what this makes happen is under way.
+    async fn is_quiet(&mut self) {
+        self.write("sentinel.yaml", &node("sentinel", "on"));
+        assert_eq!(self.next_in_short().await, "sentinel in on");
+        self.write("sentinel.yaml", "");
+        assert_eq!(self.next_in_short().await, "sentinel gone");
+    }
+}
+
+fn node(name: &str, zone: &str) -> String {
+    format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: {name}, labels: {{topology.kubernetes.io/zone: {zone}}}}}\n")
+}
+
+fn in_short(update: &Update) -> String {
+    match update {
+        Update::Apply(Parsed { name, object: Some(Object::Node(node)), .. }) => format!("{name} in {}", node.zone),
+        Update::Delete(Kind::Node, name) => format!("{name} gone"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn starts_with_everything() {
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.0.0.1}\n";
+    let slices = "apiVersion: v1\nkind: List\nitems: [{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, \
+                  metadata: {name: s, labels: {kubernetes.io/service-name: web}}, addressType: IPv4}]\n";
+    let files = [("b.yaml", slices), ("a.yml", &(node("n1", "x") + "---\n" + service)), ("c.json", "{}")];
+    let (_fixture, initial) = Fixture::new(&files).await;
+    let names: Vec<_> = initial
+        .iter()
+        .map(|update| match update {
+            Update::Replace(kind, objects) => {
+                (*kind, objects.iter().map(|parsed| parsed.name.clone()).collect::<Vec<_>>())
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(names, [
+        (Kind::Node, vec![ObjectName::new("", "n1")]),
+        (Kind::Service, vec![ObjectName::new("shop", "web")]),
+        (Kind::EndpointSlice, vec![ObjectName::new("default", "s")]),
+    ]);
+}
+
+#[tokio::test]
+async fn empty_directory_is_an_empty_cluster() {
+    let (_fixture, initial) = Fixture::new(&[]).await;
+    assert_eq!(initial, Kind::ALL.map(|kind| Update::Replace(kind, vec![])));
+}
+
+#[tokio::test]
+async fn missing_directory_is_an_error() {
+    let top = TempDir::new().unwrap();
+    fs::write(top.path().join("file"), "").unwrap();
+    for (name, reason) in [("missing", "No such file or directory"), ("file", "not a directory")] {
+        let (sender, _updates) = mpsc::channel(1);
+        let (_trigger, shutdown) = Shutdown::channel();
+        let error = format!("{:#}", run(top.path().join(name), sender, shutdown).await.unwrap_err());
+        assert!(error.contains(&format!("{}/{name}", top.path().display())), "{error}");
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn edits() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
+    // In place.
+    fixture.write("a.yaml", &node("n1", "y"));
+    assert_eq!(fixture.next_in_short().await, "n1 in y");
+    // Renamed over.
+    fixture.write("a.yaml.tmp", &node("n1", "z"));
+    fs::rename(fixture.path("a.yaml.tmp"), fixture.path("a.yaml")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n1 in z");
+    // A new file, a link to one, and one that is moved in from elsewhere.
+    fixture.write("b.yaml", &node("n2", "x"));
+    assert_eq!(fixture.next_in_short().await, "n2 in x");
+    fs::write(fixture.top.path().join("n3"), node("n3", "x")).unwrap();
+    fs::hard_link(fixture.top.path().join("n3"), fixture.path("c.yaml")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n3 in x");
+    fs::write(fixture.top.path().join("n4"), node("n4", "x")).unwrap();
+    symlink(fixture.top.path().join("n4"), fixture.path("d.yaml")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n4 in x");
+    fs::write(fixture.top.path().join("n5"), node("n5", "x")).unwrap();
+    fs::rename(fixture.top.path().join("n5"), fixture.path("e.yaml")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n5 in x");
+    // Away.
+    fs::remove_file(fixture.path("b.yaml")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n2 gone");
+    fs::rename(fixture.path("c.yaml"), fixture.path("c.off")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n3 gone");
+}
+
+#[tokio::test]
+async fn edit_is_delivered_within_milliseconds() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
+    let mut times = Vec::new();
+    for n in 0..50 {
+        let written = std::time::Instant::now();
+        fixture.write("a.yaml", &node("n1", &format!("z{n}")));
+        assert_eq!(fixture.next_in_short().await, format!("n1 in z{n}"));
+        times.push(written.elapsed());
+    }
+    times.sort_unstable();
+    // The median: other tests run on this machine at the same time.
+    assert!(times[25] < Duration::from_millis(20), "{times:?}");
+}
+
+#[tokio::test]
+async fn half_written_file_is_not_read() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &(node("n1", "x") + &node("n2", "x")))]).await;
+    let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
+    // Emptied, with the first of two documents written, and still open.
+    std::io::Write::write_all(&mut file, node("n1", "y").as_bytes()).unwrap();
+    let mut new = fs::File::create(fixture.path("new.yaml")).unwrap();
+    std::io::Write::write_all(&mut new, node("n3", "y").as_bytes()).unwrap();
+    fixture.is_quiet().await;
+    std::io::Write::write_all(&mut file, node("n2", "x").as_bytes()).unwrap();
+    drop(file);
+    assert_eq!(fixture.next_in_short().await, "n1 in y");
+    drop(new);
+    assert_eq!(fixture.next_in_short().await, "n3 in y");
+}
+
+#[tokio::test]
+async fn editor_that_moves_the_old_file_away_deletes_nothing() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
+    fs::rename(fixture.path("a.yaml"), fixture.path("a.yaml~")).unwrap();
+    // Time for the first event to be handled alone.
+    fixture.is_quiet().await;
+    fixture.write("a.yaml", &node("n1", "y"));
+    fs::remove_file(fixture.path("a.yaml~")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n1 in y");
+}
+
+#[tokio::test]
+async fn broken_then_mended() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
+    fixture.write("a.yaml", "{");
+    fixture.is_quiet().await;
+    fixture.write("a.yaml", &(node("n1", "x") + &node("n2", "x")));
+    assert_eq!(fixture.next_in_short().await, "n2 in x");
+}
+
+#[tokio::test]
+async fn config_map_volume_is_swapped() {
+    let top = TempDir::new().unwrap();
+    let directory = top.path().join("m");
+    let publish = |version: &str, zone: &str| {
+        fs::create_dir_all(directory.join(version)).unwrap();
+        fs::write(directory.join(version).join("a.yaml"), node("n1", zone)).unwrap();
+        symlink(version, directory.join("..data_tmp")).unwrap();
+        fs::rename(directory.join("..data_tmp"), directory.join("..data")).unwrap();
+    };
+    publish("..1", "x");
+    symlink("..data/a.yaml", directory.join("a.yaml")).unwrap();
+    let (mut fixture, initial) = Fixture::on(top).await;
+    assert!(matches!(&initial[0], Update::Replace(Kind::Node, nodes) if nodes.len() == 1));
+    publish("..2", "y");
+    fs::remove_dir_all(directory.join("..1")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n1 in y");
+}
+
+#[tokio::test]
+async fn link_to_the_directory_is_swapped() {
+    let top = TempDir::new().unwrap();
+    let checkout = |name: &str, zone: &str| {
+        fs::create_dir(top.path().join(name)).unwrap();
+        fs::write(top.path().join(name).join("a.yaml"), node("n1", zone)).unwrap();
+        symlink(name, top.path().join("tmp")).unwrap();
+        fs::rename(top.path().join("tmp"), top.path().join("m")).unwrap();
+    };
+    checkout("one", "x");
+    let path = top.path().to_owned();
+    checkout("two", "x2");
+    let (mut fixture, _) = Fixture::on(top).await;
+    let checkout = |name: &str, zone: &str| {
+        fs::create_dir(path.join(name)).unwrap();
+        fs::write(path.join(name).join("a.yaml"), node("n1", zone)).unwrap();
+        symlink(name, path.join("tmp")).unwrap();
+        fs::rename(path.join("tmp"), path.join("m")).unwrap();
+    };
+    checkout("three", "y");
+    assert_eq!(fixture.next_in_short().await, "n1 in y");
+    // What is followed now is the new one.
+    fs::remove_dir_all(path.join("two")).unwrap();
+    fixture.write("a.yaml", &node("n1", "z"));
+    assert_eq!(fixture.next_in_short().await, "n1 in z");
+}
+
+#[tokio::test]
+async fn lost_directory_keeps_what_it_held() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x")), ("b.yaml", &node("n2", "x"))]).await;
+    let away = fixture.top.path().join("away");
+    fs::rename(fixture.path(""), &away).unwrap();
+    // Of the directory that was moved away nothing is followed.
+    fs::write(away.join("a.yaml"), node("n1", "away")).unwrap();
+    // Empty at first: still nothing is gone.
+    fs::create_dir(fixture.path("")).unwrap();
+    fs::write(fixture.path("b.new"), node("n2", "y")).unwrap();
+    fs::rename(fixture.path("b.new"), fixture.path("b.yaml")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n1 gone");
+    assert_eq!(fixture.next_in_short().await, "n2 in y");
+    fixture.is_quiet().await;
+    // Removed with all its files.
+    fs::remove_dir_all(fixture.path("")).unwrap();
+    fs::rename(away, fixture.path("")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n1 in away");
+    assert_eq!(fixture.next_in_short().await, "n2 in x");
+}
+
+#[tokio::test]
+async fn one_edit_in_a_thousand_files() {
+    let files: Vec<_> = (0..1_000).map(|n| (format!("{n}.yaml"), node(&format!("n{n}"), "x"))).collect();
+    let files: Vec<_> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    let (mut fixture, initial) = Fixture::new(&files).await;
+    assert!(matches!(&initial[0], Update::Replace(Kind::Node, nodes) if nodes.len() == 1_000));
+    let (opened, opens) = std::sync::mpsc::channel();
+    let mut witness = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        let event = event.unwrap();
+        if event.kind == notify::EventKind::Access(notify::event::AccessKind::Open(notify::event::AccessMode::Any)) {
+            opened.send(event.paths[0].clone()).unwrap();
+        }
+    })
+    .unwrap();
+    notify::Watcher::watch(&mut witness, &fixture.path(""), notify::RecursiveMode::NonRecursive).unwrap();
+    fixture.write("500.yaml", &node("n500", "y"));
+    assert_eq!(fixture.next_in_short().await, "n500 in y");
+    // Events come in order: all opens up to now are there when this one is.
+    fs::File::open(fixture.path("999.yaml")).unwrap();
+    let mut found = Vec::new();
+    while found.last() != Some(&fixture.path("999.yaml")) {
+        found.push(opens.recv_timeout(PATIENCE).unwrap());
+    }
+    // Opened by who writes it, by who follows it, and last by the marker.
+    let edited = fixture.path("500.yaml");
+    assert_eq!(found, [edited.clone(), edited, fixture.path("999.yaml")]);
+}
+
+#[tokio::test]
+async fn ends_with_the_shutdown_or_when_nobody_receives() {
+    let (mut fixture, _) = Fixture::new(&[]).await;
+    fixture.trigger.fire();
+    timeout(PATIENCE, &mut fixture.running).await.unwrap().unwrap().unwrap();
+    let (mut fixture, _) = Fixture::new(&[]).await;
+    fixture.updates.close();
+    timeout(PATIENCE, &mut fixture.running).await.unwrap().unwrap().unwrap();
+}

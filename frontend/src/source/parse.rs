@@ -1,0 +1,116 @@
+//! Kubernetes objects to what matters of them. Pure: what is wrong with an object is a value as well, never an error.
+
+mod address;
+mod node;
+mod service;
+mod slice;
+
+use std::num::NonZeroU16;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::object::{Kind, Object, ObjectName, Parsed, Problem};
+
+/// A Kubernetes type that a source can deliver.
+pub(super) trait Resource: DeserializeOwned {
+    /// Its kind.
+    const KIND: Kind;
+
+    /// Its `metadata`.
+    fn metadata(&self) -> &ObjectMeta;
+
+    /// What is in force of it; `None` when it is not for us or unusable as a whole.
+    fn parse(&self, problems: &mut Problems) -> Option<Object>;
+}
+
+/// Collects what is wrong with an object.
+#[derive(Debug, Default)]
+pub(super) struct Problems(Vec<Problem>);
+
+// === impl Problems ===
+
+impl Problems {
+    /// `message` says what is wrong with the field at `path`, and what becomes of it.
+    fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
+        self.0.push(Problem { field: path.into(), message: message.into() });
+    }
+
+    /// Passes on the value; an error becomes a problem of the field at `path`, which is then ignored.
+    fn ignored<T>(&mut self, path: impl Into<String>, result: Result<T, impl ToString>) -> Option<T> {
+        result.map_err(|error| self.add(path, format!("{}; ignored", error.to_string()))).ok()
+    }
+}
+
+// === From resources ===
+
+/// Parses an object as the API delivers it.
+pub(super) fn from_resource<R: Resource>(resource: &R) -> Parsed {
+    let mut problems = Problems::default();
+    let object = resource.parse(&mut problems);
+    Parsed { kind: R::KIND, name: object_name(resource.metadata()), object, problems: problems.0 }
+}
+
+/// Parses an object from its JSON. One that is not of its type is named and unusable, with the field that is wrong.
+pub(super) fn from_json<R: Resource>(json: &Value) -> Parsed {
+    serde_path_to_error::deserialize(json).map_or_else(
+        |error| Parsed {
+            kind: R::KIND,
+            name: ObjectName::new(metadata_field(json, "namespace"), metadata_field(json, "name")),
+            object: None,
+            problems: vec![Problem {
+                field: error.path().to_string(),
+                message: format!("{}; the whole object is ignored", error.inner()),
+            }],
+        },
+        |resource: R| from_resource(&resource),
+    )
+}
+
+fn metadata_field<'a>(json: &'a Value, field: &str) -> &'a str {
+    json["metadata"][field].as_str().unwrap_or_default()
+}
+
+fn object_name(metadata: &ObjectMeta) -> ObjectName {
+    ObjectName::new(
+        metadata.namespace.as_deref().unwrap_or_default(),
+        metadata.name.as_deref().unwrap_or_default(),
+    )
+}
+
+// === What the kinds share ===
+
+fn has_label(metadata: &ObjectMeta, label: &str) -> bool {
+    metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label))
+}
+
+/// The value of a label; empty when there is none.
+fn label<'a>(metadata: &'a ObjectMeta, label: &str) -> &'a str {
+    metadata.labels.as_ref().and_then(|labels| labels.get(label)).map_or("", String::as_str)
+}
+
+/// An absent list is an empty one.
+fn items<T>(list: Option<&Vec<T>>) -> &[T] {
+    list.map_or(&[], Vec::as_slice)
+}
+
+fn port_number(number: i32) -> Result<NonZeroU16, String> {
+    u16::try_from(number)
+        .ok()
+        .and_then(NonZeroU16::new)
+        .ok_or_else(|| format!("{number}: not a port number (1 to 65535)"))
+}
+
+/// Absent or zero is no port, as the API server defaults it.
+fn optional_port_number(number: Option<i32>) -> Result<Option<NonZeroU16>, String> {
+    match number {
+        None | Some(0) => Ok(None),
+        Some(number) => port_number(number).map(Some),
+    }
+}
+
+/// `protocol` of a port, which the API server defaults to TCP.
+fn protocol(name: Option<&str>) -> Result<proto::model::Protocol, proto::model::UnknownProtocol> {
+    name.map_or(Ok(proto::model::Protocol::Tcp), str::parse)
+}

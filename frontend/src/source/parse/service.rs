@@ -1,0 +1,156 @@
+//! core/v1 Service to what gets programmed of it.
+
+mod vips;
+
+use std::num::{NonZeroU16, NonZeroU32};
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use proto::model::TrafficPolicy;
+
+use super::{
+    Problems, Resource, has_label, items, object_name, optional_port_number, port_number, protocol,
+};
+use crate::object::{self, Kind, Object, Port};
+
+/// A Service with this label is for another proxy, whatever its value.
+const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+
+/// `sessionAffinityConfig.clientIP.timeoutSeconds` as the API server defaults it: three hours.
+const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
+
+/// The most that the API server takes for it: a day.
+const MAX_AFFINITY_SECONDS: i32 = 86_400;
+
+impl Resource for Service {
+    const KIND: Kind = Kind::Service;
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn parse(&self, problems: &mut Problems) -> Option<Object> {
+        let spec = self.spec.as_ref()?;
+        if has_label(&self.metadata, PROXY_NAME_LABEL) || type_of(spec) == "ExternalName" {
+            return None;
+        }
+        let vips = vips::from_resource(self, problems)?;
+        let external_policy = external_policy(spec, problems);
+        Some(Object::Service(object::Service {
+            name: object_name(&self.metadata),
+            created: self.metadata.creation_timestamp.as_ref().map(|time| SystemTime::from(time.0)),
+            cluster_ips: vips.cluster_ips,
+            external_ips: vips.external_ips,
+            load_balancer_ips: vips.load_balancer_ips,
+            source_ranges: vips.source_ranges,
+            internal_policy: policy(
+                "spec.internalTrafficPolicy",
+                spec.internal_traffic_policy.as_deref(),
+                problems,
+            ),
+            external_policy,
+            affinity_seconds: affinity_seconds(spec, problems),
+            health_check_node_port: health_check_node_port(spec, external_policy, problems),
+            ports: ports(items(spec.ports.as_ref()), problems),
+        }))
+    }
+}
+
+/// `type`, as the API server defaults it.
+fn type_of(spec: &ServiceSpec) -> &str {
+    spec.type_.as_deref().unwrap_or("ClusterIP")
+}
+
+// === Policies and affinity ===
+
+fn policy(path: &str, name: Option<&str>, problems: &mut Problems) -> TrafficPolicy {
+    match name {
+        None | Some("" | "Cluster") => TrafficPolicy::Cluster,
+        Some("Local") => TrafficPolicy::Local,
+        Some(other) => {
+            problems.add(path, format!("{other:?}: expected Cluster or Local; Cluster is used"));
+            TrafficPolicy::Cluster
+        }
+    }
+}
+
+/// Local means something only where traffic from outside has a way in.
+fn external_policy(spec: &ServiceSpec, problems: &mut Problems) -> TrafficPolicy {
+    let path = "spec.externalTrafficPolicy";
+    let policy = policy(path, spec.external_traffic_policy.as_deref(), problems);
+    let accessible = match type_of(spec) {
+        "LoadBalancer" | "NodePort" => true,
+        "ClusterIP" => !items(spec.external_ips.as_ref()).is_empty(),
+        _ => false,
+    };
+    if accessible { policy } else { TrafficPolicy::Cluster }
+}
+
+fn health_check_node_port(
+    spec: &ServiceSpec,
+    external_policy: TrafficPolicy,
+    problems: &mut Problems,
+) -> Option<NonZeroU16> {
+    if type_of(spec) != "LoadBalancer" || external_policy != TrafficPolicy::Local {
+        return None;
+    }
+    problems
+        .ignored("spec.healthCheckNodePort", optional_port_number(spec.health_check_node_port))
+        .flatten()
+}
+
+fn affinity_seconds(spec: &ServiceSpec, problems: &mut Problems) -> Option<NonZeroU32> {
+    match spec.session_affinity.as_deref() {
+        None | Some("" | "None") => return None,
+        Some("ClientIP") => {}
+        Some(other) => {
+            problems.add("spec.sessionAffinity", format!("{other:?}: expected ClientIP or None; None is used"));
+            return None;
+        }
+    }
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    let mut seconds = config.and_then(|config| config.timeout_seconds).unwrap_or(DEFAULT_AFFINITY_SECONDS);
+    if !(1..=MAX_AFFINITY_SECONDS).contains(&seconds) {
+        problems.add(
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+            format!("{seconds}: expected 1 to {MAX_AFFINITY_SECONDS}; {DEFAULT_AFFINITY_SECONDS} is used"),
+        );
+        seconds = DEFAULT_AFFINITY_SECONDS;
+    }
+    u32::try_from(seconds).ok().and_then(NonZeroU32::new)
+}
+
+// === Ports ===
+
+fn ports(specs: &[ServicePort], problems: &mut Problems) -> Vec<Port> {
+    let mut ports: Vec<Port> = Vec::with_capacity(specs.len());
+    for (n, spec) in specs.iter().enumerate() {
+        let path = format!("spec.ports[{n}]");
+        let Some(port) = port(&path, spec, problems) else { continue };
+        if ports.iter().any(|other| (&other.name, other.protocol) == (&port.name, port.protocol)) {
+            let taken = format!("{:?}, {}: an earlier port has this name and protocol", port.name, port.protocol);
+            problems.add(path, format!("{taken}; ignored"));
+            continue;
+        }
+        ports.push(port);
+    }
+    ports.sort_unstable();
+    ports
+}
+
+/// Without a usable number or protocol there is no port; without a usable node port there is still the rest.
+fn port(path: &str, spec: &ServicePort, problems: &mut Problems) -> Option<Port> {
+    let port = problems.ignored(format!("{path}.port"), port_number(spec.port))?;
+    let protocol = problems.ignored(format!("{path}.protocol"), protocol(spec.protocol.as_deref()))?;
+    let node_port = problems.ignored(format!("{path}.nodePort"), optional_port_number(spec.node_port));
+    Some(Port {
+        name: spec.name.as_deref().unwrap_or_default().into(),
+        protocol,
+        port,
+        node_port: node_port.flatten(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

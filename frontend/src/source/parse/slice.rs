@@ -1,0 +1,140 @@
+//! discovery.k8s.io/v1 EndpointSlice to the endpoints and ports in it.
+
+use std::{sync::Arc, time::SystemTime};
+
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
+use proto::model::Family;
+
+use super::{
+    Problems, Resource,
+    address::{self, Role},
+    has_label, items, label, object_name, optional_port_number, protocol,
+};
+use crate::object::{Kind, Object, Slice, SliceEndpoint, SlicePort};
+
+/// The Service that a slice belongs to.
+const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+/// On the slices of headless Services, copied from the Service.
+const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+
+/// When the pod or Service changed that made the controller write this slice (RFC 3339).
+const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+impl Resource for EndpointSlice {
+    const KIND: Kind = Kind::EndpointSlice;
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn parse(&self, problems: &mut Problems) -> Option<Object> {
+        if has_label(&self.metadata, HEADLESS_LABEL) {
+            return None;
+        }
+        let family = match self.address_type.as_str() {
+            "IPv4" => Family::V4,
+            "IPv6" => Family::V6,
+            "FQDN" => return None,
+            other => {
+                let known = "expected IPv4, IPv6 or FQDN";
+                problems.add("addressType", format!("{other:?}: {known}; the slice is ignored"));
+                return None;
+            }
+        };
+        let service = label(&self.metadata, SERVICE_LABEL);
+        if service.is_empty() {
+            let path = format!("metadata.labels[{SERVICE_LABEL}]");
+            problems.add(path, "absent or empty: belongs to no Service; the slice is ignored");
+            return None;
+        }
+        Some(Object::Slice(Slice {
+            name: object_name(&self.metadata),
+            service: service.into(),
+            family,
+            ports: ports(items(self.ports.as_ref()), problems),
+            endpoints: endpoints(items(self.endpoints.as_ref()), family, problems),
+            trigger: trigger(&self.metadata, problems),
+        }))
+    }
+}
+
+fn trigger(metadata: &ObjectMeta, problems: &mut Problems) -> Option<SystemTime> {
+    let text = metadata.annotations.as_ref()?.get(TRIGGER_ANNOTATION)?;
+    let time = text.parse::<Timestamp>().map_err(|_| format!("{text:?}: not an RFC 3339 time"));
+    problems.ignored(format!("metadata.annotations[{TRIGGER_ANNOTATION}]"), time).map(SystemTime::from)
+}
+
+// === Ports ===
+
+fn ports(ports: &[EndpointPort], problems: &mut Problems) -> Vec<SlicePort> {
+    let mut ports: Vec<_> =
+        ports.iter().enumerate().filter_map(|(n, port)| slice_port(n, port, problems)).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    ports
+}
+
+/// A port without a number stands for all ports, which no Service can use.
+fn slice_port(n: usize, port: &EndpointPort, problems: &mut Problems) -> Option<SlicePort> {
+    let number = problems.ignored(format!("ports[{n}].port"), optional_port_number(port.port))??;
+    let Some(name) = port.name.as_deref() else {
+        problems.add(format!("ports[{n}].name"), "absent; the port is ignored");
+        return None;
+    };
+    let protocol = problems.ignored(format!("ports[{n}].protocol"), protocol(port.protocol.as_deref()))?;
+    Some(SlicePort { name: name.into(), protocol, port: number })
+}
+
+// === Endpoints ===
+
+fn endpoints(endpoints: &[Endpoint], family: Family, problems: &mut Problems) -> Vec<SliceEndpoint> {
+    endpoints
+        .iter()
+        .enumerate()
+        .filter_map(|(n, endpoint)| slice_endpoint(n, endpoint, family, problems))
+        .collect()
+}
+
+/// Further addresses of an endpoint have no meaning; the API says to use the first.
+fn slice_endpoint(
+    n: usize,
+    endpoint: &Endpoint,
+    family: Family,
+    problems: &mut Problems,
+) -> Option<SliceEndpoint> {
+    let path = format!("endpoints[{n}].addresses");
+    let Some(text) = endpoint.addresses.first() else {
+        problems.add(path, "empty; the endpoint is ignored");
+        return None;
+    };
+    let path = format!("{path}[0]");
+    let address = problems.ignored(&path, address::usable_address(text, Role::Endpoint))?;
+    if Family::of(&address) != family {
+        problems.add(path, format!("{address}: not an {family} address, as addressType says; ignored"));
+        return None;
+    }
+    let conditions = endpoint.conditions.as_ref();
+    let hints = endpoint.hints.as_ref();
+    Some(SliceEndpoint {
+        address,
+        node: endpoint.node_name.as_deref().filter(|node| !node.is_empty()).map(Arc::from),
+        ready: conditions.and_then(|conditions| conditions.ready).unwrap_or(true),
+        serving: conditions.and_then(|conditions| conditions.serving).unwrap_or(true),
+        terminating: conditions.and_then(|conditions| conditions.terminating).unwrap_or(false),
+        zone_hints: names(items(hints.and_then(|hints| hints.for_zones.as_ref())), |zone| &zone.name),
+        node_hints: names(items(hints.and_then(|hints| hints.for_nodes.as_ref())), |node| &node.name),
+    })
+}
+
+fn names<T>(hints: &[T], name: impl Fn(&T) -> &str) -> Vec<Arc<str>> {
+    let mut names: Vec<Arc<str>> = hints.iter().map(|hint| name(hint).into()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests;
