@@ -12,7 +12,10 @@ pub mod log;
 pub mod object;
 mod server;
 mod session;
+pub mod source;
 mod streams;
+#[cfg(test)]
+mod testing;
 pub mod view;
 
 pub use engine::{Config, Frontend};

@@ -23,7 +23,7 @@ use crate::object::{ObjectName, Port, Problem, Service};
 use super::key_of;
 
 /// Everything that is claimed.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Claims {
     claimants: Groups<Claim, Claimant>,
     /// By cluster IP, the services that have it.
@@ -52,8 +52,8 @@ struct Claimant {
 }
 
 /// Sets by key, without empty ones.
-#[derive(Debug)]
-struct Groups<K, V>(HashMap<K, BTreeSet<V>>);
+#[derive(Debug, PartialEq, Eq)]
+struct Groups<K: Eq + Hash, V: Ord>(HashMap<K, BTreeSet<V>>);
 
 impl Claims {
     /// Adds the claims of a service; `touched` gets the service ports of others that may look different now.
@@ -273,7 +273,7 @@ impl<K: Eq + Hash, V: Ord + Clone> Groups<K, V> {
     }
 }
 
-impl<K, V> Default for Groups<K, V> {
+impl<K: Eq + Hash, V: Ord> Default for Groups<K, V> {
     fn default() -> Self {
         Self(HashMap::new())
     }

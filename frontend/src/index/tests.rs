@@ -1,1 +1,238 @@
-//! tests
+//! Any history leads to what the objects alone lead to; and what conflicts, triggers and comparisons do, one by one.
+
+use std::{collections::BTreeMap, time::UNIX_EPOCH};
+
+use proptest::{collection::vec, prelude::*};
+
+use crate::testing::{any_update, endpoint, ip, node, number, put, service, slice, time};
+
+use super::*;
+
+type Views = BTreeMap<ServicePortKey, View>;
+
+fn apply_changes(index: &mut Index, views: &mut Views) -> Vec<ServicePortKey> {
+    let changes = index.take_changes();
+    let keys = changes.ports.iter().map(|(key, _)| key.clone()).collect();
+    for (key, view) in changes.ports {
+        match view {
+            Some(view) => views.insert(key, view),
+            None => views.remove(&key),
+        };
+    }
+    keys
+}
+
+fn problems(index: &Index) -> Vec<(Kind, ObjectName, Vec<Problem>)> {
+    let problems = index.problems();
+    problems
+        .map(|(kind, name, problems)| (kind, name.clone(), problems.into_iter().cloned().collect()))
+        .collect()
+}
+
+/// The messages about one service.
+fn messages(index: &Index, service: &str) -> Vec<String> {
+    let of_service = index.problems().filter(|(_, name, _)| &*name.name == service);
+    of_service.flat_map(|(_, _, problems)| problems).map(|problem| format!("{}: {}", problem.field, problem.message)).collect()
+}
+
+fn new_index() -> Index {
+    Index::new(UNIX_EPOCH)
+}
+
+fn indexed(updates: impl IntoIterator<Item = Update>) -> (Index, Views) {
+    let (mut index, mut views) = (new_index(), Views::new());
+    for update in updates {
+        index.apply(update);
+    }
+    apply_changes(&mut index, &mut views);
+    (index, views)
+}
+
+fn key(service: &str) -> ServicePortKey {
+    ServicePortKey::new("ns", service, "http", proto::model::Protocol::Tcp)
+}
+
+/// What is there after an update, without looking at what was there before.
+fn remember(objects: &mut BTreeMap<(Kind, ObjectName), Parsed>, update: &Update) {
+    match update {
+        Update::Apply(parsed) => {
+            objects.insert((parsed.kind, parsed.name.clone()), parsed.clone());
+        }
+        Update::Delete(kind, name) => {
+            objects.remove(&(*kind, name.clone()));
+        }
+        Update::Replace(kind, all) => {
+            objects.retain(|(of, _), _| of != kind);
+            objects.extend(all.iter().map(|parsed| ((*kind, parsed.name.clone()), parsed.clone())));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_history_is_like_from_scratch(history in vec((any_update(), any::<bool>()), 0..60)) {
+        let (mut index, mut views, mut objects) = (new_index(), Views::new(), BTreeMap::new());
+        for (update, settle) in history {
+            remember(&mut objects, &update);
+            index.apply(update);
+            if settle {
+                apply_changes(&mut index, &mut views);
+            }
+        }
+        apply_changes(&mut index, &mut views);
+
+        let (scratch, expected) = indexed(objects.into_values().rev().map(Update::Apply));
+        prop_assert_eq!(views, expected);
+        prop_assert_eq!(problems(&index), problems(&scratch));
+        let nodes = |index: &Index| index.nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect::<BTreeMap<_, _>>();
+        prop_assert_eq!(nodes(&index), nodes(&scratch));
+        // Nothing is left behind by what is gone.
+        prop_assert_eq!(index.slices.len(), scratch.slices.len());
+        prop_assert_eq!(index.slice_services.len(), scratch.slice_services.len());
+        prop_assert_eq!(index.claims, scratch.claims);
+    }
+}
+
+#[test]
+fn an_equal_object_dirties_nothing() {
+    let objects = [
+        put(service("s", "10.96.0.1")),
+        put(slice("x", "s", vec![endpoint("10.0.0.1", "node-0")])),
+        put(node("node-0", "zone-a")),
+    ];
+    let (mut index, _) = indexed(objects.clone());
+    for object in objects {
+        index.apply(object);
+        assert!(!index.is_dirty());
+    }
+    let newer = Slice { trigger: Some(time(9)), ..slice("x", "s", vec![endpoint("10.0.0.1", "node-0")]) };
+    index.apply(put(newer));
+    assert!(!index.is_dirty(), "a trigger time alone is no change");
+}
+
+#[test]
+fn only_what_is_touched_is_dirty() {
+    let (mut index, mut views) = indexed([
+        put(service("a", "10.96.0.1")),
+        put(service("b", "10.96.0.2")),
+        put(slice("x", "a", vec![endpoint("10.0.0.1", "node-0")])),
+    ]);
+    index.apply(put(slice("x", "b", vec![endpoint("10.0.0.1", "node-0")])));
+    assert_eq!(apply_changes(&mut index, &mut views), [key("a"), key("b")], "a slice can change its service");
+    index.apply(put(slice("x", "b", vec![endpoint("10.0.0.2", "node-0")])));
+    assert_eq!(apply_changes(&mut index, &mut views), [key("b")]);
+    index.apply(put(node("node-0", "zone-a")));
+    assert!(apply_changes(&mut index, &mut views).is_empty());
+}
+
+#[test]
+fn the_older_service_wins_and_the_other_gets_it_when_that_goes() {
+    let old = Service { created: Some(time(1)), ..service("z-old", "10.96.0.1") };
+    let new = Service { created: Some(time(2)), ..service("a-new", "10.96.0.1") };
+    let undated = Service { created: None, ..service("a-undated", "10.96.0.1") };
+    let (mut index, mut views) = indexed([put(undated), put(new), put(old)]);
+    let has_vip = |views: &Views, name| views[&key(name)].port.cluster_ips.v4.is_some();
+    assert!(has_vip(&views, "z-old") && !has_vip(&views, "a-new") && !has_vip(&views, "a-undated"));
+    assert_eq!(
+        messages(&index, "a-new"),
+        ["spec.clusterIPs: 10.96.0.1, port 80/TCP belongs to ns/z-old:http/tcp, which is older; dropped here"]
+    );
+    index.apply(Update::Delete(Kind::Service, ObjectName::new("ns", "z-old")));
+    apply_changes(&mut index, &mut views);
+    assert!(has_vip(&views, "a-new") && !has_vip(&views, "a-undated"));
+    assert!(messages(&index, "a-new").is_empty());
+    assert!(messages(&index, "a-undated")[0].contains("ns/a-new:http/tcp"));
+}
+
+#[test]
+fn one_node_port_belongs_to_one_service() {
+    let with_node_port = |name, cluster_ip, created| {
+        let mut service = Service { created: Some(time(created)), ..service(name, cluster_ip) };
+        service.ports[0].node_port = Some(number(30000));
+        service
+    };
+    let (index, views) =
+        indexed([put(with_node_port("a", "10.96.0.1", 2)), put(with_node_port("b", "10.96.0.2", 1))]);
+    assert_eq!(views[&key("a")].port.node_port, None);
+    assert_eq!(views[&key("b")].port.node_port, Some(number(30000)));
+    assert!(views[&key("a")].port.cluster_ips.v4.is_some(), "the rest of the loser stays in force");
+    assert_eq!(
+        messages(&index, "a"),
+        ["spec.ports[http/TCP].nodePort: 30000/TCP belongs to ns/b:http/tcp, which is older; dropped here"]
+    );
+}
+
+#[test]
+fn an_external_ip_shadows_nobody() {
+    let greedy = Service {
+        created: Some(time(0)),
+        external_ips: vec![ip("10.96.0.2"), ip("172.16.0.1"), ip("192.0.2.1")],
+        load_balancer_ips: vec![ip("10.96.0.2")],
+        ..service("greedy", "10.96.0.1")
+    };
+    // On another port, and younger: it does not matter.
+    let mut victim = service("victim", "10.96.0.2");
+    victim.ports[0].port = number(443);
+    let mut host = node("node-0", "");
+    host.addresses = vec![ip("172.16.0.1")];
+    let (mut index, mut views) = indexed([put(greedy), put(victim), put(host)]);
+    assert_eq!(views[&key("greedy")].port.external_ips, [ip("192.0.2.1")]);
+    assert!(views[&key("greedy")].port.load_balancer_ips.is_empty());
+    assert_eq!(
+        messages(&index, "greedy"),
+        [
+            "spec.externalIPs: 10.96.0.2 dropped: would shadow the cluster IP of Service ns/victim",
+            "spec.externalIPs: 172.16.0.1 dropped: would shadow an address of Node node-0",
+            "status.loadBalancer.ingress: 10.96.0.2 dropped: would shadow the cluster IP of Service ns/victim",
+        ]
+    );
+    index.apply(Update::Delete(Kind::Node, ObjectName::new("", "node-0")));
+    index.apply(Update::Delete(Kind::Service, ObjectName::new("ns", "victim")));
+    apply_changes(&mut index, &mut views);
+    assert_eq!(views[&key("greedy")].port.external_ips.len(), 3);
+    assert!(messages(&index, "greedy").is_empty());
+}
+
+#[test]
+fn an_external_ip_that_is_also_a_load_balancer_ip_is_no_conflict() {
+    let both = Service {
+        external_ips: vec![ip("192.0.2.1")],
+        load_balancer_ips: vec![ip("192.0.2.1")],
+        ..service("s", "10.96.0.1")
+    };
+    let (index, views) = indexed([put(both)]);
+    assert_eq!(views[&key("s")].port.external_ips, views[&key("s")].port.load_balancer_ips);
+    assert!(messages(&index, "s").is_empty());
+}
+
+#[test]
+fn trigger_times_count_once_and_only_after_the_start() {
+    let mut index = Index::new(time(100));
+    let triggered = |seconds, address| Slice {
+        trigger: Some(time(seconds)),
+        ..slice("x", "s", vec![endpoint(address, "node-0")])
+    };
+    let mut oldest_after = |update| {
+        index.apply(update);
+        index.take_changes().oldest_trigger
+    };
+    assert_eq!(oldest_after(put(triggered(99, "10.0.0.1"))), None, "before the start");
+    assert_eq!(oldest_after(put(triggered(101, "10.0.0.2"))), Some(time(101)));
+    assert_eq!(oldest_after(put(triggered(101, "10.0.0.3"))), None, "the same time again is of an older change");
+    index.apply(put(triggered(103, "10.0.0.4")));
+    index.apply(put(triggered(105, "10.0.0.5")));
+    assert_eq!(index.take_changes().oldest_trigger, Some(time(103)), "the oldest of several");
+}
+
+#[test]
+fn complete_when_every_kind_has_come_as_a_whole() {
+    let mut index = new_index();
+    index.apply(put(service("s", "10.96.0.1")));
+    for kind in Kind::ALL {
+        assert!(!index.is_complete());
+        index.apply(Update::Replace(kind, Vec::new()));
+    }
+    assert!(index.is_complete());
+}

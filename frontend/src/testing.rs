@@ -1,0 +1,285 @@
+//! Clusters for tests: builders for single objects, and random objects from a universe so small that they get in each
+//! other's way.
+
+use std::{
+    net::IpAddr,
+    num::NonZeroU16,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use proptest::{collection::vec, option, prelude::*, sample::subsequence};
+use proto::model::{Family, Node, PerFamily, Protocol, TrafficPolicy};
+
+use crate::object::{
+    Kind, Object, ObjectName, Parsed, Port, Service, Slice, SliceEndpoint, SlicePort, Update,
+};
+
+pub(crate) const NODES: [&str; 3] = ["node-0", "node-1", "node-2"];
+pub(crate) const ZONES: [&str; 2] = ["zone-a", "zone-b"];
+
+const SERVICES: [&str; 4] = ["s0", "s1", "s2", "s3"];
+const SLICES: [&str; 5] = ["x0", "x1", "x2", "x3", "x4"];
+const CLUSTER_IPS: [&str; 3] = ["10.96.0.1", "10.96.0.2", "10.96.0.3"];
+const CLUSTER_IPS_V6: [&str; 2] = ["fd00::1", "fd00::2"];
+/// Two of them are somebody's own.
+const EXTERNAL_IPS: [&str; 5] = ["192.0.2.1", "192.0.2.2", "10.96.0.1", "172.16.0.1", "2001:db8::1"];
+const NODE_ADDRESSES: [&str; 3] = ["172.16.0.1", "172.16.0.2", "192.0.2.2"];
+const PORTS: [(&str, Protocol, u16); 4] =
+    [("", Protocol::Tcp, 80), ("dns", Protocol::Udp, 53), ("http", Protocol::Tcp, 80), ("web", Protocol::Tcp, 8080)];
+
+pub(crate) fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+pub(crate) fn number(value: u16) -> NonZeroU16 {
+    NonZeroU16::new(value).unwrap()
+}
+
+pub(crate) fn time(seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+/// A service `ns/<name>` with one port `http`, 80/TCP.
+pub(crate) fn service(name: &str, cluster_ip: &str) -> Service {
+    Service {
+        name: ObjectName::new("ns", name),
+        created: Some(time(1)),
+        cluster_ips: PerFamily { v4: Some(ip(cluster_ip)), v6: None },
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        source_ranges: Vec::new(),
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_seconds: None,
+        health_check_node_port: None,
+        ports: vec![Port {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port: number(80),
+            node_port: None,
+        }],
+    }
+}
+
+/// A slice `ns/<name>` of a service, for its port `http`, with endpoints on port 8080.
+pub(crate) fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Slice {
+    Slice {
+        name: ObjectName::new("ns", name),
+        service: service.into(),
+        family: Family::V4,
+        ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: number(8080) }],
+        endpoints,
+        trigger: None,
+    }
+}
+
+/// A ready endpoint without hints.
+pub(crate) fn endpoint(address: &str, node: &str) -> SliceEndpoint {
+    SliceEndpoint {
+        address: ip(address),
+        node: Some(node.into()),
+        ready: true,
+        serving: true,
+        terminating: false,
+        zone_hints: Vec::new(),
+        node_hints: Vec::new(),
+    }
+}
+
+pub(crate) fn node(name: &str, zone: &str) -> Node {
+    Node { zone: zone.into(), eligible: true, ..Node::unknown(name) }
+}
+
+/// An object as a source delivers it, without problems.
+pub(crate) fn parsed(object: impl Into<Object>) -> Parsed {
+    let object = object.into();
+    let (kind, name) = match &object {
+        Object::Service(service) => (Kind::Service, service.name.clone()),
+        Object::Slice(slice) => (Kind::EndpointSlice, slice.name.clone()),
+        Object::Node(node) => (Kind::Node, ObjectName::new("", node.name.clone())),
+    };
+    Parsed { kind, name, object: Some(object), problems: Vec::new() }
+}
+
+pub(crate) fn put(object: impl Into<Object>) -> Update {
+    Update::Apply(parsed(object))
+}
+
+/// What a source says first when there are these objects.
+pub(crate) fn initial(objects: impl IntoIterator<Item = Object>) -> Vec<Update> {
+    let parsed: Vec<_> = objects.into_iter().map(parsed).collect();
+    let of_kind = |kind| parsed.iter().filter(move |parsed| parsed.kind == kind).cloned().collect();
+    Kind::ALL.into_iter().map(|kind| Update::Replace(kind, of_kind(kind))).collect()
+}
+
+impl From<Service> for Object {
+    fn from(service: Service) -> Self {
+        Self::Service(service)
+    }
+}
+
+impl From<Slice> for Object {
+    fn from(slice: Slice) -> Self {
+        Self::Slice(slice)
+    }
+}
+
+impl From<Node> for Object {
+    fn from(node: Node) -> Self {
+        Self::Node(node)
+    }
+}
+
+/// Some of the texts, in order.
+fn some_of<const N: usize>(texts: [&'static str; N]) -> impl Strategy<Value = Vec<&'static str>> {
+    subsequence(texts.to_vec(), 0..=N)
+}
+
+fn some_ips<const N: usize>(texts: [&'static str; N]) -> impl Strategy<Value = Vec<IpAddr>> {
+    some_of(texts).prop_map(|texts| {
+        let mut ips: Vec<_> = texts.into_iter().map(ip).collect();
+        ips.sort_unstable();
+        ips
+    })
+}
+
+fn policy() -> impl Strategy<Value = TrafficPolicy> {
+    prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)]
+}
+
+fn ports() -> impl Strategy<Value = Vec<Port>> {
+    let node_port = option::weighted(0.4, prop_oneof![Just(30000), Just(30001)]);
+    subsequence(PORTS.to_vec(), 1..=3).prop_flat_map(move |ports| {
+        let count = ports.len();
+        (Just(ports), vec(node_port.clone(), count)).prop_map(|(ports, node_ports)| {
+            let ports = ports.into_iter().zip(node_ports);
+            let port = |((name, protocol, port), node_port): ((&str, _, _), Option<u16>)| Port {
+                name: name.into(),
+                protocol,
+                port: number(port),
+                node_port: node_port.map(number),
+            };
+            ports.map(port).collect()
+        })
+    })
+}
+
+pub(crate) fn any_service() -> impl Strategy<Value = Service> {
+    let cluster_ips = (
+        option::weighted(0.9, proptest::sample::select(CLUSTER_IPS.to_vec())),
+        option::weighted(0.5, proptest::sample::select(CLUSTER_IPS_V6.to_vec())),
+    );
+    let names = proptest::sample::select(SERVICES.to_vec());
+    let vips = (some_ips(EXTERNAL_IPS), prop_oneof![Just(Vec::new()), some_ips(EXTERNAL_IPS)]);
+    (names, option::of(0..3u64), cluster_ips, vips, policy(), policy(), ports()).prop_map(
+        |(name, created, (v4, v6), (external, load_balancer), internal_policy, external_policy, ports)| Service {
+            created: created.map(time),
+            cluster_ips: PerFamily { v4: v4.map(ip), v6: v6.map(ip) },
+            external_ips: external,
+            load_balancer_ips: load_balancer,
+            internal_policy,
+            external_policy,
+            ports,
+            ..service(name, CLUSTER_IPS[0])
+        },
+    )
+}
+
+/// Endpoints either all with zone hints, with node hints, with both, with none, or each as it comes.
+fn any_endpoints(family: Family) -> impl Strategy<Value = Vec<SliceEndpoint>> {
+    let zone_hints = move || some_of(ZONES);
+    let node_hints = move || some_of(NODES);
+    let endpoint = move || {
+        let conditions = prop_oneof![
+            6 => Just((true, true, false)),
+            2 => Just((false, true, true)),
+            1 => any::<(bool, bool, bool)>(),
+        ];
+        (0..4u8, option::weighted(0.9, proptest::sample::select(NODES.to_vec())), conditions, zone_hints(), node_hints())
+    };
+    (vec(endpoint(), 0..6), 0..5u8).prop_map(move |(endpoints, hints)| {
+        let one = |(last, node, (ready, serving, terminating), zones, nodes): (u8, Option<&str>, _, Vec<&str>, Vec<&str>)| {
+            let all = |some: Vec<&str>, fallback: &str, wanted: bool| -> Vec<Arc<str>> {
+                match (hints, wanted) {
+                    (4, _) => some.into_iter().map(Into::into).collect(),
+                    (_, false) => Vec::new(),
+                    (_, true) if some.is_empty() => vec![fallback.into()],
+                    (_, true) => some.into_iter().map(Into::into).collect(),
+                }
+            };
+            SliceEndpoint {
+                address: match family {
+                    Family::V4 => IpAddr::from([10, 0, 0, last]),
+                    Family::V6 => IpAddr::from([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, last]),
+                },
+                node: node.map(Into::into),
+                ready,
+                serving,
+                terminating,
+                zone_hints: all(zones, ZONES[0], matches!(hints, 1 | 3)),
+                node_hints: all(nodes, NODES[0], matches!(hints, 2 | 3)),
+            }
+        };
+        endpoints.into_iter().map(one).collect()
+    })
+}
+
+pub(crate) fn any_slice() -> impl Strategy<Value = Slice> {
+    let family = prop_oneof![3 => Just(Family::V4), 1 => Just(Family::V6)];
+    let ports = subsequence(PORTS.to_vec(), 1..=3);
+    let names = (proptest::sample::select(SLICES.to_vec()), proptest::sample::select(SERVICES.to_vec()));
+    let endpoints = family.prop_flat_map(|family| (Just(family), any_endpoints(family)));
+    (names, ports, endpoints, option::of(0..100u64)).prop_map(
+        |((name, service), ports, (family, endpoints), trigger)| Slice {
+            family,
+            ports: ports
+                .into_iter()
+                .map(|(name, protocol, port)| SlicePort { name: name.into(), protocol, port: number(port) })
+                .collect(),
+            trigger: trigger.map(time),
+            ..slice(name, service, endpoints)
+        },
+    )
+}
+
+pub(crate) fn any_node() -> impl Strategy<Value = Node> {
+    let zones = prop_oneof![Just(""), Just(ZONES[0]), Just(ZONES[1])];
+    (proptest::sample::select(NODES.to_vec()), zones, some_ips(NODE_ADDRESSES))
+        .prop_map(|(name, zone, addresses)| Node { addresses, ..node(name, zone) })
+}
+
+fn any_object() -> impl Strategy<Value = Object> {
+    prop_oneof![
+        3 => any_service().prop_map(Object::Service),
+        5 => any_slice().prop_map(Object::Slice),
+        1 => any_node().prop_map(Object::Node),
+    ]
+}
+
+/// An update of any sort: mostly objects that appear or change, some that go, some that are no longer usable, and now and
+/// then a whole kind.
+pub(crate) fn any_update() -> impl Strategy<Value = Update> {
+    let gone = |object: Object| {
+        let Parsed { kind, name, .. } = parsed(object);
+        Update::Delete(kind, name)
+    };
+    let unusable = |object: Object| {
+        let problem = crate::object::Problem { field: "spec".to_owned(), message: "unusable".to_owned() };
+        Update::Apply(Parsed { object: None, problems: vec![problem], ..parsed(object) })
+    };
+    let all = |objects: Vec<Object>| {
+        let kind = objects.first().map_or(Kind::Service, |first| parsed(first.clone()).kind);
+        let of_kind = objects.into_iter().map(parsed).filter(|parsed| parsed.kind == kind);
+        // A list has each object once.
+        let by_name: std::collections::BTreeMap<_, _> =
+            of_kind.map(|parsed| (parsed.name.clone(), parsed)).collect();
+        Update::Replace(kind, by_name.into_values().collect())
+    };
+    prop_oneof![
+        12 => any_object().prop_map(put),
+        3 => any_object().prop_map(gone),
+        1 => any_object().prop_map(unusable),
+        1 => vec(any_object(), 0..6).prop_map(all),
+    ]
+}
