@@ -1,1 +1,86 @@
-//! Placeholder.
+//! Programs Kubernetes Services into nftables, over netlink, without starting a process.
+//!
+//! Rules are slow to change and elements of maps are fast. So the rules are few, the same whatever services there are, and
+//! nearly all changes are changes of elements. For each family there is one table, `ip fairlead` and `ip6 fairlead`:
+//!
+//! ```text
+//!  prerouting ─┐                  ┌ vips ────────────────────▶ cluster-ip-pool-3 ─▶ pool-3       ─▶ endpoints
+//!              ├─▶ services ──────┤   (or drop, or reject)     masq-pool-3       ─▶ pool-3
+//!  output ─────┘     │            │                            cluster-ip-local-pool-1 ─▶ local-pool-1
+//!                    │            └ policy-local-vips ─▶ policy-local
+//!                    │                 pods, this node: cluster-vips ─▶ pool-3
+//!                    │                 everybody else:  local-vips   ─▶ local-pool-1 ─▶ local-endpoints
+//!                    └ this node ─▶ nodeports ─── the same again, with a port instead of a VIP for key
+//!
+//!  postrouting ─▶ masquerade what is marked, and endpoints that reached themselves (hairpin)
+//! ```
+//!
+//! | object | key → value |
+//! |---|---|
+//! | map `vips` | address . protocol . port → `goto` a pool chain, `goto reject` or `drop` |
+//! | map `endpoints`, `local-endpoints` | address . protocol . port . place → endpoint |
+//! | set `policy-local-vips` | address . protocol . port under external traffic policy Local |
+//! | map `cluster-vips`, `local-vips` | the same key → pool chain or `drop`, by where the packet comes from |
+//! | map `nodeports`, `cluster-nodeports`, `local-nodeports`, set `policy-local-nodeports` | protocol . port → the same |
+//! | map `nodeport-endpoints`, `nodeport-local-endpoints` | protocol . port . place → endpoint |
+//! | set `hairpin` | endpoint . endpoint . protocol . port of each endpoint on this node |
+//! | chain `pool-<n>`, `local-pool-<n>`, `nodeport-pool-<n>`, `nodeport-local-pool-<n>` | one of *n* endpoints, at random |
+//! | chain `cluster-ip-pool-<n>`, `cluster-ip-local-pool-<n>` | masquerade, unless from a pod; then the pool |
+//! | chain `masq-pool-<n>`, `masq-nodeport-pool-<n>` | masquerade; then the pool |
+//!
+//! The chains with a number are made when the first service port has so many endpoints, and are shared by all that have. An
+//! endpoint that is replaced is one element; one that is added is one element and the VIP's verdict; one that is removed leaves
+//! its place to the last one. Everything is one transaction.
+//!
+//! How a change becomes a transaction, from the inside out: `order` (places), `desired` (what should be there), `plan` (the
+//! difference, in a safe order), `present` (what is there), `commit` (without what the kernel refuses), `kernel`.
+
+mod claims;
+mod commit;
+mod desired;
+mod driver;
+mod element;
+mod kernel;
+mod options;
+mod order;
+mod plan;
+mod present;
+mod programmed;
+
+use agent::{Applied, Backend, Changes, NodeState};
+use anyhow::Result;
+
+use driver::Driver;
+use kernel::Netlink;
+pub use options::{NodePortAddresses, Options};
+
+/// The nftables backend.
+#[derive(Debug)]
+pub struct Nft(Driver<Netlink>);
+
+impl Nft {
+    /// For the network namespace of the calling thread. Nothing is changed before the first
+    /// [`reconcile`](Backend::reconcile).
+    ///
+    /// # Errors
+    /// When there is no netlink socket or no thread to be had.
+    pub fn new(options: Options) -> Result<Self> {
+        Ok(Self(Driver::new(Netlink::open()?, options)))
+    }
+}
+
+impl Backend for Nft {
+    const NAME: &'static str = "nft";
+
+    async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+        self.0.reconcile(state).await
+    }
+
+    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
+        self.0.apply(state, changes).await
+    }
+
+    async fn cleanup(&mut self) -> Result<()> {
+        self.0.cleanup().await
+    }
+}

@@ -1,0 +1,97 @@
+//! Who owns which front. The frontend never lets two service ports claim one VIP or node port; if it happens all the same, the
+//! first in key order has it, and the others are told.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use proto::model::{Failure, Family, PerFamily, ServicePort, ServicePortKey};
+
+use crate::{desired::fronts, element::Front};
+
+/// The claims of all service ports.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Claims {
+    owners: PerFamily<HashMap<Front, ServicePortKey>>,
+    /// What belongs to somebody else. Almost always empty.
+    lost: BTreeMap<ServicePortKey, BTreeSet<(Family, Front)>>,
+}
+
+impl Claims {
+    /// Whether the front belongs to this service port.
+    pub(crate) fn owns(&self, key: &ServicePortKey, family: Family, front: &Front) -> bool {
+        self.owners[family].get(front) == Some(key)
+    }
+
+    /// Whether the front belongs to anybody.
+    pub(crate) fn is_owned(&self, family: Family, front: &Front) -> bool {
+        self.owners[family].contains_key(front)
+    }
+
+    /// A service port claims all that leads to it. Tells whose fronts it takes.
+    pub(crate) fn claim(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
+        let mut displaced = Vec::new();
+        for family in Family::ALL {
+            for (front, _) in fronts(port, family) {
+                displaced.extend(self.claim_front(&port.key, family, front));
+            }
+        }
+        displaced
+    }
+
+    fn claim_front(&mut self, key: &ServicePortKey, family: Family, front: Front) -> Option<ServicePortKey> {
+        let owner = self.owners[family].entry(front).or_insert_with(|| key.clone());
+        let (loser, displaced) = match (*owner).cmp(key) {
+            std::cmp::Ordering::Equal => return None,
+            std::cmp::Ordering::Less => (key.clone(), None),
+            std::cmp::Ordering::Greater => {
+                let old = std::mem::replace(owner, key.clone());
+                (old.clone(), Some(old))
+            }
+        };
+        self.lost.entry(loser).or_default().insert((family, front));
+        displaced
+    }
+
+    /// A service port gives up those of `had` that it has. Tells who comes into them.
+    pub(crate) fn release(
+        &mut self,
+        key: &ServicePortKey,
+        had: impl IntoIterator<Item = (Family, Front)>,
+    ) -> Vec<ServicePortKey> {
+        self.lost.remove(key);
+        let mut heirs = Vec::new();
+        for (family, front) in had {
+            if !self.owns(key, family, &front) {
+                continue;
+            }
+            self.owners[family].remove(&front);
+            let heir = self
+                .lost
+                .iter_mut()
+                .find_map(|(key, lost)| lost.remove(&(family, front)).then(|| key.clone()));
+            if let Some(heir) = heir {
+                self.owners[family].insert(front, heir.clone());
+                heirs.push(heir);
+            }
+        }
+        self.lost.retain(|_, lost| !lost.is_empty());
+        heirs
+    }
+
+    /// One failure for each service port that has lost something.
+    pub(crate) fn failures(&self) -> impl Iterator<Item = Failure> {
+        self.lost.iter().map(|(key, lost)| {
+            let conflicts = lost.iter().filter_map(|(family, front)| {
+                let owner = self.owners[*family].get(front)?;
+                Some(format!("{front} belongs to {owner}"))
+            });
+            // Both families of a node port say the same.
+            let conflicts: BTreeSet<String> = conflicts.collect();
+            let reason = conflicts.into_iter().collect::<Vec<_>>().join("; ");
+            // It resolves itself when the owner goes away, not by trying again.
+            Failure { key: key.clone(), reason, retryable: false }
+        })
+    }
+}

@@ -1,0 +1,21 @@
+//! What should be in the kernel, pure: the fixed chains and rules ([`base`]), the chains that are made on demand
+//! ([`PoolChain`]), and what each service port puts into the maps ([`Desired`]).
+
+mod base;
+mod pool;
+mod rule;
+mod service;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use base::{Base, FixedChain, base, table};
+pub(crate) use pool::{PoolChain, PoolKind};
+pub(crate) use service::{Desired, Orders, desired, fronts};
+
+/// The family as nft calls it.
+pub(crate) fn nft_family(family: proto::model::Family) -> netlink::nft::Family {
+    match family {
+        proto::model::Family::V4 => netlink::nft::Family::Ip,
+        proto::model::Family::V6 => netlink::nft::Family::Ip6,
+    }
+}

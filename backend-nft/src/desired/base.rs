@@ -1,0 +1,165 @@
+//! The fixed part of a table: chains that are always there, whatever services there are.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use netlink::nft::{Chain, ChainKind, Hook, Rule, Set, Table, priority};
+use proto::model::{Family, Node, Protocol};
+
+use super::{
+    nft_family,
+    rule::{Address, Line},
+};
+use crate::{
+    element::{Map, REJECT},
+    options::{NodePortAddresses, Options, of_family},
+};
+
+const SERVICES: &str = "services";
+const NODEPORTS: &str = "nodeports";
+const POLICY_LOCAL: &str = "policy-local";
+const NODEPORT_POLICY_LOCAL: &str = "nodeport-policy-local";
+
+/// The fixed part of a family's table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Base {
+    pub(crate) table: Table,
+    pub(crate) sets: Vec<Set>,
+    /// Base chains last: the kernel calls them as soon as they are there.
+    pub(crate) chains: Vec<FixedChain>,
+}
+
+/// A chain with its rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FixedChain {
+    pub(crate) chain: Chain,
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// The table of a family.
+pub(crate) fn table(family: Family) -> Table {
+    Table::new(nft_family(family), "fairlead")
+        .comment("Kubernetes Services, kept by Fairlead: changes are undone")
+}
+
+/// The fixed part for a family on a node.
+pub(crate) fn base(family: Family, options: &Options, node: &Node) -> Base {
+    let chains = vec![
+        FixedChain {
+            chain: Chain::regular(REJECT).comment("no endpoints in the whole cluster"),
+            rules: vec![
+                Line::new(family).protocol(Protocol::Tcp).reset().end(),
+                Line::new(family).reject().end(),
+            ],
+        },
+        policy_local(
+            family,
+            options,
+            Chain::regular(POLICY_LOCAL).comment("VIPs under external traffic policy Local"),
+            (Map::ClusterVips, Map::LocalVips),
+        ),
+        policy_local(
+            family,
+            options,
+            Chain::regular(NODEPORT_POLICY_LOCAL).comment("node ports under external traffic policy Local"),
+            (Map::ClusterNodePorts, Map::LocalNodePorts),
+        ),
+        nodeports(family, options, node),
+        services(family),
+        hook(family, "prerouting", Hook::Prerouting),
+        hook(family, "output", Hook::Output),
+        postrouting(family, options),
+    ];
+    let sets = Map::ALL.into_iter().map(|map| map.set(family)).collect();
+    Base { table: table(family), sets, chains }
+}
+
+impl Base {
+    /// The chain of this name.
+    pub(crate) fn chain(&self, name: &str) -> Option<&FixedChain> {
+        self.chains.iter().find(|fixed| fixed.chain.name == name)
+    }
+}
+
+/// Where all new connections are looked up.
+fn services(family: Family) -> FixedChain {
+    let loopback = loopback(family);
+    FixedChain {
+        chain: Chain::regular(SERVICES),
+        rules: vec![
+            Line::new(family).vmap(Map::Vips).end(),
+            Line::new(family).addressed_to(Map::PolicyLocalVips).goto(POLICY_LOCAL).end(),
+            Line::new(family)
+                .is_local(Address::Destination)
+                .outside(Address::Destination, [&loopback])
+                .goto(NODEPORTS)
+                .comment("to the node itself, not loopback"),
+        ],
+    }
+}
+
+/// Pods and the node itself reach all endpoints, for they do not come from outside; everybody else those on this node, with their
+/// own address.
+fn policy_local(family: Family, options: &Options, chain: Chain, (cluster, local): (Map, Map)) -> FixedChain {
+    let from_pods = options.cluster_cidrs(family).into_iter().map(|cidr| {
+        Line::new(family).within(Address::Source, &cidr).vmap(cluster).comment("from a pod: all endpoints")
+    });
+    let mut rules: Vec<Rule> = from_pods.collect();
+    rules.extend([
+        Line::new(family)
+            .is_local(Address::Source)
+            .mark(options.masquerade_mark())
+            .vmap(cluster)
+            .comment("from this node: all endpoints, masqueraded"),
+        Line::new(family).vmap(local).comment("from outside: endpoints on this node"),
+        // Seen between two states only; a connection that left untranslated would stay so.
+        Line::new(family).discard().comment("the service has just gone"),
+    ]);
+    FixedChain { chain, rules }
+}
+
+fn nodeports(family: Family, options: &Options, node: &Node) -> FixedChain {
+    let (cidrs, answer) = match &options.nodeport_addresses {
+        NodePortAddresses::Primary => {
+            let address = node.primary_address(family);
+            (address.into_iter().map(IpNet::from).collect(), "the node's primary address only")
+        }
+        NodePortAddresses::Cidrs(cidrs) => (of_family(cidrs, family), "the configured addresses only"),
+    };
+    let mut rules = Vec::new();
+    if cidrs.iter().all(|cidr: &IpNet| cidr.prefix_len() > 0) {
+        rules.push(Line::new(family).outside(Address::Destination, &cidrs).back().comment(answer));
+    }
+    rules.extend([
+        Line::new(family).vmap(Map::NodePorts).end(),
+        Line::new(family).addressed_to(Map::PolicyLocalNodePorts).goto(NODEPORT_POLICY_LOCAL).end(),
+    ]);
+    FixedChain { chain: Chain::regular(NODEPORTS), rules }
+}
+
+fn hook(family: Family, name: &str, hook: Hook) -> FixedChain {
+    FixedChain {
+        chain: Chain::base(name, ChainKind::Nat, hook, priority::DSTNAT),
+        rules: vec![Line::new(family).jump(SERVICES).end()],
+    }
+}
+
+fn postrouting(family: Family, options: &Options) -> FixedChain {
+    let mark = options.masquerade_mark();
+    FixedChain {
+        chain: Chain::base("postrouting", ChainKind::Nat, Hook::Postrouting, priority::SRCNAT),
+        rules: vec![
+            Line::new(family).marked(mark).unmark(mark).masquerade().comment("marked on the way in"),
+            Line::new(family).hairpin().masquerade().comment("an endpoint that reached itself"),
+        ],
+    }
+}
+
+/// Addresses that never leave the node.
+fn loopback(family: Family) -> IpNet {
+    match family {
+        // 127.0.0.0/8; a prefix length of 8 is never too long.
+        Family::V4 => IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
+        Family::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+    }
+}

@@ -1,0 +1,169 @@
+//! The chains that choose an endpoint: one for each distinct number of endpoints, shared by all service ports that have so
+//! many, made when the first needs it and deleted when nobody does any more.
+//!
+//! ```text
+//!   vips ──▶ cluster-ip-pool-3 (mark, unless from a pod) ──▶ pool-3 ──▶ endpoints { VIP . 0, VIP . 1, VIP . 2 }
+//!   vips ──▶ masq-pool-3       (mark)                    ──▶ pool-3
+//! ```
+
+use std::fmt;
+
+use netlink::nft::Rule;
+use proto::model::{Family, PoolClass};
+
+use super::rule::{Address, Line};
+use crate::{
+    element::Map,
+    options::{Masquerade, Options},
+};
+
+/// What happens on the way to an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum PoolKind {
+    /// Cluster pool of a VIP.
+    Pool,
+    /// Local pool of a VIP.
+    LocalPool,
+    /// Cluster pool of a node port.
+    NodePortPool,
+    /// Local pool of a node port.
+    NodePortLocalPool,
+    /// Cluster pool of a cluster IP, behind the masquerade rule for cluster IPs.
+    ClusterIpPool,
+    /// Local pool of a cluster IP, behind the same rule.
+    ClusterIpLocalPool,
+    /// Cluster pool of a VIP, always masqueraded.
+    MasqPool,
+    /// Cluster pool of a node port, always masqueraded.
+    MasqNodePortPool,
+}
+
+/// A chain for pools of so many endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PoolChain {
+    pub(crate) kind: PoolKind,
+    /// Never 0.
+    pub(crate) count: u32,
+}
+
+// === impl PoolKind ===
+
+impl PoolKind {
+    const ALL: [Self; 8] = [
+        Self::Pool,
+        Self::LocalPool,
+        Self::NodePortPool,
+        Self::NodePortLocalPool,
+        Self::ClusterIpPool,
+        Self::ClusterIpLocalPool,
+        Self::MasqPool,
+        Self::MasqNodePortPool,
+    ];
+
+    /// Its chains' names, up to the number.
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Pool => "pool-",
+            Self::LocalPool => "local-pool-",
+            Self::NodePortPool => "nodeport-pool-",
+            Self::NodePortLocalPool => "nodeport-local-pool-",
+            Self::ClusterIpPool => "cluster-ip-pool-",
+            Self::ClusterIpLocalPool => "cluster-ip-local-pool-",
+            Self::MasqPool => "masq-pool-",
+            Self::MasqNodePortPool => "masq-nodeport-pool-",
+        }
+    }
+
+    /// Which pool's endpoints it leads to.
+    pub(crate) const fn class(self) -> PoolClass {
+        match self {
+            Self::LocalPool | Self::NodePortLocalPool | Self::ClusterIpLocalPool => PoolClass::Local,
+            _ => PoolClass::Cluster,
+        }
+    }
+
+    /// The map with these endpoints.
+    pub(crate) const fn endpoints(self) -> Map {
+        match self {
+            Self::Pool | Self::ClusterIpPool | Self::MasqPool => Map::Endpoints,
+            Self::LocalPool | Self::ClusterIpLocalPool => Map::LocalEndpoints,
+            Self::NodePortPool | Self::MasqNodePortPool => Map::NodePortEndpoints,
+            Self::NodePortLocalPool => Map::NodePortLocalEndpoints,
+        }
+    }
+
+    /// The kind of chain that it goes on to.
+    const fn target(self) -> Option<Self> {
+        match self {
+            Self::ClusterIpPool | Self::MasqPool => Some(Self::Pool),
+            Self::ClusterIpLocalPool => Some(Self::LocalPool),
+            Self::MasqNodePortPool => Some(Self::NodePortPool),
+            _ => None,
+        }
+    }
+}
+
+// === impl PoolChain ===
+
+impl PoolChain {
+    /// Reads a name.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        PoolKind::ALL.into_iter().find_map(|kind| {
+            let digits = name.strip_prefix(kind.prefix())?;
+            let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
+            let count = digits.parse().ok().filter(|_| plain)?;
+            Some(Self { kind, count })
+        })
+    }
+
+    /// The chain that it goes on to.
+    pub(crate) fn target(self) -> Option<Self> {
+        let kind = self.kind.target()?;
+        Some(Self { kind, ..self })
+    }
+
+    /// Its rules.
+    pub(crate) fn rules(self, family: Family, options: &Options) -> Vec<Rule> {
+        let Some(target) = self.target() else { return self.choose(family) };
+        let mark = options.masquerade_mark();
+        let go_on = Line::new(family).goto(target.to_string()).end();
+        let marking = match self.kind {
+            PoolKind::ClusterIpPool | PoolKind::ClusterIpLocalPool => match options.masquerade(family) {
+                Masquerade::Never => return vec![go_on],
+                Masquerade::Always => Line::new(family).mark(mark).comment("masquerade all"),
+                Masquerade::Outside(cidrs) => Line::new(family)
+                    .outside(Address::Source, &cidrs)
+                    .mark(mark)
+                    .comment("masquerade, unless from a pod"),
+            },
+            _ => Line::new(family).mark(mark).comment("masquerade"),
+        };
+        vec![marking, go_on]
+    }
+
+    /// A packet may see an old verdict and new maps, or the reverse: then its place may be gone, but there is place 0 while there
+    /// is any. It must never leave untranslated, for its connection would stay so.
+    fn choose(self, family: Family) -> Vec<Rule> {
+        let map = self.kind.endpoints();
+        let place = match self.kind.class() {
+            PoolClass::Cluster => "",
+            PoolClass::Local => " on this node",
+        };
+        let what = match self.count {
+            1 => format!("the only endpoint{place}"),
+            count => format!("one of {count} endpoints{place}"),
+        };
+        let mut rules = vec![Line::new(family).dnat(map, self.count).comment(what)];
+        if self.count > 1 {
+            rules.push(Line::new(family).dnat(map, 1).comment("the pool has just shrunk: its first"));
+        }
+        rules.push(Line::new(family).discard().comment("the pool has just gone"));
+        rules
+    }
+}
+
+impl fmt::Display for PoolChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.kind.prefix(), self.count)
+    }
+}

@@ -1,0 +1,264 @@
+//! Rules, written in the order in which nft prints them.
+//!
+//! A key is built in the registers from the first one on, field after field; what comes out of a map lands in the same place.
+
+use ipnet::IpNet;
+use netlink::nft::{
+    CmpOp, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind, PayloadBase, Register,
+    RejectWith, Rule, Verdict,
+};
+use proto::model::{Family, Protocol};
+
+use super::nft_family;
+use crate::element::{FrontKind, Map};
+
+/// `RTN_LOCAL` of `linux/rtnetlink.h`: an address of this node.
+const RTN_LOCAL: u32 = 2;
+
+/// A rule being written.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    family: Family,
+    exprs: Vec<Expr>,
+}
+
+/// Which address of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    Source,
+    Destination,
+}
+
+impl Address {
+    /// Where it is in the header of IP (`saddr` 12, `daddr` 16) or IPv6 (8, 24).
+    const fn offset(self, family: Family) -> u32 {
+        match (self, family) {
+            (Self::Source, Family::V4) => 12,
+            (Self::Destination, Family::V4) => 16,
+            (Self::Source, Family::V6) => 8,
+            (Self::Destination, Family::V6) => 24,
+        }
+    }
+}
+
+const FIRST: Register = Register::FIRST;
+
+// === impl Line ===
+
+impl Line {
+    pub(super) fn new(family: Family) -> Self {
+        Self { family, exprs: Vec::new() }
+    }
+
+    /// `comment "..."`, which ends the rule.
+    pub(super) fn comment(self, text: impl AsRef<str>) -> Rule {
+        Rule::new(self.exprs).comment(text.as_ref())
+    }
+
+    /// Without a comment.
+    pub(super) fn end(self) -> Rule {
+        Rule::new(self.exprs)
+    }
+
+    // === conditions ===
+
+    /// `ip saddr 10.244.0.0/16`.
+    pub(super) fn within(self, address: Address, cidr: &IpNet) -> Self {
+        // What everything matches needs no comparison.
+        if cidr.prefix_len() == 0 { self } else { self.compare(address, CmpOp::Eq, cidr) }
+    }
+
+    /// `ip saddr != 10.244.0.0/16`, for each of them.
+    pub(super) fn outside<'a>(self, address: Address, cidrs: impl IntoIterator<Item = &'a IpNet>) -> Self {
+        cidrs.into_iter().fold(self, |line, cidr| line.compare(address, CmpOp::Neq, cidr))
+    }
+
+    fn compare(mut self, address: Address, op: CmpOp, cidr: &IpNet) -> Self {
+        self = self.address(address, FIRST);
+        if cidr.prefix_len() < cidr.max_prefix_len() {
+            let mask = octets(cidr.netmask());
+            let xor = vec![0; mask.len()];
+            self = self.push(Expr::Bitwise { sreg: FIRST, dreg: FIRST, mask: mask.into(), xor: xor.into() });
+        }
+        self.push(Expr::Cmp { sreg: FIRST, op, data: octets(cidr.network()).into() })
+    }
+
+    /// `fib saddr type local`.
+    pub(super) fn is_local(self, address: Address) -> Self {
+        let flags = match address {
+            Address::Source => FibFlags::SADDR,
+            Address::Destination => FibFlags::DADDR,
+        };
+        self.push(Expr::Fib { dreg: FIRST, result: FibResult::AddrType, flags }).push(Expr::Cmp {
+            sreg: FIRST,
+            op: CmpOp::Eq,
+            data: RTN_LOCAL.to_ne_bytes().into(),
+        })
+    }
+
+    /// `meta l4proto tcp`.
+    pub(super) fn protocol(self, protocol: Protocol) -> Self {
+        let data = [protocol.number()].into();
+        self.push(Expr::Meta { dreg: FIRST, key: MetaKey::L4proto }).push(Expr::Cmp {
+            sreg: FIRST,
+            op: CmpOp::Eq,
+            data,
+        })
+    }
+
+    /// `meta mark & 0x4000 != 0`.
+    pub(super) fn marked(self, mark: u32) -> Self {
+        let zero = 0u32.to_ne_bytes();
+        self.push(Expr::Meta { dreg: FIRST, key: MetaKey::Mark })
+            .push(Expr::Bitwise {
+                sreg: FIRST,
+                dreg: FIRST,
+                mask: mark.to_ne_bytes().into(),
+                xor: zero.into(),
+            })
+            .push(Expr::Cmp { sreg: FIRST, op: CmpOp::Neq, data: zero.into() })
+    }
+
+    /// `ip daddr . meta l4proto . th dport @policy-local-vips`, or another set of what packets are addressed to.
+    pub(super) fn addressed_to(self, set: Map) -> Self {
+        self.front(set.kind()).0.push(lookup(set, None))
+    }
+
+    /// `ip saddr . ip daddr . meta l4proto . th dport @hairpin`.
+    pub(super) fn hairpin(self) -> Self {
+        let words = self.words();
+        let line = self.address(Address::Source, FIRST).address(Address::Destination, FIRST.plus(words));
+        line.ports(FIRST.plus(2 * words)).push(lookup(Map::Hairpin, None))
+    }
+
+    // === what is done ===
+
+    /// `meta mark set meta mark | 0x4000`.
+    pub(super) fn mark(self, mark: u32) -> Self {
+        self.change_mark(!mark, mark)
+    }
+
+    /// `meta mark set meta mark ^ 0x4000`.
+    pub(super) fn unmark(self, mark: u32) -> Self {
+        self.change_mark(u32::MAX, mark)
+    }
+
+    fn change_mark(self, mask: u32, xor: u32) -> Self {
+        let (mask, xor) = (mask.to_ne_bytes().into(), xor.to_ne_bytes().into());
+        self.push(Expr::Meta { dreg: FIRST, key: MetaKey::Mark })
+            .push(Expr::Bitwise { sreg: FIRST, dreg: FIRST, mask, xor })
+            .push(Expr::MetaSet { sreg: FIRST, key: MetaKey::Mark })
+    }
+
+    /// `ip daddr . meta l4proto . th dport vmap @vips`, or another map of what packets are addressed to.
+    pub(super) fn vmap(self, map: Map) -> Self {
+        self.front(map.kind()).0.push(lookup(map, Some(Register::VERDICT)))
+    }
+
+    /// `dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints`.
+    pub(super) fn dnat(self, map: Map, modulus: u32) -> Self {
+        let words = self.words();
+        let family = nft_family(self.family);
+        let (line, index) = self.front(map.kind());
+        line.push(Expr::Numgen { dreg: index, kind: NumgenKind::Random, modulus, offset: 0 })
+            .push(lookup(map, Some(FIRST)))
+            .push(Expr::Nat {
+                kind: NatKind::Dnat,
+                family,
+                addr: Some(FIRST),
+                addr_max: None,
+                port: Some(FIRST.plus(words)),
+                port_max: None,
+                flags: NatFlags::NONE,
+            })
+    }
+
+    /// `masquerade fully-random`: with the kernel's default two clients may race for one port.
+    pub(super) fn masquerade(self) -> Self {
+        self.push(Expr::Masquerade { flags: NatFlags::FULLY_RANDOM })
+    }
+
+    /// `reject with icmp port-unreachable`, or icmpv6.
+    pub(super) fn reject(self) -> Self {
+        let with = match self.family {
+            Family::V4 => RejectWith::PORT_UNREACHABLE,
+            Family::V6 => RejectWith::PORT_UNREACHABLE_V6,
+        };
+        self.push(Expr::Reject(with))
+    }
+
+    /// `reject with tcp reset`.
+    pub(super) fn reset(self) -> Self {
+        self.push(Expr::Reject(RejectWith::TcpReset))
+    }
+
+    /// `jump services`.
+    pub(super) fn jump(self, chain: impl Into<String>) -> Self {
+        self.push(Expr::Verdict(Verdict::jump(chain.into())))
+    }
+
+    /// `goto pool-3`.
+    pub(super) fn goto(self, chain: impl Into<String>) -> Self {
+        self.push(Expr::Verdict(Verdict::goto(chain.into())))
+    }
+
+    /// `return`.
+    pub(super) fn back(self) -> Self {
+        self.push(Expr::Verdict(Verdict::Return))
+    }
+
+    /// `drop`.
+    pub(super) fn discard(self) -> Self {
+        self.push(Expr::Verdict(Verdict::Drop))
+    }
+
+    // === registers ===
+
+    /// The number of registers that an address takes.
+    const fn words(&self) -> u8 {
+        (self.family.address_len() / 4) as u8
+    }
+
+    /// Loads what the packet is addressed to. Gives the register behind it.
+    fn front(self, kind: FrontKind) -> (Self, Register) {
+        let words = self.words();
+        match kind {
+            FrontKind::NodePort => (self.ports(FIRST), FIRST.plus(2)),
+            FrontKind::Vip => {
+                let ports = FIRST.plus(words);
+                (self.address(Address::Destination, FIRST).ports(ports), ports.plus(2))
+            }
+        }
+    }
+
+    /// Loads `meta l4proto . th dport`.
+    fn ports(self, dreg: Register) -> Self {
+        self.push(Expr::Meta { dreg, key: MetaKey::L4proto }).push(Expr::Payload {
+            dreg: dreg.plus(1),
+            base: PayloadBase::Transport,
+            offset: 2,
+            len: 2,
+        })
+    }
+
+    fn address(self, address: Address, dreg: Register) -> Self {
+        let (offset, len) = (address.offset(self.family), self.family.address_len() as u32);
+        self.push(Expr::Payload { dreg, base: PayloadBase::Network, offset, len })
+    }
+
+    fn push(mut self, expr: Expr) -> Self {
+        self.exprs.push(expr);
+        self
+    }
+}
+
+fn lookup(map: Map, dreg: Option<Register>) -> Expr {
+    Expr::Lookup { set: map.name().into(), sreg: FIRST, dreg, matches: Matches::Found }
+}
+
+fn octets(address: std::net::IpAddr) -> Vec<u8> {
+    match address {
+        std::net::IpAddr::V4(address) => address.octets().to_vec(),
+        std::net::IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}

@@ -1,0 +1,209 @@
+//! What one service port puts into the maps of one family.
+//!
+//! ```text
+//!   cluster IP    internal policy          ─▶ vips ─▶ pool or local pool
+//!   external VIP  external policy Cluster  ─▶ vips ─▶ cluster pool, masqueraded
+//!   node port     external policy Local    ─▶ policy-local-vips ─┬▶ cluster-vips ─▶ cluster pool   (pods, the node itself)
+//!                                                                └▶ local-vips   ─▶ local pool     (everybody else)
+//!   an empty pool is a verdict: drop, or reject when nothing in the cluster could serve
+//! ```
+
+use agent::Service;
+use proto::model::{Endpoint, Family, PoolClass, Protocol, ServicePort, TrafficPolicy};
+
+use super::{PoolChain, PoolKind};
+use crate::{
+    element::{Data, Element, Front, FrontKind, Map, Verdict},
+    options::Masquerade,
+    order,
+};
+
+/// How traffic comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum VipClass {
+    ClusterIp,
+    /// External and load-balancer IPs.
+    External,
+    NodePort,
+}
+
+/// What a packet to a front is given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dispatch {
+    /// One pool, wherever it comes from.
+    Pool(PoolKind),
+    /// External traffic policy Local: one of two pools.
+    PolicyLocal,
+}
+
+/// What one service port puts into the maps of one family: all elements follow from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Desired {
+    protocol: Protocol,
+    /// Sorted; those that belong to this service port.
+    fronts: Box<[(Front, Dispatch)]>,
+    /// The cluster pool in the order of places.
+    cluster: Box<[Endpoint]>,
+    /// The local pool in the order of places.
+    local: Box<[Endpoint]>,
+    /// The verdict instead of an empty pool.
+    empty: Verdict,
+}
+
+/// Who has which place now, with holes where that is unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Orders {
+    pub(crate) cluster: Vec<Option<Endpoint>>,
+    pub(crate) local: Vec<Option<Endpoint>>,
+}
+
+/// Everything that leads to a service port, sorted, each once.
+///
+/// Node ports answer in the families that the service has: those of its cluster IPs. External VIPs speak for themselves.
+pub(crate) fn fronts(port: &ServicePort, family: Family) -> Vec<(Front, VipClass)> {
+    let protocol = port.key.protocol;
+    let vip = |address| Front::Vip { address, port: port.port.get(), protocol };
+    let mut fronts = Vec::with_capacity(2);
+    fronts.extend(port.cluster_ips[family].map(|address| (vip(address), VipClass::ClusterIp)));
+    fronts.extend(port.external_vips(family).map(|address| (vip(address), VipClass::External)));
+    if port.cluster_ips[family].is_some()
+        && let Some(node_port) = port.node_port
+    {
+        fronts.push((Front::NodePort { port: node_port.get(), protocol }, VipClass::NodePort));
+    }
+    fronts.sort_unstable();
+    fronts.dedup_by_key(|(front, _)| *front);
+    fronts
+}
+
+/// What a service port puts into the maps of one family. `owned`: whether a front is this service port's; `orders`: the places
+/// that its endpoints have had. `None` when that is nothing.
+pub(crate) fn desired(
+    service: &Service,
+    family: Family,
+    masquerade: &Masquerade,
+    owned: impl Fn(&Front) -> bool,
+    orders: &Orders,
+) -> Option<Desired> {
+    let fronts = fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front));
+    let some = service.port.any_endpoints[family];
+    let nothing = !some && service.cluster[family].is_empty() && service.local[family].is_empty();
+    let desired = Desired {
+        protocol: service.port.key.protocol,
+        fronts: fronts
+            // With nothing anywhere, one rejection for everybody does.
+            .map(|(front, class)| {
+                (front, if nothing { EVERYBODY } else { dispatch(class, &service.port, masquerade) })
+            })
+            .collect(),
+        cluster: order::assign(&orders.cluster, &service.cluster[family]).into(),
+        local: order::assign(&orders.local, &service.local[family]).into(),
+        empty: if some { Verdict::Drop } else { Verdict::Reject },
+    };
+    (!desired.fronts.is_empty() || !desired.local.is_empty()).then_some(desired)
+}
+
+const EVERYBODY: Dispatch = Dispatch::Pool(PoolKind::Pool);
+
+fn dispatch(class: VipClass, port: &ServicePort, masquerade: &Masquerade) -> Dispatch {
+    let policy = match class {
+        VipClass::ClusterIp => port.internal_policy,
+        VipClass::External | VipClass::NodePort => port.external_policy,
+    };
+    Dispatch::Pool(match (class, policy, masquerade) {
+        (VipClass::ClusterIp, TrafficPolicy::Cluster, Masquerade::Never) => PoolKind::Pool,
+        (VipClass::ClusterIp, TrafficPolicy::Local, Masquerade::Never) => PoolKind::LocalPool,
+        (VipClass::ClusterIp, TrafficPolicy::Cluster, _) => PoolKind::ClusterIpPool,
+        (VipClass::ClusterIp, TrafficPolicy::Local, _) => PoolKind::ClusterIpLocalPool,
+        (VipClass::External, TrafficPolicy::Cluster, _) => PoolKind::MasqPool,
+        (VipClass::NodePort, TrafficPolicy::Cluster, _) => PoolKind::MasqNodePortPool,
+        (_, TrafficPolicy::Local, _) => return Dispatch::PolicyLocal,
+    })
+}
+
+// === impl Desired ===
+
+impl Desired {
+    /// What leads to the service port.
+    pub(crate) fn fronts(&self) -> impl Iterator<Item = &Front> {
+        self.fronts.iter().map(|(front, _)| front)
+    }
+
+    /// The places as they are to be.
+    pub(crate) fn orders(&self) -> Orders {
+        let known = |places: &[Endpoint]| places.iter().copied().map(Some).collect();
+        Orders { cluster: known(&self.cluster), local: known(&self.local) }
+    }
+
+    /// Appends all its elements but those of [`Map::Hairpin`], sorted.
+    pub(crate) fn elements(&self, to: &mut Vec<Element>) {
+        for (front, dispatch) in &self.fronts {
+            match (dispatch, front.kind()) {
+                (Dispatch::Pool(kind), front_kind) => {
+                    self.places(to, *front, kind.class(), kind.endpoints());
+                    let map = match front_kind {
+                        FrontKind::Vip => Map::Vips,
+                        FrontKind::NodePort => Map::NodePorts,
+                    };
+                    to.push(self.verdict(*front, map, *kind));
+                }
+                (Dispatch::PolicyLocal, FrontKind::Vip) => {
+                    self.places(to, *front, PoolClass::Cluster, Map::Endpoints);
+                    self.places(to, *front, PoolClass::Local, Map::LocalEndpoints);
+                    to.push(Element { front: *front, map: Map::PolicyLocalVips, index: 0, data: Data::None });
+                    to.push(self.verdict(*front, Map::ClusterVips, PoolKind::Pool));
+                    to.push(self.verdict(*front, Map::LocalVips, PoolKind::LocalPool));
+                }
+                (Dispatch::PolicyLocal, FrontKind::NodePort) => {
+                    self.places(to, *front, PoolClass::Cluster, Map::NodePortEndpoints);
+                    self.places(to, *front, PoolClass::Local, Map::NodePortLocalEndpoints);
+                    to.push(Element {
+                        front: *front,
+                        map: Map::PolicyLocalNodePorts,
+                        index: 0,
+                        data: Data::None,
+                    });
+                    to.push(self.verdict(*front, Map::ClusterNodePorts, PoolKind::NodePortPool));
+                    to.push(self.verdict(*front, Map::LocalNodePorts, PoolKind::NodePortLocalPool));
+                }
+            }
+        }
+    }
+
+    /// Appends the elements of [`Map::Hairpin`] that it needs, sorted; other service ports may need the same.
+    pub(crate) fn hairpins(&self, to: &mut Vec<Element>) {
+        to.extend(self.local.iter().map(|endpoint| Element {
+            front: Front::Vip {
+                address: endpoint.address,
+                port: endpoint.port.get(),
+                protocol: self.protocol,
+            },
+            map: Map::Hairpin,
+            index: 0,
+            data: Data::None,
+        }));
+        to.sort_unstable();
+    }
+
+    fn places(&self, to: &mut Vec<Element>, front: Front, class: PoolClass, map: Map) {
+        to.extend((0..).zip(self.pool(class)).map(|(index, endpoint)| {
+            let data = Data::Endpoint(endpoint.address, endpoint.port.get());
+            Element { front, map, index, data }
+        }));
+    }
+
+    fn verdict(&self, front: Front, map: Map, kind: PoolKind) -> Element {
+        let verdict = match self.pool(kind.class()).len() {
+            0 => self.empty,
+            count => Verdict::Pool(PoolChain { kind, count: u32::try_from(count).unwrap_or(u32::MAX) }),
+        };
+        Element { front, map, index: 0, data: Data::Verdict(verdict) }
+    }
+
+    fn pool(&self, class: PoolClass) -> &[Endpoint] {
+        match class {
+            PoolClass::Cluster => &self.cluster,
+            PoolClass::Local => &self.local,
+        }
+    }
+}

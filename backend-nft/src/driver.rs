@@ -1,0 +1,179 @@
+//! Keeps a kernel equal to a state: from whatever is found there, or from what was programmed last.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use agent::{Applied, Changes, NodeState};
+use anyhow::{Context, Result};
+use proto::model::{Failure, Family, PerFamily, ServicePortKey};
+use tracing::{debug, warn};
+
+use crate::{
+    claims::Claims,
+    commit::{Committer, Outcome},
+    desired::{Base, Desired, Orders, base, desired, fronts},
+    kernel::{CommitError, Kernel},
+    options::{Masquerade, Options},
+    plan::{Edit, Operation, Plan, Repairs, Sweep},
+    present::Present,
+    programmed::Programmed,
+};
+
+/// The backend, over any [`Kernel`].
+#[derive(Debug)]
+pub(crate) struct Driver<K> {
+    options: Options,
+    masquerade: PerFamily<Masquerade>,
+    kernel: K,
+    /// `None`: unknown, the kernel must be asked.
+    programmed: Option<Programmed>,
+    claims: Claims,
+    /// Why the kernel refused a service port. It may hold an earlier form of it.
+    refused: BTreeMap<ServicePortKey, String>,
+}
+
+impl<K: Kernel> Driver<K> {
+    pub(crate) fn new(kernel: K, options: Options) -> Self {
+        Self {
+            masquerade: PerFamily::from_fn(|family| options.masquerade(family)),
+            options,
+            kernel,
+            programmed: None,
+            claims: Claims::default(),
+            refused: BTreeMap::new(),
+        }
+    }
+
+    /// See [`agent::Backend::reconcile`].
+    pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+        self.programmed = None;
+        let listings = self.kernel.list().await?;
+        self.claims = Claims::default();
+        for service in state.services().values() {
+            self.claims.claim(&service.port);
+        }
+        let base = self.base(state);
+        let is_owned = |family, front: &_| self.claims.is_owned(family, front);
+        let (mut present, repairs) = Present::new(listings, &base, &self.options, is_owned);
+        let edits: Vec<Edit> = state
+            .services()
+            .keys()
+            .map(|key| {
+                self.edit(state, key, |family| {
+                    let fronts =
+                        state.service(key).map(|service| fronts(&service.port, family)).unwrap_or_default();
+                    let owned = fronts.iter().map(|(front, _)| front);
+                    present.orders(family, owned.filter(|front| self.claims.owns(key, family, front)))
+                })
+            })
+            .collect();
+        let committer = Committer {
+            kernel: &mut self.kernel,
+            present: &mut present,
+            edits: &edits,
+            options: &self.options,
+            outcome: Outcome::default(),
+        };
+        let Outcome { writes, refused } = committer.run(repairs).await?;
+
+        let mut programmed = Programmed { services: BTreeMap::new(), base, refs: present.into_refs() };
+        self.refused.clear();
+        for (index, edit) in (0..).zip(edits) {
+            match refused.get(&index) {
+                Some(reason) => drop(self.refused.insert(edit.key, reason.clone())),
+                None => programmed.settle(edit),
+            }
+        }
+        self.programmed = Some(programmed);
+        Ok(self.applied(writes))
+    }
+
+    /// See [`agent::Backend::apply`].
+    pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
+        // Of a refused service port the kernel may hold anything.
+        let unknown = changes.services.iter().any(|key| self.refused.contains_key(key));
+        let Some(mut programmed) = self.programmed.take().filter(|_| !unknown) else {
+            return self.reconcile(state).await;
+        };
+        let edits: Vec<Edit> = self
+            .touched(state, changes, &programmed)
+            .iter()
+            .map(|key| self.edit(state, key, |family| programmed.orders(key, family)))
+            .collect();
+        let mut repairs = PerFamily::<Repairs>::default();
+        if changes.node {
+            let base = self.base(state);
+            repairs = PerFamily::from_fn(|family| programmed.rebase(family, &base[family]));
+            programmed.base = base;
+        }
+        let active: Vec<u32> = (0..edits.len() as u32).collect();
+        let plan = Plan::new(&programmed, (&edits, &active), repairs, Sweep::Delete, &self.options);
+        let writes = plan.writes();
+        let Plan { operations, refs } = plan;
+        if !operations.is_empty() {
+            match self.kernel.commit(operations).await {
+                Ok(()) => debug!(services = edits.len(), writes, "applied"),
+                Err(CommitError::Refused(refused)) => {
+                    // Somebody changed our table, or one service port is to blame: what is there decides.
+                    warn!(error = %refused, "the kernel refused a change: looking at what it holds");
+                    return self.reconcile(state).await;
+                }
+                Err(CommitError::Failed(error)) => return Err(error),
+            }
+        }
+        programmed.settle_refs(refs);
+        edits.into_iter().for_each(|edit| programmed.settle(edit));
+        self.programmed = Some(programmed);
+        Ok(self.applied(writes))
+    }
+
+    /// See [`agent::Backend::cleanup`].
+    pub(crate) async fn cleanup(&mut self) -> Result<()> {
+        self.programmed = None;
+        let families = self.kernel.tables().await?;
+        let operations: Vec<_> =
+            families.into_iter().map(|family| (family, Operation::DeleteTable)).collect();
+        if !operations.is_empty() {
+            self.kernel.commit(operations).await.context("delete our tables")?;
+        }
+        Ok(())
+    }
+
+    /// The service ports to look at: those that changed, and those that gain or lose a contested front by it.
+    fn touched(
+        &mut self,
+        state: &NodeState,
+        changes: &Changes,
+        programmed: &Programmed,
+    ) -> BTreeSet<ServicePortKey> {
+        let mut touched = changes.services.clone();
+        // All are released first: what one gives up another may take.
+        for key in &changes.services {
+            touched.extend(self.claims.release(key, programmed.fronts(key)));
+        }
+        for service in changes.services.iter().filter_map(|key| state.service(key)) {
+            touched.extend(self.claims.claim(&service.port));
+        }
+        touched
+    }
+
+    fn edit(&self, state: &NodeState, key: &ServicePortKey, orders: impl Fn(Family) -> Orders) -> Edit {
+        let of = |family| -> Option<Desired> {
+            let owned = |front: &_| self.claims.owns(key, family, front);
+            desired(state.service(key)?, family, &self.masquerade[family], owned, &orders(family))
+        };
+        Edit { key: key.clone(), desired: PerFamily::from_fn(of) }
+    }
+
+    fn base(&self, state: &NodeState) -> PerFamily<Base> {
+        PerFamily::from_fn(|family| base(family, &self.options, state.node()))
+    }
+
+    fn applied(&self, writes: usize) -> Applied {
+        let refused = self.refused.iter().map(|(key, reason)| Failure {
+            key: key.clone(),
+            reason: reason.clone(),
+            retryable: true,
+        });
+        Applied { writes, failures: self.claims.failures().chain(refused).collect() }
+    }
+}

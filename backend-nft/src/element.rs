@@ -1,0 +1,317 @@
+//! The maps and sets of a table, and their elements as values: small, without pointers, in the order in which they are
+//! compared. Their bytes exist only in messages.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use netlink::nft::{self, DataType, FieldReader, Fields, Set};
+use proto::model::{Family, Protocol};
+
+use crate::desired::PoolChain;
+
+/// What a packet is addressed to; in [`Map::Hairpin`], the endpoint that it was sent on to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Front {
+    /// An address and a port.
+    Vip {
+        /// A cluster IP, external IP or load-balancer IP.
+        address: IpAddr,
+        /// The port there.
+        port: u16,
+        /// Its protocol.
+        protocol: Protocol,
+    },
+    /// A port at the node's own addresses.
+    NodePort {
+        /// The port.
+        port: u16,
+        /// Its protocol.
+        protocol: Protocol,
+    },
+}
+
+/// A map or set. Within each kind of [`Front`], those that verdicts lead to come before those with the verdicts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Map {
+    Endpoints,
+    LocalEndpoints,
+    Vips,
+    PolicyLocalVips,
+    ClusterVips,
+    LocalVips,
+    NodePortEndpoints,
+    NodePortLocalEndpoints,
+    NodePorts,
+    PolicyLocalNodePorts,
+    ClusterNodePorts,
+    LocalNodePorts,
+    Hairpin,
+}
+
+/// What the keys of a map are made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FrontKind {
+    /// [`Front::Vip`].
+    Vip,
+    /// [`Front::NodePort`].
+    NodePort,
+}
+
+/// What a map holds under its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holds {
+    Nothing,
+    Verdict,
+    /// Its keys end with an index.
+    Endpoint,
+}
+
+/// One element. Sorted by front first: all that belongs to one front is together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Element {
+    pub(crate) front: Front,
+    pub(crate) map: Map,
+    /// The endpoint's place in its pool; 0 in maps without places.
+    pub(crate) index: u32,
+    pub(crate) data: Data,
+}
+
+/// What an element holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Data {
+    None,
+    Endpoint(IpAddr, u16),
+    Verdict(Verdict),
+}
+
+/// Where a front leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Verdict {
+    /// Nowhere, in silence: there are endpoints, but none for this packet.
+    Drop,
+    /// Nowhere, and the sender is told: there is no endpoint in the whole cluster.
+    Reject,
+    /// To one of so many endpoints.
+    Pool(PoolChain),
+}
+
+/// The name of the chain behind [`Verdict::Reject`].
+pub(crate) const REJECT: &str = "reject";
+
+// === impl Map ===
+
+impl Map {
+    /// All of them, in their order.
+    pub(crate) const ALL: [Self; 13] = [
+        Self::Endpoints,
+        Self::LocalEndpoints,
+        Self::Vips,
+        Self::PolicyLocalVips,
+        Self::ClusterVips,
+        Self::LocalVips,
+        Self::NodePortEndpoints,
+        Self::NodePortLocalEndpoints,
+        Self::NodePorts,
+        Self::PolicyLocalNodePorts,
+        Self::ClusterNodePorts,
+        Self::LocalNodePorts,
+        Self::Hairpin,
+    ];
+
+    /// Its name in the table.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Endpoints => "endpoints",
+            Self::LocalEndpoints => "local-endpoints",
+            Self::Vips => "vips",
+            Self::PolicyLocalVips => "policy-local-vips",
+            Self::ClusterVips => "cluster-vips",
+            Self::LocalVips => "local-vips",
+            Self::NodePortEndpoints => "nodeport-endpoints",
+            Self::NodePortLocalEndpoints => "nodeport-local-endpoints",
+            Self::NodePorts => "nodeports",
+            Self::PolicyLocalNodePorts => "policy-local-nodeports",
+            Self::ClusterNodePorts => "cluster-nodeports",
+            Self::LocalNodePorts => "local-nodeports",
+            Self::Hairpin => "hairpin",
+        }
+    }
+
+    /// What an operator reads beside it.
+    const fn comment(self) -> &'static str {
+        match self {
+            Self::Endpoints | Self::NodePortEndpoints => "place in the cluster pool -> endpoint",
+            Self::LocalEndpoints | Self::NodePortLocalEndpoints => "place in the local pool -> endpoint",
+            Self::Vips | Self::NodePorts => "one pool for all clients",
+            Self::PolicyLocalVips | Self::PolicyLocalNodePorts => "external traffic policy Local",
+            Self::ClusterVips | Self::ClusterNodePorts => "policy Local: for pods and the node itself",
+            Self::LocalVips | Self::LocalNodePorts => "policy Local: for everybody else",
+            Self::Hairpin => "endpoints on this node: masqueraded when they reach themselves",
+        }
+    }
+
+    /// What its keys are made from.
+    pub(crate) const fn kind(self) -> FrontKind {
+        match self {
+            Self::NodePortEndpoints
+            | Self::NodePortLocalEndpoints
+            | Self::NodePorts
+            | Self::PolicyLocalNodePorts
+            | Self::ClusterNodePorts
+            | Self::LocalNodePorts => FrontKind::NodePort,
+            _ => FrontKind::Vip,
+        }
+    }
+
+    const fn holds(self) -> Holds {
+        match self {
+            Self::Endpoints
+            | Self::LocalEndpoints
+            | Self::NodePortEndpoints
+            | Self::NodePortLocalEndpoints => Holds::Endpoint,
+            Self::PolicyLocalVips | Self::PolicyLocalNodePorts | Self::Hairpin => Holds::Nothing,
+            _ => Holds::Verdict,
+        }
+    }
+
+    /// Its definition.
+    pub(crate) fn set(self, family: Family) -> Set {
+        let address = match family {
+            Family::V4 => DataType::Ipv4Addr,
+            Family::V6 => DataType::Ipv6Addr,
+        };
+        let mut key = match (self, self.kind()) {
+            (Self::Hairpin, _) => vec![address, address],
+            (_, FrontKind::Vip) => vec![address],
+            (_, FrontKind::NodePort) => vec![],
+        };
+        key.extend([DataType::InetProto, DataType::InetService]);
+        let set = match self.holds() {
+            Holds::Nothing => Set::new(self.name(), key),
+            Holds::Verdict => Set::verdict_map(self.name(), key),
+            Holds::Endpoint => {
+                // The type of marks: host byte order, as numgen's results are.
+                key.push(DataType::Mark);
+                Set::map(self.name(), key, [address, DataType::InetService])
+            }
+        };
+        set.comment(self.comment())
+    }
+}
+
+// === impl Front ===
+
+impl Front {
+    /// Which keys are made from it.
+    pub(crate) const fn kind(&self) -> FrontKind {
+        match self {
+            Self::Vip { .. } => FrontKind::Vip,
+            Self::NodePort { .. } => FrontKind::NodePort,
+        }
+    }
+
+    fn read(fields: &mut FieldReader<'_>, kind: FrontKind, family: Family) -> Option<Self> {
+        let address = match kind {
+            FrontKind::Vip => Some(address(fields, family)?),
+            FrontKind::NodePort => None,
+        };
+        let number = fields.proto()?;
+        let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)?;
+        let port = fields.port()?;
+        Some(match address {
+            Some(address) => Self::Vip { address, port, protocol },
+            None => Self::NodePort { port, protocol },
+        })
+    }
+}
+
+fn address(fields: &mut FieldReader<'_>, family: Family) -> Option<IpAddr> {
+    match family {
+        Family::V4 => fields.ipv4().map(IpAddr::V4),
+        Family::V6 => fields.ipv6().map(IpAddr::V6),
+    }
+}
+
+// === impl Element ===
+
+impl Element {
+    /// Its key in the map.
+    pub(crate) fn key(&self) -> Fields {
+        let fields = match self.front {
+            Front::Vip { address, port, protocol } if self.map == Map::Hairpin => {
+                Fields::new().addr(address).addr(address).proto(protocol.number()).port(port)
+            }
+            Front::Vip { address, port, protocol } => {
+                Fields::new().addr(address).proto(protocol.number()).port(port)
+            }
+            Front::NodePort { port, protocol } => Fields::new().proto(protocol.number()).port(port),
+        };
+        match self.map.holds() {
+            Holds::Endpoint => fields.mark(self.index),
+            Holds::Nothing | Holds::Verdict => fields,
+        }
+    }
+
+    /// The pool chain that it leads to.
+    pub(crate) fn pool(&self) -> Option<PoolChain> {
+        match self.data {
+            Data::Verdict(Verdict::Pool(chain)) => Some(chain),
+            _ => None,
+        }
+    }
+
+    /// Reads what the kernel holds. `None` when it is nothing that we would have written.
+    pub(crate) fn read(map: Map, family: Family, element: &nft::Element<'_>) -> Option<Self> {
+        let mut fields = FieldReader::new(element.key);
+        if map == Map::Hairpin {
+            address(&mut fields, family)?;
+        }
+        let front = Front::read(&mut fields, map.kind(), family)?;
+        let index = match map.holds() {
+            Holds::Endpoint => fields.mark()?,
+            Holds::Nothing | Holds::Verdict => 0,
+        };
+        let data = match (map.holds(), &element.data) {
+            (Holds::Nothing, nft::Data::None) => Data::None,
+            (Holds::Verdict, nft::Data::Verdict(verdict)) => Data::Verdict(Verdict::read(verdict)?),
+            (Holds::Endpoint, nft::Data::Value(value)) => {
+                let mut fields = FieldReader::new(value);
+                Data::Endpoint(address(&mut fields, family)?, fields.port()?)
+            }
+            _ => return None,
+        };
+        let read = Self { front, map, index, data };
+        // Whatever the fields do not show (padding, a second address) must be as we would write it.
+        (read.key()[..] == *element.key).then_some(read)
+    }
+}
+
+impl Verdict {
+    fn read(verdict: &nft::Verdict<'_>) -> Option<Self> {
+        match verdict {
+            nft::Verdict::Drop => Some(Self::Drop),
+            nft::Verdict::Goto(chain) if *chain == REJECT => Some(Self::Reject),
+            nft::Verdict::Goto(chain) => PoolChain::parse(chain).map(Self::Pool),
+            _ => None,
+        }
+    }
+}
+
+/// The value of an endpoint.
+pub(crate) fn endpoint_value(address: IpAddr, port: u16) -> Fields {
+    Fields::new().addr(address).port(port)
+}
+
+impl fmt::Display for Front {
+    /// `10.96.0.1:80/tcp`, or `node port 30080/tcp`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vip { address, port, protocol } => {
+                write!(f, "{}/{}", SocketAddr::new(*address, *port), protocol.lower())
+            }
+            Self::NodePort { port, protocol } => write!(f, "node port {port}/{}", protocol.lower()),
+        }
+    }
+}

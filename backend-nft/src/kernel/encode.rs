@@ -1,0 +1,180 @@
+//! Operations as messages, a few hundred elements in each; and from what the kernel refused back to who asked for it.
+
+use std::collections::BTreeMap;
+
+use netlink::{
+    Refusal,
+    nft::{self, Batch, Fields, Set, Table},
+};
+use proto::model::{Family, PerFamily};
+
+use super::Refused;
+use crate::{
+    desired::{PoolChain, table},
+    element::{Data, Element, Map, REJECT, Verdict, endpoint_value},
+    plan::{Elements, Operation},
+};
+
+/// The most elements in a message. An IPv6 element with a verdict takes less than 110 bytes, and a message holds 65,000.
+const CHUNK: usize = 512;
+
+/// A transaction in the kernel's form.
+#[derive(Debug)]
+pub(super) struct Encoded<'a> {
+    pub(super) batch: Batch,
+    /// Messages with elements, sorted: the index of the message, the elements that it is from, and where in them it starts.
+    origins: Vec<(usize, &'a Elements, usize)>,
+}
+
+/// Tables and sets by which operations are addressed.
+#[derive(Debug)]
+pub(super) struct Names {
+    tables: PerFamily<Table>,
+    sets: PerFamily<Vec<Set>>,
+}
+
+impl Names {
+    pub(super) fn new() -> Self {
+        Self {
+            tables: PerFamily::from_fn(table),
+            sets: PerFamily::from_fn(|family| Map::ALL.map(|map| map.set(family)).into()),
+        }
+    }
+
+    pub(super) fn table(&self, family: Family) -> &Table {
+        &self.tables[family]
+    }
+
+    pub(super) fn set(&self, family: Family, map: Map) -> &Set {
+        &self.sets[family][map as usize]
+    }
+}
+
+// === impl Encoded ===
+
+impl<'a> Encoded<'a> {
+    pub(super) fn new(names: &Names, operations: &'a [(Family, Operation)]) -> Self {
+        let mut encoded = Self { batch: Batch::new(), origins: Vec::new() };
+        let mut writer = Writer::default();
+        for (family, operation) in operations {
+            let table = names.table(*family);
+            let batch = &mut encoded.batch;
+            match operation {
+                Operation::DeleteTable => batch.delete_table(table),
+                Operation::AddTable => batch.add_table(table),
+                Operation::AddChain(chain) => batch.add_chain(table, chain),
+                Operation::AddSet(set) => batch.add_set(table, set),
+                Operation::FlushChain(chain) => batch.flush_chain(table, chain),
+                Operation::AddRule(chain, rule) => batch.add_rule(table, chain, rule),
+                Operation::DeleteChain(chain) => batch.delete_chain(table, chain),
+                Operation::DeleteSet(set) => batch.delete_set(table, set),
+                Operation::DeleteForeign(map, keys) => {
+                    let keys = keys.iter().map(|key| nft::Element::key(key));
+                    batch.delete_elements(table, names.set(*family, *map), keys);
+                }
+                Operation::DeleteElements(map, elements) => {
+                    encoded.chunks(elements, |batch, chunk| {
+                        writer.fill(chunk);
+                        let keys = writer.lines.iter().map(|line| nft::Element::key(&line.key));
+                        batch.delete_elements(table, names.set(*family, *map), keys);
+                    });
+                }
+                Operation::AddElements(map, elements) => {
+                    encoded.chunks(elements, |batch, chunk| {
+                        writer.fill(chunk);
+                        batch.add_elements(table, names.set(*family, *map), writer.elements());
+                    });
+                }
+            }
+        }
+        encoded
+    }
+
+    fn chunks(&mut self, elements: &'a Elements, mut write: impl FnMut(&mut Batch, &[Element])) {
+        for (number, chunk) in elements.list.chunks(CHUNK).enumerate() {
+            self.origins.push((self.batch.len(), elements, number * CHUNK));
+            write(&mut self.batch, chunk);
+        }
+    }
+
+    /// Finds who asked for what was refused.
+    pub(super) fn blame(&self, refusals: &[Refusal]) -> Refused {
+        let mut refused = Refused::default();
+        for refusal in refusals {
+            match self.owner(refusal) {
+                Some(owner) => {
+                    if refused.blamed.iter().all(|(blamed, _)| *blamed != owner) {
+                        refused.blamed.push((owner, refusal.to_string()));
+                    }
+                }
+                None => refused.unexplained = refused.unexplained.or_else(|| Some(refusal.to_string())),
+            }
+        }
+        if refused.blamed.is_empty() && refused.unexplained.is_none() {
+            refused.unexplained = Some("the transaction was refused without a reason".into());
+        }
+        refused
+    }
+
+    fn owner(&self, refusal: &Refusal) -> Option<u32> {
+        let (operation, element) = (refusal.operation?, refusal.element?);
+        let at = self.origins.binary_search_by_key(&operation, |(message, ..)| *message).ok()?;
+        let (_, elements, start) = self.origins[at];
+        elements.owner(start + element)
+    }
+}
+
+/// Holds the bytes of one message's elements while they are copied into it.
+#[derive(Debug, Default)]
+struct Writer {
+    lines: Vec<Line>,
+    /// Each name is made once.
+    chains: BTreeMap<PoolChain, String>,
+}
+
+#[derive(Debug)]
+struct Line {
+    key: Fields,
+    value: Value,
+}
+
+#[derive(Debug)]
+enum Value {
+    None,
+    Endpoint(Fields),
+    Verdict(Verdict),
+}
+
+impl Writer {
+    fn fill(&mut self, elements: &[Element]) {
+        self.lines.clear();
+        for element in elements {
+            if let Some(chain) = element.pool() {
+                self.chains.entry(chain).or_insert_with(|| chain.to_string());
+            }
+            let value = match element.data {
+                Data::None => Value::None,
+                Data::Endpoint(address, port) => Value::Endpoint(endpoint_value(address, port)),
+                Data::Verdict(verdict) => Value::Verdict(verdict),
+            };
+            self.lines.push(Line { key: element.key(), value });
+        }
+    }
+
+    fn elements(&self) -> impl Iterator<Item = nft::Element<'_>> {
+        self.lines.iter().map(|Line { key, value }| match value {
+            Value::None => nft::Element::key(key),
+            Value::Endpoint(value) => nft::Element::value(key, value),
+            Value::Verdict(verdict) => nft::Element::verdict(
+                key,
+                match verdict {
+                    Verdict::Drop => nft::Verdict::Drop,
+                    Verdict::Reject => nft::Verdict::goto(REJECT),
+                    Verdict::Pool(chain) => {
+                        nft::Verdict::goto(self.chains.get(chain).map_or("", |name| name))
+                    }
+                },
+            ),
+        })
+    }
+}

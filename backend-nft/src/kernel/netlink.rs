@@ -1,0 +1,148 @@
+//! The real kernel, on a thread of its own: a transaction is executed inside `sendmsg`, by whoever calls it, and must not
+//! hold up the tasks of the process.
+
+use std::{sync::mpsc, thread};
+
+use anyhow::{Context, Result, anyhow};
+use netlink::{
+    Error,
+    nft::{self, Handle},
+};
+use proto::model::{Family, PerFamily};
+use tokio::sync::oneshot;
+use tracing::debug;
+
+use super::{
+    CommitError, Kernel,
+    encode::{Encoded, Names},
+};
+use crate::{
+    desired::nft_family,
+    element::{Element, Map},
+    plan::Operation,
+    present::Listing,
+};
+
+/// The nf_tables of the network namespace in which it was opened.
+#[derive(Debug)]
+pub(crate) struct Netlink {
+    /// What the thread is asked to do; it ends when this is dropped.
+    jobs: mpsc::Sender<Job>,
+}
+
+type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+
+/// What lives on the thread.
+#[derive(Debug)]
+struct Worker {
+    handle: Handle,
+    names: Names,
+}
+
+// === impl Netlink ===
+
+impl Netlink {
+    /// Opens the network namespace of the calling thread.
+    pub(crate) fn open() -> Result<Self> {
+        let handle = Handle::open().context("open a netlink socket")?;
+        let mut worker = Worker { handle, names: Names::new() };
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let run = move || queue.into_iter().for_each(|job| job(&mut worker));
+        thread::Builder::new().name("nftables".into()).spawn(run).context("start a thread")?;
+        Ok(Self { jobs })
+    }
+
+    async fn ask<T: Send + 'static>(&self, job: impl FnOnce(&mut Worker) -> T + Send + 'static) -> Result<T> {
+        let (answer, answered) = oneshot::channel();
+        let job = move |worker: &mut Worker| {
+            // Nobody waits for it any more when the caller was cancelled.
+            let _ = answer.send(job(worker));
+        };
+        self.jobs.send(Box::new(job)).map_err(|_| anyhow!("the nftables thread has ended"))?;
+        answered.await.context("the nftables thread has ended")
+    }
+}
+
+impl Kernel for Netlink {
+    async fn list(&mut self) -> Result<PerFamily<Listing>> {
+        self.ask(|worker| {
+            let mut listings = PerFamily::<Listing>::default();
+            for family in Family::ALL {
+                listings[family] = worker.list(family).with_context(|| format!("list the {family} table"))?;
+            }
+            Ok(listings)
+        })
+        .await?
+    }
+
+    async fn tables(&mut self) -> Result<Vec<Family>> {
+        self.ask(|worker| {
+            let mut families = Vec::new();
+            for family in Family::ALL {
+                families.extend(worker.table(family)?.map(|_| family));
+            }
+            Ok(families)
+        })
+        .await?
+    }
+
+    async fn commit(&mut self, operations: Vec<(Family, Operation)>) -> Result<(), CommitError> {
+        self.ask(move |worker| worker.commit(&operations)).await.map_err(CommitError::Failed)?
+    }
+}
+
+// === impl Worker ===
+
+impl Worker {
+    fn table(&mut self, family: Family) -> Result<Option<nft::Table>> {
+        let name = &self.names.table(family).name;
+        let tables = self.handle.tables(nft_family(family)).context("list tables")?;
+        Ok(tables.into_iter().find(|table| table.name == *name))
+    }
+
+    fn list(&mut self, family: Family) -> Result<Listing> {
+        let Some(table) = self.table(family)? else { return Ok(Listing::default()) };
+        let mut listing = Listing {
+            chains: self.handle.chains(&table).context("list chains")?,
+            sets: self.handle.sets(&table).context("list sets")?,
+            rules: self.handle.rules(&table).context("list rules")?,
+            table: Some(table),
+            ..Listing::default()
+        };
+        for map in Map::ALL {
+            let ours = self.names.set(family, map);
+            if listing.sets.contains(ours) {
+                let (elements, foreign) = self.elements(family, map)?;
+                listing.elements.extend(elements);
+                listing.foreign.extend(foreign.into_iter().map(|key| (map, key)));
+            }
+        }
+        Ok(listing)
+    }
+
+    fn elements(&mut self, family: Family, map: Map) -> Result<(Vec<Element>, Vec<Box<[u8]>>)> {
+        let table = self.names.table(family);
+        let visit = |(ours, foreign): &mut (Vec<_>, Vec<_>), element: nft::Element<'_>| match Element::read(
+            map, family, &element,
+        ) {
+            Some(element) => ours.push(element),
+            None => foreign.push(element.key.into()),
+        };
+        let elements = self.handle.elements(table, map.name(), Default::default, visit);
+        elements.with_context(|| format!("list {}", map.name()))
+    }
+
+    fn commit(&mut self, operations: &[(Family, Operation)]) -> Result<(), CommitError> {
+        let encoded = Encoded::new(&self.names, operations);
+        let (messages, bytes) = (encoded.batch.len(), encoded.batch.bytes());
+        let result = self.handle.commit(&encoded.batch);
+        debug!(messages, bytes, accepted = result.is_ok(), "committed a transaction");
+        result.map_err(|error| match &error {
+            // Lack of permission or memory, or somebody else's change: whatever is in it.
+            Error::Refused(refusals) if !error.is_not_permitted() && !error.is_interrupted() => {
+                CommitError::Refused(encoded.blame(refusals))
+            }
+            _ => CommitError::Failed(anyhow::Error::new(error).context("commit a transaction")),
+        })
+    }
+}

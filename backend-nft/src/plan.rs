@@ -1,0 +1,165 @@
+//! From what the kernel holds and what it should hold to a transaction, pure.
+//!
+//! ```text
+//!   Before (what was programmed, or what was found) ──┐
+//!   Edits  (what each service port is to have)      ──┼──▶ Plan: operations in a safe order
+//!   Repairs (the fixed part)                        ──┘
+//! ```
+//!
+//! The order: tables, chains, maps, elements gone, elements new, rules, base chains, chains gone, maps gone. So nothing leads
+//! to what is not there yet or not there any more, and no rule is bound to a map while that is filled.
+
+mod diff;
+mod refs;
+mod stage;
+#[cfg(test)]
+mod tests;
+
+use netlink::nft::{Chain, Rule, Set};
+use proto::model::{Family, PerFamily, ServicePortKey};
+
+use crate::{
+    desired::Desired,
+    element::{Element, Map},
+    options::Options,
+};
+pub(crate) use refs::{Delta, Refs};
+use stage::Stage;
+
+/// One step of a transaction, in one table.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Operation {
+    DeleteTable,
+    /// Creates it, or wakes it up.
+    AddTable,
+    AddChain(Chain),
+    AddSet(Set),
+    /// Deletes the chain's rules.
+    FlushChain(String),
+    DeleteElements(Map, Elements),
+    /// Deletes elements that we would not have written, by their keys.
+    DeleteForeign(Map, Vec<Box<[u8]>>),
+    AddElements(Map, Elements),
+    AddRule(String, Rule),
+    DeleteChain(String),
+    DeleteSet(String),
+}
+
+/// Elements, and on whose behalf.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Elements {
+    pub(crate) list: Vec<Element>,
+    /// Where in the list those of an edit start; sorted.
+    owners: Vec<(u32, Owner)>,
+}
+
+/// The index of an edit; `None` for what belongs to no single service port.
+pub(crate) type Owner = Option<u32>;
+
+/// What one service port is to have.
+#[derive(Clone, Debug)]
+pub(crate) struct Edit {
+    pub(crate) key: ServicePortKey,
+    pub(crate) desired: PerFamily<Option<Desired>>,
+}
+
+/// What the kernel holds.
+pub(crate) trait Before {
+    /// Appends the elements of what the edit is about, sorted, but those of [`Map::Hairpin`].
+    fn elements(&self, family: Family, edit: &Edit, to: &mut Vec<Element>);
+    /// Appends the elements of [`Map::Hairpin`] that it is known to need, sorted.
+    fn hairpins(&self, family: Family, edit: &Edit, to: &mut Vec<Element>);
+    /// What is shared by service ports.
+    fn refs(&self, family: Family) -> &Refs;
+}
+
+/// What is wrong with the parts of a table that belong to no service port.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Repairs {
+    /// Before the elements: tables, chains, sets, flushed chains.
+    pub(crate) first: Vec<Operation>,
+    /// Elements that no service port claims.
+    pub(crate) leftovers: Vec<Element>,
+    /// Elements that nobody of ours has written.
+    pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
+    /// Behind the elements: rules, base chains.
+    pub(crate) rules: Vec<Operation>,
+    /// Chains and sets of others.
+    pub(crate) last: Vec<Operation>,
+}
+
+/// What to do with chains and hairpin elements that nobody needs any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sweep {
+    Delete,
+    /// Another part of the same work may need them.
+    Keep,
+}
+
+/// A transaction.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) operations: Vec<(Family, Operation)>,
+    /// What is shared when it is in force.
+    pub(crate) refs: PerFamily<Delta>,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// The transaction that leads from `before` to what the `active` ones of the edits want.
+    pub(crate) fn new(
+        before: &impl Before,
+        (edits, active): (&[Edit], &[u32]),
+        repairs: PerFamily<Repairs>,
+        sweep: Sweep,
+        options: &Options,
+    ) -> Self {
+        let mut plan = Self::default();
+        let PerFamily { v4, v6 } = repairs;
+        for (family, repairs) in [(Family::V4, v4), (Family::V6, v6)] {
+            let mut stage = Stage::new(&repairs.leftovers);
+            for &index in active {
+                if let Some(edit) = edits.get(index as usize) {
+                    stage.edit(before, family, edit, index);
+                }
+            }
+            let (operations, delta) = stage.finish(family, before.refs(family), repairs, sweep, options);
+            plan.operations.extend(operations.into_iter().map(|operation| (family, operation)));
+            plan.refs[family] = delta;
+        }
+        plan
+    }
+
+    /// How many objects it writes.
+    pub(crate) fn writes(&self) -> usize {
+        self.operations.iter().map(|(_, operation)| operation.writes()).sum()
+    }
+}
+
+impl Operation {
+    fn writes(&self) -> usize {
+        match self {
+            Self::DeleteElements(_, elements) | Self::AddElements(_, elements) => elements.list.len(),
+            Self::DeleteForeign(_, keys) => keys.len(),
+            _ => 1,
+        }
+    }
+}
+
+// === impl Elements ===
+
+impl Elements {
+    fn push(&mut self, element: Element, owner: Owner) {
+        if self.owners.last().is_none_or(|(_, last)| *last != owner) {
+            self.owners.push((self.list.len() as u32, owner));
+        }
+        self.list.push(element);
+    }
+
+    /// On whose behalf the element of this index is here.
+    pub(crate) fn owner(&self, index: usize) -> Owner {
+        let behind = self.owners.partition_point(|(start, _)| *start as usize <= index);
+        behind.checked_sub(1).and_then(|at| self.owners[at].1)
+    }
+}

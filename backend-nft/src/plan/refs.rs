@@ -1,0 +1,62 @@
+//! What service ports share, counted: the chains for so many endpoints, and the hairpin elements of endpoints that several
+//! service ports have.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    desired::PoolChain,
+    element::{Element, Front},
+};
+
+/// What of it is in the kernel, and how many need it. Nobody may: it is there, and waits to be deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Refs {
+    pub(super) chains: BTreeMap<PoolChain, u32>,
+    pub(super) hairpins: BTreeMap<Front, u32>,
+}
+
+/// A change of the counts: the new ones; `None` for what is deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Delta {
+    pub(super) chains: Vec<(PoolChain, Option<u32>)>,
+    pub(super) hairpins: Vec<(Front, Option<u32>)>,
+}
+
+impl Refs {
+    /// A chain is in the kernel.
+    pub(crate) fn found_chain(&mut self, chain: PoolChain) {
+        self.chains.entry(chain).or_insert(0);
+    }
+
+    /// An endpoint's hairpin element is in the kernel.
+    pub(crate) fn found_hairpin(&mut self, endpoint: Front) {
+        self.hairpins.entry(endpoint).or_insert(0);
+    }
+
+    /// An element is in the kernel, and holds chains there.
+    pub(crate) fn found_element(&mut self, element: &Element) {
+        for chain in chains(element) {
+            *self.chains.entry(chain).or_insert(0) += 1;
+        }
+    }
+
+    /// The transaction with these changes is in force.
+    pub(crate) fn settle(&mut self, delta: Delta) {
+        fn put<K: Ord>(map: &mut BTreeMap<K, u32>, changes: Vec<(K, Option<u32>)>) {
+            for (key, count) in changes {
+                match count {
+                    Some(count) => map.insert(key, count),
+                    None => map.remove(&key),
+                };
+            }
+        }
+        put(&mut self.chains, delta.chains);
+        put(&mut self.hairpins, delta.hairpins);
+    }
+}
+
+/// The chains that are needed for an element: the one that it leads to, and the one behind that.
+pub(super) fn chains(element: &Element) -> impl Iterator<Item = PoolChain> {
+    let first = element.pool();
+    first.into_iter().chain(first.and_then(PoolChain::target))
+}

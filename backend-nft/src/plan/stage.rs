@@ -1,0 +1,165 @@
+//! Gathers what happens in one table, and puts it into order.
+
+use std::collections::BTreeMap;
+
+use netlink::nft::Chain;
+use proto::model::Family;
+
+use super::{
+    Before, Edit, Elements, Operation, Owner, Refs, Repairs, Sweep,
+    diff::{Difference, diff},
+    refs::{Delta, chains},
+};
+use crate::{
+    desired::PoolChain,
+    element::{Data, Element, Front, Map},
+    options::Options,
+};
+
+/// What happens in one table.
+#[derive(Debug, Default)]
+pub(super) struct Stage {
+    gone: [Elements; Map::ALL.len()],
+    new: [Elements; Map::ALL.len()],
+    /// How many more, or fewer, need a chain.
+    chains: BTreeMap<PoolChain, i64>,
+    /// How many more, or fewer, need a hairpin element, and one of them.
+    hairpins: BTreeMap<Front, (i64, Owner)>,
+    /// Room for two lists of one service port after the other.
+    scratch: (Vec<Element>, Vec<Element>),
+}
+
+impl Stage {
+    /// `leftovers`: elements to delete for nobody.
+    pub(super) fn new(leftovers: &[Element]) -> Self {
+        let mut stage = Self::default();
+        for element in leftovers {
+            stage.change(Difference::Gone(*element), None);
+        }
+        stage
+    }
+
+    /// Takes in what one service port is to have.
+    pub(super) fn edit(&mut self, before: &impl Before, family: Family, edit: &Edit, index: u32) {
+        let (mut old, mut new) = std::mem::take(&mut self.scratch);
+        let desired = edit.desired[family].as_ref();
+        old.clear();
+        new.clear();
+        before.elements(family, edit, &mut old);
+        desired.inspect(|desired| desired.elements(&mut new));
+        diff(&old, &new, |difference| self.change(difference, Some(index)));
+        old.clear();
+        new.clear();
+        before.hairpins(family, edit, &mut old);
+        desired.inspect(|desired| desired.hairpins(&mut new));
+        diff(&old, &new, |difference| {
+            let (endpoint, count) = match difference {
+                Difference::Gone(element) => (element.front, -1),
+                Difference::New(element) => (element.front, 1),
+            };
+            let (sum, owner) = self.hairpins.entry(endpoint).or_default();
+            *sum += count;
+            *owner = Some(index);
+        });
+        self.scratch = (old, new);
+    }
+
+    fn change(&mut self, difference: Difference, owner: Owner) {
+        let (list, element, count) = match difference {
+            Difference::Gone(element) => (&mut self.gone, element, -1),
+            Difference::New(element) => (&mut self.new, element, 1),
+        };
+        list[element.map as usize].push(element, owner);
+        for chain in chains(&element) {
+            *self.chains.entry(chain).or_default() += count;
+        }
+    }
+
+    /// All of it in order, and the counts when it is in force.
+    pub(super) fn finish(
+        mut self,
+        family: Family,
+        refs: &Refs,
+        repairs: Repairs,
+        sweep: Sweep,
+        options: &Options,
+    ) -> (Vec<Operation>, Delta) {
+        let delta = self.delta(refs, sweep);
+        let Repairs { first, leftovers: _, foreign, rules, last } = repairs;
+        let made =
+            delta.chains.iter().filter(|(chain, count)| count.is_some() && !refs.chains.contains_key(chain));
+        let made: Vec<PoolChain> = made.map(|(chain, _)| *chain).collect();
+        let gone = delta.chains.iter().filter(|(_, count)| count.is_none());
+        let mut gone: Vec<PoolChain> = gone.map(|(chain, _)| *chain).collect();
+        // Those that lead to others go first.
+        gone.sort_by_key(|chain| chain.target().is_none());
+
+        let mut operations = first;
+        operations.extend(made.iter().map(|chain| Operation::AddChain(Chain::regular(chain.to_string()))));
+        for map in Map::ALL {
+            let foreign: Vec<_> =
+                foreign.iter().filter(|(of, _)| *of == map).map(|(_, key)| key.clone()).collect();
+            operations.extend((!foreign.is_empty()).then(|| Operation::DeleteForeign(map, foreign)));
+            let gone = std::mem::take(&mut self.gone[map as usize]);
+            operations.extend((!gone.list.is_empty()).then(|| Operation::DeleteElements(map, gone)));
+        }
+        for map in Map::ALL {
+            let new = std::mem::take(&mut self.new[map as usize]);
+            operations.extend((!new.list.is_empty()).then(|| Operation::AddElements(map, new)));
+        }
+        for chain in made {
+            let rules = chain.rules(family, options).into_iter();
+            operations.extend(rules.map(|rule| Operation::AddRule(chain.to_string(), rule)));
+        }
+        operations.extend(rules);
+        operations.extend(gone.into_iter().map(|chain| Operation::DeleteChain(chain.to_string())));
+        operations.extend(last);
+        (operations, delta)
+    }
+
+    /// The new counts. Hairpin elements that come and go are taken in.
+    fn delta(&mut self, refs: &Refs, sweep: Sweep) -> Delta {
+        let mut delta = Delta::default();
+        let chains = std::mem::take(&mut self.chains).into_iter();
+        for (chain, count) in changed(&refs.chains, chains, sweep) {
+            delta.chains.push((chain, count));
+        }
+        let hairpins = std::mem::take(&mut self.hairpins);
+        let counts = hairpins.iter().map(|(endpoint, (count, _))| (*endpoint, *count));
+        for (endpoint, count) in changed(&refs.hairpins, counts, sweep) {
+            let element = Element { front: endpoint, map: Map::Hairpin, index: 0, data: Data::None };
+            let owner = hairpins.get(&endpoint).and_then(|(_, owner)| *owner);
+            match (refs.hairpins.contains_key(&endpoint), count) {
+                (false, Some(_)) => self.change(Difference::New(element), owner),
+                (true, None) => self.change(Difference::Gone(element), owner),
+                _ => {}
+            }
+            delta.hairpins.push((endpoint, count));
+        }
+        delta
+    }
+}
+
+/// The new counts of what changes; `None` for what is to be deleted.
+fn changed<K: Copy + Ord>(
+    counts: &BTreeMap<K, u32>,
+    changes: impl Iterator<Item = (K, i64)>,
+    sweep: Sweep,
+) -> Vec<(K, Option<u32>)> {
+    let mut changes: BTreeMap<K, i64> = changes.collect();
+    if sweep == Sweep::Delete {
+        for (key, _) in counts.iter().filter(|(_, count)| **count == 0) {
+            changes.entry(*key).or_default();
+        }
+    }
+    let after = changes.into_iter().filter_map(|(key, change)| {
+        let before = counts.get(&key).copied();
+        let count = u32::try_from(i64::from(before.unwrap_or(0)) + change).unwrap_or(0);
+        match (before, count, sweep) {
+            (None, 0, _) => None,
+            (Some(_), 0, Sweep::Delete) => Some((key, None)),
+            (before, count, _) => (before != Some(count)).then_some((key, Some(count))),
+        }
+    });
+    after.collect()
+}

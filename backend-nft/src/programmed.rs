@@ -1,0 +1,83 @@
+//! What has been programmed: enough to know what the kernel holds without asking it. Elements are not kept, they follow.
+
+use std::collections::BTreeMap;
+
+use proto::model::{Family, PerFamily, ServicePortKey};
+
+use crate::{
+    desired::{Base, Desired, Orders},
+    element::{Element, Front},
+    plan::{Before, Delta, Edit, Operation, Refs, Repairs},
+};
+
+/// What the kernel holds because of us.
+#[derive(Clone, Debug)]
+pub(crate) struct Programmed {
+    pub(crate) services: BTreeMap<ServicePortKey, PerFamily<Option<Desired>>>,
+    pub(crate) base: PerFamily<Base>,
+    pub(crate) refs: PerFamily<Refs>,
+}
+
+impl Programmed {
+    fn get(&self, key: &ServicePortKey, family: Family) -> Option<&Desired> {
+        self.services.get(key)?[family].as_ref()
+    }
+
+    /// The places of a service port's endpoints.
+    pub(crate) fn orders(&self, key: &ServicePortKey, family: Family) -> Orders {
+        self.get(key, family).map(Desired::orders).unwrap_or_default()
+    }
+
+    /// All that leads to a service port.
+    pub(crate) fn fronts(&self, key: &ServicePortKey) -> Vec<(Family, Front)> {
+        let of = |family| {
+            self.get(key, family).into_iter().flat_map(Desired::fronts).map(move |front| (family, *front))
+        };
+        Family::ALL.into_iter().flat_map(of).collect()
+    }
+
+    /// What leads from the present fixed part to this one: other rules in some chains.
+    pub(crate) fn rebase(&self, family: Family, base: &Base) -> Repairs {
+        let mut repairs = Repairs::default();
+        for (old, new) in self.base[family].chains.iter().zip(&base.chains) {
+            if old.rules != new.rules {
+                let name = &new.chain.name;
+                repairs.first.push(Operation::FlushChain(name.clone()));
+                let rules = new.rules.iter().map(|rule| Operation::AddRule(name.clone(), rule.clone()));
+                repairs.rules.extend(rules);
+            }
+        }
+        repairs
+    }
+
+    /// A transaction with these counts is in force.
+    pub(crate) fn settle_refs(&mut self, deltas: PerFamily<Delta>) {
+        let PerFamily { v4, v6 } = deltas;
+        self.refs.v4.settle(v4);
+        self.refs.v6.settle(v6);
+    }
+
+    /// The edit is in force.
+    pub(crate) fn settle(&mut self, edit: Edit) {
+        let Edit { key, desired } = edit;
+        if desired.v4.is_none() && desired.v6.is_none() {
+            self.services.remove(&key);
+        } else {
+            self.services.insert(key, desired);
+        }
+    }
+}
+
+impl Before for Programmed {
+    fn elements(&self, family: Family, edit: &Edit, to: &mut Vec<Element>) {
+        self.get(&edit.key, family).inspect(|desired| desired.elements(to));
+    }
+
+    fn hairpins(&self, family: Family, edit: &Edit, to: &mut Vec<Element>) {
+        self.get(&edit.key, family).inspect(|desired| desired.hairpins(to));
+    }
+
+    fn refs(&self, family: Family) -> &Refs {
+        &self.refs[family]
+    }
+}

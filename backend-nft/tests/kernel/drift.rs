@@ -1,0 +1,167 @@
+//! Somebody else changes our tables, or others have tables of their own.
+
+use agent::{Backend, NodeState, testing::mk_state};
+use netlink::nft::Handle;
+
+use super::support::{assert_readable, backend, nft, reconcile, run};
+
+fn state() -> NodeState {
+    mk_state()
+        .service("default/web", |web| {
+            web.cluster_ip("10.96.0.1")
+                .cluster_ip("fd00:96::1")
+                .endpoints(["10.244.1.1:8080", "10.244.2.1:8080", "[fd00:244:1::1]:8080"])
+                .local_endpoints(["10.244.1.1:8080"])
+        })
+        .service("default/lb", |lb| {
+            lb.cluster_ip("10.96.0.2")
+                .load_balancer_ip("203.0.113.1")
+                .node_port(30080)
+                .external_local()
+                .endpoints(["10.244.1.2:8080", "10.244.2.2:8080"])
+                .local_endpoints(["10.244.1.2:8080"])
+        })
+        .build()
+}
+
+fn listing() -> String {
+    nft("list table ip fairlead") + &nft("list table ip6 fairlead")
+}
+
+/// After `change`, as many writes lead back to what was there.
+async fn repaired_after(change: &str, writes: usize) {
+    reconcile(&state()).await;
+    let before = listing();
+    nft(change);
+    assert_ne!(listing(), before, "{change}");
+    assert_eq!(reconcile(&state()).await.writes, writes, "{change}");
+    assert_eq!(sorted(&listing()), sorted(&before), "{change}");
+    assert_readable();
+}
+
+/// Chains and elements are listed by age, and by hash.
+fn sorted(listing: &str) -> Vec<&str> {
+    let mut words: Vec<&str> = listing.split([' ', '\n', '\t', ',']).collect();
+    words.sort_unstable();
+    words
+}
+
+#[test]
+fn an_element_that_was_deleted_or_added_or_changed() {
+    run(|| async {
+        repaired_after("delete element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 1 }", 1).await;
+        repaired_after("delete element ip fairlead hairpin { 10.244.1.1 . 10.244.1.1 . tcp . 8080 }", 1)
+            .await;
+        repaired_after("add element ip fairlead vips { 1.2.3.4 . udp . 53 : drop }", 1).await;
+        repaired_after("add element ip fairlead vips { 1.2.3.4 . udp . 53 : accept }", 1).await;
+        repaired_after("add element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 7 : 10.0.0.1 . 1 }", 1)
+            .await;
+        repaired_after(
+            "delete element ip fairlead vips { 10.96.0.1 . tcp . 80 } ; \
+             add element ip fairlead vips { 10.96.0.1 . tcp . 80 : jump pool-2 }",
+            2,
+        )
+        .await;
+    });
+}
+
+#[test]
+fn rules_that_were_added_or_deleted() {
+    run(|| async {
+        // The chain is flushed and written again.
+        repaired_after("add rule ip fairlead services counter", 4).await;
+        repaired_after("insert rule ip fairlead pool-2 tcp dport { 1, 2 } accept", 4).await;
+        repaired_after("flush chain ip fairlead postrouting", 3).await;
+        repaired_after("flush table ip6 fairlead", 18).await;
+    });
+}
+
+#[test]
+fn chains_and_sets_that_were_added_or_deleted() {
+    run(|| async {
+        repaired_after("delete chain ip fairlead postrouting", 3).await;
+        repaired_after("add chain ip fairlead foreign ; add rule ip fairlead foreign drop", 2).await;
+        repaired_after(
+            "add chain ip fairlead other ; add chain ip fairlead foreign ; \
+             add rule ip fairlead foreign jump other ; add rule ip fairlead services jump foreign ; \
+             add element ip fairlead vips { 1.2.3.4 . udp . 53 : goto other }",
+            8,
+        )
+        .await;
+        repaired_after("add chain ip fairlead pool-77", 1).await;
+        repaired_after("add set ip fairlead foreign { type ipv4_addr ; }", 1).await;
+    });
+}
+
+#[test]
+fn a_table_that_was_deleted_or_put_to_sleep() {
+    run(|| async {
+        reconcile(&state()).await;
+        let (before, generation) = (listing(), Handle::open().unwrap().generation().unwrap());
+        nft("delete table ip fairlead");
+        let repaired = reconcile(&state()).await;
+        assert!(repaired.writes > 0);
+        assert_eq!(sorted(&listing()), sorted(&before));
+        assert_eq!(Handle::open().unwrap().generation().unwrap(), generation + 2, "one transaction");
+
+        repaired_after("add table ip fairlead { flags dormant ; }", 1).await;
+        nft("flush ruleset");
+        reconcile(&state()).await;
+        assert_eq!(sorted(&listing()), sorted(&before));
+    });
+}
+
+/// The change finds out by itself that what it builds on is gone.
+#[test]
+fn a_change_of_a_table_that_somebody_deleted() {
+    run(|| async {
+        let mut backend = backend();
+        backend.reconcile(&state()).await.unwrap();
+        nft("flush ruleset");
+        let mut target = state();
+        let operations = agent::testing::operations_between(&target, &mk_state().build());
+        let changes = agent::testing::apply(&mut target, operations);
+        let applied = backend.apply(&target, &changes).await.unwrap();
+        assert_eq!(applied.failures, []);
+        assert_eq!(reconcile(&target).await.writes, 0);
+    });
+}
+
+/// What an older version built differently is built anew, at once.
+#[test]
+fn another_layout_is_replaced() {
+    run(|| async {
+        reconcile(&state()).await;
+        let before = listing();
+        for change in [
+            "delete table ip fairlead ; add table ip fairlead",
+            "delete table ip fairlead ; add table ip fairlead ; add map ip fairlead vips { type ipv4_addr : verdict ; }",
+            "delete chain ip fairlead postrouting ; \
+             add chain ip fairlead postrouting { type nat hook postrouting priority 50 ; }",
+        ] {
+            nft(change);
+            let generation = Handle::open().unwrap().generation().unwrap();
+            assert!(reconcile(&state()).await.writes > 0);
+            assert_eq!(Handle::open().unwrap().generation().unwrap(), generation + 1, "one transaction");
+            assert_eq!(sorted(&listing()), sorted(&before), "{change}");
+        }
+    });
+}
+
+#[test]
+fn tables_of_others_are_left_alone() {
+    run(|| async {
+        nft("add table ip other");
+        nft("add chain ip other fairlead { type filter hook input priority 0 ; }");
+        nft("add table inet fairlead");
+        nft("add set inet fairlead vips { type ipv4_addr ; }");
+        let before = nft("list ruleset");
+        reconcile(&state()).await;
+        assert_eq!(
+            nft("list table ip other") + "\n" + &nft("list table inet fairlead"),
+            before.replace("}\ntable", "}\n\ntable")
+        );
+        backend().cleanup().await.unwrap();
+        assert_eq!(nft("list ruleset"), before);
+    });
+}

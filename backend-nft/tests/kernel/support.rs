@@ -1,0 +1,59 @@
+//! What the tests share: a namespace with a runtime in it, the backend as tests have it, and `nft` as an operator has it.
+
+use std::process::Command;
+
+use agent::{Applied, Backend, NodeState};
+use backend_nft::{Nft, Options};
+use netlink::testing::in_netns;
+
+/// Runs a test in a network namespace of its own.
+pub(crate) fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+    in_netns(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test());
+    });
+}
+
+/// With pods in 10.244.0.0/16 and fd00:244::/32.
+pub(crate) fn options() -> Options {
+    let cidrs = ["10.244.0.0/16", "fd00:244::/32"];
+    Options { cluster_cidrs: cidrs.map(|cidr| cidr.parse().unwrap()).to_vec(), ..Options::default() }
+}
+
+pub(crate) fn backend() -> Nft {
+    Nft::new(options()).unwrap()
+}
+
+/// By an instance that knows nothing, as after a restart.
+pub(crate) async fn reconcile(state: &NodeState) -> Applied {
+    backend().reconcile(state).await.unwrap()
+}
+
+/// Runs `nft` with these words.
+#[track_caller]
+pub(crate) fn nft(words: &str) -> String {
+    let output = Command::new("nft").args(words.split(' ')).output().unwrap();
+    assert!(
+        output.status.success(),
+        "nft {words}: {:?} {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(output.stderr.is_empty(), "nft {words}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// An operator must be able to read what we write: text and JSON, whatever is in it.
+#[track_caller]
+pub(crate) fn assert_readable() {
+    for table in ["ip fairlead", "ip6 fairlead"] {
+        let text = nft(&format!("list table {table}"));
+        assert!(text.starts_with(&format!("table {table} {{")), "{text}");
+        for unknown in ["unknown", "0x00000000 [invalid type]"] {
+            assert!(!text.contains(unknown), "{text}");
+        }
+        let json = nft(&format!("-j list table {table}"));
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert!(json["nftables"].as_array().is_some_and(|list| list.len() > 10));
+    }
+}
