@@ -1,1 +1,405 @@
-//! tests
+//! Nodes that follow random histories with random interruptions hold, after each update, what the objects alone lead to;
+//! and what is shared, coalesced, forgotten and left unsaid, one by one.
+
+pub(crate) mod mirror;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::UNIX_EPOCH,
+};
+
+use proptest::{collection::vec, prelude::*};
+use proto::model::{Operation, ServicePortKey};
+
+use crate::{
+    index::Index,
+    object::{Kind, ObjectName, SliceEndpoint, Update as Change},
+    testing::{NODES, any_update, endpoint, ip, node, put, service, slice, time},
+    view::View,
+};
+
+use self::mirror::Mirror;
+use super::*;
+
+const ROOMY: Limits = Limits { entries: 1000, bytes: 1 << 20 };
+
+/// An index and a log, and the views that have come out of the index.
+struct Cluster {
+    index: Index,
+    log: Log,
+    views: BTreeMap<ServicePortKey, View>,
+    nodes: BTreeMap<Arc<str>, Arc<Node>>,
+}
+
+impl Cluster {
+    fn new(limits: Limits) -> Self {
+        Self {
+            index: Index::new(UNIX_EPOCH),
+            log: Log::new(Epoch(7), Default::default(), limits),
+            views: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+        }
+    }
+
+    fn of(changes: impl IntoIterator<Item = Change>) -> Self {
+        let mut cluster = Self::new(ROOMY);
+        cluster.commit(changes);
+        cluster
+    }
+
+    fn apply(&mut self, change: Change) {
+        self.index.apply(change);
+    }
+
+    fn commit(&mut self, changes: impl IntoIterator<Item = Change>) -> Option<Revision> {
+        for change in changes {
+            self.apply(change);
+        }
+        let changes = self.index.take_changes();
+        for (key, view) in changes.ports.iter().cloned() {
+            match view {
+                Some(view) => self.views.insert(key, view),
+                None => self.views.remove(&key),
+            };
+        }
+        for (name, node) in changes.nodes.iter().cloned() {
+            match node {
+                Some(node) => self.nodes.insert(name, node),
+                None => self.nodes.remove(&name),
+            };
+        }
+        self.log.commit(changes)
+    }
+
+    /// What a node must hold, from the views alone.
+    fn expected(&self, name: &str) -> Mirror {
+        let node = self.nodes.get(name).map_or_else(|| Node::unknown(name), |node| Node::clone(node));
+        let mut mirror = Mirror::new(name);
+        for view in self.views.values() {
+            mirror.put(view, name, &node.zone);
+        }
+        mirror.node = Some(node);
+        mirror.cluster = Some(Default::default());
+        mirror.revision = self.log.revision();
+        mirror
+    }
+
+    /// Brings a node up to date as a stream would. Says whether anything was sent.
+    fn sync(&mut self, mirror: &mut Mirror) -> bool {
+        let name = mirror.name.clone();
+        let update = self.log.difference(&name, mirror.revision);
+        let update = update.unwrap_or_else(|| {
+            let differing = self.log.digests(&name).differing(&mirror.digests()).collect();
+            self.log.rebuild(&name, differing)
+        });
+        let sent = !update.pieces.is_empty();
+        let digest = update.digest;
+        mirror.apply(update);
+        assert_eq!(*mirror, self.expected(&name), "{name} holds something else");
+        assert_eq!(mirror.digests(), self.log.digests(&name), "the digests of {name} are wrong");
+        assert_eq!(mirror.digests().total(), digest);
+        sent
+    }
+
+    fn joined(&mut self, name: &str) -> Mirror {
+        let mut mirror = Mirror::new(name);
+        mirror.apply(self.log.snapshot(name));
+        mirror
+    }
+
+    /// The operations that lead a node from a revision to now, as lines.
+    fn difference(&mut self, name: &str, from: Revision) -> Vec<String> {
+        let update = self.log.difference(name, from).expect("the history reaches back");
+        update.pieces.iter().flat_map(|piece| piece.operations()).map(describe).collect()
+    }
+}
+
+fn describe(operation: &Operation) -> String {
+    let list = |endpoints: &[proto::model::Endpoint]| {
+        let endpoints: Vec<_> = endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect();
+        endpoints.join(",")
+    };
+    match operation {
+        Operation::PutServicePort(port) => format!("put {}", port.key.name),
+        Operation::RemoveServicePort(key) => format!("remove {}", key.name),
+        Operation::ChangePool { pool, add, remove } => {
+            format!("change {} {} +{} -{}", pool.key.name, pool.class, list(add), list(remove))
+        }
+        Operation::ReplacePool { pool, endpoints } => {
+            format!("replace {} {} {}", pool.key.name, pool.class, list(endpoints))
+        }
+        Operation::PutNode(node) => format!("node {}", node.name),
+        Operation::PutCluster(_) => "cluster".to_owned(),
+        Operation::ResetBucket(bucket) => format!("reset {bucket}"),
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Change(Change),
+    Commit,
+    /// The node with this number gets what it lacks.
+    Sync(usize),
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        6 => any_update().prop_map(Event::Change),
+        3 => Just(Event::Commit),
+        3 => (0..=NODES.len()).prop_map(Event::Sync),
+    ]
+}
+
+fn follow(events: Vec<Event>, limits: Limits) {
+    let mut cluster = Cluster::new(limits);
+    let names = NODES.into_iter().chain(["unheard-of"]);
+    let mut mirrors: Vec<_> = names.map(|name| cluster.joined(name)).collect();
+    for event in events {
+        match event {
+            Event::Change(change) => cluster.apply(change),
+            Event::Commit => {
+                cluster.commit([]);
+            }
+            Event::Sync(number) => {
+                cluster.sync(&mut mirrors[number]);
+            }
+        }
+    }
+    cluster.commit([]);
+    for mirror in &mut mirrors {
+        cluster.sync(mirror);
+        let fresh = cluster.joined(&mirror.name);
+        assert_eq!(fresh, *mirror, "a snapshot of {} is something else", mirror.name);
+        assert!(!cluster.sync(mirror), "something was sent though nothing changed");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nodes_hold_what_the_objects_lead_to(events in vec(any_event(), 0..80)) {
+        follow(events, ROOMY);
+    }
+
+    #[test]
+    fn also_when_the_past_is_short(events in vec(any_event(), 0..80)) {
+        follow(events, Limits { entries: 2, bytes: 1 << 20 });
+    }
+
+    #[test]
+    fn also_without_a_past(events in vec(any_event(), 0..40)) {
+        follow(events, Limits { entries: 1000, bytes: 0 });
+    }
+}
+
+fn web(endpoints: Vec<SliceEndpoint>) -> Change {
+    put(slice("x", "web", endpoints))
+}
+
+fn endpoints(last: impl IntoIterator<Item = u8>) -> Vec<SliceEndpoint> {
+    last.into_iter().map(|last| endpoint(&format!("10.0.0.{last}"), "node-9")).collect()
+}
+
+#[test]
+fn what_comes_and_goes_between_two_looks_was_never_there() {
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
+    let from = cluster.log.revision();
+    cluster.commit([web(endpoints(1..=6))]);
+    cluster.commit([put(service("short", "10.96.0.2"))]);
+    cluster.commit([web(endpoints(1..=5)), Change::Delete(Kind::Service, ObjectName::new("ns", "short"))]);
+    assert!(cluster.difference("node-0", from).is_empty());
+
+    cluster.commit([web(endpoints(1..=7))]);
+    cluster.commit([web(endpoints(2..=6))]);
+    assert_eq!(cluster.difference("node-0", from), ["change web cluster +10.0.0.6 -10.0.0.1"]);
+}
+
+#[test]
+fn a_pool_that_changes_altogether_is_replaced() {
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=3))]);
+    let from = cluster.log.revision();
+    cluster.commit([web(endpoints(4..=5))]);
+    assert_eq!(cluster.difference("node-0", from), ["replace web cluster 10.0.0.4,10.0.0.5"]);
+}
+
+#[test]
+fn a_service_that_went_and_came_back_is_sent_whole() {
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
+    let mut mirror = cluster.joined("node-9");
+    let from = mirror.revision;
+    cluster.commit([Change::Delete(Kind::Service, ObjectName::new("ns", "web"))]);
+    cluster.commit([put(service("web", "10.96.0.1")), web(endpoints(1..=1))]);
+    assert_eq!(
+        cluster.difference("node-9", from),
+        ["remove web", "put web", "replace web cluster 10.0.0.1", "replace web local 10.0.0.1"]
+    );
+    cluster.sync(&mut mirror);
+}
+
+#[test]
+fn what_changes_nothing_makes_no_revision() {
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
+    let unready = SliceEndpoint { ready: false, serving: false, ..endpoint("10.0.0.9", "node-9") };
+    assert_eq!(cluster.commit([web([endpoints(1..=2), vec![unready]].concat())]), None);
+    assert_eq!(cluster.commit([put(slice("y", "nobody", endpoints(1..=1)))]), None);
+    assert_eq!(cluster.commit([]), None);
+    assert_eq!(cluster.log.revision(), Revision(2));
+}
+
+#[test]
+fn a_change_elsewhere_is_not_sent() {
+    let mut internal = service("web", "10.96.0.1");
+    internal.internal_policy = proto::model::TrafficPolicy::Local;
+    let there = |last| vec![endpoint("10.0.0.1", "node-1"), endpoint(&format!("10.0.0.{last}"), "node-0")];
+    let mut cluster = Cluster::of([put(internal), web(there(2)), put(node("node-1", ""))]);
+    let from = cluster.log.revision();
+    cluster.commit([web(there(3))]);
+    cluster.commit([put(node("node-0", ""))]);
+    assert_eq!(cluster.difference("node-1", from), [""; 0]);
+    assert_eq!(cluster.difference("node-0", from), ["node node-0", "replace web local 10.0.0.3"]);
+}
+
+#[test]
+fn nodes_at_one_cursor_share_their_bytes() {
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
+    let from = cluster.log.revision();
+    cluster.commit([web(endpoints(1..=4)), put(node("node-0", "zone-a"))]);
+    let mut pieces = |name, from| cluster.log.difference(name, from).unwrap().pieces;
+    let (first, second) = (pieces("node-1", from), pieces("node-2", from));
+    assert!(Arc::ptr_eq(&first[0], &second[0]));
+    assert_eq!(first.len(), 1);
+    let own = pieces("node-9", from);
+    assert!(Arc::ptr_eq(&first[0], &own[0]), "what only one node needs is appended");
+    assert_eq!(own.len(), 2);
+    let (first, second) = (cluster.log.snapshot("node-1").pieces, cluster.log.snapshot("node-2").pieces);
+    let shared = first.iter().zip(&second).filter(|(first, second)| Arc::ptr_eq(first, second)).count();
+    assert_eq!(shared, first.len() - 1, "all but the facts");
+    let unchanged = cluster.log.snapshot("node-1").pieces;
+    cluster.commit([web(endpoints(1..=5))]);
+    let changed = cluster.log.snapshot("node-1").pieces;
+    let kept = unchanged.iter().zip(&changed).filter(|(first, second)| Arc::ptr_eq(first, second)).count();
+    assert_eq!(kept, changed.len() - 2, "all but the facts and one bucket");
+}
+
+#[test]
+fn zones_share_too_and_see_only_their_own() {
+    let hinted = |last: u8, zone: &str| SliceEndpoint {
+        zone_hints: vec![zone.into()],
+        ..endpoint(&format!("10.0.0.{last}"), "node-9")
+    };
+    let (a, b) = (|last| hinted(last, "zone-a"), |last| hinted(last, "zone-b"));
+    let nodes = ["node-0", "node-1", "node-2"].map(|name| put(node(name, "zone-a")));
+    let start = [put(service("web", "10.96.0.1")), web(vec![a(1), a(2), b(3), b(4)]), put(node("node-8", "zone-b"))];
+    let mut cluster = Cluster::of(nodes.into_iter().chain(start));
+    let from = cluster.log.revision();
+    cluster.commit([web(vec![a(1), a(2), b(3), b(4), b(5)])]);
+    assert_eq!(cluster.difference("node-8", from), ["change web cluster +10.0.0.5 -"]);
+    assert!(cluster.difference("node-0", from).is_empty(), "nothing changed in zone-a");
+    assert_eq!(cluster.difference("nowhere", from), ["change web cluster +10.0.0.5 -"]);
+    cluster.commit([web(vec![a(1), a(2), a(6), b(3), b(4), b(5)])]);
+    let mut pieces = |name| cluster.log.difference(name, from).unwrap().pieces;
+    assert!(Arc::ptr_eq(&pieces("node-0")[0], &pieces("node-1")[0]));
+}
+
+#[test]
+fn a_node_that_moves_to_another_zone_is_compared() {
+    let mut cluster = Cluster::of([put(node("node-0", "zone-a")), put(node("node-1", "zone-a"))]);
+    let from = cluster.log.revision();
+    let mut mirror = cluster.joined("node-0");
+    cluster.commit([put(node("node-0", "zone-b"))]);
+    assert!(cluster.log.difference("node-0", from).is_none());
+    assert!(cluster.log.difference("node-1", from).is_some_and(|update| update.pieces.is_empty()));
+    cluster.sync(&mut mirror);
+    assert!(cluster.log.difference("node-0", mirror.revision).is_some());
+}
+
+#[test]
+fn other_facts_are_told_to_their_node_alone() {
+    let mut cluster = Cluster::of([put(node("node-0", "zone-a"))]);
+    let from = cluster.log.revision();
+    let mut changed = node("node-0", "zone-a");
+    changed.addresses = vec![ip("172.16.0.9")];
+    cluster.commit([put(changed)]);
+    assert_eq!(cluster.difference("node-0", from), ["node node-0"]);
+    assert!(cluster.difference("node-1", from).is_empty());
+}
+
+#[test]
+fn the_past_is_bounded_by_number_and_by_memory() {
+    for limits in [Limits { entries: 3, bytes: 1 << 20 }, Limits { entries: 1000, bytes: 3000 }] {
+        let mut cluster = Cluster::new(limits);
+        cluster.commit([put(service("web", "10.96.0.1"))]);
+        for last in 1..20 {
+            cluster.commit([web(endpoints(1..=last))]);
+        }
+        let revision = cluster.log.revision();
+        assert!(cluster.log.difference("node-0", Revision(2)).is_none());
+        assert!(cluster.log.difference("node-0", Revision(revision.0 - 1)).is_some());
+        assert!(cluster.log.difference("node-0", revision).is_some());
+        assert!(cluster.log.difference("node-0", Revision(revision.0 + 1)).is_none());
+    }
+}
+
+#[test]
+fn nodes_that_are_gone_are_forgotten_with_the_past() {
+    let mut cluster = Cluster::new(Limits { entries: 2, bytes: 1 << 20 });
+    cluster.commit([put(service("web", "10.96.0.1")), web(endpoints(1..=1)), put(node("node-0", "zone-a"))]);
+    cluster.commit([web(Vec::new()), Change::Delete(Kind::Node, ObjectName::new("", "node-0"))]);
+    assert!(!cluster.log.recipients.is_empty());
+    for last in 1..5 {
+        let mut other = service("other", "10.96.0.2");
+        other.ports[0].port = crate::testing::number(last);
+        cluster.commit([put(other)]);
+    }
+    assert!(cluster.log.recipients.is_empty());
+    assert!(cluster.log.retired.is_empty());
+}
+
+#[test]
+fn the_oldest_trigger_of_what_is_sent_is_told() {
+    let triggered = |last, seconds| {
+        let slice = slice("x", "web", endpoints(1..=last));
+        put(crate::object::Slice { trigger: Some(time(seconds)), ..slice })
+    };
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1"))]);
+    let from = cluster.log.revision();
+    cluster.commit([triggered(1, 30)]);
+    cluster.commit([triggered(2, 20)]);
+    let at = cluster.commit([triggered(3, 40)]).unwrap();
+    assert_eq!(cluster.log.difference("node-0", from).unwrap().oldest_trigger, Some(time(20)));
+    let last = cluster.log.difference("node-0", Revision(at.0 - 1)).unwrap();
+    assert_eq!(last.oldest_trigger, Some(time(40)));
+}
+
+#[test]
+fn figures_are_those_of_the_cluster() {
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
+    assert_eq!((cluster.log.service_ports(), cluster.log.endpoints()), (1, 5));
+    cluster.commit([web(endpoints(1..=3))]);
+    assert_eq!((cluster.log.service_ports(), cluster.log.endpoints()), (1, 3));
+    cluster.commit([Change::Delete(Kind::Service, ObjectName::new("ns", "web"))]);
+    assert_eq!((cluster.log.service_ports(), cluster.log.endpoints()), (0, 0));
+}
+
+#[test]
+fn a_repair_has_the_asked_buckets_and_nothing_else() {
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
+    let key = cluster.views.keys().next().unwrap().clone();
+    let bucket = usize::from(KeyHash::of(&key).bucket());
+    let describe_all = |update: Update| -> Vec<_> {
+        update.pieces.iter().flat_map(|piece| piece.operations()).map(describe).collect()
+    };
+    assert_eq!(describe_all(cluster.log.rebuild("node-9", BTreeSet::new())), [""; 0]);
+    let facts = describe_all(cluster.log.rebuild("node-9", [usize::from(FACTS)].into()));
+    assert_eq!(facts, ["node node-9", "cluster"]);
+    assert_eq!(
+        describe_all(cluster.log.rebuild("node-9", [bucket].into())),
+        [
+            format!("reset {bucket}").as_str(),
+            "put web",
+            "replace web cluster 10.0.0.1,10.0.0.2",
+            "replace web local 10.0.0.1,10.0.0.2"
+        ]
+    );
+}
