@@ -214,3 +214,6 @@ fn log_failures(failures: &[Failure]) {
         info!("all service ports are programmed again");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! Tests of the loop: a fake backend, and a frontend that the test plays itself.
+
+mod backend;
+mod stream;
+
+use std::path::Path;
+
+use proto::{
+    digest::Digest,
+    model::{Ack, Batch, Epoch, Hello, Mode, Operation, Revision, ServerEvent, ServicePortKey, Welcome},
+};
+use runtime::{Ready, Trigger};
+use tokio::{sync::mpsc, task::JoinHandle};
+
+use super::*;
+use crate::{
+    Agent, AgentOptions, Attach, NodeState,
+    testing::{Call, FakeKernel, NODE_NAME, mk_key, mk_state, operations_between},
+};
+
+const EPOCH: Epoch = Epoch(0xe1);
+
+/// An agent that runs, and all that the test sees of it.
+struct World {
+    kernel: FakeKernel,
+    sessions: mpsc::UnboundedReceiver<Peer>,
+    progress: watch::Receiver<Progress>,
+    ready: Ready,
+    trigger: Trigger,
+    agent: JoinHandle<Result<()>>,
+}
+
+/// The frontend's end of a session.
+struct Peer {
+    hello: Hello,
+    events: mpsc::Sender<ServerEvent>,
+    replies: mpsc::Receiver<ClientEvent>,
+}
+
+fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> World {
+    let (opened, sessions) = mpsc::unbounded_channel();
+    let attach = Attach(move |hello| {
+        let (events, received) = mpsc::channel(64);
+        let (replies, heard) = mpsc::channel(64);
+        opened.send(Peer { hello, events, replies: heard }).unwrap();
+        (replies, received)
+    });
+    let ready = Ready::new();
+    let state_file = state_file.map(Into::into);
+    let options = AgentOptions { state_file, ..AgentOptions::new(NODE_NAME) };
+    let agent = Agent::new(options, kernel.backend(), attach).with_ready(ready.guard("first state"));
+    let progress = agent.progress();
+    let (trigger, shutdown) = Shutdown::channel();
+    let agent = tokio::spawn(agent.run(shutdown));
+    World { kernel: kernel.clone(), sessions, progress, ready, trigger, agent }
+}
+
+impl World {
+    /// The next session that the agent begins.
+    async fn session(&mut self) -> Peer {
+        self.sessions.recv().await.unwrap()
+    }
+
+    /// A session with this state as the snapshot, acked.
+    async fn following(&mut self, state: &NodeState) -> Peer {
+        let mut peer = self.session().await;
+        peer.welcome(EPOCH, Mode::Snapshot).await;
+        peer.commit(0, 1, everything(state)).await;
+        assert_eq!(peer.ack().await.revision, Revision(1));
+        peer
+    }
+
+    /// What is programmed.
+    fn keys(&self) -> Vec<ServicePortKey> {
+        self.kernel.services().into_keys().collect()
+    }
+
+    async fn stop(self) {
+        self.trigger.fire();
+        self.agent.await.unwrap().unwrap();
+    }
+}
+
+impl Peer {
+    async fn say(&self, event: ServerEvent) {
+        self.events.send(event).await.unwrap();
+    }
+
+    async fn welcome(&self, epoch: Epoch, mode: Mode) {
+        self.say(ServerEvent::Welcome(Welcome { epoch, mode })).await;
+    }
+
+    async fn part(&self, base: u64, target: u64, operations: Vec<Operation>) {
+        self.say(batch(base, target, operations, false)).await;
+    }
+
+    async fn commit(&self, base: u64, target: u64, operations: Vec<Operation>) {
+        self.say(batch(base, target, operations, true)).await;
+    }
+
+    async fn bookmark(&self, revision: u64, digest: Digest) {
+        self.say(ServerEvent::Bookmark(Revision(revision), digest)).await;
+    }
+
+    async fn hear(&mut self) -> ClientEvent {
+        self.replies.recv().await.unwrap()
+    }
+
+    async fn ack(&mut self) -> Ack {
+        match self.hear().await {
+            ClientEvent::Ack(ack) => ack,
+            other => panic!("expected an ack: {other:?}"),
+        }
+    }
+
+    /// Returns when all that was said before has been taken in; gives back what the agent says it holds.
+    async fn barrier(&mut self) -> Digest {
+        self.say(ServerEvent::DigestRequest).await;
+        match self.hear().await {
+            ClientEvent::Digests(_, digests) => digests.total(),
+            other => panic!("expected digests: {other:?}"),
+        }
+    }
+}
+
+fn batch(base: u64, target: u64, operations: Vec<Operation>, commit: bool) -> ServerEvent {
+    let (base, target) = (Revision(base), Revision(target));
+    ServerEvent::Batch(Batch { base, target, operations, commit, oldest_trigger: None })
+}
+
+/// What a snapshot of a state consists of.
+fn everything(state: &NodeState) -> Vec<Operation> {
+    operations_between(&NodeState::new(proto::model::Node::unknown(NODE_NAME)), state)
+}
+
+fn total(state: &NodeState) -> Digest {
+    state.digests().total()
+}
+
+/// Services with one endpoint each.
+fn mk_services(names: &[&str]) -> NodeState {
+    let state = names.iter().enumerate().fold(mk_state(), |state, (n, name)| {
+        state.service(name, |service| {
+            service.cluster_ip(&format!("10.96.0.{}", n + 1)).endpoints(["10.244.1.1:8080"])
+        })
+    });
+    state.build()
+}
