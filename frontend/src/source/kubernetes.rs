@@ -71,14 +71,21 @@ enum Recovery {
 
 /// A client for the API that a kubeconfig leads to, or else for the cluster that this process runs in.
 pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client> {
-    let mut config = match kubeconfig {
+    let config = match kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()))?;
+            let file =
+                Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()))?;
             let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
             config.with_context(|| format!("kubeconfig {}", path.display()))?
         }
         None => Config::incluster().context("configuration of a pod (outside of one, give a kubeconfig)")?,
     };
+    client_from(config)
+}
+
+/// A client whose failures all come to light here: by itself it would try in silence, for up to 17 minutes between two tries.
+fn client_from(mut config: Config) -> Result<Client> {
+    config.default_retry = false;
     config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
     Client::try_from(config).context("Kubernetes client")
@@ -210,7 +217,9 @@ impl Trouble {
 /// one it would try for ever. A server that was restored from a backup refuses a version of its future with 504.
 fn recovery(error: &watcher::Error) -> Recovery {
     match error {
-        watcher::Error::WatchStartFailed(kube::Error::Api(status)) if matches!(status.code, 400 | 410 | 504) => {
+        watcher::Error::WatchStartFailed(kube::Error::Api(status))
+            if matches!(status.code, 400 | 410 | 504) =>
+        {
             Recovery::ListAnew
         }
         _ => Recovery::GoOn,

@@ -75,7 +75,10 @@ pub(super) async fn run(
     }
 }
 
-async fn send(updates: &mpsc::Sender<Update>, next: Vec<Update>) -> Result<(), mpsc::error::SendError<Update>> {
+async fn send(
+    updates: &mpsc::Sender<Update>,
+    next: Vec<Update>,
+) -> Result<(), mpsc::error::SendError<Update>> {
     for update in next {
         updates.send(update).await?;
     }
@@ -132,7 +135,8 @@ impl Follower {
         let now = Instant::now();
         let Happened { mut changed, vanished, touched, .. } = happened;
         self.vanishing.retain(|name, _| !changed.contains(name));
-        let gone = self.vanishing.extract_if(.., |_, believe| *believe <= now).map(|(name, _)| name).collect();
+        let gone =
+            self.vanishing.extract_if(.., |_, believe| *believe <= now).map(|(name, _)| name).collect();
         self.vanishing.extend(vanished.into_iter().map(|name| (name, now + VANISH)));
         changed.extend(touched.into_iter().filter(|name| self.catalog.is_unreadable(name)));
         Scope::Files { changed, gone }

@@ -118,12 +118,15 @@ impl Call {
     #[track_caller]
     pub(super) fn list(self, version: &str, items: &[Value], next_page: Option<&str>) {
         assert!(!self.query.contains("watch="), "{}", self.query);
-        self.answer(200, &json!({
-            "kind": "List",
-            "apiVersion": "v1",
-            "metadata": {"resourceVersion": version, "continue": next_page.unwrap_or_default()},
-            "items": items,
-        }));
+        self.answer(
+            200,
+            &json!({
+                "kind": "List",
+                "apiVersion": "v1",
+                "metadata": {"resourceVersion": version, "continue": next_page.unwrap_or_default()},
+                "items": items,
+            }),
+        );
     }
 
     pub(super) fn watch(self) -> Watch {

@@ -1,7 +1,7 @@
 //! The real client against a server that lists, watches, forgets, cuts and hangs.
 
-use serde_json::{Value, json};
 use runtime::Trigger;
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -24,7 +24,7 @@ impl Fixture {
         let config = Config::new(format!("http://{}", server.address).parse().unwrap());
         let (sender, updates) = mpsc::channel(1);
         let (trigger, shutdown) = Shutdown::channel();
-        let client = Client::try_from(config).unwrap();
+        let client = client_from(config).unwrap();
         let running = tokio::spawn(run_with(client, watch_seconds, sender, shutdown));
         Self { server, updates, running, trigger }
     }
@@ -33,7 +33,9 @@ impl Fixture {
     async fn on_nodes(nodes: &[Value]) -> (Self, Watch) {
         let mut fixture = Self::new(WATCH_SECONDS).await;
         fixture.server.list(Kind::Node, "10", nodes).await;
-        assert!(matches!(fixture.next().await, Update::Replace(Kind::Node, found) if found.len() == nodes.len()));
+        assert!(
+            matches!(fixture.next().await, Update::Replace(Kind::Node, found) if found.len() == nodes.len())
+        );
         let watch = fixture.server.watch(Kind::Node, "10").await;
         (fixture, watch)
     }

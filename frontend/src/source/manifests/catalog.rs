@@ -177,10 +177,12 @@ impl Catalog {
         if contents.complaints.is_empty() {
             pass.notices.push(Notice::Mended { file: name.to_owned() });
         }
-        pass.notices.extend(contents.complaints.iter().map(|complaint| Notice::Document {
-            file: name.to_owned(),
-            complaint: complaint.clone(),
-        }));
+        pass.notices.extend(
+            contents
+                .complaints
+                .iter()
+                .map(|complaint| Notice::Document { file: name.to_owned(), complaint: complaint.clone() }),
+        );
     }
 
     /// Puts the changed files in place and appends what that changes.

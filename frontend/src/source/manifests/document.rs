@@ -99,7 +99,8 @@ impl Contents {
                 default_port_names(&mut document);
                 self.add_object(place, document, parse::from_json::<EndpointSlice>);
             }
-            (CORE_API_VERSION, "List" | "ServiceList" | "NodeList") | (SLICE_API_VERSION, "EndpointSliceList") => {
+            (CORE_API_VERSION, "List" | "ServiceList" | "NodeList")
+            | (SLICE_API_VERSION, "EndpointSliceList") => {
                 let item = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
                 self.add_items(place, version.to_owned(), item.map(str::to_owned), document["items"].take());
             }
@@ -108,7 +109,9 @@ impl Contents {
             {
                 self.complain(place, &format!("{kind} of {version} is not read"));
             }
-            _ if is_builtin_group(version) => debug!(kind, api_version = version, "of no use here, passed over"),
+            _ if is_builtin_group(version) => {
+                debug!(kind, api_version = version, "of no use here, passed over")
+            }
             _ => self.complain(place, &format!("{kind} of {version} is not known")),
         }
     }
@@ -189,7 +192,11 @@ fn yaml_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
 fn json_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
     let documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let number = |(n, document): (usize, _)| Ok((format!("document {}", n + 1), document?));
-    documents.enumerate().map(number).collect::<Result<_, serde_json::Error>>().map_err(|error| error.to_string())
+    documents
+        .enumerate()
+        .map(number)
+        .collect::<Result<_, serde_json::Error>>()
+        .map_err(|error| error.to_string())
 }
 
 fn string<'a>(document: &'a Value, field: &str) -> Option<&'a str> {

@@ -1,6 +1,7 @@
 //! A real directory, real inotify events, and the updates that come of them.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -66,20 +67,24 @@ impl Fixture {
 
     /// Nothing but what this makes happen is under way.
     async fn is_quiet(&mut self) {
-        self.write("sentinel.yaml", &node("sentinel", "on"));
-        assert_eq!(self.next_in_short().await, "sentinel in on");
+        self.write("sentinel.yaml", &node("sentinel", "x"));
+        assert_eq!(self.next_in_short().await, "sentinel in x");
         self.write("sentinel.yaml", "");
         assert_eq!(self.next_in_short().await, "sentinel gone");
     }
 }
 
 fn node(name: &str, zone: &str) -> String {
-    format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: {name}, labels: {{topology.kubernetes.io/zone: {zone}}}}}\n")
+    format!(
+        "---\napiVersion: v1\nkind: Node\nmetadata: {{name: {name}, labels: {{topology.kubernetes.io/zone: {zone}}}}}\n"
+    )
 }
 
 fn in_short(update: &Update) -> String {
     match update {
-        Update::Apply(Parsed { name, object: Some(Object::Node(node)), .. }) => format!("{name} in {}", node.zone),
+        Update::Apply(Parsed { name, object: Some(Object::Node(node)), .. }) => {
+            format!("{name} in {}", node.zone)
+        }
         Update::Delete(Kind::Node, name) => format!("{name} gone"),
         other => panic!("{other:?}"),
     }
@@ -101,11 +106,14 @@ async fn starts_with_everything() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(names, [
-        (Kind::Node, vec![ObjectName::new("", "n1")]),
-        (Kind::Service, vec![ObjectName::new("shop", "web")]),
-        (Kind::EndpointSlice, vec![ObjectName::new("default", "s")]),
-    ]);
+    assert_eq!(
+        names,
+        [
+            (Kind::Node, vec![ObjectName::new("", "n1")]),
+            (Kind::Service, vec![ObjectName::new("shop", "web")]),
+            (Kind::EndpointSlice, vec![ObjectName::new("default", "s")]),
+        ]
+    );
 }
 
 #[tokio::test]
@@ -131,8 +139,8 @@ async fn missing_directory_is_an_error() {
 async fn edits() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
     // In place.
-    fixture.write("a.yaml", &node("n1", "y"));
-    assert_eq!(fixture.next_in_short().await, "n1 in y");
+    fixture.write("a.yaml", &node("n1", "w"));
+    assert_eq!(fixture.next_in_short().await, "n1 in w");
     // Renamed over.
     fixture.write("a.yaml.tmp", &node("n1", "z"));
     fs::rename(fixture.path("a.yaml.tmp"), fixture.path("a.yaml")).unwrap();
@@ -176,15 +184,15 @@ async fn half_written_file_is_not_read() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &(node("n1", "x") + &node("n2", "x")))]).await;
     let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
     // Emptied, with the first of two documents written, and still open.
-    std::io::Write::write_all(&mut file, node("n1", "y").as_bytes()).unwrap();
+    file.write_all(node("n1", "w").as_bytes()).unwrap();
     let mut new = fs::File::create(fixture.path("new.yaml")).unwrap();
-    std::io::Write::write_all(&mut new, node("n3", "y").as_bytes()).unwrap();
+    new.write_all(node("n3", "w").as_bytes()).unwrap();
     fixture.is_quiet().await;
-    std::io::Write::write_all(&mut file, node("n2", "x").as_bytes()).unwrap();
+    file.write_all(node("n2", "x").as_bytes()).unwrap();
     drop(file);
-    assert_eq!(fixture.next_in_short().await, "n1 in y");
+    assert_eq!(fixture.next_in_short().await, "n1 in w");
     drop(new);
-    assert_eq!(fixture.next_in_short().await, "n3 in y");
+    assert_eq!(fixture.next_in_short().await, "n3 in w");
 }
 
 #[tokio::test]
@@ -193,9 +201,9 @@ async fn editor_that_moves_the_old_file_away_deletes_nothing() {
     fs::rename(fixture.path("a.yaml"), fixture.path("a.yaml~")).unwrap();
     // Time for the first event to be handled alone.
     fixture.is_quiet().await;
-    fixture.write("a.yaml", &node("n1", "y"));
+    fixture.write("a.yaml", &node("n1", "w"));
     fs::remove_file(fixture.path("a.yaml~")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n1 in y");
+    assert_eq!(fixture.next_in_short().await, "n1 in w");
 }
 
 #[tokio::test]
@@ -221,9 +229,9 @@ async fn config_map_volume_is_swapped() {
     symlink("..data/a.yaml", directory.join("a.yaml")).unwrap();
     let (mut fixture, initial) = Fixture::on(top).await;
     assert!(matches!(&initial[0], Update::Replace(Kind::Node, nodes) if nodes.len() == 1));
-    publish("..2", "y");
+    publish("..2", "w");
     fs::remove_dir_all(directory.join("..1")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n1 in y");
+    assert_eq!(fixture.next_in_short().await, "n1 in w");
 }
 
 #[tokio::test]
@@ -245,8 +253,8 @@ async fn link_to_the_directory_is_swapped() {
         symlink(name, path.join("tmp")).unwrap();
         fs::rename(path.join("tmp"), path.join("m")).unwrap();
     };
-    checkout("three", "y");
-    assert_eq!(fixture.next_in_short().await, "n1 in y");
+    checkout("three", "w");
+    assert_eq!(fixture.next_in_short().await, "n1 in w");
     // What is followed now is the new one.
     fs::remove_dir_all(path.join("two")).unwrap();
     fixture.write("a.yaml", &node("n1", "z"));
@@ -262,10 +270,10 @@ async fn lost_directory_keeps_what_it_held() {
     fs::write(away.join("a.yaml"), node("n1", "away")).unwrap();
     // Empty at first: still nothing is gone.
     fs::create_dir(fixture.path("")).unwrap();
-    fs::write(fixture.path("b.new"), node("n2", "y")).unwrap();
+    fs::write(fixture.path("b.new"), node("n2", "w")).unwrap();
     fs::rename(fixture.path("b.new"), fixture.path("b.yaml")).unwrap();
     assert_eq!(fixture.next_in_short().await, "n1 gone");
-    assert_eq!(fixture.next_in_short().await, "n2 in y");
+    assert_eq!(fixture.next_in_short().await, "n2 in w");
     fixture.is_quiet().await;
     // Removed with all its files.
     fs::remove_dir_all(fixture.path("")).unwrap();
@@ -283,14 +291,16 @@ async fn one_edit_in_a_thousand_files() {
     let (opened, opens) = std::sync::mpsc::channel();
     let mut witness = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         let event = event.unwrap();
-        if event.kind == notify::EventKind::Access(notify::event::AccessKind::Open(notify::event::AccessMode::Any)) {
+        if event.kind
+            == notify::EventKind::Access(notify::event::AccessKind::Open(notify::event::AccessMode::Any))
+        {
             opened.send(event.paths[0].clone()).unwrap();
         }
     })
     .unwrap();
     notify::Watcher::watch(&mut witness, &fixture.path(""), notify::RecursiveMode::NonRecursive).unwrap();
-    fixture.write("500.yaml", &node("n500", "y"));
-    assert_eq!(fixture.next_in_short().await, "n500 in y");
+    fixture.write("500.yaml", &node("n500", "w"));
+    assert_eq!(fixture.next_in_short().await, "n500 in w");
     // Events come in order: all opens up to now are there when this one is.
     fs::File::open(fixture.path("999.yaml")).unwrap();
     let mut found = Vec::new();

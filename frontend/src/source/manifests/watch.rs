@@ -139,8 +139,9 @@ impl Happened {
         }
         if name.to_str().and_then(Format::of).is_none() {
             // A volume with a ConfigMap swaps the link `..data`, through which all its files lead.
-            self.anything |= appears;
-            return appears;
+            let swapped = appears && fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
+            self.anything |= swapped;
+            return swapped;
         }
         if vanishes {
             self.changed.remove(name);

@@ -43,8 +43,7 @@ pub(super) enum BadAddress {
 
 /// Reads an address. As the API server does, it takes leading zeros for decimal: `172.30.0.041` is `172.30.0.41`.
 pub(super) fn address(text: &str) -> Result<IpAddr, BadAddress> {
-    let address: IpAddr =
-        sloppy_address(text).ok_or_else(|| BadAddress::NotAnAddress(text.to_owned()))?;
+    let address: IpAddr = sloppy_address(text).ok_or_else(|| BadAddress::NotAnAddress(text.to_owned()))?;
     if is_v4_mapped(&address) { Err(BadAddress::V4Mapped(address)) } else { Ok(address) }
 }
 

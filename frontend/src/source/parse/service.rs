@@ -9,9 +9,7 @@ use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::model::TrafficPolicy;
 
-use super::{
-    Problems, Resource, has_label, items, object_name, optional_port_number, port_number, protocol,
-};
+use super::{Problems, Resource, has_label, items, object_name, optional_port_number, port_number, protocol};
 use crate::object::{self, Kind, Object, Port};
 
 /// A Service with this label is for another proxy, whatever its value.
@@ -95,9 +93,7 @@ fn health_check_node_port(
     if type_of(spec) != "LoadBalancer" || external_policy != TrafficPolicy::Local {
         return None;
     }
-    problems
-        .ignored("spec.healthCheckNodePort", optional_port_number(spec.health_check_node_port))
-        .flatten()
+    problems.ignored("spec.healthCheckNodePort", optional_port_number(spec.health_check_node_port)).flatten()
 }
 
 fn affinity_seconds(spec: &ServiceSpec, problems: &mut Problems) -> Option<NonZeroU32> {
@@ -105,7 +101,8 @@ fn affinity_seconds(spec: &ServiceSpec, problems: &mut Problems) -> Option<NonZe
         None | Some("" | "None") => return None,
         Some("ClientIP") => {}
         Some(other) => {
-            problems.add("spec.sessionAffinity", format!("{other:?}: expected ClientIP or None; None is used"));
+            problems
+                .add("spec.sessionAffinity", format!("{other:?}: expected ClientIP or None; None is used"));
             return None;
         }
     }
@@ -129,7 +126,8 @@ fn ports(specs: &[ServicePort], problems: &mut Problems) -> Vec<Port> {
         let path = format!("spec.ports[{n}]");
         let Some(port) = port(&path, spec, problems) else { continue };
         if ports.iter().any(|other| (&other.name, other.protocol) == (&port.name, port.protocol)) {
-            let taken = format!("{:?}, {}: an earlier port has this name and protocol", port.name, port.protocol);
+            let taken =
+                format!("{:?}, {}: an earlier port has this name and protocol", port.name, port.protocol);
             problems.add(path, format!("{taken}; ignored"));
             continue;
         }

@@ -20,7 +20,7 @@ impl Fixture {
         Self { directory, catalog }
     }
 
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
@@ -35,7 +35,10 @@ impl Fixture {
     /// Looks for changes everywhere; they and the notices in short.
     fn changes(&mut self) -> (Vec<String>, Vec<String>) {
         let pass = self.refresh();
-        (pass.updates.iter().map(in_short).collect(), pass.notices.iter().map(|notice| format!("{notice:?}")).collect())
+        (
+            pass.updates.iter().map(in_short).collect(),
+            pass.notices.iter().map(|notice| format!("{notice:?}")).collect(),
+        )
     }
 }
 
@@ -78,12 +81,15 @@ fn only_what_differs_is_an_update() {
     // The same objects, written differently.
     fixture.write("a.yaml", &format!("# comment\n{}{}", node("n2", "x"), node("n1", "x")));
     assert_eq!(fixture.changes(), NOTHING);
-    fixture.write("a.yaml", &(node("n1", "x") + &node("n2", "y")));
-    assert_eq!(fixture.changes(), only("n2 in y"));
-    fixture.write("a.yaml", &node("n2", "y"));
+    fixture.write("a.yaml", &(node("n1", "x") + &node("n2", "w")));
+    assert_eq!(fixture.changes(), only("n2 in w"));
+    fixture.write("a.yaml", &node("n2", "w"));
     assert_eq!(fixture.changes(), only("n1 gone"));
     let objects = fixture.catalog.objects(Kind::Node);
-    assert_eq!(objects.iter().map(|parsed| parsed.name.clone()).collect::<Vec<_>>(), [ObjectName::new("", "n2")]);
+    assert_eq!(
+        objects.iter().map(|parsed| parsed.name.clone()).collect::<Vec<_>>(),
+        [ObjectName::new("", "n2")]
+    );
     assert_eq!(fixture.catalog.objects(Kind::Service), []);
     fs::remove_file(fixture.path("a.yaml")).unwrap();
     assert_eq!(fixture.changes().0, ["n2 gone"]);
@@ -97,12 +103,12 @@ fn only_changed_files_are_read() {
     }
     assert_eq!(fixture.refresh().read, 1_000);
     assert_eq!(fixture.refresh().read, 0);
-    fixture.write("500.yaml", &node("n500", "y"));
+    fixture.write("500.yaml", &node("n500", "w"));
     let pass = fixture.refresh();
     assert_eq!((pass.read, pass.updates.len()), (1, 1));
     // Of the same size and with its modification time set back.
     let modified = fs::metadata(fixture.path("600.yaml")).unwrap().modified().unwrap();
-    fixture.write("600.yaml", &node("n600", "y"));
+    fixture.write("600.yaml", &node("n600", "w"));
     fs::File::options().write(true).open(fixture.path("600.yaml")).unwrap().set_modified(modified).unwrap();
     let pass = fixture.refresh();
     assert_eq!((pass.read, pass.updates.len()), (1, 1));
@@ -114,14 +120,17 @@ fn only_named_files_are_looked_at() {
     fixture.write("a.yaml", &node("n1", "x"));
     fixture.write("b.yaml", &node("n2", "x"));
     fixture.refresh();
-    fixture.write("a.yaml", &node("n1", "y"));
-    fixture.write("b.yaml", &node("n2", "y"));
+    fixture.write("a.yaml", &node("n1", "w"));
+    fixture.write("b.yaml", &node("n2", "w"));
     let files = |changed: &[&str], gone: &[&str]| {
         let names = |names: &[&str]| names.iter().map(OsString::from).collect();
         Scope::Files { changed: names(changed), gone: names(gone) }
     };
     let pass = fixture.catalog.refresh(&files(&["b.yaml", "missing.yaml"], &["a.yaml"])).unwrap();
-    assert_eq!((pass.updates.iter().map(in_short).collect::<Vec<_>>(), pass.read), (vec!["n2 in y".to_owned()], 1));
+    assert_eq!(
+        (pass.updates.iter().map(in_short).collect::<Vec<_>>(), pass.read),
+        (vec!["n2 in w".to_owned()], 1)
+    );
     // Missing, but not yet known to be gone.
     fs::remove_file(fixture.path("a.yaml")).unwrap();
     let pass = fixture.catalog.refresh(&files(&["a.yaml"], &[])).unwrap();
@@ -148,8 +157,11 @@ fn broken_file_keeps_what_it_held() {
     assert_eq!(fixture.changes(), NOTHING);
     assert!(fixture.catalog.is_unreadable(OsStr::new("a.yaml")));
     assert_eq!(fixture.catalog.objects(Kind::Node).len(), 1);
-    fixture.write("a.yaml", &node("n1", "y"));
-    assert_eq!(fixture.changes(), (vec!["n1 in y".to_owned()], vec!["Readable { file: \"a.yaml\" }".to_owned()]));
+    fixture.write("a.yaml", &node("n1", "w"));
+    assert_eq!(
+        fixture.changes(),
+        (vec!["n1 in w".to_owned()], vec!["Readable { file: \"a.yaml\" }".to_owned()])
+    );
 }
 
 #[test]
@@ -170,12 +182,13 @@ fn problems_of_documents_are_reported_once() {
     fixture.write("a.yaml", &(node("n1", "x") + bad));
     let (updates, notices) = fixture.changes();
     assert_eq!(updates, ["n1 in x"]);
-    assert_eq!(notices, [
-        "Document { file: \"a.yaml\", complaint: \"document 2 (line 5): apiVersion or kind is missing\" }"
-    ]);
-    fixture.write("a.yaml", &(node("n1", "y") + bad));
-    assert_eq!(fixture.changes(), only("n1 in y"));
-    fixture.write("a.yaml", &node("n1", "y"));
+    assert_eq!(
+        notices,
+        ["Document { file: \"a.yaml\", complaint: \"document 2 (line 6): apiVersion or kind is missing\" }"]
+    );
+    fixture.write("a.yaml", &(node("n1", "w") + bad));
+    assert_eq!(fixture.changes(), only("n1 in w"));
+    fixture.write("a.yaml", &node("n1", "w"));
     assert_eq!(fixture.changes(), (vec![], vec!["Mended { file: \"a.yaml\" }".to_owned()]));
 }
 

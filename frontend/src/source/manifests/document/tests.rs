@@ -56,15 +56,19 @@ fn lists() {
          ---\napiVersion: v1\nkind: List\n",
     );
     assert_eq!(names(&contents), ["Service default/a", "EndpointSlice default/s", "Node n1", "Node n2"]);
-    assert_eq!(contents.complaints, [
-        "document 1 (line 1), item 3: apiVersion or kind is missing",
-        "document 4 (line 16): items of the list are missing",
-    ]);
+    assert_eq!(
+        contents.complaints,
+        [
+            "document 1 (line 1), item 3: apiVersion or kind is missing",
+            "document 4 (line 16): items of the list are missing",
+        ]
+    );
 }
 
 #[test]
 fn json() {
-    let node = |name: &str| format!(r#"{{"apiVersion": "v1", "kind": "Node", "metadata": {{"name": "{name}"}}}}"#);
+    let node =
+        |name: &str| format!(r#"{{"apiVersion": "v1", "kind": "Node", "metadata": {{"name": "{name}"}}}}"#);
     let text = format!("\u{feff}{}\n{} []", node("n1"), node("n2"));
     let contents = Contents::read(&text, Format::Json).unwrap();
     assert_eq!(names(&contents), ["Node n1", "Node n2"]);
@@ -86,7 +90,10 @@ fn documents_that_are_of_no_use() {
             Some("EndpointSlice of discovery.k8s.io/v1beta1 is not read"),
         ),
         ("apiVersion: v2\nkind: Service", Some("Service of v2 is not known")),
-        ("apiVersion: serving.knative.dev/v1\nkind: Service", Some("Service of serving.knative.dev/v1 is not known")),
+        (
+            "apiVersion: serving.knative.dev/v1\nkind: Service",
+            Some("Service of serving.knative.dev/v1 is not known"),
+        ),
         ("apiVersion: v1", Some("apiVersion or kind is missing")),
         ("kind: Service", Some("apiVersion or kind is missing")),
         ("kind: 5\napiVersion: v1", Some("apiVersion or kind is missing")),
@@ -95,7 +102,8 @@ fn documents_that_are_of_no_use() {
         ("apiVersion: v1\nkind: Service", Some("metadata.name is missing")),
         ("apiVersion: v1\nkind: Service\nmetadata: text", Some("metadata.name is missing")),
     ] {
-        let contents = read(&format!("{document}\n---\napiVersion: v1\nkind: Node\nmetadata: {{name: good}}\n"));
+        let contents =
+            read(&format!("{document}\n---\napiVersion: v1\nkind: Node\nmetadata: {{name: good}}\n"));
         assert_eq!(names(&contents), ["Node good"], "{document}");
         let expected: Vec<_> =
             complaint.iter().map(|complaint| format!("document 1 (line 1): {complaint}")).collect();
@@ -105,7 +113,8 @@ fn documents_that_are_of_no_use() {
 
 #[test]
 fn document_of_the_wrong_shape_is_a_problem_of_its_object() {
-    let contents = read("apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: http}]}\n");
+    let contents =
+        read("apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: http}]}\n");
     let parsed = contents.objects.values().next().unwrap();
     assert_eq!(parsed.name, ObjectName::new("default", "a"));
     assert_eq!((parsed.object.as_ref(), parsed.problems[0].field.as_str()), (None, "spec.ports[0].port"));
@@ -113,7 +122,8 @@ fn document_of_the_wrong_shape_is_a_problem_of_its_object() {
 
 #[test]
 fn service_without_a_cluster_ip() {
-    let service = |spec: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {spec}\n");
+    let service =
+        |spec: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {spec}\n");
     for (spec, complaints) in [
         ("{clusterIP: 10.0.0.1}", 0),
         ("{clusterIPs: [10.0.0.1]}", 0),
@@ -130,13 +140,15 @@ fn service_without_a_cluster_ip() {
 
 #[test]
 fn first_of_two_documents_wins() {
-    let service =
-        |ip: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{clusterIP: {ip}}}\n");
+    let service = |ip: &str| {
+        format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{clusterIP: {ip}}}\n")
+    };
     let contents = read(&format!("{}---\n{}", service("10.0.0.1"), service("10.0.0.2")));
     assert_eq!(contents.objects, read(&service("10.0.0.1")).objects);
-    assert_eq!(contents.complaints, [
-        "document 2 (line 6): Service default/a is in an earlier document, which is used"
-    ]);
+    assert_eq!(
+        contents.complaints,
+        ["document 2 (line 6): Service default/a is in an earlier document, which is used"]
+    );
 }
 
 #[test]
@@ -166,8 +178,8 @@ fn anchors_work_and_do_not_explode() {
 
 #[test]
 fn text_that_is_no_yaml() {
-    for text in ["a: [", "a: b: c", "\tkey: value", "a: 1\na: 2\n"] {
-        let error = Contents::read(text, Format::Yaml).unwrap_err();
+    for text in ["a: [", "a: b: c", "a: 1\n b: 2\n", "a: 1\na: 2\n"] {
+        let error = Contents::read(text, Format::Yaml).expect_err(text);
         assert!(error.contains("line "), "{text:?}: {error}");
         assert!(!error.contains('\n'), "{error}");
     }

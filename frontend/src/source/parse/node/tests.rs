@@ -59,7 +59,11 @@ fn internal_addresses_come_first_and_each_once() {
 #[test]
 fn pod_cidrs() {
     for (spec, cidrs, problems) in [
-        (json!({"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24", "fd01::/64"]}), vec!["10.1.0.0/24", "fd01::/64"], vec![]),
+        (
+            json!({"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24", "fd01::/64"]}),
+            vec!["10.1.0.0/24", "fd01::/64"],
+            vec![],
+        ),
         (json!({"podCIDR": "10.1.0.0/24"}), vec!["10.1.0.0/24"], vec![]),
         (json!({"podCIDR": ""}), vec![], vec![]),
         (json!({"podCIDR": "all"}), vec![], vec!["spec.podCIDR"]),
@@ -72,7 +76,8 @@ fn pod_cidrs() {
 
 #[test]
 fn zone() {
-    let labels = json!({"labels": {"topology.kubernetes.io/zone": "a", "topology.kubernetes.io/region": "r"}});
+    let labels =
+        json!({"labels": {"topology.kubernetes.io/zone": "a", "topology.kubernetes.io/region": "r"}});
     assert_eq!(&*in_force(&node(labels, json!({}), json!([]))).0.zone, "a");
 }
 

@@ -192,7 +192,8 @@ fn cluster_ips() {
 #[test]
 fn without_a_usable_cluster_ip_it_is_nothing() {
     for ip in ["10.96.0", "0.0.0.0", "127.0.0.1", "224.0.0.1", "::ffff:10.96.0.10"] {
-        let Parsed { object, problems, .. } = parsed(&with_spec(json!({"clusterIP": ip, "clusterIPs": [ip]})));
+        let Parsed { object, problems, .. } =
+            parsed(&with_spec(json!({"clusterIP": ip, "clusterIPs": [ip]})));
         assert_eq!(object, None);
         assert_eq!(problems.len(), 1);
         assert_eq!(problems[0].field, "spec.clusterIPs[0]");
@@ -203,8 +204,18 @@ fn without_a_usable_cluster_ip_it_is_nothing() {
 #[test]
 fn external_ips_that_are_dropped() {
     let bad = [
-        "nonsense", "127.0.0.2", "::1", "169.254.169.254", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "ff02::1",
-        "255.255.255.255", "::ffff:198.51.100.1", "",
+        "nonsense",
+        "127.0.0.2",
+        "::1",
+        "169.254.169.254",
+        "fe80::1",
+        "0.0.0.0",
+        "::",
+        "224.0.0.1",
+        "ff02::1",
+        "255.255.255.255",
+        "::ffff:198.51.100.1",
+        "",
     ];
     for ip in bad {
         let (service, problems) = in_force(&with_dual_spec(json!({"externalIPs": ["198.51.100.07", ip]})));
@@ -221,10 +232,10 @@ fn external_ips_that_are_dropped() {
 #[test]
 fn external_ip_of_a_family_the_service_does_not_have() {
     let (service, problems) = in_force(&with_spec(json!({"externalIPs": ["2001:db8::1", "198.51.100.1"]})));
-    assert_eq!((texts(&service.external_ips), texts(&problems)), (
-        texts(&["198.51.100.1"]),
-        texts(&["spec.externalIPs[0]"])
-    ));
+    assert_eq!(
+        (texts(&service.external_ips), texts(&problems)),
+        (texts(&["198.51.100.1"]), texts(&["spec.externalIPs[0]"]))
+    );
 }
 
 #[test]
@@ -278,18 +289,18 @@ fn policies() {
     let cases = [
         (json!({}), Cluster, Cluster, vec![]),
         (json!({"internalTrafficPolicy": "Local"}), Local, Cluster, vec![]),
-        (json!({"internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster"}), Cluster, Cluster, vec![]),
+        (
+            json!({"internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster"}),
+            Cluster,
+            Cluster,
+            vec![],
+        ),
         (json!({"type": "NodePort", "externalTrafficPolicy": "Local"}), Cluster, Local, vec![]),
         (json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local"}), Cluster, Local, vec![]),
         (json!({"type": "ClusterIP", "externalTrafficPolicy": "Local"}), Cluster, Cluster, vec![]),
         (json!({"externalTrafficPolicy": "Local"}), Cluster, Cluster, vec![]),
         (json!({"externalTrafficPolicy": "Local", "externalIPs": ["198.51.100.1"]}), Cluster, Local, vec![]),
-        (
-            json!({"internalTrafficPolicy": "local"}),
-            Cluster,
-            Cluster,
-            vec!["spec.internalTrafficPolicy"],
-        ),
+        (json!({"internalTrafficPolicy": "local"}), Cluster, Cluster, vec!["spec.internalTrafficPolicy"]),
         (
             json!({"type": "NodePort", "externalTrafficPolicy": "Zone"}),
             Cluster,
@@ -306,7 +317,8 @@ fn policies() {
 
 #[test]
 fn health_check_node_ports() {
-    let local = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000});
+    let local =
+        json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000});
     let with = |field: &str, value: Value| {
         let mut fields = local.clone();
         fields[field] = value;
@@ -340,7 +352,11 @@ fn session_affinity() {
         (json!({"sessionAffinity": "None"}), None, vec![]),
         (json!({"sessionAffinity": "Cookie"}), None, vec!["spec.sessionAffinity"]),
         (json!({"sessionAffinity": "ClientIP"}), Some(10_800), vec![]),
-        (json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {}}}), Some(10_800), vec![]),
+        (
+            json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {}}}),
+            Some(10_800),
+            vec![],
+        ),
         (client_ip(1), Some(1), vec![]),
         (client_ip(86_400), Some(86_400), vec![]),
         (client_ip(86_401), Some(10_800), vec![timeout]),
@@ -390,14 +406,16 @@ fn first_port_of_a_name_and_protocol_wins() {
         {"port": 2},
     ]});
     let (service, problems) = in_force(&with_spec(ports));
-    let numbers: Vec<_> = service.ports.iter().map(|port| (&*port.name, port.protocol, port.port.get())).collect();
+    let numbers: Vec<_> =
+        service.ports.iter().map(|port| (&*port.name, port.protocol, port.port.get())).collect();
     assert_eq!(numbers, [("", Protocol::Tcp, 1), ("dns", Protocol::Tcp, 53), ("dns", Protocol::Udp, 53)]);
     assert_eq!(problems, ["spec.ports[2]", "spec.ports[4]"]);
 }
 
 #[test]
 fn object_of_the_wrong_shape_is_named_with_its_field() {
-    let Parsed { object, problems, .. } = parsed(&with_spec(json!({"ports": [{"port": 80}, {"port": "http"}]})));
+    let Parsed { object, problems, .. } =
+        parsed(&with_spec(json!({"ports": [{"port": 80}, {"port": "http"}]})));
     assert_eq!((object, problems.len()), (None, 1));
     assert_eq!(problems[0].field, "spec.ports[1].port");
     assert!(problems[0].message.contains("\"http\""), "{problems:?}");

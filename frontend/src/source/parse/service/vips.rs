@@ -93,9 +93,8 @@ fn external_ips(
     problems: &mut Problems,
 ) -> Vec<IpAddr> {
     let texts = items(spec.external_ips.as_ref()).iter().enumerate();
-    let ips = texts.filter_map(|(n, text)| {
-        external_ip(format!("spec.externalIPs[{n}]"), text, cluster_ips, problems)
-    });
+    let ips = texts
+        .filter_map(|(n, text)| external_ip(format!("spec.externalIPs[{n}]"), text, cluster_ips, problems));
     sorted(ips)
 }
 
@@ -157,7 +156,8 @@ fn source_ranges(spec: &ServiceSpec, problems: &mut Problems) -> SourceRanges {
 fn is_restricted(ip: &IpAddr, ranges: &[IpNet], problems: &mut Problems) -> bool {
     let restricted = ranges.iter().any(|range| Family::of(&range.addr()) == Family::of(ip));
     if !restricted {
-        let message = format!("{ip} would be open to everybody without the unreadable range; {ip} is ignored");
+        let message =
+            format!("{ip} would be open to everybody without the unreadable range; {ip} is ignored");
         problems.add("spec.loadBalancerSourceRanges", message);
     }
     restricted

@@ -113,7 +113,10 @@ fn slices_that_are_not_used() {
         (slice("", json!([]), json!([])), Some("addressType")),
         (with_labels(Value::Null), Some(service)),
         (with_labels(json!({"kubernetes.io/service-name": ""})), Some(service)),
-        (with_labels(json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""})), None),
+        (
+            with_labels(json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""})),
+            None,
+        ),
         (with_labels(json!({"service.kubernetes.io/headless": ""})), None),
     ] {
         let Parsed { object, problems, .. } = parsed(&slice);
@@ -173,7 +176,11 @@ fn bad_addresses_leave_the_others() {
 fn endpoint_without_addresses() {
     for endpoint in [json!({"addresses": []}), json!({"addresses": null}), json!({})] {
         let (slice, problems) = in_force(&slice("IPv4", json!([]), json!([endpoint])));
-        assert_eq!((slice.endpoints, problems), (vec![], vec!["endpoints[0].addresses".to_owned()]), "{endpoint}");
+        assert_eq!(
+            (slice.endpoints, problems),
+            (vec![], vec!["endpoints[0].addresses".to_owned()]),
+            "{endpoint}"
+        );
     }
 }
 
