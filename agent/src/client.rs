@@ -1,5 +1,7 @@
 //! Sessions over gRPC: one HTTP/2 connection to one of several frontends, and the task that reads it.
 
+mod credentials;
+
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -11,10 +13,11 @@ use proto::{
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming, transport::Endpoint};
+use tonic::{Request, Status, Streaming, transport::Endpoint};
 use tracing::{info, warn};
 
 use crate::{Connect, Session};
+pub use credentials::Credentials;
 
 /// A frontend that does not take a connection within this time is passed over.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -27,18 +30,29 @@ const DECODE_LIMIT: usize = 2 * MAX_MESSAGE_BYTES;
 /// Messages between the connection and the agent. With more than that the frontend has to wait.
 const QUEUE: usize = 8;
 
-/// Where the frontends are.
+/// Where the frontends are, and how to show them who this is.
 #[derive(Clone, Debug, Default)]
 pub struct GrpcOptions {
-    /// `unix:/path`, `http://host:port`; tried in turn, beginning somewhere.
+    /// `unix:/path`, `https://host:port` or `http://host:port`; tried in turn, beginning somewhere.
     pub endpoints: Vec<String>,
+    /// For `https`.
+    pub credentials: Credentials,
 }
 
 /// Connects to frontends over gRPC.
 #[derive(Clone, Debug)]
 pub struct Grpc {
-    endpoints: Vec<Endpoint>,
+    frontends: Vec<Frontend>,
+    credentials: Credentials,
     next: usize,
+}
+
+/// One frontend.
+#[derive(Clone, Debug)]
+struct Frontend {
+    /// As it was given: the endpoint of a Unix socket does not say which one.
+    address: String,
+    endpoint: Endpoint,
 }
 
 /// Why a session has ended.
@@ -58,42 +72,33 @@ impl Grpc {
     /// # Errors
     /// When an endpoint is not an address, or there is none.
     pub fn new(options: GrpcOptions) -> Result<Self> {
-        let GrpcOptions { endpoints } = options;
+        let GrpcOptions { endpoints, credentials } = options;
         ensure!(!endpoints.is_empty(), "no frontend to connect to");
         let next = fastrand::usize(..endpoints.len());
-        let endpoints = endpoints.into_iter().map(endpoint).collect::<Result<_>>()?;
-        Ok(Self { endpoints, next })
+        let frontends = endpoints.into_iter().map(Frontend::new).collect::<Result<_>>()?;
+        Ok(Self { frontends, credentials, next })
     }
 }
 
-fn endpoint(address: String) -> Result<Endpoint> {
-    let endpoint = Endpoint::from_shared(address.clone())
-        .with_context(|| format!("{address:?} is no endpoint such as unix:/path or http://host:port"))?;
-    Ok(endpoint
-        .connect_timeout(CONNECT_TIMEOUT)
-        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-        .keep_alive_while_idle(true)
-        .tcp_nodelay(true))
-}
-
 impl Connect for Grpc {
-    /// Tries every endpoint once, beginning with the one after the last that was tried.
+    /// Tries every frontend once, beginning with the one after the last that was tried.
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
         let start = self.next;
-        self.next = (start + 1) % self.endpoints.len();
-        let mut endpoints = self.endpoints.clone();
-        endpoints.rotate_left(start);
+        self.next = (start + 1) % self.frontends.len();
+        let mut frontends = self.frontends.clone();
+        frontends.rotate_left(start);
+        let credentials = self.credentials.clone();
         Box::pin(async move {
             let mut last = None;
-            for endpoint in endpoints {
-                match open(&endpoint, hello.clone()).await {
+            for frontend in frontends {
+                let address = &frontend.address;
+                match frontend.open(&credentials, hello.clone()).await {
                     Ok(session) => {
-                        info!(endpoint = %endpoint.uri(), "session with a frontend");
+                        info!(frontend = address, "session with a frontend");
                         return Ok(session);
                     }
                     Err(error) => {
-                        let error = error.context(format!("connect to {}", endpoint.uri()));
+                        let error = error.context(format!("connect to {address}"));
                         if let Some(previous) = last.replace(error) {
                             warn!(error = format!("{previous:#}"), "frontend passed over");
                         }
@@ -105,22 +110,47 @@ impl Connect for Grpc {
     }
 }
 
-async fn open(endpoint: &Endpoint, hello: Hello) -> Result<Session> {
-    let channel = endpoint.connect().await?;
-    let mut client = FairleadClient::new(channel).max_decoding_message_size(DECODE_LIMIT);
-    let (replies, outgoing) = mpsc::channel(QUEUE);
-    replies.send(ClientEvent::Hello(hello)).await?;
-    let outgoing = ReceiverStream::new(outgoing).map(|event| ClientMessage::from(&event));
-    let incoming = client.watch(outgoing).await.map_err(Ended::from)?.into_inner();
-    let (events, received) = mpsc::channel(QUEUE);
-    // Ends with the session: when the stream has ended, or `received` is gone.
-    tokio::spawn(async move {
-        match read(incoming, &events).await {
-            Ok(()) => info!("the frontend closed the stream"),
-            Err(error) => warn!(%error, "the stream broke"),
+// === impl Frontend ===
+
+impl Frontend {
+    fn new(address: String) -> Result<Self> {
+        let endpoint = Endpoint::from_shared(address.clone())
+            .with_context(|| format!("{address:?} is no endpoint such as unix:/path or https://host:port"))?;
+        let endpoint = endpoint
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+            .keep_alive_while_idle(true)
+            .tcp_nodelay(true);
+        Ok(Self { address, endpoint })
+    }
+
+    async fn open(&self, credentials: &Credentials, hello: Hello) -> Result<Session> {
+        let (mut endpoint, mut token) = (self.endpoint.clone(), None);
+        if endpoint.uri().scheme_str() == Some("https") {
+            endpoint = endpoint.tls_config(credentials.tls().await?).context("TLS")?;
+            token = credentials.token().await?;
         }
-    });
-    Ok(Session { events: received, replies })
+        let channel = endpoint.connect().await?;
+        let mut client = FairleadClient::new(channel).max_decoding_message_size(DECODE_LIMIT);
+        let (replies, outgoing) = mpsc::channel(QUEUE);
+        replies.send(ClientEvent::Hello(hello)).await?;
+        let mut request =
+            Request::new(ReceiverStream::new(outgoing).map(|event| ClientMessage::from(&event)));
+        if let Some(token) = token {
+            request.metadata_mut().insert("authorization", token);
+        }
+        let incoming = client.watch(request).await.map_err(Ended::from)?.into_inner();
+        let (events, received) = mpsc::channel(QUEUE);
+        // Ends with the session: when the stream has ended, or `received` is gone.
+        tokio::spawn(async move {
+            match read(incoming, &events).await {
+                Ok(()) => info!("the frontend closed the stream"),
+                Err(error) => warn!(%error, "the stream broke"),
+            }
+        });
+        Ok(Session { events: received, replies })
+    }
 }
 
 /// Reads until the stream or its reader ends.

@@ -29,7 +29,7 @@ pub mod testing;
 pub use agent::{Agent, AgentOptions};
 pub use backend::{Applied, Backend};
 pub use changes::Changes;
-pub use client::{Grpc, GrpcOptions};
+pub use client::{Credentials, Grpc, GrpcOptions};
 pub use feed::{Attach, Connect, FeedOptions, Session};
 pub use progress::Progress;
 pub use stage::{Committed, RefusedOperation, Stage};

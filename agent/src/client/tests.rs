@@ -1,1 +1,238 @@
-//! Tests of the gRPC client.
+//! Tests of the gRPC client against a real server, over a Unix socket and over loopback.
+
+use std::{path::PathBuf, pin::Pin, time::Duration};
+
+use futures::Stream;
+use proto::{
+    digest::Digest,
+    encoded::EncodedMessage,
+    model::{Ack, Batch, Epoch, Mode, Operation, Revision, Welcome},
+    v1::{self, server},
+};
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::{Request, Response, transport::Server};
+
+use super::*;
+use crate::testing::{mk_state, operations_between, synthetic};
+
+/// Hands each stream to the test: what the client says, and where to answer.
+struct Scripted(mpsc::UnboundedSender<Peer>);
+
+struct Peer {
+    heard: Streaming<ClientMessage>,
+    say: mpsc::Sender<Result<EncodedMessage, Status>>,
+}
+
+#[tonic::async_trait]
+impl server::Fairlead for Scripted {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<EncodedMessage, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        request: Request<Streaming<ClientMessage>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let (say, said) = mpsc::channel(64);
+        let peer = Peer { heard: request.into_inner(), say };
+        self.0.send(peer).map_err(|_| Status::unavailable("the test is over"))?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(said))))
+    }
+
+    async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
+        Err(Status::unimplemented("not asked here"))
+    }
+}
+
+/// A server on a Unix socket, and its address.
+struct Frontend {
+    _dir: tempfile::TempDir,
+    address: String,
+    peers: mpsc::UnboundedReceiver<Peer>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+fn serve() -> Frontend {
+    let dir = tempfile::tempdir().unwrap();
+    let path: PathBuf = dir.path().join("fairlead.sock");
+    let listener = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
+    let (opened, peers) = mpsc::unbounded_channel();
+    let server = Server::builder().add_service(server::FairleadServer::new(Scripted(opened)));
+    let task = tokio::spawn(async move { server.serve_with_incoming(listener).await.unwrap() });
+    Frontend { address: format!("unix:{}", path.display()), _dir: dir, peers, task }
+}
+
+impl Frontend {
+    async fn session(&mut self, grpc: &mut Grpc) -> (Session, Peer) {
+        let session = grpc.connect(mk_hello()).await.unwrap();
+        (session, self.peers.recv().await.unwrap())
+    }
+}
+
+impl Peer {
+    async fn hear(&mut self) -> ClientEvent {
+        self.heard.message().await.unwrap().unwrap().try_into().unwrap()
+    }
+
+    async fn say(&self, event: &ServerEvent) {
+        self.say.send(Ok(EncodedMessage::new(event))).await.unwrap();
+    }
+}
+
+fn mk_hello() -> Hello {
+    let state = mk_state().build();
+    Hello {
+        node: "node-1".into(),
+        role: Default::default(),
+        backend: "fake".to_owned(),
+        backend_version: "1".to_owned(),
+        resume: Some((Epoch(3), Revision(4))),
+        digests: Some(Box::new(state.digests().clone())),
+    }
+}
+
+fn mk_grpc(endpoints: &[&str]) -> Grpc {
+    let endpoints = endpoints.iter().map(|&endpoint| endpoint.to_owned()).collect();
+    Grpc::new(GrpcOptions { endpoints, ..GrpcOptions::default() }).unwrap()
+}
+
+fn batch(operations: Vec<Operation>) -> ServerEvent {
+    let (base, target) = (Revision(0), Revision(1));
+    ServerEvent::Batch(Batch { base, target, operations, commit: true, oldest_trigger: None })
+}
+
+#[tokio::test]
+async fn everything_goes_through_both_ways() {
+    let mut frontend = serve();
+    let (mut session, mut peer) = frontend.session(&mut mk_grpc(&[&frontend.address.clone()])).await;
+    assert_eq!(peer.hear().await, ClientEvent::Hello(mk_hello()));
+    let operations = operations_between(&mk_state().build(), &synthetic(500, 4, crate::testing::Stack::Dual));
+    let events = [
+        ServerEvent::Welcome(Welcome { epoch: Epoch(9), mode: Mode::Repair }),
+        batch(operations),
+        ServerEvent::Bookmark(Revision(1), Digest(5)),
+        ServerEvent::DigestRequest,
+        ServerEvent::Drain(Duration::from_secs(3)),
+    ];
+    for event in events {
+        peer.say(&event).await;
+        assert_eq!(session.events.recv().await, Some(event));
+    }
+    let state = mk_state().build();
+    let replies = [
+        ClientEvent::Ack(Ack {
+            revision: Revision(1),
+            digest: Some(Digest(5)),
+            apply_time: Duration::from_micros(17),
+            failures: vec![],
+        }),
+        ClientEvent::Digests(Revision(1), Box::new(state.digests().clone())),
+    ];
+    for reply in replies {
+        session.replies.send(reply.clone()).await.unwrap();
+        assert_eq!(peer.hear().await, reply);
+    }
+}
+
+#[tokio::test]
+async fn either_end_ends_the_session() {
+    let mut frontend = serve();
+    let mut grpc = mk_grpc(&[&frontend.address.clone()]);
+    let (mut session, peer) = frontend.session(&mut grpc).await;
+    drop(peer);
+    assert_eq!(session.events.recv().await, None);
+
+    let (session, mut peer) = frontend.session(&mut grpc).await;
+    peer.hear().await;
+    drop(session);
+    peer.say.closed().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_ends_the_session_and_nothing_of_it_arrives() {
+    let mut frontend = serve();
+    let mut grpc = mk_grpc(&[&frontend.address.clone()]);
+    let good = Operation::ResetBucket(1);
+    let bad = [
+        // No such bucket.
+        EncodedMessage::new(&batch(vec![good.clone(), Operation::ResetBucket(200)])),
+        // No protobuf.
+        EncodedMessage::from_bytes([0xff; 16].as_slice().into()),
+        // Above the decode limit.
+        EncodedMessage::new(&batch(vec![good; 1 << 19])),
+    ];
+    for message in bad {
+        let (mut session, peer) = frontend.session(&mut grpc).await;
+        peer.say(&ServerEvent::DigestRequest).await;
+        peer.say.send(Ok(message)).await.unwrap();
+        assert_eq!(session.events.recv().await, Some(ServerEvent::DigestRequest));
+        assert_eq!(session.events.recv().await, None);
+    }
+}
+
+#[tokio::test]
+async fn frontends_that_are_away_are_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let nobody = format!("unix:{}", dir.path().join("nobody.sock").display());
+    let mut frontend = serve();
+    let mut grpc = mk_grpc(&[&nobody, &frontend.address.clone(), &nobody]);
+    for _ in 0..4 {
+        frontend.session(&mut grpc).await;
+    }
+    frontend.task.abort();
+    frontend.peers.close();
+    let error = mk_grpc(&[&nobody]).connect(mk_hello()).await.unwrap_err();
+    assert!(format!("{error:#}").contains("nobody.sock"), "{error:#}");
+}
+
+#[tokio::test]
+async fn sessions_in_turn_go_to_all_frontends() {
+    let (mut one, mut two) = (serve(), serve());
+    let mut grpc = mk_grpc(&[&one.address, &two.address]);
+    for _ in 0..4 {
+        grpc.connect(mk_hello()).await.unwrap();
+    }
+    for frontend in [&mut one, &mut two] {
+        assert!(frontend.peers.recv().await.is_some());
+        assert!(frontend.peers.recv().await.is_some());
+    }
+}
+
+#[tokio::test]
+async fn refusal_is_an_error_with_its_reason() {
+    struct Closed;
+
+    #[tonic::async_trait]
+    impl server::Fairlead for Closed {
+        type WatchStream = Pin<Box<dyn Stream<Item = Result<EncodedMessage, Status>> + Send>>;
+
+        async fn watch(
+            &self,
+            _: Request<Streaming<ClientMessage>>,
+        ) -> Result<Response<Self::WatchStream>, Status> {
+            Err(Status::permission_denied("not your node"))
+        }
+
+        async fn status(
+            &self,
+            _: Request<v1::StatusRequest>,
+        ) -> Result<Response<v1::StatusResponse>, Status> {
+            Err(Status::unimplemented("not asked here"))
+        }
+    }
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let server = Server::builder().add_service(server::FairleadServer::new(Closed));
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let error = mk_grpc(&[&address]).connect(mk_hello()).await.unwrap_err();
+    let text = format!("{error:#}");
+    assert!(text.contains("not your node") && text.contains(&address), "{text}");
+}
+
+#[test]
+fn options_are_checked() {
+    assert!(Grpc::new(GrpcOptions::default()).is_err());
+    let error = Grpc::new(GrpcOptions { endpoints: vec!["no address".to_owned()], ..GrpcOptions::default() })
+        .unwrap_err();
+    assert!(error.to_string().contains("no address"), "{error}");
+}
