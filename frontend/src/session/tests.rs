@@ -1,1 +1,280 @@
-//! t
+//! Streams over channels, against a running frontend and with paused time: how they start, go on, go wrong and end.
+
+mod client;
+mod mending;
+mod rules;
+
+use std::time::Duration;
+
+use proto::model::{Mode, Operation, Revision, Role, ServerEvent};
+
+use crate::{
+    Config,
+    object::{Kind, ObjectName, Object, Slice, SliceEndpoint, Update},
+    testing::{endpoint, initial, ip, node, put, service, slice},
+};
+
+use self::client::{Client, Fixture, hello};
+
+fn web(last: impl IntoIterator<Item = u8>) -> Slice {
+    let endpoints = last.into_iter().map(|last| endpoint(&format!("10.0.0.{last}"), "node-9"));
+    slice("x", "web", endpoints.collect())
+}
+
+fn small() -> Vec<Object> {
+    vec![service("web", "10.96.0.1").into(), web(1..=5).into(), node("node-0", "zone-a").into()]
+}
+
+/// Many services with endpoints on every node.
+fn large() -> Vec<Object> {
+    let services = (0..100u8).flat_map(|number| {
+        let endpoints: Vec<SliceEndpoint> = (0..100u8)
+            .map(|last| endpoint(&format!("10.1.{number}.{last}"), &format!("node-{}", last % 3)))
+            .collect();
+        let name = format!("s{number}");
+        let service = service(&name, &format!("10.96.1.{number}"));
+        [Object::from(service), slice(&name, &name, endpoints).into()]
+    });
+    services.collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_served_before_everything_is_known() {
+    let fixture = Fixture::new(Config::default());
+    let mut client = fixture.connect(hello("node-0")).await;
+    let [nodes, services, slices] = initial(small()).try_into().unwrap();
+    fixture.update(nodes).await;
+    fixture.update(services).await;
+    client.hears_nothing(Duration::from_secs(3600)).await;
+    assert!(!fixture.ready.is_ready());
+    fixture.update(slices).await;
+    assert_eq!(client.welcome().await, Mode::Snapshot);
+    client.commit().await;
+    assert!(fixture.ready.is_ready());
+    assert_eq!(client.mirror.services.len(), 1);
+    assert_eq!(client.mirror.node, Some(node("node-0", "zone-a")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_snapshot_of_an_empty_cluster_is_committed_and_forgets_everything() {
+    let fixture = Fixture::of(Vec::new()).await;
+    let mut client = fixture.connect(hello("node-0")).await;
+    assert_eq!(client.welcome().await, Mode::Snapshot);
+    let batches = client.batches().await;
+    let resets = batches.iter().flat_map(|batch| &batch.operations);
+    let resets = resets.filter(|operation| matches!(operation, Operation::ResetBucket(_)));
+    assert_eq!(resets.count(), proto::digest::BUCKETS);
+    assert!(batches.last().unwrap().commit);
+    assert!(client.mirror.services.is_empty() && client.mirror.node.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_comes_in_parts_of_which_the_last_commits() {
+    let fixture = Fixture::of(large()).await;
+    let mut client = fixture.connect(hello("node-1")).await;
+    client.welcome().await;
+    let batches = client.batches().await;
+    assert!(batches.len() > 2, "{} batches", batches.len());
+    let (last, parts) = batches.split_last().unwrap();
+    assert!(last.commit && parts.iter().all(|batch| !batch.commit));
+    assert!(client.largest < 900 << 10);
+    assert!(batches.iter().all(|batch| batch.base == Revision(0) && batch.target == last.target));
+    assert_eq!(client.mirror.services.len(), 100);
+    client.ack().await;
+    client.settles().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_is_a_difference_and_the_first_after_a_quiet_time_comes_at_once() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let before = client.mirror.revision;
+    let start = tokio::time::Instant::now();
+    fixture.update(put(web(1..=6))).await;
+    let batches = client.batches().await;
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    let [batch] = &batches[..] else { panic!("{batches:?}") };
+    assert_eq!((batch.base, batch.target), (before, Revision(before.0 + 1)));
+    assert!(matches!(&batch.operations[..], [Operation::ChangePool { add, .. }] if add[0].address == ip("10.0.0.6")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_under_load_are_collected() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let before = client.mirror.revision;
+    for last in 6..=20 {
+        fixture.update(put(web(1..=last))).await;
+        tokio::time::advance(Duration::from_millis(1)).await;
+    }
+    while client.mirror.services.values().next().unwrap().cluster.v4.len() < 20 {
+        client.commit().await;
+    }
+    let commits = client.mirror.revision.0 - before.0;
+    assert!((2..=4).contains(&commits), "{commits} commits in 15 ms at 10 ms each");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_node_is_sent_the_net_difference() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    fixture.update(put(web(1..=6))).await;
+    client.batches().await;
+    for last in 7..=9 {
+        fixture.update(put(web(2..=last))).await;
+        fixture.committed().await;
+    }
+    fixture.update(put(service("short", "10.96.0.9"))).await;
+    fixture.committed().await;
+    fixture.update(Update::Delete(Kind::Service, ObjectName::new("ns", "short"))).await;
+    fixture.committed().await;
+    client.hears_nothing(Duration::from_secs(60)).await;
+    client.ack().await;
+    let batches = client.batches().await;
+    let [batch] = &batches[..] else { panic!("{batches:?}") };
+    assert_eq!(batch.target.0 - batch.base.0, 5);
+    assert!(matches!(&batch.operations[..], [Operation::ChangePool { add, remove, .. }] if add.len() == 3 && remove.len() == 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quiet_stream_gets_bookmarks_and_changes_elsewhere_are_silent() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let told = client.mirror.revision;
+    fixture.update(put(node("node-7", "zone-b"))).await;
+    let now = fixture.committed().await;
+    assert!(now > told);
+    client.hears_nothing(Duration::from_millis(9_900)).await;
+    let (revision, digest) = client.bookmark().await;
+    assert_eq!((revision, digest), (now, client.mirror.digests().total()));
+    client.ack().await;
+    fixture.update(put(node("node-7", ""))).await;
+    fixture.committed().await;
+    fixture.update(put(web(1..=4))).await;
+    let batches = client.batches().await;
+    assert_eq!(batches[0].base, now, "a batch starts from what the client was told last");
+}
+
+#[tokio::test(start_paused = true)]
+async fn resuming_costs_the_difference() {
+    let fixture = Fixture::of(small()).await;
+    let client = fixture.joined("node-0").await;
+    let resume = client.resume();
+    fixture.update(put(web(1..=6))).await;
+    fixture.committed().await;
+    let mut client = fixture.connect(resume).await.holding(client.mirror);
+    assert_eq!(client.welcome().await, Mode::Resume);
+    let batches = client.batches().await;
+    assert!(matches!(&batches[0].operations[..], [Operation::ChangePool { .. }]));
+    client.ack().await;
+    client.settles().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn resuming_without_a_difference_is_a_bookmark() {
+    let fixture = Fixture::of(small()).await;
+    let client = fixture.joined("node-0").await;
+    let mut client = fixture.connect(client.resume()).await.holding(client.mirror);
+    assert_eq!(client.welcome().await, Mode::Resume);
+    let (revision, digest) = client.bookmark().await;
+    assert_eq!((revision, digest), (client.mirror.revision, client.mirror.digests().total()));
+    client.ack().await;
+    client.settles().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_frontend_with_the_same_cluster_repairs_nothing() {
+    let client = Fixture::of(small()).await.joined("node-0").await;
+    let other = Fixture::of(small()).await;
+    let mut client = other.connect(client.resume()).await.holding(client.mirror);
+    assert_eq!(client.welcome().await, Mode::Repair);
+    let batches = client.batches().await;
+    let [batch] = &batches[..] else { panic!("{batches:?}") };
+    assert!(batch.commit && batch.operations.is_empty(), "the revision is told all the same");
+    assert_eq!(batch.target, other.revision());
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_frontend_repairs_what_differs() {
+    let held = Fixture::of(large()).await.joined("node-0").await;
+    let mut objects = large();
+    objects.retain(|object| !matches!(object, Object::Service(service) if &*service.name.name == "s7"));
+    let other = Fixture::of(objects).await;
+    let mut client = other.connect(held.resume()).await.holding(held.mirror);
+    assert_eq!(client.welcome().await, Mode::Repair);
+    let batches = client.batches().await;
+    let resets = batches.iter().flat_map(|batch| &batch.operations);
+    let resets = resets.filter(|operation| matches!(operation, Operation::ResetBucket(_)));
+    assert_eq!(resets.count(), 1);
+    assert_eq!(client.mirror.services.len(), 99);
+    client.ack().await;
+    client.settles().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stuck_client_delays_nobody_and_ends_with_the_process() {
+    let fixture = Fixture::of(large()).await;
+    let stuck = fixture.connect(hello("node-1")).await;
+    let mut client = fixture.joined("node-0").await;
+    for last in 6..=16 {
+        fixture.update(put(slice("s1", "s1", vec![endpoint(&format!("10.9.0.{last}"), "node-0")]))).await;
+        client.commit().await;
+    }
+    client.settles().await;
+    fixture.stop();
+    drop(client);
+    stuck.ends_after(Config::default().drain_delay + Config::default().drain_grace).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_shutdown_clients_are_asked_to_come_back_later() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    fixture.stop();
+    let ServerEvent::Drain(delay) = client.event().await else { panic!("no drain") };
+    assert_eq!(delay, Config::default().drain_delay);
+    client.leaves().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_tells_who_is_connected_and_what_each_could_not_do() {
+    let fixture = Fixture::of(small()).await;
+    let mut observer = hello("node-0");
+    observer.role = Role::Observer;
+    observer.backend = "watch".to_owned();
+    let mut observer = fixture.connect(observer).await;
+    observer.welcome().await;
+    let mut client = fixture.joined("node-0").await;
+    let key = client.mirror.services.keys().next().unwrap().clone();
+    let failure = proto::model::Failure { key, reason: "no room".to_owned(), retryable: true };
+    client.ack_with(vec![failure.clone()]).await;
+    client.settles().await;
+    let list = fixture.frontend.shared.streams.list();
+    assert_eq!(list.iter().map(|stream| stream.role).collect::<Vec<_>>(), [Role::Agent, Role::Observer]);
+    assert_eq!(list[0].failures, [failure]);
+    assert_eq!(list[0].acked, fixture.revision());
+    assert_eq!(list[1].acked, Revision(0));
+    assert_eq!(list[1].backend, "watch");
+    client.leaves().await.unwrap();
+    observer.leaves().await.unwrap();
+    assert!(fixture.frontend.shared.streams.list().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_in_the_same_process_is_told_values() {
+    let fixture = Fixture::of(small()).await;
+    let (events, mut updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
+    assert!(matches!(updates.recv().await, Some(ServerEvent::Welcome(_))));
+    let Some(ServerEvent::Batch(batch)) = updates.recv().await else { panic!("no batch") };
+    let mut mirror = Client::mirror_of("node-0");
+    batch.operations.into_iter().for_each(|operation| mirror.operate(operation));
+    assert!(batch.commit);
+    assert_eq!(mirror.digests(), fixture.frontend.shared.log().digests("node-0"));
+    drop(events);
+    assert!(updates.recv().await.is_none());
+    let (_events, updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
+    drop(updates);
+    while !fixture.frontend.shared.streams.list().is_empty() {
+        tokio::task::yield_now().await;
+    }
+}

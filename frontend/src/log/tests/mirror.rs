@@ -25,7 +25,7 @@ pub(crate) struct Mirror {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     port: ServicePort,
-    cluster: PerFamily<Pool>,
+    pub(crate) cluster: PerFamily<Pool>,
     local: PerFamily<Pool>,
 }
 

@@ -1,0 +1,82 @@
+//! Clients that break the rules.
+
+use std::time::Duration;
+
+use proto::model::{ClientEvent, Revision};
+
+use crate::{Config, session::SessionError};
+
+use super::{Client, Fixture, hello, small};
+
+async fn ends_with(client: Client, expected: &str) {
+    assert_eq!(client.ends().await.unwrap_err().to_string(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn saying_nothing() {
+    let fixture = Fixture::of(small()).await;
+    let client = fixture.connect_silently("node-0");
+    let start = tokio::time::Instant::now();
+    ends_with(client, "no Hello within 10s").await;
+    assert_eq!(start.elapsed(), Duration::from_secs(10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn saying_something_else_first() {
+    let fixture = Fixture::of(small()).await;
+    let client = fixture.connect_silently("node-0");
+    client.ack().await;
+    ends_with(client, "the first message must be a Hello").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn saying_hello_twice() {
+    let fixture = Fixture::of(small()).await;
+    let client = fixture.joined("node-0").await;
+    client.say(ClientEvent::Hello(hello("node-0"))).await;
+    ends_with(client, "a second Hello on one stream").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn speaking_before_the_welcome() {
+    let fixture = Fixture::new(Config::default());
+    let client = fixture.connect(hello("node-0")).await;
+    client.ack().await;
+    ends_with(client, "a message before the Welcome").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn acknowledging_what_was_never_sent() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let sent = client.mirror.revision;
+    client.mirror.revision = Revision(77);
+    client.ack().await;
+    ends_with(client, &format!("ack of revision 77, but the last one sent is {sent}")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn digests_that_nobody_wanted() {
+    let fixture = Fixture::of(small()).await;
+    let client = fixture.joined("node-0").await;
+    client.say(ClientEvent::Digests(Revision(2), Box::new(client.mirror.digests()))).await;
+    ends_with(client, "digests that nobody has asked for").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn something_unreadable() {
+    let fixture = Fixture::of(small()).await;
+    let client = fixture.joined("node-0").await;
+    let invalid = proto::InvalidUpdate { field: "ack.failures[0].key".to_owned(), reason: "is missing".to_owned() };
+    client.say_unreadable(SessionError::from(invalid)).await;
+    ends_with(client, "ack.failures[0].key: is missing").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn leaving_is_no_error() {
+    let fixture = Fixture::of(small()).await;
+    fixture.connect_silently("node-0").leaves().await.unwrap();
+    fixture.joined("node-0").await.leaves().await.unwrap();
+    let waiting = Fixture::new(Config::default()).connect(hello("node-0")).await;
+    waiting.leaves().await.unwrap();
+}
