@@ -1,5 +1,7 @@
 //! Tests of the gRPC client against a real server, over a Unix socket and over loopback.
 
+mod tls;
+
 use std::{path::PathBuf, pin::Pin, time::Duration};
 
 use futures::Stream;
@@ -11,7 +13,7 @@ use proto::{
 };
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tonic::{Request, Response, transport::Server};
+use tonic::{Request, Response, metadata::MetadataMap, transport::Server};
 
 use super::*;
 use crate::testing::{mk_state, operations_between, synthetic};
@@ -20,6 +22,7 @@ use crate::testing::{mk_state, operations_between, synthetic};
 struct Scripted(mpsc::UnboundedSender<Peer>);
 
 struct Peer {
+    metadata: MetadataMap,
     heard: Streaming<ClientMessage>,
     say: mpsc::Sender<Result<EncodedMessage, Status>>,
 }
@@ -33,7 +36,7 @@ impl server::Fairlead for Scripted {
         request: Request<Streaming<ClientMessage>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let (say, said) = mpsc::channel(64);
-        let peer = Peer { heard: request.into_inner(), say };
+        let peer = Peer { metadata: request.metadata().clone(), heard: request.into_inner(), say };
         self.0.send(peer).map_err(|_| Status::unavailable("the test is over"))?;
         Ok(Response::new(Box::pin(ReceiverStream::new(said))))
     }
