@@ -10,8 +10,8 @@
 //! A new difference is computed only when the last one has been acknowledged, so a slow node is sent less often, and the
 //! net difference each time. Welcome is sent when every kind of object is known; until then a client hears nothing.
 //!
-//! `Batch.base` is the revision that the client was last told, or 0 when the batch starts from nothing of the kind: in a
-//! snapshot or a repair, whose buckets are reset.
+//! `Batch.base` is the revision that the client was told last, also when buckets are repaired on the way; 0 in the snapshot
+//! or repair that a stream starts with.
 
 mod state;
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::{
 
 use super::{End, Output, SessionError};
 
-/// A batch that starts from nothing the client was told before.
+/// The base of what is sent to a client that was told no revision yet on this stream and does not resume.
 const FROM_ANYTHING: Revision = Revision(0);
 
 /// One stream.
@@ -94,7 +94,7 @@ impl Session {
             // The client learns that it is up to date, and its digest is checked.
             session.send_bookmark(update.target, update.digest, output).await?;
         } else {
-            session.send(update, base, output).await?;
+            session.send(update, output).await?;
         }
         Ok(session)
     }
@@ -126,7 +126,7 @@ impl Session {
                 self.cursor = update.target;
                 Ok(())
             }
-            Some(update) => self.send(update, self.told, output).await,
+            Some(update) => self.send(update, output).await,
             None => {
                 info!(cursor = %self.cursor, "the way from where the node stands is not known any more, comparing");
                 self.compare(output).await
@@ -228,16 +228,17 @@ impl Session {
             (differing.len(), log.rebuild(&self.node, differing))
         };
         info!(differing, revision = %update.target, "repairing");
-        self.send(update, FROM_ANYTHING, output).await
+        self.send(update, output).await
     }
 
     async fn resend(&mut self, output: &mut Output) -> Result<(), End> {
         let update = self.shared.log().snapshot(&self.node);
-        self.send(update, FROM_ANYTHING, output).await
+        self.send(update, output).await
     }
 
     /// Sends an update in messages that are small enough, the last of which commits, even when there is nothing in it.
-    async fn send(&mut self, update: Update, base: Revision, output: &mut Output) -> Result<(), End> {
+    async fn send(&mut self, update: Update, output: &mut Output) -> Result<(), End> {
+        let base = self.told;
         let Update { target, pieces, oldest_trigger, digest } = update;
         let header = |commit| Batch { base, target, operations: Vec::new(), commit, oldest_trigger };
         let (mut pending, mut size) = (Vec::new(), 0);

@@ -10,7 +10,7 @@ use proto::model::{Mode, Operation, Revision, Role, ServerEvent};
 
 use crate::{
     Config,
-    object::{Kind, ObjectName, Object, Slice, SliceEndpoint, Update},
+    object::{Kind, Object, ObjectName, Slice, SliceEndpoint, Update},
     testing::{endpoint, initial, ip, node, put, service, slice},
 };
 
@@ -95,7 +95,9 @@ async fn a_change_is_a_difference_and_the_first_after_a_quiet_time_comes_at_once
     assert_eq!(start.elapsed(), Duration::ZERO);
     let [batch] = &batches[..] else { panic!("{batches:?}") };
     assert_eq!((batch.base, batch.target), (before, Revision(before.0 + 1)));
-    assert!(matches!(&batch.operations[..], [Operation::ChangePool { add, .. }] if add[0].address == ip("10.0.0.6")));
+    assert!(
+        matches!(&batch.operations[..], [Operation::ChangePool { add, .. }] if add[0].address == ip("10.0.0.6"))
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,7 +135,9 @@ async fn a_slow_node_is_sent_the_net_difference() {
     let batches = client.batches().await;
     let [batch] = &batches[..] else { panic!("{batches:?}") };
     assert_eq!(batch.target.0 - batch.base.0, 5);
-    assert!(matches!(&batch.operations[..], [Operation::ChangePool { add, remove, .. }] if add.len() == 3 && remove.len() == 1));
+    assert!(
+        matches!(&batch.operations[..], [Operation::ChangePool { add, remove, .. }] if add.len() == 3 && remove.len() == 1)
+    );
 }
 
 #[tokio::test(start_paused = true)]

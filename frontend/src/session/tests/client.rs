@@ -4,9 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
-    model::{
-        Ack, Batch, ClientEvent, Epoch, Failure, Hello, Mode, Revision, Role, ServerEvent, Welcome,
-    },
+    model::{Ack, Batch, ClientEvent, Epoch, Failure, Hello, Mode, Revision, Role, ServerEvent, Welcome},
 };
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
@@ -38,6 +36,8 @@ pub(super) struct Client {
     /// The largest message so far, in bytes.
     pub(super) largest: usize,
     epoch: Epoch,
+    /// What the next batch must start from.
+    base: Revision,
     events: mpsc::Sender<Result<ClientEvent, SessionError>>,
     frames: mpsc::Receiver<Frame>,
     session: JoinHandle<Result<(), SessionError>>,
@@ -123,7 +123,15 @@ impl Fixture {
         let shared = self.frontend.shared.clone();
         let session = session::run(shared, ReceiverStream::new(receiver), sender, self.shutdown.clone());
         let session = tokio::spawn(session);
-        Client { mirror: Mirror::new(node), largest: 0, epoch: Epoch(0), events, frames, session }
+        Client {
+            mirror: Mirror::new(node),
+            largest: 0,
+            epoch: Epoch(0),
+            base: Revision(0),
+            events,
+            frames,
+            session,
+        }
     }
 
     /// A node that holds everything.
@@ -187,6 +195,7 @@ impl Client {
         let event = self.event().await;
         let ServerEvent::Welcome(Welcome { epoch, mode }) = event else { panic!("{event:?}") };
         self.epoch = epoch;
+        self.base = if mode == Mode::Resume { self.mirror.revision } else { Revision(0) };
         mode
     }
 
@@ -200,10 +209,11 @@ impl Client {
             }
         }
         for batch in &batches {
-            assert!(batch.base == Revision(0) || batch.base == self.mirror.revision, "{batch:?}");
+            assert_eq!(batch.base, self.base, "{batch:?}");
             batch.operations.iter().for_each(|operation| self.mirror.operate(operation.clone()));
         }
         self.mirror.revision = batches.last().unwrap().target;
+        self.base = self.mirror.revision;
         batches
     }
 
@@ -217,6 +227,7 @@ impl Client {
         let event = self.event().await;
         let ServerEvent::Bookmark(revision, digest) = event else { panic!("{event:?}") };
         self.mirror.revision = revision;
+        self.base = revision;
         (revision, digest)
     }
 

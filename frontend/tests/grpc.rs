@@ -1,0 +1,359 @@
+//! Real streams over a unix socket and over loopback.
+
+use std::{num::NonZeroU16, path::PathBuf, time::Duration};
+
+use fairlead_frontend::{
+    Config, Frontend, Listener,
+    object::{
+        Kind, Object, ObjectName, Parsed, Port, Problem, Service, Slice, SliceEndpoint, SlicePort, Update,
+    },
+};
+use hyper_util::rt::TokioIo;
+use proto::{
+    model::{Family, PerFamily, Protocol, TrafficPolicy},
+    v1::{self, client_message, fairlead_client::FairleadClient, server_message},
+};
+use runtime::{Ready, Shutdown, Trigger};
+use tokio::{net::UnixStream, sync::mpsc, task::JoinHandle, time::timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Code, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const SOCKET: &str = "frontend.sock";
+
+struct Server {
+    updates: mpsc::Sender<Update>,
+    trigger: Trigger,
+    serving: JoinHandle<anyhow::Result<()>>,
+    channel: Channel,
+    directory: tempfile::TempDir,
+}
+
+struct Stream {
+    messages: mpsc::Sender<v1::ClientMessage>,
+    answers: Streaming<v1::ServerMessage>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Transport {
+    Unix,
+    Tcp,
+}
+
+async fn unix_channel(path: PathBuf) -> Channel {
+    let connect = move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    };
+    let connector = tower::service_fn(connect);
+    Endpoint::from_static("http://frontend").connect_with_connector(connector).await.unwrap()
+}
+
+impl Server {
+    async fn start(transport: Transport, config: Config, updates: Vec<Update>) -> Self {
+        let frontend = Frontend::new(config);
+        let (trigger, shutdown) = Shutdown::channel();
+        let (sender, receiver) = mpsc::channel(16);
+        let ready = Ready::new();
+        let guard = ready.guard("cluster");
+        let (running, stop) = (frontend.clone(), shutdown.clone());
+        tokio::spawn(async move { running.run(receiver, guard, stop).await });
+
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(SOCKET);
+        let address = match transport {
+            Transport::Unix => format!("unix:{}", path.display()),
+            Transport::Tcp => "127.0.0.1:0".to_owned(),
+        };
+        let listener = Listener::bind(&address).await.unwrap();
+        let tcp = listener.tcp_address();
+        let serving = tokio::spawn(async move { frontend.serve(listener, shutdown).await });
+        let channel = match tcp {
+            Some(address) => {
+                Endpoint::try_from(format!("http://{address}")).unwrap().connect().await.unwrap()
+            }
+            None => unix_channel(path).await,
+        };
+        for update in updates {
+            sender.send(update).await.unwrap();
+        }
+        Self { updates: sender, trigger, serving, channel, directory }
+    }
+
+    async fn of(services: u8) -> Self {
+        Self::start(Transport::Unix, Config::default(), cluster(services)).await
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join(SOCKET)
+    }
+
+    async fn hello(&self, hello: v1::Hello) -> Stream {
+        let stream = Stream::open(self.channel.clone()).await;
+        stream.say(client_message::Message::Hello(hello)).await;
+        stream
+    }
+
+    async fn status(&self) -> v1::StatusResponse {
+        let mut client = FairleadClient::new(self.channel.clone());
+        client.status(v1::StatusRequest {}).await.unwrap().into_inner()
+    }
+}
+
+impl Stream {
+    async fn open(channel: Channel) -> Self {
+        let (messages, receiver) = mpsc::channel(4);
+        let mut client = FairleadClient::new(channel);
+        let answers = client.watch(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+        Self { messages, answers }
+    }
+
+    async fn say(&self, message: client_message::Message) {
+        self.messages.send(v1::ClientMessage { message: Some(message) }).await.unwrap();
+    }
+
+    async fn next(&mut self) -> Result<Option<server_message::Message>, Status> {
+        let answer = timeout(PATIENCE, self.answers.message()).await.expect("no answer");
+        Ok(answer?.and_then(|answer| answer.message))
+    }
+
+    async fn refused(mut self) -> Status {
+        self.next().await.expect_err("not refused")
+    }
+
+    /// Receives everything up to a commit, and acknowledges it.
+    async fn commit(&mut self) -> Vec<v1::Batch> {
+        let mut batches: Vec<v1::Batch> = Vec::new();
+        while batches.last().is_none_or(|batch| !batch.commit) {
+            match self.next().await.unwrap().unwrap() {
+                server_message::Message::Batch(batch) => batches.push(batch),
+                server_message::Message::Welcome(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        let revision = batches.last().unwrap().target_revision;
+        let ack = v1::Ack { revision, ..v1::Ack::default() };
+        self.say(client_message::Message::Ack(ack)).await;
+        batches
+    }
+}
+
+fn hello(node: &str) -> v1::Hello {
+    v1::Hello {
+        protocol_version: proto::PROTOCOL_VERSION,
+        node: node.to_owned(),
+        backend: "nft".to_owned(),
+        ..v1::Hello::default()
+    }
+}
+
+fn service(number: u8) -> Parsed {
+    let name = ObjectName::new("ns", format!("s{number}"));
+    let service = Service {
+        name: name.clone(),
+        created: None,
+        cluster_ips: PerFamily { v4: Some([10, 96, 0, number].into()), v6: None },
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        source_ranges: Vec::new(),
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_seconds: None,
+        health_check_node_port: None,
+        ports: vec![Port {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: NonZeroU16::new(80).unwrap(),
+            node_port: None,
+        }],
+    };
+    Parsed { kind: Kind::Service, name, object: Some(Object::Service(service)), problems: Vec::new() }
+}
+
+/// A slice of a service with so many endpoints.
+fn slice(number: u8, endpoints: u16) -> Parsed {
+    let name = ObjectName::new("ns", format!("s{number}"));
+    let endpoint = |at: u16| SliceEndpoint {
+        address: [10, number, at.to_be_bytes()[0], at.to_be_bytes()[1]].into(),
+        node: Some("node-1".into()),
+        ready: true,
+        serving: true,
+        terminating: false,
+        zone_hints: Vec::new(),
+        node_hints: Vec::new(),
+    };
+    let slice = Slice {
+        service: name.name.clone(),
+        family: Family::V4,
+        ports: vec![SlicePort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: NonZeroU16::new(8080).unwrap(),
+        }],
+        endpoints: (0..endpoints).map(endpoint).collect(),
+        trigger: None,
+        name: name.clone(),
+    };
+    Parsed { kind: Kind::EndpointSlice, name, object: Some(Object::Slice(slice)), problems: Vec::new() }
+}
+
+fn cluster(services: u8) -> Vec<Update> {
+    vec![
+        Update::Replace(Kind::Node, Vec::new()),
+        Update::Replace(Kind::Service, (0..services).map(service).collect()),
+        Update::Replace(Kind::EndpointSlice, (0..services).map(|number| slice(number, 1000)).collect()),
+    ]
+}
+
+#[tokio::test]
+async fn a_stream_follows_changes_over_both_transports() {
+    for transport in [Transport::Unix, Transport::Tcp] {
+        let server = Server::start(transport, Config::default(), cluster(2)).await;
+        let mut stream = server.hello(hello("node-1")).await;
+        let Some(server_message::Message::Welcome(welcome)) = stream.next().await.unwrap() else {
+            panic!("no welcome")
+        };
+        assert_eq!((welcome.mode(), welcome.protocol_version), (v1::Mode::Snapshot, proto::PROTOCOL_VERSION));
+        let snapshot = stream.commit().await;
+        server.updates.send(Update::Apply(slice(1, 1001))).await.unwrap();
+        let change = stream.commit().await;
+        assert_eq!(change[0].base_revision, snapshot[0].target_revision);
+        assert_eq!(change[0].operations.len(), 2, "the cluster pool and the local one");
+    }
+}
+
+#[tokio::test]
+async fn other_versions_are_refused_by_name() {
+    let server = Server::of(1).await;
+    let status = server.hello(v1::Hello { protocol_version: 2, ..hello("node-1") }).await.refused().await;
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert_eq!(
+        status.message(),
+        "hello.protocol_version: the other side speaks version 2, this side speaks 1: run the same minor release on both"
+    );
+}
+
+#[tokio::test]
+async fn a_hello_without_a_node_is_refused() {
+    let server = Server::of(1).await;
+    let status = server.hello(hello("")).await.refused().await;
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert_eq!(status.message(), "hello.node: is empty: say which node's view is wanted");
+}
+
+#[tokio::test]
+async fn broken_rules_are_told() {
+    let server = Server::of(1).await;
+    let mut stream = server.hello(hello("node-1")).await;
+    stream.commit().await;
+    stream.say(client_message::Message::Hello(hello("node-1"))).await;
+    let status = stream.refused().await;
+    assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "a second Hello on one stream"));
+}
+
+#[tokio::test]
+async fn a_client_that_says_nothing_is_cut_off() {
+    let config = Config { hello_deadline: Duration::from_millis(50), ..Config::default() };
+    let server = Server::start(Transport::Tcp, config, cluster(1)).await;
+    let status = Stream::open(server.channel.clone()).await.refused().await;
+    assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, "no Hello within 50ms"));
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_delays_nobody() {
+    let server = Server::of(200).await;
+    // Each has a connection of its own, as nodes have; on one connection they would share a window.
+    let mut stuck = Vec::new();
+    for _ in 0..3 {
+        let channel = unix_channel(server.socket()).await;
+        let stream = Stream::open(channel).await;
+        stream.say(client_message::Message::Hello(hello("node-1"))).await;
+        stuck.push(stream);
+    }
+    let mut stream = server.hello(hello("node-2")).await;
+    stream.commit().await;
+    for endpoints in 900..950 {
+        server.updates.send(Update::Apply(slice(7, endpoints))).await.unwrap();
+        let batches = stream.commit().await;
+        assert_eq!(batches.len(), 1);
+    }
+    let status = server.status().await;
+    assert_eq!(status.nodes.len(), 4);
+    let behind = status.nodes.iter().filter(|node| node.node == "node-1");
+    assert!(
+        behind.clone().all(|node| node.acked_revision == 0),
+        "they never read: {:?}",
+        behind.collect::<Vec<_>>()
+    );
+}
+
+#[tokio::test]
+async fn status_has_figures_streams_and_problems() {
+    let mut taken = service(1);
+    taken.name = ObjectName::new("ns", "zz");
+    taken.problems =
+        vec![Problem { field: "spec.externalIPs[0]".to_owned(), message: "is no address".to_owned() }];
+    if let Some(Object::Service(service)) = &mut taken.object {
+        service.name = taken.name.clone();
+    }
+    let server = Server::of(3).await;
+    server.updates.send(Update::Apply(taken)).await.unwrap();
+    let mut stream = server.hello(v1::Hello { role: v1::Role::Observer.into(), ..hello("node-1") }).await;
+    stream.commit().await;
+    // A second commit is only sent after the first ack has been read.
+    server.updates.send(Update::Apply(slice(1, 5))).await.unwrap();
+    stream.commit().await;
+    let status = server.status().await;
+    assert_eq!((status.service_ports, status.endpoints), (4, 2005));
+    assert_ne!(status.epoch, 0);
+    let [node] = &status.nodes[..] else { panic!("{:?}", status.nodes) };
+    assert_eq!(
+        (node.node.as_str(), node.role(), node.mode()),
+        ("node-1", v1::Role::Observer, v1::Mode::Snapshot)
+    );
+    assert!(node.acked_revision > 0 && node.connected_micros > 0);
+    let problems: Vec<_> =
+        status.problems.iter().map(|problem| (&*problem.object, &*problem.field)).collect();
+    assert_eq!(problems, [("Service ns/zz", "spec.clusterIPs"), ("Service ns/zz", "spec.externalIPs[0]")]);
+}
+
+#[tokio::test]
+async fn a_shutdown_drains_and_ends() {
+    let config = Config {
+        drain_delay: Duration::from_millis(200),
+        drain_grace: Duration::from_millis(100),
+        ..Config::default()
+    };
+    let server = Server::start(Transport::Tcp, config, cluster(1)).await;
+    let mut stays = server.hello(hello("node-1")).await;
+    let mut leaves = server.hello(hello("node-2")).await;
+    stays.commit().await;
+    leaves.commit().await;
+    server.trigger.fire();
+    for stream in [&mut stays, &mut leaves] {
+        let answer = stream.next().await.unwrap();
+        let Some(server_message::Message::Drain(drain)) = answer else { panic!("{answer:?}") };
+        assert_eq!(drain.max_delay_millis, 200);
+    }
+    drop(leaves);
+    timeout(PATIENCE, server.serving).await.expect("it goes on serving").unwrap().unwrap();
+    assert!(stays.next().await.unwrap().is_none(), "the stream ends well");
+}
+
+#[tokio::test]
+async fn a_socket_file_of_a_dead_process_is_replaced_and_of_a_living_one_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let address = format!("unix:{}", directory.path().join("frontend.sock").display());
+    let listener = Listener::bind(&address).await.unwrap();
+    let error = format!("{:#}", Listener::bind(&address).await.unwrap_err());
+    assert!(error.ends_with("another process listens there"), "{error}");
+    drop(listener);
+    Listener::bind(&address).await.unwrap();
+    let file = directory.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    let error = format!("{:#}", Listener::bind(&format!("unix:{}", file.display())).await.unwrap_err());
+    assert!(error.ends_with("there is a file that is no socket"), "{error}");
+}
