@@ -3,6 +3,8 @@
 //! ```text
 //!   watch (inotify) ─▶ what happened ─▶ catalog (stat, read what changed, compare) ─▶ Update, Notice
 //! ```
+//!
+//! Files may be symbolic links; what they lead to is read, but only what happens in the directory itself is noticed.
 
 mod catalog;
 mod document;
@@ -32,6 +34,9 @@ const GATHER: Duration = Duration::from_millis(2);
 
 /// How long a file must be gone before its objects are. Editors move the old file away before they write the new one.
 const VANISH: Duration = Duration::from_millis(50);
+
+/// How often to look for a directory that is gone: its parent may be gone as well, and with it whoever would say that it is back.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Follows one directory.
 struct Follower {
@@ -115,6 +120,7 @@ impl Follower {
         tokio::select! {
             () = self.watch.any() => sleep(GATHER).await,
             () = sleep_until(vanished.unwrap_or_else(Instant::now)), if vanished.is_some() => {}
+            () = sleep(LOOK_AGAIN), if self.presence == Presence::Lost => {}
         }
         let happened = self.watch.take();
         let mut everything = happened.anything || happened.directory;

@@ -237,26 +237,19 @@ async fn config_map_volume_is_swapped() {
 #[tokio::test]
 async fn link_to_the_directory_is_swapped() {
     let top = TempDir::new().unwrap();
-    let checkout = |name: &str, zone: &str| {
-        fs::create_dir(top.path().join(name)).unwrap();
-        fs::write(top.path().join(name).join("a.yaml"), node("n1", zone)).unwrap();
-        symlink(name, top.path().join("tmp")).unwrap();
-        fs::rename(top.path().join("tmp"), top.path().join("m")).unwrap();
-    };
-    checkout("one", "x");
     let path = top.path().to_owned();
-    checkout("two", "x2");
-    let (mut fixture, _) = Fixture::on(top).await;
-    let checkout = |name: &str, zone: &str| {
+    let check_out = |name: &str, zone: &str| {
         fs::create_dir(path.join(name)).unwrap();
         fs::write(path.join(name).join("a.yaml"), node("n1", zone)).unwrap();
         symlink(name, path.join("tmp")).unwrap();
         fs::rename(path.join("tmp"), path.join("m")).unwrap();
     };
-    checkout("three", "w");
+    check_out("one", "x");
+    let (mut fixture, _) = Fixture::on(top).await;
+    check_out("two", "w");
     assert_eq!(fixture.next_in_short().await, "n1 in w");
     // What is followed now is the new one.
-    fs::remove_dir_all(path.join("two")).unwrap();
+    fs::remove_dir_all(path.join("one")).unwrap();
     fixture.write("a.yaml", &node("n1", "z"));
     assert_eq!(fixture.next_in_short().await, "n1 in z");
 }
@@ -280,6 +273,24 @@ async fn lost_directory_keeps_what_it_held() {
     fs::rename(away, fixture.path("")).unwrap();
     assert_eq!(fixture.next_in_short().await, "n1 in away");
     assert_eq!(fixture.next_in_short().await, "n2 in x");
+}
+
+#[tokio::test]
+async fn lost_directory_comes_back_with_its_parent() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
+    let (top, away) = (fixture.top.path().to_owned(), TempDir::new().unwrap());
+    fs::rename(&top, away.path().join("top")).unwrap();
+    fs::remove_dir_all(away.path().join("top")).unwrap();
+    fs::create_dir_all(fixture.path("")).unwrap();
+    fixture.write("a.yaml", &node("n1", "w"));
+    assert_eq!(fixture.next_in_short().await, "n1 in w");
+    fixture.is_quiet().await;
+    // The new parent is watched as well.
+    fs::create_dir(top.join("next")).unwrap();
+    fs::write(top.join("next/a.yaml"), node("n1", "v")).unwrap();
+    fs::rename(fixture.path(""), top.join("last")).unwrap();
+    fs::rename(top.join("next"), fixture.path("")).unwrap();
+    assert_eq!(fixture.next_in_short().await, "n1 in v");
 }
 
 #[tokio::test]

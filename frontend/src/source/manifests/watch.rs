@@ -57,21 +57,26 @@ impl Watch {
         };
         let watcher = INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?;
         let mut watch = Self { directory, watcher, gathered };
-        if let Some(parent) = watch.directory.parent()
-            && let Err(error) = watch.watcher.watch(parent, RecursiveMode::NonRecursive)
-        {
-            warn!(%error, "cannot watch the parent directory; a manifests directory that is replaced goes unnoticed");
-        }
         watch.attach()?;
         Ok(watch)
     }
 
-    /// Attaches to the directory that now is at the path.
+    /// Attaches to the directory that now is at the path, and first to its parent, so that no replacement slips through between.
     pub(super) fn attach(&mut self) -> Result<()> {
-        if let Err(error) = self.watcher.unwatch(&self.directory) {
-            debug!(%error, "was not attached");
+        if let Some(parent) = self.directory.parent().map(Path::to_owned)
+            && let Err(error) = self.reattach(&parent)
+        {
+            warn!(%error, "cannot watch the parent directory; a manifests directory that is replaced goes unnoticed");
         }
-        self.watcher.watch(&self.directory, RecursiveMode::NonRecursive).context("watch the directory")
+        let directory = self.directory.clone();
+        self.reattach(&directory).context("watch the directory")
+    }
+
+    fn reattach(&mut self, path: &Path) -> notify::Result<()> {
+        if let Err(error) = self.watcher.unwatch(path) {
+            debug!(?path, %error, "was not attached");
+        }
+        self.watcher.watch(path, RecursiveMode::NonRecursive)
     }
 
     /// Waits until something has happened.
