@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use agent::{Credentials, Grpc, GrpcOptions};
 use anyhow::{Context as _, Result, bail};
 use backend_nft::NodePortAddresses;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -30,9 +31,10 @@ pub struct Cli {
     #[arg(long, global = true, env = "FAIRLEAD_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,
 
-    /// What is logged: a level, or directives such as `info,fairlead_agent=debug`.
-    #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", default_value = "info", value_name = "FILTER")]
-    pub log_filter: String,
+    /// What is logged: a level, or directives such as `info,fairlead_agent=debug`. The default is `info`, and `warn` for
+    /// commands that print something.
+    #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", value_name = "FILTER")]
+    pub log_filter: Option<String>,
 
     #[command(subcommand)]
     pub command: Command,
@@ -151,11 +153,28 @@ pub struct SourceArgs {
     pub kubeconfig: Option<PathBuf>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct FrontendAddressArgs {
-    /// Where the frontend listens: `unix:/PATH` or `http://HOST:PORT`. Several are tried in turn.
+    /// Where the frontend listens: `unix:/PATH`, `https://HOST:PORT` (through something that ends TLS) or
+    /// `http://HOST:PORT`. Several are tried in turn.
     #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
     pub addresses: Vec<String>,
+
+    /// Certificates (PEM) of the authorities that may have signed the frontend's; for https.
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+
+    /// This node's certificate (PEM); for https.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// The key (PEM) of --tls-cert.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// A ServiceAccount token that is bound to this node; for https.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -201,6 +220,16 @@ fn nodeport_addresses(value: &str) -> Result<NodePortAddresses, String> {
         text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|_| format!("{text:?} is no CIDR: {hint}"))
     };
     value.split(',').map(cidr).collect::<Result<_, _>>().map(NodePortAddresses::Cidrs)
+}
+
+impl FrontendAddressArgs {
+    /// Where to connect, and with what.
+    pub fn grpc(&self) -> Result<Grpc> {
+        let Self { addresses, tls_ca, tls_cert, tls_key, token_file } = self.clone();
+        let credentials =
+            Credentials { authorities: tls_ca, identity: tls_cert.zip(tls_key), token: token_file };
+        Grpc::new(GrpcOptions { endpoints: addresses, credentials })
+    }
 }
 
 impl NodeArgs {

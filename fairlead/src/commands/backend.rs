@@ -1,6 +1,6 @@
 //! `fairlead backend nft`: an agent that follows a frontend over gRPC.
 
-use agent::{Agent, AgentOptions, Connect, Grpc, GrpcOptions};
+use agent::{Agent, AgentOptions, Connect};
 use anyhow::{Context as _, Result};
 use backend_nft::{Nft, Options};
 use runtime::{Ready, Shutdown, Tasks};
@@ -11,7 +11,7 @@ use crate::cli::{BackendNftArgs, NodeArgs, TrafficArgs};
 
 /// Runs until the shutdown. The kernel stays as it is then.
 pub async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
-    let connect = Grpc::new(GrpcOptions { endpoints: args.frontend.addresses })?;
+    let connect = args.frontend.grpc()?;
     let mut tasks = Tasks::new();
     spawn_nft(&args.node, args.traffic, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await

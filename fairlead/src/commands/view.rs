@@ -1,9 +1,10 @@
 //! A node's view, followed without programming anything: what `watch` and `services` share.
 
-use agent::{Connect as _, Grpc, GrpcOptions, NodeState, Session, Stage};
+use std::time::Duration;
+
+use agent::{Connect as _, NodeState, Session, Stage};
 use anyhow::{Context as _, Result, bail};
 use proto::model::{Ack, Batch, ClientEvent, Hello, Node, Revision, Role, ServerEvent, Welcome};
-use std::time::Duration;
 
 use crate::cli::ViewArgs;
 
@@ -27,7 +28,7 @@ impl View {
     /// Opens a stream for the node that the arguments name.
     pub async fn open(args: &ViewArgs) -> Result<Self> {
         let node = args.node_name()?;
-        let mut grpc = Grpc::new(GrpcOptions { endpoints: args.frontend.addresses.clone() })?;
+        let mut grpc = args.frontend.grpc()?;
         let hello = Hello {
             node: node.as_str().into(),
             role: Role::Observer,

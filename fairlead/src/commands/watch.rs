@@ -31,8 +31,15 @@ fn print_lines(event: &Event) {
     match event {
         Event::Welcome(welcome) => println!("epoch {}: {}", welcome.epoch, mode(welcome.mode)),
         Event::Batch(batch) => {
-            for operation in &batch.operations {
+            for operation in batch.operations.iter().filter(|operation| !is_reset(operation)) {
                 println!("{}", line(batch.target, operation));
+            }
+            let resets = batch.operations.iter().filter(|operation| is_reset(operation)).count();
+            if resets > 0 {
+                println!(
+                    "{:<8} {:<20} {resets}: what is not listed above is gone",
+                    batch.target.0, "reset buckets"
+                );
             }
             if batch.commit {
                 println!("{:<8} commit", batch.target.0);
@@ -49,6 +56,11 @@ fn mode(mode: Mode) -> &'static str {
         Mode::Repair => "repair",
         Mode::Snapshot => "snapshot",
     }
+}
+
+/// Resets come by the dozen and say nothing by themselves; they are counted.
+fn is_reset(operation: &Operation) -> bool {
+    matches!(operation, Operation::ResetBucket(_))
 }
 
 fn line(revision: Revision, operation: &Operation) -> String {
