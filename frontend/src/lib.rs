@@ -1,8 +1,25 @@
 //! The cluster: Kubernetes objects in, one stream of decisions per node out.
 //!
 //! ```text
-//!   source ──▶ index ──▶ view ──▶ log ──▶ session (one per node) ──▶ server (gRPC), or the agent itself in `local`
+//!   source ──Update──▶ Frontend::run: index ──▶ view ──▶ log      one writer; what is dirty, what it looks like, what changed
+//!                                                         │
+//!                            node 1 ◀── session ◀─────────┤ watch: a new revision
+//!                            node 2 ◀── session ◀─────────┘       each computes its own net difference, from shared pieces
+//!                                          ▲
+//!                 server (gRPC) or local (channels in one process)
 //! ```
+//!
+//! | module | answers |
+//! |---|---|
+//! | [`object`] | What is an object, as far as it matters? |
+//! | [`source`] | Which objects are there? |
+//! | [`index`] | Which service ports does a change touch, and who gets a VIP that two claim? |
+//! | [`view`] | What does a service port look like from a zone, from a node? Pure. |
+//! | [`log`] | What changed since revision N for this node? What must it hold? |
+//! | `engine` | When is something committed? |
+//! | `session` | What does one client hear next? |
+//! | `server`, `local` | How does it get there? |
+//! | `streams` | Who is connected? |
 
 mod engine;
 mod frame;

@@ -66,6 +66,9 @@ pub struct Update {
     pub digest: Digest,
 }
 
+/// Pieces that many nodes are sent.
+type SharedPieces = Arc<[Arc<Piece>]>;
+
 /// The state of the cluster as the nodes see it, and its history.
 #[derive(Debug)]
 pub struct Log {
@@ -79,7 +82,7 @@ pub struct Log {
     retired: VecDeque<(Revision, Arc<str>)>,
     history: History,
     /// What nodes without anything special need to get to `revision`, by where they come from and, if it matters, by zone.
-    shared: HashMap<(Revision, Arc<str>), Arc<[Arc<Piece>]>>,
+    shared: HashMap<(Revision, Arc<str>), SharedPieces>,
     service_ports: usize,
     endpoints: usize,
 }

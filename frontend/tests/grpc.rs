@@ -1,4 +1,5 @@
 //! Real streams over a unix socket and over loopback.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::{num::NonZeroU16, path::PathBuf, time::Duration};
 

@@ -146,12 +146,11 @@ pub(super) fn net_for_zone(
         Net::Nothing | Net::Removed => {}
         Net::Fresh { .. } => put_for_zone(view, zone, operations),
         Net::Edited => {
-            let mut puts = changes.iter().filter_map(|change| change.as_changed()?.port);
-            if let Some((before, mut after)) = puts.next() {
-                after = puts.last().map_or(after, |(_, last)| last);
-                if before != after {
-                    operations.push(Operation::PutServicePort(view.port.clone()));
-                }
+            let puts: Vec<_> = changes.iter().filter_map(|change| change.as_changed()?.port).collect();
+            if let (Some((before, _)), Some((_, after))) = (puts.first(), puts.last())
+                && before != after
+            {
+                operations.push(Operation::PutServicePort(view.port.clone()));
             }
             for (family, pools) in view.cluster.iter() {
                 let steps = changes.iter().filter_map(|change| change.as_changed());

@@ -8,7 +8,7 @@ use std::{
 use proto::model::{Operation, PoolId, Revision, ServicePortKey};
 
 use super::{
-    Log, Update,
+    Log, SharedPieces, Update,
     change::{self, PortChange},
     history::Entry,
     piece::Piece,
@@ -46,7 +46,7 @@ impl Log {
     }
 
     /// What all nodes of a zone need, but for what is special for each.
-    fn shared(&mut self, from: Revision, zone: Arc<str>) -> Option<Arc<[Arc<Piece>]>> {
+    fn shared(&mut self, from: Revision, zone: Arc<str>) -> Option<SharedPieces> {
         let mut entries = self.history.since(from)?;
         let differs = entries.any(|entry| entry.differs_in(&zone));
         let at = (from, if differs { zone } else { Arc::default() });
@@ -61,7 +61,7 @@ impl Log {
         for (key, changes) in changes {
             change::net_for_zone(key, &changes, self.view(key), &at.1, &mut operations);
         }
-        let shared: Arc<[_]> = Piece::pack(operations).into();
+        let shared: SharedPieces = Piece::pack(operations).into();
         self.shared.insert(at, shared.clone());
         Some(shared)
     }

@@ -136,7 +136,7 @@ fn describe(operation: &Operation) -> String {
 
 #[derive(Clone, Debug)]
 enum Event {
-    Change(Change),
+    Change(Box<Change>),
     Commit,
     /// The node with this number gets what it lacks.
     Sync(usize),
@@ -144,7 +144,7 @@ enum Event {
 
 fn any_event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        6 => any_update().prop_map(Event::Change),
+        6 => any_update().prop_map(|change| Event::Change(Box::new(change))),
         3 => Just(Event::Commit),
         3 => (0..=NODES.len()).prop_map(Event::Sync),
     ]
@@ -156,7 +156,7 @@ fn follow(events: Vec<Event>, limits: Limits) {
     let mut mirrors: Vec<_> = names.map(|name| cluster.joined(name)).collect();
     for event in events {
         match event {
-            Event::Change(change) => cluster.apply(change),
+            Event::Change(change) => cluster.apply(*change),
             Event::Commit => {
                 cluster.commit([]);
             }
@@ -290,7 +290,8 @@ fn zones_share_too_and_see_only_their_own() {
     };
     let (a, b) = (|last| hinted(last, "zone-a"), |last| hinted(last, "zone-b"));
     let nodes = ["node-0", "node-1", "node-2"].map(|name| put(node(name, "zone-a")));
-    let start = [put(service("web", "10.96.0.1")), web(vec![a(1), a(2), b(3), b(4)]), put(node("node-8", "zone-b"))];
+    let start =
+        [put(service("web", "10.96.0.1")), web(vec![a(1), a(2), b(3), b(4)]), put(node("node-8", "zone-b"))];
     let mut cluster = Cluster::of(nodes.into_iter().chain(start));
     let from = cluster.log.revision();
     cluster.commit([web(vec![a(1), a(2), b(3), b(4), b(5)])]);
