@@ -39,7 +39,7 @@ test: lint ## all of lint, all tests, all examples in the documentation (root or
 	cargo test --quiet --workspace --locked --doc
 
 demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft chooses the backend (root or sudo)
-	@cargo build --quiet --locked -p fairlead-e2e --bin demo
+	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-e2e --bin demo
 	@$(ROOT) cargo run --quiet --locked -p fairlead-e2e --bin demo -- $(BACKEND)
 
 bench: setup ## the figures of docs/performance.md (root or sudo)

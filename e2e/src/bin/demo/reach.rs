@@ -1,0 +1,113 @@
+//! Who reaches what: the dual-stack service by all its ways in, the one under policy Local, the one without endpoints.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use fairlead_e2e::{Client, Failure, Family, Protocol, plan};
+
+use crate::{scene::Scene, show::Show};
+
+/// Connections for a spread: with three pods one is left out by chance once in ten thousand million times.
+const REQUESTS: usize = 60;
+/// Ports of the example manifests.
+const PORT: u16 = 80;
+const WEB_NODE_PORT: u16 = 30080;
+const LOCAL_NODE_PORT: u16 = 30081;
+
+/// The service `web`: cluster IP, node port and load-balancer IP in both families.
+pub(crate) fn everywhere(show: &mut Show, scene: &Scene) -> Result<()> {
+    show.step(&format!("Reach the pods of `web`: {REQUESTS} connections through each way in"));
+    let cluster = &scene.cluster;
+    let inside = cluster.pod("pod-b-2").client();
+    let outside = cluster.client();
+    for family in Family::BOTH {
+        let cluster_ip = SocketAddr::new(plan::cluster_ip(10).ip(family), PORT);
+        let node_port = SocketAddr::new(cluster.node('b').address.ip(family), WEB_NODE_PORT);
+        let load_balancer = SocketAddr::new(load_balancer_ip(family), PORT);
+        for (what, place, client, to) in [
+            ("cluster IP", "pod-b-2", &inside, cluster_ip),
+            ("node port", "outside", &outside, node_port),
+            ("load balancer", "outside", &outside, load_balancer),
+        ] {
+            show.command(place, &connect(to));
+            let pods = spread(client, to)?;
+            let seen = client.tcp(to)?.seen_source.ip();
+            show.result(&format!("{what}, {family}: {}; pods see {seen}", join(&pods)));
+            let names = pods.keys().map(String::as_str).collect::<Vec<_>>();
+            ensure!(names == ["pod-a-1", "pod-a-2", "pod-b-1"], "{to} leads to {names:?}");
+        }
+    }
+    Ok(())
+}
+
+/// The service `local-only`, whose one endpoint is on node-a.
+pub(crate) fn policy_local(show: &mut Show, scene: &Scene) -> Result<()> {
+    show.step("Reach `local-only` (externalTrafficPolicy: Local, one endpoint, on node-a)");
+    let cluster = &scene.cluster;
+    let [a, b] =
+        ['a', 'b'].map(|letter| SocketAddr::new(cluster.node(letter).address.v4.into(), LOCAL_NODE_PORT));
+
+    show.command("outside", &connect(a));
+    let reply = cluster.client().tcp(a).context("node-a")?;
+    show.result(&format!(
+        "node-a: {}, which sees the client's own address {}",
+        reply.pod,
+        reply.seen_source.ip()
+    ));
+    ensure!(reply.pod == "pod-a-2", "node-a leads to {}", reply.pod);
+    ensure!(
+        reply.seen_source.ip() == IpAddr::from(plan::OUTSIDE.v4),
+        "the client is seen as {}",
+        reply.seen_source
+    );
+
+    show.command("outside", &connect(b));
+    let answer = cluster.client().tcp(b);
+    show.result("node-b: dropped, it has no endpoint (a load balancer would not send anything here)");
+    ensure!(answer == Err(Failure::TimedOut), "node-b answers a client outside: {answer:?}");
+
+    show.command("pod-b-1", &connect(b));
+    let reply = cluster.pod("pod-b-1").client().tcp(b).context("from a pod of node-b")?;
+    show.result(&format!("node-b, from a pod: {}, pods reach all endpoints", reply.pod));
+    ensure!(reply.pod == "pod-a-2", "a pod of node-b is led to {}", reply.pod);
+    Ok(())
+}
+
+/// The service `empty`: refused, not dropped.
+pub(crate) fn empty(show: &mut Show, scene: &Scene) -> Result<()> {
+    show.step("Reach `empty`, which nobody serves yet");
+    let to = SocketAddr::new(plan::cluster_ip(30).v4.into(), PORT);
+    show.command("pod-a-1", &connect(to));
+    let started = Instant::now();
+    let answer = scene.cluster.pod("pod-a-1").client().tcp(to);
+    show.result(&format!("refused after {:.1} ms: nobody waits for a timeout", millis(started.elapsed())));
+    ensure!(answer == Err(Failure::Refused), "{to} answers {answer:?}");
+    Ok(())
+}
+
+/// Where the service `web` is reached from outside, whichever pods serve it.
+pub(crate) fn load_balancer_ip(family: Family) -> IpAddr {
+    plan::load_balancer_ip(10).ip(family)
+}
+
+/// Who answered how many connections.
+pub(crate) fn spread(client: &Client, to: SocketAddr) -> Result<BTreeMap<String, usize>> {
+    client.spread(Protocol::Tcp, to, REQUESTS).with_context(|| format!("connect to {to}"))
+}
+
+/// What a person without a client of ours would type: the servers say who they are, in one line.
+pub(crate) fn connect(to: SocketAddr) -> String {
+    format!("head -1 < /dev/tcp/{}/{}", to.ip(), to.port())
+}
+
+/// `pod-a-1 19, pod-a-2 21`.
+pub(crate) fn join(pods: &BTreeMap<String, usize>) -> String {
+    pods.iter().map(|(pod, count)| format!("{pod} {count}")).collect::<Vec<_>>().join(", ")
+}
+
+/// In milliseconds.
+pub(crate) fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

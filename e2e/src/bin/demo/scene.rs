@@ -1,0 +1,171 @@
+//! The cluster, the directory of manifests, one frontend and a backend on each node.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use fairlead_e2e::{Cluster, Netns, Node, Process, plan};
+use tempfile::TempDir;
+
+use crate::show::Show;
+
+/// How long a program may take to say that it is ready: long for a busy machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+/// What the demo shows.
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/manifests");
+/// How many lines of a program's log are shown after a failure.
+const SHOWN_LINES: usize = 15;
+
+/// Everything that runs. Programs are dropped before the namespaces that they are in.
+pub(crate) struct Scene {
+    /// In the order of the nodes.
+    backends: Vec<Process>,
+    frontend: Process,
+    pub(crate) cluster: Cluster,
+    program: PathBuf,
+    directory: TempDir,
+}
+
+impl Scene {
+    /// Two nodes with two pods each, on a copy of the example manifests; returns when both kernels hold them.
+    pub(crate) fn start(show: &Show) -> Result<Self> {
+        let program = env::current_exe().context("find this program")?.with_file_name("fairlead");
+        ensure!(program.is_file(), "no {}: build it first (cargo build -p fairlead)", program.display());
+        let directory = tempfile::tempdir().context("make a temporary directory")?;
+        let manifests = directory.path().join("manifests");
+        copy(Path::new(EXAMPLES), &manifests)?;
+
+        let cluster = Cluster::builder().pods_per_node(2).start();
+        for node in cluster.nodes() {
+            let pods = node.pods.iter().map(|pod| format!("{} {}", pod.name, pod.address.v4));
+            let pods = pods.collect::<Vec<_>>().join(", ");
+            show.result(&format!("{} {} (pods: {pods})", node.name, node.address.v4));
+        }
+        show.result(&format!("outside {} (VIPs are routed through node-a)", plan::OUTSIDE.v4));
+        show.result(&format!(
+            "`node-a#` below is a shell after: ip netns exec {} bash",
+            cluster.node('a').netns.name()
+        ));
+
+        let address = listen_address(&directory);
+        show.command(
+            "outside",
+            &format!("fairlead frontend --manifests {} --listen {address}", manifests.display()),
+        );
+        let mut command = Command::new(&program);
+        command.arg("frontend").arg("--manifests").arg(&manifests).args(["--listen", &address]);
+        let frontend = spawn(cluster.outside(), command, &directory.path().join("frontend.log"));
+        frontend.wait_for_line("listening", 0, DEADLINE);
+
+        let mut scene = Self { backends: Vec::new(), frontend, cluster, program, directory };
+        for node in scene.cluster.nodes() {
+            show.command(&node.name, &format!("fairlead {}", scene.backend_arguments(node).join(" ")));
+        }
+        scene.backends = scene.cluster.nodes().iter().map(|node| scene.spawn_backend(node)).collect();
+        for backend in &scene.backends {
+            let line = backend.wait_for_line("reconciled", 0, DEADLINE);
+            show.result(&format!("log: {}", message(&line)));
+        }
+        Ok(scene)
+    }
+
+    /// The binary, as text.
+    pub(crate) fn program(&self) -> Result<&str> {
+        self.program.to_str().context("the path of the program is not UTF-8")
+    }
+
+    /// Where the frontend listens.
+    pub(crate) fn address(&self) -> String {
+        listen_address(&self.directory)
+    }
+
+    /// A file of the manifests.
+    pub(crate) fn manifest(&self, name: &str) -> PathBuf {
+        self.directory.path().join("manifests").join(name)
+    }
+
+    /// A command of the binary in a node's namespace, running until it is dropped.
+    pub(crate) fn spawn(&self, node: &Node, arguments: &[&str], log: &str) -> Process {
+        let mut command = Command::new(&self.program);
+        command.args(arguments);
+        spawn(&node.netns, command, &self.directory.path().join(log))
+    }
+
+    /// The backend of the first node.
+    pub(crate) fn first_backend(&self) -> &Process {
+        &self.backends[0]
+    }
+
+    /// Starts the backend of the first node again, after its end.
+    pub(crate) fn restart_first_backend(&mut self) {
+        self.backends[0] = self.spawn_backend(&self.cluster.nodes()[0]);
+    }
+
+    /// What its backend is started with.
+    pub(crate) fn backend_arguments(&self, node: &Node) -> Vec<String> {
+        let state = self.directory.path().join(&node.name);
+        let (address, pods) = (self.address(), plan::CLUSTER_CIDRS.join(","));
+        let arguments =
+            ["backend", "nft", "--frontend", &address, "--node-name", &node.name, "--cluster-cidr", &pods];
+        let state = ["--state-dir".to_owned(), state.display().to_string()];
+        arguments.map(str::to_owned).into_iter().chain(state).collect()
+    }
+
+    fn spawn_backend(&self, node: &Node) -> Process {
+        let arguments = self.backend_arguments(node);
+        let arguments = arguments.iter().map(String::as_str).collect::<Vec<_>>();
+        self.spawn(node, &arguments, &format!("backend-{}.log", node.name))
+    }
+
+    /// Ends everything, in order.
+    pub(crate) fn clean_up(self, show: &Show) -> Result<()> {
+        for process in self.backends.iter().chain([&self.frontend]) {
+            let status = process.terminate();
+            ensure!(status.success(), "a program ended with {status}");
+        }
+        show.command("node-a", "fairlead cleanup --backend nft");
+        let node = &self.cluster.node('a').netns;
+        node.output(self.program()?, &["cleanup", "--backend", "nft"]);
+        let left = node.output("nft", &["list", "tables"]);
+        ensure!(!left.contains("fairlead"), "cleanup has left: {left}");
+        show.result("the kernel of node-a holds nothing of Fairlead any more");
+        Ok(())
+    }
+
+    /// The ends of the programs' logs, for whoever looks for the cause of a failure.
+    pub(crate) fn print_logs(&self) {
+        for process in self.backends.iter().chain([&self.frontend]) {
+            eprintln!("\n{} ends:", process.log().display());
+            let lines = process.lines_since(0);
+            lines[lines.len().saturating_sub(SHOWN_LINES)..].iter().for_each(|line| eprintln!("  {line}"));
+        }
+    }
+}
+
+/// What a line of a log says, without the time, level and place in front of it.
+pub(crate) fn message(line: &str) -> &str {
+    line.rsplit_once("::").and_then(|(_, rest)| rest.split_once(": ")).map_or(line, |(_, message)| message)
+}
+
+fn listen_address(directory: &TempDir) -> String {
+    format!("unix:{}", directory.path().join("frontend.sock").display())
+}
+
+/// Starts a program with nothing but its arguments: the environment of whoever runs the demo may say otherwise.
+fn spawn(netns: &Netns, mut command: Command, log: &Path) -> Process {
+    command.env_clear();
+    Process::spawn(netns, command, log)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("make {}", to.display()))?;
+    for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
+        let entry = entry?;
+        fs::copy(entry.path(), to.join(entry.file_name()))
+            .with_context(|| format!("copy {}", entry.path().display()))?;
+    }
+    Ok(())
+}

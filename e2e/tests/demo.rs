@@ -1,0 +1,24 @@
+//! The demo, as `make demo` runs it: it checks what it shows, so it only has to end well.
+
+use std::process::{Command, Stdio};
+
+#[test]
+fn the_demo_shows_what_it_should() {
+    let output = Command::new(env!("CARGO_BIN_EXE_demo"))
+        .arg("nft")
+        .stdin(Stdio::null())
+        .output()
+        .expect("start the demo");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{stdout}\n{stderr}", output.status);
+    // Not only no error, but all of it.
+    assert!(stdout.contains("All as expected"), "{stdout}");
+}
+
+#[test]
+fn an_unknown_backend_is_named_in_the_error() {
+    let output = Command::new(env!("CARGO_BIN_EXE_demo")).arg("none").output().expect("start the demo");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("\"none\""), "{stderr}");
+}
