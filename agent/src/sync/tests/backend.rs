@@ -182,3 +182,21 @@ async fn nothing_is_applied_after_shutdown() {
     world.stop().await;
     assert_eq!(kernel.services(), *a.services());
 }
+
+#[tokio::test(start_paused = true)]
+async fn acks_of_a_session_that_is_over_are_not_said_in_the_next() {
+    let (a, b) = (mk_services(&["default/a"]), mk_services(&["default/b"]));
+    let mut world = start(&FakeKernel::default(), None);
+    let mut peer = world.following(&a).await;
+    world.kernel.fail("no memory");
+    peer.commit(1, 2, operations_between(&a, &b)).await;
+    peer.barrier().await;
+    drop(peer);
+    let mut peer = world.session().await;
+    peer.welcome(Epoch(0xe2), Mode::Repair).await;
+    peer.bookmark(7, total(&b)).await;
+    peer.barrier().await;
+    world.kernel.heal();
+    assert_eq!(peer.ack().await.revision, Revision(7));
+    world.stop().await;
+}

@@ -267,3 +267,19 @@ async fn peer_that_does_not_read_stops_nothing() {
     timeout(MINUTE / 3, last).await.unwrap();
     world.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn drain_spreads_also_those_whose_session_ends_at_once() {
+    let mut world = start(&FakeKernel::default(), None);
+    let mut peer = world.following(&mk_services(&[])).await;
+    let mut longest = Duration::ZERO;
+    for _ in 0..8 {
+        peer.say(ServerEvent::Drain(60 * MINUTE)).await;
+        let begin = Instant::now();
+        drop(peer);
+        peer = world.session().await;
+        longest = longest.max(begin.elapsed());
+    }
+    assert!(longest > MINUTE, "{longest:?}");
+    world.stop().await;
+}
