@@ -7,6 +7,8 @@ mod listener;
 mod status;
 mod watch;
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use proto::{
     MAX_MESSAGE_BYTES,
@@ -16,7 +18,6 @@ use proto::{
     },
 };
 use runtime::Shutdown;
-use std::time::Duration;
 use tonic::{Request, Response, Status, Streaming, async_trait};
 use tracing::info;
 
@@ -30,6 +31,8 @@ use self::watch::WatchStream;
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long the answer may take.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// What the server waits longer than its streams do.
+const DRAIN_SLACK: Duration = Duration::from_millis(500);
 
 /// The service of the contract.
 #[derive(Debug)]
@@ -51,13 +54,29 @@ impl Frontend {
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .add_service(service);
-        let mut stop = shutdown;
+        let mut stop = shutdown.clone();
         let stop = async move { stop.recv().await };
-        let served = match listener {
-            Listener::Tcp(incoming, _) => router.serve_with_incoming_shutdown(incoming, stop).await,
-            Listener::Unix(incoming, _) => router.serve_with_incoming_shutdown(incoming, stop).await,
+        let serving = async {
+            match listener {
+                Listener::Tcp(incoming, _) => router.serve_with_incoming_shutdown(incoming, stop).await,
+                Listener::Unix(incoming, _) => router.serve_with_incoming_shutdown(incoming, stop).await,
+            }
         };
-        served.context("serve gRPC")
+        tokio::select! {
+            served = serving => served.context("serve gRPC"),
+            () = self.overdue(shutdown) => {
+                info!("not all clients have gone, closing their connections");
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns when streams have had all the time there is to end after the shutdown. That of a client which does not read
+    /// is not even asked to, because nothing can be sent to it.
+    async fn overdue(&self, mut shutdown: Shutdown) {
+        shutdown.recv().await;
+        let config = &self.shared.config;
+        tokio::time::sleep(config.drain_delay + config.drain_grace + DRAIN_SLACK).await;
     }
 }
 

@@ -25,8 +25,12 @@ const CLUSTER_IPS_V6: [&str; 2] = ["fd00::1", "fd00::2"];
 /// Two of them are somebody's own.
 const EXTERNAL_IPS: [&str; 5] = ["192.0.2.1", "192.0.2.2", "10.96.0.1", "172.16.0.1", "2001:db8::1"];
 const NODE_ADDRESSES: [&str; 3] = ["172.16.0.1", "172.16.0.2", "192.0.2.2"];
-const PORTS: [(&str, Protocol, u16); 4] =
-    [("", Protocol::Tcp, 80), ("dns", Protocol::Udp, 53), ("http", Protocol::Tcp, 80), ("web", Protocol::Tcp, 8080)];
+const PORTS: [(&str, Protocol, u16); 4] = [
+    ("", Protocol::Tcp, 80),
+    ("dns", Protocol::Udp, 53),
+    ("http", Protocol::Tcp, 80),
+    ("web", Protocol::Tcp, 8080),
+];
 
 pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -53,12 +57,7 @@ pub(crate) fn service(name: &str, cluster_ip: &str) -> Service {
         external_policy: TrafficPolicy::Cluster,
         affinity_seconds: None,
         health_check_node_port: None,
-        ports: vec![Port {
-            name: "http".into(),
-            protocol: Protocol::Tcp,
-            port: number(80),
-            node_port: None,
-        }],
+        ports: vec![Port { name: "http".into(), protocol: Protocol::Tcp, port: number(80), node_port: None }],
     }
 }
 
@@ -173,15 +172,17 @@ pub(crate) fn any_service() -> impl Strategy<Value = Service> {
     let names = proptest::sample::select(SERVICES.to_vec());
     let vips = (some_ips(EXTERNAL_IPS), prop_oneof![Just(Vec::new()), some_ips(EXTERNAL_IPS)]);
     (names, option::of(0..3u64), cluster_ips, vips, policy(), policy(), ports()).prop_map(
-        |(name, created, (v4, v6), (external, load_balancer), internal_policy, external_policy, ports)| Service {
-            created: created.map(time),
-            cluster_ips: PerFamily { v4: v4.map(ip), v6: v6.map(ip) },
-            external_ips: external,
-            load_balancer_ips: load_balancer,
-            internal_policy,
-            external_policy,
-            ports,
-            ..service(name, CLUSTER_IPS[0])
+        |(name, created, (v4, v6), (external, load_balancer), internal_policy, external_policy, ports)| {
+            Service {
+                created: created.map(time),
+                cluster_ips: PerFamily { v4: v4.map(ip), v6: v6.map(ip) },
+                external_ips: external,
+                load_balancer_ips: load_balancer,
+                internal_policy,
+                external_policy,
+                ports,
+                ..service(name, CLUSTER_IPS[0])
+            }
         },
     )
 }
@@ -196,10 +197,22 @@ fn any_endpoints(family: Family) -> impl Strategy<Value = Vec<SliceEndpoint>> {
             2 => Just((false, true, true)),
             1 => any::<(bool, bool, bool)>(),
         ];
-        (0..4u8, option::weighted(0.9, proptest::sample::select(NODES.to_vec())), conditions, zone_hints(), node_hints())
+        (
+            0..4u8,
+            option::weighted(0.9, proptest::sample::select(NODES.to_vec())),
+            conditions,
+            zone_hints(),
+            node_hints(),
+        )
     };
     (vec(endpoint(), 0..6), 0..5u8).prop_map(move |(endpoints, hints)| {
-        let one = |(last, node, (ready, serving, terminating), zones, nodes): (u8, Option<&str>, _, Vec<&str>, Vec<&str>)| {
+        let one = |(last, node, (ready, serving, terminating), zones, nodes): (
+            u8,
+            Option<&str>,
+            _,
+            Vec<&str>,
+            Vec<&str>,
+        )| {
             let all = |some: Vec<&str>, fallback: &str, wanted: bool| -> Vec<Arc<str>> {
                 match (hints, wanted) {
                     (4, _) => some.into_iter().map(Into::into).collect(),

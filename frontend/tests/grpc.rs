@@ -265,7 +265,12 @@ async fn a_client_that_says_nothing_is_cut_off() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_delays_nobody() {
-    let server = Server::of(200).await;
+    let config = Config {
+        drain_delay: Duration::from_millis(100),
+        drain_grace: Duration::from_millis(100),
+        ..Config::default()
+    };
+    let server = Server::start(Transport::Unix, config, cluster(200)).await;
     // Each has a connection of its own, as nodes have; on one connection they would share a window.
     let mut stuck = Vec::new();
     for _ in 0..3 {
@@ -289,6 +294,9 @@ async fn a_client_that_does_not_read_delays_nobody() {
         "they never read: {:?}",
         behind.collect::<Vec<_>>()
     );
+    server.trigger.fire();
+    drop(stream);
+    timeout(PATIENCE, server.serving).await.expect("it goes on serving").unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -179,7 +179,7 @@ impl Settling<'_> {
             }
             Claim::NodePort(number, protocol) => format!("{number}/{protocol}"),
         };
-        self.report(field, format!("{claimed} belongs to {}, which is older; dropped here", winner.key));
+        self.report(field, format!("{claimed} is taken by {}, which comes first; dropped here", winner.key));
         false
     }
 

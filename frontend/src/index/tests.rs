@@ -32,7 +32,10 @@ fn problems(index: &Index) -> Vec<(Kind, ObjectName, Vec<Problem>)> {
 /// The messages about one service.
 fn messages(index: &Index, service: &str) -> Vec<String> {
     let of_service = index.problems().filter(|(_, name, _)| &*name.name == service);
-    of_service.flat_map(|(_, _, problems)| problems).map(|problem| format!("{}: {}", problem.field, problem.message)).collect()
+    of_service
+        .flat_map(|(_, _, problems)| problems)
+        .map(|problem| format!("{}: {}", problem.field, problem.message))
+        .collect()
 }
 
 fn new_index() -> Index {
@@ -137,7 +140,9 @@ fn the_older_service_wins_and_the_other_gets_it_when_that_goes() {
     assert!(has_vip(&views, "z-old") && !has_vip(&views, "a-new") && !has_vip(&views, "a-undated"));
     assert_eq!(
         messages(&index, "a-new"),
-        ["spec.clusterIPs: 10.96.0.1, port 80/TCP belongs to ns/z-old:http/tcp, which is older; dropped here"]
+        [
+            "spec.clusterIPs: 10.96.0.1, port 80/TCP is taken by ns/z-old:http/tcp, which comes first; dropped here"
+        ]
     );
     index.apply(Update::Delete(Kind::Service, ObjectName::new("ns", "z-old")));
     apply_changes(&mut index, &mut views);
@@ -160,7 +165,9 @@ fn one_node_port_belongs_to_one_service() {
     assert!(views[&key("a")].port.cluster_ips.v4.is_some(), "the rest of the loser stays in force");
     assert_eq!(
         messages(&index, "a"),
-        ["spec.ports[http/TCP].nodePort: 30000/TCP belongs to ns/b:http/tcp, which is older; dropped here"]
+        [
+            "spec.ports[http/TCP].nodePort: 30000/TCP is taken by ns/b:http/tcp, which comes first; dropped here"
+        ]
     );
 }
 
@@ -220,7 +227,11 @@ fn trigger_times_count_once_and_only_after_the_start() {
     };
     assert_eq!(oldest_after(put(triggered(99, "10.0.0.1"))), None, "before the start");
     assert_eq!(oldest_after(put(triggered(101, "10.0.0.2"))), Some(time(101)));
-    assert_eq!(oldest_after(put(triggered(101, "10.0.0.3"))), None, "the same time again is of an older change");
+    assert_eq!(
+        oldest_after(put(triggered(101, "10.0.0.3"))),
+        None,
+        "the same time again is of an older change"
+    );
     index.apply(put(triggered(103, "10.0.0.4")));
     index.apply(put(triggered(105, "10.0.0.5")));
     assert_eq!(index.take_changes().oldest_trigger, Some(time(103)), "the oldest of several");

@@ -111,10 +111,8 @@ fn terminating_endpoints_serve_when_nothing_is_ready_and_ignore_hints() {
 #[test]
 fn one_ready_endpoint_without_hint_vetoes_but_one_that_is_not_ready_does_not() {
     let service = service("s", "10.96.0.1");
-    let hinted = |address, zone: &str| SliceEndpoint {
-        zone_hints: vec![zone.into()],
-        ..endpoint(address, "node-0")
-    };
+    let hinted =
+        |address, zone: &str| SliceEndpoint { zone_hints: vec![zone.into()], ..endpoint(address, "node-0") };
     let unready = SliceEndpoint { ready: false, ..endpoint("10.0.0.9", "node-0") };
     let two = vec![hinted("10.0.0.1", "zone-a"), hinted("10.0.0.2", "zone-b"), unready];
     let view = view_of(&service, &[slice("a", "s", two.clone())]);
