@@ -2,6 +2,7 @@
 //! that a [`Backend`](crate::Backend) must pass, and a backend that programs nothing.
 //!
 //! ```
+//! # use fairlead_agent as agent;
 //! use agent::testing::mk_state;
 //!
 //! let state = mk_state()
