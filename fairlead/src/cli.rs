@@ -26,22 +26,22 @@ Examples:
   fairlead services --node node-a                                            what a node is to do
   fairlead watch --node node-a                                               follow what it is told"
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     /// How log lines look: text or json.
     #[arg(long, global = true, env = "FAIRLEAD_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
-    pub log_format: LogFormat,
+    pub(crate) log_format: LogFormat,
 
     /// What is logged: a level, or directives such as `info,fairlead_agent=debug`. The default is `info`, and `warn` for
     /// commands that print something.
     #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", value_name = "FILTER")]
-    pub log_filter: Option<String>,
+    pub(crate) log_filter: Option<String>,
 
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Watches the cluster, decides what each node must do, and streams it.
     Frontend(FrontendArgs),
     /// Follows a frontend and programs this node's kernel.
@@ -57,83 +57,83 @@ pub enum Command {
 }
 
 #[derive(Debug, Args)]
-pub struct FrontendArgs {
+pub(crate) struct FrontendArgs {
     #[command(flatten)]
-    pub source: SourceArgs,
+    pub(crate) source: SourceArgs,
 
     /// Where to listen: `unix:/PATH` or HOST:PORT. May be given several times.
     #[arg(long, default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
-    pub listen: Vec<String>,
+    pub(crate) listen: Vec<String>,
 
     /// Listen on TCP without TLS: everybody who can reach the port can read every node's view.
     #[arg(long)]
-    pub insecure: bool,
+    pub(crate) insecure: bool,
 }
 
 #[derive(Debug, Args)]
-pub struct BackendArgs {
+pub(crate) struct BackendArgs {
     #[command(subcommand)]
-    pub backend: BackendCommand,
+    pub(crate) backend: BackendCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum BackendCommand {
+pub(crate) enum BackendCommand {
     /// nftables, over netlink; no program is run.
     Nft(BackendNftArgs),
 }
 
 #[derive(Debug, Args)]
-pub struct BackendNftArgs {
+pub(crate) struct BackendNftArgs {
     #[command(flatten)]
-    pub frontend: FrontendAddressArgs,
+    pub(crate) frontend: FrontendAddressArgs,
     #[command(flatten)]
-    pub node: NodeArgs,
+    pub(crate) node: NodeArgs,
     #[command(flatten)]
-    pub traffic: TrafficArgs,
+    pub(crate) traffic: TrafficArgs,
 }
 
 #[derive(Debug, Args)]
-pub struct LocalArgs {
+pub(crate) struct LocalArgs {
     /// What programs the kernel.
     #[arg(long, value_enum)]
-    pub backend: BackendName,
+    pub(crate) backend: BackendName,
     #[command(flatten)]
-    pub source: SourceArgs,
+    pub(crate) source: SourceArgs,
     #[command(flatten)]
-    pub node: NodeArgs,
+    pub(crate) node: NodeArgs,
     #[command(flatten)]
-    pub traffic: TrafficArgs,
+    pub(crate) traffic: TrafficArgs,
 }
 
 #[derive(Debug, Args)]
-pub struct ViewArgs {
+pub(crate) struct ViewArgs {
     #[command(flatten)]
-    pub frontend: FrontendAddressArgs,
+    pub(crate) frontend: FrontendAddressArgs,
 
     /// Whose view: Node metadata.name. The default is this machine's host name.
     #[arg(long, visible_alias = "node-name", value_name = "NAME")]
-    pub node: Option<String>,
+    pub(crate) node: Option<String>,
 
     /// How to print it.
     #[arg(short, long, value_enum, default_value = "table")]
-    pub output: Output,
+    pub(crate) output: Output,
 }
 
 #[derive(Debug, Args)]
-pub struct CleanupArgs {
+pub(crate) struct CleanupArgs {
     /// Whose objects to remove.
     #[arg(long, value_enum)]
-    pub backend: BackendName,
+    pub(crate) backend: BackendName,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum BackendName {
+pub(crate) enum BackendName {
     /// nftables
     Nft,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub(crate) enum Output {
     /// For people.
     Table,
     /// For scripts: one document (`services`), or one a line (`watch`).
@@ -143,70 +143,70 @@ pub enum Output {
 /// Where the cluster's objects come from. Without either flag: the API server of the cluster that this runs in.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
-pub struct SourceArgs {
+pub(crate) struct SourceArgs {
     /// A directory of Kubernetes manifests (Service, EndpointSlice, Node); edits take effect at once.
     #[arg(long, value_name = "DIR")]
-    pub manifests: Option<PathBuf>,
+    pub(crate) manifests: Option<PathBuf>,
 
     /// A kubeconfig file that leads to the API server.
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
+    pub(crate) kubeconfig: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]
-pub struct FrontendAddressArgs {
+pub(crate) struct FrontendAddressArgs {
     /// Where the frontend listens: `unix:/PATH`, `https://HOST:PORT` (through something that ends TLS) or
     /// `http://HOST:PORT`. Several are tried in turn.
     #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
-    pub addresses: Vec<String>,
+    pub(crate) addresses: Vec<String>,
 
     /// Certificates (PEM) of the authorities that may have signed the frontend's; for https.
     #[arg(long, value_name = "FILE")]
-    pub tls_ca: Option<PathBuf>,
+    pub(crate) tls_ca: Option<PathBuf>,
 
     /// This node's certificate (PEM); for https.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
-    pub tls_cert: Option<PathBuf>,
+    pub(crate) tls_cert: Option<PathBuf>,
 
     /// The key (PEM) of --tls-cert.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
+    pub(crate) tls_key: Option<PathBuf>,
 
     /// A ServiceAccount token that is bound to this node; for https.
     #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    pub(crate) token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
-pub struct NodeArgs {
+pub(crate) struct NodeArgs {
     /// Node metadata.name of this machine. The default is the host name in lower case.
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
-    pub node_name: Option<String>,
+    pub(crate) node_name: Option<String>,
 
     /// Where the last committed state is kept, so that a node that reboots alone comes up with it.
     #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
-    pub state_dir: PathBuf,
+    pub(crate) state_dir: PathBuf,
 }
 
 #[derive(Debug, Args)]
-pub struct TrafficArgs {
+pub(crate) struct TrafficArgs {
     /// Where pod addresses are allocated from: one CIDR, or one of each family, comma-separated. Traffic to cluster IPs
     /// from outside it is masqueraded; under external policy Local, pods reach every endpoint.
     #[arg(long, value_delimiter = ',', value_name = "CIDR")]
-    pub cluster_cidr: Vec<IpNet>,
+    pub(crate) cluster_cidr: Vec<IpNet>,
 
     /// Masquerade all traffic to cluster IPs.
     #[arg(long)]
-    pub masquerade_all: bool,
+    pub(crate) masquerade_all: bool,
 
     /// The bit of the packet mark that says "masquerade this" (0 to 31).
     #[arg(long, default_value_t = 14, value_name = "BIT", value_parser = clap::value_parser!(u8).range(0..32))]
-    pub masquerade_bit: u8,
+    pub(crate) masquerade_bit: u8,
 
     /// Where node ports answer: `primary` (the node's first address of each family), or CIDRs of local addresses,
     /// comma-separated. Never on loopback.
     #[arg(long, default_value = "primary", value_name = "primary|CIDR,...", value_parser = nodeport_addresses)]
-    pub nodeport_addresses: NodePortAddresses,
+    pub(crate) nodeport_addresses: NodePortAddresses,
 }
 
 /// Reads `--nodeport-addresses`.
@@ -224,7 +224,7 @@ fn nodeport_addresses(value: &str) -> Result<NodePortAddresses, String> {
 
 impl FrontendAddressArgs {
     /// Where to connect, and with what.
-    pub fn grpc(&self) -> Result<Grpc> {
+    pub(crate) fn grpc(&self) -> Result<Grpc> {
         let Self { addresses, tls_ca, tls_cert, tls_key, token_file } = self.clone();
         let credentials =
             Credentials { authorities: tls_ca, identity: tls_cert.zip(tls_key), token: token_file };
@@ -234,14 +234,14 @@ impl FrontendAddressArgs {
 
 impl NodeArgs {
     /// `--node-name`, or this machine's host name.
-    pub fn name(&self) -> Result<String> {
+    pub(crate) fn name(&self) -> Result<String> {
         node_name(self.node_name.as_deref())
     }
 }
 
 impl ViewArgs {
     /// `--node`, or this machine's host name.
-    pub fn node_name(&self) -> Result<String> {
+    pub(crate) fn node_name(&self) -> Result<String> {
         node_name(self.node.as_deref())
     }
 }
@@ -263,7 +263,7 @@ fn node_name(given: Option<&str>) -> Result<String> {
 
 impl FrontendArgs {
     /// `--listen`, checked against `--insecure`.
-    pub fn addresses(&self) -> Result<&[String]> {
+    pub(crate) fn addresses(&self) -> Result<&[String]> {
         let refused =
             |address: &&String| !(self.insecure || address.starts_with("unix:") || is_loopback(address));
         if let Some(address) = self.listen.iter().find(refused) {

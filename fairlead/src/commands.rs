@@ -19,7 +19,7 @@ use crate::cli::{BackendCommand, Cli, Command};
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(15);
 
 /// Does what the command line asks for.
-pub fn run(cli: Cli) -> Result<()> {
+pub(crate) fn run(cli: Cli) -> Result<()> {
     let Cli { log_format, log_filter, command } = cli;
     let quiet = matches!(command, Command::Watch(_) | Command::Services(_));
     let log_filter = log_filter.unwrap_or_else(|| if quiet { "warn" } else { "info" }.to_owned());

@@ -4,18 +4,18 @@ use std::fmt::Write as _;
 
 /// A table with a header line.
 #[derive(Debug)]
-pub struct Table {
+pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// A table that has only its header yet.
-    pub fn new(header: &[&str]) -> Self {
+    pub(crate) fn new(header: &[&str]) -> Self {
         Self { rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()] }
     }
 
     /// Appends a row. An empty cell is printed as `-`.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells = cells.into_iter().map(|cell| if cell.is_empty() { "-".to_owned() } else { cell });
         self.rows.push(cells.collect());
     }

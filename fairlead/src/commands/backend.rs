@@ -10,7 +10,7 @@ use super::SHUTDOWN_DEADLINE;
 use crate::cli::{BackendNftArgs, NodeArgs, TrafficArgs};
 
 /// Runs until the shutdown. The kernel stays as it is then.
-pub async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
+pub(crate) async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
     let connect = args.frontend.grpc()?;
     let mut tasks = Tasks::new();
     spawn_nft(&args.node, args.traffic, connect, &mut tasks)?;
@@ -18,7 +18,7 @@ pub async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
 }
 
 /// Starts an agent with the nftables backend.
-pub fn spawn_nft(
+pub(crate) fn spawn_nft(
     node: &NodeArgs,
     traffic: TrafficArgs,
     connect: impl Connect,

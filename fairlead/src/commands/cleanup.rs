@@ -7,7 +7,7 @@ use backend_nft::{Nft, Options};
 use crate::cli::{BackendName, CleanupArgs};
 
 /// Removes everything of a backend.
-pub async fn run(args: CleanupArgs) -> Result<()> {
+pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
     match args.backend {
         BackendName::Nft => Nft::new(Options::default()).context("cannot open nf_tables")?.cleanup().await,
     }

@@ -14,7 +14,7 @@ use crate::cli::{FrontendArgs, SourceArgs};
 const UPDATES: usize = 1024;
 
 /// Runs until the shutdown.
-pub async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
+pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let mut listeners = Vec::new();
     for address in args.addresses()? {
         listeners.push(Listener::bind(address).await?);
@@ -29,7 +29,7 @@ pub async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
 }
 
 /// Starts a source and the engine that takes in what it says.
-pub async fn spawn(args: &SourceArgs, tasks: &mut Tasks) -> Result<Frontend> {
+pub(crate) async fn spawn(args: &SourceArgs, tasks: &mut Tasks) -> Result<Frontend> {
     let source = match &args.manifests {
         Some(directory) => Source::Manifests(directory.clone()),
         None => Source::kubernetes(args.kubeconfig.as_deref()).await?,

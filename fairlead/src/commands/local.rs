@@ -8,7 +8,7 @@ use super::{SHUTDOWN_DEADLINE, backend, frontend};
 use crate::cli::{BackendName, LocalArgs};
 
 /// Runs until the shutdown. The kernel stays as it is then.
-pub async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
+pub(crate) async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
     let mut tasks = Tasks::new();
     let frontend = frontend::spawn(&args.source, &mut tasks).await?;
     let stop = shutdown.clone();

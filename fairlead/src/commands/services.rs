@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Takes in the first commit of the node's stream, and prints the state.
-pub async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
+pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
     let mut view = View::open(&args).await?;
     loop {
         let event = tokio::select! {
@@ -61,7 +61,7 @@ fn row(service: &Service) -> [String; 5] {
 }
 
 /// The ways in, each with its port: cluster IPs first, the node port last.
-pub fn vips(port: &ServicePort) -> Vec<String> {
+pub(crate) fn vips(port: &ServicePort) -> Vec<String> {
     let cluster_ips = port.cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref());
     let ips = cluster_ips.chain(&port.external_ips).chain(&port.load_balancer_ips);
     let mut vips: Vec<_> =
@@ -85,7 +85,7 @@ fn policy(port: &ServicePort) -> String {
 }
 
 /// The elements with spaces between.
-pub fn join<T: Display>(elements: impl IntoIterator<Item = T>) -> String {
+pub(crate) fn join<T: Display>(elements: impl IntoIterator<Item = T>) -> String {
     elements.into_iter().map(|element| element.to_string()).collect::<Vec<_>>().join(" ")
 }
 

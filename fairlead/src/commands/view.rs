@@ -9,14 +9,14 @@ use proto::model::{Ack, Batch, ClientEvent, Hello, Node, Revision, Role, ServerE
 use crate::cli::ViewArgs;
 
 /// A stream of the role observer, and the state it has led to.
-pub struct View {
+pub(crate) struct View {
     session: Session,
     stage: Stage,
-    pub state: NodeState,
+    pub(crate) state: NodeState,
 }
 
 /// What happened on the stream.
-pub enum Event {
+pub(crate) enum Event {
     Welcome(Welcome),
     /// A batch; the state has taken it in when it commits.
     Batch(Batch),
@@ -26,7 +26,7 @@ pub enum Event {
 
 impl View {
     /// Opens a stream for the node that the arguments name.
-    pub async fn open(args: &ViewArgs) -> Result<Self> {
+    pub(crate) async fn open(args: &ViewArgs) -> Result<Self> {
         let node = args.node_name()?;
         let mut grpc = args.frontend.grpc()?;
         let hello = Hello {
@@ -45,7 +45,7 @@ impl View {
     }
 
     /// The next thing that happens; commits and bookmarks are acked.
-    pub async fn next(&mut self) -> Result<Event> {
+    pub(crate) async fn next(&mut self) -> Result<Event> {
         loop {
             let Some(event) = self.session.events.recv().await else {
                 bail!("the frontend ended the stream");

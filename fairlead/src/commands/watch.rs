@@ -12,7 +12,7 @@ use super::{
 use crate::cli::{Output, ViewArgs};
 
 /// Follows the stream until the shutdown.
-pub async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
+pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
     let mut view = View::open(&args).await?;
     loop {
         let event = tokio::select! {
