@@ -63,6 +63,16 @@ pub(crate) enum FeedEvent {
     Lost,
 }
 
+/// Whose turn it is to say something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The frontend's: its silence is a reason to go.
+    Theirs,
+    /// Ours: a frontend waits for the ack of what it said last, so its silence means nothing. HTTP/2 pings tell whether it is
+    /// still there.
+    Ours,
+}
+
 /// Follows one session after the other.
 pub(crate) struct Feed<C> {
     connect: C,
@@ -82,7 +92,8 @@ struct Open {
     session: Session,
     replies: VecDeque<ClientEvent>,
     since: Instant,
-    heard: Instant,
+    /// Since when the frontend might have said something and did not.
+    quiet: Instant,
     /// When to leave, if the frontend wants that.
     drain: Option<Instant>,
 }
@@ -129,7 +140,7 @@ impl<C: Connect> Feed<C> {
     }
 
     /// What happens next. `hello` is asked when a session begins. May be dropped and called again.
-    pub(crate) async fn next(&mut self, hello: impl Fn() -> Hello) -> FeedEvent {
+    pub(crate) async fn next(&mut self, turn: Turn, hello: impl Fn() -> Hello) -> FeedEvent {
         loop {
             match &mut self.phase {
                 Phase::Waiting(until) => {
@@ -151,7 +162,7 @@ impl<C: Connect> Feed<C> {
                         self.phase = Phase::Waiting(Instant::now() + delay);
                     }
                 },
-                Phase::Open(open) => match open.step(self.options.silence).await {
+                Phase::Open(open) => match open.step(turn, self.options.silence).await {
                     Step::Event(ServerEvent::Drain(max)) => open.drain(max),
                     Step::Event(event) => return FeedEvent::Server(event),
                     Step::Replied => {}
@@ -194,13 +205,13 @@ impl<C: Connect> Feed<C> {
 impl Open {
     fn new(session: Session) -> Self {
         let now = Instant::now();
-        Self { session, replies: VecDeque::new(), since: now, heard: now, drain: None }
+        Self { session, replies: VecDeque::new(), since: now, quiet: now, drain: None }
     }
 
     /// May be dropped and called again.
-    async fn step(&mut self, silence: Duration) -> Step {
-        let Self { session, replies, heard, drain, .. } = self;
-        let leave = drain.unwrap_or(*heard);
+    async fn step(&mut self, turn: Turn, silence: Duration) -> Step {
+        let Self { session, replies, quiet, drain, .. } = self;
+        let leave = drain.unwrap_or(*quiet);
         tokio::select! {
             // What was said before the end counts.
             biased;
@@ -208,6 +219,7 @@ impl Open {
                 Ok(permit) => {
                     if let Some(reply) = replies.pop_front() {
                         permit.send(reply);
+                        *quiet = Instant::now();
                     }
                     Step::Replied
                 }
@@ -219,13 +231,13 @@ impl Open {
             },
             event = session.events.recv() => match event {
                 Some(event) => {
-                    *heard = Instant::now();
+                    *quiet = Instant::now();
                     Step::Event(event)
                 }
                 None => Step::Ended,
             },
             () = sleep_until(leave), if drain.is_some() => Step::Drained,
-            () = sleep_until(*heard + silence) => Step::Silent,
+            () = sleep_until(*quiet + silence), if turn == Turn::Theirs => Step::Silent,
         }
     }
 

@@ -9,7 +9,7 @@ use proto::{
 use runtime::Backoff;
 use tokio::time::Instant;
 
-use crate::Changes;
+use crate::{Changes, feed::Turn};
 
 /// The most acks that wait while the backend fails. A later one says all that an earlier one does.
 const MAX_ACKS: usize = 256;
@@ -96,6 +96,11 @@ impl Pending {
     /// Nobody waits for the acks any more.
     pub(crate) fn lost(&mut self) {
         self.acks.clear();
+    }
+
+    /// Whether the frontend waits for an ack.
+    pub(crate) fn turn(&self) -> Turn {
+        if self.acks.is_empty() { Turn::Theirs } else { Turn::Ours }
     }
 
     /// What to do now, if anything. What is asked for counts as begun.

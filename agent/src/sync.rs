@@ -24,7 +24,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     Applied, Backend, Connect, Progress, Store,
-    feed::{Feed, FeedEvent},
+    feed::{Feed, FeedEvent, Turn},
     mirror::{Mirror, Outcome},
     pending::{Pending, Work},
 };
@@ -66,7 +66,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             let Self { feed, mirror, backend, backend_version, pending, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
-                event = feed.next(|| mirror.hello(B::NAME, backend_version)) => {
+                event = feed.next(pending.turn(), || mirror.hello(B::NAME, backend_version)) => {
                     // The next round begins with a new session, if this one was given up.
                     let _ = self.take(Instant::now(), event);
                 }
@@ -105,7 +105,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 tokio::select! {
                     biased;
                     result = &mut call => break result,
-                    event = feed.next(|| mirror.hello(B::NAME, backend_version)), if read => {
+                    event = feed.next(Turn::Ours, || mirror.hello(B::NAME, backend_version)), if read => {
                         read = !matches!(event, FeedEvent::Lost) && backlog.len() + 1 < MAX_BACKLOG;
                         backlog.push_back((Instant::now(), event));
                     }

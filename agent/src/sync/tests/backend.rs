@@ -200,3 +200,21 @@ async fn acks_of_a_session_that_is_over_are_not_said_in_the_next() {
     assert_eq!(peer.ack().await.revision, Revision(7));
     world.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn frontend_that_waits_for_an_ack_is_not_silent() {
+    let (a, b) = (mk_services(&["default/a"]), mk_services(&["default/b"]));
+    let mut world = start(&FakeKernel::default(), None);
+    let mut peer = world.following(&a).await;
+    world.kernel.fail("no memory");
+    peer.commit(1, 2, operations_between(&a, &b)).await;
+    tokio::time::sleep(300 * SECOND).await;
+    world.kernel.slow(300 * SECOND);
+    world.kernel.heal();
+    assert_eq!(peer.ack().await.revision, Revision(2));
+
+    let begin = Instant::now();
+    world.session().await;
+    assert!((30 * SECOND..60 * SECOND).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+    world.stop().await;
+}
