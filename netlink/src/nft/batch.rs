@@ -1,17 +1,18 @@
 //! A transaction: operations appended to one buffer in the kernel's form, sent as they are, printed by reading them.
 
 mod operation;
+mod set_attrs;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
 use super::{
-    abi::{self, LIST_ELEM, chain, elements, msg, rule, set, table},
+    abi::{self, chain, elements, msg, rule, set, table},
     chain::{Chain, Policy},
     element::{Element, Part},
     expr::{Rule, put_exprs},
-    set::{DataType, Set, SetFlags, value_len},
+    set::{DataType, Set, value_len},
     table::Table,
     userdata,
 };
@@ -62,8 +63,7 @@ impl Layout {
 impl Batch {
     /// An empty transaction.
     pub fn new() -> Self {
-        let mut buf = Vec::with_capacity(4096);
-        put_frame(&mut buf, abi::BATCH_BEGIN);
+        let buf = frame_message(abi::BATCH_BEGIN);
         Batch { buf, starts: Vec::new(), layouts: Vec::new() }
     }
 
@@ -163,9 +163,9 @@ impl Batch {
 
     /// `add set` or `add map`.
     pub fn add_set(&mut self, table: &Table, added: &Set) {
-        self.learn(table, added);
+        self.describe_set(table, added);
         let id = self.starts.len() as u32 + 1;
-        self.operation(msg::NEWSET, flags::CREATE, table, |buf| put_set(buf, added, id));
+        self.operation(msg::NEWSET, flags::CREATE, table, |buf| set_attrs::put(buf, added, id));
     }
 
     /// `delete set` or `delete map`, with its elements; refused (`EBUSY`) while a rule uses it.
@@ -199,6 +199,21 @@ impl Batch {
         self.elements(msg::DELSETELEM, 0, Part::Key, table, from, deleted);
     }
 
+    /// Says what a set consists of that this batch's rules use, so that they can be printed in full. Sets whose elements or
+    /// definition are in the batch are known without.
+    pub fn describe_set(&mut self, table: &Table, set: &Set) {
+        let family = table.family.number();
+        if self.layout(family, &table.name, &set.name).is_none() {
+            self.layouts.push(Layout {
+                family,
+                table: table.name.clone(),
+                set: set.name.clone(),
+                key: set.key.clone(),
+                data: set.data.clone(),
+            });
+        }
+    }
+
     fn elements<'e>(
         &mut self,
         kind: u16,
@@ -212,7 +227,7 @@ impl Batch {
         if list.peek().is_none() {
             return;
         }
-        self.learn(table, set);
+        self.describe_set(table, set);
         let mut open = self.open_list(kind, flags, table, set);
         for element in list {
             let at = self.buf.len();
@@ -264,29 +279,18 @@ impl Batch {
         at
     }
 
-    /// Remembers what the set's elements consist of.
-    fn learn(&mut self, table: &Table, set: &Set) {
-        let family = table.family.number();
-        if self.layout(family, &table.name, &set.name).is_none() {
-            self.layouts.push(Layout {
-                family,
-                table: table.name.clone(),
-                set: set.name.clone(),
-                key: set.key.clone(),
-                data: set.data.clone(),
-            });
-        }
-    }
-
     pub(crate) fn layout(&self, family: u8, table: &str, set: &str) -> Option<&Layout> {
         self.layouts.iter().find(|known| known.family == family && known.table == table && known.set == set)
     }
 
     /// What is sent, in two parts: the operations and the end.
     pub(crate) fn parts(&self) -> (&[u8], Vec<u8>) {
-        let mut end = Vec::new();
-        put_frame(&mut end, abi::BATCH_END);
-        (&self.buf, end)
+        (&self.buf, frame_message(abi::BATCH_END))
+    }
+
+    /// The begin and the end of an empty transaction.
+    pub(crate) fn frame() -> (Vec<u8>, Vec<u8>) {
+        (frame_message(abi::BATCH_BEGIN), frame_message(abi::BATCH_END))
     }
 
     /// The operations, readable.
@@ -329,75 +333,12 @@ impl fmt::Display for Batch {
     }
 }
 
-/// Appends `BATCH_BEGIN` or `BATCH_END`: a message with the subsystem as its resource.
-fn put_frame(buf: &mut Vec<u8>, kind: u16) {
-    let at = message::start(buf, kind, flags::REQUEST, 0);
+/// `BATCH_BEGIN` or `BATCH_END`: a message with the subsystem as its resource.
+fn frame_message(kind: u16) -> Vec<u8> {
+    let mut buf = Vec::new();
+    let at = message::start(&mut buf, kind, flags::REQUEST, 0);
     buf.extend_from_slice(&[0, 0]);
     buf.extend_from_slice(&(abi::SUBSYSTEM >> 8).to_be_bytes());
-    message::finish(buf, at);
-}
-
-/// nft's `enum byteorder`, by which it prints numbers.
-const HOST_ENDIAN: u32 = 1;
-const BIG_ENDIAN: u32 = 2;
-
-/// Appends the attributes of a set; `id` is unique in the batch.
-fn put_set(buf: &mut Vec<u8>, added: &Set, id: u32) {
-    let ranges_of_fields = added.flags.contains(SetFlags::INTERVAL) && added.key.len() > 1;
-    let mut flags = added.flags;
-    if added.is_map() {
-        flags = flags | SetFlags::MAP;
-    }
-    if ranges_of_fields {
-        flags = flags | SetFlags::CONCAT;
-    }
-    buf.put_str(set::NAME, &added.name);
-    buf.put_u32(set::FLAGS, flags.0);
-    buf.put_u32(set::KEY_TYPE, DataType::concat(&added.key));
-    buf.put_u32(set::KEY_LEN, value_len(&added.key) as u32);
-    if added.is_map() {
-        // Verdicts have their own length in the kernel; nft writes 0.
-        let verdict = added.data == [DataType::Verdict];
-        buf.put_u32(set::DATA_TYPE, DataType::concat(&added.data));
-        buf.put_u32(set::DATA_LEN, if verdict { 0 } else { value_len(&added.data) as u32 });
-    }
-    buf.put_u32(set::ID, id);
-    if added.size.is_some() || ranges_of_fields {
-        let desc = buf.open(set::DESC);
-        if let Some(size) = added.size {
-            buf.put_u32(set::DESC_SIZE, size);
-        }
-        if ranges_of_fields {
-            let fields = buf.open(set::DESC_CONCAT);
-            for field in &added.key {
-                let element = buf.open(LIST_ELEM);
-                buf.put_u32(set::FIELD_LEN, field.len() as u32);
-                buf.close(element);
-            }
-            buf.close(fields);
-        }
-        buf.close(desc);
-    }
-    if let Some(timeout) = added.timeout {
-        buf.put_u64(set::TIMEOUT, timeout.as_millis() as u64);
-    }
-    let mut data = Vec::new();
-    userdata::push_u32(&mut data, userdata::SET_KEY_BYTE_ORDER, byte_order(&added.key));
-    if added.is_map() {
-        userdata::push_u32(&mut data, userdata::SET_DATA_BYTE_ORDER, byte_order(&added.data));
-    }
-    if let Some(comment) = &added.comment {
-        userdata::push_comment(&mut data, userdata::SET_COMMENT, comment);
-    }
-    buf.put(set::USERDATA, &data);
-}
-
-/// The byte order of a value of one field; 0 for a concatenation, whose fields nft knows the order of.
-fn byte_order(fields: &[DataType]) -> u32 {
-    match fields {
-        [DataType::Mark] => HOST_ENDIAN,
-        [DataType::Verdict] => 0,
-        [_] => BIG_ENDIAN,
-        _ => 0,
-    }
+    message::finish(&mut buf, at);
+    buf
 }

@@ -6,7 +6,7 @@ mod tests;
 
 use super::{
     Batch,
-    abi::{self, elements, msg},
+    abi::{elements, msg},
     chain::Chain,
     commit::commit,
     decode::{self, Body},
@@ -46,9 +46,7 @@ impl Handle {
 
     /// The ruleset's generation: each transaction in the namespace, by whomever, makes it another.
     pub fn generation(&mut self) -> Result<u32> {
-        let request = Request::new(msg::GETGEN, 0, "the generation".into());
-        let id = request.query(&mut self.socket, |body| body.u32(abi::generation::ID))?;
-        id.ok_or(Error::Malformed("no generation"))
+        dump::generation(&mut self.socket)
     }
 
     /// `list tables`: all of the family.

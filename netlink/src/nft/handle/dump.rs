@@ -2,10 +2,11 @@
 
 use tracing::debug;
 
-use super::{Body, Put, Table, abi};
+use super::{Batch, Body, Put, Table};
 use crate::{
     Errno, Error, Result, Socket,
     message::{self, Message, flags, is_retry, messages},
+    nft::abi::{self, msg},
     socket::{Received, Wait},
 };
 
@@ -13,6 +14,17 @@ use crate::{
 const ATTEMPTS: u32 = 10;
 /// Stale answers are drained before each request, so that one number does for all.
 const SEQ: u32 = 1;
+
+/// The generation when no transaction is under way.
+///
+/// A dump finds its place again by counting elements, and a transaction moves them about before it makes a generation. So
+/// what one generation covers in all datagrams may still miss elements, until the transaction that was under way is
+/// waited for: an empty one takes the same lock, and changes nothing.
+fn settled_generation(socket: &mut Socket) -> Result<u32> {
+    let (begin, end) = Batch::frame();
+    socket.send(&[&begin, &end])?;
+    generation(socket)
+}
 
 /// A request that is not part of a transaction.
 #[derive(Debug)]
@@ -24,8 +36,15 @@ pub(super) struct Request {
 
 /// How a dump ended.
 enum End {
-    Done,
+    /// With the generation of what was dumped: all of it has the same.
+    Done(Option<u16>),
     Disturbed,
+}
+
+/// The ruleset's generation.
+pub(super) fn generation(socket: &mut Socket) -> Result<u32> {
+    let request = Request::new(msg::GETGEN, 0, "the generation".into());
+    request.query(socket, |body| body.u32(abi::generation::ID))?.ok_or(Error::Malformed("no generation"))
 }
 
 impl Request {
@@ -94,8 +113,11 @@ impl Request {
             let mut gathered = start();
             self.send(socket, flags::DUMP)?;
             match self.read(socket, |body| visit(&mut gathered, body))? {
-                End::Done => return Ok(gathered),
-                End::Disturbed => debug!(request = %self.label, attempt, "the ruleset changed during a dump"),
+                End::Done(None) => return Ok(gathered),
+                End::Done(Some(of_dump)) if of_dump == settled_generation(socket)? as u16 => {
+                    return Ok(gathered);
+                }
+                _ => debug!(request = %self.label, attempt, "the ruleset changed during a dump"),
             }
         }
         Err(Error::Interrupted { request: self.label, attempts: ATTEMPTS })
@@ -112,6 +134,7 @@ impl Request {
     /// The kernel queues the first datagram when it is asked, and the next whenever one is read.
     fn read(&self, socket: &mut Socket, mut visit: impl FnMut(&Body<'_>) -> Result<()>) -> Result<End> {
         let mut disturbed = false;
+        let mut generation = None;
         loop {
             let datagram = match socket.receive(Wait::No)? {
                 Received::Datagram(datagram) => datagram,
@@ -128,14 +151,22 @@ impl Request {
                     message::DONE | message::ERROR => {
                         let errno = message.answer().map_or(0, |answer| answer.errno);
                         return match errno {
-                            0 if !disturbed => Ok(End::Done),
+                            0 if !disturbed => Ok(End::Done(generation)),
                             0 => Ok(End::Disturbed),
                             errno if is_retry(errno) => Ok(End::Disturbed),
                             _ => Err(self.refused(&message)),
                         };
                     }
                     _ if disturbed => {}
-                    _ => visit(&Body::new(message.payload).ok_or(Error::Malformed("a short message"))?)?,
+                    _ => {
+                        let body = Body::new(message.payload).ok_or(Error::Malformed("a short message"))?;
+                        // NLM_F_DUMP_INTR alone will not do: the kernel does not set it in dumps of elements.
+                        if *generation.get_or_insert(body.generation) == body.generation {
+                            visit(&body)?;
+                        } else {
+                            disturbed = true;
+                        }
+                    }
                 }
             }
         }

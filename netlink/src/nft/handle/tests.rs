@@ -1,6 +1,9 @@
 //! Against the kernel, each test in a network namespace of its own: what is written is what is dumped, and what nft lists.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 use super::*;
 use crate::{
@@ -366,5 +369,65 @@ fn ipv6_and_inet_tables_too() {
         let listing = nft(&["list", "table", "ip6", "fairlead"]);
         assert!(listing.contains("fd00::1 . tcp . 80 : drop"), "{listing}");
         assert!(listing.contains("ip6 daddr . meta l4proto . th dport vmap @vips"), "{listing}");
+    });
+}
+
+fn vip_number(n: u32) -> Fields {
+    Fields::new().addr(n.to_be_bytes()).proto(6).port(80)
+}
+
+/// The set holds one of two lists of elements, and somebody exchanges them all the time: a dump is one of them, never a
+/// mixture.
+#[test]
+fn a_dump_is_one_generation() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        handle.commit(&load()).unwrap();
+        let lists = [0, 1].map(|list| (0..3000u32).map(|n| vip_number(2 * n + list)).collect::<Vec<_>>());
+        let mut batch = Batch::new();
+        batch.flush_set(&table(), "vips");
+        batch.add_elements(
+            &table(),
+            &vips(),
+            lists[0].iter().map(|key| Element::verdict(key, Verdict::Drop)),
+        );
+        handle.commit(&batch).unwrap();
+
+        let (stop, mut attempts) = (AtomicBool::new(false), 0);
+        let mut start = || {
+            attempts += 1;
+            Vec::new()
+        };
+        let dumps: Vec<_> = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut handle = Handle::open().unwrap();
+                for round in (0..).take_while(|_| !stop.load(Relaxed)) {
+                    let [old, new] = [round % 2, 1 - round % 2].map(|list| lists[list].iter());
+                    let mut batch = Batch::new();
+                    batch.delete_elements(&table(), &vips(), old.map(|key| Element::key(key)));
+                    batch.add_elements(
+                        &table(),
+                        &vips(),
+                        new.map(|key| Element::verdict(key, Verdict::Drop)),
+                    );
+                    handle.commit(&batch).unwrap();
+                }
+            });
+            let gather = |list: &mut Vec<Vec<u8>>, element: Element<'_>| list.push(element.key.to_vec());
+            let dumps = (0..100).map(|_| handle.elements(&table(), "vips", &mut start, gather)).collect();
+            stop.store(true, Relaxed);
+            dumps
+        });
+        for dump in dumps {
+            match dump {
+                Ok(mut keys) => {
+                    keys.sort();
+                    let whole = |list: &Vec<Fields>| list.iter().map(|key| &key[..]).eq(&keys);
+                    assert!(lists.iter().any(whole), "a mixture, or a part");
+                }
+                Err(error) => assert!(error.is_interrupted(), "{error}"),
+            }
+        }
+        assert!(attempts > 100, "no dump was ever disturbed");
     });
 }

@@ -1,1 +1,89 @@
+//! Changes by us and by others are announced.
 
+use super::*;
+use crate::{
+    nft::{Batch, Chain, Element, Handle, Table, Verdict, fixtures::*},
+    testing::in_netns,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// All notices until the next generation.
+fn transaction(monitor: &mut Monitor) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    while !matches!(notices.last(), Some(Notice::Generation { .. })) {
+        let more = monitor.wait(PATIENCE).unwrap();
+        assert!(!more.is_empty(), "nothing within {PATIENCE:?} after {notices:?}");
+        notices.extend(more);
+    }
+    notices
+}
+
+#[test]
+fn tells_ours_from_others() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        let mut monitor = Monitor::open().unwrap();
+        assert_eq!(monitor.wait(Duration::ZERO).unwrap(), []);
+        let table = Table::new(Family::Ip, "fairlead");
+        let mut batch = Batch::new();
+        batch.add_table(&table);
+        batch.add_chain(&table, &Chain::regular("pool-1"));
+        batch.add_chain(&table, &Chain::regular("pool-2"));
+        handle.commit(&batch).unwrap();
+        let changed = |object, port| Notice::Changed {
+            family: Some(Family::Ip),
+            table: "fairlead".into(),
+            object,
+            port,
+        };
+        let id = handle.generation().unwrap();
+        let notices = transaction(&mut monitor);
+        let [first, second, Notice::Generation { id: told, pid, process }] = &notices[..] else {
+            panic!("{notices:?}")
+        };
+        assert_eq!([first, second], [&changed("table", handle.port()), &changed("chain", handle.port())]);
+        assert_eq!(*told, id);
+        assert!(*pid > 0 && !process.is_empty());
+
+        nft(&["flush", "ruleset"]);
+        let notices = transaction(&mut monitor);
+        let Some(Notice::Generation { process, id: told, .. }) = notices.last() else {
+            panic!("{notices:?}")
+        };
+        assert_eq!((&**process, *told), ("nft", id + 1));
+        let of_others = |notice: &Notice| matches!(notice, Notice::Changed { table, port, .. } if table == "fairlead" && *port != handle.port());
+        assert!(notices.iter().any(of_others), "{notices:?}");
+    });
+}
+
+#[test]
+fn waits_no_longer_than_asked() {
+    in_netns(|| {
+        let mut monitor = Monitor::open().unwrap();
+        assert_eq!(monitor.wait(Duration::from_millis(20)).unwrap(), []);
+    });
+}
+
+#[test]
+fn says_when_announcements_were_lost() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        let mut monitor = Monitor::open().unwrap();
+        let table = Table::new(Family::Ip, "fairlead");
+        let keys: Vec<_> = (0..200_000u32)
+            .map(|n| crate::nft::Fields::new().addr(n.to_be_bytes()).proto(6).port(80))
+            .collect();
+        let mut batch = Batch::new();
+        batch.add_table(&table);
+        batch.add_set(&table, &vips());
+        batch.add_elements(&table, &vips(), keys.iter().map(|key| Element::verdict(key, Verdict::Drop)));
+        handle.commit(&batch).unwrap();
+        let mut notices = Vec::new();
+        while !notices.contains(&Notice::Lost) {
+            let more = monitor.wait(PATIENCE).unwrap();
+            assert!(!more.is_empty(), "no word of a loss in {notices:?}");
+            notices.extend(more);
+        }
+    });
+}

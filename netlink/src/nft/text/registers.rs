@@ -37,7 +37,7 @@ impl Value {
 
     /// The number of the register behind it, when it starts at `start` and is the result of a map.
     pub(super) fn end(&self, start: Register) -> Option<u8> {
-        self.loaded_by.map(|_| start.number() + self.words)
+        self.loaded_by.map(|_| start.number().saturating_add(self.words))
     }
 }
 
@@ -74,7 +74,7 @@ impl Registers {
                 Some(value) => {
                     texts.push(value.text.clone());
                     superfluous.extend(value.loaded_by);
-                    number += value.words;
+                    number = number.saturating_add(value.words);
                 }
                 None if end.is_some() || texts.is_empty() => {
                     texts.push(format!("r{number}"));

@@ -194,8 +194,9 @@ impl Writer<'_> {
             Some(Register::VERDICT) => self.parts.push(format!("{key} vmap @{set}")),
             Some(dreg) => {
                 let text = format!("{key} map @{set}");
-                let len = known.map_or(1, |(_, data)| usize::from(data)) * 4;
-                let value = Value::new(text.clone(), Kind::Raw, len);
+                // Data of unknown length may have overwritten all that follows.
+                let words = known.map_or(u8::MAX, |(_, data)| data);
+                let value = Value { words, ..Value::new(text.clone(), Kind::Raw, 4) };
                 self.registers.load(dreg, Value { loaded_by: Some(self.parts.len()), ..value });
                 self.parts.push(format!("{dreg:?} = {text}"));
             }
