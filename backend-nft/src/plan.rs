@@ -19,7 +19,7 @@ use netlink::nft::{Chain, Rule, Set};
 use proto::model::{Family, PerFamily, ServicePortKey};
 
 use crate::{
-    desired::Desired,
+    desired::{Desired, PoolChain},
     element::{Element, Map},
     options::Options,
 };
@@ -78,6 +78,8 @@ pub(crate) trait Before {
 pub(crate) struct Repairs {
     /// Before the elements: tables, chains, sets, flushed chains.
     pub(crate) first: Vec<Operation>,
+    /// Pool chains that are there with other rules.
+    pub(crate) pools: Vec<PoolChain>,
     /// Elements that no service port claims.
     pub(crate) leftovers: Vec<Element>,
     /// Elements that nobody of ours has written.
@@ -150,7 +152,8 @@ impl Operation {
 // === impl Elements ===
 
 impl Elements {
-    fn push(&mut self, element: Element, owner: Owner) {
+    /// Appends one.
+    pub(crate) fn push(&mut self, element: Element, owner: Owner) {
         if self.owners.last().is_none_or(|(_, last)| *last != owner) {
             self.owners.push((self.list.len() as u32, owner));
         }

@@ -201,25 +201,28 @@ fn repair(listing: &Listing, base: &Base, family: Family, options: &Options) -> 
     for listed in &listing.rules {
         rules.entry(&listed.chain).or_default().push(&listed.rule);
     }
-    let mut flush_unless = |name: &str, wanted: &[Rule], repairs: &mut Repairs| {
-        let found = rules.remove(name).unwrap_or_default();
-        if !found.into_iter().eq(wanted) {
-            repairs.first.push(Operation::FlushChain(name.into()));
-            add_rules(name, wanted, repairs);
-        }
-    };
+    let mut take = |name: &str| rules.remove(name).unwrap_or_default();
     for fixed in &base.chains {
-        match listing.chains.iter().find(|chain| chain.name == fixed.chain.name) {
-            Some(_) => flush_unless(&fixed.chain.name, &fixed.rules, &mut repairs),
-            None => add_chain(fixed, &mut repairs),
+        let name = &fixed.chain.name;
+        if !listing.chains.contains(&fixed.chain) {
+            add_chain(fixed, &mut repairs);
+            continue;
+        }
+        let found = take(name);
+        if !found.iter().copied().eq(&fixed.rules) {
+            repairs.first.extend((!found.is_empty()).then(|| Operation::FlushChain(name.clone())));
+            add_rules(name, &fixed.rules, &mut repairs);
         }
     }
     let mut foreign_chains = Vec::new();
     for chain in listing.chains.iter().filter(|chain| base.chain(&chain.name).is_none()) {
+        let found = take(&chain.name);
         match PoolChain::parse(&chain.name) {
-            Some(pool) => flush_unless(&chain.name, &pool.rules(family, options), &mut repairs),
+            Some(pool) if found.iter().copied().eq(&pool.rules(family, options)) => {}
+            Some(pool) => repairs.pools.push(pool),
             None => {
-                flush_unless(&chain.name, &[], &mut repairs);
+                // It may lead to the next one.
+                repairs.first.extend((!found.is_empty()).then(|| Operation::FlushChain(chain.name.clone())));
                 foreign_chains.push(Operation::DeleteChain(chain.name.clone()));
             }
         }

@@ -1,1 +1,112 @@
-//! Placeholder.
+//! A kernel that refuses: the others are programmed all the same.
+
+use agent::{NodeState, testing::mk_state};
+use proto::model::Protocol;
+
+use crate::{
+    driver::Driver,
+    element::Front,
+    kernel::fake::{Explains, Fake},
+    options::Options,
+};
+
+fn state(services: u8) -> NodeState {
+    (1..=services)
+        .fold(mk_state(), |state, n| {
+            state.service(&format!("default/svc-{n:03}"), |service| {
+                service.cluster_ip(&format!("10.96.0.{n}")).endpoints(["10.244.1.1:80", "10.244.1.2:80"])
+            })
+        })
+        .build()
+}
+
+fn front(n: u8) -> Front {
+    Front::Vip { address: [10, 96, 0, n].into(), port: 80, protocol: Protocol::Tcp }
+}
+
+fn driver(kernel: &Fake) -> Driver<Fake> {
+    Driver::new(kernel.clone(), Options::default())
+}
+
+async fn failures(driver: &mut Driver<Fake>, state: &NodeState) -> Vec<String> {
+    let applied = driver.reconcile(state).await.unwrap();
+    assert!(applied.failures.iter().all(|failure| failure.retryable && failure.reason.contains("poisonous")));
+    applied.failures.iter().map(|failure| failure.key.name.to_string()).collect()
+}
+
+#[tokio::test]
+async fn the_culprit_is_left_out_and_named() {
+    for (explains, most) in [(Explains::Yes, 3), (Explains::No, 40)] {
+        let kernel = Fake::default();
+        kernel.refuse([front(7), front(90)], explains);
+        let mut driver = driver(&kernel);
+        assert_eq!(failures(&mut driver, &state(100)).await, ["svc-007", "svc-090"]);
+        let asked = kernel.asked();
+        assert!((2..=most).contains(&asked), "{explains:?}: {asked} transactions");
+
+        // All others are in force, and stay so.
+        let (mut others, rest) = (state(100), Fake::default());
+        for key in ["default/svc-007", "default/svc-090"] {
+            others = without(others, key);
+        }
+        driver_on(&rest, &others).await;
+        assert_eq!(kernel.tables(), rest.tables());
+        assert_eq!(driver.reconcile(&state(100)).await.unwrap().writes, 0);
+
+        // When the kernel takes it, it is no failure any more.
+        kernel.refuse([], explains);
+        let applied = driver.reconcile(&state(100)).await.unwrap();
+        assert_eq!(applied.failures, []);
+        assert_eq!(applied.writes, 2 * 3);
+    }
+}
+
+#[tokio::test]
+async fn a_refused_change_is_tried_again_when_it_is_touched() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut current = state(3);
+    driver.reconcile(&current).await.unwrap();
+    kernel.refuse([front(2)], Explains::Yes);
+
+    let target = mk_state()
+        .service("default/svc-001", |service| service.cluster_ip("10.96.0.1").endpoints(["10.244.1.9:80"]))
+        .service("default/svc-002", |service| service.cluster_ip("10.96.0.2").endpoints(["10.244.1.9:80"]))
+        .service("default/svc-003", |service| {
+            service.cluster_ip("10.96.0.3").endpoints(["10.244.1.1:80", "10.244.1.2:80"])
+        })
+        .build();
+    let changes = agent::testing::transition(&mut current, &target);
+    let applied = driver.apply(&current, &changes).await.unwrap();
+    assert_eq!(applied.failures.len(), 1);
+    assert_eq!(applied.failures[0].key.name.as_ref(), "svc-002");
+
+    // A change of another one still reports it; one that removes it takes away what it had before.
+    let changes = agent::testing::transition(&mut current, &without(target.clone(), "default/svc-003"));
+    assert_eq!(driver.apply(&current, &changes).await.unwrap().failures.len(), 1);
+    let target = without(current.clone(), "default/svc-002");
+    let changes = agent::testing::transition(&mut current, &target);
+    assert_eq!(driver.apply(&current, &changes).await.unwrap().failures, []);
+    let fresh = Fake::default();
+    driver_on(&fresh, &target).await;
+    assert_eq!(kernel.tables(), fresh.tables());
+}
+
+#[tokio::test]
+async fn too_many_refusals_are_something_else() {
+    let kernel = Fake::default();
+    kernel.refuse((1..=200).map(front), Explains::No);
+    assert!(driver(&kernel).reconcile(&state(200)).await.is_err());
+}
+
+async fn driver_on(kernel: &Fake, state: &NodeState) {
+    driver(kernel).reconcile(state).await.unwrap();
+}
+
+fn without(mut state: NodeState, key: &str) -> NodeState {
+    use agent::testing::{apply, mk_key};
+    use proto::model::Operation;
+
+    apply(&mut state, [Operation::RemoveServicePort(mk_key(key))]);
+    state
+}

@@ -1,1 +1,197 @@
-//! Placeholder.
+//! The table of what happens to whom, and the names that carry it.
+
+use agent::{
+    Service,
+    testing::{ServiceBuilder, mk_state},
+};
+use proto::model::Family;
+
+use super::{service::VipClass, *};
+use crate::{
+    element::{Element, Map},
+    options::{Masquerade, NodePortAddresses, Options},
+};
+
+fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
+    mk_state().service("default/web", build).build().services().values().next().unwrap().clone()
+}
+
+/// All elements but endpoints, as `map front -> data`.
+fn dispatches(service: &Service, masquerade: &Masquerade) -> Vec<String> {
+    let mut elements = Vec::new();
+    let desired = desired(service, Family::V4, masquerade, |_| true, &Orders::default());
+    desired.inspect(|desired| desired.elements(&mut elements));
+    assert!(elements.is_sorted());
+    elements.iter().filter_map(line).collect()
+}
+
+fn line(element: &Element) -> Option<String> {
+    use crate::element::{Data, Verdict};
+    let to = match element.data {
+        Data::Endpoint(..) => return None,
+        Data::None => "-".to_owned(),
+        Data::Verdict(Verdict::Drop) => "drop".to_owned(),
+        Data::Verdict(Verdict::Reject) => "reject".to_owned(),
+        Data::Verdict(Verdict::Pool(chain)) => chain.to_string(),
+    };
+    Some(format!("{} {} {to}", element.map.name(), element.front))
+}
+
+fn outside() -> Masquerade {
+    Masquerade::Outside(vec!["10.244.0.0/16".parse().unwrap()])
+}
+
+const TWO: [&str; 2] = ["10.244.1.1:80", "10.244.2.1:80"];
+const LOCAL: [&str; 1] = ["10.244.1.1:80"];
+
+#[test]
+fn cluster_ips_follow_the_internal_policy() {
+    let cluster =
+        service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).local_endpoints(LOCAL).external_local());
+    assert_eq!(dispatches(&cluster, &outside()), ["vips 10.96.0.1:80/tcp cluster-ip-pool-2"]);
+    assert_eq!(dispatches(&cluster, &Masquerade::Always), ["vips 10.96.0.1:80/tcp cluster-ip-pool-2"]);
+    assert_eq!(dispatches(&cluster, &Masquerade::Never), ["vips 10.96.0.1:80/tcp pool-2"]);
+    let local =
+        service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).local_endpoints(LOCAL).internal_local());
+    assert_eq!(dispatches(&local, &outside()), ["vips 10.96.0.1:80/tcp cluster-ip-local-pool-1"]);
+    assert_eq!(dispatches(&local, &Masquerade::Never), ["vips 10.96.0.1:80/tcp local-pool-1"]);
+}
+
+#[test]
+fn external_policy_cluster_masquerades() {
+    let web = service(|web| {
+        let web = web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").load_balancer_ip("198.51.100.1");
+        web.node_port(30080).endpoints(TWO).internal_local()
+    });
+    assert_eq!(
+        dispatches(&web, &Masquerade::Never),
+        [
+            "vips 10.96.0.1:80/tcp drop",
+            "vips 198.51.100.1:80/tcp masq-pool-2",
+            "vips 203.0.113.1:80/tcp masq-pool-2",
+            "nodeports node port 30080/tcp masq-nodeport-pool-2",
+        ]
+    );
+}
+
+#[test]
+fn external_policy_local_asks_where_a_packet_comes_from() {
+    let web = |local: &'static [&'static str]| {
+        service(move |web| {
+            let web =
+                web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").node_port(30080).external_local();
+            web.endpoints(TWO).local_endpoints(local.iter().copied())
+        })
+    };
+    assert_eq!(
+        dispatches(&web(&LOCAL), &outside()),
+        [
+            "vips 10.96.0.1:80/tcp cluster-ip-pool-2",
+            "policy-local-vips 203.0.113.1:80/tcp -",
+            "cluster-vips 203.0.113.1:80/tcp pool-2",
+            "local-vips 203.0.113.1:80/tcp local-pool-1",
+            "policy-local-nodeports node port 30080/tcp -",
+            "cluster-nodeports node port 30080/tcp nodeport-pool-2",
+            "local-nodeports node port 30080/tcp nodeport-local-pool-1",
+        ]
+    );
+    let none_here = dispatches(&web(&[]), &outside());
+    assert!(none_here.contains(&"local-vips 203.0.113.1:80/tcp drop".to_owned()), "{none_here:?}");
+    assert!(none_here.contains(&"cluster-vips 203.0.113.1:80/tcp pool-2".to_owned()), "{none_here:?}");
+}
+
+#[test]
+fn with_nothing_anywhere_everything_is_rejected() {
+    let web = service(|web| {
+        web.cluster_ip("10.96.0.1")
+            .external_ip("203.0.113.1")
+            .node_port(30080)
+            .external_local()
+            .internal_local()
+    });
+    assert_eq!(
+        dispatches(&web, &outside()),
+        [
+            "vips 10.96.0.1:80/tcp reject",
+            "vips 203.0.113.1:80/tcp reject",
+            "nodeports node port 30080/tcp reject",
+        ]
+    );
+    let elsewhere = service(|web| web.cluster_ip("10.96.0.1").any_endpoints(Family::V4));
+    assert_eq!(dispatches(&elsewhere, &outside()), ["vips 10.96.0.1:80/tcp drop"]);
+}
+
+#[test]
+fn an_address_that_is_named_twice_is_one_front() {
+    let web = service(|web| {
+        web.cluster_ip("10.96.0.1")
+            .external_ip("10.96.0.1")
+            .external_ip("203.0.113.1")
+            .load_balancer_ip("203.0.113.1")
+    });
+    let classes: Vec<_> = fronts(&web.port, Family::V4).into_iter().map(|(_, class)| class).collect();
+    assert_eq!(classes, [VipClass::ClusterIp, VipClass::External]);
+}
+
+#[test]
+fn a_family_without_cluster_ip_has_no_node_port() {
+    let web = service(|web| web.cluster_ip("10.96.0.1").node_port(30080).external_ip("fd00::1"));
+    assert_eq!(fronts(&web.port, Family::V4).len(), 2);
+    assert_eq!(fronts(&web.port, Family::V6).len(), 1);
+}
+
+#[test]
+fn local_endpoints_are_hairpins_whatever_the_policy_is() {
+    let web = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).terminating_endpoints(LOCAL));
+    let desired = desired(&web, Family::V4, &Masquerade::Never, |_| true, &Orders::default()).unwrap();
+    let mut hairpins = Vec::new();
+    desired.hairpins(&mut hairpins);
+    assert_eq!(hairpins.iter().filter_map(line).collect::<Vec<_>>(), ["hairpin 10.244.1.1:80/tcp -"]);
+}
+
+#[test]
+fn names_of_pool_chains_are_read_back() {
+    for name in [
+        "pool-3",
+        "local-pool-10",
+        "nodeport-pool-1",
+        "nodeport-local-pool-4294967295",
+        "cluster-ip-pool-2",
+        "cluster-ip-local-pool-2",
+        "masq-pool-250",
+        "masq-nodeport-pool-7",
+    ] {
+        assert_eq!(PoolChain::parse(name).map(|chain| chain.to_string()).as_deref(), Some(name));
+    }
+    for name in
+        ["pool-", "pool-0", "pool-03", "pool-+3", "pool-3 ", "pool-4294967296", "services", "my-pool-3"]
+    {
+        assert_eq!(PoolChain::parse(name), None, "{name:?}");
+    }
+}
+
+#[test]
+fn each_map_has_its_place() {
+    assert!(Map::ALL.is_sorted());
+    assert!((0..).zip(Map::ALL).all(|(place, map)| map as usize == place));
+}
+
+#[test]
+fn options_decide_who_is_masqueraded() {
+    use crate::options::Masquerade;
+    let with = |cidrs: &[&str], masquerade_all| Options {
+        cluster_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
+        masquerade_all,
+        nodeport_addresses: NodePortAddresses::Primary,
+        ..Options::default()
+    };
+    assert_eq!(with(&[], false).masquerade(Family::V4), Masquerade::Never);
+    assert_eq!(with(&["fd00::/8"], false).masquerade(Family::V4), Masquerade::Never);
+    assert_eq!(with(&["0.0.0.0/0"], false).masquerade(Family::V4), Masquerade::Never);
+    assert_eq!(with(&["10.0.0.0/8"], true).masquerade(Family::V4), Masquerade::Always);
+    let outside = vec!["10.0.0.0/8".parse().unwrap()];
+    assert_eq!(
+        with(&["10.0.0.7/8", "10.0.0.0/8"], false).masquerade(Family::V4),
+        Masquerade::Outside(outside)
+    );
+}

@@ -1,1 +1,251 @@
-//! P
+//! A kernel of values that checks what the real one checks: names exist, keys are free, nothing that is referred to goes. And
+//! one that refuses what a test tells it to.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+};
+
+use anyhow::Result;
+use netlink::nft::{Chain, Expr, ListedRule, Rule, Set};
+use proto::model::{Family, PerFamily};
+
+use super::{CommitError, Kernel, Refused};
+use crate::{
+    element::{Data, Element, Front, Map, REJECT, Verdict},
+    plan::{Elements, Operation},
+    present::Listing,
+};
+
+/// Clones share one kernel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fake(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    tables: PerFamily<Option<FakeTable>>,
+    poison: BTreeSet<Front>,
+    explains: Explains,
+    /// All transactions that were asked for, the refused ones too.
+    asked: usize,
+}
+
+/// Whether the fake names the element that it refuses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Explains {
+    #[default]
+    Yes,
+    No,
+}
+
+/// What is in a table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct FakeTable {
+    chains: BTreeMap<String, (Chain, Vec<Rule>)>,
+    sets: BTreeMap<String, Set>,
+    /// By map and key.
+    elements: BTreeMap<(Map, Front, u32), Data>,
+}
+
+/// What went wrong, and on whose behalf it was.
+type Refusal = (Option<u32>, String);
+
+// === impl Fake ===
+
+impl Fake {
+    /// What is in force, to compare.
+    pub(crate) fn tables(&self) -> PerFamily<Option<FakeTable>> {
+        self.0.lock().unwrap().tables.clone()
+    }
+
+    /// From now on elements of these fronts are refused.
+    pub(crate) fn refuse(&self, fronts: impl IntoIterator<Item = Front>, explains: Explains) {
+        let mut state = self.0.lock().unwrap();
+        state.poison = fronts.into_iter().collect();
+        state.explains = explains;
+    }
+
+    /// How many transactions were asked for since the last time.
+    pub(crate) fn asked(&self) -> usize {
+        std::mem::take(&mut self.0.lock().unwrap().asked)
+    }
+
+    /// Somebody else changes the elements of the IPv4 table.
+    pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<(Map, Front, u32), Data>)) {
+        change(&mut self.0.lock().unwrap().tables.v4.as_mut().unwrap().elements);
+    }
+}
+
+impl Kernel for Fake {
+    async fn list(&mut self) -> Result<PerFamily<Listing>> {
+        let state = self.0.lock().unwrap();
+        Ok(PerFamily::from_fn(|family| {
+            state.tables[family].as_ref().map(|table| table.list(family)).unwrap_or_default()
+        }))
+    }
+
+    async fn tables(&mut self) -> Result<Vec<Family>> {
+        let state = self.0.lock().unwrap();
+        Ok(state.tables.iter().filter(|(_, table)| table.is_some()).map(|(family, _)| family).collect())
+    }
+
+    async fn commit(&mut self, operations: Vec<(Family, Operation)>) -> Result<(), CommitError> {
+        let mut state = self.0.lock().unwrap();
+        state.asked += 1;
+        let mut tables = state.tables.clone();
+        let mut refused = Refused::default();
+        for (family, operation) in &operations {
+            if let Err((owner, reason)) = state.execute(&mut tables[*family], *family, operation) {
+                match owner.filter(|_| state.explains == Explains::Yes) {
+                    Some(owner) => refused.blamed.push((owner, reason)),
+                    None => refused.unexplained = Some(reason),
+                }
+            }
+        }
+        refused.blamed.sort_unstable();
+        refused.blamed.dedup_by_key(|(owner, _)| *owner);
+        if refused != Refused::default() {
+            return Err(CommitError::Refused(refused));
+        }
+        state.tables = tables;
+        Ok(())
+    }
+}
+
+impl State {
+    fn execute(
+        &self,
+        place: &mut Option<FakeTable>,
+        family: Family,
+        operation: &Operation,
+    ) -> Result<(), Refusal> {
+        match operation {
+            Operation::AddTable => drop(place.get_or_insert_default()),
+            Operation::DeleteTable => ensure(place.take().is_some(), "no such table")?,
+            operation => {
+                let table = place.as_mut().ok_or_else(|| (None, format!("no {family} table")))?;
+                let poison = |element: &Element| self.poison.contains(&element.front);
+                table.execute(operation, poison)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FakeTable {
+    /// What is in it, whichever place each endpoint has.
+    pub(crate) fn shape(&self) -> String {
+        let elements = self.elements.iter().map(|((map, front, _), data)| (map, front, data));
+        format!("{:?} {:?} {:?}", self.chains, self.sets, elements.collect::<BTreeSet<_>>())
+    }
+
+    fn list(&self, family: Family) -> Listing {
+        let rules = self.chains.iter().flat_map(|(chain, (_, rules))| {
+            let listed = (1..).zip(rules);
+            listed.map(|(handle, rule)| ListedRule { chain: chain.clone(), handle, rule: rule.clone() })
+        });
+        let elements = self.elements.iter();
+        Listing {
+            table: Some(crate::desired::table(family)),
+            chains: self.chains.values().map(|(chain, _)| chain.clone()).collect(),
+            sets: self.sets.values().cloned().collect(),
+            rules: rules.collect(),
+            elements: elements
+                .map(|((map, front, index), data)| element(*map, *front, *index, *data))
+                .collect(),
+            foreign: Vec::new(),
+        }
+    }
+
+    fn execute(&mut self, operation: &Operation, poison: impl Fn(&Element) -> bool) -> Result<(), Refusal> {
+        match operation {
+            Operation::AddTable | Operation::DeleteTable => {}
+            Operation::AddChain(chain) => {
+                ensure(!self.chains.contains_key(&chain.name), &format!("chain {} exists", chain.name))?;
+                self.chains.insert(chain.name.clone(), (chain.clone(), Vec::new()));
+            }
+            Operation::AddSet(set) => drop(self.sets.insert(set.name.clone(), set.clone())),
+            Operation::FlushChain(name) => self.chain(name)?.clear(),
+            Operation::AddRule(name, rule) => {
+                for named in names(rule) {
+                    let known = match named {
+                        Named::Set(set) => self.sets.contains_key(set),
+                        Named::Chain(chain) => self.chains.contains_key(chain),
+                    };
+                    ensure(known, &format!("rule in {name}: no {named:?}"))?;
+                }
+                self.chain(name)?.push(rule.clone());
+            }
+            Operation::DeleteChain(name) => {
+                self.chain(name)?;
+                self.chains.remove(name);
+                let rules = self.chains.values().flat_map(|(_, rules)| rules);
+                let by_rule = rules.flat_map(names).any(|named| named == Named::Chain(name));
+                ensure(
+                    !by_rule && self.elements.values().all(|data| leads_to(data).as_ref() != Some(name)),
+                    "chain is busy",
+                )?;
+            }
+            Operation::DeleteSet(name) => ensure(self.sets.remove(name).is_some(), "no such set")?,
+            Operation::DeleteForeign(..) => ensure(false, "the fake lists nothing foreign")?,
+            Operation::DeleteElements(map, elements) => each(elements, |element| {
+                let found = self.elements.remove(&(*map, element.front, element.index));
+                ensure(found == Some(element.data), &format!("{element:?}: found {found:?}"))
+            })?,
+            Operation::AddElements(map, elements) => each(elements, |element| {
+                ensure(!poison(element), &format!("{} is poisonous", element.front))?;
+                ensure(self.sets.contains_key(map.name()), "no such set")?;
+                let target = leads_to(&element.data);
+                ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
+                let old = self.elements.insert((*map, element.front, element.index), element.data);
+                ensure(old.is_none(), &format!("{element:?} exists"))
+            })?,
+        }
+        Ok(())
+    }
+
+    fn chain(&mut self, name: &str) -> Result<&mut Vec<Rule>, Refusal> {
+        self.chains.get_mut(name).map(|(_, rules)| rules).ok_or_else(|| (None, format!("no chain {name}")))
+    }
+}
+
+/// Stops at the first that is refused, as the kernel does within a message.
+fn each(
+    elements: &Elements,
+    mut execute: impl FnMut(&Element) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    elements.list.iter().enumerate().try_for_each(|(index, element)| {
+        execute(element).map_err(|(_, reason)| (elements.owner(index), reason))
+    })
+}
+
+fn ensure(condition: bool, reason: &str) -> Result<(), Refusal> {
+    condition.then_some(()).ok_or_else(|| (None, reason.to_owned()))
+}
+
+fn element(map: Map, front: Front, index: u32, data: Data) -> Element {
+    Element { front, map, index, data }
+}
+
+fn leads_to(data: &Data) -> Option<String> {
+    match data {
+        Data::Verdict(Verdict::Reject) => Some(REJECT.into()),
+        Data::Verdict(Verdict::Pool(chain)) => Some(chain.to_string()),
+        _ => None,
+    }
+}
+
+/// What a rule refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Named<'a> {
+    Set(&'a str),
+    Chain(&'a str),
+}
+
+fn names(rule: &Rule) -> impl Iterator<Item = Named<'_>> {
+    rule.exprs.iter().filter_map(|expr| match expr {
+        Expr::Lookup { set, .. } => Some(Named::Set(set)),
+        Expr::Verdict(verdict) => verdict.chain().map(Named::Chain),
+        _ => None,
+    })
+}

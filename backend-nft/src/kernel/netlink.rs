@@ -1,6 +1,9 @@
 //! The real kernel, on a thread of its own: a transaction is executed inside `sendmsg`, by whoever calls it, and must not
 //! hold up the tasks of the process.
 
+#[cfg(test)]
+mod tests;
+
 use std::{sync::mpsc, thread};
 
 use anyhow::{Context, Result, anyhow};

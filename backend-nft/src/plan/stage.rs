@@ -85,7 +85,7 @@ impl Stage {
         options: &Options,
     ) -> (Vec<Operation>, Delta) {
         let delta = self.delta(refs, sweep);
-        let Repairs { first, leftovers: _, foreign, rules, last } = repairs;
+        let Repairs { first, mut pools, leftovers: _, foreign, rules, last } = repairs;
         let made =
             delta.chains.iter().filter(|(chain, count)| count.is_some() && !refs.chains.contains_key(chain));
         let made: Vec<PoolChain> = made.map(|(chain, _)| *chain).collect();
@@ -93,9 +93,11 @@ impl Stage {
         let mut gone: Vec<PoolChain> = gone.map(|(chain, _)| *chain).collect();
         // Those that lead to others go first.
         gone.sort_by_key(|chain| chain.target().is_none());
+        pools.retain(|chain| !gone.contains(chain));
 
         let mut operations = first;
         operations.extend(made.iter().map(|chain| Operation::AddChain(Chain::regular(chain.to_string()))));
+        operations.extend(pools.iter().map(|chain| Operation::FlushChain(chain.to_string())));
         for map in Map::ALL {
             let foreign: Vec<_> =
                 foreign.iter().filter(|(of, _)| *of == map).map(|(_, key)| key.clone()).collect();
@@ -107,7 +109,7 @@ impl Stage {
             let new = std::mem::take(&mut self.new[map as usize]);
             operations.extend((!new.list.is_empty()).then(|| Operation::AddElements(map, new)));
         }
-        for chain in made {
+        for chain in made.into_iter().chain(pools) {
             let rules = chain.rules(family, options).into_iter();
             operations.extend(rules.map(|rule| Operation::AddRule(chain.to_string(), rule)));
         }

@@ -1,1 +1,190 @@
-//! Placeholder.
+//! Random histories against the fake: what changes lead to is what is built from scratch, in transactions that a kernel takes.
+
+use agent::{
+    NodeState,
+    testing::{History, apply, mk_key, mk_state},
+};
+use proto::model::{Endpoint, Operation, PoolClass, PoolId};
+
+use super::*;
+use crate::{driver::Driver, element::Front, kernel::fake::Fake, options::Options};
+
+fn driver(kernel: &Fake) -> Driver<Fake> {
+    let cidrs = ["10.244.0.0/16", "fd00:244::/32"].map(|cidr| cidr.parse().unwrap());
+    Driver::new(kernel.clone(), Options { cluster_cidrs: cidrs.to_vec(), ..Options::default() })
+}
+
+async fn from_scratch(state: &NodeState) -> Fake {
+    let kernel = Fake::default();
+    driver(&kernel).reconcile(state).await.unwrap();
+    kernel
+}
+
+#[tokio::test]
+async fn changes_lead_to_what_is_built_from_scratch() {
+    for seed in 0..30 {
+        let (kernel, mut history) = (Fake::default(), History::new(seed));
+        history.jump();
+        let mut driver = driver(&kernel);
+        driver.reconcile(history.state()).await.unwrap();
+        kernel.asked();
+        for step in 0..60 {
+            let changes = if step % 20 == 19 { history.jump() } else { history.step() };
+            let applied = driver.apply(history.state(), &changes).await.unwrap();
+            assert_eq!(applied.failures, [], "seed {seed}, step {step}");
+            assert!(kernel.asked() <= 1, "seed {seed}, step {step}: the fake refused something");
+            // Places may differ by age: those are compared after the order of ages has been forgotten.
+            let fresh = from_scratch(history.state()).await;
+            assert_eq!(
+                sizes(&kernel, history.state()).await,
+                sizes(&fresh, history.state()).await,
+                "seed {seed}, step {step}"
+            );
+        }
+    }
+}
+
+/// A restart writes nothing, so what is there is right; and there is as much of it as from scratch, so nothing is left over.
+async fn sizes(kernel: &Fake, state: &NodeState) -> Vec<String> {
+    assert_eq!(driver(kernel).reconcile(state).await.unwrap().writes, 0);
+    kernel.asked();
+    let tables = kernel.tables();
+    tables.iter().map(|(_, table)| table.as_ref().map(|table| table.shape()).unwrap_or_default()).collect()
+}
+
+#[tokio::test]
+async fn conforms() {
+    for seed in 0..10 {
+        let kernel = Fake::default();
+        agent::testing::conformance::conformance(|| Backend(driver(&kernel)), seed).await;
+    }
+}
+
+/// The driver over a fake, as a backend.
+struct Backend(Driver<Fake>);
+
+impl agent::Backend for Backend {
+    const NAME: &'static str = "nft-fake";
+
+    async fn reconcile(&mut self, state: &NodeState) -> anyhow::Result<agent::Applied> {
+        self.0.reconcile(state).await
+    }
+
+    async fn apply(&mut self, state: &NodeState, changes: &agent::Changes) -> anyhow::Result<agent::Applied> {
+        self.0.apply(state, changes).await
+    }
+
+    async fn cleanup(&mut self) -> anyhow::Result<()> {
+        self.0.cleanup().await
+    }
+}
+
+fn pool_change(add: &[&str], remove: &[&str]) -> Operation {
+    let endpoints = |list: &[&str]| {
+        let parsed = list.iter().map(|text| text.parse::<std::net::SocketAddr>().unwrap());
+        parsed.map(|at| Endpoint::new(at.ip(), at.port().try_into().unwrap())).collect()
+    };
+    let pool = PoolId { key: mk_key("default/web"), class: PoolClass::Cluster, family: Family::V4 };
+    Operation::ChangePool { pool, add: endpoints(add), remove: endpoints(remove) }
+}
+
+/// Replaced: an element goes and comes. Added: an element, and the verdict, which leads to another chain: two rules or three,
+/// and the chain itself.
+#[tokio::test]
+async fn a_change_of_one_endpoint_writes_a_handful() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let endpoints = ["10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80"];
+    // A second service with as many keeps the chains.
+    let mut state = mk_state()
+        .service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints))
+        .service("default/two", |two| {
+            two.cluster_ip("10.96.0.2").endpoints(["10.244.1.7:80", "10.244.1.8:80"])
+        })
+        .service("default/three", |three| three.cluster_ip("10.96.0.3").endpoints(endpoints))
+        .build();
+    driver.reconcile(&state).await.unwrap();
+    for (change, writes) in [
+        (pool_change(&["10.244.1.9:80"], &["10.244.1.1:80"]), 2),
+        (pool_change(&[], &["10.244.1.3:80"]), 3),
+        (pool_change(&["10.244.1.4:80"], &[]), 3),
+        // The first of three moves: the last one takes its place.
+        (pool_change(&[], &["10.244.1.9:80"]), 5),
+        // Chains for one endpoint: cluster-ip-pool-1 with two rules, pool-1 with two.
+        (pool_change(&[], &["10.244.1.4:80"]), 2 + 4 + 5),
+    ] {
+        let changes = apply(&mut state, [change.clone()]);
+        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{change:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_contested_vip_goes_to_the_first_and_on_to_the_next() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let both = |a: &str, b: &str| {
+        mk_state()
+            .service("x/a", |service| {
+                service.cluster_ip("10.96.0.1").external_ip(a).endpoints(["10.244.1.1:80"])
+            })
+            .service("x/b", |service| {
+                service.cluster_ip("10.96.0.2").external_ip(b).endpoints(["10.244.1.2:80"])
+            })
+            .build()
+    };
+    let mut state = both("203.0.113.9", "203.0.113.1");
+    driver.reconcile(&state).await.unwrap();
+    for (target, failures) in [
+        (both("203.0.113.1", "203.0.113.1"), 1),
+        (both("203.0.113.9", "203.0.113.1"), 0),
+        (both("203.0.113.1", "203.0.113.9"), 0),
+    ] {
+        let changes = agent::testing::transition(&mut state, &target);
+        let applied = driver.apply(&state, &changes).await.unwrap();
+        assert_eq!(applied.failures.len(), failures);
+        assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
+        assert_eq!(driver.reconcile(&target).await.unwrap(), agent::Applied { writes: 0, ..applied });
+    }
+}
+
+#[tokio::test]
+async fn another_node_address_is_another_rule() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = mk_state().build();
+    driver.reconcile(&state).await.unwrap();
+    let target = mk_state().node_addresses(["192.168.1.9", "fd00:1::1"]).build();
+    let changes = agent::testing::transition(&mut state, &target);
+    // The chain is flushed, and has three rules.
+    assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4);
+    assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
+}
+
+#[tokio::test]
+async fn drift_is_noticed_by_apply_and_repaired() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = mk_state()
+        .service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(["10.244.1.1:80"]))
+        .build();
+    driver.reconcile(&state).await.unwrap();
+    kernel.tamper(|elements| elements.retain(|(map, ..), _| *map != Map::Endpoints));
+    let changes = apply(&mut state, [pool_change(&[], &["10.244.1.1:80"])]);
+    assert_eq!(driver.apply(&state, &changes).await.unwrap().failures, []);
+    assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
+}
+
+#[test]
+fn owners_are_found_by_element() {
+    let mut elements = Elements::default();
+    let front = Front::NodePort { port: 1, protocol: proto::model::Protocol::Tcp };
+    for owner in [None, Some(3), Some(3), Some(5)] {
+        elements
+            .push(Element { front, map: Map::NodePorts, index: 0, data: crate::element::Data::None }, owner);
+    }
+    assert_eq!(
+        [0, 1, 2, 3, 9].map(|index| elements.owner(index)),
+        [None, Some(3), Some(3), Some(5), Some(5)]
+    );
+    assert_eq!(Elements::default().owner(0), None);
+}

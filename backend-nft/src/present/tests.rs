@@ -1,1 +1,64 @@
-//! Placeholder.
+//! What is found: places are taken over, what nobody claims is left over.
+
+use std::net::IpAddr;
+
+use proto::model::Protocol;
+
+use super::*;
+
+fn front(n: u8) -> Front {
+    Front::Vip { address: [10, 96, 0, n].into(), port: 80, protocol: Protocol::Tcp }
+}
+
+fn endpoint(n: u8) -> IpAddr {
+    [10, 244, 0, n].into()
+}
+
+fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
+    Element { front: front(n), map, index, data: Data::Endpoint(endpoint(to), 80) }
+}
+
+fn present(elements: Vec<Element>) -> (Present, PerFamily<Repairs>) {
+    let options = Options::default();
+    let node = proto::model::Node::unknown("node");
+    let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node));
+    let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
+    let listings = PerFamily { v4, v6: Listing::default() };
+    Present::new(listings, &base, &options, |_, found| *found != front(9))
+}
+
+fn places(list: &[Option<Endpoint>]) -> Vec<u8> {
+    let number = |endpoint: &Option<Endpoint>| match endpoint.map(|endpoint| endpoint.address) {
+        Some(IpAddr::V4(address)) => address.octets()[3],
+        _ => 0,
+    };
+    list.iter().map(number).collect()
+}
+
+#[test]
+fn places_are_taken_over_from_the_first_front_that_has_any() {
+    let (present, _) = present(vec![
+        element(2, Map::Endpoints, 1, 6),
+        element(2, Map::Endpoints, 0, 5),
+        element(3, Map::Endpoints, 0, 7),
+        element(3, Map::LocalEndpoints, 2, 8),
+    ]);
+    let orders = present.orders(Family::V4, [front(1), front(2), front(3)].iter());
+    assert_eq!(places(&orders.cluster), [5, 6]);
+    assert_eq!(places(&orders.local), [0, 0, 8]);
+}
+
+#[test]
+fn an_absurd_place_is_not_taken_over() {
+    let (present, _) =
+        present(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
+    assert_eq!(places(&present.orders(Family::V4, [front(2)].iter()).cluster), [5]);
+}
+
+#[test]
+fn what_nobody_claims_is_left_over() {
+    let (_, repairs) = present(vec![element(9, Map::Endpoints, 0, 5), element(2, Map::Endpoints, 0, 5)]);
+    assert_eq!(repairs.v4.leftovers, [element(9, Map::Endpoints, 0, 5)]);
+    assert_eq!(repairs.v6.first[0], Operation::AddTable);
+    assert!(!repairs.v4.first.contains(&Operation::AddTable));
+}

@@ -1,31 +1,64 @@
-//! What an operator sees.
-use super::support::*;
-use agent::testing::mk_state;
+//! What an operator sees: the same text each time, for one small cluster.
+
+use agent::{NodeState, testing::mk_state};
+use netlink::nft::Handle;
+
+use super::support::{assert_readable, nft, reconcile, run};
+
+/// One service port of each kind.
+fn state() -> NodeState {
+    mk_state()
+        .service("default/web", |web| {
+            web.cluster_ip("10.96.0.1")
+                .cluster_ip("fd00:96::1")
+                .endpoints(["10.244.1.1:8080", "10.244.2.1:8080", "[fd00:244:1::1]:8080"])
+                .local_endpoints(["10.244.1.1:8080", "[fd00:244:1::1]:8080"])
+        })
+        .service("default/lb", |lb| {
+            lb.cluster_ip("10.96.0.2")
+                .cluster_ip("fd00:96::2")
+                .load_balancer_ip("203.0.113.1")
+                .load_balancer_ip("fd00:203::1")
+                .node_port(30080)
+                .external_local()
+                .endpoints(["10.244.1.2:8080", "10.244.2.2:8080", "[fd00:244:2::2]:8080"])
+                .local_endpoints(["10.244.1.2:8080"])
+        })
+        .service("default/dns/udp", |dns| {
+            let dns = dns.port(53).cluster_ip("10.96.0.10").external_ip("203.0.113.2").node_port(30053);
+            dns.internal_local().endpoints(["10.244.2.3:53"])
+        })
+        .service("default/none", |none| none.cluster_ip("10.96.0.3"))
+        .build()
+}
 
 #[test]
-fn show() {
+fn reads_as_it_always_did() {
     run(|| async {
-        let state = mk_state()
-            .service("default/web", |s| {
-                s.cluster_ip("10.96.0.1")
-                    .cluster_ip("fd00:96::1")
-                    .endpoints(["10.244.1.1:8080", "10.244.2.1:8080", "[fd00:244:1::1]:8080"])
-                    .local_endpoints(["10.244.1.1:8080", "[fd00:244:1::1]:8080"])
-            })
-            .service("default/lb", |s| {
-                s.cluster_ip("10.96.0.2")
-                    .load_balancer_ip("203.0.113.1")
-                    .node_port(30080)
-                    .external_local()
-                    .endpoints(["10.244.1.2:8080", "10.244.2.2:8080"])
-                    .local_endpoints(["10.244.1.2:8080"])
-            })
-            .service("default/none", |s| s.cluster_ip("10.96.0.3").node_port(30081))
-            .build();
-        println!("{:?}", reconcile(&state).await);
-        println!("{}", nft("list table ip fairlead"));
-        println!("{}", nft("list table ip6 fairlead"));
+        reconcile(&state()).await;
         assert_readable();
-        println!("{:?}", reconcile(&state).await);
+        assert_same("ip", include_str!("listing/ip.txt"));
+        assert_same("ip6", include_str!("listing/ip6.txt"));
+    });
+}
+
+/// With `UPDATE_LISTINGS` set the files are written instead.
+fn assert_same(family: &str, expected: &str) {
+    let found = nft(&format!("list table {family} fairlead"));
+    if std::env::var_os("UPDATE_LISTINGS").is_some() {
+        let path = format!("{}/tests/kernel/listing/{family}.txt", env!("CARGO_MANIFEST_DIR"));
+        return std::fs::write(path, found).unwrap();
+    }
+    assert!(found == expected, "read the difference, then set UPDATE_LISTINGS:\n{found}");
+}
+
+#[test]
+fn a_restart_writes_nothing() {
+    run(|| async {
+        assert!(reconcile(&state()).await.writes > 0);
+        let mut handle = Handle::open().unwrap();
+        let generation = handle.generation().unwrap();
+        assert_eq!(reconcile(&state()).await.writes, 0);
+        assert_eq!(handle.generation().unwrap(), generation, "not even an empty transaction");
     });
 }

@@ -1,0 +1,75 @@
+//! Small changes of a large state: from the commit to the return of the kernel.
+
+use std::time::{Duration, Instant};
+
+use agent::{Backend, NodeState, testing};
+use backend_nft::Nft;
+use proto::model::{Endpoint, Family, Operation, PoolClass, PoolId, ServicePortKey};
+
+use crate::report::Report;
+
+/// How often each is measured; the median counts.
+const ROUNDS: u32 = 200;
+
+pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeState) {
+    let mut steps = Steps { backend, state };
+    let keys: Vec<ServicePortKey> = steps.state.services().keys().cloned().collect();
+    let (mut replaced, mut added, mut removed, mut gone, mut back) = Default::default();
+    for round in 0..ROUNDS {
+        let key = &keys[(round as usize * 7919) % keys.len()];
+        let first = steps.first(key);
+        let (one, two) = (endpoint(2 * round), endpoint(2 * round + 1));
+        steps.change(&mut replaced, [pool(key, vec![one], vec![first])]).await;
+        steps.change(&mut added, [pool(key, vec![two], vec![])]).await;
+        steps.change(&mut removed, [pool(key, vec![], vec![one])]).await;
+
+        let service = steps.state.service(key).unwrap().clone();
+        steps.change(&mut gone, [Operation::RemoveServicePort(key.clone())]).await;
+        let id = PoolId { key: key.clone(), class: PoolClass::Cluster, family: Family::V4 };
+        let endpoints = service.pool(PoolClass::Cluster, Family::V4).clone();
+        let whole = [Operation::PutServicePort(service.port), Operation::ReplacePool { pool: id, endpoints }];
+        steps.change(&mut back, whole).await;
+    }
+    report.duration("one endpoint replaced, median", median(replaced));
+    report.duration("one endpoint added, median", median(added));
+    report.duration("one endpoint removed, median", median(removed));
+    report.duration("one service removed, median", median(gone));
+    report.duration("one service added, median", median(back));
+    let applied = steps.backend.reconcile(&steps.state).await.unwrap();
+    assert_eq!(applied.writes, 0, "the changes must have led where a reconcile leads");
+}
+
+struct Steps<'a> {
+    backend: &'a mut Nft,
+    state: NodeState,
+}
+
+impl Steps<'_> {
+    async fn change<const N: usize>(&mut self, times: &mut Vec<Duration>, operations: [Operation; N]) {
+        let changes = testing::apply(&mut self.state, operations);
+        let start = Instant::now();
+        let applied = self.backend.apply(&self.state, &changes).await.unwrap();
+        times.push(start.elapsed());
+        assert!(applied.writes > 0 && applied.failures.is_empty());
+    }
+
+    fn first(&self, key: &ServicePortKey) -> Endpoint {
+        self.state.service(key).unwrap().pool(PoolClass::Cluster, Family::V4)[0]
+    }
+}
+
+fn pool(key: &ServicePortKey, add: Vec<Endpoint>, remove: Vec<Endpoint>) -> Operation {
+    let pool = PoolId { key: key.clone(), class: PoolClass::Cluster, family: Family::V4 };
+    Operation::ChangePool { pool, add, remove }
+}
+
+/// One that no service has.
+fn endpoint(n: u32) -> Endpoint {
+    let [.., high, low] = n.to_be_bytes();
+    Endpoint::new([10, 250, high, low].into(), 8080.try_into().unwrap())
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}

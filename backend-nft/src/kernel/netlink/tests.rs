@@ -1,0 +1,84 @@
+//! What the kernel says of a transaction that it refuses. Each in a network namespace of its own; needs root.
+
+use netlink::testing::in_netns;
+use proto::model::{PerFamily, Protocol};
+
+use super::*;
+use crate::{
+    desired::{PoolChain, PoolKind, base},
+    element::{Data, Front, Verdict},
+    kernel::Refused,
+    options::Options,
+    plan::Elements,
+    present::Present,
+};
+
+/// More than one message full.
+const MANY: u16 = 2_000;
+
+fn verdict(port: u16, verdict: Verdict) -> Element {
+    let front = Front::Vip { address: [10, 96, 0, 1].into(), port, protocol: Protocol::Tcp };
+    Element { front, map: Map::Vips, index: 0, data: Data::Verdict(verdict) }
+}
+
+/// The fixed part of the IPv4 table, and one verdict for each owner: ports from 1 on.
+fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(Family, Operation)> {
+    let node = proto::model::Node::unknown("node");
+    let base = PerFamily::from_fn(|family| base(family, &Options::default(), &node));
+    let (_, repairs) = Present::new(PerFamily::default(), &base, &Options::default(), |_, _| true);
+    let mut elements = Elements::default();
+    for (owner, to) in (0..).zip(verdicts) {
+        elements.push(verdict(owner + 1, to), Some(owner.into()));
+    }
+    let mut operations = repairs.v4.first;
+    operations.push(Operation::AddElements(Map::Vips, elements));
+    operations.into_iter().map(|operation| (Family::V4, operation)).collect()
+}
+
+fn commit(operations: Vec<(Family, Operation)>) -> Result<(), CommitError> {
+    in_netns(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut kernel = Netlink::open().unwrap();
+        let result = runtime.block_on(kernel.commit(operations));
+        let tables = runtime.block_on(kernel.tables()).unwrap();
+        assert_eq!(tables.is_empty(), result.is_err(), "all or nothing");
+        result
+    })
+}
+
+fn refused(operations: Vec<(Family, Operation)>) -> Refused {
+    match commit(operations) {
+        Err(CommitError::Refused(refused)) => refused,
+        other => panic!("expected a refusal: {other:?}"),
+    }
+}
+
+#[test]
+fn the_element_that_is_refused_names_its_owner() {
+    let nowhere = Verdict::Pool(PoolChain { kind: PoolKind::Pool, count: 9 });
+    let verdicts =
+        (0..MANY).map(move |owner| if [700, 1_900].contains(&owner) { nowhere } else { Verdict::Drop });
+    let refused = refused(transaction(verdicts));
+    assert_eq!(refused.unexplained, None);
+    let blamed: Vec<u32> = refused.blamed.iter().map(|(owner, _)| *owner).collect();
+    assert_eq!(blamed, [700, 1_900]);
+    let reason = &refused.blamed[0].1;
+    assert!(reason.contains("10.96.0.1 . tcp . 701 : goto pool-9") && reason.contains("ENOENT"), "{reason}");
+}
+
+#[test]
+fn what_belongs_to_nobody_explains_nothing() {
+    let mut operations = transaction([Verdict::Drop]);
+    operations.push((Family::V4, Operation::DeleteChain("no-such-chain".into())));
+    let refused = refused(operations);
+    assert_eq!(refused.blamed, []);
+    assert!(
+        refused.unexplained.as_ref().is_some_and(|reason| reason.contains("no-such-chain")),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_good_transaction_is_taken() {
+    commit(transaction((0..MANY).map(|_| Verdict::Reject))).unwrap();
+}
