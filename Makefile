@@ -43,8 +43,10 @@ demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft chooses th
 	@$(ROOT) cargo run --quiet --locked -p fairlead-e2e --bin demo -- $(BACKEND)
 
 bench: setup ## the figures of docs/performance.md (root or sudo)
-	@cargo build --quiet --locked --release -p fairlead-e2e --bin bench
+	@cargo build --quiet --locked --release -p fairlead --bin fairlead -p fairlead-e2e --bin bench
+	@cargo bench --quiet --locked -p fairlead-backend-nft --no-run
 	@$(ROOT) cargo run --quiet --locked --release -p fairlead-e2e --bin bench
+	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft
 
 clean: ## remove what has been built
 	cargo clean

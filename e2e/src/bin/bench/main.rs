@@ -1,0 +1,68 @@
+//! `make bench`: what Fairlead costs as a whole, with its real programs: time from an edit to the kernel, memory, restarts, bytes. What
+//! the kernel alone takes is measured by the backend's own benchmark.
+//!
+//! ```text
+//!   bench                       everything, as a table
+//!   bench latency               one part: latency, agent or wire
+//!   bench -o json               for programs
+//! ```
+//!
+//! | module | measures |
+//! |---|---|
+//! | `latency` | from the edit of a file to the commit in the kernel |
+//! | `agent` | memory, cold starts, restarts |
+//! | `wire` | bytes on a stream |
+//! | `manifests`, `lab`, `report` | nothing: what is measured on, where, and what comes out |
+//!
+//! Needs root. Goals are those of two otherwise idle processors.
+
+mod agent;
+mod lab;
+mod latency;
+mod manifests;
+mod report;
+mod wire;
+
+use std::env;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use lab::Lab;
+use report::Report;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let arguments = env::args().skip(1).collect::<Vec<_>>();
+    let words = arguments.iter().map(String::as_str).collect::<Vec<_>>();
+    let (output, parts) = match &words[..] {
+        ["-o", "json", parts @ ..] | [parts @ .., "-o", "json"] => (Report::print_json as fn(&Report), parts),
+        parts => (Report::print as fn(&Report), parts),
+    };
+    if let Some(unknown) = parts.iter().find(|part| !["latency", "agent", "wire"].contains(*part)) {
+        bail!("there is no part {unknown:?}; there are: latency, agent, wire");
+    }
+    let wanted = |part| parts.is_empty() || parts.contains(&part);
+
+    let mut report = Report::default();
+    if wanted("latency") {
+        latency::measure(&mut report, &Lab::new()?)?;
+    }
+    if wanted("agent") {
+        agent::measure(&mut report, &Lab::new()?)?;
+    }
+    if wanted("wire") {
+        wire::measure(&mut report)?;
+    }
+    output(&report);
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! A directory of manifests of any size: one file for each service with its EndpointSlice, and one for the node that is measured.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+/// The node that is measured.
+pub(crate) const NODE: &str = "node-0";
+/// Where all pods are.
+pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
+/// Over how many nodes the pods are spread; one of them is [`NODE`].
+const NODES: u32 = 1_000;
+const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
+const FIRST_CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 1);
+
+/// The directory, and how much is in it.
+#[derive(Debug)]
+pub(crate) struct Manifests {
+    directory: PathBuf,
+    /// Beside it, for files that are not in it yet.
+    staging: PathBuf,
+    services: u32,
+    each: u32,
+}
+
+/// A file that has been written beside the directory: one rename puts it into force.
+#[derive(Debug)]
+pub(crate) struct Edit {
+    staged: PathBuf,
+    file: PathBuf,
+}
+
+impl Manifests {
+    /// Writes `services` services with `each` endpoints, each of its own.
+    pub(crate) fn write(parent: &Path, services: u32, each: u32) -> Result<Self> {
+        let (directory, staging) = (parent.join("manifests"), parent.join("staging"));
+        for path in [&directory, &staging] {
+            fs::create_dir_all(path).with_context(|| format!("make {}", path.display()))?;
+        }
+        let manifests = Self { directory, staging, services, each };
+        fs::write(manifests.directory.join("node.yaml"), node()).context("write the node")?;
+        for service in 0..services {
+            let first = manifests.pod(service * each);
+            fs::write(manifests.file(service), manifests.text(service, first)).context("write a service")?;
+        }
+        Ok(manifests)
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Prepares an edit: another pod takes the place of the first one of a service. Different numbers, different pods, and (as
+    /// long as there are enough) different services.
+    pub(crate) fn stage(&self, number: u32) -> Result<Edit> {
+        let service = number.wrapping_mul(7_919) % self.services;
+        let pod = self.pod(self.services * self.each + number);
+        let edit = Edit { staged: self.staging.join("edit.yaml"), file: self.file(service) };
+        fs::write(&edit.staged, self.text(service, pod)).context("write an edit")?;
+        Ok(edit)
+    }
+
+    fn file(&self, service: u32) -> PathBuf {
+        self.directory.join(format!("service-{service}.yaml"))
+    }
+
+    fn pod(&self, number: u32) -> Ipv4Addr {
+        Ipv4Addr::from(u32::from(FIRST_POD) + number)
+    }
+
+    fn text(&self, service: u32, first: Ipv4Addr) -> String {
+        let cluster_ip = Ipv4Addr::from(u32::from(FIRST_CLUSTER_IP) + service);
+        let mut text = format!(
+            "\
+apiVersion: v1
+kind: Service
+metadata: {{ name: service-{service}, namespace: default }}
+spec:
+  clusterIP: {cluster_ip}
+  ports:
+    - {{ name: http, port: 80, targetPort: 8080 }}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: service-{service}-1
+  namespace: default
+  labels: {{ kubernetes.io/service-name: service-{service} }}
+addressType: IPv4
+ports:
+  - {{ name: http, protocol: TCP, port: 8080 }}
+endpoints:
+"
+        );
+        let numbers = service * self.each..(service + 1) * self.each;
+        let others = numbers.clone().skip(1).map(|number| self.pod(number));
+        for (number, pod) in numbers.zip([first].into_iter().chain(others)) {
+            let node = number % NODES;
+            // A String takes everything.
+            let _ = writeln!(
+                text,
+                "  - {{ addresses: [{pod}], nodeName: node-{node}, conditions: {{ ready: true }} }}"
+            );
+        }
+        text
+    }
+}
+
+impl Edit {
+    /// Puts it into force.
+    pub(crate) fn apply(self) -> Result<()> {
+        fs::rename(&self.staged, &self.file).context("rename an edit")
+    }
+}
+
+fn node() -> String {
+    format!(
+        "\
+apiVersion: v1
+kind: Node
+metadata:
+  name: {NODE}
+  labels: {{ topology.kubernetes.io/zone: zone-a }}
+spec:
+  podCIDRs: [10.128.0.0/24]
+status:
+  addresses:
+    - {{ type: InternalIP, address: 172.16.0.11 }}
+"
+    )
+}

@@ -1,0 +1,89 @@
+//! What was measured, beside what was hoped for, as a table or as JSON.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+/// A list of measurements.
+#[derive(Debug, Default)]
+pub(crate) struct Report(Vec<Line>);
+
+#[derive(Debug)]
+struct Line {
+    what: String,
+    value: f64,
+    unit: &'static str,
+    /// At most this, in the same unit.
+    goal: Option<f64>,
+}
+
+/// What a measurement should come to at most, in its unit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Goal {
+    /// Nobody has said.
+    None,
+    /// So much.
+    AtMost(f64),
+}
+
+impl Report {
+    /// Says what is being done, to whoever waits.
+    pub(crate) fn progress(text: &str) {
+        eprintln!("... {text}");
+    }
+
+    /// In milliseconds.
+    pub(crate) fn duration(&mut self, what: &str, duration: Duration, goal: Goal) {
+        self.add(what, duration.as_secs_f64() * 1e3, "ms", goal);
+    }
+
+    /// The middle, the 99th percentile and the longest of many durations.
+    pub(crate) fn spread(&mut self, what: &str, mut durations: Vec<Duration>, goal: Goal) {
+        durations.sort_unstable();
+        let at = |percent: usize| durations.get((durations.len() * percent).div_ceil(100).saturating_sub(1));
+        for (name, percent, goal) in [("p50", 50, Goal::None), ("p99", 99, goal), ("max", 100, Goal::None)] {
+            if let Some(duration) = at(percent) {
+                self.duration(&format!("{what}, {name}"), *duration, goal);
+            }
+        }
+    }
+
+    /// Of memory, from kB.
+    pub(crate) fn memory(&mut self, what: &str, kilobytes: u64, goal: Goal) {
+        self.add(what, kilobytes as f64 * 1024.0 / 1e6, "MB", goal);
+    }
+
+    /// Anything in any unit.
+    pub(crate) fn add(&mut self, what: &str, value: f64, unit: &'static str, goal: Goal) {
+        let goal = match goal {
+            Goal::None => None,
+            Goal::AtMost(goal) => Some(goal),
+        };
+        let line = Line { what: what.to_owned(), value, unit, goal };
+        eprintln!("    {}", line.text());
+        self.0.push(line);
+    }
+
+    pub(crate) fn print(&self) {
+        self.0.iter().for_each(|line| println!("{}", line.text()));
+    }
+
+    pub(crate) fn print_json(&self) {
+        let lines = self.0.iter().map(|Line { what, value, unit, goal }| {
+            json!({ "what": what, "value": value, "unit": unit, "goal": goal })
+        });
+        println!("{}", json!({ "measurements": lines.collect::<Vec<_>>() }));
+    }
+}
+
+impl Line {
+    fn text(&self) -> String {
+        let Self { what, value, unit, goal } = self;
+        let goal = match goal {
+            None => String::new(),
+            Some(goal) if value <= goal => format!("  goal {goal}: met"),
+            Some(goal) => format!("  goal {goal}: missed"),
+        };
+        format!("{what:<72} {value:>12.2} {unit:<5}{goal}")
+    }
+}

@@ -1,0 +1,163 @@
+//! How many bytes a stream carries: for everything, for one change, for a reconnect. A frontend in this process, so that each message
+//! can be weighed in its wire form; to each, gRPC and HTTP/2 add 14 bytes of frames.
+
+use std::time::Duration;
+
+use agent::{NodeState, Stage};
+use anyhow::{Context as _, Result, bail, ensure};
+use frontend::{Config, Frontend, source::Source};
+use proto::encoded::EncodedMessage;
+use proto::model::{Ack, ClientEvent, Epoch, Hello, Mode, Node, Revision, Role, ServerEvent};
+use runtime::{Ready, Shutdown};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::lab::DEADLINE;
+use crate::manifests::{Manifests, NODE};
+use crate::report::{Goal, Report};
+
+const SERVICES: u32 = 10_000;
+/// How many edits the size of one is averaged over.
+const EDITS: u32 = 20;
+/// How many updates wait for the engine.
+const UPDATES: usize = 1_024;
+/// Short, since a bookmark is what says that a reconnect is complete.
+const BOOKMARK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// One end of a stream, with what it has led to.
+struct Client {
+    replies: mpsc::Sender<ClientEvent>,
+    events: mpsc::Receiver<ServerEvent>,
+    stage: Stage,
+    state: NodeState,
+    epoch: Epoch,
+    revision: Revision,
+    mode: Option<Mode>,
+}
+
+pub(crate) fn measure(report: &mut Report) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    for (each, goal) in [(10, Goal::None), (25, Goal::AtMost(3.0))] {
+        Report::progress(&format!("streaming {SERVICES} x {each}"));
+        let directory = tempfile::tempdir().context("make a temporary directory")?;
+        let manifests = Manifests::write(directory.path(), SERVICES, each)?;
+        runtime.block_on(stream(report, &manifests, &format!("10,000 x {each}"), goal))?;
+    }
+    Ok(())
+}
+
+async fn stream(report: &mut Report, manifests: &Manifests, size: &str, goal: Goal) -> Result<()> {
+    // Held to the end: dropping it would start the shutdown.
+    let (_trigger, shutdown) = Shutdown::channel();
+    let frontend = start(manifests, &shutdown);
+    let mut client = Client::attach(&frontend, &shutdown, None);
+    let bytes = client.commit().await?;
+    report.add(&format!("snapshot, {size}"), bytes as f64 / 1e6, "MB", goal);
+
+    let mut bytes = 0;
+    for number in 0..EDITS {
+        manifests.stage(number)?.apply()?;
+        bytes += client.commit().await?;
+    }
+    let each = bytes as f64 / f64::from(EDITS);
+    report.add(&format!("one endpoint replaced, {size}"), each, "bytes", Goal::AtMost(100.0));
+
+    let mut again = Client::attach(&frontend, &shutdown, Some(&client));
+    let bytes = again.bookmark().await?;
+    ensure!(again.mode == Some(Mode::Resume), "the stream started with {:?}", again.mode);
+    report.add(&format!("reconnect, nothing changed, {size}"), bytes as f64, "bytes", Goal::AtMost(4096.0));
+
+    let restarted = start(manifests, &shutdown);
+    let mut again = Client::attach(&restarted, &shutdown, Some(&client));
+    let bytes = again.bookmark().await? + client.state.digests().to_vec().len() * 8;
+    ensure!(again.mode == Some(Mode::Repair), "the stream started with {:?}", again.mode);
+    let what = format!("reconnect to a restarted frontend, with the digests sent, {size}");
+    report.add(&what, bytes as f64, "bytes", Goal::AtMost(4096.0));
+    Ok(())
+}
+
+/// Starts a frontend on the manifests; it ends with the runtime.
+fn start(manifests: &Manifests, shutdown: &Shutdown) -> Frontend {
+    let config = Config { bookmark_interval: BOOKMARK_INTERVAL, ..Config::default() };
+    let (frontend, ready) = (Frontend::new(config), Ready::new());
+    let (updates, receiver) = mpsc::channel(UPDATES);
+    tokio::spawn(Source::Manifests(manifests.directory().to_owned()).run(updates, shutdown.clone()));
+    let (engine, listed, shutdown) = (frontend.clone(), ready.guard("list"), shutdown.clone());
+    tokio::spawn(async move { engine.run(receiver, listed, shutdown).await });
+    frontend
+}
+
+impl Client {
+    /// Opens a stream, as a new client or as one that holds what `before` does.
+    fn attach(frontend: &Frontend, shutdown: &Shutdown, before: Option<&Self>) -> Self {
+        let hello = Hello {
+            node: NODE.into(),
+            role: Role::Observer,
+            backend: "bench".to_owned(),
+            backend_version: env!("CARGO_PKG_VERSION").to_owned(),
+            resume: before.map(|client| (client.epoch, client.revision)),
+            digests: before.map(|client| Box::new(client.state.digests().clone())),
+        };
+        let (replies, events) = frontend.attach(hello, shutdown.clone());
+        Self {
+            replies,
+            events,
+            stage: Stage::default(),
+            state: NodeState::new(Node::unknown(NODE)),
+            epoch: Epoch::default(),
+            revision: Revision::default(),
+            mode: None,
+        }
+    }
+
+    /// Takes in everything up to the next commit, and gives its size.
+    async fn commit(&mut self) -> Result<usize> {
+        let mut bytes = 0;
+        loop {
+            let event = self.event().await?;
+            // A bookmark that was under way belongs to nothing.
+            if !matches!(event, ServerEvent::Bookmark(..)) {
+                bytes += EncodedMessage::new(&event).len();
+            }
+            if matches!(event, ServerEvent::Batch(batch) if batch.commit) {
+                return Ok(bytes);
+            }
+        }
+    }
+
+    /// Takes in everything up to the word that nothing is missing, and gives its size.
+    async fn bookmark(&mut self) -> Result<usize> {
+        let mut bytes = 0;
+        loop {
+            let event = self.event().await?;
+            bytes += EncodedMessage::new(&event).len();
+            if matches!(event, ServerEvent::Bookmark(..)) {
+                return Ok(bytes);
+            }
+        }
+    }
+
+    async fn event(&mut self) -> Result<ServerEvent> {
+        let event = timeout(DEADLINE, self.events.recv()).await.context("the stream is silent")?;
+        let event = event.context("the stream has ended")?;
+        match &event {
+            ServerEvent::Welcome(welcome) => (self.epoch, self.mode) = (welcome.epoch, Some(welcome.mode)),
+            ServerEvent::Batch(batch) => {
+                self.stage.extend(batch.operations.iter().cloned());
+                if batch.commit {
+                    self.stage.commit(&mut self.state);
+                    self.ack(batch.target).await?;
+                }
+            }
+            ServerEvent::Bookmark(revision, _) => self.ack(*revision).await?,
+            other => bail!("unexpected: {other:?}"),
+        }
+        Ok(event)
+    }
+
+    async fn ack(&mut self, revision: Revision) -> Result<()> {
+        self.revision = revision;
+        let ack = Ack { revision, digest: None, apply_time: Duration::ZERO, failures: Vec::new() };
+        self.replies.send(ClientEvent::Ack(ack)).await.context("the stream has ended")
+    }
+}
