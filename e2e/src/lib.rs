@@ -21,8 +21,10 @@
     reason = "a harness fails by panicking: its callers are tests, and the message is for their reader"
 )]
 
+pub mod cases;
 mod client;
 mod cluster;
+mod deployment;
 mod fork;
 pub mod manifests;
 mod netns;
@@ -37,6 +39,7 @@ mod wire;
 
 pub use client::{Client, DEADLINE};
 pub use cluster::{Cluster, ClusterBuilder, Node, Pod};
+pub use deployment::{Backend, Deployment, DeploymentBuilder, fairlead};
 pub use netns::{Netns, leftovers, sweep};
 pub use plan::{DualStack, Family};
 pub use process::Process;

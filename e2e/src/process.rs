@@ -98,11 +98,23 @@ impl Process {
     /// when `deadline` has passed or the program has closed its output without it.
     #[track_caller]
     pub fn wait_for_line(&self, pattern: &str, mark: usize, deadline: Duration) -> String {
-        let find = |state: &State| state.lines[mark..].iter().find(|line| line.contains(pattern)).cloned();
+        self.wait_for(&format!("{pattern:?}"), mark, deadline, |line| line.contains(pattern))
+    }
+
+    /// Waits for a line that satisfies `wanted`, as [`Self::wait_for_line`] does.
+    #[track_caller]
+    pub fn wait_for(
+        &self,
+        what: &str,
+        mark: usize,
+        deadline: Duration,
+        wanted: impl Fn(&str) -> bool,
+    ) -> String {
+        let find = |state: &State| state.lines[mark..].iter().find(|line| wanted(line)).cloned();
         let state = self.shared.wait_while(deadline, |state| state.open_pipes > 0 && find(state).is_none());
         find(&state).unwrap_or_else(|| {
             let shown = state.lines[state.lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
-            panic!("{} has not printed {pattern:?} within {deadline:?}; its output ends:\n{shown}", self.name)
+            panic!("{} has not printed {what} within {deadline:?}; its output ends:\n{shown}", self.name)
         })
     }
 

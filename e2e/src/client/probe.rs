@@ -6,6 +6,7 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::libc;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 
@@ -52,7 +53,7 @@ impl Probe {
 
     fn udp(self, to: SocketAddr) -> Result<Reply, Failure> {
         let socket = self.udp_socket(to)?;
-        socket.send(b"ping")?;
+        sent(socket.send(b"ping"))?;
         let mut buffer = [0; 256];
         let length = socket.recv(&mut buffer)?;
         let (reply, _) = split_datagram(&buffer[..length])?;
@@ -75,7 +76,7 @@ impl Probe {
             verification_tag: 0,
             chunk: Chunk::Init { tag },
         };
-        (&socket).write_all(&init.encode())?;
+        sent((&socket).write(&init.encode()))?;
         loop {
             socket.set_read_timeout(Some(self.left(start)))?;
             let mut buffer = [0; 512];
@@ -120,6 +121,15 @@ impl Probe {
     /// What is left of the deadline; not zero, which would mean for ever.
     fn left(self, start: Instant) -> Duration {
         self.deadline.saturating_sub(start.elapsed()).max(Duration::from_millis(1))
+    }
+}
+
+/// What became of sending. A filter on the way out that refuses a packet fails the call and sends an ICMP error besides, one that drops
+/// it only fails the call: what the socket hears tells them apart, as it does for packets that are stopped further on.
+fn sent(result: io::Result<usize>) -> io::Result<()> {
+    match result {
+        Err(error) if error.raw_os_error() != Some(libc::EPERM) => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -157,6 +157,11 @@ impl Service {
         self
     }
 
+    /// `<namespace>/<name>`.
+    pub(crate) fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
     /// What its file is called, without `.yaml`.
     pub(super) fn file_stem(&self) -> String {
         format!("{}.{}", self.namespace, self.name)

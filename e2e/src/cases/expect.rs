@@ -1,0 +1,126 @@
+//! What is expected of a VIP, and asking until it is certain: everybody who should answer does, nobody else does.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::wire::{Failure, Protocol};
+
+/// So many requests that of eight endpoints chosen at random none stays silent (once in 10^8 runs).
+const REQUESTS: usize = 160;
+/// How long somebody who should not be answered waits for it.
+const SILENCE: Duration = Duration::from_millis(250);
+
+/// What a client is to see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    /// These pods answer, each at least once, and each sees this source.
+    Answers(BTreeSet<(String, IpAddr)>),
+    /// Somebody says no.
+    Refused,
+    /// Nobody says anything.
+    Dropped,
+}
+
+/// A client, where it asks, and what it is to see.
+#[derive(Clone, Debug)]
+pub(super) struct Check {
+    pub(super) what: String,
+    pub(super) client: Client,
+    pub(super) protocol: Protocol,
+    pub(super) to: SocketAddr,
+    pub(super) expected: Expected,
+}
+
+// === impl Expected ===
+
+impl Expected {
+    /// These pods, whatever source they see.
+    pub(super) fn pods<'a>(pods: impl IntoIterator<Item = &'a str>) -> BTreeSet<String> {
+        pods.into_iter().map(str::to_owned).collect()
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => f.write_str("refused"),
+            Self::Dropped => f.write_str("dropped"),
+            Self::Answers(answers) => {
+                let answers = answers.iter().map(|(pod, seen)| format!("{pod} sees {seen}"));
+                f.write_str(&answers.collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
+}
+
+// === impl Check ===
+
+impl Check {
+    /// Asks; says what is wrong, if something is.
+    fn run(&self) -> Option<String> {
+        let seen = match &self.expected {
+            Expected::Answers(expected) => self.answers(expected),
+            Expected::Refused => seen_once(self.client.ask(self.protocol, self.to)),
+            Expected::Dropped => {
+                seen_once(self.client.clone().with_deadline(SILENCE).ask(self.protocol, self.to))
+            }
+        };
+        let right = seen.as_ref().is_ok_and(|seen| *seen == self.expected);
+        let seen = seen.map_or_else(|failure| failure.to_string(), |seen| seen.to_string());
+        let Self { what, protocol, to, expected, .. } = self;
+        (!right).then(|| format!("{what}, {protocol} {to}:\n    expected {expected}\n    seen     {seen}"))
+    }
+
+    /// Everything that answers, until all that is expected has, or something else does.
+    fn answers(&self, expected: &BTreeSet<(String, IpAddr)>) -> Result<Expected, Failure> {
+        let mut seen = BTreeSet::new();
+        for _ in 0..REQUESTS {
+            let reply = self.client.ask(self.protocol, self.to)?;
+            seen.insert((reply.pod, reply.seen_source.ip()));
+            if seen.len() >= expected.len() {
+                break;
+            }
+        }
+        Ok(Expected::Answers(seen))
+    }
+}
+
+fn seen_once(answer: Result<crate::wire::Reply, Failure>) -> Result<Expected, Failure> {
+    match answer {
+        Ok(reply) => Ok(Expected::Answers([(reply.pod, reply.seen_source.ip())].into())),
+        Err(Failure::Refused) => Ok(Expected::Refused),
+        Err(Failure::TimedOut) => Ok(Expected::Dropped),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Runs all checks, those that wait for nothing beside each other; panics with everything that was wrong.
+#[track_caller]
+pub(super) fn check_all(checks: &[Check]) {
+    let (drops, others) = checks.iter().partition::<Vec<_>, _>(|check| check.expected == Expected::Dropped);
+    let mut wrong = others.iter().filter_map(|check| check.run()).collect::<Vec<_>>();
+    thread::scope(|scope| {
+        let drops = drops.iter().map(|check| scope.spawn(|| check.run())).collect::<Vec<_>>();
+        wrong.extend(drops.into_iter().filter_map(|check| check.join().expect("a check does not panic")));
+    });
+    assert!(wrong.is_empty(), "{} of {} checks:\n{}", wrong.len(), checks.len(), wrong.join("\n"));
+}
+
+/// Asks at `to` until all of `pods` have answered, and nobody else.
+#[track_caller]
+pub(super) fn assert_pods(client: &Client, protocol: Protocol, to: SocketAddr, pods: &[&str]) {
+    let expected = Expected::pods(pods.iter().copied());
+    let mut seen = BTreeSet::new();
+    for _ in 0..REQUESTS {
+        let reply = client.ask(protocol, to).unwrap_or_else(|error| panic!("{protocol} {to}: {error}"));
+        seen.insert(reply.pod);
+        if !seen.is_subset(&expected) || (seen.len() == expected.len() && pods.len() > 1) {
+            break;
+        }
+    }
+    assert_eq!(seen, expected, "{protocol} {to}");
+}

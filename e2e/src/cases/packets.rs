@@ -1,0 +1,275 @@
+//! The table of `docs/protocol.md`, "What an agent does with a packet": each kind of VIP, under each policy, from each kind of
+//! source, over each protocol, in each family. [`Table::expected`] is that table in code.
+//!
+//! All packets arrive at node-a. Clients are pods without endpoints, so that nothing here is a hairpin.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use super::expect::{Check, Expected, check_all};
+use crate::client::Client;
+use crate::cluster::{Cluster, Pod};
+use crate::deployment::{Backend, Deployment, DeploymentBuilder};
+use crate::manifests::{Policy, Service};
+use crate::plan::{self, DualStack, Family};
+use crate::wire::Protocol;
+
+/// The kinds of VIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vip {
+    ClusterIp,
+    ExternalIp,
+    LoadBalancerIp,
+    NodePort,
+}
+
+/// Where packets come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// A pod on node-a.
+    Pod,
+    /// A pod on node-b, at a node port of node-a; other VIPs it would reach through its own node.
+    RemotePod,
+    /// node-a itself.
+    Node,
+    /// Outside of the cluster.
+    Outside,
+}
+
+/// Which endpoints a service has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pool {
+    /// Two on each node.
+    Everywhere,
+    /// Two on node-b.
+    Elsewhere,
+    /// None.
+    Nowhere,
+}
+
+/// How the backends are set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Setup {
+    ClusterCidr,
+    MasqueradeAll,
+    NoClusterCidr,
+}
+
+/// One run of the table.
+struct Table<'a> {
+    cluster: &'a Cluster,
+    setup: Setup,
+    vip: Vip,
+}
+
+const PORT: u16 = 80;
+const POLICIES: [Policy; 2] = [Policy::Cluster, Policy::Local];
+const SOURCES: [Source; 4] = [Source::Pod, Source::RemotePod, Source::Node, Source::Outside];
+const POOLS: [Pool; 3] = [Pool::Everywhere, Pool::Elsewhere, Pool::Nowhere];
+
+// === the cases ===
+
+/// Cluster IPs.
+pub fn cluster_ip(backend: Backend) {
+    run(Deployment::builder(backend), Setup::ClusterCidr, Vip::ClusterIp);
+}
+
+/// External IPs.
+pub fn external_ip(backend: Backend) {
+    run(Deployment::builder(backend), Setup::ClusterCidr, Vip::ExternalIp);
+}
+
+/// The addresses of load balancers.
+pub fn load_balancer_ip(backend: Backend) {
+    run(Deployment::builder(backend), Setup::ClusterCidr, Vip::LoadBalancerIp);
+}
+
+/// Node ports.
+pub fn node_port(backend: Backend) {
+    run(Deployment::builder(backend), Setup::ClusterCidr, Vip::NodePort);
+}
+
+/// Pods are masqueraded on the way to cluster IPs too.
+pub fn cluster_ip_with_masquerade_all(backend: Backend) {
+    let builder = Deployment::builder(backend).argument("--masquerade-all");
+    run(builder, Setup::MasqueradeAll, Vip::ClusterIp);
+}
+
+/// Nobody is masqueraded on the way to cluster IPs.
+pub fn cluster_ip_without_cluster_cidr(backend: Backend) {
+    run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::ClusterIp);
+}
+
+/// Pods are not told from others.
+pub fn external_ip_without_cluster_cidr(backend: Backend) {
+    run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::ExternalIp);
+}
+
+/// Pods are not told from others.
+pub fn node_port_without_cluster_cidr(backend: Backend) {
+    run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::NodePort);
+}
+
+#[track_caller]
+fn run(builder: DeploymentBuilder, setup: Setup, vip: Vip) {
+    let deployment = builder.start(services);
+    check_all(&Table { cluster: deployment.cluster(), setup, vip }.checks());
+}
+
+// === the services ===
+
+/// A service for each policy (internal and external the same) and each pool.
+fn services(cluster: &Cluster) -> Vec<Service> {
+    let all = POLICIES.into_iter().flat_map(|policy| POOLS.map(|pool| (policy, pool)));
+    let service = |(policy, pool)| {
+        let number = number(policy, pool);
+        Service::new(&format!("service-{number}"))
+            .cluster_ip(plan::cluster_ip(number))
+            .external_ip(plan::external_ip(number))
+            .load_balancer_ip(plan::load_balancer_ip(number))
+            .port_all(PORT, 8080)
+            .node_port(node_port_of(number))
+            .internal_policy(policy)
+            .external_policy(policy)
+            .pods(pods(cluster, pool))
+    };
+    all.map(service).collect()
+}
+
+fn number(policy: Policy, pool: Pool) -> u8 {
+    let base = if policy == Policy::Cluster { 10 } else { 20 };
+    base + match pool {
+        Pool::Everywhere => 1,
+        Pool::Elsewhere => 2,
+        Pool::Nowhere => 3,
+    }
+}
+
+fn node_port_of(number: u8) -> u16 {
+    30_000 + u16::from(number)
+}
+
+fn pods(cluster: &Cluster, pool: Pool) -> Vec<&Pod> {
+    let of = |letter| cluster.node(letter).pods[..2].iter();
+    match pool {
+        Pool::Everywhere => of('a').chain(of('b')).collect(),
+        Pool::Elsewhere => of('b').collect(),
+        Pool::Nowhere => Vec::new(),
+    }
+}
+
+// === impl Table ===
+
+impl Table<'_> {
+    fn checks(&self) -> Vec<Check> {
+        let mut checks = Vec::new();
+        for policy in POLICIES {
+            for pool in POOLS {
+                for source in SOURCES.into_iter().filter(|source| self.is_possible(policy, pool, *source)) {
+                    for family in Family::BOTH {
+                        for protocol in Protocol::ALL {
+                            checks.push(Check {
+                                what: format!(
+                                    "{:?}, {policy:?}, from {source:?}, endpoints {pool:?}",
+                                    self.vip
+                                ),
+                                client: self.client(source),
+                                protocol,
+                                to: self.address(number(policy, pool), family),
+                                expected: self.expected(policy, pool, source, family),
+                            });
+                        }
+                    }
+                }
+            }
+        }
+        checks
+    }
+
+    /// Whether answers would find their way back. Where nothing is masqueraded, an endpoint on node-b answers past node-a to everybody
+    /// but the pods of node-a and node-a itself.
+    fn is_possible(&self, policy: Policy, pool: Pool, source: Source) -> bool {
+        if source == Source::RemotePod && self.vip != Vip::NodePort {
+            return false;
+        }
+        let behind_the_node = matches!(source, Source::Pod | Source::Node);
+        let reaches_node_b = pool != Pool::Nowhere && !self.uses_local_pool(policy, source);
+        behind_the_node || !reaches_node_b || self.is_masqueraded(policy, source)
+    }
+
+    /// The table: which endpoints, and whom they see.
+    fn expected(&self, policy: Policy, pool: Pool, source: Source, family: Family) -> Expected {
+        if pool == Pool::Nowhere {
+            return Expected::Refused;
+        }
+        let local_only = self.uses_local_pool(policy, source);
+        let pods = pods(self.cluster, pool).into_iter().filter(|pod| !local_only || pod.node == "node-a");
+        let answers = pods
+            .map(|pod| {
+                let seen = match self.is_masqueraded(policy, source) {
+                    true => self.masqueraded_to(pod),
+                    false => self.address_of(source),
+                };
+                (pod.name.clone(), seen.ip(family))
+            })
+            .collect::<BTreeSet<(String, IpAddr)>>();
+        if answers.is_empty() { Expected::Dropped } else { Expected::Answers(answers) }
+    }
+
+    fn uses_local_pool(&self, policy: Policy, source: Source) -> bool {
+        match (policy, self.vip) {
+            (Policy::Cluster, _) => false,
+            (Policy::Local, Vip::ClusterIp) => true,
+            (Policy::Local, _) => !self.is_known_pod(source) && source != Source::Node,
+        }
+    }
+
+    fn is_masqueraded(&self, policy: Policy, source: Source) -> bool {
+        match (self.vip, policy) {
+            (Vip::ClusterIp, _) => match self.setup {
+                Setup::MasqueradeAll => true,
+                Setup::ClusterCidr => !self.is_known_pod(source),
+                Setup::NoClusterCidr => false,
+            },
+            (_, Policy::Cluster) => true,
+            (_, Policy::Local) => source == Source::Node,
+        }
+    }
+
+    fn is_known_pod(&self, source: Source) -> bool {
+        self.setup != Setup::NoClusterCidr && matches!(source, Source::Pod | Source::RemotePod)
+    }
+
+    /// node-a's address on the way to `pod`.
+    fn masqueraded_to(&self, pod: &Pod) -> DualStack {
+        if pod.node == "node-a" { plan::gateway(1) } else { self.cluster.node('a').address }
+    }
+
+    fn client(&self, source: Source) -> Client {
+        match source {
+            Source::Pod => self.cluster.pod("pod-a-3").client(),
+            Source::RemotePod => self.cluster.pod("pod-b-3").client(),
+            Source::Node => self.cluster.node('a').client(),
+            Source::Outside => self.cluster.client(),
+        }
+    }
+
+    fn address_of(&self, source: Source) -> DualStack {
+        match source {
+            Source::Pod => self.cluster.pod("pod-a-3").address,
+            Source::RemotePod => self.cluster.pod("pod-b-3").address,
+            Source::Node => self.cluster.node('a').address,
+            Source::Outside => plan::OUTSIDE,
+        }
+    }
+
+    fn address(&self, number: u8, family: Family) -> SocketAddr {
+        let (address, port) = match self.vip {
+            Vip::ClusterIp => (plan::cluster_ip(number), PORT),
+            Vip::ExternalIp => (plan::external_ip(number), PORT),
+            Vip::LoadBalancerIp => (plan::load_balancer_ip(number), PORT),
+            Vip::NodePort => (self.cluster.node('a').address, node_port_of(number)),
+        };
+        SocketAddr::new(address.ip(family), port)
+    }
+}

@@ -1,0 +1,326 @@
+//! Fairlead in a cluster: a frontend that reads the cluster's manifests, a backend on each node, and what a test does to them.
+//!
+//! ```text
+//!   manifests ──▶ frontend (outside) ──unix socket──▶ backend (node-a), backend (node-b)
+//!                        └────────────────────────▶ watch: shows at which revision a change is in
+//! ```
+//!
+//! A change is settled when it is in every kernel. There is no event for that as such, so each [`Deployment::settle`] changes one
+//! more service, the fence: the stream of a node tells its revision, and each backend's log when that revision is in force.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::cluster::{Cluster, ClusterBuilder, Node};
+use crate::manifests::{Manifests, Service};
+use crate::netns::Netns;
+use crate::plan;
+use crate::process::Process;
+use crate::tools::NftMonitor;
+use crate::wire::Protocol;
+
+mod backend;
+mod program;
+
+pub use backend::Backend;
+pub use program::fairlead;
+
+/// How long anything may take on a machine that does much else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// The line of a backend that holds its first state.
+const READY: &str = "ready: the kernel holds this node's state";
+/// The fence's cluster IP, the last that [`plan::cluster_ip`] can give.
+const FENCE: u8 = 255;
+
+/// What is chosen before the start.
+#[derive(Clone, Debug)]
+pub struct DeploymentBuilder {
+    backend: Backend,
+    cluster: ClusterBuilder,
+    arguments: Vec<String>,
+}
+
+/// A cluster with Fairlead in it. Dropping it kills its programs; after a failed test their last words are printed.
+#[derive(Debug)]
+pub struct Deployment {
+    // Programs first: they end before their namespaces and directories go.
+    watch: Option<Process>,
+    frontend: Option<Process>,
+    agents: Vec<Agent>,
+    backend: Backend,
+    arguments: Vec<String>,
+    manifests: Manifests,
+    fences: u16,
+    starts: u32,
+    cluster: Cluster,
+    directory: TempDir,
+}
+
+/// The place of a backend on a node.
+#[derive(Debug)]
+struct Agent {
+    node: String,
+    process: Option<Process>,
+}
+
+// === impl DeploymentBuilder ===
+
+impl DeploymentBuilder {
+    /// In a cluster of this size.
+    pub fn cluster(mut self, cluster: ClusterBuilder) -> Self {
+        self.cluster = cluster;
+        self
+    }
+
+    /// Backends do not know where pods are.
+    pub fn without_cluster_cidr(mut self) -> Self {
+        self.arguments.clear();
+        self
+    }
+
+    /// One more argument for each backend.
+    pub fn argument(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+
+    /// Starts everything; `services` are in every kernel when this returns.
+    #[track_caller]
+    pub fn start(self, services: impl FnOnce(&Cluster) -> Vec<Service>) -> Deployment {
+        let cluster = self.cluster.start();
+        let directory = tempfile::tempdir().expect("a directory");
+        let manifests = cluster.manifests(&directory.path().join("manifests"));
+        services(&cluster).iter().for_each(|service| manifests.apply(service));
+        let agents = cluster.nodes().iter().map(|node| Agent { node: node.name.clone(), process: None });
+        let mut deployment = Deployment {
+            watch: None,
+            frontend: None,
+            agents: agents.collect(),
+            backend: self.backend,
+            arguments: self.arguments,
+            manifests,
+            fences: 0,
+            starts: 0,
+            cluster,
+            directory,
+        };
+        deployment.start_frontend();
+        deployment.start_backends();
+        deployment.settle();
+        deployment
+    }
+}
+
+// === impl Deployment: starting and stopping ===
+
+impl Deployment {
+    /// Two nodes with three pods each, and backends that know the cluster CIDRs.
+    pub fn builder(backend: Backend) -> DeploymentBuilder {
+        let arguments = vec!["--cluster-cidr".to_owned(), plan::CLUSTER_CIDRS.join(",")];
+        DeploymentBuilder { backend, cluster: Cluster::builder(), arguments }
+    }
+
+    /// The usual one, with these services.
+    #[track_caller]
+    pub fn start(backend: Backend, services: impl FnOnce(&Cluster) -> Vec<Service>) -> Self {
+        Self::builder(backend).start(services)
+    }
+
+    /// Starts the frontend, and returns when it has listed the manifests and listens.
+    #[track_caller]
+    pub fn start_frontend(&mut self) {
+        let mut command = fairlead();
+        command.args(["frontend", "--listen", &self.socket(), "--manifests"]).arg(self.manifests.directory());
+        let outside = self.cluster.outside().clone();
+        let frontend = self.spawn(&outside, "frontend", command);
+        frontend.wait_for_line("all objects are known", 0, PATIENCE);
+        frontend.wait_for_line("listening", 0, PATIENCE);
+        self.frontend = Some(frontend);
+        let mut command = fairlead();
+        command.args(["watch", "--frontend", &self.socket(), "--node", &self.cluster.nodes()[0].name]);
+        let watch = self.spawn(&outside, "watch", command);
+        watch.wait_for_line("commit", 0, PATIENCE);
+        self.watch = Some(watch);
+    }
+
+    /// Starts the backends that do not run, and returns when each holds a state.
+    #[track_caller]
+    pub fn start_backends(&mut self) {
+        for number in 0..self.agents.len() {
+            if self.agents[number].process.is_none() {
+                let node = &self.cluster.nodes()[number];
+                let (name, netns) = (node.name.clone(), node.netns.clone());
+                let command = self.backend.follow(&self.socket(), &name, &self.state(node), &self.arguments);
+                self.agents[number].process = Some(self.spawn(&netns, &name, command));
+            }
+        }
+        for agent in self.agents.iter().filter_map(|agent| agent.process.as_ref()) {
+            agent.wait_for_line(READY, 0, PATIENCE);
+        }
+    }
+
+    /// Ends the frontend by a signal.
+    #[track_caller]
+    pub fn stop_frontend(&mut self, signal: Signal) {
+        let frontend = self.frontend.take().expect("the frontend runs");
+        end(&frontend, signal);
+        // It ends with its stream.
+        self.watch = None;
+    }
+
+    /// Ends the backends of all nodes by a signal.
+    #[track_caller]
+    pub fn stop_backends(&mut self, signal: Signal) {
+        let running = self.agents.iter_mut().filter_map(|agent| agent.process.take());
+        running.for_each(|process| end(&process, signal));
+    }
+
+    #[track_caller]
+    fn spawn(&mut self, netns: &Netns, name: &str, command: Command) -> Process {
+        self.starts += 1;
+        let log = self.directory.path().join(format!("{name}-{}.log", self.starts));
+        Process::spawn(netns, command, &log)
+    }
+
+    fn socket(&self) -> String {
+        format!("unix:{}", self.directory.path().join("frontend.sock").display())
+    }
+}
+
+#[track_caller]
+fn end(process: &Process, signal: Signal) {
+    process.signal(signal);
+    assert!(process.wait(PATIENCE).is_some(), "{signal} ends {}", process.log().display());
+}
+
+// === impl Deployment: looking ===
+
+impl Deployment {
+    /// The cluster.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The manifests, for what is not a [`Service`]. [`Self::settle`] afterwards.
+    pub fn manifests(&self) -> &Manifests {
+        &self.manifests
+    }
+
+    /// What the frontend has logged.
+    #[track_caller]
+    pub fn frontend(&self) -> &Process {
+        self.frontend.as_ref().expect("the frontend runs")
+    }
+
+    /// What the backend of a node has logged.
+    #[track_caller]
+    pub fn agent(&self, node: &Node) -> &Process {
+        let agent = self.agents.iter().find(|agent| agent.node == node.name).expect("a node of this cluster");
+        agent.process.as_ref().expect("the backend runs")
+    }
+
+    /// Where the backend of `node` keeps its state.
+    pub fn state(&self, node: &Node) -> PathBuf {
+        self.directory.path().join(format!("state-{}", node.name))
+    }
+
+    /// A path in a directory that goes when this does.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Sees from now on everything that is written to the kernel of `node`.
+    #[track_caller]
+    pub fn monitor(&self, node: &Node) -> NftMonitor {
+        NftMonitor::start(&node.netns, &self.directory.path().join(format!("monitor-{}.log", node.name)))
+    }
+
+    /// Runs `fairlead` with these arguments, which the frontend's address follows, to its end; returns what it printed.
+    #[track_caller]
+    pub fn ask(&self, arguments: &[&str]) -> String {
+        let socket = self.socket();
+        let program = program::path();
+        let arguments = [arguments, &["--frontend", &socket]].concat();
+        self.cluster.outside().output(program.to_str().expect("a path in UTF-8"), &arguments)
+    }
+}
+
+// === impl Deployment: changing ===
+
+impl Deployment {
+    /// Writes a service and its endpoints; they are in every kernel when this returns.
+    #[track_caller]
+    pub fn apply(&mut self, service: &Service) {
+        self.manifests.apply(service);
+        self.settle();
+    }
+
+    /// Removes a service; it is in no kernel when this returns.
+    #[track_caller]
+    pub fn delete(&mut self, service: &Service) {
+        let watch = self.watch();
+        let mark = watch.mark();
+        self.manifests.delete(service);
+        // A file must be gone for a while before the frontend believes it: later than the fence might be seen.
+        watch.wait_for("the removal", mark, PATIENCE, |line| {
+            line.contains("remove service port") && line.contains(&service.full_name())
+        });
+        self.settle();
+    }
+
+    /// Waits until what the manifests say now is in every kernel.
+    #[track_caller]
+    pub fn settle(&mut self) {
+        self.fences += 1;
+        let port = self.fences;
+        let watch = self.watch();
+        let seen = watch.mark();
+        let agents = self.agents.iter().filter_map(|agent| agent.process.as_ref());
+        let agents = agents.map(|agent| (agent, agent.mark())).collect::<Vec<_>>();
+        let fence = Service::new("fence").namespace("e2e").single_stack(plan::cluster_ip(FENCE).v4.into());
+        self.manifests.apply(&fence.port(Protocol::Tcp, port, port));
+        let line = watch.wait_for_line(
+            &format!("e2e/fence:tcp-{port}/tcp {}", plan::cluster_ip(FENCE).v4),
+            seen,
+            PATIENCE,
+        );
+        let revision = line.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
+        let revision = revision.unwrap_or_else(|| panic!("a line of watch begins with a revision: {line}"));
+        for (agent, mark) in agents {
+            agent.wait_for(&format!("revision {revision}"), mark, PATIENCE, |line| {
+                self.backend.programmed(line).is_some_and(|programmed| programmed >= revision)
+            });
+        }
+    }
+
+    #[track_caller]
+    fn watch(&self) -> &Process {
+        self.watch.as_ref().expect("the frontend runs")
+    }
+}
+
+impl Drop for Deployment {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let Ok(entries) = fs::read_dir(self.directory.path()) else { return };
+        let logs = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        logs.filter(|path| path.extension().is_some_and(|extension| extension == "log"))
+            .for_each(|log| show(&log));
+    }
+}
+
+/// Prints the end of a log.
+fn show(log: &Path) {
+    const SHOWN_LINES: usize = 40;
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines = text.lines().collect::<Vec<_>>();
+    eprintln!("--- {}", log.display());
+    lines[lines.len().saturating_sub(SHOWN_LINES)..].iter().for_each(|line| eprintln!("{line}"));
+}

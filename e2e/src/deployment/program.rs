@@ -1,0 +1,25 @@
+//! The program under test: the one built beside this test, of the same profile.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// `fairlead`, without what the environment of the test says to it.
+pub fn fairlead() -> Command {
+    let mut command = Command::new(path());
+    let ours = std::env::vars_os().map(|(name, _)| name);
+    for name in ours.filter(|name| name.to_str().is_some_and(|name| name.starts_with("FAIRLEAD_"))) {
+        command.env_remove(name);
+    }
+    command.env_remove("NODE_NAME").env_remove("KUBECONFIG");
+    command
+}
+
+/// `target/<profile>/fairlead`; a test is `target/<profile>/deps/<test>`, a program `target/<profile>/<program>`.
+pub(super) fn path() -> PathBuf {
+    let this = std::env::current_exe().expect("the path of this program");
+    let directories = this.ancestors().skip(1).take(2);
+    let mut candidates = directories.map(|directory| directory.join("fairlead"));
+    candidates.find(|path| path.is_file()).unwrap_or_else(|| {
+        panic!("there is no `fairlead` beside {}: build it with `cargo build -p fairlead` (or build the workspace)", this.display())
+    })
+}

@@ -1,0 +1,3 @@
+//! Every case, with the nftables backend.
+
+fairlead_e2e::conformance!(fairlead_e2e::Backend::Nft);
