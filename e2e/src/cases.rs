@@ -1,6 +1,8 @@
 //! What every backend must do, seen from outside: real packets in both families and all protocols, and no look into how a backend
 //! does it. Each case is a function of the [`Backend`](crate::Backend); [`conformance!`](crate::conformance) makes a test of each.
 
+pub mod endpoints;
+pub mod node_ports;
 pub mod packets;
 
 mod expect;
@@ -19,6 +21,18 @@ macro_rules! conformance {
                 cluster_ip_without_cluster_cidr,
                 external_ip_without_cluster_cidr,
                 node_port_without_cluster_cidr,
+            }
+            endpoints {
+                spread_is_uniform,
+                a_pod_reaches_itself,
+                draining_endpoints_are_the_last_resort,
+                draining_endpoints_are_the_last_resort_of_each_node,
+                hints_are_honoured,
+            }
+            node_ports {
+                they_answer_at_the_primary_address,
+                they_answer_in_the_cidrs_given,
+                they_never_answer_on_loopback,
             }
         }
     };

@@ -1,7 +1,7 @@
 //! One request over each protocol, made by the calling thread in the namespace it is in.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -46,6 +46,9 @@ impl Probe {
     /// A UDP socket that hears only of `to`, ICMP errors too.
     pub(crate) fn udp_socket(self, to: SocketAddr) -> Result<UdpSocket, Failure> {
         let socket = self.socket(to, Type::DGRAM, None)?;
+        if self.source.is_none() {
+            bind_to_fresh_port(&socket, to)?;
+        }
         socket.connect(&to.into())?;
         socket.set_read_timeout(Some(self.deadline))?;
         Ok(socket.into())
@@ -68,7 +71,7 @@ impl Probe {
         let tag = next_number();
         let source_port = match self.source {
             Some(source) if source.port() != 0 => source.port(),
-            _ => u16::try_from(32_768 + tag % 28_000).expect("below 65,536"),
+            _ => fresh_port(tag),
         };
         let init = Packet {
             source_port,
@@ -165,6 +168,27 @@ pub(crate) fn strip_ip_header(family: SocketAddr, packet: &[u8]) -> &[u8] {
         Some(first) if family.is_ipv4() => packet.get(usize::from(first & 0xf) * 4..).unwrap_or_default(),
         _ => packet,
     }
+}
+
+/// The kernel's choice is random, and now and then one that conntrack remembers, with the endpoint that it led to then.
+fn bind_to_fresh_port(socket: &Socket, to: SocketAddr) -> io::Result<()> {
+    let any: IpAddr = match Family::of(to.ip()) {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    loop {
+        let bound = socket.bind(&SocketAddr::new(any, fresh_port(next_number())).into());
+        match bound {
+            // A stream's.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            _ => return bound,
+        }
+    }
+}
+
+/// Of the ports that the kernel chooses from too; another one for each of 28,000 numbers that follow each other.
+fn fresh_port(number: u32) -> u16 {
+    u16::try_from(32_768 + number % 28_000).expect("below 65,536")
 }
 
 /// Never 0, and not what another process began with.

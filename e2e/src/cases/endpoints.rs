@@ -1,0 +1,209 @@
+//! Who is an endpoint at all, how connections are spread over them, and an endpoint that calls itself.
+
+use std::net::SocketAddr;
+
+use super::expect::{Check, Expected, assert_pods, check_all};
+use crate::cluster::{Cluster, Pod};
+use crate::deployment::{Backend, Deployment};
+use crate::manifests::{Endpoint, Policy, Service, State};
+use crate::plan::{self, Family};
+use crate::wire::{Failure, Protocol};
+
+use State::{Draining, NotReady, Ready, Terminating};
+
+const PORT: u16 = 80;
+const NODE_PORT: u16 = 30_080;
+const REQUESTS: usize = 600;
+/// Pearson's statistic for up to six endpoints exceeds this once in millions of runs (five degrees of freedom: 3e-8).
+const CHI_SQUARE: f64 = 43.0;
+
+// === spread ===
+
+/// New connections go to all endpoints alike, whatever their number.
+pub fn spread_is_uniform(backend: Backend) {
+    let sizes = [1, 2, 3, 5, 6];
+    let deployment = Deployment::start(backend, |cluster| {
+        sizes.iter().map(|size| web(*size).pods(cluster.pods().take((*size).into()))).collect()
+    });
+    let cluster = deployment.cluster();
+    for size in sizes {
+        let of = |protocol, family| {
+            let to = SocketAddr::new(plan::cluster_ip(size).ip(family), PORT);
+            let spread = cluster.client().spread(protocol, to, REQUESTS).expect("answers");
+            let counts = spread.values().copied().collect::<Vec<_>>();
+            assert_eq!(counts.len(), usize::from(size), "{spread:?}");
+            let statistic = chi_square(&counts);
+            assert!(statistic < CHI_SQUARE, "{protocol} {to}: {statistic} for {spread:?}");
+        };
+        of(Protocol::Tcp, Family::V4);
+        of(Protocol::Udp, Family::V6);
+    }
+}
+
+/// How far these counts are from being all the same.
+fn chi_square(counts: &[usize]) -> f64 {
+    let as_f64 = |count: usize| f64::from(u32::try_from(count).expect("a small number"));
+    let mean = as_f64(counts.iter().sum()) / as_f64(counts.len());
+    counts.iter().map(|count| (as_f64(*count) - mean).powi(2) / mean).sum()
+}
+
+// === hairpin ===
+
+/// A pod reaches itself through each kind of VIP, and sees somebody else than itself; answers of others are no hairpin.
+pub fn a_pod_reaches_itself(backend: Backend) {
+    let deployment = Deployment::start(backend, |cluster| {
+        vec![everything(cluster, 1, Policy::Cluster), everything(cluster, 2, Policy::Local)]
+    });
+    let cluster = deployment.cluster();
+    let [one, other] = [cluster.pod("pod-a-1"), cluster.pod("pod-a-2")];
+    let mut checks = Vec::new();
+    for number in [1, 2] {
+        let vips = [
+            (plan::cluster_ip(number), PORT),
+            (plan::external_ip(number), PORT),
+            (plan::load_balancer_ip(number), PORT),
+            (cluster.node('a').address, NODE_PORT + u16::from(number)),
+        ];
+        for (at, (address, port)) in vips.into_iter().enumerate() {
+            for family in Family::BOTH {
+                // From a pod, only external traffic under policy Cluster is masqueraded anyway.
+                let seen_by_other = if at > 0 && number == 1 { plan::gateway(1) } else { one.address };
+                let answers = [(one, plan::gateway(1)), (other, seen_by_other)];
+                for protocol in Protocol::ALL {
+                    checks.push(Check {
+                        what: format!("service {number} from pod-a-1"),
+                        client: one.client(),
+                        protocol,
+                        to: SocketAddr::new(address.ip(family), port),
+                        expected: Expected::Answers(
+                            answers.iter().map(|(pod, seen)| (pod.name.clone(), seen.ip(family))).collect(),
+                        ),
+                    });
+                }
+            }
+        }
+    }
+    check_all(&checks);
+}
+
+fn everything(cluster: &Cluster, number: u8, policy: Policy) -> Service {
+    let service = web(number)
+        .node_port(NODE_PORT + u16::from(number))
+        .external_ip(plan::external_ip(number))
+        .load_balancer_ip(plan::load_balancer_ip(number))
+        .internal_policy(policy)
+        .external_policy(policy);
+    service.pods(&cluster.node('a').pods[..2])
+}
+
+// === readiness ===
+
+/// Only ready endpoints are used while there is one; then those that drain; and never those that cannot serve.
+pub fn draining_endpoints_are_the_last_resort(backend: Backend) {
+    let service = web(1);
+    let states = |cluster: &Cluster, states: [State; 4]| {
+        let pods = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"].map(|name| cluster.pod(name));
+        service
+            .clone()
+            .endpoints(pods.into_iter().zip(states).map(|(pod, state)| Endpoint::of(pod).state(state)))
+    };
+    let steps: [([State; 4], &[&str]); 6] = [
+        ([Ready, NotReady, Draining, Terminating], &["pod-a-1"]),
+        ([NotReady, NotReady, Draining, Terminating], &["pod-b-1"]),
+        ([NotReady, Draining, Draining, Terminating], &["pod-a-2", "pod-b-1"]),
+        ([NotReady, Terminating, NotReady, Terminating], &[]),
+        ([NotReady, Terminating, NotReady, Ready], &["pod-b-2"]),
+        ([Ready, Ready, Ready, Ready], &["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"]),
+    ];
+    let mut deployment = Deployment::start(backend, |cluster| vec![states(cluster, steps[0].0)]);
+    for (endpoints, expected) in steps {
+        let service = states(deployment.cluster(), endpoints);
+        deployment.apply(&service);
+        assert_everywhere(&deployment, 1, &[expected, expected]);
+    }
+}
+
+/// Under policy Local too, each node falls back by itself: what other nodes have does not matter.
+pub fn draining_endpoints_are_the_last_resort_of_each_node(backend: Backend) {
+    let deployment = Deployment::start(backend, |cluster| {
+        let endpoint = |name, state| Endpoint::of(cluster.pod(name)).state(state);
+        let endpoints = [
+            endpoint("pod-a-1", State::Draining),
+            endpoint("pod-a-2", State::NotReady),
+            endpoint("pod-b-1", State::Draining),
+            endpoint("pod-b-2", State::Ready),
+        ];
+        vec![web(1).internal_policy(Policy::Local).endpoints(endpoints)]
+    });
+    assert_everywhere(&deployment, 1, &[&["pod-a-1"], &["pod-b-2"]]);
+}
+
+// === hints ===
+
+/// With zone hints on all ready endpoints each node uses those of its zone; node hints go before; an endpoint without hints ends both.
+pub fn hints_are_honoured(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(1).pods(cluster.pods())]);
+    let all = ["pod-a-1", "pod-a-2", "pod-b-1"];
+    let steps: [([fn(&Pod) -> Endpoint; 3], [&[&str]; 2]); 5] = [
+        // a-1, a-2 and b-1 for zones a, a and b.
+        ([in_zone_a, in_zone_a, in_zone_b], [&["pod-a-1", "pod-a-2"], &["pod-b-1"]]),
+        // Across: what counts is the hint.
+        ([in_zone_b, in_zone_a, in_zone_a], [&["pod-a-2", "pod-b-1"], &["pod-a-1"]]),
+        ([in_zone_a, in_zone_b, Endpoint::of], [&all, &all]),
+        ([on_node_a, on_node_b, on_node_b], [&["pod-a-1"], &["pod-a-2", "pod-b-1"]]),
+        // Nobody for node-b: it uses everybody.
+        ([on_node_a, on_node_a, on_node_a], [&all, &all]),
+    ];
+    for (hints, expected) in steps {
+        let endpoints = all.iter().zip(hints).map(|(name, hint)| hint(deployment.cluster().pod(name)));
+        let service = web(1).endpoints(endpoints.collect::<Vec<_>>());
+        deployment.apply(&service);
+        assert_everywhere(&deployment, 1, &expected);
+    }
+}
+
+fn in_zone_a(pod: &Pod) -> Endpoint {
+    Endpoint::of(pod).for_zones(&["a"])
+}
+
+fn in_zone_b(pod: &Pod) -> Endpoint {
+    Endpoint::of(pod).for_zones(&["b"])
+}
+
+fn on_node_a(pod: &Pod) -> Endpoint {
+    Endpoint::of(pod).for_nodes(&["node-a"])
+}
+
+fn on_node_b(pod: &Pod) -> Endpoint {
+    Endpoint::of(pod).for_nodes(&["node-b"])
+}
+
+// === what they share ===
+
+/// A service with a cluster IP, without endpoints yet.
+fn web(number: u8) -> Service {
+    Service::new(&format!("web-{number}")).cluster_ip(plan::cluster_ip(number)).port_all(PORT, 8080)
+}
+
+/// Pods on each node are answered by these and no others; refused, if there are none.
+#[track_caller]
+fn assert_everywhere(deployment: &Deployment, number: u8, expected: &[&[&str]; 2]) {
+    for (node, expected) in deployment.cluster().nodes().iter().zip(expected) {
+        for family in Family::BOTH {
+            let to = SocketAddr::new(plan::cluster_ip(number).ip(family), PORT);
+            for protocol in Protocol::ALL {
+                let client = node.pod(3).client();
+                if expected.is_empty() {
+                    assert_eq!(
+                        client.ask(protocol, to),
+                        Err(Failure::Refused),
+                        "{protocol} {to} on {}",
+                        node.name
+                    );
+                } else {
+                    assert_pods(&client, protocol, to, expected);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! At which of a node's addresses node ports answer.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::expect::{Check, Expected, check_all};
+use crate::cluster::Cluster;
+use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::manifests::Service;
+use crate::plan::{self, DualStack, Family};
+use crate::wait::eventually;
+use crate::wire::{Failure, Protocol};
+
+/// Whether somebody is to answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Yes,
+    No,
+}
+
+const NODE_PORT: u16 = 30_080;
+/// The port where nobody serves.
+const DISCARD: u16 = 9;
+/// Where a node gets another address, and that address.
+const SECOND_CIDRS: &str = "172.31.0.0/16,fd00:172:31::/64";
+const SECOND: [&str; 2] = ["172.31.0.1", "fd00:172:31::1"];
+const LOOPBACK: [&str; 2] = ["127.0.0.1", "::1"];
+
+/// By default only at the node's primary address of each family: not at others, and not on loopback.
+pub fn they_answer_at_the_primary_address(backend: Backend) {
+    let deployment = Deployment::start(backend, web);
+    let cluster = deployment.cluster();
+    add_second_address(cluster);
+    let mut checks = checks(cluster, cluster.node('a').address.both(), Answer::Yes);
+    checks.extend(self::checks(cluster, addresses(SECOND), Answer::No));
+    checks.extend(loopback(cluster));
+    check_all(&checks);
+}
+
+/// At addresses in the CIDRs given, also at one that the node gets later; not at the primary address unless that is in one of them.
+pub fn they_answer_in_the_cidrs_given(backend: Backend) {
+    let builder = Deployment::builder(backend).argument("--nodeport-addresses").argument(SECOND_CIDRS);
+    let deployment = builder.start(web);
+    let cluster = deployment.cluster();
+    check_all(&checks(cluster, cluster.node('a').address.both(), Answer::No));
+    add_second_address(cluster);
+    let mut checks = checks(cluster, addresses(SECOND), Answer::Yes);
+    checks.extend(loopback(cluster));
+    check_all(&checks);
+}
+
+/// CIDRs that hold everything hold loopback too: node ports answer at each address, and still not there.
+pub fn they_never_answer_on_loopback(backend: Backend) {
+    let builder = Deployment::builder(backend).argument("--nodeport-addresses").argument("0.0.0.0/0,::/0");
+    let deployment = builder.start(web);
+    let cluster = deployment.cluster();
+    add_second_address(cluster);
+    let mut checks = checks(cluster, cluster.node('a').address.both(), Answer::Yes);
+    checks.extend(self::checks(cluster, addresses(SECOND), Answer::Yes));
+    checks.extend(loopback(cluster));
+    check_all(&checks);
+}
+
+fn web(cluster: &Cluster) -> Vec<Service> {
+    let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080).node_port(NODE_PORT);
+    vec![service.pods([cluster.pod("pod-a-1")])]
+}
+
+/// Gives node-a a second address, and tells the outside world.
+fn add_second_address(cluster: &Cluster) {
+    let node = cluster.node('a');
+    let [v4, v6] = SECOND;
+    node.netns.ip(&format!("address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 nodad\n"));
+    let DualStack { v4: via4, v6: via6 } = node.address;
+    cluster.outside().ip(&format!("route add {v4} via {via4}\nroute add {v6} via {via6}\n"));
+    // The kernel uses a new IPv6 address a little later.
+    let client = cluster.client().with_deadline(Duration::from_millis(20));
+    for address in addresses(SECOND) {
+        eventually("the address is used", PATIENCE, || {
+            (client.udp(SocketAddr::new(address, DISCARD)) == Err(Failure::Refused)).then_some(())
+        });
+    }
+}
+
+/// From outside and from the node itself, an answer or, where nobody listens, a refusal.
+fn checks(cluster: &Cluster, addresses: [IpAddr; 2], answer: Answer) -> Vec<Check> {
+    let clients = [("outside", cluster.client()), ("node-a", cluster.node('a').client())];
+    let mut checks = Vec::new();
+    for address in addresses {
+        let masqueraded = plan::gateway(1).ip(Family::of(address));
+        let pod = ("pod-a-1".to_owned(), masqueraded);
+        let expected = match answer {
+            Answer::Yes => Expected::Answers([pod].into()),
+            Answer::No => Expected::Refused,
+        };
+        for (what, client) in &clients {
+            // Nobody on the node speaks SCTP, and so nobody refuses it.
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                checks.push(Check {
+                    what: format!("from {what}"),
+                    client: client.clone(),
+                    protocol,
+                    to: SocketAddr::new(address, NODE_PORT),
+                    expected: expected.clone(),
+                });
+            }
+        }
+    }
+    checks
+}
+
+fn loopback(cluster: &Cluster) -> Vec<Check> {
+    let mut checks = checks(cluster, addresses(LOOPBACK), Answer::No);
+    checks.retain(|check| check.what == "from node-a");
+    checks
+}
+
+fn addresses(texts: [&str; 2]) -> [IpAddr; 2] {
+    texts.map(|text| text.parse().expect("an address"))
+}
