@@ -1,9 +1,11 @@
 //! What every backend must do, seen from outside: real packets in both families and all protocols, and no look into how a backend
 //! does it. Each case is a function of the [`Backend`](crate::Backend); [`conformance!`](crate::conformance) makes a test of each.
 
+pub mod changes;
 pub mod endpoints;
 pub mod node_ports;
 pub mod packets;
+pub mod restarts;
 
 mod expect;
 
@@ -28,6 +30,24 @@ macro_rules! conformance {
                 draining_endpoints_are_the_last_resort,
                 draining_endpoints_are_the_last_resort_of_each_node,
                 hints_are_honoured,
+            }
+            changes {
+                an_endpoint_leaves_gracefully,
+                endpoints_are_added_and_replaced,
+                the_first_endpoint_comes_and_the_last_goes,
+                the_first_local_endpoint_comes,
+                services_come_and_go,
+                ports_change,
+                policies_change,
+            }
+            restarts {
+                backends_are_terminated,
+                backends_are_killed,
+                the_frontend_is_terminated,
+                the_frontend_is_killed,
+                changes_wait_for_the_frontend,
+                changes_wait_for_the_backends,
+                a_rebooted_node_comes_up_alone,
             }
             node_ports {
                 they_answer_at_the_primary_address,

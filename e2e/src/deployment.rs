@@ -167,10 +167,10 @@ impl Deployment {
     /// Ends the frontend by a signal.
     #[track_caller]
     pub fn stop_frontend(&mut self, signal: Signal) {
+        // It would be waited for: it follows no request to go elsewhere.
+        self.watch = None;
         let frontend = self.frontend.take().expect("the frontend runs");
         end(&frontend, signal);
-        // It ends with its stream.
-        self.watch = None;
     }
 
     /// Ends the backends of all nodes by a signal.
@@ -238,6 +238,11 @@ impl Deployment {
     #[track_caller]
     pub fn monitor(&self, node: &Node) -> NftMonitor {
         NftMonitor::start(&node.netns, &self.directory.path().join(format!("monitor-{}.log", node.name)))
+    }
+
+    /// Whether a line about the kernel is about what [`Self::settle`] does.
+    pub fn is_fence(line: &str) -> bool {
+        line.contains(&format!("{} ", plan::cluster_ip(FENCE).v4))
     }
 
     /// Runs `fairlead` with these arguments, which the frontend's address follows, to its end; returns what it printed.

@@ -1,0 +1,222 @@
+//! Each part ends and comes back, by SIGTERM and by SIGKILL, under live traffic: no connection is lost and nothing is written to the
+//! kernel. And what a node does alone: it keeps what it has, and after a reboot it comes up with what it had.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::expect::assert_pods;
+use crate::client::Client;
+use crate::cluster::Cluster;
+use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::manifests::{Policy, Service};
+use crate::plan::{self, Family};
+use crate::process::Process;
+use crate::traffic::{Churn, Stream};
+use crate::wire::Protocol;
+
+/// What is restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Backends,
+    Frontend,
+}
+
+const PORT: u16 = 80;
+const INTERVAL: Duration = Duration::from_millis(5);
+const ATTEMPTS: u64 = 40;
+const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
+
+// === the cases ===
+
+/// Backends end as they are asked to.
+pub fn backends_are_terminated(backend: Backend) {
+    run(backend, Part::Backends, Signal::SIGTERM);
+}
+
+/// Backends end without a chance to tidy up.
+pub fn backends_are_killed(backend: Backend) {
+    run(backend, Part::Backends, Signal::SIGKILL);
+}
+
+/// The frontend says goodbye.
+pub fn the_frontend_is_terminated(backend: Backend) {
+    run(backend, Part::Frontend, Signal::SIGTERM);
+}
+
+/// The frontend ends without a word.
+pub fn the_frontend_is_killed(backend: Backend) {
+    run(backend, Part::Frontend, Signal::SIGKILL);
+}
+
+/// What changes while the frontend is away is in force when it is back, and nothing before.
+pub fn changes_wait_for_the_frontend(backend: Backend) {
+    let mut deployment = Deployment::start(backend, services);
+    let client = deployment.cluster().pod("pod-a-3").client();
+    deployment.stop_frontend(Signal::SIGKILL);
+    let changed = web(deployment.cluster(), &["pod-b-1"]);
+    deployment.manifests().apply(&changed);
+    assert_pods(&client, Protocol::Tcp, vip(Family::V4), &PODS);
+    deployment.start_frontend();
+    deployment.settle();
+    for family in Family::BOTH {
+        Protocol::ALL
+            .into_iter()
+            .for_each(|protocol| assert_pods(&client, protocol, vip(family), &["pod-b-1"]));
+    }
+}
+
+/// The same for what changes while backends are away, also when the frontend has begun anew meanwhile.
+pub fn changes_wait_for_the_backends(backend: Backend) {
+    let mut deployment = Deployment::start(backend, services);
+    let client = deployment.cluster().pod("pod-a-3").client();
+    for pods in [&["pod-b-1"][..], &["pod-a-1", "pod-b-2"]] {
+        deployment.stop_backends(Signal::SIGKILL);
+        let changed = web(deployment.cluster(), pods);
+        deployment.apply(&changed);
+        if pods.len() > 1 {
+            deployment.stop_frontend(Signal::SIGKILL);
+            deployment.start_frontend();
+        }
+        deployment.start_backends();
+        deployment.settle();
+        for family in Family::BOTH {
+            Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), pods));
+        }
+    }
+}
+
+/// A node whose kernel has forgotten everything comes up with the last committed state, though no frontend is to be found.
+pub fn a_rebooted_node_comes_up_alone(backend: Backend) {
+    let mut deployment = Deployment::start(backend, services);
+    let changed = web(deployment.cluster(), &["pod-a-1", "pod-b-2"]);
+    deployment.apply(&changed);
+    deployment.stop_backends(Signal::SIGKILL);
+    // Another cluster with the same addresses: the nodes after the reboot.
+    let rebooted = Cluster::start();
+    let nowhere = format!("unix:{}", deployment.path("nowhere.sock").display());
+    let agents = rebooted.nodes().iter().map(|node| {
+        let command = backend.follow(&nowhere, &node.name, &deployment.state(node), &[]);
+        Process::spawn(&node.netns, command, &deployment.path(&format!("rebooted-{}.log", node.name)))
+    });
+    let agents = agents.collect::<Vec<_>>();
+    for agent in &agents {
+        agent.wait_for_line("ready: the kernel holds", 0, PATIENCE);
+    }
+    let local = |family| SocketAddr::new(plan::cluster_ip(2).ip(family), PORT);
+    for family in Family::BOTH {
+        for protocol in Protocol::ALL {
+            assert_pods(&rebooted.pod("pod-a-3").client(), protocol, vip(family), &["pod-a-1", "pod-b-2"]);
+            assert_pods(&rebooted.pod("pod-b-3").client(), protocol, local(family), &["pod-b-1", "pod-b-2"]);
+        }
+    }
+}
+
+// === one restart ===
+
+#[track_caller]
+fn run(backend: Backend, part: Part, signal: Signal) {
+    let mut deployment = Deployment::start(backend, services);
+    let mut monitors =
+        deployment.cluster().nodes().iter().map(|node| deployment.monitor(node)).collect::<Vec<_>>();
+    let traffic = Traffic::start(deployment.cluster());
+
+    match part {
+        Part::Backends => deployment.stop_backends(signal),
+        Part::Frontend => deployment.stop_frontend(signal),
+    }
+    traffic.wait();
+    match part {
+        Part::Backends => deployment.start_backends(),
+        Part::Frontend => deployment.start_frontend(),
+    }
+    // Only the fence: so each backend has caught up, and had nothing to do.
+    deployment.settle();
+    traffic.wait();
+    for monitor in &mut monitors {
+        let mut writes = monitor.changes();
+        writes.retain(|line| !Deployment::is_fence(line));
+        assert_eq!(writes, [""; 0]);
+    }
+    traffic.finish();
+}
+
+/// Long connections and short ones, from a pod and from outside.
+struct Traffic {
+    streams: Vec<Stream>,
+    churns: Vec<Churn>,
+}
+
+// === impl Traffic ===
+
+impl Traffic {
+    #[track_caller]
+    fn start(cluster: &Cluster) -> Self {
+        let clients = [cluster.pod("pod-a-3").client(), cluster.node('b').client(), cluster.client()];
+        let mut streams = Vec::new();
+        for client in &clients {
+            for family in Family::BOTH {
+                for protocol in [Protocol::Tcp, Protocol::Udp] {
+                    streams.push(client.stream(protocol, vip(family), INTERVAL).expect("a connection"));
+                }
+            }
+        }
+        let churn = |(client, protocol, family): (&Client, Protocol, Family)| {
+            client.churn(protocol, vip(family), 100, PATIENCE * 3)
+        };
+        let [pod, node, outside] = &clients;
+        let churns = [
+            (pod, Protocol::Tcp, Family::V6),
+            (node, Protocol::Tcp, Family::V4),
+            (outside, Protocol::Tcp, Family::V4),
+            (outside, Protocol::Udp, Family::V6),
+        ];
+        Self { streams, churns: churns.map(churn).into() }
+    }
+
+    /// Lets it run for a while.
+    #[track_caller]
+    fn wait(&self) {
+        self.churns
+            .iter()
+            .for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, PATIENCE), "{:?}", churn.report()));
+        self.streams
+            .iter()
+            .for_each(|stream| assert!(stream.wait_echoes(3, PATIENCE), "{:?}", stream.report()));
+    }
+
+    /// Nothing was lost, and nobody came to another endpoint.
+    #[track_caller]
+    fn finish(self) {
+        for churn in self.churns {
+            assert_eq!(churn.finish().failures, []);
+        }
+        for stream in self.streams {
+            let report = stream.finish();
+            assert!(report.is_clean() && report.pods.len() == 1, "{report:?}");
+        }
+    }
+}
+
+// === the services ===
+
+fn services(cluster: &Cluster) -> Vec<Service> {
+    let local = Service::new("local").cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080).node_port(30_080);
+    let local =
+        local.external_ip(plan::external_ip(2)).internal_policy(Policy::Local).external_policy(Policy::Local);
+    vec![
+        web(cluster, &PODS),
+        local.pods(PODS.map(|name| cluster.pod(name))),
+        Service::new("empty").cluster_ip(plan::cluster_ip(3)).port_all(PORT, 8080),
+    ]
+}
+
+fn web(cluster: &Cluster, pods: &[&str]) -> Service {
+    let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080);
+    service.pods(pods.iter().map(|name| cluster.pod(name)))
+}
+
+fn vip(family: Family) -> SocketAddr {
+    SocketAddr::new(plan::cluster_ip(1).ip(family), PORT)
+}
