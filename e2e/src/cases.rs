@@ -2,7 +2,9 @@
 //! does it. Each case is a function of the [`Backend`](crate::Backend); [`conformance!`](crate::conformance) makes a test of each.
 
 pub mod changes;
+pub mod commands;
 pub mod endpoints;
+pub mod faults;
 pub mod node_ports;
 pub mod packets;
 pub mod restarts;
@@ -48,6 +50,19 @@ macro_rules! conformance {
                 changes_wait_for_the_frontend,
                 changes_wait_for_the_backends,
                 a_rebooted_node_comes_up_alone,
+            }
+            faults {
+                unreadable_manifests,
+                a_manifest_becomes_unreadable,
+                a_loopback_endpoint,
+                an_external_ip_that_is_a_cluster_ip,
+                two_services_with_one_vip,
+                ports_that_cannot_be,
+            }
+            commands {
+                local_does_it_all_in_one_process,
+                services_are_listed,
+                cleanup_removes_its_own,
             }
             node_ports {
                 they_answer_at_the_primary_address,

@@ -51,10 +51,15 @@ impl Manifests {
 
     /// Writes any objects to the file `<stem>.yaml`, in one step.
     pub fn write(&self, stem: &str, objects: &[Value]) {
+        self.write_text(stem, &to_yaml(objects));
+    }
+
+    /// Writes any text to the file `<stem>.yaml`, in one step.
+    pub fn write_text(&self, stem: &str, text: &str) {
         // Hidden, and not named like a manifest, until it is whole.
         let temporary = self.directory.join(format!(".{stem}.tmp"));
         let path = self.path(stem);
-        fs::write(&temporary, to_yaml(objects))
+        fs::write(&temporary, text)
             .and_then(|()| fs::rename(&temporary, &path))
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
@@ -66,8 +71,7 @@ impl Manifests {
 
 /// The objects as one multi-document YAML text.
 fn to_yaml(objects: &[Value]) -> String {
-    let documents =
-        objects.iter().map(|object| serde_saphyr::to_string(object).expect("plain data is YAML"));
+    let documents = objects.iter().map(|object| serde_saphyr::to_string(object).expect("plain data is YAML"));
     documents.collect::<Vec<_>>().join("---\n")
 }
 

@@ -168,7 +168,7 @@ impl Service {
     }
 
     /// The Service, then an EndpointSlice for each of its families.
-    pub(super) fn objects(&self) -> Vec<Value> {
+    pub(crate) fn objects(&self) -> Vec<Value> {
         let slices = self.families().map(|family| self.slice(family));
         [self.service()].into_iter().chain(slices).collect()
     }

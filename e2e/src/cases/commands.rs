@@ -1,0 +1,114 @@
+//! The other commands of the program: `local`, `services`, `cleanup`.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use super::expect::assert_pods;
+use crate::client::Client;
+use crate::cluster::Cluster;
+use crate::deployment::{Backend, Deployment, PATIENCE, fairlead};
+use crate::manifests::Service;
+use crate::plan::{self, Family};
+use crate::process::Process;
+use crate::tools;
+use crate::wait::eventually;
+use crate::wire::{Failure, Protocol};
+
+const PORT: u16 = 80;
+
+/// Frontend and backend in one process do for a node what they do apart, from nothing, after a change, and after a restart.
+pub fn local_does_it_all_in_one_process(backend: Backend) {
+    let cluster = Cluster::start();
+    let directory = tempfile::tempdir().expect("a directory");
+    let manifests = cluster.manifests(&directory.path().join("manifests"));
+    manifests.apply(&web(&cluster, &["pod-a-1", "pod-b-1"]));
+    let node = cluster.node('a');
+    let start = |log: &str| {
+        let command = backend.local(manifests.directory(), &node.name, &directory.path().join("state"));
+        let process = Process::spawn(&node.netns, command, &directory.path().join(log));
+        process.wait_for_line("ready: the kernel holds", 0, PATIENCE);
+        process
+    };
+    let client = node.pod(3).client();
+    let process = start("first.log");
+    assert_web(&client, &["pod-a-1", "pod-b-1"]);
+
+    let mark = process.mark();
+    manifests.apply(&web(&cluster, &["pod-b-2"]));
+    process.wait_for_line(": applied", mark, PATIENCE);
+    eventually("the change is in force", PATIENCE, || {
+        (client.tcp(vip(Family::V6)).expect("an answer").pod == "pod-b-2").then_some(())
+    });
+    eventually("the change is in force", PATIENCE, || {
+        (client.tcp(vip(Family::V4)).expect("an answer").pod == "pod-b-2").then_some(())
+    });
+    assert!(process.terminate().success());
+    assert_web(&client, &["pod-b-2"]);
+    let _process = start("second.log");
+    assert_web(&client, &["pod-b-2"]);
+}
+
+/// `services` says what a node is to do, for scripts and for people.
+pub fn services_are_listed(backend: Backend) {
+    let deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1", "pod-b-1"])]);
+    let listed: Value =
+        serde_json::from_str(&deployment.ask(&["services", "-o", "json", "--node", "node-b"])).expect("JSON");
+    let listed = listed.as_array().expect("a list");
+    let of_web = |protocol: &str| {
+        let named = |service: &&Value| {
+            let key = &service["service_port"]["key"];
+            key["name"] == "web" && key["protocol"] == protocol
+        };
+        listed.iter().find(named).unwrap_or_else(|| panic!("no web over {protocol} in {listed:#?}"))
+    };
+    for protocol in ["TCP", "UDP", "SCTP"] {
+        let service = of_web(protocol);
+        assert_eq!(service["service_port"]["port"], PORT);
+        assert_eq!(service["service_port"]["cluster_ips"]["v4"], json!("10.96.0.1"));
+    }
+    let table = deployment.ask(&["services", "--node", "node-b"]);
+    assert!(table.contains("default/web:sctp-80/sctp") && table.contains("[fd00:10:96::1]:80"), "{table}");
+}
+
+/// `cleanup` takes everything of Fairlead out of the kernel, and leaves alone what is not Fairlead's.
+pub fn cleanup_removes_its_own(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
+    let before = Cluster::builder().nodes(1).pods_per_node(0).start();
+    let foreign = "table inet foreign {\nset kept {\ntype ipv4_addr\nelements = { 192.0.2.77 }\n}\n}\n";
+    let netns = deployment.cluster().node('a').netns.clone();
+    for netns in [&netns, &before.node('a').netns] {
+        tools::nft(netns, foreign);
+    }
+    deployment.stop_backends(nix::sys::signal::Signal::SIGTERM);
+    let client = deployment.cluster().pod("pod-a-3").client();
+    assert_web(&client, &["pod-a-1"]);
+    for _ in 0..2 {
+        // The second time there is nothing to do.
+        let mut command = fairlead();
+        command.args(["cleanup", "--backend", backend.name()]);
+        let cleanup = Process::spawn(&netns, command, &deployment.path("cleanup.log"));
+        assert!(cleanup.wait(PATIENCE).expect("it ends").success());
+        assert_eq!(tools::nft_list(&netns), tools::nft_list(&before.node('a').netns));
+        let client = client.clone().with_deadline(std::time::Duration::from_millis(100));
+        assert_eq!(client.tcp(vip(Family::V4)), Err(Failure::TimedOut));
+    }
+    deployment.start_backends();
+    assert_web(&client, &["pod-a-1"]);
+}
+
+fn web(cluster: &Cluster, pods: &[&str]) -> Service {
+    let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080);
+    service.pods(pods.iter().map(|name| cluster.pod(name)))
+}
+
+fn vip(family: Family) -> SocketAddr {
+    SocketAddr::new(plan::cluster_ip(1).ip(family), PORT)
+}
+
+#[track_caller]
+fn assert_web(client: &Client, pods: &[&str]) {
+    for family in Family::BOTH {
+        Protocol::ALL.into_iter().for_each(|protocol| assert_pods(client, protocol, vip(family), pods));
+    }
+}

@@ -1,0 +1,160 @@
+//! Bad input: the frontend says which object and which field is wrong, and everything else works.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use super::expect::assert_pods;
+use crate::cluster::Cluster;
+use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::manifests::Service;
+use crate::plan::{self, DualStack, Family};
+use crate::wire::Protocol;
+
+const PORT: u16 = 80;
+
+// === the cases ===
+
+/// A file that is no YAML, and a document that is no object of a known kind.
+pub fn unreadable_manifests(backend: Backend) {
+    let mut deployment = Deployment::start(backend, good);
+    let mark = deployment.frontend().mark();
+    deployment.manifests().write_text("broken", "apiVersion: v1\nkind: Service\n  metadata: [\n");
+    assert_said(&deployment, mark, &["WARN", "broken.yaml"]);
+    let nameless = json!({ "apiVersion": "v1", "kind": "Service", "spec": {} });
+    deployment.manifests().write("nameless", &[nameless]);
+    assert_said(&deployment, mark, &["WARN", "nameless.yaml", "name"]);
+    let gadget = json!({ "apiVersion": "example.org/v1", "kind": "Gadget", "metadata": { "name": "g" } });
+    deployment.manifests().write("gadget", &[gadget]);
+    deployment.settle();
+    assert_said(&deployment, mark, &["gadget.yaml", "Gadget"]);
+    assert_good(&deployment);
+}
+
+/// A file becomes unreadable: what it held stays in force until it can be read again.
+pub fn a_manifest_becomes_unreadable(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| [good(cluster), vec![other(cluster)]].concat());
+    let mark = deployment.frontend().mark();
+    deployment.manifests().write_text("default.other", "kind: [");
+    deployment.settle();
+    assert_said(&deployment, mark, &["WARN", "default.other.yaml"]);
+    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
+    let changed = other(deployment.cluster()).pods([deployment.cluster().pod("pod-b-2")]);
+    deployment.apply(&changed);
+    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-2"]);
+    assert_good(&deployment);
+}
+
+/// A loopback endpoint is dropped, the other one is used.
+pub fn a_loopback_endpoint(backend: Backend) {
+    let mut deployment = Deployment::start(backend, good);
+    let mut objects = other(deployment.cluster()).objects();
+    let mut bad = objects[1]["endpoints"][0].clone();
+    bad["addresses"] = json!(["127.0.0.1"]);
+    objects[1]["endpoints"].as_array_mut().expect("a list").push(bad);
+    let said = apply_objects(&mut deployment, &objects);
+    said.about(&["default/other-ipv4", "endpoints[1].addresses[0]", "127.0.0.1", "loopback"]);
+    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
+    assert_good(&deployment);
+}
+
+/// An external IP that is another service's cluster IP is not taken from it.
+pub fn an_external_ip_that_is_a_cluster_ip(backend: Backend) {
+    let mut deployment = Deployment::start(backend, good);
+    let thief = other(deployment.cluster()).external_ip(plan::cluster_ip(1));
+    let said = apply_objects(&mut deployment, &thief.objects());
+    said.about(&["default/other", "spec.externalIPs", "would shadow the cluster IP of Service default/web"]);
+    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
+    assert_good(&deployment);
+}
+
+/// Two services with one load balancer's address and port: the first one has it.
+pub fn two_services_with_one_vip(backend: Backend) {
+    let address = plan::load_balancer_ip(1);
+    let mut deployment = Deployment::start(backend, |cluster| {
+        let first = Service::new("first").cluster_ip(plan::cluster_ip(3)).port_all(PORT, 8080);
+        let first = first.load_balancer_ip(address).pods([cluster.pod("pod-b-3")]);
+        [good(cluster), vec![first]].concat()
+    });
+    let second = other(deployment.cluster()).load_balancer_ip(address);
+    let said = apply_objects(&mut deployment, &second.objects());
+    said.about(&["default/other", "status.loadBalancer.ingress", "default/first"]);
+    assert_answers(&deployment, address, &["pod-b-3"]);
+    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
+    assert_good(&deployment);
+}
+
+/// A port 0 and a protocol that does not exist: the service's other ports are served.
+pub fn ports_that_cannot_be(backend: Backend) {
+    let mut deployment = Deployment::start(backend, good);
+    let mut objects = other(deployment.cluster()).objects();
+    let ports = objects[0]["spec"]["ports"].as_array_mut().expect("a list");
+    ports.push(json!({ "name": "zero", "protocol": "TCP", "port": 0, "targetPort": 8080 }));
+    ports.push(json!({ "name": "quic", "protocol": "QUIC", "port": 443, "targetPort": 8080 }));
+    ports.push(json!({ "name": "high", "protocol": "TCP", "port": 65_536, "targetPort": 8080 }));
+    let said = apply_objects(&mut deployment, &objects);
+    said.about(&["default/other", "spec.ports[3].port", "0"]);
+    said.about(&["default/other", "spec.ports[4].protocol", "QUIC"]);
+    said.about(&["default/other", "spec.ports[5].port", "65536"]);
+    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
+    assert_good(&deployment);
+}
+
+// === what they share ===
+
+/// What the frontend has logged about an object.
+struct Said(Vec<String>);
+
+// === impl Said ===
+
+impl Said {
+    /// One line holds all these words.
+    #[track_caller]
+    fn about(&self, words: &[&str]) {
+        let found = self.0.iter().any(|line| words.iter().all(|word| line.contains(word)));
+        assert!(found, "no line with {words:?} in:\n{}", self.0.join("\n"));
+    }
+}
+
+/// Writes objects to a file, and waits until they are in force.
+#[track_caller]
+fn apply_objects(deployment: &mut Deployment, objects: &[Value]) -> Said {
+    let mark = deployment.frontend().mark();
+    deployment.manifests().write("default.other", objects);
+    deployment.settle();
+    Said(deployment.frontend().lines_since(mark))
+}
+
+#[track_caller]
+fn assert_said(deployment: &Deployment, mark: usize, words: &[&str]) {
+    deployment
+        .frontend()
+        .wait_for(&format!("{words:?}"), mark, PATIENCE, |line| words.iter().all(|word| line.contains(word)));
+}
+
+/// The service that must not notice anything.
+fn good(cluster: &Cluster) -> Vec<Service> {
+    let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080);
+    vec![service.pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-2")])]
+}
+
+#[track_caller]
+fn assert_good(deployment: &Deployment) {
+    assert_answers(deployment, plan::cluster_ip(1), &["pod-a-1", "pod-b-2"]);
+}
+
+/// The service that something is wrong with.
+fn other(cluster: &Cluster) -> Service {
+    let service = Service::new("other").cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080);
+    service.pods([cluster.pod("pod-b-1")])
+}
+
+#[track_caller]
+fn assert_answers(deployment: &Deployment, vip: DualStack, pods: &[&str]) {
+    let client = deployment.cluster().pod("pod-a-3").client();
+    for family in Family::BOTH {
+        for protocol in Protocol::ALL {
+            assert_pods(&client, protocol, SocketAddr::new(vip.ip(family), PORT), pods);
+        }
+    }
+}
