@@ -193,7 +193,13 @@ impl<B: Backend, C: Connect> Loop<B, C> {
 
     /// Says and writes down what is in force.
     fn settle(&mut self) {
-        for ack in self.pending.acks() {
+        let acks = self.pending.acks();
+        if !acks.is_empty() {
+            // Also without a call of the backend: a commit or a bookmark that changes nothing is in force at once.
+            let held = self.mirror.held();
+            self.progress.send_modify(|progress| progress.programmed = held);
+        }
+        for ack in acks {
             self.feed.reply(ClientEvent::Ack(ack));
         }
         self.flush();

@@ -1,0 +1,353 @@
+//! A frontend and an agent with a kernel that is a map, in one process: they can be parted, and each can be restarted.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use agent::{
+    Agent, AgentOptions, Attach, Connect, FeedOptions, Grpc, GrpcOptions, NodeState, Progress, Session,
+    Stage, Store,
+    testing::{Call, FakeKernel},
+};
+use frontend::{Config, Frontend, Listener, log::Limits, object::Update};
+use proto::{
+    model::{Ack, ClientEvent, Epoch, Hello, Node, Revision, Role, ServerEvent, ServicePortKey},
+    v1::{StatusRequest, fairlead_client::FairleadClient},
+};
+use runtime::{Ready, Shutdown, Trigger};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use crate::world::{NODE, World};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How the agent reaches the frontend.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    Unix,
+    Attach,
+}
+
+/// How an agent ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ending {
+    Asked,
+    Killed,
+}
+
+/// Both, and what joins them.
+pub(crate) struct Rig {
+    way: Way,
+    directory: tempfile::TempDir,
+    kernel: FakeKernel,
+    server: Arc<Mutex<Server>>,
+    agent: Running,
+    scissors: Scissors,
+}
+
+/// One run of a frontend.
+struct Server {
+    frontend: Frontend,
+    updates: mpsc::Sender<Update>,
+    shutdown: Shutdown,
+    trigger: Trigger,
+    serving: JoinHandle<anyhow::Result<()>>,
+}
+
+/// One run of an agent.
+struct Running {
+    progress: watch::Receiver<Progress>,
+    trigger: Trigger,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+/// Cuts sessions: the open one now, or each open or new one after so many more messages.
+#[derive(Clone)]
+struct Scissors {
+    now: watch::Sender<()>,
+    after: Arc<AtomicUsize>,
+}
+
+/// What an observer sees.
+pub(crate) struct Seen {
+    at: (Epoch, Revision),
+    state: NodeState,
+}
+
+/// A [`Connect`] whose sessions can be cut.
+struct Cuttable<C> {
+    inner: C,
+    scissors: Scissors,
+}
+
+impl<C: Connect> Connect for Cuttable<C> {
+    fn connect(&mut self, hello: Hello) -> futures::future::BoxFuture<'static, anyhow::Result<Session>> {
+        let connecting = self.inner.connect(hello);
+        let scissors = self.scissors.clone();
+        Box::pin(async move {
+            let Session { mut events, replies } = connecting.await?;
+            let mut now = scissors.now.subscribe();
+            let (sender, receiver) = mpsc::channel(1);
+            tokio::spawn(async move {
+                loop {
+                    let event = tokio::select! {
+                        _ = now.changed() => return,
+                        () = sender.closed() => return,
+                        event = events.recv() => event,
+                    };
+                    let Some(event) = event else { return };
+                    let left = scissors.after.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                        Some(if left == usize::MAX { left } else { left.saturating_sub(1) })
+                    });
+                    if left == Ok(0) {
+                        scissors.after.store(usize::MAX, Ordering::SeqCst);
+                        return;
+                    }
+                    if sender.send(event).await.is_err() {
+                        return;
+                    }
+                }
+            });
+            Ok(Session { events: receiver, replies })
+        })
+    }
+}
+
+impl Server {
+    async fn start(address: &str, world: &World, history: usize) -> Self {
+        let config = Config {
+            commit_interval: Duration::from_millis(1),
+            bookmark_interval: Duration::from_millis(20),
+            drain_delay: Duration::from_millis(5),
+            drain_grace: Duration::from_millis(50),
+            history: Limits { entries: history, bytes: 16 << 20 },
+            ..Config::default()
+        };
+        let frontend = Frontend::new(config);
+        let (trigger, shutdown) = Shutdown::channel();
+        let (updates, receiver) = mpsc::channel(64);
+        let guard = Ready::new().guard("cluster");
+        let (engine, stop) = (frontend.clone(), shutdown.clone());
+        tokio::spawn(async move { engine.run(receiver, guard, stop).await });
+        let listener = Listener::bind(address).await.unwrap();
+        let (server, stop) = (frontend.clone(), shutdown.clone());
+        let serving = tokio::spawn(async move { server.serve(listener, stop).await });
+        for update in world.initial() {
+            updates.send(update).await.unwrap();
+        }
+        Self { frontend, updates, shutdown, trigger, serving }
+    }
+
+    fn attach(&self, hello: Hello) -> (mpsc::Sender<ClientEvent>, mpsc::Receiver<ServerEvent>) {
+        self.frontend.attach(hello, self.shutdown.clone())
+    }
+}
+
+impl Rig {
+    pub(crate) async fn start(way: Way, world: &World) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let kernel = FakeKernel::default();
+        let scissors =
+            Scissors { now: watch::Sender::default(), after: Arc::new(AtomicUsize::new(usize::MAX)) };
+        let address = format!("unix:{}", directory.path().join("socket").display());
+        let server = Arc::new(Mutex::new(Server::start(&address, world, 1000).await));
+        let agent = Running::start(way, &address, &directory, &kernel, &server, &scissors);
+        Self { way, directory, kernel, server, agent, scissors }
+    }
+
+    fn address(&self) -> String {
+        format!("unix:{}", self.directory.path().join("socket").display())
+    }
+
+    /// Delivers updates.
+    pub(crate) async fn update(&self, updates: Vec<Update>) {
+        let sender = self.server.lock().unwrap().updates.clone();
+        for update in updates {
+            sender.send(update).await.unwrap();
+        }
+    }
+
+    /// Parts the two.
+    pub(crate) fn cut(&self) {
+        self.scissors.now.send_replace(());
+    }
+
+    /// Parts them after so many messages.
+    pub(crate) fn cut_after(&self, messages: usize) {
+        self.scissors.after.store(messages, Ordering::SeqCst);
+    }
+
+    /// Ends the frontend and starts another, with another epoch and a past of `history` commits.
+    pub(crate) async fn restart_frontend(&self, world: &World, history: usize) {
+        let serving = {
+            let mut server = self.server.lock().unwrap();
+            server.trigger.fire();
+            std::mem::replace(&mut server.serving, tokio::spawn(async { Ok(()) }))
+        };
+        timeout(PATIENCE, serving).await.expect("serving ends").unwrap().unwrap();
+        let next = Server::start(&self.address(), world, history).await;
+        *self.server.lock().unwrap() = next;
+    }
+
+    /// Ends the agent and starts another, which has the state file and the kernel.
+    pub(crate) async fn restart_agent(&mut self, ending: Ending) {
+        match ending {
+            Ending::Asked => self.agent.trigger.fire(),
+            Ending::Killed => self.agent.task.abort(),
+        }
+        let ended = timeout(PATIENCE, &mut self.agent.task).await.expect("the agent ends");
+        assert_eq!(ended.is_ok(), matches!(ending, Ending::Asked));
+        let address = self.address();
+        self.agent =
+            Running::start(self.way, &address, &self.directory, &self.kernel, &self.server, &self.scissors);
+    }
+
+    /// How many operations have been written to the kernel.
+    pub(crate) fn writes(&self) -> usize {
+        let calls = self.kernel.calls().into_iter();
+        calls.map(|call| if let Call::Reconcile(n) | Call::Apply(n) = call { n } else { 0 }).sum()
+    }
+
+    /// Waits until the agent holds what somebody who starts from nothing is told.
+    pub(crate) async fn agrees(&mut self, world: &World) {
+        let seen = self.observe(world).await;
+        let reached = |at: Option<(Epoch, Revision)>| {
+            at.is_some_and(|(epoch, revision)| epoch == seen.at.0 && revision >= seen.at.1)
+        };
+        let programmed = self.agent.progress.wait_for(|progress| reached(progress.programmed));
+        let progress = timeout(PATIENCE, programmed).await.expect("it is programmed").unwrap().clone();
+        assert_eq!(progress.committed, progress.programmed);
+        assert_eq!((progress.refused_operations, progress.digest_mismatches), (0, 0));
+        assert_eq!(self.kernel.services(), *seen.state.services());
+        let mut stored = self.stored();
+        while !reached(stored.as_ref().map(|stored| stored.0)) {
+            // Written after it has been programmed, and nothing says when.
+            sleep(Duration::from_millis(1)).await;
+            stored = self.stored();
+        }
+        assert_eq!(stored.unwrap().1, seen.state);
+        self.no_repairs().await;
+    }
+
+    /// What the state file holds.
+    fn stored(&self) -> Option<((Epoch, Revision), NodeState)> {
+        let copy = self.directory.path().join("copy");
+        std::fs::copy(self.directory.path().join("state"), &copy).ok()?;
+        let stored = Store::open(copy, NODE).1?;
+        Some(((stored.epoch, stored.revision), stored.state))
+    }
+
+    /// The frontend never found a digest that was not as it should be.
+    async fn no_repairs(&self) {
+        let mut client = FairleadClient::connect(self.address()).await.unwrap();
+        let status = client.status(StatusRequest {}).await.unwrap().into_inner();
+        for node in status.nodes {
+            assert_eq!(node.repairs, 0, "{node:?}");
+        }
+    }
+
+    /// Follows a stream from nothing until it has shown the marker, and then a bookmark.
+    async fn observe(&self, world: &World) -> Seen {
+        let hello = Hello {
+            node: NODE.into(),
+            role: Role::Observer,
+            backend: "observer".to_owned(),
+            backend_version: String::new(),
+            resume: None,
+            digests: None,
+        };
+        let (replies, mut events) = self.server.lock().unwrap().attach(hello);
+        let (mut stage, mut state) = (Stage::default(), NodeState::new(Node::unknown(NODE)));
+        let mut epoch = Epoch(0);
+        loop {
+            let event = timeout(PATIENCE, events.recv()).await.expect("an event").expect("a stream");
+            let revision = match event {
+                ServerEvent::Welcome(welcome) => {
+                    epoch = welcome.epoch;
+                    continue;
+                }
+                ServerEvent::Batch(batch) => {
+                    stage.extend(batch.operations);
+                    if !batch.commit {
+                        continue;
+                    }
+                    assert_eq!(stage.commit(&mut state).refused, []);
+                    batch.target
+                }
+                ServerEvent::Bookmark(revision, digest) => {
+                    assert_eq!(state.digests().total(), digest);
+                    if shows(&state, world) {
+                        return Seen { at: (epoch, revision), state };
+                    }
+                    revision
+                }
+                ServerEvent::DigestRequest => {
+                    let digests = Box::new(state.digests().clone());
+                    replies.send(ClientEvent::Digests(Revision(0), digests)).await.unwrap();
+                    continue;
+                }
+                ServerEvent::Drain(_) => panic!("nobody stops the frontend"),
+            };
+            let digest = Some(state.digests().total());
+            let ack = Ack { revision, digest, apply_time: Duration::ZERO, failures: Vec::new() };
+            replies.send(ClientEvent::Ack(ack)).await.unwrap();
+        }
+    }
+}
+
+impl Running {
+    fn start(
+        way: Way,
+        address: &str,
+        directory: &tempfile::TempDir,
+        kernel: &FakeKernel,
+        server: &Arc<Mutex<Server>>,
+        scissors: &Scissors,
+    ) -> Self {
+        let state_file: PathBuf = directory.path().join("state");
+        let options = AgentOptions {
+            state_file: Some(state_file),
+            feed: FeedOptions {
+                reconnect: (Duration::from_millis(1), Duration::from_millis(5)),
+                ..FeedOptions::default()
+            },
+            ..AgentOptions::new(NODE)
+        };
+        let scissors = scissors.clone();
+        match way {
+            Way::Unix => {
+                let endpoints = vec![address.to_owned()];
+                let inner = Grpc::new(GrpcOptions { endpoints, ..GrpcOptions::default() }).unwrap();
+                Self::run(options, kernel, Cuttable { inner, scissors })
+            }
+            Way::Attach => {
+                let server = server.clone();
+                let inner = Attach(move |hello| server.lock().unwrap().attach(hello));
+                Self::run(options, kernel, Cuttable { inner, scissors })
+            }
+        }
+    }
+
+    fn run(options: AgentOptions, kernel: &FakeKernel, connect: impl Connect) -> Self {
+        let agent = Agent::new(options, kernel.backend(), connect);
+        let progress = agent.progress();
+        let (trigger, shutdown) = Shutdown::channel();
+        Self { progress, trigger, task: tokio::spawn(agent.run(shutdown)) }
+    }
+}
+
+/// Whether a state is that of the world as it is now.
+fn shows(state: &NodeState, world: &World) -> bool {
+    let is_marker = |key: &&ServicePortKey| World::is_marker(&key.name);
+    let marker = state.services().keys().find(is_marker).and_then(|key| state.service(key));
+    marker.map(|marker| marker.port.port) == Some(world.mark().port)
+}

@@ -1,0 +1,206 @@
+//! The objects of a small cluster, and random changes of them.
+
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
+
+use frontend::object::{
+    Kind, Object, ObjectName, Parsed, Port, Service, Slice, SliceEndpoint, SlicePort, Update,
+};
+use proto::model::{Family, Node, PerFamily, Protocol, TrafficPolicy};
+
+/// The node that the agent is on.
+pub(crate) const NODE: &str = "node-0";
+
+const NODES: [&str; 3] = [NODE, "node-1", "node-2"];
+const ZONES: [&str; 3] = ["", "zone-a", "zone-b"];
+const SERVICES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// The service that says how many changes have been made.
+const MARKER: &str = "marker";
+
+/// A slice of this many endpoints does not fit into one message.
+const HUGE: u16 = 8000;
+
+/// Everything there is.
+pub(crate) struct World {
+    objects: BTreeMap<(Kind, ObjectName), Object>,
+    rng: fastrand::Rng,
+    changes: u16,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { objects: BTreeMap::new(), rng: fastrand::Rng::with_seed(seed), changes: 0 }
+    }
+
+    pub(crate) fn rng(&mut self) -> &mut fastrand::Rng {
+        &mut self.rng
+    }
+
+    /// What a source says first.
+    pub(crate) fn initial(&self) -> Vec<Update> {
+        let of_kind = |kind| {
+            let objects = self.objects.iter().filter(|((of, _), _)| *of == kind);
+            objects.map(|((kind, name), object)| parsed(*kind, name, object)).collect()
+        };
+        Kind::ALL.into_iter().map(|kind| Update::Replace(kind, of_kind(kind))).collect()
+    }
+
+    /// A few random changes, and one of the marker after them.
+    pub(crate) fn change(&mut self) -> Vec<Update> {
+        let mut updates: Vec<_> = (0..self.rng.usize(1..6)).map(|_| self.any_update()).collect();
+        self.changes += 1;
+        let marker = Service { ports: vec![self.mark()], ..service(MARKER, [10, 96, 9, 9].into()) };
+        updates.push(self.put(Kind::Service, marker.name.clone(), Object::Service(marker)));
+        updates
+    }
+
+    /// The port of the marker at this point.
+    pub(crate) fn mark(&self) -> Port {
+        Port { name: "".into(), protocol: Protocol::Tcp, port: number(1 + self.changes), node_port: None }
+    }
+
+    /// Whether a service is the marker.
+    pub(crate) fn is_marker(name: &str) -> bool {
+        name == MARKER
+    }
+
+    fn any_update(&mut self) -> Update {
+        match self.rng.u8(..12) {
+            0..4 => self.any_slice(),
+            4..7 => self.any_service(),
+            7..9 => self.any_node(),
+            _ => self.any_deletion(),
+        }
+    }
+
+    fn put(&mut self, kind: Kind, name: ObjectName, object: Object) -> Update {
+        let update = Update::Apply(parsed(kind, &name, &object));
+        self.objects.insert((kind, name), object);
+        update
+    }
+
+    fn any_deletion(&mut self) -> Update {
+        let Some(at) = (!self.objects.is_empty()).then(|| self.rng.usize(..self.objects.len())) else {
+            return self.any_node();
+        };
+        let (kind, name) = self.objects.keys().nth(at).unwrap().clone();
+        if World::is_marker(&name.name) {
+            return self.any_slice();
+        }
+        self.objects.remove(&(kind, name.clone()));
+        Update::Delete(kind, name)
+    }
+
+    fn any_node(&mut self) -> Update {
+        let name = *self.rng.choice(&NODES).unwrap();
+        let node = Node {
+            zone: (*self.rng.choice(&ZONES).unwrap()).into(),
+            eligible: self.rng.bool(),
+            addresses: vec![[172, 16, 0, self.rng.u8(1..4)].into()],
+            ..Node::unknown(name)
+        };
+        self.put(Kind::Node, ObjectName::new("", name), Object::Node(node))
+    }
+
+    fn any_service(&mut self) -> Update {
+        let name = *self.rng.choice(&SERVICES).unwrap();
+        let last = self.rng.u8(1..4);
+        let mut service = service(name, [10, 96, 0, last].into());
+        if self.rng.bool() {
+            service.cluster_ips.v6 = Some(v6(last.into()));
+        }
+        if self.rng.bool() {
+            // Sometimes that of a node, or claimed by another.
+            service.external_ips = vec![[172, 16, 0, self.rng.u8(1..8)].into()];
+        }
+        for policy in [&mut service.internal_policy, &mut service.external_policy] {
+            *policy = if self.rng.bool() { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
+        }
+        for (name, port) in [("http", 80), ("https", 443)] {
+            if self.rng.u8(..4) > 0 {
+                let node_port = self.rng.bool().then(|| number(self.rng.u16(30000..30004)));
+                service.ports.push(Port {
+                    name: name.into(),
+                    protocol: Protocol::Tcp,
+                    port: number(port),
+                    node_port,
+                });
+            }
+        }
+        self.put(Kind::Service, service.name.clone(), Object::Service(service))
+    }
+
+    fn any_slice(&mut self) -> Update {
+        let name = ObjectName::new("default", format!("slice-{}", self.rng.u8(..6)));
+        let family = if self.rng.bool() { Family::V4 } else { Family::V6 };
+        let hints = self.rng.u8(..4);
+        let count = if self.rng.u8(..24) == 0 { HUGE } else { self.rng.u16(..6) };
+        let endpoints = (0..count).map(|n| self.any_endpoint(family, n, hints)).collect();
+        let port =
+            |name: &str, port| SlicePort { name: name.into(), protocol: Protocol::Tcp, port: number(port) };
+        let slice = Slice {
+            name: name.clone(),
+            service: (*self.rng.choice(&SERVICES).unwrap()).into(),
+            family,
+            ports: vec![port("http", 8080), port("https", 8443)],
+            endpoints,
+            trigger: None,
+        };
+        self.put(Kind::EndpointSlice, name, Object::Slice(slice))
+    }
+
+    fn any_endpoint(&mut self, family: Family, n: u16, hints: u8) -> SliceEndpoint {
+        let [high, low] = n.to_be_bytes();
+        let (ready, serving, terminating) = match self.rng.u8(..6) {
+            0 => (false, true, true),
+            1 => (false, false, false),
+            _ => (true, true, false),
+        };
+        let zones = &ZONES[1..=self.rng.usize(1..=2)];
+        let nodes = &NODES[..self.rng.usize(1..=3)];
+        SliceEndpoint {
+            address: match family {
+                Family::V4 => [10, 244, high, low].into(),
+                Family::V6 => v6(n),
+            },
+            node: Some((*self.rng.choice(&NODES).unwrap()).into()),
+            ready,
+            serving,
+            terminating,
+            zone_hints: if hints & 1 == 0 { Vec::new() } else { names(zones) },
+            node_hints: if hints & 2 == 0 { Vec::new() } else { names(nodes) },
+        }
+    }
+}
+
+fn names(names: &[&str]) -> Vec<std::sync::Arc<str>> {
+    names.iter().map(|name| (*name).into()).collect()
+}
+
+fn v6(last: u16) -> IpAddr {
+    std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last).into()
+}
+
+fn number(port: u16) -> NonZeroU16 {
+    NonZeroU16::new(port).unwrap()
+}
+
+fn service(name: &str, cluster_ip: IpAddr) -> Service {
+    Service {
+        name: ObjectName::new("default", name),
+        created: None,
+        cluster_ips: PerFamily { v4: Some(cluster_ip), v6: None },
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        source_ranges: Vec::new(),
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_seconds: None,
+        health_check_node_port: None,
+        ports: Vec::new(),
+    }
+}
+
+fn parsed(kind: Kind, name: &ObjectName, object: &Object) -> Parsed {
+    Parsed { kind, name: name.clone(), object: Some(object.clone()), problems: Vec::new() }
+}
