@@ -60,6 +60,8 @@ pub(crate) enum Violation {
     NothingToResume(Epoch),
     #[error("a batch starts from revision {base}, but {held} is held")]
     Base { base: Revision, held: Revision },
+    #[error("a bookmark before the first commit")]
+    NothingToMark,
     #[error("it goes back to revision {target} from {held}")]
     Backwards { target: Revision, held: Revision },
 }
@@ -181,6 +183,9 @@ impl Mirror {
         if !self.stage.operations().is_empty() {
             debug!(%revision, "bookmark within a change");
             return Ok(Outcome::Nothing);
+        }
+        if self.held.is_none() {
+            return Err(Violation::NothingToMark);
         }
         if let Some(held) = base
             && revision < held

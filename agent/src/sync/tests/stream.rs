@@ -142,6 +142,7 @@ async fn other_frontend_with_the_same_state_costs_nothing() {
     peer.bookmark(900, total(&state)).await;
     assert_eq!(peer.ack().await.revision, Revision(900));
     assert_eq!(world.kernel.calls(), calls);
+    assert_eq!(world.progress.borrow().programmed, Some((Epoch(0xe2), Revision(900))));
     drop(peer);
     assert_eq!(world.session().await.hello.resume, Some((Epoch(0xe2), Revision(900))));
     world.stop().await;
@@ -212,6 +213,18 @@ async fn what_breaks_the_protocol_ends_the_session_and_changes_nothing() {
     }
     world.session().await;
     assert_eq!(world.kernel.services(), *state.services());
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_in_force_before_something_was_committed() {
+    let mut world = start(&FakeKernel::default(), None);
+    let peer = world.session().await;
+    peer.welcome(EPOCH, Mode::Repair).await;
+    peer.bookmark(1, Digest(0)).await;
+    let peer = world.session().await;
+    assert_eq!(peer.hello.resume, None);
+    assert_eq!(world.kernel.calls(), []);
     world.stop().await;
 }
 
