@@ -83,10 +83,10 @@ impl Store {
             Err(error) => Err(error.into()),
         };
         match loaded {
-            Ok(Loaded { stored, len }) => {
+            Ok(Loaded { stored, snapshot, len }) => {
                 info!(%path, epoch = %stored.epoch, revision = %stored.revision,
                     services = stored.state.services().len(), "state file read");
-                store.file = reopen(&store.path, len);
+                store.file = reopen(&store.path, snapshot, len);
                 store.written = Some((stored.epoch, stored.revision));
                 (store, Some(stored))
             }
@@ -175,15 +175,14 @@ impl Store {
     }
 }
 
-/// For appending after the first `len` bytes, the rest is cut off.
-fn reopen(path: &Path, len: u64) -> Current {
+/// For appending after the first `len` bytes, of which `snapshot` are the snapshot; the rest is cut off.
+fn reopen(path: &Path, snapshot: u64, len: u64) -> Current {
     let file = OpenOptions::new().append(true).open(path).and_then(|file| {
         file.set_len(len)?;
         Ok(file)
     });
     match file {
-        // What is snapshot and what was appended is not told apart, so a new file comes a little later than it might.
-        Ok(file) => Current::Open { file, snapshot: len, appended: 0 },
+        Ok(file) => Current::Open { file, snapshot, appended: len - snapshot },
         Err(error) => {
             warn!(path = %path.display(), %error, "state file cannot be appended to");
             Current::Absent

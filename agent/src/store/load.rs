@@ -5,11 +5,13 @@ use bytes::Bytes;
 use proto::model::{Epoch, Node, Revision, ServerEvent};
 
 use super::{Stored, frame};
-use crate::{NodeState, Stage};
+use crate::{NodeState, RefusedOperation, Stage};
 
 /// What a file holds.
 pub(super) struct Loaded {
     pub(super) stored: Stored,
+    /// How many bytes the snapshot at the beginning takes.
+    pub(super) snapshot: u64,
     /// How many bytes led to it. What follows is torn.
     pub(super) len: u64,
 }
@@ -23,20 +25,26 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let mut state = NodeState::new(Node::unknown(node));
     let mut stage = Stage::default();
     let mut epoch = None;
-    let mut last = None;
+    let (mut first, mut last) = (None, None);
+    // Left out again, as they were when they came; the digest says whether that leads to the same.
+    let mut refused = Vec::new();
     while let Some(message) = frame::take(&mut frames) {
         let event = message.decode().context("a frame holds no message")?;
         match ServerEvent::try_from(event).context("a frame holds an invalid message")? {
             ServerEvent::Welcome(welcome) => epoch = Some(welcome.epoch),
             ServerEvent::Batch(batch) => stage.extend(batch.operations),
             ServerEvent::Bookmark(revision, digest) => {
-                if let Some(refused) = stage.commit(&mut state).refused.first() {
-                    bail!("{refused}");
-                }
+                refused.append(&mut stage.commit(&mut state).refused);
                 let held = state.digests().total();
-                ensure!(held == digest, "revision {revision} does not have the digest that it should have");
+                ensure!(
+                    held == digest,
+                    "revision {revision} has not the digest it should have{}",
+                    why(&refused)
+                );
                 let epoch: Epoch = epoch.context("there is no epoch")?;
-                last = Some((epoch, revision, total - frames.len()));
+                let len = total - frames.len();
+                first.get_or_insert(len);
+                last = Some((epoch, revision, len));
             }
             ServerEvent::Drain(_) | ServerEvent::DigestRequest => {
                 bail!("a frame does not belong in a state file")
@@ -44,5 +52,10 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
         }
     }
     let (epoch, revision, len): (Epoch, Revision, usize) = last.context("there is no whole commit")?;
-    Ok(Loaded { stored: Stored { state, epoch, revision }, len: len as u64 })
+    let snapshot = first.unwrap_or(len) as u64;
+    Ok(Loaded { stored: Stored { state, epoch, revision }, snapshot, len: len as u64 })
+}
+
+fn why(refused: &[RefusedOperation]) -> String {
+    refused.first().map(|first| format!(": {first}")).unwrap_or_default()
 }

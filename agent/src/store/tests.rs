@@ -149,6 +149,37 @@ fn commits_that_outgrow_the_snapshot_are_folded_into_a_new_one() {
 }
 
 #[test]
+fn restarts_do_not_put_off_the_new_file() {
+    let (_dir, path) = file();
+    let mut store = open(&path).0;
+    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let small = mk_state().build();
+    let large = crate::testing::synthetic(1000, 10, crate::testing::Stack::Dual);
+    let mut largest = 0;
+    for revision in 1..30 {
+        let target = if revision % 2 == 0 { &large } else { &small };
+        commit(&mut store, &mut state, target, EPOCH, revision);
+        store = open(&path).0;
+        largest = largest.max(fs::metadata(&path).unwrap().len());
+    }
+    assert!(largest > MIN_APPENDED && largest < 3 * MIN_APPENDED, "{largest}");
+}
+
+#[test]
+fn commit_with_a_refused_operation_is_read_back() {
+    let (_dir, path) = file();
+    let (mut store, _) = open(&path);
+    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
+    let mut stage = Stage::default();
+    stage.extend([Operation::PutNode(Node::unknown("another"))]);
+    store.stage(EPOCH, (Revision(1), Revision(2)), stage.operations());
+    assert_eq!(stage.commit(&mut state).refused.len(), 1);
+    store.flush(&state, EPOCH, Revision(2));
+    assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
+}
+
+#[test]
 fn commit_costs_what_it_is() {
     let (_dir, path) = file();
     let (mut store, _) = open(&path);
