@@ -65,7 +65,14 @@ pub fn services_are_listed(backend: Backend) {
     for protocol in ["TCP", "UDP", "SCTP"] {
         let service = of_web(protocol);
         assert_eq!(service["service_port"]["port"], PORT);
-        assert_eq!(service["service_port"]["cluster_ips"]["v4"], json!("10.96.0.1"));
+        let ips = json!({ "v4": "10.96.0.1", "v6": "fd00:10:96::1" });
+        assert_eq!(service["service_port"]["cluster_ips"], ips);
+        let endpoints = |pool: &str, family: &str| {
+            let list = service[pool][family].as_array().expect("a pool");
+            list.iter().map(|endpoint| endpoint["address"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(endpoints("cluster", "v4"), ["10.244.1.11", "10.244.2.11"]);
+        assert_eq!(endpoints("local", "v6"), ["fd00:10:244:2::11"]);
     }
     let table = deployment.ask(&["services", "--node", "node-b"]);
     assert!(table.contains("default/web:sctp-80/sctp") && table.contains("[fd00:10:96::1]:80"), "{table}");

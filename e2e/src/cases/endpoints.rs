@@ -128,10 +128,10 @@ pub fn draining_endpoints_are_the_last_resort_of_each_node(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         let endpoint = |name, state| Endpoint::of(cluster.pod(name)).state(state);
         let endpoints = [
-            endpoint("pod-a-1", State::Draining),
-            endpoint("pod-a-2", State::NotReady),
-            endpoint("pod-b-1", State::Draining),
-            endpoint("pod-b-2", State::Ready),
+            endpoint("pod-a-1", Draining),
+            endpoint("pod-a-2", NotReady),
+            endpoint("pod-b-1", Draining),
+            endpoint("pod-b-2", Ready),
         ];
         vec![web(1).internal_policy(Policy::Local).endpoints(endpoints)]
     });
@@ -144,7 +144,7 @@ pub fn draining_endpoints_are_the_last_resort_of_each_node(backend: Backend) {
 pub fn hints_are_honoured(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(1).pods(cluster.pods())]);
     let all = ["pod-a-1", "pod-a-2", "pod-b-1"];
-    let steps: [([fn(&Pod) -> Endpoint; 3], [&[&str]; 2]); 5] = [
+    let steps: [([Hint; 3], [&[&str]; 2]); 5] = [
         // a-1, a-2 and b-1 for zones a, a and b.
         ([in_zone_a, in_zone_a, in_zone_b], [&["pod-a-1", "pod-a-2"], &["pod-b-1"]]),
         // Across: what counts is the hint.
@@ -161,6 +161,9 @@ pub fn hints_are_honoured(backend: Backend) {
         assert_everywhere(&deployment, 1, &expected);
     }
 }
+
+/// Makes an endpoint of a pod.
+type Hint = fn(&Pod) -> Endpoint;
 
 fn in_zone_a(pod: &Pod) -> Endpoint {
     Endpoint::of(pod).for_zones(&["a"])
