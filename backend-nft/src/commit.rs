@@ -117,7 +117,8 @@ impl<K: Kernel> Committer<'_, K> {
             self.outcome.refused.insert(index, reason);
         }
         if self.outcome.refused.len() > MAX_REFUSED {
-            bail!("the kernel refused more than {MAX_REFUSED} service ports");
+            let reason = self.outcome.refused.values().next().map_or("", |reason| reason);
+            bail!("the kernel refused more than {MAX_REFUSED} service ports, the first one: {reason}");
         }
         Ok(())
     }

@@ -35,7 +35,11 @@ pub(crate) enum Front {
 /// A map or set. Within each kind of [`Front`], those that verdicts lead to come before those with the verdicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Map {
+    /// Of pools of at most 16; see [`Map::endpoints`].
     Endpoints,
+    Endpoints64,
+    Endpoints256,
+    EndpointsMany,
     LocalEndpoints,
     Vips,
     PolicyLocalVips,
@@ -104,8 +108,11 @@ pub(crate) const REJECT: &str = "reject";
 
 impl Map {
     /// All of them, in their order.
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Endpoints,
+        Self::Endpoints64,
+        Self::Endpoints256,
+        Self::EndpointsMany,
         Self::LocalEndpoints,
         Self::Vips,
         Self::PolicyLocalVips,
@@ -120,10 +127,27 @@ impl Map {
         Self::Hairpin,
     ];
 
+    /// The map of the cluster pools of VIPs that have so many endpoints.
+    ///
+    /// A new rule costs the kernel a look at each element of its map, and a new element one at each rule. There is a rule for each
+    /// number of endpoints; so most elements, those of small pools, are in a map with few rules, and a large pool, which
+    /// often comes to a number that no other has, is in a map with few elements.
+    pub(crate) const fn endpoints(count: u32) -> Self {
+        match count {
+            0..=16 => Self::Endpoints,
+            17..=64 => Self::Endpoints64,
+            65..=256 => Self::Endpoints256,
+            _ => Self::EndpointsMany,
+        }
+    }
+
     /// Its name in the table.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Endpoints => "endpoints",
+            Self::Endpoints64 => "endpoints-64",
+            Self::Endpoints256 => "endpoints-256",
+            Self::EndpointsMany => "endpoints-many",
             Self::LocalEndpoints => "local-endpoints",
             Self::Vips => "vips",
             Self::PolicyLocalVips => "policy-local-vips",
@@ -142,7 +166,11 @@ impl Map {
     /// What an operator reads beside it.
     const fn comment(self) -> &'static str {
         match self {
-            Self::Endpoints | Self::NodePortEndpoints => "place in the cluster pool -> endpoint",
+            Self::Endpoints => "place in the cluster pool -> endpoint, pools of 1 to 16",
+            Self::Endpoints64 => "place in the cluster pool -> endpoint, pools of 17 to 64",
+            Self::Endpoints256 => "place in the cluster pool -> endpoint, pools of 65 to 256",
+            Self::EndpointsMany => "place in the cluster pool -> endpoint, larger pools",
+            Self::NodePortEndpoints => "place in the cluster pool -> endpoint",
             Self::LocalEndpoints | Self::NodePortLocalEndpoints => "place in the local pool -> endpoint",
             Self::Vips | Self::NodePorts => "one pool for all clients",
             Self::PolicyLocalVips | Self::PolicyLocalNodePorts => "external traffic policy Local",
@@ -161,19 +189,47 @@ impl Map {
             | Self::PolicyLocalNodePorts
             | Self::ClusterNodePorts
             | Self::LocalNodePorts => FrontKind::NodePort,
-            _ => FrontKind::Vip,
+            Self::Endpoints
+            | Self::Endpoints64
+            | Self::Endpoints256
+            | Self::EndpointsMany
+            | Self::LocalEndpoints
+            | Self::Vips
+            | Self::PolicyLocalVips
+            | Self::ClusterVips
+            | Self::LocalVips
+            | Self::Hairpin => FrontKind::Vip,
         }
     }
 
     const fn holds(self) -> Holds {
         match self {
             Self::Endpoints
+            | Self::Endpoints64
+            | Self::Endpoints256
+            | Self::EndpointsMany
             | Self::LocalEndpoints
             | Self::NodePortEndpoints
             | Self::NodePortLocalEndpoints => Holds::Endpoint,
             Self::PolicyLocalVips | Self::PolicyLocalNodePorts | Self::Hairpin => Holds::Nothing,
-            _ => Holds::Verdict,
+            Self::Vips
+            | Self::ClusterVips
+            | Self::LocalVips
+            | Self::NodePorts
+            | Self::ClusterNodePorts
+            | Self::LocalNodePorts => Holds::Verdict,
         }
+    }
+
+    /// Whether its elements hold such data.
+    #[cfg(test)]
+    pub(crate) const fn takes(self, data: &Data) -> bool {
+        matches!(
+            (self.holds(), data),
+            (Holds::Nothing, Data::None)
+                | (Holds::Endpoint, Data::Endpoint(..))
+                | (Holds::Verdict, Data::Verdict(_))
+        )
     }
 
     /// Its definition.

@@ -18,7 +18,8 @@
 //! | object | key → value |
 //! |---|---|
 //! | map `vips` | address . protocol . port → `goto` a pool chain, `goto reject` or `drop` |
-//! | map `endpoints`, `local-endpoints` | address . protocol . port . place → endpoint |
+//! | map `endpoints`, `endpoints-64`, `endpoints-256`, `endpoints-many` | address . protocol . port . place → endpoint, by the pool's size |
+//! | map `local-endpoints` | the same key → endpoint on this node |
 //! | set `policy-local-vips` | address . protocol . port under external traffic policy Local |
 //! | map `cluster-vips`, `local-vips` | the same key → pool chain or `drop`, by where the packet comes from |
 //! | map `nodeports`, `cluster-nodeports`, `local-nodeports`, set `policy-local-nodeports` | protocol . port → the same |

@@ -6,8 +6,8 @@
 //!   Repairs (the fixed part)                        ──┘
 //! ```
 //!
-//! The order: tables, chains, maps, elements gone, elements new, rules, base chains, chains gone, maps gone. So nothing leads
-//! to what is not there yet or not there any more, and no rule is bound to a map while that is filled.
+//! The order: tables, chains, maps, elements gone, rules of pool chains, elements new, other rules, base chains, chains gone, maps
+//! gone. So nothing leads to what is not there yet or not there any more.
 
 mod diff;
 mod refs;

@@ -91,7 +91,11 @@ impl Present {
             let mut found = Orders::default();
             for element in self.0[family].of(front) {
                 match element.map {
-                    Map::Endpoints | Map::NodePortEndpoints => place(&mut found.cluster, element),
+                    Map::Endpoints
+                    | Map::Endpoints64
+                    | Map::Endpoints256
+                    | Map::EndpointsMany
+                    | Map::NodePortEndpoints => place(&mut found.cluster, element),
                     Map::LocalEndpoints | Map::NodePortLocalEndpoints => place(&mut found.local, element),
                     _ => {}
                 }

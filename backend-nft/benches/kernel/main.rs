@@ -54,6 +54,38 @@ async fn measure(services: u32) -> Report {
 
     let mut backend = backend();
     report.duration("cold load, in all", time(&mut backend, &state).await);
+    if std::env::var_os("MIXED").is_some() {
+        use proto::model::*;
+        let mut mixed = state.clone();
+        let keys: Vec<_> = mixed.services().keys().cloned().collect();
+        let mut n = 0u32;
+        let ops: Vec<_> = keys
+            .iter()
+            .enumerate()
+            .map(|(i, key)| {
+                let len = if i % 50 == 0 { 20 + i as u32 % 181 } else { 1 + i as u32 % 17 };
+                let endpoints = (0..len)
+                    .map(|_| {
+                        n += 1;
+                        Endpoint::new(
+                            std::net::Ipv4Addr::from(0x0a80_0000 + n).into(),
+                            80.try_into().unwrap(),
+                        )
+                    })
+                    .collect();
+                Operation::ReplacePool {
+                    pool: PoolId { key: key.clone(), class: PoolClass::Cluster, family: Family::V4 },
+                    endpoints,
+                }
+            })
+            .collect();
+        agent::testing::apply(&mut mixed, ops);
+        backend.cleanup().await.unwrap();
+        eprintln!("endpoints {n}");
+        report.duration("mixed cold", time(&mut backend, &mixed).await);
+        backend.cleanup().await.unwrap();
+        report.duration("cold load, in all", time(&mut backend, &state).await);
+    }
     report.bytes("memory: state and backend", rss() - before);
     report.duration("reconcile, nothing changed", time(&mut backend, &state).await);
     report.bytes("memory: after a reconcile", rss() - before);

@@ -90,7 +90,7 @@ fn services(family: Family) -> FixedChain {
             Line::new(family).vmap(Map::Vips).end(),
             Line::new(family).addressed_to(Map::PolicyLocalVips).goto(POLICY_LOCAL).end(),
             Line::new(family)
-                .is_local(Address::Destination)
+                .local(Address::Destination)
                 .outside(Address::Destination, [&loopback])
                 .goto(NODEPORTS)
                 .comment("to the node itself, not loopback"),
@@ -107,7 +107,7 @@ fn policy_local(family: Family, options: &Options, chain: Chain, (cluster, local
     let mut rules: Vec<Rule> = from_pods.collect();
     rules.extend([
         Line::new(family)
-            .is_local(Address::Source)
+            .local(Address::Source)
             .mark(options.masquerade_mark())
             .vmap(cluster)
             .comment("from this node: all endpoints, masqueraded"),

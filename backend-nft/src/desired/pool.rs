@@ -82,10 +82,10 @@ impl PoolKind {
         }
     }
 
-    /// The map with these endpoints.
-    pub(crate) const fn endpoints(self) -> Map {
+    /// The map with these endpoints, of pools that have so many.
+    pub(crate) const fn endpoints(self, count: u32) -> Map {
         match self {
-            Self::Pool | Self::ClusterIpPool | Self::MasqPool => Map::Endpoints,
+            Self::Pool | Self::ClusterIpPool | Self::MasqPool => Map::endpoints(count),
             Self::LocalPool | Self::ClusterIpLocalPool => Map::LocalEndpoints,
             Self::NodePortPool | Self::MasqNodePortPool => Map::NodePortEndpoints,
             Self::NodePortLocalPool => Map::NodePortLocalEndpoints,
@@ -144,7 +144,7 @@ impl PoolChain {
     /// A packet may see an old verdict and new maps, or the reverse: then its place may be gone, but there is place 0 while there
     /// is any. It must never leave untranslated, for its connection would stay so.
     fn choose(self, family: Family) -> Vec<Rule> {
-        let map = self.kind.endpoints();
+        let map = self.kind.endpoints(self.count);
         let place = match self.kind.class() {
             PoolClass::Cluster => "",
             PoolClass::Local => " on this node",

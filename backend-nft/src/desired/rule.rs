@@ -84,7 +84,7 @@ impl Line {
     }
 
     /// `fib saddr type local`.
-    pub(super) fn is_local(self, address: Address) -> Self {
+    pub(super) fn local(self, address: Address) -> Self {
         let flags = match address {
             Address::Source => FibFlags::SADDR,
             Address::Destination => FibFlags::DADDR,

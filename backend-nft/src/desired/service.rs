@@ -140,7 +140,7 @@ impl Desired {
         for (front, dispatch) in &self.fronts {
             match (dispatch, front.kind()) {
                 (Dispatch::Pool(kind), front_kind) => {
-                    self.places(to, *front, kind.class(), kind.endpoints());
+                    self.places(to, *front, *kind);
                     let map = match front_kind {
                         FrontKind::Vip => Map::Vips,
                         FrontKind::NodePort => Map::NodePorts,
@@ -148,15 +148,15 @@ impl Desired {
                     to.push(self.verdict(*front, map, *kind));
                 }
                 (Dispatch::PolicyLocal, FrontKind::Vip) => {
-                    self.places(to, *front, PoolClass::Cluster, Map::Endpoints);
-                    self.places(to, *front, PoolClass::Local, Map::LocalEndpoints);
+                    self.places(to, *front, PoolKind::Pool);
+                    self.places(to, *front, PoolKind::LocalPool);
                     to.push(Element { front: *front, map: Map::PolicyLocalVips, index: 0, data: Data::None });
                     to.push(self.verdict(*front, Map::ClusterVips, PoolKind::Pool));
                     to.push(self.verdict(*front, Map::LocalVips, PoolKind::LocalPool));
                 }
                 (Dispatch::PolicyLocal, FrontKind::NodePort) => {
-                    self.places(to, *front, PoolClass::Cluster, Map::NodePortEndpoints);
-                    self.places(to, *front, PoolClass::Local, Map::NodePortLocalEndpoints);
+                    self.places(to, *front, PoolKind::NodePortPool);
+                    self.places(to, *front, PoolKind::NodePortLocalPool);
                     to.push(Element {
                         front: *front,
                         map: Map::PolicyLocalNodePorts,
@@ -185,25 +185,30 @@ impl Desired {
         to.sort_unstable();
     }
 
-    fn places(&self, to: &mut Vec<Element>, front: Front, class: PoolClass, map: Map) {
-        to.extend((0..).zip(self.pool(class)).map(|(index, endpoint)| {
+    fn places(&self, to: &mut Vec<Element>, front: Front, kind: PoolKind) {
+        let map = kind.endpoints(self.count(kind));
+        to.extend((0..).zip(self.pool(kind)).map(|(index, endpoint)| {
             let data = Data::Endpoint(endpoint.address, endpoint.port.get());
             Element { front, map, index, data }
         }));
     }
 
     fn verdict(&self, front: Front, map: Map, kind: PoolKind) -> Element {
-        let verdict = match self.pool(kind.class()).len() {
+        let verdict = match self.count(kind) {
             0 => self.empty,
-            count => Verdict::Pool(PoolChain { kind, count: u32::try_from(count).unwrap_or(u32::MAX) }),
+            count => Verdict::Pool(PoolChain { kind, count }),
         };
         Element { front, map, index: 0, data: Data::Verdict(verdict) }
     }
 
-    fn pool(&self, class: PoolClass) -> &[Endpoint] {
-        match class {
+    fn pool(&self, kind: PoolKind) -> &[Endpoint] {
+        match kind.class() {
             PoolClass::Cluster => &self.cluster,
             PoolClass::Local => &self.local,
         }
+    }
+
+    fn count(&self, kind: PoolKind) -> u32 {
+        u32::try_from(self.pool(kind).len()).unwrap_or(u32::MAX)
     }
 }

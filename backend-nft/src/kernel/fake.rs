@@ -195,6 +195,7 @@ impl FakeTable {
             Operation::AddElements(map, elements) => each(elements, |element| {
                 ensure(!poison(element), &format!("{} is poisonous", element.front))?;
                 ensure(self.sets.contains_key(map.name()), "no such set")?;
+                ensure(map.takes(&element.data) && map.kind() == element.front.kind(), "of another shape")?;
                 let target = leads_to(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
                 let old = self.elements.insert((*map, element.front, element.index), element.data);

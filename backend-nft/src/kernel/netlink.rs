@@ -115,24 +115,25 @@ impl Worker {
         for map in Map::ALL {
             let ours = self.names.set(family, map);
             if listing.sets.contains(ours) {
-                let (elements, foreign) = self.elements(family, map)?;
-                listing.elements.extend(elements);
-                listing.foreign.extend(foreign.into_iter().map(|key| (map, key)));
+                self.elements(family, map, &mut listing)?;
             }
         }
         Ok(listing)
     }
 
-    fn elements(&mut self, family: Family, map: Map) -> Result<(Vec<Element>, Vec<Box<[u8]>>)> {
+    fn elements(&mut self, family: Family, map: Map, listing: &mut Listing) -> Result<()> {
         let table = self.names.table(family);
         let visit = |(ours, foreign): &mut (Vec<_>, Vec<_>), element: nft::Element<'_>| match Element::read(
             map, family, &element,
         ) {
             Some(element) => ours.push(element),
-            None => foreign.push(element.key.into()),
+            None => foreign.push((map, element.key.into())),
         };
-        let elements = self.handle.elements(table, map.name(), Default::default, visit);
-        elements.with_context(|| format!("list {}", map.name()))
+        let found = self.handle.elements(table, map.name(), Default::default, visit);
+        let (ours, foreign) = found.with_context(|| format!("list {}", map.name()))?;
+        listing.elements.extend(ours);
+        listing.foreign.extend(foreign);
+        Ok(())
     }
 
     fn commit(&mut self, operations: &[(Family, Operation)]) -> Result<(), CommitError> {

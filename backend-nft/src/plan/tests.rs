@@ -118,6 +118,27 @@ async fn a_change_of_one_endpoint_writes_a_handful() {
     }
 }
 
+/// Its endpoints move to the map of larger pools, and back, each in its place.
+#[tokio::test]
+async fn a_pool_that_outgrows_its_map_moves() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let endpoints: Vec<String> = (1..=16).map(|n| format!("10.244.1.{n}:80")).collect();
+    let mut state = mk_state()
+        .service("default/web", |web| {
+            web.cluster_ip("10.96.0.1").endpoints(endpoints.iter().map(String::as_str))
+        })
+        .build();
+    driver.reconcile(&state).await.unwrap();
+    let before = kernel.tables();
+    for change in [pool_change(&["10.244.2.1:80"], &[]), pool_change(&[], &["10.244.2.1:80"])] {
+        let changes = apply(&mut state, [change]);
+        driver.apply(&state, &changes).await.unwrap();
+        assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
+    }
+    assert_eq!(kernel.tables(), before);
+}
+
 #[tokio::test]
 async fn a_contested_vip_goes_to_the_first_and_on_to_the_next() {
     let kernel = Fake::default();

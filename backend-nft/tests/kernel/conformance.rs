@@ -1,11 +1,11 @@
 //! What every backend must do.
 
 use agent::{
-    Backend,
-    testing::{History, conformance},
+    Backend, NodeState,
+    testing::{History, conformance, mk_state, transition},
 };
 
-use super::support::{assert_readable, backend, run};
+use super::support::{assert_readable, backend, reconcile, run};
 
 #[test]
 fn an_empty_state_is_a_state() {
@@ -45,4 +45,33 @@ fn random_states_are_readable() {
             assert_readable();
         }
     });
+}
+
+/// Pools whose endpoints are in each of the maps, and move from one to the other.
+#[test]
+fn pools_of_every_size() {
+    run(|| async {
+        let mut backend = backend();
+        let mut state = sized(0);
+        backend.reconcile(&state).await.unwrap();
+        for size in [1, 16, 17, 64, 65, 256, 257, 300, 2, 0] {
+            let changes = transition(&mut state, &sized(size));
+            let applied = backend.apply(&state, &changes).await.unwrap();
+            assert_eq!(applied.failures, []);
+            assert_eq!(reconcile(&state).await.writes, 0, "{size} endpoints");
+            assert_readable();
+        }
+    });
+}
+
+fn sized(endpoints: u16) -> NodeState {
+    let v4 = (0..endpoints).map(|n| format!("10.244.{}.{}:8080", n / 250, n % 250 + 1));
+    let v6 = (0..endpoints).map(|n| format!("[fd00:244::{:x}]:8080", n + 1));
+    let all: Vec<String> = v4.chain(v6).collect();
+    mk_state()
+        .service("default/web", |web| {
+            let web = web.cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").node_port(30080);
+            web.external_ip("203.0.113.1").endpoints(all.iter().map(String::as_str))
+        })
+        .build()
 }

@@ -1,5 +1,8 @@
 //! The backend against the running kernel, each test in a network namespace of its own. Needs root.
 
+// A panic is how a test fails.
+#![allow(clippy::unwrap_used)]
+
 mod conformance;
 mod drift;
 mod listing;
