@@ -252,7 +252,7 @@ async fn broken_rules_are_told() {
     stream.commit().await;
     stream.say(client_message::Message::Hello(hello("node-1"))).await;
     let status = stream.refused().await;
-    assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "a second Hello on one stream"));
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "a second Hello on one stream"));
 }
 
 #[tokio::test]

@@ -82,11 +82,11 @@ fn to_status(error: SessionError) -> Status {
         SessionError::Invalid(error) if error.field.ends_with("protocol_version") => {
             Status::failed_precondition(message)
         }
-        SessionError::Invalid(_) => Status::invalid_argument(message),
-        SessionError::HelloExpected
+        SessionError::Invalid(_)
+        | SessionError::HelloExpected
         | SessionError::SecondHello
         | SessionError::TooEarly
         | SessionError::UnexpectedAck { .. }
-        | SessionError::UnexpectedDigests => Status::failed_precondition(message),
+        | SessionError::UnexpectedDigests => Status::invalid_argument(message),
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct Session {
     cursor: Revision,
     /// The last revision that the client was told; behind `cursor` while nothing changes for its node.
     told: Revision,
+    /// The last revision that the client has acknowledged on this stream.
+    acked: Revision,
     expects: Expects,
     /// Whether the client computes digests at all.
     computes: bool,
@@ -84,6 +86,7 @@ impl Session {
             node,
             cursor: update.target,
             told: base,
+            acked: FROM_ANYTHING,
             expects: Expects::Nothing,
             computes: hello.digests.is_some(),
             trust: Trust::Agreed,
@@ -158,17 +161,20 @@ impl Session {
 
     async fn on_ack(&mut self, ack: Ack, output: &mut Output) -> Result<(), End> {
         let Ack { revision, digest, apply_time, failures } = ack;
-        // An ack may be repeated while nothing else is under way, to report that a failure is over.
-        if revision != self.told || revision == FROM_ANYTHING {
-            return Err(SessionError::UnexpectedAck { acked: revision, sent: self.told }.into());
-        }
+        let expected = match self.expects {
+            Expects::Ack(expected) if revision == self.told => Some(expected),
+            // The last ack may be repeated at any time, to report that a failure has come or gone.
+            _ if revision == self.acked && revision != FROM_ANYTHING => None,
+            _ => return Err(SessionError::UnexpectedAck { acked: revision, sent: self.told }.into()),
+        };
+        self.acked = revision;
         self.status.update(|status| {
             status.acked = revision;
             status.apply_time = apply_time;
             status.failures = failures;
         });
         self.computes |= digest.is_some();
-        let Expects::Ack(expected) = self.expects else { return Ok(()) };
+        let Some(expected) = expected else { return Ok(()) };
         self.expects = Expects::Nothing;
         match digest {
             Some(held) if held != expected => self.on_mismatch(revision, held, expected, output).await,

@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use proto::model::{ClientEvent, Revision};
 
-use crate::{Config, session::SessionError};
+use crate::{
+    Config,
+    session::SessionError,
+    testing::{put, service},
+};
 
 use super::{Client, Fixture, hello, small};
 
@@ -53,6 +57,20 @@ async fn acknowledging_what_was_never_sent() {
     client.mirror.revision = Revision(77);
     client.ack().await;
     ends_with(client, &format!("ack of revision 77, but the last one sent is {sent}")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ack_may_be_repeated_also_when_something_is_under_way() {
+    let fixture = Fixture::of(small()).await;
+    let mut client = fixture.joined("node-0").await;
+    let repeated = client.ack_of(None, Vec::new());
+    fixture.update(put(service("extra", "10.96.0.77"))).await;
+    fixture.committed().await;
+    client.say(ClientEvent::Ack(repeated)).await;
+    client.commit().await;
+    client.settles().await;
+    assert_eq!(fixture.frontend.shared.streams.list()[0].acked, client.mirror.revision);
+    client.leaves().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
