@@ -36,6 +36,7 @@ use crate::{index::Changes, view::View};
 use self::{
     buckets::Bucket,
     change::PortChange,
+    difference::Shared,
     history::{Entry, History},
     ledger::{Ledger, Sign},
     recipient::Recipient,
@@ -49,7 +50,7 @@ pub use self::piece::Piece;
 pub struct Limits {
     /// Commits.
     pub entries: usize,
-    /// Memory in bytes, roughly.
+    /// Memory in bytes, roughly; as much again for what was made of it for nodes at several revisions.
     pub bytes: usize,
 }
 
@@ -66,9 +67,6 @@ pub struct Update {
     pub digest: Digest,
 }
 
-/// Pieces that many nodes are sent.
-type SharedPieces = Arc<[Arc<Piece>]>;
-
 /// The state of the cluster as the nodes see it, and its history.
 #[derive(Debug)]
 pub struct Log {
@@ -81,8 +79,7 @@ pub struct Log {
     /// Nodes that are gone, with the revision below which a cursor may not know it yet.
     retired: VecDeque<(Revision, Arc<str>)>,
     history: History,
-    /// What nodes without anything special need to get to `revision`, by where they come from and, if it matters, by zone.
-    shared: HashMap<(Revision, Arc<str>), SharedPieces>,
+    shared: Shared,
     service_ports: usize,
     endpoints: usize,
 }
@@ -101,7 +98,7 @@ impl Log {
             recipients: HashMap::new(),
             retired: VecDeque::new(),
             history: History::new(limits, revision),
-            shared: HashMap::new(),
+            shared: Shared::new(limits.bytes),
             service_ports: 0,
             endpoints: 0,
         }

@@ -1,18 +1,65 @@
 //! The net difference between a revision and the present one, for one node: never a queue of events.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
 use proto::model::{Operation, PoolId, Revision, ServicePortKey};
 
 use super::{
-    Log, SharedPieces, Update,
+    Log, Update,
     change::{self, PortChange},
     history::Entry,
     piece::Piece,
 };
+
+/// Pieces that many nodes are sent.
+type SharedPieces = Arc<[Arc<Piece>]>;
+
+/// What nodes without anything special need to get to the present revision, by where they come from and, if it matters, by
+/// zone. A client says itself where it comes from, so this is bounded.
+#[derive(Debug)]
+pub(super) struct Shared {
+    limit: usize,
+    pieces: HashMap<(Revision, Arc<str>), SharedPieces>,
+    /// Of all entries, in bytes.
+    size: usize,
+}
+
+impl Shared {
+    /// At most about `limit` bytes.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit, pieces: HashMap::new(), size: 0 }
+    }
+
+    /// About how many bytes of memory it takes.
+    #[cfg(test)]
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The present revision is another one.
+    pub(super) fn clear(&mut self) {
+        self.pieces.clear();
+        self.size = 0;
+    }
+
+    fn get(&self, at: &(Revision, Arc<str>)) -> Option<SharedPieces> {
+        self.pieces.get(at).cloned()
+    }
+
+    fn insert(&mut self, at: (Revision, Arc<str>), pieces: SharedPieces) {
+        /// What an entry needs beside its pieces.
+        const ENTRY: usize = 128;
+        let size = ENTRY + pieces.iter().map(|piece| piece.size()).sum::<usize>();
+        if self.size + size > self.limit {
+            self.clear();
+        }
+        self.size += size;
+        self.pieces.insert(at, pieces);
+    }
+}
 
 impl Log {
     /// What leads a node from a revision to the present one. `None` when that is not known any more, because the
@@ -25,16 +72,16 @@ impl Log {
         }
         let entries = self.history.since(from)?;
         let oldest_trigger = entries.clone().filter_map(Entry::oldest_trigger).min();
-        let own_keys: BTreeSet<_> = entries.flat_map(|entry| entry.own(node)).cloned().collect();
+        let mut changes: BTreeMap<_, Vec<_>> =
+            entries.clone().flat_map(|entry| entry.own(node)).map(|key| (key, Vec::new())).collect();
+        entries.for_each(|entry| entry.changes_of(&mut changes));
         let mut own = Vec::new();
         if self.recipients.get(node).is_some_and(|recipient| recipient.changed_since(from)) {
             own.push(self.facts(node));
         }
         let zone: Arc<str> = self.zone(node).into();
         let mut instead = BTreeSet::new();
-        for key in &own_keys {
-            let changes: Vec<_> =
-                self.history.since(from)?.filter_map(|entry| entry.changes().get(key)).collect();
+        for (key, changes) in changes {
             let current = self.view(key);
             instead.extend(change::net_for_node(key, &changes, current, (node, &zone), &mut own));
         }
@@ -51,7 +98,7 @@ impl Log {
         let differs = entries.any(|entry| entry.differs_in(&zone));
         let at = (from, if differs { zone } else { Arc::default() });
         if let Some(shared) = self.shared.get(&at) {
-            return Some(shared.clone());
+            return Some(shared);
         }
         let mut changes = BTreeMap::<&ServicePortKey, Vec<&PortChange>>::new();
         for (key, change) in self.history.since(from)?.flat_map(Entry::changes) {

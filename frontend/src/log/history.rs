@@ -86,6 +86,21 @@ impl Entry {
         &self.changes
     }
 
+    /// Appends what happened to each of some service ports.
+    pub(super) fn changes_of<'a>(&'a self, some: &mut BTreeMap<&ServicePortKey, Vec<&'a PortChange>>) {
+        if some.len() < self.changes.len() {
+            for (key, changes) in some {
+                changes.extend(self.changes.get(*key));
+            }
+        } else {
+            for (key, change) in &self.changes {
+                if let Some(changes) = some.get_mut(key) {
+                    changes.push(change);
+                }
+            }
+        }
+    }
+
     /// The service ports whose change is something else on this node than in its zone.
     pub(super) fn own(&self, node: &str) -> impl Iterator<Item = &ServicePortKey> {
         self.own.get(node).into_iter().flatten()

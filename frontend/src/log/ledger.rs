@@ -11,7 +11,7 @@ use proto::{
 use crate::view::{Scoped, View};
 
 /// The digests for everyone and for zones.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Ledger {
     everyone: Digests,
     /// What is to be added in a zone.
@@ -60,6 +60,10 @@ impl Ledger {
                 let digest = cluster_digest(hash, pool);
                 let special = self.zones.entry(zone.clone()).or_default();
                 sign.apply(&mut special[bucket], minus(digest, default));
+                // Who may write slices may name any zone.
+                if sign == Sign::Remove && *special == Digests::default() {
+                    self.zones.remove(zone);
+                }
                 in_zones.zones.insert(zone.clone(), digest);
             }
             in_zones

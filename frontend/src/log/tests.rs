@@ -343,6 +343,40 @@ fn the_past_is_bounded_by_number_and_by_memory() {
 }
 
 #[test]
+fn clients_that_come_from_everywhere_do_not_fill_the_memory() {
+    let mut cluster = Cluster::new(ROOMY);
+    cluster.commit([put(service("web", "10.96.0.1"))]);
+    for round in 0..200 {
+        let gone = Change::Delete(Kind::Service, ObjectName::new("default", "web"));
+        cluster.commit([if round % 2 == 0 { gone } else { put(service("web", "10.96.0.1")) }]);
+        cluster.commit([web(endpoints(0..=250))]);
+        cluster.commit([web(Vec::new())]);
+    }
+    cluster.commit([web(endpoints(0..=250))]);
+    for from in 0..cluster.log.revision().0 {
+        cluster.log.difference("node-0", Revision(from));
+        assert!(cluster.log.shared.size() <= ROOMY.bytes, "{from}");
+    }
+}
+
+#[test]
+fn zones_that_nobody_names_any_more_are_forgotten() {
+    let hinted = |zone: &str| {
+        let one = |last| SliceEndpoint {
+            zone_hints: vec![format!("{zone}-{last}").into()],
+            ..endpoint(&format!("10.0.0.{last}"), "node-9")
+        };
+        web(vec![one(1), one(2)])
+    };
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1"))]);
+    for zone in ["a", "b", "c"] {
+        cluster.commit([hinted(zone)]);
+    }
+    cluster.commit([web(Vec::new())]);
+    assert_eq!(cluster.log.ledger, Cluster::of([put(service("web", "10.96.0.1"))]).log.ledger);
+}
+
+#[test]
 fn nodes_that_are_gone_are_forgotten_with_the_past() {
     let mut cluster = Cluster::new(Limits { entries: 2, bytes: 1 << 20 });
     cluster.commit([put(service("web", "10.96.0.1")), web(endpoints(1..=1)), put(node("node-0", "zone-a"))]);
