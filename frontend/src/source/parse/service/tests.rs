@@ -284,6 +284,28 @@ fn unreadable_source_range_opens_nothing() {
 }
 
 #[test]
+fn a_service_of_any_size_fits_into_a_message() {
+    let many = |prefix: &str| (1..=30_000).map(|n| format!("{prefix}{n:x}")).collect::<Vec<_>>();
+    let ingress: Vec<_> = many("2001:db8:1::").into_iter().map(|ip| json!({"ip": ip})).collect();
+    let ranges: Vec<_> = many("::").into_iter().skip(10).map(|ip| format!("{ip}/128")).collect();
+    let fields = json!({ "externalIPs": many("2001:db8::"), "loadBalancerSourceRanges": ranges });
+    let (service, problems) = in_force(&with_ingress(json!(ingress), fields));
+    assert_eq!(
+        problems,
+        ["spec.loadBalancerSourceRanges", "spec.externalIPs", "status.loadBalancer.ingress"]
+    );
+    let mut port = proto::model::ServicePort::new(
+        proto::model::ServicePortKey::new("n", "s", "", Protocol::Tcp),
+        NonZeroU16::MIN,
+    );
+    port.external_ips = service.external_ips;
+    port.load_balancer_ips = service.load_balancer_ips;
+    port.source_ranges = service.source_ranges;
+    let operation = proto::encoded::EncodedOperation::new(&proto::model::Operation::PutServicePort(port));
+    assert!(operation.len() < proto::MAX_MESSAGE_BYTES / 2, "{}", operation.len());
+}
+
+#[test]
 fn policies() {
     use TrafficPolicy::{Cluster, Local};
     let cases = [

@@ -12,6 +12,10 @@ use super::super::{
     items,
 };
 
+/// How many entries of one list count. A service port travels whole, with at most 23 bytes an entry: three full lists are far
+/// below the size of a message, whereas what a Service may hold otherwise is not, and would end the stream of every node.
+const MAX_ENTRIES: usize = 4096;
+
 /// What [`from_resource`] finds. All lists are sorted and free of duplicates.
 pub(super) struct Vips {
     pub(super) cluster_ips: PerFamily<Option<IpAddr>>,
@@ -20,7 +24,7 @@ pub(super) struct Vips {
     pub(super) source_ranges: Vec<IpNet>,
 }
 
-/// Source ranges, and what could not be read of them.
+/// Source ranges, and whether all of them are there.
 struct SourceRanges {
     ranges: Vec<IpNet>,
     complete: bool,
@@ -95,7 +99,8 @@ fn external_ips(
     let texts = items(spec.external_ips.as_ref()).iter().enumerate();
     let ips = texts
         .filter_map(|(n, text)| external_ip(format!("spec.externalIPs[{n}]"), text, cluster_ips, problems));
-    sorted(ips)
+    let ips = sorted(ips);
+    limited("spec.externalIPs", ips, problems)
 }
 
 fn load_balancer_ips(
@@ -109,7 +114,8 @@ fn load_balancer_ips(
         let text = vip_of(n, ingress, problems)?;
         external_ip(format!("status.loadBalancer.ingress[{n}].ip"), text, cluster_ips, problems)
     });
-    sorted(ips)
+    let ips = sorted(ips);
+    limited("status.loadBalancer.ingress", ips, problems)
 }
 
 /// The IP of an entry that is for nodes to answer at. In mode Proxy traffic goes out to the load balancer instead.
@@ -149,15 +155,18 @@ fn source_ranges(spec: &ServiceSpec, problems: &mut Problems) -> SourceRanges {
         problems.ignored(format!("spec.loadBalancerSourceRanges[{n}]"), address::cidr(text))
     });
     let read: Vec<_> = read.collect();
-    SourceRanges { complete: read.len() == texts.len(), ranges: sorted(read) }
+    let readable = read.len() == texts.len();
+    let all = sorted(read);
+    let count = all.len();
+    let ranges = limited("spec.loadBalancerSourceRanges", all, problems);
+    SourceRanges { complete: readable && ranges.len() == count, ranges }
 }
 
-/// A family without ranges is open to everybody. Where an unreadable range may have been its only one, it stays closed.
+/// A family without ranges is open to everybody. Where an ignored range may have been its only one, it stays closed.
 fn is_restricted(ip: &IpAddr, ranges: &[IpNet], problems: &mut Problems) -> bool {
     let restricted = ranges.iter().any(|range| Family::of(&range.addr()) == Family::of(ip));
     if !restricted {
-        let message =
-            format!("{ip} would be open to everybody without the unreadable range; {ip} is ignored");
+        let message = format!("{ip} would be open to everybody without the ignored ranges; {ip} is ignored");
         problems.add("spec.loadBalancerSourceRanges", message);
     }
     restricted
@@ -167,5 +176,14 @@ fn sorted<T: Ord>(items: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut items: Vec<_> = items.into_iter().collect();
     items.sort_unstable();
     items.dedup();
+    items
+}
+
+fn limited<T>(path: &str, mut items: Vec<T>, problems: &mut Problems) -> Vec<T> {
+    if items.len() > MAX_ENTRIES {
+        problems
+            .add(path, format!("{} entries: only the first {MAX_ENTRIES} in order are used", items.len()));
+        items.truncate(MAX_ENTRIES);
+    }
     items
 }
