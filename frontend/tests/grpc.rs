@@ -355,7 +355,7 @@ async fn a_shutdown_drains_and_ends() {
 #[tokio::test]
 async fn a_socket_file_of_a_dead_process_is_replaced_and_of_a_living_one_is_not() {
     let directory = tempfile::tempdir().unwrap();
-    let address = format!("unix:{}", directory.path().join("frontend.sock").display());
+    let address = format!("unix:{}", directory.path().join("run/frontend.sock").display());
     let listener = Listener::bind(&address).await.unwrap();
     let error = format!("{:#}", Listener::bind(&address).await.unwrap_err());
     assert!(error.ends_with("another process listens there"), "{error}");

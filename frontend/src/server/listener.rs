@@ -29,7 +29,7 @@ pub enum Listener {
 impl Listener {
     /// Binds `unix:/path/of/socket` or `address:port`.
     ///
-    /// A socket file that nobody listens on any more is replaced.
+    /// The directory of a socket is made; a socket file that nobody listens on any more is replaced.
     ///
     /// # Errors
     /// When the address cannot be read or bound.
@@ -59,6 +59,10 @@ impl Listener {
     }
 
     async fn bind_unix(path: &Path) -> Result<Self> {
+        if let Some(directory) = path.parent() {
+            let made = tokio::fs::create_dir_all(directory).await;
+            made.with_context(|| format!("make the directory {}", directory.display()))?;
+        }
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 remove_stale(path).await?;
