@@ -15,8 +15,8 @@ use runtime::{Shutdown, log};
 
 use crate::cli::{BackendCommand, Cli, Command};
 
-/// How long tasks may take to end after a signal.
-const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(15);
+/// How long tasks may take to end after a signal: longer than a frontend waits for its clients to go elsewhere.
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Does what the command line asks for.
 pub(crate) fn run(cli: Cli) -> Result<()> {
@@ -39,4 +39,16 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
             Command::Cleanup(args) => cleanup::run(args).await,
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_have_time_to_go_before_the_deadline() {
+        let config = frontend::Config::default();
+        let slack = Duration::from_secs(2);
+        assert!(config.drain_delay + config.drain_grace + slack < SHUTDOWN_DEADLINE);
+    }
 }
