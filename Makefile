@@ -44,9 +44,9 @@ demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft chooses th
 
 bench: setup ## the figures of docs/performance.md (root or sudo)
 	@cargo build --quiet --locked --release -p fairlead --bin fairlead -p fairlead-e2e --bin bench
-	@cargo bench --quiet --locked -p fairlead-backend-nft --no-run
+	@cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel --no-run
 	@$(ROOT) cargo run --quiet --locked --release -p fairlead-e2e --bin bench
-	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft
+	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel
 
 clean: ## remove what has been built
 	cargo clean
