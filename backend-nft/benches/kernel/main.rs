@@ -13,27 +13,35 @@
 
 mod chains;
 mod report;
+mod sendmsg;
 mod steps;
 
-use std::time::Instant;
+use std::{
+    net::IpAddr,
+    num::NonZeroU16,
+    time::{Duration, Instant},
+};
 
 use agent::{
     Backend, NodeState,
-    testing::{Stack, synthetic},
+    testing::{Stack, apply, synthetic},
 };
 use backend_nft::{Nft, Options};
 use netlink::testing::in_netns;
+use proto::model::{Endpoint, Family, Operation, PoolClass, PoolId, ServicePortKey};
 use report::{Report, rss};
 
 /// Endpoints of each service.
 const EACH: u32 = 10;
 
 fn main() {
+    sendmsg::watch();
     let arguments: Vec<String> = std::env::args().collect();
     let has = |word: &str| arguments.iter().any(|argument| argument == word);
     let mut report = Report::default();
     for services in [1_000, 10_000] {
         report.extend(in_netns(move || runtime().block_on(measure(services))));
+        report.extend(in_netns(move || runtime().block_on(measure_mixed(services))));
         if services == 1_000 || has("--full") {
             let ours = report.last("cold load, in all", services);
             report.extend(in_netns(move || chains::measure(services, EACH, ours)));
@@ -54,38 +62,7 @@ async fn measure(services: u32) -> Report {
 
     let mut backend = backend();
     report.duration("cold load, in all", time(&mut backend, &state).await);
-    if std::env::var_os("MIXED").is_some() {
-        use proto::model::*;
-        let mut mixed = state.clone();
-        let keys: Vec<_> = mixed.services().keys().cloned().collect();
-        let mut n = 0u32;
-        let ops: Vec<_> = keys
-            .iter()
-            .enumerate()
-            .map(|(i, key)| {
-                let len = if i % 50 == 0 { 20 + i as u32 % 181 } else { 1 + i as u32 % 17 };
-                let endpoints = (0..len)
-                    .map(|_| {
-                        n += 1;
-                        Endpoint::new(
-                            std::net::Ipv4Addr::from(0x0a80_0000 + n).into(),
-                            80.try_into().unwrap(),
-                        )
-                    })
-                    .collect();
-                Operation::ReplacePool {
-                    pool: PoolId { key: key.clone(), class: PoolClass::Cluster, family: Family::V4 },
-                    endpoints,
-                }
-            })
-            .collect();
-        agent::testing::apply(&mut mixed, ops);
-        backend.cleanup().await.unwrap();
-        eprintln!("endpoints {n}");
-        report.duration("mixed cold", time(&mut backend, &mixed).await);
-        backend.cleanup().await.unwrap();
-        report.duration("cold load, in all", time(&mut backend, &state).await);
-    }
+    report.duration("cold load, inside sendmsg", sendmsg::took());
     report.bytes("memory: state and backend", rss() - before);
     report.duration("reconcile, nothing changed", time(&mut backend, &state).await);
     report.bytes("memory: after a reconcile", rss() - before);
@@ -94,11 +71,41 @@ async fn measure(services: u32) -> Report {
     report
 }
 
+/// Nearly as many endpoints, in pools of 1 to 200.
+async fn measure_mixed(services: u32) -> Report {
+    let mut report = Report::new(services);
+    let state = mixed(services);
+    let mut backend = backend();
+    report.duration("cold load, pools of 1 to 200", time(&mut backend, &state).await);
+    report.duration("reconcile, pools of 1 to 200", time(&mut backend, &state).await);
+    report
+}
+
+fn mixed(services: u32) -> NodeState {
+    let mut state = synthetic(services, 0, Stack::V4);
+    let keys: Vec<ServicePortKey> = state.services().keys().cloned().collect();
+    let mut addresses = 0x0a80_0001..;
+    let operations: Vec<Operation> = (0..)
+        .zip(keys)
+        .map(|(n, key)| {
+            // One in fifty is large.
+            let len = if n % 50 == 0 { 20 + n % 181 } else { 1 + n % 17 };
+            let endpoints = addresses.by_ref().take(len).map(|address: u32| {
+                Endpoint::new(IpAddr::V4(address.into()), NonZeroU16::new(8080).unwrap())
+            });
+            let pool = PoolId { key, class: PoolClass::Cluster, family: Family::V4 };
+            Operation::ReplacePool { pool, endpoints: endpoints.collect() }
+        })
+        .collect();
+    apply(&mut state, operations);
+    state
+}
+
 fn backend() -> Nft {
     Nft::new(Options { cluster_cidrs: vec!["10.128.0.0/9".parse().unwrap()], ..Options::default() }).unwrap()
 }
 
-async fn time(backend: &mut Nft, state: &NodeState) -> std::time::Duration {
+async fn time(backend: &mut Nft, state: &NodeState) -> Duration {
     let start = Instant::now();
     let applied = backend.reconcile(state).await.unwrap();
     assert_eq!(applied.failures, []);

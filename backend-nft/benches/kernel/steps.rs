@@ -14,7 +14,10 @@ const ROUNDS: u32 = 200;
 pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeState) {
     let mut steps = Steps { backend, state };
     let keys: Vec<ServicePortKey> = steps.state.services().keys().cloned().collect();
-    let (mut replaced, mut added, mut removed, mut gone, mut back) = Default::default();
+    let (mut replaced, mut added, mut removed, mut new_size, mut gone, mut back) = Default::default();
+    // One has 11, as other service ports would have in a cluster.
+    let (last, keys) = keys.split_last().unwrap();
+    steps.change(&mut Vec::new(), [pool(last, vec![endpoint(u32::MAX)], vec![])]).await;
     for round in 0..ROUNDS {
         let key = &keys[(round as usize * 7919) % keys.len()];
         let first = steps.first(key);
@@ -22,6 +25,9 @@ pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeS
         steps.change(&mut replaced, [pool(key, vec![one], vec![first])]).await;
         steps.change(&mut added, [pool(key, vec![two], vec![])]).await;
         steps.change(&mut removed, [pool(key, vec![], vec![one])]).await;
+        let (three, four) = (endpoint(2 * round + 1_000), endpoint(2 * round + 1_001));
+        steps.change(&mut new_size, [pool(key, vec![three, four], vec![])]).await;
+        steps.change(&mut Vec::new(), [pool(key, vec![], vec![three, four])]).await;
 
         let service = steps.state.service(key).unwrap().clone();
         steps.change(&mut gone, [Operation::RemoveServicePort(key.clone())]).await;
@@ -33,6 +39,7 @@ pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeS
     report.duration("one endpoint replaced, median", median(replaced));
     report.duration("one endpoint added, median", median(added));
     report.duration("one endpoint removed, median", median(removed));
+    report.duration("two added, the only pool of that size, median", median(new_size));
     report.duration("one service removed, median", median(gone));
     report.duration("one service added, median", median(back));
     let applied = steps.backend.reconcile(&steps.state).await.unwrap();

@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::{sync::mpsc, thread};
+use std::{sync::mpsc, thread, time::Instant};
 
 use anyhow::{Context, Result, anyhow};
 use netlink::{
@@ -139,8 +139,10 @@ impl Worker {
     fn commit(&mut self, operations: &[(Family, Operation)]) -> Result<(), CommitError> {
         let encoded = Encoded::new(&self.names, operations);
         let (messages, bytes) = (encoded.batch.len(), encoded.batch.bytes());
+        let start = Instant::now();
         let result = self.handle.commit(&encoded.batch);
-        debug!(messages, bytes, accepted = result.is_ok(), "committed a transaction");
+        let took_us = start.elapsed().as_micros() as u64;
+        debug!(messages, bytes, took_us, accepted = result.is_ok(), "committed a transaction");
         result.map_err(|error| match &error {
             // Lack of permission or memory, or somebody else's change: whatever is in it.
             Error::Refused(refusals) if !error.is_not_permitted() && !error.is_interrupted() => {
