@@ -32,9 +32,9 @@ lint: setup ## formatting, clippy, dependencies, the rules of the workspace
 	@ci/deny
 	cargo nextest run --cargo-quiet --workspace --locked -E 'binary_id(fairlead-e2e::workspace)'
 
+# The end-to-end tests run the programs; building the tests alone would leave older ones in their place.
 test: lint ## all of lint, all tests, all examples in the documentation (root or sudo)
 	@[ -z '$(ROOT)' ] || echo 'Not root: the tests run through sudo, with the environment kept.'
-	# The end-to-end tests run the programs; building tests alone would leave older ones in their place.
 	cargo build --quiet --workspace --bins --locked
 	cargo nextest run --cargo-quiet --workspace --locked --no-run
 	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
