@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn clients_have_time_to_go_before_the_deadline() {
-        let config = frontend::Config::default();
+        let config = ::frontend::Config::default();
         let slack = Duration::from_secs(2);
         assert!(config.drain_delay + config.drain_grace + slack < SHUTDOWN_DEADLINE);
     }
