@@ -17,15 +17,13 @@ use crate::attr::{Attr, Attrs, attrs};
 pub(crate) struct Body<'a> {
     /// `nfgen_family`.
     pub(crate) family: u8,
-    /// `res_id`: of what the kernel dumps, the low half of the generation it is of.
-    pub(crate) generation: u16,
     attrs: Attrs<'a>,
 }
 
 impl<'a> Body<'a> {
     pub(crate) fn new(payload: &'a [u8]) -> Option<Self> {
-        let (&[family, _version, high, low], attributes) = payload.split_first_chunk::<NFGENMSG>()?;
-        Some(Body { family, generation: u16::from_be_bytes([high, low]), attrs: attrs(attributes) })
+        let (&[family, ..], attributes) = payload.split_first_chunk::<NFGENMSG>()?;
+        Some(Body { family, attrs: attrs(attributes) })
     }
 
     pub(crate) fn get(&self, kind: u16) -> Option<Attr<'a>> {

@@ -4,6 +4,8 @@ mod dump;
 #[cfg(test)]
 mod tests;
 
+use std::ops::ControlFlow;
+
 use super::{
     Batch,
     abi::{elements, msg},
@@ -16,7 +18,7 @@ use super::{
     table::{Family, Table},
 };
 use crate::{Error, Result, Socket, attr::Put};
-use dump::Request;
+use dump::{Once, Request};
 
 /// The nf_tables of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
@@ -91,7 +93,8 @@ impl Handle {
     }
 
     /// `list set` or `list map`: calls `visit` with each element, borrowed from the receive buffer. What it gathers is
-    /// started by `start`, again each time when somebody's change disturbed the dump.
+    /// started by `start`, again each time when somebody's change disturbed the dump. Elements that expire during the dump
+    /// of a set with timeouts can hide others.
     ///
     /// # Errors
     /// [`Error::is_not_found`] when there is no such table or set.
@@ -99,17 +102,21 @@ impl Handle {
         &mut self,
         table: &Table,
         set: &str,
-        start: impl FnMut() -> A,
+        mut start: impl FnMut() -> A,
         mut visit: impl FnMut(&mut A, Element<'_>),
     ) -> Result<A> {
         let mut request = Request::of(table, msg::GETSETELEM, "list elements");
         request.name(elements::SET, set);
-        request.fold(&mut self.socket, start, |gathered, body| {
-            let list = body.get(elements::LIST).into_iter().flat_map(|list| list.nested());
-            for element in list {
+        let start = || (start(), Once::default());
+        let (gathered, _) = request.fold(&mut self.socket, start, |(gathered, once), body| {
+            for element in body.get(elements::LIST).into_iter().flat_map(|list| list.nested()) {
+                if once.visit(element.payload).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
                 visit(gathered, Element::read(&element).ok_or(Error::Malformed("an element"))?);
             }
-            Ok(())
-        })
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(gathered)
     }
 }

@@ -1,5 +1,11 @@
 //! One request and its answers: a query, or a dump that is started again when somebody's change disturbed it.
 
+use std::{
+    collections::HashSet,
+    hash::{BuildHasher, RandomState},
+    ops::ControlFlow,
+};
+
 use tracing::debug;
 
 use super::{Batch, Body, Put, Table};
@@ -15,15 +21,16 @@ const ATTEMPTS: u32 = 10;
 /// Stale answers are drained before each request, so that one number does for all.
 const SEQ: u32 = 1;
 
-/// The generation when no transaction is under way.
+/// Waits until no transaction is under way: an empty one needs the same lock, and changes nothing.
 ///
-/// A dump finds its place again by counting elements, and a transaction moves them about before it makes a generation. So
-/// what one generation covers in all datagrams may still miss elements, until the transaction that was under way is
-/// waited for: an empty one takes the same lock, and changes nothing.
-fn settled_generation(socket: &mut Socket) -> Result<u32> {
+/// A dump finds its place again by counting elements, and a transaction adds its elements before, and removes them after,
+/// it makes its generation. A dump that overlaps with either misses elements, and `NLM_F_DUMP_INTR` is not set in dumps of
+/// elements. So a dump is whole when all transactions up to a generation were waited for before it, and after it, when
+/// again all were waited for, there is no other. (Not covered: a transaction of somebody else on the same set that fails
+/// meanwhile.)
+fn settle(socket: &mut Socket) -> Result<()> {
     let (begin, end) = Batch::frame();
-    socket.send(&[&begin, &end])?;
-    generation(socket)
+    socket.send(&[&begin, &end])
 }
 
 /// A request that is not part of a transaction.
@@ -35,10 +42,31 @@ pub(super) struct Request {
 }
 
 /// How a dump ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// With the generation of what was dumped: all of it has the same.
-    Done(Option<u16>),
+    Done,
     Disturbed,
+}
+
+/// Notices when an element is dumped twice.
+///
+/// For some milliseconds after a transaction the kernel resizes hash sets. A dump that goes on meanwhile sees some elements
+/// twice and misses as many; nothing else tells.
+#[derive(Debug, Default)]
+pub(super) struct Once {
+    seen: HashSet<u64>,
+    hasher: RandomState,
+}
+
+impl Once {
+    /// Breaks when these bytes were there before.
+    pub(super) fn visit(&mut self, bytes: &[u8]) -> ControlFlow<()> {
+        if self.seen.insert(self.hasher.hash_one(bytes)) {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    }
 }
 
 /// The ruleset's generation.
@@ -98,27 +126,28 @@ impl Request {
     ) -> Result<Vec<T>> {
         self.fold(socket, Vec::new, |list, body| {
             list.extend(read(body)?);
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         })
     }
 
-    /// Dumps; `start` is called for each attempt, `visit` for each object.
+    /// Dumps; `start` is called for each attempt, `visit` for each object. It breaks off what was disturbed.
     pub(super) fn fold<A>(
         mut self,
         socket: &mut Socket,
         mut start: impl FnMut() -> A,
-        mut visit: impl FnMut(&mut A, &Body<'_>) -> Result<()>,
+        mut visit: impl FnMut(&mut A, &Body<'_>) -> Result<ControlFlow<()>>,
     ) -> Result<A> {
         for attempt in 1..=ATTEMPTS {
+            let before = generation(socket)?;
+            settle(socket)?;
             let mut gathered = start();
             self.send(socket, flags::DUMP)?;
-            match self.read(socket, |body| visit(&mut gathered, body))? {
-                End::Done(None) => return Ok(gathered),
-                End::Done(Some(of_dump)) if of_dump == settled_generation(socket)? as u16 => {
-                    return Ok(gathered);
-                }
-                _ => debug!(request = %self.label, attempt, "the ruleset changed during a dump"),
+            let end = self.read(socket, |body| visit(&mut gathered, body))?;
+            settle(socket)?;
+            if end == End::Done && generation(socket)? == before {
+                return Ok(gathered);
             }
+            debug!(request = %self.label, attempt, "the ruleset changed during a dump");
         }
         Err(Error::Interrupted { request: self.label, attempts: ATTEMPTS })
     }
@@ -132,9 +161,12 @@ impl Request {
     }
 
     /// The kernel queues the first datagram when it is asked, and the next whenever one is read.
-    fn read(&self, socket: &mut Socket, mut visit: impl FnMut(&Body<'_>) -> Result<()>) -> Result<End> {
+    fn read(
+        &self,
+        socket: &mut Socket,
+        mut visit: impl FnMut(&Body<'_>) -> Result<ControlFlow<()>>,
+    ) -> Result<End> {
         let mut disturbed = false;
-        let mut generation = None;
         loop {
             let datagram = match socket.receive(Wait::No)? {
                 Received::Datagram(datagram) => datagram,
@@ -151,7 +183,7 @@ impl Request {
                     message::DONE | message::ERROR => {
                         let errno = message.answer().map_or(0, |answer| answer.errno);
                         return match errno {
-                            0 if !disturbed => Ok(End::Done(generation)),
+                            0 if !disturbed => Ok(End::Done),
                             0 => Ok(End::Disturbed),
                             errno if is_retry(errno) => Ok(End::Disturbed),
                             _ => Err(self.refused(&message)),
@@ -160,12 +192,7 @@ impl Request {
                     _ if disturbed => {}
                     _ => {
                         let body = Body::new(message.payload).ok_or(Error::Malformed("a short message"))?;
-                        // NLM_F_DUMP_INTR alone will not do: the kernel does not set it in dumps of elements.
-                        if *generation.get_or_insert(body.generation) == body.generation {
-                            visit(&body)?;
-                        } else {
-                            disturbed = true;
-                        }
+                        disturbed = visit(&body)?.is_break();
                     }
                 }
             }
