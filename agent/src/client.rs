@@ -114,6 +114,10 @@ impl Connect for Grpc {
 
 impl Frontend {
     fn new(address: String) -> Result<Self> {
+        ensure!(
+            ["unix:", "http://", "https://"].iter().any(|scheme| address.starts_with(scheme)),
+            "{address:?} is no frontend's address: expected unix:/path, https://host:port or http://host:port"
+        );
         let endpoint = Endpoint::from_shared(address.clone())
             .with_context(|| format!("{address:?} is no endpoint such as unix:/path or https://host:port"))?;
         let endpoint = endpoint

@@ -124,7 +124,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                     revision = held.map(|(_, revision)| revision.0),
                     services = changed.unwrap_or(self.mirror.state().services().len()),
                     writes,
-                    ms = took.as_secs_f64() * 1e3,
+                    ms = took.as_micros() as f64 / 1e3,
                     "{}",
                     if changed.is_some() { "applied" } else { "reconciled" },
                 );

@@ -148,8 +148,8 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) manifests: Option<PathBuf>,
 
-    /// A kubeconfig file that leads to the API server.
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    /// A kubeconfig file that leads to the API server. The default is the environment's KUBECONFIG, if there is one.
+    #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
 }
 
@@ -220,6 +220,15 @@ fn nodeport_addresses(value: &str) -> Result<NodePortAddresses, String> {
         text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|_| format!("{text:?} is no CIDR: {hint}"))
     };
     value.split(',').map(cidr).collect::<Result<_, _>>().map(NodePortAddresses::Cidrs)
+}
+
+impl SourceArgs {
+    /// `--kubeconfig`, or else the environment's. Not left to the parser: a variable must not exclude `--manifests`.
+    pub(crate) fn kubeconfig(&self) -> Option<PathBuf> {
+        let environment =
+            || std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+        self.kubeconfig.clone().or_else(environment)
+    }
 }
 
 impl FrontendAddressArgs {

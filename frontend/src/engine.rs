@@ -119,6 +119,9 @@ impl Frontend {
                 update = updates.recv() => update,
             };
             let Some(update) = update else {
+                if shutdown.is_triggered() {
+                    return Ok(());
+                }
                 warn!("the source has ended; what is known goes on being served");
                 shutdown.recv().await;
                 return Ok(());

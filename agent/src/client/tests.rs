@@ -235,7 +235,9 @@ async fn refusal_is_an_error_with_its_reason() {
 #[test]
 fn options_are_checked() {
     assert!(Grpc::new(GrpcOptions::default()).is_err());
-    let error = Grpc::new(GrpcOptions { endpoints: vec!["no address".to_owned()], ..GrpcOptions::default() })
-        .unwrap_err();
-    assert!(error.to_string().contains("no address"), "{error}");
+    for wrong in ["no address", "frontend:7600", "unix"] {
+        let options = GrpcOptions { endpoints: vec![wrong.to_owned()], ..GrpcOptions::default() };
+        let error = Grpc::new(options).unwrap_err();
+        assert!(error.to_string().contains(wrong), "{error}");
+    }
 }

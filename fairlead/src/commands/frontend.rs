@@ -32,7 +32,7 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
 pub(crate) async fn spawn(args: &SourceArgs, tasks: &mut Tasks) -> Result<Frontend> {
     let source = match &args.manifests {
         Some(directory) => Source::Manifests(directory.clone()),
-        None => Source::kubernetes(args.kubeconfig.as_deref()).await?,
+        None => Source::kubernetes(args.kubeconfig().as_deref()).await?,
     };
     let frontend = Frontend::new(Config::default());
     let ready = Arc::new(Ready::new());
