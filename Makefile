@@ -37,8 +37,8 @@ test: lint ## all of lint, all tests, all examples in the documentation (root or
 	@[ -z '$(ROOT)' ] || echo 'Not root: the tests run through sudo, with the environment kept.'
 	cargo build --quiet --workspace --bins --locked
 	cargo nextest run --cargo-quiet --workspace --locked --no-run
-	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
 	cargo test --quiet --workspace --locked --doc
+	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
 
 demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft chooses the backend (root or sudo)
 	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-e2e --bin demo
