@@ -131,6 +131,12 @@ impl Store {
                 warn!(path = %self.path.display(), %error, retry_in = ?RETRY, "state file not written");
                 self.file = Current::Failed(Instant::now());
                 self.staged = Vec::new();
+                // What it holds is not the last state any more. At the next start it would set a working kernel back to it.
+                if let Err(error) = fs::remove_file(&self.path)
+                    && error.kind() != io::ErrorKind::NotFound
+                {
+                    warn!(path = %self.path.display(), %error, "state file is out of date and cannot be removed");
+                }
             }
         }
     }

@@ -218,3 +218,30 @@ async fn full_disk_does_not_stop_anything() {
     assert_eq!(open(&path).1.map(|stored| stored.state), Some(state.clone()));
     transition(&mut state, &mk_state().build());
 }
+
+/// A node that restarts with an old file would undo what has been programmed since.
+#[test]
+fn file_that_cannot_be_kept_up_to_date_is_removed() {
+    let (_dir, path) = file();
+    let mut history = History::new(9);
+    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let (mut store, _) = open(&path);
+    // In the way of the new file that a large commit leads to.
+    fs::create_dir_all(path.with_added_extension("new")).unwrap();
+    commit(&mut store, &mut state, history.state(), EPOCH, 1);
+    assert!(!path.exists(), "nothing could be written");
+
+    fs::remove_dir(path.with_added_extension("new")).unwrap();
+    let (mut store, _) = open(&path);
+    commit(&mut store, &mut state, history.state(), EPOCH, 1);
+    assert!(path.exists());
+    fs::create_dir_all(path.with_added_extension("new")).unwrap();
+    let mut revision = 1;
+    while path.exists() {
+        history.jump();
+        revision += 1;
+        commit(&mut store, &mut state, history.state(), EPOCH, revision);
+        assert!(revision < 100_000, "a file that only grows is never folded");
+    }
+    assert_eq!(open(&path).1, None);
+}
