@@ -1,4 +1,4 @@
-//! Bytes to and from the kernel, synchronous: netlink sockets, typed errors, and nf_tables.
+//! Bytes to and from the kernel, synchronous: netlink sockets, typed errors, nf_tables and conntrack.
 //!
 //! ```text
 //!   nft::Batch  (a transaction: one buffer, append-only, printable)
@@ -9,10 +9,13 @@
 //!       +---- dumps, decoded -----+   Table, Chain, Set, ListedRule, Element
 //! ```
 //!
+//! [`conntrack`] dumps and deletes flows.
+//!
 //! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a [`nft::Handle`]
 //! on a thread of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.
 
 mod attr;
+pub mod conntrack;
 mod error;
 mod message;
 pub mod nft;

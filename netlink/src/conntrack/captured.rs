@@ -1,0 +1,98 @@
+//! What the real conntrack sends and reads, against what we do: `captured/conntrack-1.4.7.txt`.
+
+use super::{
+    Flow, Tuple, Zone,
+    flow::{self, Tracked},
+};
+use crate::message::{self, flags, messages};
+
+const CAPTURED: &str = include_str!("captured/conntrack-1.4.7.txt");
+
+/// The last datagram that the command sent.
+pub(super) fn sent(command: &str) -> Vec<u8> {
+    captured(command, "> ").pop().unwrap()
+}
+
+/// What the command sent (`> `) or read (`< `).
+fn captured(command: &str, direction: &str) -> Vec<Vec<u8>> {
+    let title = format!("$ {command}");
+    let lines =
+        CAPTURED.lines().skip_while(|line| *line != title).skip(1).take_while(|line| !line.is_empty());
+    let byte = |hex: &[u8]| u8::from_str_radix(std::str::from_utf8(hex).unwrap(), 16).unwrap();
+    let list: Vec<Vec<u8>> = lines
+        .filter_map(|line| line.strip_prefix(direction))
+        .map(|hex| hex.as_bytes().chunks(2).map(byte).collect())
+        .collect();
+    assert!(!list.is_empty(), "{command:?} was not captured");
+    list
+}
+
+fn flows(command: &str) -> Vec<Flow> {
+    let mut list = Vec::new();
+    for datagram in captured(command, "< ") {
+        for message in messages(&datagram).filter(|message| message.kind > message::DONE) {
+            match flow::read(message.payload) {
+                Some(Tracked::Udp(flow)) => list.push(flow),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    list
+}
+
+fn tuple(source: &str, destination: &str) -> Tuple {
+    Tuple { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
+}
+
+fn in_zone_7() -> Flow {
+    Flow {
+        original: tuple("10.0.0.1:4000", "10.96.0.10:53"),
+        reply: tuple("10.244.0.5:5353", "10.0.0.1:4000"),
+        id: flows("conntrack -D -p udp -s 10.0.0.1")[0].id,
+        zone: Zone::Both(7),
+    }
+}
+
+#[test]
+fn flows_are_read_as_conntrack_prints_them() {
+    let v6 = |id| Flow {
+        original: tuple("[fd00::1]:4000", "[fd00:96::a]:53"),
+        reply: tuple("[fd00:244::5]:5353", "[fd00::1]:4000"),
+        id,
+        zone: Zone::Both(0),
+    };
+    let both = flows("conntrack -L -p udp");
+    assert_ne!(both[0].id, both[1].id);
+    let v4 = |id| Flow { id, ..in_zone_7() };
+    let expected = |flow: &Flow| if flow.original.source.is_ipv4() { v4(flow.id) } else { v6(flow.id) };
+    assert_eq!(both, both.iter().map(expected).collect::<Vec<_>>());
+    assert_eq!(both.len(), 2);
+    let only = flows("conntrack -L -f ipv6 -p udp");
+    assert_eq!(only, [v6(only[0].id)]);
+}
+
+/// conntrack sends back all that it read, we what identifies the flow: the tuple, in the same bytes, and the id.
+#[test]
+fn a_deletion_names_the_flow_as_conntrack_does() {
+    let theirs = sent("conntrack -D -p udp -s 10.0.0.1");
+    let mut ours = Vec::new();
+    flow::write_delete(&mut ours, &in_zone_7(), flags::ACK, 1);
+    assert_eq!(ours[4..8], theirs[4..8], "type and flags");
+    assert_eq!(ours[16..20 + 52], theirs[16..20 + 52], "family and tuple");
+    let attribute =
+        |bytes: &[u8], kind| crate::attr::attrs(&bytes[20..]).find(kind).map(|attr| attr.payload.to_vec());
+    let zone = attribute(&theirs, super::abi::ZONE);
+    assert_eq!(zone.as_deref(), Some(&[0, 7][..]));
+    assert_eq!(attribute(&ours, super::abi::ZONE), zone);
+    assert_eq!(attribute(&ours, super::abi::ID), Some(in_zone_7().id.to_be_bytes().to_vec()));
+}
+
+#[test]
+fn what_is_broken_is_no_flow() {
+    let datagram = captured("conntrack -L -f ipv6 -p udp", "< ").remove(0);
+    let payload = messages(&datagram).next().unwrap().payload;
+    // Up to the end of its id, everything is needed.
+    let whole = payload.len();
+    assert!(flow::read(&payload[..whole - 50]).is_none());
+    assert!((0..150).all(|len| flow::read(&payload[..len]).is_none()));
+}

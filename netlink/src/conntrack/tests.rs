@@ -1,0 +1,182 @@
+//! Against the kernel: flows of real packets and of the `conntrack` command, in a network namespace of their own.
+
+use std::{net::UdpSocket, process::Command};
+
+use super::{handle::Filter, *};
+use crate::testing::in_netns;
+
+/// Runs a program in the thread's network namespace; what it prints.
+fn run(program: &str, args: &str) -> String {
+    let output = Command::new(program).args(args.split_whitespace()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {args}: {}: {stderr}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Makes a flow from 10.0.0.1 or fd00::1 to a VIP, with an endpoint behind it.
+fn insert(protocol: &str, port: u16, more: &str) {
+    let args = format!(
+        "-I -p {protocol} -s 10.0.0.1 -d 10.96.0.10 --sport {port} --dport 53 --timeout 60 \
+         -r 10.244.0.5 -q 10.0.0.1 --reply-port-src 5353 --reply-port-dst {port} {more}"
+    );
+    run("conntrack", &args);
+}
+
+fn list(handle: &mut Handle, family: Family) -> Vec<Flow> {
+    let mut list = Vec::new();
+    handle
+        .udp_flows(family, |flow| {
+            list.push(flow);
+            Ok(())
+        })
+        .unwrap();
+    list.sort_by_key(|flow| flow.original.source);
+    list
+}
+
+#[test]
+fn only_udp_of_the_family_is_dumped_from_all_zones() {
+    in_netns(|| {
+        insert("udp", 4000, "");
+        insert("udp", 4001, "-w 7");
+        insert("udp", 4002, "--orig-zone 8");
+        insert("tcp", 4000, "--state ESTABLISHED");
+        run(
+            "conntrack",
+            "-I -p udp -s fd00::1 -d fd00:96::a --sport 4003 --dport 53 --timeout 60 \
+             -r fd00:244::5 -q fd00::1 --reply-port-src 5353 --reply-port-dst 4003",
+        );
+        let mut handle = Handle::open().unwrap();
+        let seen = |list: Vec<Flow>| -> Vec<_> {
+            list.iter().map(|flow| (flow.original.source.port(), flow.zone)).collect()
+        };
+        let expected = [(4000, Zone::Both(0)), (4001, Zone::Both(7)), (4002, Zone::Original(8))];
+        assert_eq!(seen(list(&mut handle, Family::V4)), expected);
+        let v6 = list(&mut handle, Family::V6);
+        assert_eq!(v6[0].reply.source, "[fd00:244::5]:5353".parse().unwrap());
+        assert_eq!(seen(v6), [(4003, Zone::Both(0))]);
+
+        // The kernel has filtered; without its help the same flows are seen.
+        assert_eq!(handle.filter, Filter::Kernel);
+        let mut own = Handle::open().unwrap();
+        own.filter = Filter::Ours;
+        assert_eq!(list(&mut own, Family::V4), list(&mut handle, Family::V4));
+
+        // All of them can be deleted, and nothing else is.
+        for family in [Family::V4, Family::V6] {
+            let flows = list(&mut handle, family);
+            assert_eq!(handle.delete(&flows), Ok(flows.len()));
+            assert_eq!(list(&mut handle, family), []);
+            assert_eq!(handle.delete(&flows), Ok(0), "gone already");
+        }
+        assert_eq!(run("conntrack", "-L").lines().count(), 1, "the TCP connection");
+    });
+}
+
+#[test]
+fn a_flow_that_was_made_anew_is_not_deleted_for_the_old_one() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        insert("udp", 4000, "");
+        let old = list(&mut handle, Family::V4);
+        run("conntrack", "-F");
+        insert("udp", 4000, "");
+        let new = list(&mut handle, Family::V4);
+        assert_eq!(old[0].original, new[0].original);
+        if old[0].id != new[0].id {
+            assert_eq!(handle.delete(&old), Ok(0));
+            assert_eq!(list(&mut handle, Family::V4), new);
+        }
+        let other = Flow { id: !new[0].id, ..new[0] };
+        assert_eq!(handle.delete(&[other, new[0], other]), Ok(1), "in the middle of what is not there");
+        assert_eq!(list(&mut handle, Family::V4), []);
+    });
+}
+
+#[test]
+fn a_real_packet_is_seen_with_what_nat_made_of_it() {
+    in_netns(|| {
+        run("ip", "link set lo up");
+        run("nft", "add table ip t");
+        run("nft", "add chain ip t out { type nat hook output priority -100 ; }");
+        run("nft", "add rule ip t out ip daddr 127.0.0.10 udp dport 53 dnat to 127.0.0.1:5353");
+        let server = UdpSocket::bind("127.0.0.1:5353").unwrap();
+        let client = UdpSocket::bind("127.0.0.1:4000").unwrap();
+        client.send_to(b"ping", "127.0.0.10:53").unwrap();
+        server.recv(&mut [0; 4]).unwrap();
+        let mut handle = Handle::open().unwrap();
+        let flows = list(&mut handle, Family::V4);
+        let address = |text: &str| text.parse().unwrap();
+        let expected = Flow {
+            original: Tuple { source: address("127.0.0.1:4000"), destination: address("127.0.0.10:53") },
+            reply: Tuple { source: address("127.0.0.1:5353"), destination: address("127.0.0.1:4000") },
+            ..flows[0]
+        };
+        assert_eq!(flows, [expected]);
+        assert_eq!(handle.delete(&flows), Ok(1));
+        assert_eq!(list(&mut handle, Family::V4), []);
+    });
+}
+
+#[test]
+fn a_dump_that_was_broken_off_does_not_disturb_the_next() {
+    in_netns(|| {
+        let lines: String = (1..=1000).map(line).collect();
+        load(&lines);
+        let (mut handle, mut seen) = (Handle::open().unwrap(), 0);
+        let stopped = handle.udp_flows(Family::V4, |_| {
+            seen += 1;
+            if seen < 10 { Ok(()) } else { Err(crate::Error::Malformed("stop")) }
+        });
+        assert_eq!((stopped, seen), (Err(crate::Error::Malformed("stop")), 10));
+        assert_eq!(list(&mut handle, Family::V4).len(), 1000);
+    });
+}
+
+/// More flows than anybody wants to hold: deleted while they are dumped, some hundred at a time.
+#[test]
+fn a_hundred_thousand_flows_go_through_a_small_buffer() {
+    const FLOWS: usize = 100_000;
+    in_netns(|| {
+        load(&(1..=FLOWS).map(line).collect::<String>());
+        let (mut reader, mut deleter) = (Handle::open().unwrap(), Handle::open().unwrap());
+        let (mut batch, mut deleted, mut seen) = (Vec::with_capacity(256), 0, 0);
+        let result = reader.udp_flows(Family::V4, |flow| {
+            seen += 1;
+            batch.push(flow);
+            if batch.len() == 256 {
+                deleted += deleter.delete(&batch)?;
+                batch.clear();
+            }
+            Ok(())
+        });
+        assert_eq!(result, Ok(()));
+        deleted += deleter.delete(&batch).unwrap();
+        assert!(seen >= FLOWS, "{seen}");
+        assert_eq!(deleted, FLOWS);
+        assert_eq!(list(&mut reader, Family::V4), []);
+        assert!(reader.room() + deleter.room() < 128 << 10, "requests of a bounded size");
+    });
+}
+
+/// A flow of its own for each number, as the `conntrack` command reads it from a file.
+fn line(number: usize) -> String {
+    let (host, port) = (number / 50_000 + 1, number % 50_000 + 1000);
+    format!(
+        "-I -p udp -s 10.0.0.{host} -d 10.96.0.10 --sport {port} --dport 53 --timeout 600 \
+         -r 10.244.0.5 -q 10.0.0.{host} --reply-port-src 5353 --reply-port-dst {port}\n"
+    )
+}
+
+fn load(lines: &str) {
+    let path = std::env::temp_dir().join(format!(
+        "fairlead-flows-{}-{:?}",
+        std::process::id(),
+        std::thread::current().id()
+    ));
+    std::fs::write(&path, lines).unwrap();
+    let output = Command::new("conntrack").arg("-R").arg(&path).output();
+    std::fs::remove_file(&path).unwrap();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
