@@ -2,11 +2,17 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use anyhow::Context as _;
 use runtime::{ReadyGuard, Shutdown};
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    Backend, Connect, FeedOptions, Progress, Store, feed::Feed, mirror::Mirror, pending::Pending, sync::Loop,
+    Backend, Connect, FeedOptions, Progress, Store,
+    feed::Feed,
+    health::{Health, Servers},
+    mirror::Mirror,
+    pending::Pending,
+    sync::Loop,
 };
 
 /// What an agent needs to know.
@@ -70,7 +76,7 @@ impl<B: Backend, C: Connect> Agent<B, C> {
     /// Runs until `shutdown`. The stored state, if there is one, is put in force before any frontend has been heard.
     ///
     /// # Errors
-    /// None at present: whatever goes wrong is logged and tried again.
+    /// When the task of the health-check node ports panicked. Whatever else goes wrong is logged and tried again.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, progress, ready } = self;
         let AgentOptions { node, state_file, feed, retry, backend_version } = options;
@@ -79,8 +85,14 @@ impl<B: Backend, C: Connect> Agent<B, C> {
         progress.send_modify(|progress| progress.committed = mirror.held());
         let feed = Feed::new(connect, feed);
         let pending = Pending::new(retry);
-        let agent = Loop { backend, backend_version, feed, mirror, store, pending, progress, ready };
-        agent.run(shutdown).await;
-        Ok(())
+        let health = Health::default();
+        // A task of its own: a load balancer is not to wait for the loop. Dropped at the end, and all listeners with it.
+        let mut servers = JoinSet::new();
+        servers.spawn(Servers::new(&health, progress.subscribe()).run());
+        let agent = Loop { backend, backend_version, feed, mirror, store, pending, progress, health, ready };
+        tokio::select! {
+            () = agent.run(shutdown) => Ok(()),
+            Some(ended) = servers.join_next() => ended.context("health-check node ports"),
+        }
     }
 }

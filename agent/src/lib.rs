@@ -15,6 +15,7 @@ mod backend;
 mod changes;
 mod client;
 mod feed;
+mod health;
 mod mirror;
 mod pending;
 mod progress;

@@ -25,6 +25,7 @@ use tracing::{error, info, warn};
 use crate::{
     Applied, Backend, Connect, Progress, Store,
     feed::{Feed, FeedEvent, Turn},
+    health::Health,
     mirror::{Mirror, Outcome},
     pending::{Pending, Work},
 };
@@ -41,6 +42,7 @@ pub(crate) struct Loop<B, C> {
     pub(crate) store: Option<Store>,
     pub(crate) pending: Pending,
     pub(crate) progress: watch::Sender<Progress>,
+    pub(crate) health: Health,
     /// Released when the kernel holds a state for the first time.
     pub(crate) ready: Option<ReadyGuard>,
 }
@@ -112,7 +114,11 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 }
             }
         };
-        self.programmed(result, changed, begun.elapsed());
+        let took = begun.elapsed();
+        if result.is_ok() {
+            self.health.publish(mirror.state(), &work);
+        }
+        self.programmed(result, changed, took);
         backlog
     }
 

@@ -1,6 +1,7 @@
 //! Tests of the loop: a fake backend, and a frontend that the test plays itself.
 
 mod backend;
+mod health;
 mod stream;
 
 use std::path::Path;

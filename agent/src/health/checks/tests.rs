@@ -1,0 +1,158 @@
+use super::*;
+use crate::testing::{History, ServiceBuilder, StateBuilder, apply, mk_key, mk_state, operations_between};
+
+const PORT: u16 = 32_000;
+
+/// What is told at each place: port, family, service and count.
+fn told(checks: &Checks) -> Vec<(u16, Family, String, usize)> {
+    let told = checks.holders().map(|(place, _)| {
+        let Check { service, local_endpoints } = checks.get(place).unwrap();
+        (place.port.get(), place.family, service.to_string(), local_endpoints)
+    });
+    told.collect()
+}
+
+fn of(state: &NodeState) -> Checks {
+    let mut checks = Checks::default();
+    checks.reconcile(state);
+    checks
+}
+
+fn count(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Vec<(Family, usize)> {
+    let state = mk_state().service("default/web", |web| build(web.health_check_node_port(PORT))).build();
+    told(&of(&state)).into_iter().map(|(_, family, _, count)| (family, count)).collect()
+}
+
+fn v4(web: ServiceBuilder) -> ServiceBuilder {
+    web.cluster_ip("10.96.0.1")
+}
+
+fn both(web: ServiceBuilder) -> ServiceBuilder {
+    v4(web).cluster_ip("fd00:96::1")
+}
+
+#[test]
+fn local_endpoints_that_are_not_terminating_count() {
+    use Family::{V4, V6};
+    let (one, two, six) = ("10.244.1.1:80", "10.244.1.2:80", "[fd00:244:1::1]:80");
+    let cases = [
+        ("none", count(v4), vec![(V4, 0)]),
+        ("two", count(|web| v4(web).local_endpoints([one, two])), vec![(V4, 2)]),
+        ("elsewhere", count(|web| v4(web).endpoints([one])), vec![(V4, 0)]),
+        ("terminating", count(|web| v4(web).terminating_endpoints([one, two])), vec![(V4, 0)]),
+        (
+            "one of two ports of an address",
+            count(|web| v4(web).local_endpoints([one, "10.244.1.1:81"])),
+            vec![(V4, 1)],
+        ),
+        (
+            "each family by itself",
+            count(|web| both(web).local_endpoints([one, two, six])),
+            vec![(V4, 2), (V6, 1)],
+        ),
+        ("no cluster IP, no family", count(|web| web.local_endpoints([one, six])), vec![]),
+    ];
+    for (what, told, expected) in cases {
+        assert_eq!(told, expected, "{what}");
+    }
+}
+
+#[test]
+fn all_ports_of_a_service_are_one_check() {
+    let port = |endpoints: [&'static str; 2]| {
+        move |web: ServiceBuilder| v4(web).health_check_node_port(PORT).local_endpoints(endpoints)
+    };
+    let state = mk_state()
+        .service("default/we", |we| v4(we).local_endpoints(["10.244.1.8:80"]))
+        .service("default/web:http", port(["10.244.1.1:80", "10.244.1.2:80"]))
+        .service("default/web:https", port(["10.244.1.2:443", "10.244.1.3:443"]))
+        .service("default/web:dns/udp", |web| {
+            v4(web).health_check_node_port(PORT).terminating_endpoints(["10.244.1.3:53", "10.244.1.4:53"])
+        })
+        .service("default/web2", |web2| v4(web2).local_endpoints(["10.244.1.9:80"]))
+        .build();
+    assert_eq!(told(&of(&state)), [(PORT, Family::V4, "default/web".to_owned(), 3)]);
+}
+
+#[test]
+fn services_without_the_port_have_no_check() {
+    let state = mk_state().service("default/web", |web| both(web).local_endpoints(["10.244.1.1:80"])).build();
+    assert_eq!(told(&of(&state)), []);
+}
+
+fn claim(state: StateBuilder, name: &str) -> StateBuilder {
+    state.service(name, |web| v4(web).health_check_node_port(PORT))
+}
+
+fn refused(update: &Update) -> Vec<(String, String)> {
+    update.refused.iter().map(|one| (one.service.to_string(), one.holder.to_string())).collect()
+}
+
+fn names(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(one, other)| ((*one).to_owned(), (*other).to_owned())).collect()
+}
+
+#[test]
+fn the_first_in_order_has_the_port_and_others_are_told_of() {
+    use Places::{Changed, Same};
+    type Step =
+        (&'static [&'static str], Places, &'static [(&'static str, &'static str)], Option<&'static str>);
+    let steps: [Step; 7] = [
+        (&["default/b"], Changed, &[], Some("default/b")),
+        (&["default/b", "default/c"], Same, &[("default/c", "default/b")], Some("default/b")),
+        // Said once.
+        (&["default/b", "default/c"], Same, &[], Some("default/b")),
+        (&["default/a", "default/b", "default/c"], Same, &[("default/b", "default/a")], Some("default/a")),
+        (&["default/b", "default/c"], Same, &[], Some("default/b")),
+        // One leaves what another one takes.
+        (&["default/d"], Same, &[], Some("default/d")),
+        (&[], Changed, &[], None),
+    ];
+    let mut reconciled = Checks::default();
+    let mut applied = Checks::default();
+    let mut last = mk_state().build();
+    for (services, places, losers, holder) in steps {
+        let state = services.iter().fold(mk_state(), |state, name| claim(state, name)).build();
+        let mut copy = last.clone();
+        let changes = apply(&mut copy, operations_between(&last, &state));
+        for update in [reconciled.reconcile(&state), applied.apply(&state, &changes)] {
+            assert_eq!((update.places, refused(&update)), (places, names(losers)), "{services:?}");
+        }
+        let holders = told(&applied).into_iter().map(|(_, _, service, _)| service).collect::<Vec<_>>();
+        assert_eq!(holders, holder.into_iter().collect::<Vec<_>>(), "{services:?}");
+        assert_eq!(applied, reconciled);
+        last = state;
+    }
+}
+
+#[test]
+fn only_what_opens_or_closes_changes_places() {
+    let mk = |port, addresses: &[&'static str]| {
+        let service = |web: ServiceBuilder| {
+            v4(web).health_check_node_port(port).local_endpoints(addresses.iter().copied())
+        };
+        mk_state().service("default/web", service).build()
+    };
+    let mut checks = of(&mk(PORT, &["10.244.1.1:80"]));
+    let changes = Changes { services: [mk_key("default/web")].into(), ..Changes::default() };
+    assert_eq!(checks.apply(&mk(PORT, &[]), &changes).places, Places::Same);
+    assert_eq!(told(&checks)[0].3, 0);
+    assert_eq!(checks.apply(&mk(PORT + 1, &[]), &changes).places, Places::Changed);
+    assert_eq!(told(&checks), [(PORT + 1, Family::V4, "default/web".to_owned(), 0)]);
+}
+
+#[test]
+fn applying_changes_is_reconciling() {
+    let mut seen = 0;
+    for seed in 0..20 {
+        let mut history = History::new(seed);
+        let mut checks = Checks::default();
+        for _ in 0..50 {
+            let changes = history.step();
+            checks.apply(history.state(), &changes);
+            assert_eq!(checks, of(history.state()), "seed {seed}");
+            seen += told(&checks).len();
+        }
+    }
+    assert!(seen > 100, "only {seen} checks in all histories");
+}

@@ -1,0 +1,91 @@
+//! Health-check node ports say what is in force, and whether the backend works. In a network namespace of their own.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, TcpStream},
+    process::Command,
+};
+
+use netlink::testing::in_netns;
+
+use super::*;
+
+const PORT: u16 = 32_000;
+
+fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+    in_netns(|| {
+        assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let minute = Duration::from_secs(60);
+        runtime.block_on(async { tokio::time::timeout(minute, test()).await.expect("in time") });
+    });
+}
+
+/// The status that a load balancer gets to see; `None` when nobody listens.
+async fn status() -> Option<u16> {
+    let ask = || {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PORT)).ok()?;
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        Some(answer.strip_prefix("HTTP/1.1 ").unwrap()[..3].parse().unwrap())
+    };
+    // Threads are in the namespace of the one that starts them.
+    tokio::task::spawn_blocking(ask).await.unwrap()
+}
+
+async fn until(expected: Option<u16>) {
+    while status().await != expected {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn mk_web(local: &'static [&'static str]) -> NodeState {
+    let web = |web: crate::testing::ServiceBuilder| {
+        web.cluster_ip("10.96.0.1").health_check_node_port(PORT).local_endpoints(local.iter().copied())
+    };
+    mk_state().service("default/web", web).build()
+}
+
+#[test]
+fn health_checks_follow_what_is_in_force() {
+    run(follow);
+}
+
+async fn follow() {
+    let states = [mk_web(&["10.244.1.1:80"]), mk_web(&[]), mk_state().build()];
+    let mut world = start(&FakeKernel::default(), None);
+    let mut peer = world.following(&states[0]).await;
+    until(Some(200)).await;
+
+    // What is committed and not in force does not count, but that it is not in force does.
+    world.kernel.fail("no memory");
+    peer.commit(1, 2, operations_between(&states[0], &states[2])).await;
+    world.progress.wait_for(|progress| progress.error.is_some()).await.unwrap();
+    assert_eq!(status().await, Some(503));
+    peer.commit(2, 3, operations_between(&states[2], &states[0])).await;
+    peer.barrier().await;
+    world.kernel.heal();
+    peer.ack().await;
+    peer.ack().await;
+    assert_eq!(status().await, Some(200));
+
+    peer.commit(3, 4, operations_between(&states[0], &states[1])).await;
+    peer.ack().await;
+    assert_eq!(status().await, Some(503));
+    peer.commit(4, 5, operations_between(&states[1], &states[2])).await;
+    peer.ack().await;
+    until(None).await;
+    world.stop().await;
+}
+
+#[test]
+fn health_checks_end_with_the_agent() {
+    run(|| async {
+        let mut world = start(&FakeKernel::default(), None);
+        let _peer = world.following(&mk_web(&["10.244.1.1:80"])).await;
+        until(Some(200)).await;
+        world.stop().await;
+        until(None).await;
+    });
+}
