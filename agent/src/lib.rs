@@ -3,9 +3,9 @@
 //! ```text
 //!   Connect ──▶ feed ──▶ mirror ──stage──commit──▶ NodeState + Changes ──▶ pending ──▶ Backend ──▶ kernel
 //!    (gRPC,      ▲                                     │                                 │
-//!     in-process)└──────────── acks, digests ──────────┼─────────────────────────────────┘
-//!                                                      ▼
-//!                                                    store (the last committed state, in a file)
+//!     in-process)└──────────── acks, digests ──────────┼─────────────────────────────────┤
+//!                                                      ▼                                 ▼
+//!                    store (the last committed state, in a file)         health (health-check node ports)
 //! ```
 //!
 //! [`Agent`] puts these together; `sync` is the loop in which they work, and the only place where the backend is called.
@@ -14,6 +14,7 @@ mod agent;
 mod backend;
 mod changes;
 mod client;
+mod conntrack;
 mod feed;
 mod health;
 mod mirror;
@@ -31,6 +32,7 @@ pub use agent::{Agent, AgentOptions};
 pub use backend::{Applied, Backend};
 pub use changes::Changes;
 pub use client::{Credentials, Grpc, GrpcOptions};
+pub use conntrack::Conntrack;
 pub use feed::{Attach, Connect, FeedOptions, Session};
 pub use progress::Progress;
 pub use stage::{Committed, RefusedOperation, Stage};

@@ -5,9 +5,11 @@ pub mod changes;
 pub mod commands;
 pub mod endpoints;
 pub mod faults;
+pub mod health;
 pub mod node_ports;
 pub mod packets;
 pub mod restarts;
+pub mod source_ranges;
 
 mod expect;
 
@@ -64,10 +66,22 @@ macro_rules! conformance {
                 services_are_listed,
                 cleanup_removes_its_own,
             }
+            health {
+                load_balancers_learn_which_nodes_have_endpoints,
+                health_ports_come_and_go,
+            }
             node_ports {
                 they_answer_at_the_primary_address,
                 they_answer_in_the_cidrs_given,
                 they_never_answer_on_loopback,
+            }
+            source_ranges {
+                only_sources_in_a_range_connect,
+                ranges_may_overlap,
+                everything_is_a_range_too,
+                without_endpoints_the_others_are_told_nothing,
+                ranges_change,
+                a_node_in_a_range_may_come_as_the_load_balancer,
             }
         }
     };

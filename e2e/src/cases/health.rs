@@ -1,0 +1,122 @@
+//! What a load balancer in front of the cluster is told at health-check node ports.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+
+use nix::sys::signal::Signal;
+
+use crate::client::DEADLINE;
+use crate::cluster::{Cluster, Node};
+use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::manifests::{Endpoint, Policy, Service, State};
+use crate::plan::{self, Family};
+use crate::wait::eventually;
+
+use State::{Draining, NotReady, Ready, Terminating};
+
+const HEALTH_PORT: u16 = 32_000;
+const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
+
+/// Status and weight.
+type Answer = (u16, usize);
+
+/// Each node says whether it has ready endpoints, and how many; those that drain do not count, even where they are the last resort.
+pub fn load_balancers_learn_which_nodes_have_endpoints(backend: Backend) {
+    let steps: [([State; 4], [Answer; 2]); 5] = [
+        ([Ready, Ready, NotReady, Terminating], [(200, 2), (503, 0)]),
+        ([Ready, Draining, Draining, NotReady], [(200, 1), (503, 0)]),
+        ([Draining, Draining, Ready, Draining], [(503, 0), (200, 1)]),
+        ([Draining, Terminating, Draining, Draining], [(503, 0), (503, 0)]),
+        ([Ready, Ready, Ready, Ready], [(200, 2), (200, 2)]),
+    ];
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, steps[0].0)]);
+    until_open(&deployment);
+    for (states, answers) in steps {
+        let service = web(deployment.cluster(), states);
+        deployment.apply(&service);
+        // What is in the kernel is what is told, without delay.
+        let cluster = deployment.cluster();
+        for (node, expected) in cluster.nodes().iter().zip(answers) {
+            for family in Family::BOTH {
+                let answer = ask(cluster, node, family);
+                let answer = answer.unwrap_or_else(|error| panic!("{} {family}: {error}", node.name));
+                assert_eq!(answer, expected, "{} {family} {states:?}", node.name);
+            }
+        }
+    }
+}
+
+/// The port goes with the service, and with the policy that it belongs to; and is there again after a restart without a frontend.
+pub fn health_ports_come_and_go(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Ready; 4])]);
+    until_open(&deployment);
+    deployment.stop_frontend(Signal::SIGTERM);
+    deployment.stop_backends(Signal::SIGTERM);
+    until_refused(&deployment);
+    deployment.start_backends();
+    until_open(&deployment);
+    deployment.start_frontend();
+
+    let service = web(deployment.cluster(), [Ready; 4]);
+    deployment.apply(&service.clone().external_policy(Policy::Cluster));
+    until_refused(&deployment);
+    deployment.apply(&service);
+    until_open(&deployment);
+    deployment.delete(&service);
+    until_refused(&deployment);
+}
+
+fn web(cluster: &Cluster, states: [State; 4]) -> Service {
+    let endpoints = PODS.into_iter().zip(states);
+    Service::new("web")
+        .cluster_ip(plan::cluster_ip(1))
+        .port_all(80, 8080)
+        .load_balancer_ip(plan::load_balancer_ip(1))
+        .external_policy(Policy::Local)
+        .health_check_node_port(HEALTH_PORT)
+        .endpoints(endpoints.map(|(pod, state)| Endpoint::of(cluster.pod(pod)).state(state)))
+}
+
+/// Listeners are opened and closed a little after the kernel is programmed.
+#[track_caller]
+fn until_open(deployment: &Deployment) {
+    until("the health-check node ports are open", deployment, |answer| answer.is_ok());
+}
+
+#[track_caller]
+fn until_refused(deployment: &Deployment) {
+    until("the health-check node ports are closed", deployment, |answer| {
+        answer.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    });
+}
+
+#[track_caller]
+fn until(what: &str, deployment: &Deployment, is: impl Fn(io::Result<Answer>) -> bool) {
+    let cluster = deployment.cluster();
+    for node in cluster.nodes() {
+        for family in Family::BOTH {
+            eventually(what, PATIENCE, || is(ask(cluster, node, family)).then_some(()));
+        }
+    }
+}
+
+/// Asks a node from outside.
+fn ask(cluster: &Cluster, node: &Node, family: Family) -> io::Result<Answer> {
+    let to = SocketAddr::new(node.address.ip(family), HEALTH_PORT);
+    let answer = cluster.outside().run(|| {
+        let mut stream = TcpStream::connect_timeout(&to, DEADLINE)?;
+        stream.set_read_timeout(Some(DEADLINE))?;
+        stream.write_all(format!("GET /healthz HTTP/1.1\r\nHost: {to}\r\n\r\n").as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        io::Result::Ok(answer)
+    })?;
+    parse(&answer).ok_or_else(|| io::Error::other(format!("not a health check's answer: {answer:?}")))
+}
+
+fn parse(answer: &str) -> Option<Answer> {
+    let mut lines = answer.lines();
+    let status = lines.next()?.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+    let weight = lines.find_map(|line| line.strip_prefix("X-Load-Balancing-Endpoint-Weight: "))?;
+    Some((status, weight.parse().ok()?))
+}
