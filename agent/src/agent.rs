@@ -7,7 +7,8 @@ use runtime::{ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    Backend, Connect, FeedOptions, Progress, Store,
+    Backend, Connect, Conntrack, FeedOptions, Progress, Store,
+    conntrack::Sweeper,
     feed::Feed,
     health::{Health, Servers},
     mirror::Mirror,
@@ -26,6 +27,8 @@ pub struct AgentOptions {
     pub feed: FeedOptions,
     /// The shortest and the longest delay before the backend is tried again after a failure.
     pub retry: (Duration, Duration),
+    /// Whether stale UDP flows are deleted from this network namespace; not for a backend that programs another kernel.
+    pub conntrack: Conntrack,
     /// What the frontend is told about this build.
     pub backend_version: String,
 }
@@ -41,7 +44,7 @@ pub struct Agent<B, C> {
 }
 
 impl AgentOptions {
-    /// The defaults, for a node.
+    /// The defaults, for a node. Flows are left as they are.
     #[must_use]
     pub fn new(node: impl Into<Arc<str>>) -> Self {
         Self {
@@ -49,6 +52,7 @@ impl AgentOptions {
             state_file: Some(crate::DEFAULT_STATE_FILE.into()),
             feed: FeedOptions::default(),
             retry: (Duration::from_millis(200), Duration::from_secs(30)),
+            conntrack: Conntrack::Leave,
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
@@ -79,17 +83,19 @@ impl<B: Backend, C: Connect> Agent<B, C> {
     /// When the task of the health-check node ports panicked. Whatever else goes wrong is logged and tried again.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, progress, ready } = self;
-        let AgentOptions { node, state_file, feed, retry, backend_version } = options;
+        let AgentOptions { node, state_file, feed, retry, conntrack, backend_version } = options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
         let mirror = Mirror::new(&node, stored.flatten());
         progress.send_modify(|progress| progress.committed = mirror.held());
         let feed = Feed::new(connect, feed);
         let pending = Pending::new(retry);
+        let sweeper = Sweeper::new(conntrack);
         let health = Health::default();
         // A task of its own: a load balancer is not to wait for the loop. Dropped at the end, and all listeners with it.
         let mut servers = JoinSet::new();
         servers.spawn(Servers::new(&health, progress.subscribe()).run());
-        let agent = Loop { backend, backend_version, feed, mirror, store, pending, progress, health, ready };
+        let agent =
+            Loop { backend, backend_version, feed, mirror, store, pending, sweeper, progress, health, ready };
         tokio::select! {
             () = agent.run(shutdown) => Ok(()),
             Some(ended) = servers.join_next() => ended.context("health-check node ports"),

@@ -22,4 +22,8 @@ pub struct Progress {
     pub refused_operations: u64,
     /// Digests that were not as the frontend said, since the start.
     pub digest_mismatches: u64,
+    /// UDP flows that led nowhere any more and were deleted, since the start.
+    pub deleted_flows: u64,
+    /// How often looking for such flows has failed, since the start.
+    pub failed_sweeps: u64,
 }

@@ -5,7 +5,7 @@
 //!                        │
 //!        ┌───────────────▼──────────────────────────────────────────────┐
 //!        │ event ──▶ mirror ──▶ pending ──▶ apply | reconcile ──▶ acks  │──▶ until shutdown
-//!        │   ▲                                   │                      │
+//!        │   ▲                                   │ stale UDP flows      │
 //!        │   └──────── backlog of what comes ◀───┘ while it runs        │
 //!        └──────────────────────────────────────────────────────────────┘
 //! ```
@@ -24,6 +24,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     Applied, Backend, Connect, Progress, Store,
+    conntrack::Sweeper,
     feed::{Feed, FeedEvent, Turn},
     health::Health,
     mirror::{Mirror, Outcome},
@@ -41,6 +42,7 @@ pub(crate) struct Loop<B, C> {
     pub(crate) mirror: Mirror,
     pub(crate) store: Option<Store>,
     pub(crate) pending: Pending,
+    pub(crate) sweeper: Sweeper,
     pub(crate) progress: watch::Sender<Progress>,
     pub(crate) health: Health,
     /// Released when the kernel holds a state for the first time.
@@ -86,7 +88,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
     /// Lets the backend work. The stream goes on being read meanwhile, but for a new session: that would have to say what is
     /// held, which is in the backlog.
     async fn program(&mut self, work: Work) -> Backlog {
-        let Self { feed, mirror, backend, backend_version, .. } = self;
+        let Self { feed, mirror, backend, backend_version, sweeper, .. } = self;
         let mut backlog = Backlog::new();
         let begun = Instant::now();
         let changed = match &work {
@@ -94,12 +96,17 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             Work::Apply(changes) => Some(changes.services.len()),
         };
         let state = mirror.state();
-        let result = {
+        let (result, took) = {
             let call = async {
-                match &work {
+                let result = match &work {
                     Work::Reconcile => backend.reconcile(state).await.context("reconcile"),
                     Work::Apply(changes) => backend.apply(state, changes).await.context("apply"),
+                };
+                let took = begun.elapsed();
+                if let Ok(Applied { failures, .. }) = &result {
+                    sweeper.follow(&work, state, failures).await;
                 }
+                (result, took)
             };
             pin!(call);
             let mut read = true;
@@ -114,7 +121,6 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 }
             }
         };
-        let took = begun.elapsed();
         if result.is_ok() {
             self.health.publish(mirror.state(), &work);
         }
@@ -139,6 +145,8 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 }
                 self.progress.send_modify(|progress| {
                     (progress.programmed, progress.error, progress.failures) = (held, None, failures);
+                    progress.deleted_flows = self.sweeper.deleted;
+                    progress.failed_sweeps = self.sweeper.failed;
                 });
                 self.ready = None;
             }

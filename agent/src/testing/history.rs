@@ -26,6 +26,22 @@ const PORTS: [(&str, u16, Protocol); 4] = [
     ("signal", 9000, Protocol::Sctp),
 ];
 
+/// Some overlap, some follow each other, some hold addresses of the node or of load balancers.
+const SOURCE_RANGES: [&str; 12] = [
+    "192.0.2.0/24",
+    "192.0.2.0/25",
+    "192.0.2.128/25",
+    "192.0.3.0/24",
+    "192.168.1.2/32",
+    "198.51.0.0/30",
+    "0.0.0.0/0",
+    "fd00:2::/64",
+    "fd00:2::7/128",
+    "fd00:2:0:1::/64",
+    "fd00:1::/64",
+    "::/0",
+];
+
 /// A state that changes step by step. The same seed gives the same history.
 #[derive(Clone, Debug)]
 pub struct History {
@@ -195,16 +211,10 @@ impl History {
             3 => toggle(&mut port.external_ips, ip(family, 0x113, service + 1)),
             4 => toggle(&mut port.load_balancer_ips, ip(family, 0x100, service + 1)),
             5 => {
-                let ranges = [
-                    "192.0.2.0/24",
-                    "192.0.2.0/25",
-                    "192.0.3.0/24",
-                    "0.0.0.0/0",
-                    "fd00:2::/64",
-                    "fd00:2::7/128",
-                ];
-                let range = self.rng.choice(ranges).and_then(|range| range.parse::<IpNet>().ok());
-                toggle(&mut port.source_ranges, range.expect("a prefix"));
+                for _ in 0..self.rng.usize(1..=3) {
+                    let range = self.rng.choice(SOURCE_RANGES).and_then(|range| range.parse::<IpNet>().ok());
+                    toggle(&mut port.source_ranges, range.expect("a prefix"));
+                }
             }
             6 => {
                 let seconds = self.rng.choice([10, 10_800]).and_then(NonZeroU32::new);

@@ -1,6 +1,6 @@
 //! `fairlead backend nft`: an agent that follows a frontend over gRPC.
 
-use agent::{Agent, AgentOptions, Connect};
+use agent::{Agent, AgentOptions, Connect, Conntrack};
 use anyhow::{Context as _, Result};
 use backend_nft::{Nft, Options};
 use runtime::{Ready, Shutdown, Tasks};
@@ -28,8 +28,11 @@ pub(crate) fn spawn_nft(
     let name = node.name()?;
     std::fs::create_dir_all(&node.state_dir)
         .with_context(|| format!("cannot make the state directory {}", node.state_dir.display()))?;
-    let options =
-        AgentOptions { state_file: Some(node.state_dir.join("state")), ..AgentOptions::new(name.as_str()) };
+    let options = AgentOptions {
+        state_file: Some(node.state_dir.join("state")),
+        conntrack: Conntrack::Reconcile,
+        ..AgentOptions::new(name.as_str())
+    };
     let ready = Ready::new();
     let agent = Agent::new(options, backend, connect).with_ready(ready.guard("first state in the kernel"));
     tasks.spawn("agent", move |shutdown| agent.run(shutdown));

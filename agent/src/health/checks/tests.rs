@@ -1,3 +1,5 @@
+//! Tests of what each health-check node port answers: a table, and histories against a plain count.
+
 use super::*;
 use crate::testing::{History, ServiceBuilder, StateBuilder, apply, mk_key, mk_state, operations_between};
 

@@ -1,0 +1,111 @@
+//! Deletes stale UDP flows, after the backend has put a state in force and before the next one.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use netlink::conntrack::{Family as Kernel, Handle};
+use proto::model::{Failure, Family, PerFamily, Protocol};
+use tracing::{debug, info, warn};
+
+use super::{Conntrack, Vips};
+use crate::{NodeState, pending::Work};
+
+/// So many flows are gathered before they are deleted.
+const BATCH: usize = 256;
+
+/// Decides when to look, looks, and counts.
+#[derive(Debug)]
+pub(crate) struct Sweeper {
+    conntrack: Conntrack,
+    owed: Owed,
+    /// Flows deleted since the start.
+    pub(crate) deleted: u64,
+    /// How often it could not be done, since the start.
+    pub(crate) failed: u64,
+}
+
+/// What an earlier failure has left to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owed {
+    Nothing,
+    Sweep,
+}
+
+impl Sweeper {
+    pub(crate) fn new(conntrack: Conntrack) -> Self {
+        Self { conntrack, owed: Owed::Nothing, deleted: 0, failed: 0 }
+    }
+
+    /// The backend has done `work` and `state` is in force, but for `failures`. It must do nothing else until this returns: a
+    /// flow to an endpoint that is newer than `state` would be taken for stale.
+    pub(crate) async fn follow(&mut self, work: &Work, state: &NodeState, failures: &[Failure]) {
+        if self.conntrack == Conntrack::Leave || self.owed == Owed::Nothing && !concerns_udp(work) {
+            return;
+        }
+        let failed: Vec<_> = failures.iter().map(|failure| &failure.key).collect();
+        let vips = Vips::of(state, &failed);
+        let begun = Instant::now();
+        // In the same network namespace: new threads inherit it.
+        let swept = tokio::task::spawn_blocking(move || sweep(&vips)).await;
+        let swept = swept.context("the thread ended early").flatten();
+        let ms = begun.elapsed().as_micros() as f64 / 1e3;
+        match swept {
+            Ok(0) => debug!(ms, "no stale UDP flows"),
+            Ok(flows) => {
+                info!(flows, ms, "stale UDP flows deleted");
+                self.deleted += flows as u64;
+            }
+            Err(error) => {
+                warn!(error = format!("{error:#}"), "stale UDP flows may be left, until the next change");
+                self.failed += 1;
+                self.owed = Owed::Sweep;
+                return;
+            }
+        }
+        self.owed = Owed::Nothing;
+    }
+}
+
+/// Whether a flow may have become stale: an endpoint, a VIP or an address of the node has come or gone.
+fn concerns_udp(work: &Work) -> bool {
+    match work {
+        Work::Reconcile => true,
+        Work::Apply(changes) => {
+            changes.node || changes.services.iter().any(|key| key.protocol == Protocol::Udp)
+        }
+    }
+}
+
+/// Deletes the stale flows of both families; says how many there were. Blocks. A family without UDP services costs nothing.
+fn sweep(vips: &PerFamily<Vips>) -> Result<usize> {
+    let mut deleted = 0;
+    for (family, vips) in vips.iter().filter(|(_, vips)| !vips.is_empty()) {
+        deleted += sweep_family(family, vips).with_context(|| format!("{family} flows"))?;
+    }
+    Ok(deleted)
+}
+
+/// Deletes while the kernel dumps, so that no number of flows takes much memory.
+fn sweep_family(family: Family, vips: &Vips) -> netlink::Result<usize> {
+    let family = match family {
+        Family::V4 => Kernel::V4,
+        Family::V6 => Kernel::V6,
+    };
+    let (mut reader, mut deleter) = (Handle::open()?, Handle::open()?);
+    let (mut stale, mut deleted) = (Vec::new(), 0);
+    reader.udp_flows(family, |flow| {
+        if vips.is_stale(&flow) {
+            stale.push(flow);
+        }
+        if stale.len() == BATCH {
+            deleted += deleter.delete(&stale)?;
+            stale.clear();
+        }
+        Ok(())
+    })?;
+    deleted += deleter.delete(&stale)?;
+    Ok(deleted)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! Tests of the decision: a table of flows, and random ones against a plain search.
+
+use netlink::conntrack::{Tuple, Zone};
+
+use super::*;
+use crate::testing::{History, StateBuilder, mk_key, mk_state};
+
+fn flow(to: &str, answered_by: &str) -> Flow {
+    let (to, answered_by): (SocketAddr, SocketAddr) = (to.parse().unwrap(), answered_by.parse().unwrap());
+    let client: IpAddr = if to.is_ipv4() { "10.244.9.9".parse() } else { "fd00:244:9::9".parse() }.unwrap();
+    let client = SocketAddr::new(client, 4000);
+    Flow {
+        original: Tuple { source: client, destination: to },
+        reply: Tuple { source: answered_by, destination: client },
+        id: 1,
+        zone: Zone::Both(0),
+    }
+}
+
+fn is_stale(vips: &PerFamily<Vips>, flow: &Flow) -> bool {
+    vips[Family::of(&flow.original.destination.ip())].is_stale(flow)
+}
+
+/// A node at 192.168.1.1 and fd00:1::1.
+fn dns() -> StateBuilder {
+    mk_state().service("kube-system/dns/udp", |dns| {
+        dns.port(53)
+            .cluster_ip("10.96.0.10")
+            .cluster_ip("fd00:96::a")
+            .external_ip("198.51.100.1")
+            .load_balancer_ip("192.0.2.1")
+            .node_port(30053)
+            .endpoints(["10.244.1.5:5353", "[fd00:244:1::5]:5353"])
+            .terminating_endpoints(["10.244.1.6:5353"])
+    })
+}
+
+#[test]
+fn flows_to_endpoints_of_the_vip_are_live_and_all_others_stale() {
+    let state = dns()
+        .service("default/same-ip/udp", |web| {
+            web.port(54).cluster_ip("10.96.0.10").endpoints(["10.244.1.7:54"])
+        })
+        .service("default/web", |web| {
+            web.port(80).cluster_ip("10.96.0.1").node_port(30080).endpoints(["10.244.1.8:80"])
+        })
+        .build();
+    let vips = Vips::of(&state, &[]);
+    for vip in ["10.96.0.10:53", "198.51.100.1:53", "192.0.2.1:53", "192.168.1.1:30053"] {
+        assert!(!is_stale(&vips, &flow(vip, "10.244.1.5:5353")), "{vip}: an endpoint");
+        assert!(!is_stale(&vips, &flow(vip, "10.244.1.6:5353")), "{vip}: a local one that is terminating");
+        assert!(is_stale(&vips, &flow(vip, "10.244.1.4:5353")), "{vip}: another address");
+        assert!(is_stale(&vips, &flow(vip, "10.244.1.5:53")), "{vip}: another port");
+        assert!(is_stale(&vips, &flow(vip, "10.244.1.7:54")), "{vip}: another service's");
+        assert!(is_stale(&vips, &flow(vip, vip)), "{vip}: from before the service");
+    }
+    for vip in ["[fd00:96::a]:53", "[fd00:1::1]:30053"] {
+        assert!(!is_stale(&vips, &flow(vip, "[fd00:244:1::5]:5353")), "{vip}: an endpoint");
+        assert!(is_stale(&vips, &flow(vip, "[fd00:244:1::6]:5353")), "{vip}: another address");
+    }
+    let none_of_ours = [
+        ("10.96.0.10:55", "10.96.0.10:55"),
+        ("10.96.0.1:80", "10.244.1.4:80"),
+        ("192.168.1.1:30080", "10.244.1.4:80"),
+        ("192.168.1.2:30053", "10.244.1.4:5353"),
+        ("10.244.2.2:30053", "10.244.2.2:30053"),
+        ("10.244.1.4:5353", "10.244.1.4:5353"),
+    ];
+    for (to, answered_by) in none_of_ours {
+        assert!(!is_stale(&vips, &flow(to, answered_by)), "{to}");
+    }
+}
+
+#[test]
+fn without_endpoints_every_flow_is_stale() {
+    let state = mk_state()
+        .service("default/empty/udp", |empty| empty.port(53).cluster_ip("10.96.0.10").node_port(30053))
+        .build();
+    let vips = Vips::of(&state, &[]);
+    assert!(is_stale(&vips, &flow("10.96.0.10:53", "10.244.1.5:53")));
+    assert!(is_stale(&vips, &flow("192.168.1.1:30053", "10.244.1.5:53")));
+    assert!(!vips.v4.is_empty());
+}
+
+#[test]
+fn an_endpoint_at_the_vip_itself_is_one() {
+    let state = mk_state().service("default/host/udp", |host| {
+        host.port(53).external_ip("192.168.1.1").endpoints(["192.168.1.1:53"])
+    });
+    assert!(!is_stale(&Vips::of(&state.build(), &[]), &flow("192.168.1.1:53", "192.168.1.1:53")));
+}
+
+#[test]
+fn what_is_not_programmed_is_left_alone() {
+    let key = mk_key("kube-system/dns/udp");
+    let vips = Vips::of(&dns().build(), &[&key]);
+    assert!(!is_stale(&vips, &flow("10.96.0.10:53", "10.244.1.4:5353")));
+    assert!(vips.v4.is_empty() && vips.v6.is_empty());
+}
+
+#[test]
+fn the_first_of_two_that_claim_a_vip_has_it() {
+    let state = mk_state()
+        .service("default/b/udp", |b| {
+            b.port(53).external_ip("192.0.2.1").node_port(30053).endpoints(["10.244.1.2:1"])
+        })
+        .service("default/a/udp", |a| {
+            a.port(53).external_ip("192.0.2.1").node_port(30053).endpoints(["10.244.1.1:1"])
+        })
+        .build();
+    let vips = Vips::of(&state, &[]);
+    for vip in ["192.0.2.1:53", "192.168.1.1:30053"] {
+        assert!(!is_stale(&vips, &flow(vip, "10.244.1.1:1")));
+        assert!(is_stale(&vips, &flow(vip, "10.244.1.2:1")));
+    }
+}
+
+/// What is said about a flow, by looking at everything.
+fn stale_by_search(state: &NodeState, flow: &Flow) -> bool {
+    let (to, from) = (flow.original.destination, flow.reply.source);
+    let claims = |service: &Service| {
+        let port = &service.port;
+        let ips = port.cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref());
+        let is_vip = ips
+            .chain(&port.external_ips)
+            .chain(&port.load_balancer_ips)
+            .any(|ip| SocketAddr::new(*ip, port.port.get()) == to);
+        let at_node = state.node().addresses.contains(&to.ip());
+        is_vip || at_node && port.node_port.is_some_and(|port| port.get() == to.port())
+    };
+    let serves = |service: &Service| {
+        let pools = Family::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
+        let mut endpoints = pools.into_iter().flatten().flat_map(|pool| pool.iter());
+        endpoints.any(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get()) == from)
+    };
+    let udp = state.services().values().filter(|service| service.port.key.protocol == Protocol::Udp);
+    let mut claiming = udp.filter(|service| claims(service)).peekable();
+    claiming.peek().is_some() && !claiming.any(serves)
+}
+
+/// Every way in of the state, of all protocols, and one at each address of the node.
+fn ways_in(state: &NodeState) -> Vec<SocketAddr> {
+    let mut list = Vec::new();
+    for Service { port, .. } in state.services().values() {
+        let ips = port.cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref());
+        let ips = ips.chain(&port.external_ips).chain(&port.load_balancer_ips);
+        list.extend(ips.map(|ip| SocketAddr::new(*ip, port.port.get())));
+        let node_port = port.node_port.map_or(1, |port| port.get());
+        list.extend(state.node().addresses.iter().map(|ip| SocketAddr::new(*ip, node_port)));
+    }
+    list
+}
+
+/// Along random histories: flows to every way in, answered by every endpoint of any service.
+#[test]
+fn the_lookup_says_what_a_search_says() {
+    let (mut stale, mut live) = (0, 0);
+    for seed in 0..20 {
+        let mut history = History::new(seed);
+        for _ in 0..20 {
+            history.step();
+            let state = history.state();
+            let vips = Vips::of(state, &[]);
+            let ways_in = ways_in(state);
+            let all_pools = state.services().values().flat_map(|service| {
+                Family::ALL.into_iter().flat_map(|family| allowed(service, family).to_vec())
+            });
+            let mut sources: Vec<_> = all_pools.chain(ways_in.clone()).collect();
+            sources.sort_unstable();
+            sources.dedup();
+            for to in ways_in {
+                for from in sources.iter().filter(|from| from.is_ipv4() == to.is_ipv4()) {
+                    let flow = flow(&to.to_string(), &from.to_string());
+                    let expected = stale_by_search(state, &flow);
+                    assert_eq!(is_stale(&vips, &flow), expected, "seed {seed}: {flow:?}");
+                    *(if expected { &mut stale } else { &mut live }) += 1;
+                }
+            }
+        }
+    }
+    assert!(stale > 1000 && live > 1000, "{stale} stale, {live} live");
+}
