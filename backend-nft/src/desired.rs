@@ -5,6 +5,7 @@ mod base;
 mod pool;
 mod rule;
 mod service;
+mod sources;
 #[cfg(test)]
 mod tests;
 

@@ -75,7 +75,8 @@ impl<K: Kernel> Driver<K> {
         };
         let Outcome { writes, refused } = committer.run(repairs).await?;
 
-        let mut programmed = Programmed { services: BTreeMap::new(), base, refs: present.into_refs() };
+        let node = state.node().addresses.clone();
+        let mut programmed = Programmed { services: BTreeMap::new(), base, node, refs: present.into_refs() };
         self.refused.clear();
         for (index, edit) in (0..).zip(edits) {
             match refused.get(&index) {
@@ -89,8 +90,9 @@ impl<K: Kernel> Driver<K> {
 
     /// See [`agent::Backend::apply`].
     pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
-        // Of a refused service port the kernel may hold anything.
-        let unknown = changes.services.iter().any(|key| self.refused.contains_key(key));
+        // Of a refused service port the kernel may hold anything; the node's facts may touch any of them.
+        let unknown = changes.services.iter().any(|key| self.refused.contains_key(key))
+            || (changes.node && !self.refused.is_empty());
         let Some(mut programmed) = self.programmed.take().filter(|_| !unknown) else {
             return self.reconcile(state).await;
         };
@@ -104,6 +106,7 @@ impl<K: Kernel> Driver<K> {
             let base = self.base(state);
             repairs = PerFamily::from_fn(|family| programmed.rebase(family, &base[family]));
             programmed.base = base;
+            programmed.node = state.node().addresses.clone();
         }
         let active: Vec<u32> = (0..edits.len() as u32).collect();
         let plan = Plan::new(&programmed, (&edits, &active), repairs, Sweep::Delete, &self.options);
@@ -138,7 +141,8 @@ impl<K: Kernel> Driver<K> {
         Ok(())
     }
 
-    /// The service ports to look at: those that changed, and those that gain or lose a contested front by it.
+    /// The service ports to look at: those that changed, those that gain or lose a contested front by it, and, when the node has
+    /// other addresses, those with source ranges.
     fn touched(
         &mut self,
         state: &NodeState,
@@ -153,13 +157,19 @@ impl<K: Kernel> Driver<K> {
         for service in changes.services.iter().filter_map(|key| state.service(key)) {
             touched.extend(self.claims.claim(&service.port));
         }
+        if changes.node && programmed.node != state.node().addresses {
+            let restricted =
+                state.services().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());
+            touched.extend(restricted.map(|(key, _)| key.clone()));
+        }
         touched
     }
 
     fn edit(&self, state: &NodeState, key: &ServicePortKey, orders: impl Fn(Family) -> Orders) -> Edit {
         let of = |family| -> Option<Desired> {
             let owned = |front: &_| self.claims.owns(key, family, front);
-            desired(state.service(key)?, family, &self.masquerade[family], owned, &orders(family))
+            let (masquerade, node) = (&self.masquerade[family], &state.node().addresses);
+            desired(state.service(key)?, family, masquerade, owned, &orders(family), node)
         };
         Edit { key: key.clone(), desired: PerFamily::from_fn(of) }
     }

@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use netlink::nft::{self, DataType, FieldReader, Fields, Set};
+use netlink::nft::{self, DataType, FieldReader, Fields, Set, SetFlags};
 use proto::model::{Family, Protocol};
 
 use crate::desired::PoolChain;
@@ -45,6 +45,8 @@ pub(crate) enum Map {
     PolicyLocalVips,
     ClusterVips,
     LocalVips,
+    Restricted,
+    SourceRanges,
     NodePortEndpoints,
     NodePortLocalEndpoints,
     NodePorts,
@@ -70,6 +72,8 @@ enum Holds {
     Verdict,
     /// Its keys end with an index.
     Endpoint,
+    /// Its keys end with an address: from the first one to the last one.
+    Range,
 }
 
 /// One element. Sorted by front first: all that belongs to one front is together.
@@ -88,6 +92,16 @@ pub(crate) enum Data {
     None,
     Endpoint(IpAddr, u16),
     Verdict(Verdict),
+    /// Part of the key: whom it is about.
+    Range(Range),
+}
+
+/// Addresses that follow each other, of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Range {
+    pub(crate) first: IpAddr,
+    /// Not below the first.
+    pub(crate) last: IpAddr,
 }
 
 /// Where a front leads.
@@ -108,7 +122,7 @@ pub(crate) const REJECT: &str = "reject";
 
 impl Map {
     /// All of them, in their order.
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::Endpoints,
         Self::Endpoints64,
         Self::Endpoints256,
@@ -118,6 +132,8 @@ impl Map {
         Self::PolicyLocalVips,
         Self::ClusterVips,
         Self::LocalVips,
+        Self::Restricted,
+        Self::SourceRanges,
         Self::NodePortEndpoints,
         Self::NodePortLocalEndpoints,
         Self::NodePorts,
@@ -153,6 +169,8 @@ impl Map {
             Self::PolicyLocalVips => "policy-local-vips",
             Self::ClusterVips => "cluster-vips",
             Self::LocalVips => "local-vips",
+            Self::Restricted => "restricted",
+            Self::SourceRanges => "source-ranges",
             Self::NodePortEndpoints => "nodeport-endpoints",
             Self::NodePortLocalEndpoints => "nodeport-local-endpoints",
             Self::NodePorts => "nodeports",
@@ -176,6 +194,8 @@ impl Map {
             Self::PolicyLocalVips | Self::PolicyLocalNodePorts => "external traffic policy Local",
             Self::ClusterVips | Self::ClusterNodePorts => "policy Local: for pods and the node itself",
             Self::LocalVips | Self::LocalNodePorts => "policy Local: for everybody else",
+            Self::Restricted => "load-balancer IPs that not everybody may use",
+            Self::SourceRanges => "restricted VIP and who may use it",
             Self::Hairpin => "endpoints on this node: masqueraded when they reach themselves",
         }
     }
@@ -198,6 +218,8 @@ impl Map {
             | Self::PolicyLocalVips
             | Self::ClusterVips
             | Self::LocalVips
+            | Self::Restricted
+            | Self::SourceRanges
             | Self::Hairpin => FrontKind::Vip,
         }
     }
@@ -211,7 +233,10 @@ impl Map {
             | Self::LocalEndpoints
             | Self::NodePortEndpoints
             | Self::NodePortLocalEndpoints => Holds::Endpoint,
-            Self::PolicyLocalVips | Self::PolicyLocalNodePorts | Self::Hairpin => Holds::Nothing,
+            Self::PolicyLocalVips | Self::PolicyLocalNodePorts | Self::Restricted | Self::Hairpin => {
+                Holds::Nothing
+            }
+            Self::SourceRanges => Holds::Range,
             Self::Vips
             | Self::ClusterVips
             | Self::LocalVips
@@ -229,6 +254,7 @@ impl Map {
             (Holds::Nothing, Data::None)
                 | (Holds::Endpoint, Data::Endpoint(..))
                 | (Holds::Verdict, Data::Verdict(_))
+                | (Holds::Range, Data::Range(_))
         )
     }
 
@@ -251,6 +277,10 @@ impl Map {
                 // The type of marks: host byte order, as numgen's results are.
                 key.push(DataType::Mark);
                 Set::map(self.name(), key, [address, DataType::InetService])
+            }
+            Holds::Range => {
+                key.push(address);
+                Set::new(self.name(), key).flags(SetFlags::INTERVAL)
             }
         };
         set.comment(self.comment())
@@ -293,9 +323,26 @@ fn address(fields: &mut FieldReader<'_>, family: Family) -> Option<IpAddr> {
 // === impl Element ===
 
 impl Element {
-    /// Its key in the map.
+    /// Its key in the map, or the first one.
     pub(crate) fn key(&self) -> Fields {
-        let fields = match self.front {
+        let fields = self.front_fields();
+        match self.data {
+            Data::Endpoint(..) => fields.mark(self.index),
+            Data::Range(range) => fields.addr(range.first),
+            Data::None | Data::Verdict(_) => fields,
+        }
+    }
+
+    /// The last key of a range.
+    pub(crate) fn key_end(&self) -> Option<Fields> {
+        match self.data {
+            Data::Range(range) => Some(self.front_fields().addr(range.last)),
+            _ => None,
+        }
+    }
+
+    fn front_fields(&self) -> Fields {
+        match self.front {
             Front::Vip { address, port, protocol } if self.map == Map::Hairpin => {
                 Fields::new().addr(address).addr(address).proto(protocol.number()).port(port)
             }
@@ -303,10 +350,6 @@ impl Element {
                 Fields::new().addr(address).proto(protocol.number()).port(port)
             }
             Front::NodePort { port, protocol } => Fields::new().proto(protocol.number()).port(port),
-        };
-        match self.map.holds() {
-            Holds::Endpoint => fields.mark(self.index),
-            Holds::Nothing | Holds::Verdict => fields,
         }
     }
 
@@ -321,13 +364,15 @@ impl Element {
     /// Reads what the kernel holds. `None` when it is nothing that we would have written.
     pub(crate) fn read(map: Map, family: Family, element: &nft::Element<'_>) -> Option<Self> {
         let mut fields = FieldReader::new(element.key);
+        // A single address may come without an end.
+        let key_end = element.key_end.unwrap_or(element.key);
         if map == Map::Hairpin {
             address(&mut fields, family)?;
         }
         let front = Front::read(&mut fields, map.kind(), family)?;
         let index = match map.holds() {
             Holds::Endpoint => fields.mark()?,
-            Holds::Nothing | Holds::Verdict => 0,
+            Holds::Nothing | Holds::Verdict | Holds::Range => 0,
         };
         let data = match (map.holds(), &element.data) {
             (Holds::Nothing, nft::Data::None) => Data::None,
@@ -336,11 +381,17 @@ impl Element {
                 let mut fields = FieldReader::new(value);
                 Data::Endpoint(address(&mut fields, family)?, fields.port()?)
             }
+            (Holds::Range, nft::Data::None) => {
+                let mut end = FieldReader::new(key_end);
+                Front::read(&mut end, map.kind(), family)?;
+                Data::Range(Range { first: address(&mut fields, family)?, last: address(&mut end, family)? })
+            }
             _ => return None,
         };
         let read = Self { front, map, index, data };
-        // Whatever the fields do not show (padding, a second address) must be as we would write it.
-        (read.key()[..] == *element.key).then_some(read)
+        // Whatever the fields do not show (padding, a second address, another VIP at the end) must be as we would write it.
+        let same_end = read.key_end().is_none_or(|end| end[..] == *key_end);
+        (read.key()[..] == *element.key && same_end).then_some(read)
     }
 }
 

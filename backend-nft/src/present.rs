@@ -55,6 +55,7 @@ impl Present {
         let mut repairs = PerFamily::<Repairs>::default();
         let PerFamily { v4, v6 } = listings;
         for (family, mut listing) in [(Family::V4, v4), (Family::V6, v6)] {
+            listing.elements.sort_unstable();
             let base = &base[family];
             if listing.table.is_none() || !fits(&listing, base) {
                 let first = &mut repairs[family].first;
@@ -75,7 +76,6 @@ impl Present {
                 element.map != Map::Hairpin
             });
             table.elements = listing.elements;
-            table.elements.sort_unstable();
             let leftovers = table.elements.iter().filter(|element| !is_owned(family, &element.front));
             repairs[family].leftovers = leftovers.copied().collect();
             repairs[family].foreign = listing.foreign;
@@ -170,7 +170,17 @@ fn fits(listing: &Listing, base: &Base) -> bool {
         None if PoolChain::parse(&chain.name).is_some() => *chain == Chain::regular(&*chain.name),
         None => true,
     });
-    same_table && same_sets && same_chains
+    same_table && same_sets && same_chains && ranges_are_distinct(listing)
+}
+
+/// Whether ranges can be deleted. The kernel deletes the range that *starts* with the key, or holds it; where others have put in some
+/// that overlap, nobody can tell which one that is.
+fn ranges_are_distinct(listing: &Listing) -> bool {
+    let ours = listing.elements.windows(2).all(|pair| match [pair[0].data, pair[1].data] {
+        [Data::Range(one), Data::Range(next)] => pair[0].front != pair[1].front || one.last < next.first,
+        _ => true,
+    });
+    ours && listing.foreign.iter().all(|(map, _)| *map != Map::SourceRanges)
 }
 
 fn create(base: &Base, repairs: &mut Repairs) {

@@ -1,6 +1,6 @@
 //! What has been programmed: enough to know what the kernel holds without asking it. Elements are not kept, they follow.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use proto::model::{Family, PerFamily, ServicePortKey};
 
@@ -15,6 +15,8 @@ use crate::{
 pub(crate) struct Programmed {
     pub(crate) services: BTreeMap<ServicePortKey, PerFamily<Option<Desired>>>,
     pub(crate) base: PerFamily<Base>,
+    /// The node's own addresses.
+    pub(crate) node: Vec<IpAddr>,
     pub(crate) refs: PerFamily<Refs>,
 }
 

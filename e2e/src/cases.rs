@@ -9,6 +9,7 @@ pub mod health;
 pub mod node_ports;
 pub mod packets;
 pub mod restarts;
+pub mod source_ranges;
 
 mod expect;
 
@@ -73,6 +74,14 @@ macro_rules! conformance {
                 they_answer_at_the_primary_address,
                 they_answer_in_the_cidrs_given,
                 they_never_answer_on_loopback,
+            }
+            source_ranges {
+                only_sources_in_a_range_connect,
+                ranges_may_overlap,
+                everything_is_a_range_too,
+                without_endpoints_the_others_are_told_nothing,
+                ranges_change,
+                a_node_in_a_range_may_come_as_the_load_balancer,
             }
         }
     };

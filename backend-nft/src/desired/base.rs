@@ -66,6 +66,7 @@ pub(crate) fn base(family: Family, options: &Options, node: &Node) -> Base {
         ),
         nodeports(family, options, node),
         services(family),
+        source_check(family),
         hook(family, "prerouting", Hook::Prerouting),
         hook(family, "output", Hook::Output),
         postrouting(family, options),
@@ -135,6 +136,23 @@ fn nodeports(family: Family, options: &Options, node: &Node) -> FixedChain {
         Line::new(family).addressed_to(Map::PolicyLocalNodePorts).goto(NODEPORT_POLICY_LOCAL).end(),
     ]);
     FixedChain { chain: Chain::regular(NODEPORTS), rules }
+}
+
+/// Before anything is translated: afterwards a packet is addressed to an endpoint, and a refused one is answered. Of
+/// connections that exist nothing is asked any more.
+fn source_check(family: Family) -> FixedChain {
+    let chain = Chain::base("source-check", ChainKind::Filter, Hook::Prerouting, priority::DSTNAT - 10);
+    FixedChain {
+        chain: chain.comment("load-balancer source ranges"),
+        rules: vec![
+            Line::new(family)
+                .opening()
+                .addressed_to(Map::Restricted)
+                .not_from(Map::SourceRanges)
+                .discard()
+                .comment("not from a source range of the service"),
+        ],
+    }
 }
 
 fn hook(family: Family, name: &str, hook: Hook) -> FixedChain {

@@ -4,8 +4,8 @@
 
 use ipnet::IpNet;
 use netlink::nft::{
-    CmpOp, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind, PayloadBase, Register,
-    RejectWith, Rule, Verdict,
+    CmpOp, CtKey, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind, PayloadBase,
+    Register, RejectWith, Rule, Verdict,
 };
 use proto::model::{Family, Protocol};
 
@@ -106,22 +106,37 @@ impl Line {
         })
     }
 
+    /// `ct state new`: the packet opens a connection.
+    pub(super) fn opening(self) -> Self {
+        self.push(Expr::Ct { dreg: FIRST, key: CtKey::State, direction: None }).any_bit(CtKey::STATE_NEW)
+    }
+
     /// `meta mark & 0x4000 != 0`.
     pub(super) fn marked(self, mark: u32) -> Self {
-        let zero = 0u32.to_ne_bytes();
-        self.push(Expr::Meta { dreg: FIRST, key: MetaKey::Mark })
-            .push(Expr::Bitwise {
-                sreg: FIRST,
-                dreg: FIRST,
-                mask: mark.to_ne_bytes().into(),
-                xor: zero.into(),
-            })
+        self.push(Expr::Meta { dreg: FIRST, key: MetaKey::Mark }).any_bit(mark)
+    }
+
+    /// The first register has one of these bits.
+    fn any_bit(self, mask: u32) -> Self {
+        let (mask, zero) = (mask.to_ne_bytes(), 0u32.to_ne_bytes());
+        self.push(Expr::Bitwise { sreg: FIRST, dreg: FIRST, mask: mask.into(), xor: zero.into() })
             .push(Expr::Cmp { sreg: FIRST, op: CmpOp::Neq, data: zero.into() })
     }
 
     /// `ip daddr . meta l4proto . th dport @policy-local-vips`, or another set of what packets are addressed to.
     pub(super) fn addressed_to(self, set: Map) -> Self {
         self.front(set.kind()).0.push(lookup(set, None))
+    }
+
+    /// `ip daddr . meta l4proto . th dport . ip saddr != @source-ranges`.
+    pub(super) fn not_from(self, set: Map) -> Self {
+        let (line, source) = self.front(set.kind());
+        line.address(Address::Source, source).push(Expr::Lookup {
+            set: set.name().into(),
+            sreg: FIRST,
+            dreg: None,
+            matches: Matches::Missing,
+        })
     }
 
     /// `ip saddr . ip daddr . meta l4proto . th dport @hairpin`.

@@ -8,12 +8,14 @@
 //!   an empty pool is a verdict: drop, or reject when nothing in the cluster could serve
 //! ```
 
+use std::net::IpAddr;
+
 use agent::Service;
 use proto::model::{Endpoint, Family, PoolClass, Protocol, ServicePort, TrafficPolicy};
 
-use super::{PoolChain, PoolKind};
+use super::{PoolChain, PoolKind, sources};
 use crate::{
-    element::{Data, Element, Front, FrontKind, Map, Verdict},
+    element::{Data, Element, Front, FrontKind, Map, Range, Verdict},
     options::Masquerade,
     order,
 };
@@ -42,6 +44,8 @@ pub(crate) struct Desired {
     protocol: Protocol,
     /// Sorted; those that belong to this service port.
     fronts: Box<[(Front, Dispatch)]>,
+    /// Those that not everybody may use, and who may; sorted.
+    restricted: Box<[(Front, Box<[Range]>)]>,
     /// The cluster pool in the order of places.
     cluster: Box<[Endpoint]>,
     /// The local pool in the order of places.
@@ -77,20 +81,28 @@ pub(crate) fn fronts(port: &ServicePort, family: Family) -> Vec<(Front, VipClass
 }
 
 /// What a service port puts into the maps of one family. `owned`: whether a front is this service port's; `orders`: the places
-/// that its endpoints have had. `None` when that is nothing.
+/// that its endpoints have had; `node`: the node's own addresses. `None` when that is nothing.
 pub(crate) fn desired(
     service: &Service,
     family: Family,
     masquerade: &Masquerade,
     owned: impl Fn(&Front) -> bool,
     orders: &Orders,
+    node: &[IpAddr],
 ) -> Option<Desired> {
-    let fronts = fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front));
+    let fronts: Vec<_> =
+        fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
+    let restricted = fronts.iter().filter_map(|(front, _)| match front {
+        Front::Vip { address, .. } => Some((*front, sources::allowed(&service.port, *address, node)?)),
+        Front::NodePort { .. } => None,
+    });
     let some = service.port.any_endpoints[family];
     let nothing = !some && service.cluster[family].is_empty() && service.local[family].is_empty();
     let desired = Desired {
         protocol: service.port.key.protocol,
+        restricted: restricted.collect(),
         fronts: fronts
+            .into_iter()
             // With nothing anywhere, one rejection for everybody does.
             .map(|(front, class)| {
                 (front, if nothing { EVERYBODY } else { dispatch(class, &service.port, masquerade) })
@@ -167,7 +179,20 @@ impl Desired {
                     to.push(self.verdict(*front, Map::LocalNodePorts, PoolKind::NodePortLocalPool));
                 }
             }
+            self.sources(to, *front);
         }
+    }
+
+    fn sources(&self, to: &mut Vec<Element>, front: Front) {
+        let Ok(at) = self.restricted.binary_search_by_key(&front, |(front, _)| *front) else { return };
+        to.push(Element { front, map: Map::Restricted, index: 0, data: Data::None });
+        let ranges = self.restricted[at].1.iter();
+        to.extend(ranges.map(|range| Element {
+            front,
+            map: Map::SourceRanges,
+            index: 0,
+            data: Data::Range(*range),
+        }));
     }
 
     /// Appends the elements of [`Map::Hairpin`] that it needs, sorted; other service ports may need the same.

@@ -19,7 +19,7 @@ fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
 /// All elements but endpoints, as `map front -> data`.
 fn dispatches(service: &Service, masquerade: &Masquerade) -> Vec<String> {
     let mut elements = Vec::new();
-    let desired = desired(service, Family::V4, masquerade, |_| true, &Orders::default());
+    let desired = desired(service, Family::V4, masquerade, |_| true, &Orders::default(), &[]);
     desired.inspect(|desired| desired.elements(&mut elements));
     assert!(elements.is_sorted());
     elements.iter().filter_map(line).collect()
@@ -29,6 +29,7 @@ fn line(element: &Element) -> Option<String> {
     use crate::element::{Data, Verdict};
     let to = match element.data {
         Data::Endpoint(..) => return None,
+        Data::Range(range) => format!("{}-{}", range.first, range.last),
         Data::None => "-".to_owned(),
         Data::Verdict(Verdict::Drop) => "drop".to_owned(),
         Data::Verdict(Verdict::Reject) => "reject".to_owned(),
@@ -133,6 +134,34 @@ fn an_address_that_is_named_twice_is_one_front() {
     assert_eq!(classes, [VipClass::ClusterIp, VipClass::External]);
 }
 
+/// Whatever happens to those who may.
+#[test]
+fn a_restricted_vip_says_so_besides() {
+    let lb = |policy_local: bool| {
+        service(|lb| {
+            let lb = lb.cluster_ip("10.96.0.1").load_balancer_ip("203.0.113.1").external_ip("203.0.113.2");
+            let lb = lb.node_port(30080).source_range("10.0.0.0/8").source_range("11.0.0.0/8").endpoints(TWO);
+            if policy_local { lb.external_local() } else { lb }
+        })
+    };
+    let of_lb = |lines: Vec<String>| -> Vec<String> {
+        lines
+            .into_iter()
+            .filter(|line| line.contains("restricted") || line.contains("source-ranges"))
+            .collect()
+    };
+    let restricted =
+        ["restricted 203.0.113.1:80/tcp -", "source-ranges 203.0.113.1:80/tcp 10.0.0.0-11.255.255.255"];
+    assert_eq!(of_lb(dispatches(&lb(false), &outside())), restricted);
+    assert_eq!(of_lb(dispatches(&lb(true), &outside())), restricted);
+    let none = service(|lb| lb.load_balancer_ip("203.0.113.1").source_range("10.0.0.0/8"));
+    assert!(dispatches(&none, &outside()).ends_with(&[
+        "vips 203.0.113.1:80/tcp reject".to_owned(),
+        restricted[0].to_owned(),
+        "source-ranges 203.0.113.1:80/tcp 10.0.0.0-10.255.255.255".to_owned()
+    ]));
+}
+
 #[test]
 fn a_family_without_cluster_ip_has_no_node_port() {
     let web = service(|web| web.cluster_ip("10.96.0.1").node_port(30080).external_ip("fd00::1"));
@@ -143,7 +172,7 @@ fn a_family_without_cluster_ip_has_no_node_port() {
 #[test]
 fn local_endpoints_are_hairpins_whatever_the_policy_is() {
     let web = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).terminating_endpoints(LOCAL));
-    let desired = desired(&web, Family::V4, &Masquerade::Never, |_| true, &Orders::default()).unwrap();
+    let desired = desired(&web, Family::V4, &Masquerade::Never, |_| true, &Orders::default(), &[]).unwrap();
     let mut hairpins = Vec::new();
     desired.hairpins(&mut hairpins);
     assert_eq!(hairpins.iter().filter_map(line).collect::<Vec<_>>(), ["hairpin 10.244.1.1:80/tcp -"]);

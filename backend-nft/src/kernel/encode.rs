@@ -75,8 +75,7 @@ impl<'a> Encoded<'a> {
                 Operation::DeleteElements(map, elements) => {
                     encoded.chunks(elements, |batch, chunk| {
                         writer.fill(chunk);
-                        let keys = writer.lines.iter().map(|line| nft::Element::key(&line.key));
-                        batch.delete_elements(table, names.set(*family, *map), keys);
+                        batch.delete_elements(table, names.set(*family, *map), writer.keys());
                     });
                 }
                 Operation::AddElements(map, elements) => {
@@ -143,6 +142,8 @@ enum Value {
     None,
     Endpoint(Fields),
     Verdict(Verdict),
+    /// The last key.
+    Range(Fields),
 }
 
 impl Writer {
@@ -156,15 +157,25 @@ impl Writer {
                 Data::None => Value::None,
                 Data::Endpoint(address, port) => Value::Endpoint(endpoint_value(address, port)),
                 Data::Verdict(verdict) => Value::Verdict(verdict),
+                Data::Range(_) => element.key_end().map_or(Value::None, Value::Range),
             };
             self.lines.push(Line { key: element.key(), value });
         }
+    }
+
+    /// What is enough to delete them.
+    fn keys(&self) -> impl Iterator<Item = nft::Element<'_>> {
+        self.lines.iter().map(|Line { key, value }| match value {
+            Value::Range(end) => nft::Element::range(key, end),
+            _ => nft::Element::key(key),
+        })
     }
 
     fn elements(&self) -> impl Iterator<Item = nft::Element<'_>> {
         self.lines.iter().map(|Line { key, value }| match value {
             Value::None => nft::Element::key(key),
             Value::Endpoint(value) => nft::Element::value(key, value),
+            Value::Range(end) => nft::Element::range(key, end),
             Value::Verdict(verdict) => nft::Element::verdict(
                 key,
                 match verdict {

@@ -12,7 +12,7 @@ use proto::model::{Family, PerFamily};
 
 use super::{CommitError, Kernel, Refused};
 use crate::{
-    element::{Data, Element, Front, Map, REJECT, Verdict},
+    element::{Data, Element, Front, Map, REJECT, Range, Verdict},
     plan::{Elements, Operation},
     present::Listing,
 };
@@ -43,9 +43,11 @@ pub(crate) enum Explains {
 pub(crate) struct FakeTable {
     chains: BTreeMap<String, (Chain, Vec<Rule>)>,
     sets: BTreeMap<String, Set>,
-    /// By map and key.
-    elements: BTreeMap<(Map, Front, u32), Data>,
+    elements: BTreeMap<Key, Data>,
 }
+
+/// Map, front, place, and the range in the one map that has them.
+type Key = (Map, Front, u32, Option<Range>);
 
 /// What went wrong, and on whose behalf it was.
 type Refusal = (Option<u32>, String);
@@ -71,7 +73,7 @@ impl Fake {
     }
 
     /// Somebody else changes the elements of the IPv4 table.
-    pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<(Map, Front, u32), Data>)) {
+    pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<Key, Data>)) {
         change(&mut self.0.lock().unwrap().tables.v4.as_mut().unwrap().elements);
     }
 }
@@ -135,7 +137,7 @@ impl State {
 impl FakeTable {
     /// What is in it, whichever place each endpoint has.
     pub(crate) fn shape(&self) -> String {
-        let elements = self.elements.iter().map(|((map, front, _), data)| (map, front, data));
+        let elements = self.elements.iter().map(|((map, front, ..), data)| (map, front, data));
         format!("{:?} {:?} {:?}", self.chains, self.sets, elements.collect::<BTreeSet<_>>())
     }
 
@@ -151,7 +153,7 @@ impl FakeTable {
             sets: self.sets.values().cloned().collect(),
             rules: rules.collect(),
             elements: elements
-                .map(|((map, front, index), data)| element(*map, *front, *index, *data))
+                .map(|((map, front, index, _), data)| element(*map, *front, *index, *data))
                 .collect(),
             foreign: Vec::new(),
         }
@@ -188,8 +190,8 @@ impl FakeTable {
             }
             Operation::DeleteSet(name) => ensure(self.sets.remove(name).is_some(), "no such set")?,
             Operation::DeleteForeign(..) => ensure(false, "the fake lists nothing foreign")?,
-            Operation::DeleteElements(map, elements) => each(elements, |element| {
-                let found = self.elements.remove(&(*map, element.front, element.index));
+            Operation::DeleteElements(_, elements) => each(elements, |element| {
+                let found = self.elements.remove(&key(element));
                 ensure(found == Some(element.data), &format!("{element:?}: found {found:?}"))
             })?,
             Operation::AddElements(map, elements) => each(elements, |element| {
@@ -198,11 +200,21 @@ impl FakeTable {
                 ensure(map.takes(&element.data) && map.kind() == element.front.kind(), "of another shape")?;
                 let target = leads_to(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
-                let old = self.elements.insert((*map, element.front, element.index), element.data);
+                ensure(!self.overlaps(element), &format!("{element:?} overlaps"))?;
+                let old = self.elements.insert(key(element), element.data);
                 ensure(old.is_none(), &format!("{element:?} exists"))
             })?,
         }
         Ok(())
+    }
+
+    /// The real kernel does not see it when the new one encloses an old one.
+    fn overlaps(&self, new: &Element) -> bool {
+        let Data::Range(range) = new.data else { return false };
+        self.elements.keys().any(|(map, front, _, old)| {
+            (*map, *front) == (new.map, new.front)
+                && old.is_some_and(|old| old.first <= range.last && range.first <= old.last)
+        })
     }
 
     fn chain(&mut self, name: &str) -> Result<&mut Vec<Rule>, Refusal> {
@@ -226,6 +238,14 @@ fn ensure(condition: bool, reason: &str) -> Result<(), Refusal> {
 
 fn element(map: Map, front: Front, index: u32, data: Data) -> Element {
     Element { front, map, index, data }
+}
+
+fn key(element: &Element) -> Key {
+    let range = match element.data {
+        Data::Range(range) => Some(range),
+        _ => None,
+    };
+    (element.map, element.front, element.index, range)
 }
 
 fn leads_to(data: &Data) -> Option<String> {

@@ -181,6 +181,64 @@ async fn another_node_address_is_another_rule() {
     assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
 }
 
+/// In one transaction each: the ranges that stay are not touched.
+#[tokio::test]
+async fn source_ranges_change() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let with = |ranges: &[&str]| {
+        mk_state()
+            .service("default/lb", |lb| {
+                let lb = lb.load_balancer_ip("203.0.113.1").endpoints(["10.244.1.1:80"]);
+                ranges.iter().fold(lb, |lb, range| lb.source_range(range))
+            })
+            .build()
+    };
+    let mut state = with(&[]);
+    driver.reconcile(&state).await.unwrap();
+    for (ranges, writes) in [
+        (&["192.0.2.0/24", "10.0.0.0/24"][..], 1 + 2),
+        (&["192.0.2.0/24", "10.0.0.0/24", "10.0.0.0/25"], 0),
+        // The one that it becomes part of goes.
+        (&["192.0.2.0/24", "10.0.0.0/24", "10.0.1.0/24"], 2),
+        (&["192.0.2.0/24", "10.0.0.0/24"], 2),
+        (&["192.0.2.0/24"], 1),
+        // The node is in it, so the VIP is a source too.
+        (&["192.0.2.0/24", "192.168.1.0/24"], 2),
+        (&["0.0.0.0/0", "192.168.1.0/24"], 1 + 3),
+        (&["192.168.1.0/24"], 1 + 2),
+        (&["fd00::/8"], 1 + 2),
+    ] {
+        let changes = agent::testing::transition(&mut state, &with(ranges));
+        kernel.asked();
+        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ranges:?}");
+        assert!(kernel.asked() <= 1, "{ranges:?}: the fake refused something");
+        assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ranges:?}");
+    }
+}
+
+#[tokio::test]
+async fn another_node_address_changes_who_may_use_a_vip() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let on = |address: &str| {
+        let state = mk_state().node_addresses([address]).service("default/lb", |lb| {
+            lb.load_balancer_ip("203.0.113.1").source_range("192.168.1.0/24").endpoints(["10.244.1.1:80"])
+        });
+        state.build()
+    };
+    let mut state = on("192.168.1.1");
+    driver.reconcile(&state).await.unwrap();
+    // With other rules for node ports: flush, and the rules of the chain in each family that has the address.
+    for (address, elements) in
+        [("192.168.1.2", 0), ("192.168.2.1", 1), ("192.168.2.2", 0), ("192.168.1.1", 1)]
+    {
+        let changes = agent::testing::transition(&mut state, &on(address));
+        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4 + elements, "{address}");
+        assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
+    }
+}
+
 #[tokio::test]
 async fn drift_is_noticed_by_apply_and_repaired() {
     let kernel = Fake::default();

@@ -64,6 +64,47 @@ fn pools_of_every_size() {
     });
 }
 
+/// Ranges that touch each other, at both ends of what there is, and next to those of another service.
+#[test]
+fn source_ranges_of_every_kind() {
+    run(|| async {
+        let mut backend = backend();
+        let mut state = restricted(&[]);
+        backend.reconcile(&state).await.unwrap();
+        for ranges in [
+            &["10.0.0.0/24", "fd00:2::/64"][..],
+            &["10.0.0.0/16", "10.0.0.0/24", "fd00:2::/48"],
+            &["10.0.0.128/25", "10.0.1.0/24", "fd00:2::/64", "fd00:2:0:1::/64"],
+            &["10.0.0.0/8", "fd00:2::7/128"],
+            &["0.0.0.0/1", "128.0.0.0/1", "::/1", "8000::/1"],
+            &["0.0.0.0/32", "255.255.255.255/32", "::/128", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128"],
+            &["192.168.1.0/24", "203.0.113.0/32", "fd00:1::/64"],
+            &["203.0.113.0/24", "192.168.1.0/24", "::/0"],
+            &["0.0.0.0/0", "10.0.0.0/8"],
+            &[],
+        ] {
+            let changes = transition(&mut state, &restricted(ranges));
+            let applied = backend.apply(&state, &changes).await.unwrap();
+            assert_eq!(applied.failures, []);
+            assert_eq!(reconcile(&state).await.writes, 0, "{ranges:?}");
+            assert_readable();
+        }
+    });
+}
+
+fn restricted(ranges: &[&str]) -> NodeState {
+    mk_state()
+        .service("default/lb", |lb| {
+            let lb = lb.load_balancer_ip("203.0.113.1").load_balancer_ip("fd00:203::1");
+            ranges.iter().fold(lb, |lb, range| lb.source_range(range))
+        })
+        .service("default/other", |other| {
+            let other = other.load_balancer_ip("203.0.113.2").load_balancer_ip("fd00:203::2");
+            other.source_range("10.0.0.64/26").source_range("fd00:2::/96")
+        })
+        .build()
+}
+
 fn sized(endpoints: u16) -> NodeState {
     let v4 = (0..endpoints).map(|n| format!("10.244.{}.{}:8080", n / 250, n % 250 + 1));
     let v6 = (0..endpoints).map(|n| format!("[fd00:244::{:x}]:8080", n + 1));

@@ -18,6 +18,8 @@ fn state() -> NodeState {
                 .load_balancer_ip("203.0.113.1")
                 .node_port(30080)
                 .external_local()
+                .source_range("192.0.2.0/24")
+                .source_range("192.0.4.0/23")
                 .endpoints(["10.244.1.2:8080", "10.244.2.2:8080"])
                 .local_endpoints(["10.244.1.2:8080"])
         })
@@ -66,13 +68,51 @@ fn an_element_that_was_deleted_or_added_or_changed() {
 }
 
 #[test]
+fn source_ranges_that_were_added_or_deleted() {
+    run(|| async {
+        let vip = "203.0.113.1 . tcp . 80";
+        for (change, writes) in [
+            ("delete element ip fairlead source-ranges { VIP . 192.0.2.0/24 }", 1),
+            ("delete element ip fairlead restricted { VIP }", 1),
+            ("add element ip fairlead source-ranges { VIP . 10.0.0.0/8 }", 1),
+            ("add element ip fairlead source-ranges { VIP . 192.0.3.0 }", 1),
+            ("add element ip fairlead source-ranges { 1.2.3.4 . tcp . 80 . 192.0.2.0/24 }", 1),
+            ("flush set ip fairlead source-ranges", 2),
+        ] {
+            repaired_after(&change.replace("VIP", vip), writes).await;
+        }
+    });
+}
+
+/// The kernel takes a range that encloses another one, and then deletes either: such a table is built anew.
+#[test]
+fn source_ranges_that_overlap() {
+    run(|| async {
+        reconcile(&state()).await;
+        let before = listing();
+        for foreign in [
+            "203.0.113.1 . tcp . 80 . 192.0.0.0/16",
+            "203.0.113.1 . tcp . 80-90 . 10.0.0.0/8",
+            "203.0.113.0/24 . tcp . 80 . 10.0.0.0/8",
+        ] {
+            nft(&format!("add element ip fairlead source-ranges {{ {foreign} }}"));
+            assert_ne!(listing(), before, "{foreign}");
+            let generation = Handle::open().unwrap().generation().unwrap();
+            assert!(reconcile(&state()).await.writes > 0);
+            assert_eq!(Handle::open().unwrap().generation().unwrap(), generation + 1, "one transaction");
+            assert_eq!(sorted(&listing()), sorted(&before), "{foreign}");
+        }
+    });
+}
+
+#[test]
 fn rules_that_were_added_or_deleted() {
     run(|| async {
         // A chain is flushed (unless it is empty and fixed) and written again.
         repaired_after("add rule ip fairlead services counter", 4).await;
         repaired_after("insert rule ip fairlead pool-2 tcp dport { 1, 2 } accept", 4).await;
         repaired_after("flush chain ip fairlead postrouting", 2).await;
-        repaired_after("flush table ip6 fairlead", 26).await;
+        repaired_after("flush table ip6 fairlead", 27).await;
     });
 }
 
