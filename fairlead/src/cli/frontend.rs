@@ -1,0 +1,88 @@
+//! The flags of a frontend: where its objects come from, where it listens.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use super::DEFAULT_ADDRESS;
+
+#[derive(Debug, Args)]
+pub(crate) struct FrontendArgs {
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+
+    /// Where to listen: `unix:/PATH` or HOST:PORT. May be given several times.
+    #[arg(long, default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
+    pub(crate) listen: Vec<String>,
+
+    /// Listen on TCP without TLS: everybody who can reach the port can read every node's view.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+}
+
+/// Where the cluster's objects come from. Without either flag: the API server of the cluster that this runs in.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub(crate) struct SourceArgs {
+    /// A directory of Kubernetes manifests (Service, EndpointSlice, Node); edits take effect at once.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) manifests: Option<PathBuf>,
+
+    /// A kubeconfig file that leads to the API server. The default is the environment's KUBECONFIG, if there is one.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+impl SourceArgs {
+    /// `--kubeconfig`, or else the environment's. Not left to the parser: a variable must not exclude `--manifests`.
+    pub(crate) fn kubeconfig(&self) -> Option<PathBuf> {
+        let environment =
+            || std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+        self.kubeconfig.clone().or_else(environment)
+    }
+}
+
+impl FrontendArgs {
+    /// `--listen`, checked against `--insecure`.
+    pub(crate) fn addresses(&self) -> Result<&[String]> {
+        let refused =
+            |address: &&String| !(self.insecure || address.starts_with("unix:") || is_loopback(address));
+        if let Some(address) = self.listen.iter().find(refused) {
+            bail!(
+                "--listen {address}: a TCP port without TLS is open to everybody who can reach it. \
+                 Use unix:/PATH or a loopback address, or say --insecure"
+            );
+        }
+        Ok(&self.listen)
+    }
+}
+
+fn is_loopback(address: &str) -> bool {
+    address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Cli, Command, testing::parse};
+
+    #[test]
+    fn plaintext_tcp_beyond_loopback_must_be_asked_for() {
+        let addresses = |args: &[&str]| match parse(&[&["frontend", "--manifests", "m"], args].concat()) {
+            Ok(Cli { command: Command::Frontend(frontend), .. }) => {
+                frontend.addresses().map(<[String]>::to_vec).map_err(|error| error.to_string())
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(addresses(&[]).unwrap(), ["unix:/run/fairlead/frontend.sock"]);
+        assert!(addresses(&["--listen", "127.0.0.1:7600"]).is_ok());
+        let error = addresses(&["--listen", "0.0.0.0:7600"]).unwrap_err();
+        assert!(error.contains("say --insecure"), "{error}");
+        assert!(addresses(&["--listen", "0.0.0.0:7600", "--insecure"]).is_ok());
+    }
+
+    #[test]
+    fn the_sources_exclude_each_other() {
+        assert!(parse(&["frontend", "--manifests", "m", "--kubeconfig", "k"]).is_err());
+    }
+}

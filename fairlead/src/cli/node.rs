@@ -1,0 +1,87 @@
+//! The flags that say which node this is, and where its frontend is.
+
+use std::path::PathBuf;
+
+use agent::{Credentials, Grpc, GrpcOptions};
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+
+use super::DEFAULT_ADDRESS;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct FrontendAddressArgs {
+    /// Where the frontend listens: `unix:/PATH`, `https://HOST:PORT` (through something that ends TLS) or
+    /// `http://HOST:PORT`. Several are tried in turn.
+    #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
+    pub(crate) addresses: Vec<String>,
+
+    /// Certificates (PEM) of the authorities that may have signed the frontend's; for https.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+
+    /// This node's certificate (PEM); for https.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// The key (PEM) of --tls-cert.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+
+    /// A ServiceAccount token that is bound to this node; for https.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    /// Node metadata.name of this machine. The default is the host name in lower case.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+
+    /// Where the last committed state is kept, so that a node that reboots alone comes up with it.
+    #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
+    pub(crate) state_dir: PathBuf,
+}
+
+impl FrontendAddressArgs {
+    /// Where to connect, and with what.
+    pub(crate) fn grpc(&self) -> Result<Grpc> {
+        let Self { addresses, tls_ca, tls_cert, tls_key, token_file } = self.clone();
+        let credentials =
+            Credentials { authorities: tls_ca, identity: tls_cert.zip(tls_key), token: token_file };
+        Grpc::new(GrpcOptions { endpoints: addresses, credentials })
+    }
+}
+
+impl NodeArgs {
+    /// `--node-name`, or this machine's host name.
+    pub(crate) fn name(&self) -> Result<String> {
+        node_name(self.node_name.as_deref())
+    }
+}
+
+/// A node's name as Kubernetes has it: trimmed, in lower case.
+pub(super) fn node_name(given: Option<&str>) -> Result<String> {
+    let name = match given {
+        Some(name) => name.trim().to_lowercase(),
+        None => std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .context("cannot read this machine's host name; give --node-name")?
+            .trim()
+            .to_lowercase(),
+    };
+    if name.is_empty() {
+        bail!("the node's name is empty: give --node-name");
+    }
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_kubernetes() {
+        assert_eq!(node_name(Some(" Node-A ")).unwrap(), "node-a");
+        assert!(node_name(Some(" ")).unwrap_err().to_string().contains("--node-name"));
+    }
+}
