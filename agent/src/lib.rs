@@ -24,6 +24,7 @@ mod stage;
 mod state;
 mod store;
 mod sync;
+mod sysctl;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -38,3 +39,4 @@ pub use progress::Progress;
 pub use stage::{Committed, RefusedOperation, Stage};
 pub use state::{NodeState, Service};
 pub use store::{DEFAULT_STATE_FILE, Store, Stored};
+pub use sysctl::ConntrackSettings;

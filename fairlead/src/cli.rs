@@ -1,6 +1,7 @@
 //! The command line: what can be asked for, with its help.
 
 mod cleanup;
+mod conntrack;
 mod frontend;
 mod node;
 mod traffic;
@@ -11,6 +12,7 @@ use runtime::LogFormat;
 
 pub(crate) use self::{
     cleanup::CleanupArgs,
+    conntrack::ConntrackArgs,
     frontend::{FrontendArgs, SourceArgs},
     node::{FrontendAddressArgs, NodeArgs},
     traffic::TrafficArgs,
@@ -83,6 +85,8 @@ pub(crate) struct BackendNftArgs {
     pub(crate) node: NodeArgs,
     #[command(flatten)]
     pub(crate) traffic: TrafficArgs,
+    #[command(flatten)]
+    pub(crate) conntrack: ConntrackArgs,
 }
 
 #[derive(Debug, Args)]
@@ -96,6 +100,8 @@ pub(crate) struct LocalArgs {
     pub(crate) node: NodeArgs,
     #[command(flatten)]
     pub(crate) traffic: TrafficArgs,
+    #[command(flatten)]
+    pub(crate) conntrack: ConntrackArgs,
 }
 
 #[derive(Debug, Args)]

@@ -1,19 +1,22 @@
 //! `fairlead backend nft`: an agent that follows a frontend over gRPC.
 
-use agent::{Agent, AgentOptions, Connect, Conntrack};
+use std::path::Path;
+
+use agent::{Agent, AgentOptions, Connect, Conntrack, ConntrackSettings};
 use anyhow::{Context as _, Result};
 use backend_nft::{Nft, Options};
 use runtime::{Ready, Shutdown, Tasks};
 use tracing::info;
 
 use super::SHUTDOWN_DEADLINE;
-use crate::cli::{BackendNftArgs, NodeArgs, TrafficArgs};
+use crate::cli::{BackendNftArgs, ConntrackArgs, NodeArgs, TrafficArgs};
 
 /// Runs until the shutdown. The kernel stays as it is then.
 pub(crate) async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
     let connect = args.frontend.grpc()?;
     let mut tasks = Tasks::new();
-    spawn_nft(&args.node, args.traffic, connect, &mut tasks)?;
+    let BackendNftArgs { frontend: _, node, traffic, conntrack } = args;
+    spawn_nft(&node, traffic, conntrack, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
@@ -21,11 +24,14 @@ pub(crate) async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<
 pub(crate) fn spawn_nft(
     node: &NodeArgs,
     traffic: TrafficArgs,
+    conntrack: ConntrackArgs,
     connect: impl Connect,
     tasks: &mut Tasks,
 ) -> Result<()> {
     let backend = Nft::new(nft_options(traffic)).context("cannot open nf_tables")?;
     let name = node.name()?;
+    // Before the first rule, from which on the kernel tracks every connection.
+    ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
     std::fs::create_dir_all(&node.state_dir)
         .with_context(|| format!("cannot make the state directory {}", node.state_dir.display()))?;
     let options = AgentOptions {

@@ -14,7 +14,9 @@ pub(crate) async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
     let stop = shutdown.clone();
     let connect = Attach(move |hello| frontend.attach(hello, stop.clone()));
     match args.backend {
-        BackendName::Nft => backend::spawn_nft(&args.node, args.traffic, connect, &mut tasks)?,
+        BackendName::Nft => {
+            backend::spawn_nft(&args.node, args.traffic, args.conntrack, connect, &mut tasks)?
+        }
     }
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
