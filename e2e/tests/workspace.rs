@@ -158,7 +158,7 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
         let name = path.file_name().unwrap_or_default();
         if path.is_dir() && name != "target" && name != ".git" {
             found.extend(files(&path)?);
-        } else if path.is_file() && name != "Cargo.lock" {
+        } else if path.is_file() && name != ".git" && name != "Cargo.lock" {
             found.push(path);
         }
     }

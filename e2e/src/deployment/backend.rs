@@ -5,6 +5,9 @@ use std::process::Command;
 
 use super::program::fairlead;
 
+/// The limit of flows is the machine's: no network namespace but the first may set it.
+const LEAVE_LIMIT: [&str; 2] = ["--conntrack-max-per-core", "0"];
+
 /// Which backend programs the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -26,7 +29,7 @@ impl Backend {
     pub(crate) fn follow(self, socket: &str, node: &str, state: &Path, arguments: &[String]) -> Command {
         let mut command = fairlead();
         command.args(["backend", self.name(), "--frontend", socket, "--node-name", node, "--state-dir"]);
-        command.arg(state).args(arguments);
+        command.arg(state).args(LEAVE_LIMIT).args(arguments);
         command
     }
 
@@ -34,7 +37,7 @@ impl Backend {
     pub(crate) fn local(self, manifests: &Path, node: &str, state: &Path) -> Command {
         let mut command = fairlead();
         command.args(["local", "--backend", self.name(), "--node-name", node, "--manifests"]);
-        command.arg(manifests).arg("--state-dir").arg(state);
+        command.arg(manifests).args(LEAVE_LIMIT).arg("--state-dir").arg(state);
         command
     }
 

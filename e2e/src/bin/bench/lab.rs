@@ -50,7 +50,7 @@ impl Lab {
         let directory = manifests.directory();
         let mut command = self.command(&["local", "--backend", "nft"]);
         command.arg("--manifests").arg(directory).args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
-        command.arg("--state-dir").arg(self.path("state"));
+        command.arg("--state-dir").arg(self.path("state")).arg("--conntrack-max-per-core=0");
         self.spawn(command, "local.log")
     }
 
@@ -63,7 +63,7 @@ impl Lab {
     pub(crate) fn spawn_backend(&self) -> Process {
         let mut command = self.command(&["backend", "nft", "--frontend", &self.address()]);
         command.args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
-        command.arg("--state-dir").arg(self.path("state"));
+        command.arg("--state-dir").arg(self.path("state")).arg("--conntrack-max-per-core=0");
         self.spawn(command, "backend.log")
     }
 

@@ -111,6 +111,8 @@ impl Scene {
         let arguments =
             ["backend", "nft", "--frontend", &address, "--node-name", &node.name, "--cluster-cidr", &pods];
         let state = ["--state-dir".to_owned(), state.display().to_string()];
+        // The limit of flows is the machine's, not the node's.
+        let state = state.into_iter().chain(["--conntrack-max-per-core=0".to_owned()]);
         arguments.map(str::to_owned).into_iter().chain(state).collect()
     }
 
