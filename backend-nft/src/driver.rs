@@ -102,7 +102,7 @@ impl<K: Kernel> Driver<K> {
             .map(|key| self.edit(state, key, |family| programmed.orders(key, family)))
             .collect();
         let mut repairs = PerFamily::<Repairs>::default();
-        if changes.node {
+        if changes.node || changes.cluster {
             let base = self.base(state);
             repairs = PerFamily::from_fn(|family| programmed.rebase(family, &base[family]));
             programmed.base = base;
@@ -175,7 +175,7 @@ impl<K: Kernel> Driver<K> {
     }
 
     fn base(&self, state: &NodeState) -> PerFamily<Base> {
-        PerFamily::from_fn(|family| base(family, &self.options, state.node()))
+        PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
     }
 
     fn applied(&self, writes: usize) -> Applied {

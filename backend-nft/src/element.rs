@@ -30,6 +30,8 @@ pub(crate) enum Front {
         /// Its protocol.
         protocol: Protocol,
     },
+    /// An address, whatever the port and the protocol.
+    Address(IpAddr),
 }
 
 /// A map or set. Within each kind of [`Front`], those that verdicts lead to come before those with the verdicts.
@@ -54,6 +56,7 @@ pub(crate) enum Map {
     ClusterNodePorts,
     LocalNodePorts,
     Hairpin,
+    ClusterIps,
 }
 
 /// What the keys of a map are made from.
@@ -63,6 +66,8 @@ pub(crate) enum FrontKind {
     Vip,
     /// [`Front::NodePort`].
     NodePort,
+    /// [`Front::Address`].
+    Address,
 }
 
 /// What a map holds under its keys.
@@ -122,7 +127,7 @@ pub(crate) const REJECT: &str = "reject";
 
 impl Map {
     /// All of them, in their order.
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::Endpoints,
         Self::Endpoints64,
         Self::Endpoints256,
@@ -141,6 +146,7 @@ impl Map {
         Self::ClusterNodePorts,
         Self::LocalNodePorts,
         Self::Hairpin,
+        Self::ClusterIps,
     ];
 
     /// The map of the cluster pools of VIPs that have so many endpoints.
@@ -178,6 +184,7 @@ impl Map {
             Self::ClusterNodePorts => "cluster-nodeports",
             Self::LocalNodePorts => "local-nodeports",
             Self::Hairpin => "hairpin",
+            Self::ClusterIps => "cluster-ips",
         }
     }
 
@@ -197,6 +204,7 @@ impl Map {
             Self::Restricted => "load-balancer IPs that not everybody may use",
             Self::SourceRanges => "restricted VIP and who may use it",
             Self::Hairpin => "endpoints on this node: masqueraded when they reach themselves",
+            Self::ClusterIps => "cluster IPs of all services",
         }
     }
 
@@ -221,7 +229,13 @@ impl Map {
             | Self::Restricted
             | Self::SourceRanges
             | Self::Hairpin => FrontKind::Vip,
+            Self::ClusterIps => FrontKind::Address,
         }
+    }
+
+    /// Whether several service ports may need one and the same element.
+    pub(crate) const fn is_shared(self) -> bool {
+        matches!(self, Self::Hairpin | Self::ClusterIps)
     }
 
     const fn holds(self) -> Holds {
@@ -233,9 +247,11 @@ impl Map {
             | Self::LocalEndpoints
             | Self::NodePortEndpoints
             | Self::NodePortLocalEndpoints => Holds::Endpoint,
-            Self::PolicyLocalVips | Self::PolicyLocalNodePorts | Self::Restricted | Self::Hairpin => {
-                Holds::Nothing
-            }
+            Self::PolicyLocalVips
+            | Self::PolicyLocalNodePorts
+            | Self::Restricted
+            | Self::Hairpin
+            | Self::ClusterIps => Holds::Nothing,
             Self::SourceRanges => Holds::Range,
             Self::Vips
             | Self::ClusterVips
@@ -266,10 +282,12 @@ impl Map {
         };
         let mut key = match (self, self.kind()) {
             (Self::Hairpin, _) => vec![address, address],
-            (_, FrontKind::Vip) => vec![address],
+            (_, FrontKind::Vip | FrontKind::Address) => vec![address],
             (_, FrontKind::NodePort) => vec![],
         };
-        key.extend([DataType::InetProto, DataType::InetService]);
+        if self.kind() != FrontKind::Address {
+            key.extend([DataType::InetProto, DataType::InetService]);
+        }
         let set = match self.holds() {
             Holds::Nothing => Set::new(self.name(), key),
             Holds::Verdict => Set::verdict_map(self.name(), key),
@@ -295,11 +313,13 @@ impl Front {
         match self {
             Self::Vip { .. } => FrontKind::Vip,
             Self::NodePort { .. } => FrontKind::NodePort,
+            Self::Address(_) => FrontKind::Address,
         }
     }
 
     fn read(fields: &mut FieldReader<'_>, kind: FrontKind, family: Family) -> Option<Self> {
         let address = match kind {
+            FrontKind::Address => return address(fields, family).map(Self::Address),
             FrontKind::Vip => Some(address(fields, family)?),
             FrontKind::NodePort => None,
         };
@@ -350,6 +370,7 @@ impl Element {
                 Fields::new().addr(address).proto(protocol.number()).port(port)
             }
             Front::NodePort { port, protocol } => Fields::new().proto(protocol.number()).port(port),
+            Front::Address(address) => Fields::new().addr(address),
         }
     }
 
@@ -412,13 +433,14 @@ pub(crate) fn endpoint_value(address: IpAddr, port: u16) -> Fields {
 }
 
 impl fmt::Display for Front {
-    /// `10.96.0.1:80/tcp`, or `node port 30080/tcp`.
+    /// `10.96.0.1:80/tcp`, `node port 30080/tcp` or `10.96.0.1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Vip { address, port, protocol } => {
                 write!(f, "{}/{}", SocketAddr::new(*address, *port), protocol.lower())
             }
             Self::NodePort { port, protocol } => write!(f, "node port {port}/{}", protocol.lower()),
+            Self::Address(address) => write!(f, "{address}"),
         }
     }
 }

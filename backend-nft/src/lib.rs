@@ -12,6 +12,7 @@
 //!                    │                 everybody else:  local-vips   ─▶ local-pool-1 ─▶ local-endpoints
 //!                    └ this node ─▶ nodeports ─── the same again, with a port instead of a VIP for key
 //!
+//!  forward, output ─▶ cluster-ips-check ─▶ reject other ports of cluster IPs, drop other addresses of the service CIDRs
 //!  postrouting ─▶ masquerade what is marked, and endpoints that reached themselves (hairpin)
 //! ```
 //!
@@ -24,6 +25,7 @@
 //! | map `cluster-vips`, `local-vips` | the same key → pool chain or `drop`, by where the packet comes from |
 //! | map `nodeports`, `cluster-nodeports`, `local-nodeports`, set `policy-local-nodeports` | protocol . port → the same |
 //! | map `nodeport-endpoints`, `nodeport-local-endpoints` | protocol . port . place → endpoint |
+//! | set `cluster-ips` | address: the cluster IPs of all services |
 //! | set `hairpin` | endpoint . endpoint . protocol . port of each endpoint on this node |
 //! | chain `pool-<n>`, `local-pool-<n>`, `nodeport-pool-<n>`, `nodeport-local-pool-<n>` | one of *n* endpoints, at random |
 //! | chain `cluster-ip-pool-<n>`, `cluster-ip-local-pool-<n>` | masquerade, unless from a pod; then the pool |

@@ -65,10 +65,10 @@ pub(crate) struct Edit {
 
 /// What the kernel holds.
 pub(crate) trait Before {
-    /// Appends the elements of what the edit is about, sorted, but those of [`Map::Hairpin`].
+    /// Appends the elements of what the edit is about, sorted, but those that are shared.
     fn elements(&self, family: Family, edit: &Edit, to: &mut Vec<Element>);
-    /// Appends the elements of [`Map::Hairpin`] that it is known to need, sorted.
-    fn hairpins(&self, family: Family, edit: &Edit, to: &mut Vec<Element>);
+    /// Appends the shared elements that it is known to need, sorted.
+    fn shared(&self, family: Family, edit: &Edit, to: &mut Vec<Element>);
     /// What is shared by service ports.
     fn refs(&self, family: Family) -> &Refs;
 }
@@ -90,7 +90,7 @@ pub(crate) struct Repairs {
     pub(crate) last: Vec<Operation>,
 }
 
-/// What to do with chains and hairpin elements that nobody needs any more.
+/// What to do with chains and shared elements that nobody needs any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sweep {
     Delete,

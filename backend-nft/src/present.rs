@@ -35,7 +35,7 @@ pub(crate) struct Present(PerFamily<PresentTable>);
 
 #[derive(Clone, Debug, Default)]
 struct PresentTable {
-    /// Sorted; without [`Map::Hairpin`].
+    /// Sorted; without those that are shared.
     elements: Vec<Element>,
     refs: Refs,
 }
@@ -70,10 +70,10 @@ impl Present {
             }
             listing.elements.retain(|element| {
                 table.refs.found_element(element);
-                if element.map == Map::Hairpin {
-                    table.refs.found_hairpin(element.front);
+                if element.map.is_shared() {
+                    table.refs.found_shared(*element);
                 }
-                element.map != Map::Hairpin
+                !element.map.is_shared()
             });
             table.elements = listing.elements;
             let leftovers = table.elements.iter().filter(|element| !is_owned(family, &element.front));
@@ -149,7 +149,7 @@ impl Before for Present {
     }
 
     /// Nobody knows who needed what was found: it is counted anew.
-    fn hairpins(&self, _: Family, _: &Edit, _: &mut Vec<Element>) {}
+    fn shared(&self, _: Family, _: &Edit, _: &mut Vec<Element>) {}
 
     fn refs(&self, family: Family) -> &Refs {
         &self.0[family].refs

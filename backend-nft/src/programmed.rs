@@ -75,8 +75,8 @@ impl Before for Programmed {
         self.get(&edit.key, family).inspect(|desired| desired.elements(to));
     }
 
-    fn hairpins(&self, family: Family, edit: &Edit, to: &mut Vec<Element>) {
-        self.get(&edit.key, family).inspect(|desired| desired.hairpins(to));
+    fn shared(&self, family: Family, edit: &Edit, to: &mut Vec<Element>) {
+        self.get(&edit.key, family).inspect(|desired| desired.shared(to));
     }
 
     fn refs(&self, family: Family) -> &Refs {

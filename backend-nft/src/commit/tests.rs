@@ -57,7 +57,8 @@ async fn the_culprit_is_left_out_and_named() {
         kernel.refuse([], explains);
         let applied = driver.reconcile(&state(100)).await.unwrap();
         assert_eq!(applied.failures, []);
-        assert_eq!(applied.writes, 2 * 3);
+        // Each has two endpoints, a verdict and its cluster IP.
+        assert_eq!(applied.writes, 2 * 4);
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use netlink::nft::{Chain, ChainKind, Hook, Rule, Set, Table, priority};
-use proto::model::{Family, Node, Protocol};
+use proto::model::{Cluster, Family, Node, Protocol};
 
 use super::{
     nft_family,
@@ -19,6 +19,7 @@ const SERVICES: &str = "services";
 const NODEPORTS: &str = "nodeports";
 const POLICY_LOCAL: &str = "policy-local";
 const NODEPORT_POLICY_LOCAL: &str = "nodeport-policy-local";
+const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
 
 /// The fixed part of a family's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,10 +44,10 @@ pub(crate) fn table(family: Family) -> Table {
 }
 
 /// The fixed part for a family on a node.
-pub(crate) fn base(family: Family, options: &Options, node: &Node) -> Base {
+pub(crate) fn base(family: Family, options: &Options, node: &Node, cluster: &Cluster) -> Base {
     let chains = vec![
         FixedChain {
-            chain: Chain::regular(REJECT).comment("no endpoints in the whole cluster"),
+            chain: Chain::regular(REJECT).comment("nobody serves this in the whole cluster"),
             rules: vec![
                 Line::new(family).protocol(Protocol::Tcp).reset().end(),
                 Line::new(family).reject().end(),
@@ -66,9 +67,12 @@ pub(crate) fn base(family: Family, options: &Options, node: &Node) -> Base {
         ),
         nodeports(family, options, node),
         services(family),
+        cluster_ips_check(family, cluster),
         source_check(family),
         hook(family, "prerouting", Hook::Prerouting),
         hook(family, "output", Hook::Output),
+        check(family, "forward-check", Hook::Forward),
+        check(family, "output-check", Hook::Output),
         postrouting(family, options),
     ];
     let sets = Map::ALL.into_iter().map(|map| map.set(family)).collect();
@@ -152,6 +156,28 @@ fn source_check(family: Family) -> FixedChain {
                 .discard()
                 .comment("not from a source range of the service"),
         ],
+    }
+}
+
+/// What is still addressed to a cluster IP after everything that leads to an endpoint has been translated. Whatever the protocol: an
+/// echo request, which nobody answers here, is refused as well.
+fn cluster_ips_check(family: Family, cluster: &Cluster) -> FixedChain {
+    let active = Line::new(family).addressed_to(Map::ClusterIps).goto(REJECT);
+    let mut rules = vec![active.comment("a cluster IP, but no port of its service")];
+    let cidrs = of_family(&cluster.service_cidrs, family);
+    // What is not for services goes its way, even if somebody says that all addresses are theirs.
+    rules.extend(cidrs.iter().filter(|cidr| cidr.prefix_len() > 0).map(|cidr| {
+        Line::new(family).within(Address::Destination, cidr).discard().comment("no service has this address")
+    }));
+    FixedChain { chain: Chain::regular(CLUSTER_IPS_CHECK), rules }
+}
+
+/// After the translation of destinations, before the packet leaves. Connections that exist are left alone.
+fn check(family: Family, name: &str, hook: Hook) -> FixedChain {
+    let chain = Chain::base(name, ChainKind::Filter, hook, priority::FILTER);
+    FixedChain {
+        chain: chain.comment("addresses of services that lead nowhere"),
+        rules: vec![Line::new(family).opening().jump(CLUSTER_IPS_CHECK).end()],
     }
 }
 

@@ -239,6 +239,7 @@ impl Line {
         let words = self.words();
         match kind {
             FrontKind::NodePort => (self.ports(FIRST), FIRST.plus(2)),
+            FrontKind::Address => (self.address(Address::Destination, FIRST), FIRST.plus(words)),
             FrontKind::Vip => {
                 let ports = FIRST.plus(words);
                 (self.address(Address::Destination, FIRST).ports(ports), ports.plus(2))

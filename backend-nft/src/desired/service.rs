@@ -44,6 +44,8 @@ pub(crate) struct Desired {
     protocol: Protocol,
     /// Sorted; those that belong to this service port.
     fronts: Box<[(Front, Dispatch)]>,
+    /// Its cluster IP, unless the port there belongs to another service port.
+    cluster_ip: Option<IpAddr>,
     /// Those that not everybody may use, and who may; sorted.
     restricted: Box<[(Front, Box<[Range]>)]>,
     /// The cluster pool in the order of places.
@@ -94,13 +96,15 @@ pub(crate) fn desired(
         fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
     let restricted = fronts.iter().filter_map(|(front, _)| match front {
         Front::Vip { address, .. } => Some((*front, sources::allowed(&service.port, *address, node)?)),
-        Front::NodePort { .. } => None,
+        Front::NodePort { .. } | Front::Address(_) => None,
     });
+    let has_cluster_ip = fronts.iter().any(|(_, class)| *class == VipClass::ClusterIp);
     let some = service.port.any_endpoints[family];
     let nothing = !some && service.cluster[family].is_empty() && service.local[family].is_empty();
     let desired = Desired {
         protocol: service.port.key.protocol,
         restricted: restricted.collect(),
+        cluster_ip: service.port.cluster_ips[family].filter(|_| has_cluster_ip),
         fronts: fronts
             .into_iter()
             // With nothing anywhere, one rejection for everybody does.
@@ -147,19 +151,19 @@ impl Desired {
         Orders { cluster: known(&self.cluster), local: known(&self.local) }
     }
 
-    /// Appends all its elements but those of [`Map::Hairpin`], sorted.
+    /// Appends all its elements but those that are shared, sorted.
     pub(crate) fn elements(&self, to: &mut Vec<Element>) {
         for (front, dispatch) in &self.fronts {
             match (dispatch, front.kind()) {
                 (Dispatch::Pool(kind), front_kind) => {
                     self.places(to, *front, *kind);
                     let map = match front_kind {
-                        FrontKind::Vip => Map::Vips,
                         FrontKind::NodePort => Map::NodePorts,
+                        FrontKind::Vip | FrontKind::Address => Map::Vips,
                     };
                     to.push(self.verdict(*front, map, *kind));
                 }
-                (Dispatch::PolicyLocal, FrontKind::Vip) => {
+                (Dispatch::PolicyLocal, FrontKind::Vip | FrontKind::Address) => {
                     self.places(to, *front, PoolKind::Pool);
                     self.places(to, *front, PoolKind::LocalPool);
                     to.push(Element { front: *front, map: Map::PolicyLocalVips, index: 0, data: Data::None });
@@ -195,8 +199,8 @@ impl Desired {
         }));
     }
 
-    /// Appends the elements of [`Map::Hairpin`] that it needs, sorted; other service ports may need the same.
-    pub(crate) fn hairpins(&self, to: &mut Vec<Element>) {
+    /// Appends those that other service ports may need as well, sorted: of its endpoints on this node, and of its cluster IP.
+    pub(crate) fn shared(&self, to: &mut Vec<Element>) {
         to.extend(self.local.iter().map(|endpoint| Element {
             front: Front::Vip {
                 address: endpoint.address,
@@ -204,6 +208,12 @@ impl Desired {
                 protocol: self.protocol,
             },
             map: Map::Hairpin,
+            index: 0,
+            data: Data::None,
+        }));
+        to.extend(self.cluster_ip.map(|address| Element {
+            front: Front::Address(address),
+            map: Map::ClusterIps,
             index: 0,
             data: Data::None,
         }));

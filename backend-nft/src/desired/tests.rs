@@ -170,12 +170,14 @@ fn a_family_without_cluster_ip_has_no_node_port() {
 }
 
 #[test]
-fn local_endpoints_are_hairpins_whatever_the_policy_is() {
+fn local_endpoints_are_hairpins_and_cluster_ips_are_known_whatever_the_policy_is() {
     let web = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).terminating_endpoints(LOCAL));
     let desired = desired(&web, Family::V4, &Masquerade::Never, |_| true, &Orders::default(), &[]).unwrap();
-    let mut hairpins = Vec::new();
-    desired.hairpins(&mut hairpins);
-    assert_eq!(hairpins.iter().filter_map(line).collect::<Vec<_>>(), ["hairpin 10.244.1.1:80/tcp -"]);
+    let mut shared = Vec::new();
+    desired.shared(&mut shared);
+    assert!(shared.iter().all(|element| element.map.is_shared()));
+    let lines: Vec<_> = shared.iter().filter_map(line).collect();
+    assert_eq!(lines, ["hairpin 10.244.1.1:80/tcp -", "cluster-ips 10.96.0.1 -"]);
 }
 
 #[test]

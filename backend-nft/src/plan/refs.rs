@@ -1,25 +1,23 @@
-//! What service ports share, counted: the chains for so many endpoints, and the hairpin elements of endpoints that several
-//! service ports have.
+//! What service ports share, counted: the chains for so many endpoints, and the elements of endpoints and of cluster IPs that
+//! several service ports have.
 
 use std::collections::BTreeMap;
 
-use crate::{
-    desired::PoolChain,
-    element::{Element, Front},
-};
+use crate::{desired::PoolChain, element::Element};
 
 /// What of it is in the kernel, and how many need it. Nobody may: it is there, and waits to be deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Refs {
     pub(super) chains: BTreeMap<PoolChain, u32>,
-    pub(super) hairpins: BTreeMap<Front, u32>,
+    /// Those for which [`Map::is_shared`](crate::element::Map::is_shared).
+    pub(super) elements: BTreeMap<Element, u32>,
 }
 
 /// A change of the counts: the new ones; `None` for what is deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Delta {
     pub(super) chains: Vec<(PoolChain, Option<u32>)>,
-    pub(super) hairpins: Vec<(Front, Option<u32>)>,
+    pub(super) elements: Vec<(Element, Option<u32>)>,
 }
 
 impl Refs {
@@ -28,9 +26,9 @@ impl Refs {
         self.chains.entry(chain).or_insert(0);
     }
 
-    /// An endpoint's hairpin element is in the kernel.
-    pub(crate) fn found_hairpin(&mut self, endpoint: Front) {
-        self.hairpins.entry(endpoint).or_insert(0);
+    /// An element that may have several owners is in the kernel.
+    pub(crate) fn found_shared(&mut self, element: Element) {
+        self.elements.entry(element).or_insert(0);
     }
 
     /// An element is in the kernel, and holds chains there.
@@ -51,7 +49,7 @@ impl Refs {
             }
         }
         put(&mut self.chains, delta.chains);
-        put(&mut self.hairpins, delta.hairpins);
+        put(&mut self.elements, delta.elements);
     }
 }
 

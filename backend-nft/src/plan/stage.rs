@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     desired::PoolChain,
-    element::{Data, Element, Front, Map},
+    element::{Element, Map},
     options::Options,
 };
 
@@ -23,8 +23,8 @@ pub(super) struct Stage {
     new: [Elements; Map::ALL.len()],
     /// How many more, or fewer, need a chain.
     chains: BTreeMap<PoolChain, i64>,
-    /// How many more, or fewer, need a hairpin element, and one of them.
-    hairpins: BTreeMap<Front, (i64, Owner)>,
+    /// How many more, or fewer, need a shared element, and one of them.
+    shared: BTreeMap<Element, (i64, Owner)>,
     /// Room for two lists of one service port after the other.
     scratch: (Vec<Element>, Vec<Element>),
 }
@@ -50,14 +50,14 @@ impl Stage {
         diff(&old, &new, |difference| self.change(difference, Some(index)));
         old.clear();
         new.clear();
-        before.hairpins(family, edit, &mut old);
-        desired.inspect(|desired| desired.hairpins(&mut new));
+        before.shared(family, edit, &mut old);
+        desired.inspect(|desired| desired.shared(&mut new));
         diff(&old, &new, |difference| {
-            let (endpoint, count) = match difference {
-                Difference::Gone(element) => (element.front, -1),
-                Difference::New(element) => (element.front, 1),
+            let (element, count) = match difference {
+                Difference::Gone(element) => (element, -1),
+                Difference::New(element) => (element, 1),
             };
-            let (sum, owner) = self.hairpins.entry(endpoint).or_default();
+            let (sum, owner) = self.shared.entry(element).or_default();
             *sum += count;
             *owner = Some(index);
         });
@@ -120,24 +120,23 @@ impl Stage {
         (operations, delta)
     }
 
-    /// The new counts. Hairpin elements that come and go are taken in.
+    /// The new counts. Shared elements that come and go are taken in.
     fn delta(&mut self, refs: &Refs, sweep: Sweep) -> Delta {
         let mut delta = Delta::default();
         let chains = std::mem::take(&mut self.chains).into_iter();
         for (chain, count) in changed(&refs.chains, chains, sweep) {
             delta.chains.push((chain, count));
         }
-        let hairpins = std::mem::take(&mut self.hairpins);
-        let counts = hairpins.iter().map(|(endpoint, (count, _))| (*endpoint, *count));
-        for (endpoint, count) in changed(&refs.hairpins, counts, sweep) {
-            let element = Element { front: endpoint, map: Map::Hairpin, index: 0, data: Data::None };
-            let owner = hairpins.get(&endpoint).and_then(|(_, owner)| *owner);
-            match (refs.hairpins.contains_key(&endpoint), count) {
+        let shared = std::mem::take(&mut self.shared);
+        let counts = shared.iter().map(|(element, (count, _))| (*element, *count));
+        for (element, count) in changed(&refs.elements, counts, sweep) {
+            let owner = shared.get(&element).and_then(|(_, owner)| *owner);
+            match (refs.elements.contains_key(&element), count) {
                 (false, Some(_)) => self.change(Difference::New(element), owner),
                 (true, None) => self.change(Difference::Gone(element), owner),
                 _ => {}
             }
-            delta.hairpins.push((endpoint, count));
+            delta.elements.push((element, count));
         }
         delta
     }

@@ -181,6 +181,50 @@ async fn another_node_address_is_another_rule() {
     assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
 }
 
+/// A cluster IP is known for as long as any port of its service is.
+#[tokio::test]
+async fn ports_share_a_cluster_ip() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let with = |ports: &[&str]| {
+        let services = ports.iter().fold(mk_state(), |state, port| {
+            state.service(&format!("default/{port}"), |service| service.cluster_ip("10.96.0.1"))
+        });
+        services.build()
+    };
+    let mut state = with(&[]);
+    driver.reconcile(&state).await.unwrap();
+    // A VIP that is refused, and the address.
+    for (ports, writes) in
+        [(&["dns/tcp", "dns/udp"][..], 2 + 1), (&["dns/udp"], 1), (&["dns/sctp"], 2), (&[], 1 + 1)]
+    {
+        let changes = agent::testing::transition(&mut state, &with(ports));
+        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ports:?}");
+        assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ports:?}");
+    }
+}
+
+#[tokio::test]
+async fn service_cidrs_come_and_go() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let with = |cidrs: &[&str]| mk_state().service_cidrs(cidrs.iter().copied()).build();
+    let mut state = with(&[]);
+    driver.reconcile(&state).await.unwrap();
+    // The chain is flushed, and has a rule besides those.
+    for (cidrs, writes) in [
+        (&["10.96.0.0/16", "fd00:96::/112"][..], 2 * 3),
+        (&["10.96.0.0/16", "10.97.0.0/16", "fd00:96::/112"], 4),
+        (&["10.97.0.0/16", "fd00:96::/112"], 3),
+        (&["10.97.0.0/16", "fd00:96::/112", "::/0"], 0),
+        (&[], 2 * 2),
+    ] {
+        let changes = agent::testing::transition(&mut state, &with(cidrs));
+        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{cidrs:?}");
+        assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{cidrs:?}");
+    }
+}
+
 /// In one transaction each: the ranges that stay are not touched.
 #[tokio::test]
 async fn source_ranges_change() {

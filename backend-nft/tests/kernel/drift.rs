@@ -54,6 +54,8 @@ fn an_element_that_was_deleted_or_added_or_changed() {
         repaired_after("delete element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 1 }", 1).await;
         repaired_after("delete element ip fairlead hairpin { 10.244.1.1 . 10.244.1.1 . tcp . 8080 }", 1)
             .await;
+        repaired_after("delete element ip fairlead cluster-ips { 10.96.0.1 }", 1).await;
+        repaired_after("add element ip fairlead cluster-ips { 10.96.0.3 }", 1).await;
         repaired_after("add element ip fairlead vips { 1.2.3.4 . udp . 53 : drop }", 1).await;
         repaired_after("add element ip fairlead vips { 1.2.3.4 . udp . 53 : accept }", 1).await;
         repaired_after("add element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 7 : 10.0.0.1 . 1 }", 1)
@@ -112,7 +114,8 @@ fn rules_that_were_added_or_deleted() {
         repaired_after("add rule ip fairlead services counter", 4).await;
         repaired_after("insert rule ip fairlead pool-2 tcp dport { 1, 2 } accept", 4).await;
         repaired_after("flush chain ip fairlead postrouting", 2).await;
-        repaired_after("flush table ip6 fairlead", 27).await;
+        repaired_after("flush chain ip fairlead cluster-ips-check", 2).await;
+        repaired_after("flush table ip6 fairlead", 31).await;
     });
 }
 

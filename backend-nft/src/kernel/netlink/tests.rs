@@ -1,7 +1,7 @@
 //! What the kernel says of a transaction that it refuses. Each in a network namespace of its own; needs root.
 
 use netlink::testing::in_netns;
-use proto::model::{PerFamily, Protocol};
+use proto::model::{Cluster, PerFamily, Protocol};
 
 use super::*;
 use crate::{
@@ -24,7 +24,7 @@ fn verdict(port: u16, verdict: Verdict) -> Element {
 /// The fixed part of the IPv4 table, and one verdict for each owner: ports from 1 on.
 fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(Family, Operation)> {
     let node = proto::model::Node::unknown("node");
-    let base = PerFamily::from_fn(|family| base(family, &Options::default(), &node));
+    let base = PerFamily::from_fn(|family| base(family, &Options::default(), &node, &Cluster::default()));
     let (_, repairs) = Present::new(PerFamily::default(), &base, &Options::default(), |_, _| true);
     let mut elements = Elements::default();
     for (owner, to) in (0..).zip(verdicts) {
