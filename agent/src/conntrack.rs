@@ -40,7 +40,7 @@ pub(crate) struct Vips {
     /// Cluster IPs, external IPs and load-balancer IPs, each with its port.
     vips: HashMap<SocketAddr, Endpoints>,
     node_ports: HashMap<u16, Endpoints>,
-    /// Where node ports are.
+    /// Where node ports are: what the cluster knows of, and what the node's interfaces have besides.
     addresses: HashSet<IpAddr>,
 }
 
@@ -76,6 +76,11 @@ impl Vips {
         let node_port = || self.node_ports.get(&to.port()).filter(|_| self.addresses.contains(&to.ip()));
         let allowed = self.vips.get(&to).or_else(node_port);
         allowed.is_some_and(|allowed| allowed.binary_search(&flow.reply.source).is_err())
+    }
+
+    /// Node ports are at these addresses too.
+    pub(crate) fn add_addresses(&mut self, addresses: &HashSet<IpAddr>) {
+        self.addresses.extend(addresses);
     }
 
     fn add(&mut self, service: &Service, family: Family) {

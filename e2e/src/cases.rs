@@ -9,7 +9,9 @@ pub mod health;
 pub mod node_ports;
 pub mod packets;
 pub mod restarts;
+pub mod services;
 pub mod source_ranges;
+pub mod udp_flows;
 
 mod expect;
 
@@ -82,6 +84,25 @@ macro_rules! conformance {
                 without_endpoints_the_others_are_told_nothing,
                 ranges_change,
                 a_node_in_a_range_may_come_as_the_load_balancer,
+            }
+            services {
+                types_change,
+                some_services_have_no_vip,
+                load_balancers_that_proxy_get_the_traffic,
+                services_of_one_family,
+                families_in_every_spelling,
+                addresses_in_sloppy_spellings,
+                protocols_are_independent,
+                ports_are_independent,
+                ports_are_renamed,
+                a_service_is_made_anew,
+            }
+            udp_flows {
+                a_client_moves_when_its_endpoint_goes,
+                a_client_is_refused_until_the_next_endpoint_comes,
+                a_client_from_before_the_service_is_answered,
+                clients_move_at_all_node_addresses,
+                live_flows_stay,
             }
         }
     };

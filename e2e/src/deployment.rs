@@ -14,6 +14,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::cluster::{Cluster, ClusterBuilder, Node};
@@ -262,6 +263,15 @@ impl Deployment {
     #[track_caller]
     pub fn apply(&mut self, service: &Service) {
         self.manifests.apply(service);
+        self.settle();
+    }
+
+    /// Like [`Self::apply`], with objects that a [`Service`] cannot say: its own, changed.
+    #[track_caller]
+    pub fn apply_changed(&mut self, service: &Service, change: impl FnOnce(&mut Vec<Value>)) {
+        let mut objects = service.objects();
+        change(&mut objects);
+        self.manifests.write(&service.file_stem(), &objects);
         self.settle();
     }
 

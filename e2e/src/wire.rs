@@ -39,7 +39,7 @@ pub enum Failure {
     /// Nobody said anything within the deadline: dropped.
     #[error("timed out")]
     TimedOut,
-    /// No route, here or (ICMP) on the way; or forbidden on the way.
+    /// No route, here or (ICMP) on the way; or forbidden on the way; or a host that does not speak the protocol.
     #[error("unreachable")]
     Unreachable,
     /// An established connection was reset or closed.
@@ -105,7 +105,10 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => Self::Refused,
-            Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EACCES) => Self::Unreachable,
+            // The last two: ICMP protocol unreachable, and what ICMPv6 has for it.
+            Some(
+                libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EACCES | libc::ENOPROTOOPT | libc::EPROTO,
+            ) => Self::Unreachable,
             Some(libc::ECONNRESET | libc::EPIPE) => Self::Lost,
             // EAGAIN: a socket's read timeout.
             Some(libc::ETIMEDOUT | libc::EAGAIN) => Self::TimedOut,

@@ -9,11 +9,12 @@
 //!       +---- dumps, decoded -----+   Table, Chain, Set, ListedRule, Element
 //! ```
 //!
-//! [`conntrack`] dumps and deletes flows.
+//! [`conntrack`] dumps and deletes flows, [`addresses`] says which addresses the interfaces have.
 //!
 //! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a [`nft::Handle`]
 //! on a thread of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.
 
+pub mod addresses;
 mod attr;
 pub mod conntrack;
 mod error;

@@ -43,10 +43,10 @@ impl Sweeper {
             return;
         }
         let failed: Vec<_> = failures.iter().map(|failure| &failure.key).collect();
-        let vips = Vips::of(state, &failed);
+        let mut vips = Vips::of(state, &failed);
         let begun = Instant::now();
         // In the same network namespace: new threads inherit it.
-        let swept = tokio::task::spawn_blocking(move || sweep(&vips)).await;
+        let swept = tokio::task::spawn_blocking(move || sweep(&mut vips)).await;
         let swept = swept.context("the thread ended early").flatten();
         let ms = begun.elapsed().as_micros() as f64 / 1e3;
         match swept {
@@ -77,9 +77,15 @@ fn concerns_udp(work: &Work) -> bool {
 }
 
 /// Deletes the stale flows of both families; says how many there were. Blocks. A family without UDP services costs nothing.
-fn sweep(vips: &PerFamily<Vips>) -> Result<usize> {
+fn sweep(vips: &mut PerFamily<Vips>) -> Result<usize> {
+    let addresses = netlink::addresses::own().context("the node's addresses")?;
     let mut deleted = 0;
-    for (family, vips) in vips.iter().filter(|(_, vips)| !vips.is_empty()) {
+    for family in Family::ALL {
+        let vips = &mut vips[family];
+        if vips.is_empty() {
+            continue;
+        }
+        vips.add_addresses(&addresses);
         deleted += sweep_family(family, vips).with_context(|| format!("{family} flows"))?;
     }
     Ok(deleted)

@@ -3,8 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::expect::assert_pods;
-use crate::client::Client;
+use super::expect::{assert_nobody, assert_pods};
 use crate::cluster::Cluster;
 use crate::deployment::{Backend, Deployment, PATIENCE};
 use crate::manifests::{Endpoint, Policy, Service, State};
@@ -136,7 +135,7 @@ pub fn services_come_and_go(backend: Backend) {
     let client = deployment.cluster().pod("pod-a-3").client();
     let vip = |family| SocketAddr::new(plan::cluster_ip(2).ip(family), PORT);
     for _ in 0..2 {
-        assert_nobody(&client, vip);
+        assert_nobody(&client, Family::BOTH.map(vip));
         deployment.apply(&other);
         for family in Family::BOTH {
             Protocol::ALL
@@ -145,7 +144,7 @@ pub fn services_come_and_go(backend: Backend) {
         }
         deployment.delete(&other);
     }
-    assert_nobody(&client, vip);
+    assert_nobody(&client, Family::BOTH.map(vip));
     wait(&churns);
     for churn in churns {
         assert_eq!(churn.finish().failures, []);
@@ -174,7 +173,7 @@ pub fn ports_change(backend: Backend) {
             }
         }
         if port != 80 {
-            assert_nobody(&client, vip(port - 1));
+            assert_nobody(&client, Family::BOTH.map(vip(port - 1)));
         }
     }
 }
@@ -254,17 +253,5 @@ fn assert_clean(streams: Vec<Stream>) {
         assert!(stream.wait_echoes(3, PATIENCE), "it goes on: {:?}", stream.report());
         let report = stream.finish();
         assert!(report.is_clean(), "{report:?}");
-    }
-}
-
-/// Nobody answers, whether that is said or not.
-#[track_caller]
-fn assert_nobody(client: &Client, vip: impl Fn(Family) -> SocketAddr) {
-    let client = client.clone().with_deadline(Duration::from_millis(50));
-    for family in Family::BOTH {
-        for protocol in Protocol::ALL {
-            let answer = client.ask(protocol, vip(family));
-            assert!(matches!(answer, Err(Failure::Refused | Failure::TimedOut)), "{protocol}: {answer:?}");
-        }
     }
 }

@@ -15,6 +15,8 @@ const REQUESTS: usize = 160;
 const FEW: usize = 10;
 /// How long somebody who should not be answered waits for it.
 const SILENCE: Duration = Duration::from_millis(250);
+/// The same where a refusal would do as well.
+const SHORT_SILENCE: Duration = Duration::from_millis(80);
 
 /// What a client is to see.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,4 +123,28 @@ pub(super) fn assert_pods(client: &Client, protocol: Protocol, to: SocketAddr, p
         }
     }
     assert_eq!(seen, expected, "{protocol} {to}");
+}
+
+/// Over each protocol, all of `pods` answer at each of these, and nobody else.
+#[track_caller]
+pub(super) fn assert_answers(client: &Client, to: impl IntoIterator<Item = SocketAddr>, pods: &[&str]) {
+    for to in to {
+        Protocol::ALL.into_iter().for_each(|protocol| assert_pods(client, protocol, to, pods));
+    }
+}
+
+/// Over each protocol, nobody answers at any of these, whether that is said or not.
+#[track_caller]
+pub(super) fn assert_nobody(client: &Client, to: impl IntoIterator<Item = SocketAddr>) {
+    let client = &client.clone().with_deadline(SHORT_SILENCE);
+    let asked = thread::scope(|scope| {
+        let ask =
+            |to| Protocol::ALL.map(|protocol| scope.spawn(move || (protocol, to, client.ask(protocol, to))));
+        let asking = to.into_iter().flat_map(ask).collect::<Vec<_>>();
+        asking.into_iter().map(|asking| asking.join().expect("a client does not panic")).collect::<Vec<_>>()
+    });
+    for (protocol, to, answer) in asked {
+        let nobody = matches!(answer, Err(Failure::Refused | Failure::TimedOut | Failure::Unreachable));
+        assert!(nobody, "{protocol} {to}: {answer:?}");
+    }
 }

@@ -163,7 +163,7 @@ impl Service {
     }
 
     /// What its file is called, without `.yaml`.
-    pub(super) fn file_stem(&self) -> String {
+    pub(crate) fn file_stem(&self) -> String {
         format!("{}.{}", self.namespace, self.name)
     }
 

@@ -1,0 +1,354 @@
+//! Which Services are served, at which of their addresses and ports, and what becomes of what they no longer have.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::expect::{Check, Expected, assert_answers, assert_nobody, assert_pods, check_all};
+use crate::cluster::Cluster;
+use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::manifests::Service;
+use crate::plan::{self, DualStack, Family};
+use crate::server::Server;
+use crate::wire::Protocol;
+
+const PORT: u16 = 80;
+const NODE_PORT: u16 = 30_080;
+const INTERVAL: Duration = Duration::from_millis(5);
+const PER_SECOND: u32 = 200;
+/// Enough to notice a gap.
+const ATTEMPTS: u64 = 60;
+
+// === types ===
+
+/// A service is changed from one type to another and back: it has the addresses of its type, and no others any more.
+pub fn types_change(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
+    let cluster_ip = web(deployment.cluster());
+    let node_port = cluster_ip.clone().node_port(NODE_PORT);
+    let load_balancer = node_port.clone().load_balancer_ip(plan::load_balancer_ip(1));
+    // A load balancer that needs no node ports, and external IPs, which any type can have.
+    let direct = cluster_ip.clone().load_balancer_ip(plan::load_balancer_ip(1));
+    let external = cluster_ip.clone().external_ip(plan::external_ip(1));
+    let [internal, node, balancer, outside] = [0, 1, 2, 3];
+    for (service, answering) in [
+        (&cluster_ip, &[internal][..]),
+        (&node_port, &[internal, node]),
+        (&load_balancer, &[internal, node, balancer]),
+        (&direct, &[internal, balancer]),
+        (&external, &[internal, outside]),
+        (&load_balancer, &[internal, node, balancer]),
+        (&cluster_ip, &[internal]),
+    ] {
+        deployment.apply(service);
+        assert_ways(&deployment, answering);
+    }
+}
+
+/// A service is led elsewhere by name, is made headless or given to another proxy: it has no VIP until it is back.
+pub fn some_services_have_no_vip(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |_| Vec::new());
+    let web = everything(deployment.cluster());
+    let changes: [fn(&mut Vec<Value>); 5] = [
+        // The addresses are left over from another type.
+        |objects| {
+            objects[0]["spec"]["type"] = json!("ExternalName");
+            objects[0]["spec"]["externalName"] = json!("web.example.org");
+        },
+        |objects| {
+            objects[0]["spec"]["clusterIP"] = json!("None");
+            objects[0]["spec"]["clusterIPs"] = json!(["None"]);
+        },
+        |objects| {
+            objects[0]["spec"]["clusterIP"] = json!("");
+            objects[0]["spec"]["clusterIPs"] = json!([]);
+        },
+        |objects| label(&mut objects[0], "service.kubernetes.io/service-proxy-name", "another"),
+        |objects| label(&mut objects[0], "service.kubernetes.io/service-proxy-name", ""),
+    ];
+    for change in changes {
+        deployment.apply(&web);
+        assert_ways(&deployment, &[0, 1, 2, 3]);
+        deployment.apply_changed(&web, change);
+        assert_ways(&deployment, &[]);
+    }
+}
+
+/// Traffic to a load balancer that wants to see it (`ipMode: Proxy`), or that is known by name only, leaves the cluster.
+pub fn load_balancers_that_proxy_get_the_traffic(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |_| Vec::new());
+    let cluster = deployment.cluster();
+    let ip = plan::load_balancer_ip(1);
+    cluster.outside().ip(&format!("address add {} dev lo\naddress add {} dev lo nodad\n", ip.v4, ip.v6));
+    let _balancer = Server::start(cluster.outside(), "balancer", &ip.both(), &[PORT]);
+    let service = web(cluster).load_balancer_ip(ip);
+    let client = cluster.pod("pod-a-3").client();
+    let vips = Family::BOTH.map(|family| SocketAddr::new(ip.ip(family), PORT));
+    let modes: [(fn(&mut Value), _); 4] = [
+        (|ingress| ingress["ipMode"] = json!("Proxy"), "balancer"),
+        (|ingress| ingress["ipMode"] = json!("VIP"), "pod-a-1"),
+        (|ingress| *ingress = json!({ "hostname": "balancer.example.org" }), "balancer"),
+        // The mode is from a newer Kubernetes than the balancer may be.
+        (|ingress| ingress["ipMode"] = json!(null), "pod-a-1"),
+    ];
+    for (change, pod) in modes {
+        deployment.apply_changed(&service, |objects| {
+            let ingress = objects[0]["status"]["loadBalancer"]["ingress"].as_array_mut().expect("a list");
+            ingress.iter_mut().for_each(change);
+        });
+        assert_answers(&client, vips, &[pod]);
+    }
+}
+
+// === families and spellings ===
+
+/// A service of one family has nothing in the other: no cluster IP, no node port, no external IP.
+pub fn services_of_one_family(backend: Backend) {
+    let deployment = Deployment::start(backend, |cluster| {
+        let of = |number: u8, family| {
+            let address = plan::cluster_ip(number).ip(family);
+            let service = Service::new(&format!("web-{number}")).single_stack(address).port_all(PORT, 8080);
+            let service =
+                service.node_port(NODE_PORT + u16::from(number)).external_ip(plan::external_ip(number));
+            service.pods([cluster.pod("pod-a-1")])
+        };
+        vec![of(1, Family::V4), of(2, Family::V6)]
+    });
+    let cluster = deployment.cluster();
+    for (number, family, other) in [(1, Family::V4, Family::V6), (2, Family::V6, Family::V4)] {
+        let ways = |family| {
+            let vips = [plan::cluster_ip(number), plan::external_ip(number)];
+            let node_port = (cluster.node('a').address, NODE_PORT + u16::from(number));
+            vips.map(|vip| (vip, PORT))
+                .into_iter()
+                .chain([node_port])
+                .map(move |(address, port)| SocketAddr::new(address.ip(family), port))
+        };
+        assert_answers(&cluster.client(), ways(family), &["pod-a-1"]);
+        assert_nobody(&cluster.client(), ways(other));
+    }
+}
+
+/// Objects from before dual stack say less, and those whose first family is IPv6 say it in another order: they mean the same.
+pub fn families_in_every_spelling(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |_| Vec::new());
+    let service = web(deployment.cluster());
+    let client = deployment.cluster().pod("pod-a-3").client();
+    let [v4, v6] = Family::BOTH.map(|family| vip(plan::cluster_ip(1), family));
+    type Spelling = fn(&mut Value);
+    let spellings: [(Spelling, &[SocketAddr], &[SocketAddr]); 3] = [
+        (
+            |spec| {
+                spec["clusterIPs"] = json!(["fd00:10:96::1", "10.96.0.1"]);
+                spec["clusterIP"] = json!("fd00:10:96::1");
+                spec["ipFamilies"] = json!(["IPv6", "IPv4"]);
+            },
+            &[v4, v6],
+            &[],
+        ),
+        (|spec| drop(["clusterIPs", "ipFamilies"].map(|field| spec[field].take())), &[v4], &[v6]),
+        (|spec| drop(["clusterIP", "ipFamilies"].map(|field| spec[field].take())), &[v4, v6], &[]),
+    ];
+    for (spelling, answering, silent) in spellings {
+        deployment.apply_changed(&service, |objects| spelling(&mut objects[0]["spec"]));
+        assert_answers(&client, answering.iter().copied(), &["pod-a-1"]);
+        assert_nobody(&client, silent.iter().copied());
+    }
+}
+
+/// Leading zeros are decimal, as for the API server, and white space around a range is none of its.
+pub fn addresses_in_sloppy_spellings(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |_| Vec::new());
+    let cluster = deployment.cluster();
+    let service = everything(cluster);
+    let source = |number: u8| cluster.client().with_source(plan::client_source(number).v4.into());
+    let (inside, beyond) = (source(1), source(8));
+    let [internal, node, balancer, external] = ways(cluster, Family::V4);
+    deployment.apply_changed(&service, |objects| {
+        let spec = &mut objects[0]["spec"];
+        spec["clusterIP"] = json!("010.096.000.001");
+        spec["clusterIPs"][0] = json!("010.096.000.001");
+        spec["externalIPs"][0] = json!("198.051.100.001");
+        spec["loadBalancerSourceRanges"] = json!([" 203.0.113.000/030 ", "2001:0db8:0203::/64"]);
+        objects[0]["status"]["loadBalancer"]["ingress"][0]["ip"] = json!("192.000.002.001");
+        objects[1]["endpoints"][0]["addresses"] = json!(["010.244.001.011"]);
+    });
+    assert_answers(&inside, [internal, node, balancer, external], &["pod-a-1"]);
+    assert_nobody(&beyond, [balancer]);
+}
+
+// === ports ===
+
+/// One number is as many ports as there are protocols, at each kind of VIP: each has its own endpoints, and comes and goes alone.
+pub fn protocols_are_independent(backend: Backend) {
+    let pods = ["pod-a-1", "pod-a-2", "pod-b-1"];
+    let services = |cluster: &Cluster| {
+        let of = |(protocol, (name, number)): (Protocol, (&str, u8))| {
+            let service = Service::new(name).cluster_ip(plan::cluster_ip(number)).port(protocol, PORT, 8080);
+            let service = service.node_port(NODE_PORT).external_ip(plan::external_ip(1));
+            service.load_balancer_ip(plan::load_balancer_ip(1)).pods([cluster.pod(name)])
+        };
+        Protocol::ALL.into_iter().zip(pods.into_iter().zip(1..)).map(of).collect::<Vec<_>>()
+    };
+    let mut deployment = Deployment::start(backend, services);
+    let services = services(deployment.cluster());
+    let check = |deployment: &Deployment, gone: Option<Protocol>| {
+        let cluster = deployment.cluster();
+        let client = cluster.pod("pod-a-3").client();
+        for (protocol, pod) in
+            Protocol::ALL.into_iter().zip(pods).filter(|(protocol, _)| Some(*protocol) != gone)
+        {
+            for to in Family::BOTH.into_iter().flat_map(|family| ways(cluster, family).into_iter().skip(1)) {
+                assert_pods(&client, protocol, to, &[pod]);
+            }
+        }
+    };
+    check(&deployment, None);
+    for (service, protocol) in services.iter().zip(Protocol::ALL) {
+        deployment.delete(service);
+        check(&deployment, Some(protocol));
+        deployment.apply(service);
+    }
+    check(&deployment, None);
+}
+
+/// Each port of a service leads to its own target port.
+pub fn ports_are_independent(backend: Backend) {
+    let targets = [(80, 8080), (81, 9090), (8080, 9090), (9090, 8080)];
+    let builder = Deployment::builder(backend).cluster(Cluster::builder().ports(&[8080, 9090]));
+    let deployment = builder.start(|cluster| {
+        let service = Service::new("web").cluster_ip(plan::cluster_ip(1));
+        let service =
+            targets.into_iter().fold(service, |service, (port, target)| service.port_all(port, target));
+        vec![service.pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])]
+    });
+    let client = deployment.cluster().pod("pod-a-3").client();
+    for (port, target) in targets {
+        for family in Family::BOTH {
+            for protocol in Protocol::ALL {
+                let to = SocketAddr::new(plan::cluster_ip(1).ip(family), port);
+                let reply =
+                    client.ask(protocol, to).unwrap_or_else(|error| panic!("{protocol} {to}: {error}"));
+                assert_eq!(reply.endpoint.port(), target, "{protocol} {to}");
+            }
+        }
+    }
+}
+
+/// A port gets another name: nobody who uses it notices.
+pub fn ports_are_renamed(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
+    let service = web(deployment.cluster());
+    let client = deployment.cluster().pod("pod-b-3").client();
+    let vips = Family::BOTH.map(|family| vip(plan::cluster_ip(1), family));
+    let churns = vips.map(|vip| client.churn(Protocol::Tcp, vip, PER_SECOND, PATIENCE * 3));
+    let streams = [Protocol::Tcp, Protocol::Udp]
+        .map(|protocol| vips.map(|vip| client.stream(protocol, vip, INTERVAL).expect("a connection")));
+    for prefix in ["a", "z"] {
+        deployment.apply_changed(&service, |objects| {
+            for (at, field) in [(0, "/spec/ports"), (1, "/ports"), (2, "/ports")] {
+                let ports = objects[at].pointer_mut(field).and_then(Value::as_array_mut).expect("ports");
+                for (number, port) in ports.iter_mut().enumerate() {
+                    port["name"] = json!(format!("{prefix}-{number}"));
+                }
+            }
+        });
+        churns.iter().for_each(|churn| {
+            assert!(
+                churn.wait_attempts(churn.report().attempts + ATTEMPTS, PATIENCE),
+                "{:?}",
+                churn.report()
+            );
+        });
+        assert_answers(&client, vips, &["pod-a-1"]);
+    }
+    for churn in churns {
+        assert_eq!(churn.finish().failures, []);
+    }
+    for stream in streams.into_iter().flatten() {
+        let report = stream.finish();
+        assert!(report.is_clean() && report.echoed > 0, "{report:?}");
+    }
+}
+
+// === removal ===
+
+/// A service is removed, and made again with another cluster IP: connections outlive it, and the old address answers nobody else.
+pub fn a_service_is_made_anew(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![everything(cluster)]);
+    let old = everything(deployment.cluster());
+    let new = web(deployment.cluster()).cluster_ip(plan::cluster_ip(2));
+    let client = deployment.cluster().pod("pod-a-3").client();
+    let outside = deployment.cluster().client();
+    let addresses = |number| Family::BOTH.map(|family| vip(plan::cluster_ip(number), family));
+    let ways = Family::BOTH.map(|family| ways(deployment.cluster(), family));
+    let inside = addresses(1).map(|to| client.stream(Protocol::Tcp, to, INTERVAL));
+    let streams = inside
+        .into_iter()
+        .chain(ways.into_iter().flatten().map(|to| outside.stream(Protocol::Tcp, to, INTERVAL)));
+    let streams = streams.map(|stream| stream.expect("a connection")).collect::<Vec<_>>();
+
+    deployment.delete(&old);
+    assert_ways(&deployment, &[]);
+    assert_nobody(&client, addresses(1).into_iter().chain(addresses(2)));
+    deployment.apply(&new);
+    assert_answers(&client, addresses(2), &["pod-a-1"]);
+    assert_nobody(&client, addresses(1));
+    for stream in streams {
+        assert!(stream.wait_echoes(3, PATIENCE), "it goes on: {:?}", stream.report());
+        assert!(stream.finish().is_clean());
+    }
+}
+
+// === what they share ===
+
+fn web(cluster: &Cluster) -> Service {
+    let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080);
+    service.pods([cluster.pod("pod-a-1")])
+}
+
+/// The same, with each kind of VIP.
+fn everything(cluster: &Cluster) -> Service {
+    let service = web(cluster).node_port(NODE_PORT).external_ip(plan::external_ip(1));
+    service.load_balancer_ip(plan::load_balancer_ip(1))
+}
+
+fn vip(address: DualStack, family: Family) -> SocketAddr {
+    SocketAddr::new(address.ip(family), PORT)
+}
+
+/// Cluster IP, node port, load-balancer IP, external IP.
+fn ways(cluster: &Cluster, family: Family) -> [SocketAddr; 4] {
+    [
+        vip(plan::cluster_ip(1), family),
+        SocketAddr::new(cluster.node('a').address.ip(family), NODE_PORT),
+        vip(plan::load_balancer_ip(1), family),
+        vip(plan::external_ip(1), family),
+    ]
+}
+
+/// These of the [`ways`] are answered from outside, and the others are not.
+#[track_caller]
+fn assert_ways(deployment: &Deployment, answering: &[usize]) {
+    let cluster = deployment.cluster();
+    let all = Family::BOTH.into_iter().flat_map(|family| ways(cluster, family).into_iter().enumerate());
+    let (answering, silent): (Vec<_>, Vec<_>) = all.partition(|(at, _)| answering.contains(at));
+    let mut checks = Vec::new();
+    for (_, to) in answering {
+        let pod = ("pod-a-1".to_owned(), plan::gateway(1).ip(Family::of(to.ip())));
+        checks.extend(Protocol::ALL.map(|protocol| Check {
+            what: "from outside".to_owned(),
+            client: cluster.client(),
+            protocol,
+            to,
+            expected: Expected::Answers([pod.clone()].into()),
+        }));
+    }
+    check_all(&checks);
+    assert_nobody(&cluster.client(), silent.into_iter().map(|(_, to)| to));
+}
+
+fn label(object: &mut Value, name: &str, value: &str) {
+    object["metadata"]["labels"][name] = json!(value);
+}

@@ -1,0 +1,224 @@
+//! UDP clients that keep their socket, and so their flow: they are led to live endpoints, and left alone where they are with one.
+//!
+//! The pods of endpoints that are gone go on serving here, so that a flow which nobody moves is seen as such.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::cluster::Cluster;
+use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::manifests::{Endpoint, Service, State};
+use crate::plan::{self, Family};
+use crate::traffic::{Stream, StreamReport};
+use crate::wait::eventually;
+use crate::wire::{Failure, Protocol};
+
+const PORT: u16 = 80;
+const NODE_PORT: u16 = 30_080;
+/// The port where nobody serves.
+const DISCARD: u16 = 9;
+const INTERVAL: Duration = Duration::from_millis(15);
+/// For a message that nobody answers.
+const SHORT: Duration = Duration::from_millis(200);
+/// So many flows that not all of them lead to the same of two endpoints (once in 10^6 runs).
+const FLOWS: usize = 20;
+/// Where a node gets another address, and that address.
+const SECOND_CIDRS: &str = "172.31.0.0/16,fd00:172:31::/64";
+const SECOND: [&str; 2] = ["172.31.0.1", "fd00:172:31::1"];
+
+// === the cases ===
+
+/// At each kind of VIP, from a pod, from the node and from outside.
+pub fn a_client_moves_when_its_endpoint_goes(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
+    let streams = streams(deployment.cluster());
+    wait_for(&streams, "pod-a-1");
+    let moved = web(deployment.cluster(), &["pod-b-1"]);
+    deployment.apply(&moved);
+    wait_for(&streams, "pod-b-1");
+    for (what, stream) in streams {
+        let report = stream.finish();
+        // The message that was under way, at most.
+        assert!(report.lost + report.resets <= 1, "{what}: {report:?}");
+    }
+}
+
+/// Without endpoints it is refused instead of being led to nobody, and with the next one it is answered again.
+pub fn a_client_is_refused_until_the_next_endpoint_comes(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
+    let streams = streams(deployment.cluster());
+    wait_for(&streams, "pod-a-1");
+    let (without, with) = (web(deployment.cluster(), &[]), web(deployment.cluster(), &["pod-a-2"]));
+    deployment.apply(&without);
+    for (what, stream) in &streams {
+        assert!(stream.wait_until(PATIENCE, |report| report.resets >= 3), "{what}: {:?}", stream.report());
+    }
+    deployment.apply(&with);
+    wait_for(&streams, "pod-a-2");
+}
+
+/// What it sent before the service was there went its own way, or was refused by the node; that is over with the service.
+pub fn a_client_from_before_the_service_is_answered(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |_| Vec::new());
+    let streams = streams(deployment.cluster());
+    for (what, stream) in &streams {
+        let sent = stream.wait_until(PATIENCE, |report| report.lost + report.resets >= 2);
+        assert!(sent && stream.report().echoed == 0, "{what}: {:?}", stream.report());
+    }
+    let service = web(deployment.cluster(), &["pod-b-1"]);
+    deployment.apply(&service);
+    wait_for(&streams, "pod-b-1");
+}
+
+/// Node ports at an address that is not the node's first are no exception.
+pub fn clients_move_at_all_node_addresses(backend: Backend) {
+    let builder = Deployment::builder(backend).argument("--nodeport-addresses").argument(SECOND_CIDRS);
+    let mut deployment = builder.start(|_| Vec::new());
+    let second = add_second_address(deployment.cluster());
+    let client = deployment.cluster().client().with_deadline(SHORT);
+    let streams = second.map(|address| {
+        let to = SocketAddr::new(address, NODE_PORT);
+        (format!("from outside to {to}"), stream(&client, to))
+    });
+    for (what, stream) in &streams {
+        assert!(stream.wait_until(PATIENCE, |report| report.resets >= 2), "{what}: {:?}", stream.report());
+    }
+    for pod in ["pod-a-1", "pod-b-1"] {
+        let service = web(deployment.cluster(), &[pod]);
+        deployment.apply(&service);
+        wait_for(&streams, pod);
+    }
+}
+
+/// Flows stay with an endpoint that stays, also when it drains and nobody else is there, whatever else changes.
+pub fn live_flows_stay(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| {
+        vec![web(cluster, &["pod-a-1", "pod-a-2"]), other(cluster, State::Ready)]
+    });
+    let cluster = deployment.cluster();
+    let client = cluster.pod("pod-a-3").client();
+    let streams = (0..FLOWS).map(|number| {
+        let to = SocketAddr::new(plan::cluster_ip(1).ip(Family::BOTH[number % 2]), PORT);
+        (format!("flow {number} to {to}"), stream(&client, to))
+    });
+    let streams = streams.collect::<Vec<_>>();
+    let others = Family::BOTH.map(|family| {
+        let to = SocketAddr::new(plan::cluster_ip(2).ip(family), PORT);
+        (format!("to {to}"), stream(&client, to))
+    });
+    wait_for(&others, "pod-b-1");
+    for (what, stream) in &streams {
+        assert!(stream.wait_echoes(1, PATIENCE), "{what}: {:?}", stream.report());
+    }
+    let firsts = streams.iter().map(|(_, stream)| stream.report().pods).collect::<Vec<_>>();
+
+    let steps = [
+        (web(cluster, &["pod-a-2", "pod-b-1"]), other(cluster, State::Ready)),
+        (web(cluster, &["pod-a-2"]), other(cluster, State::Draining)),
+        (
+            web(cluster, &["pod-a-2", "pod-b-2", "pod-a-1"]).node_port(NODE_PORT + 1),
+            other(cluster, State::Draining),
+        ),
+    ];
+    for (web, other) in steps {
+        deployment.manifests().apply(&other);
+        deployment.apply(&web);
+        for (what, stream) in streams.iter().chain(&others) {
+            assert!(stream.wait_echoes(3, PATIENCE), "{what}: {:?}", stream.report());
+        }
+    }
+    let mut stayed = 0;
+    for ((what, stream), first) in streams.into_iter().zip(firsts) {
+        if first.contains_key("pod-a-2") {
+            stayed += 1;
+            assert_stayed(&what, &stream.finish());
+        }
+    }
+    assert!(stayed > 0, "nobody began with pod-a-2");
+    others.into_iter().for_each(|(what, stream)| assert_stayed(&what, &stream.finish()));
+}
+
+// === the services ===
+
+/// A service with each kind of VIP.
+fn web(cluster: &Cluster, pods: &[&str]) -> Service {
+    let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).external_ip(plan::external_ip(1));
+    let service =
+        service.load_balancer_ip(plan::load_balancer_ip(1)).port_all(PORT, 8080).node_port(NODE_PORT);
+    service.pods(pods.iter().map(|name| cluster.pod(name)))
+}
+
+/// A service with one endpoint.
+fn other(cluster: &Cluster, state: State) -> Service {
+    let service = Service::new("other").cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080);
+    service.endpoints([Endpoint::of(cluster.pod("pod-b-1")).state(state)])
+}
+
+// === the clients ===
+
+/// One at each kind of VIP, in both families.
+fn streams(cluster: &Cluster) -> Vec<(String, Stream)> {
+    let (pod, node) = (cluster.pod("pod-a-3").client(), cluster.node('a'));
+    let ways = [
+        ("pod to cluster IP", &pod, plan::cluster_ip(1), PORT),
+        ("node to cluster IP", &node.client(), plan::cluster_ip(1), PORT),
+        ("outside to external IP", &cluster.client(), plan::external_ip(1), PORT),
+        ("pod to load-balancer IP", &pod, plan::load_balancer_ip(1), PORT),
+        ("outside to node port", &cluster.client(), node.address, NODE_PORT),
+        ("pod to node port", &pod, node.address, NODE_PORT),
+    ];
+    let open = |(what, client, address, port): (&str, &Client, plan::DualStack, u16)| {
+        let client = client.clone().with_deadline(SHORT);
+        Family::BOTH.map(|family| {
+            (format!("{what}, {family}"), stream(&client, SocketAddr::new(address.ip(family), port)))
+        })
+    };
+    ways.into_iter().flat_map(open).collect()
+}
+
+#[track_caller]
+fn stream(client: &Client, to: SocketAddr) -> Stream {
+    client.stream(Protocol::Udp, to, INTERVAL).expect("a socket")
+}
+
+/// Until this pod answers, and for three answers nobody else.
+#[track_caller]
+fn wait_for(streams: &[(String, Stream)], pod: &str) {
+    for (what, stream) in streams {
+        let answered = |report: &StreamReport| report.pods.get(pod).is_some_and(|answers| *answers >= 3);
+        assert!(stream.wait_until(PATIENCE, answered), "{what}, waiting for {pod}: {:?}", stream.report());
+        let before = stream.report();
+        assert!(stream.wait_echoes(2, PATIENCE), "{what}: {:?}", stream.report());
+        let after = stream.report();
+        assert!(
+            after.pods.iter().all(|(name, answers)| name == pod || before.pods.get(name) == Some(answers)),
+            "{what}, from {pod} on: {after:?}"
+        );
+    }
+}
+
+#[track_caller]
+fn assert_stayed(what: &str, report: &StreamReport) {
+    assert!(report.is_clean() && report.pods.len() == 1, "{what}: {report:?}");
+}
+
+/// Gives node-a a second address, and tells the outside world.
+fn add_second_address(cluster: &Cluster) -> [IpAddr; 2] {
+    let node = cluster.node('a');
+    let [v4, v6] = SECOND;
+    // Never chosen as a source, for nobody else has a route to it.
+    let v6_options = "nodad preferred_lft 0";
+    node.netns.ip(&format!("address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 {v6_options}\n"));
+    let plan::DualStack { v4: via4, v6: via6 } = node.address;
+    cluster.outside().ip(&format!("route add {v4} via {via4}\nroute add {v6} via {via6}\n"));
+    let addresses = SECOND.map(|text| text.parse::<IpAddr>().expect("an address"));
+    // The kernel uses a new IPv6 address a little later.
+    let client = cluster.client().with_deadline(Duration::from_millis(20));
+    for address in addresses {
+        eventually("the address is used", PATIENCE, || {
+            (client.udp(SocketAddr::new(address, DISCARD)) == Err(Failure::Refused)).then_some(())
+        });
+    }
+    addresses
+}
