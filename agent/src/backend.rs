@@ -31,9 +31,9 @@ pub trait Backend: Send + 'static {
     fn apply(&mut self, state: &NodeState, changes: &Changes)
     -> impl Future<Output = Result<Applied>> + Send;
 
-    /// Returns when the kernel seems to have lost something of what was applied last; [`Self::reconcile`] is called next. Waited
-    /// for while there is nothing else to do, and dropped when there is. A backend that cannot tell never returns.
-    fn drifted(&mut self) -> impl Future<Output = ()> + Send {
+    /// Returns when somebody else has changed, or may have changed, what was applied last; [`Self::reconcile`] is called next.
+    /// Waited for while there is nothing else to do, and dropped when there is. A backend that cannot tell never returns.
+    fn drifted(&mut self) -> impl Future<Output = Drift> + Send {
         std::future::pending()
     }
 
@@ -42,6 +42,22 @@ pub trait Backend: Send + 'static {
     /// # Errors
     /// When something of ours could not be removed.
     fn cleanup(&mut self) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// How a kernel is not what it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Drift {
+    /// Somebody else changed what is ours.
+    Changed {
+        /// One of the things that were changed, in the kernel's words: `rule`, `table`.
+        what: String,
+        /// The name of the process.
+        by: String,
+        /// Its number, or its thread's.
+        pid: u32,
+    },
+    /// Nobody can say that nothing was changed.
+    Unsure,
 }
 
 /// What a backend has done.

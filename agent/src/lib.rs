@@ -15,6 +15,7 @@ mod backend;
 mod changes;
 mod client;
 mod conntrack;
+mod drifts;
 mod feed;
 mod health;
 mod mirror;
@@ -30,7 +31,7 @@ mod sysctl;
 pub mod testing;
 
 pub use agent::{Agent, AgentOptions};
-pub use backend::{Applied, Backend};
+pub use backend::{Applied, Backend, Drift};
 pub use changes::Changes;
 pub use client::{Credentials, Grpc, GrpcOptions};
 pub use conntrack::Conntrack;

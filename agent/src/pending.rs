@@ -9,13 +9,10 @@ use proto::{
 use runtime::Backoff;
 use tokio::time::Instant;
 
-use crate::{Changes, feed::Turn};
+use crate::{Changes, Drift, drifts::Drifts, feed::Turn};
 
 /// The most acks that wait while the backend fails. A later one says all that an earlier one does.
 const MAX_ACKS: usize = 256;
-
-/// How long after the kernel was seen to have changed it is looked at.
-const DRIFT_DELAY: Duration = Duration::from_millis(100);
 
 /// What has to be done, and is owed to the frontend.
 #[derive(Debug)]
@@ -27,6 +24,7 @@ pub(crate) struct Pending {
     /// When to reconcile, whatever happens until then.
     retry: Option<Instant>,
     backoff: Backoff,
+    drifts: Drifts,
     /// What the backend could not program at its last success.
     failures: Vec<Failure>,
 }
@@ -65,6 +63,7 @@ impl Pending {
             acks: VecDeque::new(),
             retry: None,
             backoff: Backoff::new(retry.0, retry.1),
+            drifts: Drifts::default(),
             failures: Vec::new(),
         }
     }
@@ -87,10 +86,23 @@ impl Pending {
         }
     }
 
-    /// The kernel seems to have changed behind our back. Whoever does that may not be done yet.
-    pub(crate) fn drifted(&mut self) {
+    /// Whether the kernel is to stay as it is: if not, whatever happens to it does not matter.
+    pub(crate) fn holds(&self) -> bool {
+        self.standing == Standing::Known
+    }
+
+    /// The kernel seems to have changed behind our back. Says when it will be looked at.
+    pub(crate) fn drifted(&mut self, drift: &Drift) -> Duration {
+        let delay = self.drifts.seen(drift);
+        let repair = Instant::now() + delay;
         self.standing = Standing::Unknown;
-        self.retry = Some(Instant::now() + DRIFT_DELAY);
+        self.retry = Some(self.retry.map_or(repair, |retry| retry.min(repair)));
+        delay
+    }
+
+    /// How often somebody else was seen to change it.
+    pub(crate) fn drifts(&self) -> u64 {
+        self.drifts.count()
     }
 
     /// Nobody waits for the acks any more.

@@ -24,6 +24,8 @@ pub struct Progress {
     pub digest_mismatches: u64,
     /// UDP flows that led nowhere any more and were deleted, since the start.
     pub deleted_flows: u64,
+    /// How often somebody else was seen to change what had been programmed, since the start.
+    pub drifts: u64,
     /// How often looking for such flows has failed, since the start.
     pub failed_sweeps: u64,
 }

@@ -20,7 +20,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
 };
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::{
     Applied, Backend, Connect, Progress, Store,
@@ -67,7 +67,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             }
             self.settle();
             let wake = self.pending.wake();
-            let Self { feed, mirror, backend, backend_version, pending, .. } = &mut self;
+            let Self { feed, mirror, backend, backend_version, pending, progress, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
                 event = feed.next(pending.turn(), || mirror.hello(B::NAME, backend_version)) => {
@@ -75,9 +75,10 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                     let _ = self.take(Instant::now(), event);
                 }
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
-                () = backend.drifted(), if wake.is_none() && mirror.held().is_some() => {
-                    warn!("the kernel does not hold what was programmed");
-                    pending.drifted();
+                drift = backend.drifted(), if pending.holds() => {
+                    let repair_in = pending.drifted(&drift);
+                    progress.send_modify(|progress| progress.drifts = pending.drifts());
+                    debug!(?drift, ?repair_in, "drift");
                 }
             }
         }

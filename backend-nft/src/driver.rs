@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent::{Applied, Changes, NodeState};
+use agent::{Applied, Changes, Drift, NodeState};
 use anyhow::{Context, Result};
 use proto::model::{Failure, Family, PerFamily, ServicePortKey};
 use tracing::{debug, warn};
@@ -127,6 +127,11 @@ impl<K: Kernel> Driver<K> {
         edits.into_iter().for_each(|edit| programmed.settle(edit));
         self.programmed = Some(programmed);
         Ok(self.applied(writes))
+    }
+
+    /// See [`agent::Backend::drifted`].
+    pub(crate) async fn drifted(&mut self) -> Drift {
+        self.kernel.drifted().await
     }
 
     /// See [`agent::Backend::cleanup`].

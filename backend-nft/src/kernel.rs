@@ -5,9 +5,11 @@ mod encode;
 #[cfg(test)]
 pub(crate) mod fake;
 mod netlink;
+mod watch;
 
 use std::future::Future;
 
+use agent::Drift;
 use anyhow::Result;
 use proto::model::{Family, PerFamily};
 
@@ -27,6 +29,9 @@ pub(crate) trait Kernel: Send + 'static {
         &mut self,
         operations: Vec<(Family, Operation)>,
     ) -> impl Future<Output = Result<(), CommitError>> + Send;
+
+    /// Returns when somebody else has changed our tables since they were listed, or may have. May be dropped before.
+    fn drifted(&mut self) -> impl Future<Output = Drift> + Send;
 }
 
 /// Why a transaction is not in force.

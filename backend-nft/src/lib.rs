@@ -50,7 +50,7 @@ mod plan;
 mod present;
 mod programmed;
 
-use agent::{Applied, Backend, Changes, NodeState};
+use agent::{Applied, Backend, Changes, Drift, NodeState};
 use anyhow::Result;
 
 use driver::Driver;
@@ -81,6 +81,10 @@ impl Backend for Nft {
 
     async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
         self.0.apply(state, changes).await
+    }
+
+    async fn drifted(&mut self) -> Drift {
+        self.0.drifted().await
     }
 
     async fn cleanup(&mut self) -> Result<()> {

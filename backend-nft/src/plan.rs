@@ -140,7 +140,8 @@ impl Plan {
 }
 
 impl Operation {
-    fn writes(&self) -> usize {
+    /// How many objects it writes.
+    pub(crate) fn writes(&self) -> usize {
         match self {
             Self::DeleteElements(_, elements) | Self::AddElements(_, elements) => elements.list.len(),
             Self::DeleteForeign(_, keys) => keys.len(),

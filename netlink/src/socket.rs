@@ -1,6 +1,10 @@
 //! A netlink socket: opened with the options that error reports need, sized for what is sent.
 
-use std::{io::IoSlice, os::fd::AsRawFd, time::Duration};
+use std::{
+    io::IoSlice,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    time::Duration,
+};
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use nix::{
@@ -77,6 +81,11 @@ impl Socket {
         self.inner.add_membership(group).map_err(failed("join a netlink group"))
     }
 
+    /// Leaves a multicast group.
+    pub(crate) fn leave(&self, group: u32) -> Result<()> {
+        self.inner.drop_membership(group).map_err(failed("leave a netlink group"))
+    }
+
     /// Sends the parts as one message. Returns when the kernel has executed it.
     pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Result<()> {
         let bytes = parts.iter().map(|part| part.len()).sum();
@@ -138,6 +147,12 @@ impl Socket {
     pub(crate) fn drain(&mut self) -> Result<()> {
         while !matches!(self.receive(Wait::No)?, Received::Nothing) {}
         Ok(())
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use proto::model::{Cluster, Failure, Node, ServicePortKey};
 use tokio::sync::{Notify, watch};
 
-use crate::{Applied, Backend, Changes, NodeState, Service};
+use crate::{Applied, Backend, Changes, Drift, NodeState, Service};
 
 /// Programs a [`FakeKernel`]. Several in a row may program the same one, as after restarts.
 #[derive(Debug)]
@@ -208,8 +208,9 @@ impl Backend for FakeBackend {
         Ok(applied)
     }
 
-    async fn drifted(&mut self) {
+    async fn drifted(&mut self) -> Drift {
         self.kernel.lost.notified().await;
+        Drift::Changed { what: "service".into(), by: "test".into(), pid: 1 }
     }
 
     async fn cleanup(&mut self) -> Result<()> {

@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use agent::Drift;
 use anyhow::Result;
 use netlink::nft::{Chain, Expr, ListedRule, Rule, Set};
 use proto::model::{Family, PerFamily};
@@ -111,6 +112,10 @@ impl Kernel for Fake {
         }
         state.tables = tables;
         Ok(())
+    }
+
+    async fn drifted(&mut self) -> Drift {
+        std::future::pending().await
     }
 }
 

@@ -6,6 +6,7 @@ mod tests;
 
 use std::{sync::mpsc, thread, time::Instant};
 
+use agent::Drift;
 use anyhow::{Context, Result, anyhow};
 use netlink::{
     Error,
@@ -13,11 +14,12 @@ use netlink::{
 };
 use proto::model::{Family, PerFamily};
 use tokio::sync::oneshot;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::{
     CommitError, Kernel,
     encode::{Encoded, Names},
+    watch::{Proof, Watch},
 };
 use crate::{
     desired::nft_family,
@@ -31,7 +33,11 @@ use crate::{
 pub(crate) struct Netlink {
     /// What the thread is asked to do; it ends when this is dropped.
     jobs: mpsc::Sender<Job>,
+    watch: Watch,
 }
+
+/// A transaction that writes more objects is not listened to.
+const MAX_HEARD: usize = 1_000;
 
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 
@@ -48,11 +54,12 @@ impl Netlink {
     /// Opens the network namespace of the calling thread.
     pub(crate) fn open() -> Result<Self> {
         let handle = Handle::open().context("open a netlink socket")?;
+        let watch = Watch::open(handle.port())?;
         let mut worker = Worker { handle, names: Names::new() };
         let (jobs, queue) = mpsc::channel::<Job>();
         let run = move || queue.into_iter().for_each(|job| job(&mut worker));
         thread::Builder::new().name("nftables".into()).spawn(run).context("start a thread")?;
-        Ok(Self { jobs })
+        Ok(Self { jobs, watch })
     }
 
     async fn ask<T: Send + 'static>(&self, job: impl FnOnce(&mut Worker) -> T + Send + 'static) -> Result<T> {
@@ -64,10 +71,34 @@ impl Netlink {
         self.jobs.send(Box::new(job)).map_err(|_| anyhow!("the nftables thread has ended"))?;
         answered.await.context("the nftables thread has ended")
     }
+
+    async fn generation(&self) -> Result<u32> {
+        self.ask(|worker| worker.handle.generation().context("read the generation")).await?
+    }
+
+    /// Returns when there is drift. May be dropped while it waits.
+    async fn watch(&mut self) -> Result<Drift> {
+        loop {
+            if let Some(drift) = self.watch.look()? {
+                return Ok(drift);
+            }
+            if self.watch.is_unsure() {
+                let generation = self.generation().await?;
+                match self.watch.check(generation) {
+                    Proof::Known => continue,
+                    Proof::Unknown => return Ok(Drift::Unsure),
+                }
+            }
+            self.watch.wait().await?;
+        }
+    }
 }
 
 impl Kernel for Netlink {
     async fn list(&mut self) -> Result<PerFamily<Listing>> {
+        self.watch.forget()?;
+        let generation = self.generation().await?;
+        self.watch.begin(generation);
         self.ask(|worker| {
             let mut listings = PerFamily::<Listing>::default();
             for family in Family::ALL {
@@ -90,7 +121,25 @@ impl Kernel for Netlink {
     }
 
     async fn commit(&mut self, operations: Vec<(Family, Operation)>) -> Result<(), CommitError> {
-        self.ask(move |worker| worker.commit(&operations)).await.map_err(CommitError::Failed)?
+        let writes: usize = operations.iter().map(|(_, operation)| operation.writes()).sum();
+        let loud = writes > MAX_HEARD;
+        if loud {
+            self.watch.stop().map_err(CommitError::Failed)?;
+        }
+        let result = self.ask(move |worker| worker.commit(&operations)).await;
+        if loud {
+            self.watch.unstop().map_err(CommitError::Failed)?;
+        }
+        result.map_err(CommitError::Failed)??;
+        self.watch.committed();
+        Ok(())
+    }
+
+    async fn drifted(&mut self) -> Drift {
+        self.watch().await.unwrap_or_else(|error| {
+            warn!(error = format!("{error:#}"), "cannot tell who changes the tables");
+            Drift::Unsure
+        })
     }
 }
 

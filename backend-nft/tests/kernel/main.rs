@@ -5,5 +5,6 @@
 
 mod conformance;
 mod drift;
+mod drifted;
 mod listing;
 mod support;

@@ -3,7 +3,10 @@
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    time::Duration,
+};
 
 use super::{
     abi::{self, generation, msg},
@@ -19,8 +22,10 @@ use crate::{
 /// Listens to all changes of nf_tables in the network namespace of the thread that opened it.
 ///
 /// Each transaction announces its operations and then its generation. Our own are announced too: compare
-/// [`Notice::Changed::port`] with [`super::Handle::port`]. A bulk load is many announcements, so expect
-/// [`Notice::Lost`] after one.
+/// [`Notice::Changed::port`] with [`super::Handle::port`]. A bulk load is many announcements (and the kernel holds a page for each
+/// element until it has told all), so expect [`Notice::Lost`] after one, or [`Monitor::leave`] before it.
+///
+/// Its descriptor is readable when there is something to hear.
 #[derive(Debug)]
 pub struct Monitor {
     socket: Socket,
@@ -48,6 +53,8 @@ pub enum Notice {
         pid: u32,
         /// Its name.
         process: String,
+        /// Its netlink address.
+        port: u32,
     },
     /// Announcements were lost: anything may have changed.
     Lost,
@@ -56,9 +63,19 @@ pub enum Notice {
 impl Monitor {
     /// Starts to listen.
     pub fn open() -> Result<Self> {
-        let socket = Socket::open()?;
-        socket.join(abi::GROUP)?;
-        Ok(Monitor { socket })
+        let monitor = Monitor { socket: Socket::open()? };
+        monitor.join()?;
+        Ok(monitor)
+    }
+
+    /// Listens again.
+    pub fn join(&self) -> Result<()> {
+        self.socket.join(abi::GROUP)
+    }
+
+    /// Stops listening. What was announced before is still there to be read, what is announced meanwhile is not said to be lost.
+    pub fn leave(&self) -> Result<()> {
+        self.socket.leave(abi::GROUP)
     }
 
     /// Waits for the next announcements, at most so long, and returns those that are there; none when there were none.
@@ -80,6 +97,12 @@ impl Monitor {
     }
 }
 
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 fn push(notices: &mut Vec<Notice>, new: Notice) {
     if notices.last() != Some(&new) {
         notices.push(new);
@@ -94,6 +117,7 @@ fn notice(message: &Message<'_>) -> Option<Notice> {
                 id: body.u32(generation::ID)?,
                 pid: body.u32(generation::PROC_PID).unwrap_or(0),
                 process: body.str(generation::PROC_NAME).unwrap_or_default().into(),
+                port: message.port,
             });
         }
         msg::NEWTABLE | msg::DELTABLE => "table",

@@ -153,6 +153,37 @@ async fn drift_is_repaired() {
     world.kernel.calls_reach(calls + 1).await;
     assert_eq!(world.kernel.calls()[calls..], [Call::Reconcile(1)]);
     assert_eq!(world.kernel.services(), *state.services());
+    assert_eq!(world.progress.borrow().drifts, 1);
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn drift_is_repaired_within_a_second_also_while_something_else_waits_for_a_retry() {
+    let state = mk_services(&["default/a", "default/b"]);
+    let mut world = start(&FakeKernel::default(), None);
+    world.kernel.poison(Failure { key: mk_key("default/b"), reason: "busy".to_owned(), retryable: true });
+    let _peer = world.following(&state).await;
+    tokio::time::sleep(600 * SECOND).await;
+    let calls = world.kernel.calls().len();
+    world.kernel.lose(&mk_key("default/a"));
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(world.kernel.calls()[calls..], [Call::Reconcile(1)]);
+    assert_eq!(world.keys(), [mk_key("default/a")]);
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_that_undo_each_others_work_do_so_slowly() {
+    let state = mk_services(&["default/a"]);
+    let mut world = start(&FakeKernel::default(), None);
+    let _peer = world.following(&state).await;
+    let started = Instant::now();
+    let begin = world.kernel.calls().len();
+    for calls in begin..begin + 100 {
+        world.kernel.lose(&mk_key("default/a"));
+        world.kernel.calls_reach(calls + 1).await;
+    }
+    assert!(started.elapsed() > 100 * SECOND, "{:?}", started.elapsed());
     world.stop().await;
 }
 

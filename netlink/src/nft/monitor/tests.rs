@@ -39,21 +39,47 @@ fn tells_ours_from_others() {
         };
         let id = handle.generation().unwrap();
         let notices = transaction(&mut monitor);
-        let [first, second, Notice::Generation { id: told, pid, process }] = &notices[..] else {
+        let [first, second, Notice::Generation { id: told, pid, process, port }] = &notices[..] else {
             panic!("{notices:?}")
         };
         assert_eq!([first, second], [&changed("table", handle.port()), &changed("chain", handle.port())]);
-        assert_eq!(*told, id);
+        assert_eq!((*told, *port), (id, handle.port()));
         assert!(*pid > 0 && !process.is_empty());
 
         nft(&["flush", "ruleset"]);
         let notices = transaction(&mut monitor);
-        let Some(Notice::Generation { process, id: told, .. }) = notices.last() else {
+        let Some(Notice::Generation { process, id: told, port, .. }) = notices.last() else {
             panic!("{notices:?}")
         };
+        assert_ne!(*port, handle.port());
         assert_eq!((&**process, *told), ("nft", id + 1));
         let of_others = |notice: &Notice| matches!(notice, Notice::Changed { table, port, .. } if table == "fairlead" && *port != handle.port());
         assert!(notices.iter().any(of_others), "{notices:?}");
+    });
+}
+
+#[test]
+fn hears_nothing_between_leaving_and_joining() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        let mut monitor = Monitor::open().unwrap();
+        let mut add = |name| {
+            let mut batch = Batch::new();
+            batch.add_table(&Table::new(Family::Ip, name));
+            handle.commit(&batch).unwrap();
+        };
+        add("before");
+        monitor.leave().unwrap();
+        add("meanwhile");
+        monitor.join().unwrap();
+        add("after");
+        let mut tables = Vec::new();
+        for notice in [transaction(&mut monitor), monitor.wait(Duration::ZERO).unwrap()].concat() {
+            if let Notice::Changed { table, .. } = notice {
+                tables.push(table);
+            }
+        }
+        assert_eq!(tables, ["before", "after"]);
     });
 }
 

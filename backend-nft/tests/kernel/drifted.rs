@@ -1,0 +1,155 @@
+//! The backend notices what others do to its tables, and nothing else.
+
+use std::time::Duration;
+
+use agent::{
+    Backend, Drift, NodeState,
+    testing::{Stack, mk_state, synthetic, transition},
+};
+use backend_nft::Nft;
+use netlink::nft::{Batch, DataType, Element, Family, Handle, Monitor, Set, Table};
+use tokio::time::timeout;
+
+use super::support::{backend, nft, run};
+
+/// Longer than any announcement takes.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long nothing is waited for.
+const QUIET: Duration = Duration::from_millis(100);
+
+fn state(endpoints: &[&str]) -> NodeState {
+    let web = |web: agent::testing::ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.to_vec());
+    mk_state().service("default/web", web).build()
+}
+
+fn two() -> NodeState {
+    state(&["10.244.1.1:8080", "10.244.2.1:8080"])
+}
+
+async fn assert_quiet(backend: &mut Nft) {
+    if let Ok(drift) = timeout(QUIET, backend.drifted()).await {
+        panic!("{drift:?}");
+    }
+}
+
+/// `change` is noticed; there is nothing more to notice when it has been undone.
+async fn assert_noticed(backend: &mut Nft, change: &str, expected: &str) {
+    nft(change);
+    let drift = timeout(PATIENCE, backend.drifted()).await.unwrap();
+    let Drift::Changed { what, by, pid } = drift else { panic!("{change}: {drift:?}") };
+    assert_eq!((&*what, &*by), (expected, "nft"), "{change}");
+    assert!(pid > 0);
+    assert!(backend.reconcile(&two()).await.unwrap().writes > 0, "{change}");
+    assert_quiet(backend).await;
+}
+
+#[test]
+fn whatever_others_change_in_our_tables() {
+    run(|| async {
+        let mut backend = backend();
+        backend.reconcile(&two()).await.unwrap();
+        assert_quiet(&mut backend).await;
+        for (change, what) in [
+            ("delete table ip fairlead", "rule"),
+            ("delete table ip6 fairlead", "rule"),
+            ("flush chain ip fairlead services", "rule"),
+            ("flush map ip fairlead endpoints", "element"),
+            ("delete element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 1 }", "element"),
+            ("add element ip fairlead vips { 1.2.3.4 . tcp . 80 : drop }", "element"),
+            ("add rule ip fairlead services counter", "rule"),
+            ("add chain ip fairlead foreign", "chain"),
+            ("add set ip fairlead foreign { type ipv4_addr ; }", "set"),
+            ("add table ip fairlead { flags dormant ; }", "table"),
+            ("flush ruleset", "rule"),
+        ] {
+            assert_noticed(&mut backend, change, what).await;
+        }
+    });
+}
+
+#[test]
+fn not_what_we_do_ourselves() {
+    run(|| async {
+        let mut backend = backend();
+        let mut state = two();
+        backend.reconcile(&state).await.unwrap();
+        for endpoints in [&["10.244.1.1:8080"][..], &[], &["10.244.1.9:8080", "10.244.1.1:8080"]] {
+            let changes = transition(&mut state, &self::state(endpoints));
+            backend.apply(&state, &changes).await.unwrap();
+            assert_quiet(&mut backend).await;
+        }
+    });
+}
+
+#[test]
+fn not_what_happens_to_other_tables() {
+    run(|| async {
+        let mut backend = backend();
+        backend.reconcile(&two()).await.unwrap();
+        nft("add table inet fairlead");
+        nft("add table ip other");
+        nft("add chain ip other fairlead { type filter hook input priority 0 ; }");
+        nft("add map ip other vips { type ipv4_addr . inet_proto . inet_service : verdict ; }");
+        nft("delete table inet fairlead");
+        assert_quiet(&mut backend).await;
+        // Also when there was much to say in between.
+        let mut state = two();
+        let changes = transition(&mut state, &synthetic(1_000, 10, Stack::V4));
+        backend.apply(&state, &changes).await.unwrap();
+        nft("delete table ip other");
+        assert_quiet(&mut backend).await;
+        assert_eq!(backend.reconcile(&state).await.unwrap().writes, 0);
+    });
+}
+
+/// A bulk load is not listened to: the generation says that nobody else did anything meanwhile.
+#[test]
+fn a_bulk_load_is_no_reason_for_another_look() {
+    run(|| async {
+        let mut backend = backend();
+        let state = synthetic(1_000, 20, Stack::V4);
+        assert!(backend.reconcile(&state).await.unwrap().writes > 20_000);
+        assert_quiet(&mut backend).await;
+        nft("flush map ip fairlead endpoints-64");
+        timeout(PATIENCE, backend.drifted()).await.unwrap();
+    });
+}
+
+/// More announcements of other tables than the queue holds: compared once, and nothing is written.
+#[test]
+fn lost_announcements_are_a_reason_to_look_once() {
+    run(|| async {
+        let mut backend = backend();
+        backend.reconcile(&two()).await.unwrap();
+        let (table, set) = (Table::new(Family::Ip, "other"), Set::new("big", [DataType::Ipv4Addr]));
+        let mut batch = Batch::new();
+        batch.add_table(&table);
+        batch.add_set(&table, &set);
+        let keys: Vec<[u8; 4]> = (0..200_000_u32).map(u32::to_be_bytes).collect();
+        batch.add_elements(&table, &set, keys.iter().map(|key| Element::key(key)));
+        Handle::open().unwrap().commit(&batch).unwrap();
+        assert_eq!(timeout(PATIENCE, backend.drifted()).await.unwrap(), Drift::Unsure);
+        assert_eq!(backend.reconcile(&two()).await.unwrap().writes, 0);
+        assert_quiet(&mut backend).await;
+    });
+}
+
+/// Elements that packets put into a map are announced to nobody.
+#[test]
+fn packets_are_no_drift() {
+    run(|| async {
+        let mut backend = backend();
+        backend.reconcile(&two()).await.unwrap();
+        nft("add table ip other");
+        nft("add set ip other seen { type ipv4_addr ; flags dynamic, timeout ; timeout 1m ; }");
+        nft("add chain ip other out { type filter hook output priority 0 ; }");
+        nft("add rule ip other out add @seen { ip daddr }");
+        assert!(std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+        assert_quiet(&mut backend).await;
+        let mut monitor = Monitor::open().unwrap();
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.send_to(b"x", "127.0.0.9:9").unwrap();
+        assert!(nft("list set ip other seen").contains("127.0.0.9"));
+        assert_eq!(monitor.wait(QUIET).unwrap(), []);
+    });
+}
