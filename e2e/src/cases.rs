@@ -3,6 +3,7 @@
 
 pub mod changes;
 pub mod commands;
+pub mod drift;
 pub mod endpoints;
 pub mod faults;
 pub mod health;
@@ -62,6 +63,10 @@ macro_rules! conformance {
                 an_external_ip_that_is_a_cluster_ip,
                 two_services_with_one_vip,
                 ports_that_cannot_be,
+            }
+            drift {
+                a_flushed_table_is_repaired,
+                rules_of_others_are_left_alone,
             }
             commands {
                 local_does_it_all_in_one_process,

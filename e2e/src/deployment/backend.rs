@@ -4,6 +4,8 @@ use std::path::Path;
 use std::process::Command;
 
 use super::program::fairlead;
+use crate::netns::Netns;
+use crate::tools::nft;
 
 /// The limit of flows is the machine's: no network namespace but the first may set it.
 const LEAVE_LIMIT: [&str; 2] = ["--conntrack-max-per-core", "0"];
@@ -39,6 +41,14 @@ impl Backend {
         command.args(["local", "--backend", self.name(), "--node-name", node, "--manifests"]);
         command.arg(manifests).args(LEAVE_LIMIT).arg("--state-dir").arg(state);
         command
+    }
+
+    /// Removes all that it has programmed, behind its back.
+    #[track_caller]
+    pub(crate) fn flush(self, netns: &Netns) {
+        match self {
+            Self::Nft => nft(netns, "delete table ip fairlead\ndelete table ip6 fairlead\n"),
+        }
     }
 
     /// The revision that the kernel holds according to this log line, if that is what it is about.
