@@ -9,9 +9,12 @@ pub mod faults;
 pub mod health;
 pub mod node_ports;
 pub mod packets;
+pub mod policies;
 pub mod restarts;
 pub mod services;
+pub mod slices;
 pub mod source_ranges;
+pub mod topology;
 pub mod udp_flows;
 
 mod expect;
@@ -101,6 +104,24 @@ macro_rules! conformance {
                 ports_are_independent,
                 ports_are_renamed,
                 a_service_is_made_anew,
+            }
+            slices {
+                slices_add_up,
+                an_address_in_two_slices,
+                pods_have_target_ports_of_their_own,
+                conditions_in_every_combination,
+                some_slices_do_not_count,
+                changes_that_mean_nothing,
+            }
+            topology {
+                hints_fall_back,
+                local_traffic_knows_no_hints,
+                a_node_changes_zones,
+            }
+            policies {
+                policies_are_independent,
+                draining_endpoints_are_the_last_resort_for_external_traffic,
+                nodes_are_endpoints_too,
             }
             udp_flows {
                 a_client_moves_when_its_endpoint_goes,

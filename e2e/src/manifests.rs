@@ -84,7 +84,8 @@ fn service_cidr_object() -> Value {
     })
 }
 
-fn node_object(node: &Node) -> Value {
+/// A node as the cluster writes it to begin with.
+pub(crate) fn node_object(node: &Node) -> Value {
     let addresses = node.address.both().map(|address| json!({ "type": "InternalIP", "address": address }));
     let name = &node.name;
     json!({

@@ -255,11 +255,7 @@ pub fn ports_are_renamed(backend: Backend) {
             }
         });
         churns.iter().for_each(|churn| {
-            assert!(
-                churn.wait_attempts(churn.report().attempts + ATTEMPTS, PATIENCE),
-                "{:?}",
-                churn.report()
-            );
+            assert!(churn.wait_attempts(ATTEMPTS, PATIENCE), "{:?}", churn.report());
         });
         assert_answers(&client, vips, &["pod-a-1"]);
     }

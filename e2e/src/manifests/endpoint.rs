@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::Pod;
+use crate::cluster::{Node, Pod};
 use crate::plan::{DualStack, Family};
 
 /// An endpoint, as in an EndpointSlice.
@@ -34,10 +34,19 @@ pub enum State {
 impl Endpoint {
     /// The endpoint of a pod, ready.
     pub fn of(pod: &Pod) -> Self {
+        Self::new(pod.address, &pod.node, &pod.zone)
+    }
+
+    /// A node as an endpoint, ready: what serves on its own address.
+    pub fn of_node(node: &Node) -> Self {
+        Self::new(node.address, &node.name, &node.zone)
+    }
+
+    fn new(address: DualStack, node: &str, zone: &str) -> Self {
         Self {
-            address: pod.address,
-            node: pod.node.clone(),
-            zone: pod.zone.clone(),
+            address,
+            node: node.to_owned(),
+            zone: zone.to_owned(),
             state: State::Ready,
             zone_hints: Vec::new(),
             node_hints: Vec::new(),

@@ -1,0 +1,142 @@
+//! How far hints go: what they do not narrow, and what a node does that they do not know.
+
+use std::net::SocketAddr;
+
+use serde_json::json;
+
+use super::expect::assert_pods;
+use crate::cluster::Cluster;
+use crate::deployment::{Backend, Deployment};
+use crate::manifests::{Endpoint, Policy, Service, State, node_object};
+use crate::plan::{self, Family};
+use crate::wire::Protocol;
+
+use State::{Draining, NotReady, Ready};
+
+const PORT: u16 = 80;
+const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
+
+/// One endpoint: its state, the zones and the nodes that it is hinted to.
+type Hinted = (State, &'static [&'static str], &'static [&'static str]);
+
+/// Each kind of hint is used only when all ready endpoints have some and one is for this node; else the next kind, else everybody.
+pub fn hints_fall_back(backend: Backend) {
+    let all = &PODS[..];
+    let steps: [([Hinted; 4], [&[&str]; 2]); 7] = [
+        // One without node hints: the zones count.
+        (
+            [
+                (Ready, &["a"], &["node-a"]),
+                (Ready, &["a"], &[]),
+                (Ready, &["b"], &["node-b"]),
+                (Ready, &["b"], &[]),
+            ],
+            [&all[..2], &all[2..]],
+        ),
+        // Nodes before zones, and per node: nobody for node-b, which has its zone.
+        (
+            [
+                (Ready, &["a"], &["node-a"]),
+                (Ready, &["a"], &["node-x"]),
+                (Ready, &["b"], &["node-x"]),
+                (Ready, &["a", "b"], &["node-x"]),
+            ],
+            [&all[..1], &all[2..]],
+        ),
+        // Nobody for zone b.
+        (
+            [(Ready, &["a"], &[]), (Ready, &["a"], &[]), (Ready, &["a"], &[]), (Ready, &["c"], &[])],
+            [&all[..3], all],
+        ),
+        // Those that are not ready are not asked, with hints or without.
+        (
+            [(Ready, &["a"], &[]), (NotReady, &[], &[]), (Ready, &["b"], &[]), (Draining, &[], &[])],
+            [&all[..1], &all[2..3]],
+        ),
+        // Nor are they counted: nobody ready for zone b.
+        (
+            [(Ready, &["a"], &[]), (Ready, &["a"], &[]), (NotReady, &["b"], &[]), (Draining, &["b"], &[])],
+            [&all[..2], &all[..2]],
+        ),
+        // The last resort knows no hints.
+        (
+            [
+                (Draining, &["a"], &[]),
+                (NotReady, &["a"], &[]),
+                (Draining, &["b"], &["node-b"]),
+                (Draining, &["b"], &[]),
+            ],
+            [&["pod-a-1", "pod-b-1", "pod-b-2"], &["pod-a-1", "pod-b-1", "pod-b-2"]],
+        ),
+        ([(Ready, &[], &[]); 4], [all, all]),
+    ];
+    let mut deployment = Deployment::start(backend, |_| Vec::new());
+    for (endpoints, expected) in steps {
+        let service = web(deployment.cluster(), endpoints);
+        deployment.apply(&service);
+        assert_each_node(&deployment, &expected);
+    }
+}
+
+/// Under policy Local an endpoint on the node is used, to whomever it is hinted.
+pub fn local_traffic_knows_no_hints(backend: Backend) {
+    let elsewhere: [Hinted; 4] = [
+        (Ready, &["b"], &["node-b"]),
+        (Ready, &["b"], &["node-b"]),
+        (Ready, &["a"], &["node-a"]),
+        (Ready, &["a"], &["node-a"]),
+    ];
+    let deployment =
+        Deployment::start(backend, |cluster| vec![web(cluster, elsewhere).internal_policy(Policy::Local)]);
+    assert_each_node(&deployment, &[&PODS[..2], &PODS[2..]]);
+}
+
+/// A node moves to another zone, and to none: it uses the endpoints for where it is.
+pub fn a_node_changes_zones(backend: Backend) {
+    let hints: [Hinted; 4] =
+        [(Ready, &["a"], &[]), (Ready, &["b"], &[]), (Ready, &["b"], &[]), (Ready, &["c"], &[])];
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, hints)]);
+    let [in_a, in_b, in_c, all] = [&PODS[..1], &PODS[1..3], &PODS[3..], &PODS[..]];
+    assert_each_node(&deployment, &[in_a, in_b]);
+    for (zone, expected) in
+        [(Some("b"), in_b), (Some("c"), in_c), (None, all), (Some("z"), all), (Some("a"), in_a)]
+    {
+        write_node(&deployment, zone);
+        deployment.settle();
+        assert_each_node(&deployment, &[expected, in_b]);
+    }
+}
+
+// === what they share ===
+
+fn web(cluster: &Cluster, endpoints: [Hinted; 4]) -> Service {
+    let endpoints = PODS.into_iter().zip(endpoints).map(|(name, (state, zones, nodes))| {
+        Endpoint::of(cluster.pod(name)).state(state).for_zones(zones).for_nodes(nodes)
+    });
+    let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080);
+    service.endpoints(endpoints)
+}
+
+/// Writes node-a in another zone.
+fn write_node(deployment: &Deployment, zone: Option<&str>) {
+    let node = deployment.cluster().node('a');
+    let mut object = node_object(node);
+    let labels = object["metadata"]["labels"].as_object_mut().expect("labels");
+    labels.remove("topology.kubernetes.io/zone");
+    labels.extend(zone.map(|zone| ("topology.kubernetes.io/zone".to_owned(), json!(zone))));
+    deployment.manifests().write(&node.name, &[object]);
+}
+
+/// Pods on each node are answered by these and no others.
+#[track_caller]
+fn assert_each_node(deployment: &Deployment, expected: &[&[&str]; 2]) {
+    for (node, expected) in deployment.cluster().nodes().iter().zip(expected) {
+        let client = node.pod(3).client();
+        for (family, protocol) in
+            [(Family::V4, Protocol::Tcp), (Family::V6, Protocol::Udp), (Family::V4, Protocol::Sctp)]
+        {
+            let to = SocketAddr::new(plan::cluster_ip(1).ip(family), PORT);
+            assert_pods(&client, protocol, to, expected);
+        }
+    }
+}
