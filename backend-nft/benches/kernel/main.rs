@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   cargo bench -p fairlead-backend-nft                    1,000 and 10,000 services, the comparison at 1,000
-//!   cargo bench -p fairlead-backend-nft -- --full          the comparison at 10,000 too (minutes)
+//!   cargo bench -p fairlead-backend-nft -- --full          the comparison at 10,000 too, and a million connections (minutes)
 //!   cargo bench -p fairlead-backend-nft -- -o json         for programs
 //! ```
 //!
@@ -12,6 +12,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod chains;
+mod connect;
 mod report;
 mod sendmsg;
 mod steps;
@@ -39,13 +40,17 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let has = |word: &str| arguments.iter().any(|argument| argument == word);
     let mut report = Report::default();
-    for services in [1_000, 10_000] {
+    for services in [1_000, 10_000u32].into_iter().filter(|_| !has("--connect")) {
         report.extend(in_netns(move || runtime().block_on(measure(services))));
         report.extend(in_netns(move || runtime().block_on(measure_mixed(services))));
         if services == 1_000 || has("--full") {
             let ours = report.last("cold load, in all", services);
             report.extend(in_netns(move || chains::measure(services, EACH, ours)));
         }
+    }
+    if has("--full") || has("--connect") {
+        connect::measure(1_000, 50_000, 10_000).into_iter().for_each(|measured| report.extend(measured));
+        report.extend(connect::measure_spread(1_000));
     }
     if has("json") { report.print_json() } else { report.print() }
 }

@@ -37,6 +37,14 @@ impl Report {
         self.push(what, ratio, "x");
     }
 
+    pub(crate) fn micros(&mut self, what: &str, micros: f64) {
+        self.push(what, micros, "us");
+    }
+
+    pub(crate) fn number(&mut self, what: &str, number: f64) {
+        self.push(what, number, "");
+    }
+
     fn push(&mut self, what: &str, value: f64, unit: &'static str) {
         // Who waits sees how far it has got.
         eprintln!("{:>6}  {what}: {value:.3} {unit}", self.services);
