@@ -69,7 +69,7 @@ pub struct Pod {
 const DISCARD: u16 = 9;
 /// One look whether a link is up, and how long looking may take in all.
 const LINK_PROBE: Duration = Duration::from_millis(20);
-const LINK_DEADLINE: Duration = Duration::from_secs(10);
+const LINK_DEADLINE: Duration = Duration::from_secs(60);
 
 // === impl ClusterBuilder ===
 
