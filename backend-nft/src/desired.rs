@@ -1,6 +1,7 @@
 //! What should be in the kernel, pure: the fixed chains and rules ([`base`]), the chains that are made on demand
 //! ([`PoolChain`]), and what each service port puts into the maps ([`Desired`]).
 
+mod affinity;
 mod base;
 mod pool;
 mod rule;

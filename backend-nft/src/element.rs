@@ -1,38 +1,16 @@
 //! The maps and sets of a table, and their elements as values: small, without pointers, in the order in which they are
 //! compared. Their bytes exist only in messages.
 
-use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-};
+mod front;
+
+use std::net::IpAddr;
 
 use netlink::nft::{self, DataType, FieldReader, Fields, Set, SetFlags};
-use proto::model::{Family, Protocol};
+use proto::model::Family;
 
 use crate::desired::PoolChain;
-
-/// What a packet is addressed to; in [`Map::Hairpin`], the endpoint that it was sent on to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Front {
-    /// An address and a port.
-    Vip {
-        /// A cluster IP, external IP or load-balancer IP.
-        address: IpAddr,
-        /// The port there.
-        port: u16,
-        /// Its protocol.
-        protocol: Protocol,
-    },
-    /// A port at the node's own addresses.
-    NodePort {
-        /// The port.
-        port: u16,
-        /// Its protocol.
-        protocol: Protocol,
-    },
-    /// An address, whatever the port and the protocol.
-    Address(IpAddr),
-}
+use front::address;
+pub(crate) use front::{Front, FrontKind};
 
 /// A map or set. Within each kind of [`Front`], those that verdicts lead to come before those with the verdicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,6 +21,11 @@ pub(crate) enum Map {
     Endpoints256,
     EndpointsMany,
     LocalEndpoints,
+    AffineEndpoints,
+    LocalAffineEndpoints,
+    Affinity,
+    Live,
+    LocalLive,
     Vips,
     PolicyLocalVips,
     ClusterVips,
@@ -51,23 +34,17 @@ pub(crate) enum Map {
     SourceRanges,
     NodePortEndpoints,
     NodePortLocalEndpoints,
+    NodePortAffineEndpoints,
+    NodePortLocalAffineEndpoints,
+    NodePortAffinity,
+    NodePortLive,
+    NodePortLocalLive,
     NodePorts,
     PolicyLocalNodePorts,
     ClusterNodePorts,
     LocalNodePorts,
     Hairpin,
     ClusterIps,
-}
-
-/// What the keys of a map are made from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FrontKind {
-    /// [`Front::Vip`].
-    Vip,
-    /// [`Front::NodePort`].
-    NodePort,
-    /// [`Front::Address`].
-    Address,
 }
 
 /// What a map holds under its keys.
@@ -77,6 +54,12 @@ enum Holds {
     Verdict,
     /// Its keys end with an index.
     Endpoint,
+    /// The same, with a word of zeros before the endpoint: see [`crate::desired`].
+    PaddedEndpoint,
+    /// Its keys begin with an endpoint.
+    Member,
+    /// Its keys end with a client's address; rules write them.
+    Clients,
     /// Its keys end with an address: from the first one to the last one.
     Range,
 }
@@ -97,6 +80,8 @@ pub(crate) enum Data {
     None,
     Endpoint(IpAddr, u16),
     Verdict(Verdict),
+    /// Part of the key: an endpoint.
+    Member(IpAddr, u16),
     /// Part of the key: whom it is about.
     Range(Range),
 }
@@ -123,16 +108,26 @@ pub(crate) enum Verdict {
 /// The name of the chain behind [`Verdict::Reject`].
 pub(crate) const REJECT: &str = "reject";
 
+/// How many clients [`Map::Affinity`] and [`Map::NodePortAffinity`] have room for, each: one entry of about 155 bytes for each client
+/// address and VIP, so 30 MB when full. The kernel sets aside 2 MB for its buckets at once (8 bytes for each of four thirds,
+/// rounded up to a power of two, which this number just meets). Beyond that, new clients are served but not remembered.
+const MAX_CLIENTS: u32 = 196_608;
+
 // === impl Map ===
 
 impl Map {
     /// All of them, in their order.
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 29] = [
         Self::Endpoints,
         Self::Endpoints64,
         Self::Endpoints256,
         Self::EndpointsMany,
         Self::LocalEndpoints,
+        Self::AffineEndpoints,
+        Self::LocalAffineEndpoints,
+        Self::Affinity,
+        Self::Live,
+        Self::LocalLive,
         Self::Vips,
         Self::PolicyLocalVips,
         Self::ClusterVips,
@@ -141,6 +136,11 @@ impl Map {
         Self::SourceRanges,
         Self::NodePortEndpoints,
         Self::NodePortLocalEndpoints,
+        Self::NodePortAffineEndpoints,
+        Self::NodePortLocalAffineEndpoints,
+        Self::NodePortAffinity,
+        Self::NodePortLive,
+        Self::NodePortLocalLive,
         Self::NodePorts,
         Self::PolicyLocalNodePorts,
         Self::ClusterNodePorts,
@@ -171,6 +171,11 @@ impl Map {
             Self::Endpoints256 => "endpoints-256",
             Self::EndpointsMany => "endpoints-many",
             Self::LocalEndpoints => "local-endpoints",
+            Self::AffineEndpoints => "affine-endpoints",
+            Self::LocalAffineEndpoints => "local-affine-endpoints",
+            Self::Affinity => "affinity",
+            Self::Live => "live",
+            Self::LocalLive => "local-live",
             Self::Vips => "vips",
             Self::PolicyLocalVips => "policy-local-vips",
             Self::ClusterVips => "cluster-vips",
@@ -179,6 +184,11 @@ impl Map {
             Self::SourceRanges => "source-ranges",
             Self::NodePortEndpoints => "nodeport-endpoints",
             Self::NodePortLocalEndpoints => "nodeport-local-endpoints",
+            Self::NodePortAffineEndpoints => "nodeport-affine-endpoints",
+            Self::NodePortLocalAffineEndpoints => "nodeport-local-affine-endpoints",
+            Self::NodePortAffinity => "nodeport-affinity",
+            Self::NodePortLive => "nodeport-live",
+            Self::NodePortLocalLive => "nodeport-local-live",
             Self::NodePorts => "nodeports",
             Self::PolicyLocalNodePorts => "policy-local-nodeports",
             Self::ClusterNodePorts => "cluster-nodeports",
@@ -197,6 +207,15 @@ impl Map {
             Self::EndpointsMany => "place in the cluster pool -> endpoint, larger pools",
             Self::NodePortEndpoints => "place in the cluster pool -> endpoint",
             Self::LocalEndpoints | Self::NodePortLocalEndpoints => "place in the local pool -> endpoint",
+            Self::AffineEndpoints | Self::NodePortAffineEndpoints => {
+                "session affinity: place in the cluster pool -> endpoint"
+            }
+            Self::LocalAffineEndpoints | Self::NodePortLocalAffineEndpoints => {
+                "session affinity: place in the local pool -> endpoint"
+            }
+            Self::Affinity | Self::NodePortAffinity => "session affinity: client -> its endpoint",
+            Self::Live | Self::NodePortLive => "session affinity: who is in the cluster pool",
+            Self::LocalLive | Self::NodePortLocalLive => "session affinity: who is in the local pool",
             Self::Vips | Self::NodePorts => "one pool for all clients",
             Self::PolicyLocalVips | Self::PolicyLocalNodePorts => "external traffic policy Local",
             Self::ClusterVips | Self::ClusterNodePorts => "policy Local: for pods and the node itself",
@@ -213,6 +232,11 @@ impl Map {
         match self {
             Self::NodePortEndpoints
             | Self::NodePortLocalEndpoints
+            | Self::NodePortAffineEndpoints
+            | Self::NodePortLocalAffineEndpoints
+            | Self::NodePortAffinity
+            | Self::NodePortLive
+            | Self::NodePortLocalLive
             | Self::NodePorts
             | Self::PolicyLocalNodePorts
             | Self::ClusterNodePorts
@@ -222,6 +246,11 @@ impl Map {
             | Self::Endpoints256
             | Self::EndpointsMany
             | Self::LocalEndpoints
+            | Self::AffineEndpoints
+            | Self::LocalAffineEndpoints
+            | Self::Affinity
+            | Self::Live
+            | Self::LocalLive
             | Self::Vips
             | Self::PolicyLocalVips
             | Self::ClusterVips
@@ -252,6 +281,12 @@ impl Map {
             | Self::Restricted
             | Self::Hairpin
             | Self::ClusterIps => Holds::Nothing,
+            Self::AffineEndpoints
+            | Self::LocalAffineEndpoints
+            | Self::NodePortAffineEndpoints
+            | Self::NodePortLocalAffineEndpoints => Holds::PaddedEndpoint,
+            Self::Affinity | Self::NodePortAffinity => Holds::Clients,
+            Self::Live | Self::LocalLive | Self::NodePortLive | Self::NodePortLocalLive => Holds::Member,
             Self::SourceRanges => Holds::Range,
             Self::Vips
             | Self::ClusterVips
@@ -262,13 +297,19 @@ impl Map {
         }
     }
 
+    /// Whether its elements are written by rules, and so not ours to add, list or delete.
+    pub(crate) fn is_written_by_rules(self) -> bool {
+        self.holds() == Holds::Clients
+    }
+
     /// Whether its elements hold such data.
     #[cfg(test)]
     pub(crate) const fn takes(self, data: &Data) -> bool {
         matches!(
             (self.holds(), data),
             (Holds::Nothing, Data::None)
-                | (Holds::Endpoint, Data::Endpoint(..))
+                | (Holds::Endpoint | Holds::PaddedEndpoint, Data::Endpoint(..))
+                | (Holds::Member, Data::Member(..))
                 | (Holds::Verdict, Data::Verdict(_))
                 | (Holds::Range, Data::Range(_))
         )
@@ -280,21 +321,35 @@ impl Map {
             Family::V4 => DataType::Ipv4Addr,
             Family::V6 => DataType::Ipv6Addr,
         };
-        let mut key = match (self, self.kind()) {
-            (Self::Hairpin, _) => vec![address, address],
-            (_, FrontKind::Vip | FrontKind::Address) => vec![address],
-            (_, FrontKind::NodePort) => vec![],
+        let endpoint = [address, DataType::InetService];
+        let padded = [DataType::Mark, address, DataType::InetService];
+        let mut key = match (self, self.holds()) {
+            (Self::Hairpin, _) => vec![address],
+            (_, Holds::Member) => endpoint.to_vec(),
+            _ => vec![],
         };
+        if self.kind() != FrontKind::NodePort {
+            key.push(address);
+        }
         if self.kind() != FrontKind::Address {
             key.extend([DataType::InetProto, DataType::InetService]);
         }
         let set = match self.holds() {
-            Holds::Nothing => Set::new(self.name(), key),
+            Holds::Nothing | Holds::Member => Set::new(self.name(), key),
             Holds::Verdict => Set::verdict_map(self.name(), key),
             Holds::Endpoint => {
                 // The type of marks: host byte order, as numgen's results are.
                 key.push(DataType::Mark);
-                Set::map(self.name(), key, [address, DataType::InetService])
+                Set::map(self.name(), key, endpoint)
+            }
+            Holds::PaddedEndpoint => {
+                key.push(DataType::Mark);
+                Set::map(self.name(), key, padded)
+            }
+            Holds::Clients => {
+                key.push(address);
+                let set = Set::map(self.name(), key, padded).flags(SetFlags::TIMEOUT | SetFlags::EVAL);
+                set.size(MAX_CLIENTS)
             }
             Holds::Range => {
                 key.push(address);
@@ -302,41 +357,6 @@ impl Map {
             }
         };
         set.comment(self.comment())
-    }
-}
-
-// === impl Front ===
-
-impl Front {
-    /// Which keys are made from it.
-    pub(crate) const fn kind(&self) -> FrontKind {
-        match self {
-            Self::Vip { .. } => FrontKind::Vip,
-            Self::NodePort { .. } => FrontKind::NodePort,
-            Self::Address(_) => FrontKind::Address,
-        }
-    }
-
-    fn read(fields: &mut FieldReader<'_>, kind: FrontKind, family: Family) -> Option<Self> {
-        let address = match kind {
-            FrontKind::Address => return address(fields, family).map(Self::Address),
-            FrontKind::Vip => Some(address(fields, family)?),
-            FrontKind::NodePort => None,
-        };
-        let number = fields.proto()?;
-        let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)?;
-        let port = fields.port()?;
-        Some(match address {
-            Some(address) => Self::Vip { address, port, protocol },
-            None => Self::NodePort { port, protocol },
-        })
-    }
-}
-
-fn address(fields: &mut FieldReader<'_>, family: Family) -> Option<IpAddr> {
-    match family {
-        Family::V4 => fields.ipv4().map(IpAddr::V4),
-        Family::V6 => fields.ipv6().map(IpAddr::V6),
     }
 }
 
@@ -349,7 +369,7 @@ impl Element {
         match self.data {
             Data::Endpoint(..) => fields.mark(self.index),
             Data::Range(range) => fields.addr(range.first),
-            Data::None | Data::Verdict(_) => fields,
+            Data::None | Data::Verdict(_) | Data::Member(..) => fields,
         }
     }
 
@@ -361,17 +381,23 @@ impl Element {
         }
     }
 
+    /// The endpoint that it holds, as a value.
+    pub(crate) fn endpoint(&self) -> Option<Fields> {
+        let Data::Endpoint(address, port) = self.data else { return None };
+        let padding = match self.map.holds() {
+            Holds::PaddedEndpoint => Fields::new().mark(0),
+            _ => Fields::new(),
+        };
+        Some(padding.addr(address).port(port))
+    }
+
     fn front_fields(&self) -> Fields {
-        match self.front {
-            Front::Vip { address, port, protocol } if self.map == Map::Hairpin => {
-                Fields::new().addr(address).addr(address).proto(protocol.number()).port(port)
-            }
-            Front::Vip { address, port, protocol } => {
-                Fields::new().addr(address).proto(protocol.number()).port(port)
-            }
-            Front::NodePort { port, protocol } => Fields::new().proto(protocol.number()).port(port),
-            Front::Address(address) => Fields::new().addr(address),
-        }
+        let before = match (self.front, self.data) {
+            (Front::Vip { address, .. }, _) if self.map == Map::Hairpin => Fields::new().addr(address),
+            (_, Data::Member(address, port)) => Fields::new().addr(address).port(port),
+            _ => Fields::new(),
+        };
+        self.front.put(before)
     }
 
     /// The pool chain that it leads to.
@@ -390,16 +416,24 @@ impl Element {
         if map == Map::Hairpin {
             address(&mut fields, family)?;
         }
+        let member = match map.holds() {
+            Holds::Member => Some((address(&mut fields, family)?, fields.port()?)),
+            _ => None,
+        };
         let front = Front::read(&mut fields, map.kind(), family)?;
         let index = match map.holds() {
-            Holds::Endpoint => fields.mark()?,
-            Holds::Nothing | Holds::Verdict | Holds::Range => 0,
+            Holds::Endpoint | Holds::PaddedEndpoint => fields.mark()?,
+            _ => 0,
         };
         let data = match (map.holds(), &element.data) {
             (Holds::Nothing, nft::Data::None) => Data::None,
+            (Holds::Member, nft::Data::None) => member.map(|(address, port)| Data::Member(address, port))?,
             (Holds::Verdict, nft::Data::Verdict(verdict)) => Data::Verdict(Verdict::read(verdict)?),
-            (Holds::Endpoint, nft::Data::Value(value)) => {
+            (holds @ (Holds::Endpoint | Holds::PaddedEndpoint), nft::Data::Value(value)) => {
                 let mut fields = FieldReader::new(value);
+                if holds == Holds::PaddedEndpoint {
+                    fields.mark().filter(|padding| *padding == 0)?;
+                }
                 Data::Endpoint(address(&mut fields, family)?, fields.port()?)
             }
             (Holds::Range, nft::Data::None) => {
@@ -423,24 +457,6 @@ impl Verdict {
             nft::Verdict::Goto(chain) if *chain == REJECT => Some(Self::Reject),
             nft::Verdict::Goto(chain) => PoolChain::parse(chain).map(Self::Pool),
             _ => None,
-        }
-    }
-}
-
-/// The value of an endpoint.
-pub(crate) fn endpoint_value(address: IpAddr, port: u16) -> Fields {
-    Fields::new().addr(address).port(port)
-}
-
-impl fmt::Display for Front {
-    /// `10.96.0.1:80/tcp`, `node port 30080/tcp` or `10.96.0.1`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Vip { address, port, protocol } => {
-                write!(f, "{}/{}", SocketAddr::new(*address, *port), protocol.lower())
-            }
-            Self::NodePort { port, protocol } => write!(f, "node port {port}/{}", protocol.lower()),
-            Self::Address(address) => write!(f, "{address}"),
         }
     }
 }

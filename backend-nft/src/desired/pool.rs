@@ -4,14 +4,20 @@
 //! ```text
 //!   vips ──▶ cluster-ip-pool-3 (mark, unless from a pod) ──▶ pool-3 ──▶ endpoints { VIP . 0, VIP . 1, VIP . 2 }
 //!   vips ──▶ masq-pool-3       (mark)                    ──▶ pool-3
+//!
+//!   with session affinity, one for each number and timeout:
+//!   vips ──▶ affine-cluster-ip-pool-3-60s (mark, ...) ──▶ affine-pool-3-60s ──no room to remember──▶ pool-3
 //! ```
 
-use std::fmt;
+use std::{fmt, num::NonZeroU32};
 
 use netlink::nft::Rule;
 use proto::model::{Family, PoolClass};
 
-use super::rule::{Address, Line};
+use super::{
+    affinity,
+    rule::{Address, Line},
+};
 use crate::{
     element::Map,
     options::{Masquerade, Options},
@@ -44,7 +50,12 @@ pub(crate) struct PoolChain {
     pub(crate) kind: PoolKind,
     /// Never 0.
     pub(crate) count: u32,
+    /// With session affinity: how many seconds after its last connection a client is forgotten.
+    pub(crate) affinity: Option<NonZeroU32>,
 }
+
+/// What the names of chains with session affinity begin with.
+const AFFINE: &str = "affine-";
 
 // === impl PoolKind ===
 
@@ -92,7 +103,31 @@ impl PoolKind {
         }
     }
 
-    /// The kind of chain that it goes on to.
+    /// The maps and sets for session affinity with these endpoints.
+    pub(super) const fn affinity(self) -> affinity::Maps {
+        match self {
+            Self::Pool | Self::ClusterIpPool | Self::MasqPool => {
+                affinity::Maps { endpoints: Map::AffineEndpoints, clients: Map::Affinity, live: Map::Live }
+            }
+            Self::LocalPool | Self::ClusterIpLocalPool => affinity::Maps {
+                endpoints: Map::LocalAffineEndpoints,
+                clients: Map::Affinity,
+                live: Map::LocalLive,
+            },
+            Self::NodePortPool | Self::MasqNodePortPool => affinity::Maps {
+                endpoints: Map::NodePortAffineEndpoints,
+                clients: Map::NodePortAffinity,
+                live: Map::NodePortLive,
+            },
+            Self::NodePortLocalPool => affinity::Maps {
+                endpoints: Map::NodePortLocalAffineEndpoints,
+                clients: Map::NodePortAffinity,
+                live: Map::NodePortLocalLive,
+            },
+        }
+    }
+
+    /// The kind of chain behind the mark.
     const fn target(self) -> Option<Self> {
         match self {
             Self::ClusterIpPool | Self::MasqPool => Some(Self::Pool),
@@ -108,23 +143,39 @@ impl PoolKind {
 impl PoolChain {
     /// Reads a name.
     pub(crate) fn parse(name: &str) -> Option<Self> {
+        let (name, affinity) = match name.strip_prefix(AFFINE) {
+            None => (name, None),
+            Some(affine) => {
+                let (name, seconds) = affine.strip_suffix('s')?.rsplit_once('-')?;
+                (name, Some(number(seconds)?))
+            }
+        };
         PoolKind::ALL.into_iter().find_map(|kind| {
-            let digits = name.strip_prefix(kind.prefix())?;
-            let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
-            let count = digits.parse().ok().filter(|_| plain)?;
-            Some(Self { kind, count })
+            let count = number(name.strip_prefix(kind.prefix())?)?.get();
+            Some(Self { kind, count, affinity })
         })
     }
 
     /// The chain that it goes on to.
     pub(crate) fn target(self) -> Option<Self> {
-        let kind = self.kind.target()?;
-        Some(Self { kind, ..self })
+        match (self.kind.target(), self.affinity) {
+            (Some(kind), _) => Some(Self { kind, ..self }),
+            (None, Some(_)) => Some(Self { affinity: None, ..self }),
+            (None, None) => None,
+        }
+    }
+
+    /// It, the chain that it goes on to, and so on.
+    pub(crate) fn path(self) -> impl Iterator<Item = Self> {
+        std::iter::successors(Some(self), |chain| chain.target())
     }
 
     /// Its rules.
     pub(crate) fn rules(self, family: Family, options: &Options) -> Vec<Rule> {
         let Some(target) = self.target() else { return self.choose(family) };
+        if let (None, Some(timeout)) = (self.kind.target(), self.affinity) {
+            return affinity::rules(family, self.kind.affinity(), timeout, target);
+        }
         let mark = options.masquerade_mark();
         let go_on = Line::new(family).goto(target.to_string()).end();
         let marking = match self.kind {
@@ -164,6 +215,16 @@ impl PoolChain {
 
 impl fmt::Display for PoolChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.kind.prefix(), self.count)
+        let Self { kind, count, affinity } = self;
+        match affinity {
+            None => write!(f, "{}{count}", kind.prefix()),
+            Some(seconds) => write!(f, "{AFFINE}{}{count}-{seconds}s", kind.prefix()),
+        }
     }
+}
+
+/// A number as we write it.
+fn number(digits: &str) -> Option<NonZeroU32> {
+    let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
+    digits.parse().ok().filter(|_| plain)
 }

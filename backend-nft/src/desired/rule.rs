@@ -172,20 +172,27 @@ impl Line {
 
     /// `dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints`.
     pub(super) fn dnat(self, map: Map, modulus: u32) -> Self {
-        let words = self.words();
-        let family = nft_family(self.family);
         let (line, index) = self.front(map.kind());
-        line.push(Expr::Numgen { dreg: index, kind: NumgenKind::Random, modulus, offset: 0 })
-            .push(lookup(map, Some(FIRST)))
-            .push(Expr::Nat {
-                kind: NatKind::Dnat,
-                family,
-                addr: Some(FIRST),
-                addr_max: None,
-                port: Some(FIRST.plus(words)),
-                port_max: None,
-                flags: NatFlags::NONE,
-            })
+        line.random(index, modulus).push(lookup(map, Some(FIRST))).dnat_to(FIRST)
+    }
+
+    /// Loads a place in a pool of so many.
+    pub(super) fn random(self, dreg: Register, modulus: u32) -> Self {
+        self.push(Expr::Numgen { dreg, kind: NumgenKind::Random, modulus, offset: 0 })
+    }
+
+    /// `dnat ip to`: an address in the first of these registers, then a port.
+    pub(super) fn dnat_to(self, endpoint: Register) -> Self {
+        let (family, port) = (nft_family(self.family), endpoint.plus(self.words()));
+        self.push(Expr::Nat {
+            kind: NatKind::Dnat,
+            family,
+            addr: Some(endpoint),
+            addr_max: None,
+            port: Some(port),
+            port_max: None,
+            flags: NatFlags::NONE,
+        })
     }
 
     /// `masquerade fully-random`: with the kernel's default two clients may race for one port.
@@ -230,19 +237,24 @@ impl Line {
     // === registers ===
 
     /// The number of registers that an address takes.
-    const fn words(&self) -> u8 {
+    pub(super) const fn words(&self) -> u8 {
         (self.family.address_len() / 4) as u8
     }
 
     /// Loads what the packet is addressed to. Gives the register behind it.
     fn front(self, kind: FrontKind) -> (Self, Register) {
+        self.front_at(kind, FIRST)
+    }
+
+    /// The same, from this register on.
+    pub(super) fn front_at(self, kind: FrontKind, dreg: Register) -> (Self, Register) {
         let words = self.words();
         match kind {
-            FrontKind::NodePort => (self.ports(FIRST), FIRST.plus(2)),
-            FrontKind::Address => (self.address(Address::Destination, FIRST), FIRST.plus(words)),
+            FrontKind::NodePort => (self.ports(dreg), dreg.plus(2)),
+            FrontKind::Address => (self.address(Address::Destination, dreg), dreg.plus(words)),
             FrontKind::Vip => {
-                let ports = FIRST.plus(words);
-                (self.address(Address::Destination, FIRST).ports(ports), ports.plus(2))
+                let ports = dreg.plus(words);
+                (self.address(Address::Destination, dreg).ports(ports), ports.plus(2))
             }
         }
     }
@@ -257,12 +269,13 @@ impl Line {
         })
     }
 
-    fn address(self, address: Address, dreg: Register) -> Self {
+    /// Loads an address.
+    pub(super) fn address(self, address: Address, dreg: Register) -> Self {
         let (offset, len) = (address.offset(self.family), self.family.address_len() as u32);
         self.push(Expr::Payload { dreg, base: PayloadBase::Network, offset, len })
     }
 
-    fn push(mut self, expr: Expr) -> Self {
+    pub(super) fn push(mut self, expr: Expr) -> Self {
         self.exprs.push(expr);
         self
     }

@@ -6,9 +6,10 @@
 //!   node port     external policy Local    ─▶ policy-local-vips ─┬▶ cluster-vips ─▶ cluster pool   (pods, the node itself)
 //!                                                                └▶ local-vips   ─▶ local pool     (everybody else)
 //!   an empty pool is a verdict: drop, or reject when nothing in the cluster could serve
+//!   session affinity: the same pools by other chains, and their endpoints in more maps
 //! ```
 
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU32};
 
 use agent::Service;
 use proto::model::{Endpoint, Family, PoolClass, Protocol, ServicePort, TrafficPolicy};
@@ -54,6 +55,8 @@ pub(crate) struct Desired {
     local: Box<[Endpoint]>,
     /// The verdict instead of an empty pool.
     empty: Verdict,
+    /// Seconds, with session affinity.
+    affinity: Option<NonZeroU32>,
 }
 
 /// Who has which place now, with holes where that is unknown.
@@ -115,6 +118,7 @@ pub(crate) fn desired(
         cluster: order::assign(&orders.cluster, &service.cluster[family]).into(),
         local: order::assign(&orders.local, &service.local[family]).into(),
         empty: if some { Verdict::Drop } else { Verdict::Reject },
+        affinity: service.port.affinity_seconds,
     };
     (!desired.fronts.is_empty() || !desired.local.is_empty()).then_some(desired)
 }
@@ -154,6 +158,7 @@ impl Desired {
     /// Appends all its elements but those that are shared, sorted.
     pub(crate) fn elements(&self, to: &mut Vec<Element>) {
         for (front, dispatch) in &self.fronts {
+            let start = to.len();
             match (dispatch, front.kind()) {
                 (Dispatch::Pool(kind), front_kind) => {
                     self.places(to, *front, *kind);
@@ -184,6 +189,10 @@ impl Desired {
                 }
             }
             self.sources(to, *front);
+            if self.affinity.is_some() {
+                // More maps for each pool, and in one of them endpoints are in their own order.
+                to[start..].sort_unstable();
+            }
         }
     }
 
@@ -221,17 +230,27 @@ impl Desired {
     }
 
     fn places(&self, to: &mut Vec<Element>, front: Front, kind: PoolKind) {
-        let map = kind.endpoints(self.count(kind));
-        to.extend((0..).zip(self.pool(kind)).map(|(index, endpoint)| {
-            let data = Data::Endpoint(endpoint.address, endpoint.port.get());
-            Element { front, map, index, data }
-        }));
+        let places = |map| {
+            (0..).zip(self.pool(kind)).map(move |(index, endpoint)| {
+                let data = Data::Endpoint(endpoint.address, endpoint.port.get());
+                Element { front, map, index, data }
+            })
+        };
+        to.extend(places(kind.endpoints(self.count(kind))));
+        if self.affinity.is_some() {
+            let maps = kind.affinity();
+            to.extend(places(maps.endpoints));
+            to.extend(self.pool(kind).iter().map(|endpoint| {
+                let data = Data::Member(endpoint.address, endpoint.port.get());
+                Element { front, map: maps.live, index: 0, data }
+            }));
+        }
     }
 
     fn verdict(&self, front: Front, map: Map, kind: PoolKind) -> Element {
         let verdict = match self.count(kind) {
             0 => self.empty,
-            count => Verdict::Pool(PoolChain { kind, count }),
+            count => Verdict::Pool(PoolChain { kind, count, affinity: self.affinity }),
         };
         Element { front, map, index: 0, data: Data::Verdict(verdict) }
     }

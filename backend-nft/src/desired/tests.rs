@@ -31,6 +31,7 @@ fn line(element: &Element) -> Option<String> {
         Data::Endpoint(..) => return None,
         Data::Range(range) => format!("{}-{}", range.first, range.last),
         Data::None => "-".to_owned(),
+        Data::Member(address, port) => format!("{address}:{port}"),
         Data::Verdict(Verdict::Drop) => "drop".to_owned(),
         Data::Verdict(Verdict::Reject) => "reject".to_owned(),
         Data::Verdict(Verdict::Pool(chain)) => chain.to_string(),
@@ -180,6 +181,65 @@ fn local_endpoints_are_hairpins_and_cluster_ips_are_known_whatever_the_policy_is
     assert_eq!(lines, ["hairpin 10.244.1.1:80/tcp -", "cluster-ips 10.96.0.1 -"]);
 }
 
+/// By other chains, to the same pools; who is in the pool is told besides.
+#[test]
+fn affinity_is_for_every_way_in() {
+    let web = |local: bool| {
+        service(|web| {
+            let web = web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").node_port(30080).affinity(60);
+            let web = web.endpoints(TWO).local_endpoints(LOCAL);
+            if local { web.internal_local().external_local() } else { web }
+        })
+    };
+    assert_eq!(
+        dispatches(&web(false), &outside()),
+        [
+            "live 10.96.0.1:80/tcp 10.244.1.1:80",
+            "live 10.96.0.1:80/tcp 10.244.2.1:80",
+            "vips 10.96.0.1:80/tcp affine-cluster-ip-pool-2-60s",
+            "live 203.0.113.1:80/tcp 10.244.1.1:80",
+            "live 203.0.113.1:80/tcp 10.244.2.1:80",
+            "vips 203.0.113.1:80/tcp affine-masq-pool-2-60s",
+            "nodeport-live node port 30080/tcp 10.244.1.1:80",
+            "nodeport-live node port 30080/tcp 10.244.2.1:80",
+            "nodeports node port 30080/tcp affine-masq-nodeport-pool-2-60s",
+        ]
+    );
+    assert_eq!(
+        dispatches(&web(true), &outside()),
+        [
+            "local-live 10.96.0.1:80/tcp 10.244.1.1:80",
+            "vips 10.96.0.1:80/tcp affine-cluster-ip-local-pool-1-60s",
+            "live 203.0.113.1:80/tcp 10.244.1.1:80",
+            "live 203.0.113.1:80/tcp 10.244.2.1:80",
+            "local-live 203.0.113.1:80/tcp 10.244.1.1:80",
+            "policy-local-vips 203.0.113.1:80/tcp -",
+            "cluster-vips 203.0.113.1:80/tcp affine-pool-2-60s",
+            "local-vips 203.0.113.1:80/tcp affine-local-pool-1-60s",
+            "nodeport-live node port 30080/tcp 10.244.1.1:80",
+            "nodeport-live node port 30080/tcp 10.244.2.1:80",
+            "nodeport-local-live node port 30080/tcp 10.244.1.1:80",
+            "policy-local-nodeports node port 30080/tcp -",
+            "cluster-nodeports node port 30080/tcp affine-nodeport-pool-2-60s",
+            "local-nodeports node port 30080/tcp affine-nodeport-local-pool-1-60s",
+        ]
+    );
+    let none = service(|web| web.cluster_ip("10.96.0.1").affinity(60));
+    assert_eq!(dispatches(&none, &outside()), ["vips 10.96.0.1:80/tcp reject"]);
+}
+
+#[test]
+fn affine_chains_lead_to_plain_ones() {
+    let path = |name: &str| -> Vec<String> {
+        PoolChain::parse(name).unwrap().path().map(|chain| chain.to_string()).collect()
+    };
+    let [masked, affine, plain] = ["affine-masq-pool-2-60s", "affine-pool-2-60s", "pool-2"];
+    assert_eq!(path(masked), [masked, affine, plain]);
+    let rules = PoolChain::parse(affine).unwrap().rules(Family::V4, &Options::default());
+    assert_eq!(rules.len(), 3);
+    assert!(rules[2].to_string().starts_with("goto pool-2 "), "{}", rules[2]);
+}
+
 #[test]
 fn names_of_pool_chains_are_read_back() {
     for name in [
@@ -191,12 +251,30 @@ fn names_of_pool_chains_are_read_back() {
         "cluster-ip-local-pool-2",
         "masq-pool-250",
         "masq-nodeport-pool-7",
+        "affine-pool-3-1s",
+        "affine-nodeport-local-pool-10-10800s",
+        "affine-cluster-ip-pool-2-4294967295s",
     ] {
         assert_eq!(PoolChain::parse(name).map(|chain| chain.to_string()).as_deref(), Some(name));
     }
-    for name in
-        ["pool-", "pool-0", "pool-03", "pool-+3", "pool-3 ", "pool-4294967296", "services", "my-pool-3"]
-    {
+    for name in [
+        "pool-",
+        "pool-0",
+        "pool-03",
+        "pool-+3",
+        "pool-3 ",
+        "pool-4294967296",
+        "services",
+        "my-pool-3",
+        "pool-3-10s",
+        "affine-pool-3",
+        "affine-pool-3s",
+        "affine-pool-3-0s",
+        "affine-pool-3-010s",
+        "affine-pool-3-10",
+        "affine-pool-0-10s",
+        "affine-affine-pool-3-10s",
+    ] {
         assert_eq!(PoolChain::parse(name), None, "{name:?}");
     }
 }

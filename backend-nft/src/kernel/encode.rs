@@ -11,7 +11,7 @@ use proto::model::{Family, PerFamily};
 use super::Refused;
 use crate::{
     desired::{PoolChain, table},
-    element::{Data, Element, Map, REJECT, Verdict, endpoint_value},
+    element::{Data, Element, Map, REJECT, Verdict},
     plan::{Elements, Operation},
 };
 
@@ -154,8 +154,8 @@ impl Writer {
                 self.chains.entry(chain).or_insert_with(|| chain.to_string());
             }
             let value = match element.data {
-                Data::None => Value::None,
-                Data::Endpoint(address, port) => Value::Endpoint(endpoint_value(address, port)),
+                Data::None | Data::Member(..) => Value::None,
+                Data::Endpoint(..) => element.endpoint().map_or(Value::None, Value::Endpoint),
                 Data::Verdict(verdict) => Value::Verdict(verdict),
                 Data::Range(_) => element.key_end().map_or(Value::None, Value::Range),
             };

@@ -8,12 +8,12 @@ use std::{
 
 use agent::Drift;
 use anyhow::Result;
-use netlink::nft::{Chain, Expr, ListedRule, Rule, Set};
+use netlink::nft::{Chain, Expr, ListedRule, Rule, Set, SetFlags};
 use proto::model::{Family, PerFamily};
 
 use super::{CommitError, Kernel, Refused};
 use crate::{
-    element::{Data, Element, Front, Map, REJECT, Range, Verdict},
+    element::{Data, Element, Front, Map, REJECT, Verdict},
     plan::{Elements, Operation},
     present::Listing,
 };
@@ -47,8 +47,8 @@ pub(crate) struct FakeTable {
     elements: BTreeMap<Key, Data>,
 }
 
-/// Map, front, place, and the range in the one map that has them.
-type Key = (Map, Front, u32, Option<Range>);
+/// Map, front, place, and data that are part of the key.
+type Key = (Map, Front, u32, Option<Data>);
 
 /// What went wrong, and on whose behalf it was.
 type Refusal = (Option<u32>, String);
@@ -177,6 +177,9 @@ impl FakeTable {
                 for named in names(rule) {
                     let known = match named {
                         Named::Set(set) => self.sets.contains_key(set),
+                        Named::Changed(set) => {
+                            self.sets.get(set).is_some_and(|set| set.flags.contains(SetFlags::EVAL))
+                        }
                         Named::Chain(chain) => self.chains.contains_key(chain),
                     };
                     ensure(known, &format!("rule in {name}: no {named:?}"))?;
@@ -216,9 +219,9 @@ impl FakeTable {
     /// The real kernel does not see it when the new one encloses an old one.
     fn overlaps(&self, new: &Element) -> bool {
         let Data::Range(range) = new.data else { return false };
-        self.elements.keys().any(|(map, front, _, old)| {
+        self.elements.iter().any(|((map, front, ..), old)| {
             (*map, *front) == (new.map, new.front)
-                && old.is_some_and(|old| old.first <= range.last && range.first <= old.last)
+                && matches!(old, Data::Range(old) if old.first <= range.last && range.first <= old.last)
         })
     }
 
@@ -246,11 +249,8 @@ fn element(map: Map, front: Front, index: u32, data: Data) -> Element {
 }
 
 fn key(element: &Element) -> Key {
-    let range = match element.data {
-        Data::Range(range) => Some(range),
-        _ => None,
-    };
-    (element.map, element.front, element.index, range)
+    let data = Some(element.data).filter(|data| matches!(data, Data::Range(_) | Data::Member(..)));
+    (element.map, element.front, element.index, data)
 }
 
 fn leads_to(data: &Data) -> Option<String> {
@@ -265,12 +265,15 @@ fn leads_to(data: &Data) -> Option<String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Named<'a> {
     Set(&'a str),
+    /// A set that the rule writes to.
+    Changed(&'a str),
     Chain(&'a str),
 }
 
 fn names(rule: &Rule) -> impl Iterator<Item = Named<'_>> {
     rule.exprs.iter().filter_map(|expr| match expr {
         Expr::Lookup { set, .. } => Some(Named::Set(set)),
+        Expr::Dynset { set, .. } => Some(Named::Changed(set)),
         Expr::Verdict(verdict) => verdict.chain().map(Named::Chain),
         _ => None,
     })

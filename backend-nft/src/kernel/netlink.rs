@@ -161,7 +161,7 @@ impl Worker {
             table: Some(table),
             ..Listing::default()
         };
-        for map in Map::ALL {
+        for map in Map::ALL.into_iter().filter(|map| !map.is_written_by_rules()) {
             let ours = self.names.set(family, map);
             if listing.sets.contains(ours) {
                 self.elements(family, map, &mut listing)?;

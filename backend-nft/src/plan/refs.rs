@@ -53,8 +53,7 @@ impl Refs {
     }
 }
 
-/// The chains that are needed for an element: the one that it leads to, and the one behind that.
+/// The chains that are needed for an element: the one that it leads to, and those behind that.
 pub(super) fn chains(element: &Element) -> impl Iterator<Item = PoolChain> {
-    let first = element.pool();
-    first.into_iter().chain(first.and_then(PoolChain::target))
+    element.pool().into_iter().flat_map(PoolChain::path)
 }

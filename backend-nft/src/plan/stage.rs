@@ -92,7 +92,7 @@ impl Stage {
         let gone = delta.chains.iter().filter(|(_, count)| count.is_none());
         let mut gone: Vec<PoolChain> = gone.map(|(chain, _)| *chain).collect();
         // Those that lead to others go first.
-        gone.sort_by_key(|chain| chain.target().is_none());
+        gone.sort_by_key(|chain| std::cmp::Reverse(chain.path().count()));
         pools.retain(|chain| !gone.contains(chain));
 
         let mut operations = first;

@@ -55,7 +55,7 @@ fn refused(operations: Vec<(Family, Operation)>) -> Refused {
 
 #[test]
 fn the_element_that_is_refused_names_its_owner() {
-    let nowhere = Verdict::Pool(PoolChain { kind: PoolKind::Pool, count: 9 });
+    let nowhere = Verdict::Pool(PoolChain { kind: PoolKind::Pool, count: 9, affinity: None });
     let verdicts =
         (0..MANY).map(move |owner| if [700, 1_900].contains(&owner) { nowhere } else { Verdict::Drop });
     let refused = refused(transaction(verdicts));

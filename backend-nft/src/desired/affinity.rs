@@ -1,0 +1,119 @@
+//! Session affinity: a client that connects again within the timeout gets the endpoint that it had, as long as that is in the pool.
+//!
+//! ```text
+//!   affine-pool-3-60s:  1. a known client      affinity { VIP . client } = endpoint, endpoint . VIP is in live:  renew, dnat
+//!                       2. a new one, or its   affine-endpoints { VIP . random } = endpoint:
+//!                          endpoint is gone        forget what was remembered, remember this one, dnat
+//!                       3. no room             goto pool-3
+//! ```
+//!
+//! One map holds the clients of all service ports, whatever their timeouts: each entry has its own. An endpoint that leaves a pool leaves
+//! `live`, and so none of its clients is known any more.
+//!
+//! All is in its place for the next lookup. nft cannot print that: it aborts at a rule in which what comes out of a map is part of a key, or
+//! is remembered. So there is a word before the endpoint, and after the lookup a constant is loaded over it: what is behind it nft then takes for
+//! what was loaded there before, which is the source of the reply. That is not looked at, but it is what the endpoint will be.
+//!
+//! ```text
+//!   registers   0 | endpoint . port | VIP . protocol . port | client, or place in the pool       IPv6: all sixteen
+//!                   └──── key of live ────────────────────┘
+//!                                     └──── key of affinity, key of affine-endpoints ───────┘
+//!   └─ value of both ───┘
+//! ```
+
+use std::{num::NonZeroU32, time::Duration};
+
+use netlink::nft::{CtKey, Direction, DynsetOp, Expr, Matches, Register, Rule};
+use proto::model::Family;
+
+use super::{
+    PoolChain,
+    rule::{Address, Line},
+};
+use crate::element::Map;
+
+/// What belongs to one kind of pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Maps {
+    /// Place to endpoint.
+    pub(super) endpoints: Map,
+    /// Client to endpoint.
+    pub(super) clients: Map,
+    /// The endpoints that are in the pool.
+    pub(super) live: Map,
+}
+
+/// Where things are while a rule runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    /// Zeros, then the endpoint.
+    data: Register,
+    endpoint: Register,
+    front: Register,
+    /// A client or a place.
+    end: Register,
+}
+
+/// The rules for the clients of a pool of so many endpoints. `pool`: the chain that does without.
+pub(super) fn rules(
+    family: Family,
+    Maps { endpoints, clients, live }: Maps,
+    timeout: NonZeroU32,
+    pool: PoolChain,
+) -> Vec<Rule> {
+    let timeout = Duration::from_secs(timeout.get().into());
+    let (line, at) = begin(family, clients);
+    let known = line
+        .address(Address::Source, at.end)
+        .push(lookup(clients, at.front, Some(at.data)))
+        .push(lookup(live, at.endpoint, None))
+        .push(padding(at))
+        .push(change(DynsetOp::Update, clients, at, Some(timeout)))
+        .dnat_to(at.endpoint);
+    let (line, at) = begin(family, clients);
+    // An update renews an entry that is there, but does not change it.
+    let unknown = line
+        .random(at.end, pool.count)
+        .push(lookup(endpoints, at.front, Some(at.data)))
+        .push(padding(at))
+        .address(Address::Source, at.end)
+        .push(change(DynsetOp::Delete, clients, at, None))
+        .push(change(DynsetOp::Update, clients, at, Some(timeout)))
+        .dnat_to(at.endpoint);
+    let [endpoints, clients, live] = [endpoints, clients, live].map(Map::name);
+    vec![
+        known.comment(format!("its endpoint in @{clients}, while in @{live} (shown as the reply's)")),
+        unknown.comment(format!("another: one of @{endpoints}, remembered (shown as the reply's)")),
+        Line::new(family).goto(pool.to_string()).comment(format!("no room in @{clients}")),
+    ]
+}
+
+/// Loads the front, and what nft is to take for the endpoint.
+fn begin(family: Family, clients: Map) -> (Line, Layout) {
+    let line = Line::new(family);
+    let data = Register::FIRST;
+    let endpoint = data.plus(1);
+    let port = endpoint.plus(line.words());
+    let front = port.plus(1);
+    let source = match family {
+        Family::V4 => CtKey::SrcIp,
+        Family::V6 => CtKey::SrcIp6,
+    };
+    let reply = |dreg, key| Expr::Ct { dreg, key, direction: Some(Direction::Reply) };
+    let line = line.push(reply(endpoint, source)).push(reply(port, CtKey::ProtoSrc));
+    let (line, end) = line.front_at(clients.kind(), front);
+    (line, Layout { data, endpoint, front, end })
+}
+
+/// The zeros that are there already.
+fn padding(at: Layout) -> Expr {
+    Expr::Immediate { dreg: at.data, data: [0; 4].into() }
+}
+
+fn change(op: DynsetOp, clients: Map, at: Layout, timeout: Option<Duration>) -> Expr {
+    Expr::Dynset { set: clients.name().into(), op, key: at.front, data: Some(at.data), timeout }
+}
+
+fn lookup(map: Map, sreg: Register, dreg: Option<Register>) -> Expr {
+    Expr::Lookup { set: map.name().into(), sreg, dreg, matches: Matches::Found }
+}
