@@ -1,6 +1,7 @@
 //! What every backend must do, seen from outside: real packets in both families and all protocols, and no look into how a backend
 //! does it. Each case is a function of the [`Backend`](crate::Backend); [`conformance!`](crate::conformance) makes a test of each.
 
+pub mod affinity;
 pub mod changes;
 pub mod commands;
 pub mod drift;
@@ -84,6 +85,15 @@ macro_rules! conformance {
                 they_answer_at_the_primary_address,
                 they_answer_in_the_cidrs_given,
                 they_never_answer_on_loopback,
+            }
+            affinity {
+                clients_stick_to_a_pod,
+                a_client_is_forgotten_after_the_timeout,
+                a_pod_that_leaves_takes_only_its_clients_along,
+                the_timeout_changes,
+                affinity_comes_and_goes,
+                clients_outlive_backends,
+                policy_local_sticks_to_local_pods,
             }
             source_ranges {
                 only_sources_in_a_range_connect,

@@ -46,8 +46,8 @@ impl Probe {
     /// A UDP socket that hears only of `to`, ICMP errors too.
     pub(crate) fn udp_socket(self, to: SocketAddr) -> Result<UdpSocket, Failure> {
         let socket = self.socket(to, Type::DGRAM, None)?;
-        if self.source.is_none() {
-            bind_to_fresh_port(&socket, to)?;
+        if self.source.is_none_or(|source| source.port() == 0) {
+            bind_to_fresh_port(&socket, self.source, to)?;
         }
         socket.connect(&to.into())?;
         socket.set_read_timeout(Some(self.deadline))?;
@@ -107,7 +107,8 @@ impl Probe {
     ) -> Result<Socket, Failure> {
         let socket = Socket::new(Domain::for_address(to), kind, protocol)?;
         hear_icmp_errors(&socket, to, IcmpErrors::All)?;
-        if let Some(mut source) = self.source {
+        let chosen_later = |source: &SocketAddr| kind == Type::DGRAM && source.port() == 0;
+        if let Some(mut source) = self.source.filter(|source| !chosen_later(source)) {
             if kind == Type::RAW {
                 source.set_port(0);
             }
@@ -171,13 +172,14 @@ pub(crate) fn strip_ip_header(family: SocketAddr, packet: &[u8]) -> &[u8] {
 }
 
 /// The kernel's choice is random, and now and then one that conntrack remembers, with the endpoint that it led to then.
-fn bind_to_fresh_port(socket: &Socket, to: SocketAddr) -> io::Result<()> {
+fn bind_to_fresh_port(socket: &Socket, source: Option<SocketAddr>, to: SocketAddr) -> io::Result<()> {
     let any: IpAddr = match Family::of(to.ip()) {
         Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
         Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
     };
     loop {
-        let bound = socket.bind(&SocketAddr::new(any, fresh_port(next_number())).into());
+        let address = source.map_or(any, |source| source.ip());
+        let bound = socket.bind(&SocketAddr::new(address, fresh_port(next_number())).into());
         match bound {
             // A stream's.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}

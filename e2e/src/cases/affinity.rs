@@ -1,0 +1,255 @@
+//! Session affinity by client IP: who keeps an endpoint, and for how long. Clients are the further addresses of the outside client and a
+//! pod; each of their requests is a new connection, or a new flow.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::expect::assert_pods;
+use crate::client::Client;
+use crate::cluster::Cluster;
+use crate::deployment::{Backend, Deployment};
+use crate::manifests::{Policy, Service};
+use crate::plan::{self, Family};
+use crate::wire::Protocol;
+
+const PORT: u16 = 80;
+const NODE_PORT: u16 = 30_080;
+/// The default of Kubernetes: longer than any test.
+const LONG: u32 = 10_800;
+/// Short enough to wait for its end, in seconds.
+const SHORT: u32 = 2;
+/// No client is remembered any more after so long without a word. It is announced by nothing.
+const FORGOTTEN: Duration = Duration::from_millis(2_500);
+/// So many requests of one client that do not meet one endpoint of several by chance.
+const REQUESTS: usize = 5;
+const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
+
+/// Which pod each client has, by the words for client, protocol and address.
+type Homes = BTreeMap<String, String>;
+
+// === the cases ===
+
+/// A client meets one pod, at each address and by each protocol; there are clients of every pod.
+pub fn clients_stick_to_a_pod(backend: Backend) {
+    let deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
+    let cluster = deployment.cluster();
+    let mut homes = Homes::new();
+    for to in everywhere(cluster) {
+        homes.append(&mut ask(cluster, to));
+    }
+    assert_eq!(pods(&homes), BTreeSet::from(PODS), "{homes:#?}");
+    let again = everywhere(cluster).into_iter().flat_map(|to| ask(cluster, to)).collect::<Homes>();
+    assert_eq!(again, homes);
+}
+
+/// A client is remembered from its last connection on, not from its first, and then forgotten.
+pub fn a_client_is_forgotten_after_the_timeout(backend: Backend) {
+    let deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, SHORT)]);
+    let cluster = deployment.cluster();
+    let homes = ask_vip(cluster);
+    let start = Instant::now();
+    while start.elapsed() < FORGOTTEN {
+        assert_eq!(ask_vip(cluster), homes);
+    }
+    thread::sleep(FORGOTTEN);
+    assert_ne!(ask_vip(cluster), homes);
+}
+
+/// The clients of a pod that goes move at once, all others stay, wherever their pods are in the pool; nobody moves for a new pod.
+pub fn a_pod_that_leaves_takes_only_its_clients_along(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
+    let mut homes = ask_vip(deployment.cluster());
+    let mut left = PODS.to_vec();
+    for gone in ["pod-a-1", "pod-b-1", "pod-a-2"] {
+        left.retain(|pod| *pod != gone);
+        let service = sticky(deployment.cluster(), &left, LONG);
+        deployment.apply(&service);
+        let after = ask_vip(deployment.cluster());
+        let moved = homes.iter().filter(|(client, pod)| after[*client] != **pod);
+        assert!(moved.clone().all(|(_, pod)| pod == gone), "{homes:#?} {after:#?}");
+        assert!(pods(&after).is_subset(&left.iter().copied().collect()), "{after:#?}");
+        homes = after;
+    }
+    let service = sticky(deployment.cluster(), &PODS, LONG);
+    deployment.apply(&service);
+    assert_eq!(ask_vip(deployment.cluster()), homes);
+}
+
+/// Known clients stay when the timeout changes, and from then on the new one counts.
+pub fn the_timeout_changes(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
+    let homes = ask_vip(deployment.cluster());
+    for seconds in [LONG + 1, SHORT] {
+        let service = sticky(deployment.cluster(), &PODS, seconds);
+        deployment.apply(&service);
+        assert_eq!(ask_vip(deployment.cluster()), homes, "{seconds} seconds");
+    }
+    thread::sleep(FORGOTTEN);
+    assert_ne!(ask_vip(deployment.cluster()), homes, "forgotten");
+    let service = sticky(deployment.cluster(), &PODS, LONG);
+    deployment.apply(&service);
+    let homes = ask_vip(deployment.cluster());
+    thread::sleep(FORGOTTEN);
+    assert_eq!(ask_vip(deployment.cluster()), homes, "remembered for long again");
+}
+
+/// Without affinity a client meets all pods, with it one, whatever was before.
+pub fn affinity_comes_and_goes(backend: Backend) {
+    let without = |cluster: &Cluster| web(cluster, &PODS);
+    let mut deployment = Deployment::start(backend, |cluster| vec![without(cluster)]);
+    for _ in 0..2 {
+        assert_spread(deployment.cluster());
+        let service = sticky(deployment.cluster(), &PODS, LONG);
+        deployment.apply(&service);
+        let homes = ask_vip(deployment.cluster());
+        assert_eq!(ask_vip(deployment.cluster()), homes);
+        let service = without(deployment.cluster());
+        deployment.apply(&service);
+    }
+    assert_spread(deployment.cluster());
+}
+
+/// What a backend knows of clients outlives it, and nothing is written for them when it is back.
+pub fn clients_outlive_backends(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
+    let homes = ask_vip(deployment.cluster());
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        deployment.stop_backends(signal);
+        assert_eq!(ask_vip(deployment.cluster()), homes, "while there is none");
+        let mut monitors =
+            deployment.cluster().nodes().iter().map(|node| deployment.monitor(node)).collect::<Vec<_>>();
+        deployment.start_backends();
+        deployment.settle();
+        for monitor in &mut monitors {
+            let others = monitor.changes().into_iter().filter(|line| !Deployment::is_fence(line));
+            assert_eq!(others.collect::<Vec<_>>(), [""; 0]);
+        }
+        assert_eq!(ask_vip(deployment.cluster()), homes, "after {signal}");
+    }
+}
+
+/// Under policy Local a client from outside sticks to a pod of the node where it comes in, and a pod to one of its own node. When
+/// the policy changes, those who have such a pod keep it.
+pub fn policy_local_sticks_to_local_pods(backend: Backend) {
+    let local = |cluster: &Cluster| {
+        let service = sticky(cluster, &PODS, LONG);
+        service.external_policy(Policy::Local).internal_policy(Policy::Local)
+    };
+    let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
+    let here = BTreeSet::from(["pod-a-1", "pod-a-2"]);
+    let ask_all = |deployment: &Deployment| {
+        let cluster = deployment.cluster();
+        everywhere(cluster).into_iter().flat_map(|to| ask_as_outsiders(cluster, to)).collect::<Homes>()
+    };
+    let before = ask_all(&deployment);
+    assert_eq!(pods(&before), BTreeSet::from(PODS), "{before:#?}");
+    let service = local(deployment.cluster());
+    deployment.apply(&service);
+    let after = ask_all(&deployment);
+    assert_eq!(pods(&after), here, "{after:#?}");
+    for (client, pod) in before.iter().filter(|(_, pod)| here.contains(pod.as_str())) {
+        assert_eq!(after[client], *pod, "{client}");
+    }
+    assert_eq!(ask_all(&deployment), after);
+    // Nobody who comes in from outside to an external address is masqueraded.
+    for family in Family::BOTH {
+        let source = plan::client_source(1).ip(family);
+        let to = SocketAddr::new(plan::load_balancer_ip(1).ip(family), PORT);
+        let reply = outsider(deployment.cluster(), source).tcp(to).expect("an answer");
+        assert_eq!(reply.seen_source.ip(), source);
+    }
+    let client = deployment.cluster().pod("pod-b-3").client();
+    let pods = (0..REQUESTS).map(|_| client.tcp(vip(Family::V4)).expect("an answer").pod);
+    let pods = pods.collect::<BTreeSet<_>>();
+    assert!(pods.len() == 1 && pods.iter().all(|pod| pod.starts_with("pod-b-")), "{pods:?}");
+    let service = sticky(deployment.cluster(), &PODS, LONG);
+    deployment.apply(&service);
+    assert_eq!(ask_all(&deployment), after);
+}
+
+// === asking ===
+
+/// All clients ask at the cluster IP, in both families.
+#[track_caller]
+fn ask_vip(cluster: &Cluster) -> Homes {
+    Family::BOTH.into_iter().flat_map(|family| ask(cluster, vip(family))).collect()
+}
+
+/// All clients ask at `to`.
+#[track_caller]
+fn ask(cluster: &Cluster, to: SocketAddr) -> Homes {
+    let mut homes = ask_as_outsiders(cluster, to);
+    ask_as(&mut homes, "pod-a-3", &cluster.pod("pod-a-3").client(), to);
+    homes
+}
+
+/// All clients outside of the cluster ask at `to`.
+#[track_caller]
+fn ask_as_outsiders(cluster: &Cluster, to: SocketAddr) -> Homes {
+    let mut homes = Homes::new();
+    for source in (1..=plan::CLIENT_SOURCES).map(|number| plan::client_source(number).ip(Family::of(to.ip())))
+    {
+        ask_as(&mut homes, &source.to_string(), &outsider(cluster, source), to);
+    }
+    homes
+}
+
+fn outsider(cluster: &Cluster, source: IpAddr) -> Client {
+    cluster.client().with_source(source)
+}
+
+/// A client asks several times by each protocol, and always meets the same pod.
+#[track_caller]
+fn ask_as(homes: &mut Homes, name: &str, client: &Client, to: SocketAddr) {
+    for protocol in Protocol::ALL {
+        let what = format!("{name} {protocol} {to}");
+        let pods = client.spread(protocol, to, REQUESTS).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(pods.len(), 1, "{what}: {pods:?}");
+        homes.extend(pods.into_keys().map(|pod| (what.clone(), pod)));
+    }
+}
+
+/// Who has clients.
+fn pods(homes: &Homes) -> BTreeSet<&str> {
+    homes.values().map(String::as_str).collect()
+}
+
+/// One client meets all pods.
+#[track_caller]
+fn assert_spread(cluster: &Cluster) {
+    for family in Family::BOTH {
+        let client = outsider(cluster, plan::client_source(1).ip(family));
+        Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), &PODS));
+    }
+}
+
+// === the service ===
+
+fn sticky(cluster: &Cluster, pods: &[&str], seconds: u32) -> Service {
+    web(cluster, pods).affinity(seconds)
+}
+
+fn web(cluster: &Cluster, pods: &[&str]) -> Service {
+    let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080);
+    let service = service.node_port(NODE_PORT).load_balancer_ip(plan::load_balancer_ip(1));
+    service.external_ip(plan::external_ip(1)).pods(pods.iter().map(|name| cluster.pod(name)))
+}
+
+fn vip(family: Family) -> SocketAddr {
+    SocketAddr::new(plan::cluster_ip(1).ip(family), PORT)
+}
+
+/// Every way in, in both families; from outside all at node-a.
+fn everywhere(cluster: &Cluster) -> Vec<SocketAddr> {
+    let mut everywhere = Vec::new();
+    for family in Family::BOTH {
+        let vips = [plan::cluster_ip(1), plan::load_balancer_ip(1), plan::external_ip(1)];
+        everywhere.extend(vips.map(|vip| SocketAddr::new(vip.ip(family), PORT)));
+        everywhere.push(SocketAddr::new(cluster.node('a').address.ip(family), NODE_PORT));
+    }
+    everywhere
+}
