@@ -25,11 +25,16 @@
 //! | map `cluster-vips`, `local-vips` | the same key → pool chain or `drop`, by where the packet comes from |
 //! | map `nodeports`, `cluster-nodeports`, `local-nodeports`, set `policy-local-nodeports` | protocol . port → the same |
 //! | map `nodeport-endpoints`, `nodeport-local-endpoints` | protocol . port . place → endpoint |
+//! | map `affinity` | address . protocol . port . client → endpoint, for as long as the chain says; written by rules, never by us |
+//! | map `affine-endpoints`, `local-affine-endpoints` | the key of `endpoints` → endpoint, under session affinity |
+//! | set `live`, `local-live` | endpoint . port . address . protocol . port: who is in the pool, under session affinity |
+//! | the same with `nodeport-` | without the address |
 //! | set `cluster-ips` | address: the cluster IPs of all services |
 //! | set `hairpin` | endpoint . endpoint . protocol . port of each endpoint on this node |
 //! | chain `pool-<n>`, `local-pool-<n>`, `nodeport-pool-<n>`, `nodeport-local-pool-<n>` | one of *n* endpoints, at random |
 //! | chain `cluster-ip-pool-<n>`, `cluster-ip-local-pool-<n>` | masquerade, unless from a pod; then the pool |
 //! | chain `masq-pool-<n>`, `masq-nodeport-pool-<n>` | masquerade; then the pool |
+//! | chain `affine-...-<n>-<timeout>s` | with session affinity: the client's endpoint, or one to be remembered; without room for it, the pool |
 //!
 //! The chains with a number are made when the first service port has so many endpoints, and are shared by all that have. An
 //! endpoint that is replaced is one element; one that is added is one element and the VIP's verdict; one that is removed leaves
