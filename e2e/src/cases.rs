@@ -3,6 +3,7 @@
 
 pub mod affinity;
 pub mod changes;
+pub mod cluster_ips;
 pub mod commands;
 pub mod drift;
 pub mod endpoints;
@@ -80,6 +81,11 @@ macro_rules! conformance {
             health {
                 load_balancers_learn_which_nodes_have_endpoints,
                 health_ports_come_and_go,
+            }
+            cluster_ips {
+                other_ports_are_refused,
+                unallocated_addresses_lead_nowhere,
+                service_cidrs_come_and_go,
             }
             node_ports {
                 they_answer_at_the_primary_address,

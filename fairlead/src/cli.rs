@@ -13,7 +13,7 @@ use runtime::LogFormat;
 pub(crate) use self::{
     cleanup::CleanupArgs,
     conntrack::ConntrackArgs,
-    frontend::{FrontendArgs, SourceArgs},
+    frontend::{ClusterArgs, FrontendArgs, SourceArgs},
     node::{FrontendAddressArgs, NodeArgs},
     traffic::TrafficArgs,
 };
@@ -96,6 +96,8 @@ pub(crate) struct LocalArgs {
     pub(crate) backend: BackendName,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
     #[command(flatten)]
     pub(crate) node: NodeArgs,
     #[command(flatten)]

@@ -34,7 +34,7 @@ const UPDATES_PER_COMMIT: usize = 4096;
 /// What can be chosen.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The facts about the cluster that every node is told.
+    /// The facts about the cluster that every node is told besides those that objects tell.
     pub cluster: Cluster,
     /// Commits are at least this far apart. After a quiet time the first change is committed at once.
     pub commit_interval: Duration,
@@ -87,11 +87,12 @@ impl Frontend {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let epoch = Epoch(fastrand::u64(1..));
-        let log = Log::new(epoch, config.cluster.clone(), config.history);
+        let index = Index::new(SystemTime::now(), config.cluster.clone());
+        let log = Log::new(epoch, config.history);
         Self {
             shared: Arc::new(Shared {
                 config,
-                index: Mutex::new(Index::new(SystemTime::now())),
+                index: Mutex::new(index),
                 log: Mutex::new(log),
                 revision: watch::Sender::new(None),
                 streams: Streams::default(),

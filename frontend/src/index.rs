@@ -18,7 +18,8 @@ use std::{
     time::SystemTime,
 };
 
-use proto::model::{Node, ServicePortKey};
+use ipnet::IpNet;
+use proto::model::{Cluster, Node, ServicePortKey};
 
 use crate::{
     object::{Kind, Object, ObjectName, Parsed, Port, Problem, Service, Slice, Update},
@@ -38,6 +39,9 @@ pub struct Index {
     /// The service of each slice, because a slice can change it and a deletion does not name it.
     slice_services: HashMap<ObjectName, Arc<str>>,
     nodes: HashMap<Arc<str>, Arc<Node>>,
+    /// What is known without any object.
+    given: Cluster,
+    service_cidrs: BTreeMap<Arc<str>, Vec<IpNet>>,
     claims: Claims,
     problems: Problems,
     /// Kinds that have been delivered as a whole at least once.
@@ -45,6 +49,8 @@ pub struct Index {
     /// What may look different than at the last `take_changes`, and when the oldest of its changes was made.
     dirty: BTreeMap<ServicePortKey, Option<SystemTime>>,
     dirty_nodes: BTreeSet<Arc<str>>,
+    /// Whether the cluster's facts may be others.
+    dirty_cluster: bool,
 }
 
 /// What may have changed since the last time, computed anew.
@@ -54,25 +60,30 @@ pub struct Changes {
     pub ports: Vec<(ServicePortKey, Option<View>)>,
     /// Nodes; `None` when there is no such any more.
     pub nodes: Vec<(Arc<str>, Option<Arc<Node>>)>,
+    /// The facts about the cluster.
+    pub cluster: Option<Cluster>,
     /// When the oldest change was made in the cluster, as far as it is known.
     pub oldest_trigger: Option<SystemTime>,
 }
 
 impl Index {
-    /// An empty cluster. Trigger times before `started` are ignored.
+    /// An empty cluster. Trigger times before `started` are ignored; what is `given` holds besides what objects say.
     #[must_use]
-    pub fn new(started: SystemTime) -> Self {
+    pub fn new(started: SystemTime, given: Cluster) -> Self {
         Self {
             started,
             services: HashMap::new(),
             slices: HashMap::new(),
             slice_services: HashMap::new(),
             nodes: HashMap::new(),
+            given,
+            service_cidrs: BTreeMap::new(),
             claims: Claims::default(),
             problems: Problems::default(),
             complete: BTreeSet::new(),
             dirty: BTreeMap::new(),
             dirty_nodes: BTreeSet::new(),
+            dirty_cluster: true,
         }
     }
 
@@ -104,7 +115,7 @@ impl Index {
     /// Whether something may have changed since the last [`Self::take_changes`].
     #[must_use]
     pub fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty() || !self.dirty_nodes.is_empty()
+        !self.dirty.is_empty() || !self.dirty_nodes.is_empty() || self.dirty_cluster
     }
 
     /// Computes the views that may have changed since the last time.
@@ -121,7 +132,16 @@ impl Index {
             let node = self.nodes.get(&name).cloned();
             (name, node)
         });
-        Changes { ports, nodes: nodes.collect(), oldest_trigger }
+        let nodes = nodes.collect();
+        let cluster = std::mem::take(&mut self.dirty_cluster).then(|| self.cluster());
+        Changes { ports, nodes, cluster, oldest_trigger }
+    }
+
+    /// The facts about the cluster as of now.
+    fn cluster(&self) -> Cluster {
+        let cidrs = self.given.service_cidrs.iter().chain(self.service_cidrs.values().flatten());
+        let cidrs: BTreeSet<IpNet> = cidrs.copied().collect();
+        Cluster { service_cidrs: cidrs.into_iter().collect() }
     }
 
     /// Everything that is wrong with objects of the cluster, by object. Up to date after [`Self::take_changes`].
@@ -150,6 +170,7 @@ impl Index {
             (_, Some(Object::Service(service))) => self.put_service(name, Some(service)),
             (_, Some(Object::Slice(slice))) => self.put_slice(&name, Some(slice)),
             (_, Some(Object::Node(node))) => self.put_node(name.name, Some(node)),
+            (_, Some(Object::ServiceCidr(object))) => self.put_service_cidrs(name.name, object.cidrs),
             (kind, None) => self.remove(kind, &name),
         }
     }
@@ -164,6 +185,7 @@ impl Index {
             Kind::Service => self.put_service(name.clone(), None),
             Kind::EndpointSlice => self.put_slice(name, None),
             Kind::Node => self.put_node(name.name.clone(), None),
+            Kind::ServiceCidr => self.put_service_cidrs(name.name.clone(), Vec::new()),
         }
     }
 
@@ -174,6 +196,9 @@ impl Index {
             Kind::Service => names.extend(self.services.keys().cloned()),
             Kind::EndpointSlice => names.extend(self.slice_services.keys().cloned()),
             Kind::Node => names.extend(self.nodes.keys().map(|name| ObjectName::new("", name.clone()))),
+            Kind::ServiceCidr => {
+                names.extend(self.service_cidrs.keys().map(|name| ObjectName::new("", name.clone())));
+            }
         }
         names
     }
@@ -254,6 +279,15 @@ impl Index {
         }
         self.dirty_nodes.insert(name);
         self.touch(touched);
+    }
+
+    fn put_service_cidrs(&mut self, name: Arc<str>, cidrs: Vec<IpNet>) {
+        let old = if cidrs.is_empty() {
+            self.service_cidrs.remove(&name)
+        } else {
+            self.service_cidrs.insert(name.clone(), cidrs)
+        };
+        self.dirty_cluster |= old.as_ref() != self.service_cidrs.get(&name);
     }
 
     fn touch(&mut self, keys: BTreeSet<ServicePortKey>) {

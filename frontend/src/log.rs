@@ -73,6 +73,8 @@ pub struct Log {
     epoch: Epoch,
     revision: Revision,
     cluster: Cluster,
+    /// Since when the cluster's facts are what they are.
+    cluster_since: Revision,
     buckets: Vec<Bucket>,
     ledger: Ledger,
     recipients: HashMap<Arc<str>, Recipient>,
@@ -87,12 +89,13 @@ pub struct Log {
 impl Log {
     /// A cluster without services and nodes, at revision 1.
     #[must_use]
-    pub fn new(epoch: Epoch, cluster: Cluster, limits: Limits) -> Self {
+    pub fn new(epoch: Epoch, limits: Limits) -> Self {
         let revision = Revision(1);
         Self {
             epoch,
             revision,
-            cluster,
+            cluster: Cluster::default(),
+            cluster_since: revision,
             buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
             ledger: Ledger::default(),
             recipients: HashMap::new(),
@@ -130,13 +133,18 @@ impl Log {
 
     /// Takes in what may have changed. Gives the new revision, or `None` when nothing is different.
     pub fn commit(&mut self, changes: Changes) -> Option<Revision> {
-        let Changes { mut ports, mut nodes, oldest_trigger } = changes;
+        let Changes { mut ports, mut nodes, cluster, oldest_trigger } = changes;
+        let cluster = cluster.filter(|cluster| *cluster != self.cluster);
         nodes.retain(|(name, node)| self.node(name) != node.as_ref());
         ports.retain(|(key, view)| self.view(key) != view.as_ref());
-        if nodes.is_empty() && ports.is_empty() {
+        if nodes.is_empty() && ports.is_empty() && cluster.is_none() {
             return None;
         }
         self.revision.0 += 1;
+        if let Some(cluster) = cluster {
+            self.cluster = cluster;
+            self.cluster_since = self.revision;
+        }
         for (name, node) in nodes {
             self.put_node(name, node);
         }

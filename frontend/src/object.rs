@@ -21,9 +21,11 @@ pub enum Kind {
     EndpointSlice,
     /// core/v1 Node.
     Node,
+    /// networking.k8s.io/v1 ServiceCIDR.
+    ServiceCidr,
 }
 
-/// Identifies an object within its kind. The namespace of a Node is empty.
+/// Identifies an object within its kind. The namespace of a Node or ServiceCIDR is empty.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
     /// `metadata.namespace`.
@@ -119,6 +121,15 @@ pub struct SliceEndpoint {
     pub node_hints: Vec<Arc<str>>,
 }
 
+/// A ServiceCIDR: where cluster IPs are allocated from. There may be several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// `metadata.name`.
+    pub name: Arc<str>,
+    /// `spec.cidrs`, sorted, their host bits cleared.
+    pub cidrs: Vec<IpNet>,
+}
+
 /// An object of any kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
@@ -128,6 +139,8 @@ pub enum Object {
     Slice(Slice),
     /// A Node, as it travels to the node itself.
     Node(Node),
+    /// A ServiceCIDR.
+    ServiceCidr(ServiceCidr),
 }
 
 /// Something wrong with an object. What is not named by a problem is in force.
@@ -177,7 +190,16 @@ impl ObjectName {
 
 impl Kind {
     /// All kinds, in an order in which they can be applied.
-    pub const ALL: [Self; 3] = [Self::Node, Self::Service, Self::EndpointSlice];
+    pub const ALL: [Self; 4] = [Self::Node, Self::Service, Self::EndpointSlice, Self::ServiceCidr];
+
+    /// Whether objects of this kind live in a namespace.
+    #[must_use]
+    pub const fn is_namespaced(self) -> bool {
+        match self {
+            Self::Service | Self::EndpointSlice => true,
+            Self::Node | Self::ServiceCidr => false,
+        }
+    }
 }
 
 impl fmt::Display for Kind {
@@ -186,6 +208,7 @@ impl fmt::Display for Kind {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::Node => "Node",
+            Self::ServiceCidr => "ServiceCIDR",
         })
     }
 }

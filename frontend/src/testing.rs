@@ -12,7 +12,7 @@ use proptest::{collection::vec, option, prelude::*, sample::subsequence};
 use proto::model::{Family, Node, PerFamily, Protocol, TrafficPolicy};
 
 use crate::object::{
-    Kind, Object, ObjectName, Parsed, Port, Service, Slice, SliceEndpoint, SlicePort, Update,
+    Kind, Object, ObjectName, Parsed, Port, Service, ServiceCidr, Slice, SliceEndpoint, SlicePort, Update,
 };
 
 pub(crate) const NODES: [&str; 3] = ["node-0", "node-1", "node-2"];
@@ -90,6 +90,13 @@ pub(crate) fn node(name: &str, zone: &str) -> Node {
     Node { zone: zone.into(), eligible: true, ..Node::unknown(name) }
 }
 
+/// A ServiceCIDR.
+pub(crate) fn service_cidr(name: &str, cidrs: &[&str]) -> ServiceCidr {
+    let mut cidrs: Vec<_> = cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect();
+    cidrs.sort_unstable();
+    ServiceCidr { name: name.into(), cidrs }
+}
+
 /// An object as a source delivers it, without problems.
 pub(crate) fn parsed(object: impl Into<Object>) -> Parsed {
     let object = object.into();
@@ -97,6 +104,7 @@ pub(crate) fn parsed(object: impl Into<Object>) -> Parsed {
         Object::Service(service) => (Kind::Service, service.name.clone()),
         Object::Slice(slice) => (Kind::EndpointSlice, slice.name.clone()),
         Object::Node(node) => (Kind::Node, ObjectName::new("", node.name.clone())),
+        Object::ServiceCidr(object) => (Kind::ServiceCidr, ObjectName::new("", object.name.clone())),
     };
     Parsed { kind, name, object: Some(object), problems: Vec::new() }
 }
@@ -121,6 +129,12 @@ impl From<Service> for Object {
 impl From<Slice> for Object {
     fn from(slice: Slice) -> Self {
         Self::Slice(slice)
+    }
+}
+
+impl From<ServiceCidr> for Object {
+    fn from(object: ServiceCidr) -> Self {
+        Self::ServiceCidr(object)
     }
 }
 
@@ -262,11 +276,17 @@ pub(crate) fn any_node() -> impl Strategy<Value = Node> {
         .prop_map(|(name, zone, addresses)| Node { addresses, ..node(name, zone) })
 }
 
+fn any_service_cidr() -> impl Strategy<Value = ServiceCidr> {
+    (some_of(["cidr-0", "cidr-1"]), some_of(["10.96.0.0/16", "10.97.0.0/16", "fd00::/112"]))
+        .prop_map(|(names, cidrs)| service_cidr(names.first().unwrap_or(&"cidr-2"), &cidrs))
+}
+
 fn any_object() -> impl Strategy<Value = Object> {
     prop_oneof![
         3 => any_service().prop_map(Object::Service),
         5 => any_slice().prop_map(Object::Slice),
         1 => any_node().prop_map(Object::Node),
+        1 => any_service_cidr().prop_map(Object::ServiceCidr),
     ]
 }
 

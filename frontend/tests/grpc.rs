@@ -204,6 +204,7 @@ fn slice(number: u8, endpoints: u16) -> Parsed {
 fn cluster(services: u8) -> Vec<Update> {
     vec![
         Update::Replace(Kind::Node, Vec::new()),
+        Update::Replace(Kind::ServiceCidr, Vec::new()),
         Update::Replace(Kind::Service, (0..services).map(service).collect()),
         Update::Replace(Kind::EndpointSlice, (0..services).map(|number| slice(number, 1000)).collect()),
     ]

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::{Result, bail};
 use clap::Args;
+use ipnet::IpNet;
 
 use super::DEFAULT_ADDRESS;
 
@@ -11,6 +12,8 @@ use super::DEFAULT_ADDRESS;
 pub(crate) struct FrontendArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
 
     /// Where to listen: `unix:/PATH` or HOST:PORT. May be given several times.
     #[arg(long, default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
@@ -25,13 +28,32 @@ pub(crate) struct FrontendArgs {
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct SourceArgs {
-    /// A directory of Kubernetes manifests (Service, EndpointSlice, Node); edits take effect at once.
+    /// A directory of Kubernetes manifests (Service, EndpointSlice, Node, ServiceCIDR); edits take effect at once.
     #[arg(long, value_name = "DIR")]
     pub(crate) manifests: Option<PathBuf>,
 
     /// A kubeconfig file that leads to the API server. The default is the environment's KUBECONFIG, if there is one.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+/// What holds of the cluster besides what its objects say.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ClusterArgs {
+    /// Where cluster IPs are allocated from, besides what ServiceCIDR objects say: CIDRs, comma-separated. Nodes drop
+    /// what is sent to an address in there that no Service has.
+    #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = service_cidr)]
+    pub(crate) service_cidr: Vec<IpNet>,
+}
+
+/// Reads one CIDR of `--service-cidr`.
+fn service_cidr(text: &str) -> Result<IpNet, String> {
+    let cidr: IpNet =
+        text.trim().parse().map_err(|_| format!("{text:?} is no CIDR, such as 10.96.0.0/12"))?;
+    if cidr.prefix_len() == 0 {
+        return Err(format!("{cidr} is all addresses there are"));
+    }
+    Ok(cidr.trunc())
 }
 
 impl SourceArgs {
@@ -79,6 +101,19 @@ mod tests {
         let error = addresses(&["--listen", "0.0.0.0:7600"]).unwrap_err();
         assert!(error.contains("say --insecure"), "{error}");
         assert!(addresses(&["--listen", "0.0.0.0:7600", "--insecure"]).is_ok());
+    }
+
+    #[test]
+    fn service_cidrs_go_with_every_source() {
+        let cidrs = |cidrs: &str| match parse(&["frontend", "--manifests", "m", "--service-cidr", cidrs]) {
+            Ok(Cli { command: Command::Frontend(frontend), .. }) => Ok(frontend.cluster.service_cidr),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error),
+        };
+        let expected = ["10.96.0.0/16", "fd00:10:96::/112"].map(|cidr| cidr.parse().unwrap()).to_vec();
+        assert_eq!(cidrs("10.96.0.1/16, fd00:10:96::/112"), Ok(expected));
+        assert!(cidrs("10.96.0.0").unwrap_err().contains("is no CIDR"));
+        assert!(cidrs("0.0.0.0/0").unwrap_err().contains("all addresses"));
     }
 
     #[test]

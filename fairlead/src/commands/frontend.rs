@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use frontend::{Config, Frontend, Listener, source::Source};
+use proto::model::Cluster;
 use runtime::{Ready, Shutdown, Tasks};
 use tokio::sync::mpsc;
 
 use super::SHUTDOWN_DEADLINE;
-use crate::cli::{FrontendArgs, SourceArgs};
+use crate::cli::{ClusterArgs, FrontendArgs, SourceArgs};
 
 /// How many updates wait for the engine before a source has to.
 const UPDATES: usize = 1024;
@@ -20,7 +21,7 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         listeners.push(Listener::bind(address).await?);
     }
     let mut tasks = Tasks::new();
-    let frontend = spawn(&args.source, &mut tasks).await?;
+    let frontend = spawn(&args.source, &args.cluster, &mut tasks).await?;
     for listener in listeners {
         let frontend = frontend.clone();
         tasks.spawn("server", move |shutdown| async move { frontend.serve(listener, shutdown).await });
@@ -29,12 +30,13 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
 }
 
 /// Starts a source and the engine that takes in what it says.
-pub(crate) async fn spawn(args: &SourceArgs, tasks: &mut Tasks) -> Result<Frontend> {
-    let source = match &args.manifests {
+pub(crate) async fn spawn(source: &SourceArgs, cluster: &ClusterArgs, tasks: &mut Tasks) -> Result<Frontend> {
+    let source = match &source.manifests {
         Some(directory) => Source::Manifests(directory.clone()),
-        None => Source::kubernetes(args.kubeconfig().as_deref()).await?,
+        None => Source::kubernetes(source.kubeconfig().as_deref()).await?,
     };
-    let frontend = Frontend::new(Config::default());
+    let cluster = Cluster { service_cidrs: cluster.service_cidr.clone() };
+    let frontend = Frontend::new(Config { cluster, ..Config::default() });
     let ready = Arc::new(Ready::new());
     let listed = ready.guard("first list of all objects");
     let (updates, receiver) = mpsc::channel(UPDATES);

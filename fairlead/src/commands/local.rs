@@ -10,7 +10,7 @@ use crate::cli::{BackendName, LocalArgs};
 /// Runs until the shutdown. The kernel stays as it is then.
 pub(crate) async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
     let mut tasks = Tasks::new();
-    let frontend = frontend::spawn(&args.source, &mut tasks).await?;
+    let frontend = frontend::spawn(&args.source, &args.cluster, &mut tasks).await?;
     let stop = shutdown.clone();
     let connect = Attach(move |hello| frontend.attach(hello, stop.clone()));
     match args.backend {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::UNIX_EPOCH};
 
 use proptest::{collection::vec, prelude::*};
 
-use crate::testing::{any_update, endpoint, ip, node, number, put, service, slice, time};
+use crate::testing::{any_update, endpoint, ip, node, number, put, service, service_cidr, slice, time};
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn messages(index: &Index, service: &str) -> Vec<String> {
 }
 
 fn new_index() -> Index {
-    Index::new(UNIX_EPOCH)
+    Index::new(UNIX_EPOCH, Cluster::default())
 }
 
 fn indexed(updates: impl IntoIterator<Item = Update>) -> (Index, Views) {
@@ -216,7 +216,7 @@ fn an_external_ip_that_is_also_a_load_balancer_ip_is_no_conflict() {
 
 #[test]
 fn trigger_times_count_once_and_only_after_the_start() {
-    let mut index = Index::new(time(100));
+    let mut index = Index::new(time(100), Cluster::default());
     let triggered = |seconds, address| Slice {
         trigger: Some(time(seconds)),
         ..slice("x", "s", vec![endpoint(address, "node-0")])
@@ -246,4 +246,27 @@ fn complete_when_every_kind_has_come_as_a_whole() {
         index.apply(Update::Replace(kind, Vec::new()));
     }
     assert!(index.is_complete());
+}
+
+#[test]
+fn service_cidrs_are_those_given_and_those_of_all_objects() {
+    let given = service_cidr("", &["10.96.0.0/16"]).cidrs;
+    let mut index = Index::new(UNIX_EPOCH, Cluster { service_cidrs: given });
+    let mut after = |update: Option<Update>| {
+        update.into_iter().for_each(|update| index.apply(update));
+        let cluster = index.take_changes().cluster?;
+        Some(cluster.service_cidrs.iter().map(IpNet::to_string).collect::<Vec<_>>().join(" "))
+    };
+    let is = |cidrs: &str| Some(cidrs.to_owned());
+    assert_eq!(after(None), is("10.96.0.0/16"));
+    assert_eq!(after(Some(put(service("s", "10.96.0.1")))), None, "nothing about the cluster");
+    let one = service_cidr("one", &["10.96.0.0/16", "fd00::/112"]);
+    assert_eq!(after(Some(put(one))), is("10.96.0.0/16 fd00::/112"));
+    let two = service_cidr("two", &["10.90.0.0/16"]);
+    assert_eq!(after(Some(put(two.clone()))), is("10.90.0.0/16 10.96.0.0/16 fd00::/112"));
+    let gone = Update::Delete(Kind::ServiceCidr, ObjectName::new("", "one"));
+    assert_eq!(after(Some(gone)), is("10.90.0.0/16 10.96.0.0/16"));
+    let other = service_cidr("two", &["10.91.0.0/16"]);
+    assert_eq!(after(Some(put(other))), is("10.91.0.0/16 10.96.0.0/16"));
+    assert_eq!(after(Some(Update::Replace(Kind::ServiceCidr, Vec::new()))), is("10.96.0.0/16"));
 }

@@ -79,6 +79,9 @@ impl Log {
         if self.recipients.get(node).is_some_and(|recipient| recipient.changed_since(from)) {
             own.push(self.facts(node));
         }
+        if self.cluster_since > from {
+            own.push(Operation::PutCluster(self.cluster.clone()));
+        }
         let zone: Arc<str> = self.zone(node).into();
         let mut instead = BTreeSet::new();
         for (key, changes) in changes {

@@ -14,7 +14,7 @@ use proto::model::{Operation, ServicePortKey};
 use crate::{
     index::Index,
     object::{Kind, ObjectName, SliceEndpoint, Update as Change},
-    testing::{NODES, any_update, endpoint, ip, node, put, service, slice, time},
+    testing::{NODES, any_update, endpoint, ip, node, put, service, service_cidr, slice, time},
     view::View,
 };
 
@@ -29,15 +29,17 @@ struct Cluster {
     log: Log,
     views: BTreeMap<ServicePortKey, View>,
     nodes: BTreeMap<Arc<str>, Arc<Node>>,
+    facts: proto::model::Cluster,
 }
 
 impl Cluster {
     fn new(limits: Limits) -> Self {
         Self {
-            index: Index::new(UNIX_EPOCH),
-            log: Log::new(Epoch(7), Default::default(), limits),
+            index: Index::new(UNIX_EPOCH, Default::default()),
+            log: Log::new(Epoch(7), limits),
             views: BTreeMap::new(),
             nodes: BTreeMap::new(),
+            facts: Default::default(),
         }
     }
 
@@ -68,6 +70,9 @@ impl Cluster {
                 None => self.nodes.remove(&name),
             };
         }
+        if let Some(facts) = &changes.cluster {
+            self.facts = facts.clone();
+        }
         self.log.commit(changes)
     }
 
@@ -79,7 +84,7 @@ impl Cluster {
             mirror.put(view, name, &node.zone);
         }
         mirror.node = Some(node);
-        mirror.cluster = Some(Default::default());
+        mirror.cluster = Some(self.facts.clone());
         mirror.revision = self.log.revision();
         mirror
     }
@@ -313,6 +318,22 @@ fn a_node_that_moves_to_another_zone_is_compared() {
     assert!(cluster.log.difference("node-1", from).is_some_and(|update| update.pieces.is_empty()));
     cluster.sync(&mut mirror);
     assert!(cluster.log.difference("node-0", mirror.revision).is_some());
+}
+
+#[test]
+fn other_facts_of_the_cluster_are_told_to_everybody() {
+    let mut cluster = Cluster::of([put(node("node-0", "zone-a"))]);
+    let (first, mut mirror) = (cluster.log.revision(), cluster.joined("node-0"));
+    cluster.commit([put(service_cidr("one", &["10.96.0.0/16"]))]);
+    let second = cluster.log.revision();
+    assert_ne!(second, first);
+    assert!(cluster.sync(&mut mirror));
+    for name in ["node-0", "nowhere"] {
+        assert_eq!(cluster.difference(name, first), ["cluster"]);
+        assert!(cluster.difference(name, second).is_empty());
+    }
+    // Another object, the same facts.
+    assert_eq!(cluster.commit([put(service_cidr("two", &["10.96.0.0/16"]))]), None);
 }
 
 #[test]

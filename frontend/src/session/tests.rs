@@ -42,9 +42,10 @@ fn large() -> Vec<Object> {
 async fn nobody_is_served_before_everything_is_known() {
     let fixture = Fixture::new(Config::default());
     let mut client = fixture.connect(hello("node-0")).await;
-    let [nodes, services, slices] = initial(small()).try_into().unwrap();
+    let [nodes, services, slices, service_cidrs] = initial(small()).try_into().unwrap();
     fixture.update(nodes).await;
     fixture.update(services).await;
+    fixture.update(service_cidrs).await;
     client.hears_nothing(Duration::from_secs(3600)).await;
     assert!(!fixture.ready.is_ready());
     fixture.update(slices).await;

@@ -17,6 +17,7 @@ use anyhow::{Context, Result};
 use futures::{Stream, StreamExt, future};
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher::{self, Event, InitialListStrategy};
 use kube::{Api, Client, Config};
@@ -25,7 +26,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
-use self::arrived::{Arrived, Watchable};
+use self::arrived::{Arrived, Need, Watchable};
 use crate::object::{Kind, Parsed, Update};
 
 /// How the initial list is fetched. Streaming lists need a server that has them enabled (Kubernetes 1.32).
@@ -50,7 +51,15 @@ struct Follower<'a> {
     kind: Kind,
     /// What the list that is under way has brought.
     listed: Vec<Parsed>,
+    delivery: Delivery,
     trouble: Trouble,
+}
+
+/// Whether the kind has been delivered as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Delivery {
+    Due,
+    Done,
 }
 
 /// Failures in a row.
@@ -102,10 +111,11 @@ async fn run_with(
     updates: mpsc::Sender<Update>,
     mut shutdown: Shutdown,
 ) -> Result<()> {
-    let watches = future::join3(
+    let watches = future::join4(
         follow::<Node>(&client, watch_seconds, &updates),
         follow::<Service>(&client, watch_seconds, &updates),
         follow::<EndpointSlice>(&client, watch_seconds, &updates),
+        follow::<ServiceCIDR>(&client, watch_seconds, &updates),
     );
     tokio::select! {
         _ = watches => {}
@@ -124,10 +134,17 @@ async fn follow<K: Watchable>(client: &Client, watch_seconds: u32, updates: &mps
         initial_list_strategy: STRATEGY,
         ..watcher::Config::default()
     };
-    let mut follower = Follower { updates, kind: K::KIND, listed: Vec::new(), trouble: Trouble::default() };
+    let mut follower = Follower {
+        updates,
+        kind: K::KIND,
+        listed: Vec::new(),
+        delivery: Delivery::Due,
+        trouble: Trouble::default(),
+    };
+    let look_again = Duration::from_secs(watch_seconds.into());
     loop {
         let api = Api::<Arrived<K>>::all(client.clone());
-        if follower.follow(watcher::watcher(api, config.clone())).await.is_err() {
+        if follower.follow(watcher::watcher(api, config.clone()), look_again).await.is_err() {
             return;
         }
     }
@@ -140,11 +157,16 @@ impl Follower<'_> {
     async fn follow<K: Watchable>(
         &mut self,
         events: impl Stream<Item = watcher::Result<Event<Arrived<K>>>>,
+        look_again: Duration,
     ) -> Result<(), NobodyReceives> {
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => self.event(event).await?,
+                Err(error) if K::NEED == Need::Optional && is_not_offered(&error) => {
+                    self.do_without(&error).await?;
+                    sleep(look_again).await;
+                }
                 Err(error) => {
                     self.trouble.wait(self.kind, &error).await;
                     if recovery(&error) == Recovery::ListAnew {
@@ -170,7 +192,8 @@ impl Follower<'_> {
             Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
                 debug!(kind = %self.kind, objects = listed.len(), "listed");
-                Some(Update::Replace(self.kind, listed))
+                self.trouble.over(self.kind);
+                return self.deliver(listed).await;
             }
             Event::Apply(object) => Some(Update::Apply(object.parsed)),
             Event::Delete(object) => Some(Update::Delete(self.kind, object.parsed.name)),
@@ -180,6 +203,26 @@ impl Follower<'_> {
             Some(update) => self.updates.send(update).await.map_err(|_| NobodyReceives),
             None => Ok(()),
         }
+    }
+
+    /// The API does not offer this kind. What is known of it stays; if that is nothing, there is nothing.
+    async fn do_without(&mut self, error: &watcher::Error) -> Result<(), NobodyReceives> {
+        match self.delivery {
+            Delivery::Done => {
+                debug!(kind = %self.kind, %error, "the API does not offer this kind");
+                Ok(())
+            }
+            Delivery::Due => {
+                warn!(kind = %self.kind, %error, "the API does not offer this kind: doing without");
+                self.deliver(Vec::new()).await
+            }
+        }
+    }
+
+    /// Everything there is.
+    async fn deliver(&mut self, listed: Vec<Parsed>) -> Result<(), NobodyReceives> {
+        self.delivery = Delivery::Done;
+        self.updates.send(Update::Replace(self.kind, listed)).await.map_err(|_| NobodyReceives)
     }
 }
 
@@ -224,6 +267,11 @@ fn recovery(error: &watcher::Error) -> Recovery {
         }
         _ => Recovery::GoOn,
     }
+}
+
+/// The kind is not known to the server, or we may not read it.
+fn is_not_offered(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if matches!(status.code, 403 | 404))
 }
 
 #[cfg(test)]

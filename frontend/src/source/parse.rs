@@ -3,6 +3,7 @@
 mod address;
 mod node;
 mod service;
+mod service_cidr;
 mod slice;
 
 use std::num::NonZeroU16;

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -21,6 +22,17 @@ pub(super) trait Watchable:
     const LABELS: Option<&'static str>;
     /// Field selector.
     const FIELDS: Option<&'static str>;
+    /// Whether there is no doing without.
+    const NEED: Need;
+}
+
+/// What it means when the API does not offer a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Something is wrong: nobody can be served before it is mended.
+    Required,
+    /// The cluster is older than the kind, or does not let us read it. There is no such object, then.
+    Optional,
 }
 
 /// An object of type `K`, parsed. One that does not decode as a `K` arrives as well, as one that is unusable: it must not
@@ -37,16 +49,26 @@ pub(super) struct Arrived<K> {
 impl Watchable for Service {
     const LABELS: Option<&'static str> = Some("!service.kubernetes.io/service-proxy-name");
     const FIELDS: Option<&'static str> = Some("spec.clusterIP!=None");
+    const NEED: Need = Need::Required;
 }
 
 impl Watchable for EndpointSlice {
     const LABELS: Option<&'static str> = Some("!service.kubernetes.io/headless");
     const FIELDS: Option<&'static str> = None;
+    const NEED: Need = Need::Required;
 }
 
 impl Watchable for Node {
     const LABELS: Option<&'static str> = None;
     const FIELDS: Option<&'static str> = None;
+    const NEED: Need = Need::Required;
+}
+
+/// Served since Kubernetes 1.33. Reading it is a permission of its own (`networking.k8s.io`, `servicecidrs`: list, watch).
+impl Watchable for ServiceCIDR {
+    const LABELS: Option<&'static str> = None;
+    const FIELDS: Option<&'static str> = None;
+    const NEED: Need = Need::Optional;
 }
 
 // === impl Arrived ===

@@ -53,6 +53,7 @@ impl ApiServer {
             (Kind::Node, "/api/v1/nodes"),
             (Kind::Service, "/api/v1/services"),
             (Kind::EndpointSlice, "/apis/discovery.k8s.io/v1/endpointslices"),
+            (Kind::ServiceCidr, "/apis/networking.k8s.io/v1/servicecidrs"),
         ];
         let (mut senders, mut calls) = (HashMap::new(), HashMap::new());
         for (kind, path) in paths {
@@ -159,7 +160,11 @@ impl Watch {
     }
 
     pub(super) async fn bookmark(&mut self, kind: Kind, version: &str) {
-        let api_version = if kind == Kind::EndpointSlice { "discovery.k8s.io/v1" } else { "v1" };
+        let api_version = match kind {
+            Kind::Service | Kind::Node => "v1",
+            Kind::EndpointSlice => "discovery.k8s.io/v1",
+            Kind::ServiceCidr => "networking.k8s.io/v1",
+        };
         let object = json!({
             "kind": kind.to_string(),
             "apiVersion": api_version,

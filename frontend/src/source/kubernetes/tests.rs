@@ -94,6 +94,10 @@ async fn lists_and_watches_each_kind_with_its_selectors() {
         "endpoints": null,
         "ports": null,
     });
+    let cidr = json!({
+        "metadata": {"name": "kubernetes", "resourceVersion": "8"},
+        "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
+    });
     let services = [
         "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name",
         "fieldSelector=spec.clusterIP%21%3DNone",
@@ -103,6 +107,7 @@ async fn lists_and_watches_each_kind_with_its_selectors() {
         (Kind::Service, service, &services[..]),
         (Kind::EndpointSlice, slice, &slices[..]),
         (Kind::Node, node("n1", "x", "7"), &[][..]),
+        (Kind::ServiceCidr, cidr, &[][..]),
     ] {
         let call = fixture.server.call(kind).await;
         call.assert(selectors);
@@ -205,6 +210,47 @@ async fn kind_that_hangs_holds_up_no_other() {
     fixture.server.call(Kind::EndpointSlice).await.refuse(500);
     fixture.server.list(Kind::Node, "10", &[]).await;
     assert_eq!(fixture.next_in_short().await, "all Node: ");
+}
+
+/// An older cluster, or one that does not let us read it. Of a kind that must be there that would be trouble.
+#[tokio::test]
+async fn service_cidrs_that_are_not_offered_are_none_until_they_are() {
+    for code in [404, 403] {
+        let mut fixture = Fixture::new(1).await;
+        fixture.server.call(Kind::Node).await.refuse(code);
+        fixture.server.call(Kind::ServiceCidr).await.refuse(code);
+        assert_eq!(fixture.next_in_short().await, "all ServiceCIDR: ", "{code}");
+        // It is looked for again, in silence.
+        fixture.server.call(Kind::ServiceCidr).await.refuse(code);
+        let cidr = json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16"]}});
+        fixture.server.list(Kind::ServiceCidr, "10", &[cidr]).await;
+        let Update::Replace(Kind::ServiceCidr, objects) = fixture.next().await else { panic!("no Replace") };
+        assert!(matches!(&objects[0].object, Some(Object::ServiceCidr(found)) if found.cidrs.len() == 1));
+    }
+}
+
+/// What is known stays: the server may be on its way back from a backup.
+#[tokio::test]
+async fn service_cidrs_that_are_offered_no_more_stay() {
+    let mut fixture = Fixture::new(1).await;
+    let cidr = json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16"]}});
+    fixture.server.list(Kind::ServiceCidr, "10", &[cidr]).await;
+    assert!(matches!(fixture.next().await, Update::Replace(Kind::ServiceCidr, found) if found.len() == 1));
+    fixture.server.watch(Kind::ServiceCidr, "10").await.error(410).await;
+    fixture.server.call(Kind::ServiceCidr).await.refuse(404);
+    fixture.server.list(Kind::ServiceCidr, "20", &[]).await;
+    assert!(matches!(fixture.next().await, Update::Replace(Kind::ServiceCidr, found) if found.is_empty()));
+}
+
+/// A failure is no answer: the cluster is not complete before there is one.
+#[tokio::test]
+async fn service_cidrs_that_cannot_be_listed_are_waited_for() {
+    let mut fixture = Fixture::new(WATCH_SECONDS).await;
+    fixture.server.call(Kind::ServiceCidr).await.refuse(503);
+    fixture.server.call(Kind::ServiceCidr).await.refuse(500);
+    assert!(fixture.updates.try_recv().is_err(), "an update came of failures alone");
+    fixture.server.list(Kind::ServiceCidr, "10", &[]).await;
+    assert_eq!(fixture.next_in_short().await, "all ServiceCIDR: ");
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use serde_json::Value;
 use serde_saphyr::Spanned;
 use tracing::debug;
@@ -18,6 +19,7 @@ const DEFAULT_NAMESPACE: &str = "default";
 /// The only version of each kind that is read.
 const SLICE_API_VERSION: &str = "discovery.k8s.io/v1";
 const CORE_API_VERSION: &str = "v1";
+const SERVICE_CIDR_API_VERSION: &str = "networking.k8s.io/v1";
 
 /// Kinds of core/v1 that may lie beside ours. Endpoints is not among them: whoever writes one expects it to be read.
 const OTHER_CORE_KINDS: &[&str] = &[
@@ -99,12 +101,17 @@ impl Contents {
                 default_port_names(&mut document);
                 self.add_object(place, document, parse::from_json::<EndpointSlice>);
             }
+            (SERVICE_CIDR_API_VERSION, "ServiceCIDR") => {
+                self.add_object(place, document, parse::from_json::<ServiceCIDR>);
+            }
             (CORE_API_VERSION, "List" | "ServiceList" | "NodeList")
-            | (SLICE_API_VERSION, "EndpointSliceList") => {
+            | (SLICE_API_VERSION, "EndpointSliceList")
+            | (SERVICE_CIDR_API_VERSION, "ServiceCIDRList") => {
                 let item = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
                 self.add_items(place, version.to_owned(), item.map(str::to_owned), document["items"].take());
             }
-            (_, "Service" | "Node" | "EndpointSlice" | "Endpoints") | (CORE_API_VERSION, _)
+            (_, "Service" | "Node" | "EndpointSlice" | "Endpoints" | "ServiceCIDR")
+            | (CORE_API_VERSION, _)
                 if is_builtin_group(version) && !OTHER_CORE_KINDS.contains(&kind) =>
             {
                 self.complain(place, &format!("{kind} of {version} is not read"));
@@ -137,7 +144,7 @@ impl Contents {
             return;
         }
         let mut parsed = parse(&document);
-        if parsed.kind != Kind::Node && parsed.name.namespace.is_empty() {
+        if parsed.kind.is_namespaced() && parsed.name.namespace.is_empty() {
             document["metadata"]["namespace"] = DEFAULT_NAMESPACE.into();
             parsed = parse(&document);
         }

@@ -95,7 +95,14 @@ async fn starts_with_everything() {
     let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.0.0.1}\n";
     let slices = "apiVersion: v1\nkind: List\nitems: [{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, \
                   metadata: {name: s, labels: {kubernetes.io/service-name: web}}, addressType: IPv4}]\n";
-    let files = [("b.yaml", slices), ("a.yml", &(node("n1", "x") + "---\n" + service)), ("c.json", "{}")];
+    let cidr = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\n\
+                spec: {cidrs: [10.96.0.0/16]}\n";
+    let files = [
+        ("b.yaml", slices),
+        ("a.yml", &(node("n1", "x") + "---\n" + service)),
+        ("c.json", "{}"),
+        ("d.yaml", cidr),
+    ];
     let (_fixture, initial) = Fixture::new(&files).await;
     let names: Vec<_> = initial
         .iter()
@@ -112,6 +119,7 @@ async fn starts_with_everything() {
             (Kind::Node, vec![ObjectName::new("", "n1")]),
             (Kind::Service, vec![ObjectName::new("shop", "web")]),
             (Kind::EndpointSlice, vec![ObjectName::new("default", "s")]),
+            (Kind::ServiceCidr, vec![ObjectName::new("", "kubernetes")]),
         ]
     );
 }

@@ -1,0 +1,147 @@
+//! What cluster IPs do not serve: ports that no service has are refused, and addresses of the service CIDRs that no service has
+//! lead nowhere.
+//!
+//! So that the difference is seen, node-b has one such address: who reaches it, past the backend of node-a, is refused there.
+
+use std::net::SocketAddr;
+
+use serde_json::json;
+
+use super::expect::{Check, Expected, check_all};
+use crate::cluster::Cluster;
+use crate::deployment::{Backend, Deployment};
+use crate::manifests::Service;
+use crate::plan::{self, DualStack, Family};
+use crate::wire::Protocol;
+
+const PORT: u16 = 80;
+/// Nobody's, but node-b's.
+const UNALLOCATED: u8 = 99;
+/// For what a node has to refuse itself: it does not speak SCTP.
+const TRANSPORTS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+
+/// A port that no service has at a cluster IP is refused, for as long as the address is a service's.
+pub fn other_ports_are_refused(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster), dns(cluster)]);
+    let cluster = deployment.cluster();
+    let web_ip = plan::cluster_ip(1);
+    let mut checks = checks(cluster, &Protocol::ALL, web_ip, PORT + 1, &Expected::Refused);
+    // A port of the same number, but for another protocol.
+    let dns_ip = plan::cluster_ip(2);
+    checks.extend(self::checks(cluster, &[Protocol::Tcp], dns_ip, 53, &Expected::Refused));
+    checks.extend(served(cluster));
+    check_all(&checks);
+
+    let gone = web(deployment.cluster());
+    deployment.delete(&gone);
+    check_all(&self::checks(deployment.cluster(), &TRANSPORTS, web_ip, PORT, &Expected::Dropped));
+}
+
+/// An address that no service has leads nowhere, until a service has it, and again when the service is gone.
+pub fn unallocated_addresses_lead_nowhere(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
+    take_unallocated(deployment.cluster());
+    let check = |deployment: &Deployment, port, expected: Expected| {
+        let address = plan::cluster_ip(UNALLOCATED);
+        check_all(&checks(deployment.cluster(), &TRANSPORTS, address, port, &expected));
+    };
+    check(&deployment, PORT, Expected::Dropped);
+    let service = Service::new("late").cluster_ip(plan::cluster_ip(UNALLOCATED)).port_all(PORT, 8080);
+    deployment.apply(&service);
+    check(&deployment, PORT, Expected::Refused);
+    check(&deployment, PORT + 1, Expected::Refused);
+    deployment.delete(&service);
+    check(&deployment, PORT, Expected::Dropped);
+    check_all(&served(deployment.cluster()));
+}
+
+/// Service CIDRs count as soon as they are there, and no longer.
+pub fn service_cidrs_come_and_go(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
+    take_unallocated(deployment.cluster());
+    let mut check = |cidrs: &[&str], expected: Expected| {
+        let object = json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "ServiceCIDR",
+            "metadata": { "name": "kubernetes" },
+            "spec": { "cidrs": cidrs },
+        });
+        deployment.manifests().write("service-cidrs", &[object]);
+        deployment.settle();
+        let (cluster, address) = (deployment.cluster(), plan::cluster_ip(UNALLOCATED));
+        check_all(&checks(cluster, &TRANSPORTS, address, PORT, &expected));
+        check_all(&served(cluster));
+    };
+    // One of all addresses is none.
+    check(&["10.97.0.0/16", "fd00:10:97::/112", "0.0.0.0/0"], Expected::Refused);
+    check(&["10.96.0.96/29", "fd00:10:96::/64"], Expected::Dropped);
+    check(&[], Expected::Refused);
+    check(&plan::SERVICE_CIDRS, Expected::Dropped);
+}
+
+fn web(cluster: &Cluster) -> Service {
+    Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080).pods([cluster.pod("pod-a-1")])
+}
+
+fn dns(cluster: &Cluster) -> Service {
+    let dns = Service::new("dns").cluster_ip(plan::cluster_ip(2)).port(Protocol::Udp, 53, 8080);
+    dns.pods([cluster.pod("pod-a-1")])
+}
+
+/// node-b has the address, and node-a knows it.
+fn take_unallocated(cluster: &Cluster) {
+    let DualStack { v4, v6 } = plan::cluster_ip(UNALLOCATED);
+    let node_b = cluster.node('b');
+    node_b.netns.ip(&format!("address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 nodad\n"));
+    let DualStack { v4: via4, v6: via6 } = node_b.address;
+    cluster.node('a').netns.ip(&format!("route add {v4} via {via4}\nroute add {v6} via {via6}\n"));
+}
+
+/// From a pod of node-a, from node-a itself, and from outside through node-a.
+fn checks(
+    cluster: &Cluster,
+    protocols: &[Protocol],
+    to: DualStack,
+    port: u16,
+    expected: &Expected,
+) -> Vec<Check> {
+    let clients = [
+        ("pod-a-3", cluster.pod("pod-a-3").client()),
+        ("node-a", cluster.node('a').client()),
+        ("outside", cluster.client()),
+    ];
+    let mut checks = Vec::new();
+    for (what, client) in clients {
+        for &protocol in protocols {
+            for family in Family::BOTH {
+                checks.push(Check {
+                    what: format!("from {what}"),
+                    client: client.clone(),
+                    protocol,
+                    to: SocketAddr::new(to.ip(family), port),
+                    expected: expected.clone(),
+                });
+            }
+        }
+    }
+    checks
+}
+
+/// What is served still is.
+fn served(cluster: &Cluster) -> Vec<Check> {
+    let client = cluster.pod("pod-a-3").client();
+    let mut checks = Vec::new();
+    for protocol in Protocol::ALL {
+        for family in Family::BOTH {
+            let seen = cluster.pod("pod-a-3").address.ip(family);
+            checks.push(Check {
+                what: "from pod-a-3".to_owned(),
+                client: client.clone(),
+                protocol,
+                to: SocketAddr::new(plan::cluster_ip(1).ip(family), PORT),
+                expected: Expected::Answers([("pod-a-1".to_owned(), seen)].into()),
+            });
+        }
+    }
+    checks
+}

@@ -1,0 +1,96 @@
+//! networking.k8s.io/v1 ServiceCIDR to the ranges that cluster IPs are allocated from.
+
+use ipnet::IpNet;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{Problems, Resource, address, items};
+use crate::object::{Kind, Object, ServiceCidr};
+
+impl Resource for ServiceCIDR {
+    const KIND: Kind = Kind::ServiceCidr;
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    /// One that is being deleted counts until it is gone: services keep it for as long as they have addresses of it.
+    fn parse(&self, problems: &mut Problems) -> Option<Object> {
+        let texts = items(self.spec.as_ref().and_then(|spec| spec.cidrs.as_ref()));
+        let mut cidrs: Vec<IpNet> = Vec::with_capacity(texts.len());
+        for (n, text) in texts.iter().enumerate() {
+            cidrs.extend(problems.ignored(format!("spec.cidrs[{n}]"), service_cidr(text)));
+        }
+        cidrs.sort_unstable();
+        cidrs.dedup();
+        Some(Object::ServiceCidr(ServiceCidr {
+            name: self.metadata.name.as_deref().unwrap_or_default().into(),
+            cidrs,
+        }))
+    }
+}
+
+/// Nodes drop what they send to addresses of a service CIDR that no service has: there must be others.
+fn service_cidr(text: &str) -> Result<IpNet, String> {
+    match address::cidr(text) {
+        Ok(cidr) if cidr.prefix_len() == 0 => Err(format!("{cidr}: all addresses there are")),
+        result => result.map_err(|error| error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::object::ObjectName;
+    use crate::source::parse::from_json;
+
+    #[track_caller]
+    fn in_force(spec: Value) -> (Vec<String>, Vec<String>) {
+        let parsed = from_json::<ServiceCIDR>(&json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "ServiceCIDR",
+            "metadata": {"name": "kubernetes"},
+            "spec": spec,
+        }));
+        assert_eq!((parsed.kind, parsed.name), (Kind::ServiceCidr, ObjectName::new("", "kubernetes")));
+        let problems =
+            parsed.problems.iter().map(|problem| format!("{}: {}", problem.field, problem.message));
+        match parsed.object {
+            Some(Object::ServiceCidr(ServiceCidr { name, cidrs })) => {
+                assert_eq!(&*name, "kubernetes");
+                (cidrs.iter().map(IpNet::to_string).collect(), problems.collect())
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn both_families() {
+        let (cidrs, problems) = in_force(json!({"cidrs": ["fd00:10:96::/112", "10.96.0.1/16"]}));
+        assert_eq!(cidrs, ["10.96.0.0/16", "fd00:10:96::/112"]);
+        assert!(problems.is_empty());
+    }
+
+    #[test]
+    fn none() {
+        assert_eq!(in_force(json!({})), (vec![], vec![]));
+        assert_eq!(in_force(Value::Null), (vec![], vec![]));
+    }
+
+    #[test]
+    fn what_is_no_range_of_its_own_is_named() {
+        let (cidrs, problems) =
+            in_force(json!({"cidrs": ["10.96.0.0", "0.0.0.0/0", "10.97.0.0/16", "::/0"]}));
+        assert_eq!(cidrs, ["10.97.0.0/16"]);
+        assert_eq!(
+            problems,
+            [
+                "spec.cidrs[0]: \"10.96.0.0\": not a CIDR; ignored",
+                "spec.cidrs[1]: 0.0.0.0/0: all addresses there are; ignored",
+                "spec.cidrs[3]: ::/0: all addresses there are; ignored",
+            ]
+        );
+    }
+}
