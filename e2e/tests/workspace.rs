@@ -99,6 +99,12 @@ fn no_local_paths() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn the_page_about_semantics_names_all_cases() -> Result<()> {
+    assert_none(&unpinned(&top()?)?);
+    Ok(())
+}
+
 // === Crates ===
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {
@@ -312,6 +318,36 @@ fn local_paths(dir: &Path) -> Result<Vec<String>> {
     Ok(problems)
 }
 
+/// Cases that `docs/semantics.md` does not name, and what it names that is no case.
+fn unpinned(dir: &Path) -> Result<Vec<String>> {
+    let cases = cases(&fs::read_to_string(dir.join("e2e/src/cases.rs"))?)?;
+    let page = fs::read_to_string(dir.join("docs/semantics.md"))?;
+    let named =
+        page.split('`').skip(1).step_by(2).filter(|code| code.contains("::") && *code != "module::case");
+    let named: BTreeSet<_> = named.map(str::to_owned).collect();
+    let missing =
+        cases.difference(&named).map(|case| format!("docs/semantics.md: name {case}, and what it pins"));
+    let unknown = named.difference(&cases).map(|case| format!("docs/semantics.md: {case} is no case"));
+    Ok(missing.chain(unknown).collect())
+}
+
+/// The list in the macro `conformance!`, as `module::case`.
+fn cases(source: &str) -> Result<BTreeSet<String>> {
+    let (_, list) = source.split_once("@modules $backend;").context("cases.rs has no list of cases")?;
+    let (list, _) = list.split_once("};").context("the list of cases has no end")?;
+    let (mut cases, mut module) = (BTreeSet::new(), "");
+    for word in list.split_whitespace().collect::<Vec<_>>().windows(2) {
+        match word {
+            [name, "{"] => module = name,
+            [case, _] if case.ends_with(',') => {
+                cases.insert(format!("{module}::{}", case.trim_end_matches(',')));
+            }
+            _ => {}
+        }
+    }
+    Ok(cases)
+}
+
 // === Each rule can fail ===
 
 /// A made-up tree of files.
@@ -421,5 +457,15 @@ fn local_paths_are_found() -> Result<()> {
     let dir =
         tree(&[("a.md", "/etc/hosts\n"), ("docs/b.md", &bad), ("target/c.md", &bad), (".ci/run", &bad)])?;
     assert_about(&local_paths(dir.path())?, &[".ci/run:2", "docs/b.md:2"]);
+    Ok(())
+}
+
+#[test]
+fn cases_that_are_not_explained_are_found() -> Result<()> {
+    let list =
+        "macro { { conformance! { @modules $backend;\n a {\n b,\n c,\n }\n d {\n e,\n }\n } };\n f { g, } }";
+    let page = "`module::case`\n| b | – | `a::b`, `d::e` |\n| c | `x` | `a::gone` |\n";
+    let dir = tree(&[("e2e/src/cases.rs", list), ("docs/semantics.md", page)])?;
+    assert_about(&unpinned(dir.path())?, &["name a::c", "a::gone is no case"]);
     Ok(())
 }
