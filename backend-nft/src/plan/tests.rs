@@ -2,12 +2,17 @@
 
 use agent::{
     NodeState,
-    testing::{History, apply, mk_key, mk_state},
+    testing::{History, ServiceBuilder, apply, mk_key, mk_state},
 };
 use proto::model::{Endpoint, Operation, PoolClass, PoolId};
 
 use super::*;
-use crate::{driver::Driver, element::Front, kernel::fake::Fake, options::Options};
+use crate::{
+    driver::Driver,
+    element::{Data, Front},
+    kernel::fake::Fake,
+    options::Options,
+};
 
 fn driver(kernel: &Fake) -> Driver<Fake> {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"].map(|cidr| cidr.parse().unwrap());
@@ -137,6 +142,64 @@ async fn a_pool_that_outgrows_its_map_moves() {
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
     }
     assert_eq!(kernel.tables(), before);
+}
+
+/// Two services with one number of endpoints and one timeout share a chain; the chains behind it go when nobody needs them.
+#[tokio::test]
+async fn affinity_comes_changes_and_goes() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let with = |seconds: [u32; 2]| {
+        let service = |web: ServiceBuilder, cluster_ip, seconds| {
+            let web = web.external_ip(cluster_ip).endpoints(["10.244.1.1:80", "10.244.1.2:80"]);
+            if seconds == 0 { web } else { web.affinity(seconds) }
+        };
+        mk_state()
+            .service("default/web", |web| service(web, "203.0.113.1", seconds[0]))
+            .service("default/two", |two| service(two, "203.0.113.2", seconds[1]))
+            .build()
+    };
+    let mut state = with([0, 0]);
+    driver.reconcile(&state).await.unwrap();
+    // Two places, two in the pool, a verdict that goes and comes; two chains of two and three rules.
+    let (elements, chains) = (2 + 2 + 2, 2 + 2 + 3);
+    for (seconds, writes) in [
+        ([60, 0], elements + chains),
+        // Nobody needs masq-pool-2 any more, but pool-2 is behind the others.
+        ([60, 60], elements + 1),
+        // The verdict, and other chains.
+        ([60, 70], 2 + chains),
+        ([70, 60], 4),
+        // Rules go with their chain.
+        ([70, 70], 2 + 2),
+        ([70, 0], elements + 3),
+        ([0, 0], elements + 2),
+    ] {
+        let changes = agent::testing::transition(&mut state, &with(seconds));
+        kernel.asked();
+        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{seconds:?}");
+        assert!(kernel.asked() <= 1, "{seconds:?}: the fake refused something");
+        assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{seconds:?}");
+    }
+}
+
+/// One element tells that its clients are to go elsewhere.
+#[tokio::test]
+async fn an_endpoint_that_leaves_is_in_the_pool_no_more() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let endpoints = ["10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80"];
+    let mut state = mk_state()
+        .service("default/web", |web| web.cluster_ip("10.96.0.1").affinity(60).endpoints(endpoints))
+        .build();
+    driver.reconcile(&state).await.unwrap();
+    let changes = apply(&mut state, [pool_change(&[], &["10.244.1.1:80"])]);
+    driver.apply(&state, &changes).await.unwrap();
+    let members = |data: &Data| matches!(data, Data::Member(..));
+    let mut live = Vec::new();
+    kernel.tamper(|elements| live.extend(elements.values().filter(|data| members(data)).copied()));
+    let member = |n| Data::Member([10, 244, 1, n].into(), 80);
+    assert_eq!(live, [member(2), member(3)]);
 }
 
 #[tokio::test]
@@ -302,8 +365,7 @@ fn owners_are_found_by_element() {
     let mut elements = Elements::default();
     let front = Front::NodePort { port: 1, protocol: proto::model::Protocol::Tcp };
     for owner in [None, Some(3), Some(3), Some(5)] {
-        elements
-            .push(Element { front, map: Map::NodePorts, index: 0, data: crate::element::Data::None }, owner);
+        elements.push(Element { front, map: Map::NodePorts, index: 0, data: Data::None }, owner);
     }
     assert_eq!(
         [0, 1, 2, 3, 9].map(|index| elements.owner(index)),

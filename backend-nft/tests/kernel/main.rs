@@ -3,6 +3,7 @@
 // A panic is how a test fails.
 #![allow(clippy::unwrap_used)]
 
+mod affinity;
 mod conformance;
 mod drift;
 mod drifted;

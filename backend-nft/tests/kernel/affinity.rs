@@ -1,0 +1,160 @@
+//! The clients that rules remember: they are left alone whatever happens around them, can be listed, and may be too many.
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, UdpSocket},
+    ops::Range,
+    process::Command,
+    time::Duration,
+};
+
+use agent::{
+    Backend, NodeState,
+    testing::{mk_state, transition},
+};
+use netlink::nft::{Batch, Element, Fields, Handle};
+
+use super::support::{assert_readable, backend, nft, reconcile, run};
+
+/// With this many seconds of affinity, or none.
+fn state(seconds: u32) -> NodeState {
+    mk_state()
+        .service("default/web/udp", |web| {
+            let web = web.cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").node_port(30080);
+            let web = web.endpoints(["10.244.1.1:8080", "10.244.1.1:9090", "[fd00:244:1::1]:8080"]);
+            if seconds == 0 { web } else { web.affinity(seconds) }
+        })
+        .build()
+}
+
+const CLIENTS: [(&str, &str); 4] = [
+    ("ip fairlead affinity", "10.96.0.1 . udp . 80 . 192.0.2.7 timeout 1h : 0 . 10.244.1.1 . 8080"),
+    ("ip fairlead nodeport-affinity", "udp . 30080 . 192.0.2.7 timeout 1h : 0 . 10.244.1.1 . 8080"),
+    ("ip6 fairlead affinity", "fd00:96::1 . udp . 80 . fd00:2::7 timeout 1h : 0 . fd00:244:1::1 . 8080"),
+    ("ip6 fairlead nodeport-affinity", "udp . 30080 . fd00:2::7 timeout 1h : 0 . fd00:244:1::1 . 8080"),
+];
+
+fn remember() {
+    for (map, client) in CLIENTS {
+        nft(&format!("add element {map} {{ {client} }}"));
+    }
+}
+
+#[track_caller]
+fn assert_remembered() {
+    for (map, client) in CLIENTS {
+        let (key, _) = client.split_once(" timeout").unwrap();
+        let listed = nft(&format!("list map {map}"));
+        assert!(listed.contains(&format!("{key} timeout 1h")), "{listed}");
+    }
+    assert_readable();
+}
+
+#[test]
+fn clients_are_left_alone() {
+    run(|| async {
+        let mut backend = backend();
+        let mut current = state(60);
+        backend.reconcile(&current).await.unwrap();
+        remember();
+        assert_remembered();
+        assert_eq!(reconcile(&current).await.writes, 0);
+        for seconds in [70, 0, 60] {
+            let changes = transition(&mut current, &state(seconds));
+            assert_eq!(backend.apply(&current, &changes).await.unwrap().failures, []);
+            assert_remembered();
+            assert_eq!(reconcile(&current).await.writes, 0, "{seconds}");
+        }
+        nft("flush chain ip fairlead services");
+        assert!(reconcile(&current).await.writes > 0);
+        assert_remembered();
+    });
+}
+
+#[test]
+fn somebody_else_changes_who_is_in_a_pool() {
+    run(|| async {
+        reconcile(&state(60)).await;
+        for (change, writes) in [
+            ("delete element ip fairlead live { 10.244.1.1 . 9090 . 10.96.0.1 . udp . 80 }", 1),
+            ("add element ip fairlead live { 10.244.1.7 . 9090 . 10.96.0.1 . udp . 80 }", 1),
+            ("delete element ip6 fairlead affine-endpoints { fd00:96::1 . udp . 80 . 0 }", 1),
+            ("add element ip fairlead nodeport-affine-endpoints { udp . 30080 . 2 : 1 . 10.244.1.1 . 1 }", 1),
+            // A word that is not zero is not ours.
+            (
+                "delete element ip fairlead affine-endpoints { 10.96.0.1 . udp . 80 . 1 } ; \
+                 add element ip fairlead affine-endpoints { 10.96.0.1 . udp . 80 . 1 : 1 . 10.244.1.1 . 9090 }",
+                2,
+            ),
+            ("flush chain ip fairlead affine-pool-2-60s", 4),
+        ] {
+            let before = nft("list table ip fairlead") + &nft("list table ip6 fairlead");
+            nft(change);
+            assert_ne!(nft("list table ip fairlead") + &nft("list table ip6 fairlead"), before, "{change}");
+            assert_eq!(reconcile(&state(60)).await.writes, writes, "{change}");
+            assert_eq!(reconcile(&state(60)).await.writes, 0, "{change}");
+        }
+    });
+}
+
+/// New clients are served then, by any endpoint, and remembered as soon as there is room.
+#[test]
+fn there_is_no_room_for_more_clients() {
+    run(|| async {
+        reconcile(&state(60)).await;
+        for words in ["link set lo up", "address add 10.244.1.1/32 dev lo", "route add 10.96.0.0/16 dev lo"] {
+            assert!(Command::new("ip").args(words.split(' ')).status().unwrap().success(), "{words}");
+        }
+        let servers = [8080, 9090].map(|port| UdpSocket::bind(("10.244.1.1", port)).unwrap());
+        let _servers = servers.map(|server| std::thread::spawn(move || serve(&server)));
+
+        fill();
+        assert_eq!(who_answers(20_000..20_040), BTreeSet::from([8080, 9090]));
+        nft("flush map ip fairlead affinity");
+        assert_eq!(who_answers(21_000..21_040).len(), 1);
+        let listed = nft("list map ip fairlead affinity");
+        assert!(listed.contains("10.96.0.1 . udp . 80 . 10.244.1.1 timeout 1m"), "{listed}");
+    });
+}
+
+/// Answers with its port, until it hears nothing for long.
+fn serve(server: &UdpSocket) {
+    server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let port = server.local_addr().unwrap().port();
+    let mut buffer = [0; 16];
+    while let Ok((_, client)) = server.recv_from(&mut buffer) {
+        server.send_to(&port.to_be_bytes(), client).unwrap();
+    }
+}
+
+/// The ports that answer to one client. To conntrack, a port that it was asked from before is the same flow.
+fn who_answers(from: Range<u16>) -> BTreeSet<u16> {
+    from.map(|port| {
+        let socket = UdpSocket::bind(("10.244.1.1", port)).unwrap();
+        socket.connect("10.96.0.1:80").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        socket.send(b"?").unwrap();
+        let mut answer = [0; 2];
+        socket.recv(&mut answer).unwrap();
+        u16::from_be_bytes(answer)
+    })
+    .collect()
+}
+
+/// As many clients as there is room for, of another VIP.
+fn fill() {
+    let mut handle = Handle::open().unwrap();
+    let table = handle.tables(netlink::nft::Family::Ip).unwrap().remove(0);
+    let affinity = handle.sets(&table).unwrap().into_iter().find(|set| set.name == "affinity").unwrap();
+    let key =
+        |client| Fields::new().addr([10, 96, 0, 9]).proto(17).port(80).addr(Ipv4Addr::from_bits(client));
+    let keys: Vec<Fields> = (1..=affinity.size.unwrap()).map(key).collect();
+    let endpoint = Fields::new().mark(0).addr([10, 244, 1, 1]).port(8080);
+    let timeout = Some(Duration::from_secs(3600));
+    for keys in keys.chunks(4096) {
+        let mut batch = Batch::new();
+        let elements = keys.iter().map(|key| Element { timeout, ..Element::value(key, &endpoint) });
+        batch.add_elements(&table, &affinity, elements);
+        handle.commit(&batch).unwrap();
+    }
+}
