@@ -66,6 +66,8 @@ macro_rules! conformance {
                 a_manifest_becomes_unreadable,
                 a_loopback_endpoint,
                 an_external_ip_that_is_a_cluster_ip,
+                an_external_ip_that_is_a_node_address,
+                an_unreadable_source_range,
                 two_services_with_one_vip,
                 ports_that_cannot_be,
             }

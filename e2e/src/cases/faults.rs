@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-use super::expect::assert_pods;
+use super::expect::{assert_nobody, assert_pods};
 use crate::cluster::Cluster;
 use crate::deployment::{Backend, Deployment, PATIENCE};
 use crate::manifests::Service;
 use crate::plan::{self, DualStack, Family};
+use crate::server::Server;
 use crate::wire::Protocol;
 
 const PORT: u16 = 80;
@@ -65,6 +66,40 @@ pub fn an_external_ip_that_is_a_cluster_ip(backend: Backend) {
     let said = apply_objects(&mut deployment, &thief.objects());
     said.about(&["default/other", "spec.externalIPs", "would shadow the cluster IP of Service default/web"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
+    assert_good(&deployment);
+}
+
+/// Nor are an address of a node and the ports there.
+pub fn an_external_ip_that_is_a_node_address(backend: Backend) {
+    let mut deployment = Deployment::start(backend, good);
+    let node = deployment.cluster().node('b');
+    let _server = Server::start(&node.netns, &node.name, &node.address.both(), &[PORT]);
+    let address = node.address;
+    let thief = other(deployment.cluster()).external_ip(address).load_balancer_ip(address);
+    let said = apply_objects(&mut deployment, &thief.objects());
+    for field in ["spec.externalIPs", "status.loadBalancer.ingress"] {
+        said.about(&["default/other", field, "would shadow an address of Node node-b"]);
+    }
+    assert_answers(&deployment, address, &["node-b"]);
+    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
+    assert_good(&deployment);
+}
+
+/// A source range that nobody can read does not open the load balancer's address to everybody: that is closed.
+pub fn an_unreadable_source_range(backend: Backend) {
+    let mut deployment = Deployment::start(backend, good);
+    let address = plan::load_balancer_ip(1);
+    let service = other(deployment.cluster()).load_balancer_ip(address);
+    let said = apply_objects(&mut deployment, &service.clone().source_ranges(&["10.244.0.0/99"]).objects());
+    said.about(&["default/other", "spec.loadBalancerSourceRanges[0]", "10.244.0.0/99"]);
+    let vips = Family::BOTH.map(|family| SocketAddr::new(address.ip(family), PORT));
+    let client = deployment.cluster().pod("pod-a-3").client();
+    // It may have been of either family.
+    assert_nobody(&client, vips);
+    assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
+    let readable = service.source_ranges(&["10.244.0.0/99", "10.244.0.0/16", "fd00:10:244::/48"]);
+    apply_objects(&mut deployment, &readable.objects());
+    assert_answers(&deployment, address, &["pod-b-1"]);
     assert_good(&deployment);
 }
 
