@@ -54,7 +54,7 @@ enum Holds {
     Verdict,
     /// Its keys end with an index.
     Endpoint,
-    /// The same, with a word of zeros before the endpoint: see [`crate::desired`].
+    /// The same, with a word of zeros before the endpoint, for the rules of session affinity.
     PaddedEndpoint,
     /// Its keys begin with an endpoint.
     Member,

@@ -15,10 +15,10 @@
 //! what was loaded there before, which is the source of the reply. That is not looked at, but it is what the endpoint will be.
 //!
 //! ```text
-//!   registers   0 | endpoint . port | VIP . protocol . port | client, or place in the pool       IPv6: all sixteen
-//!                   └──── key of live ────────────────────┘
-//!                                     └──── key of affinity, key of affine-endpoints ───────┘
-//!   └─ value of both ───┘
+//!   0 . endpoint . port . VIP . protocol . port . client, or place in the pool       in IPv6 all sixteen registers
+//!                         └─ key of affinity and of affine-endpoints ──┘
+//!   └── their value ──┘
+//!       └──────────── key of live ────────────┘
 //! ```
 
 use std::{num::NonZeroU32, time::Duration};
@@ -82,9 +82,14 @@ pub(super) fn rules(
         .dnat_to(at.endpoint);
     let [endpoints, clients, live] = [endpoints, clients, live].map(Map::name);
     vec![
-        known.comment(format!("its endpoint in @{clients}, while in @{live} (shown as the reply's)")),
-        unknown.comment(format!("another: one of @{endpoints}, remembered (shown as the reply's)")),
-        Line::new(family).goto(pool.to_string()).comment(format!("no room in @{clients}")),
+        known.comment(format!(
+            "a known client: to its endpoint in @{clients}, if in @{live} (shown as the reply's)"
+        )),
+        unknown.comment(format!(
+            "a new client: to one of {} in @{endpoints}, remembered (shown as the reply's)",
+            pool.count
+        )),
+        Line::new(family).goto(pool.to_string()).comment(format!("no room in @{clients}: not remembered")),
     ]
 }
 
