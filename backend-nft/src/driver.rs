@@ -9,13 +9,14 @@ use tracing::{debug, warn};
 
 use crate::{
     claims::Claims,
-    commit::{Committer, Outcome},
+    commit::{Committer, Outcome, Pace, Urgent, rebuilds},
     desired::{Base, Desired, Orders, base, desired, fronts},
     kernel::{CommitError, Kernel},
     options::{Masquerade, Options},
     plan::{Edit, Operation, Plan, Repairs, Sweep},
     present::Present,
     programmed::Programmed,
+    urgent::is_urgent,
 };
 
 /// The backend, over any [`Kernel`].
@@ -29,7 +30,15 @@ pub(crate) struct Driver<K> {
     claims: Claims,
     /// Why the kernel refused a service port. It may hold an earlier form of it.
     refused: BTreeMap<ServicePortKey, String>,
+    /// Of the first transactions of a reconcile.
+    pace: Pace,
 }
+
+/// With fewer service ports nobody has to be first.
+const MANY: usize = 256;
+
+/// A change that writes more is made by a reconcile, in transactions of bounded length.
+const MAX_APPLIED: usize = 20_000;
 
 impl<K: Kernel> Driver<K> {
     pub(crate) fn new(kernel: K, options: Options) -> Self {
@@ -40,7 +49,14 @@ impl<K: Kernel> Driver<K> {
             programmed: None,
             claims: Claims::default(),
             refused: BTreeMap::new(),
+            pace: Pace::default(),
         }
+    }
+
+    /// With transactions of so many elements.
+    #[cfg(test)]
+    pub(crate) fn paced(self, pace: Pace) -> Self {
+        Self { pace, ..self }
     }
 
     /// See [`agent::Backend::reconcile`].
@@ -53,27 +69,24 @@ impl<K: Kernel> Driver<K> {
         }
         let base = self.base(state);
         let is_owned = |family, front: &_| self.claims.is_owned(family, front);
-        let (mut present, repairs) = Present::new(listings, &base, &self.options, is_owned);
-        let edits: Vec<Edit> = state
-            .services()
-            .keys()
-            .map(|key| {
-                self.edit(state, key, |family| {
-                    let fronts =
-                        state.service(key).map(|service| fronts(&service.port, family)).unwrap_or_default();
-                    let owned = fronts.iter().map(|(front, _)| front);
-                    present.orders(family, owned.filter(|front| self.claims.owns(key, family, front)))
-                })
-            })
-            .collect();
-        let committer = Committer {
-            kernel: &mut self.kernel,
-            present: &mut present,
-            edits: &edits,
-            options: &self.options,
-            outcome: Outcome::default(),
-        };
-        let Outcome { writes, refused } = committer.run(repairs).await?;
+        let (mut present, mut repairs) = Present::new(listings, &base, &self.options, is_owned);
+        let (urgent, others): (Vec<_>, Vec<_>) =
+            state.services().iter().partition(|(_, service)| is_urgent(&service.port));
+        let mut edits: Vec<Edit> = urgent.iter().map(|(key, _)| self.found(state, key, &present)).collect();
+        let mut outcome = Outcome::default();
+        let mut done = 0;
+        // On a node that has nothing they do not wait until it is known what the others need.
+        if others.len() >= MANY && present.is_empty() && !rebuilds(&repairs) {
+            let mut committer = self.committer(&mut present, &edits, outcome);
+            if committer.urgent(&mut repairs).await? == Urgent::InForce {
+                done = edits.len() as u32;
+            }
+            outcome = committer.outcome;
+        }
+        edits.extend(others.iter().map(|(key, _)| self.found(state, key, &present)));
+        let committer = self.committer(&mut present, &edits, outcome);
+        let active = (done..edits.len() as u32).collect();
+        let Outcome { writes, refused } = committer.run(active, repairs).await?;
 
         let node = state.node().addresses.clone();
         let mut programmed = Programmed { services: BTreeMap::new(), base, node, refs: present.into_refs() };
@@ -111,10 +124,13 @@ impl<K: Kernel> Driver<K> {
         let active: Vec<u32> = (0..edits.len() as u32).collect();
         let plan = Plan::new(&programmed, (&edits, &active), repairs, Sweep::Delete, &self.options);
         let writes = plan.writes();
-        let Plan { operations, refs } = plan;
+        if writes > MAX_APPLIED {
+            return self.reconcile(state).await;
+        }
+        let Plan { operations, refs, taken: _ } = plan;
         if !operations.is_empty() {
             match self.kernel.commit(operations).await {
-                Ok(()) => debug!(services = edits.len(), writes, "applied"),
+                Ok(_) => debug!(services = edits.len(), writes, "applied"),
                 Err(CommitError::Refused(refused)) => {
                     // Somebody changed our table, or one service port is to blame: what is there decides.
                     warn!(error = %refused, "the kernel refused a change: looking at what it holds");
@@ -168,6 +184,25 @@ impl<K: Kernel> Driver<K> {
             touched.extend(restricted.map(|(key, _)| key.clone()));
         }
         touched
+    }
+
+    fn committer<'a>(
+        &'a mut self,
+        present: &'a mut Present,
+        edits: &'a [Edit],
+        outcome: Outcome,
+    ) -> Committer<'a, K> {
+        let (kernel, options, pace) = (&mut self.kernel, &self.options, self.pace);
+        Committer { kernel, present, edits, options, pace, outcome }
+    }
+
+    /// What a service port is to have; its endpoints stay at the places where they were found.
+    fn found(&self, state: &NodeState, key: &ServicePortKey, present: &Present) -> Edit {
+        self.edit(state, key, |family| {
+            let fronts = state.service(key).map(|service| fronts(&service.port, family)).unwrap_or_default();
+            let owned = fronts.iter().map(|(front, _)| front);
+            present.orders(family, owned.filter(|front| self.claims.owns(key, family, front)))
+        })
     }
 
     fn edit(&self, state: &NodeState, key: &ServicePortKey, orders: impl Fn(Family) -> Orders) -> Edit {

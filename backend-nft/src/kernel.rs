@@ -7,7 +7,7 @@ pub(crate) mod fake;
 mod netlink;
 mod watch;
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 use agent::Drift;
 use anyhow::Result;
@@ -24,11 +24,11 @@ pub(crate) trait Kernel: Send + 'static {
     /// The families in which there is a table of ours.
     fn tables(&mut self) -> impl Future<Output = Result<Vec<Family>>> + Send;
 
-    /// Executes all operations, or none.
+    /// Executes all operations, or none. Says how long that took in the kernel.
     fn commit(
         &mut self,
         operations: Vec<(Family, Operation)>,
-    ) -> impl Future<Output = Result<(), CommitError>> + Send;
+    ) -> impl Future<Output = Result<Duration, CommitError>> + Send;
 
     /// Returns when somebody else has changed our tables since they were listed, or may have. May be dropped before.
     fn drifted(&mut self) -> impl Future<Output = Drift> + Send;

@@ -54,6 +54,7 @@ mod order;
 mod plan;
 mod present;
 mod programmed;
+mod urgent;
 
 use agent::{Applied, Backend, Changes, Drift, NodeState};
 use anyhow::Result;

@@ -104,6 +104,35 @@ pub(crate) struct Plan {
     pub(crate) operations: Vec<(Family, Operation)>,
     /// What is shared when it is in force.
     pub(crate) refs: PerFamily<Delta>,
+    /// How many of the edits are in it.
+    pub(crate) taken: usize,
+}
+
+/// How much a transaction may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Everything.
+    Enough,
+    /// So many elements, and the rest of the service port that fills it up.
+    Elements(usize),
+}
+
+/// What of later transactions is in this one already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ahead {
+    Nothing,
+    /// Their chains: made while maps are empty, they cost nothing.
+    Chains,
+}
+
+// === impl Repairs ===
+
+impl Repairs {
+    /// Leaves what is to be done before or with the service ports; returns what can wait until nobody needs it.
+    pub(crate) fn split_off_later(&mut self) -> Self {
+        let (leftovers, last) = (std::mem::take(&mut self.leftovers), std::mem::take(&mut self.last));
+        Self { leftovers, last, ..Self::default() }
+    }
 }
 
 // === impl Plan ===
@@ -117,15 +146,48 @@ impl Plan {
         sweep: Sweep,
         options: &Options,
     ) -> Self {
+        Self::fill(before, (edits, active), repairs, (Room::Enough, Ahead::Nothing), sweep, options)
+    }
+
+    /// The same for as many of the `active` as there is room for, see [`Plan::taken`]: at least one, and each as a whole. While some
+    /// are left, nothing that nobody needs goes yet.
+    pub(crate) fn fill(
+        before: &impl Before,
+        (edits, active): (&[Edit], &[u32]),
+        mut repairs: PerFamily<Repairs>,
+        (room, ahead): (Room, Ahead),
+        sweep: Sweep,
+        options: &Options,
+    ) -> Self {
         let mut plan = Self::default();
-        let PerFamily { v4, v6 } = repairs;
-        for (family, repairs) in [(Family::V4, v4), (Family::V6, v6)] {
-            let mut stage = Stage::new(&repairs.leftovers);
-            for &index in active {
-                if let Some(edit) = edits.get(index as usize) {
-                    stage.edit(before, family, edit, index);
-                }
+        let mut stages = PerFamily::<Stage>::default();
+        let edit = |index: &u32| Some((*index, edits.get(*index as usize)?));
+        for (index, edit) in active.iter().filter_map(edit) {
+            if let Room::Elements(room) = room
+                && plan.taken > 0
+                && stages.v4.len() + stages.v6.len() >= room
+            {
+                break;
             }
+            for family in Family::ALL {
+                stages[family].edit(before, family, edit, index);
+            }
+            plan.taken += 1;
+        }
+        let rest = active.get(plan.taken..).unwrap_or_default();
+        if ahead == Ahead::Chains {
+            for (_, edit) in rest.iter().filter_map(edit) {
+                Family::ALL.into_iter().for_each(|family| stages[family].prepare(family, edit));
+            }
+        }
+        let sweep = if rest.is_empty() { sweep } else { Sweep::Keep };
+        let PerFamily { v4, v6 } = stages;
+        for (family, mut stage) in [(Family::V4, v4), (Family::V6, v6)] {
+            let mut repairs = std::mem::take(&mut repairs[family]);
+            if !rest.is_empty() {
+                repairs.split_off_later();
+            }
+            stage.leftovers(&repairs.leftovers);
             let (operations, delta) = stage.finish(family, before.refs(family), repairs, sweep, options);
             plan.operations.extend(operations.into_iter().map(|operation| (family, operation)));
             plan.refs[family] = delta;

@@ -84,6 +84,11 @@ impl Present {
         (present, repairs)
     }
 
+    /// Whether nothing was found that belongs to a service port.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|(_, table)| table.elements.is_empty())
+    }
+
     /// The places that endpoints were found at, under the first of these fronts that has any.
     pub(crate) fn orders<'a>(&self, family: Family, fronts: impl Iterator<Item = &'a Front>) -> Orders {
         let mut orders = Orders::default();

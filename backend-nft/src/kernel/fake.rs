@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use agent::Drift;
@@ -29,6 +30,8 @@ struct State {
     explains: Explains,
     /// All transactions that were asked for, the refused ones too.
     asked: usize,
+    /// What led somewhere after each transaction.
+    steps: Vec<BTreeSet<Front>>,
 }
 
 /// Whether the fake names the element that it refuses.
@@ -73,6 +76,11 @@ impl Fake {
         std::mem::take(&mut self.0.lock().unwrap().asked)
     }
 
+    /// The fronts that led somewhere after each transaction since the last time.
+    pub(crate) fn steps(&self) -> Vec<BTreeSet<Front>> {
+        std::mem::take(&mut self.0.lock().unwrap().steps)
+    }
+
     /// Somebody else changes the elements of the IPv4 table.
     pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<Key, Data>)) {
         change(&mut self.0.lock().unwrap().tables.v4.as_mut().unwrap().elements);
@@ -92,7 +100,7 @@ impl Kernel for Fake {
         Ok(state.tables.iter().filter(|(_, table)| table.is_some()).map(|(family, _)| family).collect())
     }
 
-    async fn commit(&mut self, operations: Vec<(Family, Operation)>) -> Result<(), CommitError> {
+    async fn commit(&mut self, operations: Vec<(Family, Operation)>) -> Result<Duration, CommitError> {
         let mut state = self.0.lock().unwrap();
         state.asked += 1;
         let mut tables = state.tables.clone();
@@ -110,8 +118,10 @@ impl Kernel for Fake {
         if refused != Refused::default() {
             return Err(CommitError::Refused(refused));
         }
+        let verdicts = tables.iter().filter_map(|(_, table)| table.as_ref()).flat_map(FakeTable::leads);
+        state.steps.push(verdicts.collect());
         state.tables = tables;
-        Ok(())
+        Ok(Duration::ZERO)
     }
 
     async fn drifted(&mut self) -> Drift {
@@ -144,6 +154,11 @@ impl FakeTable {
     pub(crate) fn shape(&self) -> String {
         let elements = self.elements.iter().map(|((map, front, ..), data)| (map, front, data));
         format!("{:?} {:?} {:?}", self.chains, self.sets, elements.collect::<BTreeSet<_>>())
+    }
+
+    fn leads(&self) -> impl Iterator<Item = Front> {
+        let verdicts = self.elements.iter().filter(|(_, data)| matches!(data, Data::Verdict(_)));
+        verdicts.map(|((_, front, ..), _)| *front)
     }
 
     fn list(&self, family: Family) -> Listing {

@@ -4,7 +4,11 @@
 #[cfg(test)]
 mod tests;
 
-use std::{sync::mpsc, thread, time::Instant};
+use std::{
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use agent::Drift;
 use anyhow::{Context, Result, anyhow};
@@ -120,7 +124,7 @@ impl Kernel for Netlink {
         .await?
     }
 
-    async fn commit(&mut self, operations: Vec<(Family, Operation)>) -> Result<(), CommitError> {
+    async fn commit(&mut self, operations: Vec<(Family, Operation)>) -> Result<Duration, CommitError> {
         let writes: usize = operations.iter().map(|(_, operation)| operation.writes()).sum();
         let loud = writes > MAX_HEARD;
         if loud {
@@ -130,9 +134,9 @@ impl Kernel for Netlink {
         if loud {
             self.watch.unstop().map_err(CommitError::Failed)?;
         }
-        result.map_err(CommitError::Failed)??;
+        let took = result.map_err(CommitError::Failed)??;
         self.watch.committed();
-        Ok(())
+        Ok(took)
     }
 
     async fn drifted(&mut self) -> Drift {
@@ -185,14 +189,15 @@ impl Worker {
         Ok(())
     }
 
-    fn commit(&mut self, operations: &[(Family, Operation)]) -> Result<(), CommitError> {
+    fn commit(&mut self, operations: &[(Family, Operation)]) -> Result<Duration, CommitError> {
         let encoded = Encoded::new(&self.names, operations);
         let (messages, bytes) = (encoded.batch.len(), encoded.batch.bytes());
         let start = Instant::now();
         let result = self.handle.commit(&encoded.batch);
-        let took_us = start.elapsed().as_micros() as u64;
+        let took = start.elapsed();
+        let took_us = took.as_micros() as u64;
         debug!(messages, bytes, took_us, accepted = result.is_ok(), "committed a transaction");
-        result.map_err(|error| match &error {
+        result.map(|()| took).map_err(|error| match &error {
             // Lack of permission or memory, or somebody else's change: whatever is in it.
             Error::Refused(refusals) if !error.is_not_permitted() && !error.is_interrupted() => {
                 CommitError::Refused(encoded.blame(refusals))

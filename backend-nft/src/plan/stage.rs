@@ -1,6 +1,6 @@
 //! Gathers what happens in one table, and puts it into order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use netlink::nft::Chain;
 use proto::model::Family;
@@ -25,18 +25,31 @@ pub(super) struct Stage {
     chains: BTreeMap<PoolChain, i64>,
     /// How many more, or fewer, need a shared element, and one of them.
     shared: BTreeMap<Element, (i64, Owner)>,
+    /// Chains that what comes later needs.
+    ahead: BTreeSet<PoolChain>,
     /// Room for two lists of one service port after the other.
     scratch: (Vec<Element>, Vec<Element>),
 }
 
 impl Stage {
-    /// `leftovers`: elements to delete for nobody.
-    pub(super) fn new(leftovers: &[Element]) -> Self {
-        let mut stage = Self::default();
+    /// Takes in elements to delete for nobody.
+    pub(super) fn leftovers(&mut self, leftovers: &[Element]) {
         for element in leftovers {
-            stage.change(Difference::Gone(*element), None);
+            self.change(Difference::Gone(*element), None);
         }
-        stage
+    }
+
+    /// How many elements it changes, but for shared ones.
+    pub(super) fn len(&self) -> usize {
+        self.gone.iter().chain(&self.new).map(|elements| elements.list.len()).sum()
+    }
+
+    /// Makes the chains that a service port is going to need.
+    pub(super) fn prepare(&mut self, family: Family, edit: &Edit) {
+        let (_, new) = &mut self.scratch;
+        new.clear();
+        edit.desired[family].iter().for_each(|desired| desired.elements(new));
+        self.ahead.extend(new.iter().flat_map(chains));
     }
 
     /// Takes in what one service port is to have.
@@ -84,7 +97,10 @@ impl Stage {
         sweep: Sweep,
         options: &Options,
     ) -> (Vec<Operation>, Delta) {
-        let delta = self.delta(refs, sweep);
+        let mut delta = self.delta(refs, sweep);
+        let ahead = self.ahead.iter().filter(|chain| !refs.chains.contains_key(chain));
+        let ahead: Vec<_> = ahead.filter(|chain| delta.chains.iter().all(|(other, _)| other != *chain)).collect();
+        delta.chains.extend(ahead.into_iter().map(|chain| (*chain, Some(0))));
         let Repairs { first, mut pools, leftovers: _, foreign, rules, last } = repairs;
         let made =
             delta.chains.iter().filter(|(chain, count)| count.is_some() && !refs.chains.contains_key(chain));

@@ -35,7 +35,7 @@ fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(Family, Oper
     operations.into_iter().map(|operation| (Family::V4, operation)).collect()
 }
 
-fn commit(operations: Vec<(Family, Operation)>) -> Result<(), CommitError> {
+fn commit(operations: Vec<(Family, Operation)>) -> Result<Duration, CommitError> {
     in_netns(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut kernel = Netlink::open().unwrap();

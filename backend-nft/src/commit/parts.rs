@@ -1,0 +1,153 @@
+//! Tests of large differences: several transactions lead to what one leads to, what is urgent comes first, nothing is interrupted.
+
+use std::collections::BTreeSet;
+
+use agent::{
+    NodeState,
+    testing::{History, Stack, mk_state, operations_between, synthetic},
+};
+use proptest::prelude::*;
+use proto::model::Protocol;
+
+use super::Pace;
+use crate::{
+    driver::Driver,
+    element::Front,
+    kernel::fake::{Explains, Fake},
+    options::Options,
+};
+
+fn driver(kernel: &Fake) -> Driver<Fake> {
+    Driver::new(kernel.clone(), Options::default())
+}
+
+fn vip(address: u32) -> Front {
+    Front::Vip { address: std::net::Ipv4Addr::from(address).into(), port: 80, protocol: Protocol::Tcp }
+}
+
+/// Services as [`synthetic`] has them, and those that are urgent.
+fn large(services: u32) -> NodeState {
+    let mut state = synthetic(services, 3, Stack::V4);
+    let urgent = mk_state()
+        .service("default/kubernetes", |api| api.port(443).cluster_ip("10.200.0.1").endpoints(["10.0.0.1:6443"]))
+        .service("kube-system/kube-dns/udp", |dns| {
+            dns.port(53).cluster_ip("10.200.0.10").endpoints(["10.0.0.2:53", "10.0.0.3:53"])
+        })
+        .build();
+    let node = agent::NodeState::new(state.node().clone());
+    agent::testing::apply(&mut state, operations_between(&node, &urgent));
+    state
+}
+
+async fn compare(seed: u64, elements: usize) {
+    let (whole, parts) = (Fake::default(), Fake::default());
+    let mut history = History::new(seed);
+    for _ in 0..4 {
+        history.jump();
+        driver(&whole).reconcile(history.state()).await.unwrap();
+        let mut paced = driver(&parts).paced(Pace::of(elements));
+        let applied = paced.reconcile(history.state()).await.unwrap();
+        assert_eq!(applied.failures, []);
+        assert_eq!(parts.tables(), whole.tables());
+        // It knows what it has done.
+        let mut changed = history.state().clone();
+        let changes = history.step();
+        agent::testing::transition(&mut changed, history.state());
+        paced.apply(&changed, &changes).await.unwrap();
+        assert_eq!(driver(&parts).reconcile(&changed).await.unwrap().writes, 0);
+        driver(&whole).reconcile(&changed).await.unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn several_transactions_lead_to_what_one_leads_to(seed in any::<u64>(), elements in 1..40_usize) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(compare(seed, elements));
+    }
+}
+
+#[tokio::test]
+async fn a_small_difference_is_one_transaction_and_none_is_none() {
+    let kernel = Fake::default();
+    let mut state = large(4_000);
+    driver(&kernel).reconcile(&state).await.unwrap();
+    assert!(kernel.asked() > 2);
+    assert_eq!(driver(&kernel).reconcile(&state).await.unwrap().writes, 0);
+    assert_eq!(kernel.asked(), 0);
+    let target = large(3_990);
+    agent::testing::transition(&mut state, &target);
+    driver(&kernel).reconcile(&state).await.unwrap();
+    assert_eq!(kernel.asked(), 1);
+}
+
+#[tokio::test]
+async fn the_api_and_dns_come_first() {
+    let kernel = Fake::default();
+    driver(&kernel).reconcile(&large(4_000)).await.unwrap();
+    let steps = kernel.steps();
+    let urgent = [
+        Front::Vip { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp },
+        Front::Vip { address: [10, 200, 0, 10].into(), port: 53, protocol: Protocol::Udp },
+    ];
+    assert_eq!(steps[0], BTreeSet::from(urgent));
+    assert!(steps.is_sorted_by_key(BTreeSet::len) && steps.len() > 2);
+    assert_eq!(steps.last().unwrap().len(), 4_002);
+}
+
+/// Every front that is there before and after is there in between.
+#[tokio::test]
+async fn nothing_is_interrupted() {
+    for seed in 0..20 {
+        let (kernel, mut history) = (Fake::default(), History::new(seed));
+        history.jump();
+        driver(&kernel).reconcile(history.state()).await.unwrap();
+        for elements in [1, 5, 20] {
+            let before = kernel.steps().pop().unwrap_or_default();
+            history.jump();
+            driver(&kernel).paced(Pace::of(elements)).reconcile(history.state()).await.unwrap();
+            let steps = kernel.steps();
+            let Some(after) = steps.last() else { continue };
+            let kept: BTreeSet<Front> = before.intersection(after).copied().collect();
+            assert!(steps.iter().all(|step| step.is_superset(&kept)), "seed {seed}: {steps:#?}");
+        }
+    }
+}
+
+/// Poison in one part: the rest of it and all other parts are in force.
+#[tokio::test]
+async fn poison_spoils_no_part() {
+    for explains in [Explains::Yes, Explains::No] {
+        let kernel = Fake::default();
+        let (bad, worse) = (vip(0x0a60_0001 + 700), vip(0x0a60_0001));
+        kernel.refuse([bad, worse], explains);
+        let mut driver = driver(&kernel).paced(Pace::of(500));
+        let applied = driver.reconcile(&large(1_000)).await.unwrap();
+        let failures: Vec<&str> = applied.failures.iter().map(|failure| &*failure.key.name).collect();
+        assert_eq!(failures, ["svc-0", "svc-700"], "{explains:?}");
+        let steps = kernel.steps();
+        assert_eq!(steps.last().unwrap().len(), 1_000, "{explains:?}");
+
+        kernel.refuse([], explains);
+        let applied = driver.reconcile(&large(1_000)).await.unwrap();
+        assert_eq!((applied.failures, applied.writes), (vec![], 2 * (3 + 1 + 1)));
+    }
+}
+
+/// What is urgent may be what is refused.
+#[tokio::test]
+async fn an_urgent_one_that_is_refused_holds_up_nobody() {
+    for explains in [Explains::Yes, Explains::No] {
+        let kernel = Fake::default();
+        kernel.refuse(
+            [Front::Vip { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp }],
+            explains,
+        );
+        let applied = driver(&kernel).reconcile(&large(300)).await.unwrap();
+        let failures: Vec<&str> = applied.failures.iter().map(|failure| &*failure.key.name).collect();
+        assert_eq!(failures, ["kubernetes"], "{explains:?}");
+        assert_eq!(kernel.steps().last().unwrap().len(), 301);
+    }
+}

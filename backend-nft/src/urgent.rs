@@ -1,0 +1,37 @@
+//! Which service ports come first on a node that has none yet: those without which the others are of no use.
+
+use proto::model::ServicePort;
+
+/// The port of DNS, as pods ask for it.
+const DNS: u16 = 53;
+
+/// The API server's service (`default/kubernetes`), and cluster DNS: what `kube-system` has on port 53, whatever it is called.
+pub(crate) fn is_urgent(port: &ServicePort) -> bool {
+    match (&*port.key.namespace, &*port.key.name) {
+        ("default", "kubernetes") => true,
+        ("kube-system", _) => port.port.get() == DNS,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent::testing::mk_state;
+
+    use super::*;
+
+    #[test]
+    fn the_api_and_dns_come_first() {
+        let state = mk_state()
+            .service("default/kubernetes", |api| api.port(443))
+            .service("kube-system/kube-dns/udp", |dns| dns.port(53))
+            .service("kube-system/coredns", |dns| dns.port(53))
+            .service("kube-system/kube-dns-metrics", |metrics| metrics.port(9153))
+            .service("default/dns", |dns| dns.port(53))
+            .service("shop/kubernetes", |other| other.port(443))
+            .build();
+        let urgent = state.services().values().filter(|service| is_urgent(&service.port));
+        let urgent: Vec<String> = urgent.map(|service| service.port.key.to_string()).collect();
+        assert_eq!(urgent, ["default/kubernetes/tcp", "kube-system/coredns/tcp", "kube-system/kube-dns/udp"]);
+    }
+}
