@@ -38,7 +38,7 @@
 //!
 //! The chains with a number are made when the first service port has so many endpoints, and are shared by all that have. An
 //! endpoint that is replaced is one element; one that is added is one element and the VIP's verdict; one that is removed leaves
-//! its place to the last one. Everything is one transaction.
+//! its place to the last one. Everything is one transaction, unless it is so much that nobody else should have to wait for it (`commit`).
 //!
 //! How a change becomes a transaction, from the inside out: `order` (places), `desired` (what should be there), `plan` (the
 //! difference, in a safe order), `present` (what is there), `commit` (without what the kernel refuses), `kernel`.

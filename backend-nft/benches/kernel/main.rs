@@ -1,7 +1,7 @@
 //! How long the kernel takes, beside a layout with a chain per service loaded by `nft -f`.
 //!
 //! ```text
-//!   cargo bench -p fairlead-backend-nft                    1,000 and 10,000 services, the comparison at 1,000
+//!   cargo bench -p fairlead-backend-nft                    1,000, 10,000 and 50,000 services, the comparison at 1,000
 //!   cargo bench -p fairlead-backend-nft -- --full          the comparison at 10,000 too, and a million connections (minutes)
 //!   cargo bench -p fairlead-backend-nft -- -o json         for programs
 //! ```
@@ -15,6 +15,7 @@ mod chains;
 mod connect;
 mod report;
 mod sendmsg;
+mod snapshot;
 mod steps;
 
 use std::{
@@ -40,6 +41,10 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let has = |word: &str| arguments.iter().any(|argument| argument == word);
     let mut report = Report::default();
+    // First, while the process has not held anything larger.
+    for (services, each) in [(10_000, 25), (50_000, 5)].into_iter().filter(|_| !has("--connect")) {
+        report.extend(in_netns(move || runtime().block_on(measure_large(services, each))));
+    }
     for services in [1_000, 10_000u32].into_iter().filter(|_| !has("--connect")) {
         report.extend(in_netns(move || runtime().block_on(measure(services))));
         report.extend(in_netns(move || runtime().block_on(measure_mixed(services))));
@@ -61,18 +66,42 @@ fn runtime() -> tokio::runtime::Runtime {
 
 async fn measure(services: u32) -> Report {
     let mut report = Report::new(services);
-    let before = rss();
     let state = synthetic(services, EACH, Stack::V4);
-    report.bytes("memory: the state", rss() - before);
 
     let mut backend = backend();
-    report.duration("cold load, in all", time(&mut backend, &state).await);
-    report.duration("cold load, inside sendmsg", sendmsg::took());
-    report.bytes("memory: state and backend", rss() - before);
+    cold(&mut report, &mut backend, &state).await;
     report.duration("reconcile, nothing changed", time(&mut backend, &state).await);
-    report.bytes("memory: after a reconcile", rss() - before);
 
     steps::measure(&mut report, &mut backend, state).await;
+    report
+}
+
+/// Says when the first transaction ended.
+async fn cold(report: &mut Report, backend: &mut Nft, state: &NodeState) -> Instant {
+    sendmsg::transactions();
+    report.duration("cold load, in all", time(backend, state).await);
+    let transactions = sendmsg::transactions();
+    let took = || transactions.iter().map(|(_, took)| *took);
+    report.duration("cold load, inside sendmsg", took().sum());
+    report.duration("cold load, longest transaction", took().max().unwrap());
+    report.count("cold load, transactions", transactions.len());
+    transactions[0].0
+}
+
+/// A large node: from the bytes of a snapshot to the kernel.
+async fn measure_large(services: u32, each: u32) -> Report {
+    let mut report = Report::new(services);
+    let snapshot = snapshot::encode(services, each);
+    let mut backend = backend();
+    let start = Instant::now();
+    let state = snapshot::decode(&snapshot);
+    report.duration("snapshot: decoded, staged, committed", start.elapsed());
+    let first = cold(&mut report, &mut backend, &state).await;
+    report.duration("snapshot: until default/kubernetes answers", first - start);
+    report.duration("snapshot: until everything is in the kernel", start.elapsed());
+    report.bytes("memory: the process", rss());
+    report.duration("reconcile, nothing changed", time(&mut backend, &state).await);
+    steps::replace(&mut report, &mut backend, state).await;
     report
 }
 

@@ -33,6 +33,10 @@ impl Report {
         self.push(what, bytes as f64 / f64::from(1 << 20), "MiB");
     }
 
+    pub(crate) fn count(&mut self, what: &str, count: usize) {
+        self.push(what, count as f64, "");
+    }
+
     pub(crate) fn ratio(&mut self, what: &str, ratio: f64) {
         self.push(what, ratio, "x");
     }

@@ -1,8 +1,8 @@
 //! How long the kernel itself took, from the backend's own log.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
+    sync::Mutex,
+    time::{Duration, Instant},
 };
 
 use tracing::{
@@ -11,17 +11,17 @@ use tracing::{
     span::{Attributes, Id, Record},
 };
 
-/// Microseconds of the last transaction.
-static TOOK: AtomicU64 = AtomicU64::new(0);
+/// The transactions since the last time: when each ended, and its microseconds.
+static TRANSACTIONS: Mutex<Vec<(Instant, Duration)>> = Mutex::new(Vec::new());
 
 /// From now on transactions are watched.
 pub(crate) fn watch() {
     tracing::subscriber::set_global_default(Watcher).expect("the only one");
 }
 
-/// How long the last transaction took, inside `sendmsg`.
-pub(crate) fn took() -> Duration {
-    Duration::from_micros(TOOK.load(Relaxed))
+/// The transactions since the last time, in order: when each ended, and how long it was inside `sendmsg`.
+pub(crate) fn transactions() -> Vec<(Instant, Duration)> {
+    std::mem::take(&mut TRANSACTIONS.lock().expect("nobody panics with it"))
 }
 
 struct Watcher;
@@ -53,7 +53,8 @@ struct Took;
 impl Visit for Took {
     fn record_u64(&mut self, field: &Field, value: u64) {
         if field.name() == "took_us" {
-            TOOK.store(value, Relaxed);
+            let transaction = (Instant::now(), Duration::from_micros(value));
+            TRANSACTIONS.lock().expect("nobody panics with it").push(transaction);
         }
     }
 

@@ -46,6 +46,20 @@ pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeS
     assert_eq!(applied.writes, 0, "the changes must have led where a reconcile leads");
 }
 
+/// One endpoint replaced, alone.
+pub(crate) async fn replace(report: &mut Report, backend: &mut Nft, state: NodeState) {
+    let mut steps = Steps { backend, state };
+    let keys: Vec<ServicePortKey> = steps.state.services().keys().cloned().collect();
+    let mut times = Vec::new();
+    for round in 0..ROUNDS {
+        let key = &keys[(round as usize * 7919) % keys.len()];
+        let first = steps.first(key);
+        steps.change(&mut times, [pool(key, vec![endpoint(round)], vec![first])]).await;
+    }
+    report.duration("one endpoint replaced, longest", times.iter().max().copied().unwrap_or_default());
+    report.duration("one endpoint replaced, median", median(times));
+}
+
 struct Steps<'a> {
     backend: &'a mut Nft,
     state: NodeState,

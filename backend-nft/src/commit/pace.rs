@@ -11,8 +11,8 @@ const TARGET: Duration = Duration::from_millis(50);
 const FIRST: usize = 8_000;
 /// With fewer elements the cost of each transaction outweighs theirs.
 const LEAST: usize = 500;
-/// The steps in which transactions grow and shrink.
-const STEP: usize = 4;
+/// How much faster they grow or shrink at most: an element costs more when there are many.
+const STEP: usize = 2;
 
 /// How many elements the next transaction holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,12 +29,14 @@ fn vip(address: u32) -> Front {
 fn large(services: u32) -> NodeState {
     let mut state = synthetic(services, 3, Stack::V4);
     let urgent = mk_state()
-        .service("default/kubernetes", |api| api.port(443).cluster_ip("10.200.0.1").endpoints(["10.0.0.1:6443"]))
+        .service("default/kubernetes", |api| {
+            api.port(443).cluster_ip("10.200.0.1").endpoints(["10.0.0.1:6443"])
+        })
         .service("kube-system/kube-dns/udp", |dns| {
             dns.port(53).cluster_ip("10.200.0.10").endpoints(["10.0.0.2:53", "10.0.0.3:53"])
         })
         .build();
-    let node = agent::NodeState::new(state.node().clone());
+    let node = NodeState::new(state.node().clone());
     agent::testing::apply(&mut state, operations_between(&node, &urgent));
     state
 }

@@ -99,7 +99,8 @@ impl Stage {
     ) -> (Vec<Operation>, Delta) {
         let mut delta = self.delta(refs, sweep);
         let ahead = self.ahead.iter().filter(|chain| !refs.chains.contains_key(chain));
-        let ahead: Vec<_> = ahead.filter(|chain| delta.chains.iter().all(|(other, _)| other != *chain)).collect();
+        let ahead: Vec<_> =
+            ahead.filter(|chain| delta.chains.iter().all(|(other, _)| other != *chain)).collect();
         delta.chains.extend(ahead.into_iter().map(|chain| (*chain, Some(0))));
         let Repairs { first, mut pools, leftovers: _, foreign, rules, last } = repairs;
         let made =

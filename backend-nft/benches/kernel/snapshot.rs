@@ -1,0 +1,48 @@
+//! A snapshot as it comes over the wire, in messages as large as a frontend makes them.
+
+use agent::{
+    NodeState, Stage,
+    testing::{Stack, mk_state, operations_between, synthetic},
+};
+use proto::{
+    encoded::{EncodedMessage, EncodedOperation},
+    model::{Batch, Node, Revision, ServerEvent},
+};
+
+/// Operations in a message.
+const OPERATIONS: usize = 2_000;
+
+/// The messages of a snapshot of such services.
+pub(crate) fn encode(services: u32, each: u32) -> Vec<Vec<u8>> {
+    let mut operations = operations_between(&nothing(), &synthetic(services, each, Stack::V4));
+    // Last in the snapshot, first in the kernel.
+    let kubernetes = mk_state().service("default/kubernetes", |api| {
+        api.port(443).cluster_ip("10.200.0.1").endpoints(["10.0.0.1:6443", "10.0.0.2:6443"])
+    });
+    operations.extend(operations_between(&nothing(), &kubernetes.build()));
+    let parts = operations.chunks(OPERATIONS);
+    let count = parts.len();
+    let message = |(number, part): (usize, &[_])| {
+        let (base, target) = (Revision(0), Revision(1));
+        let commit = number + 1 == count;
+        let batch = Batch { base, target, operations: Vec::new(), commit, oldest_trigger: None };
+        EncodedMessage::batch(&batch, part.iter().map(EncodedOperation::new)).to_vec()
+    };
+    parts.enumerate().map(message).collect()
+}
+
+/// What an agent makes of them.
+pub(crate) fn decode(messages: &[Vec<u8>]) -> NodeState {
+    let (mut state, mut stage) = (nothing(), Stage::default());
+    for message in messages {
+        let message = EncodedMessage::from_bytes(message.clone().into()).decode().unwrap();
+        let ServerEvent::Batch(batch) = message.try_into().unwrap() else { panic!("not a batch") };
+        stage.extend(batch.operations);
+    }
+    assert!(stage.commit(&mut state).refused.is_empty());
+    state
+}
+
+fn nothing() -> NodeState {
+    NodeState::new(Node::unknown(agent::testing::NODE_NAME))
+}
