@@ -68,6 +68,12 @@ enum Current {
 }
 
 impl Store {
+    /// The files that a store at this path may have: the state, and the next one while it is being written.
+    #[must_use]
+    pub fn files(path: &Path) -> [PathBuf; 2] {
+        [path.to_owned(), path.with_added_extension("new")]
+    }
+
     /// Opens the state file of a node and reads what it holds. A file that cannot be read, is damaged, of another version or
     /// of another node is logged and will be replaced.
     #[must_use]
@@ -170,7 +176,7 @@ impl Store {
         if let Some(dir) = self.path.parent() {
             fs::create_dir_all(dir)?;
         }
-        let new = self.path.with_added_extension("new");
+        let [_, new] = Self::files(&self.path);
         let mut file = File::create(&new)?;
         file.write_all(&frames)?;
         // A rename that reaches the disk before the bytes do would leave an empty file after a power loss.

@@ -150,6 +150,11 @@ impl<K: Kernel> Driver<K> {
         self.kernel.drifted().await
     }
 
+    /// The families of which there is a table.
+    pub(crate) async fn families(&mut self) -> Result<Vec<Family>> {
+        self.kernel.tables().await
+    }
+
     /// See [`agent::Backend::cleanup`].
     pub(crate) async fn cleanup(&mut self) -> Result<()> {
         self.programmed = None;

@@ -58,6 +58,7 @@ mod urgent;
 
 use agent::{Applied, Backend, Changes, Drift, NodeState};
 use anyhow::Result;
+use proto::model::Family;
 
 use driver::Driver;
 use kernel::Netlink;
@@ -75,6 +76,24 @@ impl Nft {
     /// When there is no netlink socket or no thread to be had.
     pub fn new(options: Options) -> Result<Self> {
         Ok(Self(Driver::new(Netlink::open()?, options)))
+    }
+
+    /// The families of which the kernel holds a table of ours: it is made in one transaction with what is in it.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    pub async fn families(&mut self) -> Result<Vec<Family>> {
+        self.0.families().await
+    }
+
+    /// What [`cleanup`](Backend::cleanup) would delete, as nft calls it: `ip fairlead`.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    pub async fn tables(&mut self) -> Result<Vec<String>> {
+        let families = self.families().await?;
+        let tables = families.into_iter().map(desired::table);
+        Ok(tables.map(|table| format!("{} {}", table.family, table.name)).collect())
     }
 }
 

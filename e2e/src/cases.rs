@@ -16,6 +16,7 @@ pub mod restarts;
 pub mod services;
 pub mod slices;
 pub mod source_ranges;
+pub mod takeover;
 pub mod topology;
 pub mod udp_flows;
 
@@ -147,6 +148,11 @@ macro_rules! conformance {
                 a_client_from_before_the_service_is_answered,
                 clients_move_at_all_node_addresses,
                 live_flows_stay,
+            }
+            takeover {
+                from_iptables_nft,
+                from_iptables_legacy,
+                from_nftables,
             }
         }
     };

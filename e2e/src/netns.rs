@@ -75,15 +75,18 @@ impl Netns {
             .expect("start a thread")
     }
 
+    /// Runs a program inside the namespace to its end, however that is.
+    #[track_caller]
+    pub(crate) fn finish(&self, command: &mut Command) -> process::Output {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let finished = self.run(|| fork::spawn(command)).and_then(Child::wait_with_output);
+        finished.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+
     /// Runs a program inside the namespace to its end and returns what it printed; panics if it fails.
     #[track_caller]
     pub fn output(&self, program: &str, arguments: &[&str]) -> String {
-        let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let output = self
-            .run(|| fork::spawn(&mut command))
-            .and_then(Child::wait_with_output)
-            .unwrap_or_else(|error| panic!("{program}: {error}"));
+        let output = self.finish(Command::new(program).args(arguments));
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{program} {arguments:?} in {}: {stderr}", self.name);
         String::from_utf8(output.stdout).expect("UTF-8 output")

@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use runtime::LogFormat;
 
 pub(crate) use self::{
-    cleanup::CleanupArgs,
+    cleanup::{CleanupArgs, Predecessor, WhoseArgs},
     conntrack::ConntrackArgs,
     frontend::{ClusterArgs, FrontendArgs, SourceArgs},
     node::{FrontendAddressArgs, NodeArgs},
@@ -61,7 +61,7 @@ pub(crate) enum Command {
     Watch(ViewArgs),
     /// Lists the service ports that a node is told to serve.
     Services(ViewArgs),
-    /// Removes everything that a backend has put into this node's kernel, and nothing else.
+    /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.
     Cleanup(CleanupArgs),
 }
 
@@ -130,7 +130,7 @@ pub(crate) enum BackendName {
 pub(crate) enum Output {
     /// For people.
     Table,
-    /// For scripts: one document (`services`), or one a line (`watch`).
+    /// For scripts: one document, or one a line (`watch`).
     Json,
 }
 

@@ -21,7 +21,7 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 /// Does what the command line asks for.
 pub(crate) fn run(cli: Cli) -> Result<()> {
     let Cli { log_format, log_filter, command } = cli;
-    let quiet = matches!(command, Command::Watch(_) | Command::Services(_));
+    let quiet = matches!(command, Command::Watch(_) | Command::Services(_) | Command::Cleanup(_));
     let log_filter = log_filter.unwrap_or_else(|| if quiet { "warn" } else { "info" }.to_owned());
     log::init(log_format, &log_filter)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();

@@ -78,7 +78,7 @@ pub fn services_are_listed(backend: Backend) {
     assert!(table.contains("default/web:sctp-80/sctp") && table.contains("[fd00:10:96::1]:80"), "{table}");
 }
 
-/// `cleanup` takes everything of Fairlead out of the kernel, and leaves alone what is not Fairlead's.
+/// `cleanup` takes everything of Fairlead's off the node, and leaves alone what is not Fairlead's. It says first what that is.
 pub fn cleanup_removes_its_own(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
     let before = Cluster::builder().nodes(1).pods_per_node(0).start();
@@ -90,12 +90,25 @@ pub fn cleanup_removes_its_own(backend: Backend) {
     deployment.stop_backends(nix::sys::signal::Signal::SIGTERM);
     let client = deployment.cluster().pod("pod-a-3").client();
     assert_web(&client, &["pod-a-1"]);
-    for _ in 0..2 {
-        // The second time there is nothing to do.
+    let state = deployment.state(deployment.cluster().node('a'));
+    let cleanup = |arguments: &[&str]| {
         let mut command = fairlead();
-        command.args(["cleanup", "--backend", backend.name()]);
-        let cleanup = Process::spawn(&netns, command, &deployment.path("cleanup.log"));
-        assert!(cleanup.wait(PATIENCE).expect("it ends").success());
+        command.args(["cleanup", "--backend", backend.name(), "--state-dir"]).arg(&state).args(arguments);
+        let output = netns.finish(&mut command);
+        assert!(output.status.success(), "{output:?}");
+        // But for the width of its columns.
+        let lines = String::from_utf8(output.stdout).expect("UTF-8 output");
+        let lines = lines.lines();
+        lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+    };
+    let announced = cleanup(&["--dry-run"]);
+    assert_web(&client, &["pod-a-1"]);
+    assert!(announced.len() > 1 && announced[0].starts_with("WOULD REMOVE"), "{announced:?}");
+    let said = [&announced[1..], &["There is nothing to remove.".to_owned()]];
+    for said in said {
+        // The second time there is nothing to do.
+        assert!(cleanup(&[]).ends_with(said));
+        assert_eq!(std::fs::read_dir(&state).expect("the directory stays").count(), 0);
         assert_eq!(tools::nft_list(&netns), tools::nft_list(&before.node('a').netns));
         let client = client.clone().with_deadline(std::time::Duration::from_millis(100));
         assert_eq!(client.tcp(vip(Family::V4)), Err(Failure::TimedOut));

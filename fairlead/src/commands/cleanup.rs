@@ -1,14 +1,97 @@
-//! `fairlead cleanup`: takes out of the kernel what a backend has put there.
+//! `fairlead cleanup`: takes out of the kernel what a backend has put there, or what kube-proxy has, and says what it was.
 
-use agent::Backend as _;
-use anyhow::{Context as _, Result};
+mod report;
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use agent::{Backend as _, Store};
+use anyhow::{Context as _, Result, bail};
 use backend_nft::{Nft, Options};
+use proto::model::Family;
+use takeover::Leftovers;
 
-use crate::cli::{BackendName, CleanupArgs};
+use crate::cli::{BackendName, CleanupArgs, Predecessor, WhoseArgs};
+use report::Report;
 
-/// Removes everything of a backend.
+/// Whether anything is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    DryRun,
+    Remove,
+}
+
+/// Whether kube-proxy's rules may go when there are none of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Successor {
+    Required,
+    /// Who says so knows that Services end.
+    Optional,
+}
+
+/// Removes everything of a backend, or of kube-proxy.
 pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
-    match args.backend {
-        BackendName::Nft => Nft::new(Options::default()).context("cannot open nf_tables")?.cleanup().await,
+    let CleanupArgs { whose: WhoseArgs { backend, of }, dry_run, force, state_dir, output } = args;
+    let mode = if dry_run { Mode::DryRun } else { Mode::Remove };
+    let mut report = Report::new(mode);
+    if let Some(BackendName::Nft) = backend {
+        remove_nft(&state_dir, mode, &mut report).await?;
+    }
+    if let Some(Predecessor::KubeProxy) = of {
+        let successor = if force { Successor::Optional } else { Successor::Required };
+        remove_kube_proxys(successor, mode, &mut report).await?;
+    }
+    report.print(output)
+}
+
+async fn remove_nft(state_dir: &Path, mode: Mode, report: &mut Report) -> Result<()> {
+    let mut backend = Nft::new(Options::default()).context("cannot open nf_tables")?;
+    for table in backend.tables().await? {
+        report.removed("nf_tables", format!("table {table}"), 1);
+    }
+    let files = Store::files(&state_dir.join("state"));
+    let files: Vec<_> = files.into_iter().filter(|file| file.exists()).collect();
+    for file in &files {
+        report.removed("file", file.display().to_string(), 1);
+    }
+    if mode == Mode::Remove {
+        backend.cleanup().await?;
+        for file in files {
+            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+        }
+    }
+    Ok(())
+}
+
+async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Report) -> Result<()> {
+    let leftovers = Leftovers::find().context("cannot look for what kube-proxy has left")?;
+    let items = leftovers.items();
+    let touched: BTreeSet<_> = items.iter().map(|item| item.family).collect();
+    for item in items {
+        report.removed(&item.place, item.what, item.count);
+    }
+    leftovers.notes().into_iter().for_each(|note| report.note(note));
+
+    let served = Nft::new(Options::default()).context("cannot open nf_tables")?.families().await?;
+    let unserved = touched.iter().find(|family| !served.contains(&to_model(**family)));
+    if let (Some(family), Successor::Required) = (unserved, successor) {
+        let why = format!(
+            "Fairlead has programmed no {family} Services on this node, so they would end: start a backend and wait until it is \
+             ready, or say --force"
+        );
+        match mode {
+            Mode::DryRun => report.note(format!("it would be refused now: {why}")),
+            Mode::Remove => bail!("nothing was removed: {why}"),
+        }
+    }
+    if mode == Mode::Remove {
+        leftovers.remove()?;
+    }
+    Ok(())
+}
+
+fn to_model(family: takeover::Family) -> Family {
+    match family {
+        takeover::Family::V4 => Family::V4,
+        takeover::Family::V6 => Family::V6,
     }
 }

@@ -70,7 +70,9 @@ impl Lab {
     /// Takes away everything that programs left, in the kernel and on disk.
     pub(crate) fn clean(&self) -> Result<()> {
         let program = self.program.to_str().context("the path of the program is not UTF-8")?;
-        self.netns().output(program, &["cleanup", "--backend", "nft"]);
+        let state = self.path("state");
+        let state = state.to_str().context("the path of the state is not UTF-8")?;
+        self.netns().output(program, &["cleanup", "--backend", "nft", "--state-dir", state]);
         self.forget_state()
     }
 

@@ -130,7 +130,8 @@ impl Scene {
         }
         show.command("node-a", "fairlead cleanup --backend nft");
         let node = &self.cluster.node('a').netns;
-        node.output(self.program()?, &["cleanup", "--backend", "nft"]);
+        let state = self.directory.path().join("node-a").display().to_string();
+        node.output(self.program()?, &["cleanup", "--backend", "nft", "--state-dir", &state]);
         let left = node.output("nft", &["list", "tables"]);
         ensure!(!left.contains("fairlead"), "cleanup has left: {left}");
         show.result("the kernel of node-a holds nothing of Fairlead any more");

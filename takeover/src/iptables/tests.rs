@@ -1,0 +1,186 @@
+//! Rules as kube-proxy writes them, among rules of others: what is found in the text, and what is left in the kernel.
+
+use netlink::testing::in_netns;
+
+use super::*;
+use crate::{
+    Leftovers,
+    testing::{all, others, run},
+};
+
+const TOOLS: [&str; 4] = ["iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy"];
+
+fn family(tool: &str) -> Family {
+    if tool.starts_with("ip6") { Family::V6 } else { Family::V4 }
+}
+
+fn load(tool: &str, rules: &str) {
+    run(&format!("{tool}-restore"), &[], rules);
+}
+
+/// What a tool saves, but for its remarks and counters.
+fn saved(tool: &str) -> Vec<String> {
+    let saved = run(&format!("{tool}-save"), &[], "");
+    let lines = saved.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect()
+}
+
+fn removals(rules: &str) -> Vec<TableRemoval> {
+    saved::parse(rules).iter().map(TableRemoval::new).collect()
+}
+
+#[test]
+fn nothing_is_found_among_rules_of_others() {
+    for family in Family::BOTH {
+        assert!(removals(&others(family)).iter().all(TableRemoval::is_empty));
+    }
+}
+
+#[test]
+fn jumps_and_chains_are_found() {
+    let found = removals(&all(Family::V4));
+    let counts: Vec<_> =
+        found.iter().map(|table| (table.table.as_str(), table.jumps.len(), table.chains.len())).collect();
+    assert_eq!(counts, [("mangle", 0, 1), ("filter", 9, 6), ("nat", 3, 11)]);
+    assert!(found.iter().all(|table| table.kept.is_empty()));
+}
+
+#[test]
+fn only_tables_with_something_to_remove_are_written() {
+    let script = removals("*raw\n:OUTPUT ACCEPT [0:0]\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")[0].script();
+    assert_eq!(script, "*raw\n:KUBE-PROXY-CANARY - [0:0]\n-X KUBE-PROXY-CANARY\nCOMMIT\n");
+}
+
+#[test]
+fn a_chain_that_others_use_stays_with_all_that_it_leads_to() {
+    let rules = "\
+*nat
+:PREROUTING ACCEPT [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-XPGD46QRK7WJZT7O - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:MINE - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+-A PREROUTING -s 192.0.2.1/32 -j KUBE-NODEPORTS
+-A MINE -g KUBE-SVC-XPGD46QRK7WJZT7O
+-A KUBE-SERVICES -j KUBE-SVC-XPGD46QRK7WJZT7O
+-A KUBE-SVC-XPGD46QRK7WJZT7O -j KUBE-MARK-MASQ
+COMMIT
+";
+    let [found] = &removals(rules)[..] else { panic!("one table") };
+    assert_eq!(found.jumps, ["-A PREROUTING -j KUBE-SERVICES"]);
+    assert_eq!(found.chains.iter().collect::<Vec<_>>(), ["KUBE-SERVICES"]);
+    let kept = [
+        ("-A PREROUTING -s 192.0.2.1/32 -j KUBE-NODEPORTS", "KUBE-NODEPORTS"),
+        ("-A MINE -g KUBE-SVC-XPGD46QRK7WJZT7O", "KUBE-SVC-XPGD46QRK7WJZT7O"),
+    ];
+    assert_eq!(found.kept, kept.map(|(rule, chain)| (rule.to_owned(), chain.to_owned())));
+}
+
+#[test]
+fn chains_of_ipvs_mode_are_found() {
+    let rules = "\
+*filter
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:KUBE-IPVS-FILTER - [0:0]
+:KUBE-IPVS-OUT-FILTER - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-SOURCE-RANGES-FIREWALL - [0:0]
+-A INPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-FILTER
+-A INPUT -m comment --comment \"kubernetes health check rules\" -j KUBE-NODE-PORT
+-A OUTPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-OUT-FILTER
+-A KUBE-NODE-PORT -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT
+COMMIT
+";
+    let [found] = &removals(rules)[..] else { panic!("one table") };
+    assert_eq!((found.jumps.len(), found.chains.len()), (3, 4));
+}
+
+#[test]
+fn names_are_told_from_similar_ones() {
+    let kubelets = ["KUBE-FIREWALL", "KUBE-MARK-DROP", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT"];
+    let similar = [
+        "KUBE-SVC-",
+        "KUBE-SVC-xpgd46qrk7wjzt7o",
+        "KUBE-SVC-XPGD46QRK7WJZT7OX",
+        "KUBE-SVC-XPGD46QRK7WJZT71",
+        "KUBE-ROUTER-INPUT",
+    ];
+    assert!(!kubelets.into_iter().chain(similar).any(names::is_kube_proxys));
+    assert!(names::is_kube_proxys("KUBE-XLB-XPGD46QRK7WJZT7O"));
+}
+
+#[test]
+fn forwarding_that_depends_on_kube_proxy_is_pointed_out() {
+    let program = Program::of_v4();
+    let notes = |rules: &str| Removal::new(program, rules).notes.len();
+    let rules = all(Family::V4);
+    assert_eq!(notes(&rules), 0);
+    assert_eq!(notes(&rules.replace(":FORWARD ACCEPT", ":FORWARD DROP")), 1);
+    assert_eq!(notes(&others(Family::V4).replace(":FORWARD ACCEPT", ":FORWARD DROP")), 0);
+}
+
+// === the kernel ===
+
+#[test]
+fn only_the_rules_of_others_are_left() {
+    for tool in TOOLS {
+        let family = family(tool);
+        let expected = in_netns(move || {
+            load(tool, &others(family));
+            saved(tool)
+        });
+        in_netns(move || {
+            load(tool, &all(family));
+            assert_ne!(saved(tool), expected);
+            let found = Leftovers::find().unwrap();
+            assert!(found.items().iter().all(|item| item.place.starts_with(tool) && item.family == family));
+            found.remove().unwrap();
+            assert_eq!(saved(tool), expected, "{tool}");
+            let left = Leftovers::find().unwrap();
+            assert!(left.is_empty(), "{left:?}");
+            left.remove().unwrap();
+        });
+    }
+}
+
+#[test]
+fn both_variants_and_both_families_are_cleaned_at_once() {
+    in_netns(|| {
+        TOOLS.iter().for_each(|tool| load(tool, &all(family(tool))));
+        let found = Leftovers::find().unwrap();
+        let mut places: Vec<_> = found.items().into_iter().map(|item| item.place).collect();
+        places.dedup();
+        assert_eq!(places.len(), 12, "{places:?}");
+        found.remove().unwrap();
+        for tool in TOOLS {
+            assert!(!saved(tool).iter().any(|line| line.contains("KUBE-SERVICES")), "{tool}");
+        }
+    });
+}
+
+#[test]
+fn a_refused_table_stays_whole_and_is_named() {
+    in_netns(|| {
+        load("iptables-nft", &all(Family::V4));
+        let found = Leftovers::find().unwrap();
+        // Between looking and removing, somebody uses a chain.
+        run("iptables-nft", &["-t", "nat", "-A", "INPUT", "-j", "KUBE-MARK-MASQ"], "");
+        let before = saved("iptables-nft");
+        let error = format!("{:#}", found.remove().unwrap_err());
+        assert!(
+            error.starts_with("remove kube-proxy's chains with iptables-nft: iptables-nft-restore: "),
+            "{error}"
+        );
+        let nat =
+            |lines: &[String]| lines.iter().skip_while(|line| *line != "*nat").cloned().collect::<Vec<_>>();
+        assert_eq!(nat(&saved("iptables-nft")), nat(&before));
+        // Looked at again, that chain stays.
+        let found = Leftovers::find().unwrap();
+        assert_eq!(found.notes().len(), 1);
+        found.remove().unwrap();
+        assert!(saved("iptables-nft").iter().any(|line| line == ":KUBE-MARK-MASQ -"));
+    });
+}

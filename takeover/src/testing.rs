@@ -1,0 +1,68 @@
+//! For tests: rules as kube-proxy 1.36 writes them, among rules of others, written by hand and loaded into the kernel.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
+use crate::Family;
+
+/// kube-proxy's rules in iptables mode, and those of others, as `iptables-save` prints them.
+const ALL: &str = include_str!("testing/kube-proxy.rules");
+/// Those of others alone.
+const OTHERS: &str = include_str!("testing/others.rules");
+
+pub(crate) fn all(family: Family) -> String {
+    fill(ALL, family)
+}
+
+pub(crate) fn others(family: Family) -> String {
+    fill(OTHERS, family)
+}
+
+/// Puts the addresses of a family in.
+fn fill(rules: &str, family: Family) -> String {
+    let values = match family {
+        Family::V4 => [
+            ("loopback", "127.0.0.0/8"),
+            ("reject", "icmp-port-unreachable"),
+            ("pods", "10.244.0.0/16"),
+            ("vip", "10.96.0.10/32"),
+            ("idle", "10.96.0.11/32"),
+            ("lb", "192.0.2.10/32"),
+            ("range", "203.0.113.0/24"),
+            ("endpoint1", "10.244.1.5/32"),
+            ("endpoint2", "10.244.2.6/32"),
+            ("to1", "10.244.1.5:8080"),
+            ("to2", "10.244.2.6:8080"),
+        ],
+        Family::V6 => [
+            ("loopback", "::1/128"),
+            ("reject", "icmp6-port-unreachable"),
+            ("pods", "fd00:10:244::/56"),
+            ("vip", "fd00:10:96::a/128"),
+            ("idle", "fd00:10:96::b/128"),
+            ("lb", "2001:db8:2::a/128"),
+            ("range", "2001:db8:3::/64"),
+            ("endpoint1", "fd00:10:244:1::5/128"),
+            ("endpoint2", "fd00:10:244:2::6/128"),
+            ("to1", "[fd00:10:244:1::5]:8080"),
+            ("to2", "[fd00:10:244:2::6]:8080"),
+        ],
+    };
+    let place = |rules: String, (name, value)| rules.replace(&format!("{{{name}}}"), value);
+    values.into_iter().fold(rules.to_owned(), place)
+}
+
+/// Runs a program that reads `input`; returns what it prints.
+#[track_caller]
+pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> String {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}"));
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
