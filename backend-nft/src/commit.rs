@@ -8,6 +8,8 @@
 //! When the kernel refuses, those to blame are left out and the rest is committed:
 //! by the kernel's own word where it names the element, by halving otherwise.
 
+#[cfg(test)]
+mod kernel;
 mod pace;
 #[cfg(test)]
 mod parts;
@@ -18,7 +20,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use proto::model::PerFamily;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::{
     kernel::{CommitError, Kernel, Refused},
@@ -173,7 +175,8 @@ impl<K: Kernel> Committer<'_, K> {
         }
         for (index, reason) in refused.blamed {
             if let Some(edit) = self.edits.get(index as usize) {
-                warn!(service = %edit.key, error = %reason, "the kernel refused a service port; left out");
+                // Said aloud by the agent, when it is new.
+                debug!(service = %edit.key, error = %reason, "the kernel refused a service port; left out");
             }
             self.outcome.refused.insert(index, reason);
         }

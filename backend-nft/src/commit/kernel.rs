@@ -1,0 +1,139 @@
+//! Poison on the real kernel: one service port of 10,000 that it refuses, in a network namespace. Needs root.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use agent::{
+    Drift,
+    testing::{Stack, mk_key, synthetic, transition},
+};
+use anyhow::Result;
+use netlink::{nft::Rule, testing::in_netns};
+use proto::model::{Family, PerFamily, Protocol};
+
+use crate::{
+    driver::Driver,
+    element::{Data, Front, Map, Verdict},
+    kernel::{CommitError, Kernel, Netlink},
+    options::Options,
+    plan::{Elements, Operation},
+    present::Listing,
+};
+
+const SERVICES: u32 = 10_000;
+/// The cluster IP of `default/svc-7777`.
+const POISON: Front = Front::Vip {
+    address: std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 96, 30, 98)),
+    port: 80,
+    protocol: Protocol::Tcp,
+};
+
+/// The real kernel, on the way to which one service port is spoiled.
+struct Spoiler {
+    kernel: Netlink,
+    how: Arc<Mutex<Spoil>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spoil {
+    /// Its verdict leads nowhere: the kernel names the element.
+    Element,
+    /// There is a rule that the kernel refuses, and nobody knows whose it is.
+    Rule,
+    Nothing,
+}
+
+impl Kernel for Spoiler {
+    async fn list(&mut self) -> Result<PerFamily<Listing>> {
+        self.kernel.list().await
+    }
+
+    async fn tables(&mut self) -> Result<Vec<Family>> {
+        self.kernel.tables().await
+    }
+
+    async fn commit(&mut self, mut operations: Vec<(Family, Operation)>) -> Result<Duration, CommitError> {
+        let how = *self.how.lock().unwrap();
+        let is_poison = |(_, operation): &(Family, Operation)| {
+            matches!(operation, Operation::AddElements(Map::Vips, elements)
+                if elements.list.iter().any(|element| element.front == POISON))
+        };
+        if how == Spoil::Rule && operations.iter().any(is_poison) {
+            operations.push((Family::V4, Operation::AddRule("no-such-chain".into(), Rule::default())));
+        }
+        for (_, operation) in &mut operations {
+            if let Operation::AddElements(Map::Vips, Elements { list, .. }) = operation
+                && how == Spoil::Element
+            {
+                for element in list.iter_mut().filter(|element| element.front == POISON) {
+                    let Data::Verdict(Verdict::Pool(chain)) = &mut element.data else {
+                        panic!("{element:?}")
+                    };
+                    chain.count = 9_999;
+                }
+            }
+        }
+        self.kernel.commit(operations).await
+    }
+
+    async fn drifted(&mut self) -> Drift {
+        self.kernel.drifted().await
+    }
+}
+
+async fn poison(spoil: Spoil, words: &[&str]) {
+    let how = Arc::new(Mutex::new(spoil));
+    let spoiler = Spoiler { kernel: Netlink::open().unwrap(), how: how.clone() };
+    let mut driver = Driver::new(spoiler, Options::default());
+    let mut state = synthetic(SERVICES, 2, Stack::V4);
+    let applied = driver.reconcile(&state).await.unwrap();
+    let [failure] = &applied.failures[..] else { panic!("{:?}", applied.failures) };
+    assert_eq!(failure.key, mk_key("default/svc-7777"));
+    assert!(words.iter().all(|word| failure.reason.contains(word)), "{}", failure.reason);
+    assert!(failure.retryable);
+    let vips = async || {
+        let listings = Netlink::open().unwrap().list().await.unwrap();
+        let mut elements = listings.v4.elements;
+        elements.retain(|element| element.map == Map::Vips);
+        elements
+    };
+    let found = vips().await;
+    assert_eq!(found.len() as u32, SERVICES - 1);
+    assert!(found.iter().all(|element| element.front != POISON));
+
+    // Changes of others cost what they are, and still tell of it.
+    let mut target = state.clone();
+    agent::testing::apply(&mut target, [proto::model::Operation::RemoveServicePort(mk_key("default/svc-1"))]);
+    let changes = transition(&mut state, &target);
+    let applied = driver.apply(&state, &changes).await.unwrap();
+    assert!(applied.writes < 10, "{applied:?}");
+    assert_eq!(applied.failures.len(), 1);
+    // So does trying it again.
+    let applied = driver.reconcile(&state).await.unwrap();
+    assert_eq!((applied.writes, applied.failures.len()), (0, 1));
+
+    *how.lock().unwrap() = Spoil::Nothing;
+    let applied = driver.reconcile(&state).await.unwrap();
+    assert_eq!(applied.failures, []);
+    assert!((3..10).contains(&applied.writes), "{applied:?}");
+    assert_eq!(vips().await.len() as u32, SERVICES - 1);
+}
+
+fn run(spoil: Spoil, words: &'static [&'static str]) {
+    in_netns(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(poison(spoil, words));
+    });
+}
+
+#[test]
+fn one_element_of_many_that_the_kernel_names() {
+    run(Spoil::Element, &["10.96.30.98 . tcp . 80", "ENOENT"]);
+}
+
+#[test]
+fn one_service_port_of_many_that_nobody_names() {
+    run(Spoil::Rule, &["no-such-chain", "ENOENT"]);
+}
