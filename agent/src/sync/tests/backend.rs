@@ -167,7 +167,7 @@ async fn drift_is_repaired_within_a_second_also_while_something_else_waits_for_a
     let calls = world.kernel.calls().len();
     world.kernel.lose(&mk_key("default/a"));
     tokio::time::sleep(SECOND).await;
-    assert_eq!(world.kernel.calls()[calls..], [Call::Reconcile(1)]);
+    assert!(world.kernel.calls()[calls..].contains(&Call::Reconcile(1)));
     assert_eq!(world.keys(), [mk_key("default/a")]);
     world.stop().await;
 }
