@@ -8,9 +8,11 @@
 //! A NAT rule is asked for the first packet of a connection only, and connection tracking is left alone: so a connection that was
 //! made by kube-proxy's rules goes on without them. New ones need rules of somebody else's, which must be there before.
 //!
-//! Nothing of others is touched: what is found is what bears kube-proxy's names, and what only leads there.
+//! Of its IPVS mode only the iptables chains go; the rest is pointed out. Nothing of others is touched: what is found is what
+//! bears kube-proxy's names, and what only leads there.
 
 mod iptables;
+mod ipvs;
 mod nft;
 #[cfg(test)]
 mod testing;
@@ -48,6 +50,8 @@ pub struct Item {
 pub struct Leftovers {
     iptables: Vec<iptables::Removal>,
     nft: nft::Tables,
+    /// What to say about the IPVS mode.
+    ipvs: Option<String>,
 }
 
 // === impl Leftovers ===
@@ -58,7 +62,7 @@ impl Leftovers {
     /// # Errors
     /// When some part of the kernel cannot be asked. What is not installed or not loaded holds nothing.
     pub fn find() -> Result<Self> {
-        Ok(Self { iptables: iptables::Removal::find()?, nft: nft::Tables::find()? })
+        Ok(Self { iptables: iptables::Removal::find()?, nft: nft::Tables::find()?, ipvs: ipvs::note()? })
     }
 
     /// Nothing is there, or only what stays.
@@ -80,6 +84,7 @@ impl Leftovers {
                 "no iptables is installed here: rules that were made with it are not looked for".to_owned(),
             );
         }
+        notes.extend(self.ipvs.clone());
         notes
     }
 
