@@ -99,6 +99,21 @@ async fn the_api_and_dns_come_first() {
     assert_eq!(steps.last().unwrap().len(), 4_002);
 }
 
+/// A chain that is made when maps are full costs the kernel a look at each element.
+#[tokio::test]
+async fn all_chains_are_made_before_the_maps_are_full() {
+    let kernel = Fake::default();
+    let state = (1..=90).fold(mk_state(), |state, n| {
+        let endpoints: Vec<String> = (1..=n).map(|last| format!("10.0.{n}.{last}:80")).collect();
+        state.service(&format!("default/svc-{n:02}"), |service| {
+            service.cluster_ip(&format!("10.96.0.{n}")).endpoints(endpoints.iter().map(String::as_str))
+        })
+    });
+    driver(&kernel).paced(Pace::of(10)).reconcile(&state.build()).await.unwrap();
+    let made = kernel.made();
+    assert!(made.len() > 20 && made[0] > 90 && made[1..].iter().all(|made| *made == 0), "{made:?}");
+}
+
 /// Every front that is there before and after is there in between.
 #[tokio::test]
 async fn nothing_is_interrupted() {

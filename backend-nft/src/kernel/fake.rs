@@ -32,6 +32,8 @@ struct State {
     asked: usize,
     /// What led somewhere after each transaction.
     steps: Vec<BTreeSet<Front>>,
+    /// How many chains each transaction made.
+    made: Vec<usize>,
 }
 
 /// Whether the fake names the element that it refuses.
@@ -81,6 +83,11 @@ impl Fake {
         std::mem::take(&mut self.0.lock().unwrap().steps)
     }
 
+    /// How many chains each transaction made, since the last time.
+    pub(crate) fn made(&self) -> Vec<usize> {
+        std::mem::take(&mut self.0.lock().unwrap().made)
+    }
+
     /// Somebody else changes the elements of the IPv4 table.
     pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<Key, Data>)) {
         change(&mut self.0.lock().unwrap().tables.v4.as_mut().unwrap().elements);
@@ -120,6 +127,8 @@ impl Kernel for Fake {
         }
         let verdicts = tables.iter().filter_map(|(_, table)| table.as_ref()).flat_map(FakeTable::leads);
         state.steps.push(verdicts.collect());
+        let made = operations.iter().filter(|(_, operation)| matches!(operation, Operation::AddChain(_)));
+        state.made.push(made.count());
         state.tables = tables;
         Ok(Duration::ZERO)
     }
