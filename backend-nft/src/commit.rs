@@ -24,7 +24,7 @@ use tracing::debug;
 
 use crate::{
     kernel::{CommitError, Kernel, Refused},
-    options::Options,
+    options::Traffic,
     plan::{Ahead, Edit, Operation, Plan, Repairs, Room, Sweep},
     present::Present,
 };
@@ -48,7 +48,7 @@ pub(crate) struct Committer<'a, K> {
     pub(crate) kernel: &'a mut K,
     pub(crate) present: &'a mut Present,
     pub(crate) edits: &'a [Edit],
-    pub(crate) options: &'a Options,
+    pub(crate) traffic: &'a Traffic,
     pub(crate) pace: Pace,
     pub(crate) outcome: Outcome,
 }
@@ -152,7 +152,7 @@ impl<K: Kernel> Committer<'_, K> {
         room: (Room, Ahead),
         sweep: Sweep,
     ) -> Result<Part> {
-        let plan = Plan::fill(self.present, (self.edits, active), repairs, room, sweep, self.options);
+        let plan = Plan::fill(self.present, (self.edits, active), repairs, room, sweep, self.traffic);
         let writes = plan.writes();
         let Plan { operations, refs, taken } = plan;
         if !operations.is_empty() {

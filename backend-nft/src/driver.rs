@@ -12,7 +12,7 @@ use crate::{
     commit::{Committer, Outcome, Pace, Urgent, rebuilds},
     desired::{Base, Desired, Orders, base, desired, fronts},
     kernel::{CommitError, Kernel},
-    options::{Masquerade, Options},
+    options::{Masquerade, Options, Traffic},
     plan::{Edit, Operation, Plan, Repairs, Sweep},
     present::Present,
     programmed::Programmed,
@@ -69,7 +69,8 @@ impl<K: Kernel> Driver<K> {
         }
         let base = self.base(state);
         let is_owned = |family, front: &_| self.claims.is_owned(family, front);
-        let (mut present, mut repairs) = Present::new(listings, &base, &self.options, is_owned);
+        let traffic = self.options.traffic(state.node());
+        let (mut present, mut repairs) = Present::new(listings, &base, &traffic, is_owned);
         let (urgent, others): (Vec<_>, Vec<_>) =
             state.services().iter().partition(|(_, service)| is_urgent(&service.port));
         let mut edits: Vec<Edit> = urgent.iter().map(|(key, _)| self.found(state, key, &present)).collect();
@@ -77,19 +78,20 @@ impl<K: Kernel> Driver<K> {
         let mut done = 0;
         // On a node that has nothing they do not wait until it is known what the others need.
         if others.len() >= MANY && present.is_empty() && !rebuilds(&repairs) {
-            let mut committer = self.committer(&mut present, &edits, outcome);
+            let mut committer = self.committer(&mut present, &edits, &traffic, outcome);
             if committer.urgent(&mut repairs).await? == Urgent::InForce {
                 done = edits.len() as u32;
             }
             outcome = committer.outcome;
         }
         edits.extend(others.iter().map(|(key, _)| self.found(state, key, &present)));
-        let committer = self.committer(&mut present, &edits, outcome);
+        let committer = self.committer(&mut present, &edits, &traffic, outcome);
         let active = (done..edits.len() as u32).collect();
         let Outcome { writes, refused } = committer.run(active, repairs).await?;
 
         let node = state.node().addresses.clone();
-        let mut programmed = Programmed { services: BTreeMap::new(), base, node, refs: present.into_refs() };
+        let mut programmed =
+            Programmed { services: BTreeMap::new(), base, traffic, node, refs: present.into_refs() };
         self.refused.clear();
         for (index, edit) in (0..).zip(edits) {
             match refused.get(&index) {
@@ -117,12 +119,14 @@ impl<K: Kernel> Driver<K> {
         let mut repairs = PerFamily::<Repairs>::default();
         if changes.node || changes.cluster {
             let base = self.base(state);
-            repairs = PerFamily::from_fn(|family| programmed.rebase(family, &base[family]));
+            let traffic = self.options.traffic(state.node());
+            repairs = PerFamily::from_fn(|family| programmed.rebase(family, &base[family], &traffic));
             programmed.base = base;
+            programmed.traffic = traffic;
             programmed.node = state.node().addresses.clone();
         }
         let active: Vec<u32> = (0..edits.len() as u32).collect();
-        let plan = Plan::new(&programmed, (&edits, &active), repairs, Sweep::Delete, &self.options);
+        let plan = Plan::new(&programmed, (&edits, &active), repairs, Sweep::Delete, &programmed.traffic);
         let writes = plan.writes();
         if writes > MAX_APPLIED {
             return self.reconcile(state).await;
@@ -195,10 +199,11 @@ impl<K: Kernel> Driver<K> {
         &'a mut self,
         present: &'a mut Present,
         edits: &'a [Edit],
+        traffic: &'a Traffic,
         outcome: Outcome,
     ) -> Committer<'a, K> {
-        let (kernel, options, pace) = (&mut self.kernel, &self.options, self.pace);
-        Committer { kernel, present, edits, options, pace, outcome }
+        let (kernel, pace) = (&mut self.kernel, self.pace);
+        Committer { kernel, present, edits, traffic, pace, outcome }
     }
 
     /// What a service port is to have; its endpoints stay at the places where they were found.
@@ -213,7 +218,7 @@ impl<K: Kernel> Driver<K> {
     fn edit(&self, state: &NodeState, key: &ServicePortKey, orders: impl Fn(Family) -> Orders) -> Edit {
         let of = |family| -> Option<Desired> {
             let owned = |front: &_| self.claims.owns(key, family, front);
-            let (masquerade, node) = (&self.masquerade[family], &state.node().addresses);
+            let (masquerade, node) = (self.masquerade[family], &state.node().addresses);
             desired(state.service(key)?, family, masquerade, owned, &orders(family), node)
         };
         Edit { key: key.clone(), desired: PerFamily::from_fn(of) }

@@ -62,7 +62,7 @@ use proto::model::Family;
 
 use driver::Driver;
 use kernel::Netlink;
-pub use options::{NodePortAddresses, Options};
+pub use options::{BadInterface, Interface, LocalPods, NodePortAddresses, Options};
 
 /// The nftables backend.
 #[derive(Debug)]

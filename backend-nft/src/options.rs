@@ -1,20 +1,42 @@
-//! What an operator decides once per node.
+//! What an operator decides once per node, and what follows from it with the node's present facts.
+
+mod interface;
 
 use ipnet::IpNet;
-use proto::model::Family;
+use proto::model::{Family, Node, PerFamily};
+
+pub(crate) use interface::NAME_BYTES;
+pub use interface::{BadInterface, Interface};
 
 /// How the backend treats traffic of this node. The same for the life of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where pods have their addresses: kube-proxy's `--cluster-cidr`, of either family, any number. Traffic from elsewhere to
-    /// cluster IPs is masqueraded. Without any of a family, it never is.
-    pub cluster_cidrs: Vec<IpNet>,
+    /// How the node's pods are told from everybody else. Traffic to cluster IPs that is not theirs is masqueraded, and under
+    /// external policy Local they reach every endpoint.
+    pub local_pods: LocalPods,
     /// Masquerades all traffic to cluster IPs: kube-proxy's `--masquerade-all`.
     pub masquerade_all: bool,
     /// Which bit of the packet mark says "masquerade", 0 to 31: kube-proxy's `--iptables-masquerade-bit`.
     pub masquerade_bit: u8,
     /// Where node ports answer: kube-proxy's `--nodeport-addresses`.
     pub nodeport_addresses: NodePortAddresses,
+}
+
+/// How pods of this node are recognised: kube-proxy's `--detect-local-mode`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LocalPods {
+    /// Not at all: everything is treated as if no pod had sent it, but nothing is masqueraded on the way to cluster IPs.
+    #[default]
+    Unknown,
+    /// By their source, in one of these ranges of either family: `ClusterCIDR`. A family without any is as [`Self::Unknown`].
+    ClusterCidr(Vec<IpNet>),
+    /// By their source, in one of the node's pod CIDRs as the Node object has them at present: `NodeCIDR`. As long as there is none
+    /// of a family, it is as [`Self::Unknown`].
+    NodeCidr,
+    /// By the interface that they come in through: `BridgeInterface`.
+    Bridge(Interface),
+    /// By how the name of that interface begins: `InterfaceNamePrefix`.
+    InterfacePrefix(Interface),
 }
 
 /// On which of the node's addresses node ports answer. Never on loopback addresses.
@@ -27,19 +49,37 @@ pub enum NodePortAddresses {
     Cidrs(Vec<IpNet>),
 }
 
-/// Which connections to cluster IPs are masqueraded.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Which connections to cluster IPs are masqueraded, whatever the node's facts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Masquerade {
     Never,
     Always,
-    /// Those from outside these ranges; never empty, and none of them is everything.
-    Outside(Vec<IpNet>),
+    UnlessPod,
+}
+
+/// The pods of this node in one family, as they are recognised at present.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Pods {
+    Unknown,
+    /// Never empty.
+    Within(Vec<IpNet>),
+    Behind(Interface),
+    BehindPrefix(Interface),
+}
+
+/// How traffic is treated at present.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    /// The packet mark that says "masquerade".
+    pub(crate) mark: u32,
+    pub(crate) masquerade: PerFamily<Masquerade>,
+    pub(crate) pods: PerFamily<Pods>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
-            cluster_cidrs: Vec::new(),
+            local_pods: LocalPods::Unknown,
             masquerade_all: false,
             masquerade_bit: 14,
             nodeport_addresses: NodePortAddresses::Primary,
@@ -48,26 +88,43 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Where pods of a family have their addresses.
-    pub(crate) fn cluster_cidrs(&self, family: Family) -> Vec<IpNet> {
-        of_family(&self.cluster_cidrs, family)
-    }
-
     /// The rule for connections to cluster IPs.
     pub(crate) fn masquerade(&self, family: Family) -> Masquerade {
-        let cidrs = self.cluster_cidrs(family);
-        if self.masquerade_all {
-            Masquerade::Always
-        } else if cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.prefix_len() == 0) {
-            Masquerade::Never
-        } else {
-            Masquerade::Outside(cidrs)
+        match &self.local_pods {
+            _ if self.masquerade_all => Masquerade::Always,
+            LocalPods::Unknown => Masquerade::Never,
+            LocalPods::ClusterCidr(cidrs) => {
+                let cidrs = of_family(cidrs, family);
+                let anybody = cidrs.iter().any(|cidr| cidr.prefix_len() == 0);
+                if cidrs.is_empty() || anybody { Masquerade::Never } else { Masquerade::UnlessPod }
+            }
+            LocalPods::NodeCidr | LocalPods::Bridge(_) | LocalPods::InterfacePrefix(_) => {
+                Masquerade::UnlessPod
+            }
         }
     }
 
-    /// The packet mark that says "masquerade".
-    pub(crate) fn masquerade_mark(&self) -> u32 {
-        1u32.checked_shl(self.masquerade_bit.into()).unwrap_or(1 << 31)
+    /// What follows for a node.
+    pub(crate) fn traffic(&self, node: &Node) -> Traffic {
+        Traffic {
+            mark: 1u32.checked_shl(self.masquerade_bit.into()).unwrap_or(1 << 31),
+            masquerade: PerFamily::from_fn(|family| self.masquerade(family)),
+            pods: PerFamily::from_fn(|family| self.pods(family, node)),
+        }
+    }
+
+    fn pods(&self, family: Family, node: &Node) -> Pods {
+        let within = |cidrs: &[IpNet]| match of_family(cidrs, family) {
+            cidrs if cidrs.is_empty() => Pods::Unknown,
+            cidrs => Pods::Within(cidrs),
+        };
+        match &self.local_pods {
+            LocalPods::Unknown => Pods::Unknown,
+            LocalPods::ClusterCidr(cidrs) => within(cidrs),
+            LocalPods::NodeCidr => within(&node.pod_cidrs),
+            LocalPods::Bridge(interface) => Pods::Behind(interface.clone()),
+            LocalPods::InterfacePrefix(prefix) => Pods::BehindPrefix(prefix.clone()),
+        }
     }
 }
 

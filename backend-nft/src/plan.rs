@@ -21,7 +21,7 @@ use proto::model::{Family, PerFamily, ServicePortKey};
 use crate::{
     desired::{Desired, PoolChain},
     element::{Element, Map},
-    options::Options,
+    options::Traffic,
 };
 pub(crate) use refs::{Delta, Refs};
 use stage::Stage;
@@ -144,9 +144,9 @@ impl Plan {
         (edits, active): (&[Edit], &[u32]),
         repairs: PerFamily<Repairs>,
         sweep: Sweep,
-        options: &Options,
+        traffic: &Traffic,
     ) -> Self {
-        Self::fill(before, (edits, active), repairs, (Room::Enough, Ahead::Nothing), sweep, options)
+        Self::fill(before, (edits, active), repairs, (Room::Enough, Ahead::Nothing), sweep, traffic)
     }
 
     /// The same for as many of the `active` as there is room for, see [`Plan::taken`]: at least one, and each as a whole. While some
@@ -157,7 +157,7 @@ impl Plan {
         mut repairs: PerFamily<Repairs>,
         (room, ahead): (Room, Ahead),
         sweep: Sweep,
-        options: &Options,
+        traffic: &Traffic,
     ) -> Self {
         let mut plan = Self::default();
         let mut stages = PerFamily::<Stage>::default();
@@ -188,7 +188,7 @@ impl Plan {
                 repairs.split_off_later();
             }
             stage.leftovers(&repairs.leftovers);
-            let (operations, delta) = stage.finish(family, before.refs(family), repairs, sweep, options);
+            let (operations, delta) = stage.finish(family, before.refs(family), repairs, sweep, traffic);
             plan.operations.extend(operations.into_iter().map(|operation| (family, operation)));
             plan.refs[family] = delta;
         }

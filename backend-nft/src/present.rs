@@ -11,7 +11,7 @@ use proto::model::{Endpoint, Family, PerFamily};
 use crate::{
     desired::{Base, FixedChain, Orders, PoolChain},
     element::{Data, Element, Front, Map},
-    options::Options,
+    options::Traffic,
     plan::{Before, Delta, Edit, Operation, Refs, Repairs},
 };
 
@@ -48,7 +48,7 @@ impl Present {
     pub(crate) fn new(
         listings: PerFamily<Listing>,
         base: &PerFamily<Base>,
-        options: &Options,
+        traffic: &Traffic,
         is_owned: impl Fn(Family, &Front) -> bool,
     ) -> (Self, PerFamily<Repairs>) {
         let mut present = Self::default();
@@ -63,7 +63,7 @@ impl Present {
                 create(base, &mut repairs[family]);
                 continue;
             }
-            repairs[family] = repair(&listing, base, family, options);
+            repairs[family] = repair(&listing, base, family, traffic);
             let mut table = PresentTable::default();
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
                 table.refs.found_chain(chain);
@@ -211,7 +211,7 @@ fn add_rules(chain: &str, rules: &[Rule], repairs: &mut Repairs) {
     repairs.rules.extend(rules.iter().map(|rule| Operation::AddRule(chain.into(), rule.clone())));
 }
 
-fn repair(listing: &Listing, base: &Base, family: Family, options: &Options) -> Repairs {
+fn repair(listing: &Listing, base: &Base, family: Family, traffic: &Traffic) -> Repairs {
     let mut repairs = Repairs::default();
     if listing.table.as_ref().is_some_and(|table| table.flags != base.table.flags) {
         repairs.first.push(Operation::AddTable);
@@ -237,7 +237,7 @@ fn repair(listing: &Listing, base: &Base, family: Family, options: &Options) -> 
     for chain in listing.chains.iter().filter(|chain| base.chain(&chain.name).is_none()) {
         let found = take(&chain.name);
         match PoolChain::parse(&chain.name) {
-            Some(pool) if found.iter().copied().eq(&pool.rules(family, options)) => {}
+            Some(pool) if found.iter().copied().eq(&pool.rules(family, traffic)) => {}
             Some(pool) => repairs.pools.push(pool),
             None => {
                 // It may lead to the next one.

@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, net::IpAddr};
 use proto::model::{Family, PerFamily, ServicePortKey};
 
 use crate::{
-    desired::{Base, Desired, Orders},
+    desired::{Base, Desired, Orders, PoolChain},
     element::{Element, Front},
+    options::Traffic,
     plan::{Before, Delta, Edit, Operation, Refs, Repairs},
 };
 
@@ -15,6 +16,7 @@ use crate::{
 pub(crate) struct Programmed {
     pub(crate) services: BTreeMap<ServicePortKey, PerFamily<Option<Desired>>>,
     pub(crate) base: PerFamily<Base>,
+    pub(crate) traffic: Traffic,
     /// The node's own addresses.
     pub(crate) node: Vec<IpAddr>,
     pub(crate) refs: PerFamily<Refs>,
@@ -38,9 +40,13 @@ impl Programmed {
         Family::ALL.into_iter().flat_map(of).collect()
     }
 
-    /// What leads from the present fixed part to this one: other rules in some chains.
-    pub(crate) fn rebase(&self, family: Family, base: &Base) -> Repairs {
+    /// What leads from the present fixed part, and from pool chains for the present traffic, to these: other rules in some chains.
+    pub(crate) fn rebase(&self, family: Family, base: &Base, traffic: &Traffic) -> Repairs {
         let mut repairs = Repairs::default();
+        if self.traffic != *traffic {
+            let differs = |pool: &PoolChain| pool.rules(family, &self.traffic) != pool.rules(family, traffic);
+            repairs.pools = self.refs[family].chains().filter(differs).collect();
+        }
         for (old, new) in self.base[family].chains.iter().zip(&base.chains) {
             if old.rules != new.rules {
                 let name = &new.chain.name;

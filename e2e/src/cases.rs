@@ -36,6 +36,13 @@ macro_rules! conformance {
                 cluster_ip_without_cluster_cidr,
                 external_ip_without_cluster_cidr,
                 node_port_without_cluster_cidr,
+                cluster_ip_with_node_cidr,
+                node_port_with_node_cidr,
+                cluster_ip_with_bridge_interface,
+                node_port_with_bridge_interface,
+                cluster_ip_with_interface_prefix,
+                node_port_with_interface_prefix,
+                pod_cidrs_of_the_node_change,
             }
             endpoints {
                 spread_is_uniform,

@@ -29,7 +29,7 @@ impl Manifests {
         fs::create_dir_all(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
         let manifests = Self { directory: directory.to_owned() };
         manifests.write("service-cidrs", &[service_cidr_object()]);
-        nodes.iter().for_each(|node| manifests.write(&node.name, &[node_object(node)]));
+        nodes.iter().for_each(|node| manifests.write_node(node, &node.pod_cidrs));
         manifests
     }
 
@@ -47,6 +47,11 @@ impl Manifests {
     pub fn delete(&self, service: &Service) {
         let path = self.path(&service.file_stem());
         fs::remove_file(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+
+    /// Writes a node, with these pod CIDRs.
+    pub fn write_node(&self, node: &Node, pod_cidrs: &[String]) {
+        self.write(&node.name, &[node_object(node, pod_cidrs)]);
     }
 
     /// Writes any objects to the file `<stem>.yaml`, in one step.
@@ -85,7 +90,7 @@ fn service_cidr_object() -> Value {
 }
 
 /// A node as the cluster writes it to begin with.
-pub(crate) fn node_object(node: &Node) -> Value {
+pub(crate) fn node_object(node: &Node, pod_cidrs: &[String]) -> Value {
     let addresses = node.address.both().map(|address| json!({ "type": "InternalIP", "address": address }));
     let name = &node.name;
     json!({
@@ -95,7 +100,7 @@ pub(crate) fn node_object(node: &Node) -> Value {
             "name": name,
             "labels": { "kubernetes.io/hostname": name, "topology.kubernetes.io/zone": node.zone },
         },
-        "spec": { "podCIDR": node.pod_cidrs[0], "podCIDRs": node.pod_cidrs },
+        "spec": { "podCIDR": pod_cidrs.first(), "podCIDRs": pod_cidrs },
         "status": { "addresses": addresses, "conditions": [{ "type": "Ready", "status": "True" }] },
     })
 }

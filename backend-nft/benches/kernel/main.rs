@@ -28,7 +28,7 @@ use agent::{
     Backend, NodeState,
     testing::{Stack, apply, synthetic},
 };
-use backend_nft::{Nft, Options};
+use backend_nft::{LocalPods, Nft, Options};
 use netlink::testing::in_netns;
 use proto::model::{Endpoint, Family, Operation, PoolClass, PoolId, ServicePortKey};
 use report::{Report, rss};
@@ -136,7 +136,8 @@ fn mixed(services: u32) -> NodeState {
 }
 
 fn backend() -> Nft {
-    Nft::new(Options { cluster_cidrs: vec!["10.128.0.0/9".parse().unwrap()], ..Options::default() }).unwrap()
+    let local_pods = LocalPods::ClusterCidr(vec!["10.128.0.0/9".parse().unwrap()]);
+    Nft::new(Options { local_pods, ..Options::default() }).unwrap()
 }
 
 async fn time(backend: &mut Nft, state: &NodeState) -> Duration {

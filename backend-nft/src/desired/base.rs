@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use netlink::nft::{Chain, ChainKind, Hook, Rule, Set, Table, priority};
+use netlink::nft::{Chain, ChainKind, CmpOp, Hook, Rule, Set, Table, priority};
 use proto::model::{Cluster, Family, Node, Protocol};
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     element::{Map, REJECT},
-    options::{NodePortAddresses, Options, of_family},
+    options::{NodePortAddresses, Options, Pods, Traffic, of_family},
 };
 
 const SERVICES: &str = "services";
@@ -45,6 +45,7 @@ pub(crate) fn table(family: Family) -> Table {
 
 /// The fixed part for a family on a node.
 pub(crate) fn base(family: Family, options: &Options, node: &Node, cluster: &Cluster) -> Base {
+    let traffic = options.traffic(node);
     let chains = vec![
         FixedChain {
             chain: Chain::regular(REJECT).comment("nobody serves this in the whole cluster"),
@@ -55,13 +56,13 @@ pub(crate) fn base(family: Family, options: &Options, node: &Node, cluster: &Clu
         },
         policy_local(
             family,
-            options,
+            &traffic,
             Chain::regular(POLICY_LOCAL).comment("VIPs under external traffic policy Local"),
             (Map::ClusterVips, Map::LocalVips),
         ),
         policy_local(
             family,
-            options,
+            &traffic,
             Chain::regular(NODEPORT_POLICY_LOCAL).comment("node ports under external traffic policy Local"),
             (Map::ClusterNodePorts, Map::LocalNodePorts),
         ),
@@ -73,7 +74,7 @@ pub(crate) fn base(family: Family, options: &Options, node: &Node, cluster: &Clu
         hook(family, "output", Hook::Output),
         check(family, "forward-check", Hook::Forward),
         check(family, "output-check", Hook::Output),
-        postrouting(family, options),
+        postrouting(family, traffic.mark),
     ];
     let sets = Map::ALL.into_iter().map(|map| map.set(family)).collect();
     Base { table: table(family), sets, chains }
@@ -105,20 +106,25 @@ fn services(family: Family) -> FixedChain {
 
 /// Pods and the node itself reach all endpoints, for they do not come from outside; everybody else those on this node, with their
 /// own address.
-fn policy_local(family: Family, options: &Options, chain: Chain, (cluster, local): (Map, Map)) -> FixedChain {
-    let from_pods = options.cluster_cidrs(family).into_iter().map(|cidr| {
-        Line::new(family).within(Address::Source, &cidr).vmap(cluster).comment("from a pod: all endpoints")
-    });
-    let mut rules: Vec<Rule> = from_pods.collect();
+fn policy_local(family: Family, traffic: &Traffic, chain: Chain, (cluster, local): (Map, Map)) -> FixedChain {
+    let line = || Line::new(family);
+    let from_pods = match &traffic.pods[family] {
+        Pods::Unknown => Vec::new(),
+        Pods::Within(cidrs) => cidrs.iter().map(|cidr| line().within(Address::Source, cidr)).collect(),
+        Pods::Behind(interface) => vec![line().behind(CmpOp::Eq, interface)],
+        Pods::BehindPrefix(prefix) => vec![line().behind_prefix(CmpOp::Eq, prefix)],
+    };
+    let all_endpoints = |line: Line| line.vmap(cluster).comment("from a pod: all endpoints");
+    let mut rules: Vec<Rule> = from_pods.into_iter().map(all_endpoints).collect();
     rules.extend([
-        Line::new(family)
+        line()
             .local(Address::Source)
-            .mark(options.masquerade_mark())
+            .mark(traffic.mark)
             .vmap(cluster)
             .comment("from this node: all endpoints, masqueraded"),
-        Line::new(family).vmap(local).comment("from outside: endpoints on this node"),
+        line().vmap(local).comment("from outside: endpoints on this node"),
         // Seen between two states only; a connection that left untranslated would stay so.
-        Line::new(family).discard().comment("the service has just gone"),
+        line().discard().comment("the service has just gone"),
     ]);
     FixedChain { chain, rules }
 }
@@ -188,8 +194,7 @@ fn hook(family: Family, name: &str, hook: Hook) -> FixedChain {
     }
 }
 
-fn postrouting(family: Family, options: &Options) -> FixedChain {
-    let mark = options.masquerade_mark();
+fn postrouting(family: Family, mark: u32) -> FixedChain {
     FixedChain {
         chain: Chain::base("postrouting", ChainKind::Nat, Hook::Postrouting, priority::SRCNAT),
         rules: vec![

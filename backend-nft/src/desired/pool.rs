@@ -11,7 +11,7 @@
 
 use std::{fmt, num::NonZeroU32};
 
-use netlink::nft::Rule;
+use netlink::nft::{CmpOp, Rule};
 use proto::model::{Family, PoolClass};
 
 use super::{
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     element::Map,
-    options::{Masquerade, Options},
+    options::{Masquerade, Pods, Traffic},
 };
 
 /// What happens on the way to an endpoint.
@@ -171,25 +171,24 @@ impl PoolChain {
     }
 
     /// Its rules.
-    pub(crate) fn rules(self, family: Family, options: &Options) -> Vec<Rule> {
+    pub(crate) fn rules(self, family: Family, traffic: &Traffic) -> Vec<Rule> {
         let Some(target) = self.target() else { return self.choose(family) };
         if let (None, Some(timeout)) = (self.kind.target(), self.affinity) {
             return affinity::rules(family, self.kind.affinity(), timeout, target);
         }
-        let mark = options.masquerade_mark();
-        let go_on = Line::new(family).goto(target.to_string()).end();
+        let mark = traffic.mark;
+        let line = Line::new(family);
         let marking = match self.kind {
-            PoolKind::ClusterIpPool | PoolKind::ClusterIpLocalPool => match options.masquerade(family) {
-                Masquerade::Never => return vec![go_on],
-                Masquerade::Always => Line::new(family).mark(mark).comment("masquerade all"),
-                Masquerade::Outside(cidrs) => Line::new(family)
-                    .outside(Address::Source, &cidrs)
-                    .mark(mark)
-                    .comment("masquerade, unless from a pod"),
+            PoolKind::ClusterIpPool | PoolKind::ClusterIpLocalPool => match traffic.masquerade[family] {
+                Masquerade::Never => None,
+                Masquerade::Always => Some(line.mark(mark).comment("masquerade all")),
+                Masquerade::UnlessPod => not_from_a_pod(line, &traffic.pods[family])
+                    .map(|line| line.mark(mark).comment("masquerade, unless from a pod")),
             },
-            _ => Line::new(family).mark(mark).comment("masquerade"),
+            _ => Some(line.mark(mark).comment("masquerade")),
         };
-        vec![marking, go_on]
+        let go_on = Line::new(family).goto(target.to_string()).end();
+        marking.into_iter().chain([go_on]).collect()
     }
 
     /// A packet may see an old verdict and new maps, or the reverse: then its place may be gone, but there is place 0 while there
@@ -220,6 +219,18 @@ impl fmt::Display for PoolChain {
             None => write!(f, "{}{count}", kind.prefix()),
             Some(seconds) => write!(f, "{AFFINE}{}{count}-{seconds}s", kind.prefix()),
         }
+    }
+}
+
+/// `None`: pods cannot be told from others at present.
+fn not_from_a_pod(line: Line, pods: &Pods) -> Option<Line> {
+    match pods {
+        Pods::Unknown => None,
+        // What nothing is outside of needs no rule.
+        Pods::Within(cidrs) if cidrs.iter().any(|cidr| cidr.prefix_len() == 0) => None,
+        Pods::Within(cidrs) => Some(line.outside(Address::Source, cidrs)),
+        Pods::Behind(interface) => Some(line.behind(CmpOp::Neq, interface)),
+        Pods::BehindPrefix(prefix) => Some(line.behind_prefix(CmpOp::Neq, prefix)),
     }
 }
 

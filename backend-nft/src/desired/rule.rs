@@ -10,7 +10,10 @@ use netlink::nft::{
 use proto::model::{Family, Protocol};
 
 use super::nft_family;
-use crate::element::{FrontKind, Map};
+use crate::{
+    element::{FrontKind, Map},
+    options::{Interface, NAME_BYTES},
+};
 
 /// `RTN_LOCAL` of `linux/rtnetlink.h`: an address of this node.
 const RTN_LOCAL: u32 = 2;
@@ -71,6 +74,23 @@ impl Line {
     /// `ip saddr != 10.244.0.0/16`, for each of them.
     pub(super) fn outside<'a>(self, address: Address, cidrs: impl IntoIterator<Item = &'a IpNet>) -> Self {
         cidrs.into_iter().fold(self, |line, cidr| line.compare(address, CmpOp::Neq, cidr))
+    }
+
+    /// `iifname "cbr0"`, or `!=`. What this node makes itself has come in through none.
+    pub(super) fn behind(self, op: CmpOp, interface: &Interface) -> Self {
+        let mut name = interface.as_str().as_bytes().to_vec();
+        name.resize(NAME_BYTES, 0);
+        self.interface(op, name)
+    }
+
+    /// `iifname "veth*"`, or `!=`.
+    pub(super) fn behind_prefix(self, op: CmpOp, prefix: &Interface) -> Self {
+        self.interface(op, prefix.as_str().as_bytes().to_vec())
+    }
+
+    fn interface(self, op: CmpOp, name: Vec<u8>) -> Self {
+        let data = name.into();
+        self.push(Expr::Meta { dreg: FIRST, key: MetaKey::Iifname }).push(Expr::Cmp { sreg: FIRST, op, data })
     }
 
     fn compare(mut self, address: Address, op: CmpOp, cidr: &IpNet) -> Self {

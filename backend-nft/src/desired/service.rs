@@ -90,7 +90,7 @@ pub(crate) fn fronts(port: &ServicePort, family: Family) -> Vec<(Front, VipClass
 pub(crate) fn desired(
     service: &Service,
     family: Family,
-    masquerade: &Masquerade,
+    masquerade: Masquerade,
     owned: impl Fn(&Front) -> bool,
     orders: &Orders,
     node: &[IpAddr],
@@ -125,7 +125,7 @@ pub(crate) fn desired(
 
 const EVERYBODY: Dispatch = Dispatch::Pool(PoolKind::Pool);
 
-fn dispatch(class: VipClass, port: &ServicePort, masquerade: &Masquerade) -> Dispatch {
+fn dispatch(class: VipClass, port: &ServicePort, masquerade: Masquerade) -> Dispatch {
     let policy = match class {
         VipClass::ClusterIp => port.internal_policy,
         VipClass::External | VipClass::NodePort => port.external_policy,

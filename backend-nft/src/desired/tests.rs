@@ -9,7 +9,7 @@ use proto::model::Family;
 use super::{service::VipClass, *};
 use crate::{
     element::{Element, Map},
-    options::{Masquerade, NodePortAddresses, Options},
+    options::{LocalPods, Masquerade, Options, Traffic},
 };
 
 fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
@@ -17,7 +17,7 @@ fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
 }
 
 /// All elements but endpoints, as `map front -> data`.
-fn dispatches(service: &Service, masquerade: &Masquerade) -> Vec<String> {
+fn dispatches(service: &Service, masquerade: Masquerade) -> Vec<String> {
     let mut elements = Vec::new();
     let desired = desired(service, Family::V4, masquerade, |_| true, &Orders::default(), &[]);
     desired.inspect(|desired| desired.elements(&mut elements));
@@ -39,10 +39,6 @@ fn line(element: &Element) -> Option<String> {
     Some(format!("{} {} {to}", element.map.name(), element.front))
 }
 
-fn outside() -> Masquerade {
-    Masquerade::Outside(vec!["10.244.0.0/16".parse().unwrap()])
-}
-
 const TWO: [&str; 2] = ["10.244.1.1:80", "10.244.2.1:80"];
 const LOCAL: [&str; 1] = ["10.244.1.1:80"];
 
@@ -50,13 +46,13 @@ const LOCAL: [&str; 1] = ["10.244.1.1:80"];
 fn cluster_ips_follow_the_internal_policy() {
     let cluster =
         service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).local_endpoints(LOCAL).external_local());
-    assert_eq!(dispatches(&cluster, &outside()), ["vips 10.96.0.1:80/tcp cluster-ip-pool-2"]);
-    assert_eq!(dispatches(&cluster, &Masquerade::Always), ["vips 10.96.0.1:80/tcp cluster-ip-pool-2"]);
-    assert_eq!(dispatches(&cluster, &Masquerade::Never), ["vips 10.96.0.1:80/tcp pool-2"]);
+    assert_eq!(dispatches(&cluster, Masquerade::UnlessPod), ["vips 10.96.0.1:80/tcp cluster-ip-pool-2"]);
+    assert_eq!(dispatches(&cluster, Masquerade::Always), ["vips 10.96.0.1:80/tcp cluster-ip-pool-2"]);
+    assert_eq!(dispatches(&cluster, Masquerade::Never), ["vips 10.96.0.1:80/tcp pool-2"]);
     let local =
         service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).local_endpoints(LOCAL).internal_local());
-    assert_eq!(dispatches(&local, &outside()), ["vips 10.96.0.1:80/tcp cluster-ip-local-pool-1"]);
-    assert_eq!(dispatches(&local, &Masquerade::Never), ["vips 10.96.0.1:80/tcp local-pool-1"]);
+    assert_eq!(dispatches(&local, Masquerade::UnlessPod), ["vips 10.96.0.1:80/tcp cluster-ip-local-pool-1"]);
+    assert_eq!(dispatches(&local, Masquerade::Never), ["vips 10.96.0.1:80/tcp local-pool-1"]);
 }
 
 #[test]
@@ -66,7 +62,7 @@ fn external_policy_cluster_masquerades() {
         web.node_port(30080).endpoints(TWO).internal_local()
     });
     assert_eq!(
-        dispatches(&web, &Masquerade::Never),
+        dispatches(&web, Masquerade::Never),
         [
             "vips 10.96.0.1:80/tcp drop",
             "vips 198.51.100.1:80/tcp masq-pool-2",
@@ -86,7 +82,7 @@ fn external_policy_local_asks_where_a_packet_comes_from() {
         })
     };
     assert_eq!(
-        dispatches(&web(&LOCAL), &outside()),
+        dispatches(&web(&LOCAL), Masquerade::UnlessPod),
         [
             "vips 10.96.0.1:80/tcp cluster-ip-pool-2",
             "policy-local-vips 203.0.113.1:80/tcp -",
@@ -97,7 +93,7 @@ fn external_policy_local_asks_where_a_packet_comes_from() {
             "local-nodeports node port 30080/tcp nodeport-local-pool-1",
         ]
     );
-    let none_here = dispatches(&web(&[]), &outside());
+    let none_here = dispatches(&web(&[]), Masquerade::UnlessPod);
     assert!(none_here.contains(&"local-vips 203.0.113.1:80/tcp drop".to_owned()), "{none_here:?}");
     assert!(none_here.contains(&"cluster-vips 203.0.113.1:80/tcp pool-2".to_owned()), "{none_here:?}");
 }
@@ -112,7 +108,7 @@ fn with_nothing_anywhere_everything_is_rejected() {
             .internal_local()
     });
     assert_eq!(
-        dispatches(&web, &outside()),
+        dispatches(&web, Masquerade::UnlessPod),
         [
             "vips 10.96.0.1:80/tcp reject",
             "vips 203.0.113.1:80/tcp reject",
@@ -120,7 +116,7 @@ fn with_nothing_anywhere_everything_is_rejected() {
         ]
     );
     let elsewhere = service(|web| web.cluster_ip("10.96.0.1").any_endpoints(Family::V4));
-    assert_eq!(dispatches(&elsewhere, &outside()), ["vips 10.96.0.1:80/tcp drop"]);
+    assert_eq!(dispatches(&elsewhere, Masquerade::UnlessPod), ["vips 10.96.0.1:80/tcp drop"]);
 }
 
 #[test]
@@ -153,10 +149,10 @@ fn a_restricted_vip_says_so_besides() {
     };
     let restricted =
         ["restricted 203.0.113.1:80/tcp -", "source-ranges 203.0.113.1:80/tcp 10.0.0.0-11.255.255.255"];
-    assert_eq!(of_lb(dispatches(&lb(false), &outside())), restricted);
-    assert_eq!(of_lb(dispatches(&lb(true), &outside())), restricted);
+    assert_eq!(of_lb(dispatches(&lb(false), Masquerade::UnlessPod)), restricted);
+    assert_eq!(of_lb(dispatches(&lb(true), Masquerade::UnlessPod)), restricted);
     let none = service(|lb| lb.load_balancer_ip("203.0.113.1").source_range("10.0.0.0/8"));
-    assert!(dispatches(&none, &outside()).ends_with(&[
+    assert!(dispatches(&none, Masquerade::UnlessPod).ends_with(&[
         "vips 203.0.113.1:80/tcp reject".to_owned(),
         restricted[0].to_owned(),
         "source-ranges 203.0.113.1:80/tcp 10.0.0.0-10.255.255.255".to_owned()
@@ -173,7 +169,7 @@ fn a_family_without_cluster_ip_has_no_node_port() {
 #[test]
 fn local_endpoints_are_hairpins_and_cluster_ips_are_known_whatever_the_policy_is() {
     let web = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).terminating_endpoints(LOCAL));
-    let desired = desired(&web, Family::V4, &Masquerade::Never, |_| true, &Orders::default(), &[]).unwrap();
+    let desired = desired(&web, Family::V4, Masquerade::Never, |_| true, &Orders::default(), &[]).unwrap();
     let mut shared = Vec::new();
     desired.shared(&mut shared);
     assert!(shared.iter().all(|element| element.map.is_shared()));
@@ -192,7 +188,7 @@ fn affinity_is_for_every_way_in() {
         })
     };
     assert_eq!(
-        dispatches(&web(false), &outside()),
+        dispatches(&web(false), Masquerade::UnlessPod),
         [
             "live 10.96.0.1:80/tcp 10.244.1.1:80",
             "live 10.96.0.1:80/tcp 10.244.2.1:80",
@@ -206,7 +202,7 @@ fn affinity_is_for_every_way_in() {
         ]
     );
     assert_eq!(
-        dispatches(&web(true), &outside()),
+        dispatches(&web(true), Masquerade::UnlessPod),
         [
             "local-live 10.96.0.1:80/tcp 10.244.1.1:80",
             "vips 10.96.0.1:80/tcp affine-cluster-ip-local-pool-1-60s",
@@ -225,7 +221,7 @@ fn affinity_is_for_every_way_in() {
         ]
     );
     let none = service(|web| web.cluster_ip("10.96.0.1").affinity(60));
-    assert_eq!(dispatches(&none, &outside()), ["vips 10.96.0.1:80/tcp reject"]);
+    assert_eq!(dispatches(&none, Masquerade::UnlessPod), ["vips 10.96.0.1:80/tcp reject"]);
 }
 
 #[test]
@@ -235,7 +231,7 @@ fn affine_chains_lead_to_plain_ones() {
     };
     let [masked, affine, plain] = ["affine-masq-pool-2-60s", "affine-pool-2-60s", "pool-2"];
     assert_eq!(path(masked), [masked, affine, plain]);
-    let rules = PoolChain::parse(affine).unwrap().rules(Family::V4, &Options::default());
+    let rules = PoolChain::parse(affine).unwrap().rules(Family::V4, &traffic(LocalPods::Unknown));
     assert_eq!(rules.len(), 3);
     assert!(rules[2].to_string().starts_with("goto pool-2 "), "{}", rules[2]);
 }
@@ -285,22 +281,52 @@ fn each_map_has_its_place() {
     assert!((0..).zip(Map::ALL).all(|(place, map)| map as usize == place));
 }
 
+fn traffic(local_pods: LocalPods) -> Traffic {
+    let node = mk_state().build().node().clone();
+    Options { local_pods, ..Options::default() }.traffic(&node)
+}
+
+fn cluster_cidr(cidrs: &[&str]) -> LocalPods {
+    LocalPods::ClusterCidr(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect())
+}
+
 #[test]
 fn options_decide_who_is_masqueraded() {
-    use crate::options::Masquerade;
-    let with = |cidrs: &[&str], masquerade_all| Options {
-        cluster_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
-        masquerade_all,
-        nodeport_addresses: NodePortAddresses::Primary,
-        ..Options::default()
+    let with = |local_pods, masquerade_all| {
+        Options { local_pods, masquerade_all, ..Options::default() }.masquerade(Family::V4)
     };
-    assert_eq!(with(&[], false).masquerade(Family::V4), Masquerade::Never);
-    assert_eq!(with(&["fd00::/8"], false).masquerade(Family::V4), Masquerade::Never);
-    assert_eq!(with(&["0.0.0.0/0"], false).masquerade(Family::V4), Masquerade::Never);
-    assert_eq!(with(&["10.0.0.0/8"], true).masquerade(Family::V4), Masquerade::Always);
-    let outside = vec!["10.0.0.0/8".parse().unwrap()];
-    assert_eq!(
-        with(&["10.0.0.7/8", "10.0.0.0/8"], false).masquerade(Family::V4),
-        Masquerade::Outside(outside)
-    );
+    assert_eq!(with(LocalPods::Unknown, false), Masquerade::Never);
+    assert_eq!(with(cluster_cidr(&[]), false), Masquerade::Never);
+    assert_eq!(with(cluster_cidr(&["fd00::/8"]), false), Masquerade::Never);
+    assert_eq!(with(cluster_cidr(&["0.0.0.0/0"]), false), Masquerade::Never);
+    assert_eq!(with(cluster_cidr(&["10.0.0.0/8"]), true), Masquerade::Always);
+    assert_eq!(with(cluster_cidr(&["10.0.0.0/8"]), false), Masquerade::UnlessPod);
+    assert_eq!(with(LocalPods::NodeCidr, false), Masquerade::UnlessPod);
+    assert_eq!(with(LocalPods::NodeCidr, true), Masquerade::Always);
+    assert_eq!(with(LocalPods::Bridge("cbr0".parse().unwrap()), false), Masquerade::UnlessPod);
+}
+
+/// The node of these states has the pod CIDR 10.244.1.0/24.
+#[test]
+fn pods_are_told_from_others() {
+    let rules = |local_pods, family| {
+        let rules = PoolChain::parse("cluster-ip-pool-2").unwrap().rules(family, &traffic(local_pods));
+        let lines: Vec<String> = rules.iter().map(|rule| rule.to_string()).collect();
+        lines.join("; ")
+    };
+    let go_on = "goto pool-2";
+    let marking = |of: &str| {
+        format!(
+            "{of} meta mark set meta mark | 0x00004000 comment \"masquerade, unless from a pod\"; {go_on}"
+        )
+    };
+    assert_eq!(rules(LocalPods::Unknown, Family::V4), go_on);
+    let pods = cluster_cidr(&["10.0.0.7/8", "10.0.0.0/8", "11.0.0.0/8"]);
+    assert_eq!(rules(pods.clone(), Family::V4), marking("ip saddr != 10.0.0.0/8 ip saddr != 11.0.0.0/8"));
+    assert_eq!(rules(pods, Family::V6), go_on);
+    assert_eq!(rules(LocalPods::NodeCidr, Family::V4), marking("ip saddr != 10.244.1.0/24"));
+    let bridge = LocalPods::Bridge("cbr0".parse().unwrap());
+    assert_eq!(rules(bridge, Family::V6), marking("iifname != \"cbr0\""));
+    let prefix = LocalPods::InterfacePrefix("veth".parse().unwrap());
+    assert_eq!(rules(prefix, Family::V4), marking("iifname != \"veth*\""));
 }

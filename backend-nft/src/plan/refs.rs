@@ -38,6 +38,11 @@ impl Refs {
         }
     }
 
+    /// The chains that are in the kernel.
+    pub(crate) fn chains(&self) -> impl Iterator<Item = PoolChain> {
+        self.chains.keys().copied()
+    }
+
     /// The transaction with these changes is in force.
     pub(crate) fn settle(&mut self, delta: Delta) {
         fn put<K: Ord>(map: &mut BTreeMap<K, u32>, changes: Vec<(K, Option<u32>)>) {

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     desired::PoolChain,
     element::{Element, Map},
-    options::Options,
+    options::Traffic,
 };
 
 /// What happens in one table.
@@ -95,7 +95,7 @@ impl Stage {
         refs: &Refs,
         repairs: Repairs,
         sweep: Sweep,
-        options: &Options,
+        traffic: &Traffic,
     ) -> (Vec<Operation>, Delta) {
         let mut delta = self.delta(refs, sweep);
         let ahead = self.ahead.iter().filter(|chain| !refs.chains.contains_key(chain));
@@ -124,7 +124,7 @@ impl Stage {
         }
         // Before the elements: a rule that is bound to a map looks at all that is in it, which takes 20 ms for 100,000.
         for chain in made.into_iter().chain(pools) {
-            let rules = chain.rules(family, options).into_iter();
+            let rules = chain.rules(family, traffic).into_iter();
             operations.extend(rules.map(|rule| Operation::AddRule(chain.to_string(), rule)));
         }
         for map in Map::ALL {

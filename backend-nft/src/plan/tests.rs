@@ -11,12 +11,16 @@ use crate::{
     driver::Driver,
     element::{Data, Front},
     kernel::fake::Fake,
-    options::Options,
+    options::{LocalPods, Options},
 };
 
 fn driver(kernel: &Fake) -> Driver<Fake> {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"].map(|cidr| cidr.parse().unwrap());
-    Driver::new(kernel.clone(), Options { cluster_cidrs: cidrs.to_vec(), ..Options::default() })
+    driver_for(kernel, LocalPods::ClusterCidr(cidrs.to_vec()))
+}
+
+fn driver_for(kernel: &Fake, local_pods: LocalPods) -> Driver<Fake> {
+    Driver::new(kernel.clone(), Options { local_pods, ..Options::default() })
 }
 
 async fn from_scratch(state: &NodeState) -> Fake {
@@ -61,7 +65,12 @@ async fn sizes(kernel: &Fake, state: &NodeState) -> Vec<String> {
 async fn conforms() {
     for seed in 0..10 {
         let kernel = Fake::default();
-        agent::testing::conformance::conformance(|| Backend(driver(&kernel)), seed).await;
+        // Pod CIDRs are among what changes.
+        let backend = || match seed % 2 {
+            0 => driver(&kernel),
+            _ => driver_for(&kernel, LocalPods::NodeCidr),
+        };
+        agent::testing::conformance::conformance(|| Backend(backend()), seed).await;
     }
 }
 
@@ -264,6 +273,37 @@ async fn ports_share_a_cluster_ip() {
         let changes = agent::testing::transition(&mut state, &with(ports));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ports:?}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ports:?}");
+    }
+}
+
+/// Only the chains that ask where a packet comes from.
+#[tokio::test]
+async fn another_pod_cidr_of_the_node_is_another_rule() {
+    let kernel = Fake::default();
+    let mut driver = driver_for(&kernel, LocalPods::NodeCidr);
+    let with = |cidrs: &[&str]| {
+        let state = mk_state().pod_cidrs(cidrs.iter().copied()).service("default/web", |web| {
+            let web = web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").node_port(30080);
+            web.endpoints(["10.244.1.1:80"])
+        });
+        state.build()
+    };
+    let mut state = with(&[]);
+    driver.reconcile(&state).await.unwrap();
+    // Two chains for policy Local and one for cluster IPs, flushed: three rules each, and a fourth; one rule, and a second.
+    for (cidrs, writes) in [
+        (&["10.244.1.0/24"][..], 2 * (1 + 4) + (1 + 2)),
+        (&["10.244.2.0/24"], 2 * (1 + 4) + (1 + 2)),
+        (&["10.244.2.0/24", "10.244.2.7/24"], 0),
+        // There is no chain for cluster IPs in IPv6.
+        (&["10.244.2.0/24", "fd00:244:2::/64"], 2 * (1 + 4)),
+        (&["fd00:244:2::/64"], 2 * (1 + 3) + (1 + 1)),
+    ] {
+        let changes = agent::testing::transition(&mut state, &with(cidrs));
+        assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{cidrs:?}");
+        let fresh = Fake::default();
+        driver_for(&fresh, LocalPods::NodeCidr).reconcile(&state).await.unwrap();
+        assert_eq!(kernel.tables(), fresh.tables(), "{cidrs:?}");
     }
 }
 

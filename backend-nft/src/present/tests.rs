@@ -19,13 +19,13 @@ fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
 }
 
 fn present(elements: Vec<Element>) -> (Present, PerFamily<Repairs>) {
-    let options = Options::default();
+    let options = crate::options::Options::default();
     let node = proto::model::Node::unknown("node");
     let base =
         PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &Cluster::default()));
     let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
     let listings = PerFamily { v4, v6: Listing::default() };
-    Present::new(listings, &base, &options, |_, found| *found != front(9))
+    Present::new(listings, &base, &options.traffic(&node), |_, found| *found != front(9))
 }
 
 fn places(list: &[Option<Endpoint>]) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use agent::{Applied, Backend, NodeState};
-use backend_nft::{Nft, Options};
+use backend_nft::{LocalPods, Nft, Options};
 use netlink::testing::in_netns;
 
 /// Runs a test in a network namespace of its own.
@@ -17,7 +17,8 @@ pub(crate) fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'sta
 /// With pods in 10.244.0.0/16 and fd00:244::/32.
 pub(crate) fn options() -> Options {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"];
-    Options { cluster_cidrs: cidrs.map(|cidr| cidr.parse().unwrap()).to_vec(), ..Options::default() }
+    let local_pods = LocalPods::ClusterCidr(cidrs.map(|cidr| cidr.parse().unwrap()).to_vec());
+    Options { local_pods, ..Options::default() }
 }
 
 pub(crate) fn backend() -> Nft {

@@ -53,6 +53,8 @@ enum Setup {
     ClusterCidr,
     MasqueradeAll,
     NoClusterCidr,
+    /// Only the pods of the node are known, by their source or their interface.
+    OwnPods,
 }
 
 /// One run of the table.
@@ -108,6 +110,62 @@ pub fn external_ip_without_cluster_cidr(backend: Backend) {
 /// Pods are not told from others.
 pub fn node_port_without_cluster_cidr(backend: Backend) {
     run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::NodePort);
+}
+
+/// Pods of the node are known by its pod CIDR; those of other nodes are not.
+pub fn cluster_ip_with_node_cidr(backend: Backend) {
+    run(own_pods(backend, &NODE_CIDR), Setup::OwnPods, Vip::ClusterIp);
+}
+
+/// The same, for policy Local.
+pub fn node_port_with_node_cidr(backend: Backend) {
+    run(own_pods(backend, &NODE_CIDR), Setup::OwnPods, Vip::NodePort);
+}
+
+/// Pods are known by their bridge. To a backend that is an interface like any other: here the one pod that asks is behind it.
+pub fn cluster_ip_with_bridge_interface(backend: Backend) {
+    run(own_pods(backend, &BRIDGE), Setup::OwnPods, Vip::ClusterIp);
+}
+
+/// The same, for policy Local.
+pub fn node_port_with_bridge_interface(backend: Backend) {
+    run(own_pods(backend, &BRIDGE), Setup::OwnPods, Vip::NodePort);
+}
+
+/// Pods are known by how the names of their interfaces begin.
+pub fn cluster_ip_with_interface_prefix(backend: Backend) {
+    run(own_pods(backend, &PREFIX), Setup::OwnPods, Vip::ClusterIp);
+}
+
+/// The same, for policy Local.
+pub fn node_port_with_interface_prefix(backend: Backend) {
+    run(own_pods(backend, &PREFIX), Setup::OwnPods, Vip::NodePort);
+}
+
+const NODE_CIDR: [&str; 2] = ["--detect-local-mode", "NodeCIDR"];
+const BRIDGE: [&str; 4] = ["--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "pod-a-3"];
+const PREFIX: [&str; 4] =
+    ["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "pod-a-"];
+
+fn own_pods(backend: Backend, arguments: &[&str]) -> DeploymentBuilder {
+    let builder = Deployment::builder(backend).without_cluster_cidr();
+    arguments.iter().fold(builder, |builder, argument| builder.argument(argument))
+}
+
+/// In mode NodeCIDR another pod CIDR of the node takes effect at once.
+pub fn pod_cidrs_of_the_node_change(backend: Backend) {
+    let mut deployment = own_pods(backend, &NODE_CIDR).start(services);
+    for setup in [Setup::NoClusterCidr, Setup::OwnPods] {
+        let cidrs = match setup {
+            Setup::OwnPods => plan::pod_cidrs(1).to_vec(),
+            _ => Vec::new(),
+        };
+        deployment.manifests().write_node(deployment.cluster().node('a'), &cidrs);
+        deployment.settle();
+        let cluster = deployment.cluster();
+        check_all(&Table { cluster, setup, vip: Vip::ClusterIp }.checks());
+        check_all(&Table { cluster, setup, vip: Vip::NodePort }.checks());
+    }
 }
 
 #[track_caller]
@@ -228,7 +286,7 @@ impl Table<'_> {
         match (self.vip, policy) {
             (Vip::ClusterIp, _) => match self.setup {
                 Setup::MasqueradeAll => true,
-                Setup::ClusterCidr => !self.is_known_pod(source),
+                Setup::ClusterCidr | Setup::OwnPods => !self.is_known_pod(source),
                 Setup::NoClusterCidr => false,
             },
             (_, Policy::Cluster) => true,
@@ -237,7 +295,11 @@ impl Table<'_> {
     }
 
     fn is_known_pod(&self, source: Source) -> bool {
-        self.setup != Setup::NoClusterCidr && matches!(source, Source::Pod | Source::RemotePod)
+        match self.setup {
+            Setup::ClusterCidr | Setup::MasqueradeAll => matches!(source, Source::Pod | Source::RemotePod),
+            Setup::OwnPods => source == Source::Pod,
+            Setup::NoClusterCidr => false,
+        }
     }
 
     /// node-a's address on the way to `pod`.

@@ -120,7 +120,7 @@ fn web(cluster: &Cluster, endpoints: [Hinted; 4]) -> Service {
 /// Writes node-a in another zone.
 fn write_node(deployment: &Deployment, zone: Option<&str>) {
     let node = deployment.cluster().node('a');
-    let mut object = node_object(node);
+    let mut object = node_object(node, &node.pod_cidrs);
     let labels = object["metadata"]["labels"].as_object_mut().expect("labels");
     labels.remove("topology.kubernetes.io/zone");
     labels.extend(zone.map(|zone| ("topology.kubernetes.io/zone".to_owned(), json!(zone))));

@@ -1,15 +1,28 @@
 //! The flags that say how packets are treated.
 
-use backend_nft::NodePortAddresses;
-use clap::Args;
+use anyhow::{Result, bail};
+use backend_nft::{Interface, LocalPods, NodePortAddresses, Options};
+use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 
 #[derive(Debug, Args)]
 pub(crate) struct TrafficArgs {
-    /// Where pod addresses are allocated from: one CIDR, or one of each family, comma-separated. Traffic to cluster IPs
-    /// from outside it is masqueraded; under external policy Local, pods reach every endpoint.
+    /// How this node's pods are told from everybody else: traffic to cluster IPs that is not theirs is masqueraded; under
+    /// external policy Local, they reach every endpoint. Without it, by --cluster-cidr if that is given.
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub(crate) detect_local_mode: Option<DetectLocalMode>,
+
+    /// For ClusterCIDR: where pod addresses are allocated from, one CIDR, or one of each family, comma-separated.
     #[arg(long, value_delimiter = ',', value_name = "CIDR")]
     pub(crate) cluster_cidr: Vec<IpNet>,
+
+    /// For BridgeInterface: the bridge that pods are attached to.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pod_bridge_interface: Option<Interface>,
+
+    /// For InterfaceNamePrefix: how the names of the interfaces begin that pods are behind.
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) pod_interface_name_prefix: Option<Interface>,
 
     /// Masquerade all traffic to cluster IPs.
     #[arg(long)]
@@ -25,8 +38,59 @@ pub(crate) struct TrafficArgs {
     pub(crate) nodeport_addresses: NodePortAddresses,
 }
 
+/// `--detect-local-mode`, in kube-proxy's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub(crate) enum DetectLocalMode {
+    /// By their source, in --cluster-cidr.
+    #[value(name = "ClusterCIDR")]
+    ClusterCidr,
+    /// By their source, in the pod CIDRs of this Node, as they are at present.
+    #[value(name = "NodeCIDR")]
+    NodeCidr,
+    /// By the interface that they come in through, --pod-bridge-interface.
+    BridgeInterface,
+    /// By how the name of that interface begins, --pod-interface-name-prefix.
+    InterfaceNamePrefix,
+}
+
+impl TrafficArgs {
+    /// What the flags say together, checked against each other.
+    pub(crate) fn options(self) -> Result<Options> {
+        let local_pods = self.local_pods()?;
+        let Self { masquerade_all, masquerade_bit, nodeport_addresses, .. } = self;
+        Ok(Options { local_pods, masquerade_all, masquerade_bit, nodeport_addresses })
+    }
+
+    fn local_pods(&self) -> Result<LocalPods> {
+        use DetectLocalMode::{BridgeInterface, ClusterCidr, InterfaceNamePrefix, NodeCidr};
+        let cidrs = (!self.cluster_cidr.is_empty()).then_some(&self.cluster_cidr);
+        let mode = self.detect_local_mode.or(cidrs.map(|_| ClusterCidr));
+        for (flag, given, of) in [
+            ("--cluster-cidr", cidrs.is_some(), ClusterCidr),
+            ("--pod-bridge-interface", self.pod_bridge_interface.is_some(), BridgeInterface),
+            ("--pod-interface-name-prefix", self.pod_interface_name_prefix.is_some(), InterfaceNamePrefix),
+        ] {
+            let name = of.to_possible_value();
+            let name = name.as_ref().map_or("", |value| value.get_name());
+            match mode == Some(of) {
+                true if !given => bail!("--detect-local-mode {name} needs {flag}"),
+                false if given => bail!("{flag} is of no use without --detect-local-mode {name}"),
+                _ => {}
+            }
+        }
+        Ok(match (mode, &self.pod_bridge_interface, &self.pod_interface_name_prefix) {
+            (Some(ClusterCidr), ..) => LocalPods::ClusterCidr(self.cluster_cidr.clone()),
+            (Some(NodeCidr), ..) => LocalPods::NodeCidr,
+            (_, Some(bridge), _) => LocalPods::Bridge(bridge.clone()),
+            (_, _, Some(prefix)) => LocalPods::InterfacePrefix(prefix.clone()),
+            _ => LocalPods::Unknown,
+        })
+    }
+}
+
 /// Reads `--nodeport-addresses`.
-fn nodeport_addresses(value: &str) -> Result<NodePortAddresses, String> {
+fn nodeport_addresses(value: &str) -> std::result::Result<NodePortAddresses, String> {
     if value == "primary" {
         return Ok(NodePortAddresses::Primary);
     }
@@ -54,6 +118,46 @@ mod tests {
         let pair = ["10.244.0.0/16", "fd00:10:244::/56"];
         let expected = pair.map(|cidr| cidr.parse().unwrap());
         assert_eq!(traffic(&["--cluster-cidr", &pair.join(",")]).cluster_cidr, expected);
+    }
+
+    #[test]
+    fn the_mode_and_its_flags_belong_together() {
+        let pods = |args: &[&str]| {
+            traffic(args).options().map(|options| options.local_pods).map_err(|error| error.to_string())
+        };
+        let (cidr, mode) = ("10.244.0.0/16", "--detect-local-mode");
+        let cluster_cidr = LocalPods::ClusterCidr(vec![cidr.parse().unwrap()]);
+        let cbr0 = || "cbr0".parse().unwrap();
+        for (args, expected) in [
+            (&[][..], LocalPods::Unknown),
+            (&["--cluster-cidr", cidr], cluster_cidr.clone()),
+            (&[mode, "ClusterCIDR", "--cluster-cidr", cidr], cluster_cidr),
+            (&[mode, "NodeCIDR"], LocalPods::NodeCidr),
+            (&[mode, "BridgeInterface", "--pod-bridge-interface", "cbr0"], LocalPods::Bridge(cbr0())),
+            (
+                &[mode, "InterfaceNamePrefix", "--pod-interface-name-prefix", "cbr0"],
+                LocalPods::InterfacePrefix(cbr0()),
+            ),
+        ] {
+            assert_eq!(pods(args), Ok(expected), "{args:?}");
+        }
+        for (args, part) in [
+            (&[mode, "ClusterCIDR"][..], "ClusterCIDR needs --cluster-cidr"),
+            (&[mode, "BridgeInterface"], "BridgeInterface needs --pod-bridge-interface"),
+            (&[mode, "InterfaceNamePrefix"], "InterfaceNamePrefix needs --pod-interface-name-prefix"),
+            (&[mode, "NodeCIDR", "--cluster-cidr", cidr], "--cluster-cidr is of no use"),
+            (&["--pod-bridge-interface", "cbr0"], "without --detect-local-mode BridgeInterface"),
+            (
+                &["--cluster-cidr", cidr, "--pod-interface-name-prefix", "v"],
+                "--pod-interface-name-prefix is of no use",
+            ),
+        ] {
+            let error = pods(args).unwrap_err();
+            assert!(error.contains(part), "{args:?}: {error}");
+        }
+        let error =
+            parse(&["local", "--backend", "nft", "--pod-interface-name-prefix", "veth+"]).unwrap_err();
+        assert!(error.contains("without `*` or `+`"), "{error}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use agent::{Agent, AgentOptions, Connect, Conntrack, ConntrackSettings};
 use anyhow::{Context as _, Result};
-use backend_nft::{Nft, Options};
+use backend_nft::Nft;
 use runtime::{Ready, Shutdown, Tasks};
 use tracing::info;
 
@@ -28,7 +28,7 @@ pub(crate) fn spawn_nft(
     connect: impl Connect,
     tasks: &mut Tasks,
 ) -> Result<()> {
-    let backend = Nft::new(nft_options(traffic)).context("cannot open nf_tables")?;
+    let backend = Nft::new(traffic.options()?).context("cannot open nf_tables")?;
     let name = node.name()?;
     // Before the first rule, from which on the kernel tracks every connection.
     ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
@@ -51,9 +51,4 @@ pub(crate) fn spawn_nft(
         Ok(())
     });
     Ok(())
-}
-
-fn nft_options(args: TrafficArgs) -> Options {
-    let TrafficArgs { cluster_cidr, masquerade_all, masquerade_bit, nodeport_addresses } = args;
-    Options { cluster_cidrs: cluster_cidr, masquerade_all, masquerade_bit, nodeport_addresses }
 }

@@ -25,7 +25,8 @@ fn verdict(port: u16, verdict: Verdict) -> Element {
 fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(Family, Operation)> {
     let node = proto::model::Node::unknown("node");
     let base = PerFamily::from_fn(|family| base(family, &Options::default(), &node, &Cluster::default()));
-    let (_, repairs) = Present::new(PerFamily::default(), &base, &Options::default(), |_, _| true);
+    let (_, repairs) =
+        Present::new(PerFamily::default(), &base, &Options::default().traffic(&node), |_, _| true);
     let mut elements = Elements::default();
     for (owner, to) in (0..).zip(verdicts) {
         elements.push(verdict(owner + 1, to), Some(owner.into()));

@@ -106,7 +106,9 @@ pub(super) fn constant(kind: Kind, data: &[u8]) -> String {
         }),
         Kind::Name => {
             let end = data.iter().position(|&byte| byte == 0).unwrap_or(data.len());
-            Some(format!("{:?}", String::from_utf8_lossy(&data[..end])))
+            // IFNAMSIZ: what is compared with less is how names begin.
+            let more = if end == data.len() && end < 16 { "*" } else { "" };
+            Some(format!("\"{}{more}\"", String::from_utf8_lossy(&data[..end]).escape_debug()))
         }
         Kind::Raw => None,
     };
