@@ -99,6 +99,7 @@ macro_rules! conformance {
             }
             node_ports {
                 they_answer_at_the_primary_address,
+                without_a_known_address_they_answer_nowhere,
                 they_answer_in_the_cidrs_given,
                 they_never_answer_on_loopback,
             }

@@ -3,10 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::expect::{Check, Expected, check_all};
 use crate::cluster::Cluster;
 use crate::deployment::{Backend, Deployment, PATIENCE};
-use crate::manifests::Service;
+use crate::manifests::{Service, node_object};
 use crate::plan::{self, DualStack, Family};
 use crate::wait::eventually;
 use crate::wire::{Failure, Protocol};
@@ -35,6 +37,22 @@ pub fn they_answer_at_the_primary_address(backend: Backend) {
     checks.extend(self::checks(cluster, addresses(SECOND), Answer::No));
     checks.extend(loopback(cluster));
     check_all(&checks);
+}
+
+/// Nowhere, rather than at every address, for as long as the Node object has none.
+pub fn without_a_known_address_they_answer_nowhere(backend: Backend) {
+    let mut deployment = Deployment::start(backend, web);
+    for answer in [Answer::No, Answer::Yes] {
+        let node = deployment.cluster().node('a');
+        let mut object = node_object(node, &node.pod_cidrs);
+        if answer == Answer::No {
+            object["status"]["addresses"] = json!([]);
+        }
+        deployment.manifests().write(&node.name, &[object]);
+        deployment.settle();
+        let cluster = deployment.cluster();
+        check_all(&checks(cluster, cluster.node('a').address.both(), answer));
+    }
 }
 
 /// At addresses in the CIDRs given, also at one that the node gets later; not at the primary address unless that is in one of them.
