@@ -21,6 +21,8 @@ use netlink::conntrack::Flow;
 use proto::model::{Family, PerFamily, PoolClass, Protocol, ServicePortKey};
 
 pub(crate) use sweep::Sweeper;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use sweep::sweep;
 
 use crate::{NodeState, Service};
 

@@ -26,3 +26,12 @@ pub use fake::{Call, FakeBackend, FakeKernel};
 pub use history::History;
 pub use synthetic::{Stack, synthetic};
 pub use transition::{apply, operations_between, transition};
+
+/// Deletes the UDP flows of the thread's network namespace that are stale in this state, as the agent does after each change; says
+/// how many there were.
+///
+/// # Errors
+/// When they cannot be listed or deleted.
+pub fn sweep_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
+    crate::conntrack::sweep(&mut crate::conntrack::Vips::of(state, &[]))
+}

@@ -77,7 +77,7 @@ fn concerns_udp(work: &Work) -> bool {
 }
 
 /// Deletes the stale flows of both families; says how many there were. Blocks. A family without UDP services costs nothing.
-fn sweep(vips: &mut PerFamily<Vips>) -> Result<usize> {
+pub(crate) fn sweep(vips: &mut PerFamily<Vips>) -> Result<usize> {
     let addresses = netlink::addresses::own().context("the node's addresses")?;
     let mut deleted = 0;
     for family in Family::ALL {

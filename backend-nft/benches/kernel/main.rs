@@ -3,6 +3,7 @@
 //! ```text
 //!   cargo bench -p fairlead-backend-nft                    1,000, 10,000 and 50,000 services, the comparison at 1,000
 //!   cargo bench -p fairlead-backend-nft -- --full          the comparison at 10,000 too, and a million connections (minutes)
+//!   cargo bench -p fairlead-backend-nft -- connect         one part: flows, large, services or connect
 //!   cargo bench -p fairlead-backend-nft -- -o json         for programs
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 mod chains;
 mod connect;
+mod flows;
 mod report;
 mod sendmsg;
 mod snapshot;
@@ -36,24 +38,35 @@ use report::{Report, rss};
 /// Endpoints of each service.
 const EACH: u32 = 10;
 
+/// What can be measured by itself.
+const PARTS: [&str; 4] = ["flows", "large", "services", "connect"];
+
 fn main() {
     sendmsg::watch();
     let arguments: Vec<String> = std::env::args().collect();
     let has = |word: &str| arguments.iter().any(|argument| argument == word);
+    let wanted = |part: &str| has(part) || !PARTS.iter().any(|part| has(part));
     let mut report = Report::default();
     // First, while the process has not held anything larger.
-    for (services, each) in [(10_000, 25), (50_000, 5)].into_iter().filter(|_| !has("--connect")) {
-        report.extend(in_netns(move || runtime().block_on(measure_large(services, each))));
+    if wanted("flows") {
+        report.extend(flows::measure());
     }
-    for services in [1_000, 10_000u32].into_iter().filter(|_| !has("--connect")) {
-        report.extend(in_netns(move || runtime().block_on(measure(services))));
-        report.extend(in_netns(move || runtime().block_on(measure_mixed(services))));
-        if services == 1_000 || has("--full") {
-            let ours = report.last("cold load, in all", services);
-            report.extend(in_netns(move || chains::measure(services, EACH, ours)));
+    if wanted("large") {
+        for (services, each) in [(10_000, 25), (50_000, 5)] {
+            report.extend(in_netns(move || runtime().block_on(measure_large(services, each))));
         }
     }
-    if has("--full") || has("--connect") {
+    if wanted("services") {
+        for services in [1_000, 10_000] {
+            report.extend(in_netns(move || runtime().block_on(measure(services))));
+            report.extend(in_netns(move || runtime().block_on(measure_mixed(services))));
+            if services == 1_000 || has("--full") {
+                let ours = report.last("cold load, in all", services);
+                report.extend(in_netns(move || chains::measure(services, EACH, ours)));
+            }
+        }
+    }
+    if has("connect") || has("--full") {
         connect::measure(1_000, 50_000, 10_000).into_iter().for_each(|measured| report.extend(measured));
         report.extend(connect::measure_spread(1_000));
     }

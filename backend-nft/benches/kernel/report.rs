@@ -82,7 +82,20 @@ impl Report {
 
 /// The process's memory (`VmRSS`), in bytes.
 pub(crate) fn rss() -> u64 {
+    status("VmRSS:")
+}
+
+/// How much more memory than before the process had at most while it did this, in bytes.
+pub(crate) fn extra_memory<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    // Forgets the peak: see proc(5).
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = rss();
+    let done = work();
+    (done, status("VmHWM:").saturating_sub(before))
+}
+
+fn status(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }

@@ -92,6 +92,8 @@ pub fn a_rebooted_node_comes_up_alone(backend: Backend) {
     let mut deployment = Deployment::start(backend, services);
     let changed = web(deployment.cluster(), &["pod-a-1", "pod-b-2"]);
     deployment.apply(&changed);
+    // Written down after the kernel has it, and before anything else is done: so with one more change it is.
+    deployment.settle();
     deployment.stop_backends(Signal::SIGKILL);
     // Another cluster with the same addresses: the nodes after the reboot.
     let rebooted = Cluster::start();
