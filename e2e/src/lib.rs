@@ -35,6 +35,7 @@ mod sctp;
 mod server;
 pub mod tools;
 mod traffic;
+pub mod uml;
 mod wait;
 mod wire;
 

@@ -1,0 +1,54 @@
+/*
+ * Preloaded into user-mode-linux, so that it starts on processors with more state than it knows of.
+ *
+ * Linux takes a process's extended registers (NT_X86_XSTATE) from a debugger only as a whole. User-mode-linux 6.1 has a buffer of fixed
+ * size for them, which is too short where the processor has AMX: each attempt fails with EFAULT ("ptrace set fp regs failed"). Reading
+ * into a short buffer is fine, so here the whole is read, what user-mode-linux knows is laid over it, and the whole is written.
+ */
+#include <elf.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* Larger than any processor's state: AMX alone has 8 KiB. */
+static char whole[64 * 1024];
+
+static int set_registers(long pid, const struct iovec *part)
+{
+	struct iovec all = { whole, sizeof whole };
+
+	if (syscall(SYS_ptrace, (long)PTRACE_GETREGSET, pid, (long)NT_X86_XSTATE, &all) == -1)
+		return -1;
+	memcpy(whole, part->iov_base, part->iov_len < all.iov_len ? part->iov_len : all.iov_len);
+	return syscall(SYS_ptrace, (long)PTRACE_SETREGSET, pid, (long)NT_X86_XSTATE, &all);
+}
+
+long ptrace(enum __ptrace_request request, ...)
+{
+	va_list arguments;
+	long pid, address, result, word = 0;
+	void *data;
+
+	va_start(arguments, request);
+	pid = va_arg(arguments, long);
+	address = va_arg(arguments, long);
+	data = va_arg(arguments, void *);
+	va_end(arguments);
+
+	/* The kernel writes what it has read to where `data` points; the C library returns it. */
+	if (request == PTRACE_PEEKTEXT || request == PTRACE_PEEKDATA || request == PTRACE_PEEKUSER) {
+		result = syscall(SYS_ptrace, (long)request, pid, address, &word);
+		if (result == -1)
+			return -1;
+		errno = 0;
+		return word;
+	}
+	result = syscall(SYS_ptrace, (long)request, pid, address, data);
+	if (result == -1 && errno == EFAULT && request == PTRACE_SETREGSET && address == NT_X86_XSTATE)
+		return set_registers(pid, data);
+	return result;
+}
