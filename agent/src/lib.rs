@@ -26,6 +26,7 @@ mod state;
 mod store;
 mod sync;
 mod sysctl;
+pub mod traffic;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -18,13 +18,13 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use agent::traffic::Traffic;
 use anyhow::{Context, Result, bail};
 use proto::model::PerFamily;
 use tracing::debug;
 
 use crate::{
     kernel::{CommitError, Kernel, Refused},
-    options::Traffic,
     plan::{Ahead, Edit, Operation, Plan, Repairs, Room, Sweep},
     present::Present,
 };

@@ -12,7 +12,7 @@ mod tests;
 
 pub(crate) use base::{Base, FixedChain, base, table};
 pub(crate) use pool::{PoolChain, PoolKind};
-pub(crate) use service::{Desired, Orders, desired, fronts};
+pub(crate) use service::{Desired, Orders, desired};
 
 /// The family as nft calls it.
 pub(crate) fn nft_family(family: proto::model::Family) -> netlink::nft::Family {

@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent::{Applied, Changes, Drift, NodeState};
+use agent::{
+    Applied, Changes, Drift, NodeState,
+    traffic::{Claims, Masquerade, Options, Traffic, fronts},
+};
 use anyhow::{Context, Result};
 use proto::model::{Failure, Family, PerFamily, ServicePortKey};
 use tracing::{debug, warn};
 
 use crate::{
-    claims::Claims,
     commit::{Committer, Outcome, Pace, Urgent, rebuilds},
-    desired::{Base, Desired, Orders, base, desired, fronts},
+    desired::{Base, Desired, Orders, base, desired},
     kernel::{CommitError, Kernel},
-    options::{Masquerade, Options, Traffic},
     plan::{Edit, Operation, Plan, Repairs, Sweep},
     present::Present,
     programmed::Programmed,

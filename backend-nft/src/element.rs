@@ -5,12 +5,13 @@ mod front;
 
 use std::net::IpAddr;
 
+use agent::traffic::Front;
 use netlink::nft::{self, DataType, FieldReader, Fields, Set, SetFlags};
 use proto::model::Family;
 
 use crate::desired::PoolChain;
-use front::address;
-pub(crate) use front::{Front, FrontKind};
+pub(crate) use front::FrontKind;
+use front::{address, put};
 
 /// A map or set. Within each kind of [`Front`], those that verdicts lead to come before those with the verdicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -397,7 +398,7 @@ impl Element {
             (_, Data::Member(address, port)) => Fields::new().addr(address).port(port),
             _ => Fields::new(),
         };
-        self.front.put(before)
+        put(&self.front, before)
     }
 
     /// The pool chain that it leads to.
@@ -420,7 +421,7 @@ impl Element {
             Holds::Member => Some((address(&mut fields, family)?, fields.port()?)),
             _ => None,
         };
-        let front = Front::read(&mut fields, map.kind(), family)?;
+        let front = map.kind().read(&mut fields, family)?;
         let index = match map.holds() {
             Holds::Endpoint | Holds::PaddedEndpoint => fields.mark()?,
             _ => 0,
@@ -438,7 +439,7 @@ impl Element {
             }
             (Holds::Range, nft::Data::None) => {
                 let mut end = FieldReader::new(key_end);
-                Front::read(&mut end, map.kind(), family)?;
+                map.kind().read(&mut end, family)?;
                 Data::Range(Range { first: address(&mut fields, family)?, last: address(&mut end, family)? })
             }
             _ => return None,

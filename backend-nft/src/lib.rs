@@ -43,26 +43,23 @@
 //! How a change becomes a transaction, from the inside out: `order` (places), `desired` (what should be there), `plan` (the
 //! difference, in a safe order), `present` (what is there), `commit` (without what the kernel refuses), `kernel`.
 
-mod claims;
 mod commit;
 mod desired;
 mod driver;
 mod element;
 mod kernel;
-mod options;
 mod order;
 mod plan;
 mod present;
 mod programmed;
 mod urgent;
 
-use agent::{Applied, Backend, Changes, Drift, NodeState};
+use agent::{Applied, Backend, Changes, Drift, NodeState, traffic::Options};
 use anyhow::Result;
 use proto::model::Family;
 
 use driver::Driver;
 use kernel::Netlink;
-pub use options::{BadInterface, Interface, LocalPods, NodePortAddresses, Options};
 
 /// The nftables backend.
 #[derive(Debug)]

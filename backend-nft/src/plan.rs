@@ -15,13 +15,13 @@ mod stage;
 #[cfg(test)]
 mod tests;
 
+use agent::traffic::Traffic;
 use netlink::nft::{Chain, Rule, Set};
 use proto::model::{Family, PerFamily, ServicePortKey};
 
 use crate::{
     desired::{Desired, PoolChain},
     element::{Element, Map},
-    options::Traffic,
 };
 pub(crate) use refs::{Delta, Refs};
 use stage::Stage;

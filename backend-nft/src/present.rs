@@ -5,13 +5,13 @@ mod tests;
 
 use std::collections::HashMap;
 
+use agent::traffic::{Front, Traffic};
 use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags, Table};
 use proto::model::{Endpoint, Family, PerFamily};
 
 use crate::{
     desired::{Base, FixedChain, Orders, PoolChain},
-    element::{Data, Element, Front, Map},
-    options::Traffic,
+    element::{Data, Element, Map},
     plan::{Before, Delta, Edit, Operation, Refs, Repairs},
 };
 

@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
+use agent::traffic::{Front, Traffic};
 use proto::model::{Family, PerFamily, ServicePortKey};
 
 use crate::{
     desired::{Base, Desired, Orders, PoolChain},
-    element::{Element, Front},
-    options::Traffic,
+    element::Element,
     plan::{Before, Delta, Edit, Operation, Refs, Repairs},
 };
 

@@ -26,11 +26,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent::traffic::{LocalPods, Options};
 use agent::{
     Backend, NodeState,
     testing::{Stack, apply, synthetic},
 };
-use backend_nft::{LocalPods, Nft, Options};
+use backend_nft::Nft;
 use netlink::testing::in_netns;
 use proto::model::{Endpoint, Family, Operation, PoolClass, PoolId, ServicePortKey};
 use report::{Report, rss};

@@ -8,6 +8,7 @@ use std::{
 use agent::{
     Drift,
     testing::{Stack, mk_key, synthetic, transition},
+    traffic::{Front, Options},
 };
 use anyhow::Result;
 use netlink::{nft::Rule, testing::in_netns};
@@ -15,9 +16,8 @@ use proto::model::{Family, PerFamily, Protocol};
 
 use crate::{
     driver::Driver,
-    element::{Data, Front, Map, Verdict},
+    element::{Data, Map, Verdict},
     kernel::{CommitError, Kernel, Netlink},
-    options::Options,
     plan::{Elements, Operation},
     present::Listing,
 };

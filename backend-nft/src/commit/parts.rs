@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use agent::{
     NodeState,
     testing::{History, Stack, mk_state, operations_between, synthetic},
+    traffic::{Front, Options},
 };
 use proptest::prelude::*;
 use proto::model::Protocol;
@@ -12,9 +13,7 @@ use proto::model::Protocol;
 use super::Pace;
 use crate::{
     driver::Driver,
-    element::Front,
     kernel::fake::{Explains, Fake},
-    options::Options,
 };
 
 fn driver(kernel: &Fake) -> Driver<Fake> {

@@ -1,13 +1,15 @@
 //! A kernel that refuses: the others are programmed all the same.
 
-use agent::{NodeState, testing::mk_state};
+use agent::{
+    NodeState,
+    testing::mk_state,
+    traffic::{Front, Options},
+};
 use proto::model::Protocol;
 
 use crate::{
     driver::Driver,
-    element::Front,
     kernel::fake::{Explains, Fake},
-    options::Options,
 };
 
 fn state(services: u8) -> NodeState {

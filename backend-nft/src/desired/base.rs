@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use agent::traffic::{NodePortAddresses, Options, Pods, Traffic, of_family};
 use ipnet::IpNet;
 use netlink::nft::{Chain, ChainKind, CmpOp, Hook, Rule, Set, Table, priority};
 use proto::model::{Cluster, Family, Node, Protocol};
@@ -10,10 +11,7 @@ use super::{
     nft_family,
     rule::{Address, Line},
 };
-use crate::{
-    element::{Map, REJECT},
-    options::{NodePortAddresses, Options, Pods, Traffic, of_family},
-};
+use crate::element::{Map, REJECT};
 
 const SERVICES: &str = "services";
 const NODEPORTS: &str = "nodeports";

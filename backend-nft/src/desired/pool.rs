@@ -11,6 +11,7 @@
 
 use std::{fmt, num::NonZeroU32};
 
+use agent::traffic::{Masquerade, Pods, Traffic};
 use netlink::nft::{CmpOp, Rule};
 use proto::model::{Family, PoolClass};
 
@@ -18,10 +19,7 @@ use super::{
     affinity,
     rule::{Address, Line},
 };
-use crate::{
-    element::Map,
-    options::{Masquerade, Pods, Traffic},
-};
+use crate::element::Map;
 
 /// What happens on the way to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

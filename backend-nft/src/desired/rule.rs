@@ -2,6 +2,7 @@
 //!
 //! A key is built in the registers from the first one on, field after field; what comes out of a map lands in the same place.
 
+use agent::traffic::{Interface, NAME_BYTES};
 use ipnet::IpNet;
 use netlink::nft::{
     CmpOp, CtKey, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind, PayloadBase,
@@ -10,10 +11,7 @@ use netlink::nft::{
 use proto::model::{Family, Protocol};
 
 use super::nft_family;
-use crate::{
-    element::{FrontKind, Map},
-    options::{Interface, NAME_BYTES},
-};
+use crate::element::{FrontKind, Map};
 
 /// `RTN_LOCAL` of `linux/rtnetlink.h`: an address of this node.
 const RTN_LOCAL: u32 = 2;

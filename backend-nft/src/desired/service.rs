@@ -11,24 +11,17 @@
 
 use std::{net::IpAddr, num::NonZeroU32};
 
-use agent::Service;
+use agent::{
+    Service,
+    traffic::{Front, Masquerade, VipClass, fronts},
+};
 use proto::model::{Endpoint, Family, PoolClass, Protocol, ServicePort, TrafficPolicy};
 
 use super::{PoolChain, PoolKind, sources};
 use crate::{
-    element::{Data, Element, Front, FrontKind, Map, Range, Verdict},
-    options::Masquerade,
+    element::{Data, Element, FrontKind, Map, Range, Verdict},
     order,
 };
-
-/// How traffic comes in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum VipClass {
-    ClusterIp,
-    /// External and load-balancer IPs.
-    External,
-    NodePort,
-}
 
 /// What a packet to a front is given to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,25 +57,6 @@ pub(crate) struct Desired {
 pub(crate) struct Orders {
     pub(crate) cluster: Vec<Option<Endpoint>>,
     pub(crate) local: Vec<Option<Endpoint>>,
-}
-
-/// Everything that leads to a service port, sorted, each once.
-///
-/// Node ports answer in the families that the service has: those of its cluster IPs. External VIPs speak for themselves.
-pub(crate) fn fronts(port: &ServicePort, family: Family) -> Vec<(Front, VipClass)> {
-    let protocol = port.key.protocol;
-    let vip = |address| Front::Vip { address, port: port.port.get(), protocol };
-    let mut fronts = Vec::with_capacity(2);
-    fronts.extend(port.cluster_ips[family].map(|address| (vip(address), VipClass::ClusterIp)));
-    fronts.extend(port.external_vips(family).map(|address| (vip(address), VipClass::External)));
-    if port.cluster_ips[family].is_some()
-        && let Some(node_port) = port.node_port
-    {
-        fronts.push((Front::NodePort { port: node_port.get(), protocol }, VipClass::NodePort));
-    }
-    fronts.sort_unstable();
-    fronts.dedup_by_key(|(front, _)| *front);
-    fronts
 }
 
 /// What a service port puts into the maps of one family. `owned`: whether a front is this service port's; `orders`: the places
@@ -159,7 +133,7 @@ impl Desired {
     pub(crate) fn elements(&self, to: &mut Vec<Element>) {
         for (front, dispatch) in &self.fronts {
             let start = to.len();
-            match (dispatch, front.kind()) {
+            match (dispatch, FrontKind::of(front)) {
                 (Dispatch::Pool(kind), front_kind) => {
                     self.places(to, *front, *kind);
                     let map = match front_kind {

@@ -8,28 +8,16 @@ mod tests;
 
 use std::net::IpAddr;
 
+use agent::traffic::allowed_sources;
 use ipnet::IpNet;
-use proto::model::{Family, ServicePort};
+use proto::model::ServicePort;
 
-use crate::{element::Range, options::of_family};
+use crate::element::Range;
 
 /// Who may use a VIP of a service port, sorted; `None`: everybody. `node`: the node's own addresses.
-///
-/// A node that may use it may do so with the VIP for its source too: that is how packets look that the node sends to an address which
-/// its load balancer has put on the node itself.
 pub(super) fn allowed(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Option<Box<[Range]>> {
-    if port.source_ranges.is_empty() || !port.load_balancer_ips.contains(&vip) {
-        return None;
-    }
-    let cidrs = of_family(&port.source_ranges, Family::of(&vip));
-    if cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.prefix_len() == 0) {
-        return None;
-    }
-    let mut ranges: Vec<Range> = cidrs.iter().map(Range::from).collect();
-    if node.iter().any(|address| cidrs.iter().any(|cidr| cidr.contains(address))) {
-        ranges.push(Range { first: vip, last: vip });
-    }
-    Some(merged(ranges).into())
+    let cidrs = allowed_sources(port, vip, node)?;
+    Some(merged(cidrs.iter().map(Range::from).collect()).into())
 }
 
 /// The same addresses in as few ranges as possible, sorted. All are of one family.

@@ -3,14 +3,12 @@
 use agent::{
     Service,
     testing::{ServiceBuilder, mk_state},
+    traffic::{LocalPods, Masquerade, Options, Traffic, VipClass, fronts},
 };
 use proto::model::Family;
 
-use super::{service::VipClass, *};
-use crate::{
-    element::{Element, Map},
-    options::{LocalPods, Masquerade, Options, Traffic},
-};
+use super::*;
+use crate::element::{Element, Map};
 
 fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
     mk_state().service("default/web", build).build().services().values().next().unwrap().clone()

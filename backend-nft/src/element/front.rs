@@ -1,35 +1,10 @@
-//! What leads to a service port: the beginning of every key.
+//! What leads to a service port, as the beginning of a key. In [`super::Map::Hairpin`] it is the endpoint that a packet was sent on to.
 
-use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::IpAddr;
 
+use agent::traffic::Front;
 use netlink::nft::{FieldReader, Fields};
 use proto::model::{Family, Protocol};
-
-/// What a packet is addressed to; in [`super::Map::Hairpin`], the endpoint that it was sent on to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Front {
-    /// An address and a port.
-    Vip {
-        /// A cluster IP, external IP or load-balancer IP.
-        address: IpAddr,
-        /// The port there.
-        port: u16,
-        /// Its protocol.
-        protocol: Protocol,
-    },
-    /// A port at the node's own addresses.
-    NodePort {
-        /// The port.
-        port: u16,
-        /// Its protocol.
-        protocol: Protocol,
-    },
-    /// An address, whatever the port and the protocol.
-    Address(IpAddr),
-}
 
 /// What the keys of a map are made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,41 +17,41 @@ pub(crate) enum FrontKind {
     Address,
 }
 
-// === impl Front ===
+// === impl FrontKind ===
 
-impl Front {
-    /// Which keys are made from it.
-    pub(crate) const fn kind(&self) -> FrontKind {
-        match self {
-            Self::Vip { .. } => FrontKind::Vip,
-            Self::NodePort { .. } => FrontKind::NodePort,
-            Self::Address(_) => FrontKind::Address,
-        }
-    }
-
-    /// Appends it to a key.
-    pub(super) fn put(&self, fields: Fields) -> Fields {
-        match *self {
-            Self::Vip { address, port, protocol } => fields.addr(address).proto(protocol.number()).port(port),
-            Self::NodePort { port, protocol } => fields.proto(protocol.number()).port(port),
-            Self::Address(address) => fields.addr(address),
+impl FrontKind {
+    /// Which keys are made from a front.
+    pub(crate) const fn of(front: &Front) -> Self {
+        match front {
+            Front::Vip { .. } => Self::Vip,
+            Front::NodePort { .. } => Self::NodePort,
+            Front::Address(_) => Self::Address,
         }
     }
 
     /// The next fields of a key.
-    pub(super) fn read(fields: &mut FieldReader<'_>, kind: FrontKind, family: Family) -> Option<Self> {
-        let address = match kind {
-            FrontKind::Address => return address(fields, family).map(Self::Address),
-            FrontKind::Vip => Some(address(fields, family)?),
-            FrontKind::NodePort => None,
+    pub(super) fn read(self, fields: &mut FieldReader<'_>, family: Family) -> Option<Front> {
+        let address = match self {
+            Self::Address => return address(fields, family).map(Front::Address),
+            Self::Vip => Some(address(fields, family)?),
+            Self::NodePort => None,
         };
         let number = fields.proto()?;
         let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)?;
         let port = fields.port()?;
         Some(match address {
-            Some(address) => Self::Vip { address, port, protocol },
-            None => Self::NodePort { port, protocol },
+            Some(address) => Front::Vip { address, port, protocol },
+            None => Front::NodePort { port, protocol },
         })
+    }
+}
+
+/// Appends a front to a key.
+pub(super) fn put(front: &Front, fields: Fields) -> Fields {
+    match *front {
+        Front::Vip { address, port, protocol } => fields.addr(address).proto(protocol.number()).port(port),
+        Front::NodePort { port, protocol } => fields.proto(protocol.number()).port(port),
+        Front::Address(address) => fields.addr(address),
     }
 }
 
@@ -85,18 +60,5 @@ pub(super) fn address(fields: &mut FieldReader<'_>, family: Family) -> Option<Ip
     match family {
         Family::V4 => fields.ipv4().map(IpAddr::V4),
         Family::V6 => fields.ipv6().map(IpAddr::V6),
-    }
-}
-
-impl fmt::Display for Front {
-    /// `10.96.0.1:80/tcp`, `node port 30080/tcp` or `10.96.0.1`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Vip { address, port, protocol } => {
-                write!(f, "{}/{}", SocketAddr::new(*address, *port), protocol.lower())
-            }
-            Self::NodePort { port, protocol } => write!(f, "node port {port}/{}", protocol.lower()),
-            Self::Address(address) => write!(f, "{address}"),
-        }
     }
 }

@@ -7,14 +7,14 @@ use std::{
     time::Duration,
 };
 
-use agent::Drift;
+use agent::{Drift, traffic::Front};
 use anyhow::Result;
 use netlink::nft::{Chain, Expr, ListedRule, Rule, Set, SetFlags};
 use proto::model::{Family, PerFamily};
 
 use super::{CommitError, Kernel, Refused};
 use crate::{
-    element::{Data, Element, Front, Map, REJECT, Verdict},
+    element::{Data, Element, FrontKind, Map, REJECT, Verdict},
     plan::{Elements, Operation},
     present::Listing,
 };
@@ -229,7 +229,10 @@ impl FakeTable {
             Operation::AddElements(map, elements) => each(elements, |element| {
                 ensure(!poison(element), &format!("{} is poisonous", element.front))?;
                 ensure(self.sets.contains_key(map.name()), "no such set")?;
-                ensure(map.takes(&element.data) && map.kind() == element.front.kind(), "of another shape")?;
+                ensure(
+                    map.takes(&element.data) && map.kind() == FrontKind::of(&element.front),
+                    "of another shape",
+                )?;
                 let target = leads_to(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
                 ensure(!self.overlaps(element), &format!("{element:?} overlaps"))?;

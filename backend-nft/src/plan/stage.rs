@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use agent::traffic::Traffic;
 use netlink::nft::Chain;
 use proto::model::Family;
 
@@ -13,7 +14,6 @@ use super::{
 use crate::{
     desired::PoolChain,
     element::{Element, Map},
-    options::Traffic,
 };
 
 /// What happens in one table.

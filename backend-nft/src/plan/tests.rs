@@ -3,16 +3,12 @@
 use agent::{
     NodeState,
     testing::{History, ServiceBuilder, apply, mk_key, mk_state},
+    traffic::{Front, LocalPods, Options},
 };
 use proto::model::{Endpoint, Operation, PoolClass, PoolId};
 
 use super::*;
-use crate::{
-    driver::Driver,
-    element::{Data, Front},
-    kernel::fake::Fake,
-    options::{LocalPods, Options},
-};
+use crate::{driver::Driver, element::Data, kernel::fake::Fake};
 
 fn driver(kernel: &Fake) -> Driver<Fake> {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"].map(|cidr| cidr.parse().unwrap());

@@ -2,8 +2,9 @@
 
 use std::process::Command;
 
+use agent::traffic::{LocalPods, Options};
 use agent::{Applied, Backend, NodeState};
-use backend_nft::{LocalPods, Nft, Options};
+use backend_nft::Nft;
 use netlink::testing::in_netns;
 
 /// Runs a test in a network namespace of its own.

@@ -4,9 +4,9 @@ mod report;
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use agent::{Backend as _, Store};
+use agent::{Backend as _, Store, traffic::Options};
 use anyhow::{Context as _, Result, bail};
-use backend_nft::{Nft, Options};
+use backend_nft::Nft;
 use proto::model::Family;
 use takeover::Leftovers;
 

@@ -2,6 +2,7 @@
 
 use agent::testing::{ServiceBuilder, mk_state};
 use proptest::prelude::*;
+use proto::model::Family;
 
 use super::*;
 

@@ -1,14 +1,14 @@
 //! What the kernel says of a transaction that it refuses. Each in a network namespace of its own; needs root.
 
+use agent::traffic::{Front, Options};
 use netlink::testing::in_netns;
 use proto::model::{Cluster, PerFamily, Protocol};
 
 use super::*;
 use crate::{
     desired::{PoolChain, PoolKind, base},
-    element::{Data, Front, Verdict},
+    element::{Data, Verdict},
     kernel::Refused,
-    options::Options,
     plan::Elements,
     present::Present,
 };

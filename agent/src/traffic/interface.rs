@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 /// `IFNAMSIZ` of `linux/if.h`: the room for a name, with a zero at its end.
-pub(crate) const NAME_BYTES: usize = 16;
+pub const NAME_BYTES: usize = 16;
 
 /// A name that an interface can have, also one that is only the beginning of some.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -22,7 +22,8 @@ pub enum BadInterface {
 
 impl Interface {
     /// As it was given.
-    pub(crate) fn as_str(&self) -> &str {
+    #[must_use]
+    pub fn as_str(&self) -> &str {
         &self.0
     }
 }

@@ -1,12 +1,9 @@
 //! What an operator decides once per node, and what follows from it with the node's present facts.
 
-mod interface;
-
 use ipnet::IpNet;
 use proto::model::{Family, Node, PerFamily};
 
-pub(crate) use interface::NAME_BYTES;
-pub use interface::{BadInterface, Interface};
+use super::Interface;
 
 /// How the backend treats traffic of this node. The same for the life of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,29 +48,37 @@ pub enum NodePortAddresses {
 
 /// Which connections to cluster IPs are masqueraded, whatever the node's facts are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Masquerade {
+pub enum Masquerade {
+    /// None.
     Never,
+    /// All.
     Always,
+    /// All that no pod of this node makes.
     UnlessPod,
 }
 
 /// The pods of this node in one family, as they are recognised at present.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Pods {
+pub enum Pods {
+    /// Nobody has said what a pod is.
     Unknown,
-    /// Never empty.
+    /// With a source in one of these ranges: never none.
     Within(Vec<IpNet>),
+    /// Who comes in through this interface.
     Behind(Interface),
+    /// Who comes in through an interface whose name begins like this.
     BehindPrefix(Interface),
 }
 
 /// How traffic is treated at present.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Traffic {
+pub struct Traffic {
     /// The packet mark that says "masquerade".
-    pub(crate) mark: u32,
-    pub(crate) masquerade: PerFamily<Masquerade>,
-    pub(crate) pods: PerFamily<Pods>,
+    pub mark: u32,
+    /// Which connections to cluster IPs are masqueraded.
+    pub masquerade: PerFamily<Masquerade>,
+    /// Who is a pod.
+    pub pods: PerFamily<Pods>,
 }
 
 impl Default for Options {
@@ -89,7 +94,8 @@ impl Default for Options {
 
 impl Options {
     /// The rule for connections to cluster IPs.
-    pub(crate) fn masquerade(&self, family: Family) -> Masquerade {
+    #[must_use]
+    pub fn masquerade(&self, family: Family) -> Masquerade {
         match &self.local_pods {
             _ if self.masquerade_all => Masquerade::Always,
             LocalPods::Unknown => Masquerade::Never,
@@ -105,7 +111,8 @@ impl Options {
     }
 
     /// What follows for a node.
-    pub(crate) fn traffic(&self, node: &Node) -> Traffic {
+    #[must_use]
+    pub fn traffic(&self, node: &Node) -> Traffic {
         Traffic {
             mark: 1u32.checked_shl(self.masquerade_bit.into()).unwrap_or(1 << 31),
             masquerade: PerFamily::from_fn(|family| self.masquerade(family)),
@@ -129,7 +136,8 @@ impl Options {
 }
 
 /// Those of one family, with their host bits cleared, each once.
-pub(crate) fn of_family(cidrs: &[IpNet], family: Family) -> Vec<IpNet> {
+#[must_use]
+pub fn of_family(cidrs: &[IpNet], family: Family) -> Vec<IpNet> {
     let mut list = Vec::new();
     for cidr in cidrs.iter().filter(|cidr| Family::of(&cidr.addr()) == family).map(IpNet::trunc) {
         if !list.contains(&cidr) {

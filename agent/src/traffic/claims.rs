@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proto::model::{Failure, Family, PerFamily, ServicePort, ServicePortKey};
 
-use crate::{desired::fronts, element::Front};
+use super::{Front, fronts};
 
 /// The claims of all service ports.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Claims {
+pub struct Claims {
     owners: PerFamily<HashMap<Front, ServicePortKey>>,
     /// What belongs to somebody else. Almost always empty.
     lost: BTreeMap<ServicePortKey, BTreeSet<(Family, Front)>>,
@@ -20,17 +20,19 @@ pub(crate) struct Claims {
 
 impl Claims {
     /// Whether the front belongs to this service port.
-    pub(crate) fn owns(&self, key: &ServicePortKey, family: Family, front: &Front) -> bool {
+    #[must_use]
+    pub fn owns(&self, key: &ServicePortKey, family: Family, front: &Front) -> bool {
         self.owners[family].get(front) == Some(key)
     }
 
     /// Whether the front belongs to anybody.
-    pub(crate) fn is_owned(&self, family: Family, front: &Front) -> bool {
+    #[must_use]
+    pub fn is_owned(&self, family: Family, front: &Front) -> bool {
         self.owners[family].contains_key(front)
     }
 
     /// A service port claims all that leads to it. Tells whose fronts it takes.
-    pub(crate) fn claim(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
+    pub fn claim(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
         let mut displaced = Vec::new();
         for family in Family::ALL {
             for (front, _) in fronts(port, family) {
@@ -55,7 +57,7 @@ impl Claims {
     }
 
     /// A service port gives up those of `had` that it has. Tells who comes into them.
-    pub(crate) fn release(
+    pub fn release(
         &mut self,
         key: &ServicePortKey,
         had: impl IntoIterator<Item = (Family, Front)>,
@@ -81,7 +83,7 @@ impl Claims {
     }
 
     /// One failure for each service port that has lost something.
-    pub(crate) fn failures(&self) -> impl Iterator<Item = Failure> {
+    pub fn failures(&self) -> impl Iterator<Item = Failure> {
         self.lost.iter().map(|(key, lost)| {
             let conflicts = lost.iter().filter_map(|(family, front)| {
                 let owner = self.owners[*family].get(front)?;

@@ -1,6 +1,6 @@
 //! Conflicts: the first in key order wins, and hands over when it goes.
 
-use agent::testing::{mk_key, mk_state};
+use crate::testing::{mk_key, mk_state};
 
 use super::*;
 

@@ -1,0 +1,29 @@
+//! Who may use a load-balancer IP.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proto::model::{Family, ServicePort};
+
+use super::of_family;
+
+/// Who may use a VIP of a service port, each range once; `None`: everybody. `node`: the node's own addresses.
+///
+/// A node that may use it may do so with the VIP for its source too: that is how packets look that the node sends to an address which
+/// its load balancer has put on the node itself.
+#[must_use]
+pub fn allowed_sources(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Option<Vec<IpNet>> {
+    if port.source_ranges.is_empty() || !port.load_balancer_ips.contains(&vip) {
+        return None;
+    }
+    let mut cidrs = of_family(&port.source_ranges, Family::of(&vip));
+    if cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.prefix_len() == 0) {
+        return None;
+    }
+    let itself = IpNet::from(vip);
+    if node.iter().any(|address| cidrs.iter().any(|cidr| cidr.contains(address))) && !cidrs.contains(&itself)
+    {
+        cidrs.push(itself);
+    }
+    Some(cidrs)
+}
