@@ -14,6 +14,7 @@ use proto::model::{Family, PerFamily};
 
 use super::{CommitError, Kernel, Refused};
 use crate::{
+    desired::PoolChain,
     element::{Data, Element, FrontKind, Map, REJECT, Verdict},
     plan::{Elements, Operation},
     present::Listing,
@@ -61,9 +62,26 @@ type Refusal = (Option<u32>, String);
 // === impl Fake ===
 
 impl Fake {
-    /// What is in force, to compare.
+    /// What is in force, to compare: without pool chains that nobody needs, for it depends on the past which there are.
     pub(crate) fn tables(&self) -> PerFamily<Option<FakeTable>> {
-        self.0.lock().unwrap().tables.clone()
+        let mut tables = self.0.lock().unwrap().tables.clone();
+        for table in [&mut tables.v4, &mut tables.v6].into_iter().flatten() {
+            let needed = table.needed();
+            table.chains.retain(|name, _| PoolChain::parse(name).is_none_or(|chain| needed.contains(&chain)));
+        }
+        tables
+    }
+
+    /// How many pool chains there are in both tables that nobody needs.
+    pub(crate) fn idle(&self) -> usize {
+        let state = self.0.lock().unwrap();
+        let tables = state.tables.iter().filter_map(|(_, table)| table.as_ref());
+        let idle = tables.map(|table| {
+            let needed = table.needed();
+            let pools = table.chains.keys().filter_map(|name| PoolChain::parse(name));
+            pools.filter(|chain| !needed.contains(chain)).count()
+        });
+        idle.sum()
     }
 
     /// From now on elements of these fronts are refused.
@@ -135,6 +153,17 @@ impl Kernel for Fake {
 
     async fn drifted(&mut self) -> Drift {
         std::future::pending().await
+    }
+}
+
+impl FakeTable {
+    /// The pool chains that elements lead to.
+    fn needed(&self) -> BTreeSet<PoolChain> {
+        let pools = self.elements.values().filter_map(|data| match data {
+            Data::Verdict(Verdict::Pool(chain)) => Some(*chain),
+            _ => None,
+        });
+        pools.flat_map(PoolChain::path).collect()
     }
 }
 

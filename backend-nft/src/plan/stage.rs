@@ -16,6 +16,10 @@ use crate::{
     element::{Element, Map},
 };
 
+/// So many chains that nobody needs are kept in a table: a service that is rolled out comes back to the sizes that it had, and a chain
+/// that is made anew costs the kernel a look at each element of a map. Beyond that all of them go at once.
+const MAX_IDLE: usize = 64;
+
 /// What happens in one table.
 #[derive(Debug, Default)]
 pub(super) struct Stage {
@@ -97,7 +101,7 @@ impl Stage {
         sweep: Sweep,
         traffic: &Traffic,
     ) -> (Vec<Operation>, Delta) {
-        let mut delta = self.delta(refs, sweep);
+        let mut delta = self.delta(refs, &repairs.pools, sweep);
         let ahead = self.ahead.iter().filter(|chain| !refs.chains.contains_key(chain));
         let ahead: Vec<_> =
             ahead.filter(|chain| delta.chains.iter().all(|(other, _)| other != *chain)).collect();
@@ -137,12 +141,13 @@ impl Stage {
         (operations, delta)
     }
 
-    /// The new counts. Shared elements that come and go are taken in.
-    fn delta(&mut self, refs: &Refs, sweep: Sweep) -> Delta {
+    /// The new counts. Shared elements that come and go are taken in. `broken`: chains that are there with other rules.
+    fn delta(&mut self, refs: &Refs, broken: &[PoolChain], sweep: Sweep) -> Delta {
         let mut delta = Delta::default();
         let chains = std::mem::take(&mut self.chains).into_iter();
-        for (chain, count) in changed(&refs.chains, chains, sweep) {
-            delta.chains.push((chain, count));
+        delta.chains = changed(&refs.chains, chains, Sweep::Keep);
+        if sweep == Sweep::Delete {
+            delete_idle(&refs.chains, broken, &mut delta.chains);
         }
         let shared = std::mem::take(&mut self.shared);
         let counts = shared.iter().map(|(element, (count, _))| (*element, *count));
@@ -157,6 +162,22 @@ impl Stage {
         }
         delta
     }
+}
+
+/// Deletes chains that nobody needs: those that do not do what they should, and all of them when they have become too many.
+fn delete_idle(
+    before: &BTreeMap<PoolChain, u32>,
+    broken: &[PoolChain],
+    changes: &mut Vec<(PoolChain, Option<u32>)>,
+) {
+    let mut counts: BTreeMap<PoolChain, u32> = before.clone();
+    counts.extend(changes.iter().map(|(chain, count)| (*chain, count.unwrap_or(0))));
+    counts.retain(|_, count| *count == 0);
+    if counts.len() <= MAX_IDLE {
+        counts.retain(|chain, _| chain.path().any(|behind| broken.contains(&behind)));
+    }
+    changes.retain(|(chain, _)| !counts.contains_key(chain));
+    changes.extend(counts.into_keys().filter(|chain| before.contains_key(chain)).map(|chain| (chain, None)));
 }
 
 /// The new counts of what changes; `None` for what is to be deleted.

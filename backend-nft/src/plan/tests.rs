@@ -57,6 +57,32 @@ async fn sizes(kernel: &Fake, state: &NodeState) -> Vec<String> {
     tables.iter().map(|(_, table)| table.as_ref().map(|table| table.shape()).unwrap_or_default()).collect()
 }
 
+/// A pool that grows and shrinks finds the chains of its sizes again, and they do not become more and more.
+#[tokio::test]
+async fn chains_of_earlier_sizes_stay_for_a_while() {
+    let (kernel, sized) = (Fake::default(), |size: u8| {
+        let endpoints: Vec<_> = (1..=size).map(|n| format!("10.244.1.{n}:80")).collect();
+        let web =
+            |web: ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.iter().map(String::as_str));
+        mk_state().service("default/web", web).build()
+    });
+    let (mut driver, mut state) = (driver(&kernel), sized(1));
+    driver.reconcile(&state).await.unwrap();
+    kernel.made();
+    let mut most = 0;
+    for size in (2..=200).chain([199, 200, 199]) {
+        let changes = agent::testing::transition(&mut state, &sized(size));
+        driver.apply(&state, &changes).await.unwrap();
+        most = most.max(kernel.idle());
+    }
+    let made = kernel.made();
+    assert!(made[..199].iter().all(|made| *made > 0));
+    assert_eq!(made[199..], [0, 0, 0]);
+    assert!((60..=64).contains(&most), "{most}");
+    assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
+    assert_eq!(self::driver(&kernel).reconcile(&state).await.unwrap().writes, 0, "they are no drift");
+}
+
 #[tokio::test]
 async fn conforms() {
     for seed in 0..10 {
@@ -149,7 +175,7 @@ async fn a_pool_that_outgrows_its_map_moves() {
     assert_eq!(kernel.tables(), before);
 }
 
-/// Two services with one number of endpoints and one timeout share a chain; the chains behind it go when nobody needs them.
+/// Two services with one number of endpoints and one timeout share a chain.
 #[tokio::test]
 async fn affinity_comes_changes_and_goes() {
     let kernel = Fake::default();
@@ -170,15 +196,14 @@ async fn affinity_comes_changes_and_goes() {
     let (elements, chains) = (2 + 2 + 2, 2 + 2 + 3);
     for (seconds, writes) in [
         ([60, 0], elements + chains),
-        // Nobody needs masq-pool-2 any more, but pool-2 is behind the others.
-        ([60, 60], elements + 1),
+        ([60, 60], elements),
         // The verdict, and other chains.
         ([60, 70], 2 + chains),
+        // From here on all chains are there.
         ([70, 60], 4),
-        // Rules go with their chain.
-        ([70, 70], 2 + 2),
-        ([70, 0], elements + 3),
-        ([0, 0], elements + 2),
+        ([70, 70], 2),
+        ([70, 0], elements),
+        ([0, 0], elements),
     ] {
         let changes = agent::testing::transition(&mut state, &with(seconds));
         kernel.asked();
