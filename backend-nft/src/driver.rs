@@ -13,6 +13,7 @@ use tracing::{debug, warn};
 use crate::{
     commit::{Committer, Outcome, Pace, Urgent, rebuilds},
     desired::{Base, Desired, Orders, base, desired},
+    expected::Expected,
     kernel::{CommitError, Kernel},
     plan::{Edit, Operation, Plan, Repairs, Sweep},
     present::Present,
@@ -63,11 +64,12 @@ impl<K: Kernel> Driver<K> {
     /// See [`agent::Backend::reconcile`].
     pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
         self.programmed = None;
-        let listings = self.kernel.list().await?;
         self.claims = Claims::default();
         for service in state.services().values() {
             self.claims.claim(&service.port);
         }
+        let expected = self.expected(state).await?;
+        let listings = self.kernel.list(expected).await?;
         let base = self.base(state);
         let is_owned = |family, front: &_| self.claims.is_owned(family, front);
         let traffic = self.options.traffic(state.node());
@@ -102,6 +104,21 @@ impl<K: Kernel> Driver<K> {
         }
         self.programmed = Some(programmed);
         Ok(self.applied(writes))
+    }
+
+    /// What should be there; nothing when there is no table, for then nobody needs to know.
+    async fn expected(&mut self, state: &NodeState) -> Result<Expected> {
+        let (mut expected, mut elements) = (Expected::default(), Vec::new());
+        let families = self.kernel.tables().await?;
+        for key in state.services().keys().filter(|_| !families.is_empty()) {
+            let Edit { desired, .. } = self.edit(state, key, |_| Orders::default());
+            for family in &families {
+                elements.clear();
+                desired[*family].iter().for_each(|desired| desired.elements(&mut elements));
+                expected.add(*family, &elements);
+            }
+        }
+        Ok(expected)
     }
 
     /// See [`agent::Backend::apply`].

@@ -13,13 +13,13 @@ use agent::Drift;
 use anyhow::Result;
 use proto::model::{Family, PerFamily};
 
-use crate::{plan::Operation, present::Listing};
+use crate::{expected::Expected, plan::Operation, present::Listing};
 pub(crate) use netlink::Netlink;
 
 /// What holds tables.
 pub(crate) trait Kernel: Send + 'static {
-    /// Everything in our tables.
-    fn list(&mut self) -> impl Future<Output = Result<PerFamily<Listing>>> + Send;
+    /// Everything in our tables. That it should be as `expected` is only a hint, for the sake of time.
+    fn list(&mut self, expected: Expected) -> impl Future<Output = Result<PerFamily<Listing>>> + Send;
 
     /// The families in which there is a table of ours.
     fn tables(&mut self) -> impl Future<Output = Result<Vec<Family>>> + Send;

@@ -47,6 +47,7 @@ mod commit;
 mod desired;
 mod driver;
 mod element;
+mod expected;
 mod kernel;
 mod order;
 mod plan;

@@ -17,6 +17,7 @@ use proto::model::{Family, PerFamily, Protocol};
 use crate::{
     driver::Driver,
     element::{Data, Map, Verdict},
+    expected::Expected,
     kernel::{CommitError, Kernel, Netlink},
     plan::{Elements, Operation},
     present::Listing,
@@ -46,8 +47,8 @@ enum Spoil {
 }
 
 impl Kernel for Spoiler {
-    async fn list(&mut self) -> Result<PerFamily<Listing>> {
-        self.kernel.list().await
+    async fn list(&mut self, expected: Expected) -> Result<PerFamily<Listing>> {
+        self.kernel.list(expected).await
     }
 
     async fn tables(&mut self) -> Result<Vec<Family>> {
@@ -94,7 +95,7 @@ async fn poison(spoil: Spoil, words: &[&str]) {
     assert!(words.iter().all(|word| failure.reason.contains(word)), "{}", failure.reason);
     assert!(failure.retryable);
     let vips = async || {
-        let listings = Netlink::open().unwrap().list().await.unwrap();
+        let listings = Netlink::open().unwrap().list(Expected::default()).await.unwrap();
         let mut elements = listings.v4.elements;
         elements.retain(|element| element.map == Map::Vips);
         elements

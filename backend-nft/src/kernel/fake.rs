@@ -16,6 +16,7 @@ use super::{CommitError, Kernel, Refused};
 use crate::{
     desired::PoolChain,
     element::{Data, Element, FrontKind, Map, REJECT, Verdict},
+    expected::Expected,
     plan::{Elements, Operation},
     present::Listing,
 };
@@ -113,7 +114,7 @@ impl Fake {
 }
 
 impl Kernel for Fake {
-    async fn list(&mut self) -> Result<PerFamily<Listing>> {
+    async fn list(&mut self, _: Expected) -> Result<PerFamily<Listing>> {
         let state = self.0.lock().unwrap();
         Ok(PerFamily::from_fn(|family| {
             state.tables[family].as_ref().map(|table| table.list(family)).unwrap_or_default()

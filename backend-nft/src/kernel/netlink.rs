@@ -28,6 +28,7 @@ use super::{
 use crate::{
     desired::nft_family,
     element::{Element, Map},
+    expected::Expected,
     plan::Operation,
     present::Listing,
 };
@@ -42,6 +43,9 @@ pub(crate) struct Netlink {
 
 /// A transaction that writes more objects is not listened to.
 const MAX_HEARD: usize = 1_000;
+
+/// A map with fewer elements is dumped: its size does not matter yet, and a dump also shows what should not be there.
+const MIN_LOOKED_UP: usize = 20_000;
 
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 
@@ -99,14 +103,15 @@ impl Netlink {
 }
 
 impl Kernel for Netlink {
-    async fn list(&mut self) -> Result<PerFamily<Listing>> {
+    async fn list(&mut self, expected: Expected) -> Result<PerFamily<Listing>> {
         self.watch.forget()?;
         let generation = self.generation().await?;
         self.watch.begin(generation);
-        self.ask(|worker| {
+        self.ask(move |worker| {
             let mut listings = PerFamily::<Listing>::default();
             for family in Family::ALL {
-                listings[family] = worker.list(family).with_context(|| format!("list the {family} table"))?;
+                listings[family] =
+                    worker.list(family, &expected).with_context(|| format!("list the {family} table"))?;
             }
             Ok(listings)
         })
@@ -156,7 +161,7 @@ impl Worker {
         Ok(tables.into_iter().find(|table| table.name == *name))
     }
 
-    fn list(&mut self, family: Family) -> Result<Listing> {
+    fn list(&mut self, family: Family, expected: &Expected) -> Result<Listing> {
         let Some(table) = self.table(family)? else { return Ok(Listing::default()) };
         let mut listing = Listing {
             chains: self.handle.chains(&table).context("list chains")?,
@@ -167,14 +172,45 @@ impl Worker {
         };
         for map in Map::ALL.into_iter().filter(|map| !map.is_written_by_rules()) {
             let ours = self.names.set(family, map);
-            if listing.sets.contains(ours) {
-                self.elements(family, map, &mut listing)?;
+            if listing.sets.contains(ours) && !self.lookup(family, map, expected, &mut listing)? {
+                self.dump(family, map, &mut listing)?;
             }
         }
         Ok(listing)
     }
 
-    fn elements(&mut self, family: Family, map: Map, listing: &mut Listing) -> Result<()> {
+    /// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other ones.
+    fn lookup(
+        &mut self,
+        family: Family,
+        map: Map,
+        expected: &Expected,
+        listing: &mut Listing,
+    ) -> Result<bool> {
+        let (len, table) = (expected.len(family, map), self.names.table(family));
+        let count = |handle: &mut Handle| handle.count(table, map.name());
+        if len < MIN_LOOKED_UP
+            || count(&mut self.handle).context("count elements")? != u32::try_from(len).ok()
+        {
+            return Ok(false);
+        }
+        let (keys, known) = (expected.keys(family, map), listing.elements.len());
+        let visit = |element: nft::Element<'_>| match Element::read(map, family, &element) {
+            Some(element) => listing.elements.push(element),
+            None => listing.foreign.push((map, element.key.into())),
+        };
+        match self.handle.get_elements(table, map.name(), keys, visit) {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_not_found() || error.is_interrupted() => {
+                listing.elements.truncate(known);
+                listing.foreign.retain(|(of, _)| *of != map);
+                Ok(false)
+            }
+            Err(error) => Err(error).with_context(|| format!("look elements of {} up", map.name())),
+        }
+    }
+
+    fn dump(&mut self, family: Family, map: Map, listing: &mut Listing) -> Result<()> {
         let table = self.names.table(family);
         let visit = |(ours, foreign): &mut (Vec<_>, Vec<_>), element: nft::Element<'_>| match Element::read(
             map, family, &element,

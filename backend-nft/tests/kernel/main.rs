@@ -7,5 +7,6 @@ mod affinity;
 mod conformance;
 mod drift;
 mod drifted;
+mod large;
 mod listing;
 mod support;

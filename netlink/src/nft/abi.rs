@@ -77,6 +77,7 @@ pub(crate) mod set {
     pub(crate) const ID: u16 = 10;
     pub(crate) const TIMEOUT: u16 = 11;
     pub(crate) const USERDATA: u16 = 13;
+    pub(crate) const COUNT: u16 = 20;
     pub(crate) const DESC_SIZE: u16 = 1;
     pub(crate) const DESC_CONCAT: u16 = 2;
     pub(crate) const FIELD_LEN: u16 = 1;

@@ -4,11 +4,11 @@ mod dump;
 #[cfg(test)]
 mod tests;
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Deref};
 
 use super::{
     Batch,
-    abi::{elements, msg},
+    abi::{self, elements, msg},
     chain::Chain,
     commit::commit,
     decode::{self, Body},
@@ -18,7 +18,10 @@ use super::{
     table::{Family, Table},
 };
 use crate::{Error, Result, Socket, attr::Put};
-use dump::{Once, Request};
+use dump::{Got, Once, Request};
+
+/// So many elements are asked for in one message: their answers, about a kilobyte each, wait in the receive buffer.
+const GET_AT_ONCE: usize = 1_000;
 
 /// The nf_tables of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
@@ -118,5 +121,46 @@ impl Handle {
             Ok(ControlFlow::Continue(()))
         })?;
         Ok(gathered)
+    }
+
+    /// How many elements a set has. `None` where the kernel does not tell: before Linux 6.16.
+    ///
+    /// # Errors
+    /// [`Error::is_not_found`] when there is no such table or set.
+    pub fn count(&mut self, table: &Table, set: &str) -> Result<Option<u32>> {
+        let mut request = Request::of(table, msg::GETSET, "count elements");
+        request.name(abi::set::NAME, set);
+        request.query(&mut self.socket, |body| body.u32(abi::set::COUNT))
+    }
+
+    /// `get element`: calls `visit` with the element of each key, in their order. The kernel finds each by its key, where a dump of a
+    /// large hash set takes it a time that grows with the square of its size.
+    ///
+    /// # Errors
+    /// [`Error::is_not_found`] when one is not there. [`Error::Interrupted`] when somebody changed the ruleset meanwhile.
+    pub fn get_elements<K: Deref<Target = [u8]>>(
+        &mut self,
+        table: &Table,
+        set: &str,
+        keys: impl IntoIterator<Item = K>,
+        mut visit: impl FnMut(Element<'_>),
+    ) -> Result<()> {
+        let mut request = Request::of(table, msg::GETSETELEM, "get elements");
+        request.name(elements::SET, set);
+        let before = self.generation()?;
+        let mut keys = keys.into_iter();
+        loop {
+            let end = request.get(&mut self.socket, keys.by_ref().take(GET_AT_ONCE), |body| {
+                for element in body.get(elements::LIST).into_iter().flat_map(|list| list.nested()) {
+                    visit(Element::read(&element).ok_or(Error::Malformed("an element"))?);
+                }
+                Ok(())
+            })?;
+            match end {
+                Got::Some => {}
+                Got::Nothing if self.generation()? == before => return Ok(()),
+                Got::Nothing | Got::Disturbed => return Err(request.interrupted()),
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     hash::{BuildHasher, RandomState},
-    ops::ControlFlow,
+    ops::{ControlFlow, Deref},
 };
 
 use tracing::debug;
@@ -12,7 +12,10 @@ use super::{Batch, Body, Put, Table};
 use crate::{
     Errno, Error, Result, Socket,
     message::{self, Message, flags, is_retry, messages},
-    nft::abi::{self, msg},
+    nft::{
+        abi::{self, msg},
+        element::{Element, Part},
+    },
     socket::{Received, Wait},
 };
 
@@ -45,6 +48,16 @@ pub(super) struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Done,
+    Disturbed,
+}
+
+/// What has come of asking for elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Got {
+    Some,
+    /// None were asked for.
+    Nothing,
+    /// Somebody's change came between.
     Disturbed,
 }
 
@@ -116,6 +129,28 @@ impl Request {
                 }
             }
         }
+    }
+
+    /// Asks for these elements, each an answer of its own.
+    pub(super) fn get<K: Deref<Target = [u8]>>(
+        &mut self,
+        socket: &mut Socket,
+        keys: impl Iterator<Item = K>,
+        mut visit: impl FnMut(&Body<'_>) -> Result<()>,
+    ) -> Result<Got> {
+        let start = self.bytes.len();
+        let list = self.bytes.open(abi::elements::LIST);
+        let asked = keys.map(|key| Element::key(&key).put(&mut self.bytes, Part::Key)).count();
+        self.bytes.close(list);
+        if asked > 0 {
+            self.send(socket, flags::ACK)?;
+        }
+        self.bytes.truncate(start);
+        if asked == 0 {
+            return Ok(Got::Nothing);
+        }
+        let end = self.read(socket, |body| visit(body).map(ControlFlow::Continue))?;
+        Ok(if end == End::Done { Got::Some } else { Got::Disturbed })
     }
 
     /// Dumps the objects for which `read` gives something.
@@ -197,6 +232,11 @@ impl Request {
                 }
             }
         }
+    }
+
+    /// Somebody's change came between.
+    pub(super) fn interrupted(self) -> Error {
+        Error::Interrupted { request: self.label, attempts: 1 }
     }
 
     fn refused(&self, message: &Message<'_>) -> Error {

@@ -431,3 +431,34 @@ fn a_dump_is_one_generation() {
         assert!(attempts > 100, "no dump was ever disturbed");
     });
 }
+
+/// One by one, more than go into one message, in their order; and how many there are.
+#[test]
+fn elements_are_found_by_their_keys() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        handle.commit(&load()).unwrap();
+        let keys: Vec<_> = (0..2_500u32).map(vip_number).collect();
+        let mut batch = Batch::new();
+        batch.flush_set(&table(), "vips");
+        batch.add_elements(&table(), &vips(), keys.iter().map(|key| Element::verdict(key, Verdict::Drop)));
+        handle.commit(&batch).unwrap();
+        let count = handle.count(&table(), "vips").unwrap();
+        assert!(count.is_none_or(|count| count == 2_500), "{count:?}");
+
+        let mut found = Vec::new();
+        let visit = |element: Element<'_>| {
+            found.push((element.key.to_vec(), element.data == Data::Verdict(Verdict::Drop)))
+        };
+        handle.get_elements(&table(), "vips", keys.iter().copied(), visit).unwrap();
+        assert!(
+            found.iter().map(|(key, drop)| (&key[..], *drop)).eq(keys.iter().map(|key| (&key[..], true)))
+        );
+
+        let missing = [keys[0], vip_number(2_500), keys[1]];
+        let error = handle.get_elements(&table(), "vips", missing, |_| ()).unwrap_err();
+        assert!(error.is_not_found(), "{error}");
+        assert!(handle.count(&table(), "nothing").unwrap_err().is_not_found());
+        assert_eq!(handle.get_elements(&table(), "vips", [keys[0]], |_| ()), Ok(()), "nothing is left over");
+    });
+}
