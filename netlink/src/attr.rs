@@ -109,6 +109,16 @@ impl<'a> Attr<'a> {
         Some(u64::from_be_bytes(self.payload.try_into().ok()?))
     }
 
+    /// A number in the byte order of the machine, as generic netlink has them.
+    pub(crate) fn ne_u16(&self) -> Option<u16> {
+        Some(u16::from_ne_bytes(self.payload.try_into().ok()?))
+    }
+
+    /// See [`Attr::ne_u16`].
+    pub(crate) fn ne_u32(&self) -> Option<u32> {
+        Some(u32::from_ne_bytes(self.payload.try_into().ok()?))
+    }
+
     /// The attributes inside this one.
     pub(crate) fn nested(&self) -> Attrs<'a> {
         attrs(self.payload)

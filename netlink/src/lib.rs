@@ -1,4 +1,4 @@
-//! Bytes to and from the kernel, synchronous: netlink sockets, typed errors, nf_tables and conntrack.
+//! Bytes to and from the kernel, synchronous: netlink sockets, typed errors, nf_tables, conntrack, IPVS and ipset.
 //!
 //! ```text
 //!   nft::Batch  (a transaction: one buffer, append-only, printable)
@@ -9,15 +9,24 @@
 //!       +---- dumps, decoded -----+   Table, Chain, Set, ListedRule, Element
 //! ```
 //!
-//! [`conntrack`] dumps and deletes flows, [`addresses`] says which addresses the interfaces have.
+//! [`conntrack`] dumps and deletes flows, [`ipvs`] reads and takes apart virtual servers, [`ipset`] reads and destroys sets,
+//! [`link`](mod@link) deletes interfaces, [`addresses`] says which addresses they have.
 //!
 //! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a [`nft::Handle`]
 //! on a thread of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.
 
 pub mod addresses;
 mod attr;
+#[cfg(test)]
+mod captured;
 pub mod conntrack;
 mod error;
+mod exchange;
+mod genl;
+
+pub mod ipset;
+pub mod ipvs;
+pub mod link;
 mod message;
 pub mod nft;
 mod socket;

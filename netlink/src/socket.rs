@@ -25,7 +25,7 @@ const DATAGRAM: usize = 128 << 10;
 /// What the kernel sets aside of the send buffer, with a margin.
 const SEND_OVERHEAD: usize = 4096;
 
-/// A socket of the kernel's netfilter subsystems, bound to an address of its own in the thread's network namespace.
+/// A netlink socket, bound to an address of its own in the thread's network namespace.
 #[derive(Debug)]
 pub struct Socket {
     inner: netlink_sys::Socket,
@@ -58,8 +58,12 @@ pub(crate) enum Received<'a> {
 impl Socket {
     /// Opens a socket for the netfilter subsystems, in the calling thread's network namespace.
     pub fn open() -> Result<Self> {
-        let mut inner =
-            netlink_sys::Socket::new(NETLINK_NETFILTER).map_err(failed("open a netlink socket"))?;
+        Self::open_for(NETLINK_NETFILTER)
+    }
+
+    /// Opens a socket for another of netlink's protocols (`NETLINK_GENERIC`, `NETLINK_ROUTE`).
+    pub(crate) fn open_for(protocol: isize) -> Result<Self> {
+        let mut inner = netlink_sys::Socket::new(protocol).map_err(failed("open a netlink socket"))?;
         let address = inner.bind_auto().map_err(failed("bind a netlink socket"))?;
         inner.set_ext_ack(true).map_err(failed("set NETLINK_EXT_ACK"))?;
         inner.set_cap_ack(true).map_err(failed("set NETLINK_CAP_ACK"))?;

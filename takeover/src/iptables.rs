@@ -88,7 +88,7 @@ impl Removal {
         let mut items = Vec::new();
         for table in &self.tables {
             let place = format!("{} {}", self.program, table.table);
-            let item = |what, count| Item { place: place.clone(), family: self.family(), what, count };
+            let item = |what, count| Item { place: place.clone(), family: Some(self.family()), what, count };
             items.extend(table.jumps.iter().map(|rule| item(format!("rule {rule}"), 1)));
             let mut kinds = BTreeMap::<String, usize>::new();
             for chain in &table.chains {

@@ -3,13 +3,15 @@
 //! ```text
 //!   iptables-save ──▶ chains KUBE-*, jumps to them ──▶ iptables-restore      iptables
 //!   nf_tables ──────▶ tables kube-proxy ─────────────▶ one transaction       nft
+//!   ip_vs, ip_set ──▶ virtual servers, device, sets ─▶ what is idle, at once  ipvs
 //! ```
 //!
 //! A NAT rule is asked for the first packet of a connection only, and connection tracking is left alone: so a connection that was
 //! made by kube-proxy's rules goes on without them. New ones need rules of somebody else's, which must be there before.
 //!
-//! Of its IPVS mode only the iptables chains go; the rest is pointed out. Nothing of others is touched: what is found is what
-//! bears kube-proxy's names, and what only leads there.
+//! IPVS is asked for every packet, so its virtual servers stay as long as they carry connections. Nothing of others is touched: what
+//! is found is what bears kube-proxy's names, what only leads there, and the virtual servers on the addresses and ports that stand
+//! under those names.
 
 mod iptables;
 mod ipvs;
@@ -17,12 +19,14 @@ mod nft;
 #[cfg(test)]
 mod testing;
 
+use std::net::IpAddr;
+
 use anyhow::Result;
 use serde::Serialize;
 use tracing::info;
 
 /// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Family {
     /// IPv4.
     #[serde(rename = "ipv4")]
@@ -37,9 +41,9 @@ pub enum Family {
 pub struct Item {
     /// Which part of the kernel, by the name of the tool that shows it: `iptables-nft nat`, `nf_tables`.
     pub place: String,
-    /// Whose packets it concerns.
-    pub family: Family,
-    /// A rule, a chain or a table; or many chains of one kind, `chain KUBE-SEP-*`.
+    /// Whose packets it concerns; `None` for both families'.
+    pub family: Option<Family>,
+    /// A rule, a chain, a table, a set, a device; or many of one kind, `chain KUBE-SEP-*`.
     pub what: String,
     /// How many.
     pub count: usize,
@@ -50,8 +54,7 @@ pub struct Item {
 pub struct Leftovers {
     iptables: Vec<iptables::Removal>,
     nft: nft::Tables,
-    /// What to say about the IPVS mode.
-    ipvs: Option<String>,
+    ipvs: ipvs::Leftovers,
 }
 
 // === impl Leftovers ===
@@ -62,7 +65,11 @@ impl Leftovers {
     /// # Errors
     /// When some part of the kernel cannot be asked. What is not installed or not loaded holds nothing.
     pub fn find() -> Result<Self> {
-        Ok(Self { iptables: iptables::Removal::find()?, nft: nft::Tables::find()?, ipvs: ipvs::note()? })
+        Ok(Self {
+            iptables: iptables::Removal::find()?,
+            nft: nft::Tables::find()?,
+            ipvs: ipvs::Leftovers::find()?,
+        })
     }
 
     /// Nothing is there, or only what stays.
@@ -73,7 +80,7 @@ impl Leftovers {
     /// What will be removed.
     pub fn items(&self) -> Vec<Item> {
         let iptables = self.iptables.iter().flat_map(iptables::Removal::items);
-        iptables.chain(self.nft.items()).collect()
+        iptables.chain(self.nft.items()).chain(self.ipvs.items()).collect()
     }
 
     /// What stays and why, and what else somebody should know before.
@@ -84,21 +91,23 @@ impl Leftovers {
                 "no iptables is installed here: rules that were made with it are not looked for".to_owned(),
             );
         }
-        notes.extend(self.ipvs.clone());
+        notes.extend(self.ipvs.notes());
         notes
     }
 
-    /// Removes it. Blocks.
+    /// Removes it. Blocks. Returns the items that stay after all, because rules of others use them.
     ///
     /// # Errors
     /// The first refusal. Nothing of the table that was refused is gone; it can be called again.
-    pub fn remove(&self) -> Result<()> {
+    pub fn remove(&self) -> Result<Vec<Item>> {
         for removal in &self.iptables {
             removal.remove()?;
         }
         self.nft.remove()?;
-        info!(kinds = self.items().len(), "removed what kube-proxy has left");
-        Ok(())
+        // Sets that rules refer to cannot be destroyed.
+        let used = self.ipvs.remove()?;
+        info!(kinds = self.items().len() - used.len(), "removed what kube-proxy has left");
+        Ok(used)
     }
 }
 
@@ -107,6 +116,10 @@ impl Leftovers {
 impl Family {
     /// Both families.
     pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+
+    fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
 
     fn of_nft(self) -> netlink::nft::Family {
         match self {

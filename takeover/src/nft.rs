@@ -25,7 +25,7 @@ impl Tables {
     pub(crate) fn items(&self) -> Vec<Item> {
         let item = |(family, table): &(Family, Table)| Item {
             place: "nf_tables".to_owned(),
-            family: *family,
+            family: Some(*family),
             what: format!("table {} {}", table.family, table.name),
             count: 1,
         };

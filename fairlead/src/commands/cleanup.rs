@@ -65,10 +65,7 @@ async fn remove_nft(state_dir: &Path, mode: Mode, report: &mut Report) -> Result
 async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Report) -> Result<()> {
     let leftovers = Leftovers::find().context("cannot look for what kube-proxy has left")?;
     let items = leftovers.items();
-    let touched: BTreeSet<_> = items.iter().map(|item| item.family).collect();
-    for item in items {
-        report.removed(&item.place, item.what, item.count);
-    }
+    let touched: BTreeSet<_> = items.iter().filter_map(|item| item.family).collect();
     leftovers.notes().into_iter().for_each(|note| report.note(note));
 
     let served = Nft::new(Options::default()).context("cannot open nf_tables")?.families().await?;
@@ -83,8 +80,16 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
             Mode::Remove => bail!("nothing was removed: {why}"),
         }
     }
-    if mode == Mode::Remove {
-        leftovers.remove()?;
+    let used = match mode {
+        Mode::DryRun => Vec::new(),
+        Mode::Remove => leftovers.remove()?,
+    };
+    for item in items {
+        if used.contains(&item) {
+            report.note(format!("{} {} stays, for rules of others use it", item.place, item.what));
+        } else {
+            report.removed(&item.place, item.what, item.count);
+        }
     }
     Ok(())
 }

@@ -10,26 +10,12 @@ const CAPTURED: &str = include_str!("captured/conntrack-1.4.7.txt");
 
 /// The last datagram that the command sent.
 pub(super) fn sent(command: &str) -> Vec<u8> {
-    captured(command, "> ").pop().unwrap()
-}
-
-/// What the command sent (`> `) or read (`< `).
-fn captured(command: &str, direction: &str) -> Vec<Vec<u8>> {
-    let title = format!("$ {command}");
-    let lines =
-        CAPTURED.lines().skip_while(|line| *line != title).skip(1).take_while(|line| !line.is_empty());
-    let byte = |hex: &[u8]| u8::from_str_radix(std::str::from_utf8(hex).unwrap(), 16).unwrap();
-    let list: Vec<Vec<u8>> = lines
-        .filter_map(|line| line.strip_prefix(direction))
-        .map(|hex| hex.as_bytes().chunks(2).map(byte).collect())
-        .collect();
-    assert!(!list.is_empty(), "{command:?} was not captured");
-    list
+    crate::captured::sent(CAPTURED, command)
 }
 
 fn flows(command: &str) -> Vec<Flow> {
     let mut list = Vec::new();
-    for datagram in captured(command, "< ") {
+    for datagram in crate::captured::read(CAPTURED, command) {
         for message in messages(&datagram).filter(|message| message.kind > message::DONE) {
             match flow::read(message.payload) {
                 Some(Tracked::Udp(flow)) => list.push(flow),
@@ -89,7 +75,7 @@ fn a_deletion_names_the_flow_as_conntrack_does() {
 
 #[test]
 fn what_is_broken_is_no_flow() {
-    let datagram = captured("conntrack -L -f ipv6 -p udp", "< ").remove(0);
+    let datagram = crate::captured::read(CAPTURED, "conntrack -L -f ipv6 -p udp").remove(0);
     let payload = messages(&datagram).next().unwrap().payload;
     // Up to the end of its id, everything is needed.
     let whole = payload.len();

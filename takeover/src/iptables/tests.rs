@@ -136,7 +136,9 @@ fn only_the_rules_of_others_are_left() {
             load(tool, &all(family));
             assert_ne!(saved(tool), expected);
             let found = Leftovers::find().unwrap();
-            assert!(found.items().iter().all(|item| item.place.starts_with(tool) && item.family == family));
+            assert!(
+                found.items().iter().all(|item| item.place.starts_with(tool) && item.family == Some(family))
+            );
             found.remove().unwrap();
             assert_eq!(saved(tool), expected, "{tool}");
             let left = Leftovers::find().unwrap();

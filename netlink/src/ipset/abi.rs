@@ -1,0 +1,45 @@
+//! Numbers of `linux/netfilter/ipset/ip_set.h`.
+
+/// `NFNL_SUBSYS_IPSET`, in the high byte of a message's type.
+pub(super) const SUBSYSTEM: u16 = 6 << 8;
+
+/// `IPSET_PROTOCOL`: from Linux 4.18 on.
+pub(super) const PROTOCOL: u8 = 7;
+
+/// `enum ipset_cmd`.
+pub(super) mod cmd {
+    pub(crate) const DESTROY: u16 = 3;
+    pub(crate) const LIST: u16 = 7;
+}
+
+/// Length of `struct nfgenmsg`, behind every message's header.
+pub(super) const NFGENMSG: usize = 4;
+
+/// Attributes of a command (`IPSET_ATTR_*`).
+pub(super) mod attr {
+    pub(crate) const PROTOCOL: u16 = 1;
+    pub(crate) const SETNAME: u16 = 2;
+    pub(crate) const TYPENAME: u16 = 3;
+    pub(crate) const FAMILY: u16 = 5;
+    pub(crate) const FLAGS: u16 = 6;
+    pub(crate) const DATA: u16 = 7;
+    pub(crate) const ADT: u16 = 8;
+}
+
+/// Attributes of an entry (`IPSET_ATTR_*` in `IPSET_ATTR_DATA`).
+pub(super) mod data {
+    pub(crate) const IP: u16 = 1;
+    pub(crate) const PORT: u16 = 4;
+    pub(crate) const PROTO: u16 = 7;
+}
+
+/// `IPSET_ATTR_IPADDR_IPV4`, `IPSET_ATTR_IPADDR_IPV6`.
+pub(super) const IPV4: u16 = 1;
+pub(super) const IPV6: u16 = 2;
+
+/// `IPSET_FLAG_LIST_HEADER`: sets without their entries.
+pub(super) const HEADERS_ONLY: u32 = 1 << 2;
+/// `NLA_F_NET_BYTEORDER`, which numbers of several bytes must say.
+pub(super) const NET_BYTEORDER: u16 = 0x4000;
+/// `IPSET_ERR_BUSY`: a rule or another set refers to the set.
+pub(super) const BUSY: i32 = 4100;

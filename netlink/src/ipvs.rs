@@ -1,0 +1,125 @@
+//! IPVS: the kernel's virtual servers and the destinations behind them, over generic netlink.
+//!
+//! ```text
+//!   Service  tcp 10.96.0.10:80 ──┬──▶ Destination 10.244.1.5:8080  weight 1, 3 active connections
+//!                                └──▶ Destination 10.244.2.6:8080  weight 0: no new ones
+//! ```
+
+mod abi;
+mod codec;
+mod handle;
+
+use std::{fmt, net::SocketAddr, path::Path};
+
+pub use handle::Handle;
+
+/// Where the virtual servers of the thread's network namespace can be read; there as soon as the module is loaded.
+const TABLE: &str = "/proc/thread-self/net/ip_vs";
+
+/// What a virtual server is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Packets of a protocol to an address.
+    Address(Protocol, SocketAddr),
+    /// Packets with a mark, of a family.
+    Mark(Family, u32),
+}
+
+/// A protocol that IPVS has ports for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// Where a virtual server sends its connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Destination {
+    /// Its address.
+    pub address: SocketAddr,
+    /// How packets get there: `IP_VS_CONN_F_FWD_MASK`, 0 for translation (masquerading).
+    pub forwarding: u32,
+    /// Its share of the new connections; 0 for none.
+    pub weight: u32,
+    /// From so many connections on it gets no new ones; 0 for no limit.
+    pub upper_threshold: u32,
+    /// Below so many it gets new ones again.
+    pub lower_threshold: u32,
+    /// Connections in which data flow.
+    pub active: u32,
+    /// Connections that are being opened or closed; UDP flows always.
+    pub inactive: u32,
+}
+
+/// Whether the kernel has IPVS now. Asks for no module.
+pub fn is_loaded() -> bool {
+    Path::new(TABLE).exists()
+}
+
+// === impl Protocol ===
+
+impl Protocol {
+    /// `IPPROTO_*`.
+    fn number(self) -> u16 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+
+    /// From `IPPROTO_*`.
+    pub fn from_number(number: u16) -> Option<Self> {
+        [Self::Tcp, Self::Udp, Self::Sctp].into_iter().find(|protocol| protocol.number() == number)
+    }
+}
+
+// === impl Family ===
+
+impl Family {
+    /// `AF_INET`, `AF_INET6`.
+    fn number(self) -> u16 {
+        match self {
+            Self::V4 => 2,
+            Self::V6 => 10,
+        }
+    }
+
+    fn of(address: &SocketAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+// === text ===
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(protocol, address) => write!(f, "{protocol} {address}"),
+            Self::Mark(family, mark) => write!(f, "{family:?} mark {mark}"),
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        })
+    }
+}

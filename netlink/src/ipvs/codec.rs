@@ -1,0 +1,112 @@
+//! Virtual servers and destinations in messages. Numbers are in the machine's byte order, addresses and ports in the network's.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use super::{
+    Destination, Family, Protocol, Service,
+    abi::{self, dest, svc},
+};
+use crate::{
+    attr::{Attr, Attrs, Put, attrs},
+    genl,
+};
+
+/// An address takes 16 bytes, whatever its family (`union nf_inet_addr`).
+const ADDRESS: usize = 16;
+
+/// Appends what names a virtual server.
+pub(super) fn write_service(buf: &mut Vec<u8>, service: &Service) {
+    let nest = buf.open(abi::SERVICE);
+    match service {
+        Service::Address(protocol, address) => {
+            buf.put(svc::AF, &Family::of(address).number().to_ne_bytes());
+            buf.put(svc::PROTOCOL, &protocol.number().to_ne_bytes());
+            buf.put(svc::ADDR, &address_bytes(address.ip()));
+            buf.put(svc::PORT, &address.port().to_be_bytes());
+        }
+        Service::Mark(family, mark) => {
+            buf.put(svc::AF, &family.number().to_ne_bytes());
+            buf.put(svc::FWMARK, &mark.to_ne_bytes());
+        }
+    }
+    buf.close(nest);
+}
+
+/// Appends all that can be set of a destination.
+pub(super) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
+    let nest = buf.open(abi::DEST);
+    let address = &destination.address;
+    buf.put(dest::ADDR_FAMILY, &Family::of(address).number().to_ne_bytes());
+    buf.put(dest::ADDR, &address_bytes(address.ip()));
+    buf.put(dest::PORT, &address.port().to_be_bytes());
+    buf.put(dest::FWD_METHOD, &destination.forwarding.to_ne_bytes());
+    buf.put(dest::WEIGHT, &destination.weight.to_ne_bytes());
+    buf.put(dest::U_THRESH, &destination.upper_threshold.to_ne_bytes());
+    buf.put(dest::L_THRESH, &destination.lower_threshold.to_ne_bytes());
+    buf.close(nest);
+}
+
+/// The virtual server in a message of a dump; `None` when something is missing that must be there.
+pub(super) fn read_service(payload: &[u8]) -> Option<Service> {
+    let nest = content(payload, abi::SERVICE)?;
+    let family = family(&nest.clone().find(svc::AF)?)?;
+    if let Some(mark) = nest.clone().find(svc::FWMARK) {
+        return Some(Service::Mark(family, mark.ne_u32()?));
+    }
+    let protocol = Protocol::from_number(nest.clone().find(svc::PROTOCOL)?.ne_u16()?)?;
+    let ip = ip(family, &nest.clone().find(svc::ADDR)?)?;
+    Some(Service::Address(protocol, SocketAddr::new(ip, port(&nest.clone().find(svc::PORT)?)?)))
+}
+
+/// The destination in a message of a dump. `of` is the family of its virtual server: older kernels do not tell the destination's,
+/// which is the same there.
+pub(super) fn read_destination(payload: &[u8], of: Family) -> Option<Destination> {
+    let nest = content(payload, abi::DEST)?;
+    let number = |kind| nest.clone().find(kind)?.ne_u32();
+    let family = match nest.clone().find(dest::ADDR_FAMILY) {
+        Some(attr) => family(&attr)?,
+        None => of,
+    };
+    let ip = ip(family, &nest.clone().find(dest::ADDR)?)?;
+    Some(Destination {
+        address: SocketAddr::new(ip, port(&nest.clone().find(dest::PORT)?)?),
+        forwarding: number(dest::FWD_METHOD)?,
+        weight: number(dest::WEIGHT)?,
+        upper_threshold: number(dest::U_THRESH)?,
+        lower_threshold: number(dest::L_THRESH)?,
+        active: number(dest::ACTIVE_CONNS)?,
+        inactive: number(dest::INACT_CONNS)?,
+    })
+}
+
+fn content(payload: &[u8], kind: u16) -> Option<Attrs<'_>> {
+    Some(attrs(payload.get(genl::HEADER..)?).find(kind)?.nested())
+}
+
+fn family(attr: &Attr<'_>) -> Option<Family> {
+    let number = attr.ne_u16()?;
+    [Family::V4, Family::V6].into_iter().find(|family| family.number() == number)
+}
+
+fn port(attr: &Attr<'_>) -> Option<u16> {
+    Some(u16::from_be_bytes(attr.payload.try_into().ok()?))
+}
+
+fn ip(family: Family, attr: &Attr<'_>) -> Option<IpAddr> {
+    let bytes = attr.payload.first_chunk::<ADDRESS>()?;
+    Some(match family {
+        Family::V4 => IpAddr::from(*bytes.first_chunk::<4>()?),
+        Family::V6 => Ipv6Addr::from(*bytes).into(),
+    })
+}
+
+fn address_bytes(ip: IpAddr) -> [u8; ADDRESS] {
+    match ip {
+        IpAddr::V6(v6) => v6.octets(),
+        IpAddr::V4(v4) => {
+            let mut bytes = [0; ADDRESS];
+            bytes[..4].copy_from_slice(&v4.octets());
+            bytes
+        }
+    }
+}

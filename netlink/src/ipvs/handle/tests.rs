@@ -1,0 +1,111 @@
+//! What ipvsadm sends and reads, against what we do: `captured/ipvsadm-1.31.txt`. Against a kernel with IPVS: the tests of `e2e`.
+
+use super::*;
+use crate::{captured, ipvs::Protocol, message::messages};
+
+const CAPTURED: &str = include_str!("../captured/ipvsadm-1.31.txt");
+
+fn web() -> Service {
+    Service::Address(Protocol::Tcp, "10.96.0.10:80".parse().unwrap())
+}
+
+fn dns() -> Service {
+    Service::Address(Protocol::Udp, "[fd00:10:96::a]:53".parse().unwrap())
+}
+
+fn destination(address: &str, weight: u32) -> Destination {
+    let address = address.parse().unwrap();
+    Destination {
+        address,
+        forwarding: 0,
+        weight,
+        upper_threshold: 0,
+        lower_threshold: 0,
+        active: 0,
+        inactive: 0,
+    }
+}
+
+/// The payloads that answer the requests of this command of IPVS.
+fn answers(command: u8) -> Vec<Vec<u8>> {
+    let datagrams = captured::read(CAPTURED, "ipvsadm -Ln");
+    let messages = datagrams.iter().flat_map(|datagram| messages(datagram));
+    let of_ipvs = messages.filter(|message| message.kind == 0x1c && message.payload[0] == command);
+    of_ipvs.map(|message| message.payload.to_vec()).collect()
+}
+
+#[test]
+fn virtual_servers_are_read_as_ipvsadm_prints_them() {
+    // The kernel answers with IPVS_CMD_NEW_SERVICE.
+    let list: Vec<_> = answers(1).iter().map(|payload| codec::read_service(payload)).collect();
+    assert_eq!(list.len(), 3);
+    for service in [web(), dns(), Service::Mark(Family::V4, 7)] {
+        assert!(list.contains(&Some(service)), "{service}: {list:?}");
+    }
+    assert_eq!(dns().to_string(), "udp [fd00:10:96::a]:53");
+}
+
+#[test]
+fn destinations_are_read_as_ipvsadm_prints_them() {
+    // The kernel answers with IPVS_CMD_NEW_DEST.
+    let answers = answers(5);
+    let v4: Vec<_> =
+        answers[..2].iter().map(|payload| codec::read_destination(payload, Family::V4)).collect();
+    assert_eq!(v4, [Some(destination("10.244.0.3:8080", 0)), Some(destination("10.244.0.2:8080", 1))]);
+    let v6 = codec::read_destination(&answers[2], Family::V6);
+    assert_eq!(v6, Some(destination("[fd00:10:244::2]:5353", 1)));
+    assert!((0..60).all(|len| codec::read_destination(&answers[2][..len], Family::V6).is_none()));
+}
+
+#[test]
+fn a_virtual_server_is_named_as_ipvsadm_does() {
+    for (command, service) in
+        [("ipvsadm -D -t 10.96.0.10:80", web()), ("ipvsadm -D -u [fd00:10:96::a]:53", dns())]
+    {
+        let theirs = captured::sent(CAPTURED, command);
+        let mut ours = Vec::new();
+        let at = genl::start(&mut ours, 0x1c, cmd::DEL_SERVICE, flags::ACK);
+        codec::write_service(&mut ours, &service);
+        message::finish(&mut ours, at);
+        assert_eq!((&ours[4..8], &ours[16..20]), (&theirs[4..8], &theirs[16..20]));
+        // Behind the length of the nest: it says more, of which a deletion needs nothing.
+        assert_eq!(ours[22..], theirs[22..ours.len()]);
+    }
+}
+
+#[test]
+fn destinations_are_asked_for_as_ipvsadm_does() {
+    let theirs = captured::datagrams(CAPTURED, "ipvsadm -Ln", "> ");
+    for service in [web(), dns(), Service::Mark(Family::V4, 7)] {
+        let mut ours = Vec::new();
+        let at = genl::start(&mut ours, 0x1c, cmd::GET_DEST, flags::DUMP);
+        codec::write_service(&mut ours, &service);
+        message::finish(&mut ours, at);
+        assert!(theirs.iter().any(|theirs| theirs.get(16..) == ours.get(16..)), "{service}");
+    }
+}
+
+#[test]
+fn a_destination_is_set_as_ipvsadm_does() {
+    let cases = [
+        ("ipvsadm -e -t 10.96.0.10:80 -r 10.244.0.2:8080 -m -w 0", "10.244.0.2:8080"),
+        ("ipvsadm -e -u [fd00:10:96::a]:53 -r [fd00:10:244::2]:5353 -m -w 0", "[fd00:10:244::2]:5353"),
+    ];
+    for (command, address) in cases {
+        let theirs = captured::sent(CAPTURED, command);
+        let mut ours = Vec::new();
+        codec::write_destination(&mut ours, &destination(address, 0));
+        let read = |nest: &[u8]| {
+            let mut list: Vec<_> =
+                crate::attr::attrs(nest).map(|attr| (attr.kind, attr.payload.to_vec())).collect();
+            list.sort();
+            list
+        };
+        let theirs = crate::attr::attrs(&theirs[20..]).find(abi::DEST).unwrap();
+        let ours = crate::attr::attrs(&ours).find(abi::DEST).unwrap();
+        let theirs = read(theirs.payload);
+        for attribute in read(ours.payload) {
+            assert!(theirs.contains(&attribute), "{attribute:?} of {theirs:?}");
+        }
+    }
+}
