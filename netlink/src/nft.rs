@@ -34,7 +34,7 @@ pub use expr::{
 };
 pub use fields::{FieldReader, Fields};
 pub use handle::Handle;
-pub use monitor::{Monitor, Notice};
+pub use monitor::{Monitor, Notice, Verb};
 pub use set::{DataType, Set, SetFlags};
 pub use table::{Family, Table};
 pub use userdata::Comment;

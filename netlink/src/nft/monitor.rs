@@ -42,6 +42,10 @@ pub enum Notice {
         table: String,
         /// Which kind of object: nft's noun.
         object: &'static str,
+        /// The chain's name, or that of the rule's chain.
+        chain: Option<String>,
+        /// What was done.
+        verb: Verb,
         /// The netlink address of who changed it.
         port: u32,
     },
@@ -58,6 +62,15 @@ pub enum Notice {
     },
     /// Announcements were lost: anything may have changed.
     Lost,
+}
+
+/// What was done to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// It was made or changed.
+    Put,
+    /// It was deleted.
+    Delete,
 }
 
 impl Monitor {
@@ -111,7 +124,8 @@ fn push(notices: &mut Vec<Notice>, new: Notice) {
 
 fn notice(message: &Message<'_>) -> Option<Notice> {
     let body = Body::new(message.payload)?;
-    let object = match message.kind.checked_sub(abi::SUBSYSTEM)? {
+    let kind = message.kind.checked_sub(abi::SUBSYSTEM)?;
+    let object = match kind {
         msg::NEWGEN => {
             return Some(Notice::Generation {
                 id: body.u32(generation::ID)?,
@@ -127,6 +141,16 @@ fn notice(message: &Message<'_>) -> Option<Notice> {
         msg::NEWSETELEM | msg::DELSETELEM => "element",
         _ => "object",
     };
-    let family = Family::from_number(body.family);
-    Some(Notice::Changed { family, table: body.table()?.into(), object, port: message.port })
+    let verb = match kind {
+        msg::DELTABLE | msg::DELCHAIN | msg::DELRULE | msg::DELSET | msg::DELSETELEM => Verb::Delete,
+        _ => Verb::Put,
+    };
+    let chain = match object {
+        "chain" => body.str(abi::chain::NAME),
+        "rule" => body.str(abi::rule::CHAIN),
+        _ => None,
+    };
+    let (family, table, chain) =
+        (Family::from_number(body.family), body.table()?.into(), chain.map(Into::into));
+    Some(Notice::Changed { family, table, object, chain, verb, port: message.port })
 }

@@ -31,18 +31,22 @@ fn tells_ours_from_others() {
         batch.add_chain(&table, &Chain::regular("pool-1"));
         batch.add_chain(&table, &Chain::regular("pool-2"));
         handle.commit(&batch).unwrap();
-        let changed = |object, port| Notice::Changed {
+        let ours = handle.port();
+        let changed = |object, chain: Option<&str>| Notice::Changed {
             family: Some(Family::Ip),
             table: "fairlead".into(),
             object,
-            port,
+            chain: chain.map(Into::into),
+            verb: Verb::Put,
+            port: ours,
         };
         let id = handle.generation().unwrap();
         let notices = transaction(&mut monitor);
-        let [first, second, Notice::Generation { id: told, pid, process, port }] = &notices[..] else {
+        let [changes @ .., Notice::Generation { id: told, pid, process, port }] = &notices[..] else {
             panic!("{notices:?}")
         };
-        assert_eq!([first, second], [&changed("table", handle.port()), &changed("chain", handle.port())]);
+        let chains = ["pool-1", "pool-2"].map(|name| changed("chain", Some(name)));
+        assert_eq!(changes, [&[changed("table", None)], &chains[..]].concat());
         assert_eq!((*told, *port), (id, handle.port()));
         assert!(*pid > 0 && !process.is_empty());
 
@@ -53,7 +57,7 @@ fn tells_ours_from_others() {
         };
         assert_ne!(*port, handle.port());
         assert_eq!((&**process, *told), ("nft", id + 1));
-        let of_others = |notice: &Notice| matches!(notice, Notice::Changed { table, port, .. } if table == "fairlead" && *port != handle.port());
+        let of_others = |notice: &Notice| matches!(notice, Notice::Changed { table, port, verb: Verb::Delete, .. } if table == "fairlead" && *port != handle.port());
         assert!(notices.iter().any(of_others), "{notices:?}");
     });
 }

@@ -1,5 +1,7 @@
 //! What is drift, and what is not.
 
+use netlink::nft::Verb;
+
 use super::*;
 
 const US: u32 = 77;
@@ -12,7 +14,12 @@ fn ledger() -> Ledger {
 }
 
 fn changed(table: &str, port: u32) -> Notice {
-    Notice::Changed { family: Some(Family::Ip), table: table.into(), object: "chain", port }
+    of_family(Family::Ip, table, port)
+}
+
+fn of_family(family: Family, table: &str, port: u32) -> Notice {
+    let (table, chain) = (table.into(), Some("pool-1".into()));
+    Notice::Changed { family: Some(family), table, object: "chain", chain, verb: Verb::Put, port }
 }
 
 fn generation(id: u32, port: u32) -> Notice {
@@ -41,7 +48,7 @@ fn we_and_other_tables_are_not() {
         generation(11, US),
         changed("other", NFT),
         generation(12, NFT),
-        Notice::Changed { family: Some(Family::Inet), table: "fairlead".into(), object: "set", port: NFT },
+        of_family(Family::Inet, "fairlead", NFT),
         generation(13, NFT),
     ] {
         assert_eq!(ledger.hear(notice), None);
