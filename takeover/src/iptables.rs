@@ -2,7 +2,7 @@
 //! fed to `iptables-restore`. Both its iptables mode and its IPVS mode make such chains.
 //!
 //! Whatever is not kube-proxy's stays: kubelet's chains, rules of others in the built-in chains, and each chain of kube-proxy's
-//! that a rule of others leads to.
+//! that a rule of others leads to. Where Fairlead's iptables backend has been, it has made kube-proxy's chains its own.
 
 mod exec;
 mod names;
@@ -30,6 +30,13 @@ pub(crate) struct Removal {
     pub(crate) notes: Vec<String>,
 }
 
+/// Whose the chains are whose names kube-proxy and Fairlead both give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    KubeProxy,
+    Fairlead,
+}
+
 /// What goes out of one table.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct TableRemoval {
@@ -55,7 +62,8 @@ impl Removal {
 
     fn new(program: Program, saved: &str) -> Self {
         let saved = saved::parse(saved);
-        let tables: Vec<_> = saved.iter().map(TableRemoval::new).filter(|table| !table.is_empty()).collect();
+        let tables = saved.iter().map(|table| TableRemoval::new(table, Owner::of(&saved)));
+        let tables: Vec<_> = tables.filter(|table| !table.is_empty()).collect();
         let mut notes = Vec::new();
         for table in &tables {
             for (rule, chain) in &table.kept {
@@ -112,11 +120,27 @@ impl Removal {
     }
 }
 
+// === impl Owner ===
+
+impl Owner {
+    fn of(saved: &[Table]) -> Self {
+        if saved.iter().flat_map(Table::chains).any(names::is_fairleads) {
+            Self::Fairlead
+        } else {
+            Self::KubeProxy
+        }
+    }
+
+    fn is_kube_proxys(self, chain: &str) -> bool {
+        names::is_kube_proxys(chain) && (self == Self::KubeProxy || !names::is_shared(chain))
+    }
+}
+
 // === impl TableRemoval ===
 
 impl TableRemoval {
-    fn new(table: &Table) -> Self {
-        let ours: BTreeSet<&str> = table.chains().filter(|chain| names::is_kube_proxys(chain)).collect();
+    fn new(table: &Table, owner: Owner) -> Self {
+        let ours: BTreeSet<&str> = table.chains().filter(|chain| owner.is_kube_proxys(chain)).collect();
         let is_jump =
             |rule: &&Rule| table.is_built_in(&rule.chain) && rule.plain_jump().is_some_and(names::is_hooked);
         let mut kept = Vec::new();

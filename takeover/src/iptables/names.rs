@@ -24,6 +24,19 @@ const INNER: [&str; 4] =
 /// Before a hash: the chains of one service port, or of one endpoint. KUBE-XLB- is what KUBE-EXT- was called until 1.23.
 const PER_SERVICE: [&str; 6] = ["KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-SVC-", "KUBE-SVL-", "KUBE-XLB-"];
 
+/// What Fairlead's own chains begin with.
+const FAIRLEAD: &str = "FAIRLEAD-";
+/// Chains for all service ports that Fairlead's iptables backend has too, under kube-proxy's names.
+const SHARED: [&str; 7] = [
+    "KUBE-EXTERNAL-SERVICES",
+    FORWARD,
+    "KUBE-MARK-MASQ",
+    "KUBE-NODEPORTS",
+    "KUBE-POSTROUTING",
+    "KUBE-PROXY-FIREWALL",
+    "KUBE-SERVICES",
+];
+
 /// A hash: so many characters of base32.
 const HASH: usize = 16;
 
@@ -33,6 +46,16 @@ pub(super) fn is_kube_proxys(chain: &str) -> bool {
 
 pub(super) fn is_hooked(chain: &str) -> bool {
     HOOKED.contains(&chain)
+}
+
+/// Whether it says that Fairlead's iptables backend has programmed this iptables.
+pub(super) fn is_fairleads(chain: &str) -> bool {
+    chain.starts_with(FAIRLEAD)
+}
+
+/// Whether a chain of this name may be Fairlead's too.
+pub(super) fn is_shared(chain: &str) -> bool {
+    SHARED.contains(&chain) || kind(chain).is_some_and(|kind| kind != "KUBE-XLB-")
 }
 
 /// Of which kind the chain of one service port or endpoint is: its name without the hash.

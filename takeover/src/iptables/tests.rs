@@ -26,7 +26,8 @@ fn saved(tool: &str) -> Vec<String> {
 }
 
 fn removals(rules: &str) -> Vec<TableRemoval> {
-    saved::parse(rules).iter().map(TableRemoval::new).collect()
+    let saved = saved::parse(rules);
+    saved.iter().map(|table| TableRemoval::new(table, Owner::of(&saved))).collect()
 }
 
 #[test]
@@ -96,6 +97,16 @@ COMMIT
 ";
     let [found] = &removals(rules)[..] else { panic!("one table") };
     assert_eq!((found.jumps.len(), found.chains.len()), (3, 4));
+}
+
+#[test]
+fn what_fairlead_has_made_its_own_stays() {
+    let marker = ":FAIRLEAD-REJECT - [0:0]\n:KUBE-XLB-XPGD46QRK7WJZT7O - [0:0]\nCOMMIT\n";
+    let rules = all(Family::V4).replacen("COMMIT\n", marker, 1);
+    let found = removals(&rules);
+    assert!(found.iter().all(|table| table.jumps.is_empty() && table.kept.is_empty()));
+    let chains: BTreeSet<_> = found.iter().flat_map(|table| &table.chains).collect();
+    assert_eq!(chains.into_iter().collect::<Vec<_>>(), ["KUBE-PROXY-CANARY", "KUBE-XLB-XPGD46QRK7WJZT7O"]);
 }
 
 #[test]
