@@ -3,6 +3,7 @@
 mod cleanup;
 mod conntrack;
 mod frontend;
+mod iptables;
 mod node;
 mod traffic;
 
@@ -14,6 +15,7 @@ pub(crate) use self::{
     cleanup::{CleanupArgs, Predecessor, WhoseArgs},
     conntrack::ConntrackArgs,
     frontend::{ClusterArgs, FrontendArgs, SourceArgs},
+    iptables::IptablesArgs,
     node::{FrontendAddressArgs, NodeArgs},
     traffic::TrafficArgs,
 };
@@ -75,6 +77,8 @@ pub(crate) struct BackendArgs {
 pub(crate) enum BackendCommand {
     /// nftables, over netlink; no program is run.
     Nft(BackendNftArgs),
+    /// iptables, by `iptables-restore`, writing only what changed.
+    Iptables(BackendIptablesArgs),
 }
 
 #[derive(Debug, Args)]
@@ -87,6 +91,20 @@ pub(crate) struct BackendNftArgs {
     pub(crate) traffic: TrafficArgs,
     #[command(flatten)]
     pub(crate) conntrack: ConntrackArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BackendIptablesArgs {
+    #[command(flatten)]
+    pub(crate) frontend: FrontendAddressArgs,
+    #[command(flatten)]
+    pub(crate) node: NodeArgs,
+    #[command(flatten)]
+    pub(crate) traffic: TrafficArgs,
+    #[command(flatten)]
+    pub(crate) conntrack: ConntrackArgs,
+    #[command(flatten)]
+    pub(crate) iptables: IptablesArgs,
 }
 
 #[derive(Debug, Args)]
@@ -104,6 +122,8 @@ pub(crate) struct LocalArgs {
     pub(crate) traffic: TrafficArgs,
     #[command(flatten)]
     pub(crate) conntrack: ConntrackArgs,
+    #[command(flatten)]
+    pub(crate) iptables: IptablesArgs,
 }
 
 #[derive(Debug, Args)]
@@ -120,10 +140,12 @@ pub(crate) struct ViewArgs {
     pub(crate) output: Output,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BackendName {
     /// nftables
     Nft,
+    /// iptables
+    Iptables,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -32,6 +32,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend(args) => match args.backend {
                 BackendCommand::Nft(args) => backend::run_nft(args, shutdown).await,
+                BackendCommand::Iptables(args) => backend::run_iptables(args, shutdown).await,
             },
             Command::Local(args) => local::run(args, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{BackendName, Output};
+use super::{BackendName, IptablesArgs, Output};
 
 #[derive(Debug, Args)]
 pub(crate) struct CleanupArgs {
@@ -26,6 +26,9 @@ pub(crate) struct CleanupArgs {
     /// How to print it.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
+
+    #[command(flatten)]
+    pub(crate) iptables: IptablesArgs,
 }
 
 #[derive(Debug, Args)]

@@ -1,34 +1,49 @@
-//! `fairlead backend nft`: an agent that follows a frontend over gRPC.
+//! `fairlead backend nft` and its siblings: an agent that follows a frontend over gRPC.
 
 use std::path::Path;
 
-use agent::{Agent, AgentOptions, Connect, Conntrack, ConntrackSettings};
+use agent::{Agent, AgentOptions, Backend, Connect, Conntrack, ConntrackSettings, traffic::Options};
 use anyhow::{Context as _, Result};
+use backend_iptables::Iptables;
 use backend_nft::Nft;
 use runtime::{Ready, Shutdown, Tasks};
 use tracing::info;
 
 use super::SHUTDOWN_DEADLINE;
-use crate::cli::{BackendNftArgs, ConntrackArgs, NodeArgs, TrafficArgs};
+use crate::cli::{BackendIptablesArgs, BackendNftArgs, ConntrackArgs, NodeArgs};
 
 /// Runs until the shutdown. The kernel stays as it is then.
 pub(crate) async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
-    let connect = args.frontend.grpc()?;
+    let BackendNftArgs { frontend, node, traffic, conntrack } = args;
+    let connect = frontend.grpc()?;
     let mut tasks = Tasks::new();
-    let BackendNftArgs { frontend: _, node, traffic, conntrack } = args;
-    spawn_nft(&node, traffic, conntrack, connect, &mut tasks)?;
+    spawn(&node, conntrack, nft(traffic.options()?)?, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
-/// Starts an agent with the nftables backend.
-pub(crate) fn spawn_nft(
+/// The same with iptables.
+pub(crate) async fn run_iptables(args: BackendIptablesArgs, shutdown: Shutdown) -> Result<()> {
+    let BackendIptablesArgs { frontend, node, traffic, conntrack, iptables } = args;
+    let connect = frontend.grpc()?;
+    let mut tasks = Tasks::new();
+    let backend = Iptables::new(traffic.options()?, iptables.variant());
+    spawn(&node, conntrack, backend, connect, &mut tasks)?;
+    tasks.run(shutdown, SHUTDOWN_DEADLINE).await
+}
+
+/// The nftables backend.
+pub(super) fn nft(options: Options) -> Result<Nft> {
+    Nft::new(options).context("cannot open nf_tables")
+}
+
+/// Starts an agent with a backend.
+pub(super) fn spawn(
     node: &NodeArgs,
-    traffic: TrafficArgs,
     conntrack: ConntrackArgs,
+    backend: impl Backend,
     connect: impl Connect,
     tasks: &mut Tasks,
 ) -> Result<()> {
-    let backend = Nft::new(traffic.options()?).context("cannot open nf_tables")?;
     let name = node.name()?;
     // Before the first rule, from which on the kernel tracks every connection.
     ConntrackSettings::from(conntrack).apply(Path::new("/"))?;

@@ -4,12 +4,13 @@ mod report;
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use agent::{Backend as _, Store, traffic::Options};
+use agent::{Backend, Store, traffic::Options};
 use anyhow::{Context as _, Result, bail};
-use backend_nft::Nft;
+use backend_iptables::{Iptables, Item, Variant};
 use proto::model::Family;
 use takeover::Leftovers;
 
+use super::backend::nft;
 use crate::cli::{BackendName, CleanupArgs, Predecessor, WhoseArgs};
 use report::Report;
 
@@ -30,11 +31,16 @@ enum Successor {
 
 /// Removes everything of a backend, or of kube-proxy.
 pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
-    let CleanupArgs { whose: WhoseArgs { backend, of }, dry_run, force, state_dir, output } = args;
+    let CleanupArgs { whose: WhoseArgs { backend, of }, dry_run, force, state_dir, output, iptables } = args;
+    iptables.check(backend)?;
     let mode = if dry_run { Mode::DryRun } else { Mode::Remove };
     let mut report = Report::new(mode);
-    if let Some(BackendName::Nft) = backend {
-        remove_nft(&state_dir, mode, &mut report).await?;
+    match backend {
+        Some(BackendName::Nft) => remove_nft(&state_dir, mode, &mut report).await?,
+        Some(BackendName::Iptables) => {
+            remove_iptables(iptables.variant(), &state_dir, mode, &mut report).await?;
+        }
+        None => {}
     }
     if let Some(Predecessor::KubeProxy) = of {
         let successor = if force { Successor::Optional } else { Successor::Required };
@@ -44,10 +50,28 @@ pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
 }
 
 async fn remove_nft(state_dir: &Path, mode: Mode, report: &mut Report) -> Result<()> {
-    let mut backend = Nft::new(Options::default()).context("cannot open nf_tables")?;
+    let mut backend = nft(Options::default())?;
     for table in backend.tables().await? {
         report.removed("nf_tables", format!("table {table}"), 1);
     }
+    remove(backend, state_dir, mode, report).await
+}
+
+async fn remove_iptables(
+    variant: Option<Variant>,
+    state_dir: &Path,
+    mode: Mode,
+    report: &mut Report,
+) -> Result<()> {
+    let mut backend = Iptables::new(Options::default(), variant);
+    for Item { place, what, count } in backend.items().await? {
+        report.removed(&place, what, count);
+    }
+    remove(backend, state_dir, mode, report).await
+}
+
+/// What a backend has put into the kernel, which is reported already, and its state.
+async fn remove(mut backend: impl Backend, state_dir: &Path, mode: Mode, report: &mut Report) -> Result<()> {
     let files = Store::files(&state_dir.join("state"));
     let files: Vec<_> = files.into_iter().filter(|file| file.exists()).collect();
     for file in &files {
@@ -68,7 +92,8 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
     let touched: BTreeSet<_> = items.iter().filter_map(|item| item.family).collect();
     leftovers.notes().into_iter().for_each(|note| report.note(note));
 
-    let served = Nft::new(Options::default()).context("cannot open nf_tables")?.families().await?;
+    let mut served = nft(Options::default())?.families().await?;
+    served.extend(Iptables::programmed().await?);
     let unserved = touched.iter().find(|family| !served.contains(&to_model(**family)));
     if let (Some(family), Successor::Required) = (unserved, successor) {
         let why = format!(

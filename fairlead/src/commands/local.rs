@@ -2,6 +2,7 @@
 
 use agent::Attach;
 use anyhow::Result;
+use backend_iptables::Iptables;
 use runtime::{Shutdown, Tasks};
 
 use super::{SHUTDOWN_DEADLINE, backend, frontend};
@@ -9,13 +10,19 @@ use crate::cli::{BackendName, LocalArgs};
 
 /// Runs until the shutdown. The kernel stays as it is then.
 pub(crate) async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
+    args.iptables.check(Some(args.backend))?;
     let mut tasks = Tasks::new();
     let frontend = frontend::spawn(&args.source, &args.cluster, &mut tasks).await?;
     let stop = shutdown.clone();
     let connect = Attach(move |hello| frontend.attach(hello, stop.clone()));
+    let options = args.traffic.options()?;
     match args.backend {
         BackendName::Nft => {
-            backend::spawn_nft(&args.node, args.traffic, args.conntrack, connect, &mut tasks)?
+            backend::spawn(&args.node, args.conntrack, backend::nft(options)?, connect, &mut tasks)?;
+        }
+        BackendName::Iptables => {
+            let iptables = Iptables::new(options, args.iptables.variant());
+            backend::spawn(&args.node, args.conntrack, iptables, connect, &mut tasks)?;
         }
     }
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await

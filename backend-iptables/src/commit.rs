@@ -1,0 +1,157 @@
+//! Makes a family what its active edits say, without those that are refused: by the lines that the program names, by halving otherwise.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail};
+use proto::model::Family;
+use tracing::debug;
+
+use crate::{
+    desired::Base,
+    kernel::{Kernel, RestoreError},
+    plan::{Edit, Full, Script, Sweep},
+    present::Present,
+    table::Hook,
+};
+
+/// So many service ports may be refused before something else must be wrong.
+const MAX_REFUSED: usize = 64;
+
+/// What has come of it.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Lines that changed something.
+    pub(crate) writes: usize,
+    /// The edits that are not in force, by index, each with the reason.
+    pub(crate) refused: BTreeMap<u32, String>,
+}
+
+/// Commits edits to one family of a kernel.
+pub(crate) struct Committer<'a, K> {
+    pub(crate) kernel: &'a mut K,
+    pub(crate) family: Family,
+    pub(crate) base: &'a Base,
+    pub(crate) hooks: &'a [Hook],
+    pub(crate) edits: &'a [Edit],
+}
+
+/// Why some edits are not in force.
+struct Refused {
+    blamed: BTreeSet<u32>,
+    reason: String,
+}
+
+impl<K: Kernel> Committer<'_, K> {
+    /// Starts from what is there. `None`: there is no iptables for this family.
+    pub(crate) async fn run(mut self) -> Result<Option<Outcome>> {
+        let Some(mut present) = self.present().await? else { return Ok(None) };
+        let mut outcome = Outcome::default();
+        let mut active: BTreeSet<u32> = (0..self.edits.len() as u32).collect();
+        loop {
+            let Err(refused) = self.commit(&present, &active, Sweep::Delete, &mut outcome).await? else {
+                return Ok(Some(outcome));
+            };
+            if !refused.blamed.is_empty() {
+                self.exclude(&mut active, &refused, &mut outcome)?;
+            } else if active.is_empty() {
+                bail!("what belongs to no service port was refused: {}", refused.reason);
+            } else {
+                debug!(
+                    reason = refused.reason,
+                    services = active.len(),
+                    "nobody says what is refused: halving"
+                );
+                active = self.halve(active, &mut outcome).await?;
+            }
+            present = self.present().await?.context("iptables was there a moment ago")?;
+        }
+    }
+
+    /// Those that are in force in the end; what was there before stays meanwhile.
+    async fn halve(&mut self, all: BTreeSet<u32>, outcome: &mut Outcome) -> Result<BTreeSet<u32>> {
+        let mut accepted = BTreeSet::new();
+        // First what belongs to no service port.
+        let mut parts = vec![all, BTreeSet::new()];
+        while let Some(mut part) = parts.pop() {
+            let present = self.present().await?.context("iptables was there a moment ago")?;
+            let together = &accepted | &part;
+            match self.commit(&present, &together, Sweep::Keep, outcome).await? {
+                Ok(()) => accepted = together,
+                Err(refused) if part.is_empty() => {
+                    bail!("what belongs to no service port was refused: {}", refused.reason);
+                }
+                Err(refused) if !refused.blamed.is_empty() => {
+                    self.exclude(&mut part, &refused, outcome)?;
+                    parts.push(part);
+                }
+                Err(mut refused) if part.len() == 1 => {
+                    refused.blamed.clone_from(&part);
+                    self.exclude(&mut part, &refused, outcome)?;
+                }
+                Err(_) => {
+                    let middle = part.iter().nth(part.len() / 2).copied().unwrap_or_default();
+                    let second = part.split_off(&middle);
+                    parts.extend([second, part]);
+                }
+            }
+        }
+        Ok(accepted)
+    }
+
+    async fn present(&mut self) -> Result<Option<Present>> {
+        let saved = self.kernel.save(self.family).await;
+        let saved = saved.with_context(|| format!("save the {} tables", self.family))?;
+        Ok(saved.as_deref().map(Present::parse))
+    }
+
+    async fn commit(
+        &mut self,
+        present: &Present,
+        active: &BTreeSet<u32>,
+        sweep: Sweep,
+        outcome: &mut Outcome,
+    ) -> Result<Result<(), Refused>> {
+        let Self { base, hooks, edits, family, .. } = self;
+        let script = Full { present, base, hooks, edits, active, sweep }.plan(*family).script();
+        if script.is_empty() {
+            return Ok(Ok(()));
+        }
+        match self.kernel.restore(self.family, &script).await {
+            Ok(()) => {
+                outcome.writes += script.writes();
+                Ok(Ok(()))
+            }
+            Err(RestoreError::Refused { lines, reason }) => {
+                Ok(Err(Refused { blamed: blamed(&script, &lines), reason }))
+            }
+            Err(RestoreError::Failed(error)) => Err(error),
+        }
+    }
+
+    fn exclude(&self, active: &mut BTreeSet<u32>, refused: &Refused, outcome: &mut Outcome) -> Result<()> {
+        let before = active.len();
+        active.retain(|index| !refused.blamed.contains(index));
+        if active.len() == before {
+            bail!("what was not sent was refused: {}", refused.reason);
+        }
+        for index in &refused.blamed {
+            if let Some(edit) = self.edits.get(*index as usize) {
+                // Said aloud by the agent, when it is new.
+                debug!(service = %edit.key, error = refused.reason, "a service port was refused; left out");
+            }
+            outcome.refused.insert(*index, refused.reason.clone());
+        }
+        if outcome.refused.len() > MAX_REFUSED {
+            bail!("more than {MAX_REFUSED} service ports were refused, the last one: {}", refused.reason);
+        }
+        Ok(())
+    }
+}
+
+/// On whose behalf the lines are in the script.
+fn blamed(script: &Script, lines: &[usize]) -> BTreeSet<u32> {
+    lines.iter().filter_map(|line| script.owner(*line)).collect()
+}

@@ -1,0 +1,248 @@
+//! What one service port adds in one family: chains of its own, and lines in the chains that lead there.
+//!
+//! ```text
+//!   nat     cluster IP ─▶ SVC or SVL       external VIP, node port ─▶ EXT (load-balancer IP with source ranges: FW ─▶ EXT)
+//!   filter  what no endpoint was found for: refused, or dropped while somebody else could serve
+//! ```
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use agent::{
+    Service,
+    traffic::{Front, Masquerade, Pods, Traffic, VipClass, allowed_sources, fronts},
+};
+use ipnet::IpNet;
+use proto::model::{Endpoint, Family, Protocol, TrafficPolicy};
+
+use super::{chains::Filled, rule::Line};
+use crate::{
+    names::{self, Kind, Names},
+    table::{Chain, Dispatch, Table},
+};
+
+/// What one service port adds in one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Desired {
+    /// Those that belong to this service port.
+    pub(crate) fronts: Vec<Front>,
+    pub(crate) chains: Vec<Chain>,
+    pub(crate) lines: Vec<(Dispatch, String)>,
+}
+
+/// What holds for all service ports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Context<'a> {
+    pub(crate) traffic: &'a Traffic,
+    /// The node's own addresses.
+    pub(crate) node: &'a [IpAddr],
+}
+
+/// A service port in a family.
+pub(super) struct Port<'a> {
+    pub(super) service: &'a Service,
+    pub(super) family: Family,
+    pub(super) context: Context<'a>,
+    pub(super) names: Names,
+}
+
+/// What a service port adds. `owned`: whether a front is this service port's. `None` when that is nothing.
+pub(crate) fn desired(
+    service: &Service,
+    family: Family,
+    context: Context<'_>,
+    owned: impl Fn(&Front) -> bool,
+) -> Option<Desired> {
+    let fronts: Vec<_> =
+        fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
+    if fronts.is_empty() {
+        return None;
+    }
+    let port = Port { service, family, context, names: Names::new(&service.port.key) };
+    let lines = port.lines(&fronts);
+    let chains = port.chains(&fronts);
+    Some(Desired { fronts: fronts.into_iter().map(|(front, _)| front).collect(), chains, lines })
+}
+
+// === impl Context ===
+
+impl Context<'_> {
+    pub(super) fn masquerade(&self, family: Family) -> Masquerade {
+        self.traffic.masquerade[family]
+    }
+
+    pub(super) fn pods(&self, family: Family) -> &Pods {
+        &self.traffic.pods[family]
+    }
+}
+
+// === impl Port ===
+
+impl Port<'_> {
+    fn chains(&self, fronts: &[(Front, VipClass)]) -> Vec<Chain> {
+        let (cluster, local) = (&self.service.cluster[self.family], &self.service.local[self.family]);
+        let filled = self.filled();
+        let policy = self.service.port.internal_policy;
+        let cluster_ip = fronts.iter().find_map(|(front, class)| match (front, class) {
+            (Front::Vip { address, .. }, VipClass::ClusterIp) => Some(*address),
+            _ => None,
+        });
+        let external = self.has_external() && fronts.iter().any(|(_, class)| *class != VipClass::ClusterIp);
+        let external_policy = self.service.port.external_policy;
+        let mut chains = Vec::new();
+        let mut endpoints = BTreeMap::<String, &Endpoint>::new();
+        let add = |chains: &mut Vec<Chain>, table, name, rules| chains.push(Chain { table, name, rules });
+        let pools = [(TrafficPolicy::Cluster, Kind::Svc, cluster), (TrafficPolicy::Local, Kind::Svl, local)];
+        for (pool, kind, members) in pools {
+            let internal = cluster_ip.filter(|_| policy == pool);
+            // Under external policy Local both are needed.
+            let externally = external && (kind == Kind::Svc || external_policy == TrafficPolicy::Local);
+            if !members.is_empty() && (internal.is_some() || externally) {
+                add(&mut chains, Table::Nat, self.names.chain(kind), self.pool(internal, members));
+                endpoints.extend(members.iter().map(|member| (self.endpoint_chain(member), member)));
+            }
+        }
+        for (name, endpoint) in endpoints {
+            add(&mut chains, Table::Nat, name, self.endpoint(endpoint));
+        }
+        if external {
+            add(&mut chains, Table::Nat, self.names.chain(Kind::Ext), self.external(filled));
+        }
+        let restricted = self.restricted(fronts);
+        if !restricted.is_empty() {
+            let fw = self.names.chain(Kind::Fw);
+            if external {
+                add(&mut chains, Table::Nat, fw, self.firewall(&restricted));
+            } else if self.refuses() {
+                add(&mut chains, Table::Filter, fw, self.silence(&restricted));
+            }
+        }
+        chains
+    }
+
+    fn lines(&self, fronts: &[(Front, VipClass)]) -> Vec<(Dispatch, String)> {
+        let port = &self.service.port;
+        let filled = self.filled();
+        let mut lines = Vec::new();
+        for (front, class) in fronts {
+            match (*front, class) {
+                (Front::Vip { address, .. }, VipClass::ClusterIp) => {
+                    let (kind, served) = match port.internal_policy {
+                        TrafficPolicy::Cluster => (Kind::Svc, filled.cluster),
+                        TrafficPolicy::Local => (Kind::Svl, filled.local),
+                    };
+                    lines.push(if served {
+                        let line = self.front(address, "cluster IP");
+                        (Dispatch::Services, line.jump(&self.names.chain(kind)))
+                    } else {
+                        let line = self.front(address, self.excuse());
+                        (Dispatch::UnservedServices, self.unserved(line))
+                    });
+                    let of = format!("{}/{} has no such port", port.key.namespace, port.key.name);
+                    let line = Line::new().to(address).comment(&of).jump(names::REJECT);
+                    lines.push((Dispatch::ClusterIps, line));
+                }
+                (Front::Vip { address, .. }, _) => self.external_lines(address, &mut lines),
+                (Front::NodePort { port, .. }, _) => {
+                    let line = |comment: &str| {
+                        let comment = format!("{}{comment}", self.names.service);
+                        Line::new().comment(&comment).port(self.protocol(), port)
+                    };
+                    if self.has_external() {
+                        let line = line("").jump(&self.names.chain(Kind::Ext));
+                        lines.push((Dispatch::NodePorts, line));
+                    }
+                    if !self.is_served_to_all() {
+                        let line = line(&format!(" {}", self.excuse()));
+                        lines.push((Dispatch::UnservedNodePorts, self.unserved(line)));
+                    }
+                }
+                (Front::Address(_), _) => {}
+            }
+        }
+        // A cluster IP is what a family of a Service has.
+        if let (Some(port), Some(_)) = (port.health_check_node_port, port.cluster_ips[self.family]) {
+            let key = &self.service.port.key;
+            let of = format!("{}/{} health check node port", key.namespace, key.name);
+            let line = Line::new().comment(&of).port(Protocol::Tcp, port.get()).jump("ACCEPT");
+            lines.push((Dispatch::HealthPorts, line));
+        }
+        lines
+    }
+
+    fn external_lines(&self, address: IpAddr, lines: &mut Vec<(Dispatch, String)>) {
+        let restricted = self.allowed(address).is_some();
+        let (comment, kind) = if !self.service.port.load_balancer_ips.contains(&address) {
+            ("external IP", Kind::Ext)
+        } else if restricted {
+            ("loadbalancer IP", Kind::Fw)
+        } else {
+            ("loadbalancer IP", Kind::Ext)
+        };
+        if self.has_external() {
+            let line = self.front(address, comment).jump(&self.names.chain(kind));
+            lines.push((Dispatch::Services, line));
+        }
+        if !self.is_served_to_all() {
+            let line = self.unserved(self.front(address, self.excuse()));
+            lines.push((Dispatch::UnservedExternal, line));
+        }
+        if restricted {
+            let fw = self.names.chain(Kind::Fw);
+            let line = self.front(address, &format!("traffic not accepted by {fw}"));
+            let to = if self.has_external() || !self.refuses() { "DROP" } else { &fw };
+            lines.push((Dispatch::Firewall, line.jump(to)));
+        }
+    }
+
+    /// What is addressed to a VIP.
+    pub(super) fn front(&self, address: IpAddr, comment: &str) -> Line {
+        let comment = format!("{} {comment}", self.names.service);
+        Line::new().to(address).comment(&comment).port(self.protocol(), self.service.port.port.get())
+    }
+
+    fn unserved(&self, line: Line) -> String {
+        if self.refuses() { line.reject(self.family, self.protocol()) } else { line.jump("DROP") }
+    }
+
+    fn excuse(&self) -> &'static str {
+        if self.refuses() { "has no endpoints" } else { "has no local endpoints" }
+    }
+
+    /// Nobody in the whole cluster can serve.
+    fn refuses(&self) -> bool {
+        !self.service.port.any_endpoints[self.family]
+    }
+
+    fn filled(&self) -> Filled {
+        let (cluster, local) = (&self.service.cluster[self.family], &self.service.local[self.family]);
+        Filled { cluster: !cluster.is_empty(), local: !local.is_empty() }
+    }
+
+    /// Somebody serves some external traffic.
+    fn has_external(&self) -> bool {
+        let Filled { cluster, local } = self.filled();
+        cluster || (local && self.service.port.external_policy == TrafficPolicy::Local)
+    }
+
+    /// Somebody serves external traffic wherever it comes from.
+    fn is_served_to_all(&self) -> bool {
+        let Filled { cluster, local } = self.filled();
+        cluster && (local || self.service.port.external_policy == TrafficPolicy::Cluster)
+    }
+
+    fn restricted(&self, fronts: &[(Front, VipClass)]) -> Vec<(IpAddr, Vec<IpNet>)> {
+        let allowed = fronts.iter().filter_map(|(front, _)| match front {
+            Front::Vip { address, .. } => Some((*address, self.allowed(*address)?)),
+            Front::NodePort { .. } | Front::Address(_) => None,
+        });
+        allowed.collect()
+    }
+
+    fn allowed(&self, vip: IpAddr) -> Option<Vec<IpNet>> {
+        allowed_sources(&self.service.port, vip, self.context.node)
+    }
+
+    fn protocol(&self) -> Protocol {
+        self.service.port.key.protocol
+    }
+}

@@ -1,0 +1,243 @@
+//! Drives a kernel: remembers what it holds, applies commits by their difference, and falls back to a comparison with what is
+//! there whenever it cannot be sure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use agent::{
+    Applied, Changes, Drift, NodeState,
+    traffic::{Claims, Options, Traffic},
+};
+use anyhow::{Context as _, Result, bail};
+use proto::model::{Failure, Family, PerFamily, ServicePortKey};
+use tracing::{debug, warn};
+
+use crate::{
+    commit::{Committer, Outcome},
+    desired::{Base, Context, base, desired, hooks},
+    kernel::{Kernel, RestoreError, Suspicion},
+    plan::{Edit, partial, remove},
+    present::Present,
+    programmed::Programmed,
+    table::Hook,
+};
+
+/// What the backend is, whatever its kernel.
+#[derive(Debug)]
+pub(crate) struct Driver<K> {
+    options: Options,
+    hooks: Vec<Hook>,
+    kernel: K,
+    /// `None`: unknown, the kernel must be asked.
+    programmed: Option<Programmed>,
+    /// The families for which there is an iptables.
+    served: Vec<Family>,
+    claims: Claims,
+    /// Why a service port was refused. The kernel holds nothing of it in that family.
+    refused: BTreeMap<ServicePortKey, String>,
+}
+
+impl<K: Kernel> Driver<K> {
+    pub(crate) fn new(kernel: K, options: Options) -> Self {
+        Self {
+            options,
+            hooks: hooks(),
+            kernel,
+            programmed: None,
+            served: Family::ALL.to_vec(),
+            claims: Claims::default(),
+            refused: BTreeMap::new(),
+        }
+    }
+
+    /// See [`agent::Backend::reconcile`].
+    pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+        self.programmed = None;
+        self.claims = Claims::default();
+        for service in state.services().values() {
+            self.claims.claim(&service.port);
+        }
+        let base = self.base(state);
+        let traffic = self.options.traffic(state.node());
+        let mut edits: Vec<Edit> =
+            state.services().keys().map(|key| self.edit(state, key, &traffic)).collect();
+        let mut served = Vec::new();
+        let mut writes = 0;
+        let mut reasons = BTreeMap::new();
+        for family in Family::ALL {
+            let (base, hooks) = (&base[family], &self.hooks);
+            let committer = Committer { kernel: &mut self.kernel, family, base, hooks, edits: &edits };
+            let Some(outcome) = committer.run().await? else {
+                if self.served.contains(&family) {
+                    warn!(%family, "there is no iptables for this family: its Services are not served");
+                }
+                continue;
+            };
+            served.push(family);
+            let Outcome { writes: more, refused } = outcome;
+            writes += more;
+            for (index, reason) in refused {
+                if let Some(edit) = edits.get_mut(index as usize) {
+                    edit.desired[family] = None;
+                    reasons.entry(edit.key.clone()).or_insert(reason);
+                }
+            }
+        }
+        if served.is_empty() {
+            bail!("iptables is not installed");
+        }
+        self.served = served;
+        self.refused = reasons;
+        let mut programmed = Programmed::new(base, traffic, state.node().addresses.clone());
+        edits.into_iter().for_each(|edit| programmed.adopt(edit));
+        self.programmed = Some(programmed);
+        Ok(self.applied(writes))
+    }
+
+    /// See [`agent::Backend::apply`].
+    pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
+        // What is refused in one family may be in force in the other.
+        let unknown = changes.services.iter().any(|key| self.refused.contains_key(key))
+            || (changes.node && !self.refused.is_empty());
+        let Some(mut programmed) = self.programmed.take().filter(|_| !unknown) else {
+            return self.reconcile(state).await;
+        };
+        let traffic = self.options.traffic(state.node());
+        let touched = self.touched(state, changes, &programmed, &traffic);
+        let edits: Vec<Edit> = touched.iter().map(|key| self.edit(state, key, &traffic)).collect();
+        let rebased = (changes.node || changes.cluster).then(|| self.base(state));
+        let mut writes = 0;
+        for family in self.served.clone() {
+            let base = rebased.as_ref().map(|base| &base[family]);
+            let (plan, users) = partial(&programmed, family, &edits, base);
+            let script = plan.script();
+            if !script.is_empty() {
+                match self.kernel.restore(family, &script).await {
+                    Ok(()) => debug!(%family, services = edits.len(), writes = script.writes(), "applied"),
+                    Err(RestoreError::Refused { reason, .. }) => {
+                        // Somebody changed our chains, or one service port is to blame: what is there decides.
+                        warn!(error = reason, "iptables refused a change: looking at what is there");
+                        return self.reconcile(state).await;
+                    }
+                    Err(RestoreError::Failed(error)) => return Err(error),
+                }
+            }
+            writes += script.writes();
+            programmed.settle_users(family, users);
+        }
+        if let Some(base) = rebased {
+            programmed.base = base;
+            programmed.traffic = traffic;
+            programmed.node.clone_from(&state.node().addresses);
+        }
+        edits.into_iter().for_each(|edit| programmed.settle(edit));
+        self.programmed = Some(programmed);
+        Ok(self.applied(writes))
+    }
+
+    /// See [`agent::Backend::drifted`].
+    pub(crate) async fn drifted(&mut self) -> Drift {
+        loop {
+            match self.kernel.suspect().await {
+                Suspicion::Drift(drift) => return drift,
+                Suspicion::Look(family) => match self.look(family).await {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        // Nobody says who it was.
+                        let (what, by) = ("rule".to_owned(), "unknown".to_owned());
+                        return Drift::Changed { what, by, pid: 0 };
+                    }
+                    Err(error) => {
+                        warn!(error = format!("{error:#}"), "cannot look at what is there");
+                        return Drift::Unsure;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Whether a family holds what was programmed.
+    async fn look(&mut self, family: Family) -> Result<bool> {
+        let Some(programmed) = self.programmed.as_ref().filter(|_| self.served.contains(&family)) else {
+            return Ok(true);
+        };
+        let Some(saved) = self.kernel.save(family).await? else { return Ok(false) };
+        let found = Present::parse(&saved).fingerprint(&self.hooks);
+        Ok(found == programmed.fingerprint(family, &self.hooks))
+    }
+
+    pub(crate) fn kernel(&mut self) -> &mut K {
+        &mut self.kernel
+    }
+
+    /// What is there of each family that has been programmed. Chains of these names may be kube-proxy's in others.
+    pub(crate) async fn present(&mut self) -> Result<Vec<(Family, Present)>> {
+        let mut found = Vec::new();
+        for family in Family::ALL {
+            let saved = self.kernel.save(family).await?;
+            let present = saved.as_deref().map(Present::parse).filter(Present::is_programmed);
+            found.extend(present.map(|present| (family, present)));
+        }
+        Ok(found)
+    }
+
+    /// See [`agent::Backend::cleanup`].
+    pub(crate) async fn cleanup(&mut self) -> Result<()> {
+        self.programmed = None;
+        for (family, present) in self.present().await? {
+            let script = remove(&present, &self.hooks).script();
+            if !script.is_empty() {
+                self.kernel.restore(family, &script).await.context("remove our chains")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The service ports to look at: those that changed, those that gain or lose a contested front by it, and, when the node's facts
+    /// are others, those whose rules may say something about them.
+    fn touched(
+        &mut self,
+        state: &NodeState,
+        changes: &Changes,
+        programmed: &Programmed,
+        traffic: &Traffic,
+    ) -> BTreeSet<ServicePortKey> {
+        let mut touched = changes.services.clone();
+        // All are released first: what one gives up another may take.
+        for key in &changes.services {
+            touched.extend(self.claims.release(key, programmed.fronts(key)));
+        }
+        for service in changes.services.iter().filter_map(|key| state.service(key)) {
+            touched.extend(self.claims.claim(&service.port));
+        }
+        if programmed.traffic != *traffic {
+            touched.extend(state.services().keys().cloned());
+        } else if programmed.node != state.node().addresses {
+            let restricted =
+                state.services().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());
+            touched.extend(restricted.map(|(key, _)| key.clone()));
+        }
+        touched
+    }
+
+    fn edit(&self, state: &NodeState, key: &ServicePortKey, traffic: &Traffic) -> Edit {
+        let context = Context { traffic, node: &state.node().addresses };
+        let of = |family| {
+            let owned = |front: &_| self.claims.owns(key, family, front);
+            desired(state.service(key)?, family, context, owned)
+        };
+        Edit { key: key.clone(), desired: PerFamily::from_fn(of) }
+    }
+
+    fn base(&self, state: &NodeState) -> PerFamily<Base> {
+        PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
+    }
+
+    fn applied(&self, writes: usize) -> Applied {
+        let refused = self.refused.iter().map(|(key, reason)| Failure {
+            key: key.clone(),
+            reason: reason.clone(),
+            retryable: true,
+        });
+        Applied { writes, failures: self.claims.failures().chain(refused).collect() }
+    }
+}

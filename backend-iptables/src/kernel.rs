@@ -1,0 +1,60 @@
+//! The seam to the kernel: save what is there, restore a script. A real one, and for tests a fake that checks what the kernel checks.
+
+mod blame;
+mod exec;
+#[cfg(test)]
+pub(crate) mod fake;
+mod tools;
+mod variant;
+mod watch;
+
+use std::future::Future;
+
+use agent::Drift;
+use anyhow::Result;
+use proto::model::Family;
+
+use crate::plan::Script;
+pub(crate) use tools::Tools;
+pub use variant::{UnknownVariant, Variant};
+
+/// What holds tables.
+pub(crate) trait Kernel: Send + 'static {
+    /// Everything in the tables of a family, as `iptables-save` prints it; `None` when there is no iptables for it.
+    fn save(&mut self, family: Family) -> impl Future<Output = Result<Option<String>>> + Send;
+
+    /// Executes the parts of a script in their order, each as a whole or not at all, up to the first that is refused.
+    fn restore(
+        &mut self,
+        family: Family,
+        script: &Script,
+    ) -> impl Future<Output = Result<(), RestoreError>> + Send;
+
+    /// Returns when somebody may have changed what is ours since it was saved. May be dropped before.
+    fn suspect(&mut self) -> impl Future<Output = Suspicion> + Send;
+}
+
+/// What [`Kernel::suspect`] has seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Suspicion {
+    /// Somebody did, or nobody can tell.
+    Drift(Drift),
+    /// It is time to look at a family: nobody announces changes here.
+    Look(Family),
+}
+
+/// Why a script is not in force.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RestoreError {
+    /// Some of it was refused; without that, the rest may be accepted.
+    #[error("{reason}")]
+    Refused {
+        /// The lines that the program names, from 1.
+        lines: Vec<usize>,
+        /// In its words.
+        reason: String,
+    },
+    /// No part of it would fare better.
+    #[error("{0:#}")]
+    Failed(anyhow::Error),
+}

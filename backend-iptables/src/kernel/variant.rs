@@ -1,0 +1,86 @@
+//! Which of the two iptables: both can hold rules at the same time, so others' choice must be met.
+
+use std::{fmt, str::FromStr};
+
+/// Where iptables keeps its rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Variant {
+    /// In nf_tables.
+    Nft,
+    /// In ip_tables, the older way.
+    Legacy,
+}
+
+/// There is no such variant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?}: expected nft or legacy")]
+pub struct UnknownVariant(String);
+
+// === impl Variant ===
+
+impl Variant {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
+
+    /// What `iptables --version` says.
+    pub(super) fn from_version(version: &str) -> Self {
+        // Before there were two it said nothing.
+        if version.contains("(nf_tables)") { Self::Nft } else { Self::Legacy }
+    }
+
+    /// By what each of them has saved, and by what `iptables` is. What bears Fairlead's names decides; then whose chains of Kubernetes
+    /// there are, kubelet's hint among them.
+    pub(super) fn choose(saved: &[(Self, String)], default: Self) -> Self {
+        let only = |prefix: &str| {
+            let marker = format!("\n:{prefix}");
+            let mut found =
+                saved.iter().filter(|(_, saved)| saved.contains(&marker)).map(|(variant, _)| *variant);
+            found.next().filter(|_| found.next().is_none())
+        };
+        only("FAIRLEAD-").or_else(|| only("KUBE-")).unwrap_or(default)
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nft => "nft",
+            Self::Legacy => "legacy",
+        })
+    }
+}
+
+impl FromStr for Variant {
+    type Err = UnknownVariant;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|variant| variant.to_string() == text);
+        found.ok_or_else(|| UnknownVariant(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variant_in_use_is_chosen() {
+        let kubelet = "*mangle\n:PREROUTING ACCEPT [0:0]\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
+        let ours = "*filter\n:KUBE-SERVICES - [0:0]\n:FAIRLEAD-REJECT - [0:0]\nCOMMIT\n";
+        let foreign = "*nat\n:CNI-KUBE - [0:0]\nCOMMIT\n";
+        let choose = |nft: &str, legacy: &str| {
+            let saved = [(Variant::Nft, nft.to_owned()), (Variant::Legacy, legacy.to_owned())];
+            Variant::choose(&saved, Variant::Nft)
+        };
+        assert_eq!(choose("", ""), Variant::Nft);
+        assert_eq!(choose(foreign, kubelet), Variant::Legacy);
+        assert_eq!(choose(kubelet, kubelet), Variant::Nft);
+        assert_eq!(choose(kubelet, ours), Variant::Legacy);
+        assert_eq!(Variant::choose(&[], Variant::Legacy), Variant::Legacy);
+        assert_eq!(Variant::from_version("iptables v1.8.9 (nf_tables)"), Variant::Nft);
+        assert_eq!(Variant::from_version("iptables v1.8.9 (legacy)"), Variant::Legacy);
+        assert_eq!(Variant::from_version("iptables v1.6.1"), Variant::Legacy);
+        assert_eq!("legacy".parse(), Ok(Variant::Legacy));
+        assert!("auto".parse::<Variant>().is_err());
+    }
+}

@@ -1,0 +1,54 @@
+//! From what is there to what should be, in the words of `iptables-restore`.
+//!
+//! ```text
+//!   *filter  what is new: it keeps packets from where nobody serves, before nobody does
+//!   *nat     chains, lines, jumps; what nobody needs goes, all at once
+//!   *filter  what is old goes
+//! ```
+//!
+//! Each part is in force as a whole or not at all. A part without content is left out, so that the change of an endpoint is one part.
+
+mod full;
+mod partial;
+mod script;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+
+use proto::model::{PerFamily, ServicePortKey};
+
+use crate::{
+    desired::Desired,
+    table::{Chain, Dispatch, Hook, Place, Table},
+};
+pub(crate) use full::{Full, Sweep, remove};
+pub(crate) use partial::{Deltas, partial};
+pub(crate) use script::Script;
+
+/// One service port: what it is to add.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Edit {
+    pub(crate) key: ServicePortKey,
+    pub(crate) desired: PerFamily<Option<Desired>>,
+}
+
+/// Which edit something is done for, by its index; `None`: for all.
+pub(crate) type Owner = Option<u32>;
+
+/// What is to be done, in no order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Chains to make, or to fill anew.
+    chains: Vec<(Owner, Chain)>,
+    /// Chains that hold lines of service ports, to make or to fill anew.
+    dispatches: Vec<(Dispatch, Vec<(Owner, String)>)>,
+    /// Chains to delete.
+    gone: BTreeSet<(Table, String)>,
+    add: Vec<(Owner, Place, Dispatch, String)>,
+    remove: Vec<(Owner, Dispatch, String)>,
+    /// Lines that come behind all others.
+    behind: Vec<(Dispatch, String)>,
+    hook: Vec<Hook>,
+    unhook: Vec<Hook>,
+}

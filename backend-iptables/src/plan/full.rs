@@ -1,0 +1,141 @@
+//! The difference between what a kernel holds, whatever that is, and what all service ports add together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::model::Family;
+
+use super::{Edit, Owner, Plan};
+use crate::{
+    desired::{Base, Desired},
+    present::{Middle, Present},
+    table::{Chain, Dispatch, Hook, Table},
+};
+
+/// With fewer changes a chain is edited, with more it is written anew: taking a line out costs a look at all of them.
+const FEW: usize = 16;
+
+/// Whether what no active edit wants is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sweep {
+    Delete,
+    Keep,
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Full<'a> {
+    pub(crate) present: &'a Present,
+    pub(crate) base: &'a Base,
+    pub(crate) hooks: &'a [Hook],
+    pub(crate) edits: &'a [Edit],
+    /// Those edits that count.
+    pub(crate) active: &'a BTreeSet<u32>,
+    pub(crate) sweep: Sweep,
+}
+
+impl Full<'_> {
+    /// What leads from one to the other.
+    pub(crate) fn plan(&self, family: Family) -> Plan {
+        let mut plan = Plan::default();
+        let mut wanted = BTreeSet::<(Table, &str)>::new();
+        let mut lines = BTreeMap::<Dispatch, BTreeMap<&str, Owner>>::new();
+        let fixed = self.base.chains.iter().map(|chain| (None, chain));
+        let of_services = self
+            .active(family)
+            .flat_map(|(owner, desired)| desired.chains.iter().map(move |chain| (Some(owner), chain)));
+        for (owner, chain) in fixed.chain(of_services) {
+            wanted.insert((chain.table, &chain.name));
+            if self.present.rules(chain.table, &chain.name) != Some(&chain.rules[..]) {
+                plan.chains.push((owner, chain.clone()));
+            }
+        }
+        for (owner, desired) in self.active(family) {
+            for (dispatch, line) in &desired.lines {
+                lines.entry(*dispatch).or_default().entry(line).or_insert(Some(owner));
+            }
+        }
+        for dispatch in Dispatch::ALL {
+            wanted.insert((dispatch.table(), dispatch.chain()));
+            self.dispatch(&mut plan, dispatch, &lines.remove(&dispatch).unwrap_or_default());
+        }
+        self.hooks(&mut plan);
+        if self.sweep == Sweep::Delete {
+            for (table, name, rules) in
+                self.present.ours().filter(|(table, name, _)| !wanted.contains(&(*table, *name)))
+            {
+                give_up(&mut plan, self.present, self.hooks, (table, name, rules));
+            }
+        }
+        plan
+    }
+
+    fn active(&self, family: Family) -> impl Iterator<Item = (u32, &Desired)> {
+        let edits = self.active.iter().filter_map(|index| Some((*index, self.edits.get(*index as usize)?)));
+        edits.filter_map(move |(index, edit)| Some((index, edit.desired[family].as_ref()?)))
+    }
+
+    fn dispatch(&self, plan: &mut Plan, dispatch: Dispatch, lines: &BTreeMap<&str, Owner>) {
+        let ends = self.base.ends(dispatch);
+        let place = ends.place();
+        if let Middle::Lines(middle) = self.present.middle(dispatch, ends) {
+            let mut missing = lines.clone();
+            let mut surplus = Vec::new();
+            for line in middle {
+                if missing.remove(&**line).is_none() {
+                    surplus.push(line);
+                }
+            }
+            if self.sweep == Sweep::Keep {
+                surplus.clear();
+            }
+            // A line is deleted by its words: the first one that has them goes.
+            let clash = surplus.iter().any(|line| ends.head.contains(line) || ends.tail.contains(line));
+            let changes = missing.len() + surplus.len();
+            if !clash && (changes <= FEW || changes <= lines.len() / 4 || self.sweep == Sweep::Keep) {
+                let add = missing.into_iter();
+                plan.add.extend(add.map(|(line, owner)| (owner, place, dispatch, line.to_owned())));
+                plan.remove.extend(surplus.into_iter().map(|line| (None, dispatch, line.clone())));
+                return;
+            }
+        }
+        let fixed = |lines: &[String]| lines.iter().map(|line| (None, line.clone())).collect::<Vec<_>>();
+        let of_services = lines.iter().map(|(line, owner)| (*owner, (*line).to_owned())).collect();
+        plan.dispatches.push((dispatch, [fixed(&ends.head), of_services, fixed(&ends.tail)].concat()));
+    }
+
+    fn hooks(&self, plan: &mut Plan) {
+        for hook in self.hooks {
+            match self.present.count(hook) {
+                0 => plan.hook.push(hook.clone()),
+                count => plan.unhook.extend(std::iter::repeat_n(hook.clone(), count - 1)),
+            }
+        }
+    }
+}
+
+/// Everything of ours goes, and nothing else.
+pub(crate) fn remove(present: &Present, hooks: &[Hook]) -> Plan {
+    let mut plan = Plan::default();
+    for hook in hooks {
+        plan.unhook.extend(std::iter::repeat_n(hook.clone(), present.count(hook)));
+    }
+    for chain in present.ours() {
+        give_up(&mut plan, present, hooks, chain);
+    }
+    plan
+}
+
+/// Deletes a chain; one that rules of others lead to is only emptied.
+fn give_up(
+    plan: &mut Plan,
+    present: &Present,
+    hooks: &[Hook],
+    (table, name, rules): (Table, &str, &[String]),
+) {
+    let name = name.to_owned();
+    if !present.is_used(table, &name, hooks) {
+        plan.gone.insert((table, name));
+    } else if !rules.is_empty() {
+        plan.chains.push((None, Chain { table, name, rules: Vec::new() }));
+    }
+}

@@ -1,0 +1,190 @@
+//! What there is in the two tables: chains with their rules as texts, and the chains that hold lines of many service ports.
+
+use std::{
+    fmt,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+};
+
+use crate::names;
+
+/// A table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Table {
+    Filter,
+    Nat,
+}
+
+/// A chain with its rules, each as `iptables-save` prints it after `-A CHAIN`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chain {
+    pub(crate) table: Table,
+    pub(crate) name: String,
+    pub(crate) rules: Vec<String>,
+}
+
+/// A chain to which service ports contribute a line each, in any order; what comes before and behind is [`Ends`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Dispatch {
+    /// To cluster IPs, external and load-balancer IPs.
+    Services,
+    /// To node ports.
+    NodePorts,
+    /// Cluster IPs without an endpoint.
+    UnservedServices,
+    /// External and load-balancer IPs without an endpoint.
+    UnservedExternal,
+    /// Node ports without an endpoint.
+    UnservedNodePorts,
+    /// Health-check node ports.
+    HealthPorts,
+    /// Load-balancer IPs, for those that source ranges do not allow.
+    Firewall,
+    /// Cluster IPs, for the ports that nobody has there.
+    ClusterIps,
+}
+
+/// The rules of a [`Dispatch`] that belong to no service port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ends {
+    pub(crate) head: Vec<String>,
+    pub(crate) tail: Vec<String>,
+}
+
+/// Where in its chain a line goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    First,
+    Last,
+}
+
+/// A rule in a built-in chain that leads to one of ours.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Hook {
+    pub(crate) table: Table,
+    pub(crate) chain: &'static str,
+    pub(crate) rule: String,
+}
+
+/// Stands for a chain with its rules, a line of a [`Dispatch`] or a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Mark(u64);
+
+/// Stands for everything of ours in a family: the sum of its [`Mark`]s, in whatever order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fingerprint(u64);
+
+// === impl Table ===
+
+impl Table {
+    pub(crate) const ALL: [Self; 2] = [Self::Filter, Self::Nat];
+
+    /// Its name on command lines.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Filter => "filter",
+            Self::Nat => "nat",
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+// === impl Chain ===
+
+impl Chain {
+    /// What stands for it.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark::of(self.table, &self.name, &self.rules)
+    }
+}
+
+// === impl Dispatch ===
+
+impl Dispatch {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Services,
+        Self::NodePorts,
+        Self::UnservedServices,
+        Self::UnservedExternal,
+        Self::UnservedNodePorts,
+        Self::HealthPorts,
+        Self::Firewall,
+        Self::ClusterIps,
+    ];
+
+    pub(crate) const fn table(self) -> Table {
+        match self {
+            Self::Services | Self::NodePorts => Table::Nat,
+            _ => Table::Filter,
+        }
+    }
+
+    pub(crate) const fn chain(self) -> &'static str {
+        match self {
+            Self::Services | Self::UnservedServices => names::SERVICES,
+            Self::NodePorts | Self::HealthPorts => names::NODEPORTS,
+            Self::UnservedExternal => names::EXTERNAL_SERVICES,
+            Self::UnservedNodePorts => names::UNSERVED_NODEPORTS,
+            Self::Firewall => names::PROXY_FIREWALL,
+            Self::ClusterIps => names::CLUSTER_IPS,
+        }
+    }
+
+    /// Which one a chain is.
+    pub(crate) fn of(table: Table, chain: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dispatch| dispatch.table() == table && dispatch.chain() == chain)
+    }
+
+    /// Whether several service ports may contribute the same line.
+    pub(crate) const fn is_shared(self) -> bool {
+        matches!(self, Self::HealthPorts | Self::ClusterIps)
+    }
+
+    /// What stands for a line in it.
+    pub(crate) fn mark(self, line: &str) -> Mark {
+        Mark::of(self.table(), self.chain(), &[line])
+    }
+}
+
+// === impl Ends ===
+
+impl Ends {
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &String> {
+        self.head.iter().chain(&self.tail)
+    }
+
+    /// Where another line goes: no chain has both a head and a tail.
+    pub(crate) fn place(&self) -> Place {
+        if self.tail.is_empty() { Place::Last } else { Place::First }
+    }
+}
+
+// === impl Hook ===
+
+impl Hook {
+    /// What stands for it.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark::of(self.table, self.chain, &[&self.rule])
+    }
+}
+
+// === impl Mark ===
+
+impl Mark {
+    pub(crate) fn of<R: AsRef<str>>(table: Table, chain: &str, rules: &[R]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (table, chain).hash(&mut hasher);
+        rules.iter().for_each(|rule| rule.as_ref().hash(&mut hasher));
+        Self(hasher.finish())
+    }
+}
+
+impl FromIterator<Mark> for Fingerprint {
+    fn from_iter<I: IntoIterator<Item = Mark>>(marks: I) -> Self {
+        Self(marks.into_iter().fold(0, |sum, Mark(mark)| sum.wrapping_add(mark)))
+    }
+}

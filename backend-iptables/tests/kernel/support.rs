@@ -1,0 +1,58 @@
+//! What the tests share: a namespace with a runtime in it, the backend as tests have it, and iptables as an operator has it.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
+use agent::{
+    Applied, Backend, NodeState,
+    traffic::{LocalPods, Options},
+};
+use backend_iptables::{Iptables, Variant};
+use netlink::testing::in_netns;
+
+/// Runs a test in a network namespace of its own.
+pub(crate) fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+    in_netns(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test());
+    });
+}
+
+/// With pods in 10.244.0.0/16 and fd00:244::/32.
+pub(crate) fn options() -> Options {
+    let cidrs = ["10.244.0.0/16", "fd00:244::/32"];
+    let local_pods = LocalPods::ClusterCidr(cidrs.map(|cidr| cidr.parse().unwrap()).to_vec());
+    Options { local_pods, ..Options::default() }
+}
+
+pub(crate) fn backend(variant: Variant) -> Iptables {
+    Iptables::new(options(), Some(variant))
+}
+
+/// By an instance that knows nothing, as after a restart.
+pub(crate) async fn reconcile(variant: Variant, state: &NodeState) -> Applied {
+    backend(variant).reconcile(state).await.unwrap()
+}
+
+/// Runs a program with these words, and feeds it.
+#[track_caller]
+pub(crate) fn tool(words: &str, input: &str) -> String {
+    let mut words = words.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What both families hold, without remarks and counters.
+pub(crate) fn saved(variant: Variant) -> Vec<String> {
+    let saved = ["iptables", "ip6tables"].map(|name| tool(&format!("{name}-{variant}-save"), ""));
+    let saved = saved.concat();
+    let lines = saved.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect()
+}

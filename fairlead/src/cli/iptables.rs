@@ -1,0 +1,78 @@
+//! The flags of the iptables backend.
+
+use anyhow::{Result, bail};
+use backend_iptables::Variant;
+use clap::Args;
+
+use super::BackendName;
+
+#[derive(Debug, Args)]
+pub(crate) struct IptablesArgs {
+    /// For iptables: which of the two keeps the rules, `nft` (in nf_tables) or `legacy`. Without it, the one that holds Fairlead's
+    /// or other chains of Kubernetes already; else what `iptables` is on this machine.
+    #[arg(long, value_name = "nft|legacy|auto", value_parser = variant)]
+    iptables_variant: Option<Choice>,
+}
+
+/// `--iptables-variant`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    Auto,
+    Only(Variant),
+}
+
+impl IptablesArgs {
+    /// `None`: whichever is in use.
+    pub(crate) fn variant(&self) -> Option<Variant> {
+        match self.iptables_variant {
+            Some(Choice::Only(variant)) => Some(variant),
+            Some(Choice::Auto) | None => None,
+        }
+    }
+
+    /// The flags are of use for one backend only.
+    pub(crate) fn check(&self, backend: Option<BackendName>) -> Result<()> {
+        if self.iptables_variant.is_some() && backend != Some(BackendName::Iptables) {
+            bail!("--iptables-variant is of no use without the iptables backend");
+        }
+        Ok(())
+    }
+}
+
+/// Reads `--iptables-variant`.
+fn variant(text: &str) -> Result<Choice, String> {
+    match text {
+        "auto" => Ok(Choice::Auto),
+        text => text
+            .parse()
+            .map(Choice::Only)
+            .map_err(|error: backend_iptables::UnknownVariant| format!("{error}, or auto")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::testing::{local, parse},
+        *,
+    };
+
+    #[test]
+    fn the_variant_is_one_of_two_or_whichever_is_in_use() {
+        for (given, expected) in
+            [("auto", None), ("nft", Some(Variant::Nft)), ("legacy", Some(Variant::Legacy))]
+        {
+            assert_eq!(local(&["--iptables-variant", given]).iptables.variant(), expected);
+        }
+        let error = parse(&["local", "--backend", "iptables", "--iptables-variant", "old"]).unwrap_err();
+        assert!(error.contains("expected nft or legacy, or auto"), "{error}");
+    }
+
+    #[test]
+    fn the_variant_belongs_to_iptables() {
+        let args = local(&["--iptables-variant", "nft"]).iptables;
+        assert!(args.check(Some(BackendName::Nft)).is_err() && args.check(None).is_err());
+        assert!(args.check(Some(BackendName::Iptables)).is_ok());
+        assert!(local(&[]).iptables.check(Some(BackendName::Nft)).is_ok());
+    }
+}
