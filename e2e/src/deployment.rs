@@ -27,9 +27,11 @@ use crate::wire::Protocol;
 
 mod backend;
 mod program;
+mod written;
 
 pub use backend::Backend;
 pub use program::fairlead;
+pub use written::{Monitor, Notes};
 
 /// How long anything may take on a machine that does much else.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -156,7 +158,9 @@ impl Deployment {
             if self.agents[number].process.is_none() {
                 let node = &self.cluster.nodes()[number];
                 let (name, netns) = (node.name.clone(), node.netns.clone());
-                let command = self.backend.follow(&self.socket(), &name, &self.state(node), &self.arguments);
+                let state = self.state(node);
+                let mut command = self.backend.follow(&self.socket(), &name, &state, &self.arguments);
+                self.backend.note(&mut command, &self.notes(node));
                 self.agents[number].process = Some(self.spawn(&netns, &name, command));
             }
         }
@@ -235,15 +239,29 @@ impl Deployment {
         self.directory.path().join(name)
     }
 
-    /// Sees from now on everything that is written to the kernel of `node`.
+    /// Sees from now on everything that the backend writes to the kernel of `node`.
     #[track_caller]
-    pub fn monitor(&self, node: &Node) -> NftMonitor {
-        NftMonitor::start(&node.netns, &self.directory.path().join(format!("monitor-{}.log", node.name)))
+    pub fn monitor(&self, node: &Node) -> Monitor {
+        match self.backend {
+            Backend::Nft => {
+                let log = self.path(&format!("monitor-{}.log", node.name));
+                Monitor::Nft(NftMonitor::start(&node.netns, &log))
+            }
+            Backend::IptablesNft | Backend::IptablesLegacy => {
+                Monitor::Iptables(Notes::open(self.notes(node)))
+            }
+        }
+    }
+
+    /// Where it is noted which programs the backend of `node` runs.
+    fn notes(&self, node: &Node) -> PathBuf {
+        self.path(&format!("notes-{}", node.name))
     }
 
     /// Whether a line about the kernel is about what [`Self::settle`] does.
     pub fn is_fence(line: &str) -> bool {
-        line.contains(&format!("{} ", plan::cluster_ip(FENCE).v4))
+        let address = plan::cluster_ip(FENCE).v4;
+        [' ', '/'].into_iter().any(|end| line.contains(&format!("{address}{end}")))
     }
 
     /// Runs `fairlead` with these arguments, which the frontend's address follows, to its end; returns what it printed.

@@ -41,7 +41,7 @@ mod wire;
 
 pub use client::{Client, DEADLINE};
 pub use cluster::{Cluster, ClusterBuilder, Node, Pod};
-pub use deployment::{Backend, Deployment, DeploymentBuilder, fairlead};
+pub use deployment::{Backend, Deployment, DeploymentBuilder, Monitor, Notes, fairlead};
 pub use netns::{Netns, leftovers, sweep};
 pub use plan::{DualStack, Family};
 pub use process::Process;

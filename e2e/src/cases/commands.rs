@@ -87,6 +87,7 @@ pub fn cleanup_removes_its_own(backend: Backend) {
     for netns in [&netns, &before.node('a').netns] {
         tools::nft(netns, foreign);
     }
+    backend.make_tables(&before.node('a').netns);
     deployment.stop_backends(nix::sys::signal::Signal::SIGTERM);
     let client = deployment.cluster().pod("pod-a-3").client();
     assert_web(&client, &["pod-a-1"]);
@@ -109,7 +110,7 @@ pub fn cleanup_removes_its_own(backend: Backend) {
         // The second time there is nothing to do.
         assert!(cleanup(&[]).ends_with(said));
         assert_eq!(std::fs::read_dir(&state).expect("the directory stays").count(), 0);
-        assert_eq!(tools::nft_list(&netns), tools::nft_list(&before.node('a').netns));
+        assert_eq!(backend.rules(&netns), backend.rules(&before.node('a').netns));
         let client = client.clone().with_deadline(std::time::Duration::from_millis(100));
         assert_eq!(client.tcp(vip(Family::V4)), Err(Failure::TimedOut));
     }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use super::{PORT, vip};
 use crate::cluster::Pod;
+use crate::deployment::Backend;
 use crate::netns::Netns;
 use crate::plan::{self, Family};
 use crate::tools;
@@ -54,6 +55,15 @@ impl Mode {
         }
     }
 
+    /// Whether a backend keeps its rules where these are, under the same names.
+    pub(super) fn is_kept_by(self, backend: Backend) -> bool {
+        match self {
+            Self::IptablesNft => backend == Backend::IptablesNft,
+            Self::IptablesLegacy => backend == Backend::IptablesLegacy,
+            Self::Nftables => false,
+        }
+    }
+
     #[track_caller]
     pub(super) fn load_others(self, node: &Netns) {
         for (_, tool) in self.tools() {
@@ -86,7 +96,9 @@ impl Mode {
         let listed = match self {
             Self::Nftables => {
                 let tables = node.output("nft", &["list", "tables"]);
-                let others = tables.lines().filter(|line| !line.ends_with(" fairlead"));
+                // In two of them iptables keeps its rules.
+                let ours = [" fairlead", " filter", " nat"];
+                let others = tables.lines().filter(|line| !ours.iter().any(|name| line.ends_with(name)));
                 others.map(|line| node.output("nft", &["list", "table", &line["table ".len()..]])).collect()
             }
             _ => self

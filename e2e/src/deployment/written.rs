@@ -1,0 +1,90 @@
+//! What a backend writes to its node's kernel, as a test sees it: by `nft monitor`; for iptables, whose older variant announces nothing,
+//! by scripts that stand before `iptables-restore` and `iptables-save` in the backend's path, note what happens, and run the real one.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::tools::NftMonitor;
+
+/// Notes what is fed before it is in force.
+const RESTORE: &str = "#!/bin/sh\nPATH=${PATH#*:}\ntee -a \"${0%/*}/restored\" | exec \"${0##*/}\" \"$@\"\n";
+/// Notes that it was run.
+const SAVE: &str =
+    "#!/bin/sh\nPATH=${PATH#*:}\necho \"${0##*/}\" >> \"${0%/*}/saved\"\nexec \"${0##*/}\" \"$@\"\n";
+
+/// Sees what is written from the moment it was made.
+#[derive(Debug)]
+pub enum Monitor {
+    /// By the kernel's announcements.
+    Nft(NftMonitor),
+    /// By what the tools are fed.
+    Iptables(Notes),
+}
+
+/// What the scripts have noted, each in its file.
+#[derive(Debug)]
+pub struct Notes {
+    directory: PathBuf,
+    restored: usize,
+    saved: usize,
+}
+
+/// Puts the scripts into a directory.
+#[track_caller]
+pub(super) fn install(directory: &Path, tools: &[&str]) {
+    fs::create_dir_all(directory).expect("a directory for scripts");
+    for tool in tools {
+        for (script, text) in [("restore", RESTORE), ("save", SAVE)] {
+            let path = directory.join(format!("{tool}-{script}"));
+            fs::write(&path, text).expect("write a script");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("make it a program");
+        }
+    }
+}
+
+// === impl Monitor ===
+
+impl Monitor {
+    /// What has been changed since the last call, a line each; empty if nothing has.
+    #[track_caller]
+    pub fn changes(&mut self) -> Vec<String> {
+        match self {
+            Self::Nft(monitor) => monitor.changes(),
+            Self::Iptables(notes) => notes.restored(),
+        }
+    }
+}
+
+// === impl Notes ===
+
+impl Notes {
+    pub(super) fn open(directory: PathBuf) -> Self {
+        let mut notes = Self { directory, restored: 0, saved: 0 };
+        notes.restored();
+        notes.saved();
+        notes
+    }
+
+    /// The lines that change something, fed since the last call.
+    #[track_caller]
+    pub fn restored(&mut self) -> Vec<String> {
+        let mut lines = new_lines(&self.directory.join("restored"), &mut self.restored);
+        lines.retain(|line| !line.starts_with('*') && line != "COMMIT");
+        lines
+    }
+
+    /// The programs that were run to see what is there, since the last call.
+    #[track_caller]
+    pub fn saved(&mut self) -> Vec<String> {
+        new_lines(&self.directory.join("saved"), &mut self.saved)
+    }
+}
+
+/// Nobody has written a file that is not there.
+fn new_lines(path: &Path, seen: &mut usize) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<_> = text.lines().skip(*seen).map(str::to_owned).collect();
+    *seen += lines.len();
+    lines
+}
