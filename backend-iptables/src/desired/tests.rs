@@ -1,1 +1,78 @@
-//! Tests.
+//! What is written for each kind of service, in full, as `iptables-save` prints it: kube-proxy's rules, but where a test says why not.
+
+mod base;
+mod external;
+mod internal;
+
+use agent::{
+    Service,
+    testing::{ServiceBuilder, mk_state},
+    traffic::{LocalPods, Options},
+};
+use proto::model::Family;
+
+use super::*;
+
+/// A service port whose chains end in `XPGD46QRK7WJZT7O`. Endpoints on port 80 have these:
+///
+/// ```text
+///   10.180.0.1       SXIVWICOYRO3J4NJ
+///   10.180.0.2       LXVODXWDISEETFEF
+///   10.180.0.3       ICDUIKC33SFI6ZPR
+///   fd00:10:180::1   OGYCNMB4EMRUSJ6N
+///   fd00:10:180::2   P2NYGPDH7GVZACN4
+/// ```
+fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
+    named("ns1/svc1:p80", build)
+}
+
+fn named(key: &str, build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
+    mk_state().service(key, build).build().services().values().next().unwrap().clone()
+}
+
+/// Pods are in 10.0.0.0/8 and fd00:10::/32.
+fn pods() -> Options {
+    within(&["10.0.0.0/8", "fd00:10::/32"])
+}
+
+fn within(cidrs: &[&str]) -> Options {
+    let cidrs = cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect();
+    Options { local_pods: LocalPods::ClusterCidr(cidrs), ..Options::default() }
+}
+
+/// All that a service port adds: the lines in chains that it shares, sorted; then its own chains by name, their rules in order.
+fn written(service: &Service, family: Family, options: &Options) -> Vec<String> {
+    let node = mk_state().build().node().clone();
+    let traffic = options.traffic(&node);
+    let context = Context { traffic: &traffic, node: &node.addresses };
+    let Some(Desired { mut chains, lines, .. }) = desired(service, family, context, |_| true) else {
+        return Vec::new();
+    };
+    let mut written: Vec<String> = lines
+        .iter()
+        .map(|(dispatch, line)| format!("{} -A {} {line}", dispatch.table(), dispatch.chain()))
+        .collect();
+    written.sort_unstable();
+    chains.sort_by(|one, two| (one.table, &one.name).cmp(&(two.table, &two.name)));
+    written.extend(chains.iter().flat_map(|chain| {
+        chain.rules.iter().map(move |rule| format!("{} -A {} {rule}", chain.table, chain.name))
+    }));
+    written
+}
+
+/// Compares line by line.
+#[track_caller]
+fn assert_lines(found: &[String], expected: &str) {
+    let expected: Vec<&str> = expected.lines().filter(|line| !line.is_empty()).collect();
+    assert!(found == expected, "found:\n{}\n\nexpected:\n{}", found.join("\n"), expected.join("\n"));
+}
+
+#[track_caller]
+fn assert_written(service: &Service, family: Family, expected: &str) {
+    assert_lines(&written(service, family, &pods()), expected);
+}
+
+/// Those lines that have a word.
+fn with(word: &str, lines: Vec<String>) -> Vec<String> {
+    lines.into_iter().filter(|line| line.contains(word)).collect()
+}

@@ -1,0 +1,107 @@
+//! What is there without any service: fixed chains, ends, and jumps from the built-in chains.
+
+use agent::traffic::NodePortAddresses;
+
+use super::*;
+use crate::table::{Dispatch, Place};
+
+/// The fixed chains, then the ends of those that service ports share: in a chain without a head their lines come first.
+fn fixed(family: Family, options: &Options) -> Vec<String> {
+    let state = mk_state().build();
+    let base = base(family, options, state.node(), state.cluster());
+    let chains = base.chains.iter().flat_map(|chain| {
+        chain.rules.iter().map(move |rule| format!("{} -A {} {rule}", chain.table, chain.name))
+    });
+    let ends = Dispatch::ALL.into_iter().flat_map(|dispatch| {
+        let ends = base.ends(dispatch);
+        assert!(ends.head.is_empty() || ends.tail.is_empty());
+        assert_eq!(ends.place(), if ends.tail.is_empty() { Place::Last } else { Place::First });
+        let at = if ends.tail.is_empty() { "first" } else { "last" };
+        ends.lines().map(move |line| format!("{at} {} -A {} {line}", dispatch.table(), dispatch.chain()))
+    });
+    chains.chain(ends).collect()
+}
+
+/// Three things are missing of what kube-proxy has. Packets that conntrack finds invalid are not dropped: no other backend does, nor
+/// kube-proxy in its other modes. Node ports do not answer on loopback, so there is no rule against those who would misuse it. And
+/// nothing is counted.
+#[test]
+fn ipv4() {
+    assert_lines(
+        &fixed(Family::V4, &pods()),
+        r#"
+nat -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+nat -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+nat -A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+nat -A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
+filter -A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark 0x4000/0x4000 -j ACCEPT
+filter -A KUBE-FORWARD -m comment --comment "kubernetes forwarding conntrack rule" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+filter -A FAIRLEAD-REJECT -p tcp -j REJECT --reject-with tcp-reset
+filter -A FAIRLEAD-REJECT -j REJECT --reject-with icmp-port-unreachable
+last nat -A KUBE-SERVICES -d 192.168.1.1/32 -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+first nat -A KUBE-NODEPORTS -d 127.0.0.0/8 -j RETURN
+last filter -A KUBE-SERVICES -m conntrack ! --ctstate DNAT -m comment --comment "addresses of services that lead nowhere" -j FAIRLEAD-CLUSTER-IPS
+last filter -A KUBE-EXTERNAL-SERVICES -d 192.168.1.1/32 -m comment --comment "node ports that nobody serves" -m addrtype --dst-type LOCAL -j FAIRLEAD-NODEPORTS
+first filter -A FAIRLEAD-NODEPORTS -d 127.0.0.0/8 -j RETURN
+last filter -A FAIRLEAD-CLUSTER-IPS -d 10.96.0.0/12 -m comment --comment "no service has this address" -j DROP
+"#,
+    );
+}
+
+#[test]
+fn ipv6() {
+    let ranges = vec!["::/0".parse().unwrap(), "192.168.0.0/16".parse().unwrap()];
+    let options = Options {
+        masquerade_bit: 20,
+        nodeport_addresses: NodePortAddresses::Cidrs(ranges),
+        ..within(&["fd00:10::/32", "fd00:11::/32"])
+    };
+    assert_lines(
+        &fixed(Family::V6, &options),
+        r#"
+nat -A KUBE-MARK-MASQ -j MARK --set-xmark 0x100000/0x100000
+nat -A KUBE-POSTROUTING -m mark ! --mark 0x100000/0x100000 -j RETURN
+nat -A KUBE-POSTROUTING -j MARK --set-xmark 0x100000/0x0
+nat -A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
+filter -A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark 0x100000/0x100000 -j ACCEPT
+filter -A KUBE-FORWARD -m comment --comment "kubernetes forwarding conntrack rule" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+filter -A FAIRLEAD-REJECT -p tcp -j REJECT --reject-with tcp-reset
+filter -A FAIRLEAD-REJECT -j REJECT --reject-with icmp6-port-unreachable
+nat -A FAIRLEAD-MASQ-OTHERS -s fd00:10::/32 -j RETURN
+nat -A FAIRLEAD-MASQ-OTHERS -s fd00:11::/32 -j RETURN
+nat -A FAIRLEAD-MASQ-OTHERS -j KUBE-MARK-MASQ
+last nat -A KUBE-SERVICES -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+first nat -A KUBE-NODEPORTS -d ::1/128 -j RETURN
+last filter -A KUBE-SERVICES -m conntrack ! --ctstate DNAT -m comment --comment "addresses of services that lead nowhere" -j FAIRLEAD-CLUSTER-IPS
+last filter -A KUBE-EXTERNAL-SERVICES -m comment --comment "node ports that nobody serves" -m addrtype --dst-type LOCAL -j FAIRLEAD-NODEPORTS
+first filter -A FAIRLEAD-NODEPORTS -d ::1/128 -j RETURN
+last filter -A FAIRLEAD-CLUSTER-IPS -d fd00:96::/108 -m comment --comment "no service has this address" -j DROP
+"#,
+    );
+}
+
+/// kube-proxy's, and one more: what the node itself sends to an external IP without endpoints is refused too.
+#[test]
+fn jumps() {
+    let hooks = hooks();
+    let lines: Vec<String> =
+        hooks.iter().map(|hook| format!("{} -A {} {}", hook.table, hook.chain, hook.rule)).collect();
+    assert_lines(
+        &lines,
+        r#"
+filter -A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
+filter -A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
+filter -A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
+filter -A INPUT -m comment --comment "kubernetes health check service ports" -j KUBE-NODEPORTS
+filter -A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+filter -A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+filter -A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+filter -A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
+filter -A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
+filter -A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
+nat -A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+nat -A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+nat -A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+"#,
+    );
+}
