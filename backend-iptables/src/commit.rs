@@ -103,8 +103,8 @@ impl<K: Kernel> Committer<'_, K> {
 
     async fn present(&mut self) -> Result<Option<Present>> {
         let saved = self.kernel.save(self.family).await;
-        let saved = saved.with_context(|| format!("save the {} tables", self.family))?;
-        Ok(saved.as_deref().map(Present::parse))
+        let present = saved.and_then(|saved| saved.as_deref().map(Present::parse).transpose());
+        present.with_context(|| format!("save the {} tables", self.family))
     }
 
     async fn commit(

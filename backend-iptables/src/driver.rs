@@ -161,7 +161,7 @@ impl<K: Kernel> Driver<K> {
             return Ok(true);
         };
         let Some(saved) = self.kernel.save(family).await? else { return Ok(false) };
-        let found = Present::parse(&saved).fingerprint(&self.hooks);
+        let found = Present::parse(&saved)?.fingerprint(&self.hooks);
         Ok(found == programmed.fingerprint(family, &self.hooks))
     }
 
@@ -174,7 +174,7 @@ impl<K: Kernel> Driver<K> {
         let mut found = Vec::new();
         for family in Family::ALL {
             let saved = self.kernel.save(family).await?;
-            let present = saved.as_deref().map(Present::parse).filter(Present::is_programmed);
+            let present = saved.as_deref().map(Present::parse).transpose()?.filter(Present::is_programmed);
             found.extend(present.map(|present| (family, present)));
         }
         Ok(found)

@@ -5,24 +5,23 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use anyhow::{Context as _, Result, bail, ensure};
+
 use crate::{
     names,
     table::{Dispatch, Ends, Fingerprint, Hook, Mark, Table},
 };
 
+/// How the remark ends that `iptables-nft-save` makes instead of a table.
+const INCOMPATIBLE: &str = "' is incompatible, use 'nft' tool.";
+
 /// The chains of both tables of a family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Present {
-    chains: BTreeMap<(Table, String), Found>,
+    /// Each with its rules.
+    chains: BTreeMap<(Table, String), Vec<String>>,
     /// Chains that rules of others lead to, but for the built-in chains.
     used: BTreeSet<(Table, String)>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Found {
-    /// Those that somebody has made have no policy.
-    built_in: bool,
-    rules: Vec<String>,
 }
 
 /// The lines between the [`Ends`] of a chain.
@@ -37,47 +36,60 @@ pub(crate) enum Middle<'a> {
 // === impl Present ===
 
 impl Present {
-    /// Reads what was saved. Lines that are none of ours to understand, and other tables, are left out.
-    pub(crate) fn parse(saved: &str) -> Self {
+    /// Reads what was saved. Other tables are left out.
+    ///
+    /// # Errors
+    /// When it is not all that there is: it breaks off, or has lines that no `iptables-save` prints, or leaves out a table of which
+    /// iptables-nft does not understand a rule that `nft` has made. What is not seen would be added once more.
+    pub(crate) fn parse(saved: &str) -> Result<Self> {
         let mut present = Self::default();
         let mut table = None;
-        for line in saved.lines() {
+        for (number, line) in (1..).zip(saved.lines()) {
             if let Some(name) = line.strip_prefix('*') {
                 table = Table::ALL.into_iter().find(|table| table.name() == name);
-            }
-            let Some(table) = table else { continue };
-            if let Some(chain) = line.strip_prefix(':') {
-                let mut words = chain.split(' ');
-                if let (Some(name), Some(policy)) = (words.next(), words.next()) {
-                    let found = Found { built_in: policy != "-", rules: Vec::new() };
-                    present.chains.insert((table, name.to_owned()), found);
+            } else if line.starts_with('#') {
+                let name = line.strip_prefix("# Table `").and_then(|rest| rest.strip_suffix(INCOMPATIBLE));
+                let ours = Table::ALL.into_iter().find(|table| Some(table.name()) == name);
+                if let Some(table) = ours {
+                    bail!("iptables cannot read the {table} table: it holds a rule that was made by nft");
                 }
-            } else if let Some((chain, rule)) = line.strip_prefix("-A ").and_then(split) {
-                present.add(table, chain, rule);
+            } else if line == "COMMIT" {
+                table = None;
+            } else if let Some(table) = table {
+                present.line(table, line).with_context(|| format!("line {number}, {line:?}"))?;
             }
         }
-        present
+        ensure!(table.is_none(), "the list of rules breaks off");
+        Ok(present)
     }
 
-    fn add(&mut self, table: Table, chain: &str, rule: &str) {
-        let found = self.chains.entry((table, chain.to_owned())).or_default();
+    /// A chain or a rule; `None` when it is neither.
+    fn line(&mut self, table: Table, line: &str) -> Option<()> {
+        if let Some(chain) = line.strip_prefix(':') {
+            let (name, _) = chain.split_once(' ')?;
+            self.chains.insert((table, name.to_owned()), Vec::new());
+            return Some(());
+        }
+        let rest = line.strip_prefix("-A ")?;
+        let (chain, rule) = rest.split_once(' ').unwrap_or((rest, ""));
+        self.chains.get_mut(&(table, chain.to_owned()))?.push(rule.to_owned());
         if let (Some(target), false) = (target(rule), names::is_ours(chain))
             && names::is_ours(target)
         {
             self.used.insert((table, target.to_owned()));
         }
-        found.rules.push(rule.to_owned());
+        Some(())
     }
 
     /// The rules of a chain, if it is there.
     pub(crate) fn rules(&self, table: Table, chain: &str) -> Option<&[String]> {
-        self.chains.get(&(table, chain.to_owned())).map(|found| &found.rules[..])
+        self.chains.get(&(table, chain.to_owned())).map(|rules| &rules[..])
     }
 
     /// All chains with names that we give.
     pub(crate) fn ours(&self) -> impl Iterator<Item = (Table, &str, &[String])> {
         let ours = self.chains.iter().filter(|((_, name), _)| names::is_ours(name));
-        ours.map(|((table, name), found)| (*table, &**name, &found.rules[..]))
+        ours.map(|((table, name), rules)| (*table, &**name, &rules[..]))
     }
 
     /// Whether something in it is nobody's but ours.
@@ -96,7 +108,7 @@ impl Present {
                 && !hooks.iter().any(|hook| hook.table == table && hook.chain == name && hook.rule == rule)
         };
         let mut chains = self.chains.iter().filter(|((of, _), _)| *of == table);
-        chains.any(|((_, name), found)| found.rules.iter().any(|rule| of_others(name, rule)))
+        chains.any(|((_, name), rules)| rules.iter().any(|rule| of_others(name, rule)))
     }
 
     /// How often a jump is there.
@@ -124,11 +136,6 @@ impl Present {
         let hooks = hooks.iter().filter(|hook| self.count(hook) == 1).map(Hook::mark);
         chains.chain(hooks).collect()
     }
-}
-
-/// The first word and the rest.
-fn split(line: &str) -> Option<(&str, &str)> {
-    line.split_once(' ').or(Some((line, "")))
 }
 
 /// Where a rule leads: the word behind the last `-j` or `-g`. Comments come before.
