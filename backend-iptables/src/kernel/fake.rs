@@ -246,7 +246,9 @@ impl Tables {
         if verb == "-X" {
             ensure(self.rules(table, chain).is_empty(), "the chain is not empty")?;
             let of_table = self.0.iter().filter(|((of, _), _)| *of == table);
-            let is_used = of_table.flat_map(|(_, rules)| rules).any(|rule| target(rule) == Some(chain));
+            // The second look is the honest one, and slow.
+            let mut named = of_table.flat_map(|(_, rules)| rules).filter(|rule| rule.contains(chain));
+            let is_used = named.any(|rule| target(rule) == Some(chain));
             ensure(!is_used && !BUILT_IN.contains(&(table, chain)), "the chain is busy")?;
             return self.0.remove(&(table, chain.to_owned())).map(drop).ok_or("no such chain".to_owned());
         }

@@ -1,1 +1,238 @@
-//! Tests.
+//! Scripts, word by word: what a change writes, and in which order.
+
+mod full;
+mod histories;
+
+use agent::{
+    NodeState,
+    testing::{ServiceBuilder, Stack, apply, mk_key, mk_state, synthetic},
+    traffic::{LocalPods, Options},
+};
+use proto::model::{Endpoint, Family, Operation, Pool, PoolClass, PoolId};
+
+use super::*;
+use crate::{
+    driver::Driver,
+    kernel::fake::{Asked, Fake},
+};
+
+/// Pods are in 10.0.0.0/8 and fd00:10::/32.
+fn driver(kernel: &Fake) -> Driver<Fake> {
+    let cidrs = ["10.0.0.0/8", "fd00:10::/32"].map(|cidr| cidr.parse().unwrap()).to_vec();
+    let options = Options { local_pods: LocalPods::ClusterCidr(cidrs), ..Options::default() };
+    Driver::new(kernel.clone(), options)
+}
+
+/// A service port whose chains end in `XPGD46QRK7WJZT7O`, beside another one.
+fn state(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> NodeState {
+    beside(mk_state().service("ns1/svc1:p80", |web| build(web.cluster_ip("10.96.0.1"))))
+}
+
+fn beside(state: agent::testing::StateBuilder) -> NodeState {
+    state.service("ns2/svc2:p80", |two| two.cluster_ip("10.96.0.2").endpoints(["10.180.0.9:80"])).build()
+}
+
+/// What leads from one state to another.
+async fn scripts(before: &NodeState, after: &NodeState) -> Vec<Asked> {
+    let (kernel, mut current) = (Fake::default(), before.clone());
+    let mut driver = driver(&kernel);
+    driver.reconcile(before).await.unwrap();
+    kernel.asked();
+    let changes = agent::testing::transition(&mut current, after);
+    driver.apply(&current, &changes).await.unwrap();
+    let asked = kernel.asked();
+    assert!(asked.iter().all(|asked| asked.accepted), "{asked:?}");
+    asked
+}
+
+#[track_caller]
+fn assert_script(asked: &[Asked], expected: &str) {
+    let [asked] = asked else { panic!("not one script: {asked:?}") };
+    let expected = expected.trim_start();
+    assert!(asked.script == expected, "written:\n{}\nexpected:\n{expected}", asked.script);
+}
+
+const ONE: [&str; 1] = ["10.180.0.1:80"];
+const TWO: [&str; 2] = ["10.180.0.1:80", "10.180.0.2:80"];
+
+/// One part: the chains whose content is another one are declared, which empties them, and filled. The endpoint that stays is not
+/// touched.
+#[tokio::test]
+async fn an_endpoint_is_replaced() {
+    let (before, after) = (state(|web| web.endpoints(TWO)), |web: ServiceBuilder| {
+        web.endpoints(["10.180.0.1:80", "10.180.0.3:80"])
+    });
+    assert_script(
+        &scripts(&before, &state(after)).await,
+        r#"
+*nat
+:KUBE-SEP-ICDUIKC33SFI6ZPR - [0:0]
+:KUBE-SEP-LXVODXWDISEETFEF - [0:0]
+:KUBE-SVC-XPGD46QRK7WJZT7O - [0:0]
+-A KUBE-SVC-XPGD46QRK7WJZT7O ! -s 10.0.0.0/8 -d 10.96.0.1/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-MARK-MASQ
+-A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.1:80" -m statistic --mode random --probability 0.50000000000 -j KUBE-SEP-SXIVWICOYRO3J4NJ
+-A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.3:80" -j KUBE-SEP-ICDUIKC33SFI6ZPR
+-A KUBE-SEP-ICDUIKC33SFI6ZPR -s 10.180.0.3/32 -m comment --comment "ns1/svc1:p80" -j KUBE-MARK-MASQ
+-A KUBE-SEP-ICDUIKC33SFI6ZPR -p tcp -m comment --comment "ns1/svc1:p80" -m tcp -j DNAT --to-destination 10.180.0.3:80
+-X KUBE-SEP-LXVODXWDISEETFEF
+COMMIT
+"#,
+    );
+}
+
+/// Its line comes first: the jump to node ports stays the last. Nothing leads to it before the filter would know what to do.
+#[tokio::test]
+async fn a_service_comes_and_goes() {
+    let (with, without) = (state(|web| web.endpoints(ONE)), beside(mk_state()));
+    assert_script(
+        &scripts(&without, &with).await,
+        r#"
+*filter
+-I FAIRLEAD-CLUSTER-IPS -d 10.96.0.1/32 -m comment --comment "ns1/svc1 has no such port" -j FAIRLEAD-REJECT
+COMMIT
+*nat
+:KUBE-SEP-SXIVWICOYRO3J4NJ - [0:0]
+:KUBE-SVC-XPGD46QRK7WJZT7O - [0:0]
+-A KUBE-SVC-XPGD46QRK7WJZT7O ! -s 10.0.0.0/8 -d 10.96.0.1/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-MARK-MASQ
+-A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.1:80" -j KUBE-SEP-SXIVWICOYRO3J4NJ
+-A KUBE-SEP-SXIVWICOYRO3J4NJ -s 10.180.0.1/32 -m comment --comment "ns1/svc1:p80" -j KUBE-MARK-MASQ
+-A KUBE-SEP-SXIVWICOYRO3J4NJ -p tcp -m comment --comment "ns1/svc1:p80" -m tcp -j DNAT --to-destination 10.180.0.1:80
+-I KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-SVC-XPGD46QRK7WJZT7O
+COMMIT
+"#,
+    );
+    assert_script(
+        &scripts(&with, &without).await,
+        r#"
+*nat
+:KUBE-SEP-SXIVWICOYRO3J4NJ - [0:0]
+:KUBE-SVC-XPGD46QRK7WJZT7O - [0:0]
+-D KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-SVC-XPGD46QRK7WJZT7O
+-X KUBE-SEP-SXIVWICOYRO3J4NJ
+-X KUBE-SVC-XPGD46QRK7WJZT7O
+COMMIT
+*filter
+-D FAIRLEAD-CLUSTER-IPS -d 10.96.0.1/32 -m comment --comment "ns1/svc1 has no such port" -j FAIRLEAD-REJECT
+COMMIT
+"#,
+    );
+}
+
+/// It is refused before nobody serves, and not any more after somebody does: a connection in between meets one of the two.
+#[tokio::test]
+async fn the_last_endpoint_goes_and_the_first_one_comes() {
+    let (with, without) = (state(|web| web.endpoints(ONE)), state(|web| web));
+    assert_script(
+        &scripts(&with, &without).await,
+        r#"
+*filter
+-I KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "ns1/svc1:p80 has no endpoints" -m tcp --dport 80 -j REJECT --reject-with tcp-reset
+COMMIT
+*nat
+:KUBE-SEP-SXIVWICOYRO3J4NJ - [0:0]
+:KUBE-SVC-XPGD46QRK7WJZT7O - [0:0]
+-D KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-SVC-XPGD46QRK7WJZT7O
+-X KUBE-SEP-SXIVWICOYRO3J4NJ
+-X KUBE-SVC-XPGD46QRK7WJZT7O
+COMMIT
+"#,
+    );
+    let asked = scripts(&without, &with).await;
+    let parts: Vec<&str> = asked[0].script.lines().filter(|line| line.starts_with(['*', '-'])).collect();
+    assert_eq!((parts[0], parts[parts.len() - 2]), ("*nat", "*filter"));
+    assert!(parts[parts.len() - 1].starts_with("-D KUBE-SERVICES -d 10.96.0.1/32"), "{parts:?}");
+}
+
+/// A line that several ports of a service have comes with the first and goes with the last.
+#[tokio::test]
+async fn a_shared_line_is_there_once() {
+    let ports = |ports: &[(&str, u16)]| {
+        let ports = ports.iter().fold(mk_state(), |state, (key, port)| {
+            state.service(key, |web| {
+                let web = web.cluster_ip("10.96.0.1").port(*port).health_check_node_port(32000);
+                web.external_local().endpoints(ONE)
+            })
+        });
+        beside(ports)
+    };
+    let (http, https) = (("ns1/svc1:p80", 80), ("ns1/svc1:p443", 443));
+    let shared = |asked: Vec<Asked>| -> Vec<String> {
+        let words = ["FAIRLEAD-CLUSTER-IPS", "KUBE-NODEPORTS"];
+        let is_shared = |line: &&str| words.iter().any(|word| line.contains(word));
+        let lines = asked.iter().flat_map(|asked| asked.script.lines().filter(is_shared));
+        lines.map(|line| line.split(" -m ").next().unwrap_or_default().to_owned()).collect()
+    };
+    let none = [""; 0];
+    assert_eq!(shared(scripts(&ports(&[http]), &ports(&[http, https])).await), none);
+    assert_eq!(shared(scripts(&ports(&[http, https]), &ports(&[https])).await), none);
+    // One gives it up, another one takes it.
+    assert_eq!(shared(scripts(&ports(&[http]), &ports(&[https])).await), none);
+    let gone = shared(scripts(&ports(&[https]), &ports(&[])).await);
+    assert_eq!(gone, ["-D KUBE-NODEPORTS -p tcp", "-D FAIRLEAD-CLUSTER-IPS -d 10.96.0.1/32"]);
+}
+
+/// The jump to node ports is another one, and still the last; services are not touched.
+#[tokio::test]
+async fn the_node_has_another_address() {
+    let at = |address: &str| beside(mk_state().node_addresses([address]));
+    assert_script(
+        &scripts(&at("192.168.1.1"), &at("192.168.1.2")).await,
+        r#"
+*nat
+-D KUBE-SERVICES -d 192.168.1.1/32 -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-SERVICES -d 192.168.1.2/32 -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+COMMIT
+*filter
+-D KUBE-EXTERNAL-SERVICES -d 192.168.1.1/32 -m comment --comment "node ports that nobody serves" -m addrtype --dst-type LOCAL -j FAIRLEAD-NODEPORTS
+-A KUBE-EXTERNAL-SERVICES -d 192.168.1.2/32 -m comment --comment "node ports that nobody serves" -m addrtype --dst-type LOCAL -j FAIRLEAD-NODEPORTS
+COMMIT
+"#,
+    );
+}
+
+/// Nothing is asked of the kernel.
+#[tokio::test]
+async fn what_means_nothing_writes_nothing() {
+    let state = state(|web| web.endpoints(ONE));
+    assert_eq!(scripts(&state, &state).await, []);
+}
+
+/// What a change costs does not depend on how many services there are.
+#[tokio::test]
+async fn a_change_is_as_small_in_a_large_cluster() {
+    let mut counted = Vec::new();
+    for services in [10, 10_000] {
+        let kernel = Fake::default();
+        let mut driver = driver(&kernel);
+        let mut state = synthetic(services, 1, Stack::V4);
+        let key = mk_key("default/svc-7");
+        let pool = PoolId { key: key.clone(), class: PoolClass::Cluster, family: Family::V4 };
+        let endpoints: Pool = (1..=10).map(|n| endpoint([10, 250, 0, n])).collect();
+        apply(&mut state, [Operation::ReplacePool { pool: pool.clone(), endpoints: endpoints.clone() }]);
+        let port = state.service(&key).unwrap().port.clone();
+        driver.reconcile(&state).await.unwrap();
+        kernel.asked();
+        let (new, old) = (endpoint([10, 250, 1, 1]), endpoint([10, 250, 0, 4]));
+        let mut lines = Vec::new();
+        for operations in [
+            vec![Operation::ChangePool { pool: pool.clone(), add: vec![new], remove: vec![old] }],
+            vec![Operation::RemoveServicePort(key)],
+            vec![Operation::PutServicePort(port), Operation::ReplacePool { pool, endpoints }],
+        ] {
+            let changes = apply(&mut state, operations);
+            driver.apply(&state, &changes).await.unwrap();
+            lines.extend(kernel.asked().iter().map(|asked| asked.script.lines().count()));
+        }
+        counted.push(lines);
+    }
+    // Replaced: its chain with 11 rules, one chain that comes and one that goes. Gone: 11 chains are emptied and deleted, and three lines
+    // of others. Back: 11 chains with 31 rules, and two lines.
+    let replaced = 2 + (1 + 11) + (1 + 2) + 2;
+    assert_eq!(counted[0], [replaced, 4 + 2 * 11 + 2, 4 + 11 + 31 + 2]);
+    assert!(replaced <= 20);
+    assert_eq!(counted[0], counted[1]);
+}
+
+fn endpoint(address: [u8; 4]) -> Endpoint {
+    Endpoint::new(address.into(), 8080.try_into().unwrap())
+}

@@ -186,16 +186,26 @@ fn a_fingerprint_stands_for_what_is_ours() {
 #[test]
 fn what_cannot_be_read_is_an_error() {
     let error = |saved: &str| format!("{:#}", Present::parse(saved).unwrap_err());
-    for cut in ["COMMIT\n# Completed on Sat Nov 21 16:43:16 2026\n", "0x4000\nCOMMIT\n# Completed on Sat Nov 21 16:43:16 2026\n"] {
+    for cut in [
+        "COMMIT\n# Completed on Sat Nov 21 16:43:16 2026\n",
+        "0x4000\nCOMMIT\n# Completed on Sat Nov 21 16:43:16 2026\n",
+    ] {
         assert_eq!(error(NFT.strip_suffix(cut).unwrap()), "the list of rules breaks off");
     }
     let nat = |line: &str| format!("*nat\n:KUBE-MARK-MASQ - [0:0]\n{line}\nCOMMIT\n");
-    for line in
-        ["-A KUBE-SEP-SXIVWICOYRO3J4NJ -j DROP", "-P INPUT ACCEPT", "[0:0] -A KUBE-MARK-MASQ -j DROP", ":KUBE", "?"]
-    {
+    for line in [
+        "-A KUBE-SEP-SXIVWICOYRO3J4NJ -j DROP",
+        "-P INPUT ACCEPT",
+        "[0:0] -A KUBE-MARK-MASQ -j DROP",
+        ":KUBE",
+        "?",
+    ] {
         assert_eq!(error(&nat(line)), format!("line 3, {line:?}"));
     }
-    assert_eq!(parse(&nat("-A KUBE-MARK-MASQ")).rules(Table::Nat, names::MARK_MASQ), Some(&[String::new()][..]));
+    assert_eq!(
+        parse(&nat("-A KUBE-MARK-MASQ")).rules(Table::Nat, names::MARK_MASQ),
+        Some(&[String::new()][..])
+    );
     assert!(Present::parse(&nat("?").replace("*nat", "*raw")).is_ok());
 }
 

@@ -122,8 +122,9 @@ nat -A KUBE-FW-XPGD46QRK7WJZT7O -m comment --comment "other traffic to ns1/svc1:
 /// kube-proxy refuses whoever asks. Here those outside of the ranges hear nothing, as when there are endpoints.
 #[test]
 fn source_ranges_without_endpoints() {
-    let web =
-        service(|web| web.cluster_ip("172.30.0.41").load_balancer_ip("203.0.113.1").source_range("198.51.100.0/25"));
+    let web = service(|web| {
+        web.cluster_ip("172.30.0.41").load_balancer_ip("203.0.113.1").source_range("198.51.100.0/25")
+    });
     assert_lines(
         &external(&web, Family::V4),
         r#"
@@ -193,9 +194,7 @@ nat -A KUBE-EXT-XPGD46QRK7WJZT7O -m comment --comment "route LOCAL traffic for n
 /// Only here, as a local pool of endpoints that are terminating: pods and the node, which may go anywhere, have nowhere to go.
 #[test]
 fn external_policy_local_with_somebody_only_here() {
-    let web = service(|web| {
-        web.external_ip("203.0.113.1").external_local().terminating_endpoints(HERE)
-    });
+    let web = service(|web| web.external_ip("203.0.113.1").external_local().terminating_endpoints(HERE));
     assert_lines(
         &external(&web, Family::V4),
         r#"
