@@ -1,0 +1,71 @@
+//! What was measured, as a table or as JSON.
+
+use std::time::Duration;
+
+use backend_iptables::Variant;
+use serde_json::json;
+
+/// A list of measurements.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    of: Option<(Variant, u32)>,
+    lines: Vec<Line>,
+}
+
+#[derive(Debug)]
+struct Line {
+    variant: Variant,
+    services: u32,
+    what: String,
+    value: f64,
+    unit: &'static str,
+}
+
+impl Report {
+    /// Of a variant, with so many services.
+    pub(crate) fn new(variant: Variant, services: u32) -> Self {
+        Self { of: Some((variant, services)), lines: Vec::new() }
+    }
+
+    pub(crate) fn variant(&self) -> Variant {
+        self.of.expect("a report of something").0
+    }
+
+    pub(crate) fn duration(&mut self, what: &str, duration: Duration) {
+        self.push(what, duration.as_secs_f64() * 1e3, "ms");
+    }
+
+    pub(crate) fn count(&mut self, what: &str, count: usize) {
+        self.push(what, count as f64, "");
+    }
+
+    /// How many times as long as another one.
+    pub(crate) fn ratio(&mut self, what: &str, took: Duration, other: Duration) {
+        self.push(what, took.as_secs_f64() / other.as_secs_f64(), "x");
+    }
+
+    fn push(&mut self, what: &str, value: f64, unit: &'static str) {
+        let (variant, services) = self.of.expect("a report of something");
+        // Who waits sees how far it has got.
+        eprintln!("{variant:<6} {services:>6}  {what}: {value:.3} {unit}");
+        self.lines.push(Line { variant, services, what: what.into(), value, unit });
+    }
+
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.lines.extend(other.lines);
+    }
+
+    pub(crate) fn print(&self) {
+        println!("variant services  {:<48} {:>12}", "what", "");
+        for Line { variant, services, what, value, unit } in &self.lines {
+            println!("{:<7} {services:>8}  {what:<48} {value:>12.3} {unit}", variant.to_string());
+        }
+    }
+
+    pub(crate) fn print_json(&self) {
+        let lines = self.lines.iter().map(|Line { variant, services, what, value, unit }| {
+            json!({ "variant": variant.to_string(), "services": services, "what": what, "value": value, "unit": unit })
+        });
+        println!("{}", json!({ "backend": "iptables", "measurements": lines.collect::<Vec<_>>() }));
+    }
+}

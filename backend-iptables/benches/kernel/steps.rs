@@ -1,0 +1,140 @@
+//! Small changes of a large state, by the backend and by the plain tools in turn.
+
+use std::time::{Duration, Instant};
+
+use agent::{
+    Backend, NodeState,
+    testing::{self, mk_key},
+};
+use backend_iptables::Iptables;
+use proto::model::{Endpoint, Family, Operation, PoolClass, PoolId, ServicePortKey};
+
+use crate::{
+    plain::{self, Plain},
+    report::Report,
+    rules::Rules,
+};
+
+/// Each is measured for so long, at least [`FEWEST`] and at most [`MOST`] times; the median counts.
+const ROUNDS_TAKE: Duration = Duration::from_secs(40);
+const FEWEST: usize = 3;
+const MOST: usize = 40;
+
+/// A change, and what leads there by hand.
+struct Step {
+    what: &'static str,
+    operations: Vec<Operation>,
+    least: String,
+    kube_proxy: String,
+    times: Times,
+}
+
+#[derive(Default)]
+struct Times {
+    ours: Vec<Duration>,
+    least: Vec<Duration>,
+    kube_proxy: Vec<Duration>,
+}
+
+/// Replaces an endpoint and takes that back; removes a service and adds it again.
+pub(crate) async fn measure(
+    report: &mut Report,
+    backend: &mut Iptables,
+    plain: &Plain,
+    mut state: NodeState,
+    saved: &str,
+) {
+    let middle = format!("default/svc-{}", state.services().len() / 2);
+    let key = mk_key(&middle);
+    let service = state.service(&key).unwrap().clone();
+    let endpoints = service.pool(PoolClass::Cluster, Family::V4).clone();
+    let (old, new) = (endpoints[3], Endpoint::new([10, 250, 0, 1].into(), 8080.try_into().unwrap()));
+    let whole = vec![
+        Operation::PutServicePort(service.port.clone()),
+        Operation::ReplacePool { pool: pool(&key), endpoints },
+    ];
+
+    // What there is with the other endpoint only iptables can say: the names of chains are not known here.
+    let there = Rules::parse(saved);
+    let (replace, back) = (change(&key, new, old), change(&key, old, new));
+    apply(backend, &mut state, &replace).await;
+    let replaced = Rules::parse(&plain::saved(report.variant())[0]);
+    apply(backend, &mut state, &back).await;
+    let without = there.without(&middle);
+
+    let step = |what, operations, from: &Rules, to: &Rules| Step {
+        what,
+        operations,
+        least: from.least(to),
+        kube_proxy: from.kube_proxy(to, &middle),
+        times: Times::default(),
+    };
+    let mut steps = [
+        step("one endpoint replaced", replace, &there, &replaced),
+        step("", back, &replaced, &there),
+        step("one service removed", vec![Operation::RemoveServicePort(key)], &there, &without),
+        step("one service added", whole, &without, &there),
+    ];
+    let begun = Instant::now();
+    for round in 0..MOST {
+        if round >= FEWEST && begun.elapsed() > ROUNDS_TAKE {
+            break;
+        }
+        for step in &mut steps {
+            let (took, writes) = apply(backend, &mut state, &step.operations).await;
+            let parts = step.least.matches("COMMIT").count();
+            assert_eq!(writes, step.least.lines().count() - 2 * parts, "{}", step.least);
+            step.times.ours.push(took);
+        }
+        for step in &mut steps {
+            step.times.least.push(plain.restore(&step.least));
+        }
+        for step in &mut steps {
+            step.times.kube_proxy.push(plain.restore(&step.kube_proxy));
+        }
+    }
+    steps.into_iter().filter(|step| !step.what.is_empty()).for_each(|step| step.report(report));
+    assert_eq!(
+        Rules::parse(&plain::saved(report.variant())[0]).sorted(),
+        there.sorted(),
+        "the changes must have led back"
+    );
+    assert_eq!(backend.reconcile(&state).await.unwrap().writes, 0);
+}
+
+impl Step {
+    fn report(self, report: &mut Report) {
+        let Self { what, least, kube_proxy, times, .. } = self;
+        let Times { ours, least: alone, kube_proxy: theirs } = times;
+        let (ours, alone, theirs) = (median(ours), median(alone), median(theirs));
+        report.count(&format!("{what}, lines"), least.lines().count());
+        report.count(&format!("{what}, bytes"), least.len());
+        report.count(&format!("{what}, lines of kube-proxy"), kube_proxy.lines().count());
+        report.duration(&format!("{what}, median"), ours);
+        report.duration(&format!("{what}, iptables-restore"), alone);
+        report.duration(&format!("{what}, kube-proxy's lines"), theirs);
+        report.ratio(&format!("{what}, to iptables-restore"), ours, alone);
+        report.ratio(&format!("{what}, to kube-proxy's lines"), ours, theirs);
+    }
+}
+
+async fn apply(backend: &mut Iptables, state: &mut NodeState, operations: &[Operation]) -> (Duration, usize) {
+    let changes = testing::apply(state, operations.iter().cloned());
+    let start = Instant::now();
+    let applied = backend.apply(state, &changes).await.unwrap();
+    assert!(applied.writes > 0 && applied.failures.is_empty());
+    (start.elapsed(), applied.writes)
+}
+
+fn change(key: &ServicePortKey, add: Endpoint, remove: Endpoint) -> Vec<Operation> {
+    vec![Operation::ChangePool { pool: pool(key), add: vec![add], remove: vec![remove] }]
+}
+
+fn pool(key: &ServicePortKey) -> PoolId {
+    PoolId { key: key.clone(), class: PoolClass::Cluster, family: Family::V4 }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
