@@ -46,9 +46,10 @@ demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft chooses th
 
 bench: setup ## the figures of docs/performance.md (root or sudo)
 	@cargo build --quiet --locked --release -p fairlead --bin fairlead -p fairlead-e2e --bin bench
-	@cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel --no-run
+	@cargo bench --quiet --locked -p fairlead-backend-nft -p fairlead-backend-iptables --bench kernel --no-run
 	@$(ROOT) cargo run --quiet --locked --release -p fairlead-e2e --bin bench
 	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel -- --full
+	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full
 
 clean: ## remove what has been built
 	cargo clean

@@ -115,7 +115,8 @@ impl<K: Kernel> Committer<'_, K> {
         outcome: &mut Outcome,
     ) -> Result<Result<(), Refused>> {
         let Self { base, hooks, edits, family, .. } = self;
-        let script = Full { present, base, hooks, edits, active, sweep }.plan(*family).script();
+        let plan = Full { present, base, hooks, edits, active, sweep }.plan(*family);
+        let script = plan.script(self.kernel.at_once());
         if script.is_empty() {
             return Ok(Ok(()));
         }

@@ -109,7 +109,7 @@ impl<K: Kernel> Driver<K> {
         for family in self.served.clone() {
             let base = rebased.as_ref().map(|base| &base[family]);
             let (plan, users) = partial(&programmed, family, &edits, base);
-            let script = plan.script();
+            let script = plan.script(self.kernel.at_once());
             if !script.is_empty() {
                 match self.kernel.restore(family, &script).await {
                     Ok(()) => debug!(%family, services = edits.len(), writes = script.writes(), "applied"),
@@ -184,7 +184,7 @@ impl<K: Kernel> Driver<K> {
     pub(crate) async fn cleanup(&mut self) -> Result<()> {
         self.programmed = None;
         for (family, present) in self.present().await? {
-            let script = remove(&present, &self.hooks).script();
+            let script = remove(&present, &self.hooks).script(self.kernel.at_once());
             if !script.is_empty() {
                 self.kernel.restore(family, &script).await.context("remove our chains")?;
             }

@@ -23,6 +23,9 @@ pub(crate) trait Kernel: Send + 'static {
     /// Everything in the tables of a family, as `iptables-save` prints it; `None` when there is no iptables for it.
     fn save(&mut self, family: Family) -> impl Future<Output = Result<Option<String>>> + Send;
 
+    /// How many lines of a part it takes without taking longer for each.
+    fn at_once(&self) -> usize;
+
     /// Executes the parts of a script in their order, each as a whole or not at all, up to the first that is refused.
     fn restore(
         &mut self,

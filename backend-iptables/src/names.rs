@@ -115,6 +115,18 @@ pub(crate) fn is_ours(chain: &str) -> bool {
         || PREFIXES.into_iter().any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash))
 }
 
+/// How many chains of ours a packet may meet behind this one: a chain leads only to those with fewer. 0 for those without a hash.
+pub(crate) fn depth(chain: &str) -> usize {
+    let prefix = PREFIXES.into_iter().find(|prefix| chain.starts_with(prefix));
+    match prefix {
+        Some("KUBE-SEP-") => 1,
+        Some("KUBE-SVC-" | "KUBE-SVL-") => 2,
+        Some("KUBE-EXT-") => 3,
+        Some(_) => 4,
+        None => 0,
+    }
+}
+
 /// Whether a chain bears a name that only we give.
 pub(crate) fn is_only_ours(chain: &str) -> bool {
     chain.starts_with(OURS)

@@ -7,6 +7,8 @@
 //! ```
 //!
 //! Each part is in force as a whole or not at all. A part without content is left out, so that the change of an endpoint is one part.
+//! Where large parts are slow, the nat table has several: chains that nothing leads to yet, what leads there, chains that nothing leads
+//! to any more.
 
 mod full;
 mod partial;

@@ -30,6 +30,8 @@ struct State {
     explains: Explains,
     /// How many parts are executed before the tool dies.
     dies_after: Option<usize>,
+    /// How many lines a part may have.
+    at_once: Option<usize>,
     suspicions: VecDeque<Suspicion>,
     asked: Vec<Asked>,
 }
@@ -103,6 +105,11 @@ impl Fake {
         self.0.lock().unwrap().dies_after = Some(parts);
     }
 
+    /// Takes only parts of so many lines.
+    pub(crate) fn takes(&self, at_once: usize) {
+        self.0.lock().unwrap().at_once = Some(at_once);
+    }
+
     /// There is no iptables for a family.
     pub(crate) fn uninstall(&self, family: Family) {
         self.0.lock().unwrap().missing.insert(family);
@@ -123,6 +130,10 @@ impl Kernel for Fake {
     async fn save(&mut self, family: Family) -> Result<Option<String>> {
         let state = self.0.lock().unwrap();
         Ok((!state.missing.contains(&family)).then(|| state.tables[family].save()))
+    }
+
+    fn at_once(&self) -> usize {
+        self.0.lock().unwrap().at_once.unwrap_or(usize::MAX)
     }
 
     async fn restore(&mut self, family: Family, script: &Script) -> Result<(), RestoreError> {

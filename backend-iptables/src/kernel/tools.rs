@@ -16,6 +16,9 @@ use crate::plan::Script;
 
 /// `-w`: how many seconds a tool waits for others who change rules.
 const WAIT: &str = "5";
+/// With each line `iptables-nft-restore` walks through a sorted list of all chains that a part has named so far; and with each part the
+/// kernel looks at all chains of the table. Measured: 430,000 lines at once take more than ten minutes.
+const NFT_AT_ONCE: usize = 1_000;
 /// How often it is tried when others do not come to an end.
 const TRIES: u32 = 3;
 /// `RESOURCE_PROBLEM` of `iptables/include/xtables.h`: the lock is held, or others were faster.
@@ -85,6 +88,14 @@ impl Kernel for Tools {
         let took = begun.elapsed();
         self.took = if took < self.took { took } else { (self.took * 3 + took) / 4 };
         Ok(saved)
+    }
+
+    fn at_once(&self) -> usize {
+        match &self.found {
+            Some(Found { watch: Some(_), .. }) => NFT_AT_ONCE,
+            // Each part is a copy of the whole table.
+            _ => usize::MAX,
+        }
     }
 
     async fn restore(&mut self, family: Family, script: &Script) -> Result<(), RestoreError> {

@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use super::{Owner, Plan};
-use crate::table::{Dispatch, Place, Table};
+use crate::{
+    names,
+    table::{Chain, Dispatch, Place, Table},
+};
 
 /// Some lines for each table, in force at once or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,54 +20,59 @@ pub(crate) struct Script {
 /// Which part of a table's changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
+    /// What there is more.
     New,
+    /// All of it.
     All,
+    /// What there is less.
     Old,
+    /// Chains, without the lines and jumps that lead there.
+    Chains,
+}
+
+/// Chains that are filled and deleted together.
+#[derive(Clone, Debug, Default)]
+struct Piece<'a> {
+    chains: Vec<&'a (Owner, Chain)>,
+    gone: Vec<&'a str>,
 }
 
 // === impl Plan ===
 
 impl Plan {
-    /// In the order in which nothing is missing in between.
-    pub(crate) fn script(&self) -> Script {
+    /// In the order in which nothing is missing in between. With more than `at_once` lines, chains of service ports are in parts of about
+    /// that many: filled before something leads there, and deleted after.
+    pub(crate) fn script(&self, at_once: usize) -> Script {
         let mut script = Script::default();
-        self.part(&mut script, Table::Filter, Part::New);
-        self.part(&mut script, Table::Nat, Part::All);
-        self.part(&mut script, Table::Filter, Part::Old);
+        let [filter, nat] = Table::ALL.map(|table| self.piece(table));
+        let (fill, nat, delete) =
+            if nat.lines() > at_once { nat.split(at_once) } else { (Vec::new(), nat, Vec::new()) };
+        self.part(&mut script, Table::Filter, Part::New, &filter);
+        fill.iter().for_each(|piece| self.part(&mut script, Table::Nat, Part::Chains, piece));
+        self.part(&mut script, Table::Nat, Part::All, &nat);
+        delete.iter().for_each(|piece| self.part(&mut script, Table::Nat, Part::Chains, piece));
+        self.part(&mut script, Table::Filter, Part::Old, &filter);
         script
     }
 
-    fn part(&self, script: &mut Script, table: Table, part: Part) {
-        let begin = script.end();
-        script.push(None, format_args!("*{table}"));
-        if part != Part::Old {
-            self.push_new(script, table, part);
-        } else {
-            let gone = self.gone.iter().filter(|(of, _)| *of == table);
-            gone.for_each(|(_, name)| script.push(None, format_args!(":{name} - [0:0]")));
-        }
-        if part != Part::New {
-            self.push_old(script, table);
-        }
-        if script.owners.len() == begin.1 + 1 {
-            script.truncate(begin);
-            return;
-        }
-        script.push(None, format_args!("COMMIT"));
-        script.parts += 1;
+    fn piece(&self, table: Table) -> Piece<'_> {
+        let chains = self.chains.iter().filter(|(_, chain)| chain.table == table).collect();
+        let gone = self.gone.iter().filter(|(of, _)| *of == table).map(|(_, name)| &**name).collect();
+        Piece { chains, gone }
     }
 
-    fn push_new(&self, script: &mut Script, table: Table, part: Part) {
-        let chains: Vec<_> = self.chains.iter().filter(|(_, chain)| chain.table == table).collect();
+    fn part(&self, script: &mut Script, table: Table, part: Part, piece: &Piece<'_>) {
+        let begin = script.end();
+        script.push(None, format_args!("*{table}"));
+        let chains = if part == Part::Old { &[][..] } else { &piece.chains };
+        let gone = if part == Part::New { &[][..] } else { &piece.gone };
+        let (new, old) = (matches!(part, Part::New | Part::All), matches!(part, Part::All | Part::Old));
         let dispatches: Vec<_> =
-            self.dispatches.iter().filter(|(dispatch, _)| dispatch.table() == table).collect();
-        // Sorted: iptables-nft keeps a sorted list, and puts each at its place from the end.
+            self.dispatches.iter().filter(|(dispatch, _)| new && dispatch.table() == table).collect();
         let mut heads: BTreeSet<(&str, Owner)> = BTreeSet::new();
         heads.extend(chains.iter().map(|(owner, chain)| (&*chain.name, *owner)));
         heads.extend(dispatches.iter().map(|(dispatch, _)| (dispatch.chain(), None)));
-        if part == Part::All {
-            heads.extend(self.gone.iter().filter(|(of, _)| *of == table).map(|(_, name)| (&**name, None)));
-        }
+        heads.extend(gone.iter().map(|name| (*name, None)));
         // Naming a chain makes it, or empties it.
         heads.into_iter().for_each(|(name, owner)| script.push(owner, format_args!(":{name} - [0:0]")));
         for (owner, chain) in chains {
@@ -75,9 +83,23 @@ impl Plan {
             let name = dispatch.chain();
             lines.iter().for_each(|(owner, line)| script.push(*owner, format_args!("-A {name} {line}")));
         }
-        let is_here = |dispatch: Dispatch| dispatch.table() == table;
-        for (owner, place, dispatch, line) in self.add.iter().filter(|(_, _, dispatch, _)| is_here(*dispatch))
-        {
+        if new {
+            self.push_new(script, table);
+        }
+        if old {
+            self.push_old(script, table);
+        }
+        gone.iter().for_each(|name| script.push(None, format_args!("-X {name}")));
+        if script.owners.len() == begin.1 + 1 {
+            script.truncate(begin);
+            return;
+        }
+        script.push(None, format_args!("COMMIT"));
+        script.parts += 1;
+    }
+
+    fn push_new(&self, script: &mut Script, table: Table) {
+        for (owner, place, dispatch, line) in self.add.iter().filter(|(_, _, of, _)| of.table() == table) {
             let verb = match place {
                 Place::First => "-I",
                 Place::Last => "-A",
@@ -99,9 +121,42 @@ impl Plan {
         for hook in self.unhook.iter().filter(|hook| hook.table == table) {
             script.push(None, format_args!("-D {} {}", hook.chain, hook.rule));
         }
-        for (_, name) in self.gone.iter().filter(|(of, _)| *of == table) {
-            script.push(None, format_args!("-X {name}"));
+    }
+}
+
+// === impl Piece ===
+
+impl Piece<'_> {
+    fn lines(&self) -> usize {
+        // A head for each, and a line that deletes it.
+        self.chains.iter().map(|(_, chain)| 1 + chain.rules.len()).sum::<usize>() + 2 * self.gone.len()
+    }
+
+    /// What is filled first, what is left, and what is deleted last.
+    fn split(mut self, at_once: usize) -> (Vec<Self>, Self, Vec<Self>) {
+        self.chains.sort_by_key(|(_, chain)| (names::depth(&chain.name), &*chain.name));
+        self.gone.sort_by_key(|name| std::cmp::Reverse(names::depth(name)));
+        let (mut fill, mut delete) = (Vec::new(), Vec::new());
+        let mut piece = Self::default();
+        for chain in self.chains {
+            // What is fixed belongs together.
+            if names::depth(&chain.1.name) > 0 && piece.lines() >= at_once {
+                fill.push(std::mem::take(&mut piece));
+            }
+            piece.chains.push(chain);
         }
+        fill.push(std::mem::take(&mut piece));
+        // What leads to the others goes before them.
+        let (ways, gone): (Vec<_>, Vec<_>) =
+            self.gone.into_iter().partition(|name| Dispatch::of(Table::Nat, name).is_some());
+        for name in gone {
+            if piece.lines() >= at_once {
+                delete.push(std::mem::take(&mut piece));
+            }
+            piece.gone.push(name);
+        }
+        delete.push(piece);
+        (fill, Self { chains: Vec::new(), gone: ways }, delete)
     }
 }
 

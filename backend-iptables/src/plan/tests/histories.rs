@@ -65,8 +65,9 @@ async fn is_as_remembered(driver: &mut Driver<Fake>, kernel: &Fake) -> bool {
     tokio::time::timeout(Duration::ZERO, driver.drifted()).await.is_err()
 }
 
-async fn follow(seed: u64, steps: usize) {
+async fn follow(seed: u64, steps: usize, at_once: usize) {
     let (kernel, mut history) = (node(), History::new(seed));
+    kernel.takes(at_once);
     history.jump();
     let mut driver = driver_for(&kernel, seed);
     driver.reconcile(history.state()).await.unwrap();
@@ -103,9 +104,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn changes_lead_to_what_is_built_from_nothing(seed in any::<u64>(), steps in 1..30_usize) {
+    fn changes_lead_to_what_is_built_from_nothing(
+        seed in any::<u64>(),
+        steps in 1..30_usize,
+        at_once in prop_oneof![1..30_usize, Just(usize::MAX)],
+    ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(follow(seed, steps));
+        runtime.block_on(follow(seed, steps, at_once));
     }
 }
 
