@@ -5,4 +5,5 @@
 
 mod conformance;
 mod drift;
+mod large;
 mod support;

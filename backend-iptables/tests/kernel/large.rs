@@ -1,0 +1,41 @@
+//! More than is written at once.
+
+use agent::{
+    Backend as _,
+    testing::{Stack, synthetic, transition},
+};
+use backend_iptables::Variant;
+
+use super::support::{backend, reconcile, run, saved};
+
+/// In parts, where the tools are faster with parts; what comes of it is the same.
+#[test]
+fn many_services_come_and_go() {
+    for variant in Variant::ALL {
+        run(move || async move {
+            let before = saved(variant);
+            let mut backend = backend(variant);
+            let mut state = synthetic(120, 5, Stack::Dual);
+            backend.reconcile(&state).await.unwrap();
+            assert_eq!(reconcile(variant, &state).await.writes, 0);
+            for services in [10, 120] {
+                let changes = transition(&mut state, &synthetic(services, 5, Stack::Dual));
+                assert_eq!(backend.apply(&state, &changes).await.unwrap().failures, []);
+                assert_eq!(reconcile(variant, &state).await.writes, 0);
+            }
+            // Most of it, by somebody who finds it there.
+            let few = synthetic(10, 5, Stack::Dual);
+            assert_ne!(reconcile(variant, &few).await.writes, 0);
+            assert_eq!(reconcile(variant, &few).await.writes, 0);
+            reconcile(variant, &state).await;
+            backend.cleanup().await.unwrap();
+            let chains = |lines: Vec<String>| {
+                lines
+                    .into_iter()
+                    .filter(|line| line.contains("KUBE-") || line.contains("FAIRLEAD-"))
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(chains(saved(variant)), chains(before));
+        });
+    }
+}
