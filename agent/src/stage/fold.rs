@@ -1,10 +1,6 @@
 //! Folds operations, one after the other, into their net effect on a state, and then applies that.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    num::NonZeroU16,
-};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
 use proto::{
     digest::{BUCKETS, KeyHash},
@@ -234,18 +230,20 @@ impl Folded {
     pub(super) fn apply(self, state: &mut NodeState) -> Changes {
         let forgotten = self.forgotten(state);
         let Self { node, cluster, buckets } = self;
-        let mut services = BTreeSet::new();
-        for key in forgotten {
-            state.set_service(&key, None);
-            services.insert(key);
+        let mut services = forgotten;
+        for key in &services {
+            state.set_service(key, None);
         }
-        for (key, staged) in buckets.into_iter().flat_map(|bucket| bucket.services) {
+        let mut staged: Vec<_> = buckets.into_iter().flat_map(|bucket| bucket.services).collect();
+        // A snapshot in the order of the keys grows the state at its end, instead of all over it.
+        staged.sort_by(|(one, _), (other, _)| one.cmp(other));
+        for (key, staged) in staged {
             if staged.apply(key.clone(), state) {
-                services.insert(key);
+                services.push(key);
             }
         }
         Changes {
-            services,
+            services: services.into_iter().collect(),
             node: node.is_some_and(|node| state.put_node(node)),
             cluster: cluster.is_some_and(|cluster| state.put_cluster(cluster)),
         }
