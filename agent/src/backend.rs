@@ -1,6 +1,6 @@
 //! What a backend is to the agent: something that makes the kernel equal to a state.
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 use anyhow::Result;
 use proto::model::Failure;
@@ -67,4 +67,6 @@ pub struct Applied {
     pub writes: usize,
     /// The service ports that could not be programmed: all of them, also those that failed earlier and still do.
     pub failures: Vec<Failure>,
+    /// How long it had to wait until others let go of what only one at a time may change.
+    pub lock_wait: Duration,
 }

@@ -1,5 +1,7 @@
 //! How far the agent is, for health checks, metrics and people.
 
+use std::time::Duration;
+
 use proto::model::{Epoch, Failure, Revision};
 use tokio::time::Instant;
 
@@ -26,6 +28,8 @@ pub struct Progress {
     pub deleted_flows: u64,
     /// How often somebody else was seen to change what had been programmed, since the start.
     pub drifts: u64,
+    /// How long the backend has waited for others who change the kernel's rules, since the start.
+    pub lock_wait: Duration,
     /// How often looking for such flows has failed, since the start.
     pub failed_sweeps: u64,
 }

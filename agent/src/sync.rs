@@ -132,12 +132,13 @@ impl<B: Backend, C: Connect> Loop<B, C> {
     fn programmed(&mut self, result: Result<Applied>, changed: Option<usize>, took: Duration) {
         let held = self.mirror.held();
         match result {
-            Ok(Applied { writes, failures }) => {
+            Ok(Applied { writes, failures, lock_wait }) => {
                 info!(
                     revision = held.map(|(_, revision)| revision.0),
                     services = changed.unwrap_or(self.mirror.state().services().len()),
                     writes,
                     ms = took.as_micros() as f64 / 1e3,
+                    lock_wait_ms = (!lock_wait.is_zero()).then_some(lock_wait.as_micros() as f64 / 1e3),
                     "{}",
                     if changed.is_some() { "applied" } else { "reconciled" },
                 );
@@ -146,6 +147,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 }
                 self.progress.send_modify(|progress| {
                     (progress.programmed, progress.error, progress.failures) = (held, None, failures);
+                    progress.lock_wait += lock_wait;
                     progress.deleted_flows = self.sweeper.deleted;
                     progress.failed_sweeps = self.sweeper.failed;
                 });

@@ -232,12 +232,13 @@ impl<K: Kernel> Driver<K> {
         PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
     }
 
-    fn applied(&self, writes: usize) -> Applied {
+    fn applied(&mut self, writes: usize) -> Applied {
         let refused = self.refused.iter().map(|(key, reason)| Failure {
             key: key.clone(),
             reason: reason.clone(),
             retryable: true,
         });
-        Applied { writes, failures: self.claims.failures().chain(refused).collect() }
+        let failures = self.claims.failures().chain(refused).collect();
+        Applied { writes, failures, lock_wait: self.kernel.waited() }
     }
 }

@@ -4,11 +4,12 @@ mod blame;
 mod exec;
 #[cfg(test)]
 pub(crate) mod fake;
+mod lock;
 mod tools;
 mod variant;
 mod watch;
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 use agent::Drift;
 use anyhow::Result;
@@ -32,6 +33,11 @@ pub(crate) trait Kernel: Send + 'static {
         family: Family,
         script: &Script,
     ) -> impl Future<Output = Result<(), RestoreError>> + Send;
+
+    /// How long others were waited for since this was asked last.
+    fn waited(&mut self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Returns when somebody may have changed what is ours since it was saved. May be dropped before.
     fn suspect(&mut self) -> impl Future<Output = Suspicion> + Send;

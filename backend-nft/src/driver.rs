@@ -252,6 +252,7 @@ impl<K: Kernel> Driver<K> {
             reason: reason.clone(),
             retryable: true,
         });
-        Applied { writes, failures: self.claims.failures().chain(refused).collect() }
+        let failures = self.claims.failures().chain(refused).collect();
+        Applied { writes, failures, ..Applied::default() }
     }
 }

@@ -167,7 +167,7 @@ impl Inner {
 
     fn applied(&self, state: &NodeState, writes: usize) -> Applied {
         let failures = self.poison.values().filter(|failure| state.service(&failure.key).is_some());
-        Applied { writes, failures: failures.cloned().collect() }
+        Applied { writes, failures: failures.cloned().collect(), ..Applied::default() }
     }
 }
 

@@ -10,6 +10,7 @@ use tracing::{debug, info, warn};
 use super::{
     Kernel, RestoreError, Suspicion, Variant, blame,
     exec::{self, Ended},
+    lock,
     watch::Watch,
 };
 use crate::plan::Script;
@@ -21,6 +22,8 @@ const WAIT: &str = "5";
 const NFT_AT_ONCE: usize = 1_000;
 /// How often it is tried when others do not come to an end.
 const TRIES: u32 = 3;
+/// Before the next try, in milliseconds: any of these.
+const PAUSE: std::ops::Range<u64> = 50..250;
 /// `RESOURCE_PROBLEM` of `iptables/include/xtables.h`: the lock is held, or others were faster.
 const RESOURCE_PROBLEM: i32 = 4;
 /// At least so long between two looks, where changes are not announced.
@@ -40,6 +43,8 @@ pub(crate) struct Tools {
     next: Family,
     /// When that is. It stays when nobody waits for it.
     due: Option<Instant>,
+    /// See [`Kernel::waited`].
+    waited: Duration,
 }
 
 #[derive(Debug)]
@@ -48,13 +53,22 @@ struct Found {
     programs: [String; 2],
     /// Where changes are announced.
     watch: Option<Watch>,
+    /// What the variant was told by: it need not be saved again.
+    saved: Option<String>,
 }
 
 // === impl Tools ===
 
 impl Tools {
     pub(crate) fn new(wanted: Option<Variant>) -> Self {
-        Self { wanted, found: None, took: Duration::ZERO, next: Family::V4, due: None }
+        Self {
+            wanted,
+            found: None,
+            took: Duration::ZERO,
+            next: Family::V4,
+            due: None,
+            waited: Duration::ZERO,
+        }
     }
 
     /// Whether there is any iptables.
@@ -79,9 +93,14 @@ impl Tools {
 impl Kernel for Tools {
     async fn save(&mut self, family: Family) -> Result<Option<String>> {
         let found = self.found().await?;
-        if let (Some(watch), Family::V4) = (&mut found.watch, family) {
-            // What was announced until now counts no more: it is in what is about to be saved.
-            watch.forget()?;
+        if family == Family::V4 {
+            if let Some(saved) = found.saved.take() {
+                return Ok(Some(saved));
+            }
+            if let Some(watch) = &mut found.watch {
+                // What was announced until now counts no more: it is in what is about to be saved.
+                watch.forget()?;
+            }
         }
         let begun = Instant::now();
         let saved = save(found.program(family)).await?;
@@ -99,13 +118,28 @@ impl Kernel for Tools {
     }
 
     async fn restore(&mut self, family: Family, script: &Script) -> Result<(), RestoreError> {
+        let mut waited = Duration::ZERO;
         let found = self.found().await.map_err(RestoreError::Failed)?;
         let program = format!("{}-restore", found.program(family));
-        let Some(watch) = &mut found.watch else { return restore(&program, script).await };
-        let before = watch.begin().map_err(RestoreError::Failed)?;
-        let result = restore(&program, script).await;
-        watch.end(before, script.parts()).map_err(RestoreError::Failed)?;
+        let result = match &mut found.watch {
+            // There is no lock.
+            Some(watch) => {
+                let before = watch.begin().map_err(RestoreError::Failed)?;
+                let result = restore(&program, script, &mut waited).await;
+                watch.end(before, script.parts()).map_err(RestoreError::Failed)?;
+                result
+            }
+            None => {
+                waited += lock::wait(&lock::path()).await;
+                restore(&program, script, &mut waited).await
+            }
+        };
+        self.waited += waited;
         result
+    }
+
+    fn waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
     }
 
     async fn suspect(&mut self) -> Suspicion {
@@ -143,12 +177,14 @@ impl Found {
 }
 
 async fn find(wanted: Option<Variant>) -> Result<Found> {
+    // It listens before anything is looked at.
+    let watch = Watch::open();
+    let mut saved = Vec::new();
     let version = exec::run("iptables", &["--version"], "").await?;
     let default = version.as_ref().map(|ended| Variant::from_version(&ended.output));
     let variant = match (wanted, default) {
         (Some(wanted), _) => wanted,
         (None, Some(default)) => {
-            let mut saved = Vec::new();
             for variant in Variant::ALL {
                 saved.extend(save(&format!("iptables-{variant}")).await?.map(|saved| (variant, saved)));
             }
@@ -164,11 +200,12 @@ async fn find(wanted: Option<Variant>) -> Result<Found> {
         programs = ["iptables", "ip6tables"].map(str::to_owned);
     }
     let watch = match variant {
-        Variant::Nft => Some(Watch::open()?),
+        Variant::Nft => Some(watch?),
         Variant::Legacy => None,
     };
+    let saved = saved.into_iter().find_map(|(of, saved)| (of == variant).then_some(saved));
     info!(%variant, program = programs[0], "iptables");
-    Ok(Found { programs, watch })
+    Ok(Found { programs, watch, saved })
 }
 
 /// `None` when it is not installed.
@@ -183,7 +220,8 @@ async fn save(program: &str) -> Result<Option<String>> {
     Ok(Some(output))
 }
 
-async fn restore(program: &str, script: &Script) -> Result<(), RestoreError> {
+/// `waited`: grows by what was lost to others.
+async fn restore(program: &str, script: &Script, waited: &mut Duration) -> Result<(), RestoreError> {
     let failed = |reason: anyhow::Error| RestoreError::Failed(reason.context(format!("run {program}")));
     for attempt in 1.. {
         let begun = Instant::now();
@@ -195,10 +233,11 @@ async fn restore(program: &str, script: &Script) -> Result<(), RestoreError> {
         let reason = blame::reason(&complaint);
         match code {
             Some(0) => return Ok(()),
-            Some(RESOURCE_PROBLEM) if is_busy(&complaint) && attempt < TRIES => {
-                let delay = Duration::from_millis(fastrand::u64(50..250));
+            // Of several parts some may be in force: then what is there must be looked at first.
+            Some(RESOURCE_PROBLEM) if is_busy(&complaint) && attempt < TRIES && script.parts() == 1 => {
                 debug!(reason, "others change rules at the same time: again in a moment");
-                tokio::time::sleep(delay).await;
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(PAUSE))).await;
+                *waited += begun.elapsed();
             }
             Some(RESOURCE_PROBLEM) if is_busy(&complaint) => return Err(failed(anyhow::Error::msg(reason))),
             Some(_) => return Err(RestoreError::Refused { lines: blame::lines(&complaint), reason }),
