@@ -11,7 +11,7 @@ use tracing::debug;
 
 use crate::{
     desired::Base,
-    kernel::{Kernel, RestoreError},
+    kernel::{Kernel, Localnet, RestoreError},
     plan::{Edit, Full, Script, Sweep},
     present::Present,
     table::Hook,
@@ -48,10 +48,17 @@ impl<K: Kernel> Committer<'_, K> {
     /// Starts from what is there. `None`: there is no iptables for this family.
     pub(crate) async fn run(mut self) -> Result<Option<Outcome>> {
         let Some(mut present) = self.present().await? else { return Ok(None) };
+        // What protects loopback addresses goes after they are routed, and comes before.
+        if present.routes_localnet() && !self.base.routes_localnet() {
+            self.kernel.route_localnet(Localnet::Kept)?;
+        }
         let mut outcome = Outcome::default();
         let mut active: BTreeSet<u32> = (0..self.edits.len() as u32).collect();
         loop {
             let Err(refused) = self.commit(&present, &active, Sweep::Delete, &mut outcome).await? else {
+                if self.base.routes_localnet() {
+                    self.kernel.route_localnet(Localnet::Routed)?;
+                }
                 return Ok(Some(outcome));
             };
             if !refused.blamed.is_empty() {

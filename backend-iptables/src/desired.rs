@@ -8,5 +8,5 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use base::{Base, base, hooks};
+pub(crate) use base::{Base, base, hooks, localnet_guard};
 pub(crate) use service::{Context, Desired, desired};

@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 use crate::{
     commit::{Committer, Outcome},
     desired::{Base, Context, base, desired, hooks},
-    kernel::{Kernel, RestoreError, Suspicion},
+    kernel::{Kernel, Localnet, RestoreError, Suspicion},
     plan::{Edit, partial, remove},
     present::Present,
     programmed::Programmed,
@@ -184,6 +184,9 @@ impl<K: Kernel> Driver<K> {
     pub(crate) async fn cleanup(&mut self) -> Result<()> {
         self.programmed = None;
         for (family, present) in self.present().await? {
+            if present.routes_localnet() {
+                self.kernel.route_localnet(Localnet::Kept)?;
+            }
             let script = remove(&present, &self.hooks).script(self.kernel.at_once());
             if !script.is_empty() {
                 self.kernel.restore(family, &script).await.context("remove our chains")?;

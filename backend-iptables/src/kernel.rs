@@ -4,6 +4,7 @@ mod blame;
 mod exec;
 #[cfg(test)]
 pub(crate) mod fake;
+mod localnet;
 mod lock;
 mod tools;
 mod variant;
@@ -16,6 +17,7 @@ use anyhow::Result;
 use proto::model::Family;
 
 use crate::plan::Script;
+pub(crate) use localnet::Localnet;
 pub(crate) use tools::Tools;
 pub use variant::{UnknownVariant, Variant};
 
@@ -33,6 +35,11 @@ pub(crate) trait Kernel: Send + 'static {
         family: Family,
         script: &Script,
     ) -> impl Future<Output = Result<(), RestoreError>> + Send;
+
+    /// Whether packets may pass between loopback addresses and other hosts. Of no meaning without a network.
+    fn route_localnet(&mut self, _localnet: Localnet) -> Result<()> {
+        Ok(())
+    }
 
     /// How long others were waited for since this was asked last.
     fn waited(&mut self) -> Duration {

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
+    desired::localnet_guard,
     names,
     table::{Dispatch, Ends, Fingerprint, Hook, Mark, Table},
 };
@@ -109,6 +110,12 @@ impl Present {
         };
         let mut chains = self.chains.iter().filter(|((of, _), _)| *of == table);
         chains.any(|((_, name), rules)| rules.iter().any(|rule| of_others(name, rule)))
+    }
+
+    /// Whether the kernel may have been told to route loopback addresses: then there is what protects them.
+    pub(crate) fn routes_localnet(&self) -> bool {
+        let (table, chain) = (Dispatch::HealthPorts.table(), Dispatch::HealthPorts.chain());
+        self.rules(table, chain).unwrap_or_default().contains(&localnet_guard())
     }
 
     /// How often a jump is there.

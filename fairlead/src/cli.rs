@@ -15,7 +15,7 @@ pub(crate) use self::{
     cleanup::{CleanupArgs, Predecessor, WhoseArgs},
     conntrack::ConntrackArgs,
     frontend::{ClusterArgs, FrontendArgs, SourceArgs},
-    iptables::IptablesArgs,
+    iptables::{IptablesArgs, VariantArgs},
     node::{FrontendAddressArgs, NodeArgs},
     traffic::TrafficArgs,
 };

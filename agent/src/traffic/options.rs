@@ -17,6 +17,8 @@ pub struct Options {
     pub masquerade_bit: u8,
     /// Where node ports answer: kube-proxy's `--nodeport-addresses`.
     pub nodeport_addresses: NodePortAddresses,
+    /// Whether they answer on 127.0.0.0/8 too: kube-proxy's `--iptables-localhost-nodeports`. Only iptables can do that.
+    pub localhost_nodeports: LocalhostNodePorts,
 }
 
 /// How pods of this node are recognised: kube-proxy's `--detect-local-mode`.
@@ -36,7 +38,7 @@ pub enum LocalPods {
     InterfacePrefix(Interface),
 }
 
-/// On which of the node's addresses node ports answer. Never on loopback addresses.
+/// On which of the node's addresses node ports answer. Loopback addresses are never among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
     /// The node's primary address of each family, as the Node object has it.
@@ -44,6 +46,16 @@ pub enum NodePortAddresses {
     Primary,
     /// All local addresses in these ranges, of either family. A family without any has no node ports.
     Cidrs(Vec<IpNet>),
+}
+
+/// Whether node ports answer on 127.0.0.0/8. On `::1` they never do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalhostNodePorts {
+    /// They do not.
+    #[default]
+    Closed,
+    /// They do: the kernel routes such packets to other hosts (`net.ipv4.conf.all.route_localnet`), and from there they are dropped.
+    Open,
 }
 
 /// Which connections to cluster IPs are masqueraded, whatever the node's facts are.
@@ -88,6 +100,7 @@ impl Default for Options {
             masquerade_all: false,
             masquerade_bit: 14,
             nodeport_addresses: NodePortAddresses::Primary,
+            localhost_nodeports: LocalhostNodePorts::Closed,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use agent::traffic::{NodePortAddresses, Options, Pods, of_family};
+use agent::traffic::{LocalhostNodePorts, NodePortAddresses, Options, Pods, of_family};
 use ipnet::IpNet;
 use proto::model::{Cluster, Family, Node, Protocol};
 
@@ -121,7 +121,7 @@ fn ends(dispatch: Dispatch, family: Family, options: &Options, node: &Node, clus
             let comment = "node ports that nobody serves";
             tail = to_node_ports(family, options, node, comment, names::UNSERVED_NODEPORTS);
         }
-        Dispatch::NodePorts | Dispatch::UnservedNodePorts => {
+        Dispatch::NodePorts | Dispatch::UnservedNodePorts if !answers_on_loopback(family, options) => {
             head.push(Line::new().within(&loopback(family)).jump("RETURN"));
         }
         Dispatch::UnservedServices => tail.push(
@@ -141,21 +141,43 @@ fn ends(dispatch: Dispatch, family: Family, options: &Options, node: &Node, clus
                     .map(|cidr| Line::new().within(cidr).comment("no service has this address").jump("DROP")),
             );
         }
-        Dispatch::HealthPorts | Dispatch::Firewall => {}
+        // This chain sees all that comes in.
+        Dispatch::HealthPorts if answers_on_loopback(family, options) => head.push(localnet_guard()),
+        Dispatch::NodePorts | Dispatch::UnservedNodePorts | Dispatch::HealthPorts | Dispatch::Firewall => {}
     }
     Ends { head, tail }
 }
 
 /// A jump for each address, or range of addresses, where node ports answer.
 fn to_node_ports(family: Family, options: &Options, node: &Node, comment: &str, to: &str) -> Vec<String> {
-    let cidrs = match &options.nodeport_addresses {
+    let mut cidrs = match &options.nodeport_addresses {
         NodePortAddresses::Primary => {
             node.primary_address(family).into_iter().map(IpNet::from).collect::<Vec<_>>()
         }
         NodePortAddresses::Cidrs(cidrs) => of_family(cidrs, family),
     };
+    let loopback = loopback(family);
+    if answers_on_loopback(family, options) && !cidrs.iter().any(|cidr| cidr.contains(&loopback)) {
+        cidrs.push(loopback);
+    }
     let jump = |cidr: &IpNet| Line::new().within(cidr).comment(comment).local_destination().jump(to);
     cidrs.iter().map(jump).collect()
+}
+
+/// Only IPv4 routes its loopback addresses when it is told to.
+fn answers_on_loopback(family: Family, options: &Options) -> bool {
+    family == Family::V4 && options.localhost_nodeports == LocalhostNodePorts::Open
+}
+
+/// Drops what others send to loopback addresses while the kernel routes them: the rule that kubelet has in KUBE-FIREWALL.
+pub(crate) fn localnet_guard() -> String {
+    let loopback = loopback(Family::V4);
+    Line::new()
+        .from(Sense::IsNot, &loopback)
+        .within(&loopback)
+        .comment("block incoming localnet connections")
+        .matching("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT")
+        .jump("DROP")
 }
 
 /// Addresses that never leave the node.
@@ -170,6 +192,11 @@ fn loopback(family: Family) -> IpNet {
 // === impl Base ===
 
 impl Base {
+    /// Whether the kernel must route loopback addresses for it.
+    pub(crate) fn routes_localnet(&self) -> bool {
+        self.ends(Dispatch::HealthPorts).head.contains(&localnet_guard())
+    }
+
     /// What comes before and behind the lines of service ports.
     pub(crate) fn ends(&self, dispatch: Dispatch) -> &Ends {
         &self.ends[dispatch as usize]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::time::sleep;
-use tracing::debug;
+use tracing::{debug, info};
 
 /// `XT_LOCK_NAME` of iptables.
 const FILE: &str = "/run/xtables.lock";
@@ -29,7 +29,10 @@ pub(super) fn path() -> PathBuf {
 pub(super) async fn wait(path: &Path) -> Duration {
     let mut since = None;
     while is_held(path) {
-        let since = *since.get_or_insert_with(Instant::now);
+        let since = *since.get_or_insert_with(|| {
+            info!(path = %path.display(), "waiting: the lock is held by others");
+            Instant::now()
+        });
         if since.elapsed() >= PATIENCE {
             break;
         }

@@ -8,9 +8,9 @@ use proto::model::Family;
 use tracing::{debug, info, warn};
 
 use super::{
-    Kernel, RestoreError, Suspicion, Variant, blame,
+    Kernel, Localnet, RestoreError, Suspicion, Variant, blame,
     exec::{self, Ended},
-    lock,
+    localnet, lock,
     watch::Watch,
 };
 use crate::plan::Script;
@@ -136,6 +136,10 @@ impl Kernel for Tools {
         };
         self.waited += waited;
         result
+    }
+
+    fn route_localnet(&mut self, localnet: Localnet) -> Result<()> {
+        localnet::set(localnet)
     }
 
     fn waited(&mut self) -> Duration {

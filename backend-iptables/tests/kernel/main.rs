@@ -7,3 +7,4 @@ mod conformance;
 mod drift;
 mod large;
 mod support;
+mod takeover;

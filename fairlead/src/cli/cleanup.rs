@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{BackendName, IptablesArgs, Output};
+use super::{BackendName, Output, VariantArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct CleanupArgs {
@@ -28,7 +28,7 @@ pub(crate) struct CleanupArgs {
     pub(crate) output: Output,
 
     #[command(flatten)]
-    pub(crate) iptables: IptablesArgs,
+    pub(crate) iptables: VariantArgs,
 }
 
 #[derive(Debug, Args)]

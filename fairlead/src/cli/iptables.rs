@@ -1,13 +1,25 @@
 //! The flags of the iptables backend.
 
+use agent::traffic::{LocalhostNodePorts, Options};
 use anyhow::{Result, bail};
-use backend_iptables::Variant;
+use backend_iptables::{Iptables, Variant};
 use clap::Args;
 
 use super::BackendName;
 
 #[derive(Debug, Args)]
 pub(crate) struct IptablesArgs {
+    #[command(flatten)]
+    variant: VariantArgs,
+
+    /// For iptables: node ports answer on 127.0.0.0/8 too. For that the kernel routes loopback addresses
+    /// (net.ipv4.conf.all.route_localnet); what other hosts send there is dropped.
+    #[arg(long)]
+    iptables_localhost_nodeports: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VariantArgs {
     /// For iptables: which of the two keeps the rules, `nft` (in nf_tables) or `legacy`. Without it, the one that holds Fairlead's
     /// or other chains of Kubernetes already; else what `iptables` is on this machine.
     #[arg(long, value_name = "nft|legacy|auto", value_parser = variant)]
@@ -22,6 +34,25 @@ enum Choice {
 }
 
 impl IptablesArgs {
+    /// The backend that is asked for.
+    pub(crate) fn backend(&self, options: Options) -> Iptables {
+        let localhost_nodeports = match self.iptables_localhost_nodeports {
+            true => LocalhostNodePorts::Open,
+            false => LocalhostNodePorts::Closed,
+        };
+        Iptables::new(Options { localhost_nodeports, ..options }, self.variant.variant())
+    }
+
+    /// The flags are of use for one backend only.
+    pub(crate) fn check(&self, backend: BackendName) -> Result<()> {
+        if self.iptables_localhost_nodeports && backend != BackendName::Iptables {
+            bail!("--iptables-localhost-nodeports is of no use without the iptables backend");
+        }
+        self.variant.check(Some(backend))
+    }
+}
+
+impl VariantArgs {
     /// `None`: whichever is in use.
     pub(crate) fn variant(&self) -> Option<Variant> {
         match self.iptables_variant {
@@ -62,17 +93,20 @@ mod tests {
         for (given, expected) in
             [("auto", None), ("nft", Some(Variant::Nft)), ("legacy", Some(Variant::Legacy))]
         {
-            assert_eq!(local(&["--iptables-variant", given]).iptables.variant(), expected);
+            assert_eq!(local(&["--iptables-variant", given]).iptables.variant.variant(), expected);
         }
         let error = parse(&["local", "--backend", "iptables", "--iptables-variant", "old"]).unwrap_err();
         assert!(error.contains("expected nft or legacy, or auto"), "{error}");
     }
 
     #[test]
-    fn the_variant_belongs_to_iptables() {
-        let args = local(&["--iptables-variant", "nft"]).iptables;
-        assert!(args.check(Some(BackendName::Nft)).is_err() && args.check(None).is_err());
-        assert!(args.check(Some(BackendName::Iptables)).is_ok());
-        assert!(local(&[]).iptables.check(Some(BackendName::Nft)).is_ok());
+    fn the_flags_belong_to_iptables() {
+        for given in [&["--iptables-variant", "nft"][..], &["--iptables-localhost-nodeports"]] {
+            let args = local(given).iptables;
+            assert!(args.check(BackendName::Nft).is_err());
+            assert!(args.check(BackendName::Iptables).is_ok());
+        }
+        assert!(local(&[]).iptables.check(BackendName::Nft).is_ok());
+        assert!(local(&["--iptables-variant", "nft"]).iptables.variant.check(None).is_err());
     }
 }

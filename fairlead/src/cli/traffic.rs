@@ -59,7 +59,7 @@ impl TrafficArgs {
     pub(crate) fn options(self) -> Result<Options> {
         let local_pods = self.local_pods()?;
         let Self { masquerade_all, masquerade_bit, nodeport_addresses, .. } = self;
-        Ok(Options { local_pods, masquerade_all, masquerade_bit, nodeport_addresses })
+        Ok(Options { local_pods, masquerade_all, masquerade_bit, nodeport_addresses, ..Options::default() })
     }
 
     fn local_pods(&self) -> Result<LocalPods> {

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use agent::{Agent, AgentOptions, Backend, Connect, Conntrack, ConntrackSettings, traffic::Options};
 use anyhow::{Context as _, Result};
-use backend_iptables::Iptables;
 use backend_nft::Nft;
 use runtime::{Ready, Shutdown, Tasks};
 use tracing::info;
@@ -26,7 +25,7 @@ pub(crate) async fn run_iptables(args: BackendIptablesArgs, shutdown: Shutdown) 
     let BackendIptablesArgs { frontend, node, traffic, conntrack, iptables } = args;
     let connect = frontend.grpc()?;
     let mut tasks = Tasks::new();
-    let backend = Iptables::new(traffic.options()?, iptables.variant());
+    let backend = iptables.backend(traffic.options()?);
     spawn(&node, conntrack, backend, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }

@@ -2,7 +2,6 @@
 
 use agent::Attach;
 use anyhow::Result;
-use backend_iptables::Iptables;
 use runtime::{Shutdown, Tasks};
 
 use super::{SHUTDOWN_DEADLINE, backend, frontend};
@@ -10,7 +9,7 @@ use crate::cli::{BackendName, LocalArgs};
 
 /// Runs until the shutdown. The kernel stays as it is then.
 pub(crate) async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
-    args.iptables.check(Some(args.backend))?;
+    args.iptables.check(args.backend)?;
     let mut tasks = Tasks::new();
     let frontend = frontend::spawn(&args.source, &args.cluster, &mut tasks).await?;
     let stop = shutdown.clone();
@@ -21,7 +20,7 @@ pub(crate) async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
             backend::spawn(&args.node, args.conntrack, backend::nft(options)?, connect, &mut tasks)?;
         }
         BackendName::Iptables => {
-            let iptables = Iptables::new(options, args.iptables.variant());
+            let iptables = args.iptables.backend(options);
             backend::spawn(&args.node, args.conntrack, iptables, connect, &mut tasks)?;
         }
     }

@@ -1,4 +1,8 @@
-//! Every case, with the iptables backend of both variants.
+//! Every case, with the iptables backend of both variants; and what only iptables has.
+
+mod localhost;
+mod refused;
+mod tools;
 
 mod nft {
     fairlead_e2e::conformance!(fairlead_e2e::Backend::IptablesNft);

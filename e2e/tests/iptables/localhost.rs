@@ -1,0 +1,96 @@
+//! Node ports on 127.0.0.0/8, which are there when they are asked for; and what others send there, which goes nowhere.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use fairlead_e2e::manifests::Service;
+use fairlead_e2e::plan::{self, Family};
+use fairlead_e2e::{Backend, Cluster, Deployment, Failure, Netns, Protocol, fairlead};
+use nix::sys::signal::Signal;
+
+const NODE_PORT: u16 = 30_080;
+const EMPTY_PORT: u16 = 30_081;
+const FLAG: &str = "--iptables-localhost-nodeports";
+/// A loopback address that the outside namespace can send to, and a port at which something of the node listens.
+const LISTENER: &str = "127.7.7.7:7777";
+const SHORT: Duration = Duration::from_millis(300);
+const LONG: Duration = Duration::from_secs(5);
+
+fn services(cluster: &Cluster) -> Vec<Service> {
+    let service = |name, ip| Service::new(name).cluster_ip(plan::cluster_ip(ip)).port_all(80, 8080);
+    vec![
+        service("web", 1).node_port(NODE_PORT).pods([cluster.pod("pod-b-1")]),
+        service("idle", 2).node_port(EMPTY_PORT),
+    ]
+}
+
+fn localhost(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+fn route_localnet(netns: &Netns) -> String {
+    let value = netns.run(|| fs::read_to_string("/proc/sys/net/ipv4/conf/all/route_localnet"));
+    value.expect("a sysctl").trim().to_owned()
+}
+
+#[test]
+fn node_ports_answer_there_when_asked_for() {
+    for backend in [Backend::IptablesNft, Backend::IptablesLegacy] {
+        let deployment = Deployment::builder(backend).argument(FLAG).start(services);
+        let cluster = deployment.cluster();
+        let node = cluster.node('a');
+        let client = node.client();
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let reply = client.ask(protocol, localhost(NODE_PORT)).expect("an answer");
+            // Not from a loopback address: the answer would find no way back.
+            assert_eq!(
+                (&*reply.pod, reply.seen_source.ip()),
+                ("pod-b-1", node.address.ip(Family::V4)),
+                "{protocol}"
+            );
+            assert_eq!(client.ask(protocol, localhost(EMPTY_PORT)), Err(Failure::Refused), "{protocol}");
+            // And where they answer anyway.
+            let primary = SocketAddr::new(node.address.ip(Family::V4), NODE_PORT);
+            assert!(cluster.client().ask(protocol, primary).is_ok(), "{protocol}");
+            let v6 = SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), NODE_PORT);
+            assert!(client.ask(protocol, v6).is_err(), "{protocol}");
+        }
+        assert_eq!(route_localnet(&node.netns), "1");
+    }
+}
+
+#[test]
+fn others_do_not_reach_loopback_addresses() {
+    for (backend, tool) in
+        [(Backend::IptablesNft, "iptables-nft"), (Backend::IptablesLegacy, "iptables-legacy")]
+    {
+        let mut deployment = Deployment::builder(backend).argument(FLAG).start(services);
+        let cluster = deployment.cluster();
+        let node = cluster.node('a');
+        let (netns, via) = (node.netns.clone(), node.address.v4);
+        let outside = cluster.outside().clone();
+        let state = deployment.state(node);
+        // It takes a host that means harm to send there.
+        outside.sysctls(&[("ipv4/conf/all/route_localnet", "1")]);
+        outside.ip("route del local 127.0.0.0/8 dev lo table local\n");
+        outside.ip(&format!("route add 127.7.7.7 via {via}\n"));
+        let listener = netns.run(|| TcpListener::bind(LISTENER)).expect("listen");
+        let address = listener.local_addr().expect("an address");
+        let connect = |within| outside.run(|| TcpStream::connect_timeout(&address, within)).is_ok();
+        assert!(!connect(SHORT), "{backend:?}");
+        // Nothing else is in the way.
+        deployment.stop_backends(Signal::SIGTERM);
+        netns.output(tool, &["-D", "KUBE-NODEPORTS", "1"]);
+        assert!(connect(LONG), "{backend:?}");
+        // A restart without the flag would do the same.
+        deployment.start_backends();
+        assert!(!connect(SHORT), "{backend:?}");
+        deployment.stop_backends(Signal::SIGTERM);
+        let mut cleanup = fairlead();
+        cleanup.args(["cleanup", "--backend", "iptables", "--state-dir"]).arg(&state);
+        assert!(netns.run(|| cleanup.status()).expect("a program").success());
+        assert_eq!(route_localnet(&netns), "0");
+        assert!(!connect(SHORT), "{backend:?}");
+    }
+}

@@ -1,0 +1,107 @@
+//! Something that iptables refuses: session affinity where the match for it is not installed. It is named, and all the rest is in force.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+
+use fairlead_e2e::manifests::Service;
+use fairlead_e2e::plan::{self, Family};
+use fairlead_e2e::{Client, Cluster, Failure, Process, Protocol, fairlead};
+
+/// Where iptables is told to look for what it matches with.
+const VARIABLE: &str = "XTABLES_LIBDIR";
+const MATCHES: &str = "/usr/lib/x86_64-linux-gnu/xtables";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn web(cluster: &Cluster, number: u8) -> Service {
+    let service = Service::new(&format!("web-{number}")).cluster_ip(plan::cluster_ip(number));
+    service.port_all(80, 8080).pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])
+}
+
+fn sticky(cluster: &Cluster, number: u8) -> Service {
+    web(cluster, number).affinity(10_800)
+}
+
+/// All matches but the one for session affinity.
+fn matches_without_recent(directory: &Path) {
+    fs::create_dir(directory).expect("a directory");
+    for entry in fs::read_dir(MATCHES).expect("iptables is installed") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().expect("a name");
+        if name != "libxt_recent.so" {
+            symlink(&path, directory.join(name)).expect("a link");
+        }
+    }
+}
+
+fn refusals(process: &Process) -> Vec<String> {
+    let mut lines = process.lines_since(0);
+    lines.retain(|line| line.contains("service port not programmed"));
+    lines
+}
+
+#[test]
+fn the_rest_is_in_force() {
+    for variant in ["nft", "legacy"] {
+        let cluster = Cluster::start();
+        let directory = tempfile::tempdir().expect("a directory");
+        let manifests = cluster.manifests(&directory.path().join("manifests"));
+        for number in 1..=20 {
+            manifests.apply(&web(&cluster, number));
+        }
+        manifests.apply(&sticky(&cluster, 7));
+        let node = cluster.node('a');
+        let client = node.pod(3).client();
+        let state = directory.path().join("state");
+        let matches = directory.path().join("matches");
+        matches_without_recent(&matches);
+        let start = |log: &str, matches: &Path| {
+            let mut command = fairlead();
+            command.args(["local", "--backend", "iptables", "--iptables-variant", variant, "--node-name"]);
+            command
+                .args([&node.name, "--conntrack-max-per-core", "0", "--manifests"])
+                .arg(manifests.directory());
+            command.arg("--state-dir").arg(&state).env(VARIABLE, matches);
+            let process = Process::spawn(&node.netns, command, &directory.path().join(log));
+            process.wait_for_line("ready: the kernel holds", 0, PATIENCE);
+            process
+        };
+        let ask = |client: &Client, number: u8| {
+            let answers = Family::BOTH.map(|family| {
+                let vip = SocketAddr::new(plan::cluster_ip(number).ip(family), 80);
+                Protocol::ALL.map(|protocol| client.ask(protocol, vip))
+            });
+            answers.concat()
+        };
+        let is_served = |number| ask(&client, number).iter().all(Result::is_ok);
+        let hasty = client.clone().with_deadline(Duration::from_millis(100));
+        let is_unserved = |number| ask(&hasty, number).iter().all(|answer| *answer == Err(Failure::TimedOut));
+
+        // There at the start.
+        let process = start("refused.log", &matches);
+        let said = refusals(&process);
+        assert_eq!(said.len(), 3, "{said:?}");
+        assert!(
+            said.iter().all(|line| line.contains("default/web-7") && line.contains("recent")),
+            "{said:?}"
+        );
+        assert!(is_unserved(7) && (1..=20).filter(|number| *number != 7).all(is_served), "{variant}");
+        // And one that comes later.
+        let mark = process.mark();
+        manifests.apply(&sticky(&cluster, 9));
+        manifests.apply(&web(&cluster, 21));
+        process.wait_for("the refusal", mark, PATIENCE, |line| {
+            line.contains("service port not programmed") && line.contains("default/web-9")
+        });
+        process
+            .wait_for("more", mark, PATIENCE, |line| line.contains("reconciled") || line.contains("applied"));
+        assert!(is_unserved(7) && is_unserved(9) && is_served(8) && is_served(1), "{variant}");
+        assert!(process.terminate().success());
+
+        let process = start("cured.log", Path::new(MATCHES));
+        assert_eq!(refusals(&process), [""; 0]);
+        assert!((1..=21).all(is_served), "{variant}");
+    }
+}

@@ -1,0 +1,56 @@
+//! How often iptables is run, and what happens while others hold its lock.
+
+use std::fs::File;
+use std::time::Duration;
+
+use fairlead_e2e::manifests::Service;
+use fairlead_e2e::plan;
+use fairlead_e2e::{Backend, Cluster, Deployment, Monitor};
+use nix::sys::signal::Signal;
+
+/// As iptables has it.
+const LOCK: &str = "/run/xtables.lock";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn web(cluster: &Cluster) -> Service {
+    let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080).node_port(30_080);
+    service.pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])
+}
+
+#[test]
+fn a_restart_looks_once_at_each_family() {
+    for (backend, saved) in [
+        (Backend::IptablesNft, ["iptables-nft-save", "ip6tables-nft-save"]),
+        (Backend::IptablesLegacy, ["iptables-legacy-save", "ip6tables-legacy-save"]),
+    ] {
+        let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
+        deployment.stop_backends(Signal::SIGKILL);
+        let Monitor::Iptables(mut notes) = deployment.monitor(deployment.cluster().node('a')) else {
+            panic!("{backend:?} runs programs")
+        };
+        deployment.start_backends();
+        assert_eq!(notes.restored(), [""; 0], "{backend:?}");
+        assert_eq!(notes.saved()[..2], saved, "{backend:?}");
+        if backend == Backend::IptablesNft {
+            // Nor later: changes are announced.
+            deployment.settle();
+            assert_eq!(notes.saved(), [""; 0]);
+        }
+    }
+}
+
+#[test]
+fn the_lock_is_waited_for_and_the_wait_is_told() {
+    let deployment = Deployment::start(Backend::IptablesLegacy, |cluster| vec![web(cluster)]);
+    let agent = deployment.agent(deployment.cluster().node('a'));
+    let mark = agent.mark();
+    let lock = File::create(LOCK).expect("the lock's file");
+    lock.lock().expect("the lock");
+    let more = Service::new("more").cluster_ip(plan::cluster_ip(2)).port_all(80, 8080);
+    deployment.manifests().apply(&more.pods([deployment.cluster().pod("pod-a-2")]));
+    agent.wait_for("a wait", mark, PATIENCE, |line| line.contains("the lock is held by others"));
+    drop(lock);
+    agent.wait_for("the change", mark, PATIENCE, |line| {
+        line.contains("applied") && line.contains("lock_wait_ms=")
+    });
+}
