@@ -29,7 +29,9 @@ fn a_restart_looks_once_at_each_family() {
             panic!("{backend:?} runs programs")
         };
         deployment.start_backends();
-        assert_eq!(notes.restored(), [""; 0], "{backend:?}");
+        // Whoever is killed may not have written down what came last.
+        let restored = notes.restored().into_iter().filter(|line| !Deployment::is_fence(line));
+        assert_eq!(restored.collect::<Vec<_>>(), [""; 0], "{backend:?}");
         assert_eq!(notes.saved()[..2], saved, "{backend:?}");
         if backend == Backend::IptablesNft {
             // Nor later: changes are announced.
