@@ -79,6 +79,7 @@ impl Netns {
     #[track_caller]
     pub(crate) fn finish(&self, command: &mut Command) -> process::Output {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.lock_own(command);
         let finished = self.run(|| fork::spawn(command)).and_then(Child::wait_with_output);
         finished.unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
@@ -95,7 +96,9 @@ impl Netns {
     /// Runs a program that reads `input`, as [`Self::output`].
     #[track_caller]
     pub fn feed(&self, program: &str, arguments: &[&str], input: &str) {
-        let fed = self.run(|| feed(Command::new(program).args(arguments), input));
+        let mut command = Command::new(program);
+        self.lock_own(command.args(arguments));
+        let fed = self.run(|| feed(&mut command, input));
         if let Err(error) = fed {
             panic!("{program} {arguments:?} in {}: {error}\n{input}", self.name);
         }
@@ -115,6 +118,16 @@ impl Netns {
                 fs::write(&path, value).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             }
         });
+    }
+
+    /// What iptables takes for its lock here.
+    pub fn iptables_lock(&self) -> PathBuf {
+        path(&self.name)
+    }
+
+    /// The rules of the older iptables are the namespace's, but its lock is the machine's: everybody would wait for everybody.
+    pub(crate) fn lock_own<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env("XTABLES_LOCKFILE", self.iptables_lock())
     }
 
     fn enter(&self) {

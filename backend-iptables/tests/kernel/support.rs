@@ -41,6 +41,8 @@ pub(crate) async fn reconcile(variant: Variant, state: &NodeState) -> Applied {
 pub(crate) fn tool(words: &str, input: &str) -> String {
     let mut words = words.split(' ');
     let mut command = Command::new(words.next().unwrap());
+    // A namespace of its own needs no lock of the machine's.
+    command.env("XTABLES_LOCKFILE", "/proc/thread-self/ns/net");
     command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();

@@ -89,6 +89,7 @@ fn others_do_not_reach_loopback_addresses() {
         deployment.stop_backends(Signal::SIGTERM);
         let mut cleanup = fairlead();
         cleanup.args(["cleanup", "--backend", "iptables", "--state-dir"]).arg(&state);
+        cleanup.env("XTABLES_LOCKFILE", netns.iptables_lock());
         assert!(netns.run(|| cleanup.status()).expect("a program").success());
         assert_eq!(route_localnet(&netns), "0");
         assert!(!connect(SHORT), "{backend:?}");

@@ -8,8 +8,6 @@ use fairlead_e2e::plan;
 use fairlead_e2e::{Backend, Cluster, Deployment, Monitor};
 use nix::sys::signal::Signal;
 
-/// As iptables has it.
-const LOCK: &str = "/run/xtables.lock";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn web(cluster: &Cluster) -> Service {
@@ -44,9 +42,10 @@ fn a_restart_looks_once_at_each_family() {
 #[test]
 fn the_lock_is_waited_for_and_the_wait_is_told() {
     let deployment = Deployment::start(Backend::IptablesLegacy, |cluster| vec![web(cluster)]);
-    let agent = deployment.agent(deployment.cluster().node('a'));
+    let node = deployment.cluster().node('a');
+    let agent = deployment.agent(node);
     let mark = agent.mark();
-    let lock = File::create(LOCK).expect("the lock's file");
+    let lock = File::open(node.netns.iptables_lock()).expect("the lock's file");
     lock.lock().expect("the lock");
     let more = Service::new("more").cluster_ip(plan::cluster_ip(2)).port_all(80, 8080);
     deployment.manifests().apply(&more.pods([deployment.cluster().pod("pod-a-2")]));
