@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   cargo bench -p fairlead-backend-iptables                   100 and 1,000 services with 10 endpoints each, both variants
-//!   cargo bench -p fairlead-backend-iptables -- --full         10,000 too: minutes, and iptables-nft is not asked for a plain cold load
+//!   cargo bench -p fairlead-backend-iptables -- --full         10,000 too (minutes): iptables-nft by changes only
 //!   cargo bench -p fairlead-backend-iptables -- nft            one variant: nft or legacy
 //!   cargo bench -p fairlead-backend-iptables -- -o json        for programs
 //! ```
@@ -18,7 +18,10 @@ mod report;
 mod rules;
 mod steps;
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use agent::{
     Backend, NodeState,
@@ -29,12 +32,15 @@ use backend_iptables::{Iptables, Variant};
 use netlink::testing::in_netns;
 use plain::Plain;
 use report::Report;
+use rules::Rules;
+use steps::Texts;
 
 /// Endpoints of each service.
 const EACH: u32 = 10;
 
-/// With more, iptables-nft takes minutes for what it is given at once: it walks through a list of all chains with each line.
-const MOST_AT_ONCE: u32 = 1_000;
+/// With more, iptables-nft takes minutes to save what there is, and for what it is given at once: both walk through a list of all chains
+/// for each chain.
+const MOST_FOR_NFT: u32 = 1_000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -43,10 +49,13 @@ fn main() {
     let wanted = |variant: &str| has(variant) || !variants.iter().any(|variant| has(variant));
     let mut report = Report::default();
     for services in [100, 1_000, 10_000] {
-        for variant in Variant::ALL {
-            if wanted(&variant.to_string()) && (services < 10_000 || has("--full")) {
-                report.extend(in_netns(move || runtime().block_on(measure(variant, services))));
-            }
+        if services == 10_000 && !has("--full") {
+            break;
+        }
+        let texts = Arc::new(in_netns(move || runtime().block_on(Texts::new(services))));
+        for variant in Variant::ALL.into_iter().filter(|variant| wanted(&variant.to_string())) {
+            let texts = texts.clone();
+            report.extend(in_netns(move || runtime().block_on(measure(variant, services, &texts))));
         }
     }
     if has("json") { report.print_json() } else { report.print() }
@@ -56,23 +65,28 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-async fn measure(variant: Variant, services: u32) -> Report {
+async fn measure(variant: Variant, services: u32, texts: &Texts) -> Report {
     let mut report = Report::new(variant, services);
     let plain = Plain::new(variant);
     let state = synthetic(services, EACH, Stack::V4);
     let mut backend = backend(variant);
     let cold = time(&mut backend, &state).await;
     report.duration("cold load", cold);
-    let saved = plain::saved(variant);
-    if variant == Variant::Legacy || services <= MOST_AT_ONCE {
-        let alone = plain.load(saved.clone());
+    let is_slow = variant == Variant::Nft && services > MOST_FOR_NFT;
+    if is_slow {
+        plain.fill(state.clone());
+    } else {
+        let alone = plain.load(texts.saved.clone());
         report.duration("cold load, iptables-restore", alone);
         report.ratio("cold load, to iptables-restore", cold, alone);
-    } else {
-        plain.fill(state.clone());
+        report.duration("reconcile, nothing changed", time(&mut backend, &state).await);
     }
-    report.duration("reconcile, nothing changed", time(&mut backend, &state).await);
-    steps::measure(&mut report, &mut backend, &plain, state, &saved[0]).await;
+    let state = steps::measure(&mut report, &mut backend, &plain, state, texts).await;
+    if !is_slow {
+        let led_to = Rules::parse(&plain::saved(variant)[0]).sorted();
+        assert_eq!(led_to, Rules::parse(&texts.saved[0]).sorted(), "the changes must have led back");
+        assert_eq!(backend.reconcile(&state).await.unwrap().writes, 0);
+    }
     report
 }
 

@@ -27,10 +27,6 @@ impl Report {
         Self { of: Some((variant, services)), lines: Vec::new() }
     }
 
-    pub(crate) fn variant(&self) -> Variant {
-        self.of.expect("a report of something").0
-    }
-
     pub(crate) fn duration(&mut self, what: &str, duration: Duration) {
         self.push(what, duration.as_secs_f64() * 1e3, "ms");
     }
