@@ -8,7 +8,8 @@
 //!   cargo bench -p fairlead-backend-iptables -- -o json        for programs
 //! ```
 //!
-//! The backend has a network namespace, and the plain tools another one that holds the same; they take turns. Needs root.
+//! The backend has a network namespace, and the plain tools another one that holds the same; they take turns. Needs root. All namespaces
+//! of a machine share one lock of iptables-legacy: nothing else may use it meanwhile.
 
 // A panic is how a benchmark fails.
 #![allow(clippy::unwrap_used, clippy::expect_used)]

@@ -18,7 +18,7 @@ use crate::{
 
 /// Each is measured for so long, at least [`FEWEST`] and at most [`MOST`] times; the lower quartile counts.
 const ROUNDS_TAKE: Duration = Duration::from_secs(40);
-const FEWEST: usize = 3;
+const FEWEST: usize = 6;
 const MOST: usize = 40;
 
 /// A change, and what leads there by hand.
