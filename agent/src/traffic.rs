@@ -6,6 +6,7 @@ mod front;
 mod interface;
 mod options;
 mod sources;
+mod urgent;
 
 pub use claims::Claims;
 pub use front::{Front, VipClass, fronts};
@@ -14,3 +15,4 @@ pub use options::{
     LocalPods, LocalhostNodePorts, Masquerade, NodePortAddresses, Options, Pods, Traffic, of_family,
 };
 pub use sources::allowed_sources;
+pub use urgent::is_urgent;

@@ -20,6 +20,9 @@ use crate::{
 /// So many service ports may be refused before something else must be wrong.
 const MAX_REFUSED: usize = 64;
 
+/// With so many service ports the most urgent ones do not wait until the others are ready.
+const MANY: usize = 500;
+
 /// What has come of it.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
@@ -36,6 +39,8 @@ pub(crate) struct Committer<'a, K> {
     pub(crate) base: &'a Base,
     pub(crate) hooks: &'a [Hook],
     pub(crate) edits: &'a [Edit],
+    /// So many at their beginning are the most urgent ones.
+    pub(crate) urgent: usize,
 }
 
 /// Why some edits are not in force.
@@ -53,6 +58,12 @@ impl<K: Kernel> Committer<'_, K> {
             self.kernel.route_localnet(Localnet::Kept)?;
         }
         let mut outcome = Outcome::default();
+        let urgent = self.urgent(&present);
+        if !urgent.is_empty() {
+            // What is refused of it will be so again.
+            let _ = self.commit(&present, &urgent, Sweep::Keep, &mut outcome).await?;
+            present = self.again().await?;
+        }
         let mut active: BTreeSet<u32> = (0..self.edits.len() as u32).collect();
         loop {
             let Err(refused) = self.commit(&present, &active, Sweep::Delete, &mut outcome).await? else {
@@ -73,8 +84,17 @@ impl<K: Kernel> Committer<'_, K> {
                 );
                 active = self.halve(active, &mut outcome).await?;
             }
-            present = self.present().await?.context("iptables was there a moment ago")?;
+            present = self.again().await?;
         }
+    }
+
+    /// Those that come first where nothing is yet and many others are to come.
+    fn urgent(&self, present: &Present) -> BTreeSet<u32> {
+        if self.edits.len() < MANY || present.ours().next().is_some() {
+            return BTreeSet::new();
+        }
+        let urgent = (0..).zip(self.edits).take(self.urgent);
+        urgent.filter(|(_, edit)| edit.desired[self.family].is_some()).map(|(index, _)| index).collect()
     }
 
     /// Those that are in force in the end; what was there before stays meanwhile.
@@ -83,7 +103,7 @@ impl<K: Kernel> Committer<'_, K> {
         // First what belongs to no service port.
         let mut parts = vec![all, BTreeSet::new()];
         while let Some(mut part) = parts.pop() {
-            let present = self.present().await?.context("iptables was there a moment ago")?;
+            let present = self.again().await?;
             let together = &accepted | &part;
             match self.commit(&present, &together, Sweep::Keep, outcome).await? {
                 Ok(()) => accepted = together,
@@ -112,6 +132,10 @@ impl<K: Kernel> Committer<'_, K> {
         let saved = self.kernel.save(self.family).await;
         let present = saved.and_then(|saved| saved.as_deref().map(Present::parse).transpose());
         present.with_context(|| format!("save the {} tables", self.family))
+    }
+
+    async fn again(&mut self) -> Result<Present> {
+        self.present().await?.context("iptables was there a moment ago")
     }
 
     async fn commit(

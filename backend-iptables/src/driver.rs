@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use agent::{
     Applied, Changes, Drift, NodeState,
-    traffic::{Claims, Options, Traffic},
+    traffic::{Claims, Options, Traffic, is_urgent},
 };
 use anyhow::{Context as _, Result, bail};
 use proto::model::{Failure, Family, PerFamily, ServicePortKey};
@@ -58,14 +58,23 @@ impl<K: Kernel> Driver<K> {
         }
         let base = self.base(state);
         let traffic = self.options.traffic(state.node());
-        let mut edits: Vec<Edit> =
-            state.services().keys().map(|key| self.edit(state, key, &traffic)).collect();
+        let (urgent, others): (Vec<_>, Vec<_>) =
+            state.services().iter().partition(|(_, service)| is_urgent(&service.port));
+        let in_order = urgent.iter().chain(&others);
+        let mut edits: Vec<Edit> = in_order.map(|(key, _)| self.edit(state, key, &traffic)).collect();
         let mut served = Vec::new();
         let mut writes = 0;
         let mut reasons = BTreeMap::new();
         for family in Family::ALL {
             let (base, hooks) = (&base[family], &self.hooks);
-            let committer = Committer { kernel: &mut self.kernel, family, base, hooks, edits: &edits };
+            let committer = Committer {
+                kernel: &mut self.kernel,
+                family,
+                base,
+                hooks,
+                edits: &edits,
+                urgent: urgent.len(),
+            };
             let Some(outcome) = committer.run().await? else {
                 if self.served.contains(&family) {
                     warn!(%family, "there is no iptables for this family: its Services are not served");

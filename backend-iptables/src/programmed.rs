@@ -59,11 +59,13 @@ impl Programmed {
 
     /// So many more have those lines.
     pub(crate) fn settle_users(&mut self, family: Family, deltas: Deltas) {
+        let users = &mut self.users[family];
         for (line, delta) in deltas {
-            let users = self.users[family].entry(line).or_default();
-            *users = users.saturating_add_signed(delta);
+            match users.get(&line).copied().unwrap_or_default().saturating_add_signed(delta) {
+                0 => users.remove(&line),
+                count => users.insert(line, count),
+            };
         }
-        self.users[family].retain(|_, users| *users > 0);
     }
 
     /// What was found, or put, in force.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use agent::{
     Applied, Changes, Drift, NodeState,
-    traffic::{Claims, Masquerade, Options, Traffic, fronts},
+    traffic::{Claims, Masquerade, Options, Traffic, fronts, is_urgent},
 };
 use anyhow::{Context, Result};
 use proto::model::{Failure, Family, PerFamily, ServicePortKey};
@@ -18,7 +18,6 @@ use crate::{
     plan::{Edit, Operation, Plan, Repairs, Sweep},
     present::Present,
     programmed::Programmed,
-    urgent::is_urgent,
 };
 
 /// The backend, over any [`Kernel`].

@@ -53,7 +53,6 @@ mod order;
 mod plan;
 mod present;
 mod programmed;
-mod urgent;
 
 use agent::{Applied, Backend, Changes, Drift, NodeState, traffic::Options};
 use anyhow::Result;

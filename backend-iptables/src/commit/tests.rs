@@ -2,7 +2,7 @@
 
 use agent::{
     NodeState,
-    testing::{apply, mk_key, mk_state, transition},
+    testing::{Stack, apply, mk_key, mk_state, operations_between, synthetic, transition},
     traffic::Options,
 };
 use proto::model::Operation;
@@ -136,6 +136,37 @@ async fn too_many_refusals_are_something_else() {
     let kernel = Fake::default();
     kernel.refuse(["10.96.0."], Explains::No);
     assert!(driver(&kernel).reconcile(&state(200)).await.is_err());
+}
+
+/// The API server and DNS do not wait for thousands of others. One of them that is refused costs nobody else anything.
+#[tokio::test]
+async fn on_an_empty_node_the_urgent_ones_come_first() {
+    let urgent = mk_state()
+        .service("default/kubernetes", |api| api.cluster_ip("10.200.0.1").endpoints(["10.0.0.1:6443"]))
+        .service("kube-system/kube-dns", |dns| {
+            dns.port(53).cluster_ip("10.200.0.10").endpoints(["10.244.0.2:53"])
+        });
+    let mut all = synthetic(MANY as u32, 2, Stack::V4);
+    apply(&mut all, operations_between(&mk_state().build(), &urgent.build()));
+    for poison in [None, Some("10.200.0.10/32")] {
+        let kernel = Fake::default();
+        kernel.refuse(poison, Explains::Yes);
+        let applied = driver(&kernel).reconcile(&all).await.unwrap();
+        assert_eq!(applied.failures.len(), usize::from(poison.is_some()));
+        let asked = kernel.asked();
+        let urgent = |script: &str| {
+            ["10.200.0.1/32", "10.200.0.10/32"].map(|vip| script.contains(&format!("-d {vip} "))) == [true; 2]
+                && script.lines().count() < 100
+        };
+        assert!(urgent(&asked[0].script), "{}", asked[0].script);
+        assert_eq!(asked[0].accepted, poison.is_none());
+        let dns = poison.map(|_| "kube-system/kube-dns");
+        assert_eq!(kernel.tables(Family::V4).shape(), shape(&without(all.clone(), dns.as_slice())).await);
+
+        // On a node that has something nothing comes first.
+        driver(&kernel).reconcile(&all).await.unwrap();
+        assert!(kernel.asked().len() <= 2);
+    }
 }
 
 /// Nobody is to blame for what all need.

@@ -6,7 +6,8 @@ use proto::model::ServicePort;
 const DNS: u16 = 53;
 
 /// The API server's service (`default/kubernetes`), and cluster DNS: what `kube-system` has on port 53, whatever it is called.
-pub(crate) fn is_urgent(port: &ServicePort) -> bool {
+#[must_use]
+pub fn is_urgent(port: &ServicePort) -> bool {
     match (&*port.key.namespace, &*port.key.name) {
         ("default", "kubernetes") => true,
         ("kube-system", _) => port.port.get() == DNS,
@@ -16,7 +17,7 @@ pub(crate) fn is_urgent(port: &ServicePort) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use agent::testing::mk_state;
+    use crate::testing::mk_state;
 
     use super::*;
 
