@@ -47,3 +47,33 @@ pub(crate) fn exchange(
         }
     }
 }
+
+/// Sends messages that ask for nothing but to be done, and tells which of them the kernel refused, and why. Their numbers are 1, 2, 3 ..;
+/// only the last one asks for an acknowledgement.
+pub(crate) fn submit(
+    socket: &mut Socket,
+    requests: &[u8],
+    last: u32,
+    mut refused: impl FnMut(&Message<'_>, u32, Errno),
+) -> Result<()> {
+    socket.drain()?;
+    socket.send(&[requests])?;
+    loop {
+        let datagram = match socket.receive(Wait::No)? {
+            Received::Datagram(datagram) => datagram,
+            Received::Overrun => {
+                return Err(Error::Socket { call: "receive from netlink", errno: Errno(libc::ENOBUFS) });
+            }
+            Received::Nothing => return Err(Error::Malformed("requests without an answer to the last")),
+        };
+        for message in messages(datagram).filter(|message| message.kind == message::ERROR) {
+            let answer = message.answer().ok_or(Error::Malformed("an error without errno"))?;
+            if answer.errno != 0 {
+                refused(&message, message.seq, Errno(answer.errno));
+            }
+            if message.seq == last {
+                return Ok(());
+            }
+        }
+    }
+}

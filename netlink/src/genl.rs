@@ -18,7 +18,7 @@ const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
 const FAMILY_NAME: u16 = 2;
 /// Of all families that matter here.
-const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 1;
 
 /// The number of a family; `None` when the kernel has no such family. It loads the family's module, if there is one.
 pub(crate) fn family(socket: &mut Socket, name: &str) -> Result<Option<u16>> {

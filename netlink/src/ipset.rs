@@ -2,11 +2,13 @@
 
 mod abi;
 mod codec;
+mod entry;
 mod handle;
 
-use std::net::IpAddr;
-
+pub use entry::Entry;
 pub use handle::Handle;
+
+use crate::Errno;
 
 /// A set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,15 +30,54 @@ pub enum Family {
     V6,
 }
 
-/// An entry, as far as its set's kind has these fields.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Entry {
-    /// The (first) address.
-    pub ip: Option<IpAddr>,
-    /// The protocol that the port is of: `IPPROTO_*`.
-    pub protocol: Option<u8>,
-    /// The port.
-    pub port: Option<u16>,
+/// A set to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewSet<'a> {
+    /// At most 31 characters.
+    pub name: &'a str,
+    /// What it holds.
+    pub kind: Kind,
+    /// Of its addresses.
+    pub family: Family,
+    /// Room in its hash table to begin with; it grows.
+    pub hash_size: u32,
+    /// It takes no more entries than these.
+    pub max_entries: u32,
+    /// Whether entries carry a packet mark.
+    pub marks: Marks,
+}
+
+/// What a set holds, of the kinds that can be made here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// `hash:ip`.
+    Ip,
+    /// `hash:ip,port`.
+    IpPort,
+    /// `hash:ip,port,ip`.
+    IpPortIp,
+    /// `hash:ip,port,net`.
+    IpPortNet,
+    /// `hash:net,port`.
+    NetPort,
+}
+
+/// Whether the entries of a set carry packet marks (`skbinfo`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marks {
+    /// They do.
+    Kept,
+    /// They do not.
+    None,
+}
+
+/// An entry that the kernel refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedEntry {
+    /// Which one.
+    pub index: usize,
+    /// Why; numbers from 4096 on are ipset's own.
+    pub errno: Errno,
 }
 
 /// How the destruction of a set went.
@@ -46,4 +87,29 @@ pub enum Destroyed {
     Done,
     /// It stays: a rule or another set refers to it.
     InUse,
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// As ipset calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ip => "hash:ip",
+            Self::IpPort => "hash:ip,port",
+            Self::IpPortIp => "hash:ip,port,ip",
+            Self::IpPortNet => "hash:ip,port,net",
+            Self::NetPort => "hash:net,port",
+        }
+    }
+
+    /// The lowest revision that has all we need: marks (Linux 3.19).
+    fn revision(self) -> u8 {
+        match self {
+            Self::Ip => 4,
+            Self::IpPort | Self::IpPortIp => 5,
+            Self::IpPortNet | Self::NetPort => 7,
+        }
+    }
 }

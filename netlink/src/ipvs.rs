@@ -7,17 +7,19 @@
 
 mod abi;
 mod codec;
+mod command;
 mod handle;
 
-use std::{fmt, net::SocketAddr, path::Path};
+use std::{fmt, net::SocketAddr, path::Path, sync::Arc};
 
+pub use command::{Command, Refused};
 pub use handle::Handle;
 
 /// Where the virtual servers of the thread's network namespace can be read; there as soon as the module is loaded.
 const TABLE: &str = "/proc/thread-self/net/ip_vs";
 
 /// What a virtual server is known by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Service {
     /// Packets of a protocol to an address.
     Address(Protocol, SocketAddr),
@@ -36,8 +38,37 @@ pub enum Protocol {
     Sctp,
 }
 
+/// How a virtual server chooses among its destinations.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Scheduling {
+    /// `rr`, `wlc`, `mh`; at most 15 characters.
+    pub scheduler: Arc<str>,
+    /// `IP_VS_SVC_F_*`, as far as they can be set: [`PERSISTENT`], and the scheduler's own.
+    pub flags: u32,
+    /// How long a client is remembered, in seconds; counts with [`PERSISTENT`].
+    pub timeout: u32,
+}
+
+/// How long IPVS remembers idle connections, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    /// TCP connections.
+    pub tcp: u32,
+    /// TCP connections that have been closed from one side.
+    pub tcp_fin: u32,
+    /// UDP flows.
+    pub udp: u32,
+}
+
+/// `IP_VS_SVC_F_PERSISTENT`: a client stays with its destination.
+pub const PERSISTENT: u32 = 1;
+/// `IP_VS_SVC_F_SCHED1`: of `sh` and `mh`, go elsewhere while the destination has weight 0.
+pub const SCHED_FALLBACK: u32 = 0x08;
+/// `IP_VS_SVC_F_SCHED2`: of `sh` and `mh`, hash the client's port too.
+pub const SCHED_PORT: u32 = 0x10;
+
 /// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// IPv4.
     V4,
@@ -67,6 +98,37 @@ pub struct Destination {
 /// Whether the kernel has IPVS now. Asks for no module.
 pub fn is_loaded() -> bool {
     Path::new(TABLE).exists()
+}
+
+// === impl Service ===
+
+impl Service {
+    /// The family of what it serves.
+    #[must_use]
+    pub fn family(&self) -> Family {
+        match self {
+            Self::Address(_, address) => Family::of(address),
+            Self::Mark(family, _) => *family,
+        }
+    }
+}
+
+// === impl Destination ===
+
+impl Destination {
+    /// One of a weight that is reached by translation, without connections or limits.
+    #[must_use]
+    pub fn new(address: SocketAddr, weight: u32) -> Self {
+        Self {
+            address,
+            forwarding: 0,
+            weight,
+            upper_threshold: 0,
+            lower_threshold: 0,
+            active: 0,
+            inactive: 0,
+        }
+    }
 }
 
 // === impl Protocol ===

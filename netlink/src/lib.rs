@@ -9,8 +9,8 @@
 //!       +---- dumps, decoded -----+   Table, Chain, Set, ListedRule, Element
 //! ```
 //!
-//! [`conntrack`] dumps and deletes flows, [`ipvs`] reads and takes apart virtual servers, [`ipset`] reads and destroys sets,
-//! [`link`](mod@link) deletes interfaces, [`addresses`] says which addresses they have.
+//! [`conntrack`] dumps and deletes flows, [`ipvs`] reads and changes virtual servers, [`ipset`] sets, [`device`] a dummy device and its
+//! addresses; [`link`](mod@link) deletes interfaces, [`addresses`] says which addresses they have.
 //!
 //! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a [`nft::Handle`]
 //! on a thread of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.
@@ -20,6 +20,7 @@ mod attr;
 #[cfg(test)]
 mod captured;
 pub mod conntrack;
+pub mod device;
 mod error;
 mod exchange;
 mod genl;

@@ -19,6 +19,8 @@ pub(crate) mod flags {
     /// Of a dump's answers: what is dumped changed meanwhile.
     pub(crate) const DUMP_INTR: u16 = 0x10;
     pub(crate) const DUMP: u16 = 0x300;
+    /// Of a request that makes something: it must not be there yet. The same bit as the second of [`DUMP`]'s.
+    pub(crate) const EXCL: u16 = 0x200;
     pub(crate) const CREATE: u16 = 0x400;
     pub(crate) const APPEND: u16 = 0x800;
     /// Of an error: it does not repeat the request's content.

@@ -8,8 +8,13 @@ pub(super) const PROTOCOL: u8 = 7;
 
 /// `enum ipset_cmd`.
 pub(super) mod cmd {
+    pub(crate) const CREATE: u16 = 2;
     pub(crate) const DESTROY: u16 = 3;
+    pub(crate) const FLUSH: u16 = 4;
+    pub(crate) const SWAP: u16 = 6;
     pub(crate) const LIST: u16 = 7;
+    pub(crate) const ADD: u16 = 9;
+    pub(crate) const DELETE: u16 = 10;
 }
 
 /// Length of `struct nfgenmsg`, behind every message's header.
@@ -20,17 +25,36 @@ pub(super) mod attr {
     pub(crate) const PROTOCOL: u16 = 1;
     pub(crate) const SETNAME: u16 = 2;
     pub(crate) const TYPENAME: u16 = 3;
+    /// `IPSET_ATTR_SETNAME2`: the same number in another command.
+    pub(crate) const SETNAME2: u16 = 3;
+    pub(crate) const REVISION: u16 = 4;
     pub(crate) const FAMILY: u16 = 5;
     pub(crate) const FLAGS: u16 = 6;
     pub(crate) const DATA: u16 = 7;
     pub(crate) const ADT: u16 = 8;
+    pub(crate) const LINENO: u16 = 9;
 }
+
+/// Attributes of a set (`IPSET_ATTR_*` in `IPSET_ATTR_DATA` of a creation or a list).
+pub(super) mod create {
+    pub(crate) const CADT_FLAGS: u16 = 8;
+    pub(crate) const HASHSIZE: u16 = 18;
+    pub(crate) const MAXELEM: u16 = 19;
+    pub(crate) const ELEMENTS: u16 = 24;
+}
+
+/// `IPSET_FLAG_WITH_SKBINFO`.
+pub(super) const WITH_SKBINFO: u32 = 1 << 6;
 
 /// Attributes of an entry (`IPSET_ATTR_*` in `IPSET_ATTR_DATA`).
 pub(super) mod data {
     pub(crate) const IP: u16 = 1;
+    pub(crate) const CIDR: u16 = 3;
     pub(crate) const PORT: u16 = 4;
     pub(crate) const PROTO: u16 = 7;
+    pub(crate) const IP2: u16 = 20;
+    pub(crate) const CIDR2: u16 = 21;
+    pub(crate) const SKBMARK: u16 = 27;
 }
 
 /// `IPSET_ATTR_IPADDR_IPV4`, `IPSET_ATTR_IPADDR_IPV6`.

@@ -1,13 +1,11 @@
 //! Sets and entries in messages, and the requests for them.
 
-use std::net::IpAddr;
-
 use super::{
-    Entry, Family, Set,
-    abi::{self, attr, cmd, data},
+    Entry, Family, Marks, NewSet, Set,
+    abi::{self, attr, cmd, create},
 };
 use crate::{
-    attr::{Attr, Attrs, Put, attrs},
+    attr::{Attrs, Put, attrs},
     exchange::SEQ,
     message::{self, flags},
 };
@@ -16,6 +14,8 @@ use crate::{
 const INET: u8 = 2;
 /// `AF_INET6`.
 const INET6: u8 = 10;
+/// So much of a message may be entries before the last: an attribute has at most 64 KiB, an entry far less than 1.
+const MAX_ENTRIES_BYTES: usize = 60 << 10;
 
 /// Appends a request for all sets without their entries.
 pub(super) fn write_list_headers(buf: &mut Vec<u8>) {
@@ -36,6 +36,71 @@ pub(super) fn write_destroy(buf: &mut Vec<u8>, name: &str) {
     let at = start(buf, cmd::DESTROY, flags::ACK);
     buf.put_str(attr::SETNAME, name);
     message::finish(buf, at);
+}
+
+/// Appends a request to make a set; it is refused when there is one of that name.
+pub(super) fn write_create(buf: &mut Vec<u8>, set: &NewSet<'_>) {
+    let at = start(buf, cmd::CREATE, flags::ACK | flags::CREATE | flags::EXCL);
+    buf.put_str(attr::SETNAME, set.name);
+    buf.put_str(attr::TYPENAME, set.kind.name());
+    buf.put(attr::REVISION, &[set.kind.revision()]);
+    buf.put(attr::FAMILY, &[if set.family == Family::V4 { INET } else { INET6 }]);
+    let nest = buf.open(attr::DATA);
+    if set.marks == Marks::Kept {
+        buf.put_u32(create::CADT_FLAGS | abi::NET_BYTEORDER, abi::WITH_SKBINFO);
+    }
+    buf.put_u32(create::HASHSIZE | abi::NET_BYTEORDER, set.hash_size);
+    buf.put_u32(create::MAXELEM | abi::NET_BYTEORDER, set.max_entries);
+    buf.close(nest);
+    message::finish(buf, at);
+}
+
+/// Appends a request to remove all entries of a set.
+pub(super) fn write_flush(buf: &mut Vec<u8>, name: &str) {
+    let at = start(buf, cmd::FLUSH, flags::ACK);
+    buf.put_str(attr::SETNAME, name);
+    message::finish(buf, at);
+}
+
+/// Appends a request that two sets of the same kind exchange their entries, and with them who refers to which.
+pub(super) fn write_swap(buf: &mut Vec<u8>, one: &str, other: &str) {
+    let at = start(buf, cmd::SWAP, flags::ACK);
+    buf.put_str(attr::SETNAME, one);
+    buf.put_str(attr::SETNAME2, other);
+    message::finish(buf, at);
+}
+
+/// Appends a request to add or delete as many of the entries as a message holds, and says how many these are. Entries that are there
+/// already, or are not, are no errors, and those that are get what is new of them.
+pub(super) fn write_entries(buf: &mut Vec<u8>, command: u16, name: &str, entries: &[Entry]) -> usize {
+    let at = start(buf, command, flags::ACK);
+    buf.put_str(attr::SETNAME, name);
+    // The kernel says in it which entry it refuses.
+    buf.put_u32(attr::LINENO | abi::NET_BYTEORDER, 1);
+    let nest = buf.open(attr::ADT);
+    let begin = buf.len();
+    let mut count = 0;
+    for (line, entry) in (1..).zip(entries) {
+        if buf.len() - begin > MAX_ENTRIES_BYTES {
+            break;
+        }
+        entry.write(buf, line);
+        count += 1;
+    }
+    buf.close(nest);
+    message::finish(buf, at);
+    count
+}
+
+/// Which entry was refused, counted from 1, by what came back of the request.
+pub(super) fn read_refused_line(error: &[u8]) -> Option<u32> {
+    let request = error.get(4 + message::HEADER + abi::NFGENMSG..)?;
+    attrs(request).find(attr::LINENO)?.u32()
+}
+
+/// How many entries the set in a message of a list has.
+pub(super) fn read_size(payload: &[u8]) -> Option<u32> {
+    content(payload)?.find(attr::DATA)?.nested().find(create::ELEMENTS)?.u32()
 }
 
 fn start(buf: &mut Vec<u8>, command: u16, more_flags: u16) -> usize {
@@ -63,30 +128,8 @@ pub(super) fn read_entries(payload: &[u8]) -> Option<Vec<Entry>> {
     entries
         .nested()
         .filter(|entry| entry.kind == attr::DATA)
-        .map(|entry| read_entry(entry.nested()))
+        .map(|entry| Entry::read(entry.nested()))
         .collect()
-}
-
-fn read_entry(fields: Attrs<'_>) -> Option<Entry> {
-    let mut entry = Entry::default();
-    for field in fields {
-        match field.kind {
-            data::IP => entry.ip = Some(read_ip(&field)?),
-            data::PORT => entry.port = Some(u16::from_be_bytes(field.payload.try_into().ok()?)),
-            data::PROTO => entry.protocol = Some(*field.payload.first()?),
-            _ => {}
-        }
-    }
-    Some(entry)
-}
-
-fn read_ip(attr: &Attr<'_>) -> Option<IpAddr> {
-    let address = attr.nested().next()?;
-    match address.kind {
-        abi::IPV4 => Some(<[u8; 4]>::try_from(address.payload).ok()?.into()),
-        abi::IPV6 => Some(<[u8; 16]>::try_from(address.payload).ok()?.into()),
-        _ => None,
-    }
 }
 
 fn content(payload: &[u8]) -> Option<Attrs<'_>> {

@@ -2,8 +2,11 @@
 
 use nix::libc;
 
-use super::{Destroyed, Entry, Set, abi, codec};
-use crate::{Errno, Error, Result, Socket, exchange::exchange};
+use super::{Destroyed, Entry, NewSet, RefusedEntry, Set, abi, codec};
+use crate::{
+    Errno, Error, Result, Socket,
+    exchange::{SEQ, exchange, submit},
+};
 
 /// The sets of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
@@ -48,6 +51,86 @@ impl Handle {
             Ok(())
         })?;
         Ok(list)
+    }
+
+    /// How many entries each set has, without reading them. A kernel without ipset has no sets.
+    pub fn sizes(&mut self) -> Result<Vec<(Set, u32)>> {
+        let mut list = Vec::new();
+        self.buf.clear();
+        codec::write_list_headers(&mut self.buf);
+        let asked = exchange(&mut self.socket, &self.buf, "list sets", |message| {
+            let set = codec::read_set(message.payload).zip(codec::read_size(message.payload));
+            list.push(set.ok_or(Error::Malformed("a set"))?);
+            Ok(())
+        });
+        match asked {
+            Err(Error::Request { errno: Errno(libc::EINVAL), .. }) => Ok(Vec::new()),
+            asked => asked.map(|()| list),
+        }
+    }
+
+    /// Makes a set. The kernel loads what it needs for that.
+    ///
+    /// # Errors
+    /// When the kernel refuses, also when there is a set of that name.
+    pub fn create(&mut self, set: &NewSet<'_>) -> Result<()> {
+        self.request(&format!("create set {}", set.name), |buf| codec::write_create(buf, set))
+    }
+
+    /// Removes all entries of a set.
+    pub fn flush(&mut self, name: &str) -> Result<()> {
+        self.request(&format!("flush set {name}"), |buf| codec::write_flush(buf, name))
+    }
+
+    /// Two sets of the same kind exchange their entries, and with them who refers to which.
+    pub fn swap(&mut self, one: &str, other: &str) -> Result<()> {
+        self.request(&format!("swap sets {one} and {other}"), |buf| codec::write_swap(buf, one, other))
+    }
+
+    /// Adds entries, those that are there get what is new of them; tells which the kernel refused.
+    ///
+    /// # Errors
+    /// When it is not known what came of them, or there is no such set.
+    pub fn add(&mut self, name: &str, entries: &[Entry]) -> Result<Vec<RefusedEntry>> {
+        self.change(abi::cmd::ADD, name, entries)
+    }
+
+    /// Deletes entries; those that are not there are no errors. As [`Self::add`].
+    pub fn delete(&mut self, name: &str, entries: &[Entry]) -> Result<Vec<RefusedEntry>> {
+        self.change(abi::cmd::DELETE, name, entries)
+    }
+
+    /// Many entries in a message. The kernel stops at one that it refuses: the next message begins behind it.
+    fn change(&mut self, command: u16, name: &str, entries: &[Entry]) -> Result<Vec<RefusedEntry>> {
+        let (mut refused, mut done) = (Vec::new(), 0);
+        while done < entries.len() {
+            self.buf.clear();
+            let count = codec::write_entries(&mut self.buf, command, name, &entries[done..]);
+            let mut stopped = None;
+            submit(&mut self.socket, &self.buf, SEQ, |message, _, errno| {
+                stopped = Some((codec::read_refused_line(message.payload), errno));
+            })?;
+            match stopped {
+                None => done += count,
+                Some((Some(line), errno))
+                    if (1..=count).contains(&(line as usize)) && errno.0 != libc::ENOENT =>
+                {
+                    refused.push(RefusedEntry { index: done + line as usize - 1, errno });
+                    done += line as usize;
+                }
+                Some((_, errno)) => {
+                    let request = format!("change set {name}");
+                    return Err(Error::Request { request, errno, message: None });
+                }
+            }
+        }
+        Ok(refused)
+    }
+
+    fn request(&mut self, request: &str, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+        self.buf.clear();
+        write(&mut self.buf);
+        exchange(&mut self.socket, &self.buf, request, |_| Ok(()))
     }
 
     /// Destroys a set with its entries, unless something refers to it.

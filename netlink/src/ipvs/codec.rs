@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::{
-    Destination, Family, Protocol, Service,
+    Destination, Family, Protocol, Scheduling, Service, Timeouts,
     abi::{self, dest, svc},
 };
 use crate::{
@@ -17,6 +17,34 @@ const ADDRESS: usize = 16;
 /// Appends what names a virtual server.
 pub(super) fn write_service(buf: &mut Vec<u8>, service: &Service) {
     let nest = buf.open(abi::SERVICE);
+    write_name(buf, service);
+    buf.close(nest);
+}
+
+/// Appends a virtual server and all that can be set of it.
+pub(super) fn write_scheduling(buf: &mut Vec<u8>, service: &Service, scheduling: &Scheduling) {
+    let nest = buf.open(abi::SERVICE);
+    write_name(buf, service);
+    buf.put_str(svc::SCHED_NAME, &scheduling.scheduler);
+    // `struct ip_vs_flags`: the flags, and which of them are meant.
+    let mut flags = [0xff; 8];
+    flags[..4].copy_from_slice(&scheduling.flags.to_ne_bytes());
+    buf.put(svc::FLAGS, &flags);
+    buf.put(svc::TIMEOUT, &scheduling.timeout.to_ne_bytes());
+    // Each client by itself: a mask in IPv4, the length of a prefix in IPv6.
+    let mask: u32 = if service.family() == Family::V4 { u32::MAX } else { 128 };
+    buf.put(svc::NETMASK, &mask.to_ne_bytes());
+    buf.close(nest);
+}
+
+/// Appends all timeouts.
+pub(super) fn write_timeouts(buf: &mut Vec<u8>, timeouts: &Timeouts) {
+    buf.put(abi::TIMEOUT_TCP, &timeouts.tcp.to_ne_bytes());
+    buf.put(abi::TIMEOUT_TCP_FIN, &timeouts.tcp_fin.to_ne_bytes());
+    buf.put(abi::TIMEOUT_UDP, &timeouts.udp.to_ne_bytes());
+}
+
+fn write_name(buf: &mut Vec<u8>, service: &Service) {
     match service {
         Service::Address(protocol, address) => {
             buf.put(svc::AF, &Family::of(address).number().to_ne_bytes());
@@ -29,7 +57,6 @@ pub(super) fn write_service(buf: &mut Vec<u8>, service: &Service) {
             buf.put(svc::FWMARK, &mark.to_ne_bytes());
         }
     }
-    buf.close(nest);
 }
 
 /// Appends all that can be set of a destination.
@@ -56,6 +83,28 @@ pub(super) fn read_service(payload: &[u8]) -> Option<Service> {
     let protocol = Protocol::from_number(nest.clone().find(svc::PROTOCOL)?.ne_u16()?)?;
     let ip = ip(family, &nest.clone().find(svc::ADDR)?)?;
     Some(Service::Address(protocol, SocketAddr::new(ip, port(&nest.clone().find(svc::PORT)?)?)))
+}
+
+/// How the virtual server in a message of a dump schedules.
+pub(super) fn read_scheduling(payload: &[u8]) -> Option<Scheduling> {
+    let nest = content(payload, abi::SERVICE)?;
+    let flags = nest.clone().find(svc::FLAGS)?.payload.first_chunk::<4>()?;
+    Some(Scheduling {
+        scheduler: nest.clone().find(svc::SCHED_NAME)?.str()?.into(),
+        flags: u32::from_ne_bytes(*flags) & !abi::HASHED,
+        timeout: nest.clone().find(svc::TIMEOUT)?.ne_u32()?,
+    })
+}
+
+/// The timeouts in an answer.
+pub(super) fn read_timeouts(payload: &[u8]) -> Option<Timeouts> {
+    let attributes = attrs(payload.get(genl::HEADER..)?);
+    let number = |kind| attributes.clone().find(kind)?.ne_u32();
+    Some(Timeouts {
+        tcp: number(abi::TIMEOUT_TCP)?,
+        tcp_fin: number(abi::TIMEOUT_TCP_FIN)?,
+        udp: number(abi::TIMEOUT_UDP)?,
+    })
 }
 
 /// The destination in a message of a dump. `of` is the family of its virtual server: older kernels do not tell the destination's,

@@ -4,16 +4,19 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 use nix::libc;
 
 use super::{
-    Destination, Family, Service,
+    Command, Destination, Refused, Scheduling, Service, Timeouts,
     abi::{self, cmd},
     codec,
 };
 use crate::{
     Errno, Error, Result, Socket,
-    exchange::exchange,
+    exchange::{exchange, submit},
     genl,
     message::{self, flags},
 };
+
+/// So many commands at a time: if all are refused, there is room for all answers.
+const CHUNK: usize = 1024;
 
 /// The virtual servers of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
@@ -50,12 +53,67 @@ impl Handle {
         Ok(list)
     }
 
+    /// The same with how they schedule.
+    pub fn schedulings(&mut self) -> Result<Vec<(Service, Scheduling)>> {
+        let mut list = Vec::new();
+        self.ask(
+            cmd::GET_SERVICE,
+            flags::DUMP,
+            |_| {},
+            "list virtual servers",
+            |payload| {
+                let server = codec::read_service(payload).zip(codec::read_scheduling(payload));
+                list.push(server.ok_or(Error::Malformed("a virtual server"))?);
+                Ok(())
+            },
+        )?;
+        Ok(list)
+    }
+
+    /// Executes commands in their order, each for itself, and tells which of them the kernel refused.
+    ///
+    /// # Errors
+    /// When it is not known what came of them.
+    pub fn execute(&mut self, commands: &[Command]) -> Result<Vec<Refused>> {
+        let mut refused = Vec::new();
+        for (chunk, commands) in commands.chunks(CHUNK).enumerate() {
+            self.buf.clear();
+            for (seq, command) in (1..).zip(commands) {
+                let more_flags = if seq as usize == commands.len() { flags::ACK } else { 0 };
+                command.write(&mut self.buf, self.family, seq, more_flags);
+            }
+            submit(&mut self.socket, &self.buf, commands.len() as u32, |_, seq, errno| {
+                refused.push(Refused { index: chunk * CHUNK + seq.saturating_sub(1) as usize, errno });
+            })?;
+        }
+        Ok(refused)
+    }
+
+    /// How long idle connections are remembered.
+    pub fn timeouts(&mut self) -> Result<Timeouts> {
+        let mut timeouts = None;
+        self.ask(
+            cmd::GET_CONFIG,
+            flags::ACK,
+            |_| {},
+            "read the timeouts",
+            |payload| {
+                timeouts = Some(codec::read_timeouts(payload).ok_or(Error::Malformed("timeouts"))?);
+                Ok(())
+            },
+        )?;
+        timeouts.ok_or(Error::Malformed("no timeouts"))
+    }
+
+    /// Sets how long idle connections are remembered; 0 leaves a timeout as it is.
+    pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<()> {
+        let write = |buf: &mut Vec<u8>| codec::write_timeouts(buf, timeouts);
+        self.ask(cmd::SET_CONFIG, flags::ACK, write, "set the timeouts", |_| Ok(()))
+    }
+
     /// The destinations of a virtual server, with the connections they have now. None if there is no such server.
     pub fn destinations(&mut self, service: &Service) -> Result<Vec<Destination>> {
-        let family = match service {
-            Service::Address(_, address) => Family::of(address),
-            Service::Mark(family, _) => *family,
-        };
+        let family = service.family();
         let mut list = Vec::new();
         let name = |buf: &mut Vec<u8>| codec::write_service(buf, service);
         self.ask(cmd::GET_DEST, flags::DUMP, name, &format!("list destinations of {service}"), |payload| {

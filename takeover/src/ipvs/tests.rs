@@ -58,7 +58,7 @@ fn virtual_servers_are_its_by_address_or_by_port_of_the_node() {
     let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
     let device = HashSet::from([ip("10.96.0.10"), ip("fd00:10:96::a")]);
     let mut node_ports = NodePorts::new(HashSet::from([ip("172.16.0.11"), ip("fd00:172:16::11")]));
-    let port = |ip, port| Entry { ip, port: Some(port), protocol: None };
+    let port = |ip, port| Entry { ip, port: Some(port), ..Entry::default() };
     node_ports.extend(Family::V4, Protocol::Tcp, &[port(None, 30080)]);
     node_ports.extend(Family::V4, Protocol::Sctp, &[port(Some(ip("172.16.0.11")), 30090)]);
     let place_of = |service| plan::place(&service, Some(&device), &node_ports);

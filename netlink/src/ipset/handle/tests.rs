@@ -3,7 +3,12 @@
 use std::process::Command;
 
 use super::*;
-use crate::{captured, ipset::Family, message::messages, testing::in_netns};
+use crate::{
+    captured,
+    ipset::{Family, Kind, Marks},
+    message::messages,
+    testing::in_netns,
+};
 
 const CAPTURED: &str = include_str!("../captured/ipset-7.17.txt");
 
@@ -21,7 +26,7 @@ fn sets() -> [Set; 3] {
 }
 
 fn entry(ip: &str, protocol: u8, port: u16) -> Entry {
-    Entry { ip: Some(ip.parse().unwrap()), protocol: Some(protocol), port: Some(port) }
+    Entry { ip: Some(ip.parse().unwrap()), protocol: Some(protocol), port: Some(port), ..Entry::default() }
 }
 
 fn port(port: u16) -> Entry {
@@ -102,5 +107,154 @@ fn sets_in_the_kernel_are_listed_and_destroyed() {
         assert_eq!(handle.destroy("lists"), Ok(Destroyed::Done));
         assert_eq!(handle.destroy("KUBE-CLUSTER-IP"), Ok(Destroyed::Done));
         assert_eq!(handle.sets().unwrap(), sets()[2..]);
+    });
+}
+
+const MARK: u32 = 0xfa00_0010;
+
+fn new_set(name: &str, kind: Kind, family: Family, marks: Marks) -> NewSet<'_> {
+    NewSet { name, kind, family, hash_size: 1024, max_entries: 1 << 20, marks }
+}
+
+/// Entries of each kind, as in the captured commands.
+fn entries() -> [(&'static str, &'static str, Entry); 5] {
+    let ip = |text: &str| Some(text.parse().unwrap());
+    [
+        (
+            "FAIRLEAD-VIPS",
+            "10.96.0.10,tcp:80 skbmark 0xfa000010",
+            Entry { mark: Some(MARK), ..entry("10.96.0.10", 6, 80) },
+        ),
+        (
+            "FAIRLEAD-6-SOURCES",
+            "fd00::1,udp:53,fd00:1::/32",
+            Entry { second: ip("fd00:1::"), second_prefix: Some(32), ..entry("fd00::1", 17, 53) },
+        ),
+        (
+            "FAIRLEAD-NODE-PORTS",
+            "128.0.0.0/1,sctp:30080 skbmark 0xfa000010",
+            Entry { prefix: Some(1), mark: Some(MARK), ..entry("128.0.0.0", 132, 30080) },
+        ),
+        (
+            "FAIRLEAD-HAIRPIN",
+            "10.244.0.5,tcp:80,10.244.0.5",
+            Entry { second: ip("10.244.0.5"), ..entry("10.244.0.5", 6, 80) },
+        ),
+        ("FAIRLEAD-ADDRESSES", "10.96.0.10", Entry { ip: ip("10.96.0.10"), ..Entry::default() }),
+    ]
+}
+
+#[test]
+fn sets_are_made_as_ipset_does() {
+    for (options, set) in [
+        (
+            "FAIRLEAD-VIPS hash:ip,port hashsize 4096 maxelem 1048576 skbinfo",
+            NewSet { hash_size: 4096, ..new_set("FAIRLEAD-VIPS", Kind::IpPort, Family::V4, Marks::Kept) },
+        ),
+        (
+            "FAIRLEAD-6-SOURCES hash:ip,port,net family inet6 hashsize 1024 maxelem 1048576",
+            new_set("FAIRLEAD-6-SOURCES", Kind::IpPortNet, Family::V6, Marks::None),
+        ),
+    ] {
+        let (theirs, mut ours) = (captured::sent(CAPTURED, &format!("ipset create {options}")), Vec::new());
+        codec::write_create(&mut ours, &set);
+        let attributes = |message: &[u8]| {
+            let attributes = crate::attr::attrs(&message[20..]);
+            // Theirs is the kernel's latest revision, ours the first that does.
+            let list = attributes.filter(|attr| attr.kind != abi::attr::REVISION);
+            list.map(|attr| (attr.kind, attr.payload.to_vec())).collect::<Vec<_>>()
+        };
+        assert_eq!(ours[4..8], theirs[4..8], "{options}");
+        assert_eq!(attributes(&ours), attributes(&theirs), "{options}");
+    }
+}
+
+#[test]
+fn entries_are_written_as_ipset_does() {
+    // It says EXIST among the flags of the request, where we leave out what makes it an error.
+    let compare = |command: &str, number, name, list: &[Entry]| {
+        let (theirs, mut ours) = (captured::sent(CAPTURED, command), Vec::new());
+        assert_eq!(codec::write_entries(&mut ours, number, name, list), list.len());
+        assert_eq!(ours[4..8], theirs[4..8], "{command}");
+        let data = |message: &[u8]| {
+            let attributes = crate::attr::attrs(&message[20..]);
+            let lists = attributes.flat_map(|attr| match attr.kind {
+                abi::attr::ADT => attr.nested().collect(),
+                abi::attr::DATA => vec![attr],
+                _ => vec![],
+            });
+            let fields = |entry: crate::attr::Attr<'_>| {
+                let fields = entry.nested().filter(|field| field.kind != abi::attr::LINENO);
+                fields.map(|field| (field.kind, field.payload.to_vec())).collect::<Vec<_>>()
+            };
+            lists.map(fields).collect::<Vec<_>>()
+        };
+        assert_eq!(data(&ours), data(&theirs), "{command}");
+    };
+    for (name, text, entry) in entries() {
+        compare(&format!("ipset -exist add {name} {text}"), abi::cmd::ADD, name, &[entry]);
+    }
+    let delete = "ipset -exist del FAIRLEAD-VIPS 10.96.0.11,tcp:80";
+    compare(delete, abi::cmd::DELETE, "FAIRLEAD-VIPS", &[entry("10.96.0.11", 6, 80)]);
+}
+
+#[test]
+fn entries_of_all_kinds_are_read_as_written() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        let kinds = [Kind::IpPort, Kind::IpPortNet, Kind::NetPort, Kind::IpPortIp, Kind::Ip];
+        for ((name, text, entry), kind) in entries().into_iter().zip(kinds) {
+            let family = if name.contains("-6-") { Family::V6 } else { Family::V4 };
+            let marks = if entry.mark.is_some() { Marks::Kept } else { Marks::None };
+            handle.create(&new_set(name, kind, family, marks)).unwrap();
+            assert!(handle.create(&new_set(name, kind, family, marks)).is_err(), "{name} is there");
+            assert_eq!(handle.add(name, &[entry]), Ok(vec![]), "{name}");
+            assert_eq!(handle.add(name, &[entry]), Ok(vec![]), "{name}, again");
+            let list = Command::new("ipset").args(["list", name]).output().unwrap();
+            assert!(String::from_utf8_lossy(&list.stdout).contains(text), "{name}: {list:?}");
+            assert_eq!(handle.entries(name), Ok(vec![entry]), "{name}");
+        }
+        let sizes = handle.sizes().unwrap();
+        assert!(sizes.len() == 5 && sizes.iter().all(|(_, size)| *size == 1), "{sizes:?}");
+    });
+}
+
+#[test]
+fn many_entries_come_and_go_and_one_that_cannot_be_holds_up_nobody() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        let set = new_set("FAIRLEAD-VIPS", Kind::IpPort, Family::V4, Marks::Kept);
+        handle.create(&set).unwrap();
+        let vip = |number: u32, mark| {
+            let ip = Some(std::net::Ipv4Addr::from_bits(0x0a60_0000 + number).into());
+            Entry { ip, mark: Some(mark), ..entry("10.96.0.0", 6, 80) }
+        };
+        let mut list: Vec<Entry> = (0..10_000).map(|number| vip(number, number)).collect();
+        // Of the other family, at the ends of messages and of the list.
+        for at in [0, 1_500, 9_999] {
+            list[at].ip = Some("fd00::1".parse().unwrap());
+        }
+        let refused = handle.add("FAIRLEAD-VIPS", &list).unwrap();
+        assert_eq!(refused.iter().map(|refused| refused.index).collect::<Vec<_>>(), [0, 1_500, 9_999]);
+        let found = handle.entries("FAIRLEAD-VIPS").unwrap();
+        assert_eq!(found.len(), 9_997);
+        assert!(found.iter().all(|entry| list.contains(entry)));
+
+        // Another mark replaces the first.
+        assert_eq!(handle.add("FAIRLEAD-VIPS", &[vip(7, 70)]), Ok(vec![]));
+        assert!(handle.entries("FAIRLEAD-VIPS").unwrap().contains(&vip(7, 70)));
+        let rest = [vip(7, 0), vip(8, 0)];
+        list.retain(|entry| entry.ip.unwrap().is_ipv4() && rest.iter().all(|rest| rest.ip != entry.ip));
+        assert_eq!(handle.delete("FAIRLEAD-VIPS", &list), Ok(vec![]));
+        assert_eq!(handle.delete("FAIRLEAD-VIPS", &list[..1]), Ok(vec![]), "gone already");
+        assert_eq!(handle.sizes().unwrap()[0].1, 2);
+
+        handle.create(&NewSet { name: "other", ..set }).unwrap();
+        handle.swap("FAIRLEAD-VIPS", "other").unwrap();
+        assert_eq!(handle.sizes().unwrap().iter().map(|(_, size)| *size).sum::<u32>(), 2);
+        assert_eq!(handle.entries("FAIRLEAD-VIPS"), Ok(vec![]));
+        handle.flush("other").unwrap();
+        assert_eq!(handle.entries("other"), Ok(vec![]));
+        assert!(handle.add("missing", &rest).unwrap_err().is_not_found());
     });
 }

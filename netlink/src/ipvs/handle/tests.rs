@@ -1,7 +1,11 @@
 //! What ipvsadm sends and reads, against what we do: `captured/ipvsadm-1.31.txt`. Against a kernel with IPVS: the tests of `e2e`.
 
 use super::*;
-use crate::{captured, ipvs::Protocol, message::messages};
+use crate::{
+    captured,
+    ipvs::{Family, PERSISTENT, Protocol, SCHED_FALLBACK, SCHED_PORT},
+    message::messages,
+};
 
 const CAPTURED: &str = include_str!("../captured/ipvsadm-1.31.txt");
 
@@ -14,16 +18,11 @@ fn dns() -> Service {
 }
 
 fn destination(address: &str, weight: u32) -> Destination {
-    let address = address.parse().unwrap();
-    Destination {
-        address,
-        forwarding: 0,
-        weight,
-        upper_threshold: 0,
-        lower_threshold: 0,
-        active: 0,
-        inactive: 0,
-    }
+    Destination::new(address.parse().unwrap(), weight)
+}
+
+fn scheduling(scheduler: &str, flags: u32, timeout: u32) -> Scheduling {
+    Scheduling { scheduler: scheduler.into(), flags, timeout }
 }
 
 /// The payloads that answer the requests of this command of IPVS.
@@ -108,4 +107,78 @@ fn a_destination_is_set_as_ipvsadm_does() {
             assert!(theirs.contains(&attribute), "{attribute:?} of {theirs:?}");
         }
     }
+}
+
+/// All attributes, with those inside of nests, sorted.
+fn attributes(message: &[u8]) -> Vec<(u16, u16, Vec<u8>)> {
+    let nests = crate::attr::attrs(&message[20..]);
+    let mut list: Vec<_> = nests
+        .flat_map(|nest| nest.nested().map(move |attr| (nest.kind, attr.kind, attr.payload.to_vec())))
+        .collect();
+    list.sort();
+    list
+}
+
+#[test]
+fn changes_are_those_of_ipvsadm() {
+    let rr = |flags, timeout| scheduling("rr", flags, timeout);
+    let mark = Service::Mark(Family::V6, 8);
+    for (line, command) in [
+        ("ipvsadm -A -t 10.96.0.10:80 -s rr -p 10800", Command::AddService(web(), rr(PERSISTENT, 10_800))),
+        (
+            "ipvsadm -A -u [fd00:10:96::a]:53 -s mh -b mh-fallback,mh-port",
+            Command::AddService(dns(), scheduling("mh", SCHED_FALLBACK | SCHED_PORT, 0)),
+        ),
+        ("ipvsadm -A -f 7 -s rr", Command::AddService(Service::Mark(Family::V4, 7), rr(0, 0))),
+        ("ipvsadm -A -f 8 -6 -s rr", Command::AddService(mark, rr(0, 0))),
+        ("ipvsadm -E -t 10.96.0.10:80 -s wrr", Command::SetService(web(), scheduling("wrr", 0, 0))),
+        (
+            "ipvsadm -a -t 10.96.0.10:80 -r 10.244.0.2:8080 -m",
+            Command::AddDestination(web(), destination("10.244.0.2:8080", 1)),
+        ),
+        (
+            "ipvsadm -a -f 8 -6 -r [fd00:10:244::2]:5353 -m",
+            Command::AddDestination(mark, destination("[fd00:10:244::2]:5353", 1)),
+        ),
+        (
+            "ipvsadm -d -t 10.96.0.10:80 -r 10.244.0.2:8080",
+            Command::DeleteDestination(web(), "10.244.0.2:8080".parse().unwrap()),
+        ),
+    ] {
+        let theirs = captured::sent(CAPTURED, line);
+        let mut ours = Vec::new();
+        command.write(&mut ours, 0x1c, 1, flags::ACK);
+        assert_eq!((&ours[4..8], &ours[16..20]), (&theirs[4..8], &theirs[16..20]), "{line}");
+        let theirs = attributes(&theirs);
+        for attribute in attributes(&ours) {
+            // What a destination was is of no account when it is deleted.
+            let is_said = theirs.contains(&attribute);
+            let is_of_none = matches!(command, Command::DeleteDestination(..))
+                && [abi::dest::WEIGHT, abi::dest::FWD_METHOD].contains(&attribute.1);
+            assert!(is_said || is_of_none, "{line}: {attribute:?} of {theirs:?}");
+        }
+    }
+}
+
+#[test]
+fn how_virtual_servers_schedule_is_read() {
+    let list: Vec<_> = answers(1)
+        .iter()
+        .map(|payload| (codec::read_service(payload).unwrap(), codec::read_scheduling(payload).unwrap()))
+        .collect();
+    assert!(list.contains(&(web(), scheduling("rr", PERSISTENT, 10_800))), "{list:?}");
+    assert!(list.contains(&(dns(), scheduling("rr", 0, 0))), "{list:?}");
+}
+
+#[test]
+fn timeouts_are_set_and_read_as_ipvsadm_does() {
+    let timeouts = Timeouts { tcp: 900, tcp_fin: 120, udp: 300 };
+    let theirs = captured::sent(CAPTURED, "ipvsadm --set 900 120 300");
+    let mut ours = Vec::new();
+    let at = genl::start(&mut ours, 0x1c, cmd::SET_CONFIG, flags::ACK);
+    codec::write_timeouts(&mut ours, &timeouts);
+    message::finish(&mut ours, at);
+    assert_eq!((&ours[4..8], &ours[16..]), (&theirs[4..8], &theirs[16..]));
+    let answer = captured::read(CAPTURED, "ipvsadm -L --timeout").pop().unwrap();
+    assert_eq!(codec::read_timeouts(messages(&answer).next().unwrap().payload), Some(timeouts));
 }

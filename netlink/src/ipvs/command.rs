@@ -1,0 +1,81 @@
+//! Changes of virtual servers and destinations, many at a time: each is a message, and there is no transaction.
+
+use std::{fmt, net::SocketAddr};
+
+use super::{Destination, Scheduling, Service, abi::cmd, codec};
+use crate::{
+    Errno, genl,
+    message::{self, flags},
+};
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Makes a virtual server; refused (`EEXIST`) when it is there.
+    AddService(Service, Scheduling),
+    /// Gives one another scheduler, other flags or another timeout. Its destinations and connections stay.
+    SetService(Service, Scheduling),
+    /// Deletes one with its destinations.
+    DeleteService(Service),
+    /// Makes a destination; refused (`EEXIST`) when it is there.
+    AddDestination(Service, Destination),
+    /// Gives one another weight, or other thresholds. Its connections go on.
+    SetDestination(Service, Destination),
+    /// Deletes one. Its connections end with their next packet, if `expire_nodest_conn` is set.
+    DeleteDestination(Service, SocketAddr),
+}
+
+/// A command that the kernel refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Which one.
+    pub index: usize,
+    /// Why.
+    pub errno: Errno,
+}
+
+// === impl Command ===
+
+impl Command {
+    /// Appends it as a message of its own.
+    pub(super) fn write(&self, buf: &mut Vec<u8>, family: u16, seq: u32, more_flags: u16) {
+        let (number, service) = match self {
+            Self::AddService(service, _) => (cmd::NEW_SERVICE, service),
+            Self::SetService(service, _) => (cmd::SET_SERVICE, service),
+            Self::DeleteService(service) => (cmd::DEL_SERVICE, service),
+            Self::AddDestination(service, _) => (cmd::NEW_DEST, service),
+            Self::SetDestination(service, _) => (cmd::SET_DEST, service),
+            Self::DeleteDestination(service, _) => (cmd::DEL_DEST, service),
+        };
+        let at = message::start(buf, family, flags::REQUEST | more_flags, seq);
+        buf.extend_from_slice(&[number, genl::VERSION, 0, 0]);
+        match self {
+            Self::AddService(_, scheduling) | Self::SetService(_, scheduling) => {
+                codec::write_scheduling(buf, service, scheduling);
+            }
+            Self::DeleteService(_) => codec::write_service(buf, service),
+            Self::AddDestination(_, destination) | Self::SetDestination(_, destination) => {
+                codec::write_service(buf, service);
+                codec::write_destination(buf, destination);
+            }
+            Self::DeleteDestination(_, address) => {
+                codec::write_service(buf, service);
+                codec::write_destination(buf, &Destination::new(*address, 0));
+            }
+        }
+        message::finish(buf, at);
+    }
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddService(service, _) => write!(f, "add virtual server {service}"),
+            Self::SetService(service, _) => write!(f, "change virtual server {service}"),
+            Self::DeleteService(service) => write!(f, "delete virtual server {service}"),
+            Self::AddDestination(service, to) => write!(f, "add destination {} of {service}", to.address),
+            Self::SetDestination(service, to) => write!(f, "change destination {} of {service}", to.address),
+            Self::DeleteDestination(service, to) => write!(f, "delete destination {to} of {service}"),
+        }
+    }
+}
