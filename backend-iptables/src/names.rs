@@ -129,7 +129,7 @@ pub(crate) fn depth(chain: &str) -> usize {
 
 /// Whether a chain bears a name that only we give.
 pub(crate) fn is_only_ours(chain: &str) -> bool {
-    chain.starts_with(OURS)
+    COMMON.contains(&chain) && chain.starts_with(OURS)
 }
 
 #[cfg(test)]

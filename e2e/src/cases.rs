@@ -22,11 +22,18 @@ pub mod udp_flows;
 
 mod expect;
 
-/// One test for each case: `fairlead_e2e::conformance!(fairlead_e2e::Backend::Nft);`
+/// One test for each case: `fairlead_e2e::conformance!(fairlead_e2e::Backend::Nft);`. All cases with their names, for a test that runs
+/// them elsewhere: `fairlead_e2e::conformance!(list)`.
 #[macro_export]
 macro_rules! conformance {
+    (list) => {
+        $crate::conformance! { @all list () }
+    };
     ($backend:expr) => {
-        $crate::conformance! { @modules $backend;
+        $crate::conformance! { @all tests $backend }
+    };
+    (@all $what:ident $backend:expr) => {
+        $crate::conformance! { @$what @modules $backend;
             packets {
                 cluster_ip,
                 external_ip,
@@ -164,7 +171,13 @@ macro_rules! conformance {
             }
         }
     };
-    (@modules $backend:expr; $($module:ident { $($case:ident),* $(,)? })*) => {
+    (@list @modules $backend:expr; $($module:ident { $($case:ident),* $(,)? })*) => {
+        [$($((
+            concat!(stringify!($module), "::", stringify!($case)),
+            $crate::cases::$module::$case as fn($crate::Backend),
+        ),)*)*]
+    };
+    (@tests @modules $backend:expr; $($module:ident { $($case:ident),* $(,)? })*) => {
         $(mod $module {
             $(#[test]
             fn $case() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::netns::Netns;
 use crate::traffic::{Churn, Stream};
+use crate::uml;
 use crate::wire::{Failure, Protocol, Reply};
 
 pub(crate) mod probe;
@@ -13,6 +14,8 @@ pub(crate) mod probe;
 /// How long a request may take before it counts as dropped: long for a path inside one machine, also under load, and
 /// below the one second after which TCP would try again. What is expected to be dropped may be given less.
 pub const DEADLINE: Duration = Duration::from_millis(800);
+/// The same inside user-mode-linux, which has a part of one processor for everything.
+const GUEST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A client in a namespace; cheap to clone.
 #[derive(Clone, Debug)]
@@ -33,7 +36,8 @@ pub(crate) struct Probe {
 impl Client {
     /// A client in `netns`.
     pub fn new(netns: &Netns) -> Self {
-        Self { netns: netns.clone(), probe: Probe { source: None, deadline: DEADLINE } }
+        let deadline = if uml::is_guest() { GUEST_DEADLINE } else { DEADLINE };
+        Self { netns: netns.clone(), probe: Probe { source: None, deadline } }
     }
 
     /// The same client, with this source address instead of the kernel's choice.
@@ -72,6 +76,19 @@ impl Client {
     /// One request.
     pub fn ask(&self, protocol: Protocol, to: SocketAddr) -> Result<Reply, Failure> {
         self.netns.run(|| self.probe.ask(protocol, to))
+    }
+
+    /// Requests, one after the other, until somebody has seen enough or one of them fails.
+    pub(crate) fn ask_until(
+        &self,
+        protocol: Protocol,
+        to: SocketAddr,
+        mut is_enough: impl FnMut(Reply) -> bool + Send,
+    ) -> Result<(), Failure> {
+        self.netns.run(|| {
+            while !is_enough(self.probe.ask(protocol, to)?) {}
+            Ok(())
+        })
     }
 
     /// `requests` requests, one after the other: how many each pod answered, or the first failure.

@@ -31,10 +31,11 @@ mod written;
 
 pub use backend::Backend;
 pub use program::fairlead;
+use written::Snapshot;
 pub use written::{Monitor, Notes};
 
 /// How long anything may take on a machine that does much else.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The line of a backend that holds its first state.
 const READY: &str = "ready: the kernel holds this node's state";
 /// The fence's cluster IP, the last that [`plan::cluster_ip`] can give.
@@ -250,6 +251,7 @@ impl Deployment {
             Backend::IptablesNft | Backend::IptablesLegacy => {
                 Monitor::Iptables(Notes::open(self.notes(node)))
             }
+            Backend::Ipvs => Monitor::Ipvs(Snapshot::take(node.netns.clone())),
         }
     }
 

@@ -33,6 +33,7 @@ pub mod plan;
 mod process;
 mod sctp;
 mod server;
+pub mod suite;
 pub mod tools;
 mod traffic;
 pub mod uml;

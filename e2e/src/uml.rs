@@ -57,12 +57,21 @@ pub struct Finished {
 /// When the test does, and when there can be no guest: such a test must not pass without.
 #[track_caller]
 pub fn inside<F: FnOnce()>(test: F) {
-    if env::var_os(GUEST).is_some() {
+    inside_for(DEADLINE, test);
+}
+
+/// The same of a test that may run so long, booting included.
+///
+/// # Panics
+/// As [`inside`].
+#[track_caller]
+pub fn inside_for<F: FnOnce()>(deadline: Duration, test: F) {
+    if is_guest() {
         return test();
     }
     let this = env::current_exe().expect("the path of this program");
     let name = test_name::<F>();
-    let finished = run(&this, &[name, "--exact", "--nocapture"], DEADLINE);
+    let finished = run(&this, &[name, "--exact", "--nocapture"], deadline);
     assert_passed(name, &finished);
 }
 
@@ -71,6 +80,11 @@ pub fn inside<F: FnOnce()>(test: F) {
 fn assert_passed(name: &str, finished: &Finished) {
     let passed = finished.output.iter().any(|line| line.starts_with("test result: ok. 1 passed"));
     assert!(finished.status == 0 && passed, "{name} failed inside user-mode-linux: {}", finished.status);
+}
+
+/// Whether this runs in a guest.
+pub fn is_guest() -> bool {
+    env::var_os(GUEST).is_some()
 }
 
 /// Runs a program in a guest, as root in a fresh network namespace, and prints what it prints.

@@ -33,7 +33,7 @@ const CONFINED: &[(&str, &[&str])] = &[
 ];
 
 /// Directories whose crates may start a process outside tests.
-const MAY_SPAWN: &[&str] = &["backend-iptables", "takeover", "e2e"];
+const MAY_SPAWN: &[&str] = &["backend-iptables", "backend-ipvs", "takeover", "e2e"];
 
 const MAX_LINES: usize = 500;
 

@@ -4,6 +4,7 @@ mod cleanup;
 mod conntrack;
 mod frontend;
 mod iptables;
+mod ipvs;
 mod node;
 mod traffic;
 
@@ -16,6 +17,7 @@ pub(crate) use self::{
     conntrack::ConntrackArgs,
     frontend::{ClusterArgs, FrontendArgs, SourceArgs},
     iptables::{IptablesArgs, VariantArgs},
+    ipvs::{ExcludeArgs, IpvsArgs},
     node::{FrontendAddressArgs, NodeArgs},
     traffic::TrafficArgs,
 };
@@ -79,6 +81,8 @@ pub(crate) enum BackendCommand {
     Nft(BackendNftArgs),
     /// iptables, by `iptables-restore`, writing only what changed.
     Iptables(BackendIptablesArgs),
+    /// IPVS and ipset, over netlink; `iptables-restore` is run for a few rules at the start.
+    Ipvs(BackendIpvsArgs),
 }
 
 #[derive(Debug, Args)]
@@ -108,6 +112,22 @@ pub(crate) struct BackendIptablesArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct BackendIpvsArgs {
+    #[command(flatten)]
+    pub(crate) frontend: FrontendAddressArgs,
+    #[command(flatten)]
+    pub(crate) node: NodeArgs,
+    #[command(flatten)]
+    pub(crate) traffic: TrafficArgs,
+    #[command(flatten)]
+    pub(crate) conntrack: ConntrackArgs,
+    #[command(flatten)]
+    pub(crate) iptables: VariantArgs,
+    #[command(flatten)]
+    pub(crate) ipvs: IpvsArgs,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct LocalArgs {
     /// What programs the kernel.
     #[arg(long, value_enum)]
@@ -124,6 +144,8 @@ pub(crate) struct LocalArgs {
     pub(crate) conntrack: ConntrackArgs,
     #[command(flatten)]
     pub(crate) iptables: IptablesArgs,
+    #[command(flatten)]
+    pub(crate) ipvs: IpvsArgs,
 }
 
 #[derive(Debug, Args)]
@@ -146,6 +168,8 @@ pub(crate) enum BackendName {
     Nft,
     /// iptables
     Iptables,
+    /// IPVS and ipset
+    Ipvs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -44,6 +44,8 @@ use plan::{NodePorts, Server};
 
 /// Holds the addresses of Services, so that packets for them come to IPVS.
 const DEVICE: &str = "kube-ipvs0";
+/// That of Fairlead's IPVS backend, for which kube-proxy's virtual servers at cluster IPs are as good as its own.
+const FAIRLEADS: &str = "fairlead-ipvs0";
 /// The kernel lets go of the sets of a rule some moments after the rule is gone (nf_tables frees rules later): how often it is asked
 /// again, and how long the pause before is.
 const ATTEMPTS: usize = 40;
@@ -72,7 +74,12 @@ enum Fate {
 impl Leftovers {
     pub(crate) fn find() -> Result<Self> {
         let mut interfaces = addresses::by_interface().context("list the addresses of the interfaces")?;
-        let device = interfaces.remove(DEVICE);
+        // What is on Fairlead's device too is Fairlead's by now, with the virtual servers there.
+        let adopted = interfaces.get(FAIRLEADS).cloned().unwrap_or_default();
+        let mut device = interfaces.remove(DEVICE);
+        if let Some(addresses) = &mut device {
+            addresses.retain(|address| !adopted.contains(address));
+        }
         let local: HashSet<IpAddr> = interfaces.into_values().flatten().collect();
         let mut ipset = ipset::Handle::open()?;
         let sets = ipset.sets().context("list the sets of ipset")?;

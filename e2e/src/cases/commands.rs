@@ -11,7 +11,6 @@ use crate::deployment::{Backend, Deployment, PATIENCE, fairlead};
 use crate::manifests::Service;
 use crate::plan::{self, Family};
 use crate::process::Process;
-use crate::tools;
 use crate::wait::eventually;
 use crate::wire::{Failure, Protocol};
 
@@ -82,10 +81,9 @@ pub fn services_are_listed(backend: Backend) {
 pub fn cleanup_removes_its_own(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
     let before = Cluster::builder().nodes(1).pods_per_node(0).start();
-    let foreign = "table inet foreign {\nset kept {\ntype ipv4_addr\nelements = { 192.0.2.77 }\n}\n}\n";
     let netns = deployment.cluster().node('a').netns.clone();
     for netns in [&netns, &before.node('a').netns] {
-        tools::nft(netns, foreign);
+        backend.put_others(netns);
     }
     backend.make_tables(&before.node('a').netns);
     deployment.stop_backends(nix::sys::signal::Signal::SIGTERM);

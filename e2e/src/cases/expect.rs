@@ -75,14 +75,11 @@ impl Check {
     /// Everything that answers, until all that is expected has, or something else does.
     fn answers(&self, expected: &BTreeSet<(String, IpAddr)>) -> Result<Expected, Failure> {
         let (mut seen, mut asked) = (BTreeSet::new(), 0);
-        for _ in 0..REQUESTS {
-            let reply = self.client.ask(self.protocol, self.to)?;
+        self.client.ask_until(self.protocol, self.to, |reply| {
             seen.insert((reply.pod, reply.seen_source.ip()));
             asked += 1;
-            if seen.len() > expected.len() || (seen.len() == expected.len() && asked >= FEW) {
-                break;
-            }
-        }
+            asked >= REQUESTS || seen.len() > expected.len() || (seen.len() == expected.len() && asked >= FEW)
+        })?;
         Ok(Expected::Answers(seen))
     }
 }
@@ -113,15 +110,13 @@ pub(super) fn check_all(checks: &[Check]) {
 pub(super) fn assert_pods(client: &Client, protocol: Protocol, to: SocketAddr, pods: &[&str]) {
     let expected = pods.iter().map(|&pod| pod.to_owned()).collect::<BTreeSet<_>>();
     let (mut seen, mut asked) = (BTreeSet::new(), 0);
-    for _ in 0..REQUESTS {
-        let reply = client.ask(protocol, to).unwrap_or_else(|error| panic!("{protocol} {to}: {error}"));
+    let asking = client.ask_until(protocol, to, |reply| {
         seen.insert(reply.pod);
         asked += 1;
         // A few more than enough, for somebody who should not answer.
-        if !seen.is_subset(&expected) || (seen.len() == expected.len() && asked >= FEW) {
-            break;
-        }
-    }
+        asked >= REQUESTS || !seen.is_subset(&expected) || (seen.len() == expected.len() && asked >= FEW)
+    });
+    asking.unwrap_or_else(|error| panic!("{protocol} {to}: {error}"));
     assert_eq!(seen, expected, "{protocol} {to}");
 }
 

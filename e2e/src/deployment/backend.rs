@@ -24,6 +24,28 @@ COMMIT
 COMMIT
 ";
 
+/// Others' rules.
+const OTHERS: &str = "table inet others { set seen { type ipv4_addr; elements = { 192.0.2.1 }; }\n\
+     chain input { type filter hook input priority 0; ip saddr @seen drop; }\n}\n";
+/// Others' device, virtual server with a destination, set and chain: which program is fed what.
+const OTHERS_OF_IPVS: [(&str, &[&str], &str); 4] = [
+    ("ip", &["-batch", "-"], "link add others0 type dummy\naddress add 192.0.2.77/32 dev others0\n"),
+    (
+        "ipvsadm",
+        &["-R"],
+        "-A -t 192.0.2.77:80 -s rr\n-a -t 192.0.2.77:80 -r 10.244.1.12:8080 -m\n-A -f 7 -s rr\n",
+    ),
+    ("ipset", &["restore"], "create others hash:ip\nadd others 192.0.2.77\n"),
+    (
+        "iptables-legacy-restore",
+        &["--noflush"],
+        "*mangle\n:others - [0:0]\n-A INPUT -s 192.0.2.77/32 -j others\nCOMMIT\n",
+    ),
+];
+
+/// The device that VIPs are on.
+pub(super) const IPVS_DEVICE: &str = "fairlead-ipvs0";
+
 /// Which backend programs the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -33,6 +55,8 @@ pub enum Backend {
     IptablesNft,
     /// The older iptables.
     IptablesLegacy,
+    /// IPVS, with its rules in the older iptables: it runs in user-mode-linux, which has no other.
+    Ipvs,
 }
 
 // === impl Backend ===
@@ -43,6 +67,7 @@ impl Backend {
         match self {
             Self::Nft => "nft",
             Self::IptablesNft | Self::IptablesLegacy => "iptables",
+            Self::Ipvs => "ipvs",
         }
     }
 
@@ -51,7 +76,7 @@ impl Backend {
         match self {
             Self::Nft => &[],
             Self::IptablesNft => &["--iptables-variant", "nft"],
-            Self::IptablesLegacy => &["--iptables-variant", "legacy"],
+            Self::IptablesLegacy | Self::Ipvs => &["--iptables-variant", "legacy"],
         }
     }
 
@@ -60,7 +85,7 @@ impl Backend {
         match self {
             Self::Nft => &[],
             Self::IptablesNft => &["iptables-nft", "ip6tables-nft"],
-            Self::IptablesLegacy => &["iptables-legacy", "ip6tables-legacy"],
+            Self::IptablesLegacy | Self::Ipvs => &["iptables-legacy", "ip6tables-legacy"],
         }
     }
 
@@ -75,7 +100,7 @@ impl Backend {
     /// What the programs do that it runs, if it runs any, is noted in this directory.
     #[track_caller]
     pub(super) fn note(self, command: &mut Command, directory: &Path) {
-        if !self.tools().is_empty() {
+        if matches!(self, Self::IptablesNft | Self::IptablesLegacy) {
             written::install(directory, self.tools());
             let path = std::env::var("PATH").expect("a path to programs");
             command.env("PATH", format!("{}:{path}", directory.display()));
@@ -98,6 +123,12 @@ impl Backend {
             Self::IptablesNft | Self::IptablesLegacy => {
                 self.tools().iter().for_each(|tool| netns.feed(&format!("{tool}-restore"), &[], EMPTY));
             }
+            Self::Ipvs => {
+                netns.output("ipvsadm", &["-C"]);
+                netns.output("ipset", &["flush"]);
+                netns.output("ip", &["address", "flush", "dev", IPVS_DEVICE]);
+                self.tools().iter().for_each(|tool| drop(netns.output(tool, &["-t", "mangle", "-F"])));
+            }
         }
     }
 
@@ -105,6 +136,36 @@ impl Backend {
     #[track_caller]
     pub(crate) fn make_tables(self, netns: &Netns) {
         self.tools().iter().for_each(|tool| netns.feed(&format!("{tool}-restore"), &[], EMPTY));
+        if self == Self::Ipvs {
+            for tool in self.tools() {
+                netns.feed(&format!("{tool}-restore"), &["--noflush"], "*mangle\nCOMMIT\n");
+            }
+        }
+    }
+
+    /// Puts something of others' beside what it programs.
+    #[track_caller]
+    pub(crate) fn put_others(self, netns: &Netns) {
+        match self {
+            Self::Nft | Self::IptablesNft | Self::IptablesLegacy => nft(netns, OTHERS),
+            Self::Ipvs => OTHERS_OF_IPVS.iter().for_each(|(program, arguments, input)| {
+                netns.feed(program, arguments, input);
+            }),
+        }
+    }
+
+    /// What is there of it.
+    #[track_caller]
+    pub(crate) fn others(self, netns: &Netns) -> String {
+        match self {
+            Self::Nft | Self::IptablesNft | Self::IptablesLegacy => {
+                netns.output("nft", &["list", "table", "inet", "others"])
+            }
+            Self::Ipvs => {
+                let lines = self.rules(netns).into_iter();
+                lines.filter(|line| line.contains("others") || line.contains("192.0.2.77")).collect()
+            }
+        }
     }
 
     /// All rules of a namespace, without counters and in no order: that of tables is how they came.
@@ -113,6 +174,9 @@ impl Backend {
         let mut rules = nft_list(netns);
         for tool in self.tools() {
             rules += &netns.output(&format!("{tool}-save"), &[]);
+        }
+        if self == Self::Ipvs {
+            rules += &ipvs(netns);
         }
         let lines = rules.lines().filter(|line| !line.starts_with('#'));
         let mut lines: Vec<_> =
@@ -129,4 +193,21 @@ impl Backend {
         }
         rest.split_whitespace().next()?.parse().ok()
     }
+}
+
+/// Virtual servers, sets and addresses of a namespace, one a line.
+#[track_caller]
+pub(super) fn ipvs(netns: &Netns) -> String {
+    let mut list = netns.output("ipvsadm", &["-Sn"]);
+    // Behind the parameters of a set comes one that the kernel has drawn.
+    for line in netns.output("ipset", &["save"]).lines() {
+        list += line.split(" initval").next().unwrap_or_default();
+        list.push('\n');
+    }
+    // In front of each stands the number of its device.
+    for line in netns.output("ip", &["-oneline", "address", "show", "type", "dummy"]).lines() {
+        list += line.split_once(": ").map_or(line, |(_, address)| address);
+        list.push('\n');
+    }
+    list
 }

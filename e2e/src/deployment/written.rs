@@ -1,10 +1,13 @@
 //! What a backend writes to its node's kernel, as a test sees it: by `nft monitor`; for iptables, whose older variant announces nothing,
 //! by scripts that stand before `iptables-restore` and `iptables-save` in the backend's path, note what happens, and run the real one.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use super::backend::ipvs;
+use crate::netns::Netns;
 use crate::tools::NftMonitor;
 
 /// Notes what is fed before it is in force.
@@ -20,6 +23,15 @@ pub enum Monitor {
     Nft(NftMonitor),
     /// By what the tools are fed.
     Iptables(Notes),
+    /// By what is there before and after.
+    Ipvs(Snapshot),
+}
+
+/// What was there at the last look.
+#[derive(Debug)]
+pub struct Snapshot {
+    netns: Netns,
+    lines: BTreeSet<String>,
 }
 
 /// What the scripts have noted, each in its file.
@@ -52,8 +64,34 @@ impl Monitor {
         match self {
             Self::Nft(monitor) => monitor.changes(),
             Self::Iptables(notes) => notes.restored(),
+            Self::Ipvs(snapshot) => snapshot.changes(),
         }
     }
+}
+
+// === impl Snapshot ===
+
+impl Snapshot {
+    #[track_caller]
+    pub(super) fn take(netns: Netns) -> Self {
+        let lines = look(&netns);
+        Self { netns, lines }
+    }
+
+    /// The lines that are new, and those that are gone.
+    #[track_caller]
+    fn changes(&mut self) -> Vec<String> {
+        let lines = look(&self.netns);
+        let changes = lines.symmetric_difference(&self.lines).cloned().collect();
+        self.lines = lines;
+        changes
+    }
+}
+
+/// With a space behind each address, as `nft` has it.
+#[track_caller]
+fn look(netns: &Netns) -> BTreeSet<String> {
+    ipvs(netns).lines().map(|line| format!("{} ", line.replace(',', " "))).collect()
 }
 
 // === impl Notes ===

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{BackendName, Output, VariantArgs};
+use super::{BackendName, ExcludeArgs, Output, VariantArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct CleanupArgs {
@@ -29,6 +29,9 @@ pub(crate) struct CleanupArgs {
 
     #[command(flatten)]
     pub(crate) iptables: VariantArgs,
+
+    #[command(flatten)]
+    pub(crate) exclude: ExcludeArgs,
 }
 
 #[derive(Debug, Args)]

@@ -53,7 +53,7 @@ impl From<ConntrackArgs> for ConntrackSettings {
 }
 
 /// Reads a time as Kubernetes writes it: `24h`, `1h30m`, `90s`, `0`. The kernel counts in whole seconds.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no time: expected something like 24h, 1h30m, 90s or 0");
     if text == "0" {
         return Ok(Duration::ZERO);

@@ -10,7 +10,7 @@ use super::BackendName;
 #[derive(Debug, Args)]
 pub(crate) struct IptablesArgs {
     #[command(flatten)]
-    variant: VariantArgs,
+    pub(crate) variant: VariantArgs,
 
     /// For iptables: node ports answer on 127.0.0.0/8 too. For that the kernel routes loopback addresses
     /// (net.ipv4.conf.all.route_localnet); what other hosts send there is dropped.
@@ -20,7 +20,7 @@ pub(crate) struct IptablesArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct VariantArgs {
-    /// For iptables: which of the two keeps the rules, `nft` (in nf_tables) or `legacy`. Without it, the one that holds Fairlead's
+    /// For iptables and ipvs: which of the two keeps the rules, `nft` (in nf_tables) or `legacy`. Without it, the one that holds Fairlead's
     /// or other chains of Kubernetes already; else what `iptables` is on this machine.
     #[arg(long, value_name = "nft|legacy|auto", value_parser = variant)]
     iptables_variant: Option<Choice>,
@@ -63,8 +63,9 @@ impl VariantArgs {
 
     /// The flags are of use for one backend only.
     pub(crate) fn check(&self, backend: Option<BackendName>) -> Result<()> {
-        if self.iptables_variant.is_some() && backend != Some(BackendName::Iptables) {
-            bail!("--iptables-variant is of no use without the iptables backend");
+        let of_use = matches!(backend, Some(BackendName::Iptables | BackendName::Ipvs));
+        if self.iptables_variant.is_some() && !of_use {
+            bail!("--iptables-variant is of no use without the iptables or the ipvs backend");
         }
         Ok(())
     }

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use agent::{Agent, AgentOptions, Backend, Connect, Conntrack, ConntrackSettings, traffic::Options};
 use anyhow::{Context as _, Result};
+use backend_ipvs::{Ipvs, Settings};
 use backend_nft::Nft;
 use runtime::{Ready, Shutdown, Tasks};
 use tracing::info;
 
 use super::SHUTDOWN_DEADLINE;
-use crate::cli::{BackendIptablesArgs, BackendNftArgs, ConntrackArgs, NodeArgs};
+use crate::cli::{BackendIptablesArgs, BackendIpvsArgs, BackendNftArgs, ConntrackArgs, NodeArgs};
 
 /// Runs until the shutdown. The kernel stays as it is then.
 pub(crate) async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
@@ -28,6 +29,21 @@ pub(crate) async fn run_iptables(args: BackendIptablesArgs, shutdown: Shutdown) 
     let backend = iptables.backend(traffic.options()?);
     spawn(&node, conntrack, backend, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
+}
+
+/// The same with IPVS.
+pub(crate) async fn run_ipvs(args: BackendIpvsArgs, shutdown: Shutdown) -> Result<()> {
+    let BackendIpvsArgs { frontend, node, traffic, conntrack, iptables, ipvs } = args;
+    let connect = frontend.grpc()?;
+    let mut tasks = Tasks::new();
+    let backend = self::ipvs(ipvs.settings(traffic.options()?, &iptables))?;
+    spawn(&node, conntrack, backend, connect, &mut tasks)?;
+    tasks.run(shutdown, SHUTDOWN_DEADLINE).await
+}
+
+/// The IPVS backend.
+pub(super) fn ipvs(settings: Settings) -> Result<Ipvs> {
+    Ipvs::new(settings).context("cannot open netlink")
 }
 
 /// The nftables backend.

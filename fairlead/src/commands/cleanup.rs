@@ -7,10 +7,11 @@ use std::{collections::BTreeSet, fs, path::Path};
 use agent::{Backend, Store, traffic::Options};
 use anyhow::{Context as _, Result, bail};
 use backend_iptables::{Iptables, Item, Variant};
+use backend_ipvs::{Ipvs, Settings};
 use proto::model::Family;
 use takeover::Leftovers;
 
-use super::backend::nft;
+use super::backend::{ipvs, nft};
 use crate::cli::{BackendName, CleanupArgs, Predecessor, WhoseArgs};
 use report::Report;
 
@@ -31,14 +32,27 @@ enum Successor {
 
 /// Removes everything of a backend, or of kube-proxy.
 pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
-    let CleanupArgs { whose: WhoseArgs { backend, of }, dry_run, force, state_dir, output, iptables } = args;
+    let CleanupArgs {
+        whose: WhoseArgs { backend, of },
+        dry_run,
+        force,
+        state_dir,
+        output,
+        iptables,
+        exclude,
+    } = args;
     iptables.check(backend)?;
+    exclude.check(backend)?;
     let mode = if dry_run { Mode::DryRun } else { Mode::Remove };
     let mut report = Report::new(mode);
     match backend {
         Some(BackendName::Nft) => remove_nft(&state_dir, mode, &mut report).await?,
         Some(BackendName::Iptables) => {
             remove_iptables(iptables.variant(), &state_dir, mode, &mut report).await?;
+        }
+        Some(BackendName::Ipvs) => {
+            let settings = Settings { exclude: exclude.ipvs_exclude_cidrs, ..Settings::default() };
+            remove_ipvs(settings, &state_dir, mode, &mut report).await?;
         }
         None => {}
     }
@@ -70,6 +84,14 @@ async fn remove_iptables(
     remove(backend, state_dir, mode, report).await
 }
 
+async fn remove_ipvs(settings: Settings, state_dir: &Path, mode: Mode, report: &mut Report) -> Result<()> {
+    let mut backend = ipvs(settings)?;
+    for backend_ipvs::Item { place, what, count } in backend.items().await? {
+        report.removed(&place, what, count);
+    }
+    remove(backend, state_dir, mode, report).await
+}
+
 /// What a backend has put into the kernel, which is reported already, and its state.
 async fn remove(mut backend: impl Backend, state_dir: &Path, mode: Mode, report: &mut Report) -> Result<()> {
     let files = Store::files(&state_dir.join("state"));
@@ -94,6 +116,7 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
 
     let mut served = nft(Options::default())?.families().await?;
     served.extend(Iptables::programmed().await?);
+    served.extend(Ipvs::programmed().await?);
     let unserved = touched.iter().find(|family| !served.contains(&to_model(**family)));
     if let (Some(family), Successor::Required) = (unserved, successor) {
         let why = format!(

@@ -10,6 +10,7 @@ use crate::cli::{BackendName, LocalArgs};
 /// Runs until the shutdown. The kernel stays as it is then.
 pub(crate) async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
     args.iptables.check(args.backend)?;
+    args.ipvs.check(args.backend)?;
     let mut tasks = Tasks::new();
     let frontend = frontend::spawn(&args.source, &args.cluster, &mut tasks).await?;
     let stop = shutdown.clone();
@@ -22,6 +23,10 @@ pub(crate) async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
         BackendName::Iptables => {
             let iptables = args.iptables.backend(options);
             backend::spawn(&args.node, args.conntrack, iptables, connect, &mut tasks)?;
+        }
+        BackendName::Ipvs => {
+            let ipvs = backend::ipvs(args.ipvs.settings(options, &args.iptables.variant))?;
+            backend::spawn(&args.node, args.conntrack, ipvs, connect, &mut tasks)?;
         }
     }
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await

@@ -26,6 +26,8 @@ const PER_SERVICE: [&str; 6] = ["KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-SVC-
 
 /// What Fairlead's own chains begin with.
 const FAIRLEAD: &str = "FAIRLEAD-";
+/// Those of its IPVS backend, which leaves kube-proxy's chains alone.
+const IPVS: &str = "FAIRLEAD-IPVS";
 /// Chains for all service ports that Fairlead's iptables backend has too, under kube-proxy's names.
 const SHARED: [&str; 7] = [
     "KUBE-EXTERNAL-SERVICES",
@@ -50,7 +52,7 @@ pub(super) fn is_hooked(chain: &str) -> bool {
 
 /// Whether it says that Fairlead's iptables backend has programmed this iptables.
 pub(super) fn is_fairleads(chain: &str) -> bool {
-    chain.starts_with(FAIRLEAD)
+    chain.starts_with(FAIRLEAD) && !chain.starts_with(IPVS)
 }
 
 /// Whether a chain of this name may be Fairlead's too.

@@ -107,7 +107,8 @@ impl Mode {
                 .map(|(_, tool)| node.output(&format!("{tool}-save"), &[]))
                 .collect::<String>(),
         };
-        let lines = listed.lines().filter(|line| !line.starts_with('#'));
+        // What bears this name is beside kube-proxy's, and nobody else's.
+        let lines = listed.lines().filter(|line| !line.starts_with('#') && !line.contains("FAIRLEAD-IPVS"));
         lines.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect()
     }
 }

@@ -1,0 +1,270 @@
+//! The rules of iptables, which are the same whatever services there are: they look things up in sets.
+//!
+//! ```text
+//!   mangle INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : who may not use a VIP is dropped; a mark from ADDRESSES, another from VIPS, or from
+//!                            │              NODE-PORTS at the node's addresses; of pods and of the node itself from ..-INSIDE
+//!                            └▶ FAIRLEAD-IPVS-MASQ : remembers with the connection whether it is masqueraded
+//!   filter INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : refuses
+//!          FORWARD, OUTPUT ─▶ FAIRLEAD-IPVS-NOBODY : other addresses of the service CIDRs
+//!          FORWARD ─▶ FAIRLEAD-IPVS-FORWARD : answers may pass
+//!   (IPVS: behind filter INPUT, in front of filter OUTPUT)
+//!   mangle POSTROUTING ─▶ FAIRLEAD-IPVS-END : no mark leaves the node, or comes with a packet that another one is packed into
+//!   nat    POSTROUTING ─▶ FAIRLEAD-IPVS : masquerade what is to be, endpoints that reach themselves, and VIPs as sources
+//! ```
+
+use agent::traffic::{Masquerade, NodePortAddresses, Options, Pods, of_family};
+use ipnet::IpNet;
+use proto::model::{Cluster, Family, Node};
+
+use crate::{
+    mark::{Mark, Variant},
+    set::{Content, Set},
+};
+
+/// A table of iptables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Table {
+    Mangle,
+    Nat,
+    Filter,
+}
+
+/// A chain of ours with its rules, each as `iptables-save` prints it behind `-A CHAIN`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chain {
+    pub(crate) table: Table,
+    pub(crate) name: &'static str,
+    pub(crate) rules: Vec<String>,
+}
+
+/// A jump from a built-in chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hook {
+    pub(crate) table: Table,
+    pub(crate) chain: &'static str,
+    pub(crate) rule: String,
+}
+
+/// All rules of a family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rules {
+    pub(crate) chains: Vec<Chain>,
+    /// Each is put in front of everything else, the last one at last.
+    pub(crate) hooks: Vec<Hook>,
+}
+
+const MAIN: &str = "FAIRLEAD-IPVS";
+const PORTS: &str = "FAIRLEAD-IPVS-PORTS";
+const MASQ: &str = "FAIRLEAD-IPVS-MASQ";
+const END: &str = "FAIRLEAD-IPVS-END";
+const REJECT: &str = "FAIRLEAD-IPVS-REJECT";
+const NOBODY: &str = "FAIRLEAD-IPVS-NOBODY";
+const FORWARD: &str = "FAIRLEAD-IPVS-FORWARD";
+
+/// Whether a chain bears a name that only we give.
+pub(crate) fn is_ours(chain: &str) -> bool {
+    [MAIN, PORTS, MASQ, END, REJECT, NOBODY, FORWARD].contains(&chain)
+}
+
+/// The rules of a family on a node.
+pub(crate) fn rules(family: Family, options: &Options, node: &Node, cluster: &Cluster) -> Rules {
+    let writer = Writer { family, options, node };
+    let chain = |table, name, rules| Chain { table, name, rules };
+    let chains = vec![
+        chain(Table::Mangle, MAIN, writer.marks()),
+        chain(Table::Mangle, PORTS, writer.node_ports()),
+        chain(Table::Mangle, MASQ, writer.decisions()),
+        chain(
+            Table::Mangle,
+            END,
+            vec![format!("-m mark --mark {} -j MARK --set-xmark 0x0/0xffffffff", Mark::any())],
+        ),
+        chain(Table::Nat, MAIN, writer.masquerade()),
+        chain(Table::Filter, MAIN, vec![format!("{} -j {REJECT}", Mark::REJECT.exactly())]),
+        chain(Table::Filter, REJECT, writer.reject()),
+        chain(Table::Filter, NOBODY, writer.nobody(cluster)),
+        chain(
+            Table::Filter,
+            FORWARD,
+            vec!["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".to_owned()],
+        ),
+    ];
+    Rules { chains, hooks: hooks() }
+}
+
+fn hooks() -> Vec<Hook> {
+    let new = "-m conntrack --ctstate NEW -j";
+    let hook = |table, chain, rule: String| Hook { table, chain, rule };
+    vec![
+        hook(Table::Nat, "POSTROUTING", format!("-j {MAIN}")),
+        hook(Table::Filter, "FORWARD", format!("-j {FORWARD}")),
+        hook(Table::Filter, "FORWARD", format!("{new} {NOBODY}")),
+        hook(Table::Filter, "OUTPUT", format!("{new} {NOBODY}")),
+        hook(Table::Filter, "OUTPUT", format!("{new} {MAIN}")),
+        hook(Table::Filter, "INPUT", format!("{new} {MAIN}")),
+        hook(Table::Mangle, "POSTROUTING", format!("-j {END}")),
+        hook(Table::Mangle, "OUTPUT", format!("{new} {MAIN}")),
+        hook(Table::Mangle, "INPUT", format!("{new} {MAIN}")),
+    ]
+}
+
+/// What the rules depend on.
+struct Writer<'a> {
+    family: Family,
+    options: &'a Options,
+    node: &'a Node,
+}
+
+// === impl Writer ===
+
+impl Writer<'_> {
+    fn marks(&self) -> Vec<String> {
+        let mut rules = vec![
+            // It comes from IPVS, which has another hook behind OUTPUT.
+            format!("-m mark --mark {} -j RETURN", Mark::any()),
+            format!(
+                "-m set --match-set {} dst,dst -m set ! --match-set {} dst,dst,src -j DROP",
+                self.set(Content::Restricted),
+                self.set(Content::Sources)
+            ),
+            format!("-j SET --map-set {} dst --map-mark", self.set(Content::Addresses)),
+            self.map("", Content::Vips),
+        ];
+        rules.extend(self.inside(Content::VipsInside));
+        for range in self.node_port_ranges() {
+            rules.push(format!(
+                "{range}-m addrtype --dst-type LOCAL -m set ! --match-set {} dst -j {PORTS}",
+                self.set(Content::Addresses)
+            ));
+        }
+        // Of what the node itself sends, IPVS is asked before filter OUTPUT.
+        rules.push(format!("{} -j DROP", Mark::DROP.exactly()));
+        rules.push(format!("-m mark --mark {} -j {MASQ}", Mark::any()));
+        rules
+    }
+
+    fn node_ports(&self) -> Vec<String> {
+        let loopback = match self.family {
+            Family::V4 => "127.0.0.0/8",
+            Family::V6 => "::1/128",
+        };
+        let mut rules = vec![format!("-d {loopback} -j RETURN"), self.map("", Content::NodePorts)];
+        rules.extend(self.inside(Content::NodePortsInside));
+        rules
+    }
+
+    /// What is looked up of packets of pods and of the node itself.
+    fn inside(&self, content: Content) -> Vec<String> {
+        let mut rules: Vec<_> = self.pods().iter().map(|pod| self.map(pod, content)).collect();
+        rules.push(self.map("-m addrtype --src-type LOCAL ", content));
+        rules
+    }
+
+    fn map(&self, who: &str, content: Content) -> String {
+        format!("{who}-j SET --map-set {} dst,dst --map-mark", self.set(content))
+    }
+
+    /// Who is masqueraded.
+    fn decisions(&self) -> Vec<String> {
+        let bit = self.masquerade_bit();
+        let remember = format!("-j CONNMARK --set-xmark {bit}");
+        let cluster_ip = Mark::CLUSTER_IP.exactly();
+        let mut rules = Vec::new();
+        let traffic = self.options.traffic(self.node);
+        match (traffic.masquerade[self.family], &traffic.pods[self.family]) {
+            (Masquerade::Never, _) | (Masquerade::UnlessPod, Pods::Unknown) => {}
+            (Masquerade::Always, _) => rules.push(format!("{cluster_ip} {remember}")),
+            (Masquerade::UnlessPod, _) => {
+                rules.extend(self.pods().iter().map(|pod| format!("{pod}{cluster_ip} -j RETURN")));
+                rules.push(format!("{cluster_ip} {remember}"));
+            }
+        }
+        rules.push(format!("{} {remember}", Mark::of_variant(Variant::External)));
+        rules.push(format!("{} -m addrtype --src-type LOCAL {remember}", Mark::of_variant(Variant::Inside)));
+        rules
+    }
+
+    fn masquerade(&self) -> Vec<String> {
+        // The kernel gives what the node itself sends to an address of its own that address for its source.
+        let own = match self.node.primary_address(self.family) {
+            Some(address) => format!("SNAT --to-source {address}"),
+            None => "MASQUERADE --random-fully".to_owned(),
+        };
+        vec![
+            format!("-m connmark --mark {} -j MASQUERADE --random-fully", self.masquerade_bit()),
+            format!(
+                "-m set --match-set {} dst,dst,src -j MASQUERADE --random-fully",
+                self.set(Content::Hairpin)
+            ),
+            format!("-m set --match-set {} src -j {own}", self.set(Content::Addresses)),
+        ]
+    }
+
+    fn reject(&self) -> Vec<String> {
+        let unreachable = match self.family {
+            Family::V4 => "icmp-port-unreachable",
+            Family::V6 => "icmp6-port-unreachable",
+        };
+        vec![
+            "-p tcp -j REJECT --reject-with tcp-reset".to_owned(),
+            format!("-j REJECT --reject-with {unreachable}"),
+        ]
+    }
+
+    fn nobody(&self, cluster: &Cluster) -> Vec<String> {
+        let ranges = of_family(&cluster.service_cidrs, self.family);
+        // What is not for services goes its way, even if somebody says that all addresses are theirs.
+        let ranges = ranges.iter().filter(|range| range.prefix_len() > 0);
+        ranges.map(|range| format!("-d {range} -j DROP")).collect()
+    }
+
+    /// How rules ask for packets of pods; nothing when nobody has said what a pod is.
+    fn pods(&self) -> Vec<String> {
+        match &self.options.traffic(self.node).pods[self.family] {
+            Pods::Unknown => Vec::new(),
+            Pods::Within(ranges) => ranges.iter().map(|range| within("-s", range)).collect(),
+            Pods::Behind(interface) => vec![format!("-i {interface} ")],
+            Pods::BehindPrefix(prefix) => vec![format!("-i {prefix}+ ")],
+        }
+    }
+
+    /// How rules ask for packets to addresses where node ports answer.
+    fn node_port_ranges(&self) -> Vec<String> {
+        let ranges: Vec<IpNet> = match &self.options.nodeport_addresses {
+            NodePortAddresses::Primary => {
+                self.node.primary_address(self.family).into_iter().map(IpNet::from).collect()
+            }
+            NodePortAddresses::Cidrs(ranges) => of_family(ranges, self.family),
+        };
+        ranges.iter().map(|range| within("-d", range)).collect()
+    }
+
+    fn masquerade_bit(&self) -> String {
+        let mark = self.options.traffic(self.node).mark;
+        format!("{mark:#x}/{mark:#x}")
+    }
+
+    fn set(&self, content: Content) -> &'static str {
+        Set { content, family: self.family }.name()
+    }
+}
+
+/// `-s RANGE `, `-d RANGE `; nothing for all addresses, as `iptables-save` has it.
+fn within(which: &str, range: &IpNet) -> String {
+    if range.prefix_len() == 0 { String::new() } else { format!("{which} {range} ") }
+}
+
+// === impl Table ===
+
+impl Table {
+    /// In the order in which they are written.
+    pub(crate) const ALL: [Self; 3] = [Self::Mangle, Self::Nat, Self::Filter];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Mangle => "mangle",
+            Self::Nat => "nat",
+            Self::Filter => "filter",
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The table of `docs/protocol.md` in marks and virtual servers, and the rules as iptables prints them.
+
+use std::collections::{BTreeMap, HashSet};
+
+use agent::{
+    testing::{ServiceBuilder, mk_key, mk_state},
+    traffic::{LocalPods, Options},
+};
+use netlink::ipvs;
+use proto::model::Family;
+
+use super::*;
+use crate::{
+    mark::Mark,
+    object::{Object, Value},
+    set::Content,
+    settings::Settings,
+};
+
+const ID: u32 = 5;
+
+/// What leads where, and which virtual servers there are with how many destinations.
+fn table(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, Vec<String>) {
+    let state = mk_state()
+        .service("default/web", |web| {
+            build(web.cluster_ip("10.96.0.1").external_ip("198.51.100.1").node_port(30_080))
+        })
+        .build();
+    let settings = Settings::default();
+    let elsewhere = HashSet::new();
+    let node_ports = state.node().primary_address(Family::V4).into_iter().collect::<Vec<_>>();
+    let context = Context {
+        settings: &settings,
+        node: &state.node().addresses,
+        elsewhere: &elsewhere,
+        node_ports: &node_ports,
+    };
+    let service = state.service(&mk_key("default/web")).unwrap();
+    let desired = desired(service, context, ID, |_, _| true);
+    let mut leads = Vec::new();
+    let mut servers = BTreeMap::<String, usize>::new();
+    for (object, value) in &desired.pieces {
+        match (object, value) {
+            // The other half of a node port says the same.
+            (Object::Entry(set, entry), Value::Mark(mark))
+                if set.content != Content::Addresses
+                    && (entry.prefix.is_none() || entry.ip.unwrap().is_unspecified()) =>
+            {
+                leads.push(format!("{} {} {}", set.name(), entry.port.unwrap(), name(*mark)));
+            }
+            (Object::Destination(server, _), _) => {
+                let name = match server {
+                    ipvs::Service::Mark(_, raw) => name(Mark::from_raw(*raw).unwrap()),
+                    ipvs::Service::Address(..) => server.to_string(),
+                };
+                *servers.entry(name).or_default() += 1;
+            }
+            _ => {}
+        }
+    }
+    leads.sort();
+    (leads, servers.into_iter().map(|(name, count)| format!("{name} x{count}")).collect())
+}
+
+fn name(mark: Mark) -> String {
+    match (mark, mark.id(), mark.raw() & 3) {
+        (Mark::DROP, ..) => "drop".to_owned(),
+        (Mark::REJECT, ..) => "reject".to_owned(),
+        (Mark::CLUSTER_IP, ..) => "cluster-ip".to_owned(),
+        (_, id, variant) => format!(
+            "{} {}",
+            ["?", "external", "inside", "local"][variant as usize],
+            id.map_or("by address", |_| "")
+        )
+        .trim()
+        .to_owned(),
+    }
+}
+
+const TWO: [&str; 2] = ["10.244.1.1:80", "10.244.2.1:80"];
+const HERE: [&str; 1] = ["10.244.1.1:80"];
+
+#[test]
+fn policy_cluster_has_one_virtual_server_for_all_external_fronts() {
+    let (leads, servers) = table(|web| web.endpoints(TWO));
+    assert_eq!(
+        leads,
+        ["FAIRLEAD-NODE-PORTS 30080 external", "FAIRLEAD-VIPS 80 cluster-ip", "FAIRLEAD-VIPS 80 external"]
+    );
+    assert_eq!(servers, ["external x2", "tcp 10.96.0.1:80 x2"]);
+}
+
+#[test]
+fn policy_local_tells_those_inside_apart() {
+    let (leads, servers) = table(|web| web.endpoints(TWO).local_endpoints(HERE).external_local());
+    let expected = [
+        "FAIRLEAD-NODE-PORTS 30080 local",
+        "FAIRLEAD-NODE-PORTS-INSIDE 30080 inside",
+        "FAIRLEAD-VIPS 80 cluster-ip",
+        "FAIRLEAD-VIPS 80 local",
+        "FAIRLEAD-VIPS-INSIDE 80 inside",
+    ];
+    assert_eq!(leads, expected);
+    assert_eq!(servers, ["inside x2", "local x1", "tcp 10.96.0.1:80 x2"]);
+}
+
+#[test]
+fn without_endpoints_marks_are_verdicts() {
+    let (leads, servers) = table(|web| web.endpoints(TWO).external_local().internal_local());
+    let expected = [
+        "FAIRLEAD-NODE-PORTS 30080 drop",
+        "FAIRLEAD-NODE-PORTS-INSIDE 30080 inside",
+        "FAIRLEAD-VIPS 80 drop",
+        "FAIRLEAD-VIPS 80 drop",
+        "FAIRLEAD-VIPS-INSIDE 80 inside",
+    ];
+    assert_eq!(leads, expected);
+    assert_eq!(servers, ["inside x2"]);
+    let (leads, servers) = table(|web| web.external_local());
+    assert!(leads.iter().all(|lead| lead.ends_with("reject")), "{leads:?}");
+    assert_eq!(servers, [""; 0]);
+}
+
+#[test]
+fn affinity_needs_virtual_servers_at_addresses() {
+    let (leads, servers) = table(|web| web.endpoints(TWO).affinity(60));
+    assert!(leads.contains(&"FAIRLEAD-NODE-PORTS 30080 external by address".to_owned()), "{leads:?}");
+    assert_eq!(servers, ["tcp 10.96.0.1:80 x2", "tcp 192.168.1.1:30080 x2", "tcp 198.51.100.1:80 x2"]);
+}
+
+#[test]
+fn rules_are_as_iptables_prints_them() {
+    let local_pods = LocalPods::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]);
+    let options = Options { local_pods, ..Options::default() };
+    let state = mk_state().service_cidrs(["10.96.0.0/16"]).build();
+    let rules = rules(Family::V4, &options, state.node(), state.cluster());
+    let of = |table, name: &str| {
+        rules
+            .chains
+            .iter()
+            .find(|chain: &&Chain| chain.table == table && chain.name == name)
+            .unwrap()
+            .rules
+            .clone()
+    };
+    let expected = [
+        "-m mark --mark 0xfa000000/0xff000000 -j RETURN",
+        "-m set --match-set FAIRLEAD-RESTRICTED dst,dst -m set ! --match-set FAIRLEAD-SOURCES dst,dst,src -j DROP",
+        "-j SET --map-set FAIRLEAD-ADDRESSES dst --map-mark",
+        "-j SET --map-set FAIRLEAD-VIPS dst,dst --map-mark",
+        "-s 10.244.0.0/16 -j SET --map-set FAIRLEAD-VIPS-INSIDE dst,dst --map-mark",
+        "-m addrtype --src-type LOCAL -j SET --map-set FAIRLEAD-VIPS-INSIDE dst,dst --map-mark",
+        "-d 192.168.1.1/32 -m addrtype --dst-type LOCAL -m set ! --match-set FAIRLEAD-ADDRESSES dst -j FAIRLEAD-IPVS-PORTS",
+        "-m mark --mark 0xfa000000 -j DROP",
+        "-m mark --mark 0xfa000000/0xff000000 -j FAIRLEAD-IPVS-MASQ",
+    ];
+    assert_eq!(of(Table::Mangle, "FAIRLEAD-IPVS"), expected);
+    let expected = [
+        "-s 10.244.0.0/16 -m mark --mark 0xfa000008 -j RETURN",
+        "-m mark --mark 0xfa000008 -j CONNMARK --set-xmark 0x4000/0x4000",
+        "-m mark --mark 0xfa000001/0xff000003 -j CONNMARK --set-xmark 0x4000/0x4000",
+        "-m mark --mark 0xfa000002/0xff000003 -m addrtype --src-type LOCAL -j CONNMARK --set-xmark 0x4000/0x4000",
+    ];
+    assert_eq!(of(Table::Mangle, "FAIRLEAD-IPVS-MASQ"), expected);
+    let expected = [
+        "-m connmark --mark 0x4000/0x4000 -j MASQUERADE --random-fully",
+        "-m set --match-set FAIRLEAD-HAIRPIN dst,dst,src -j MASQUERADE --random-fully",
+        "-m set --match-set FAIRLEAD-ADDRESSES src -j SNAT --to-source 192.168.1.1",
+    ];
+    assert_eq!(of(Table::Nat, "FAIRLEAD-IPVS"), expected);
+    assert_eq!(of(Table::Filter, "FAIRLEAD-IPVS-NOBODY"), ["-d 10.96.0.0/16 -j DROP"]);
+    assert!(rules.hooks.iter().all(|hook: &Hook| hook.rule.contains("FAIRLEAD-IPVS")));
+}

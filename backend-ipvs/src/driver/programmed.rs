@@ -1,0 +1,149 @@
+//! What the kernel holds, as far as we know, what it should hold, and who wants that.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use agent::traffic::Front;
+use netlink::ipvs::Service;
+use proto::model::{Family, PerFamily, ServicePortKey};
+
+use crate::{
+    desired::{Desired, Rules},
+    ids::Ids,
+    object::{Object, Value, Weight},
+    plan::{Operation, Pieces},
+};
+
+/// What the kernel holds.
+#[derive(Clone, Debug)]
+pub(super) struct Programmed {
+    pub(super) present: Pieces,
+    pub(super) rules: PerFamily<Rules>,
+    /// The node's own addresses.
+    pub(super) node: Vec<IpAddr>,
+    /// The addresses of other devices.
+    pub(super) elsewhere: HashSet<IpAddr>,
+    services: BTreeMap<ServicePortKey, Desired>,
+    /// What is there though nobody wants it, until something has drained.
+    leftovers: BTreeSet<Object>,
+    /// What should be there, and how many service ports want it.
+    wanted: HashMap<Object, (Value, u32)>,
+    ids: Ids,
+}
+
+// === impl Programmed ===
+
+impl Programmed {
+    pub(super) fn new(
+        present: Pieces,
+        rules: PerFamily<Rules>,
+        node: Vec<IpAddr>,
+        elsewhere: HashSet<IpAddr>,
+    ) -> Self {
+        let (services, leftovers) = (BTreeMap::new(), BTreeSet::new());
+        let (wanted, ids) = (HashMap::new(), Ids::default());
+        Self { present, rules, node, elsewhere, services, leftovers, wanted, ids }
+    }
+
+    /// What should be there of a piece.
+    pub(super) fn wanted(&self, object: &Object) -> Option<&Value> {
+        self.wanted.get(object).map(|(value, _)| value)
+    }
+
+    /// A service port wants nothing any more. Tells what it wanted.
+    pub(super) fn forget(&mut self, key: &ServicePortKey) -> BTreeSet<Object> {
+        let Some(desired) = self.services.remove(key) else { return BTreeSet::new() };
+        for (object, _) in &desired.pieces {
+            if let Some((_, count)) = self.wanted.get_mut(object) {
+                *count -= 1;
+                if *count == 0 {
+                    self.wanted.remove(object);
+                }
+            }
+        }
+        desired.pieces.into_iter().map(|(object, _)| object).collect()
+    }
+
+    /// A service port, forgotten before, wants this. Tells what that is.
+    pub(super) fn want(&mut self, key: &ServicePortKey, mut desired: Desired) -> BTreeSet<Object> {
+        // Two fronts may want one piece.
+        desired.pieces.sort_by_key(|(object, _)| *object);
+        desired.pieces.dedup_by_key(|(object, _)| *object);
+        for (object, value) in &desired.pieces {
+            let (present, count) = self.wanted.entry(*object).or_insert_with(|| (value.clone(), 0));
+            present.clone_from(value);
+            *count += 1;
+        }
+        let touched = desired.pieces.iter().map(|(object, _)| *object).collect();
+        if !desired.fronts.is_empty() {
+            self.services.insert(key.clone(), desired);
+        }
+        touched
+    }
+
+    /// Who wants a piece.
+    pub(super) fn owners(&self, object: &Object) -> Vec<ServicePortKey> {
+        let wants = |desired: &Desired| desired.pieces.iter().any(|(piece, _)| piece == object);
+        self.services.iter().filter(|(_, desired)| wants(desired)).map(|(key, _)| key.clone()).collect()
+    }
+
+    pub(super) fn fronts(&self, key: &ServicePortKey) -> Vec<(Family, Front)> {
+        self.services.get(key).map(|desired| desired.fronts.clone()).unwrap_or_default()
+    }
+
+    /// VIPs that are left alone.
+    pub(super) fn excluded(&self) -> impl Iterator<Item = (&ServicePortKey, &[IpAddr])> {
+        let services = self.services.iter().filter(|(_, desired)| !desired.excluded.is_empty());
+        services.map(|(key, desired)| (key, &desired.excluded[..]))
+    }
+
+    /// An operation has been executed.
+    pub(super) fn settle(&mut self, operation: Operation) {
+        match operation {
+            Operation::Add(object, value) | Operation::Change(object, value) => {
+                self.present.insert(object, value);
+            }
+            Operation::Remove(object) => drop(self.present.remove(&object)),
+        }
+    }
+
+    /// What is there though nobody wants it.
+    pub(super) fn leftovers(&self) -> &BTreeSet<Object> {
+        &self.leftovers
+    }
+
+    /// These have been dealt with.
+    pub(super) fn settle_leftovers(&mut self, touched: BTreeSet<Object>) {
+        for object in touched {
+            if self.present.contains_key(&object) && !self.wanted.contains_key(&object) {
+                self.leftovers.insert(object);
+            } else {
+                self.leftovers.remove(&object);
+            }
+        }
+    }
+
+    /// The destinations that are being removed, and until when.
+    pub(super) fn draining(&self) -> impl Iterator<Item = (Service, SocketAddr, u32)> {
+        self.leftovers.iter().filter_map(|object| match (object, self.present.get(object)) {
+            (Object::Destination(server, address), Some(Value::Weight(Weight::Draining(until)))) => {
+                Some((*server, *address, *until))
+            }
+            _ => None,
+        })
+    }
+
+    pub(super) fn adopt_id(&mut self, key: &ServicePortKey, fronts: &[Object]) {
+        self.ids.adopt(key, &self.present, fronts.iter());
+    }
+
+    pub(super) fn give_id(&mut self, key: &ServicePortKey) -> Option<u32> {
+        self.ids.give(key, &self.present)
+    }
+
+    pub(super) fn release_id(&mut self, key: &ServicePortKey) {
+        self.ids.release(key);
+    }
+}

@@ -1,0 +1,313 @@
+//! The driver over a kernel that checks what it is told: any history, restarts, drains, refusals, strangers.
+
+use agent::testing::{History, StateBuilder, mk_key, mk_state, transition};
+use netlink::ipvs::{Protocol, Scheduling, Service};
+
+use super::*;
+use crate::{
+    kernel::fake::Fake,
+    mark::Mark,
+    object::{Value, Weight},
+    plan::Pieces,
+};
+
+fn driver(kernel: &Fake) -> Driver<Fake> {
+    Driver::new(kernel.clone(), Settings::default())
+}
+
+async fn reconcile(kernel: &Fake, state: &NodeState) -> Applied {
+    driver(kernel).reconcile(state).await.unwrap()
+}
+
+/// A service with two endpoints, over TCP.
+fn web(endpoints: &[&str]) -> NodeState {
+    with_web(mk_state(), endpoints).build()
+}
+
+fn with_web(state: StateBuilder, endpoints: &[&str]) -> StateBuilder {
+    let endpoints = endpoints.to_vec();
+    state.service("default/web", |web| web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(endpoints))
+}
+
+const ONE: &str = "10.244.1.1:8080";
+const TWO: &str = "10.244.2.2:8080";
+
+fn cluster_ip() -> Service {
+    Service::Address(Protocol::Tcp, "10.96.0.1:80".parse().unwrap())
+}
+
+fn destination(address: &str) -> Object {
+    Object::Destination(cluster_ip(), address.parse().unwrap())
+}
+
+/// What the kernel would hold if it had never held anything else; times and numbers aside.
+async fn from_scratch(state: &NodeState) -> Pieces {
+    let kernel = Fake::default();
+    reconcile(&kernel, state).await;
+    kernel.pieces()
+}
+
+/// Without the numbers in marks, which depend on the past.
+fn anonymous(pieces: Pieces) -> Vec<String> {
+    let mut list: Vec<String> = pieces
+        .iter()
+        .map(|(object, value)| {
+            let server = match object {
+                Object::Server(server) | Object::Destination(server, _) => Some(*server),
+                _ => None,
+            };
+            let name = match (server, object) {
+                (Some(Service::Mark(family, mark)), Object::Destination(_, to)) => {
+                    format!("{family:?} {} {to}", mark & 0xf)
+                }
+                (Some(Service::Mark(family, mark)), _) => format!("{family:?} {}", mark & 0xf),
+                _ => format!("{object:?}"),
+            };
+            let value = match value {
+                Value::Mark(mark) => format!("{:?} {}", mark.id().is_some(), mark.raw() & 0xf),
+                value => format!("{value:?}"),
+            };
+            format!("{name} = {value}")
+        })
+        .collect();
+    list.sort();
+    list
+}
+
+#[tokio::test]
+async fn any_history_leads_to_what_a_fresh_start_would_make_and_a_restart_writes_nothing() {
+    for seed in 0..60 {
+        let kernel = Fake::default();
+        let mut history = History::new(seed);
+        history.jump();
+        let mut driver =
+            Driver::new(kernel.clone(), Settings { drain: Duration::ZERO, ..Settings::default() });
+        driver.reconcile(history.state()).await.unwrap();
+        for step in 0..40 {
+            let changes = history.step();
+            driver.apply(history.state(), &changes).await.unwrap();
+            let at = format!("seed {seed}, step {step}, {changes:?}");
+            let fresh = from_scratch(history.state()).await;
+            similar(anonymous(kernel.pieces()), anonymous(fresh), &at);
+            assert_eq!(reconcile(&kernel, history.state()).await.writes, 0, "{at}");
+        }
+    }
+}
+
+#[track_caller]
+fn similar(left: Vec<String>, right: Vec<String>, at: &str) {
+    let more: Vec<_> = left.iter().filter(|line| !right.contains(line)).collect();
+    let less: Vec<_> = right.iter().filter(|line| !left.contains(line)).collect();
+    assert!(more.is_empty() && less.is_empty(), "{at}\ntoo much {more:#?}\nmissing {less:#?}");
+}
+
+/// With connections everywhere: nothing that stays is ever removed, and when the connections have ended nothing is left of what went.
+#[tokio::test]
+async fn what_stays_is_never_removed_and_what_drains_is_gone_in_the_end() {
+    for seed in 0..40 {
+        let kernel = Fake::default();
+        let mut history = History::new(seed);
+        history.jump();
+        let mut driver = driver(&kernel);
+        driver.reconcile(history.state()).await.unwrap();
+        for step in 0..25 {
+            kernel.connect(1);
+            let (before, wanted) = (kernel.pieces(), from_scratch(history.state()).await);
+            let changes = history.step();
+            kernel.log();
+            driver.apply(history.state(), &changes).await.unwrap();
+            let after = from_scratch(history.state()).await;
+            for operation in kernel.log() {
+                let object = *operation.object();
+                let removed = matches!(operation, Operation::Remove(_));
+                let stays = wanted.contains_key(&object) && after.contains_key(&object);
+                assert!(!(removed && stays), "seed {seed}, step {step}: {object} was removed");
+                let was_tcp = matches!(object, Object::Destination(server, _)
+                    if crate::object::protocol(&server) == Some(Protocol::Tcp));
+                assert!(!(removed && was_tcp && before.contains_key(&object)), "{object} had connections");
+            }
+            kernel.log();
+            let writes = reconcile(&kernel, history.state()).await.writes;
+            assert_eq!(writes, 0, "seed {seed}, step {step}: a restart meanwhile: {:?}", kernel.log());
+        }
+        kernel.connect(0);
+        driver.watch().await.unwrap();
+        let fresh = from_scratch(history.state()).await;
+        similar(anonymous(kernel.pieces()), anonymous(fresh), &format!("seed {seed}"));
+    }
+}
+
+#[tokio::test]
+async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connections() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = web(&[ONE, TWO]);
+    driver.reconcile(&state).await.unwrap();
+    kernel.connect(3);
+    let changes = transition(&mut state, &web(&[TWO]));
+    driver.apply(&state, &changes).await.unwrap();
+    let drains =
+        |kernel: &Fake| matches!(kernel.pieces()[&destination(ONE)], Value::Weight(Weight::Draining(_)));
+    assert!(drains(&kernel));
+    driver.watch().await.unwrap();
+    assert!(drains(&kernel), "it has connections");
+
+    // Another process goes on with it.
+    let mut driver = self::driver(&kernel);
+    assert_eq!(driver.reconcile(&state).await.unwrap().writes, 0);
+    kernel.log();
+    let changes = transition(&mut state, &web(&[ONE, TWO]));
+    driver.apply(&state, &changes).await.unwrap();
+    assert_eq!(kernel.pieces()[&destination(ONE)], Value::Weight(Weight::Of(1)));
+    assert!(kernel.log().iter().all(|operation| matches!(operation, Operation::Change(..))));
+
+    let changes = transition(&mut state, &web(&[TWO]));
+    driver.apply(&state, &changes).await.unwrap();
+    kernel.connect(0);
+    driver.watch().await.unwrap();
+    assert!(!kernel.pieces().contains_key(&destination(ONE)));
+}
+
+#[tokio::test]
+async fn time_ends_a_drain_too() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = web(&[ONE, TWO]);
+    driver.reconcile(&state).await.unwrap();
+    let changes = transition(&mut state, &web(&[TWO]));
+    driver.apply(&state, &changes).await.unwrap();
+    kernel.connect(1);
+    // As it would look to one that comes later.
+    kernel.put(destination(ONE), Value::Weight(Weight::Draining(1)));
+    let mut driver = self::driver(&kernel);
+    driver.reconcile(&state).await.unwrap();
+    driver.watch().await.unwrap();
+    assert!(!kernel.pieces().contains_key(&destination(ONE)));
+}
+
+#[tokio::test]
+async fn a_service_that_goes_leaves_its_address_until_its_connections_have_ended() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = web(&[ONE]);
+    driver.reconcile(&state).await.unwrap();
+    kernel.connect(1);
+    let changes = transition(&mut state, &mk_state().build());
+    driver.apply(&state, &changes).await.unwrap();
+    let address = Object::Address("10.96.0.1".parse().unwrap());
+    let entry = Set { content: Content::Addresses, family: Family::V4 };
+    let entry = Object::Entry(entry, set::address("10.96.0.1".parse().unwrap()));
+    let pieces = kernel.pieces();
+    assert!(pieces.contains_key(&address) && pieces.contains_key(&Object::Server(cluster_ip())));
+    assert_eq!(pieces[&entry], Value::Mark(Mark::DROP), "new connections lead nowhere");
+    kernel.connect(0);
+    driver.watch().await.unwrap();
+    assert_eq!(kernel.pieces(), Pieces::new());
+}
+
+#[tokio::test]
+async fn strangers_survive_everything() {
+    let kernel = Fake::default();
+    let scheduling = Value::Scheduling(Scheduling { scheduler: "rr".into(), flags: 0, timeout: 0 });
+    let stranger = |server| (Object::Server(server), scheduling.clone());
+    let strangers = [
+        stranger(Service::Mark(netlink::ipvs::Family::V4, 7)),
+        stranger(Service::Address(Protocol::Tcp, "192.0.2.77:80".parse().unwrap())),
+        stranger(Service::Address(Protocol::Udp, "192.168.1.1:30080".parse().unwrap())),
+    ];
+    strangers.iter().for_each(|(object, value)| kernel.put(*object, value.clone()));
+    let mut history = History::new(5);
+    let mut driver = driver(&kernel);
+    for _ in 0..20 {
+        history.jump();
+        driver.reconcile(history.state()).await.unwrap();
+        assert!(strangers.iter().all(|(object, value)| kernel.pieces().get(object) == Some(value)));
+    }
+    driver.cleanup().await.unwrap();
+    assert_eq!(kernel.pieces(), strangers.into_iter().collect::<Pieces>());
+}
+
+#[tokio::test]
+async fn what_lies_in_excluded_ranges_is_left_alone() {
+    let kernel = Fake::default();
+    let settings = Settings { exclude: vec!["10.96.0.0/24".parse().unwrap()], ..Settings::default() };
+    let scheduling = Value::Scheduling(Scheduling { scheduler: "wlc".into(), flags: 0, timeout: 0 });
+    kernel.put(Object::Server(cluster_ip()), scheduling.clone());
+    kernel.put(Object::Address("10.96.0.1".parse().unwrap()), Value::Plain);
+    let mut driver = Driver::new(kernel.clone(), settings);
+    let applied = driver.reconcile(&web(&[ONE])).await.unwrap();
+    let [failure] = &applied.failures[..] else { panic!("{applied:?}") };
+    assert!(failure.key == mk_key("default/web") && failure.reason.contains("10.96.0.1"), "{failure:?}");
+    driver.reconcile(&mk_state().build()).await.unwrap();
+    driver.cleanup().await.unwrap();
+    assert_eq!(kernel.pieces().get(&Object::Server(cluster_ip())), Some(&scheduling));
+    assert_eq!(kernel.pieces().len(), 2);
+}
+
+#[tokio::test]
+async fn one_that_is_refused_holds_up_nobody() {
+    let kernel = Fake::default();
+    kernel.refuse(Some(destination(ONE)));
+    let state = with_web(mk_state(), &[ONE, TWO])
+        .service("default/other", |other| other.cluster_ip("10.96.0.2").endpoints([ONE]))
+        .build();
+    let mut driver = driver(&kernel);
+    let applied = driver.reconcile(&state).await.unwrap();
+    let [failure] = &applied.failures[..] else { panic!("{applied:?}") };
+    assert!(failure.key == mk_key("default/web") && failure.retryable, "{failure:?}");
+    assert!(kernel.pieces().contains_key(&destination(TWO)), "the rest of it is there");
+    kernel.refuse(None);
+    let applied = driver.reconcile(&state).await.unwrap();
+    assert_eq!((applied.failures, applied.writes), (vec![], 1));
+}
+
+#[tokio::test]
+async fn what_is_lost_is_noticed() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    driver.reconcile(&web(&[ONE])).await.unwrap();
+    assert_eq!(driver.watch().await.unwrap(), None);
+    for object in kernel.pieces().into_keys().filter(|object| !matches!(object, Object::Destination(..))) {
+        let value = kernel.pieces()[&object].clone();
+        kernel.lose(&object);
+        assert!(matches!(driver.watch().await.unwrap(), Some(Drift::Changed { .. })), "{object}");
+        kernel.put(object, value);
+    }
+    assert_eq!(driver.watch().await.unwrap(), None);
+    kernel.set_elsewhere(["192.0.2.1".parse().unwrap()]);
+    assert_eq!(driver.watch().await.unwrap(), Some(Drift::Unsure));
+}
+
+/// The API server's service and DNS are complete before anything else is begun.
+#[tokio::test]
+async fn the_api_and_dns_come_first() {
+    let kernel = Fake::default();
+    let state = mk_state()
+        .service("apps/a", |app| app.cluster_ip("10.96.0.3").endpoints([ONE]))
+        .service("default/kubernetes", |api| api.cluster_ip("10.96.0.1").port(443).endpoints([ONE]))
+        .service("kube-system/dns/udp", |dns| dns.cluster_ip("10.96.0.2").port(53).endpoints([TWO]))
+        .build();
+    reconcile(&kernel, &state).await;
+    assert_eq!(kernel.commits(), 2);
+    let addresses: Vec<_> = kernel
+        .log()
+        .into_iter()
+        .filter_map(|operation| match operation {
+            Operation::Add(Object::Address(address), _) => Some(address.to_string()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(addresses, ["10.96.0.1", "10.96.0.2", "10.96.0.3"]);
+}
+
+/// One endpoint replaced: one more destination, one with weight 0; its entry in no set changes.
+#[tokio::test]
+async fn a_change_is_as_large_as_what_changes() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let mut state = web(&[ONE]);
+    driver.reconcile(&state).await.unwrap();
+    let changes = transition(&mut state, &web(&[TWO]));
+    // At the cluster IP, and for the mark of the node port.
+    assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4);
+}

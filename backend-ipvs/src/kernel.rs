@@ -1,0 +1,154 @@
+//! The seam to the kernel: prepare it, list what is there of ours, change it. A real one, and for tests a fake that checks what the
+//! kernel checks.
+
+#[cfg(test)]
+pub(crate) mod fake;
+mod iptables;
+mod netlink;
+
+use std::{
+    collections::{HashMap, HashSet},
+    future::Future,
+    net::{IpAddr, SocketAddr},
+};
+
+use ::netlink::ipvs::{Service, Timeouts};
+use anyhow::Result;
+use ipnet::IpNet;
+use proto::model::PerFamily;
+
+use crate::{
+    desired::Rules,
+    object::Object,
+    plan::{Operation, Pieces},
+    set::{self, Content, Set},
+    settings::Arp,
+};
+pub(crate) use netlink::Netlink;
+
+/// The device that VIPs are on.
+pub(crate) const DEVICE: &str = "fairlead-ipvs0";
+
+/// What holds virtual servers, sets, addresses and rules.
+pub(crate) trait Kernel: Send + 'static {
+    /// Makes what has to be there before anything else: settings, sets, the device, rules. Only what is not there; says how much that
+    /// was.
+    fn prepare(&mut self, base: Base) -> impl Future<Output = Result<usize>> + Send;
+
+    /// Everything that is ours.
+    fn list(&mut self, ours: Ours) -> impl Future<Output = Result<Listing>> + Send;
+
+    /// Executes operations, each for itself. Says which were refused, and why.
+    fn commit(&mut self, operations: Vec<Operation>) -> impl Future<Output = Result<Vec<Refused>>> + Send;
+
+    /// How many connections the destinations of these virtual servers have.
+    fn connections(
+        &mut self,
+        servers: Vec<Service>,
+    ) -> impl Future<Output = Result<HashMap<(Service, SocketAddr), Connections>>> + Send;
+
+    /// How much there is, looked at quickly.
+    fn survey(&mut self) -> impl Future<Output = Result<Survey>> + Send;
+
+    /// Whether the rules are these.
+    fn check(&mut self, rules: PerFamily<Rules>) -> impl Future<Output = Result<RulesFound>> + Send;
+
+    /// Removes everything that is ours.
+    fn cleanup(&mut self, exclude: Vec<IpNet>) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// What has to be there before anything else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Base {
+    pub(crate) rules: PerFamily<Rules>,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) arp: Arp,
+}
+
+/// Which virtual servers are ours: those that bear a mark of ours, that are at an address which is on our device, at a VIP or a node port
+/// in our sets, or that should be there; but not in these ranges.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ours {
+    pub(crate) wanted: HashSet<Service>,
+    pub(crate) exclude: Vec<IpNet>,
+}
+
+/// What is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Listing {
+    pub(crate) pieces: Pieces,
+    /// The addresses of other devices.
+    pub(crate) elsewhere: HashSet<IpAddr>,
+}
+
+/// How many connections a destination has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Connections {
+    /// Established ones.
+    pub(crate) active: u32,
+    /// Those that are being opened or closed, or have been closed a short time ago.
+    pub(crate) inactive: u32,
+}
+
+/// An operation that the kernel refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// Which one.
+    pub(crate) index: usize,
+    pub(crate) reason: String,
+}
+
+/// How much there is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Survey {
+    /// Entries.
+    pub(crate) sets: HashMap<Set, usize>,
+    /// On our device.
+    pub(crate) addresses: usize,
+    /// On other devices.
+    pub(crate) elsewhere: HashSet<IpAddr>,
+    /// All, ours or not.
+    pub(crate) servers: HashSet<Service>,
+}
+
+/// Whether rules are as they should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RulesFound {
+    /// They are.
+    Right,
+    /// Some are missing, or others are there.
+    Wrong,
+}
+
+// === impl Ours ===
+
+impl Ours {
+    /// Whether a virtual server is ours, given the addresses that are, and the entries of our sets.
+    pub(crate) fn has(&self, server: &Service, addresses: &HashSet<IpAddr>, entries: &Pieces) -> bool {
+        match server {
+            Service::Mark(_, mark) => crate::mark::Mark::from_raw(*mark).is_some(),
+            Service::Address(_, address) => {
+                let ip = address.ip();
+                !self.excludes(&ip)
+                    && (addresses.contains(&ip) || self.wanted.contains(server) || is_front(server, entries))
+            }
+        }
+    }
+
+    /// Whether an address is left alone.
+    pub(crate) fn excludes(&self, address: &IpAddr) -> bool {
+        self.exclude.iter().any(|range| range.contains(address))
+    }
+}
+
+/// Whether our sets know a virtual server as a VIP, or as a node port.
+fn is_front(server: &Service, entries: &Pieces) -> bool {
+    entries.keys().any(|object| match object {
+        Object::Entry(Set { content: Content::NodePorts, .. }, entry) => set::is_port_of(entry, server),
+        Object::Entry(Set { content: Content::Vips, .. }, entry) => {
+            set::is_port_of(entry, server)
+                && matches!(server, Service::Address(_, address) if entry.ip == Some(address.ip()))
+        }
+        _ => false,
+    })
+}

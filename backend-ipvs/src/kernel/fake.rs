@@ -1,0 +1,211 @@
+//! A kernel for tests: it holds pieces, and refuses what the kernel refuses. Shared by the instances of a test, as one process after the
+//! other shares the kernel of a node.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::Result;
+use ipnet::IpNet;
+use netlink::ipvs::Service;
+use proto::model::PerFamily;
+
+use super::{Base, Connections, Kernel, Listing, Ours, Refused, RulesFound, Survey};
+use crate::{
+    desired::Rules,
+    object::{Object, Value},
+    plan::{Operation, Pieces, destinations},
+    set::Set,
+};
+
+/// A kernel that holds what it is told.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fake(Arc<Mutex<Inner>>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    base: Option<Base>,
+    pieces: Pieces,
+    /// What destinations have.
+    connections: HashMap<(Service, SocketAddr), u32>,
+    elsewhere: HashSet<IpAddr>,
+    /// Refused whenever they are to be added.
+    poison: BTreeSet<Object>,
+    /// All that was executed.
+    log: Vec<Operation>,
+    /// How often a commit was asked for.
+    commits: usize,
+}
+
+// === impl Fake ===
+
+impl Fake {
+    /// What is there.
+    pub(crate) fn pieces(&self) -> Pieces {
+        self.lock().pieces.clone()
+    }
+
+    /// What somebody else has put there, or changed.
+    pub(crate) fn put(&self, object: Object, value: Value) {
+        self.lock().pieces.insert(object, value);
+    }
+
+    /// Somebody else removes it.
+    pub(crate) fn lose(&self, object: &Object) {
+        self.lock().pieces.remove(object);
+    }
+
+    /// Every destination has so many connections from now on.
+    pub(crate) fn connect(&self, count: u32) {
+        let mut inner = self.lock();
+        let all: Vec<_> = inner.pieces.keys().copied().collect();
+        for object in all {
+            if let Object::Destination(server, address) = object {
+                inner.connections.insert((server, address), count);
+            }
+        }
+    }
+
+    /// Other devices have these.
+    pub(crate) fn set_elsewhere(&self, addresses: impl IntoIterator<Item = IpAddr>) {
+        self.lock().elsewhere = addresses.into_iter().collect();
+    }
+
+    /// Refuses this piece from now on, and no other.
+    pub(crate) fn refuse(&self, object: Option<Object>) {
+        self.lock().poison = object.into_iter().collect();
+    }
+
+    /// What was executed since the last call.
+    pub(crate) fn log(&self) -> Vec<Operation> {
+        std::mem::take(&mut self.lock().log)
+    }
+
+    /// In how many commits since the last call.
+    pub(crate) fn commits(&self) -> usize {
+        std::mem::take(&mut self.lock().commits)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kernel for Fake {
+    async fn prepare(&mut self, base: Base) -> Result<usize> {
+        let mut inner = self.lock();
+        let differs = inner.base.as_ref() != Some(&base);
+        inner.base = Some(base);
+        Ok(usize::from(differs))
+    }
+
+    async fn list(&mut self, ours: Ours) -> Result<Listing> {
+        let inner = self.lock();
+        let addresses = inner.pieces.keys().filter_map(|object| match object {
+            Object::Address(address) => Some(*address),
+            _ => None,
+        });
+        let addresses: HashSet<IpAddr> = addresses.filter(|address| !ours.excludes(address)).collect();
+        let is_ours = |object: &Object| match object {
+            Object::Server(server) | Object::Destination(server, _) => {
+                ours.has(server, &addresses, &inner.pieces)
+            }
+            Object::Address(address) => !ours.excludes(address),
+            Object::Entry(..) => true,
+        };
+        let pieces = inner.pieces.iter().filter(|(object, _)| is_ours(object));
+        let pieces = pieces.map(|(object, value)| (*object, value.clone())).collect();
+        Ok(Listing { pieces, elsewhere: inner.elsewhere.clone() })
+    }
+
+    async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Refused>> {
+        let mut inner = self.lock();
+        inner.commits += 1;
+        let mut refused = Vec::new();
+        for (index, operation) in operations.into_iter().enumerate() {
+            match inner.execute(&operation) {
+                Ok(()) => inner.log.push(operation),
+                Err(reason) => refused.push(Refused { index, reason: reason.to_owned() }),
+            }
+        }
+        Ok(refused)
+    }
+
+    async fn connections(
+        &mut self,
+        servers: Vec<Service>,
+    ) -> Result<HashMap<(Service, SocketAddr), Connections>> {
+        let inner = self.lock();
+        let mut found = HashMap::new();
+        for (object, _) in servers.iter().flat_map(|server| destinations(&inner.pieces, *server)) {
+            if let Object::Destination(server, address) = object {
+                let key = (*server, *address);
+                let active = inner.connections.get(&key).copied().unwrap_or_default();
+                found.insert(key, Connections { active, inactive: 0 });
+            }
+        }
+        Ok(found)
+    }
+
+    async fn survey(&mut self) -> Result<Survey> {
+        let inner = self.lock();
+        let mut survey = Survey { elsewhere: inner.elsewhere.clone(), ..Survey::default() };
+        survey.sets = Set::all().map(|set| (set, 0)).collect();
+        for object in inner.pieces.keys() {
+            match object {
+                Object::Entry(set, _) => *survey.sets.entry(*set).or_default() += 1,
+                Object::Address(_) => survey.addresses += 1,
+                Object::Server(server) => drop(survey.servers.insert(*server)),
+                Object::Destination(..) => {}
+            }
+        }
+        Ok(survey)
+    }
+
+    async fn check(&mut self, rules: PerFamily<Rules>) -> Result<RulesFound> {
+        let is_right = self.lock().base.as_ref().is_some_and(|base| base.rules == rules);
+        Ok(if is_right { RulesFound::Right } else { RulesFound::Wrong })
+    }
+
+    async fn cleanup(&mut self, exclude: Vec<IpNet>) -> Result<()> {
+        let ours = Ours { exclude, ..Ours::default() };
+        let listed = self.list(ours).await?.pieces;
+        let mut inner = self.lock();
+        inner.base = None;
+        inner.pieces.retain(|object, _| !listed.contains_key(object));
+        Ok(())
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    fn execute(&mut self, operation: &Operation) -> Result<(), &'static str> {
+        let is_there = self.pieces.contains_key(operation.object());
+        match operation {
+            Operation::Add(object, _) if self.poison.contains(object) => return Err("poison"),
+            Operation::Add(..) if is_there => return Err("it is there already"),
+            Operation::Change(..) | Operation::Remove(_) if !is_there => return Err("it is not there"),
+            Operation::Add(Object::Destination(server, _), _)
+                if !self.pieces.contains_key(&Object::Server(*server)) =>
+            {
+                return Err("there is no such virtual server");
+            }
+            Operation::Add(object, value) | Operation::Change(object, value) => {
+                self.pieces.insert(*object, value.clone());
+            }
+            Operation::Remove(object) => {
+                self.pieces.remove(object);
+                if let Object::Server(server) = object {
+                    assert!(
+                        destinations(&self.pieces, *server).next().is_none(),
+                        "{server} is removed with destinations"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}

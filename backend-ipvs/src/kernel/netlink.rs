@@ -1,0 +1,93 @@
+//! The real kernel, on a thread of its own: it executes what it is told inside `sendmsg`, and must not hold up the tasks of the process.
+
+mod worker;
+
+use std::{collections::HashMap, net::SocketAddr, sync::mpsc, thread};
+
+use anyhow::{Context, Result, anyhow};
+use ipnet::IpNet;
+use netlink::ipvs::Service;
+use proto::model::{Family, PerFamily};
+use tokio::sync::oneshot;
+
+use super::{Base, Connections, Kernel, Listing, Ours, Refused, RulesFound, Survey};
+use crate::{desired::Rules, plan::Operation, settings::Iptables};
+use worker::Worker;
+
+/// What the network namespace has in which it was opened.
+#[derive(Debug)]
+pub(crate) struct Netlink {
+    /// What the thread is asked to do; it ends when this is dropped.
+    jobs: mpsc::Sender<Job>,
+}
+
+type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+
+// === impl Netlink ===
+
+impl Netlink {
+    /// Opens the network namespace of the calling thread.
+    pub(crate) fn open(iptables: Option<Iptables>) -> Result<Self> {
+        let mut worker = Worker::open(iptables)?;
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let run = move || queue.into_iter().for_each(|job| job(&mut worker));
+        thread::Builder::new().name("ipvs".into()).spawn(run).context("start a thread")?;
+        Ok(Self { jobs })
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Worker) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (answer, answered) = oneshot::channel();
+        let job = move |worker: &mut Worker| {
+            // Nobody waits for it any more when the caller was cancelled.
+            let _ = answer.send(job(worker));
+        };
+        self.jobs.send(Box::new(job)).map_err(|_| anyhow!("the thread has ended"))?;
+        answered.await.context("the thread has ended")?
+    }
+
+    /// The families of which there are rules of ours.
+    pub(crate) async fn families(&self) -> Result<Vec<Family>> {
+        self.ask(|worker| worker.families()).await
+    }
+
+    /// How many pieces of ours there are, in words.
+    pub(crate) async fn items(&self, exclude: Vec<IpNet>) -> Result<Vec<(String, String, usize)>> {
+        self.ask(move |worker| worker.items(Ours { exclude, ..Ours::default() })).await
+    }
+}
+
+impl Kernel for Netlink {
+    async fn prepare(&mut self, base: Base) -> Result<usize> {
+        self.ask(move |worker| worker.prepare(&base)).await
+    }
+
+    async fn list(&mut self, ours: Ours) -> Result<Listing> {
+        self.ask(move |worker| worker.list(&ours)).await
+    }
+
+    async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Refused>> {
+        self.ask(move |worker| worker.commit(&operations)).await
+    }
+
+    async fn connections(
+        &mut self,
+        servers: Vec<Service>,
+    ) -> Result<HashMap<(Service, SocketAddr), Connections>> {
+        self.ask(move |worker| worker.connections(&servers)).await
+    }
+
+    async fn survey(&mut self) -> Result<Survey> {
+        self.ask(Worker::survey).await
+    }
+
+    async fn check(&mut self, rules: PerFamily<Rules>) -> Result<RulesFound> {
+        self.ask(move |worker| worker.check(&rules)).await
+    }
+
+    async fn cleanup(&mut self, exclude: Vec<IpNet>) -> Result<()> {
+        self.ask(move |worker| worker.cleanup(&Ours { exclude, ..Ours::default() })).await
+    }
+}

@@ -1,0 +1,245 @@
+//! What lives on the thread: sockets to the parts of the kernel, and what is asked of them.
+
+mod commit;
+mod settings;
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use anyhow::{Context, Result};
+use netlink::{
+    addresses, device, ipset,
+    ipvs::{self, Destination, Service},
+    link,
+};
+use proto::model::{Family, PerFamily};
+
+use super::super::{Base, Connections, DEVICE, Listing, Ours, RulesFound, Survey, iptables::Tools};
+use crate::{
+    desired::Rules,
+    mark::Mark,
+    object::{Object, Value, Weight},
+    plan::Pieces,
+    set::{Content, Set},
+    settings::Iptables,
+};
+
+/// kube-proxy's device: it goes with kube-proxy, and what is on it will be on ours only.
+const KUBE_PROXYS: &str = "kube-ipvs0";
+
+#[derive(Debug)]
+pub(super) struct Worker {
+    /// Opened when it is first needed, for that loads IPVS.
+    ipvs: Option<ipvs::Handle>,
+    ipset: ipset::Handle,
+    device: device::Handle,
+    tools: Tools,
+}
+
+// === impl Worker ===
+
+impl Worker {
+    pub(super) fn open(iptables: Option<Iptables>) -> Result<Self> {
+        Ok(Self {
+            ipvs: None,
+            ipset: ipset::Handle::open().context("open a socket for sets")?,
+            device: device::Handle::open().context("open a socket for addresses")?,
+            tools: Tools::new(iptables),
+        })
+    }
+
+    /// See [`super::Kernel::prepare`].
+    pub(super) fn prepare(&mut self, base: &Base) -> Result<usize> {
+        let timeouts = self.set_timeouts(&base.timeouts)?;
+        let settings = settings::write(base.arp)?;
+        let mut writes = timeouts + settings;
+        let present: HashSet<String> =
+            self.ipset.sets().context("list sets")?.into_iter().map(|set| set.name).collect();
+        for set in Set::all().filter(|set| !present.contains(set.name())) {
+            self.ipset.create(&set.new_set())?;
+            writes += 1;
+        }
+        match self.device.find(DEVICE)? {
+            None => {
+                self.device.create_dummy(DEVICE)?;
+                writes += 1;
+            }
+            Some(device) if device.state == device::State::Down => {
+                self.device.bring_up(device)?;
+                writes += 1;
+            }
+            Some(_) => {}
+        }
+        for family in Family::ALL {
+            let rules = &base.rules[family];
+            writes +=
+                self.tools.apply(family, rules).with_context(|| format!("write the rules of {family}"))?;
+        }
+        Ok(writes)
+    }
+
+    /// See [`super::Kernel::list`].
+    pub(super) fn list(&mut self, ours: &Ours) -> Result<Listing> {
+        let mut pieces = Pieces::new();
+        let present: HashSet<String> = self.ipset.sets()?.into_iter().map(|set| set.name).collect();
+        for set in Set::all().filter(|set| present.contains(set.name())) {
+            for mut entry in self.ipset.entries(set.name())? {
+                let value = match entry.mark.take() {
+                    Some(mark) => Value::Mark(Mark::from_raw(mark).unwrap_or(Mark::DROP)),
+                    None => Value::Plain,
+                };
+                pieces.insert(Object::Entry(set, entry), value);
+            }
+        }
+        let mut addresses: HashSet<IpAddr> = pieces.keys().filter_map(own_address).collect();
+        for address in self.addresses()?.into_iter().filter(|address| !ours.excludes(address)) {
+            addresses.insert(address);
+            pieces.insert(Object::Address(address), Value::Plain);
+        }
+        for (server, scheduling) in self.ipvs()?.schedulings()? {
+            if !ours.has(&server, &addresses, &pieces) {
+                continue;
+            }
+            for destination in self.ipvs()?.destinations(&server)? {
+                let value = Value::Weight(weight(&destination));
+                pieces.insert(Object::Destination(server, destination.address), value);
+            }
+            pieces.insert(Object::Server(server), Value::Scheduling(scheduling));
+        }
+        Ok(Listing { pieces, elsewhere: elsewhere()? })
+    }
+
+    /// See [`super::Kernel::connections`].
+    pub(super) fn connections(
+        &mut self,
+        servers: &[Service],
+    ) -> Result<HashMap<(Service, SocketAddr), Connections>> {
+        let mut counts = HashMap::new();
+        for server in servers {
+            for destination in self.ipvs()?.destinations(server)? {
+                let Destination { active, inactive, .. } = destination;
+                counts.insert((*server, destination.address), Connections { active, inactive });
+            }
+        }
+        Ok(counts)
+    }
+
+    /// See [`super::Kernel::survey`].
+    pub(super) fn survey(&mut self) -> Result<Survey> {
+        let mut survey = Survey { elsewhere: elsewhere()?, ..Survey::default() };
+        let sizes: HashMap<String, u32> =
+            self.ipset.sizes()?.into_iter().map(|(set, size)| (set.name, size)).collect();
+        let size = |set: Set| Some((set, *sizes.get(set.name())? as usize));
+        survey.sets = Set::all().filter_map(size).collect();
+        survey.addresses = self.addresses()?.len();
+        survey.servers = self.ipvs()?.services()?.into_iter().collect();
+        Ok(survey)
+    }
+
+    /// See [`super::Kernel::check`].
+    pub(super) fn check(&mut self, rules: &PerFamily<Rules>) -> Result<RulesFound> {
+        for (family, rules) in rules.iter() {
+            if self.tools.check(family, rules)? == RulesFound::Wrong {
+                return Ok(RulesFound::Wrong);
+            }
+        }
+        Ok(RulesFound::Right)
+    }
+
+    /// See [`super::Kernel::cleanup`].
+    pub(super) fn cleanup(&mut self, ours: &Ours) -> Result<()> {
+        self.tools.remove().context("remove our rules")?;
+        if ipvs::is_loaded() {
+            for object in self.list(ours)?.pieces.into_keys() {
+                if let Object::Server(server) = object {
+                    self.ipvs()?.delete_service(&server)?;
+                }
+            }
+        }
+        for set in Set::all() {
+            self.ipset.destroy(set.name())?;
+        }
+        // What is on it is ours, but for what was said to be others'.
+        let is_shared = self.addresses()?.iter().any(|address| ours.excludes(address));
+        if !is_shared {
+            link::delete(DEVICE)?;
+        }
+        Ok(())
+    }
+
+    /// The families of which there are rules of ours.
+    pub(super) fn families(&self) -> Result<Vec<Family>> {
+        self.tools.families()
+    }
+
+    /// What [`Self::cleanup`] would remove: where, what, how many.
+    pub(super) fn items(&mut self, ours: Ours) -> Result<Vec<(String, String, usize)>> {
+        let mut items = Vec::new();
+        for (program, chains) in self.tools.count()? {
+            items.push((program.to_owned(), "chain".to_owned(), chains));
+        }
+        if ipvs::is_loaded() {
+            let listing = self.list(&ours)?;
+            let servers = listing.pieces.keys().filter(|object| matches!(object, Object::Server(_))).count();
+            items.push(("IPVS".to_owned(), "virtual server".to_owned(), servers));
+        }
+        let present: HashSet<String> = self.ipset.sets()?.into_iter().map(|set| set.name).collect();
+        let sets = Set::all().filter(|set| present.contains(set.name())).count();
+        items.push(("ipset".to_owned(), "set".to_owned(), sets));
+        let devices = usize::from(self.device.find(DEVICE)?.is_some());
+        items.push(("links".to_owned(), format!("device {DEVICE}"), devices));
+        items.retain(|(_, _, count)| *count > 0);
+        Ok(items)
+    }
+
+    fn addresses(&mut self) -> Result<Vec<IpAddr>> {
+        match self.device.find(DEVICE)? {
+            Some(device) => Ok(self.device.addresses(device)?),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn ipvs(&mut self) -> Result<&mut ipvs::Handle> {
+        if self.ipvs.is_none() {
+            self.ipvs = ipvs::Handle::open()?;
+        }
+        self.ipvs.as_mut().context("the kernel has no IPVS: the module ip_vs is missing")
+    }
+
+    fn set_timeouts(&mut self, wanted: &ipvs::Timeouts) -> Result<usize> {
+        let present = self.ipvs()?.timeouts()?;
+        let differs = |wanted: u32, present: u32| wanted != 0 && wanted != present;
+        let is_other = differs(wanted.tcp, present.tcp)
+            || differs(wanted.tcp_fin, present.tcp_fin)
+            || differs(wanted.udp, present.udp);
+        if is_other {
+            self.ipvs()?.set_timeouts(wanted)?;
+        }
+        Ok(usize::from(is_other))
+    }
+}
+
+/// The address that an entry says is ours.
+fn own_address(object: &Object) -> Option<IpAddr> {
+    match object {
+        Object::Entry(Set { content: Content::Addresses, .. }, entry) => entry.ip,
+        _ => None,
+    }
+}
+
+/// The addresses of other devices than ours, loopback ones too.
+fn elsewhere() -> Result<HashSet<IpAddr>> {
+    let interfaces = addresses::by_interface().context("list the node's addresses")?;
+    let others = interfaces.into_iter().filter(|(name, _)| name != DEVICE && name != KUBE_PROXYS);
+    Ok(others.flat_map(|(_, addresses)| addresses).collect())
+}
+
+/// See [`Weight::Draining`].
+fn weight(destination: &Destination) -> Weight {
+    match (destination.weight, destination.upper_threshold) {
+        (0, until) if until > 0 => Weight::Draining(until),
+        (weight, _) => Weight::Of(weight),
+    }
+}

@@ -1,0 +1,43 @@
+//! The kernel's settings for IPVS, of the thread's network namespace. Read first: a file is only written when it says something else.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+use tracing::debug;
+
+use crate::settings::Arp;
+
+/// `Documentation/networking/ipvs-sysctl.rst`, and why.
+const IPVS: [(&str, &str); 4] = [
+    // Connections are tracked, so that they can be masqueraded.
+    ("ipv4/vs/conntrack", "1"),
+    // What comes for a destination that is gone is not swallowed for as long as the connection is remembered.
+    ("ipv4/vs/expire_nodest_conn", "1"),
+    // A client that is remembered is not sent to a destination that drains.
+    ("ipv4/vs/expire_quiescent_template", "1"),
+    // A client that takes a port again goes where it went before. Otherwise its first packet is lost wherever conntrack remembers the
+    // connection better than IPVS, which costs a second. If that destination drains or is gone, another is chosen, from Linux 5.9 on.
+    ("ipv4/vs/conn_reuse_mode", "0"),
+];
+/// `Documentation/networking/ip-sysctl.rst`.
+const STRICT_ARP: [(&str, &str); 2] =
+    [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")];
+
+/// Makes the settings what they should be; says how many were not.
+pub(super) fn write(arp: Arp) -> Result<usize> {
+    let more: &[_] = match arp {
+        Arp::AsItIs => &[],
+        Arp::Strict => &STRICT_ARP,
+    };
+    let mut writes = 0;
+    for (name, wanted) in IPVS.iter().chain(more) {
+        let path = Path::new("/proc/sys/net").join(name);
+        let present = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        if present.trim() != *wanted {
+            fs::write(&path, wanted).with_context(|| format!("write {}", path.display()))?;
+            debug!(setting = name, value = wanted, "set");
+            writes += 1;
+        }
+    }
+    Ok(writes)
+}

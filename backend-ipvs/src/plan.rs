@@ -1,0 +1,224 @@
+//! From what is there to what should be: the operations, in an order in which nothing that stays is missing for a moment. Pure.
+//!
+//! ```text
+//!   sets that rules only ask ─▶ addresses ─▶ virtual servers, destinations ─▶ what leads there
+//!     ─▶ what led elsewhere goes ─▶ destinations (TCP: drain first) ─▶ virtual servers ─▶ addresses ─▶ what rules only ask
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use netlink::{
+    ipset::Entry,
+    ipvs::{Protocol, Service},
+};
+use proto::model::Family;
+
+use crate::{
+    mark::Mark,
+    object::{Object, Value, Weight, ipvs_family, protocol},
+    set::{self, Content, Set},
+};
+
+/// All that is there of ours.
+pub(crate) type Pieces = BTreeMap<Object, Value>;
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// It is not there.
+    Add(Object, Value),
+    /// It is there, with another value.
+    Change(Object, Value),
+    /// It goes.
+    Remove(Object),
+}
+
+/// How destinations go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drain<'a> {
+    /// When those that begin to go now are removed at last, in seconds since 1970; `None`: now.
+    pub(crate) until: Option<u32>,
+    /// Those that may go now: their connections have ended, or their time is over.
+    pub(crate) idle: &'a HashSet<Object>,
+}
+
+/// What is to be done about these pieces. `wanted`: what should be there of a piece.
+pub(crate) fn plan<'a>(
+    present: &Pieces,
+    wanted: impl Fn(&Object) -> Option<&'a Value>,
+    touched: impl IntoIterator<Item = Object>,
+    drain: Drain<'_>,
+) -> Vec<Operation> {
+    let touched: BTreeSet<Object> = touched.into_iter().collect();
+    let is_wanted = |object: &Object| wanted(object).is_some();
+    let mut planner =
+        Planner { present, is_wanted: &is_wanted, gone: HashSet::new(), operations: Vec::new() };
+    let mut unwanted = Vec::new();
+    for object in touched {
+        match (present.get(&object), wanted(&object)) {
+            (None, Some(value)) => planner.operations.push(Operation::Add(object, value.clone())),
+            (Some(old), Some(value)) if old != value => {
+                planner.operations.push(Operation::Change(object, value.clone()));
+            }
+            (Some(_), None) => unwanted.push(object),
+            _ => {}
+        }
+    }
+    // What others need goes after these: destinations, virtual servers, addresses, entries.
+    for object in unwanted.into_iter().rev() {
+        planner.remove(object, drain);
+    }
+    planner.operations.sort_by_key(Operation::phase);
+    planner.operations
+}
+
+struct Planner<'a> {
+    present: &'a Pieces,
+    is_wanted: &'a dyn Fn(&Object) -> bool,
+    gone: HashSet<Object>,
+    operations: Vec<Operation>,
+}
+
+// === impl Planner ===
+
+impl Planner<'_> {
+    fn remove(&mut self, object: Object, drain: Drain<'_>) {
+        match object {
+            Object::Destination(server, _) if protocol(&server) == Some(Protocol::Tcp) => {
+                match (self.present.get(&object), drain.until) {
+                    _ if drain.idle.contains(&object) => {}
+                    (Some(Value::Weight(Weight::Draining(_))), Some(_)) => return,
+                    (_, Some(until)) => {
+                        let draining = Value::Weight(Weight::Draining(until));
+                        self.operations.push(Operation::Change(object, draining));
+                        return;
+                    }
+                    (_, None) => {}
+                }
+            }
+            Object::Server(server) if self.destinations(server) => return,
+            Object::Address(address) if self.serves(address) || self.leads_from(address) => return,
+            Object::Entry(Set { content: Content::Addresses, .. }, entry) => {
+                let address = entry.ip.map(Object::Address);
+                if address.is_some_and(|address| self.stays(&address)) {
+                    self.leave(object, Mark::DROP);
+                    return;
+                }
+            }
+            // New connections are refused there, and its address stays.
+            Object::Entry(Set { content: Content::Vips, .. }, _) if self.leads_to_draining(&object) => return,
+            Object::Entry(Set { content: Content::NodePorts, .. }, entry)
+                if self.serves_node_port(&entry) =>
+            {
+                self.leave(object, Mark::REJECT);
+                return;
+            }
+            Object::Destination(..) | Object::Server(_) | Object::Address(_) | Object::Entry(..) => {}
+        }
+        self.gone.insert(object);
+        self.operations.push(Operation::Remove(object));
+    }
+
+    /// An entry stays for as long as something drains that it is known by; new connections are told this.
+    fn leave(&mut self, object: Object, mark: Mark) {
+        let mark = Value::Mark(mark);
+        if self.present.get(&object) != Some(&mark) {
+            self.operations.push(Operation::Change(object, mark));
+        }
+    }
+
+    /// Whether there will be virtual servers at addresses of the node for a node port.
+    fn serves_node_port(&self, entry: &Entry) -> bool {
+        self.present.keys().any(|object| match object {
+            Object::Server(server) => set::is_port_of(entry, server) && self.stays(object),
+            _ => false,
+        })
+    }
+
+    /// Whether a VIP leads to a virtual server that is there only until its connections have ended.
+    fn leads_to_draining(&self, object: &Object) -> bool {
+        let (Object::Entry(set, _), Some(Value::Mark(mark))) = (object, self.present.get(object)) else {
+            return false;
+        };
+        let server = Object::Server(Service::Mark(ipvs_family(set.family), mark.raw()));
+        self.stays(&server) && !(self.is_wanted)(&server)
+    }
+
+    /// The same of any VIP at an address.
+    fn leads_from(&self, address: IpAddr) -> bool {
+        let set = Set { content: Content::Vips, family: Family::of(&address) };
+        let first = Object::Entry(set, set::address(address));
+        let is_its = |object: &&Object| matches!(object, Object::Entry(of, entry) if *of == set && entry.ip == Some(address));
+        let mut vips = self.present.range(first..).map(|(object, _)| object).take_while(is_its);
+        vips.any(|vip| !(self.is_wanted)(vip) && self.leads_to_draining(vip))
+    }
+
+    fn stays(&self, object: &Object) -> bool {
+        self.present.contains_key(object) && !self.gone.contains(object)
+    }
+
+    /// Whether there will be destinations of a virtual server.
+    fn destinations(&self, server: Service) -> bool {
+        destinations(self.present, server).any(|(object, _)| !self.gone.contains(object))
+    }
+
+    /// Whether there will be virtual servers at an address.
+    fn serves(&self, address: IpAddr) -> bool {
+        [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().any(|protocol| {
+            let at = |port| Object::Server(Service::Address(protocol, SocketAddr::new(address, port)));
+            let mut servers = self.present.range(at(0)..=at(u16::MAX));
+            servers.any(|(server, _)| !self.gone.contains(server))
+        })
+    }
+}
+
+/// The destinations of a virtual server.
+pub(crate) fn destinations(pieces: &Pieces, server: Service) -> impl Iterator<Item = (&Object, &Value)> {
+    let first = Object::Destination(server, SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0));
+    let is_its =
+        move |(object, _): &(&Object, &Value)| matches!(object, Object::Destination(of, _) if *of == server);
+    pieces.range(first..).take_while(is_its)
+}
+
+// === impl Operation ===
+
+impl Operation {
+    /// What it is about.
+    pub(crate) fn object(&self) -> &Object {
+        match self {
+            Self::Add(object, _) | Self::Change(object, _) | Self::Remove(object) => object,
+        }
+    }
+
+    /// What comes first. Within a phase the order does not matter, but that a virtual server comes before its destinations.
+    fn phase(&self) -> u8 {
+        match self {
+            Self::Change(Object::Destination(..), Value::Weight(Weight::Draining(_))) => 8,
+            Self::Add(object, _) | Self::Change(object, _) => match object {
+                Object::Entry(set, _) => match set.content {
+                    Content::Hairpin | Content::Sources => 0,
+                    Content::Restricted => 1,
+                    Content::Addresses => 2,
+                    Content::VipsInside | Content::NodePortsInside => 5,
+                    Content::Vips | Content::NodePorts => 6,
+                },
+                Object::Address(_) => 3,
+                Object::Server(_) | Object::Destination(..) => 4,
+            },
+            Self::Remove(object) => match object {
+                Object::Entry(set, _) if set.content.leads() => 7,
+                Object::Destination(..) => 8,
+                Object::Server(_) => 9,
+                Object::Address(_) => 10,
+                Object::Entry(set, _) if set.content == Content::Restricted => 11,
+                Object::Entry(..) => 12,
+            },
+        }
+    }
+}

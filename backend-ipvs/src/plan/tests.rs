@@ -1,0 +1,96 @@
+//! The order of operations.
+
+use netlink::ipvs::Scheduling;
+
+use super::*;
+
+fn server() -> Service {
+    Service::Address(Protocol::Tcp, "10.96.0.1:80".parse().unwrap())
+}
+
+fn scheduling(scheduler: &str) -> Value {
+    Value::Scheduling(Scheduling { scheduler: scheduler.into(), flags: 0, timeout: 0 })
+}
+
+fn entry(content: Content) -> Object {
+    let set = Set { content, family: Family::V4 };
+    let ip = "10.96.0.1".parse().unwrap();
+    Object::Entry(
+        set,
+        if content == Content::Addresses {
+            set::address(ip)
+        } else {
+            set::socket(ip, proto::model::Protocol::Tcp, 80)
+        },
+    )
+}
+
+/// All that a service with a cluster IP and one endpoint has.
+fn pieces() -> Pieces {
+    Pieces::from([
+        (entry(Content::Addresses), Value::Mark(Mark::REJECT)),
+        (entry(Content::Vips), Value::Mark(Mark::CLUSTER_IP)),
+        (Object::Address("10.96.0.1".parse().unwrap()), Value::Plain),
+        (Object::Server(server()), scheduling("rr")),
+        (Object::Destination(server(), "10.244.1.1:80".parse().unwrap()), Value::Weight(Weight::Of(1))),
+    ])
+}
+
+fn diff(present: &Pieces, wanted: &Pieces, until: Option<u32>) -> Vec<Operation> {
+    let touched: Vec<_> = present.keys().chain(wanted.keys()).copied().collect();
+    plan(present, |object| wanted.get(object), touched, Drain { until, idle: &HashSet::new() })
+}
+
+fn names(operations: &[Operation]) -> Vec<String> {
+    let verb = |operation: &Operation| match operation {
+        Operation::Add(..) => "add",
+        Operation::Change(..) => "change",
+        Operation::Remove(_) => "remove",
+    };
+    operations.iter().map(|operation| format!("{} {}", verb(operation), operation.object())).collect()
+}
+
+#[test]
+fn what_leads_to_something_comes_after_it() {
+    let expected = [
+        "add FAIRLEAD-ADDRESSES 10.96.0.1",
+        "add address 10.96.0.1",
+        "add virtual server tcp 10.96.0.1:80",
+        "add destination 10.244.1.1:80 of tcp 10.96.0.1:80",
+        "add FAIRLEAD-VIPS 10.96.0.1 80",
+    ];
+    assert_eq!(names(&diff(&Pieces::new(), &pieces(), None)), expected);
+}
+
+#[test]
+fn what_leads_to_something_goes_before_it() {
+    let expected = [
+        "remove FAIRLEAD-VIPS 10.96.0.1 80",
+        "remove destination 10.244.1.1:80 of tcp 10.96.0.1:80",
+        "remove virtual server tcp 10.96.0.1:80",
+        "remove address 10.96.0.1",
+        "remove FAIRLEAD-ADDRESSES 10.96.0.1",
+    ];
+    assert_eq!(names(&diff(&pieces(), &Pieces::new(), None)), expected);
+}
+
+#[test]
+fn with_time_to_drain_only_new_connections_end() {
+    let expected = [
+        "change FAIRLEAD-ADDRESSES 10.96.0.1",
+        "remove FAIRLEAD-VIPS 10.96.0.1 80",
+        "change destination 10.244.1.1:80 of tcp 10.96.0.1:80",
+    ];
+    assert_eq!(names(&diff(&pieces(), &Pieces::new(), Some(9))), expected);
+}
+
+#[test]
+fn what_is_the_same_is_left_alone() {
+    assert_eq!(diff(&pieces(), &pieces(), None), []);
+    let mut other = pieces();
+    other.insert(Object::Server(server()), scheduling("mh"));
+    assert_eq!(
+        diff(&pieces(), &other, None),
+        [Operation::Change(Object::Server(server()), scheduling("mh"))]
+    );
+}

@@ -1,0 +1,171 @@
+//! Our sets: what they are called, what they hold, and how an entry is written.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use agent::traffic::Front;
+use ipnet::IpNet;
+use netlink::{
+    ipset::{self, Entry, Kind, Marks, NewSet},
+    ipvs,
+};
+use proto::model::{Family, Protocol};
+
+/// A set, of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Set {
+    pub(crate) content: Content,
+    pub(crate) family: Family,
+}
+
+/// What a set holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Content {
+    /// Endpoints on this node, twice: who may reach itself.
+    Hairpin,
+    /// A VIP and who may use it.
+    Sources,
+    /// VIPs that not everybody may use.
+    Restricted,
+    /// The addresses on our device: what becomes of packets to ports that nobody has.
+    Addresses,
+    /// VIPs: what becomes of their packets.
+    Vips,
+    /// The same, of packets of pods and of the node itself, where that differs.
+    VipsInside,
+    /// Node ports: what becomes of their packets.
+    NodePorts,
+    /// As [`Self::VipsInside`].
+    NodePortsInside,
+}
+
+/// A set grows with its entries, up to so many: far more than there are VIPs in a cluster.
+const MAX_ENTRIES: u32 = 1 << 22;
+/// Room to begin with, which the kernel has to give to empty sets too.
+const HASH_SIZE: u32 = 1024;
+
+// === impl Set ===
+
+impl Set {
+    /// All there are.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        Family::ALL.into_iter().flat_map(|family| Content::ALL.map(move |content| Self { content, family }))
+    }
+
+    /// At most 31 characters.
+    pub(crate) fn name(self) -> &'static str {
+        use Content as C;
+        match (self.content, self.family) {
+            (C::Hairpin, Family::V4) => "FAIRLEAD-HAIRPIN",
+            (C::Sources, Family::V4) => "FAIRLEAD-SOURCES",
+            (C::Restricted, Family::V4) => "FAIRLEAD-RESTRICTED",
+            (C::Addresses, Family::V4) => "FAIRLEAD-ADDRESSES",
+            (C::Vips, Family::V4) => "FAIRLEAD-VIPS",
+            (C::VipsInside, Family::V4) => "FAIRLEAD-VIPS-INSIDE",
+            (C::NodePorts, Family::V4) => "FAIRLEAD-NODE-PORTS",
+            (C::NodePortsInside, Family::V4) => "FAIRLEAD-NODE-PORTS-INSIDE",
+            (C::Hairpin, Family::V6) => "FAIRLEAD-6-HAIRPIN",
+            (C::Sources, Family::V6) => "FAIRLEAD-6-SOURCES",
+            (C::Restricted, Family::V6) => "FAIRLEAD-6-RESTRICTED",
+            (C::Addresses, Family::V6) => "FAIRLEAD-6-ADDRESSES",
+            (C::Vips, Family::V6) => "FAIRLEAD-6-VIPS",
+            (C::VipsInside, Family::V6) => "FAIRLEAD-6-VIPS-INSIDE",
+            (C::NodePorts, Family::V6) => "FAIRLEAD-6-NODE-PORTS",
+            (C::NodePortsInside, Family::V6) => "FAIRLEAD-6-NODE-PORTS-INSIDE",
+        }
+    }
+
+    /// As it is made.
+    pub(crate) fn new_set(self) -> NewSet<'static> {
+        let (kind, marks) = match self.content {
+            Content::Hairpin => (Kind::IpPortIp, Marks::None),
+            Content::Sources => (Kind::IpPortNet, Marks::None),
+            Content::Restricted => (Kind::IpPort, Marks::None),
+            Content::Addresses => (Kind::Ip, Marks::Kept),
+            Content::Vips | Content::VipsInside => (Kind::IpPort, Marks::Kept),
+            Content::NodePorts | Content::NodePortsInside => (Kind::NetPort, Marks::Kept),
+        };
+        let family = match self.family {
+            Family::V4 => ipset::Family::V4,
+            Family::V6 => ipset::Family::V6,
+        };
+        let (hash_size, max_entries) = (HASH_SIZE, MAX_ENTRIES);
+        NewSet { name: self.name(), kind, family, hash_size, max_entries, marks }
+    }
+}
+
+// === impl Content ===
+
+impl Content {
+    /// All.
+    const ALL: [Self; 8] = [
+        Self::Hairpin,
+        Self::Sources,
+        Self::Restricted,
+        Self::Addresses,
+        Self::Vips,
+        Self::VipsInside,
+        Self::NodePorts,
+        Self::NodePortsInside,
+    ];
+
+    /// Whether its entries lead packets to virtual servers.
+    pub(crate) fn leads(self) -> bool {
+        matches!(self, Self::Vips | Self::VipsInside | Self::NodePorts | Self::NodePortsInside)
+    }
+}
+
+// === entries ===
+
+/// That of an address.
+pub(crate) fn address(ip: IpAddr) -> Entry {
+    Entry { ip: Some(ip), ..Entry::default() }
+}
+
+/// That of an address and a port.
+pub(crate) fn socket(ip: IpAddr, protocol: Protocol, port: u16) -> Entry {
+    Entry { protocol: Some(protocol as u8), port: Some(port), ..address(ip) }
+}
+
+/// That of an endpoint that reaches itself.
+pub(crate) fn hairpin(ip: IpAddr, protocol: Protocol, port: u16) -> Entry {
+    Entry { second: Some(ip), ..socket(ip, protocol, port) }
+}
+
+/// That of a VIP and a range of sources.
+pub(crate) fn source(ip: IpAddr, protocol: Protocol, port: u16, range: &IpNet) -> Entry {
+    Entry {
+        second: Some(range.network()),
+        second_prefix: Some(range.prefix_len()),
+        ..socket(ip, protocol, port)
+    }
+}
+
+/// Those of a front. A node port is entered with all addresses, in two halves: there is no network of all. Rules see to it that only the
+/// node's own are looked up.
+pub(crate) fn front(front: &Front, family: Family) -> Vec<Entry> {
+    match *front {
+        Front::Vip { address, port, protocol } => vec![socket(address, protocol, port)],
+        Front::NodePort { port, protocol } => {
+            let halves: [IpAddr; 2] = match family {
+                Family::V4 => [Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(128, 0, 0, 0).into()],
+                Family::V6 => {
+                    [Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x8000, 0, 0, 0, 0, 0, 0, 0).into()]
+                }
+            };
+            halves.map(|half| Entry { prefix: Some(1), ..socket(half, protocol, port) }).to_vec()
+        }
+        Front::Address(ip) => vec![address(ip)],
+    }
+}
+
+/// Whether an entry is about the port of a virtual server at an address.
+pub(crate) fn is_port_of(entry: &Entry, server: &ipvs::Service) -> bool {
+    let ipvs::Service::Address(protocol, address) = server else { return false };
+    let protocol = match protocol {
+        ipvs::Protocol::Tcp => Protocol::Tcp,
+        ipvs::Protocol::Udp => Protocol::Udp,
+        ipvs::Protocol::Sctp => Protocol::Sctp,
+    };
+    let is_family = entry.ip.is_some_and(|ip| ip.is_ipv4() == address.is_ipv4());
+    is_family && entry.port == Some(address.port()) && entry.protocol == Some(protocol as u8)
+}

@@ -1,0 +1,124 @@
+//! The figures of the IPVS backend, inside user-mode-linux, in one run: a cold load, one change and a restart, against `ipvsadm -R`, `ipset
+//! restore` and `ip -batch` of the same content.
+
+#![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
+
+use std::env;
+use std::fs::{self, File};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use agent::testing::{Stack, synthetic, transition};
+use agent::{Backend, NodeState};
+use backend_ipvs::{Iptables, Ipvs, Settings};
+use fairlead_e2e::uml;
+use proto::model::{Endpoint, PoolClass};
+
+const SERVICES: u32 = 5_000;
+const ENDPOINTS: u32 = 5;
+const DEADLINE: Duration = Duration::from_secs(15 * 60);
+
+fn main() {
+    // `cargo nextest` asks benchmarks for their tests.
+    if env::args().any(|argument| argument == "--list") {
+        return;
+    }
+    if !uml::is_guest() {
+        let this = env::current_exe().unwrap();
+        assert_eq!(uml::run(&this, &["--bench"], DEADLINE).status, 0);
+        return;
+    }
+    let modules = ["-a", "ip_vs", "ip_vs_rr", "dummy", "xt_set"];
+    assert!(Command::new("modprobe").args(modules).status().unwrap().success());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(measure());
+}
+
+fn backend() -> Ipvs {
+    Ipvs::new(Settings { iptables: Some(Iptables::Legacy), ..Settings::default() }).unwrap()
+}
+
+async fn reconcile(what: &str, state: &NodeState) -> Duration {
+    let begun = Instant::now();
+    let applied = backend().reconcile(state).await.unwrap();
+    let took = begun.elapsed();
+    println!("{what}: {:.2} s, {} writes", took.as_secs_f64(), applied.writes);
+    took
+}
+
+async fn measure() {
+    println!("{SERVICES} services x {ENDPOINTS} endpoints, IPv4");
+    let state = synthetic(SERVICES, ENDPOINTS, Stack::V4);
+    // Rules, sets, settings and the device, which the tools below are not asked for.
+    reconcile("an empty state", &synthetic(0, 0, Stack::V4)).await;
+    let cold = reconcile("cold load", &state).await;
+    reconcile("restart, nothing changed", &state).await;
+    change(&state).await;
+    reconcile("back again", &state).await;
+
+    let saved = save();
+    backend().cleanup().await.unwrap();
+    reconcile("an empty state", &synthetic(0, 0, Stack::V4)).await;
+    let mut tools = Duration::ZERO;
+    for (program, arguments, path) in &saved {
+        let begun = Instant::now();
+        let mut command = Command::new(program);
+        let status = command.args(arguments).stdin(File::open(path).unwrap()).status().unwrap();
+        let took = begun.elapsed();
+        println!("{program} {}: {:.2} s, {status}", arguments.join(" "), took.as_secs_f64());
+        if *program != "ip" {
+            tools += took;
+        }
+    }
+    println!(
+        "cold load : ipvsadm -R and ipset restore = 1 : {:.1}",
+        tools.as_secs_f64() / cold.as_secs_f64()
+    );
+}
+
+/// One endpoint of one service is replaced.
+async fn change(state: &NodeState) {
+    let mut backend = backend();
+    backend.reconcile(state).await.unwrap();
+    let (mut state, mut target) = (state.clone(), state.clone());
+    let key = state.services().keys().nth(2_500).unwrap().clone();
+    let pool = state.service(&key).unwrap().cluster.v4.clone();
+    let id = proto::model::PoolId { key, class: PoolClass::Cluster, family: proto::model::Family::V4 };
+    let new = Endpoint::new([10, 250, 0, 1].into(), pool[0].port);
+    let operations =
+        [proto::model::Operation::ChangePool { pool: id, add: vec![new], remove: vec![pool[0]] }];
+    agent::testing::apply(&mut target, operations);
+    let changes = transition(&mut state, &target);
+    let begun = Instant::now();
+    let applied = backend.apply(&state, &changes).await.unwrap();
+    let took = begun.elapsed();
+    println!(
+        "one endpoint replaced: {:.2} ms, {} writes, each a message",
+        took.as_secs_f64() * 1e3,
+        applied.writes
+    );
+}
+
+/// What the tools would be given to make what is there.
+fn save() -> Vec<(&'static str, Vec<&'static str>, String)> {
+    let directory = env::temp_dir();
+    let mut saved = Vec::new();
+    for (program, save, load, name) in [
+        ("ipset", vec!["save"], vec!["-exist", "restore"], "sets"),
+        ("ipvsadm", vec!["-Sn"], vec!["-R"], "servers"),
+    ] {
+        let path = directory.join(name).display().to_string();
+        let output = File::create(&path).unwrap();
+        assert!(Command::new(program).args(save).stdout(Stdio::from(output)).status().unwrap().success());
+        saved.push((program, load, path));
+    }
+    let addresses =
+        Command::new("ip").args(["-oneline", "address", "show", "dev", "fairlead-ipvs0"]).output().unwrap();
+    let addresses = String::from_utf8(addresses.stdout).unwrap();
+    let words = addresses.lines().filter_map(|line| line.split_whitespace().nth(3));
+    let batch: String = words.map(|address| format!("address add {address} dev fairlead-ipvs0\n")).collect();
+    let path = directory.join("addresses").display().to_string();
+    fs::write(&path, batch).unwrap();
+    saved.push(("ip", vec!["-batch", "-"], path));
+    saved
+}
