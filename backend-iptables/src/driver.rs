@@ -52,10 +52,7 @@ impl<K: Kernel> Driver<K> {
     /// See [`agent::Backend::reconcile`].
     pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
         self.programmed = None;
-        self.claims = Claims::default();
-        for service in state.services().values() {
-            self.claims.claim(&service.port);
-        }
+        self.claims = Claims::of(state);
         let base = self.base(state);
         let traffic = self.options.traffic(state.node());
         let (urgent, others): (Vec<_>, Vec<_>) =
@@ -213,14 +210,7 @@ impl<K: Kernel> Driver<K> {
         programmed: &Programmed,
         traffic: &Traffic,
     ) -> BTreeSet<ServicePortKey> {
-        let mut touched = changes.services.clone();
-        // All are released first: what one gives up another may take.
-        for key in &changes.services {
-            touched.extend(self.claims.release(key, programmed.fronts(key)));
-        }
-        for service in changes.services.iter().filter_map(|key| state.service(key)) {
-            touched.extend(self.claims.claim(&service.port));
-        }
+        let mut touched = self.claims.follow(state, changes, |key| programmed.fronts(key));
         if programmed.traffic != *traffic {
             touched.extend(state.services().keys().cloned());
         } else if programmed.node != state.node().addresses {

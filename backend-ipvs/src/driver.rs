@@ -13,10 +13,10 @@ use std::{
 
 use agent::{
     Applied, Changes, Drift, NodeState,
-    traffic::{Claims, Front, NodePortAddresses},
+    traffic::{Claims, Front, NodePortAddresses, is_urgent},
 };
 use anyhow::{Context as _, Result, bail};
-use proto::model::{Failure, Family, PerFamily, ServicePort, ServicePortKey};
+use proto::model::{Failure, Family, PerFamily, ServicePortKey};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -29,9 +29,6 @@ use crate::{
     settings::Settings,
 };
 use programmed::Programmed;
-
-/// The port of DNS, as pods ask for it.
-const DNS: u16 = 53;
 
 /// The backend, over any [`Kernel`].
 #[derive(Debug)]
@@ -65,10 +62,7 @@ impl<K: Kernel> Driver<K> {
     /// See [`agent::Backend::reconcile`].
     pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
         self.programmed = None;
-        self.claims = Claims::default();
-        for service in state.services().values() {
-            self.claims.claim(&service.port);
-        }
+        self.claims = Claims::of(state);
         let rules = self.rules(state);
         let mut writes = self.prepare(rules.clone()).await?;
 
@@ -215,14 +209,7 @@ impl<K: Kernel> Driver<K> {
         changes: &Changes,
         programmed: &Programmed,
     ) -> BTreeSet<ServicePortKey> {
-        let mut touched = changes.services.clone();
-        // All are released first: what one gives up another may take.
-        for key in &changes.services {
-            touched.extend(self.claims.release(key, programmed.fronts(key)));
-        }
-        for service in changes.services.iter().filter_map(|key| state.service(key)) {
-            touched.extend(self.claims.claim(&service.port));
-        }
+        let mut touched = self.claims.follow(state, changes, |key| programmed.fronts(key));
         if changes.node && programmed.node != state.node().addresses {
             // Their ranges may hold them, and with affinity there are virtual servers at them.
             let touched_by = state.services().iter().filter(|(_, service)| {
@@ -326,15 +313,6 @@ impl<K: Kernel> Driver<K> {
         });
         let failures = self.claims.failures().chain(excluded).chain(refused).collect();
         Applied { writes, failures, ..Applied::default() }
-    }
-}
-
-/// Which service ports come first: the API server's service (`default/kubernetes`), and cluster DNS.
-fn is_urgent(port: &ServicePort) -> bool {
-    match (&*port.key.namespace, &*port.key.name) {
-        ("default", "kubernetes") => true,
-        ("kube-system", _) => port.port.get() == DNS,
-        _ => false,
     }
 }
 

@@ -63,10 +63,7 @@ impl<K: Kernel> Driver<K> {
     /// See [`agent::Backend::reconcile`].
     pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
         self.programmed = None;
-        self.claims = Claims::default();
-        for service in state.services().values() {
-            self.claims.claim(&service.port);
-        }
+        self.claims = Claims::of(state);
         let expected = self.expected(state).await?;
         let listings = self.kernel.list(expected).await?;
         let base = self.base(state);
@@ -196,14 +193,7 @@ impl<K: Kernel> Driver<K> {
         changes: &Changes,
         programmed: &Programmed,
     ) -> BTreeSet<ServicePortKey> {
-        let mut touched = changes.services.clone();
-        // All are released first: what one gives up another may take.
-        for key in &changes.services {
-            touched.extend(self.claims.release(key, programmed.fronts(key)));
-        }
-        for service in changes.services.iter().filter_map(|key| state.service(key)) {
-            touched.extend(self.claims.claim(&service.port));
-        }
+        let mut touched = self.claims.follow(state, changes, |key| programmed.fronts(key));
         if changes.node && programmed.node != state.node().addresses {
             let restricted =
                 state.services().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());

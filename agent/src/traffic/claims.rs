@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use proto::model::{Failure, Family, PerFamily, ServicePort, ServicePortKey};
 
 use super::{Front, fronts};
+use crate::{Changes, NodeState};
 
 /// The claims of all service ports.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +20,35 @@ pub struct Claims {
 }
 
 impl Claims {
+    /// Those of a whole state.
+    #[must_use]
+    pub fn of(state: &NodeState) -> Self {
+        let mut claims = Self::default();
+        for service in state.services().values() {
+            claims.claim(&service.port);
+        }
+        claims
+    }
+
+    /// Follows a change to `state`; `had` tells what has led to a service port. Returns the service ports to look at: those that changed,
+    /// and those that gain or lose a contested front by it.
+    pub fn follow<F: IntoIterator<Item = (Family, Front)>>(
+        &mut self,
+        state: &NodeState,
+        changes: &Changes,
+        had: impl Fn(&ServicePortKey) -> F,
+    ) -> BTreeSet<ServicePortKey> {
+        let mut touched = changes.services.clone();
+        // All are released first: what one gives up another may take.
+        for key in &changes.services {
+            touched.extend(self.release(key, had(key)));
+        }
+        for service in changes.services.iter().filter_map(|key| state.service(key)) {
+            touched.extend(self.claim(&service.port));
+        }
+        touched
+    }
+
     /// Whether the front belongs to this service port.
     #[must_use]
     pub fn owns(&self, key: &ServicePortKey, family: Family, front: &Front) -> bool {
@@ -32,7 +62,7 @@ impl Claims {
     }
 
     /// A service port claims all that leads to it. Tells whose fronts it takes.
-    pub fn claim(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
+    fn claim(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
         let mut displaced = Vec::new();
         for family in Family::ALL {
             for (front, _) in fronts(port, family) {
@@ -57,7 +87,7 @@ impl Claims {
     }
 
     /// A service port gives up those of `had` that it has. Tells who comes into them.
-    pub fn release(
+    fn release(
         &mut self,
         key: &ServicePortKey,
         had: impl IntoIterator<Item = (Family, Front)>,
