@@ -40,7 +40,7 @@ test: lint ## all of lint, all tests, all examples in the documentation (root or
 	cargo test --quiet --workspace --locked --doc
 	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
 
-demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft chooses the backend (root or sudo)
+demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft, iptables or ipvs (root or sudo)
 	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-e2e --bin demo
 	@$(ROOT) cargo run --quiet --locked -p fairlead-e2e --bin demo -- $(BACKEND)
 

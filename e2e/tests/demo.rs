@@ -3,12 +3,27 @@
 use std::process::{Command, Stdio};
 
 #[test]
-fn the_demo_shows_what_it_should() {
-    let output = Command::new(env!("CARGO_BIN_EXE_demo"))
-        .arg("nft")
-        .stdin(Stdio::null())
-        .output()
-        .expect("start the demo");
+fn nft_is_shown() {
+    shows("nft");
+}
+
+#[test]
+fn iptables_is_shown() {
+    shows("iptables");
+}
+
+/// In user-mode-linux.
+#[test]
+fn ipvs_is_shown() {
+    shows("ipvs");
+}
+
+#[track_caller]
+fn shows(backend: &str) {
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_demo"));
+    let Ok(output) = demo.arg(backend).stdin(Stdio::null()).output() else {
+        panic!("the demo does not start")
+    };
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}\n{stdout}\n{stderr}", output.status);

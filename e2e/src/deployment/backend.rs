@@ -72,7 +72,7 @@ impl Backend {
     }
 
     /// What it is told besides; clean-ups find out by themselves.
-    fn arguments(self) -> &'static [&'static str] {
+    pub fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Nft => &[],
             Self::IptablesNft => &["--iptables-variant", "nft"],
@@ -170,7 +170,7 @@ impl Backend {
 
     /// All rules of a namespace, without counters and in no order: that of tables is how they came.
     #[track_caller]
-    pub(crate) fn rules(self, netns: &Netns) -> Vec<String> {
+    pub fn rules(self, netns: &Netns) -> Vec<String> {
         let mut rules = nft_list(netns);
         for tool in self.tools() {
             rules += &netns.output(&format!("{tool}-save"), &[]);

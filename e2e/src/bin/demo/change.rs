@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use fairlead_e2e::{Family, Netns, Protocol};
-use netlink::nft::{Monitor, Notice};
+use fairlead_e2e::{Family, Protocol};
 
+use crate::kernel::{self, Announcements};
 use crate::reach::{connect, join, load_balancer_ip, millis, spread};
 use crate::scene::{DEADLINE, Scene, message};
 use crate::show::Show;
@@ -38,18 +38,20 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
     let text = fs::read_to_string(&file).context("read web.yaml")?;
     let edited = text.replace("10.244.2.11", "10.244.2.12").replace(":2::11", ":2::12");
     ensure!(edited != text, "web.yaml does not name pod-b-1");
-    let mut kernels = [monitor(&node_a.netns)?, monitor(&node_b.netns)?];
+    let nodes = [node_a, node_b];
+    let mut kernels = Vec::new();
+    for node in nodes {
+        kernels.push(Announcements::listen(scene.backend, &node.netns)?);
+    }
     let saved = file.with_extension("new");
     fs::write(&saved, edited).context("write web.yaml")?;
     let started = Instant::now();
     fs::rename(&saved, &file).context("replace web.yaml")?;
-    for (node, kernel) in [node_a, node_b].into_iter().zip(&mut kernels) {
-        commit(kernel).with_context(|| node.name.clone())?;
+    for ((node, kernel), backend) in nodes.into_iter().zip(&mut kernels).zip(scene.backends()) {
+        kernel.commit().with_context(|| node.name.clone())?;
+        backend.wait_for_line(": applied", 0, DEADLINE);
         let after = millis(started.elapsed());
-        show.result(&format!(
-            "{}: its kernel has committed the change {after:.1} ms after the edit",
-            node.name
-        ));
+        show.result(&format!("{}: the change is in its kernel {after:.1} ms after the edit", node.name));
     }
     let line = scene.first_backend().wait_for_line("applied", 0, DEADLINE);
     show.result(&format!("log of node-a: {}", message(&line)));
@@ -81,7 +83,8 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
 pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     show.step("Restart the backend of node-a, under traffic");
     let node = scene.cluster.node('a');
-    let mut kernel = monitor(&node.netns)?;
+    let mut announced = Announcements::listen(scene.backend, &node.netns)?;
+    let before = kernel::ours(scene.backend, &node.netns);
     let to = SocketAddr::new(load_balancer_ip(Family::V4), 80);
     let client = scene.cluster.client();
     let churn = client.churn(Protocol::Tcp, to, RATE, BOUND);
@@ -104,7 +107,8 @@ pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     ensure!(churn.wait_attempts(SOME, DEADLINE), "no traffic after the restart");
 
     let (churn, stream) = (churn.finish(), stream.finish());
-    let notices = kernel.wait(Duration::ZERO).context("listen to the kernel")?;
+    let notices = announced.so_far()?;
+    let after = kernel::ours(scene.backend, &scene.cluster.node('a').netns);
     let lost = churn.failures.len();
     show.result(&format!("new connections: {}, lost: {lost}", churn.attempts));
     show.result(&format!(
@@ -115,24 +119,13 @@ pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     show.result(&format!("kernel writes: {}", notices.len()));
     ensure!(reconciled.contains("writes=0"), "the backend wrote at its start: {reconciled}");
     ensure!(notices.is_empty(), "the kernel was written to: {notices:?}");
+    ensure!(
+        !before.is_empty() && before == after,
+        "the kernel holds {} lines of ours, and {} before",
+        after.len(),
+        before.len()
+    );
     ensure!(churn.failures.is_empty(), "connections were lost: {:?}", churn.failures);
     ensure!(stream.is_clean(), "the connection suffered: {stream:?}");
     Ok(())
-}
-
-/// Listens to a node's kernel from now on.
-fn monitor(netns: &Netns) -> Result<Monitor> {
-    netns.run(Monitor::open).context("listen to the kernel")
-}
-
-/// Waits for the end of a transaction.
-fn commit(kernel: &mut Monitor) -> Result<()> {
-    let deadline = Instant::now() + DEADLINE;
-    while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-        let notices = kernel.wait(left).context("listen to the kernel")?;
-        if notices.iter().any(|notice| matches!(notice, Notice::Generation { .. })) {
-            return Ok(());
-        }
-    }
-    anyhow::bail!("no commit within {DEADLINE:?}")
 }

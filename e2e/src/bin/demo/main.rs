@@ -5,10 +5,12 @@
 //! |---|---|
 //! | `show` | how it looks |
 //! | `scene` | the cluster and the programs in it |
+//! | `kernel` | what each backend leaves in a kernel, and how it is seen |
 //! | `reach` | steps: who reaches what |
 //! | `change` | steps: a change, a restart |
 
 mod change;
+mod kernel;
 mod reach;
 mod scene;
 mod show;
@@ -16,18 +18,23 @@ mod show;
 use std::env;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::process::ExitCode;
-use std::time::Instant;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use fairlead_e2e::leftovers;
+use fairlead_e2e::{Backend, leftovers, uml};
 
 use scene::Scene;
 use show::Show;
 
+/// How long it may take in a kernel of its own, on a machine that does much else.
+const GUEST: Duration = Duration::from_secs(10 * 60);
+/// What that kernel loads.
+const MODULES: [&str; 4] = ["ip_vs", "ip_vs_rr", "dummy", "xt_set"];
+
 fn main() -> ExitCode {
     match run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
             eprintln!("\nThe demo has failed: {error:#}");
             ExitCode::FAILURE
@@ -35,18 +42,36 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<()> {
-    match env::args().nth(1).as_deref() {
-        None | Some("nft") => {}
-        Some(other) => bail!("there is no backend {other:?} to show; there is: nft"),
-    }
+fn run() -> Result<ExitCode> {
+    let backend = match env::args().nth(1).as_deref() {
+        None | Some("nft") => Backend::Nft,
+        Some("iptables") => Backend::IptablesNft,
+        Some("ipvs") => Backend::Ipvs,
+        Some(other) => bail!("there is no backend {other:?} to show; there are: nft, iptables, ipvs"),
+    };
     let user = fs::metadata("/proc/self").context("look into /proc")?.uid();
     ensure!(user == 0, "it makes network namespaces: run it as root");
+    if backend == Backend::Ipvs {
+        if !uml::is_guest() {
+            println!(
+                "This machine may have no IPVS: the demo runs in a kernel of its own, user-mode-linux. It is slow there."
+            );
+            let this = env::current_exe().context("find this program")?;
+            return Ok(ExitCode::from(uml::run(&this, &[backend.name()], GUEST).status));
+        }
+        let loaded = Command::new("modprobe").arg("-a").args(MODULES).status().context("start modprobe")?;
+        ensure!(loaded.success(), "the kernel lacks one of these modules: {}", MODULES.join(", "));
+    }
+    shown(backend).map(|()| ExitCode::SUCCESS)
+}
+
+/// All of it, with a backend.
+fn shown(backend: Backend) -> Result<()> {
     let started = Instant::now();
     let mut show = Show::new();
 
     show.step("Lay out a cluster in network namespaces, and start Fairlead");
-    let mut scene = Scene::start(&show)?;
+    let mut scene = Scene::start(&show, backend)?;
     let shown = steps(&mut show, &mut scene);
     if shown.is_err() {
         scene.print_logs();
@@ -79,8 +104,7 @@ fn steps(show: &mut Show, scene: &mut Scene) -> Result<()> {
     change::replace_pod(show, scene).context("replace a pod")?;
     change::restart(show, scene).context("restart a backend")?;
 
-    show.step("What is in the kernel of node-a? (IPv4; `ip6 fairlead` looks the same)");
-    show.command("node-a", "nft list table ip fairlead");
-    show.text(&scene.cluster.node('a').netns.output("nft", &["list", "table", "ip", "fairlead"]));
+    show.step("What is in the kernel of node-a?");
+    kernel::show(show, scene.backend, &scene.cluster.node('a').netns);
     Ok(())
 }

@@ -7,10 +7,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use fairlead_e2e::{Cluster, Netns, Node, Process, plan};
+use fairlead_e2e::{Backend, Cluster, Netns, Node, Process, plan};
 use tempfile::TempDir;
 
-use crate::show::Show;
+use crate::{kernel, show::Show};
 
 /// How long a program may take to say that it is ready: long for a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
@@ -25,13 +25,14 @@ pub(crate) struct Scene {
     backends: Vec<Process>,
     frontend: Process,
     pub(crate) cluster: Cluster,
+    pub(crate) backend: Backend,
     program: PathBuf,
     directory: TempDir,
 }
 
 impl Scene {
     /// Two nodes with two pods each, on a copy of the example manifests; returns when both kernels hold them.
-    pub(crate) fn start(show: &Show) -> Result<Self> {
+    pub(crate) fn start(show: &Show, backend: Backend) -> Result<Self> {
         let program = env::current_exe().context("find this program")?.with_file_name("fairlead");
         ensure!(program.is_file(), "no {}: build it first (cargo build -p fairlead)", program.display());
         let directory = tempfile::tempdir().context("make a temporary directory")?;
@@ -60,7 +61,7 @@ impl Scene {
         let frontend = spawn(cluster.outside(), command, &directory.path().join("frontend.log"));
         frontend.wait_for_line("listening", 0, DEADLINE);
 
-        let mut scene = Self { backends: Vec::new(), frontend, cluster, program, directory };
+        let mut scene = Self { backends: Vec::new(), frontend, cluster, backend, program, directory };
         for node in scene.cluster.nodes() {
             show.command(&node.name, &format!("fairlead {}", scene.backend_arguments(node).join(" ")));
         }
@@ -94,6 +95,11 @@ impl Scene {
         spawn(&node.netns, command, &self.directory.path().join(log))
     }
 
+    /// The backends, in the order of the nodes.
+    pub(crate) fn backends(&self) -> &[Process] {
+        &self.backends
+    }
+
     /// The backend of the first node.
     pub(crate) fn first_backend(&self) -> &Process {
         &self.backends[0]
@@ -108,12 +114,12 @@ impl Scene {
     pub(crate) fn backend_arguments(&self, node: &Node) -> Vec<String> {
         let state = self.directory.path().join(&node.name);
         let (address, pods) = (self.address(), plan::CLUSTER_CIDRS.join(","));
-        let arguments =
-            ["backend", "nft", "--frontend", &address, "--node-name", &node.name, "--cluster-cidr", &pods];
-        let state = ["--state-dir".to_owned(), state.display().to_string()];
+        let state = state.display().to_string();
+        let backend = ["backend", self.backend.name(), "--frontend", &address, "--node-name", &node.name];
         // The limit of flows is the machine's, not the node's.
-        let state = state.into_iter().chain(["--conntrack-max-per-core=0".to_owned()]);
-        arguments.map(str::to_owned).into_iter().chain(state).collect()
+        let node = ["--cluster-cidr", &pods, "--state-dir", &state, "--conntrack-max-per-core=0"];
+        let arguments = backend.iter().chain(&node).chain(self.backend.arguments());
+        arguments.map(|argument| (*argument).to_owned()).collect()
     }
 
     fn spawn_backend(&self, node: &Node) -> Process {
@@ -128,12 +134,13 @@ impl Scene {
             let status = process.terminate();
             ensure!(status.success(), "a program ended with {status}");
         }
-        show.command("node-a", "fairlead cleanup --backend nft");
+        let backend = self.backend.name();
+        show.command("node-a", &format!("fairlead cleanup --backend {backend}"));
         let node = &self.cluster.node('a').netns;
         let state = self.directory.path().join("node-a").display().to_string();
-        node.output(self.program()?, &["cleanup", "--backend", "nft", "--state-dir", &state]);
-        let left = node.output("nft", &["list", "tables"]);
-        ensure!(!left.contains("fairlead"), "cleanup has left: {left}");
+        node.output(self.program()?, &["cleanup", "--backend", backend, "--state-dir", &state]);
+        let left = kernel::ours(self.backend, node);
+        ensure!(left.is_empty(), "cleanup has left: {left:?}");
         show.result("the kernel of node-a holds nothing of Fairlead any more");
         Ok(())
     }
@@ -157,9 +164,10 @@ fn listen_address(directory: &TempDir) -> String {
     format!("unix:{}", directory.path().join("frontend.sock").display())
 }
 
-/// Starts a program with nothing but its arguments: the environment of whoever runs the demo may say otherwise.
+/// Starts a program with nothing but its arguments and where programs are: the environment of whoever runs the demo may say otherwise.
 fn spawn(netns: &Netns, mut command: Command, log: &Path) -> Process {
-    command.env_clear();
+    let path = env::var("PATH").unwrap_or_default();
+    command.env_clear().env("PATH", format!("{path}:/usr/sbin:/sbin"));
     Process::spawn(netns, command, log)
 }
 

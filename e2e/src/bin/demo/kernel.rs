@@ -1,0 +1,74 @@
+//! What a backend has put into a node's kernel, in the words of that kernel's tools, and what the kernel announces of it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use fairlead_e2e::{Backend, Netns};
+use netlink::nft::{Monitor, Notice};
+
+use crate::{scene::DEADLINE, show::Show};
+
+/// What a node's kernel announces from the moment this was made; IPVS announces nothing.
+pub(crate) struct Announcements(Option<Monitor>);
+
+/// Prints it as a person would look at it.
+pub(crate) fn show(show: &Show, backend: Backend, netns: &Netns) {
+    let commands: &[&[&str]] = match backend {
+        // `ip6 fairlead` looks the same.
+        Backend::Nft => &[&["nft", "list", "table", "ip", "fairlead"]],
+        Backend::IptablesNft => {
+            &[&["iptables-nft-save", "-t", "nat"], &["iptables-nft-save", "-t", "filter"]]
+        }
+        Backend::IptablesLegacy => &[&["iptables-legacy-save"]],
+        Backend::Ipvs => &[
+            &["ipvsadm", "-L", "-n"],
+            &["ipset", "list", "FAIRLEAD-VIPS"],
+            &["ip", "-brief", "address", "show", "dev", "fairlead-ipvs0"],
+        ],
+    };
+    for command in commands {
+        show.command("node-a", &command.join(" "));
+        show.text(&netns.output(command[0], &command[1..]));
+    }
+}
+
+/// The lines in it that are ours and do not count packets.
+pub(crate) fn ours(backend: Backend, netns: &Netns) -> Vec<String> {
+    let names = ["fairlead", "FAIRLEAD", "KUBE-"];
+    let lines = backend.rules(netns).into_iter();
+    let is_ours = |line: &String| names.iter().any(|name| line.contains(name));
+    lines.filter(|line| is_ours(line) && !line.contains("counter packets")).collect()
+}
+
+// === impl Announcements ===
+
+impl Announcements {
+    pub(crate) fn listen(backend: Backend, netns: &Netns) -> Result<Self> {
+        let monitor = match backend {
+            Backend::Nft | Backend::IptablesNft => {
+                Some(netns.run(Monitor::open).context("listen to the kernel")?)
+            }
+            Backend::IptablesLegacy | Backend::Ipvs => None,
+        };
+        Ok(Self(monitor))
+    }
+
+    /// Waits for the end of a transaction, where it is announced.
+    pub(crate) fn commit(&mut self) -> Result<()> {
+        let Some(monitor) = &mut self.0 else { return Ok(()) };
+        let deadline = Instant::now() + DEADLINE;
+        while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+            let notices = monitor.wait(left).context("listen to the kernel")?;
+            if notices.iter().any(|notice| matches!(notice, Notice::Generation { .. })) {
+                return Ok(());
+            }
+        }
+        bail!("no commit within {DEADLINE:?}")
+    }
+
+    /// What has been announced by now.
+    pub(crate) fn so_far(&mut self) -> Result<Vec<Notice>> {
+        let Some(monitor) = &mut self.0 else { return Ok(Vec::new()) };
+        monitor.wait(Duration::ZERO).context("listen to the kernel")
+    }
+}
