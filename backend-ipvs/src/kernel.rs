@@ -42,10 +42,7 @@ pub(crate) trait Kernel: Send + 'static {
     fn commit(&mut self, operations: Vec<Operation>) -> impl Future<Output = Result<Vec<Refused>>> + Send;
 
     /// How many connections the destinations of these virtual servers have.
-    fn connections(
-        &mut self,
-        servers: Vec<Service>,
-    ) -> impl Future<Output = Result<HashMap<(Service, SocketAddr), Connections>>> + Send;
+    fn connections(&mut self, servers: Vec<Service>) -> impl Future<Output = Result<Carried>> + Send;
 
     /// How much there is, looked at quickly.
     fn survey(&mut self) -> impl Future<Output = Result<Survey>> + Send;
@@ -89,6 +86,9 @@ pub(crate) struct Connections {
     /// Those that are being opened or closed, or have been closed a short time ago.
     pub(crate) inactive: u32,
 }
+
+/// How many connections each destination of each virtual server has.
+pub(crate) type Carried = HashMap<(Service, SocketAddr), Connections>;
 
 /// An operation that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]

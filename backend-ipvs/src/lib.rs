@@ -29,7 +29,7 @@
 //!
 //! IPVS has no transactions: a change is a list of operations in an order in which nothing that stays is missing for a moment.
 //! How a change becomes operations, from the inside out: `mark`, `set`, `object` (pieces), `desired` (what should be there), `plan` (the
-//! difference, in a safe order), `driver`, `kernel`.
+//! difference, in a safe order), `driver`, `kernel`. What is there is shown by `view`.
 
 mod desired;
 mod driver;
@@ -40,6 +40,7 @@ mod object;
 mod plan;
 mod set;
 mod settings;
+mod view;
 
 use agent::{Applied, Backend, Changes, Drift, NodeState};
 use anyhow::Result;
@@ -49,6 +50,7 @@ use driver::Driver;
 use kernel::Netlink;
 pub use netlink::ipvs::Timeouts;
 pub use settings::{Arp, BadScheduler, Iptables, SCHEDULERS, Scheduler, Settings};
+pub use view::{At, Destination, VirtualServer};
 
 /// The IPVS backend.
 #[derive(Debug)]
@@ -80,6 +82,16 @@ impl Ipvs {
     /// When iptables does not say.
     pub async fn programmed() -> Result<Vec<Family>> {
         Netlink::open(None)?.families().await
+    }
+
+    /// The virtual servers that are ours, with their destinations and how many connections these have now. Changes nothing, and loads
+    /// no module: none where the kernel has no IPVS.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
+        let (pieces, connections) = Netlink::open(None)?.look().await?;
+        Ok(view::view(&pieces, &connections))
     }
 
     /// What [`cleanup`](Backend::cleanup) would remove.

@@ -1,12 +1,15 @@
-//! The takeover from kube-proxy's IPVS mode, on a kernel that has IPVS: user-mode-linux. It has no nf_tables for IPv4 and IPv6, so
-//! that what stands for Fairlead's rules there is a translation in iptables; to IPVS it is the same.
+//! On a kernel that has IPVS, user-mode-linux: the takeover from kube-proxy's IPVS mode, and how endpoints are seen to drain. For the
+//! first, there being no nf_tables for IPv4 and IPv6, what stands for Fairlead's rules is a translation in iptables; to IPVS it is the same.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
+use fairlead_e2e::manifests::Service;
 use fairlead_e2e::plan::{self, Family};
-use fairlead_e2e::{Cluster, Netns, Protocol, Stream, fairlead, uml};
+use fairlead_e2e::{Backend, Cluster, Deployment, Netns, Protocol, Stream, eventually, fairlead, uml};
+use serde_json::{Value, json};
+use socket2::SockRef;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -168,6 +171,64 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
     });
 }
 
+/// An endpoint that leaves is listed, with the connection that it still has, until that has ended.
+#[test]
+fn what_drains_is_listed() {
+    uml::inside(|| {
+        let modules = ["-a", "ip_vs", "ip_vs_rr", "dummy", "xt_set"];
+        assert!(Command::new("modprobe").args(modules).status().expect("modprobe").success());
+        let web = |cluster: &Cluster, pod: &str| {
+            let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port(Protocol::Tcp, 80, 8080);
+            service.node_port(NODE_PORT).pods([cluster.pod(pod)])
+        };
+        let builder = Deployment::builder(Backend::Ipvs).argument("--ipvs-drain-timeout=10m");
+        let mut deployment = builder
+            .cluster(Cluster::builder().nodes(1).pods_per_node(3))
+            .start(|cluster| vec![web(cluster, "pod-a-1")]);
+        let node = deployment.cluster().node('a').netns.clone();
+        let client = deployment.cluster().pod("pod-a-3").netns.clone();
+        let held = client.run(|| TcpStream::connect(vip(1, Family::V4))).expect("a connection");
+        let destination = |address: &str| {
+            let listed = listed(&node);
+            let server = listed.iter().find(|server| server["address"] == "10.96.0.1:80");
+            let destinations = server.and_then(|server| server["destinations"].as_array());
+            destinations?.iter().find(|destination| destination["address"] == address).cloned()
+        };
+        let serving = json!({ "address": "10.244.1.11:8080", "weight": 1, "active": 1, "inactive": 0, "draining": null });
+        eventually("it is listed", PATIENCE, || (destination("10.244.1.11:8080")? == serving).then_some(()));
+        let marked = |server: &Value| server["mark"].is_string() && server["fronts"] == json!(["*:30080"]);
+        assert!(listed(&node).iter().any(marked), "{:#?}", listed(&node));
+
+        let moved = web(deployment.cluster(), "pod-a-2");
+        deployment.apply(&moved);
+        let leaving = destination("10.244.1.11:8080").expect("it drains");
+        assert_eq!((&leaving["weight"], &leaving["active"]), (&json!(0), &json!(1)));
+        let seconds = leaving["draining"]["at_most_seconds"].as_u64().expect("seconds");
+        assert!((500..=600).contains(&seconds), "{leaving}");
+        assert_eq!(destination("10.244.1.12:8080").expect("its successor")["weight"], 1);
+        let (ended, table) = run(&node, &["services", "--kernel"]);
+        assert!(ended && table.contains("draining, at most "), "{table}");
+
+        // A reset one is remembered for ten seconds, one that is closed for two minutes.
+        SockRef::from(&held).set_linger(Some(Duration::ZERO)).expect("a reset at the end");
+        drop(held);
+        eventually("it is gone", 2 * PATIENCE, || destination("10.244.1.11:8080").is_none().then_some(()));
+        assert!(destination("10.244.1.12:8080").is_some());
+        let (ended, said) = run(deployment.cluster().outside(), &["services", "--kernel"]);
+        assert!(ended && said.starts_with("There is no IPVS of Fairlead's here"), "{said}");
+    });
+}
+
+/// What `fairlead services --kernel` lists on a node, for scripts.
+#[track_caller]
+fn listed(node: &Netns) -> Vec<Value> {
+    let (ended, said) = run(node, &["services", "--kernel", "-o", "json"]);
+    match serde_json::from_str(&said) {
+        Ok(listed) if ended => listed,
+        listed => panic!("{listed:?} of {said}"),
+    }
+}
+
 /// Feeds programs.
 #[track_caller]
 fn load(node: &Netns, inputs: &[(&str, &[&str], &str)]) {
@@ -192,8 +253,14 @@ fn everything(node: &Netns) -> String {
 /// Runs `fairlead cleanup --of kube-proxy` on the node; whether it succeeded, and what it said.
 #[track_caller]
 fn cleanup(node: &Netns, arguments: &[&str]) -> (bool, String) {
+    run(node, &[&["cleanup", "--of", "kube-proxy"], arguments].concat())
+}
+
+/// Runs `fairlead` on the node; whether it succeeded, and what it said.
+#[track_caller]
+fn run(node: &Netns, arguments: &[&str]) -> (bool, String) {
     let mut command = fairlead();
-    command.args(["cleanup", "--of", "kube-proxy"]).args(arguments);
+    command.args(arguments);
     let output = match node.run(|| command.output()) {
         Ok(output) => output,
         Err(error) => panic!("fairlead: {error}"),

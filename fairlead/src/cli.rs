@@ -6,6 +6,7 @@ mod frontend;
 mod iptables;
 mod ipvs;
 mod node;
+mod services;
 mod traffic;
 
 use anyhow::Result;
@@ -19,6 +20,7 @@ pub(crate) use self::{
     iptables::{IptablesArgs, VariantArgs},
     ipvs::{ExcludeArgs, IpvsArgs},
     node::{FrontendAddressArgs, NodeArgs},
+    services::ServicesArgs,
     traffic::TrafficArgs,
 };
 
@@ -37,6 +39,7 @@ Examples:
   fairlead frontend --kubeconfig ~/.kube/config                              decide, for all nodes
   fairlead backend nft --node-name node-a --cluster-cidr 10.244.0.0/16       program this node
   fairlead services --node node-a                                            what a node is to do
+  fairlead services --kernel                                                 what this node's IPVS does, and what drains
   fairlead watch --node node-a                                               follow what it is told"
 )]
 pub(crate) struct Cli {
@@ -63,8 +66,8 @@ pub(crate) enum Command {
     Local(LocalArgs),
     /// Follows a node's stream and prints each change.
     Watch(ViewArgs),
-    /// Lists the service ports that a node is told to serve.
-    Services(ViewArgs),
+    /// Lists the service ports that a node is told to serve, or what is in this node's kernel.
+    Services(ServicesArgs),
     /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.
     Cleanup(CleanupArgs),
 }

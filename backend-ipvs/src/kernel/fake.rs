@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use netlink::ipvs::Service;
 use proto::model::PerFamily;
 
-use super::{Base, Connections, Kernel, Listing, Ours, Refused, RulesFound, Survey};
+use super::{Base, Carried, Connections, Kernel, Listing, Ours, Refused, RulesFound, Survey};
 use crate::{
     desired::Rules,
     object::{Object, Value},
@@ -133,10 +133,7 @@ impl Kernel for Fake {
         Ok(refused)
     }
 
-    async fn connections(
-        &mut self,
-        servers: Vec<Service>,
-    ) -> Result<HashMap<(Service, SocketAddr), Connections>> {
+    async fn connections(&mut self, servers: Vec<Service>) -> Result<Carried> {
         let inner = self.lock();
         let mut found = HashMap::new();
         for (object, _) in servers.iter().flat_map(|server| destinations(&inner.pieces, *server)) {

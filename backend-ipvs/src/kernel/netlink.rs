@@ -2,7 +2,7 @@
 
 mod worker;
 
-use std::{collections::HashMap, net::SocketAddr, sync::mpsc, thread};
+use std::{sync::mpsc, thread};
 
 use anyhow::{Context, Result, anyhow};
 use ipnet::IpNet;
@@ -10,8 +10,12 @@ use netlink::ipvs::Service;
 use proto::model::{Family, PerFamily};
 use tokio::sync::oneshot;
 
-use super::{Base, Connections, Kernel, Listing, Ours, Refused, RulesFound, Survey};
-use crate::{desired::Rules, plan::Operation, settings::Iptables};
+use super::{Base, Carried, Kernel, Listing, Ours, Refused, RulesFound, Survey};
+use crate::{
+    desired::Rules,
+    plan::{Operation, Pieces},
+    settings::Iptables,
+};
 use worker::Worker;
 
 /// What the network namespace has in which it was opened.
@@ -53,6 +57,11 @@ impl Netlink {
         self.ask(|worker| worker.families()).await
     }
 
+    /// All pieces of ours, and how many connections the destinations among them have. Loads no module: nothing without IPVS.
+    pub(crate) async fn look(&self) -> Result<(Pieces, Carried)> {
+        self.ask(Worker::look).await
+    }
+
     /// How many pieces of ours there are, in words.
     pub(crate) async fn items(&self, exclude: Vec<IpNet>) -> Result<Vec<(String, String, usize)>> {
         self.ask(move |worker| worker.items(Ours { exclude, ..Ours::default() })).await
@@ -72,10 +81,7 @@ impl Kernel for Netlink {
         self.ask(move |worker| worker.commit(&operations)).await
     }
 
-    async fn connections(
-        &mut self,
-        servers: Vec<Service>,
-    ) -> Result<HashMap<(Service, SocketAddr), Connections>> {
+    async fn connections(&mut self, servers: Vec<Service>) -> Result<Carried> {
         self.ask(move |worker| worker.connections(&servers)).await
     }
 

@@ -1,4 +1,6 @@
-//! `fairlead services`: what a node is told to serve, as a table or as JSON.
+//! `fairlead services`: what a node is told to serve, or what its kernel holds, as a table or as JSON.
+
+mod kernel;
 
 use std::fmt::Display;
 
@@ -10,12 +12,16 @@ use serde_json::json;
 
 use super::view::{Event, View};
 use crate::{
-    cli::{Output, ViewArgs},
+    cli::{Output, ServicesArgs},
     table::Table,
 };
 
-/// Takes in the first commit of the node's stream, and prints the state.
-pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
+/// Prints what the kernel holds, or takes in the first commit of the node's stream and prints the state.
+pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()> {
+    let ServicesArgs { kernel, view: args } = args;
+    if kernel {
+        return kernel::run(args.output).await;
+    }
     let mut view = View::open(&args).await?;
     loop {
         let event = tokio::select! {

@@ -5,7 +5,7 @@ mod settings;
 
 use std::{
     collections::{HashMap, HashSet},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
 };
 
 use anyhow::{Context, Result};
@@ -16,7 +16,7 @@ use netlink::{
 };
 use proto::model::{Family, PerFamily};
 
-use super::super::{Base, Connections, DEVICE, Listing, Ours, RulesFound, Survey, iptables::Tools};
+use super::super::{Base, Carried, Connections, DEVICE, Listing, Ours, RulesFound, Survey, iptables::Tools};
 use crate::{
     desired::Rules,
     mark::Mark,
@@ -112,10 +112,7 @@ impl Worker {
     }
 
     /// See [`super::Kernel::connections`].
-    pub(super) fn connections(
-        &mut self,
-        servers: &[Service],
-    ) -> Result<HashMap<(Service, SocketAddr), Connections>> {
+    pub(super) fn connections(&mut self, servers: &[Service]) -> Result<Carried> {
         let mut counts = HashMap::new();
         for server in servers {
             for destination in self.ipvs()?.destinations(server)? {
@@ -192,6 +189,20 @@ impl Worker {
         items.push(("links".to_owned(), format!("device {DEVICE}"), devices));
         items.retain(|(_, _, count)| *count > 0);
         Ok(items)
+    }
+
+    /// See [`super::Netlink::look`].
+    pub(super) fn look(&mut self) -> Result<(Pieces, Carried)> {
+        if !ipvs::is_loaded() {
+            return Ok((Pieces::new(), Carried::new()));
+        }
+        let pieces = self.list(&Ours::default())?.pieces;
+        let servers = pieces.keys().filter_map(|object| match object {
+            Object::Server(server) => Some(*server),
+            _ => None,
+        });
+        let connections = self.connections(&servers.collect::<Vec<_>>())?;
+        Ok((pieces, connections))
     }
 
     fn addresses(&mut self) -> Result<Vec<IpAddr>> {

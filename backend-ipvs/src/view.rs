@@ -1,0 +1,145 @@
+//! What is there, for people to read: virtual servers, what leads to them, and their destinations with what they carry.
+//!
+//! ```text
+//!   pieces (sets, virtual servers, weights) ─┐
+//!   connections of each destination         ─┴─▶ view ─▶ VirtualServer { fronts, destinations }
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use agent::traffic::Front;
+use netlink::{
+    ipset::Entry,
+    ipvs::{self, Service},
+};
+use proto::model::{Family, Protocol};
+
+use crate::{
+    kernel::{Carried, Connections},
+    mark::Mark,
+    object::{Object, Value, Weight, protocol},
+    plan::{Pieces, destinations},
+    set::{Content, Set},
+};
+
+/// A virtual server of ours, as the kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VirtualServer {
+    /// What it serves.
+    pub family: Family,
+    /// What it serves.
+    pub protocol: Protocol,
+    /// What it is known by.
+    pub at: At,
+    /// What our sets lead to it, each once; nothing of one that is known by its address.
+    pub fronts: BTreeSet<Front>,
+    /// How it chooses: the kernel's name, such as `rr`.
+    pub scheduler: Arc<str>,
+    /// Where its connections go.
+    pub destinations: Vec<Destination>,
+}
+
+/// What a virtual server is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// A VIP and its port, or a node's address and a node port.
+    Address(SocketAddr),
+    /// The mark of its packets, which sets give them.
+    Mark(u32),
+}
+
+/// A destination of a virtual server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The endpoint.
+    pub address: SocketAddr,
+    /// Its share of the new connections; 0 for none.
+    pub weight: u32,
+    /// Established connections.
+    pub active: u32,
+    /// Those that are being opened or closed, or have been closed a short time ago; UDP flows always.
+    pub inactive: u32,
+    /// Of one that is being removed: when it goes at the latest, whatever it carries.
+    pub draining_until: Option<SystemTime>,
+}
+
+/// All virtual servers among these pieces, in the order of pieces.
+pub(crate) fn view(pieces: &Pieces, connections: &Carried) -> Vec<VirtualServer> {
+    let mut fronts = fronts(pieces);
+    let servers = pieces.iter().filter_map(|(object, value)| match (object, value) {
+        (Object::Server(server), Value::Scheduling(scheduling)) => Some((*server, scheduling)),
+        _ => None,
+    });
+    let view = servers.filter_map(|(server, scheduling)| {
+        let (at, fronts) = match server {
+            Service::Address(_, address) => (At::Address(address), BTreeSet::new()),
+            Service::Mark(family, mark) => {
+                (At::Mark(mark), fronts.remove(&(family, Mark::from_raw(mark)?)).unwrap_or_default())
+            }
+        };
+        let destinations = destinations(pieces, server).filter_map(|(object, value)| match (object, value) {
+            (Object::Destination(_, address), Value::Weight(weight)) => {
+                let carried = connections.get(&(server, *address)).copied().unwrap_or_default();
+                Some(destination(*address, *weight, carried))
+            }
+            _ => None,
+        });
+        Some(VirtualServer {
+            family: match server.family() {
+                ipvs::Family::V4 => Family::V4,
+                ipvs::Family::V6 => Family::V6,
+            },
+            protocol: match protocol(&server)? {
+                ipvs::Protocol::Tcp => Protocol::Tcp,
+                ipvs::Protocol::Udp => Protocol::Udp,
+                ipvs::Protocol::Sctp => Protocol::Sctp,
+            },
+            at,
+            fronts,
+            scheduler: scheduling.scheduler.clone(),
+            destinations: destinations.collect(),
+        })
+    });
+    view.collect()
+}
+
+/// What leads to which mark.
+fn fronts(pieces: &Pieces) -> BTreeMap<(ipvs::Family, Mark), BTreeSet<Front>> {
+    let mut fronts: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for (object, value) in pieces {
+        if let (Object::Entry(set, entry), Value::Mark(mark)) = (object, value)
+            && let Some(front) = front(*set, entry)
+        {
+            fronts.entry((crate::object::ipvs_family(set.family), *mark)).or_default().insert(front);
+        }
+    }
+    fronts
+}
+
+/// What an entry stands for, if it leads anywhere. A node port is entered in two halves, which are the same here.
+fn front(set: Set, entry: &Entry) -> Option<Front> {
+    let port = entry.port?;
+    let protocol = Protocol::ALL.into_iter().find(|protocol| entry.protocol == Some(*protocol as u8))?;
+    match set.content {
+        Content::Vips | Content::VipsInside => Some(Front::Vip { address: entry.ip?, port, protocol }),
+        Content::NodePorts | Content::NodePortsInside => Some(Front::NodePort { port, protocol }),
+        Content::Hairpin | Content::Sources | Content::Restricted | Content::Addresses => None,
+    }
+}
+
+fn destination(address: SocketAddr, weight: Weight, carried: Connections) -> Destination {
+    let (weight, draining_until) = match weight {
+        Weight::Of(weight) => (weight, None),
+        Weight::Draining(until) => (0, Some(UNIX_EPOCH + Duration::from_secs(until.into()))),
+    };
+    let Connections { active, inactive } = carried;
+    Destination { address, weight, active, inactive, draining_until }
+}

@@ -1,0 +1,69 @@
+//! The listing of what a driver has written: what leads where, and what drains.
+
+use agent::testing::mk_state;
+
+use super::*;
+use crate::{
+    driver::Driver,
+    kernel::{Kernel as _, Ours, fake::Fake},
+    settings::Settings,
+};
+
+const ONE: &str = "10.244.1.1:8080";
+const TWO: &str = "10.244.1.2:8080";
+
+/// What is shown after a service had these endpoints, one list after the other, while each destination carries three connections.
+async fn shown(history: [&[&str]; 2]) -> Vec<VirtualServer> {
+    let kernel = Fake::default();
+    for endpoints in history {
+        let endpoints = endpoints.to_vec();
+        let state = mk_state()
+            .service("default/web", |web| web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(endpoints));
+        Driver::new(kernel.clone(), Settings::default()).reconcile(&state.build()).await.unwrap();
+        kernel.connect(3);
+    }
+    let mut kernel = kernel;
+    let pieces = kernel.list(Ours::default()).await.unwrap().pieces;
+    let servers = pieces.keys().filter_map(|object| match object {
+        Object::Server(server) => Some(*server),
+        _ => None,
+    });
+    let connections = kernel.connections(servers.collect()).await.unwrap();
+    view(&pieces, &connections)
+}
+
+#[tokio::test]
+async fn marks_are_explained_by_what_leads_there() {
+    let shown = shown([&[ONE], &[ONE]]).await;
+    let [at_address, at_mark] = &shown[..] else { panic!("{shown:?}") };
+    assert_eq!(at_address.at, At::Address("10.96.0.1:80".parse().unwrap()));
+    assert_eq!(at_address.fronts, BTreeSet::new());
+    assert!(matches!(at_mark.at, At::Mark(mark) if Mark::from_raw(mark).is_some()), "{at_mark:?}");
+    assert_eq!(
+        at_mark.fronts,
+        BTreeSet::from([Front::NodePort { port: 30_080, protocol: Protocol::Tcp }]),
+        "one, though the set has two halves of it"
+    );
+    for server in &shown {
+        assert_eq!((server.family, server.protocol, &*server.scheduler), (Family::V4, Protocol::Tcp, "rr"));
+        let address = ONE.parse().unwrap();
+        let expected = Destination { address, weight: 1, active: 3, inactive: 0, draining_until: None };
+        assert_eq!(server.destinations, [expected]);
+    }
+}
+
+#[tokio::test]
+async fn what_leaves_is_seen_to_drain() {
+    let before = SystemTime::now();
+    let shown = shown([&[ONE], &[TWO]]).await;
+    assert_eq!(shown.len(), 2);
+    for server in &shown {
+        let [one, two] = &server.destinations[..] else { panic!("{server:?}") };
+        assert_eq!((one.address, one.weight, one.active), (ONE.parse().unwrap(), 0, 3));
+        // Times are whole seconds there.
+        let drain = Settings::default().drain;
+        let until = one.draining_until.unwrap() + Duration::from_secs(1);
+        assert!(until > before + drain && until <= SystemTime::now() + drain + Duration::from_secs(1));
+        assert_eq!((two.weight, two.draining_until), (1, None));
+    }
+}

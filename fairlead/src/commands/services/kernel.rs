@@ -1,0 +1,206 @@
+//! `fairlead services --kernel`: the virtual servers in this node's kernel, and what drains there.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use agent::traffic::Front;
+use anyhow::{Context as _, Result};
+use backend_ipvs::{At, Destination, Ipvs, VirtualServer};
+use serde_json::{Value, json};
+
+use super::join;
+use crate::{cli::Output, table::Table};
+
+/// What is said when there is nothing.
+const NOTHING: &str = "\
+There is no IPVS of Fairlead's here: no virtual server with a mark 0xfa......, at an address of the device fairlead-ipvs0, or in the
+sets FAIRLEAD-VIPS and FAIRLEAD-NODE-PORTS. What the other backends have written is shown by `nft list table ip fairlead` (`ip6`) and
+`iptables-save`.";
+
+/// Looks into the kernel, and prints what is there.
+pub(super) async fn run(output: Output) -> Result<()> {
+    let servers = Ipvs::virtual_servers().await.context("cannot read what the kernel holds")?;
+    let now = SystemTime::now();
+    match output {
+        Output::Table if servers.is_empty() => println!("{NOTHING}"),
+        Output::Table => print!("{}", table(&servers, now)),
+        Output::Json => {
+            let list: Vec<_> = servers.iter().map(|server| to_json(server, now)).collect();
+            println!("{}", serde_json::to_string_pretty(&list)?);
+        }
+    }
+    Ok(())
+}
+
+/// A row for each destination, which names its virtual server too, so that lines can be searched.
+fn table(servers: &[VirtualServer], now: SystemTime) -> Table {
+    let mut table = Table::new(&[
+        "VIRTUAL SERVER",
+        "LED THERE",
+        "SCHEDULER",
+        "DESTINATION",
+        "WEIGHT",
+        "ACTIVE",
+        "INACTIVE",
+        "STATE",
+    ]);
+    for server in servers {
+        let at = match server.at {
+            At::Address(address) => format!("{} {address}", server.protocol),
+            At::Mark(mark) => format!("{} {} mark {mark:#x}", server.protocol, server.family),
+        };
+        let head = [at, join(server.fronts.iter().map(front)), server.scheduler.to_string()];
+        if server.destinations.is_empty() {
+            table.row(head.into_iter().chain([const { String::new() }; 5]));
+            continue;
+        }
+        for destination in &server.destinations {
+            let Destination { address, weight, active, inactive, .. } = destination;
+            let numbers = [weight, active, inactive].map(ToString::to_string);
+            let state = time_left(destination, now).map(state).unwrap_or_default();
+            table.row(head.clone().into_iter().chain([address.to_string()]).chain(numbers).chain([state]));
+        }
+    }
+    table
+}
+
+fn to_json(server: &VirtualServer, now: SystemTime) -> Value {
+    let (address, mark) = match server.at {
+        At::Address(address) => (Some(address), None),
+        At::Mark(mark) => (None, Some(mark)),
+    };
+    let destinations = server.destinations.iter().map(|destination| {
+        let Destination { address, weight, active, inactive, draining_until } = destination;
+        let until = draining_until.and_then(|until| until.duration_since(UNIX_EPOCH).ok());
+        let draining = until.zip(time_left(destination, now)).map(
+            |(until, left)| json!({ "until_unix_seconds": until.as_secs(), "at_most_seconds": left.as_secs() }),
+        );
+        json!({
+            "address": address, "weight": weight, "active": active, "inactive": inactive, "draining": draining,
+        })
+    });
+    json!({
+        "family": server.family.to_string(),
+        "protocol": server.protocol,
+        "address": address,
+        "mark": mark.map(|mark| format!("{mark:#x}")),
+        "fronts": server.fronts.iter().map(front).collect::<Vec<_>>(),
+        "scheduler": &*server.scheduler,
+        "destinations": destinations.collect::<Vec<_>>(),
+    })
+}
+
+/// A VIP with its port, or a node port as `*:30080`.
+fn front(front: &Front) -> String {
+    match front {
+        Front::Vip { address, port, .. } => std::net::SocketAddr::new(*address, *port).to_string(),
+        Front::NodePort { port, .. } => format!("*:{port}"),
+        Front::Address(address) => address.to_string(),
+    }
+}
+
+/// How long a destination that drains may stay; zero when its time is over.
+fn time_left(destination: &Destination, now: SystemTime) -> Option<Duration> {
+    destination.draining_until.map(|until| until.duration_since(now).unwrap_or_default())
+}
+
+fn state(left: Duration) -> String {
+    let seconds = left.as_secs();
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes, seconds) {
+        (0, 0, 0) => "draining, its time is over".to_owned(),
+        (0, 0, _) => format!("draining, at most {seconds}s more"),
+        (0, ..) => format!("draining, at most {minutes}m{seconds}s more"),
+        _ => format!("draining, at most {hours}h{minutes}m more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proto::model::{Family, Protocol};
+
+    use super::*;
+
+    /// 12 minutes and a half before what drains must go.
+    fn now() -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(1_000_000)
+    }
+
+    fn destination(address: &str, weight: u32, carried: (u32, u32)) -> Destination {
+        let (active, inactive) = carried;
+        Destination { address: address.parse().unwrap(), weight, active, inactive, draining_until: None }
+    }
+
+    fn servers() -> Vec<VirtualServer> {
+        let draining = Destination {
+            draining_until: Some(now() + Duration::from_secs(750)),
+            ..destination("10.244.1.12:8080", 0, (1, 0))
+        };
+        let at_address = VirtualServer {
+            family: Family::V4,
+            protocol: Protocol::Tcp,
+            at: At::Address("10.96.0.1:80".parse().unwrap()),
+            fronts: BTreeSet::new(),
+            scheduler: "rr".into(),
+            destinations: vec![destination("10.244.1.11:8080", 1, (17, 240)), draining],
+        };
+        let protocol = Protocol::Udp;
+        let vip = Front::Vip { address: "2001:db8::1".parse().unwrap(), port: 53, protocol };
+        let at_mark = VirtualServer {
+            family: Family::V6,
+            protocol,
+            at: At::Mark(0xfa00_0019),
+            fronts: [vip, Front::NodePort { port: 30_053, protocol }].into(),
+            scheduler: "mh".into(),
+            destinations: Vec::new(),
+        };
+        vec![at_address, at_mark]
+    }
+
+    #[test]
+    fn the_table_says_what_drains_and_what_leads_where() {
+        let expected = "\
+VIRTUAL SERVER             LED THERE                  SCHEDULER   DESTINATION        WEIGHT   ACTIVE   INACTIVE   STATE
+TCP 10.96.0.1:80           -                          rr          10.244.1.11:8080   1        17       240        -
+TCP 10.96.0.1:80           -                          rr          10.244.1.12:8080   0        1        0          draining, at most 12m30s more
+UDP IPv6 mark 0xfa000019   [2001:db8::1]:53 *:30053   mh          -                  -        -        -          -
+";
+        assert_eq!(table(&servers(), now()).to_string(), expected);
+    }
+
+    #[test]
+    fn scripts_get_the_same() {
+        let [at_address, at_mark] = &servers()[..] else { panic!() };
+        let at_address = to_json(at_address, now());
+        assert_eq!(at_address["address"], "10.96.0.1:80");
+        assert_eq!(at_address["mark"], Value::Null);
+        assert_eq!(at_address["destinations"][0]["draining"], Value::Null);
+        let draining = json!({ "until_unix_seconds": 1_000_750, "at_most_seconds": 750 });
+        assert_eq!(at_address["destinations"][1]["draining"], draining);
+        let at_mark = to_json(at_mark, now());
+        assert_eq!(
+            at_mark,
+            json!({
+                "family": "IPv6", "protocol": "UDP", "address": null, "mark": "0xfa000019",
+                "fronts": ["[2001:db8::1]:53", "*:30053"], "scheduler": "mh", "destinations": [],
+            })
+        );
+    }
+
+    #[test]
+    fn the_time_left_is_for_people() {
+        let said = [0, 59, 60, 750, 3_599, 7_500].map(|seconds| state(Duration::from_secs(seconds)));
+        let expected = [
+            "draining, its time is over",
+            "draining, at most 59s more",
+            "draining, at most 1m0s more",
+            "draining, at most 12m30s more",
+            "draining, at most 59m59s more",
+            "draining, at most 2h5m more",
+        ];
+        assert_eq!(said, expected);
+        let late = Destination { draining_until: Some(now()), ..destination("10.244.1.11:8080", 0, (0, 0)) };
+        assert_eq!(time_left(&late, now() + Duration::from_secs(9)), Some(Duration::ZERO));
+    }
+}
