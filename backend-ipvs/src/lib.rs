@@ -49,7 +49,7 @@ use proto::model::Family;
 use driver::Driver;
 use kernel::Netlink;
 pub use netlink::ipvs::Timeouts;
-pub use settings::{Arp, BadScheduler, Iptables, SCHEDULERS, Scheduler, Settings};
+pub use settings::{Arp, Iptables, Settings};
 pub use view::{At, Destination, VirtualServer};
 
 /// The IPVS backend.

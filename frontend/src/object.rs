@@ -9,7 +9,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{Family, Node, PerFamily, Protocol, TrafficPolicy};
+use proto::model::{Family, IpvsScheduler, Node, PerFamily, Protocol, TrafficPolicy};
 use serde::Serialize;
 
 /// The kinds of objects that a source delivers.
@@ -57,6 +57,8 @@ pub struct Service {
     pub affinity_seconds: Option<NonZeroU32>,
     /// `spec.healthCheckNodePort`, as far as it means something for this service.
     pub health_check_node_port: Option<NonZeroU16>,
+    /// Annotation `fairlead.io/ipvs-scheduler`.
+    pub ipvs_scheduler: Option<IpvsScheduler>,
     /// `spec.ports`, sorted by name and protocol.
     pub ports: Vec<Port>,
 }

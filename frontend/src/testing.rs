@@ -57,6 +57,7 @@ pub(crate) fn service(name: &str, cluster_ip: &str) -> Service {
         external_policy: TrafficPolicy::Cluster,
         affinity_seconds: None,
         health_check_node_port: None,
+        ipvs_scheduler: None,
         ports: vec![Port { name: "http".into(), protocol: Protocol::Tcp, port: number(80), node_port: None }],
     }
 }

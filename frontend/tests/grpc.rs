@@ -164,6 +164,7 @@ fn service(number: u8) -> Parsed {
         external_policy: TrafficPolicy::Cluster,
         affinity_seconds: None,
         health_check_node_port: None,
+        ipvs_scheduler: None,
         ports: vec![Port {
             name: "".into(),
             protocol: Protocol::Tcp,

@@ -6,6 +6,7 @@
 mod key;
 mod node;
 mod pool;
+mod scheduler;
 mod service_port;
 mod session;
 mod update;
@@ -13,6 +14,7 @@ mod update;
 pub use key::{Protocol, ServicePortKey, UnknownProtocol};
 pub use node::{Cluster, Node};
 pub use pool::{Endpoint, Family, PerFamily, Pool, PoolClass, PoolId};
+pub use scheduler::{BadScheduler, HashFlags, IpvsScheduler};
 pub use service_port::{ServicePort, TrafficPolicy};
 pub use session::{Ack, ClientEvent, Failure, Hello, Mode, Role, ServerEvent, Welcome};
 pub use update::{Batch, Epoch, Operation, Revision};

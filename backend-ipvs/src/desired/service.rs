@@ -17,8 +17,8 @@ use agent::{
     Service,
     traffic::{Front, VipClass, allowed_sources, fronts},
 };
-use netlink::ipvs::{self, PERSISTENT, Scheduling};
-use proto::model::{Family, Pool, TrafficPolicy};
+use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT, Scheduling};
+use proto::model::{Family, HashFlags, Pool, TrafficPolicy};
 
 use crate::{
     mark::{Mark, Variant},
@@ -206,11 +206,14 @@ impl Port<'_> {
     }
 
     fn scheduling(&self) -> Scheduling {
-        let scheduler = &self.context.settings.scheduler;
-        let affinity = self.service.port.affinity_seconds;
+        let port = &self.service.port;
+        let scheduler = port.ipvs_scheduler.unwrap_or(self.context.settings.scheduler);
+        let affinity = port.affinity_seconds;
+        let HashFlags { fallback, port } = scheduler.flags();
+        let flags = [(fallback, SCHED_FALLBACK), (port, SCHED_PORT), (affinity.is_some(), PERSISTENT)];
         Scheduling {
-            scheduler: scheduler.name.clone(),
-            flags: scheduler.flags | if affinity.is_some() { PERSISTENT } else { 0 },
+            scheduler: scheduler.name().into(),
+            flags: flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag),
             timeout: affinity.map_or(0, std::num::NonZeroU32::get),
         }
     }

@@ -6,7 +6,7 @@ use agent::{
     testing::{ServiceBuilder, mk_key, mk_state},
     traffic::{LocalPods, Options},
 };
-use netlink::ipvs;
+use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT};
 use proto::model::Family;
 
 use super::*;
@@ -126,6 +126,34 @@ fn affinity_needs_virtual_servers_at_addresses() {
     let (leads, servers) = table(|web| web.endpoints(TWO).affinity(60));
     assert!(leads.contains(&"FAIRLEAD-NODE-PORTS 30080 external by address".to_owned()), "{leads:?}");
     assert_eq!(servers, ["tcp 10.96.0.1:80 x2", "tcp 192.168.1.1:30080 x2", "tcp 198.51.100.1:80 x2"]);
+}
+
+#[test]
+fn what_a_service_says_of_its_scheduler_goes_before_what_all_are_told() {
+    let schedulings = |default: &str, build: fn(ServiceBuilder) -> ServiceBuilder| {
+        let state = mk_state()
+            .service("default/web", |web| build(web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(TWO)))
+            .build();
+        let settings = Settings { scheduler: default.parse().unwrap(), ..Settings::default() };
+        let elsewhere = HashSet::new();
+        let context = Context { settings: &settings, node: &[], elsewhere: &elsewhere, node_ports: &[] };
+        let desired = desired(state.service(&mk_key("default/web")).unwrap(), context, ID, |_, _| true);
+        let of = |(_, value): &(Object, Value)| match value {
+            Value::Scheduling(scheduling) => Some((scheduling.scheduler.to_string(), scheduling.flags)),
+            _ => None,
+        };
+        desired.pieces.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    // At the cluster IP, and for the mark of the node port.
+    let both = |name: &str, flags| vec![(name.to_owned(), flags); 2];
+    assert_eq!(schedulings("rr", |web| web), both("rr", 0));
+    assert_eq!(schedulings("sh:port", |web| web), both("sh", SCHED_PORT));
+    assert_eq!(schedulings("sh:port", |web| web.ipvs_scheduler("wlc")), both("wlc", 0));
+    let given = schedulings("lc", |web| web.ipvs_scheduler("mh:fallback,port"));
+    assert_eq!(given, both("mh", SCHED_FALLBACK | SCHED_PORT));
+    // With affinity a node port has virtual servers at the node's addresses, of which this one has none.
+    let sticky = schedulings("rr", |web| web.ipvs_scheduler("sh:fallback").affinity(60));
+    assert_eq!(sticky, [("sh".to_owned(), SCHED_FALLBACK | PERSISTENT)]);
 }
 
 #[test]

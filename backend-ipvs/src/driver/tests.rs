@@ -1,6 +1,6 @@
 //! The driver over a kernel that checks what it is told: any history, restarts, drains, refusals, strangers.
 
-use agent::testing::{History, StateBuilder, mk_key, mk_state, transition};
+use agent::testing::{History, ServiceBuilder, StateBuilder, mk_key, mk_state, transition};
 use netlink::ipvs::{Protocol, Scheduling, Service};
 
 use super::*;
@@ -298,6 +298,34 @@ async fn the_api_and_dns_come_first() {
         })
         .collect();
     assert_eq!(addresses, ["10.96.0.1", "10.96.0.2", "10.96.0.3"]);
+}
+
+/// In place: nothing goes and comes back.
+#[tokio::test]
+async fn another_scheduler_changes_virtual_servers_and_nothing_else() {
+    let kernel = Fake::default();
+    let mut driver = driver(&kernel);
+    let with = |scheduler: Option<&'static str>| {
+        let web = |web: ServiceBuilder| {
+            let web = web.cluster_ip("10.96.0.1").node_port(30_080).endpoints([ONE]);
+            scheduler.into_iter().fold(web, ServiceBuilder::ipvs_scheduler)
+        };
+        mk_state().service("default/web", web).build()
+    };
+    let mut state = with(None);
+    driver.reconcile(&state).await.unwrap();
+    for (scheduler, name) in [(Some("wlc"), "wlc"), (Some("mh:port"), "mh"), (Some("mh"), "mh"), (None, "rr")]
+    {
+        kernel.log();
+        let changes = transition(&mut state, &with(scheduler));
+        driver.apply(&state, &changes).await.unwrap();
+        let log = kernel.log();
+        let is_its = |operation: &Operation| {
+            matches!(operation, Operation::Change(Object::Server(_), Value::Scheduling(scheduling))
+                if *scheduling.scheduler == *name)
+        };
+        assert!(log.len() == 2 && log.iter().all(is_its), "{scheduler:?}: {log:?}");
+    }
 }
 
 /// One endpoint replaced: one more destination, one with weight 0; its entry in no set changes.

@@ -197,6 +197,7 @@ fn service(name: &str, cluster_ip: IpAddr) -> Service {
         external_policy: TrafficPolicy::Cluster,
         affinity_seconds: None,
         health_check_node_port: None,
+        ipvs_scheduler: None,
         ports: Vec::new(),
     }
 }

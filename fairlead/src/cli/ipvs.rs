@@ -5,18 +5,19 @@ use std::time::Duration;
 use agent::traffic::Options;
 use anyhow::{Result, bail};
 use backend_iptables::Variant;
-use backend_ipvs::{Arp, Iptables, Scheduler, Settings, Timeouts};
+use backend_ipvs::{Arp, Iptables, Settings, Timeouts};
 use clap::Args;
 use ipnet::IpNet;
+use proto::model::IpvsScheduler;
 
 use super::{BackendName, VariantArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct IpvsArgs {
     /// For ipvs: how virtual servers choose among their endpoints: rr, wrr, lc, wlc, sh, dh, sed, nq or mh; sh and mh with flags, as in
-    /// mh:fallback,port. Without it, rr.
+    /// mh:fallback,port. Without it, rr. The annotation fairlead.io/ipvs-scheduler of a Service goes before.
     #[arg(long, value_name = "SCHEDULER")]
-    pub(crate) ipvs_scheduler: Option<Scheduler>,
+    pub(crate) ipvs_scheduler: Option<IpvsScheduler>,
 
     /// For ipvs: neighbours that ask for a VIP get no answer (arp_ignore 1, arp_announce 2).
     #[arg(long)]

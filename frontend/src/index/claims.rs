@@ -128,6 +128,7 @@ impl Claims {
             external_policy,
             affinity_seconds,
             health_check_node_port,
+            ipvs_scheduler,
             ports: _,
         } = service;
         let mut settling = Settling { claims: self, service, port, me: &me, problems };
@@ -147,6 +148,7 @@ impl Claims {
             external_policy: *external_policy,
             affinity_seconds: *affinity_seconds,
             health_check_node_port: *health_check_node_port,
+            ipvs_scheduler: *ipvs_scheduler,
             any_endpoints: PerFamily::default(),
             port: port.port,
             key: me.key.clone(),

@@ -18,9 +18,9 @@ use crate::{
     PROTOCOL_VERSION,
     digest::{BUCKETS, Digest, Digests},
     model::{
-        Ack, Batch, ClientEvent, Cluster, Epoch, Failure, Family, Hello, Mode, Node, Operation, PerFamily,
-        Pool, PoolClass, PoolId, Protocol, Revision, Role, ServerEvent, ServicePort, ServicePortKey,
-        TrafficPolicy, Welcome,
+        Ack, BadScheduler, Batch, ClientEvent, Cluster, Epoch, Failure, Family, Hello, IpvsScheduler, Mode,
+        Node, Operation, PerFamily, Pool, PoolClass, PoolId, Protocol, Revision, Role, ServerEvent,
+        ServicePort, ServicePortKey, TrafficPolicy, Welcome,
     },
     v1,
 };
@@ -32,6 +32,13 @@ fn port(value: u32, field: &str) -> Result<NonZeroU16, InvalidUpdate> {
 
 fn optional_port(value: u32, field: &str) -> Result<Option<NonZeroU16>, InvalidUpdate> {
     if value == 0 { Ok(None) } else { port(value, field).map(Some) }
+}
+
+fn optional_scheduler(text: &str, field: &str) -> Result<Option<IpvsScheduler>, InvalidUpdate> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|error: BadScheduler| InvalidUpdate::new(field, error))
 }
 
 /// Sorted, each once.
@@ -160,6 +167,7 @@ impl TryFrom<v1::ServicePort> for ServicePort {
             affinity_seconds: NonZeroU32::new(wire.affinity_seconds),
             health_check_node_port: optional_port(wire.health_check_node_port, "health_check_node_port")?,
             any_endpoints: PerFamily { v4: wire.any_endpoints_v4, v6: wire.any_endpoints_v6 },
+            ipvs_scheduler: optional_scheduler(&wire.ipvs_scheduler, "ipvs_scheduler")?,
         })
     }
 }

@@ -58,6 +58,16 @@ fn key() -> impl Strategy<Value = ServicePortKey> {
         .prop_map(|(ns, name, port, protocol)| ServicePortKey::new(ns, name, port, Protocol::ALL[protocol]))
 }
 
+fn scheduler() -> impl Strategy<Value = IpvsScheduler> {
+    let flags = || any::<(bool, bool)>().prop_map(|(fallback, port)| HashFlags { fallback, port });
+    prop_oneof![
+        Just(IpvsScheduler::Rr),
+        Just(IpvsScheduler::Wlc),
+        flags().prop_map(IpvsScheduler::Sh),
+        flags().prop_map(IpvsScheduler::Mh),
+    ]
+}
+
 fn policy() -> impl Strategy<Value = TrafficPolicy> {
     prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)]
 }
@@ -73,6 +83,7 @@ prop_compose! {
         (internal_policy, external_policy) in (policy(), policy()),
         affinity_seconds in option::of(1..100_000u32),
         any_endpoints in any::<(bool, bool)>(),
+        ipvs_scheduler in option::of(scheduler()),
     ) -> ServicePort {
         ServicePort {
             key,
@@ -87,6 +98,7 @@ prop_compose! {
             affinity_seconds: affinity_seconds.and_then(NonZeroU32::new),
             health_check_node_port,
             any_endpoints: PerFamily { v4: any_endpoints.0, v6: any_endpoints.1 },
+            ipvs_scheduler,
         }
     }
 }
@@ -301,6 +313,11 @@ fn an_error_names_the_field() {
         refused(put(v1::ServicePort { key: None, ..mk_port() })),
         "batch.operations[0].put_service_port.key: is missing"
     );
+    let scheduler = v1::ServicePort { ipvs_scheduler: "best".into(), ..mk_port() };
+    assert_eq!(
+        refused(put(scheduler)),
+        "batch.operations[0].put_service_port.ipvs_scheduler: \"best\": expected one of rr, wrr, lc, wlc, sh, dh, sed, nq, mh"
+    );
     let bad_pool = v1::PoolReplacement {
         key: mk_port().key,
         class: v1::PoolClass::Local.into(),
@@ -352,6 +369,10 @@ fn the_digest_definition_is_fixed() {
     assert_eq!(hash.endpoint(PoolClass::Local, &endpoint), Digest(xxhash_rust::xxh64::xxh64(&bytes, 2)));
     // Key: namespace, name, port name, protocol 6; port 80; both policies Cluster.
     let wire = b"\x0a\x16\x0a\x07default\x12\x03web\x1a\x04http\x20\x06\x10\x50\x40\x01\x48\x01";
-    let port = ServicePort::new(key, NonZeroU16::new(80).unwrap());
+    let mut port = ServicePort::new(key, NonZeroU16::new(80).unwrap());
     assert_eq!(Digest::of_service_port(&port), Digest(xxhash_rust::xxh64::xxh64(wire, 1)));
+    // What many service ports do not have adds something to those only that have it.
+    port.ipvs_scheduler = Some("mh:port".parse().unwrap());
+    let wire = [wire.as_slice(), b"\x72\x07mh:port"].concat();
+    assert_eq!(Digest::of_service_port(&port), Digest(xxhash_rust::xxh64::xxh64(&wire, 1)));
 }

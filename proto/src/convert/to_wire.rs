@@ -111,6 +111,7 @@ impl From<&ServicePort> for v1::ServicePort {
             affinity_seconds,
             health_check_node_port,
             any_endpoints,
+            ipvs_scheduler,
         } = port;
         Self {
             key: Some(key.into()),
@@ -126,6 +127,7 @@ impl From<&ServicePort> for v1::ServicePort {
             health_check_node_port: health_check_node_port.map_or(0, |port| port.get().into()),
             any_endpoints_v4: any_endpoints.v4,
             any_endpoints_v6: any_endpoints.v6,
+            ipvs_scheduler: ipvs_scheduler.map_or_else(String::new, |scheduler| scheduler.to_string()),
         }
     }
 }

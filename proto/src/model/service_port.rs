@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use serde::Serialize;
 
-use super::{Family, PerFamily, ServicePortKey};
+use super::{Family, IpvsScheduler, PerFamily, ServicePortKey};
 
 /// Which endpoints may serve a class of traffic: `internalTrafficPolicy` and `externalTrafficPolicy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -47,6 +47,8 @@ pub struct ServicePort {
     pub health_check_node_port: Option<NonZeroU16>,
     /// Whether anything anywhere in the cluster could serve. Decides between drop and reject when a pool is empty.
     pub any_endpoints: PerFamily<bool>,
+    /// Annotation `fairlead.io/ipvs-scheduler`, for IPVS only; `None`: as the backend does by default.
+    pub ipvs_scheduler: Option<IpvsScheduler>,
 }
 
 impl ServicePort {
@@ -66,6 +68,7 @@ impl ServicePort {
             affinity_seconds: None,
             health_check_node_port: None,
             any_endpoints: PerFamily::default(),
+            ipvs_scheduler: None,
         }
     }
 

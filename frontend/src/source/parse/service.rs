@@ -7,13 +7,16 @@ use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use proto::model::TrafficPolicy;
+use proto::model::{IpvsScheduler, TrafficPolicy};
 
 use super::{Problems, Resource, has_label, items, object_name, optional_port_number, port_number, protocol};
 use crate::object::{self, Kind, Object, Port};
 
 /// A Service with this label is for another proxy, whatever its value.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+
+/// How IPVS chooses among the endpoints, in the words of `--ipvs-scheduler`.
+const IPVS_SCHEDULER_ANNOTATION: &str = "fairlead.io/ipvs-scheduler";
 
 /// `sessionAffinityConfig.clientIP.timeoutSeconds` as the API server defaults it: three hours.
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
@@ -50,6 +53,7 @@ impl Resource for Service {
             external_policy,
             affinity_seconds: affinity_seconds(spec, problems),
             health_check_node_port: health_check_node_port(spec, external_policy, problems),
+            ipvs_scheduler: ipvs_scheduler(&self.metadata, problems),
             ports: ports(items(spec.ports.as_ref()), problems),
         }))
     }
@@ -116,6 +120,13 @@ fn affinity_seconds(spec: &ServiceSpec, problems: &mut Problems) -> Option<NonZe
         seconds = DEFAULT_AFFINITY_SECONDS;
     }
     u32::try_from(seconds).ok().and_then(NonZeroU32::new)
+}
+
+// === Annotations ===
+
+fn ipvs_scheduler(metadata: &ObjectMeta, problems: &mut Problems) -> Option<IpvsScheduler> {
+    let text = metadata.annotations.as_ref()?.get(IPVS_SCHEDULER_ANNOTATION)?;
+    problems.ignored(format!("metadata.annotations[{IPVS_SCHEDULER_ANNOTATION}]"), text.parse())
 }
 
 // === Ports ===

@@ -1,0 +1,94 @@
+//! The IPVS scheduler of a single Service, by its annotation, on a kernel that has IPVS: user-mode-linux.
+
+// A panic is how a test fails.
+#![allow(clippy::expect_used)]
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::time::Duration;
+
+use fairlead_e2e::manifests::Service;
+use fairlead_e2e::plan;
+use fairlead_e2e::{Backend, Cluster, Deployment, Netns, Protocol, uml};
+use serde_json::json;
+
+const ANNOTATION: &str = "fairlead.io/ipvs-scheduler";
+const PORT: u16 = 80;
+const TARGET_PORT: u16 = 8080;
+const NODE_PORT: u16 = 30_080;
+const PATIENCE: Duration = Duration::from_secs(10);
+/// So many connections, for the kernel to count.
+const CONNECTIONS: u64 = 5;
+
+#[test]
+fn the_annotation_changes_the_scheduler_in_place() {
+    uml::inside(|| {
+        let modules = ["-a", "ip_vs", "ip_vs_rr", "ip_vs_wlc", "ip_vs_mh", "dummy", "xt_set"];
+        assert!(Command::new("modprobe").args(modules).status().expect("modprobe").success());
+        let mut deployment =
+            Deployment::start(Backend::Ipvs, |cluster| vec![web(cluster), service(cluster, "other", 2)]);
+        let web = web(deployment.cluster());
+        let node = deployment.cluster().node('a').netns.clone();
+        let vip = (plan::cluster_ip(1).v4, PORT).into();
+        let client = deployment.cluster().pod("pod-a-1").client();
+        (0..CONNECTIONS).for_each(|_| drop(client.tcp(vip).expect("an answer")));
+        assert_eq!(counted(&node), CONNECTIONS);
+
+        // The last two are what it is without: one that cannot be read, and none.
+        for (annotations, expected) in [
+            (json!({ ANNOTATION: "wlc" }), "-s wlc"),
+            (json!({ ANNOTATION: "mh:port,fallback" }), "-s mh -b mh-fallback,mh-port"),
+            (json!({ ANNOTATION: "mh" }), "-s mh"),
+            (json!({ ANNOTATION: "best" }), "-s rr"),
+            (json!({}), "-s rr"),
+        ] {
+            deployment.apply_changed(&web, |objects| {
+                objects[0]["metadata"]["annotations"] = annotations.clone();
+            });
+            // In both families, at the cluster IP and for the mark of the node port.
+            let (schedulers, others) = schedulers(&node);
+            assert_eq!(schedulers, vec![expected; 4], "{annotations}");
+            assert_eq!(others, BTreeSet::from(["-s rr".to_owned()]), "{annotations}");
+            // One that was made anew would have counted none.
+            assert_eq!(counted(&node), CONNECTIONS, "{annotations}");
+            assert!(client.tcp((plan::cluster_ip(2).v4, PORT).into()).is_ok(), "{annotations}");
+        }
+        let problem = format!("metadata.annotations[{ANNOTATION}]");
+        deployment.frontend().wait_for_line(&problem, 0, PATIENCE);
+        assert!(client.tcp(vip).is_ok());
+    });
+}
+
+/// The one that is annotated.
+fn web(cluster: &Cluster) -> Service {
+    service(cluster, "web", 1).node_port(NODE_PORT)
+}
+
+fn service(cluster: &Cluster, name: &str, number: u8) -> Service {
+    let service = Service::new(name).cluster_ip(plan::cluster_ip(number));
+    service.port(Protocol::Tcp, PORT, TARGET_PORT).pods(cluster.pods())
+}
+
+/// How the virtual servers of `web` choose, and how all others do, as `ipvsadm` is told.
+#[track_caller]
+fn schedulers(node: &Netns) -> (Vec<String>, BTreeSet<String>) {
+    let saved = node.output("ipvsadm", &["-Sn"]);
+    let servers = saved.lines().filter(|line| line.starts_with("-A "));
+    let vip = plan::cluster_ip(1);
+    let its =
+        ["-A -f ".to_owned(), format!("-A -t {}:{PORT} ", vip.v4), format!("-A -t [{}]:{PORT} ", vip.v6)];
+    let is_its = |line: &&str| its.iter().any(|start| line.starts_with(start));
+    let (its, others): (Vec<_>, Vec<_>) = servers.partition(is_its);
+    let scheduler = |line: &str| line.find("-s ").map_or("", |at| &line[at..]).trim().to_owned();
+    (its.into_iter().map(scheduler).collect(), others.into_iter().map(scheduler).collect())
+}
+
+/// How many connections the virtual server at the cluster IP of `web` has had.
+#[track_caller]
+fn counted(node: &Netns) -> u64 {
+    let stats = node.output("ipvsadm", &["-Ln", "--stats", "--exact"]);
+    let server = format!("{}:{PORT}", plan::cluster_ip(1).v4);
+    let row = stats.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let row = row.into_iter().find(|words| words.get(1) == Some(&server.as_str()));
+    row.and_then(|words| words.get(2)?.parse().ok()).expect("a virtual server")
+}
