@@ -40,8 +40,8 @@ pub fn a_client_moves_when_its_endpoint_goes(backend: Backend) {
     wait_for(&streams, "pod-b-1");
     for (what, stream) in streams {
         let report = stream.finish();
-        // The message that was under way, at most; a slow machine has more of them.
-        let under_way = if uml::is_guest() { 5 } else { 1 };
+        // The message that was under way, at most; what a guest takes for the same is up to half a second of messages.
+        let under_way = if uml::is_guest() { 35 } else { 1 };
         assert!(report.lost + report.resets <= under_way, "{what}: {report:?}");
     }
 }
