@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fairlead_e2e::manifests::Service;
 use fairlead_e2e::plan;
-use fairlead_e2e::{Backend, Cluster, Deployment, Netns, Protocol, uml};
+use fairlead_e2e::{Backend, Cluster, Deployment, Netns, Protocol, eventually, uml};
 use serde_json::json;
 
 const ANNOTATION: &str = "fairlead.io/ipvs-scheduler";
@@ -32,7 +32,9 @@ fn the_annotation_changes_the_scheduler_in_place() {
         let vip = (plan::cluster_ip(1).v4, PORT).into();
         let client = deployment.cluster().pod("pod-a-1").client();
         (0..CONNECTIONS).for_each(|_| drop(client.tcp(vip).expect("an answer")));
-        assert_eq!(counted(&node), CONNECTIONS);
+        // The kernel adds up what it has counted every two seconds.
+        let is_counted = || (counted(&node) == CONNECTIONS).then_some(());
+        eventually("the connections are counted", PATIENCE, is_counted);
 
         // The last two are what it is without: one that cannot be read, and none.
         for (annotations, expected) in [
@@ -53,8 +55,7 @@ fn the_annotation_changes_the_scheduler_in_place() {
             assert_eq!(counted(&node), CONNECTIONS, "{annotations}");
             assert!(client.tcp((plan::cluster_ip(2).v4, PORT).into()).is_ok(), "{annotations}");
         }
-        let problem = format!("metadata.annotations[{ANNOTATION}]");
-        deployment.frontend().wait_for_line(&problem, 0, PATIENCE);
+        deployment.frontend().wait_for_line(&format!("metadata.annotations[{ANNOTATION}]"), 0, PATIENCE);
         assert!(client.tcp(vip).is_ok());
     });
 }
