@@ -60,6 +60,17 @@ pub enum Drift {
     Unsure,
 }
 
+/// Something that a backend has put into the kernel, for people to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Which part of the kernel, by the name of the program or subsystem that shows it: `iptables-nft nat`, `ipset`, `nf_tables`.
+    pub place: String,
+    /// What it is: `chain`, `table ip fairlead`.
+    pub what: String,
+    /// How many.
+    pub count: usize,
+}
+
 /// What a backend has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {

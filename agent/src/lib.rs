@@ -18,6 +18,7 @@ mod conntrack;
 mod drifts;
 mod feed;
 mod health;
+pub mod iptables;
 mod mirror;
 mod pending;
 mod progress;
@@ -32,7 +33,7 @@ pub mod traffic;
 pub mod testing;
 
 pub use agent::{Agent, AgentOptions};
-pub use backend::{Applied, Backend, Drift};
+pub use backend::{Applied, Backend, Drift, Item};
 pub use changes::Changes;
 pub use client::{Credentials, Grpc, GrpcOptions};
 pub use conntrack::Conntrack;

@@ -7,7 +7,6 @@ pub(crate) mod fake;
 mod localnet;
 mod lock;
 mod tools;
-mod variant;
 mod watch;
 
 use std::{future::Future, time::Duration};
@@ -19,7 +18,6 @@ use proto::model::Family;
 use crate::plan::Script;
 pub(crate) use localnet::Localnet;
 pub(crate) use tools::Tools;
-pub use variant::{UnknownVariant, Variant};
 
 /// What holds tables.
 pub(crate) trait Kernel: Send + 'static {

@@ -31,28 +31,17 @@ mod present;
 mod programmed;
 mod table;
 
-use agent::{Applied, Backend, Changes, Drift, NodeState, traffic::Options};
+pub use agent::iptables::{UnknownVariant, Variant};
+use agent::{Applied, Backend, Changes, Drift, Item, NodeState, traffic::Options};
 use anyhow::Result;
 use proto::model::Family;
 
 use driver::Driver;
 use kernel::Tools;
-pub use kernel::{UnknownVariant, Variant};
 
 /// The iptables backend.
 #[derive(Debug)]
 pub struct Iptables(Driver<Tools>);
-
-/// Something of ours that is there, for people to read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item {
-    /// Which program shows it, and the table: `iptables-nft nat`.
-    pub place: String,
-    /// What it is.
-    pub what: String,
-    /// How many.
-    pub count: usize,
-}
 
 impl Iptables {
     /// For the network namespace of the calling thread; `None`: of the variant that is in use there. Nothing is changed before the first

@@ -12,7 +12,7 @@ use std::{
 };
 
 use agent::{
-    Applied, Changes, Drift, NodeState,
+    Applied, Changes, Drift, Item, NodeState,
     traffic::{Claims, Front, NodePortAddresses, is_urgent},
 };
 use anyhow::{Context as _, Result, bail};
@@ -326,8 +326,8 @@ fn seconds(duration: Duration) -> u32 {
 }
 
 impl Driver<crate::kernel::Netlink> {
-    /// What [`Self::cleanup`] would remove: where, what, how many.
-    pub(crate) async fn items(&mut self) -> Result<Vec<(String, String, usize)>> {
+    /// What [`Self::cleanup`] would remove.
+    pub(crate) async fn items(&mut self) -> Result<Vec<Item>> {
         self.kernel.items(self.settings.exclude.clone()).await
     }
 }

@@ -42,30 +42,19 @@ mod set;
 mod settings;
 mod view;
 
-use agent::{Applied, Backend, Changes, Drift, NodeState};
+use agent::{Applied, Backend, Changes, Drift, Item, NodeState};
 use anyhow::Result;
 use proto::model::Family;
 
 use driver::Driver;
 use kernel::Netlink;
 pub use netlink::ipvs::Timeouts;
-pub use settings::{Arp, Iptables, Settings};
+pub use settings::{Arp, Settings};
 pub use view::{At, Destination, VirtualServer};
 
 /// The IPVS backend.
 #[derive(Debug)]
 pub struct Ipvs(Driver<Netlink>);
-
-/// Something of ours that is there, for people to read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item {
-    /// Where: `IPVS`, `ipset`.
-    pub place: String,
-    /// What it is.
-    pub what: String,
-    /// How many.
-    pub count: usize,
-}
 
 impl Ipvs {
     /// For the network namespace of the calling thread. Nothing is changed before the first [`reconcile`](Backend::reconcile).
@@ -99,8 +88,7 @@ impl Ipvs {
     /// # Errors
     /// When the kernel or iptables does not answer.
     pub async fn items(&mut self) -> Result<Vec<Item>> {
-        let items = self.0.items().await?;
-        Ok(items.into_iter().map(|(place, what, count)| Item { place, what, count }).collect())
+        self.0.items().await
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent::traffic::Options;
+use agent::{iptables::Variant, traffic::Options};
 use ipnet::IpNet;
 use netlink::ipvs::Timeouts;
 use proto::model::IpvsScheduler;
@@ -23,7 +23,7 @@ pub struct Settings {
     /// How long the TCP connections of an endpoint that leaves may go on.
     pub drain: Duration,
     /// Which iptables keeps the rules; `None`: the one in use.
-    pub iptables: Option<Iptables>,
+    pub iptables: Option<Variant>,
 }
 
 /// Which neighbours get an answer when they ask for a VIP.
@@ -34,15 +34,6 @@ pub enum Arp {
     AsItIs,
     /// None: an interface answers for its own addresses only (`arp_ignore` 1, `arp_announce` 2).
     Strict,
-}
-
-/// Which of the two iptables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Iptables {
-    /// In nf_tables.
-    Nft,
-    /// In ip_tables, the older way.
-    Legacy,
 }
 
 // === impl Settings ===

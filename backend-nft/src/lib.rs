@@ -54,7 +54,7 @@ mod plan;
 mod present;
 mod programmed;
 
-use agent::{Applied, Backend, Changes, Drift, NodeState, traffic::Options};
+use agent::{Applied, Backend, Changes, Drift, Item, NodeState, traffic::Options};
 use anyhow::Result;
 use proto::model::Family;
 
@@ -83,14 +83,15 @@ impl Nft {
         self.0.families().await
     }
 
-    /// What [`cleanup`](Backend::cleanup) would delete, as nft calls it: `ip fairlead`.
+    /// What [`cleanup`](Backend::cleanup) would delete: tables.
     ///
     /// # Errors
     /// When the kernel does not answer.
-    pub async fn tables(&mut self) -> Result<Vec<String>> {
+    pub async fn items(&mut self) -> Result<Vec<Item>> {
         let families = self.families().await?;
         let tables = families.into_iter().map(desired::table);
-        Ok(tables.map(|table| format!("{} {}", table.family, table.name)).collect())
+        let what = tables.map(|table| format!("table {} {}", table.family, table.name));
+        Ok(what.map(|what| Item { place: "nf_tables".to_owned(), what, count: 1 }).collect())
     }
 }
 

@@ -8,9 +8,10 @@ use std::fs::{self, File};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use agent::iptables::Variant;
 use agent::testing::{Stack, synthetic, transition};
 use agent::{Backend, NodeState};
-use backend_ipvs::{Iptables, Ipvs, Settings};
+use backend_ipvs::{Ipvs, Settings};
 use fairlead_e2e::uml;
 use proto::model::{Endpoint, PoolClass};
 
@@ -28,14 +29,13 @@ fn main() {
         assert_eq!(uml::run(&this, &["--bench"], DEADLINE).status, 0);
         return;
     }
-    let modules = ["-a", "ip_vs", "ip_vs_rr", "dummy", "xt_set"];
-    assert!(Command::new("modprobe").args(modules).status().unwrap().success());
+    uml::load(&[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(measure());
 }
 
 fn backend() -> Ipvs {
-    Ipvs::new(Settings { iptables: Some(Iptables::Legacy), ..Settings::default() }).unwrap()
+    Ipvs::new(Settings { iptables: Some(Variant::Legacy), ..Settings::default() }).unwrap()
 }
 
 async fn reconcile(what: &str, state: &NodeState) -> Duration {

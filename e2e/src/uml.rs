@@ -27,6 +27,8 @@ use tempfile::TempDir;
 
 use crate::fork;
 
+/// The modules that IPVS is tried with.
+const IPVS: [&str; 4] = ["ip_vs", "ip_vs_rr", "dummy", "xt_set"];
 const KERNEL: &str = "/usr/bin/linux.uml";
 const MODULES: &str = "/usr/lib/uml/modules";
 const INIT: &str = include_str!("../uml/init");
@@ -85,6 +87,21 @@ fn assert_passed(name: &str, finished: &Finished) {
 /// Whether this runs in a guest.
 pub fn is_guest() -> bool {
     env::var_os(GUEST).is_some()
+}
+
+/// Loads what IPVS needs in a guest, round robin with it, and other modules.
+///
+/// # Panics
+/// When its kernel lacks one of them.
+#[track_caller]
+pub fn load(others: &[&str]) {
+    let loaded = Command::new("modprobe").arg("-a").args(IPVS).args(others).status();
+    assert!(
+        loaded.is_ok_and(|status| status.success()),
+        "the kernel lacks one of these modules: {} {}",
+        IPVS.join(" "),
+        others.join(" ")
+    );
 }
 
 /// Runs a program in a guest, as root in a fresh network namespace, and prints what it prints.

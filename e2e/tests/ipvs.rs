@@ -2,7 +2,6 @@
 //! first, there being no nf_tables for IPv4 and IPv6, what stands for Fairlead's rules is a translation in iptables; to IPVS it is the same.
 
 use std::net::{SocketAddr, TcpStream};
-use std::process::Command;
 use std::time::Duration;
 
 use fairlead_e2e::manifests::Service;
@@ -100,8 +99,7 @@ const SUCCESSOR: [(&str, &[&str], &str); 2] = [
 #[test]
 fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
     uml::inside(|| {
-        let modules = ["-a", "ip_vs", "ip_vs_rr", "dummy", "xt_set"];
-        assert!(Command::new("modprobe").args(modules).status().expect("modprobe").success());
+        uml::load(&[]);
         let cluster = Cluster::builder().nodes(1).pods_per_node(3).start();
         let node = &cluster.node('a').netns;
         node.sysctls(&[("ipv4/vs/conntrack", "1"), ("ipv4/vs/expire_nodest_conn", "1")]);
@@ -175,8 +173,7 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
 #[test]
 fn what_drains_is_listed() {
     uml::inside(|| {
-        let modules = ["-a", "ip_vs", "ip_vs_rr", "dummy", "xt_set"];
-        assert!(Command::new("modprobe").args(modules).status().expect("modprobe").success());
+        uml::load(&[]);
         let web = |cluster: &Cluster, pod: &str| {
             let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port(Protocol::Tcp, 80, 8080);
             service.node_port(NODE_PORT).pods([cluster.pod(pod)])

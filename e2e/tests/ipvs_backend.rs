@@ -1,20 +1,18 @@
 //! What every backend must do, by the IPVS backend on a kernel that has IPVS: user-mode-linux.
 
-use std::process::Command;
-
+use agent::iptables::Variant;
 use agent::testing::conformance;
 use agent::traffic::{LocalPods, Options};
-use backend_ipvs::{Iptables, Ipvs, Settings};
+use backend_ipvs::{Ipvs, Settings};
 use fairlead_e2e::uml;
 
-const MODULES: [&str; 5] = ["-a", "ip_vs", "ip_vs_rr", "dummy", "xt_set"];
 /// Each with random states of its own.
 const SEEDS: [u64; 2] = [1, 2];
 
 #[test]
 fn the_ipvs_backend_conforms() {
     uml::inside(|| {
-        assert!(Command::new("modprobe").args(MODULES).status().is_ok_and(|status| status.success()));
+        uml::load(&[]);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { panic!("no runtime") };
         for seed in SEEDS {
@@ -29,7 +27,7 @@ fn backend() -> Ipvs {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"].map(|cidr| cidr.parse());
     let Ok(cidrs) = cidrs.into_iter().collect() else { panic!("not CIDRs") };
     let traffic = Options { local_pods: LocalPods::ClusterCidr(cidrs), ..Options::default() };
-    match Ipvs::new(Settings { traffic, iptables: Some(Iptables::Legacy), ..Settings::default() }) {
+    match Ipvs::new(Settings { traffic, iptables: Some(Variant::Legacy), ..Settings::default() }) {
         Ok(backend) => backend,
         Err(error) => panic!("no backend: {error:#}"),
     }

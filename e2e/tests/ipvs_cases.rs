@@ -4,7 +4,6 @@
 // A panic is how a test fails.
 #![allow(clippy::expect_used)]
 
-use std::process::Command;
 use std::time::Duration;
 
 use fairlead_e2e::suite::{self, Case};
@@ -61,8 +60,7 @@ fn what_is_left_out_is_a_case() {
 /// Every so-manieth case: neighbours are of a kind, and take as long.
 #[track_caller]
 fn run(share: usize) {
-    let modules = ["-a", "ip_vs", "ip_vs_rr", "ip_vs_mh", "dummy", "xt_set"];
-    assert!(Command::new("modprobe").args(modules).status().expect("modprobe").success());
+    uml::load(&["ip_vs_mh"]);
     let is_run = |name: &str| !DIFFERENT.contains(&name) && !ELSEWHERE.contains(&name);
     let cases: Vec<Case> = CASES.iter().copied().filter(|(name, _)| is_run(name)).collect();
     let cases: Vec<Case> = cases.into_iter().skip(share).step_by(GUESTS).collect();

@@ -4,7 +4,6 @@
 #![allow(clippy::expect_used)]
 
 use std::collections::BTreeSet;
-use std::process::Command;
 use std::time::Duration;
 
 use fairlead_e2e::manifests::Service;
@@ -23,8 +22,7 @@ const CONNECTIONS: u64 = 5;
 #[test]
 fn the_annotation_changes_the_scheduler_in_place() {
     uml::inside(|| {
-        let modules = ["-a", "ip_vs", "ip_vs_rr", "ip_vs_wlc", "ip_vs_mh", "dummy", "xt_set"];
-        assert!(Command::new("modprobe").args(modules).status().expect("modprobe").success());
+        uml::load(&["ip_vs_wlc", "ip_vs_mh"]);
         let mut deployment =
             Deployment::start(Backend::Ipvs, |cluster| vec![web(cluster), service(cluster, "other", 2)]);
         let web = web(deployment.cluster());

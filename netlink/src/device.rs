@@ -11,12 +11,9 @@ use nix::libc;
 
 use crate::{
     Errno, Error, Result, Socket,
-    exchange::{exchange, submit},
+    exchange::{exchange, submit_each},
     message::{self, flags},
 };
-
-/// So many messages at a time: if all are refused, there is room for all answers.
-const CHUNK: usize = 1024;
 
 /// The devices of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
@@ -86,6 +83,19 @@ impl Handle {
         exchange(&mut self.socket, &self.buf, &format!("create dummy device {name}"), |_| Ok(()))
     }
 
+    /// Deletes a device, and its addresses with it: `ip link delete NAME`. None of that name is no error.
+    ///
+    /// # Errors
+    /// When the kernel refuses: not permitted, or a device that is not made by software.
+    pub fn delete_device(&mut self, name: &str) -> Result<()> {
+        self.buf.clear();
+        codec::write_delete(&mut self.buf, name);
+        match exchange(&mut self.socket, &self.buf, &format!("delete link {name}"), |_| Ok(())) {
+            Err(Error::Request { errno: Errno(libc::ENODEV), .. }) => Ok(()),
+            asked => asked,
+        }
+    }
+
     /// Sets a device up: `ip link set NAME up`.
     pub fn bring_up(&mut self, device: Device) -> Result<()> {
         self.buf.clear();
@@ -135,23 +145,21 @@ impl Handle {
         addresses: &[IpAddr],
     ) -> Result<Vec<RefusedAddress>> {
         let mut refused = Vec::new();
-        for (chunk, addresses) in addresses.chunks(CHUNK).enumerate() {
-            self.buf.clear();
-            for (seq, address) in (1..).zip(addresses) {
-                let ack = if seq as usize == addresses.len() { flags::ACK } else { 0 };
-                let at = message::start(&mut self.buf, kind, flags::REQUEST | more_flags | ack, seq);
-                codec::write_address(&mut self.buf, device.index, *address);
-                message::finish(&mut self.buf, at);
-            }
-            submit(&mut self.socket, &self.buf, addresses.len() as u32, |_, seq, errno| {
+        submit_each(
+            &mut self.socket,
+            &mut self.buf,
+            addresses,
+            |buf, address, seq, ack| {
+                let at = message::start(buf, kind, flags::REQUEST | more_flags | ack, seq);
+                codec::write_address(buf, device.index, *address);
+                message::finish(buf, at);
+            },
+            |index, errno| {
                 if errno.0 != no_error {
-                    refused.push(RefusedAddress {
-                        index: chunk * CHUNK + seq.saturating_sub(1) as usize,
-                        errno,
-                    });
+                    refused.push(RefusedAddress { index, errno });
                 }
-            })?;
-        }
+            },
+        )?;
         Ok(refused)
     }
 }

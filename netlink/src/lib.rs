@@ -9,8 +9,8 @@
 //!       +---- dumps, decoded -----+   Table, Chain, Set, ListedRule, Element
 //! ```
 //!
-//! [`conntrack`] dumps and deletes flows, [`ipvs`] reads and changes virtual servers, [`ipset`] sets, [`device`] a dummy device and its
-//! addresses; [`link`](mod@link) deletes interfaces, [`addresses`] says which addresses they have.
+//! [`conntrack`] dumps and deletes flows, [`ipvs`] reads and changes virtual servers, [`ipset`] sets, [`device`] makes and deletes a
+//! dummy device and changes its addresses; [`addresses`] says which addresses each interface has.
 //!
 //! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a [`nft::Handle`]
 //! on a thread of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.
@@ -24,10 +24,8 @@ pub mod device;
 mod error;
 mod exchange;
 mod genl;
-
 pub mod ipset;
 pub mod ipvs;
-pub mod link;
 mod message;
 pub mod nft;
 mod socket;

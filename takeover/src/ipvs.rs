@@ -33,10 +33,9 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use netlink::{
-    addresses, conntrack,
+    addresses, conntrack, device,
     ipset::{self, Destroyed},
     ipvs::{self, Protocol, Service},
-    link,
 };
 
 use crate::{Family, Item};
@@ -161,7 +160,7 @@ impl Leftovers {
             forget_flows(&self.idle)?;
         }
         if self.device == Fate::Goes {
-            link::delete(DEVICE)?;
+            device::Handle::open()?.delete_device(DEVICE)?;
         }
         let mut ipset = ipset::Handle::open()?;
         let mut used = Vec::new();

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use agent::Drift;
+use agent::{Drift, iptables::Variant};
 use anyhow::{Context as _, Result, bail};
 use proto::model::Family;
 use tracing::{debug, info, warn};
 
 use super::{
-    Kernel, Localnet, RestoreError, Suspicion, Variant, blame,
+    Kernel, Localnet, RestoreError, Suspicion, blame,
     exec::{self, Ended},
     localnet, lock,
     watch::Watch,
@@ -190,13 +190,13 @@ async fn find(wanted: Option<Variant>) -> Result<Found> {
         (Some(wanted), _) => wanted,
         (None, Some(default)) => {
             for variant in Variant::ALL {
-                saved.extend(save(&format!("iptables-{variant}")).await?.map(|saved| (variant, saved)));
+                saved.extend(save(variant.program(Family::V4)).await?.map(|saved| (variant, saved)));
             }
             Variant::choose(&saved, default)
         }
         (None, None) => bail!("iptables is not installed"),
     };
-    let mut programs = ["iptables", "ip6tables"].map(|name| format!("{name}-{variant}"));
+    let mut programs = Family::ALL.map(|family| variant.program(family).to_owned());
     if exec::run(&programs[0], &["--version"], "").await?.is_none() {
         if default != Some(variant) {
             bail!("{} is not installed", programs[0]);

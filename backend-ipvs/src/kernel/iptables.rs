@@ -7,15 +7,13 @@ use std::{
     process::{Command, Stdio},
 };
 
+use agent::iptables::Variant;
 use anyhow::{Context as _, Result, bail};
 use proto::model::Family;
 use tracing::info;
 
 use super::RulesFound;
-use crate::{
-    desired::{Rules, Table, is_ours},
-    settings::Iptables,
-};
+use crate::desired::{Rules, Table, is_ours};
 
 /// How long another program that changes rules is waited for, in seconds.
 const WAIT: &str = "5";
@@ -23,8 +21,8 @@ const WAIT: &str = "5";
 /// The iptables of a node, found when it is first needed.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
-    wanted: Option<Iptables>,
-    found: Option<Iptables>,
+    wanted: Option<Variant>,
+    found: Option<Variant>,
 }
 
 /// What is there of ours in a family.
@@ -36,25 +34,10 @@ struct Saved {
     rules: Vec<(Table, String, String)>,
 }
 
-// === impl Iptables ===
-
-impl Iptables {
-    const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
-
-    fn program(self, family: Family) -> &'static str {
-        match (self, family) {
-            (Self::Nft, Family::V4) => "iptables-nft",
-            (Self::Nft, Family::V6) => "ip6tables-nft",
-            (Self::Legacy, Family::V4) => "iptables-legacy",
-            (Self::Legacy, Family::V6) => "ip6tables-legacy",
-        }
-    }
-}
-
 // === impl Tools ===
 
 impl Tools {
-    pub(super) fn new(wanted: Option<Iptables>) -> Self {
+    pub(super) fn new(wanted: Option<Variant>) -> Self {
         Self { wanted, found: None }
     }
 
@@ -93,7 +76,7 @@ impl Tools {
     pub(super) fn families(&self) -> Result<Vec<Family>> {
         let counts = self.count()?;
         let is_there = |family: &Family| {
-            let programs = Iptables::ALL.map(|variant| variant.program(*family));
+            let programs = Variant::ALL.map(|variant| variant.program(*family));
             counts.iter().any(|(program, chains)| *chains > 0 && programs.contains(program))
         };
         Ok(Family::ALL.into_iter().filter(is_there).collect())
@@ -112,36 +95,24 @@ impl Tools {
     }
 
     /// Which one it is.
-    fn variant(&mut self) -> Result<Iptables> {
+    fn variant(&mut self) -> Result<Variant> {
         if let Some(found) = self.wanted.or(self.found) {
             return Ok(found);
         }
         let default = run("iptables", &["--version"], "")?.context("iptables is not installed")?;
-        let default = if default.contains("(nf_tables)") { Iptables::Nft } else { Iptables::Legacy };
         let mut saved = Vec::new();
-        for variant in Iptables::ALL {
+        for variant in Variant::ALL {
             saved.push((variant, save(variant.program(Family::V4))?.unwrap_or_default()));
         }
-        let variant = choose(&saved, default);
+        let variant = Variant::choose(&saved, Variant::from_version(&default));
         info!(program = variant.program(Family::V4), "iptables");
         self.found = Some(variant);
         Ok(variant)
     }
 }
 
-/// By what each of them has saved, and by what `iptables` is. What bears our names decides; then whose chains of Kubernetes there are.
-fn choose(saved: &[(Iptables, String)], default: Iptables) -> Iptables {
-    let only = |prefix: &str| {
-        let marker = format!("\n:{prefix}");
-        let mut found =
-            saved.iter().filter(|(_, saved)| saved.contains(&marker)).map(|(variant, _)| *variant);
-        found.next().filter(|_| found.next().is_none())
-    };
-    only("FAIRLEAD-").or_else(|| only("KUBE-")).unwrap_or(default)
-}
-
 fn programs() -> impl Iterator<Item = &'static str> {
-    Iptables::ALL.into_iter().flat_map(|variant| Family::ALL.map(|family| variant.program(family)))
+    Variant::ALL.into_iter().flat_map(|variant| Family::ALL.map(|family| variant.program(family)))
 }
 
 // === impl Saved ===
@@ -299,17 +270,5 @@ mod tests {
             "*mangle\n:FAIRLEAD-IPVS - [0:0]\n-D INPUT -j FAIRLEAD-IPVS\n-X FAIRLEAD-IPVS\nCOMMIT\n";
         assert_eq!(Saved::parse(SAVED).removal(), removal);
         assert_eq!(Saved::parse("*mangle\n:OTHERS - [0:0]\n-A INPUT -j OTHERS\nCOMMIT\n").removal(), "");
-    }
-
-    #[test]
-    fn the_variant_in_use_is_chosen() {
-        let saved = |nft: &str, legacy: &str| {
-            [(Iptables::Nft, nft.to_owned()), (Iptables::Legacy, legacy.to_owned())]
-        };
-        let kube = "*nat\n:KUBE-MARK-MASQ - [0:0]\n";
-        assert_eq!(choose(&saved("", kube), Iptables::Nft), Iptables::Legacy);
-        assert_eq!(choose(&saved(kube, kube), Iptables::Nft), Iptables::Nft);
-        assert_eq!(choose(&saved(kube, SAVED), Iptables::Nft), Iptables::Legacy);
-        assert_eq!(choose(&saved("", ""), Iptables::Legacy), Iptables::Legacy);
     }
 }

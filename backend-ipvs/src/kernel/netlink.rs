@@ -4,6 +4,7 @@ mod worker;
 
 use std::{sync::mpsc, thread};
 
+use agent::{Item, iptables::Variant};
 use anyhow::{Context, Result, anyhow};
 use ipnet::IpNet;
 use netlink::ipvs::Service;
@@ -14,7 +15,6 @@ use super::{Base, Carried, Kernel, Listing, Ours, Refused, RulesFound, Survey};
 use crate::{
     desired::Rules,
     plan::{Operation, Pieces},
-    settings::Iptables,
 };
 use worker::Worker;
 
@@ -31,7 +31,7 @@ type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 
 impl Netlink {
     /// Opens the network namespace of the calling thread.
-    pub(crate) fn open(iptables: Option<Iptables>) -> Result<Self> {
+    pub(crate) fn open(iptables: Option<Variant>) -> Result<Self> {
         let mut worker = Worker::open(iptables)?;
         let (jobs, queue) = mpsc::channel::<Job>();
         let run = move || queue.into_iter().for_each(|job| job(&mut worker));
@@ -63,7 +63,7 @@ impl Netlink {
     }
 
     /// How many pieces of ours there are, in words.
-    pub(crate) async fn items(&self, exclude: Vec<IpNet>) -> Result<Vec<(String, String, usize)>> {
+    pub(crate) async fn items(&self, exclude: Vec<IpNet>) -> Result<Vec<Item>> {
         self.ask(move |worker| worker.items(Ours { exclude, ..Ours::default() })).await
     }
 }

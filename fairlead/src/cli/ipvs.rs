@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use agent::traffic::Options;
 use anyhow::{Result, bail};
-use backend_iptables::Variant;
-use backend_ipvs::{Arp, Iptables, Settings, Timeouts};
+use backend_ipvs::{Arp, Settings, Timeouts};
 use clap::Args;
 use ipnet::IpNet;
 use proto::model::IpvsScheduler;
@@ -77,7 +76,7 @@ impl IpvsArgs {
             arp: if ipvs_strict_arp { Arp::Strict } else { Arp::AsItIs },
             exclude: exclude.ipvs_exclude_cidrs,
             drain: ipvs_drain_timeout.unwrap_or(default.drain),
-            iptables: variant(iptables),
+            iptables: iptables.variant(),
         }
     }
 
@@ -114,16 +113,10 @@ impl ExcludeArgs {
     }
 }
 
-/// Which iptables keeps the rules; `None`: the one in use.
-fn variant(iptables: &VariantArgs) -> Option<Iptables> {
-    iptables.variant().map(|variant| match variant {
-        Variant::Nft => Iptables::Nft,
-        Variant::Legacy => Iptables::Legacy,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use agent::iptables::Variant;
+
     use super::{
         super::testing::{local, parse},
         *,
@@ -149,7 +142,7 @@ mod tests {
         assert_eq!(given.scheduler, "mh:port".parse().unwrap());
         assert_eq!(given.timeouts, Timeouts { tcp: 900, tcp_fin: 0, udp: 30 });
         assert_eq!((given.arp, given.drain, given.exclude.len()), (Arp::Strict, Duration::ZERO, 2));
-        assert_eq!(given.iptables, Some(Iptables::Legacy));
+        assert_eq!(given.iptables, Some(Variant::Legacy));
         assert!(parse(&["local", "--backend", "ipvs", "--ipvs-scheduler", "best"]).is_err());
     }
 

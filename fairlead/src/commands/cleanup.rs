@@ -4,9 +4,9 @@ mod report;
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use agent::{Backend, Store, traffic::Options};
+use agent::{Backend, Item, Store, traffic::Options};
 use anyhow::{Context as _, Result, bail};
-use backend_iptables::{Iptables, Item, Variant};
+use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, Settings};
 use proto::model::Family;
 use takeover::Leftovers;
@@ -46,13 +46,21 @@ pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
     let mode = if dry_run { Mode::DryRun } else { Mode::Remove };
     let mut report = Report::new(mode);
     match backend {
-        Some(BackendName::Nft) => remove_nft(&state_dir, mode, &mut report).await?,
+        Some(BackendName::Nft) => {
+            let mut backend = nft(Options::default())?;
+            let items = backend.items().await?;
+            remove(backend, items, &state_dir, mode, &mut report).await?;
+        }
         Some(BackendName::Iptables) => {
-            remove_iptables(iptables.variant(), &state_dir, mode, &mut report).await?;
+            let mut backend = Iptables::new(Options::default(), iptables.variant());
+            let items = backend.items().await?;
+            remove(backend, items, &state_dir, mode, &mut report).await?;
         }
         Some(BackendName::Ipvs) => {
             let settings = Settings { exclude: exclude.ipvs_exclude_cidrs, ..Settings::default() };
-            remove_ipvs(settings, &state_dir, mode, &mut report).await?;
+            let mut backend = ipvs(settings)?;
+            let items = backend.items().await?;
+            remove(backend, items, &state_dir, mode, &mut report).await?;
         }
         None => {}
     }
@@ -63,37 +71,17 @@ pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
     report.print(output)
 }
 
-async fn remove_nft(state_dir: &Path, mode: Mode, report: &mut Report) -> Result<()> {
-    let mut backend = nft(Options::default())?;
-    for table in backend.tables().await? {
-        report.removed("nf_tables", format!("table {table}"), 1);
-    }
-    remove(backend, state_dir, mode, report).await
-}
-
-async fn remove_iptables(
-    variant: Option<Variant>,
+/// What a backend has put into the kernel, and its state.
+async fn remove(
+    mut backend: impl Backend,
+    items: Vec<Item>,
     state_dir: &Path,
     mode: Mode,
     report: &mut Report,
 ) -> Result<()> {
-    let mut backend = Iptables::new(Options::default(), variant);
-    for Item { place, what, count } in backend.items().await? {
+    for Item { place, what, count } in items {
         report.removed(&place, what, count);
     }
-    remove(backend, state_dir, mode, report).await
-}
-
-async fn remove_ipvs(settings: Settings, state_dir: &Path, mode: Mode, report: &mut Report) -> Result<()> {
-    let mut backend = ipvs(settings)?;
-    for backend_ipvs::Item { place, what, count } in backend.items().await? {
-        report.removed(&place, what, count);
-    }
-    remove(backend, state_dir, mode, report).await
-}
-
-/// What a backend has put into the kernel, which is reported already, and its state.
-async fn remove(mut backend: impl Backend, state_dir: &Path, mode: Mode, report: &mut Report) -> Result<()> {
     let files = Store::files(&state_dir.join("state"));
     let files: Vec<_> = files.into_iter().filter(|file| file.exists()).collect();
     for file in &files {

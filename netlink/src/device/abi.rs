@@ -1,7 +1,8 @@
 //! Numbers of `linux/rtnetlink.h`, `linux/if_link.h` and `linux/if_addr.h`.
 
-/// `RTM_NEWLINK`, `RTM_GETLINK`.
+/// `RTM_NEWLINK`, `RTM_DELLINK`, `RTM_GETLINK`.
 pub(super) const NEW_LINK: u16 = 16;
+pub(super) const DELETE_LINK: u16 = 17;
 pub(super) const GET_LINK: u16 = 18;
 /// `RTM_NEWADDR`, `RTM_DELADDR`, `RTM_GETADDR`.
 pub(super) const NEW_ADDRESS: u16 = 20;

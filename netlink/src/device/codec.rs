@@ -14,8 +14,17 @@ use crate::{
 
 /// Appends a request for a link by its name.
 pub(super) fn write_find(buf: &mut Vec<u8>, name: &str) {
-    // Only an answer, no acknowledgement behind it that nobody would read: the link is the one message.
-    let at = message::start(buf, abi::GET_LINK, flags::REQUEST | flags::ACK, SEQ);
+    write_named(buf, abi::GET_LINK, name);
+}
+
+/// Appends a request to delete a link by its name.
+pub(super) fn write_delete(buf: &mut Vec<u8>, name: &str) {
+    write_named(buf, abi::DELETE_LINK, name);
+}
+
+/// The number of the link is 0: its name tells which.
+fn write_named(buf: &mut Vec<u8>, kind: u16, name: &str) {
+    let at = message::start(buf, kind, flags::REQUEST | flags::ACK, SEQ);
     buf.extend_from_slice(&[0; abi::IFINFOMSG]);
     buf.put_str(link::NAME, name);
     message::finish(buf, at);

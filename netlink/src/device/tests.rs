@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::*;
-use crate::{captured, message::messages, testing::in_netns};
+use crate::{addresses::by_interface, captured, message::messages, testing::in_netns};
 
 const CAPTURED: &str = include_str!("captured/iproute2-6.1.0.txt");
 const NAME: &str = "fairlead-ipvs0";
@@ -84,6 +84,34 @@ fn addresses_are_read_as_ip_prints_them() {
         [Some((2, Some(ip("10.96.0.11")))), Some((2, Some(ip("fd00:10:96::a")))), Some((2, None))]
     );
     assert_eq!(codec::read_address(&[0; 7]), None);
+}
+
+/// It looks the name up first, in a message of the same form, and deletes by number.
+#[test]
+fn a_device_is_named_and_deleted_as_ip_does() {
+    let theirs = captured::datagrams(CAPTURED, "ip link delete kube-ipvs0", "> ");
+    let [.., get, delete] = &theirs[..] else { panic!("{theirs:?}") };
+    let mut ours = Vec::new();
+    codec::write_delete(&mut ours, "kube-ipvs0");
+    assert_eq!(ours[4..8], delete[4..8], "type and flags");
+    // Behind IFLA_EXT_MASK.
+    assert_eq!(ours[32..], get[40..]);
+}
+
+#[test]
+fn a_device_is_deleted_and_another_is_not() {
+    in_netns(|| {
+        for name in ["one", "two"] {
+            let add = ["link", "add", name, "type", "veth", "peer", "name", &format!("{name}-peer")];
+            assert!(Command::new("ip").args(add).status().unwrap().success());
+        }
+        let mut handle = Handle::open().unwrap();
+        assert_eq!(handle.delete_device("one"), Ok(()));
+        let left: Vec<_> = by_interface().unwrap().into_keys().collect();
+        assert_eq!(left, ["lo", "two", "two-peer"]);
+        assert_eq!(handle.delete_device("one"), Ok(()), "gone already");
+        assert!(handle.delete_device("lo").is_err_and(|error| error.is_not_supported()));
+    });
 }
 
 #[test]

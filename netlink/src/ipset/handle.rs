@@ -24,11 +24,20 @@ impl Handle {
 
     /// All sets, without their entries. A kernel without ipset has none.
     pub fn sets(&mut self) -> Result<Vec<Set>> {
+        self.headers(codec::read_set)
+    }
+
+    /// How many entries each set has, without reading them. A kernel without ipset has no sets.
+    pub fn sizes(&mut self) -> Result<Vec<(Set, u32)>> {
+        self.headers(|payload| codec::read_set(payload).zip(codec::read_size(payload)))
+    }
+
+    fn headers<T>(&mut self, read: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>> {
         let mut list = Vec::new();
         self.buf.clear();
         codec::write_list_headers(&mut self.buf);
         let asked = exchange(&mut self.socket, &self.buf, "list sets", |message| {
-            list.push(codec::read_set(message.payload).ok_or(Error::Malformed("a set"))?);
+            list.push(read(message.payload).ok_or(Error::Malformed("a set"))?);
             Ok(())
         });
         match asked {
@@ -51,22 +60,6 @@ impl Handle {
             Ok(())
         })?;
         Ok(list)
-    }
-
-    /// How many entries each set has, without reading them. A kernel without ipset has no sets.
-    pub fn sizes(&mut self) -> Result<Vec<(Set, u32)>> {
-        let mut list = Vec::new();
-        self.buf.clear();
-        codec::write_list_headers(&mut self.buf);
-        let asked = exchange(&mut self.socket, &self.buf, "list sets", |message| {
-            let set = codec::read_set(message.payload).zip(codec::read_size(message.payload));
-            list.push(set.ok_or(Error::Malformed("a set"))?);
-            Ok(())
-        });
-        match asked {
-            Err(Error::Request { errno: Errno(libc::EINVAL), .. }) => Ok(Vec::new()),
-            asked => asked.map(|()| list),
-        }
     }
 
     /// Makes a set. The kernel loads what it needs for that.

@@ -10,13 +10,10 @@ use super::{
 };
 use crate::{
     Errno, Error, Result, Socket,
-    exchange::{exchange, submit},
+    exchange::{exchange, submit_each},
     genl,
     message::{self, flags},
 };
-
-/// So many commands at a time: if all are refused, there is room for all answers.
-const CHUNK: usize = 1024;
 
 /// The virtual servers of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
@@ -39,22 +36,15 @@ impl Handle {
 
     /// All virtual servers, of both families.
     pub fn services(&mut self) -> Result<Vec<Service>> {
-        let mut list = Vec::new();
-        self.ask(
-            cmd::GET_SERVICE,
-            flags::DUMP,
-            |_| {},
-            "list virtual servers",
-            |payload| {
-                list.push(codec::read_service(payload).ok_or(Error::Malformed("a virtual server"))?);
-                Ok(())
-            },
-        )?;
-        Ok(list)
+        self.list_services(codec::read_service)
     }
 
     /// The same with how they schedule.
     pub fn schedulings(&mut self) -> Result<Vec<(Service, Scheduling)>> {
+        self.list_services(|payload| codec::read_service(payload).zip(codec::read_scheduling(payload)))
+    }
+
+    fn list_services<T>(&mut self, read: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>> {
         let mut list = Vec::new();
         self.ask(
             cmd::GET_SERVICE,
@@ -62,8 +52,7 @@ impl Handle {
             |_| {},
             "list virtual servers",
             |payload| {
-                let server = codec::read_service(payload).zip(codec::read_scheduling(payload));
-                list.push(server.ok_or(Error::Malformed("a virtual server"))?);
+                list.push(read(payload).ok_or(Error::Malformed("a virtual server"))?);
                 Ok(())
             },
         )?;
@@ -76,16 +65,13 @@ impl Handle {
     /// When it is not known what came of them.
     pub fn execute(&mut self, commands: &[Command]) -> Result<Vec<Refused>> {
         let mut refused = Vec::new();
-        for (chunk, commands) in commands.chunks(CHUNK).enumerate() {
-            self.buf.clear();
-            for (seq, command) in (1..).zip(commands) {
-                let more_flags = if seq as usize == commands.len() { flags::ACK } else { 0 };
-                command.write(&mut self.buf, self.family, seq, more_flags);
-            }
-            submit(&mut self.socket, &self.buf, commands.len() as u32, |_, seq, errno| {
-                refused.push(Refused { index: chunk * CHUNK + seq.saturating_sub(1) as usize, errno });
-            })?;
-        }
+        submit_each(
+            &mut self.socket,
+            &mut self.buf,
+            commands,
+            |buf, command, seq, ack| command.write(buf, self.family, seq, ack),
+            |index, errno| refused.push(Refused { index, errno }),
+        )?;
         Ok(refused)
     }
 

@@ -8,11 +8,11 @@ use std::{
     net::IpAddr,
 };
 
+use agent::{Item, iptables::Variant};
 use anyhow::{Context, Result};
 use netlink::{
     addresses, device, ipset,
     ipvs::{self, Destination, Service},
-    link,
 };
 use proto::model::{Family, PerFamily};
 
@@ -23,7 +23,6 @@ use crate::{
     object::{Object, Value, Weight},
     plan::Pieces,
     set::{Content, Set},
-    settings::Iptables,
 };
 
 /// kube-proxy's device: it goes with kube-proxy, and what is on it will be on ours only.
@@ -41,7 +40,7 @@ pub(super) struct Worker {
 // === impl Worker ===
 
 impl Worker {
-    pub(super) fn open(iptables: Option<Iptables>) -> Result<Self> {
+    pub(super) fn open(iptables: Option<Variant>) -> Result<Self> {
         Ok(Self {
             ipvs: None,
             ipset: ipset::Handle::open().context("open a socket for sets")?,
@@ -161,7 +160,7 @@ impl Worker {
         // What is on it is ours, but for what was said to be others'.
         let is_shared = self.addresses()?.iter().any(|address| ours.excludes(address));
         if !is_shared {
-            link::delete(DEVICE)?;
+            self.device.delete_device(DEVICE)?;
         }
         Ok(())
     }
@@ -172,22 +171,24 @@ impl Worker {
     }
 
     /// What [`Self::cleanup`] would remove: where, what, how many.
-    pub(super) fn items(&mut self, ours: Ours) -> Result<Vec<(String, String, usize)>> {
+    pub(super) fn items(&mut self, ours: Ours) -> Result<Vec<Item>> {
         let mut items = Vec::new();
+        let mut item =
+            |place: &str, what: String, count| items.push(Item { place: place.to_owned(), what, count });
         for (program, chains) in self.tools.count()? {
-            items.push((program.to_owned(), "chain".to_owned(), chains));
+            item(program, "chain".to_owned(), chains);
         }
         if ipvs::is_loaded() {
             let listing = self.list(&ours)?;
             let servers = listing.pieces.keys().filter(|object| matches!(object, Object::Server(_))).count();
-            items.push(("IPVS".to_owned(), "virtual server".to_owned(), servers));
+            item("IPVS", "virtual server".to_owned(), servers);
         }
         let present: HashSet<String> = self.ipset.sets()?.into_iter().map(|set| set.name).collect();
         let sets = Set::all().filter(|set| present.contains(set.name())).count();
-        items.push(("ipset".to_owned(), "set".to_owned(), sets));
+        item("ipset", "set".to_owned(), sets);
         let devices = usize::from(self.device.find(DEVICE)?.is_some());
-        items.push(("links".to_owned(), format!("device {DEVICE}"), devices));
-        items.retain(|(_, _, count)| *count > 0);
+        item("links", format!("device {DEVICE}"), devices);
+        items.retain(|item| item.count > 0);
         Ok(items)
     }
 

@@ -18,7 +18,7 @@ mod show;
 use std::env;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -29,8 +29,6 @@ use show::Show;
 
 /// How long it may take in a kernel of its own, on a machine that does much else.
 const GUEST: Duration = Duration::from_secs(10 * 60);
-/// What that kernel loads.
-const MODULES: [&str; 4] = ["ip_vs", "ip_vs_rr", "dummy", "xt_set"];
 
 fn main() -> ExitCode {
     match run() {
@@ -59,8 +57,7 @@ fn run() -> Result<ExitCode> {
             let this = env::current_exe().context("find this program")?;
             return Ok(ExitCode::from(uml::run(&this, &[backend.name()], GUEST).status));
         }
-        let loaded = Command::new("modprobe").arg("-a").args(MODULES).status().context("start modprobe")?;
-        ensure!(loaded.success(), "the kernel lacks one of these modules: {}", MODULES.join(", "));
+        uml::load(&[]);
     }
     shown(backend).map(|()| ExitCode::SUCCESS)
 }

@@ -1,6 +1,9 @@
-//! Which of the two iptables: both can hold rules at the same time, so others' choice must be met.
+//! Which of the two iptables, for backends that use one: both can hold rules at the same time, so others' choice must be met. Pure; to run
+//! the programs is each backend's own.
 
 use std::{fmt, str::FromStr};
+
+use proto::model::Family;
 
 /// Where iptables keeps its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,15 +25,28 @@ impl Variant {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 
+    /// The program of a family; those that save and restore have its name with `-save` and `-restore` behind.
+    #[must_use]
+    pub const fn program(self, family: Family) -> &'static str {
+        match (self, family) {
+            (Self::Nft, Family::V4) => "iptables-nft",
+            (Self::Nft, Family::V6) => "ip6tables-nft",
+            (Self::Legacy, Family::V4) => "iptables-legacy",
+            (Self::Legacy, Family::V6) => "ip6tables-legacy",
+        }
+    }
+
     /// What `iptables --version` says.
-    pub(super) fn from_version(version: &str) -> Self {
+    #[must_use]
+    pub fn from_version(version: &str) -> Self {
         // Before there were two it said nothing.
         if version.contains("(nf_tables)") { Self::Nft } else { Self::Legacy }
     }
 
     /// By what each of them has saved, and by what `iptables` is. What bears Fairlead's names decides; then whose chains of Kubernetes
     /// there are, kubelet's hint among them.
-    pub(super) fn choose(saved: &[(Self, String)], default: Self) -> Self {
+    #[must_use]
+    pub fn choose(saved: &[(Self, String)], default: Self) -> Self {
         let only = |prefix: &str| {
             let marker = format!("\n:{prefix}");
             let mut found =
@@ -68,15 +84,17 @@ mod tests {
         let kubelet = "*mangle\n:PREROUTING ACCEPT [0:0]\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
         let ours = "*filter\n:KUBE-SERVICES - [0:0]\n:FAIRLEAD-REJECT - [0:0]\nCOMMIT\n";
         let foreign = "*nat\n:CNI-KUBE - [0:0]\nCOMMIT\n";
-        let choose = |nft: &str, legacy: &str| {
-            let saved = [(Variant::Nft, nft.to_owned()), (Variant::Legacy, legacy.to_owned())];
-            Variant::choose(&saved, Variant::Nft)
-        };
+        let ipvs = "*mangle\n:INPUT ACCEPT [0:0]\n:FAIRLEAD-IPVS - [0:0]\nCOMMIT\n";
+        let saved =
+            |nft: &str, legacy: &str| [(Variant::Nft, nft.to_owned()), (Variant::Legacy, legacy.to_owned())];
+        let choose = |nft: &str, legacy: &str| Variant::choose(&saved(nft, legacy), Variant::Nft);
         assert_eq!(choose("", ""), Variant::Nft);
         assert_eq!(choose(foreign, kubelet), Variant::Legacy);
         assert_eq!(choose(kubelet, kubelet), Variant::Nft);
         assert_eq!(choose(kubelet, ours), Variant::Legacy);
+        assert_eq!(choose(kubelet, ipvs), Variant::Legacy);
         assert_eq!(Variant::choose(&[], Variant::Legacy), Variant::Legacy);
+        assert_eq!(Variant::choose(&saved("", ""), Variant::Legacy), Variant::Legacy);
         assert_eq!(Variant::from_version("iptables v1.8.9 (nf_tables)"), Variant::Nft);
         assert_eq!(Variant::from_version("iptables v1.8.9 (legacy)"), Variant::Legacy);
         assert_eq!(Variant::from_version("iptables v1.6.1"), Variant::Legacy);
