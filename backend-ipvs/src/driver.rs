@@ -6,7 +6,7 @@ mod tests;
 mod watch;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -15,7 +15,7 @@ use agent::{
     Applied, Changes, Drift, Item, NodeState,
     traffic::{Claims, Front, NodePortAddresses, is_urgent},
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use proto::model::{Failure, Family, PerFamily, ServicePortKey};
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -40,6 +40,8 @@ pub(crate) struct Driver<K> {
     claims: Claims,
     /// Why the kernel refused a service port. It may hold some of it.
     refused: BTreeMap<ServicePortKey, String>,
+    /// What the kernel has in place of what a service port wants, and why. It is tried again when that is looked at again.
+    makeshifts: BTreeMap<ServicePortKey, String>,
     /// When the kernel is looked at next.
     look: Instant,
     /// The same of the rules, which takes a program.
@@ -54,6 +56,7 @@ impl<K: Kernel> Driver<K> {
             programmed: None,
             claims: Claims::default(),
             refused: BTreeMap::new(),
+            makeshifts: BTreeMap::new(),
             look: Instant::now() + watch::INTERVAL,
             look_at_rules: Instant::now() + watch::INTERVAL,
         }
@@ -77,6 +80,7 @@ impl<K: Kernel> Driver<K> {
             state.services().iter().partition(|(_, service)| is_urgent(&service.port));
         let mut operations = Vec::new();
         self.refused.clear();
+        self.makeshifts.clear();
         for services in [urgent, others] {
             let mut touched = BTreeSet::new();
             for (key, _) in services {
@@ -118,6 +122,7 @@ impl<K: Kernel> Driver<K> {
         // What one gives up another may take.
         for key in &services {
             touched.extend(programmed.forget(key));
+            self.makeshifts.remove(key);
         }
         for key in &services {
             let desired = self.desired(state, key, &mut programmed)?;
@@ -181,20 +186,22 @@ impl<K: Kernel> Driver<K> {
         }
         let writes = operations.len();
         let refused = self.kernel.commit(operations.clone()).await.context("change what is there")?;
-        for Refused { index, reason } in &refused {
-            let object = operations.get(*index).map(Operation::object);
-            let owners = object.map(|object| programmed.owners(object)).unwrap_or_default();
-            if owners.is_empty() {
-                bail!("{reason}");
-            }
-            for owner in owners {
-                self.refused.entry(owner).or_insert_with(|| reason.clone());
-            }
-        }
-        let refused: HashSet<usize> = refused.into_iter().map(|refused| refused.index).collect();
+        let refused: HashMap<usize, Refused> = refused.into_iter().map(|one| (one.index, one)).collect();
+        let objects = refused.keys().filter_map(|index| Some(*operations.get(*index)?.object())).collect();
+        let owners = if refused.is_empty() { HashMap::new() } else { programmed.owners(&objects) };
         for (index, operation) in operations.into_iter().enumerate() {
-            if !refused.contains(&index) {
+            let Some(Refused { reason, instead, .. }) = refused.get(&index) else {
                 programmed.settle(operation);
+                continue;
+            };
+            let object = *operation.object();
+            let owners = owners.get(&object).with_context(|| reason.clone())?;
+            let list = if instead.is_some() { &mut self.makeshifts } else { &mut self.refused };
+            for owner in owners {
+                list.entry(owner.clone()).or_insert_with(|| reason.clone());
+            }
+            if let Some(value) = instead {
+                programmed.settle(Operation::Change(object, value.clone()));
             }
         }
         programmed.settle_leftovers(touched);
@@ -301,17 +308,22 @@ impl<K: Kernel> Driver<K> {
     }
 
     fn applied(&self, writes: usize) -> Applied {
-        let refused = self.refused.iter().map(|(key, reason)| Failure {
-            key: key.clone(),
-            reason: reason.clone(),
-            retryable: true,
-        });
-        let excluded = self.programmed.iter().flat_map(Programmed::excluded).map(|(key, addresses)| {
+        let failure = |retryable| {
+            move |(key, reason): (&ServicePortKey, &String)| Failure {
+                key: key.clone(),
+                reason: reason.clone(),
+                retryable,
+            }
+        };
+        let refused = self.refused.iter().map(failure(true));
+        let makeshifts = self.makeshifts.iter().map(failure(false));
+        let may_exclude = self.programmed.iter().filter(|_| !self.settings.exclude.is_empty());
+        let excluded = may_exclude.flat_map(Programmed::excluded).map(|(key, addresses)| {
             let list: Vec<_> = addresses.iter().map(ToString::to_string).collect();
             let reason = format!("{} is in a range that was said to be left alone", list.join(", "));
             Failure { key: key.clone(), reason, retryable: false }
         });
-        let failures = self.claims.failures().chain(excluded).chain(refused).collect();
+        let failures = self.claims.failures().chain(excluded).chain(makeshifts).chain(refused).collect();
         Applied { writes, failures, ..Applied::default() }
     }
 }

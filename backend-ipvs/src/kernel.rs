@@ -15,13 +15,13 @@ use std::{
 use ::netlink::ipvs::{Service, Timeouts};
 use anyhow::Result;
 use ipnet::IpNet;
-use proto::model::PerFamily;
+use proto::model::{Family, PerFamily};
 
 use crate::{
     desired::Rules,
-    object::Object,
+    object::{Object, Value},
     plan::{Operation, Pieces},
-    set::{self, Content, Set},
+    set::{Content, Set},
     settings::Arp,
 };
 pub(crate) use netlink::Netlink;
@@ -70,6 +70,13 @@ pub(crate) struct Ours {
     pub(crate) exclude: Vec<IpNet>,
 }
 
+/// What our sets hold: VIPs and node ports, with the numbers of their protocols.
+#[derive(Debug, Default)]
+pub(crate) struct Fronts {
+    vips: HashSet<(u8, SocketAddr)>,
+    node_ports: HashSet<(Family, u8, u16)>,
+}
+
 /// What is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listing {
@@ -96,6 +103,8 @@ pub(crate) struct Refused {
     /// Which one.
     pub(crate) index: usize,
     pub(crate) reason: String,
+    /// What the kernel took in its place, if it took anything.
+    pub(crate) instead: Option<Value>,
 }
 
 /// How much there is.
@@ -123,14 +132,14 @@ pub(crate) enum RulesFound {
 // === impl Ours ===
 
 impl Ours {
-    /// Whether a virtual server is ours, given the addresses that are, and the entries of our sets.
-    pub(crate) fn has(&self, server: &Service, addresses: &HashSet<IpAddr>, entries: &Pieces) -> bool {
+    /// Whether a virtual server is ours, given the addresses that are, and what our sets hold.
+    pub(crate) fn has(&self, server: &Service, addresses: &HashSet<IpAddr>, fronts: &Fronts) -> bool {
         match server {
             Service::Mark(_, mark) => crate::mark::Mark::from_raw(*mark).is_some(),
             Service::Address(_, address) => {
                 let ip = address.ip();
                 !self.excludes(&ip)
-                    && (addresses.contains(&ip) || self.wanted.contains(server) || is_front(server, entries))
+                    && (addresses.contains(&ip) || self.wanted.contains(server) || fronts.have(server))
             }
         }
     }
@@ -141,14 +150,30 @@ impl Ours {
     }
 }
 
-/// Whether our sets know a virtual server as a VIP, or as a node port.
-fn is_front(server: &Service, entries: &Pieces) -> bool {
-    entries.keys().any(|object| match object {
-        Object::Entry(Set { content: Content::NodePorts, .. }, entry) => set::is_port_of(entry, server),
-        Object::Entry(Set { content: Content::Vips, .. }, entry) => {
-            set::is_port_of(entry, server)
-                && matches!(server, Service::Address(_, address) if entry.ip == Some(address.ip()))
+// === impl Fronts ===
+
+impl Fronts {
+    /// Those in the entries among these pieces.
+    pub(crate) fn of(pieces: &Pieces) -> Self {
+        let mut fronts = Self::default();
+        for object in pieces.keys() {
+            let Object::Entry(Set { content, family }, entry) = object else { continue };
+            let (Some(protocol), Some(port)) = (entry.protocol, entry.port) else { continue };
+            match (content, entry.ip) {
+                (Content::NodePorts, _) => drop(fronts.node_ports.insert((*family, protocol, port))),
+                (Content::Vips, Some(ip)) => {
+                    fronts.vips.insert((protocol, SocketAddr::new(ip, port)));
+                }
+                _ => {}
+            }
         }
-        _ => false,
-    })
+        fronts
+    }
+
+    fn have(&self, server: &Service) -> bool {
+        let Service::Address(protocol, address) = server else { return false };
+        let protocol = protocol.number();
+        self.vips.contains(&(protocol, *address))
+            || self.node_ports.contains(&(Family::of(&address.ip()), protocol, address.port()))
+    }
 }

@@ -9,7 +9,8 @@
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
 };
 
@@ -57,8 +58,13 @@ pub(crate) fn plan<'a>(
 ) -> Vec<Operation> {
     let touched: BTreeSet<Object> = touched.into_iter().collect();
     let is_wanted = |object: &Object| wanted(object).is_some();
-    let mut planner =
-        Planner { present, is_wanted: &is_wanted, gone: HashSet::new(), operations: Vec::new() };
+    let mut planner = Planner {
+        present,
+        is_wanted: &is_wanted,
+        gone: HashSet::new(),
+        operations: Vec::new(),
+        at_ports: OnceCell::new(),
+    };
     let mut unwanted = Vec::new();
     for object in touched {
         match (present.get(&object), wanted(&object)) {
@@ -83,7 +89,12 @@ struct Planner<'a> {
     is_wanted: &'a dyn Fn(&Object) -> bool,
     gone: HashSet<Object>,
     operations: Vec<Operation>,
+    /// Made when the first node port goes.
+    at_ports: OnceCell<AtPorts>,
 }
+
+/// The virtual servers at addresses, by their ports.
+type AtPorts = HashMap<(Family, u8, u16), Vec<Service>>;
 
 // === impl Planner ===
 
@@ -135,10 +146,12 @@ impl Planner<'_> {
 
     /// Whether there will be virtual servers at addresses of the node for a node port.
     fn serves_node_port(&self, entry: &Entry) -> bool {
-        self.present.keys().any(|object| match object {
-            Object::Server(server) => set::is_port_of(entry, server) && self.stays(object),
-            _ => false,
-        })
+        let (Some(protocol), Some(port), Some(ip)) = (entry.protocol, entry.port, entry.ip) else {
+            return false;
+        };
+        let at_ports = self.at_ports.get_or_init(|| at_ports(self.present));
+        let servers = at_ports.get(&(Family::of(&ip), protocol, port));
+        servers.is_some_and(|servers| servers.iter().any(|server| self.stays(&Object::Server(*server))))
     }
 
     /// Whether a VIP leads to a virtual server that is there only until its connections have ended.
@@ -176,6 +189,17 @@ impl Planner<'_> {
             servers.any(|(server, _)| !self.gone.contains(server))
         })
     }
+}
+
+fn at_ports(pieces: &Pieces) -> AtPorts {
+    let mut ports = AtPorts::new();
+    for object in pieces.keys() {
+        if let Object::Server(server @ Service::Address(protocol, address)) = object {
+            let port = (Family::of(&address.ip()), protocol.number(), address.port());
+            ports.entry(port).or_default().push(*server);
+        }
+    }
+    ports
 }
 
 /// The destinations of a virtual server.

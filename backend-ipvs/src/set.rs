@@ -4,10 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use agent::traffic::Front;
 use ipnet::IpNet;
-use netlink::{
-    ipset::{self, Entry, Kind, Marks, NewSet},
-    ipvs,
-};
+use netlink::ipset::{self, Entry, Kind, Marks, NewSet};
 use proto::model::{Family, Protocol};
 
 /// A set, of one family.
@@ -156,16 +153,4 @@ pub(crate) fn front(front: &Front, family: Family) -> Vec<Entry> {
         }
         Front::Address(ip) => vec![address(ip)],
     }
-}
-
-/// Whether an entry is about the port of a virtual server at an address.
-pub(crate) fn is_port_of(entry: &Entry, server: &ipvs::Service) -> bool {
-    let ipvs::Service::Address(protocol, address) = server else { return false };
-    let protocol = match protocol {
-        ipvs::Protocol::Tcp => Protocol::Tcp,
-        ipvs::Protocol::Udp => Protocol::Udp,
-        ipvs::Protocol::Sctp => Protocol::Sctp,
-    };
-    let is_family = entry.ip.is_some_and(|ip| ip.is_ipv4() == address.is_ipv4());
-    is_family && entry.port == Some(address.port()) && entry.protocol == Some(protocol as u8)
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::expect_used)]
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::time::Duration;
 
 use fairlead_e2e::manifests::Service;
@@ -15,6 +16,8 @@ const ANNOTATION: &str = "fairlead.io/ipvs-scheduler";
 const PORT: u16 = 80;
 const TARGET_PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
+/// The program that the kernel loads modules with.
+const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// So many connections, for the kernel to count.
 const CONNECTIONS: u64 = 5;
@@ -55,6 +58,35 @@ fn the_annotation_changes_the_scheduler_in_place() {
         }
         deployment.frontend().wait_for_line(&format!("metadata.annotations[{ANNOTATION}]"), 0, PATIENCE);
         assert!(client.tcp(vip).is_ok());
+    });
+}
+
+/// Connections are served in turn until the module is there.
+#[test]
+fn a_scheduler_that_the_kernel_lacks_is_stood_in_for() {
+    uml::inside(|| {
+        uml::load(&[]);
+        let mut deployment = Deployment::start(Backend::Ipvs, |cluster| vec![web(cluster)]);
+        let web = web(deployment.cluster());
+        let netns = deployment.cluster().node('a').netns.clone();
+        let vip = (plan::cluster_ip(1).v4, PORT).into();
+        let client = deployment.cluster().pod("pod-a-1").client();
+        // From now on the kernel can load no module.
+        let loader = fs::read_to_string(MODPROBE).expect("a path");
+        fs::write(MODPROBE, "/bin/false").expect("a kernel with modules");
+        let mut annotate = |scheduler: &str| {
+            deployment.apply_changed(&web, |objects| {
+                objects[0]["metadata"]["annotations"] = json!({ ANNOTATION: scheduler });
+            });
+            schedulers(&netns).0
+        };
+        assert_eq!(annotate("wlc"), ["-s rr"; 4]);
+        assert!(client.tcp(vip).is_ok());
+        fs::write(MODPROBE, loader).expect("a kernel with modules");
+        assert_eq!(annotate("sed"), ["-s sed"; 4]);
+        assert_eq!(annotate("wlc"), ["-s wlc"; 4]);
+        let agent = deployment.agent(deployment.cluster().node('a'));
+        agent.wait_for_line("the kernel has no scheduler wlc", 0, PATIENCE);
     });
 }
 

@@ -135,7 +135,8 @@ impl Destination {
 
 impl Protocol {
     /// `IPPROTO_*`.
-    fn number(self) -> u16 {
+    #[must_use]
+    pub fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
             Self::Udp => 17,
@@ -145,7 +146,7 @@ impl Protocol {
 
     /// From `IPPROTO_*`.
     pub fn from_number(number: u16) -> Option<Self> {
-        [Self::Tcp, Self::Udp, Self::Sctp].into_iter().find(|protocol| protocol.number() == number)
+        [Self::Tcp, Self::Udp, Self::Sctp].into_iter().find(|protocol| u16::from(protocol.number()) == number)
     }
 }
 

@@ -45,6 +45,8 @@ use plan::{NodePorts, Server};
 const DEVICE: &str = "kube-ipvs0";
 /// That of Fairlead's IPVS backend, for which kube-proxy's virtual servers at cluster IPs are as good as its own.
 const FAIRLEADS: &str = "fairlead-ipvs0";
+/// The sets in which that has node ports.
+const FAIRLEADS_NODE_PORTS: [&str; 2] = ["FAIRLEAD-NODE-PORTS", "FAIRLEAD-6-NODE-PORTS"];
 /// The kernel lets go of the sets of a rule some moments after the rule is gone (nf_tables frees rules later): how often it is asked
 /// again, and how long the pause before is.
 const ATTEMPTS: usize = 40;
@@ -82,12 +84,18 @@ impl Leftovers {
         let local: HashSet<IpAddr> = interfaces.into_values().flatten().collect();
         let mut ipset = ipset::Handle::open()?;
         let sets = ipset.sets().context("list the sets of ipset")?;
+        let present: HashSet<String> = sets.into_iter().map(|set| set.name).collect();
         let sets: Vec<_> =
-            sets.into_iter().filter_map(|set| Some((names::family(&set.name)?, set.name))).collect();
+            present.iter().filter_map(|name| Some((names::family(name)?, name.clone()))).collect();
         let mut node_ports = NodePorts::new(local);
         for (family, name) in sets.iter().filter(|(_, name)| names::holds_node_ports(name)) {
             let entries = ipset.entries(name).with_context(|| format!("list the set {name}"))?;
             node_ports.extend(*family, names::protocol(name), &entries);
+        }
+        // Nor is a node port that Fairlead forwards kube-proxy's any more.
+        for name in FAIRLEADS_NODE_PORTS.into_iter().filter(|name| present.contains(*name)) {
+            let entries = ipset.entries(name).with_context(|| format!("list the set {name}"))?;
+            node_ports.retain_others(&entries);
         }
         let servers = servers(device.as_ref(), &node_ports)?;
         Ok(Self::new(servers, device.is_some(), sets))

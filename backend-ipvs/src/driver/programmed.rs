@@ -83,10 +83,15 @@ impl Programmed {
         touched
     }
 
-    /// Who wants a piece.
-    pub(super) fn owners(&self, object: &Object) -> Vec<ServicePortKey> {
-        let wants = |desired: &Desired| desired.pieces.iter().any(|(piece, _)| piece == object);
-        self.services.iter().filter(|(_, desired)| wants(desired)).map(|(key, _)| key.clone()).collect()
+    /// Who wants each of these pieces.
+    pub(super) fn owners(&self, objects: &HashSet<Object>) -> HashMap<Object, Vec<ServicePortKey>> {
+        let mut owners: HashMap<Object, Vec<ServicePortKey>> = HashMap::new();
+        for (key, desired) in &self.services {
+            for (object, _) in desired.pieces.iter().filter(|(object, _)| objects.contains(object)) {
+                owners.entry(*object).or_default().push(key.clone());
+            }
+        }
+        owners
     }
 
     pub(super) fn fronts(&self, key: &ServicePortKey) -> Vec<(Family, Front)> {

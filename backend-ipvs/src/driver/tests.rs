@@ -339,3 +339,38 @@ async fn a_change_is_as_large_as_what_changes() {
     // At the cluster IP, and for the mark of the node port.
     assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4);
 }
+
+/// Where the kernel lacks a scheduler the Service is served in turn, which is said, and tried again when the Service changes.
+#[tokio::test]
+async fn a_scheduler_that_is_missing_is_stood_in_for() {
+    let kernel = Fake::default();
+    kernel.lack(Some("wlc"));
+    let web = |endpoints: Vec<&'static str>| {
+        let state =
+            mk_state().service("default/other", |other| other.cluster_ip("10.96.0.2").endpoints([ONE]));
+        let web =
+            |web: ServiceBuilder| web.cluster_ip("10.96.0.1").ipvs_scheduler("wlc").endpoints(endpoints);
+        state.service("default/web", web).build()
+    };
+    let scheduler = |kernel: &Fake| match &kernel.pieces()[&Object::Server(cluster_ip())] {
+        Value::Scheduling(scheduling) => scheduling.scheduler.to_string(),
+        value => panic!("{value:?}"),
+    };
+    let mut driver = driver(&kernel);
+    let mut state = web(vec![ONE]);
+    let applied = driver.reconcile(&state).await.unwrap();
+    let [failure] = &applied.failures[..] else { panic!("{applied:?}") };
+    assert!(failure.key == mk_key("default/web") && !failure.retryable, "{failure:?}");
+    assert_eq!(scheduler(&kernel), "rr");
+    assert!(kernel.pieces().contains_key(&destination(ONE)));
+
+    let changes = transition(&mut state, &web(vec![ONE, TWO]));
+    let applied = driver.apply(&state, &changes).await.unwrap();
+    assert_eq!((applied.failures.len(), scheduler(&kernel).as_str()), (1, "rr"), "still missing");
+    assert!(kernel.pieces().contains_key(&destination(TWO)));
+
+    kernel.lack(None);
+    let changes = transition(&mut state, &web(vec![TWO]));
+    let applied = driver.apply(&state, &changes).await.unwrap();
+    assert_eq!((applied.failures, scheduler(&kernel).as_str()), (vec![], "wlc"), "it is there now");
+}

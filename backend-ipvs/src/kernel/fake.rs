@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use netlink::ipvs::Service;
 use proto::model::PerFamily;
 
-use super::{Base, Carried, Connections, Kernel, Listing, Ours, Refused, RulesFound, Survey};
+use super::{Base, Carried, Connections, Fronts, Kernel, Listing, Ours, Refused, RulesFound, Survey};
 use crate::{
     desired::Rules,
     object::{Object, Value},
@@ -33,6 +33,8 @@ struct Inner {
     elsewhere: HashSet<IpAddr>,
     /// Refused whenever they are to be added.
     poison: BTreeSet<Object>,
+    /// A scheduler that is not there: `rr` stands in for it.
+    lacks: Option<&'static str>,
     /// All that was executed.
     log: Vec<Operation>,
     /// How often a commit was asked for.
@@ -78,6 +80,11 @@ impl Fake {
         self.lock().poison = object.into_iter().collect();
     }
 
+    /// Has this scheduler no more, or all of them again.
+    pub(crate) fn lack(&self, scheduler: Option<&'static str>) {
+        self.lock().lacks = scheduler;
+    }
+
     /// What was executed since the last call.
     pub(crate) fn log(&self) -> Vec<Operation> {
         std::mem::take(&mut self.lock().log)
@@ -108,10 +115,9 @@ impl Kernel for Fake {
             _ => None,
         });
         let addresses: HashSet<IpAddr> = addresses.filter(|address| !ours.excludes(address)).collect();
+        let fronts = Fronts::of(&inner.pieces);
         let is_ours = |object: &Object| match object {
-            Object::Server(server) | Object::Destination(server, _) => {
-                ours.has(server, &addresses, &inner.pieces)
-            }
+            Object::Server(server) | Object::Destination(server, _) => ours.has(server, &addresses, &fronts),
             Object::Address(address) => !ours.excludes(address),
             Object::Entry(..) => true,
         };
@@ -124,10 +130,16 @@ impl Kernel for Fake {
         let mut inner = self.lock();
         inner.commits += 1;
         let mut refused = Vec::new();
-        for (index, operation) in operations.into_iter().enumerate() {
+        for (index, mut operation) in operations.into_iter().enumerate() {
+            let instead = inner.stand_in(&mut operation);
             match inner.execute(&operation) {
-                Ok(()) => inner.log.push(operation),
-                Err(reason) => refused.push(Refused { index, reason: reason.to_owned() }),
+                Ok(()) => {
+                    inner.log.push(operation);
+                    if instead.is_some() {
+                        refused.push(Refused { index, reason: "no such scheduler".to_owned(), instead });
+                    }
+                }
+                Err(reason) => refused.push(Refused { index, reason: reason.to_owned(), instead: None }),
             }
         }
         Ok(refused)
@@ -179,6 +191,17 @@ impl Kernel for Fake {
 // === impl Inner ===
 
 impl Inner {
+    /// Another scheduler, where the one that is asked for is not there.
+    fn stand_in(&self, operation: &mut Operation) -> Option<Value> {
+        let (Operation::Add(_, value) | Operation::Change(_, value)) = operation else { return None };
+        let Value::Scheduling(scheduling) = value else { return None };
+        if self.lacks != Some(&*scheduling.scheduler) {
+            return None;
+        }
+        scheduling.scheduler = "rr".into();
+        Some(value.clone())
+    }
+
     fn execute(&mut self, operation: &Operation) -> Result<(), &'static str> {
         let is_there = self.pieces.contains_key(operation.object());
         match operation {

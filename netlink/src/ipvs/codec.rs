@@ -48,7 +48,7 @@ fn write_name(buf: &mut Vec<u8>, service: &Service) {
     match service {
         Service::Address(protocol, address) => {
             buf.put(svc::AF, &Family::of(address).number().to_ne_bytes());
-            buf.put(svc::PROTOCOL, &protocol.number().to_ne_bytes());
+            buf.put(svc::PROTOCOL, &u16::from(protocol.number()).to_ne_bytes());
             buf.put(svc::ADDR, &address_bytes(address.ip()));
             buf.put(svc::PORT, &address.port().to_be_bytes());
         }

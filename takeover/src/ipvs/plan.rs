@@ -72,6 +72,19 @@ impl NodePorts {
         }
     }
 
+    /// Leaves out ports that are in one of Fairlead's sets, whatever address they have there.
+    pub(super) fn retain_others(&mut self, entries: &[ipset::Entry]) {
+        for ipset::Entry { ip, protocol, port, .. } in entries {
+            let (Some(ip), Some(protocol), Some(port)) = (ip, protocol, port) else { continue };
+            let family = Family::of(*ip);
+            let is_it = |of: Protocol, other: u16| of.number() == *protocol && other == *port;
+            self.ports.retain(|(of, protocol, port)| *of != family || !is_it(*protocol, *port));
+            self.sockets.retain(|(protocol, socket)| {
+                Family::of(socket.ip()) != family || !is_it(*protocol, socket.port())
+            });
+        }
+    }
+
     fn contain(&self, protocol: Protocol, address: SocketAddr) -> bool {
         let is_in_a_set = self.sockets.contains(&(protocol, address))
             || self.ports.contains(&(Family::of(address.ip()), protocol, address.port()));

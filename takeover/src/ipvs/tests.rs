@@ -82,6 +82,38 @@ fn virtual_servers_are_its_by_address_or_by_port_of_the_node() {
     assert_eq!(plan::place(&service(Protocol::Tcp, "10.96.0.10:80"), None, &node_ports), None);
 }
 
+/// Whatever leads to its virtual servers there: they are its to drain and to remove.
+#[test]
+fn a_node_port_that_fairlead_forwards_is_not_its_any_more() {
+    let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+    let mut node_ports = NodePorts::new(HashSet::from([ip("172.16.0.11"), ip("fd00:172:16::11")]));
+    let port = |port| Entry { port: Some(port), ..Entry::default() };
+    node_ports.extend(Family::V4, Protocol::Tcp, &[port(30080), port(30081)]);
+    node_ports.extend(Family::V4, Protocol::Udp, &[port(30080)]);
+    node_ports.extend(Family::V6, Protocol::Tcp, &[port(30080)]);
+    let sctp = Entry { ip: Some(ip("172.16.0.11")), ..port(30080) };
+    node_ports.extend(Family::V4, Protocol::Sctp, &[sctp]);
+    // In two halves, as Fairlead has it.
+    let halves = ["0.0.0.0", "128.0.0.0"];
+    let fairleads =
+        halves.map(|half| Entry { ip: Some(ip(half)), protocol: Some(6), prefix: Some(1), ..port(30080) });
+    node_ports.retain_others(&fairleads);
+    let is_its = |protocol, address| plan::place(&service(protocol, address), None, &node_ports).is_some();
+    assert!(!is_its(Protocol::Tcp, "172.16.0.11:30080"));
+    assert!(is_its(Protocol::Tcp, "172.16.0.11:30081"));
+    assert!(is_its(Protocol::Udp, "172.16.0.11:30080"));
+    assert!(is_its(Protocol::Tcp, "[fd00:172:16::11]:30080"));
+    assert!(is_its(Protocol::Sctp, "172.16.0.11:30080"));
+    node_ports.retain_others(&[Entry {
+        ip: Some(ip("0.0.0.0")),
+        protocol: Some(132),
+        prefix: Some(1),
+        ..port(30080)
+    }]);
+    let is_its = |protocol, address| plan::place(&service(protocol, address), None, &node_ports).is_some();
+    assert!(!is_its(Protocol::Sctp, "172.16.0.11:30080"));
+}
+
 #[test]
 fn what_is_idle_goes_with_everything() {
     let servers = vec![

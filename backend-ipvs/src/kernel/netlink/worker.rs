@@ -16,7 +16,9 @@ use netlink::{
 };
 use proto::model::{Family, PerFamily};
 
-use super::super::{Base, Carried, Connections, DEVICE, Listing, Ours, RulesFound, Survey, iptables::Tools};
+use super::super::{
+    Base, Carried, Connections, DEVICE, Fronts, Listing, Ours, RulesFound, Survey, iptables::Tools,
+};
 use crate::{
     desired::Rules,
     mark::Mark,
@@ -97,8 +99,9 @@ impl Worker {
             addresses.insert(address);
             pieces.insert(Object::Address(address), Value::Plain);
         }
+        let fronts = Fronts::of(&pieces);
         for (server, scheduling) in self.ipvs()?.schedulings()? {
-            if !ours.has(&server, &addresses, &pieces) {
+            if !ours.has(&server, &addresses, &fronts) {
                 continue;
             }
             for destination in self.ipvs()?.destinations(&server)? {

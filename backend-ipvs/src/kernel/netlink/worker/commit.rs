@@ -1,12 +1,15 @@
 //! Operations become messages: those that follow each other and are of one kind go together.
 
-use std::net::IpAddr;
+use std::{
+    collections::{HashMap, HashSet},
+    net::IpAddr,
+};
 
 use anyhow::{Context, Result};
 use netlink::{
     Errno,
     ipset::Entry,
-    ipvs::{Command, Destination},
+    ipvs::{Command, Destination, PERSISTENT, Scheduling, Service},
 };
 use nix::libc;
 
@@ -19,6 +22,27 @@ use crate::{
     plan::Operation,
     set::Set,
 };
+
+/// The scheduler that stands in for one that the kernel does not have.
+const MAKESHIFT: &str = "rr";
+
+/// What has come of commands, by their indices.
+#[derive(Debug, Default)]
+struct Outcome {
+    refused: Vec<(usize, Errno)>,
+    /// Virtual servers that were made with another scheduler, for the kernel does not have theirs.
+    makeshifts: HashMap<usize, Scheduling>,
+}
+
+/// What is left of a command that was refused.
+enum Left {
+    /// It is as it should be.
+    Nothing,
+    /// That.
+    Refusal,
+    /// This instead.
+    Command(Command),
+}
 
 /// What goes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +64,11 @@ impl Worker {
         for run in operations.chunk_by(|one, other| batch(one) == batch(other)) {
             let mut refuse = |index: usize, errno: Errno| {
                 let what = run.get(index).map(|operation| operation.object().to_string()).unwrap_or_default();
-                refused.push(Refused { index: done + index, reason: format!("{what}: {errno}") });
+                refused.push(Refused {
+                    index: done + index,
+                    reason: format!("{what}: {errno}"),
+                    instead: None,
+                });
             };
             match run.first().map(batch) {
                 Some(Batch::AddEntries(set)) => {
@@ -64,9 +92,11 @@ impl Worker {
                 }
                 Some(Batch::Commands) => {
                     let commands: Vec<Command> = run.iter().filter_map(command).collect();
-                    for (index, errno) in self.execute(commands)? {
-                        refuse(index, errno);
-                    }
+                    let outcome = self.execute(commands)?;
+                    outcome.refused.into_iter().for_each(|(index, errno)| refuse(index, errno));
+                    refused.extend(outcome.makeshifts.into_iter().filter_map(|(index, scheduling)| {
+                        Some(makeshift_of(run.get(index)?, done + index, scheduling))
+                    }));
                 }
                 None => {}
             }
@@ -75,31 +105,90 @@ impl Worker {
         Ok(refused)
     }
 
-    /// Executes commands. One that is refused because somebody else came first is tried in the other form: what is there is changed,
-    /// and what has to go is gone.
-    fn execute(&mut self, commands: Vec<Command>) -> Result<Vec<(usize, Errno)>> {
-        let mut refused = Vec::new();
-        for one in self.ipvs()?.execute(&commands)? {
-            let other = match (commands.get(one.index), one.errno.0) {
-                (Some(Command::AddService(server, scheduling)), libc::EEXIST) => {
-                    Some(Command::SetService(*server, scheduling.clone()))
+    /// Executes commands. One that is refused is tried in another form where there is one, until the kernel has taken it or there is none.
+    fn execute(&mut self, commands: Vec<Command>) -> Result<Outcome> {
+        let mut outcome = Outcome::default();
+        let mut round: Vec<(usize, Command)> = commands.into_iter().enumerate().collect();
+        while !round.is_empty() {
+            let commands: Vec<Command> = round.iter().map(|(_, command)| command.clone()).collect();
+            let refused = self.ipvs()?.execute(&commands)?;
+            let (mut next, mut remade) = (Vec::new(), HashSet::new());
+            for (one, (index, command)) in
+                refused.iter().filter_map(|one| Some((one, round.get(one.index)?.clone())))
+            {
+                match left(command, one.errno, &remade) {
+                    Left::Nothing => {}
+                    Left::Refusal => {
+                        outcome.makeshifts.remove(&index);
+                        outcome.refused.push((index, one.errno));
+                    }
+                    Left::Command(command) => {
+                        if let Command::AddService(server, scheduling)
+                        | Command::SetService(server, scheduling) = &command
+                        {
+                            remade.insert(*server);
+                            if one.errno.0 == libc::ENOENT {
+                                outcome.makeshifts.insert(index, scheduling.clone());
+                            }
+                        }
+                        next.push((index, command));
+                    }
                 }
-                (Some(Command::AddDestination(server, to)), libc::EEXIST) => {
-                    Some(Command::SetDestination(*server, *to))
-                }
-                (Some(Command::DeleteService(_)), libc::ESRCH)
-                | (Some(Command::DeleteDestination(..)), libc::ESRCH | libc::ENOENT) => continue,
-                _ => None,
-            };
-            let Some(other) = other else {
-                refused.push((one.index, one.errno));
-                continue;
-            };
-            let again = self.ipvs()?.execute(&[other])?;
-            refused.extend(again.first().map(|again| (one.index, again.errno)));
+            }
+            round = next;
         }
-        Ok(refused)
+        Ok(outcome)
     }
+}
+
+/// What is left of a command that was refused. `remade`: the virtual servers before it that are tried again, in the order of commands.
+fn left(command: Command, errno: Errno, remade: &HashSet<Service>) -> Left {
+    match (command, errno.0) {
+        // Somebody else came first: what is there is changed, and what has to go is gone.
+        (Command::AddService(server, scheduling), libc::EEXIST) => {
+            Left::Command(Command::SetService(server, scheduling))
+        }
+        (Command::AddDestination(server, to), libc::EEXIST) => {
+            Left::Command(Command::SetDestination(server, to))
+        }
+        (Command::DeleteService(_), libc::ESRCH)
+        | (Command::DeleteDestination(..), libc::ESRCH | libc::ENOENT) => Left::Nothing,
+        // No such scheduler. `ip_vs_rr` comes with IPVS everywhere.
+        (Command::AddService(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
+            if *scheduler != *MAKESHIFT =>
+        {
+            Left::Command(Command::AddService(server, makeshift(flags, timeout)))
+        }
+        (Command::SetService(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
+            if *scheduler != *MAKESHIFT =>
+        {
+            Left::Command(Command::SetService(server, makeshift(flags, timeout)))
+        }
+        // It came with its virtual server.
+        (command @ Command::AddDestination(server, _), libc::ESRCH) if remade.contains(&server) => {
+            Left::Command(command)
+        }
+        _ => Left::Refusal,
+    }
+}
+
+/// What a virtual server is made with for want of its scheduler.
+fn makeshift(flags: u32, timeout: u32) -> Scheduling {
+    Scheduling { scheduler: MAKESHIFT.into(), flags: flags & PERSISTENT, timeout }
+}
+
+fn makeshift_of(operation: &Operation, index: usize, instead: Scheduling) -> Refused {
+    let object = operation.object();
+    let reason = match operation {
+        Operation::Add(_, Value::Scheduling(Scheduling { scheduler, .. }))
+        | Operation::Change(_, Value::Scheduling(Scheduling { scheduler, .. })) => format!(
+            "{object}: the kernel has no scheduler {scheduler} (module ip_vs_{scheduler}), it is {} until the Service or the agent \
+             changes",
+            instead.scheduler
+        ),
+        _ => object.to_string(),
+    };
+    Refused { index, reason, instead: Some(Value::Scheduling(instead)) }
 }
 
 fn batch(operation: &Operation) -> Batch {
