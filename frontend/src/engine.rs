@@ -25,6 +25,7 @@ use crate::{
     index::Index,
     log::{Limits, Log},
     object::Update,
+    source::Freshness,
     streams::Streams,
 };
 
@@ -65,6 +66,7 @@ pub(crate) struct Shared {
     /// The present revision; `None` until every kind of object has been delivered.
     revision: watch::Sender<Option<Revision>>,
     pub(crate) streams: Streams,
+    pub(crate) freshness: Freshness,
 }
 
 impl Default for Config {
@@ -96,8 +98,15 @@ impl Frontend {
                 log: Mutex::new(log),
                 revision: watch::Sender::new(None),
                 streams: Streams::default(),
+                freshness: Freshness::default(),
             }),
         }
+    }
+
+    /// How well the source hears from its API: given to the source, which writes it, and to whoever reports it.
+    #[must_use]
+    pub fn freshness(&self) -> Freshness {
+        self.shared.freshness.clone()
     }
 
     /// Takes in what sources say and commits it, until the shutdown. There must be only one such writer.

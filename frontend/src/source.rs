@@ -6,6 +6,7 @@
 //!   manifests: read, inotify ─┘
 //! ```
 
+mod freshness;
 mod kubernetes;
 mod manifests;
 mod parse;
@@ -16,6 +17,7 @@ use anyhow::Result;
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 
+pub use self::freshness::{Freshness, KindFreshness, Phase};
 use crate::object::Update;
 
 /// A source of [`Update`]s.
@@ -39,10 +41,17 @@ impl Source {
     ///
     /// One [`Update::Replace`] for each kind comes first. From then on trouble with the source is logged and mended, never
     /// delivered: what has been delivered stays in force. Fails only if there is no way to start.
-    pub async fn run(self, updates: mpsc::Sender<Update>, shutdown: Shutdown) -> Result<()> {
+    ///
+    /// What an API confirms is written down in `freshness`; a directory needs no confirmation, and says nothing there.
+    pub async fn run(
+        self,
+        updates: mpsc::Sender<Update>,
+        freshness: Freshness,
+        shutdown: Shutdown,
+    ) -> Result<()> {
         match self {
             Self::Manifests(directory) => manifests::run(directory, updates, shutdown).await,
-            Self::Kubernetes(client) => kubernetes::run(client, updates, shutdown).await,
+            Self::Kubernetes(client) => kubernetes::run(client, updates, freshness, shutdown).await,
         }
     }
 }

@@ -40,7 +40,8 @@ pub(crate) async fn spawn(source: &SourceArgs, cluster: &ClusterArgs, tasks: &mu
     let ready = Arc::new(Ready::new());
     let listed = ready.guard("first list of all objects");
     let (updates, receiver) = mpsc::channel(UPDATES);
-    tasks.spawn("source", move |shutdown| source.run(updates, shutdown));
+    let freshness = frontend.freshness();
+    tasks.spawn("source", move |shutdown| source.run(updates, freshness, shutdown));
     let engine = frontend.clone();
     tasks.spawn("engine", move |shutdown| async move { engine.run(receiver, listed, shutdown).await });
     Ok(frontend)

@@ -58,7 +58,7 @@ pub(super) fn from_json<R: Resource>(json: &Value) -> Parsed {
     serde_path_to_error::deserialize(json).map_or_else(
         |error| Parsed {
             kind: R::KIND,
-            name: ObjectName::new(metadata_field(json, "namespace"), metadata_field(json, "name")),
+            name: json_name(json),
             object: None,
             problems: vec![Problem {
                 field: error.path().to_string(),
@@ -67,6 +67,11 @@ pub(super) fn from_json<R: Resource>(json: &Value) -> Parsed {
         },
         |resource: R| from_resource(&resource),
     )
+}
+
+/// The name in an object's JSON; empty where there is none.
+pub(super) fn json_name(json: &Value) -> ObjectName {
+    ObjectName::new(metadata_field(json, "namespace"), metadata_field(json, "name"))
 }
 
 fn metadata_field<'a>(json: &'a Value, field: &str) -> &'a str {

@@ -81,7 +81,8 @@ fn start(manifests: &Manifests, shutdown: &Shutdown) -> Frontend {
     let config = Config { bookmark_interval: BOOKMARK_INTERVAL, ..Config::default() };
     let (frontend, ready) = (Frontend::new(config), Ready::new());
     let (updates, receiver) = mpsc::channel(UPDATES);
-    tokio::spawn(Source::Manifests(manifests.directory().to_owned()).run(updates, shutdown.clone()));
+    let source = Source::Manifests(manifests.directory().to_owned());
+    tokio::spawn(source.run(updates, frontend.freshness(), shutdown.clone()));
     let (engine, listed, shutdown) = (frontend.clone(), ready.guard("list"), shutdown.clone());
     tokio::spawn(async move { engine.run(receiver, listed, shutdown).await });
     frontend

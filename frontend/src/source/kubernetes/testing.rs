@@ -1,4 +1,5 @@
-//! An API server over real HTTP whose every answer is decided by the test: each request waits until the test takes it.
+//! An API server over real HTTP whose every answer is decided by the test: each request waits until the test takes it, and is
+//! answered well, in pieces, with nonsense, or never.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -36,12 +37,13 @@ pub(super) struct ApiServer {
 
 /// A request that has not been answered.
 pub(super) struct Call {
+    kind: Kind,
     /// What follows the `?`, as it was sent.
     pub(super) query: String,
     answer: oneshot::Sender<Response<Body>>,
 }
 
-/// An answer to a watch that goes on until it is dropped (the regular end), or cut.
+/// An answer, mostly to a watch, that goes on until it is dropped (the regular end), or cut.
 pub(super) struct Watch(Sender<Bytes, Cut>);
 
 impl ApiServer {
@@ -58,7 +60,7 @@ impl ApiServer {
         let (mut senders, mut calls) = (HashMap::new(), HashMap::new());
         for (kind, path) in paths {
             let (sender, receiver) = mpsc::unbounded_channel();
-            senders.insert(path, sender);
+            senders.insert(path, (kind, sender));
             calls.insert(kind, receiver);
         }
         tokio::spawn(serve(listener, senders));
@@ -71,9 +73,28 @@ impl ApiServer {
         call.unwrap_or_else(|_| panic!("no request for {kind}")).unwrap()
     }
 
-    /// Answers the next request for a kind, which must be a list.
+    /// Answers the next request for a kind, which must be a streaming list, and goes on with the watch that follows.
+    pub(super) async fn stream(&mut self, kind: Kind, version: &str, items: &[Value]) -> Watch {
+        let mut watch = self.call(kind).await.stream();
+        for item in items {
+            watch.send("ADDED", item).await;
+        }
+        watch.initial_end(kind, version).await;
+        watch
+    }
+
+    /// Refuses to stream lists of a kind, as a server from before Kubernetes 1.32 does.
+    pub(super) async fn refuse_stream(&mut self, kind: Kind) {
+        let call = self.call(kind).await;
+        call.assert(&["sendInitialEvents=true"]);
+        call.refuse(422);
+    }
+
+    /// Answers the next request for a kind, which must be one for the first page of a list, with everything there is.
     pub(super) async fn list(&mut self, kind: Kind, version: &str, items: &[Value]) {
-        self.call(kind).await.list(version, items, None);
+        let call = self.call(kind).await;
+        assert!(!call.query.contains("continue="), "{}", call.query);
+        call.list(version, items, None);
     }
 
     /// Answers the next request for a kind, which must be a watch from `version`.
@@ -84,14 +105,15 @@ impl ApiServer {
     }
 }
 
-async fn serve(listener: TcpListener, calls: HashMap<&'static str, mpsc::UnboundedSender<Call>>) {
+async fn serve(listener: TcpListener, calls: HashMap<&'static str, (Kind, mpsc::UnboundedSender<Call>)>) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         let calls = calls.clone();
         let service = service_fn(move |request: Request<Incoming>| {
             let (answer, answered) = oneshot::channel();
             let query = request.uri().query().unwrap_or_default().to_owned();
-            calls[request.uri().path()].send(Call { query, answer }).ok();
+            let (kind, calls) = &calls[request.uri().path()];
+            calls.send(Call { kind: *kind, query, answer }).ok();
             async move {
                 match answered.await {
                     Ok(response) => Ok::<_, Infallible>(response),
@@ -119,18 +141,36 @@ impl Call {
     #[track_caller]
     pub(super) fn list(self, version: &str, items: &[Value], next_page: Option<&str>) {
         assert!(!self.query.contains("watch="), "{}", self.query);
+        let kind = self.kind;
         self.answer(
             200,
             &json!({
-                "kind": "List",
-                "apiVersion": "v1",
+                "kind": format!("{kind}List"),
+                "apiVersion": api_version(kind),
                 "metadata": {"resourceVersion": version, "continue": next_page.unwrap_or_default()},
                 "items": items,
             }),
         );
     }
 
+    /// Accepts a watch from a version.
+    #[track_caller]
     pub(super) fn watch(self) -> Watch {
+        self.assert(&["watch=true", "allowWatchBookmarks=true"]);
+        assert!(!self.query.contains("sendInitialEvents="), "{}", self.query);
+        self.begin()
+    }
+
+    /// Accepts a streaming list.
+    #[track_caller]
+    pub(super) fn stream(self) -> Watch {
+        self.assert(&["watch=true", "allowWatchBookmarks=true", "resourceVersion="]);
+        self.assert(&["sendInitialEvents=true", "resourceVersionMatch=NotOlderThan"]);
+        self.begin()
+    }
+
+    /// Begins any successful answer.
+    pub(super) fn begin(self) -> Watch {
         let (sender, body) = Channel::new(16);
         self.answer.send(Response::new(body)).unwrap();
         Watch(sender)
@@ -145,7 +185,7 @@ impl Call {
         drop(self);
     }
 
-    fn answer(self, code: u16, body: &Value) {
+    pub(super) fn answer(self, code: u16, body: &Value) {
         let (mut sender, channel) = Channel::new(1);
         sender.try_send(hyper::body::Frame::data(body.to_string().into())).unwrap();
         let response = Response::builder().status(code).header("content-type", "application/json");
@@ -159,17 +199,21 @@ impl Watch {
         self.0.send_data(line.into()).await.unwrap();
     }
 
+    pub(super) async fn bytes(&mut self, bytes: &str) {
+        self.0.send_data(bytes.to_owned().into()).await.unwrap();
+    }
+
     pub(super) async fn bookmark(&mut self, kind: Kind, version: &str) {
-        let api_version = match kind {
-            Kind::Service | Kind::Node => "v1",
-            Kind::EndpointSlice => "discovery.k8s.io/v1",
-            Kind::ServiceCidr => "networking.k8s.io/v1",
-        };
-        let object = json!({
-            "kind": kind.to_string(),
-            "apiVersion": api_version,
-            "metadata": {"resourceVersion": version, "creationTimestamp": null},
-        });
+        self.mark(kind, json!({"resourceVersion": version, "creationTimestamp": null})).await;
+    }
+
+    pub(super) async fn initial_end(&mut self, kind: Kind, version: &str) {
+        let annotations = json!({"k8s.io/initial-events-end": "true"});
+        self.mark(kind, json!({"resourceVersion": version, "annotations": annotations})).await;
+    }
+
+    async fn mark(&mut self, kind: Kind, metadata: Value) {
+        let object = json!({"kind": kind.to_string(), "apiVersion": api_version(kind), "metadata": metadata});
         self.send("BOOKMARK", &object).await;
     }
 
@@ -179,8 +223,16 @@ impl Watch {
 
     /// Ends the connection in the middle of an event.
     pub(super) async fn cut(mut self) {
-        self.0.send_data(Bytes::from_static(b"{\"type\": \"ADDED\", \"obj")).await.unwrap();
+        self.bytes("{\"type\": \"ADDED\", \"obj").await;
         self.0.abort(Cut);
+    }
+}
+
+fn api_version(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Service | Kind::Node => "v1",
+        Kind::EndpointSlice => "discovery.k8s.io/v1",
+        Kind::ServiceCidr => "networking.k8s.io/v1",
     }
 }
 

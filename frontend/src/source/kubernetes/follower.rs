@@ -1,0 +1,315 @@
+//! Follows one kind for ever: lists, watches, and finds back after anything that may happen to either.
+//!
+//! ```text
+//!            ┌── a failed try: wait, then the other way ──┐
+//!            ▼                                            │
+//!   list, streamed or in pages ───────────────────────────┘
+//!            │ Replace
+//!            ▼
+//!   watch behind the last version ◀── ended, cut, silent: wait if it failed
+//!            │
+//!            └── version of no use, order broken, or not confirmed for too long ──▶ list
+//! ```
+//!
+//! What is right is what the API says, in the order of one watch. So nothing is ever compared with what is known: duplicates are
+//! applied again, and a list is taken as it is, even if its version is an older one (the API may come from a backup). Only within
+//! a watch versions must not go back. They are numbers there, in all of Kubernetes; where they are not, nothing is concluded.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kube::Client;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+use super::Deadlines;
+use super::arrived::{Event, Need, Watchable, What};
+use super::request::{RequestError, Requests, Start, Watch};
+use super::trouble::Trouble;
+use crate::object::{ObjectName, Parsed, Update};
+use crate::source::Freshness;
+use crate::source::freshness::{Phase, Recorder};
+
+/// Nobody receives updates any more.
+pub(super) struct NobodyReceives;
+
+/// Why a watch has ended.
+enum Failure {
+    Request(RequestError),
+    NobodyReceives,
+}
+
+/// Whether the server streams lists (`sendInitialEvents`, Kubernetes 1.32): supposed until it shows that it does not. One for all
+/// kinds.
+#[derive(Debug, Default)]
+pub(super) struct Streaming {
+    /// Never taken back: what it costs is some memory of the server.
+    off: AtomicBool,
+}
+
+/// How to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// As a watch that begins with everything.
+    Stream,
+    /// Page by page.
+    Pages,
+}
+
+/// Whether the kind has been delivered as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Delivery {
+    Due,
+    Done,
+}
+
+/// Follows one kind.
+pub(super) struct Follower<'a, K> {
+    requests: Requests<K>,
+    deadlines: Deadlines,
+    streaming: &'a Streaming,
+    updates: &'a mpsc::Sender<Update>,
+    recorder: Recorder,
+    trouble: Trouble,
+    delivery: Delivery,
+    /// How the next list is tried.
+    way: Way,
+}
+
+/// How far a kind is known.
+struct Position<K> {
+    version: String,
+    /// The watch that goes on from here, if there is one already.
+    watch: Option<Watch<K>>,
+}
+
+/// What a list has brought so far.
+type Listing = BTreeMap<ObjectName, Parsed>;
+
+// === impl Streaming ===
+
+impl Streaming {
+    fn is_supposed(&self) -> bool {
+        !self.off.load(Ordering::Relaxed)
+    }
+
+    fn give_up(&self, error: &RequestError) {
+        if !self.off.swap(true, Ordering::Relaxed) {
+            info!(%error, "the API does not stream lists: they are fetched in pages");
+        }
+    }
+}
+
+// === impl Follower ===
+
+impl<'a, K: Watchable> Follower<'a, K> {
+    pub(super) fn new(
+        client: &Client,
+        deadlines: Deadlines,
+        streaming: &'a Streaming,
+        updates: &'a mpsc::Sender<Update>,
+        freshness: &Freshness,
+    ) -> Self {
+        Self {
+            requests: Requests::new(client.clone(), deadlines),
+            deadlines,
+            streaming,
+            updates,
+            recorder: freshness.recorder(K::KIND),
+            trouble: Trouble::new(K::KIND, deadlines.retry),
+            delivery: Delivery::Due,
+            way: Way::Stream,
+        }
+    }
+
+    /// Follows until nobody receives.
+    pub(super) async fn run(mut self) -> NobodyReceives {
+        loop {
+            let position = match self.list().await {
+                Ok(position) => position,
+                Err(nobody) => return nobody,
+            };
+            if let Err(nobody) = self.watch(position).await {
+                return nobody;
+            }
+        }
+    }
+
+    async fn deliver(&self, update: Update) -> Result<(), NobodyReceives> {
+        self.updates.send(update).await.map_err(|_| NobodyReceives)
+    }
+}
+
+// === Lists ===
+
+impl<K: Watchable> Follower<'_, K> {
+    /// Lists until it succeeds.
+    async fn list(&mut self) -> Result<Position<K>, NobodyReceives> {
+        self.recorder.phase(Phase::Listing);
+        self.way = Way::Stream;
+        loop {
+            if !self.streaming.is_supposed() {
+                self.way = Way::Pages;
+            }
+            let mut listing = Listing::new();
+            let listed = match self.way {
+                Way::Stream => self.stream(&mut listing).await,
+                Way::Pages => self.pages(&mut listing).await,
+            };
+            match listed {
+                Ok(position) => {
+                    debug!(kind = %K::KIND, objects = listing.len(), way = ?self.way, "listed");
+                    self.recorder.listed();
+                    self.trouble.over();
+                    self.replace(listing).await?;
+                    return Ok(position);
+                }
+                Err(error) => self.failed(error).await?,
+            }
+        }
+    }
+
+    /// Decides how the next list is tried, and when.
+    async fn failed(&mut self, error: RequestError) -> Result<(), NobodyReceives> {
+        let way = self.way;
+        self.way = match way {
+            Way::Stream => Way::Pages,
+            Way::Pages => Way::Stream,
+        };
+        if way == Way::Stream && error.is_of_no_streaming() {
+            self.streaming.give_up(&error);
+        } else if way == Way::Stream && error.is_not_offered() {
+            // It may be just watching that we are not allowed.
+        } else if K::NEED == Need::Optional && error.is_not_offered() {
+            self.do_without(&error).await?;
+            sleep(self.deadlines.watch()).await;
+        } else {
+            self.trouble.wait(&error, &self.recorder).await;
+        }
+        Ok(())
+    }
+
+    /// Streams everything. Objects that change meanwhile come once more, or are deleted again.
+    async fn stream(&self, listing: &mut Listing) -> Result<Position<K>, RequestError> {
+        let mut watch = self.requests.watch(Start::Everything).await?;
+        loop {
+            let event = match watch.next(self.deadlines.initial_event).await {
+                Ok(Some(event)) => event,
+                // The silence of one that takes this for an ordinary watch.
+                Ok(None) | Err(RequestError::Silent(_)) => return Err(RequestError::Unfinished),
+                Err(error) => return Err(error),
+            };
+            match event.what {
+                What::Put(parsed) => {
+                    listing.insert(parsed.name.clone(), parsed);
+                }
+                What::Gone(name) => {
+                    listing.remove(&name);
+                }
+                What::Bookmark => {}
+                What::InitialEnd => return Ok(Position { version: event.version, watch: Some(watch) }),
+            }
+        }
+    }
+
+    /// Fetches page after page. A token that has expired meanwhile (410) fails like anything else: the next try begins anew.
+    async fn pages(&self, listing: &mut Listing) -> Result<Position<K>, RequestError> {
+        let mut token = None;
+        loop {
+            let page = self.requests.page(token).await?;
+            listing.extend(page.objects.into_iter().map(|parsed| (parsed.name.clone(), parsed)));
+            if page.next.is_none() {
+                return Ok(Position { version: page.version, watch: None });
+            }
+            token = page.next;
+        }
+    }
+
+    /// The API does not offer this kind. What is known of it stays; if that is nothing, there is nothing.
+    async fn do_without(&mut self, error: &RequestError) -> Result<(), NobodyReceives> {
+        self.recorder.phase(Phase::NotOffered);
+        match self.delivery {
+            Delivery::Done => {
+                debug!(kind = %K::KIND, %error, "the API does not offer this kind");
+                Ok(())
+            }
+            Delivery::Due => {
+                warn!(kind = %K::KIND, %error, "the API does not offer this kind: doing without");
+                self.replace(Listing::new()).await
+            }
+        }
+    }
+
+    /// Delivers everything there is.
+    async fn replace(&mut self, listing: Listing) -> Result<(), NobodyReceives> {
+        self.delivery = Delivery::Done;
+        self.deliver(Update::Replace(K::KIND, listing.into_values().collect())).await
+    }
+}
+
+// === Watches ===
+
+impl<K: Watchable> Follower<'_, K> {
+    /// Watches until everything must be listed anew.
+    async fn watch(&mut self, mut position: Position<K>) -> Result<(), NobodyReceives> {
+        self.recorder.phase(Phase::Watching);
+        while self.recorder.age().is_some_and(|age| age < self.deadlines.confirmation) {
+            let error = match self.watch_on(&mut position).await {
+                Ok(()) => continue,
+                Err(Failure::NobodyReceives) => return Err(NobodyReceives),
+                Err(Failure::Request(error)) => error,
+            };
+            self.trouble.wait(&error, &self.recorder).await;
+            if error.needs_list() {
+                return Ok(());
+            }
+        }
+        warn!(kind = %K::KIND, deadline = ?self.deadlines.confirmation, "nothing was confirmed for too long, listing anew");
+        Ok(())
+    }
+
+    /// Watches until the watch ends; in order, if nothing is wrong.
+    async fn watch_on(&mut self, position: &mut Position<K>) -> Result<(), Failure> {
+        let mut watch = match position.watch.take() {
+            Some(watch) => watch,
+            None => self.requests.watch(Start::Behind(&position.version)).await?,
+        };
+        while let Some(Event { version, what }) = watch.next(self.deadlines.event).await? {
+            if goes_back(&position.version, &version) {
+                return Err(RequestError::Backwards { last: position.version.clone(), found: version }.into());
+            }
+            position.version = version;
+            self.recorder.confirmed();
+            self.trouble.over();
+            match what {
+                What::Put(parsed) => self.deliver(Update::Apply(parsed)).await?,
+                What::Gone(name) => self.deliver(Update::Delete(K::KIND, name)).await?,
+                What::Bookmark | What::InitialEnd => {}
+            }
+        }
+        match watch.age() {
+            age if age < self.deadlines.watch() / 2 => Err(RequestError::EndedEarly(age).into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether a version is older than the one before it, as far as that can be told.
+fn goes_back(last: &str, version: &str) -> bool {
+    matches!((last.parse::<u64>(), version.parse::<u64>()), (Ok(last), Ok(version)) if version < last)
+}
+
+// === impl Failure ===
+
+impl From<RequestError> for Failure {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
+    }
+}
+
+impl From<NobodyReceives> for Failure {
+    fn from(NobodyReceives: NobodyReceives) -> Self {
+        Self::NobodyReceives
+    }
+}
