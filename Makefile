@@ -50,7 +50,7 @@ bench: setup ## the figures of docs/performance.md (root or sudo)
 	@$(ROOT) cargo run --quiet --locked --release -p fairlead-e2e --bin bench
 	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel -- --full
 	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full
-	@$(ROOT) cargo bench --quiet --locked --profile dev -p fairlead-e2e --bench ipvs
+	@$(ROOT) cargo bench --quiet --locked -p fairlead-e2e --bench ipvs
 
 clean: ## remove what has been built
 	cargo clean
