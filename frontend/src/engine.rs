@@ -8,7 +8,7 @@
 //! for every commit; the one of the `Index` only by the writer and by `Status`.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -25,6 +25,7 @@ use crate::{
     index::Index,
     log::{Limits, Log},
     object::Update,
+    server::Tls,
     source::Freshness,
     streams::Streams,
 };
@@ -67,6 +68,8 @@ pub(crate) struct Shared {
     revision: watch::Sender<Option<Revision>>,
     pub(crate) streams: Streams,
     pub(crate) freshness: Freshness,
+    /// The TLS of its listeners, where there are such.
+    pub(crate) tls: OnceLock<Tls>,
 }
 
 impl Default for Config {
@@ -99,6 +102,7 @@ impl Frontend {
                 revision: watch::Sender::new(None),
                 streams: Streams::default(),
                 freshness: Freshness::default(),
+                tls: OnceLock::new(),
             }),
         }
     }

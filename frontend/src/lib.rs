@@ -18,11 +18,13 @@
 //! | [`log`] | What changed since revision N for this node? What must it hold? |
 //! | `engine` | When is something committed? |
 //! | `session` | What does one client hear next? |
+//! | [`identity`] | Who is this, and what may it ask for? |
 //! | `server`, `local` | How does it get there? |
 //! | `streams` | Who is connected? |
 
 mod engine;
 mod frame;
+pub mod identity;
 pub mod index;
 mod local;
 pub mod log;
@@ -37,6 +39,6 @@ pub mod view;
 
 pub use engine::{Config, Frontend};
 pub use frame::Frame;
-pub use server::Listener;
+pub use server::{Gate, Listener, Tls, TlsFiles};
 pub use session::SessionError;
 pub use streams::StreamStatus;

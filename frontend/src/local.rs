@@ -6,7 +6,7 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::{Frontend, session};
+use crate::{Frontend, identity::Identity, session};
 
 /// How many messages wait for the client.
 const MESSAGES: usize = 2;
@@ -28,7 +28,7 @@ impl Frontend {
         let (updates, receiver) = mpsc::channel(1);
         let hello = futures::stream::iter([ClientEvent::Hello(hello)]);
         let input = hello.chain(ReceiverStream::new(inbox)).map(Ok);
-        let session = session::run(self.shared.clone(), input, frames, shutdown);
+        let session = session::run(self.shared.clone(), Identity::Trusted, input, frames, shutdown);
         tokio::spawn(async move {
             let forward = async move {
                 loop {

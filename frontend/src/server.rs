@@ -1,10 +1,17 @@
 //! The gRPC edge: connections, the wire form of what sessions say, and errors as statuses. Nothing is decided here.
 //!
+//! ```text
+//!   TLS listener ──▶ tls: handshake ──┐
+//!   unix socket ──────────────────────┴─▶ gate: Identity ──▶ watch: a session, status
+//! ```
+//!
 //! A session runs inside the stream of its answers and not in a task of its own: it lives exactly as long as the client
 //! takes answers, and stops when the client goes away.
 
+mod gate;
 mod listener;
 mod status;
+mod tls;
 mod watch;
 
 use std::time::Duration;
@@ -18,13 +25,18 @@ use proto::{
     },
 };
 use runtime::Shutdown;
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming, async_trait};
 use tracing::info;
 
 use crate::Frontend;
 
-pub use self::listener::Listener;
-use self::watch::WatchStream;
+use self::{gate::Entrance, watch::WatchStream};
+pub use self::{
+    gate::Gate,
+    listener::Listener,
+    tls::{Tls, TlsFiles},
+};
 
 /// How often a silent connection is asked whether it is alive; a node that lost its network is gone after this and
 /// [`KEEPALIVE_TIMEOUT`]. Clients ask on their side.
@@ -38,6 +50,7 @@ const DRAIN_SLACK: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 struct Service {
     frontend: Frontend,
+    entrance: Entrance,
     shutdown: Shutdown,
 }
 
@@ -48,7 +61,8 @@ impl Frontend {
     /// When the listener fails.
     pub async fn serve(&self, listener: Listener, shutdown: Shutdown) -> Result<()> {
         info!(address = %listener, "listening");
-        let service = Service { frontend: self.clone(), shutdown: shutdown.clone() };
+        let entrance = listener.entrance();
+        let service = Service { frontend: self.clone(), entrance, shutdown: shutdown.clone() };
         let service = FairleadServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let router = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
@@ -59,6 +73,11 @@ impl Frontend {
         let serving = async {
             match listener {
                 Listener::Tcp(incoming, _) => router.serve_with_incoming_shutdown(incoming, stop).await,
+                Listener::Tls(incoming, _, gate) => {
+                    let connections = ReceiverStream::new(tls::accept(incoming, gate.tls));
+                    let connections = connections.map(Ok::<_, std::convert::Infallible>);
+                    router.serve_with_incoming_shutdown(connections, stop).await
+                }
                 Listener::Unix(incoming, _) => router.serve_with_incoming_shutdown(incoming, stop).await,
             }
         };
@@ -69,6 +88,15 @@ impl Frontend {
                 Ok(())
             }
         }
+    }
+
+    /// Follows the files of TLS until the shutdown; what cannot be used is a problem in `Status` from then on.
+    ///
+    /// # Errors
+    /// Never: what cannot be used changes nothing.
+    pub async fn follow_tls(&self, tls: Tls, shutdown: Shutdown) -> Result<()> {
+        self.shared.tls.get_or_init(|| tls.clone());
+        tls.follow(shutdown).await
     }
 
     /// Returns when streams have had all the time there is to end after the shutdown. That of a client which does not read
@@ -88,15 +116,19 @@ impl Fairlead for Service {
         &self,
         request: Request<Streaming<v1::ClientMessage>>,
     ) -> Result<Response<WatchStream>, Status> {
+        let identity = self.entrance.identify(&request).await?;
         let messages = request.into_inner();
-        let stream = WatchStream::new(self.frontend.shared.clone(), messages, self.shutdown.clone());
+        let stream =
+            WatchStream::new(self.frontend.shared.clone(), identity, messages, self.shutdown.clone());
         Ok(Response::new(stream))
     }
 
     async fn status(
         &self,
-        _request: Request<v1::StatusRequest>,
+        request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusResponse>, Status> {
+        let identity = self.entrance.identify(&request).await?;
+        identity.may_see_all().map_err(|denied| gate::denied(&denied))?;
         Ok(Response::new(status::response(&self.frontend.shared)))
     }
 }

@@ -31,7 +31,11 @@ use tokio::{
 };
 use tracing::{Instrument as _, debug, info, info_span};
 
-use crate::{engine::Shared, frame::Frame};
+use crate::{
+    engine::Shared,
+    frame::Frame,
+    identity::{Denied, Identity},
+};
 
 use self::state::Session;
 
@@ -61,6 +65,9 @@ pub enum SessionError {
     /// It sent digests without being asked.
     #[error("digests that nobody has asked for")]
     UnexpectedDigests,
+    /// It asked for what is not for it.
+    #[error(transparent)]
+    Denied(#[from] Denied),
     /// It sent something that cannot be read.
     #[error(transparent)]
     Invalid(#[from] InvalidUpdate),
@@ -90,6 +97,7 @@ struct Output {
 /// When the client breaks the rules, or `input` has an error.
 pub(crate) async fn run(
     shared: Arc<Shared>,
+    identity: Identity,
     mut input: impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin,
     output: mpsc::Sender<Frame>,
     shutdown: Shutdown,
@@ -101,6 +109,10 @@ pub(crate) async fn run(
         Ok(Some(Ok(_))) => return Err(SessionError::HelloExpected),
         Ok(Some(Err(error))) => return Err(error),
     };
+    if let Err(denied) = identity.may_follow(&hello.node, hello.role) {
+        info!(error = %denied, "stream refused");
+        return Err(denied.into());
+    }
     let span = info_span!("stream", node = %hello.node, role = ?hello.role);
     async {
         let mut output = Output { frames: output, shutdown };

@@ -20,6 +20,11 @@ use tokio::sync::mpsc;
 pub use self::freshness::{Freshness, KindFreshness, Phase};
 use crate::object::Update;
 
+/// A client for the API that a kubeconfig file leads to; without one, for that of the cluster this process runs in.
+pub(crate) async fn kubernetes_client(kubeconfig: Option<&Path>) -> Result<kube::Client> {
+    kubernetes::client(kubeconfig).await
+}
+
 /// A source of [`Update`]s.
 #[derive(Clone)]
 pub enum Source {

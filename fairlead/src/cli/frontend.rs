@@ -1,12 +1,15 @@
 //! The flags of a frontend: where its objects come from, where it listens.
 
-use std::{net::SocketAddr, path::PathBuf};
+mod tls;
+
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
 use ipnet::IpNet;
 
 use super::DEFAULT_ADDRESS;
+pub(crate) use tls::TlsArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct FrontendArgs {
@@ -15,13 +18,18 @@ pub(crate) struct FrontendArgs {
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
 
-    /// Where to listen: `unix:/PATH` or HOST:PORT. May be given several times.
+    /// Where to listen: `unix:/PATH`, where whoever may open the socket is trusted, or HOST:PORT, which needs --tls-cert.
+    /// May be given several times.
     #[arg(long, default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
     pub(crate) listen: Vec<String>,
 
-    /// Listen on TCP without TLS: everybody who can reach the port can read every node's view.
-    #[arg(long)]
+    /// Listen on TCP without TLS, on 127.0.0.1 too: everybody who can reach the port can read every node's view, and be
+    /// taken for every node.
+    #[arg(long, conflicts_with = "tls_cert")]
     pub(crate) insecure: bool,
+
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
 }
 
 /// Where the cluster's objects come from. Without either flag: the API server of the cluster that this runs in.
@@ -66,22 +74,17 @@ impl SourceArgs {
 }
 
 impl FrontendArgs {
-    /// `--listen`, checked against `--insecure`.
+    /// `--listen`, checked against `--tls-cert` and `--insecure`.
     pub(crate) fn addresses(&self) -> Result<&[String]> {
-        let refused =
-            |address: &&String| !(self.insecure || address.starts_with("unix:") || is_loopback(address));
-        if let Some(address) = self.listen.iter().find(refused) {
+        let secured = self.insecure || self.tls.tls_cert.is_some();
+        if let Some(address) = self.listen.iter().find(|address| !secured && !address.starts_with("unix:")) {
             bail!(
                 "--listen {address}: a TCP port without TLS is open to everybody who can reach it. \
-                 Use unix:/PATH or a loopback address, or say --insecure"
+                 Give --tls-cert and --tls-key, use unix:/PATH, or say --insecure"
             );
         }
         Ok(&self.listen)
     }
-}
-
-fn is_loopback(address: &str) -> bool {
-    address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
 }
 
 #[cfg(test)]
@@ -89,7 +92,7 @@ mod tests {
     use super::super::{Cli, Command, testing::parse};
 
     #[test]
-    fn plaintext_tcp_beyond_loopback_must_be_asked_for() {
+    fn plaintext_tcp_must_be_asked_for() {
         let addresses = |args: &[&str]| match parse(&[&["frontend", "--manifests", "m"], args].concat()) {
             Ok(Cli { command: Command::Frontend(frontend), .. }) => {
                 frontend.addresses().map(<[String]>::to_vec).map_err(|error| error.to_string())
@@ -97,10 +100,12 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(addresses(&[]).unwrap(), ["unix:/run/fairlead/frontend.sock"]);
-        assert!(addresses(&["--listen", "127.0.0.1:7600"]).is_ok());
-        let error = addresses(&["--listen", "0.0.0.0:7600"]).unwrap_err();
-        assert!(error.contains("say --insecure"), "{error}");
-        assert!(addresses(&["--listen", "0.0.0.0:7600", "--insecure"]).is_ok());
+        for address in ["127.0.0.1:7600", "[::1]:7600", "0.0.0.0:7600"] {
+            let error = addresses(&["--listen", "unix:/s", "--listen", address]).unwrap_err();
+            assert!(error.contains(address) && error.contains("say --insecure"), "{error}");
+            assert!(addresses(&["--listen", address, "--insecure"]).is_ok());
+            assert!(addresses(&["--listen", address, "--tls-cert", "c", "--tls-key", "k"]).is_ok());
+        }
     }
 
     #[test]

@@ -16,12 +16,24 @@ const UPDATES: usize = 1024;
 
 /// Runs until the shutdown.
 pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
+    let addresses = args.addresses()?;
+    let secured = args.tls.gate(args.source.kubeconfig()).await?;
     let mut listeners = Vec::new();
-    for address in args.addresses()? {
-        listeners.push(Listener::bind(address).await?);
+    for address in addresses {
+        let listener = match &secured {
+            Some((_, gate)) if !address.starts_with("unix:") => {
+                Listener::bind_tls(address, gate.clone()).await?
+            }
+            _ => Listener::bind(address).await?,
+        };
+        listeners.push(listener);
     }
     let mut tasks = Tasks::new();
     let frontend = spawn(&args.source, &args.cluster, &mut tasks).await?;
+    if let Some((tls, _)) = secured {
+        let frontend = frontend.clone();
+        tasks.spawn("TLS files", move |shutdown| async move { frontend.follow_tls(tls, shutdown).await });
+    }
     for listener in listeners {
         let frontend = frontend.clone();
         tasks.spawn("server", move |shutdown| async move { frontend.serve(listener, shutdown).await });

@@ -1,10 +1,11 @@
-//! Where clients connect: a TCP address or a unix socket.
+//! Where clients connect: a TCP address, with TLS or without, or a unix socket.
 
 use std::{
     fmt,
+    fs::Permissions,
     io::ErrorKind,
     net::SocketAddr,
-    os::unix::fs::FileTypeExt as _,
+    os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -14,20 +15,26 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::TcpIncoming;
 
+use super::gate::{Entrance, Gate};
+
 /// How long a connection is silent before the kernel probes it, besides HTTP/2's own probes.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// Who may open a socket: its owner and its group. That is all there is to know of clients there.
+const SOCKET_MODE: u32 = 0o660;
 
 /// A bound address. Bind first and serve later, so that an address in use is seen at once.
 #[derive(Debug)]
 pub enum Listener {
-    /// A TCP address.
+    /// A TCP address, in the clear: for everybody who can reach it.
     Tcp(TcpIncoming, SocketAddr),
+    /// A TCP address, with TLS, for those whom the gate knows.
+    Tls(TcpIncoming, SocketAddr, Gate),
     /// A unix socket.
     Unix(UnixListenerStream, PathBuf),
 }
 
 impl Listener {
-    /// Binds `unix:/path/of/socket` or `address:port`.
+    /// Binds `unix:/path/of/socket` or `address:port`, the latter in the clear.
     ///
     /// The directory of a socket is made; a socket file that nobody listens on any more is replaced.
     ///
@@ -36,26 +43,34 @@ impl Listener {
     pub async fn bind(address: &str) -> Result<Self> {
         match address.strip_prefix("unix:") {
             Some(path) => Self::bind_unix(Path::new(path)).await,
-            None => Self::bind_tcp(address).await,
+            None => bind_tcp(address).await.map(|(incoming, address)| Self::Tcp(incoming, address)),
         }
         .with_context(|| format!("bind {address}"))
+    }
+
+    /// Binds `address:port`, with TLS.
+    ///
+    /// # Errors
+    /// When the address cannot be read or bound.
+    pub async fn bind_tls(address: &str, gate: Gate) -> Result<Self> {
+        let bound = bind_tcp(address).await.with_context(|| format!("bind {address}"));
+        bound.map(|(incoming, address)| Self::Tls(incoming, address, gate))
     }
 
     /// The TCP address, with the port that was chosen when 0 was asked for.
     #[must_use]
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         match self {
-            Self::Tcp(_, address) => Some(*address),
+            Self::Tcp(_, address) | Self::Tls(_, address, _) => Some(*address),
             Self::Unix(..) => None,
         }
     }
 
-    async fn bind_tcp(address: &str) -> Result<Self> {
-        let listener = TcpListener::bind(address).await?;
-        let address = listener.local_addr()?;
-        let incoming =
-            TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
-        Ok(Self::Tcp(incoming, address))
+    pub(super) fn entrance(&self) -> Entrance {
+        match self {
+            Self::Tcp(..) | Self::Unix(..) => Entrance::Open,
+            Self::Tls(_, _, gate) => Entrance::Guarded(gate.clone()),
+        }
     }
 
     async fn bind_unix(path: &Path) -> Result<Self> {
@@ -70,6 +85,7 @@ impl Listener {
             }
             bound => bound?,
         };
+        tokio::fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).await?;
         Ok(Self::Unix(UnixListenerStream::new(listener), path.to_owned()))
     }
 }
@@ -78,9 +94,17 @@ impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(_, address) => address.fmt(f),
+            Self::Tls(_, address, _) => write!(f, "{address} (TLS)"),
             Self::Unix(_, path) => write!(f, "unix:{}", path.display()),
         }
     }
+}
+
+async fn bind_tcp(address: &str) -> Result<(TcpIncoming, SocketAddr)> {
+    let listener = TcpListener::bind(address).await?;
+    let address = listener.local_addr()?;
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
+    Ok((incoming, address))
 }
 
 /// Removes the socket file of a process that is gone.

@@ -8,7 +8,7 @@ use crate::{StreamStatus, engine::Shared};
 
 pub(super) fn response(shared: &Shared) -> v1::StatusResponse {
     let nodes = shared.streams.list().into_iter().map(node).collect();
-    let problems = problems(shared);
+    let problems = tls_problem(shared).into_iter().chain(problems(shared)).collect();
     let log = shared.log();
     v1::StatusResponse {
         epoch: log.epoch().0,
@@ -18,6 +18,12 @@ pub(super) fn response(shared: &Shared) -> v1::StatusResponse {
         nodes,
         problems,
     }
+}
+
+/// Files that have changed for the worse.
+fn tls_problem(shared: &Shared) -> Option<v1::Problem> {
+    let trouble = shared.tls.get()?.trouble()?;
+    Some(v1::Problem { object: "TLS".to_owned(), field: "files".to_owned(), message: trouble })
 }
 
 fn problems(shared: &Shared) -> Vec<v1::Problem> {

@@ -14,7 +14,8 @@ use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 use tracing::debug;
 
-use crate::{Frame, SessionError, engine::Shared, session};
+use super::gate;
+use crate::{Frame, SessionError, engine::Shared, identity::Identity, session};
 
 /// How many messages wait in a stream for its connection. More would only take memory: they are computed as late as
 /// possible.
@@ -34,11 +35,12 @@ pub(super) struct WatchStream {
 impl WatchStream {
     pub(super) fn new(
         shared: Arc<Shared>,
+        identity: Identity,
         messages: Streaming<v1::ClientMessage>,
         shutdown: Shutdown,
     ) -> Self {
         let (sender, frames) = mpsc::channel(MESSAGES);
-        let session = session::run(shared, events(messages), sender, shutdown);
+        let session = session::run(shared, identity, events(messages), sender, shutdown);
         Self { session: Some(Box::pin(session)), frames, failure: None }
     }
 }
@@ -78,6 +80,7 @@ fn events(
 fn to_status(error: SessionError) -> Status {
     let message = error.to_string();
     match error {
+        SessionError::Denied(error) => gate::denied(&error),
         SessionError::NoHello(_) => Status::deadline_exceeded(message),
         SessionError::Invalid(error) if error.field.ends_with("protocol_version") => {
             Status::failed_precondition(message)

@@ -16,6 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
     Config, Frame, Frontend,
+    identity::Identity,
     log::tests::mirror::Mirror,
     object::{Object, Update},
     session::{self, SessionError},
@@ -121,7 +122,13 @@ impl Fixture {
         let (events, receiver) = mpsc::channel(16);
         let (sender, frames) = mpsc::channel(1);
         let shared = self.frontend.shared.clone();
-        let session = session::run(shared, ReceiverStream::new(receiver), sender, self.shutdown.clone());
+        let session = session::run(
+            shared,
+            Identity::Trusted,
+            ReceiverStream::new(receiver),
+            sender,
+            self.shutdown.clone(),
+        );
         let session = tokio::spawn(session);
         Client {
             mirror: Mirror::new(node),

@@ -1,0 +1,196 @@
+//! From credentials to identities: what the operator has said about whom to know.
+
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
+
+use anyhow::{Context as _, Result};
+
+use super::{
+    Identity,
+    certificate::Names,
+    tokens::{TokenOptions, Tokens},
+};
+use crate::source;
+
+/// The user name of a node in Kubernetes is this and its name.
+const NODE_USER: &str = "system:node:";
+/// The group of all nodes in Kubernetes.
+const NODE_GROUP: &str = "system:nodes";
+
+/// Whom to know.
+#[derive(Clone, Debug, Default)]
+pub struct AccessOptions {
+    /// A certificate whose URI is this and a node's name is that node's: `spiffe://cluster.local/node/`.
+    pub node_uri_prefix: Option<String>,
+    /// Who may look at everything: common names or URIs of certificates, user names of ServiceAccounts.
+    pub admins: BTreeSet<String>,
+    /// Whose tokens are taken. `None`: nobody's.
+    pub tokens: Option<TokenOptions>,
+    /// Leads to the API server that is asked about tokens. `None`: the one of the cluster that this process runs in.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// Finds out who clients are.
+#[derive(Debug)]
+pub struct Access {
+    node_uri_prefix: Option<String>,
+    admins: Arc<BTreeSet<String>>,
+    tokens: Option<Tokens>,
+}
+
+/// Why it is not known who a client is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unidentified {
+    /// It shows nothing.
+    #[error("no identity: show a client certificate{}", if *.tokens { ", or a token in `authorization: Bearer`" } else { "" })]
+    NoCredential {
+        /// Whether a token would do.
+        tokens: bool,
+    },
+    /// Its certificate is good, but its names are nobody's.
+    #[error("the certificate is of nobody who is known here: {0}")]
+    UnknownNames(String),
+    /// Its token is not good, or not for this.
+    #[error("the token is not accepted: {0}")]
+    Token(String),
+    /// Nobody can say at present.
+    #[error("tokens cannot be reviewed at present: {0}")]
+    Unavailable(String),
+}
+
+// === impl Access ===
+
+impl Access {
+    /// Reads the options. The API server is asked only when a token comes.
+    ///
+    /// # Errors
+    /// When tokens are taken and there is no way to an API server.
+    pub async fn new(options: AccessOptions) -> Result<Self> {
+        let AccessOptions { node_uri_prefix, admins, tokens, kubeconfig } = options;
+        let admins = Arc::new(admins);
+        let tokens = match tokens {
+            Some(options) => {
+                let client = source::kubernetes_client(kubeconfig.as_deref()).await;
+                let client = client.context("the API server that reviews tokens")?;
+                Some(Tokens::new(client, options, admins.clone()))
+            }
+            None => None,
+        };
+        Ok(Self { node_uri_prefix, admins, tokens })
+    }
+
+    /// Who a client with these credentials is. A certificate that names somebody goes before a token.
+    pub(crate) async fn identify(
+        &self,
+        names: Option<&Names>,
+        token: Option<&str>,
+    ) -> Result<Identity, Unidentified> {
+        let unknown = match names.map(|names| self.by_certificate(names)) {
+            Some(Ok(identity)) => return Ok(identity),
+            Some(Err(unknown)) => unknown,
+            None => Unidentified::NoCredential { tokens: self.tokens.is_some() },
+        };
+        match (&self.tokens, token) {
+            (Some(tokens), Some(token)) => tokens.identify(token).await,
+            (None, Some(_)) if names.is_none() => {
+                Err(Unidentified::Token("this frontend is not told to take any".to_owned()))
+            }
+            _ => Err(unknown),
+        }
+    }
+
+    fn by_certificate(&self, names: &Names) -> Result<Identity, Unidentified> {
+        let Names { common_name, organizations, uris } = names;
+        let mut own = common_name.iter().chain(uris);
+        if let Some(admin) = own.find(|name| self.admins.contains(*name)) {
+            return Ok(Identity::Admin(admin.as_str().into()));
+        }
+        let of_subject =
+            common_name.as_ref().filter(|_| organizations.iter().any(|group| group == NODE_GROUP));
+        let of_subject = of_subject.and_then(|name| name.strip_prefix(NODE_USER));
+        let prefix = self.node_uri_prefix.as_deref();
+        let of_uris = uris.iter().filter_map(|uri| uri.strip_prefix(prefix?));
+        let nodes: BTreeSet<_> = of_subject.into_iter().chain(of_uris).collect();
+        match nodes.iter().copied().collect::<Vec<_>>()[..] {
+            [node] if is_node_name(node) => Ok(Identity::Node(node.into())),
+            [] => Err(Unidentified::UnknownNames(format!(
+                "common name {common_name:?}, organizations {organizations:?}, URIs {uris:?}"
+            ))),
+            _ => Err(Unidentified::UnknownNames(format!("it is not the one of one node: {nodes:?}"))),
+        }
+    }
+}
+
+/// Whether Kubernetes would let a Node have this name (a DNS subdomain).
+pub(super) fn is_node_name(name: &str) -> bool {
+    let allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    !name.is_empty() && name.len() <= 253 && name.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(common_name: &str, organization: &str, uris: &[&str]) -> Names {
+        Names {
+            common_name: Some(common_name.to_owned()).filter(|name| !name.is_empty()),
+            organizations: vec![organization.to_owned()],
+            uris: uris.iter().map(|&uri| uri.to_owned()).collect(),
+        }
+    }
+
+    fn access() -> Access {
+        Access {
+            node_uri_prefix: Some("spiffe://example.org/node/".to_owned()),
+            admins: Arc::new(["ops", "spiffe://example.org/ops"].map(str::to_owned).into()),
+            tokens: None,
+        }
+    }
+
+    #[test]
+    fn certificates_name_nodes_and_admins() {
+        let node = |name: &str| Ok(Identity::Node(name.into()));
+        let access = access();
+        let cases = [
+            (names("system:node:a", "system:nodes", &[]), node("a")),
+            (names("", "", &["spiffe://example.org/node/a.b-1"]), node("a.b-1")),
+            (names("system:node:a", "system:nodes", &["spiffe://example.org/node/a"]), node("a")),
+            (names("a", "", &["https://example.org", "spiffe://example.org/node/a"]), node("a")),
+            (names("ops", "", &[]), Ok(Identity::Admin("ops".into()))),
+            (
+                names("x", "", &["spiffe://example.org/ops"]),
+                Ok(Identity::Admin("spiffe://example.org/ops".into())),
+            ),
+        ];
+        for (names, expected) in cases {
+            assert_eq!(access.by_certificate(&names), expected);
+        }
+    }
+
+    #[test]
+    fn other_certificates_are_nobodys() {
+        let access = access();
+        let others = [
+            names("system:node:a", "system:masters", &[]),
+            names("system:node:", "system:nodes", &[]),
+            names("system:node:A", "system:nodes", &[]),
+            names("a", "system:nodes", &[]),
+            names("", "ops", &[]),
+            names("", "", &["spiffe://example.com/node/a"]),
+            names("", "", &["spiffe://example.org/node/a/b"]),
+            names("", "", &["spiffe://example.org/node/"]),
+            names("", "", &["spiffe://example.org/x/node/a"]),
+            // Two nodes are none.
+            names("system:node:a", "system:nodes", &["spiffe://example.org/node/b"]),
+            names("", "", &["spiffe://example.org/node/a", "spiffe://example.org/node/b"]),
+            Names::default(),
+        ];
+        for names in others {
+            let error = access.by_certificate(&names).unwrap_err();
+            assert!(matches!(error, Unidentified::UnknownNames(_)), "{names:?}: {error}");
+        }
+        let plain = Access { node_uri_prefix: None, ..access };
+        plain.by_certificate(&names("", "", &["spiffe://example.org/node/a"])).unwrap_err();
+        plain.by_certificate(&names("", "", &["a"])).unwrap_err();
+    }
+}

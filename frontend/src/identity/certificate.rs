@@ -1,0 +1,55 @@
+//! The names in a client's certificate. Whether it is valid has been checked by then: this only reads.
+
+use anyhow::{Result, anyhow, ensure};
+use rustls::pki_types::CertificateDer;
+use x509_parser::{
+    extensions::GeneralName,
+    prelude::{FromDer as _, X509Certificate},
+    x509::AttributeTypeAndValue,
+};
+
+/// What a certificate says about its holder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Names {
+    /// The common name of the subject.
+    pub(crate) common_name: Option<String>,
+    /// The organizations of the subject: groups, in Kubernetes.
+    pub(crate) organizations: Vec<String>,
+    /// The URIs among the subject's alternative names.
+    pub(crate) uris: Vec<String>,
+}
+
+/// When a certificate ends to be valid, for people.
+pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Result<String> {
+    Ok(parse(certificate)?.validity().not_after.to_string())
+}
+
+impl Names {
+    /// Reads a certificate. One that names its subject twice is refused: it would be anybody's guess who that is.
+    pub(crate) fn read(certificate: &CertificateDer<'_>) -> Result<Self> {
+        let certificate = parse(certificate)?;
+        let subject = certificate.subject();
+        let mut common_names = subject.iter_common_name().map(text);
+        let common_name = common_names.next().transpose()?;
+        ensure!(common_names.next().is_none(), "more than one common name");
+        let organizations = subject.iter_organization().map(text).collect::<Result<_>>()?;
+        let alternatives = certificate.subject_alternative_name()?;
+        let alternatives = alternatives.iter().flat_map(|extension| &extension.value.general_names);
+        let uris = alternatives.filter_map(|name| match name {
+            GeneralName::URI(uri) => Some((*uri).to_owned()),
+            _ => None,
+        });
+        Ok(Self { common_name, organizations, uris: uris.collect() })
+    }
+}
+
+fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>> {
+    let (rest, parsed) = X509Certificate::from_der(certificate)?;
+    ensure!(rest.is_empty(), "there is something after the certificate");
+    Ok(parsed)
+}
+
+fn text(attribute: &AttributeTypeAndValue<'_>) -> Result<String> {
+    let text = attribute.as_str().map_err(|error| anyhow!("a name of the subject: {error}"))?;
+    Ok(text.to_owned())
+}

@@ -1,0 +1,175 @@
+//! A frontend behind TLS, whose files the test may replace, and clients with one credential or another.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use fairlead_frontend::{
+    Config, Frontend, Gate, Listener, Tls, TlsFiles,
+    identity::{Access, AccessOptions},
+    object::{Kind, Update},
+};
+use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
+use runtime::{Ready, Shutdown, Trigger};
+use tokio::{sync::mpsc, time::timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Request, Status, Streaming,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
+
+use crate::certificates::{Authority, Pair};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Server {
+    /// Has signed the frontend's certificate and those of the clients that it knows.
+    pub(crate) authority: Authority,
+    pub(crate) address: SocketAddr,
+    pub(crate) directory: tempfile::TempDir,
+    _updates: mpsc::Sender<Update>,
+    _trigger: Trigger,
+}
+
+/// A client's end of a stream.
+pub(crate) struct Stream {
+    messages: mpsc::Sender<v1::ClientMessage>,
+    answers: Streaming<v1::ServerMessage>,
+}
+
+/// Calls with a token, or without.
+#[derive(Clone)]
+pub(crate) struct Client {
+    channel: Channel,
+    token: Option<&'static str>,
+}
+
+impl Server {
+    pub(crate) async fn start(access: AccessOptions) -> Self {
+        let authority = Authority::new();
+        let directory = tempfile::tempdir().unwrap();
+        write(&directory, &authority.server("localhost"), &authority);
+        let tls = Tls::load(files(&directory)).await.unwrap();
+        let gate = Gate::new(tls.clone(), Access::new(access).await.unwrap());
+        let frontend = Frontend::new(Config::default());
+        let (trigger, shutdown) = Shutdown::channel();
+        let (updates, receiver) = mpsc::channel(16);
+        let ready = Ready::new();
+        let guard = ready.guard("cluster");
+        let (running, stop) = (frontend.clone(), shutdown.clone());
+        tokio::spawn(async move { running.run(receiver, guard, stop).await });
+        for kind in [Kind::Node, Kind::ServiceCidr, Kind::Service, Kind::EndpointSlice] {
+            updates.send(Update::Replace(kind, Vec::new())).await.unwrap();
+        }
+        let listener = Listener::bind_tls("127.0.0.1:0", gate).await.unwrap();
+        let address = listener.tcp_address().unwrap();
+        let (following, stop) = (frontend.clone(), shutdown.clone());
+        tokio::spawn(async move { following.follow_tls(tls, stop).await });
+        tokio::spawn(async move { frontend.serve(listener, shutdown).await });
+        Self { authority, address, directory, _updates: updates, _trigger: trigger }
+    }
+
+    /// Knows nodes by their certificates, and `ops` for an admin.
+    pub(crate) async fn plain() -> Self {
+        let admins = ["ops".to_owned()].into();
+        Self::start(AccessOptions { admins, ..AccessOptions::default() }).await
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Connects with a certificate of this server's authority, or without.
+    pub(crate) async fn client(&self, pair: Option<Pair>) -> Client {
+        self.connect(&self.authority, pair).await.unwrap()
+    }
+
+    /// Connects, believing `authority`.
+    pub(crate) async fn connect(
+        &self,
+        authority: &Authority,
+        pair: Option<Pair>,
+    ) -> Result<Client, tonic::transport::Error> {
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority.pem()));
+        if let Some(Pair { certificate, key }) = pair {
+            tls = tls.identity(Identity::from_pem(certificate, key));
+        }
+        let endpoint = Endpoint::try_from(format!("https://localhost:{}", self.address.port())).unwrap();
+        let channel = endpoint.tls_config(tls)?.connect().await?;
+        Ok(Client { channel, token: None })
+    }
+}
+
+/// Where a server has its files.
+pub(crate) fn files(directory: &tempfile::TempDir) -> TlsFiles {
+    let path = |name| directory.path().join(name);
+    TlsFiles {
+        certificate: path("tls.crt"),
+        key: path("tls.key"),
+        client_authorities: Some(path("clients.crt")),
+    }
+}
+
+pub(crate) fn write(directory: &tempfile::TempDir, pair: &Pair, clients: &Authority) {
+    let write = |name, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+    write("tls.crt", &pair.certificate);
+    write("tls.key", &pair.key);
+    write("clients.crt", &clients.pem());
+}
+
+impl Client {
+    pub(crate) fn with_token(&self, token: &'static str) -> Self {
+        Self { token: Some(token), ..self.clone() }
+    }
+
+    /// Says Hello and waits for the Welcome.
+    pub(crate) async fn watch(&self, node: &str, role: v1::Role) -> Result<Stream, Status> {
+        let (messages, receiver) = mpsc::channel(4);
+        let hello = v1::Hello {
+            protocol_version: proto::PROTOCOL_VERSION,
+            node: node.to_owned(),
+            role: role.into(),
+            ..v1::Hello::default()
+        };
+        let hello = v1::ClientMessage { message: Some(client_message::Message::Hello(hello)) };
+        messages.send(hello).await.unwrap();
+        let request = self.request(ReceiverStream::new(receiver));
+        let mut client = FairleadClient::new(self.channel.clone());
+        let answers = timeout(PATIENCE, client.watch(request)).await.expect("no answer")?.into_inner();
+        let mut stream = Stream { messages, answers };
+        assert!(matches!(stream.next().await?, server_message::Message::Welcome(_)));
+        Ok(stream)
+    }
+
+    pub(crate) async fn status(&self) -> Result<v1::StatusResponse, Status> {
+        let mut client = FairleadClient::new(self.channel.clone());
+        Ok(client.status(self.request(v1::StatusRequest {})).await?.into_inner())
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = self.token {
+            request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        }
+        request
+    }
+}
+
+impl Stream {
+    pub(crate) async fn next(&mut self) -> Result<server_message::Message, Status> {
+        let answer = timeout(PATIENCE, self.answers.message()).await.expect("no answer")?;
+        Ok(answer.expect("the stream has ended").message.unwrap())
+    }
+
+    /// Takes everything up to a commit, and acknowledges it.
+    pub(crate) async fn commit(&mut self) {
+        loop {
+            if let server_message::Message::Batch(batch) = self.next().await.unwrap()
+                && batch.commit
+            {
+                let ack = v1::Ack { revision: batch.target_revision, ..v1::Ack::default() };
+                let message = Some(client_message::Message::Ack(ack));
+                self.messages.send(v1::ClientMessage { message }).await.unwrap();
+                return;
+            }
+        }
+    }
+}
