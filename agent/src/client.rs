@@ -1,5 +1,6 @@
 //! Sessions over gRPC: one HTTP/2 connection to one of several frontends, and the task that reads it.
 
+mod advice;
 mod credentials;
 
 use std::time::Duration;
@@ -14,7 +15,7 @@ use proto::{
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status, Streaming, transport::Endpoint};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::{Connect, Session};
 pub use credentials::Credentials;
@@ -135,7 +136,7 @@ impl Frontend {
             endpoint = endpoint.tls_config(credentials.tls().await?).context("TLS")?;
             token = credentials.token().await?;
         }
-        let channel = endpoint.connect().await?;
+        let channel = endpoint.connect().await.map_err(advised)?;
         let mut client = FairleadClient::new(channel).max_decoding_message_size(DECODE_LIMIT);
         let (replies, outgoing) = mpsc::channel(QUEUE);
         replies.send(ClientEvent::Hello(hello)).await?;
@@ -144,16 +145,28 @@ impl Frontend {
         if let Some(token) = token {
             request.metadata_mut().insert("authorization", token);
         }
-        let incoming = client.watch(request).await.map_err(Ended::from)?.into_inner();
+        let incoming = client.watch(request).await.map_err(|status| advised(Ended::from(status)))?;
+        let incoming = incoming.into_inner();
         let (events, received) = mpsc::channel(QUEUE);
         // Ends with the session: when the stream has ended, or `received` is gone.
         tokio::spawn(async move {
             match read(incoming, &events).await {
                 Ok(()) => info!("the frontend closed the stream"),
-                Err(error) => warn!(%error, "the stream broke"),
+                Err(error) => match advice::advice(&error) {
+                    Some(advice) => error!(%error, advice, "the frontend refuses this stream"),
+                    None => warn!(%error, "the stream broke"),
+                },
             }
         });
         Ok(Session { events: received, replies })
+    }
+}
+
+/// An error with what can be done about it.
+fn advised(error: impl std::error::Error + Send + Sync + 'static) -> anyhow::Error {
+    match advice::advice(&error) {
+        Some(advice) => anyhow::Error::new(error).context(advice),
+        None => error.into(),
     }
 }
 

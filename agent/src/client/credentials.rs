@@ -19,6 +19,8 @@ pub struct Credentials {
     pub identity: Option<(PathBuf, PathBuf)>,
     /// A service-account token that is bound to this node.
     pub token: Option<PathBuf>,
+    /// The name that the frontend's certificate must be for. `None`: the host in its address, be it a name or an IP address.
+    pub frontend_name: Option<String>,
 }
 
 impl Credentials {
@@ -29,6 +31,9 @@ impl Credentials {
         }
         if let Some((certificate, key)) = &self.identity {
             config = config.identity(Identity::from_pem(read(certificate).await?, read(key).await?));
+        }
+        if let Some(name) = &self.frontend_name {
+            config = config.domain_name(name.clone());
         }
         Ok(config)
     }

@@ -10,16 +10,21 @@ use super::DEFAULT_ADDRESS;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FrontendAddressArgs {
-    /// Where the frontend listens: `unix:/PATH`, `https://HOST:PORT` (through something that ends TLS) or
-    /// `http://HOST:PORT`. Several are tried in turn.
+    /// Where the frontend listens: `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` for one that was told
+    /// --insecure. Several are tried in turn.
     #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
     pub(crate) addresses: Vec<String>,
 
-    /// Certificates (PEM) of the authorities that may have signed the frontend's; for https.
+    /// Certificates (PEM) of the authorities that may have signed the frontend's; needed for https. This and the other files
+    /// are read for each connection.
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
 
-    /// This node's certificate (PEM); for https.
+    /// The name that the frontend's certificate must be for, where it is not the HOST of its address; for https.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) frontend_name: Option<String>,
+
+    /// This node's certificate (PEM), or that of somebody who may look at all nodes; for https.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
 
@@ -27,7 +32,7 @@ pub(crate) struct FrontendAddressArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
 
-    /// A ServiceAccount token that is bound to this node; for https.
+    /// A ServiceAccount token that is bound to this node (a projected volume has such), in place of --tls-cert; for https.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
 }
@@ -46,9 +51,13 @@ pub(crate) struct NodeArgs {
 impl FrontendAddressArgs {
     /// Where to connect, and with what.
     pub(crate) fn grpc(&self) -> Result<Grpc> {
-        let Self { addresses, tls_ca, tls_cert, tls_key, token_file } = self.clone();
-        let credentials =
-            Credentials { authorities: tls_ca, identity: tls_cert.zip(tls_key), token: token_file };
+        let Self { addresses, tls_ca, frontend_name, tls_cert, tls_key, token_file } = self.clone();
+        let credentials = Credentials {
+            authorities: tls_ca,
+            identity: tls_cert.zip(tls_key),
+            token: token_file,
+            frontend_name,
+        };
         Grpc::new(GrpcOptions { endpoints: addresses, credentials })
     }
 }

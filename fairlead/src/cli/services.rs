@@ -10,7 +10,7 @@ pub(crate) struct ServicesArgs {
     /// long those that drain may still stay. Reads the kernel only, and asks no frontend. For `backend ipvs`: what the others
     /// have written is shown by `nft list table ip fairlead` (`ip6`) and `iptables-save`.
     // `--frontend` is no conflict: its variable may be set for the backend that runs here.
-    #[arg(long, conflicts_with_all = ["node", "tls_ca", "tls_cert", "tls_key", "token_file"])]
+    #[arg(long, conflicts_with_all = ["node", "tls_ca", "frontend_name", "tls_cert", "tls_key", "token_file"])]
     pub(crate) kernel: bool,
 
     #[command(flatten)]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use tokio::fs;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
@@ -24,8 +24,18 @@ impl Authority {
 
     /// Certificate and key, both PEM.
     fn sign(&self, name: &str) -> (String, String) {
+        self.sign_with(CertificateParams::new(vec![name.to_owned()]).unwrap())
+    }
+
+    /// The same, but it was only valid long ago.
+    fn sign_expired(&self, name: &str) -> (String, String) {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
+        self.sign_with(params)
+    }
+
+    fn sign_with(&self, params: CertificateParams) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
     }
 }
@@ -33,7 +43,14 @@ impl Authority {
 /// A server at `https://localhost:<port>` that takes only nodes whose certificate `authority` has signed. Its streams tell the
 /// test which `authorization` they carry.
 async fn serve(authority: &Authority) -> (String, mpsc::UnboundedReceiver<Option<String>>) {
-    let (certificate, key) = authority.sign("localhost");
+    serve_as(authority, authority.sign("localhost")).await
+}
+
+/// The same, with a certificate of its own.
+async fn serve_as(
+    authority: &Authority,
+    (certificate, key): (String, String),
+) -> (String, mpsc::UnboundedReceiver<Option<String>>) {
     let tls = ServerTlsConfig::new()
         .identity(Identity::from_pem(certificate, key))
         .client_ca_root(Certificate::from_pem(authority.pem()));
@@ -65,7 +82,14 @@ async fn write(dir: &Path, authorities: &Authority, signer: &Authority, token: &
         authorities: Some(path("ca.crt")),
         identity: Some((path("tls.crt"), path("tls.key"))),
         token: Some(path("token")),
+        frontend_name: None,
     }
+}
+
+/// What connecting to a frontend comes to.
+async fn failure(address: String, credentials: Credentials) -> String {
+    let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials }).unwrap();
+    format!("{:#}", grpc.connect(mk_hello()).await.err().expect("it connects"))
 }
 
 #[tokio::test]
@@ -93,6 +117,69 @@ async fn both_ends_are_checked_and_files_may_be_replaced() {
     fs::remove_file(dir.path().join("token")).await.unwrap();
     let error = grpc.connect(mk_hello()).await.unwrap_err();
     assert!(format!("{error:#}").contains("token"), "{error:#}");
+}
+
+#[tokio::test]
+async fn the_certificate_must_be_for_the_name_that_is_expected() {
+    let dir = tempfile::tempdir().unwrap();
+    let ours = Authority::new();
+    let (address, _tokens) = serve_as(&ours, ours.sign("frontend.example")).await;
+    let credentials = write(dir.path(), &ours, &ours, "token").await;
+    for address in [address.clone(), address.replace("localhost", "127.0.0.1")] {
+        let error = failure(address.clone(), credentials.clone()).await;
+        assert!(error.contains("--frontend-name") && error.contains("frontend.example"), "{error}");
+        let named = Credentials { frontend_name: Some("frontend.example".to_owned()), ..credentials.clone() };
+        let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials: named }).unwrap();
+        grpc.connect(mk_hello()).await.unwrap();
+    }
+    // An address of the certificate needs no name.
+    let (address, _tokens) = serve_as(&ours, ours.sign("127.0.0.1")).await;
+    let address = address.replace("localhost", "127.0.0.1");
+    let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials }).unwrap();
+    grpc.connect(mk_hello()).await.unwrap();
+}
+
+#[tokio::test]
+async fn failures_say_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ours, other) = (Authority::new(), Authority::new());
+    let (address, _tokens) = serve(&ours).await;
+    let credentials = write(dir.path(), &other, &ours, "token").await;
+    let error = failure(address.clone(), credentials.clone()).await;
+    assert!(error.contains("no authority in --tls-ca has signed"), "{error}");
+
+    write(dir.path(), &ours, &other, "token").await;
+    let error = failure(address.clone(), credentials.clone()).await;
+    assert!(error.contains("its --tls-client-ca"), "{error}");
+
+    write(dir.path(), &ours, &ours, "token").await;
+    let (certificate, key) = ours.sign_expired("node-1");
+    fs::write(dir.path().join("tls.crt"), certificate).await.unwrap();
+    fs::write(dir.path().join("tls.key"), key).await.unwrap();
+    let error = failure(address, credentials.clone()).await;
+    assert!(error.contains("--tls-cert) has expired"), "{error}");
+
+    let (address, _tokens) = serve_as(&ours, ours.sign_expired("localhost")).await;
+    let error = failure(address, credentials.clone()).await;
+    assert!(error.contains("the frontend's certificate has expired"), "{error}");
+
+    let plain =
+        Server::builder().add_service(server::FairleadServer::new(Scripted(mpsc::unbounded_channel().0)));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+    tokio::spawn(plain.serve_with_incoming(TcpListenerStream::new(listener)));
+    let error = failure(address, credentials).await;
+    assert!(error.contains("does not speak TLS"), "{error}");
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let advice = |status: Status| advice::advice(&Ended::from(status)).unwrap_or_default();
+    assert!(
+        advice(Status::permission_denied("node a may not follow the view of node b")).contains("--node-name")
+    );
+    assert!(advice(Status::unauthenticated("no identity")).contains("--token-file"));
+    assert_eq!(advice(Status::unavailable("going")), "");
 }
 
 #[tokio::test]
