@@ -1,4 +1,5 @@
 //! The program over TLS, from one namespace to another: nodes and people with certificates, each given what is theirs.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
 use std::net::SocketAddr;
