@@ -7,6 +7,7 @@ use frontend::{Config, Frontend, Listener, source::Source};
 use proto::model::Cluster;
 use runtime::{Ready, Shutdown, Tasks};
 use tokio::sync::mpsc;
+use tracing::warn;
 
 use super::SHUTDOWN_DEADLINE;
 use crate::cli::{ClusterArgs, FrontendArgs, SourceArgs};
@@ -26,6 +27,9 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
             }
             _ => Listener::bind(address).await?,
         };
+        if matches!(listener, Listener::Tcp(..)) {
+            warn!(address, "without TLS: whoever reaches this port can read and claim to be every node");
+        }
         listeners.push(listener);
     }
     let mut tasks = Tasks::new();

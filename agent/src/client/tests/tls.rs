@@ -89,7 +89,7 @@ async fn write(dir: &Path, authorities: &Authority, signer: &Authority, token: &
 /// What connecting to a frontend comes to.
 async fn failure(address: String, credentials: Credentials) -> String {
     let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials }).unwrap();
-    format!("{:#}", grpc.connect(mk_hello()).await.err().expect("it connects"))
+    format!("{:#}", grpc.connect(mk_hello()).await.expect_err("it connects"))
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Connections that have come through their handshake. The others wait beside, so many at most and not for long.
 
 use std::{
+    io::ErrorKind,
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
@@ -99,11 +100,21 @@ async fn handshake(stream: TcpStream, tls: &Tls) -> Option<Connection> {
     };
     match shaken.await {
         Ok(connection) => Some(connection),
+        Err(error) if has_gone(&error) => {
+            debug!(client = %address, %error, "a client left during its handshake");
+            None
+        }
         Err(error) => {
             info!(client = %address, error = format!("{error:#}"), "TLS handshake failed");
             None
         }
     }
+}
+
+/// Whether nobody is there to complain: a load balancer that only looks whether the port is open, say.
+fn has_gone(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref().map(std::io::Error::kind);
+    matches!(kind, Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe))
 }
 
 fn names(stream: &TlsStream<TcpStream>) -> Result<Option<Arc<Names>>> {
