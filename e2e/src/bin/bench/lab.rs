@@ -60,6 +60,12 @@ impl Lab {
         self.spawn(command, "frontend.log")
     }
 
+    pub(crate) fn spawn_frontend_on_api(&self, kubeconfig: &Path) -> Process {
+        let mut command = self.command(&["frontend", "--listen", &self.address()]);
+        command.arg("--kubeconfig").arg(kubeconfig);
+        self.spawn(command, "frontend-on-api.log")
+    }
+
     pub(crate) fn spawn_backend(&self) -> Process {
         let mut command = self.command(&["backend", "nft", "--frontend", &self.address()]);
         command.args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
@@ -84,6 +90,11 @@ impl Lab {
     /// Listens to the kernel from now on.
     pub(crate) fn monitor(&self) -> Result<Monitor> {
         self.netns().run(Monitor::open).context("listen to the kernel")
+    }
+
+    /// Does something in the namespace.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.netns().run(work)
     }
 
     /// Which transaction the kernel is at.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   bench                       everything, as a table
-//!   bench latency               one part: latency, agent or wire
+//!   bench latency               one part: latency, agent, wire or api
 //!   bench -o json               for programs
 //! ```
 //!
@@ -12,11 +12,13 @@
 //! | `latency` | from the edit of a file to the commit in the kernel |
 //! | `agent` | memory, cold starts, restarts |
 //! | `wire` | bytes on a stream |
+//! | `api` | a frontend on a Kubernetes API: start, memory |
 //! | `manifests`, `lab`, `report` | nothing: what is measured on, where, and what comes out |
 //!
 //! Needs root. Goals are those of two otherwise idle processors.
 
 mod agent;
+mod api;
 mod lab;
 mod latency;
 mod manifests;
@@ -48,8 +50,8 @@ fn run() -> Result<()> {
         ["-o", "json", parts @ ..] | [parts @ .., "-o", "json"] => (Report::print_json as fn(&Report), parts),
         parts => (Report::print as fn(&Report), parts),
     };
-    if let Some(unknown) = parts.iter().find(|part| !["latency", "agent", "wire"].contains(*part)) {
-        bail!("there is no part {unknown:?}; there are: latency, agent, wire");
+    if let Some(unknown) = parts.iter().find(|part| !["latency", "agent", "wire", "api"].contains(*part)) {
+        bail!("there is no part {unknown:?}; there are: latency, agent, wire, api");
     }
     let wanted = |part| parts.is_empty() || parts.contains(&part);
 
@@ -62,6 +64,9 @@ fn run() -> Result<()> {
     }
     if wanted("wire") {
         wire::measure(&mut report)?;
+    }
+    if wanted("api") {
+        api::measure(&mut report, &Lab::new()?)?;
     }
     output(&report);
     Ok(())

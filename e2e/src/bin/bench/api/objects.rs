@@ -1,0 +1,181 @@
+//! The objects of a large cluster as an API server writes them: with all that nobody here reads.
+
+use std::net::Ipv4Addr;
+
+use serde_json::{Value, json};
+
+const FIRST_POD: u32 = 0x0a80_0000;
+const FIRST_CLUSTER_IP: u32 = 0x0a40_0001;
+const FIRST_NODE_IP: u32 = 0xc0a8_0000;
+
+/// How many there are of each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Objects {
+    pub(super) nodes: u32,
+    pub(super) services: u32,
+    /// Endpoints of a service, in one slice.
+    pub(super) each: u32,
+}
+
+/// What is asked for, by the last part of the path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Node,
+    Service,
+    EndpointSlice,
+    ServiceCidr,
+}
+
+// === impl Kind ===
+
+impl Kind {
+    pub(super) fn of_path(path: &str) -> Option<Self> {
+        match path {
+            "/api/v1/nodes" => Some(Self::Node),
+            "/api/v1/services" => Some(Self::Service),
+            "/apis/discovery.k8s.io/v1/endpointslices" => Some(Self::EndpointSlice),
+            "/apis/networking.k8s.io/v1/servicecidrs" => Some(Self::ServiceCidr),
+            _ => None,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Node => "Node",
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::ServiceCidr => "ServiceCIDR",
+        }
+    }
+}
+
+// === impl Objects ===
+
+impl Objects {
+    pub(super) fn count(self, kind: Kind) -> u32 {
+        match kind {
+            Kind::Node => self.nodes,
+            Kind::Service | Kind::EndpointSlice => self.services,
+            Kind::ServiceCidr => 1,
+        }
+    }
+
+    pub(super) fn object(self, kind: Kind, number: u32) -> Value {
+        match kind {
+            Kind::Node => node(number),
+            Kind::Service => service(number),
+            Kind::EndpointSlice => self.slice(number),
+            Kind::ServiceCidr => json!({
+                "metadata": metadata("kubernetes", None, &json!({})),
+                "spec": {"cidrs": ["10.64.0.0/12"]},
+            }),
+        }
+    }
+
+    fn slice(self, number: u32) -> Value {
+        let labels = json!({
+            "kubernetes.io/service-name": service_name(number),
+            "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+        });
+        let endpoints = (0..self.each).map(|n| {
+            let pod = number * self.each + n;
+            json!({
+                "addresses": [ip(FIRST_POD + pod)],
+                "conditions": {"ready": true, "serving": true, "terminating": false},
+                "nodeName": node_name(pod % self.nodes),
+                "targetRef": {
+                    "kind": "Pod",
+                    "name": format!("{}-7d4b9c6f5-{pod:05}", service_name(number)),
+                    "namespace": "bench",
+                    "uid": format!("11111111-2222-3333-4444-{pod:012}"),
+                },
+                "zone": zone(pod % self.nodes),
+            })
+        });
+        json!({
+            "metadata": metadata(&format!("{}-x7k2p", service_name(number)), Some("bench"), &labels),
+            "addressType": "IPv4",
+            "endpoints": endpoints.collect::<Vec<_>>(),
+            "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+        })
+    }
+}
+
+fn service(number: u32) -> Value {
+    let address = ip(FIRST_CLUSTER_IP + number);
+    json!({
+        "metadata": metadata(&service_name(number), Some("bench"), &json!({"app": service_name(number)})),
+        "spec": {
+            "clusterIP": address,
+            "clusterIPs": [address],
+            "internalTrafficPolicy": "Cluster",
+            "ipFamilies": ["IPv4"],
+            "ipFamilyPolicy": "SingleStack",
+            "ports": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}],
+            "selector": {"app": service_name(number)},
+            "sessionAffinity": "None",
+            "type": "ClusterIP",
+        },
+        "status": {"loadBalancer": {}},
+    })
+}
+
+fn node(number: u32) -> Value {
+    let labels = json!({
+        "kubernetes.io/hostname": node_name(number),
+        "kubernetes.io/os": "linux",
+        "topology.kubernetes.io/zone": zone(number),
+    });
+    let images = (0..40).map(|image| {
+        let digest = "0123456789abcdef".repeat(4);
+        let name = format!("registry.example/team/image-{image}");
+        json!({"names": [format!("{name}@sha256:{digest}"), format!("{name}:v1.2.3")], "sizeBytes": 123_456_789})
+    });
+    json!({
+        "metadata": metadata(&node_name(number), None, &labels),
+        "spec": {"podCIDR": format!("{}/24", ip(FIRST_POD + number * 256)), "podCIDRs": [format!("{}/24", ip(FIRST_POD + number * 256))]},
+        "status": {
+            "addresses": [
+                {"type": "InternalIP", "address": ip(FIRST_NODE_IP + number)},
+                {"type": "Hostname", "address": node_name(number)},
+            ],
+            "images": images.collect::<Vec<_>>(),
+        },
+    })
+}
+
+fn metadata(name: &str, namespace: Option<&str>, labels: &Value) -> Value {
+    let fields = (0..12).map(|field| (format!("f:field-{field}"), json!({"f:name": {}, "f:value": {}})));
+    json!({
+        "name": name,
+        "namespace": namespace,
+        "uid": "11111111-2222-3333-4444-555555555555",
+        "resourceVersion": "1",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "labels": labels,
+        "managedFields": [{
+            "manager": "kube-controller-manager",
+            "operation": "Update",
+            "apiVersion": "v1",
+            "time": "2026-01-01T00:00:00Z",
+            "fieldsType": "FieldsV1",
+            "fieldsV1": fields.collect::<serde_json::Map<_, _>>(),
+        }],
+    })
+}
+
+fn service_name(number: u32) -> String {
+    format!("service-{number:05}")
+}
+
+fn node_name(number: u32) -> String {
+    format!("node-{number:04}.cluster.example")
+}
+
+fn zone(node: u32) -> String {
+    format!("zone-{}", node % 3)
+}
+
+fn ip(number: u32) -> String {
+    Ipv4Addr::from_bits(number).to_string()
+}
