@@ -221,9 +221,13 @@ impl Watch {
         self.send("ERROR", &status(code)).await;
     }
 
-    /// Ends the connection in the middle of an event.
+    /// Ends the answer in the middle of an event, in order otherwise, so that everything before has been read.
     pub(super) async fn cut(mut self) {
         self.bytes("{\"type\": \"ADDED\", \"obj").await;
+    }
+
+    /// Breaks the connection. What was sent may arrive or not.
+    pub(super) fn break_off(self) {
         self.0.abort(Cut);
     }
 }

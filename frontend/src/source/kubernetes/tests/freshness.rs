@@ -35,6 +35,14 @@ async fn age_is_that_of_the_last_confirmation() {
 
     let before = Instant::now();
     watch.bookmark(Kind::Node, "20").await;
+    drop(watch);
+    let mut watch = fixture.server.watch(Kind::Node, "20").await;
+    let row = fixture.row(Kind::Node);
+    assert!(row.age.unwrap() <= before.elapsed(), "{row:?}");
+    // That it ended so early.
+    assert_eq!(row.failures, 1);
+
+    let before = Instant::now();
     watch.send("ADDED", &node("n1", "x", "21")).await;
     fixture.next().await;
     let row = fixture.row(Kind::Node);

@@ -35,6 +35,7 @@ async fn changes_within_a_streaming_list_are_in_it() {
     let mut watch = fixture.server.call(Kind::Node).await.stream();
     watch.send("ADDED", &node("n1", "x", "9")).await;
     watch.send("ADDED", &node("n2", "x", "3")).await;
+    watch.bookmark(Kind::Node, "10").await;
     watch.send("MODIFIED", &node("n1", "y", "11")).await;
     watch.send("DELETED", &node("n2", "x", "12")).await;
     watch.send("DELETED", &node("never-seen", "x", "13")).await;
@@ -188,10 +189,11 @@ async fn lists_that_fail_empty_nothing() {
     // Once behind a page.
     fixture.server.call(Kind::Node).await.list("50", &[node("half", "x", "2")], Some("second"));
     fixture.server.call(Kind::Node).await.refuse(500);
-    // And once within one.
+    // And within one.
     let mut page = fixture.server.call(Kind::Node).await.begin();
     page.bytes(r#"{"kind": "NodeList", "metadata": {"resourceVersion": "55"}, "items": ["#).await;
     page.cut().await;
+    fixture.server.call(Kind::Node).await.begin().break_off();
     let call = fixture.server.call(Kind::Node).await;
     fixture.assert_silent();
     call.list("60", &[node("n1", "x", "1")], None);

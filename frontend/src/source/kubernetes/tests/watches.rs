@@ -25,9 +25,8 @@ async fn watch_that_ends_is_taken_up_where_it_ended() {
     drop(watch);
     // In the middle of an event.
     fixture.server.watch(Kind::Node, "20").await.cut().await;
-    let mut watch = fixture.server.watch(Kind::Node, "20").await;
-    watch.bytes("{\"type\": \"ADDED\", \"obj").await;
-    drop(watch);
+    // With the connection.
+    fixture.server.watch(Kind::Node, "20").await.break_off();
     let mut watch = fixture.server.watch(Kind::Node, "20").await;
     watch.send("MODIFIED", &node("n1", "y", "21")).await;
     assert_eq!(fixture.next_in_short().await, "n1 in y");
