@@ -7,7 +7,7 @@ use runtime::{ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    Backend, Connect, Conntrack, FeedOptions, Progress, Store,
+    Backend, Connect, Conntrack, FeedOptions, LossLimit, Progress, Store,
     conntrack::Sweeper,
     feed::Feed,
     health::{Health, Servers},
@@ -27,6 +27,8 @@ pub struct AgentOptions {
     pub feed: FeedOptions,
     /// The shortest and the longest delay before the backend is tried again after a failure.
     pub retry: (Duration, Duration),
+    /// What one change may take away; more than that is held back until a second snapshot says so too.
+    pub max_loss: LossLimit,
     /// Whether stale UDP flows are deleted from this network namespace; not for a backend that programs another kernel.
     pub conntrack: Conntrack,
     /// What the frontend is told about this build.
@@ -52,6 +54,7 @@ impl AgentOptions {
             state_file: Some(crate::DEFAULT_STATE_FILE.into()),
             feed: FeedOptions::default(),
             retry: (Duration::from_millis(200), Duration::from_secs(30)),
+            max_loss: LossLimit::default(),
             conntrack: Conntrack::Leave,
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
@@ -83,9 +86,9 @@ impl<B: Backend, C: Connect> Agent<B, C> {
     /// When the task of the health-check node ports panicked. Whatever else goes wrong is logged and tried again.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, progress, ready } = self;
-        let AgentOptions { node, state_file, feed, retry, conntrack, backend_version } = options;
+        let AgentOptions { node, state_file, feed, retry, max_loss, conntrack, backend_version } = options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
-        let mirror = Mirror::new(&node, stored.flatten());
+        let mirror = Mirror::new(&node, stored.flatten(), max_loss);
         progress.send_modify(|progress| progress.committed = mirror.held());
         let feed = Feed::new(connect, feed);
         let pending = Pending::new(retry);

@@ -50,6 +50,8 @@ pub struct FeedOptions {
     pub silence: Duration,
     /// The shortest and the longest delay before connecting again.
     pub reconnect: (Duration, Duration),
+    /// How long to wait before the frontend, or another one, is asked to say again what was held back.
+    pub hold: Duration,
 }
 
 /// What [`Feed::next`] has to tell.
@@ -115,6 +117,7 @@ impl Default for FeedOptions {
             // Three bookmarks missed.
             silence: Duration::from_secs(30),
             reconnect: (Duration::from_millis(200), Duration::from_secs(15)),
+            hold: Duration::from_secs(10),
         }
     }
 }
@@ -197,6 +200,13 @@ impl<C: Connect> Feed<C> {
         let until = until.unwrap_or_else(|| now + self.backoff.next_delay());
         info!(reason, retry_in = ?until.saturating_duration_since(now), "session ended");
         self.phase = Phase::Waiting(until);
+    }
+
+    /// Ends the session to hear everything anew, after some time. Says how long.
+    pub(crate) fn hold(&mut self) -> Duration {
+        let delay = self.options.hold;
+        self.phase = Phase::Waiting(Instant::now() + delay);
+        delay
     }
 }
 

@@ -39,7 +39,7 @@ pub use client::{Credentials, Grpc, GrpcOptions};
 pub use conntrack::Conntrack;
 pub use feed::{Attach, Connect, FeedOptions, Session};
 pub use progress::Progress;
-pub use stage::{Committed, RefusedOperation, Stage};
+pub use stage::{Committed, Loss, LossLimit, RefusedOperation, Stage};
 pub use state::{NodeState, Service};
 pub use store::{DEFAULT_STATE_FILE, Store, Stored};
 pub use sysctl::ConntrackSettings;

@@ -15,7 +15,7 @@ use proto::{
 };
 use tracing::{debug, info, warn};
 
-use crate::{Changes, Committed, NodeState, Stage, Store, Stored};
+use crate::{Changes, Committed, Loss, LossLimit, NodeState, Stage, Store, Stored};
 
 /// The node's copy of what the frontend says.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ pub(crate) struct Mirror {
     /// What `state` is, once anything has been committed.
     held: Option<(Epoch, Revision)>,
     session: Option<Position>,
+    limit: LossLimit,
+    trust: Trust,
     /// Operations that were left out, and digests that were not as they should be, since the start.
     pub(crate) refused: u64,
     pub(crate) mismatches: u64,
@@ -38,6 +40,15 @@ struct Position {
     base: Option<Revision>,
 }
 
+/// Whether the frontend is believed when it takes away more than the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trust {
+    /// Not at once.
+    Usual,
+    /// A change was held back: only a snapshot, of whichever frontend comes next, can say the same again.
+    Doubted,
+}
+
 /// What follows from an event.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -47,6 +58,8 @@ pub(crate) enum Outcome {
     Ack(Revision, Digest, Changes),
     /// Say this at once.
     Reply(ClientEvent),
+    /// The commit takes away too much to be believed at once. Nothing of it was taken in, and the session must be given up.
+    HeldBack(Revision, Loss),
 }
 
 /// Something that a frontend must not do. The session is given up.
@@ -68,12 +81,13 @@ pub(crate) enum Violation {
 
 impl Mirror {
     /// Holds what was stored, or nothing.
-    pub(crate) fn new(node: &str, stored: Option<Stored>) -> Self {
+    pub(crate) fn new(node: &str, stored: Option<Stored>, limit: LossLimit) -> Self {
         let (state, held) = match stored {
             Some(Stored { state, epoch, revision }) => (state, Some((epoch, revision))),
             None => (NodeState::new(Node::unknown(node)), None),
         };
-        Self { state, stage: Stage::default(), held, session: None, refused: 0, mismatches: 0 }
+        let (stage, trust) = (Stage::default(), Trust::Usual);
+        Self { state, stage, held, session: None, limit, trust, refused: 0, mismatches: 0 }
     }
 
     /// All that was committed.
@@ -86,15 +100,16 @@ impl Mirror {
         self.held
     }
 
-    /// What to say first in the next session.
+    /// What to say first in the next session. One that doubts says that it holds nothing, and so is sent everything.
     pub(crate) fn hello(&self, backend: &str, backend_version: &str) -> Hello {
+        let held = self.held.filter(|_| self.trust == Trust::Usual);
         Hello {
             node: self.state.node().name.clone(),
             role: Role::Agent,
             backend: backend.to_owned(),
             backend_version: backend_version.to_owned(),
-            resume: self.held,
-            digests: self.held.map(|_| Box::new(self.state.digests().clone())),
+            resume: held,
+            digests: held.map(|_| Box::new(self.state.digests().clone())),
         }
     }
 
@@ -162,10 +177,25 @@ impl Mirror {
         if !commit {
             return Ok(Outcome::Nothing);
         }
-        if let Some(store) = store {
+        let mut store = store.map(|store| (store.staged(), store));
+        if let Some((_, store)) = &mut store {
             store.stage(epoch, (base, target), self.stage.operations());
         }
-        let Committed { changes, refused } = self.stage.commit(&mut self.state);
+        let limit = match (self.held, self.trust) {
+            (Some(_), Trust::Usual) => self.limit,
+            (None, _) | (_, Trust::Doubted) => LossLimit::NONE,
+        };
+        let Committed { changes, refused } = match self.stage.commit_within(&mut self.state, limit) {
+            Ok(committed) => committed,
+            Err(loss) => {
+                if let Some((staged, store)) = store {
+                    store.unstage(staged);
+                }
+                self.trust = Trust::Doubted;
+                return Ok(Outcome::HeldBack(target, loss));
+            }
+        };
+        self.trust = Trust::Usual;
         if let Some(first) = refused.first() {
             warn!(revision = %target, count = refused.len(), %first, "operations refused");
             self.refused += refused.len() as u64;

@@ -9,13 +9,15 @@
 //! ```
 
 mod fold;
+mod limit;
 
 use std::mem;
 
 use proto::model::{Family, Operation, PoolId, ServicePortKey};
 
 use crate::{Changes, NodeState};
-use fold::Fold;
+use fold::{Fold, Folded};
+pub use limit::{Loss, LossLimit};
 
 /// What has been received since the last commit. Nothing of it is in force.
 #[derive(Clone, Debug, Default)]
@@ -70,6 +72,21 @@ impl Stage {
 
     /// Applies everything to `state` and starts anew.
     pub fn commit(&mut self, state: &mut NodeState) -> Committed {
+        let (folded, refused) = self.fold(state);
+        Committed { changes: folded.apply(state), refused }
+    }
+
+    /// The same, unless that takes away more than the limit allows: then everything is forgotten, and the state stays.
+    ///
+    /// # Errors
+    /// What it would have taken away.
+    pub fn commit_within(&mut self, state: &mut NodeState, limit: LossLimit) -> Result<Committed, Loss> {
+        let (folded, refused) = self.fold(state);
+        limit.check(folded.lost(state), state)?;
+        Ok(Committed { changes: folded.apply(state), refused })
+    }
+
+    fn fold(&mut self, state: &NodeState) -> (Folded, Vec<RefusedOperation>) {
         let mut refused = Vec::new();
         let mut fold = Fold::new(state);
         for operation in mem::take(&mut self.operations) {
@@ -77,8 +94,7 @@ impl Stage {
                 refused.push(error);
             }
         }
-        let folded = fold.finish();
-        Committed { changes: folded.apply(state), refused }
+        (fold.finish(), refused)
     }
 }
 

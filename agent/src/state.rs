@@ -54,6 +54,13 @@ impl Service {
         }
     }
 
+    /// Whether there is an endpoint in any pool.
+    pub(crate) fn has_endpoints(&self) -> bool {
+        Family::ALL
+            .into_iter()
+            .any(|family| !self.cluster[family].is_empty() || !self.local[family].is_empty())
+    }
+
     /// The content hashes of the service port and of all its endpoints.
     fn digest(&self) -> Digest {
         let hash = KeyHash::of(&self.port.key);

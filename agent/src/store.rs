@@ -53,6 +53,13 @@ pub struct Stored {
     pub revision: Revision,
 }
 
+/// How much is staged at some point.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Staged {
+    bytes: usize,
+    written: Option<(Epoch, Revision)>,
+}
+
 /// The file as it is now.
 #[derive(Debug)]
 enum Current {
@@ -109,6 +116,17 @@ impl Store {
             self.put_epoch(epoch);
             frame::put_batches(&mut self.staged, revisions, operations.iter());
         }
+    }
+
+    /// How much is staged, for [`Self::unstage`].
+    pub(crate) fn staged(&self) -> Staged {
+        Staged { bytes: self.staged.len(), written: self.written }
+    }
+
+    /// Forgets what was staged since.
+    pub(crate) fn unstage(&mut self, Staged { bytes, written }: Staged) {
+        self.staged.truncate(bytes);
+        self.written = written;
     }
 
     /// Writes what was staged. `state` is what it leads to, at this point of the stream.

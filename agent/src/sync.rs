@@ -190,6 +190,16 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                     Ok(Outcome::Ack(revision, digest, changes)) => {
                         self.pending.commit(revision, digest, changes, received);
                     }
+                    Ok(Outcome::HeldBack(revision, loss)) => {
+                        let ask_in = self.feed.hold();
+                        error!(
+                            %revision, ?ask_in,
+                            "held back, what was programmed stays: {loss}, which is more than --max-loss; what a snapshot says then is believed"
+                        );
+                        self.progress.send_modify(|progress| progress.held_back += 1);
+                        self.lost();
+                        return ControlFlow::Break(());
+                    }
                     Err(violation) => {
                         warn!(%violation, "the frontend breaks the protocol");
                         self.feed.give_up("it broke the protocol");

@@ -155,6 +155,14 @@ impl Staged {
         }
     }
 
+    /// Whether nothing that serves is left of a service.
+    fn empties(&self, service: &Service) -> bool {
+        match self {
+            Self::Edited(edit) => edit.empties(service),
+            Self::Replaced(service) => !service.as_ref().is_some_and(Service::has_endpoints),
+        }
+    }
+
     fn apply(self, key: ServicePortKey, state: &mut NodeState) -> bool {
         match self {
             Self::Edited(edit) => edit.apply(key, state),
@@ -166,6 +174,17 @@ impl Staged {
 // === impl Edit ===
 
 impl Edit {
+    /// Whether a service is left without an endpoint.
+    fn empties(&self, service: &Service) -> bool {
+        let pools = [PoolClass::Cluster, PoolClass::Local]
+            .into_iter()
+            .flat_map(|class| Family::ALL.map(|family| (class, family)));
+        pools.into_iter().all(|(class, family)| {
+            let pool = service.pool(class, family);
+            self.pools.get(&(class, family)).map_or(pool.is_empty(), |edit| edit.empties(pool))
+        })
+    }
+
     fn pool(&mut self, id: &PoolId) -> &mut PoolEdit {
         self.pools.entry((id.class, id.family)).or_insert_with(|| PoolEdit::Endpoints(BTreeMap::new()))
     }
@@ -185,6 +204,20 @@ impl Edit {
 // === impl PoolEdit ===
 
 impl PoolEdit {
+    /// Whether nothing is left of a pool.
+    fn empties(&self, pool: &Pool) -> bool {
+        match self {
+            Self::Whole(pool) => pool.is_empty(),
+            Self::Endpoints(edits) => {
+                let stays = |endpoint: &Endpoint| {
+                    !matches!(edits.get(&endpoint.identity()), Some(Presence::Absent(_)))
+                };
+                let comes = |edit: &Presence| matches!(edit, Presence::Present(_));
+                !edits.values().any(comes) && !pool.iter().any(stays)
+            }
+        }
+    }
+
     fn change(&mut self, add: Vec<Endpoint>, remove: Vec<Endpoint>) {
         match self {
             Self::Whole(pool) => change(pool, add, &remove),
@@ -226,6 +259,16 @@ fn change(pool: &mut Pool, add: Vec<Endpoint>, remove: &[Endpoint]) {
 // === impl Folded ===
 
 impl Folded {
+    /// How many service ports that have endpoints will have none, or be gone.
+    pub(super) fn lost(&self, state: &NodeState) -> usize {
+        let has_endpoints = |key: &&ServicePortKey| state.service(key).is_some_and(Service::has_endpoints);
+        let staged = self.buckets.iter().flat_map(|bucket| &bucket.services);
+        let emptied = staged.filter(|(key, staged)| {
+            state.service(key).is_some_and(|service| service.has_endpoints() && staged.empties(service))
+        });
+        self.forgotten(state).iter().filter(has_endpoints).count() + emptied.count()
+    }
+
     /// Changes the state. What comes out as it was is no change.
     pub(super) fn apply(self, state: &mut NodeState) -> Changes {
         let forgotten = self.forgotten(state);

@@ -96,6 +96,35 @@ fn histories_in_one_commit_or_many() {
     }
 }
 
+/// What is lost, counted before anything is applied, is what a comparison of the two states finds.
+#[test]
+fn losses_in_random_histories() {
+    let serves = |state: &NodeState, key: &_| state.service(key).is_some_and(Service::has_endpoints);
+    let mut seen = 0;
+    for seed in 0..200 {
+        let mut history = History::new(seed);
+        for step in 0..30 {
+            let before = history.state().clone();
+            if step % 10 == 9 {
+                history.jump()
+            } else {
+                history.step()
+            };
+            let after = history.state();
+            let lost =
+                before.services().keys().filter(|key| serves(&before, key) && !serves(after, key)).count();
+            for operations in [everything(after), repair(&before, after), operations_between(&before, after)]
+            {
+                let mut stage = Stage::default();
+                stage.extend(operations);
+                assert_eq!(stage.fold(&before).0.lost(&before), lost, "seed {seed}, step {step}");
+            }
+            seen += lost;
+        }
+    }
+    assert!(seen > 0);
+}
+
 /// Resets the buckets that differ and puts what belongs there.
 fn repair(from: &NodeState, to: &NodeState) -> Vec<Operation> {
     let differing: Vec<_> = from.digests().differing(to.digests()).collect();

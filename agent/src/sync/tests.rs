@@ -2,6 +2,7 @@
 
 mod backend;
 mod health;
+mod loss;
 mod stream;
 
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use agent::{Credentials, Grpc, GrpcOptions};
+use agent::{Credentials, Grpc, GrpcOptions, LossLimit};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
@@ -46,6 +46,11 @@ pub(crate) struct NodeArgs {
     /// Where the last committed state is kept, so that a node that reboots alone comes up with it.
     #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
+
+    /// Hold back a change after which more than this share of the Services here that have endpoints have none or are gone, until a
+    /// snapshot says so again ten seconds later. In percent; 100: believe everything at once. Losses of fewer than ten Services never wait.
+    #[arg(long, default_value_t, value_name = "PERCENT")]
+    pub(crate) max_loss: LossLimit,
 }
 
 impl FrontendAddressArgs {

@@ -67,6 +67,7 @@ pub(super) fn spawn(
     let options = AgentOptions {
         state_file: Some(node.state_dir.join("state")),
         conntrack: Conntrack::Reconcile,
+        max_loss: node.max_loss,
         ..AgentOptions::new(name.as_str())
     };
     let ready = Ready::new();
