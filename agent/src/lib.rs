@@ -35,7 +35,7 @@ pub mod testing;
 pub use agent::{Agent, AgentOptions};
 pub use backend::{Applied, Backend, Drift, Item};
 pub use changes::Changes;
-pub use client::{Credentials, Grpc, GrpcOptions};
+pub use client::{Candidate, Credentials, Discover, Grpc, GrpcOptions};
 pub use conntrack::Conntrack;
 pub use feed::{Attach, Connect, FeedOptions, Session};
 pub use progress::Progress;

@@ -2,6 +2,7 @@
 
 mod cli;
 mod commands;
+mod discovery;
 mod table;
 
 use std::process::ExitCode;

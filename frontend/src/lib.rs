@@ -21,7 +21,9 @@
 //! | [`identity`] | Who is this, and what may it ask for? |
 //! | `server`, `local` | How does it get there? |
 //! | `streams` | Who is connected? |
+//! | `discovery` | Where are frontends? |
 
+mod discovery;
 mod engine;
 mod frame;
 pub mod identity;
@@ -37,6 +39,7 @@ mod streams;
 mod testing;
 pub mod view;
 
+pub use discovery::endpoints_of;
 pub use engine::{Config, Frontend};
 pub use frame::Frame;
 pub use server::{Gate, Listener, Tls, TlsFiles};

@@ -19,12 +19,13 @@ pub struct Credentials {
     pub identity: Option<(PathBuf, PathBuf)>,
     /// A service-account token that is bound to this node.
     pub token: Option<PathBuf>,
-    /// The name that the frontend's certificate must be for. `None`: the host in its address, be it a name or an IP address.
+    /// The name that the frontend's certificate must be for. `None`: the name that led to it, or the IP address that was given.
     pub frontend_name: Option<String>,
 }
 
 impl Credentials {
-    pub(super) async fn tls(&self) -> Result<ClientTlsConfig> {
+    /// `name`: what led to the frontend, where that is not in its address.
+    pub(super) async fn tls(&self, name: Option<&str>) -> Result<ClientTlsConfig> {
         let mut config = ClientTlsConfig::new();
         if let Some(path) = &self.authorities {
             config = config.ca_certificate(Certificate::from_pem(read(path).await?));
@@ -32,8 +33,8 @@ impl Credentials {
         if let Some((certificate, key)) = &self.identity {
             config = config.identity(Identity::from_pem(read(certificate).await?, read(key).await?));
         }
-        if let Some(name) = &self.frontend_name {
-            config = config.domain_name(name.clone());
+        if let Some(name) = self.frontend_name.as_deref().or(name) {
+            config = config.domain_name(name);
         }
         Ok(config)
     }

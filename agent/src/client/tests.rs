@@ -200,6 +200,71 @@ async fn sessions_in_turn_go_to_all_frontends() {
     }
 }
 
+/// One that waits for its own objects takes the stream and says nothing.
+#[tokio::test]
+async fn a_frontend_that_is_complete_is_preferred_to_one_that_is_not() {
+    let (mut silent, mut complete) = (serve(), serve());
+    let welcome = ServerEvent::Welcome(Welcome { epoch: Epoch(9), mode: Mode::Repair });
+    for _ in 0..3 {
+        let mut grpc = mk_grpc(&[&silent.address, &complete.address]);
+        let welcomed = async {
+            let peer = complete.peers.recv().await.unwrap();
+            peer.say(&welcome).await;
+            peer
+        };
+        let (session, _peer) = tokio::join!(grpc.connect(mk_hello()), welcomed);
+        assert_eq!(session.unwrap().events.recv().await, Some(welcome.clone()));
+    }
+    // Alone it will do.
+    let mut grpc = mk_grpc(&[&silent.address]);
+    let mut session = grpc.connect(mk_hello()).await.unwrap();
+    let mut heard = None;
+    while let Ok(peer) = silent.peers.try_recv() {
+        heard = Some(peer);
+    }
+    heard.unwrap().say(&welcome).await;
+    assert_eq!(session.events.recv().await, Some(welcome));
+}
+
+/// Finds what it is told, and says how often it was asked.
+#[derive(Debug, Default)]
+struct Found(Mutex<(usize, Vec<Candidate>)>);
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("kubernetes:kube-system/fairlead")
+    }
+}
+
+impl Discover for Found {
+    fn discover(&self) -> BoxFuture<'_, Result<Vec<Candidate>>> {
+        let (asked, found) = &mut *self.0.lock().unwrap();
+        *asked += 1;
+        Box::pin(future::ready(Ok(found.clone())))
+    }
+}
+
+#[tokio::test]
+async fn what_was_discovered_is_used_and_found_again_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut frontend = serve();
+    let found = Arc::new(Found::default());
+    found.0.lock().unwrap().1 = vec![Candidate { address: frontend.address.clone(), name: None }];
+    let options = GrpcOptions {
+        discovery: vec![found.clone()],
+        known: Some(dir.path().join("frontends")),
+        ..GrpcOptions::default()
+    };
+    let mut grpc = Grpc::new(options.clone()).unwrap();
+    frontend.session(&mut grpc).await;
+    frontend.session(&mut grpc).await;
+    assert_eq!(found.0.lock().unwrap().0, 1, "what works need not be looked up again");
+    // Nobody says where it is any more.
+    found.0.lock().unwrap().1.clear();
+    frontend.session(&mut Grpc::new(options).unwrap()).await;
+    assert_eq!(found.0.lock().unwrap().0, 2);
+}
+
 #[tokio::test]
 async fn refusal_is_an_error_with_its_reason() {
     struct Closed;

@@ -1,19 +1,26 @@
 //! The flags that say which node this is, and where its frontend is.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
-use agent::{Credentials, Grpc, GrpcOptions, LossLimit};
-use anyhow::{Context as _, Result, bail};
+use agent::{Credentials, Discover, Grpc, GrpcOptions, LossLimit};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 
 use super::DEFAULT_ADDRESS;
+use crate::discovery::{EndpointsOf, FrontendService};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FrontendAddressArgs {
     /// Where the frontend listens: `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` for one that was told
-    /// --insecure. Several are tried in turn.
+    /// --insecure; of a name all addresses. `kubernetes:NAMESPACE/SERVICE:PORT` stands for the ready endpoints of that Service, found by
+    /// --discovery-kubeconfig. May be given several times: one that works is chosen by chance.
     #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
     pub(crate) addresses: Vec<String>,
+
+    /// A kubeconfig file that leads to the API server by its own address, not by its Service. Needed for `--frontend kubernetes:...`,
+    /// to get and list EndpointSlices in that namespace.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) discovery_kubeconfig: Option<PathBuf>,
 
     /// Certificates (PEM) of the authorities that may have signed the frontend's; needed for https. This and the other files
     /// are read for each connection.
@@ -54,20 +61,36 @@ pub(crate) struct NodeArgs {
 }
 
 impl FrontendAddressArgs {
-    /// Where to connect, and with what.
-    pub(crate) fn grpc(&self) -> Result<Grpc> {
-        let Self { addresses, tls_ca, frontend_name, tls_cert, tls_key, token_file } = self.clone();
+    /// Where to connect, and with what. `known`: where the addresses that were found last are kept.
+    pub(crate) fn grpc(&self, known: Option<PathBuf>) -> Result<Grpc> {
+        let Self { addresses, discovery_kubeconfig, tls_ca, frontend_name, tls_cert, tls_key, token_file } =
+            self.clone();
         let credentials = Credentials {
             authorities: tls_ca,
             identity: tls_cert.zip(tls_key),
             token: token_file,
             frontend_name,
         };
-        Grpc::new(GrpcOptions { endpoints: addresses, credentials })
+        let (services, endpoints): (Vec<_>, Vec<_>) =
+            addresses.into_iter().partition(|address| FrontendService::is_meant(address));
+        let discover = |address: String| -> Result<Arc<dyn Discover>> {
+            let service = address.parse().map_err(|error: String| anyhow!("--frontend {error}"))?;
+            let kubeconfig = discovery_kubeconfig
+                .clone()
+                .with_context(|| format!("--frontend {address} needs --discovery-kubeconfig"))?;
+            Ok(Arc::new(EndpointsOf::new(service, kubeconfig)))
+        };
+        let discovery = services.into_iter().map(discover).collect::<Result<_>>()?;
+        Grpc::new(GrpcOptions { endpoints, discovery, known, credentials })
     }
 }
 
 impl NodeArgs {
+    /// Where the addresses of frontends that were found last are kept.
+    pub(crate) fn known_frontends(&self) -> PathBuf {
+        self.state_dir.join("frontends")
+    }
+
     /// `--node-name`, or this machine's host name.
     pub(crate) fn name(&self) -> Result<String> {
         node_name(self.node_name.as_deref())

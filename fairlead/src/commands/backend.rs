@@ -15,7 +15,7 @@ use crate::cli::{BackendIptablesArgs, BackendIpvsArgs, BackendNftArgs, Conntrack
 /// Runs until the shutdown. The kernel stays as it is then.
 pub(crate) async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
     let BackendNftArgs { frontend, node, traffic, conntrack } = args;
-    let connect = frontend.grpc()?;
+    let connect = frontend.grpc(Some(node.known_frontends()))?;
     let mut tasks = Tasks::new();
     spawn(&node, conntrack, nft(traffic.options()?)?, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
@@ -24,7 +24,7 @@ pub(crate) async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<
 /// The same with iptables.
 pub(crate) async fn run_iptables(args: BackendIptablesArgs, shutdown: Shutdown) -> Result<()> {
     let BackendIptablesArgs { frontend, node, traffic, conntrack, iptables } = args;
-    let connect = frontend.grpc()?;
+    let connect = frontend.grpc(Some(node.known_frontends()))?;
     let mut tasks = Tasks::new();
     let backend = iptables.backend(traffic.options()?);
     spawn(&node, conntrack, backend, connect, &mut tasks)?;
@@ -34,7 +34,7 @@ pub(crate) async fn run_iptables(args: BackendIptablesArgs, shutdown: Shutdown) 
 /// The same with IPVS.
 pub(crate) async fn run_ipvs(args: BackendIpvsArgs, shutdown: Shutdown) -> Result<()> {
     let BackendIpvsArgs { frontend, node, traffic, conntrack, iptables, ipvs } = args;
-    let connect = frontend.grpc()?;
+    let connect = frontend.grpc(Some(node.known_frontends()))?;
     let mut tasks = Tasks::new();
     let backend = self::ipvs(ipvs.settings(traffic.options()?, &iptables))?;
     spawn(&node, conntrack, backend, connect, &mut tasks)?;

@@ -28,7 +28,7 @@ impl View {
     /// Opens a stream for the node that the arguments name.
     pub(crate) async fn open(args: &ViewArgs) -> Result<Self> {
         let node = args.node_name()?;
-        let mut grpc = args.frontend.grpc()?;
+        let mut grpc = args.frontend.grpc(None)?;
         let hello = Hello {
             node: node.as_str().into(),
             role: Role::Observer,

@@ -88,7 +88,8 @@ async fn write(dir: &Path, authorities: &Authority, signer: &Authority, token: &
 
 /// What connecting to a frontend comes to.
 async fn failure(address: String, credentials: Credentials) -> String {
-    let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials }).unwrap();
+    let mut grpc =
+        Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
     format!("{:#}", grpc.connect(mk_hello()).await.expect_err("it connects"))
 }
 
@@ -98,7 +99,8 @@ async fn both_ends_are_checked_and_files_may_be_replaced() {
     let (ours, other) = (Authority::new(), Authority::new());
     let (address, mut tokens) = serve(&ours).await;
     let credentials = write(dir.path(), &ours, &ours, "first\n").await;
-    let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials }).unwrap();
+    let mut grpc =
+        Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
     grpc.connect(mk_hello()).await.unwrap();
     assert_eq!(tokens.recv().await.unwrap().as_deref(), Some("Bearer first"));
 
@@ -129,13 +131,16 @@ async fn the_certificate_must_be_for_the_name_that_is_expected() {
         let error = failure(address.clone(), credentials.clone()).await;
         assert!(error.contains("--frontend-name") && error.contains("frontend.example"), "{error}");
         let named = Credentials { frontend_name: Some("frontend.example".to_owned()), ..credentials.clone() };
-        let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials: named }).unwrap();
+        let mut grpc =
+            Grpc::new(GrpcOptions { endpoints: vec![address], credentials: named, ..GrpcOptions::default() })
+                .unwrap();
         grpc.connect(mk_hello()).await.unwrap();
     }
     // An address of the certificate needs no name.
     let (address, _tokens) = serve_as(&ours, ours.sign("127.0.0.1")).await;
     let address = address.replace("localhost", "127.0.0.1");
-    let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials }).unwrap();
+    let mut grpc =
+        Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
     grpc.connect(mk_hello()).await.unwrap();
 }
 
@@ -189,7 +194,7 @@ async fn token_is_never_sent_in_the_clear() {
     let credentials = write(dir.path(), &authority, &authority, "secret").await;
     let mut frontend = super::serve();
     let endpoints = vec![frontend.address.clone()];
-    let mut grpc = Grpc::new(GrpcOptions { endpoints, credentials }).unwrap();
+    let mut grpc = Grpc::new(GrpcOptions { endpoints, credentials, ..GrpcOptions::default() }).unwrap();
     let (_session, peer) = frontend.session(&mut grpc).await;
     assert_eq!(peer.metadata.get("authorization"), None);
 }
