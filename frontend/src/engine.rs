@@ -23,9 +23,10 @@ use tracing::{debug, info, warn};
 
 use crate::{
     index::Index,
-    log::{Limits, Log},
+    log::{Encodings, Limits, Log},
     object::Update,
     server::Tls,
+    session::Admission,
     source::Freshness,
     streams::Streams,
 };
@@ -40,6 +41,8 @@ pub struct Config {
     pub cluster: Cluster,
     /// Commits are at least this far apart. After a quiet time the first change is committed at once.
     pub commit_interval: Duration,
+    /// And further apart by this much for each stream, so that telling everybody does not take all there is of the processors.
+    pub commit_interval_per_stream: Duration,
     /// How long a stream is idle before its node is told that it is up to date.
     pub bookmark_interval: Duration,
     /// How long a client may take to say Hello.
@@ -48,6 +51,10 @@ pub struct Config {
     pub drain_delay: Duration,
     /// How long after that they may take to close their streams.
     pub drain_grace: Duration,
+    /// So many clients at a time are sent everything, or what a comparison has shown to be missing. The others wait.
+    pub snapshots_at_once: usize,
+    /// A client that has not taken that within this time no longer keeps another one waiting.
+    pub snapshot_patience: Duration,
     /// How much of the past is kept for nodes that come back.
     pub history: Limits,
 }
@@ -70,6 +77,23 @@ pub(crate) struct Shared {
     pub(crate) freshness: Freshness,
     /// The TLS of its listeners, where there are such.
     pub(crate) tls: OnceLock<Tls>,
+    pub(crate) admission: Admission,
+    pub(crate) encodings: Encodings,
+}
+
+/// What the streams cost so far, and who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figures {
+    /// Clients that are being sent a snapshot or a repair.
+    pub admitted: usize,
+    /// Clients that wait for that.
+    pub waiting: usize,
+    /// Snapshots and repairs that have been put together.
+    pub rebuilds: u64,
+    /// Pieces of messages that were encoded.
+    pub encoded: u64,
+    /// Pieces of messages that were sent, each counted once for each stream.
+    pub sent: u64,
 }
 
 impl Default for Config {
@@ -77,10 +101,14 @@ impl Default for Config {
         Self {
             cluster: Cluster::default(),
             commit_interval: Duration::from_millis(10),
+            // Telling one node takes 10 to 20 us.
+            commit_interval_per_stream: Duration::from_micros(12),
             bookmark_interval: Duration::from_secs(10),
             hello_deadline: Duration::from_secs(10),
             drain_delay: Duration::from_secs(5),
             drain_grace: Duration::from_secs(10),
+            snapshots_at_once: 16,
+            snapshot_patience: Duration::from_secs(10),
             // Hours of a busy cluster; a reconnect beyond that costs a comparison of digests.
             history: Limits { entries: 100_000, bytes: 64 << 20 },
         }
@@ -94,6 +122,7 @@ impl Frontend {
         let epoch = Epoch(fastrand::u64(1..));
         let index = Index::new(SystemTime::now(), config.cluster.clone());
         let log = Log::new(epoch, config.history);
+        let admission = Admission::new(config.snapshots_at_once, config.snapshot_patience);
         Self {
             shared: Arc::new(Shared {
                 config,
@@ -103,6 +132,8 @@ impl Frontend {
                 streams: Streams::default(),
                 freshness: Freshness::default(),
                 tls: OnceLock::new(),
+                admission,
+                encodings: Encodings::default(),
             }),
         }
     }
@@ -121,24 +152,44 @@ impl Frontend {
     /// None so far; the type is that of a task.
     pub async fn run(
         &self,
-        mut updates: mpsc::Receiver<Update>,
+        updates: mpsc::Receiver<Update>,
         ready: ReadyGuard,
-        mut shutdown: Shutdown,
+        shutdown: Shutdown,
     ) -> Result<()> {
+        self.take_in(updates, ready, shutdown).await;
+        let Figures { rebuilds, encoded, sent, .. } = self.figures();
+        info!(rebuilds, encoded, sent, "nothing is committed any more");
+        Ok(())
+    }
+
+    /// What the streams cost so far.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let Shared { admission, encodings, .. } = &*self.shared;
+        Figures {
+            admitted: admission.admitted(),
+            waiting: admission.waiting(),
+            rebuilds: self.shared.log().rebuilds(),
+            encoded: encodings.encoded(),
+            sent: encodings.sent(),
+        }
+    }
+
+    async fn take_in(&self, mut updates: mpsc::Receiver<Update>, ready: ReadyGuard, mut shutdown: Shutdown) {
         let mut ready = Some(ready);
         let mut due = Instant::now();
         loop {
             let update = tokio::select! {
-                () = shutdown.recv() => return Ok(()),
+                () = shutdown.recv() => return,
                 update = updates.recv() => update,
             };
             let Some(update) = update else {
                 if shutdown.is_triggered() {
-                    return Ok(());
+                    return;
                 }
                 warn!("the source has ended; what is known goes on being served");
                 shutdown.recv().await;
-                return Ok(());
+                return;
             };
             self.apply(update);
             let timer = sleep_until(due);
@@ -146,7 +197,7 @@ impl Frontend {
             // Empty when the last commit is long ago: then only what has already arrived is added.
             while !timer.is_elapsed() && Instant::now() < due {
                 tokio::select! {
-                    () = shutdown.recv() => return Ok(()),
+                    () = shutdown.recv() => return,
                     Some(update) = updates.recv() => self.apply(update),
                     () = &mut timer => {}
                 }
@@ -158,8 +209,15 @@ impl Frontend {
             if self.commit() {
                 drop(ready.take());
             }
-            due = Instant::now() + self.shared.config.commit_interval;
+            due = Instant::now() + self.interval();
         }
+    }
+
+    /// How long after a commit the next one is due at the earliest.
+    fn interval(&self) -> Duration {
+        let Config { commit_interval, commit_interval_per_stream, .. } = &self.shared.config;
+        let streams = u32::try_from(self.shared.streams.count()).unwrap_or(u32::MAX);
+        *commit_interval + *commit_interval_per_stream * streams
     }
 
     fn apply(&self, update: Update) {
@@ -176,9 +234,14 @@ impl Frontend {
             index.take_changes()
         };
         let (ports, trigger) = (changes.ports.len(), changes.oldest_trigger);
+        let first = self.shared.revision.borrow().is_none();
         let (committed, revision) = {
             let mut log = self.shared.log();
-            (log.commit(changes), log.revision())
+            let committed = log.commit(changes);
+            if first {
+                log.forget_past();
+            }
+            (committed, log.revision())
         };
         if let Some(revision) = committed {
             debug!(%revision, ports, ?trigger, "committed");

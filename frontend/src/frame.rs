@@ -7,7 +7,7 @@ use proto::{
     model::{Batch, ServerEvent},
 };
 
-use crate::log::Piece;
+use crate::log::{Encodings, Piece};
 
 /// One message to a client.
 #[derive(Clone, Debug)]
@@ -26,11 +26,11 @@ pub enum Frame {
 impl Frame {
     /// For the wire. Operations that another stream has sent are not encoded again.
     #[must_use]
-    pub fn encode(&self) -> EncodedMessage {
+    pub fn encode(&self, counts: &Encodings) -> EncodedMessage {
         match self {
             Self::Event(event) => EncodedMessage::new(event),
             Self::Batch { header, pieces } => {
-                EncodedMessage::batch(header, pieces.iter().map(|piece| piece.encoded()))
+                EncodedMessage::batch(header, pieces.iter().map(|piece| piece.encoded(counts)))
             }
         }
     }

@@ -40,7 +40,7 @@ mod testing;
 pub mod view;
 
 pub use discovery::endpoints_of;
-pub use engine::{Config, Frontend};
+pub use engine::{Config, Figures, Frontend};
 pub use frame::Frame;
 pub use server::{Gate, Listener, Tls, TlsFiles};
 pub use session::SessionError;

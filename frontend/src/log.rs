@@ -43,7 +43,7 @@ use self::{
 };
 
 pub(crate) use self::piece::PIECE_BYTES;
-pub use self::piece::Piece;
+pub use self::piece::{Encodings, Piece};
 
 /// How much of the past is kept.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +84,7 @@ pub struct Log {
     shared: Shared,
     service_ports: usize,
     endpoints: usize,
+    rebuilds: u64,
 }
 
 impl Log {
@@ -104,6 +105,7 @@ impl Log {
             shared: Shared::new(limits.bytes),
             service_ports: 0,
             endpoints: 0,
+            rebuilds: 0,
         }
     }
 
@@ -129,6 +131,12 @@ impl Log {
     #[must_use]
     pub fn endpoints(&self) -> usize {
         self.endpoints
+    }
+
+    /// How many snapshots and repairs have been put together.
+    #[must_use]
+    pub fn rebuilds(&self) -> u64 {
+        self.rebuilds
     }
 
     /// Takes in what may have changed. Gives the new revision, or `None` when nothing is different.
@@ -158,6 +166,12 @@ impl Log {
         Some(self.revision)
     }
 
+    /// Forgets how the present revision came about, because nobody was told of any before.
+    pub fn forget_past(&mut self) {
+        self.history.clear(self.revision);
+        self.prune();
+    }
+
     /// The digests of what a node must hold at the present revision.
     #[must_use]
     pub fn digests(&self, node: &str) -> Digests {
@@ -170,6 +184,21 @@ impl Log {
         digests[FACTS].add(facts.unwrap_or_else(|| Digest::of_node(&Node::unknown(node))));
         digests[FACTS].add(Digest::of_cluster(&self.cluster));
         digests
+    }
+
+    /// The sum of [`Self::digests`]: what is asked for with every message.
+    #[must_use]
+    pub fn digest(&self, node: &str) -> Digest {
+        let recipient = self.recipients.get(node);
+        let zone = recipient.and_then(Recipient::node).map_or("", |node| &node.zone);
+        let mut sum = self.ledger.digest(zone);
+        if let Some(own) = recipient.and_then(Recipient::own) {
+            sum.add(own.total());
+        }
+        let facts = recipient.and_then(Recipient::facts_digest);
+        sum.add(facts.unwrap_or_else(|| Digest::of_node(&Node::unknown(node))));
+        sum.add(Digest::of_cluster(&self.cluster));
+        sum
     }
 
     fn node(&self, name: &str) -> Option<&Arc<Node>> {

@@ -10,9 +10,13 @@
 //! A new difference is computed only when the last one has been acknowledged, so a slow node is sent less often, and the
 //! net difference each time. Welcome is sent when every kind of object is known; until then a client hears nothing.
 //!
+//! A snapshot or a repair is put together and sent when the client is admitted (`admission`): only so many are at a time.
+//!
 //! `Batch.base` is the revision that the client was told last, also when buckets are repaired on the way; 0 in the snapshot
 //! or repair that a stream starts with.
 
+mod admission;
+mod output;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -37,7 +41,8 @@ use crate::{
     identity::{Denied, Identity},
 };
 
-use self::state::Session;
+pub(crate) use self::admission::Admission;
+use self::{output::Output, state::Session};
 
 /// What a client has done wrong. Ends its stream.
 #[derive(Debug, thiserror::Error)]
@@ -84,13 +89,6 @@ enum End {
     Broken(SessionError),
 }
 
-/// Where frames go.
-#[derive(Debug)]
-struct Output {
-    frames: mpsc::Sender<Frame>,
-    shutdown: Shutdown,
-}
-
 /// Runs a stream to its end: that of `input`, of the receiver of `output`, or the shutdown.
 ///
 /// # Errors
@@ -115,7 +113,7 @@ pub(crate) async fn run(
     }
     let span = info_span!("stream", node = %hello.node, role = ?hello.role);
     async {
-        let mut output = Output { frames: output, shutdown };
+        let mut output = Output::new(output, shutdown);
         let end = match follow(&shared, hello, &mut input, &mut output).await {
             Ok(never) => match never {},
             Err(end) => end,
@@ -144,26 +142,31 @@ async fn follow(
     let mut revisions = shared.revisions();
     tokio::select! {
         known = revisions.wait_for(Option::is_some) => { known.map_err(|_| End::Gone)?; }
-        () = output.shutdown.recv() => return Err(End::Stopping),
-        () = output.frames.closed() => return Err(End::Gone),
+        end = output.ended() => return Err(end),
         event = input.next() => {
             event.ok_or(End::Gone)??;
             return Err(SessionError::TooEarly.into());
         }
     }
-    let mut shutdown = output.shutdown.clone();
-    let closed = output.frames.clone();
     let mut session = Session::start(shared.clone(), hello, output).await?;
+    // For the whole stream, so that what is sent costs neither a timer nor a place among those who wait for the shutdown. The
+    // timer is set anew when it rings too early.
+    let (timer, ended) = (sleep_until(session.bookmark_at()), output.ended());
+    tokio::pin!(timer, ended);
     loop {
         revisions.borrow_and_update();
         session.advance(output).await?;
         let idle = session.is_idle();
         tokio::select! {
-            () = shutdown.recv() => return Err(End::Stopping),
-            () = closed.closed() => return Err(End::Gone),
+            end = &mut ended => return Err(end),
             event = input.next() => session.on_event(event.ok_or(End::Gone)??, output).await?,
             changed = revisions.changed(), if idle => changed.map_err(|_| End::Gone)?,
-            () = sleep_until(session.bookmark_at()), if idle => session.bookmark(output).await?,
+            () = &mut timer, if idle => {
+                if session.bookmark_at() <= Instant::now() {
+                    session.bookmark(output).await?;
+                }
+                timer.as_mut().reset(session.bookmark_at());
+            }
         }
     }
 }
@@ -172,17 +175,17 @@ async fn follow(
 async fn drain(
     shared: &Shared,
     mut input: impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin,
-    output: Output,
+    mut output: Output,
 ) {
     let deadline = Instant::now() + shared.config.drain_delay + shared.config.drain_grace;
     let drain = Frame::Event(ServerEvent::Drain(shared.config.drain_delay));
     let drained = async {
-        if output.frames.send(drain).await.is_err() {
+        if output.send_last(drain).await.is_err() {
             return;
         }
         loop {
             tokio::select! {
-                () = output.frames.closed() => return,
+                () = output.closed() => return,
                 event = input.next() => {
                     let Some(Ok(_)) = event else { return };
                 }
@@ -191,16 +194,6 @@ async fn drain(
     };
     if timeout_at(deadline, drained).await.is_err() {
         debug!("the client did not close its stream in time");
-    }
-}
-
-impl Output {
-    /// Waits until the transport takes the frame, which may be as long as the client does not read.
-    async fn send(&mut self, frame: Frame) -> Result<(), End> {
-        tokio::select! {
-            () = self.shutdown.recv() => Err(End::Stopping),
-            sent = self.frames.send(frame) => sent.map_err(|_| End::Gone),
-        }
     }
 }
 

@@ -73,6 +73,11 @@ impl Streams {
         StreamGuard { streams: self.clone(), id }
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.with(|registry| registry.streams.len())
+    }
+
     /// All streams: agents, then observers, each in the order of their nodes.
     pub(crate) fn list(&self) -> Vec<StreamStatus> {
         let mut list: Vec<_> = self.with(|registry| registry.streams.values().cloned().collect());

@@ -1,6 +1,9 @@
 //! Real streams over a unix socket and over loopback.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
+#[path = "grpc/admission.rs"]
+mod admission;
+
 use std::{num::NonZeroU16, path::PathBuf, time::Duration};
 
 use fairlead_frontend::{
@@ -26,6 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const SOCKET: &str = "frontend.sock";
 
 struct Server {
+    frontend: Frontend,
     updates: mpsc::Sender<Update>,
     trigger: Trigger,
     serving: JoinHandle<anyhow::Result<()>>,
@@ -71,7 +75,8 @@ impl Server {
         };
         let listener = Listener::bind(&address).await.unwrap();
         let tcp = listener.tcp_address();
-        let serving = tokio::spawn(async move { frontend.serve(listener, shutdown).await });
+        let served = frontend.clone();
+        let serving = tokio::spawn(async move { served.serve(listener, shutdown).await });
         let channel = match tcp {
             Some(address) => {
                 Endpoint::try_from(format!("http://{address}")).unwrap().connect().await.unwrap()
@@ -81,7 +86,7 @@ impl Server {
         for update in updates {
             sender.send(update).await.unwrap();
         }
-        Self { updates: sender, trigger, serving, channel, directory }
+        Self { frontend, updates: sender, trigger, serving, channel, directory }
     }
 
     async fn of(services: u8) -> Self {
@@ -139,6 +144,21 @@ impl Stream {
         let ack = v1::Ack { revision, ..v1::Ack::default() };
         self.say(client_message::Message::Ack(ack)).await;
         batches
+    }
+}
+
+impl Stream {
+    /// The next batch, which must commit; bookmarks before it are acknowledged.
+    async fn change(&mut self) -> v1::Batch {
+        loop {
+            match self.next().await.unwrap().unwrap() {
+                server_message::Message::Batch(batch) if batch.commit => return batch,
+                server_message::Message::Bookmark(v1::Bookmark { revision, .. }) => {
+                    self.say(client_message::Message::Ack(v1::Ack { revision, ..v1::Ack::default() })).await;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }
 

@@ -6,15 +6,18 @@
 //! Ready::guard ─ Ready   │       ready once every guard has been dropped
 //! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others
 //! Backoff                        how long to wait before the next try
+//! raise_file_limit               for thousands of connections
 //! ```
 
 mod backoff;
+mod files;
 pub mod log;
 mod ready;
 mod shutdown;
 mod tasks;
 
 pub use backoff::Backoff;
+pub use files::raise_file_limit;
 pub use log::LogFormat;
 pub use ready::{Ready, ReadyGuard};
 pub use shutdown::{Shutdown, Trigger};

@@ -19,6 +19,10 @@ const UPDATES: usize = 1024;
 pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let addresses = args.addresses()?;
     let secured = args.tls.gate(args.source.kubeconfig()).await?;
+    // With a lower limit it works too, for fewer nodes.
+    if let Err(error) = runtime::raise_file_limit() {
+        warn!(%error, "the limit of open files stays as it is");
+    }
     let mut listeners = Vec::new();
     for address in addresses {
         let listener = match &secured {

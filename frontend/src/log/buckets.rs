@@ -82,6 +82,7 @@ impl Log {
 
     /// What makes the given digest entries (buckets and [`FACTS`]) of a node right, whatever it holds there.
     pub fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> Update {
+        self.rebuilds += 1;
         let zone: Arc<str> = self.zone(node).into();
         let mut pieces = Vec::new();
         if entries.contains(&usize::from(FACTS)) {
@@ -101,7 +102,7 @@ impl Log {
             }
         }
         pieces.extend(Piece::pack(own));
-        let digest = self.digests(node).total();
+        let digest = self.digest(node);
         Update { target: self.revision, pieces, oldest_trigger: None, digest }
     }
 

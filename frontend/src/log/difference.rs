@@ -91,7 +91,7 @@ impl Log {
         let shared = self.shared(from, zone)?;
         let mut pieces = if instead.is_empty() { shared.to_vec() } else { without(&shared, &instead) };
         pieces.extend(Piece::pack(own));
-        let digest = self.digests(node).total();
+        let digest = self.digest(node);
         Some(Update { target: self.revision, pieces, oldest_trigger, digest })
     }
 

@@ -40,6 +40,11 @@ impl History {
         Self { limits, floor, entries: VecDeque::new(), size: 0 }
     }
 
+    /// Starts anew at a revision.
+    pub(super) fn clear(&mut self, floor: Revision) {
+        *self = Self::new(self.limits, floor);
+    }
+
     /// The oldest revision from which the way to now is known.
     pub(super) fn floor(&self) -> Revision {
         self.floor

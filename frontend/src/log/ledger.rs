@@ -47,6 +47,15 @@ impl Ledger {
         digests
     }
 
+    /// The sum of [`Self::digests`].
+    pub(super) fn digest(&self, zone: &str) -> Digest {
+        let mut sum = self.everyone.total();
+        if let Some(special) = self.zones.get(zone) {
+            sum.add(special.total());
+        }
+        sum
+    }
+
     /// Adds or removes a service port with its cluster pools. Gives their digests, to account for nodes.
     pub(super) fn account(&mut self, hash: KeyHash, view: &View, sign: Sign) -> InZones {
         let bucket = hash.bucket();

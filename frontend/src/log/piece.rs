@@ -1,18 +1,21 @@
 //! Operations that travel together, encoded at most once however many streams they go to.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU64, Ordering},
+};
 
 use proto::{
     encoded::EncodedOperation,
     model::{Endpoint, Operation, Pool, PoolId, ServicePort, ServicePortKey},
 };
 
-/// How large a piece gets, in bytes, when it could be split. Far below the limit of a message: what a stream has been
-/// given but cannot send yet is held in memory, and there are thousands of streams.
-pub(crate) const PIECE_BYTES: usize = 64 << 10;
+/// How large a piece gets, in bytes, when it could be split. Far below the limit of a message: the buffer of a stream stays
+/// as large as its largest message, and there are thousands of streams.
+pub(crate) const PIECE_BYTES: usize = 16 << 10;
 
-/// How many endpoints one operation carries at most: 19 bytes each in the worst case, so 380 KB.
-const OPERATION_ENDPOINTS: usize = 20_000;
+/// How many endpoints one operation carries at most: 19 bytes each in the worst case, so less than a piece.
+const OPERATION_ENDPOINTS: usize = 750;
 
 /// The bytes of an address with tag and length, IPv6.
 const ADDRESS_BYTES: usize = 18;
@@ -29,6 +32,27 @@ pub struct Piece {
     operations: Box<[Operation]>,
     size: usize,
     encoded: OnceLock<EncodedOperation>,
+}
+
+/// How often pieces were sent, and how often that meant encoding them.
+#[derive(Debug, Default)]
+pub struct Encodings {
+    encoded: AtomicU64,
+    sent: AtomicU64,
+}
+
+impl Encodings {
+    /// Pieces that were encoded: none twice.
+    #[must_use]
+    pub fn encoded(&self) -> u64 {
+        self.encoded.load(Ordering::Relaxed)
+    }
+
+    /// Pieces that were sent, each counted once for each stream.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
 }
 
 impl Piece {
@@ -50,14 +74,18 @@ impl Piece {
 
     /// The bytes. The first call encodes.
     #[must_use]
-    pub fn encoded(&self) -> EncodedOperation {
-        let encode = || match &*self.operations {
-            [operation] => EncodedOperation::new(operation),
-            operations => {
-                let operations: Vec<_> = operations.iter().map(EncodedOperation::new).collect();
-                EncodedOperation::join(&operations)
+    pub fn encoded(&self, counts: &Encodings) -> EncodedOperation {
+        let encode = || {
+            counts.encoded.fetch_add(1, Ordering::Relaxed);
+            match &*self.operations {
+                [operation] => EncodedOperation::new(operation),
+                operations => {
+                    let operations: Vec<_> = operations.iter().map(EncodedOperation::new).collect();
+                    EncodedOperation::join(&operations)
+                }
             }
         };
+        counts.sent.fetch_add(1, Ordering::Relaxed);
         self.encoded.get_or_init(encode).clone()
     }
 

@@ -364,6 +364,19 @@ fn the_past_is_bounded_by_number_and_by_memory() {
 }
 
 #[test]
+fn the_past_can_be_forgotten() {
+    let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
+    let first = cluster.log.revision();
+    cluster.commit([web(endpoints(1..=4))]);
+    let second = cluster.log.revision();
+    cluster.log.forget_past();
+    assert!(cluster.log.difference("node-0", first).is_none());
+    assert!(cluster.log.difference("node-0", second).is_some_and(|update| update.pieces.is_empty()));
+    cluster.commit([web(endpoints(1..=3))]);
+    assert_eq!(cluster.difference("node-0", second), ["change web cluster + -10.0.0.4"]);
+}
+
+#[test]
 fn clients_that_come_from_everywhere_do_not_fill_the_memory() {
     let mut cluster = Cluster::new(ROOMY);
     cluster.commit([put(service("web", "10.96.0.1"))]);
@@ -426,6 +439,23 @@ fn the_oldest_trigger_of_what_is_sent_is_told() {
     assert_eq!(cluster.log.difference("node-0", from).unwrap().oldest_trigger, Some(time(20)));
     let last = cluster.log.difference("node-0", Revision(at.0 - 1)).unwrap();
     assert_eq!(last.oldest_trigger, Some(time(40)));
+}
+
+#[test]
+fn a_digest_is_the_sum_of_all() {
+    let hinted = SliceEndpoint { zone_hints: vec!["zone-a".into()], ..endpoint("10.0.0.1", "node-0") };
+    let cluster = Cluster::of([
+        put(service("web", "10.96.0.1")),
+        web([
+            vec![hinted.clone()],
+            vec![SliceEndpoint { zone_hints: vec!["zone-b".into()], ..endpoint("10.0.0.2", "node-1") }],
+        ]
+        .concat()),
+        put(node("node-0", "zone-a")),
+    ]);
+    for name in ["node-0", "node-1", "nowhere"] {
+        assert_eq!(cluster.log.digest(name), cluster.log.digests(name).total(), "{name}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use socket2::SockRef;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::TcpIncoming;
@@ -21,6 +22,10 @@ use super::gate::{Entrance, Gate};
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 /// Who may open a socket: its owner and its group. That is all there is to know of clients there.
 const SOCKET_MODE: u32 = 0o660;
+
+/// How many connections wait to be accepted, if the kernel allows as many (`net.core.somaxconn`): all nodes of a cluster come at
+/// once when another frontend ends.
+const BACKLOG: i32 = 4096;
 
 /// A bound address. Bind first and serve later, so that an address in use is seen at once.
 #[derive(Debug)]
@@ -86,6 +91,7 @@ impl Listener {
             bound => bound?,
         };
         tokio::fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).await?;
+        SockRef::from(&listener).listen(BACKLOG)?;
         Ok(Self::Unix(UnixListenerStream::new(listener), path.to_owned()))
     }
 }
@@ -102,6 +108,8 @@ impl fmt::Display for Listener {
 
 async fn bind_tcp(address: &str) -> Result<(TcpIncoming, SocketAddr)> {
     let listener = TcpListener::bind(address).await?;
+    // Once more, since binding has chosen a smaller number.
+    SockRef::from(&listener).listen(BACKLOG)?;
     let address = listener.local_addr()?;
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
     Ok((incoming, address))

@@ -28,6 +28,7 @@ pub(super) struct WatchStream {
     /// `None` once it has ended.
     session: Option<Session>,
     frames: mpsc::Receiver<Frame>,
+    shared: Arc<Shared>,
     /// What to say when all frames have been taken.
     failure: Option<Status>,
 }
@@ -40,8 +41,8 @@ impl WatchStream {
         shutdown: Shutdown,
     ) -> Self {
         let (sender, frames) = mpsc::channel(MESSAGES);
-        let session = session::run(shared, identity, events(messages), sender, shutdown);
-        Self { session: Some(Box::pin(session)), frames, failure: None }
+        let session = session::run(shared.clone(), identity, events(messages), sender, shutdown);
+        Self { session: Some(Box::pin(session)), frames, shared, failure: None }
     }
 }
 
@@ -57,7 +58,7 @@ impl Stream for WatchStream {
         }
         // The session holds the sender: the channel ends with it, after what it has sent.
         self.frames.poll_recv(context).map(|frame| match frame {
-            Some(frame) => Some(Ok(frame.encode())),
+            Some(frame) => Some(Ok(frame.encode(&self.shared.encodings))),
             None => self.failure.take().map(Err),
         })
     }

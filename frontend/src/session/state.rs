@@ -6,8 +6,8 @@ use proto::{
     digest::{Digest, Digests},
     model::{Ack, Batch, ClientEvent, Hello, Mode, Revision, ServerEvent, Welcome},
 };
-use tokio::time::Instant;
-use tracing::{error, info, warn};
+use tokio::time::{Instant, sleep};
+use tracing::{debug, error, info, warn};
 
 use crate::{
     engine::Shared,
@@ -64,27 +64,24 @@ impl Session {
     /// Decides how the stream starts, and starts it.
     pub(super) async fn start(shared: Arc<Shared>, hello: Hello, output: &mut Output) -> Result<Self, End> {
         let node = hello.node.clone();
-        let (epoch, mode, base, update) = {
+        let (epoch, resumed) = {
             let mut log = shared.log();
             let resume = hello.resume.filter(|(epoch, _)| *epoch == log.epoch());
             let resumed = resume.and_then(|(_, from)| Some((from, log.difference(&node, from)?)));
-            let (mode, base, update) = match (resumed, &hello.digests) {
-                (Some((from, update)), _) => (Mode::Resume, from, update),
-                (None, Some(held)) => {
-                    let differing = log.digests(&node).differing(held).collect();
-                    (Mode::Repair, FROM_ANYTHING, log.rebuild(&node, differing))
-                }
-                (None, None) => (Mode::Snapshot, FROM_ANYTHING, log.snapshot(&node)),
-            };
-            (log.epoch(), mode, base, update)
+            (log.epoch(), resumed)
+        };
+        let (mode, base) = match (&resumed, &hello.digests) {
+            (Some((from, _)), _) => (Mode::Resume, *from),
+            (None, Some(_)) => (Mode::Repair, FROM_ANYTHING),
+            (None, None) => (Mode::Snapshot, FROM_ANYTHING),
         };
         let status = shared.streams.register(&hello, mode);
-        info!(backend = hello.backend, version = hello.backend_version, ?mode, revision = %update.target, "stream started");
+        info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
         let mut session = Self {
             shared,
             status,
             node,
-            cursor: update.target,
+            cursor: base,
             told: base,
             acked: FROM_ANYTHING,
             expects: Expects::Nothing,
@@ -93,11 +90,14 @@ impl Session {
             bookmark_at: Instant::now(),
         };
         output.send(Frame::Event(ServerEvent::Welcome(Welcome { epoch, mode }))).await?;
-        if mode == Mode::Resume && update.pieces.is_empty() {
+        match (resumed, hello.digests) {
             // The client learns that it is up to date, and its digest is checked.
-            session.send_bookmark(update.target, update.digest, output).await?;
-        } else {
-            session.send(update, output).await?;
+            (Some((_, update)), _) if update.pieces.is_empty() => {
+                session.send_bookmark(update.target, update.digest, output).await?;
+            }
+            (Some((_, update)), _) => session.send(update, output).await?,
+            (None, Some(held)) => session.repair(&held, output).await?,
+            (None, None) => session.resend(output).await?,
         }
         Ok(session)
     }
@@ -141,7 +141,7 @@ impl Session {
     pub(super) async fn bookmark(&mut self, output: &mut Output) -> Result<(), End> {
         let (revision, digest) = {
             let log = self.shared.log();
-            (log.revision(), log.digests(&self.node).total())
+            (log.revision(), log.digest(&self.node))
         };
         if revision != self.cursor {
             // Something was committed just now; `advance` comes first.
@@ -228,18 +228,60 @@ impl Session {
         if self.expects != Expects::Digests {
             return Err(SessionError::UnexpectedDigests.into());
         }
+        self.repair(held, output).await
+    }
+
+    /// Makes right what differs. A client with which nothing is wrong need not wait for others to hear that.
+    async fn repair(&mut self, held: &Digests, output: &mut Output) -> Result<(), End> {
+        let right = {
+            let mut log = self.shared.log();
+            let agrees = log.digests(&self.node).differing(held).next().is_none();
+            agrees.then(|| log.rebuild(&self.node, BTreeSet::new()))
+        };
+        if let Some(update) = right {
+            return self.send(update, output).await;
+        }
+        self.admitted(output).await?;
         let (differing, update) = {
             let mut log = self.shared.log();
             let differing: BTreeSet<_> = log.digests(&self.node).differing(held).collect();
             (differing.len(), log.rebuild(&self.node, differing))
         };
         info!(differing, revision = %update.target, "repairing");
-        self.send(update, output).await
+        self.send(update, output).await?;
+        output.release();
+        Ok(())
     }
 
     async fn resend(&mut self, output: &mut Output) -> Result<(), End> {
+        self.admitted(output).await?;
         let update = self.shared.log().snapshot(&self.node);
-        self.send(update, output).await
+        debug!(revision = %update.target, "sending everything");
+        self.send(update, output).await?;
+        output.release();
+        Ok(())
+    }
+
+    /// Waits until this client may be sent what it misses, whatever that is. It hears from time to time that it is not forgotten.
+    async fn admitted(&mut self, output: &mut Output) -> Result<(), End> {
+        let shared = self.shared.clone();
+        let (admitted, ended) = (shared.admission.admit(), output.ended());
+        tokio::pin!(admitted, ended);
+        loop {
+            tokio::select! {
+                biased;
+                slot = &mut admitted => {
+                    output.occupy(slot);
+                    return Ok(());
+                }
+                end = &mut ended => return Err(end),
+                () = sleep(shared.config.bookmark_interval) => {
+                    let (base, target) = (self.told, shared.log().revision());
+                    let part = Batch { base, target, operations: Vec::new(), commit: false, oldest_trigger: None };
+                    output.send(Frame::Batch { header: part, pieces: Vec::new() }).await?;
+                }
+            }
+        }
     }
 
     /// Sends an update in messages that are small enough, the last of which commits, even when there is nothing in it.

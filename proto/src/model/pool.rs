@@ -212,6 +212,8 @@ impl FromIterator<Endpoint> for Pool {
         let mut endpoints: Vec<_> = endpoints.into_iter().collect();
         endpoints.sort_unstable();
         endpoints.dedup_by_key(|endpoint| endpoint.identity());
+        // Most pools are one endpoint on one node, of which there are hundreds of thousands.
+        endpoints.shrink_to_fit();
         Self(endpoints)
     }
 }

@@ -66,6 +66,11 @@ impl Lab {
         self.spawn(command, "frontend-on-api.log")
     }
 
+    /// Starts the program with just these arguments.
+    pub(crate) fn spawn_program(&self, arguments: &[&str], log: &str) -> Process {
+        self.spawn(self.command(arguments), log)
+    }
+
     pub(crate) fn spawn_backend(&self) -> Process {
         let mut command = self.command(&["backend", "nft", "--frontend", &self.address()]);
         command.args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
@@ -102,7 +107,8 @@ impl Lab {
         self.netns().run(|| Handle::open()?.generation()).context("ask for the generation")
     }
 
-    fn netns(&self) -> &Netns {
+    /// The node's namespace.
+    pub(crate) fn netns(&self) -> &Netns {
         &self.cluster.node('a').netns
     }
 

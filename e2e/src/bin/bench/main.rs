@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   bench                       everything, as a table
-//!   bench latency               one part: latency, agent, wire or api
+//!   bench latency               one part: latency, agent, wire, api or scale
 //!   bench -o json               for programs
 //! ```
 //!
@@ -13,6 +13,7 @@
 //! | `agent` | memory, cold starts, restarts |
 //! | `wire` | bytes on a stream |
 //! | `api` | a frontend on a Kubernetes API: start, memory |
+//! | `scale` | a frontend with 5,000 nodes: memory, processor time, bytes, latency |
 //! | `manifests`, `lab`, `report` | nothing: what is measured on, where, and what comes out |
 //!
 //! Needs root. Goals are those of two otherwise idle processors.
@@ -23,6 +24,7 @@ mod lab;
 mod latency;
 mod manifests;
 mod report;
+mod scale;
 mod wire;
 
 use std::env;
@@ -50,8 +52,8 @@ fn run() -> Result<()> {
         ["-o", "json", parts @ ..] | [parts @ .., "-o", "json"] => (Report::print_json as fn(&Report), parts),
         parts => (Report::print as fn(&Report), parts),
     };
-    if let Some(unknown) = parts.iter().find(|part| !["latency", "agent", "wire", "api"].contains(*part)) {
-        bail!("there is no part {unknown:?}; there are: latency, agent, wire, api");
+    if let Some(unknown) = parts.iter().find(|part| !["latency", "agent", "wire", "api", "scale"].contains(*part)) {
+        bail!("there is no part {unknown:?}; there are: latency, agent, wire, api, scale");
     }
     let wanted = |part| parts.is_empty() || parts.contains(&part);
 
@@ -67,6 +69,9 @@ fn run() -> Result<()> {
     }
     if wanted("api") {
         api::measure(&mut report, &Lab::new()?)?;
+    }
+    if wanted("scale") {
+        scale::measure(&mut report, &Lab::new()?)?;
     }
     output(&report);
     Ok(())

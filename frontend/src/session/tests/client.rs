@@ -185,7 +185,7 @@ impl Client {
     pub(super) async fn event(&mut self) -> ServerEvent {
         let frame = timeout(Duration::from_secs(3600), self.frames.recv()).await;
         let frame = frame.expect("nothing comes").expect("the stream has ended");
-        let encoded = frame.encode();
+        let encoded = frame.encode(&crate::log::Encodings::default());
         self.largest = self.largest.max(encoded.len());
         let decoded = ServerEvent::try_from(encoded.decode().unwrap()).unwrap();
         let event = frame.into_event();

@@ -1,0 +1,179 @@
+//! What all nodes together have seen: bytes, streams, and how long each change was on its way to each node.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::cluster::{Reach, zone};
+
+/// How fine latencies are told apart, in microseconds.
+const STEP: u64 = 100;
+/// Longer ones count as this many steps.
+const STEPS: usize = 200_000;
+
+/// Shared by all nodes and by whoever makes the changes.
+#[derive(Debug)]
+pub(crate) struct Board {
+    start: Instant,
+    /// The same moment as a time of day.
+    epoch: Duration,
+    pub(crate) received: AtomicU64,
+    pub(crate) sent: AtomicU64,
+    /// Commits that have arrived.
+    pub(crate) commits: AtomicU64,
+    /// Nodes that are up to date since they connected last.
+    pub(crate) consistent: AtomicU64,
+    /// Connections that came to nothing and were tried again.
+    pub(crate) refused: AtomicU64,
+    pub(crate) resumed: AtomicU64,
+    pub(crate) repaired: AtomicU64,
+    /// Streams that ended without having been asked to.
+    pub(crate) broken: AtomicU64,
+    departures: Mutex<Departures>,
+    events: Mutex<Vec<Event>>,
+    latencies: Mutex<Latencies>,
+}
+
+/// When each node was asked to go, and when it will have gone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Departures(Vec<(Instant, Instant)>);
+
+/// A change that was announced.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    at: u64,
+    reach: Reach,
+}
+
+/// A histogram.
+#[derive(Debug)]
+struct Latencies {
+    steps: Vec<u32>,
+    count: u64,
+}
+
+/// A node's place in the list of events: a commit tells the oldest event in it, so the ones before that came with the commit before.
+#[derive(Debug, Default)]
+pub(crate) struct Arrivals {
+    next: usize,
+    /// When the last commit arrived.
+    last: Option<u64>,
+}
+
+impl Board {
+    pub(crate) fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            // A clock before 1970 makes all times useless, and all of them equally.
+            epoch: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            received: AtomicU64::default(),
+            sent: AtomicU64::default(),
+            commits: AtomicU64::default(),
+            consistent: AtomicU64::default(),
+            refused: AtomicU64::default(),
+            resumed: AtomicU64::default(),
+            repaired: AtomicU64::default(),
+            broken: AtomicU64::default(),
+            departures: Mutex::default(),
+            events: Mutex::default(),
+            latencies: Mutex::new(Latencies { steps: vec![0; STEPS + 1], count: 0 }),
+        }
+    }
+
+    /// Microseconds since 1970, by a clock that is never set. Events carry this as their time.
+    pub(crate) fn now(&self) -> u64 {
+        (self.epoch + self.start.elapsed()).as_micros() as u64
+    }
+
+    /// Notes that a node was asked to go just now, and goes after `delay`.
+    pub(crate) fn depart(&self, delay: Duration) {
+        let now = Instant::now();
+        self.departures.lock().unwrap_or_else(PoisonError::into_inner).0.push((now, now + delay));
+    }
+
+    /// All departures so far.
+    pub(crate) fn departures(&self) -> Departures {
+        self.departures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes an event that is about to be announced. Gives its time.
+    pub(crate) fn event(&self, reach: Reach) -> u64 {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = self.now().max(events.last().map_or(0, |event| event.at + 1));
+        events.push(Event { at, reach });
+        at
+    }
+
+    /// Where a node starts that will hear of all later events.
+    pub(crate) fn arrivals(&self) -> Arrivals {
+        Arrivals { next: self.events.lock().unwrap_or_else(PoisonError::into_inner).len(), last: None }
+    }
+
+    /// Notes that a commit has arrived whose oldest event is that of time `trigger`.
+    pub(crate) fn commit(&self, node: u32, arrivals: &mut Arrivals, trigger: u64) {
+        self.commits.fetch_add(1, Ordering::Relaxed);
+        self.settle(node, arrivals, trigger);
+        arrivals.last = Some(self.now());
+    }
+
+    /// Notes that all events before `until` have arrived, the last of them with the last commit.
+    pub(crate) fn settle(&self, node: u32, arrivals: &mut Arrivals, until: u64) {
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(Event { at, reach }) = events.get(arrivals.next).filter(|event| event.at < until) {
+            arrivals.next += 1;
+            let concerned = match reach {
+                Reach::Everyone => true,
+                Reach::Zone(number) => *number == zone(node),
+            };
+            if let Some(last) = arrivals.last.filter(|_| concerned) {
+                let step = (last.saturating_sub(*at) / STEP) as usize;
+                latencies.steps[step.min(STEPS)] += 1;
+                latencies.count += 1;
+            }
+        }
+    }
+
+    /// The latency that so many of a thousand events do not exceed, over all nodes since the last call of [`Self::forget`].
+    pub(crate) fn latency(&self, permille: u64) -> Duration {
+        let latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rank = (latencies.count * permille).div_ceil(1_000);
+        let found = latencies.steps.iter().position(|count| {
+            let reached = u64::from(*count) >= rank;
+            rank = rank.saturating_sub((*count).into());
+            reached
+        });
+        Duration::from_micros((found.unwrap_or(STEPS) as u64 + 1) * STEP)
+    }
+
+    /// Starts all counts anew.
+    pub(crate) fn forget(&self) {
+        for count in [&self.received, &self.sent, &self.commits, &self.refused, &self.resumed, &self.repaired]
+        {
+            count.store(0, Ordering::Relaxed);
+        }
+        let mut latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+        latencies.steps.fill(0);
+        latencies.count = 0;
+    }
+}
+
+impl Departures {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How long after `start` each node was asked.
+    pub(crate) fn told(&self, start: Instant) -> Vec<Duration> {
+        self.0.iter().map(|(told, _)| told.saturating_duration_since(start)).collect()
+    }
+
+    /// How many go in the second in which most do.
+    pub(crate) fn busiest(&self, start: Instant) -> usize {
+        let mut seconds = std::collections::BTreeMap::new();
+        for (_, gone) in &self.0 {
+            *seconds.entry(gone.saturating_duration_since(start).as_secs()).or_default() += 1;
+        }
+        seconds.into_values().max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,197 @@
+//! As much of HTTP/2 (RFC 9113) and gRPC as one call on one connection needs. By hand, because five thousand complete clients would take
+//! the processors away from the server that is measured.
+
+use anyhow::{Result, ensure};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const FRAME_HEAD: usize = 9;
+const GRPC_HEAD: usize = 5;
+/// The windows of the agent's client: of its stream, and what that of its connection has beyond the 65,535 bytes of the protocol.
+const STREAM_WINDOW: u32 = 2 << 20;
+const CONNECTION_WINDOW: u32 = 5 << 20;
+/// After how many bytes windows are opened again.
+const REOPEN: u32 = STREAM_WINDOW / 2;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+/// `ACK` of SETTINGS and PING, `END_STREAM` of DATA and HEADERS.
+const FLAG_1: u8 = 1;
+const END_HEADERS: u8 = 4;
+const SETTINGS_INITIAL_WINDOW_SIZE: u16 = 4;
+
+/// The receiving side of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Reader {
+    head: [u8; FRAME_HEAD],
+    /// How many bytes of `head` there are.
+    got: usize,
+    /// How many bytes of the frame's content are to come, once its head is complete.
+    left: usize,
+    /// The content of a short frame.
+    content: Vec<u8>,
+    /// Bytes of DATA since windows were opened last.
+    consumed: u32,
+    message: Message,
+}
+
+/// A gRPC message that is arriving.
+#[derive(Debug, Default)]
+struct Message {
+    head: [u8; GRPC_HEAD],
+    got: usize,
+    left: usize,
+    kept: Vec<u8>,
+}
+
+/// What the other side has done, besides messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Open,
+    Ended,
+}
+
+/// What a client sends first: the call with its first message.
+pub(crate) fn call(path: &str, authority: &str, message: &[u8]) -> Vec<u8> {
+    let mut out = PREFACE.to_vec();
+    let mut settings = SETTINGS_INITIAL_WINDOW_SIZE.to_be_bytes().to_vec();
+    settings.extend(STREAM_WINDOW.to_be_bytes());
+    frame(&mut out, SETTINGS, 0, 0, &settings);
+    frame(&mut out, WINDOW_UPDATE, 0, 0, &CONNECTION_WINDOW.to_be_bytes());
+    // HPACK (RFC 7541): indexed fields and literals without indexing, names from the static table.
+    let mut headers = vec![0x83, 0x86]; // :method POST, :scheme http
+    literal(&mut headers, &[0x04], path); // :path
+    literal(&mut headers, &[0x01], authority); // :authority
+    literal(&mut headers, &[0x0f, 0x10], "application/grpc"); // content-type
+    literal(&mut headers, b"\x00\x02te", "trailers");
+    frame(&mut out, HEADERS, END_HEADERS, 1, &headers);
+    send(&mut out, message);
+    out
+}
+
+/// Appends a message.
+pub(crate) fn send(out: &mut Vec<u8>, message: &[u8]) {
+    let mut content = Vec::with_capacity(GRPC_HEAD + message.len());
+    content.push(0);
+    content.extend((message.len() as u32).to_be_bytes());
+    content.extend_from_slice(message);
+    frame(out, DATA, 0, 1, &content);
+}
+
+/// Appends a question whether the other side is alive.
+pub(crate) fn ping(out: &mut Vec<u8>) {
+    frame(out, PING, 0, 0, &[0; 8]);
+}
+
+impl Reader {
+    /// Takes in what has arrived: gives each complete message, at most the first `keep` bytes of it, to `on_message`, and appends to
+    /// `out` what the protocol wants to be answered.
+    pub(crate) fn take(
+        &mut self,
+        mut bytes: &[u8],
+        keep: usize,
+        out: &mut Vec<u8>,
+        mut on_message: impl FnMut(&[u8], &mut Vec<u8>) -> Result<()>,
+    ) -> Result<Stream> {
+        let mut stream = Stream::Open;
+        while !bytes.is_empty() {
+            if self.got < FRAME_HEAD {
+                let (head, rest) = bytes.split_at(bytes.len().min(FRAME_HEAD - self.got));
+                self.head[self.got..self.got + head.len()].copy_from_slice(head);
+                (self.got, bytes) = (self.got + head.len(), rest);
+                if self.got < FRAME_HEAD {
+                    break;
+                }
+                let [high, middle, low, ..] = self.head;
+                self.left = u32::from_be_bytes([0, high, middle, low]) as usize;
+            }
+            let (content, rest) = bytes.split_at(bytes.len().min(self.left));
+            (self.left, bytes) = (self.left - content.len(), rest);
+            if self.head[3] == DATA {
+                self.consumed += content.len() as u32;
+                self.message.take(content, keep, |message| on_message(message, out))?;
+            } else {
+                self.content.extend_from_slice(content);
+            }
+            if self.left == 0 {
+                self.got = 0;
+                if self.frame(out) == Stream::Ended {
+                    stream = Stream::Ended;
+                }
+            }
+        }
+        Ok(stream)
+    }
+
+    /// Deals with a complete frame.
+    fn frame(&mut self, out: &mut Vec<u8>) -> Stream {
+        let (kind, flags) = (self.head[3], self.head[4]);
+        let mut ended = Stream::Open;
+        match kind {
+            SETTINGS if flags & FLAG_1 == 0 => frame(out, SETTINGS, FLAG_1, 0, &[]),
+            PING if flags & FLAG_1 == 0 => frame(out, PING, FLAG_1, 0, &self.content),
+            DATA | HEADERS if flags & FLAG_1 != 0 => ended = Stream::Ended,
+            RST_STREAM => ended = Stream::Ended,
+            _ => {}
+        }
+        self.content.clear();
+        if self.consumed > REOPEN {
+            for stream in [0, 1] {
+                frame(out, WINDOW_UPDATE, 0, stream, &self.consumed.to_be_bytes());
+            }
+            self.consumed = 0;
+        }
+        ended
+    }
+}
+
+impl Message {
+    fn take(
+        &mut self,
+        mut bytes: &[u8],
+        keep: usize,
+        mut on_message: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        while !bytes.is_empty() {
+            if self.got < GRPC_HEAD {
+                let (head, rest) = bytes.split_at(bytes.len().min(GRPC_HEAD - self.got));
+                self.head[self.got..self.got + head.len()].copy_from_slice(head);
+                (self.got, bytes) = (self.got + head.len(), rest);
+                if self.got < GRPC_HEAD {
+                    break;
+                }
+                let [compressed, length @ ..] = self.head;
+                ensure!(compressed == 0, "a compressed message");
+                self.left = u32::from_be_bytes(length) as usize;
+            }
+            let (content, rest) = bytes.split_at(bytes.len().min(self.left));
+            (self.left, bytes) = (self.left - content.len(), rest);
+            let room = keep.saturating_sub(self.kept.len()).min(content.len());
+            self.kept.extend_from_slice(&content[..room]);
+            if self.left == 0 {
+                self.got = 0;
+                on_message(&self.kept)?;
+                self.kept.clear();
+            }
+        }
+        Ok(())
+    }
+}
+
+fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, content: &[u8]) {
+    let [_, length @ ..] = (content.len() as u32).to_be_bytes();
+    out.extend(length);
+    out.extend([kind, flags]);
+    out.extend(stream.to_be_bytes());
+    out.extend_from_slice(content);
+}
+
+/// A field whose value is shorter than 127 bytes.
+fn literal(out: &mut Vec<u8>, name: &[u8], value: &str) {
+    out.extend_from_slice(name);
+    out.push(value.len() as u8);
+    out.extend_from_slice(value.as_bytes());
+}

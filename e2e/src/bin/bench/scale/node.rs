@@ -1,0 +1,284 @@
+//! One node of many: a connection and a stream of its own, every commit and bookmark acknowledged, nothing programmed. A few nodes also
+//! keep what they are told, as an agent does, and check it by its digests; the others look at no more than the head of a message.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use agent::{NodeState, Stage};
+use anyhow::{Context as _, Result, ensure};
+use proto::digest::{Digest, Digests};
+use proto::encoded::{self, EncodedMessage};
+use proto::model::{Ack, ClientEvent, Epoch, Hello, Node as Facts, Revision, Role, ServerEvent};
+use runtime::Backoff;
+use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
+
+use super::board::{Arrivals, Board};
+use super::cluster::node_name;
+use super::http2::{self, Reader, Stream};
+use super::said::{HEAD, Said};
+
+const PATH: &str = "/fairlead.v1.Fairlead/Watch";
+/// How often the agent's client asks whether the connection is alive.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// The shortest and the longest delay of an agent before it tries again.
+const RECONNECT: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
+const MODE_RESUME: u64 = 1;
+const MODE_REPAIR: u64 = 2;
+
+/// What nodes share.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) frontend: SocketAddr,
+    pub(crate) board: Arc<Board>,
+    /// Where bytes are read to; one is enough, since all nodes live on one thread.
+    pub(crate) scratch: Mutex<Box<[u8]>>,
+}
+
+/// A node, connected or not.
+#[derive(Debug)]
+pub(crate) struct Node {
+    number: u32,
+    epoch: AtomicU64,
+    revision: AtomicU64,
+    /// That of the last bookmark; 0 since the last commit.
+    digest: AtomicU64,
+    /// What an agent would hold, if this node is one that keeps it.
+    mirror: Option<Mutex<Mirror>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    stage: Stage,
+    state: NodeState,
+}
+
+/// What a node says of what it holds when it connects.
+#[derive(Clone, Debug)]
+pub(crate) enum Start {
+    /// Nothing.
+    Empty,
+    /// Where it stopped.
+    Resume,
+    /// What it holds, and where it stopped.
+    Digests(Box<Digests>),
+}
+
+/// How far a node has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Connecting,
+    /// The frontend has said something.
+    Connected,
+}
+
+/// A stream that is open.
+struct Session<'a> {
+    node: &'a Node,
+    board: &'a Board,
+    arrivals: Arrivals,
+    consistent: bool,
+    drain: Option<u64>,
+}
+
+impl Node {
+    pub(crate) fn new(number: u32, mirror: Option<Mirror>) -> Self {
+        Self {
+            number,
+            epoch: AtomicU64::default(),
+            revision: AtomicU64::default(),
+            digest: AtomicU64::default(),
+            mirror: mirror.map(Mutex::new),
+        }
+    }
+
+    /// What the frontend has said last that this node must hold; 0 when there was no bookmark since the last commit.
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest.load(Ordering::Relaxed)
+    }
+
+    /// What it holds, if it keeps that.
+    pub(crate) fn held(&self) -> Option<Digests> {
+        let mirror = self.mirror.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(mirror.state.digests().clone())
+    }
+
+    /// Connects, as often as it takes, and follows the stream until `leave` changes, the frontend ends it or asks to go and the
+    /// delay is over.
+    pub(crate) async fn follow(
+        &self,
+        common: &Common,
+        start: Start,
+        mut leave: watch::Receiver<u32>,
+    ) -> Result<()> {
+        let mut backoff = Backoff::new(RECONNECT.0, RECONNECT.1);
+        loop {
+            let mut progress = Progress::Connecting;
+            match self.try_follow(common, start.clone(), &mut leave, &mut progress).await {
+                // More come at once than the kernel lets wait.
+                Err(_) if progress == Progress::Connecting => {
+                    common.board.refused.fetch_add(1, Ordering::Relaxed);
+                    sleep(backoff.next_delay()).await;
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    async fn try_follow(
+        &self,
+        common: &Common,
+        start: Start,
+        leave: &mut watch::Receiver<u32>,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let board = &*common.board;
+        let mut stream = TcpStream::connect(common.frontend).await.context("connect")?;
+        stream.set_nodelay(true)?;
+        let hello = encoded::of_client(&ClientEvent::Hello(self.hello(start)));
+        let mut out = http2::call(PATH, "frontend", &hello);
+        let mut reader = Reader::default();
+        let mut session =
+            Session { node: self, board, arrivals: board.arrivals(), consistent: false, drain: None };
+        let keep = if self.mirror.is_some() { usize::MAX } else { HEAD };
+        // Not all at the same moment, which would be a load that there is nowhere.
+        let first = Instant::now() + KEEPALIVE.mul_f64(fastrand::f64());
+        let mut keepalive = interval_at(first, KEEPALIVE);
+        keepalive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            if !out.is_empty() {
+                board.sent.fetch_add(out.len() as u64, Ordering::Relaxed);
+                stream.write_all(&out).await.context("write")?;
+                out.clear();
+            }
+            if let Some(millis) = session.drain {
+                let delay = Duration::from_millis(millis).mul_f64(fastrand::f64());
+                board.depart(delay);
+                sleep(delay).await;
+                return Ok(());
+            }
+            tokio::select! {
+                read = read(&mut stream, common, |bytes| {
+                    reader.take(bytes, keep, &mut out, |message, out| session.on_message(message, out))
+                }) => {
+                    let read = read?;
+                    *progress = Progress::Connected;
+                    if read == Stream::Ended {
+                        board.broken.fetch_add(1, Ordering::Relaxed);
+                        return Ok(());
+                    }
+                }
+                _ = keepalive.tick() => http2::ping(&mut out),
+                _ = leave.changed() => {
+                    board.settle(self.number, &mut session.arrivals, u64::MAX);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn hello(&self, start: Start) -> Hello {
+        let held =
+            (Epoch(self.epoch.load(Ordering::Relaxed)), Revision(self.revision.load(Ordering::Relaxed)));
+        let (resume, digests) = match start {
+            Start::Empty => (None, None),
+            Start::Resume => (Some(held), None),
+            Start::Digests(digests) => (Some(held), Some(digests)),
+        };
+        Hello {
+            node: node_name(self.number).into(),
+            role: Role::Agent,
+            backend: "bench".to_owned(),
+            backend_version: env!("CARGO_PKG_VERSION").to_owned(),
+            resume,
+            digests,
+        }
+    }
+}
+
+impl Mirror {
+    pub(crate) fn new(node: u32) -> Self {
+        Self { stage: Stage::default(), state: NodeState::new(Facts::unknown(node_name(node))) }
+    }
+
+    /// Takes in a message. Gives the digest of what is held.
+    fn take(&mut self, message: &[u8]) -> Result<Digest> {
+        let message = EncodedMessage::from_bytes(message.to_vec().into()).decode().context("a message")?;
+        if let ServerEvent::Batch(batch) = message.try_into().context("a message")? {
+            self.stage.extend(batch.operations);
+            if batch.commit {
+                let refused = self.stage.commit(&mut self.state).refused;
+                ensure!(refused.is_empty(), "refused: {refused:?}");
+            }
+        }
+        Ok(self.state.digests().total())
+    }
+}
+
+impl Session<'_> {
+    fn on_message(&mut self, message: &[u8], out: &mut Vec<u8>) -> Result<()> {
+        let Self { node, board, .. } = *self;
+        let mirror = node.mirror.as_ref().map(|mirror| mirror.lock().unwrap_or_else(PoisonError::into_inner));
+        let held = mirror.map(|mut mirror| mirror.take(message)).transpose()?;
+        match Said::read(&message[..message.len().min(HEAD)])? {
+            Said::Welcome { epoch, mode } => {
+                node.epoch.store(epoch, Ordering::Relaxed);
+                let count = match mode {
+                    MODE_RESUME => &board.resumed,
+                    MODE_REPAIR => &board.repaired,
+                    _ => return Ok(()),
+                };
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            Said::Batch { target, commit: true, trigger } => {
+                board.commit(node.number, &mut self.arrivals, trigger);
+                node.digest.store(0, Ordering::Relaxed);
+                self.ack(target, held, out);
+            }
+            Said::Bookmark { revision, digest } => {
+                node.digest.store(digest, Ordering::Relaxed);
+                self.ack(revision, held, out);
+            }
+            Said::Drain { max_delay_millis } => self.drain = Some(max_delay_millis),
+            Said::Batch { commit: false, .. } | Said::Other => {}
+        }
+        Ok(())
+    }
+
+    fn ack(&mut self, revision: u64, digest: Option<Digest>, out: &mut Vec<u8>) {
+        self.node.revision.store(revision, Ordering::Relaxed);
+        let revision = Revision(revision);
+        let ack = Ack { revision, digest, apply_time: Duration::ZERO, failures: Vec::new() };
+        http2::send(out, &encoded::of_client(&ClientEvent::Ack(ack)));
+        if !self.consistent {
+            self.consistent = true;
+            self.board.consistent.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Waits for bytes and gives them to `take`.
+async fn read(
+    stream: &mut TcpStream,
+    common: &Common,
+    mut take: impl FnMut(&[u8]) -> Result<Stream>,
+) -> Result<Stream> {
+    std::future::poll_fn(|context| {
+        let mut scratch = common.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffer = ReadBuf::new(&mut scratch);
+        Pin::new(&mut *stream).poll_read(context, &mut buffer).map(|read| {
+            read.context("read")?;
+            if buffer.filled().is_empty() {
+                return Ok(Stream::Ended);
+            }
+            common.board.received.fetch_add(buffer.filled().len() as u64, Ordering::Relaxed);
+            take(buffer.filled())
+        })
+    })
+    .await
+}

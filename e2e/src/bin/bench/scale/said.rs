@@ -1,0 +1,95 @@
+//! What the frontend says, as far as a node that programs nothing needs it: the fields that come before the operations. They are at most a
+//! few dozen bytes, whatever follows.
+
+use anyhow::{Context as _, Result, bail};
+
+/// How many bytes at the start of a message hold all of it that is read here.
+pub(crate) const HEAD: usize = 64;
+
+/// A message, but for the operations in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    Welcome {
+        epoch: u64,
+        mode: u64,
+    },
+    /// `trigger` is in microseconds since 1970, 0 when unknown.
+    Batch {
+        target: u64,
+        commit: bool,
+        trigger: u64,
+    },
+    Bookmark {
+        revision: u64,
+        digest: u64,
+    },
+    Drain {
+        max_delay_millis: u64,
+    },
+    Other,
+}
+
+/// Varints and fixed numbers, one after the other (the wire form of protobuf).
+#[derive(Debug)]
+struct Fields<'a>(&'a [u8]);
+
+impl Said {
+    /// Reads the first [`HEAD`] bytes of a message.
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self> {
+        let mut fields = Fields(bytes);
+        let (field, _) = fields.tag()?;
+        fields.varint()?;
+        let mut values = [0; 6];
+        // Operations are field 3 of a batch, length-delimited, and come last.
+        while let Some((number, value)) = fields.next()? {
+            if let Some(place) = values.get_mut(number as usize) {
+                *place = value;
+            }
+        }
+        let [_, first, second, third, fourth, fifth] = values;
+        Ok(match field {
+            1 => Self::Welcome { epoch: third, mode: fourth },
+            2 => Self::Batch { target: second, commit: fourth != 0, trigger: fifth },
+            3 => Self::Bookmark { revision: first, digest: second },
+            4 => Self::Drain { max_delay_millis: first },
+            _ => Self::Other,
+        })
+    }
+}
+
+impl Fields<'_> {
+    /// The next field that is a number; `None` at the end or at the first that is not.
+    fn next(&mut self) -> Result<Option<(u64, u64)>> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        let (number, wire_type) = self.tag()?;
+        match wire_type {
+            0 => Ok(Some((number, self.varint()?))),
+            1 => {
+                let (bytes, rest) = self.0.split_first_chunk().context("a number is cut")?;
+                self.0 = rest;
+                Ok(Some((number, u64::from_le_bytes(*bytes))))
+            }
+            2 => Ok(None),
+            other => bail!("wire type {other} in a message"),
+        }
+    }
+
+    fn tag(&mut self) -> Result<(u64, u64)> {
+        self.varint().map(|tag| (tag >> 3, tag & 7))
+    }
+
+    fn varint(&mut self) -> Result<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let (byte, rest) = self.0.split_first().context("a message is cut")?;
+            self.0 = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        bail!("a varint of more than 64 bits")
+    }
+}

@@ -1,0 +1,82 @@
+//! Where the frames of a stream go, and the slot that its client may have meanwhile.
+
+use runtime::Shutdown;
+use tokio::{
+    sync::mpsc::{self, error::TrySendError},
+    time::{Instant, sleep_until},
+};
+use tracing::info;
+
+use crate::frame::Frame;
+
+use super::{End, admission::Slot};
+
+/// The sending side of a stream.
+#[derive(Debug)]
+pub(super) struct Output {
+    frames: mpsc::Sender<Frame>,
+    shutdown: Shutdown,
+    slot: Option<Slot>,
+}
+
+impl Output {
+    pub(super) fn new(frames: mpsc::Sender<Frame>, shutdown: Shutdown) -> Self {
+        Self { frames, shutdown, slot: None }
+    }
+
+    /// Waits until the transport takes the frame, which may be as long as the client does not read. When that takes longer
+    /// than its slot lasts, another client gets the slot.
+    pub(super) async fn send(&mut self, frame: Frame) -> Result<(), End> {
+        let frame = match self.frames.try_send(frame) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Closed(_)) => return Err(End::Gone),
+            Err(TrySendError::Full(frame)) => frame,
+        };
+        let Self { frames, shutdown, slot } = self;
+        let sending = frames.send(frame);
+        tokio::pin!(sending);
+        loop {
+            let until = slot.as_ref().map(|slot| slot.until);
+            tokio::select! {
+                () = shutdown.recv() => return Err(End::Stopping),
+                sent = &mut sending => return sent.map_err(|_| End::Gone),
+                () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
+                    info!("everything is taken too slowly, another client is admitted meanwhile");
+                    *slot = None;
+                }
+            }
+        }
+    }
+
+    /// As [`Self::send`], also while the process stops.
+    pub(super) async fn send_last(&mut self, frame: Frame) -> Result<(), End> {
+        self.slot = None;
+        self.frames.send(frame).await.map_err(|_| End::Gone)
+    }
+
+    /// What is sent from now on is a snapshot or a repair.
+    pub(super) fn occupy(&mut self, slot: Slot) {
+        self.slot = Some(slot);
+    }
+
+    /// Everything has been handed over.
+    pub(super) fn release(&mut self) {
+        self.slot = None;
+    }
+
+    /// Returns when nobody takes frames any more.
+    pub(super) async fn closed(&self) {
+        self.frames.closed().await;
+    }
+
+    /// Returns when there is no use in going on.
+    pub(super) fn ended(&self) -> impl Future<Output = End> + Send + use<> {
+        let (mut shutdown, frames) = (self.shutdown.clone(), self.frames.clone());
+        async move {
+            tokio::select! {
+                () = shutdown.recv() => End::Stopping,
+                () = frames.closed() => End::Gone,
+            }
+        }
+    }
+}
