@@ -157,10 +157,12 @@ async fn follow(
         revisions.borrow_and_update();
         session.advance(output).await?;
         let idle = session.is_idle();
+        let slot_until = output.slot_until();
         tokio::select! {
             end = &mut ended => return Err(end),
             event = input.next() => session.on_event(event.ok_or(End::Gone)??, output).await?,
             changed = revisions.changed(), if idle => changed.map_err(|_| End::Gone)?,
+            () = sleep_until(slot_until.unwrap_or_else(Instant::now)), if slot_until.is_some() => output.release(),
             () = &mut timer, if idle => {
                 if session.bookmark_at() <= Instant::now() {
                     session.bookmark(output).await?;

@@ -9,9 +9,11 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::io;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow};
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::timeout;
 use tracing::{Instrument, debug, error, error_span, info};
@@ -27,10 +29,21 @@ pub struct Tasks {
     shutdown: Shutdown,
 }
 
+/// A runtime that may be dropped within another one.
+struct Apart(Option<Runtime>);
+
 /// How one task of the group ended; the error names it.
 struct Ended {
     name: &'static str,
     result: Result<()>,
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl Default for Tasks {
@@ -57,6 +70,30 @@ impl Tasks {
         let span = error_span!("task", task = name);
         let handle = self.running.spawn(task(self.shutdown.clone()).instrument(span));
         self.names.insert(handle.id(), name);
+    }
+
+    /// As [`Self::spawn`], on threads of its own, as many as there are processors: however much this task and those that it
+    /// starts have to do, the kernel sees to it that others have their turn.
+    ///
+    /// # Errors
+    /// When there are no threads to be had.
+    pub fn spawn_apart<F>(&mut self, name: &'static str, task: impl FnOnce(Shutdown) -> F) -> io::Result<()>
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        let apart = Apart(Some(Builder::new_multi_thread().thread_name(name).enable_all().build()?));
+        let span = error_span!("task", task = name);
+        let task = task(self.shutdown.clone()).instrument(span);
+        let running = apart.0.as_ref().map(|runtime| runtime.spawn(task));
+        self.spawn(name, |_| async move {
+            // Until the task has ended, or is aborted.
+            let _apart = apart;
+            match running {
+                Some(running) => running.await?,
+                None => Ok(()),
+            }
+        });
+        Ok(())
     }
 
     /// Runs until any task ends or `shutdown` is triggered; then the others have until `deadline` to end as well.
@@ -156,6 +193,35 @@ mod tests {
         let running = tokio::spawn(tasks.run(shutdown, DEADLINE));
         trigger.fire();
         running.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_is_apart_keeps_nobody_waiting() {
+        let (trigger, shutdown) = Shutdown::channel();
+        let (go_on, goes_on) = std::sync::mpsc::channel();
+        let mut tasks = Tasks::new();
+        let blocked = |shutdown| async move {
+            goes_on.recv()?;
+            until_shutdown(shutdown).await
+        };
+        tasks.spawn_apart("server", blocked).unwrap();
+        tasks.spawn("engine", |shutdown| async move {
+            go_on.send(())?;
+            until_shutdown(shutdown).await
+        });
+        let running = tokio::spawn(tasks.run(shutdown, DEADLINE));
+        trigger.fire();
+        running.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_fails_apart_is_named() {
+        let (_trigger, shutdown) = Shutdown::channel();
+        let mut tasks = Tasks::new();
+        tasks.spawn("engine", until_shutdown);
+        tasks.spawn_apart("server", |_| async { Err(anyhow!("no room")) }).unwrap();
+        let error = tasks.run(shutdown, DEADLINE).await.unwrap_err();
+        assert!(format!("{error:#}").contains("server"), "{error:#}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use frontend::{Config, Frontend, Listener, source::Source};
 use proto::model::Cluster;
 use runtime::{Ready, Shutdown, Tasks};
@@ -44,7 +44,9 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     }
     for listener in listeners {
         let frontend = frontend.clone();
-        tasks.spawn("server", move |shutdown| async move { frontend.serve(listener, shutdown).await });
+        // Thousands of streams that are all told something must not keep the source and the engine from their work.
+        let serve = move |shutdown| async move { frontend.serve(listener, shutdown).await };
+        tasks.spawn_apart("server", serve).context("threads for the server")?;
     }
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }

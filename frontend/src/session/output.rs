@@ -1,5 +1,7 @@
 //! Where the frames of a stream go, and the slot that its client may have meanwhile.
 
+use std::time::Duration;
+
 use runtime::Shutdown;
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
@@ -59,9 +61,22 @@ impl Output {
         self.slot = Some(slot);
     }
 
-    /// Everything has been handed over.
+    /// Everything has been handed over, which does not mean that it has arrived: what is under way takes memory too. A client that
+    /// has not acknowledged it within `patience` has it, or is slow, or dead.
+    pub(super) fn release_within(&mut self, patience: Duration) {
+        if let Some(slot) = &mut self.slot {
+            slot.until = slot.until.min(Instant::now() + patience);
+        }
+    }
+
+    /// The client has everything, or it need not have a slot any more.
     pub(super) fn release(&mut self) {
         self.slot = None;
+    }
+
+    /// Until when the client has a slot, if it has one.
+    pub(super) fn slot_until(&self) -> Option<Instant> {
+        self.slot.as_ref().map(|slot| slot.until)
     }
 
     /// Returns when nobody takes frames any more.

@@ -1,6 +1,6 @@
 //! Where one stream stands, and what to say next.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use proto::{
     digest::{Digest, Digests},
@@ -20,6 +20,10 @@ use super::{End, Output, SessionError};
 
 /// The base of what is sent to a client that was told no revision yet on this stream and does not resume.
 const FROM_ANYTHING: Revision = Revision(0);
+
+/// How long after a snapshot has been handed over its Ack is waited for before another client gets the place. An agent acks when
+/// its kernel is programmed, which may take long; but what has not arrived by then is a client's own slowness.
+const ARRIVAL: Duration = Duration::from_secs(1);
 
 /// One stream.
 #[derive(Debug)]
@@ -176,6 +180,7 @@ impl Session {
         self.computes |= digest.is_some();
         let Some(expected) = expected else { return Ok(()) };
         self.expects = Expects::Nothing;
+        output.release();
         match digest {
             Some(held) if held != expected => self.on_mismatch(revision, held, expected, output).await,
             Some(_) => {
@@ -249,7 +254,7 @@ impl Session {
         };
         info!(differing, revision = %update.target, "repairing");
         self.send(update, output).await?;
-        output.release();
+        output.release_within(ARRIVAL);
         Ok(())
     }
 
@@ -258,7 +263,7 @@ impl Session {
         let update = self.shared.log().snapshot(&self.node);
         debug!(revision = %update.target, "sending everything");
         self.send(update, output).await?;
-        output.release();
+        output.release_within(ARRIVAL);
         Ok(())
     }
 

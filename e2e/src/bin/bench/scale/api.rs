@@ -119,12 +119,15 @@ impl Api {
         let number = |name: &str| query.get(name).and_then(|value| value.parse::<u64>().ok());
         let until = Instant::now() + number("timeoutSeconds").map_or(WATCH, Duration::from_secs);
         stream
-            .write_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+            .write_all(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
+            )
             .await?;
         let mut sent = if query.contains_key("sendInitialEvents") {
             self.everything(stream, *kind).await?
         } else {
-            usize::try_from(number("resourceVersion").context("a watch without a version")?)?.saturating_sub(1)
+            usize::try_from(number("resourceVersion").context("a watch without a version")?)?
+                .saturating_sub(1)
         };
         let mut versions = self.0.version.subscribe();
         loop {

@@ -89,7 +89,7 @@ impl Drop for Worker {
 impl Fleet {
     pub(crate) fn new(netns: &Netns, frontend: SocketAddr, board: Arc<Board>, nodes: u32) -> Result<Self> {
         let scratch = Mutex::new(vec![0; SCRATCH].into());
-        let mirror = |number: u32| (number % MIRRORED == 0).then(|| Mirror::new(number));
+        let mirror = |number: u32| number.is_multiple_of(MIRRORED).then(|| Mirror::new(number));
         Ok(Self {
             worker: Worker::start(netns)?,
             common: Arc::new(Common { frontend, board, scratch }),
