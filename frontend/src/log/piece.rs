@@ -12,10 +12,10 @@ use proto::{
 
 /// How large a piece gets, in bytes, when it could be split. Far below the limit of a message: the buffer of a stream stays
 /// as large as its largest message, and there are thousands of streams.
-pub(crate) const PIECE_BYTES: usize = 16 << 10;
+pub(crate) const PIECE_BYTES: usize = 24 << 10;
 
 /// How many endpoints one operation carries at most: 19 bytes each in the worst case, so less than a piece.
-const OPERATION_ENDPOINTS: usize = 750;
+const OPERATION_ENDPOINTS: usize = 1_000;
 
 /// The bytes of an address with tag and length, IPv6.
 const ADDRESS_BYTES: usize = 18;
