@@ -10,7 +10,7 @@ use proto::{
     digest::{BUCKETS, Digest, Digests},
     model::{
         Batch, ClientEvent, Cluster, Epoch, Hello, Mode, Node, Operation, Revision, Role, ServerEvent,
-        Welcome,
+        SourceVersion, Welcome,
     },
 };
 use tracing::{debug, info, warn};
@@ -24,12 +24,16 @@ pub(crate) struct Mirror {
     stage: Stage,
     /// What `state` is, once anything has been committed.
     held: Option<(Epoch, Revision)>,
+    /// What it reflects, of whichever frontend.
+    source_version: SourceVersion,
     session: Option<Position>,
     limit: LossLimit,
     trust: Trust,
     /// Operations that were left out, and digests that were not as they should be, since the start.
     pub(crate) refused: u64,
     pub(crate) mismatches: u64,
+    /// Commits that reflect less than what was held before.
+    pub(crate) backwards: u64,
 }
 
 /// Where a session is.
@@ -82,12 +86,25 @@ pub(crate) enum Violation {
 impl Mirror {
     /// Holds what was stored, or nothing.
     pub(crate) fn new(node: &str, stored: Option<Stored>, limit: LossLimit) -> Self {
-        let (state, held) = match stored {
-            Some(Stored { state, epoch, revision }) => (state, Some((epoch, revision))),
-            None => (NodeState::new(Node::unknown(node)), None),
+        let (state, held, source_version) = match stored {
+            Some(Stored { state, epoch, revision, source_version }) => {
+                (state, Some((epoch, revision)), source_version)
+            }
+            None => (NodeState::new(Node::unknown(node)), None, SourceVersion::default()),
         };
         let (stage, trust) = (Stage::default(), Trust::Usual);
-        Self { state, stage, held, session: None, limit, trust, refused: 0, mismatches: 0 }
+        Self {
+            state,
+            stage,
+            held,
+            source_version,
+            session: None,
+            limit,
+            trust,
+            refused: 0,
+            mismatches: 0,
+            backwards: 0,
+        }
     }
 
     /// All that was committed.
@@ -110,6 +127,7 @@ impl Mirror {
             backend_version: backend_version.to_owned(),
             resume: held,
             digests: held.map(|_| Box::new(self.state.digests().clone())),
+            source_version: self.source_version,
         }
     }
 
@@ -139,7 +157,11 @@ impl Mirror {
         }
     }
 
-    fn welcome(&mut self, Welcome { epoch, mode }: Welcome) -> Result<(), Violation> {
+    fn welcome(&mut self, Welcome { epoch, mode, source_version }: Welcome) -> Result<(), Violation> {
+        if is_behind(source_version, self.source_version) {
+            let held = self.source_version;
+            warn!(%source_version, %held, "this frontend knows less of the cluster than what is held");
+        }
         let base = match (mode, self.held) {
             (Mode::Resume, Some((held, revision))) if held == epoch => Some(revision),
             (Mode::Resume, _) => return Err(Violation::NothingToResume(epoch)),
@@ -164,7 +186,7 @@ impl Mirror {
         Position { epoch, base: position }: Position,
         store: Option<&mut Store>,
     ) -> Result<Outcome, Violation> {
-        let Batch { base, target, operations, commit, oldest_trigger: _ } = batch;
+        let Batch { base, target, operations, commit, oldest_trigger: _, source_version } = batch;
         if let Some(held) = position {
             if base != held {
                 return Err(Violation::Base { base, held });
@@ -179,7 +201,7 @@ impl Mirror {
         }
         let mut store = store.map(|store| (store.staged(), store));
         if let Some((_, store)) = &mut store {
-            store.stage(epoch, (base, target), self.stage.operations());
+            store.stage(epoch, (base, target), source_version, self.stage.operations());
         }
         let limit = match (self.held, self.trust) {
             (Some(_), Trust::Usual) => self.limit,
@@ -196,6 +218,12 @@ impl Mirror {
             }
         };
         self.trust = Trust::Usual;
+        if is_behind(source_version, self.source_version) {
+            let held = self.source_version;
+            warn!(revision = %target, %source_version, %held, "going back to an older state of the cluster");
+            self.backwards += 1;
+        }
+        self.source_version = source_version;
         if let Some(first) = refused.first() {
             warn!(revision = %target, count = refused.len(), %first, "operations refused");
             self.refused += refused.len() as u64;
@@ -244,4 +272,9 @@ impl Mirror {
     fn total(&self) -> Digest {
         self.state.digests().total()
     }
+}
+
+/// Whether one has seen less than the other, as far as that is known.
+fn is_behind(one: SourceVersion, other: SourceVersion) -> bool {
+    one != SourceVersion::default() && one < other
 }

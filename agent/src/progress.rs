@@ -22,6 +22,8 @@ pub struct Progress {
     pub failures: Vec<Failure>,
     /// Operations of the frontend that made no sense, since the start.
     pub refused_operations: u64,
+    /// Commits that reflect less of the cluster than what was held before, since the start: those of a frontend that is behind another one.
+    pub backwards: u64,
     /// Changes that were held back because they take away too much, since the start.
     pub held_back: u64,
     /// Digests that were not as the frontend said, since the start.

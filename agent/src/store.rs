@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use proto::model::{Epoch, Family, Operation, Pool, PoolClass, PoolId, Revision};
+use proto::model::{Epoch, Family, Operation, Pool, PoolClass, PoolId, Revision, SourceVersion};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -40,6 +40,8 @@ pub struct Store {
     staged: Vec<u8>,
     /// What the file (or `staged`) says last.
     written: Option<(Epoch, Revision)>,
+    /// What the last commit reflects.
+    source_version: SourceVersion,
 }
 
 /// A state that was read back, and where the stream stopped.
@@ -51,6 +53,8 @@ pub struct Stored {
     pub epoch: Epoch,
     /// Its revision.
     pub revision: Revision,
+    /// What that reflects.
+    pub source_version: SourceVersion,
 }
 
 /// How much is staged at some point.
@@ -58,6 +62,7 @@ pub struct Stored {
 pub(crate) struct Staged {
     bytes: usize,
     written: Option<(Epoch, Revision)>,
+    source_version: SourceVersion,
 }
 
 /// The file as it is now.
@@ -85,7 +90,13 @@ impl Store {
     /// of another node is logged and will be replaced.
     #[must_use]
     pub fn open(path: impl Into<PathBuf>, node: &str) -> (Self, Option<Stored>) {
-        let mut store = Self { path: path.into(), file: Current::Absent, staged: Vec::new(), written: None };
+        let mut store = Self {
+            path: path.into(),
+            file: Current::Absent,
+            staged: Vec::new(),
+            written: None,
+            source_version: SourceVersion::default(),
+        };
         let path = store.path.display();
         let loaded = match fs::read(&store.path) {
             Ok(bytes) => load(node, bytes),
@@ -101,6 +112,7 @@ impl Store {
                     services = stored.state.services().len(), "state file read");
                 store.file = reopen(&store.path, snapshot, len);
                 store.written = Some((stored.epoch, stored.revision));
+                store.source_version = stored.source_version;
                 (store, Some(stored))
             }
             Err(error) => {
@@ -111,22 +123,30 @@ impl Store {
     }
 
     /// Takes in a commit that leads from one revision to another. Written at the next [`Self::flush`].
-    pub fn stage(&mut self, epoch: Epoch, revisions: (Revision, Revision), operations: &[Operation]) {
+    pub fn stage(
+        &mut self,
+        epoch: Epoch,
+        revisions: (Revision, Revision),
+        source_version: SourceVersion,
+        operations: &[Operation],
+    ) {
+        self.source_version = source_version;
         if matches!(self.file, Current::Open { .. }) {
             self.put_epoch(epoch);
-            frame::put_batches(&mut self.staged, revisions, operations.iter());
+            frame::put_batches(&mut self.staged, revisions, source_version, operations.iter());
         }
     }
 
     /// How much is staged, for [`Self::unstage`].
     pub(crate) fn staged(&self) -> Staged {
-        Staged { bytes: self.staged.len(), written: self.written }
+        Staged { bytes: self.staged.len(), written: self.written, source_version: self.source_version }
     }
 
     /// Forgets what was staged since.
-    pub(crate) fn unstage(&mut self, Staged { bytes, written }: Staged) {
+    pub(crate) fn unstage(&mut self, Staged { bytes, written, source_version }: Staged) {
         self.staged.truncate(bytes);
         self.written = written;
+        self.source_version = source_version;
     }
 
     /// Writes what was staged. `state` is what it leads to, at this point of the stream.
@@ -188,7 +208,8 @@ impl Store {
         self.staged = Vec::new();
         let mut frames = Vec::new();
         frame::put_welcome(&mut frames, epoch);
-        frame::put_batches(&mut frames, (Revision(0), revision), snapshot(state).iter());
+        let revisions = (Revision(0), revision);
+        frame::put_batches(&mut frames, revisions, self.source_version, snapshot(state).iter());
         frame::put_bookmark(&mut frames, revision, state.digests().total());
 
         if let Some(dir) = self.path.parent() {

@@ -183,6 +183,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                     progress.committed = self.mirror.held();
                     progress.refused_operations = self.mirror.refused;
                     progress.digest_mismatches = self.mirror.mismatches;
+                    progress.backwards = self.mirror.backwards;
                 });
                 match outcome {
                     Ok(Outcome::Nothing) => {}

@@ -17,4 +17,4 @@ pub use pool::{Endpoint, Family, PerFamily, Pool, PoolClass, PoolId};
 pub use scheduler::{BadScheduler, HashFlags, IpvsScheduler};
 pub use service_port::{ServicePort, TrafficPolicy};
 pub use session::{Ack, ClientEvent, Failure, Hello, Mode, Role, ServerEvent, Welcome};
-pub use update::{Batch, Epoch, Operation, Revision};
+pub use update::{Batch, Epoch, Operation, Revision, SourceVersion};

@@ -8,7 +8,7 @@ use futures::Stream;
 use proto::{
     digest::Digest,
     encoded::EncodedMessage,
-    model::{Ack, Batch, Epoch, Mode, Operation, Revision, Welcome},
+    model::{Ack, Batch, Epoch, Mode, Operation, Revision, SourceVersion, Welcome},
     v1::{self, server},
 };
 use tokio::net::{TcpListener, UnixListener};
@@ -90,6 +90,7 @@ fn mk_hello() -> Hello {
         backend_version: "1".to_owned(),
         resume: Some((Epoch(3), Revision(4))),
         digests: Some(Box::new(state.digests().clone())),
+        source_version: SourceVersion(7),
     }
 }
 
@@ -100,7 +101,14 @@ fn mk_grpc(endpoints: &[&str]) -> Grpc {
 
 fn batch(operations: Vec<Operation>) -> ServerEvent {
     let (base, target) = (Revision(0), Revision(1));
-    ServerEvent::Batch(Batch { base, target, operations, commit: true, oldest_trigger: None })
+    ServerEvent::Batch(Batch {
+        base,
+        target,
+        operations,
+        commit: true,
+        oldest_trigger: None,
+        source_version: SourceVersion(0),
+    })
 }
 
 #[tokio::test]
@@ -110,7 +118,11 @@ async fn everything_goes_through_both_ways() {
     assert_eq!(peer.hear().await, ClientEvent::Hello(mk_hello()));
     let operations = operations_between(&mk_state().build(), &synthetic(500, 4, crate::testing::Stack::Dual));
     let events = [
-        ServerEvent::Welcome(Welcome { epoch: Epoch(9), mode: Mode::Repair }),
+        ServerEvent::Welcome(Welcome {
+            epoch: Epoch(9),
+            mode: Mode::Repair,
+            source_version: SourceVersion(0),
+        }),
         batch(operations),
         ServerEvent::Bookmark(Revision(1), Digest(5)),
         ServerEvent::DigestRequest,
@@ -204,7 +216,11 @@ async fn sessions_in_turn_go_to_all_frontends() {
 #[tokio::test]
 async fn a_frontend_that_is_complete_is_preferred_to_one_that_is_not() {
     let (mut silent, mut complete) = (serve(), serve());
-    let welcome = ServerEvent::Welcome(Welcome { epoch: Epoch(9), mode: Mode::Repair });
+    let welcome = ServerEvent::Welcome(Welcome {
+        epoch: Epoch(9),
+        mode: Mode::Repair,
+        source_version: SourceVersion(0),
+    });
     for _ in 0..3 {
         let mut grpc = mk_grpc(&[&silent.address, &complete.address]);
         let welcomed = async {

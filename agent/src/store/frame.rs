@@ -9,7 +9,7 @@ use bytes::{Buf as _, BufMut as _, Bytes};
 use proto::{
     digest::Digest,
     encoded::{EncodedMessage, EncodedOperation},
-    model::{Batch, Epoch, Mode, Operation, Revision, ServerEvent, Welcome},
+    model::{Batch, Epoch, Mode, Operation, Revision, ServerEvent, SourceVersion, Welcome},
 };
 use xxhash_rust::xxh64::xxh64;
 
@@ -30,16 +30,25 @@ fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
 
 /// From here on, revisions belong to this epoch.
 pub(super) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
-    put(frames, &EncodedMessage::new(&ServerEvent::Welcome(Welcome { epoch, mode: Mode::Snapshot })));
+    put(
+        frames,
+        &EncodedMessage::new(&ServerEvent::Welcome(Welcome {
+            epoch,
+            mode: Mode::Snapshot,
+            source_version: SourceVersion::default(),
+        })),
+    );
 }
 
 /// The operations of one commit, as several batches if they are many.
 pub(super) fn put_batches<'a>(
     frames: &mut Vec<u8>,
     (base, target): (Revision, Revision),
+    source_version: SourceVersion,
     operations: impl Iterator<Item = &'a Operation>,
 ) {
-    let batch = |commit| Batch { base, target, operations: Vec::new(), commit, oldest_trigger: None };
+    let batch =
+        |commit| Batch { base, target, operations: Vec::new(), commit, oldest_trigger: None, source_version };
     let (mut part, mut len) = (Vec::new(), 0);
     for operation in operations.map(EncodedOperation::new) {
         if len + operation.len() > BATCH_BYTES && !part.is_empty() {

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use proto::model::{Epoch, Node, Revision, ServerEvent};
+use proto::model::{Epoch, Node, ServerEvent, SourceVersion};
 
 use super::{Stored, frame};
 use crate::{NodeState, RefusedOperation, Stage};
@@ -24,7 +24,7 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let total = frames.len();
     let mut state = NodeState::new(Node::unknown(node));
     let mut stage = Stage::default();
-    let mut epoch = None;
+    let (mut epoch, mut source_version) = (None, SourceVersion::default());
     let (mut first, mut last) = (None, None);
     // Left out again, as they were when they came; the digest says whether that leads to the same.
     let mut refused = Vec::new();
@@ -32,7 +32,10 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
         let event = message.decode().context("a frame holds no message")?;
         match ServerEvent::try_from(event).context("a frame holds an invalid message")? {
             ServerEvent::Welcome(welcome) => epoch = Some(welcome.epoch),
-            ServerEvent::Batch(batch) => stage.extend(batch.operations),
+            ServerEvent::Batch(batch) => {
+                source_version = batch.source_version;
+                stage.extend(batch.operations);
+            }
             ServerEvent::Bookmark(revision, digest) => {
                 refused.append(&mut stage.commit(&mut state).refused);
                 let held = state.digests().total();
@@ -44,16 +47,16 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
                 let epoch: Epoch = epoch.context("there is no epoch")?;
                 let len = total - frames.len();
                 first.get_or_insert(len);
-                last = Some((epoch, revision, len));
+                last = Some((epoch, revision, source_version, len));
             }
             ServerEvent::Drain(_) | ServerEvent::DigestRequest => {
                 bail!("a frame does not belong in a state file")
             }
         }
     }
-    let (epoch, revision, len): (Epoch, Revision, usize) = last.context("there is no whole commit")?;
+    let (epoch, revision, source_version, len) = last.context("there is no whole commit")?;
     let snapshot = first.unwrap_or(len) as u64;
-    Ok(Loaded { stored: Stored { state, epoch, revision }, snapshot, len: len as u64 })
+    Ok(Loaded { stored: Stored { state, epoch, revision, source_version }, snapshot, len: len as u64 })
 }
 
 fn why(refused: &[RefusedOperation]) -> String {

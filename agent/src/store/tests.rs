@@ -23,10 +23,15 @@ fn file() -> (tempfile::TempDir, PathBuf) {
     (dir, path)
 }
 
+/// What a revision reflects.
+fn version(revision: u64) -> SourceVersion {
+    SourceVersion(1000 + revision)
+}
+
 /// What the agent does at a commit.
 fn commit(store: &mut Store, state: &mut NodeState, target: &NodeState, epoch: Epoch, revision: u64) {
     let operations = operations_between(state, target);
-    store.stage(epoch, (Revision(revision - 1), Revision(revision)), &operations);
+    store.stage(epoch, (Revision(revision - 1), Revision(revision)), version(revision), &operations);
     apply(state, operations);
     store.flush(state, epoch, Revision(revision));
 }
@@ -45,7 +50,12 @@ fn restarts_in_the_middle_of_histories() {
             commit(&mut store, &mut state, history.state(), epoch, revision);
             if revision % 7 == 0 {
                 let (reopened, stored) = open(&path);
-                let expected = Stored { state: state.clone(), epoch, revision: Revision(revision) };
+                let expected = Stored {
+                    state: state.clone(),
+                    epoch,
+                    revision: Revision(revision),
+                    source_version: version(revision),
+                };
                 assert_eq!(stored, Some(expected), "seed {seed}");
                 store = reopened;
             }
@@ -74,6 +84,7 @@ fn tail_torn_at_any_byte_is_dropped() {
             state: state.clone(),
             epoch: EPOCH,
             revision: Revision(*revision),
+            source_version: version(*revision),
         });
         assert_eq!(stored, expected, "{len} bytes");
     }
@@ -124,7 +135,7 @@ fn file_of_another_node_or_of_nobody_is_ignored_and_replaced() {
     fs::write(&path, "no state file at all").unwrap();
     let (mut store, stored) = open(&path);
     assert_eq!(stored, None);
-    store.stage(EPOCH, (Revision(1), Revision(2)), &[]);
+    store.stage(EPOCH, (Revision(1), Revision(2)), version(2), &[]);
     store.flush(&state, EPOCH, Revision(2));
     assert_eq!(open(&path).1.map(|stored| stored.revision), Some(Revision(2)));
 }
@@ -173,7 +184,7 @@ fn commit_with_a_refused_operation_is_read_back() {
     commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
     let mut stage = Stage::default();
     stage.extend([Operation::PutNode(Node::unknown("another"))]);
-    store.stage(EPOCH, (Revision(1), Revision(2)), stage.operations());
+    store.stage(EPOCH, (Revision(1), Revision(2)), version(2), stage.operations());
     assert_eq!(stage.commit(&mut state).refused.len(), 1);
     store.flush(&state, EPOCH, Revision(2));
     assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
@@ -189,7 +200,7 @@ fn commit_costs_what_it_is() {
     let before = fs::metadata(&path).unwrap().len();
     let mut stage = Stage::default();
     stage.extend(large.services().keys().take(1).cloned().map(Operation::RemoveServicePort));
-    store.stage(EPOCH, (Revision(1), Revision(2)), stage.operations());
+    store.stage(EPOCH, (Revision(1), Revision(2)), version(2), stage.operations());
     stage.commit(&mut state);
     store.flush(&state, EPOCH, Revision(2));
     store.flush(&state, EPOCH, Revision(2));

@@ -9,7 +9,10 @@ use std::path::Path;
 
 use proto::{
     digest::Digest,
-    model::{Ack, Batch, Epoch, Hello, Mode, Operation, Revision, ServerEvent, ServicePortKey, Welcome},
+    model::{
+        Ack, Batch, Epoch, Hello, Mode, Operation, Revision, ServerEvent, ServicePortKey, SourceVersion,
+        Welcome,
+    },
 };
 use runtime::{Ready, Trigger};
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -89,7 +92,7 @@ impl Peer {
     }
 
     async fn welcome(&self, epoch: Epoch, mode: Mode) {
-        self.say(ServerEvent::Welcome(Welcome { epoch, mode })).await;
+        self.say(ServerEvent::Welcome(Welcome { epoch, mode, source_version: SourceVersion(0) })).await;
     }
 
     async fn part(&self, base: u64, target: u64, operations: Vec<Operation>) {
@@ -127,7 +130,18 @@ impl Peer {
 
 fn batch(base: u64, target: u64, operations: Vec<Operation>, commit: bool) -> ServerEvent {
     let (base, target) = (Revision(base), Revision(target));
-    ServerEvent::Batch(Batch { base, target, operations, commit, oldest_trigger: None })
+    let source_version = SourceVersion(0);
+    ServerEvent::Batch(Batch { base, target, operations, commit, oldest_trigger: None, source_version })
+}
+
+/// A commit that reflects this version.
+fn mk_batch(base: u64, target: u64, version: u64, operations: Vec<Operation>) -> ServerEvent {
+    let (base, target, source_version) = (Revision(base), Revision(target), SourceVersion(version));
+    ServerEvent::Batch(Batch { base, target, operations, commit: true, oldest_trigger: None, source_version })
+}
+
+fn mk_welcome(epoch: Epoch, mode: Mode, version: u64) -> Welcome {
+    Welcome { epoch, mode, source_version: SourceVersion(version) }
 }
 
 /// What a snapshot of a state consists of.

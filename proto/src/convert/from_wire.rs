@@ -20,7 +20,7 @@ use crate::{
     model::{
         Ack, BadScheduler, Batch, ClientEvent, Cluster, Epoch, Failure, Family, Hello, IpvsScheduler, Mode,
         Node, Operation, PerFamily, Pool, PoolClass, PoolId, Protocol, Revision, Role, ServerEvent,
-        ServicePort, ServicePortKey, TrafficPolicy, Welcome,
+        ServicePort, ServicePortKey, SourceVersion, TrafficPolicy, Welcome,
     },
     v1,
 };
@@ -268,6 +268,7 @@ impl TryFrom<v1::Batch> for Batch {
             oldest_trigger: (trigger != 0)
                 .then(|| UNIX_EPOCH.checked_add(Duration::from_micros(trigger)))
                 .flatten(),
+            source_version: SourceVersion(wire.source_version),
         })
     }
 }
@@ -286,7 +287,7 @@ impl TryFrom<v1::Welcome> for Welcome {
         if wire.epoch == 0 {
             return Err(InvalidUpdate::new("epoch", "is 0"));
         }
-        Ok(Self { epoch: Epoch(wire.epoch), mode })
+        Ok(Self { epoch: Epoch(wire.epoch), mode, source_version: SourceVersion(wire.source_version) })
     }
 }
 
@@ -336,6 +337,7 @@ impl TryFrom<v1::Hello> for Hello {
             backend_version: wire.backend_version,
             resume: (wire.epoch != 0).then_some((Epoch(wire.epoch), Revision(wire.revision))),
             digests: held,
+            source_version: SourceVersion(wire.source_version),
         })
     }
 }

@@ -154,13 +154,14 @@ fn operation() -> impl Strategy<Value = Operation> {
 fn batch() -> impl Strategy<Value = Batch> {
     let trigger = option::of(1..u64::MAX / 2_000_000)
         .prop_map(|micros| micros.map(|micros| UNIX_EPOCH + Duration::from_micros(micros)));
-    (any::<u64>(), any::<u64>(), vec(operation(), 0..6), any::<bool>(), trigger).prop_map(
-        |(base, target, operations, commit, oldest_trigger)| Batch {
+    (any::<[u64; 3]>(), vec(operation(), 0..6), any::<bool>(), trigger).prop_map(
+        |([base, target, version], operations, commit, oldest_trigger)| Batch {
             base: Revision(base),
             target: Revision(target),
             operations,
             commit,
             oldest_trigger,
+            source_version: SourceVersion(version),
         },
     )
 }
@@ -168,8 +169,10 @@ fn batch() -> impl Strategy<Value = Batch> {
 fn server_event() -> impl Strategy<Value = ServerEvent> {
     let mode = prop_oneof![Just(Mode::Resume), Just(Mode::Repair), Just(Mode::Snapshot)];
     prop_oneof![
-        (1..u64::MAX, mode)
-            .prop_map(|(epoch, mode)| ServerEvent::Welcome(Welcome { epoch: Epoch(epoch), mode })),
+        (1..u64::MAX, mode, any::<u64>()).prop_map(|(epoch, mode, version)| {
+            let (epoch, source_version) = (Epoch(epoch), SourceVersion(version));
+            ServerEvent::Welcome(Welcome { epoch, mode, source_version })
+        }),
         batch().prop_map(ServerEvent::Batch),
         any::<(u64, u64)>()
             .prop_map(|(revision, sum)| ServerEvent::Bookmark(Revision(revision), Digest(sum))),
@@ -183,8 +186,9 @@ fn digests() -> impl Strategy<Value = Box<Digests>> {
 }
 
 fn client_event() -> impl Strategy<Value = ClientEvent> {
-    let hello = ("[a-z]{1,9}", any::<bool>(), option::of((1..u64::MAX, any::<u64>())), option::of(digests()))
-        .prop_map(|(node, observer, resume, digests)| {
+    let resume = option::of((1..u64::MAX, any::<u64>()));
+    let hello = ("[a-z]{1,9}", any::<bool>(), resume, option::of(digests()), any::<u64>()).prop_map(
+        |(node, observer, resume, digests, version)| {
             ClientEvent::Hello(Hello {
                 node: node.into(),
                 role: if observer { Role::Observer } else { Role::Agent },
@@ -192,8 +196,10 @@ fn client_event() -> impl Strategy<Value = ClientEvent> {
                 backend_version: "1".into(),
                 resume: resume.map(|(epoch, revision)| (Epoch(epoch), Revision(revision))),
                 digests,
+                source_version: SourceVersion(version),
             })
-        });
+        },
+    );
     let failure = (key(), "[ -~]{0,20}", any::<bool>()).prop_map(|(key, reason, retryable)| Failure {
         key,
         reason,

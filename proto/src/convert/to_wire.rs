@@ -186,6 +186,7 @@ impl From<&Batch> for v1::Batch {
             operations: batch.operations.iter().map(Into::into).collect(),
             commit: batch.commit,
             oldest_trigger_micros: batch.oldest_trigger.map_or(0, unix_micros),
+            source_version: batch.source_version.0,
         }
     }
 }
@@ -204,11 +205,12 @@ impl From<&ServerEvent> for v1::ServerMessage {
     fn from(event: &ServerEvent) -> Self {
         use v1::server_message::Message;
         let message = match event {
-            ServerEvent::Welcome(Welcome { epoch, mode }) => Message::Welcome(v1::Welcome {
+            ServerEvent::Welcome(Welcome { epoch, mode, source_version }) => Message::Welcome(v1::Welcome {
                 protocol_version: crate::PROTOCOL_VERSION,
                 features: Vec::new(),
                 epoch: epoch.0,
                 mode: v1::Mode::from(*mode).into(),
+                source_version: source_version.0,
             }),
             ServerEvent::Batch(batch) => Message::Batch(batch.into()),
             ServerEvent::Bookmark(revision, digest) => {
@@ -228,7 +230,8 @@ impl From<&ClientEvent> for v1::ClientMessage {
     fn from(event: &ClientEvent) -> Self {
         use v1::client_message::Message;
         let message = match event {
-            ClientEvent::Hello(Hello { node, role, backend, backend_version, resume, digests }) => {
+            ClientEvent::Hello(hello) => {
+                let Hello { node, role, backend, backend_version, resume, digests, source_version } = hello;
                 let (epoch, revision) = resume.unwrap_or_default();
                 Message::Hello(v1::Hello {
                     protocol_version: crate::PROTOCOL_VERSION,
@@ -240,6 +243,7 @@ impl From<&ClientEvent> for v1::ClientMessage {
                     epoch: epoch.0,
                     revision: revision.0,
                     digests: digests.as_deref().map(Digests::to_vec).unwrap_or_default(),
+                    source_version: source_version.0,
                 })
             }
             ClientEvent::Ack(Ack { revision, digest, apply_time, failures }) => Message::Ack(v1::Ack {

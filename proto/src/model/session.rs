@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Batch, Epoch, Revision, ServicePortKey};
+use super::{Batch, Epoch, Revision, ServicePortKey, SourceVersion};
 use crate::digest::{Digest, Digests};
 
 /// What the sender of a [`Hello`] is.
@@ -41,6 +41,8 @@ pub struct Hello {
     pub resume: Option<(Epoch, Revision)>,
     /// The digests of what it holds; `None` when it holds nothing or computes none.
     pub digests: Option<Box<Digests>>,
+    /// What the state that the client holds reflects.
+    pub source_version: SourceVersion,
 }
 
 /// The first thing that a server says.
@@ -50,6 +52,8 @@ pub struct Welcome {
     pub epoch: Epoch,
     /// How the stream starts.
     pub mode: Mode,
+    /// How far this frontend knows what it follows.
+    pub source_version: SourceVersion,
 }
 
 /// A committed batch has been dealt with, or a bookmark has been seen.

@@ -17,6 +17,12 @@ pub struct Revision(pub u64);
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
+/// How far what a frontend follows is known: the newest `metadata.resourceVersion` of its objects, where these are numbers. Unlike revisions
+/// comparable between the frontends of a cluster. 0: unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct SourceVersion(pub u64);
+
 /// One step of a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -62,9 +68,17 @@ pub struct Batch {
     pub commit: bool,
     /// When the oldest change in here was made in the cluster.
     pub oldest_trigger: Option<SystemTime>,
+    /// What the state reflects, in the last batch of a commit.
+    pub source_version: SourceVersion,
 }
 
 impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for SourceVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

@@ -198,8 +198,8 @@ async fn what_breaks_the_protocol_ends_the_session_and_changes_nothing() {
         (Some(Mode::Resume), batch(7, 8, removal().collect(), true)),
         (Some(Mode::Resume), batch(1, 0, removal().collect(), true)),
         (Some(Mode::Resume), ServerEvent::Bookmark(Revision(0), total(&state))),
-        (Some(Mode::Resume), ServerEvent::Welcome(Welcome { epoch: EPOCH, mode: Mode::Resume })),
-        (None, ServerEvent::Welcome(Welcome { epoch: Epoch(0xe2), mode: Mode::Resume })),
+        (Some(Mode::Resume), ServerEvent::Welcome(mk_welcome(EPOCH, Mode::Resume, 0))),
+        (None, ServerEvent::Welcome(mk_welcome(Epoch(0xe2), Mode::Resume, 0))),
     ];
     peer.commit(3, 4, removal().collect()).await;
     for (mode, event) in wrong {
@@ -294,5 +294,42 @@ async fn drain_spreads_also_those_whose_session_ends_at_once() {
         longest = longest.max(begin.elapsed());
     }
     assert!(longest > MINUTE, "{longest:?}");
+    world.stop().await;
+}
+
+/// As one frontend knows the cluster up to here, and another one less: what is held says so, and going back is counted.
+#[tokio::test(start_paused = true)]
+async fn going_back_to_an_older_state_of_the_cluster_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state");
+    let state = mk_services(&["default/web"]);
+    let kernel = FakeKernel::default();
+    let mut world = start(&kernel, Some(&file));
+    let backwards = |world: &World| world.progress.borrow().backwards;
+    let mut peer = world.session().await;
+    assert_eq!(peer.hello.source_version, SourceVersion(0));
+    peer.say(ServerEvent::Welcome(mk_welcome(EPOCH, Mode::Snapshot, 900))).await;
+    for (base, version) in [(0, 1000), (1, 1001), (2, 1001)] {
+        peer.say(mk_batch(base, base + 1, version, everything(&state))).await;
+        peer.ack().await;
+    }
+    assert_eq!(backwards(&world), 0);
+    drop(peer);
+
+    // After a restart it is known as well.
+    world.stop().await;
+    let mut world = start(&kernel, Some(&file));
+    let mut peer = world.session().await;
+    assert_eq!(peer.hello.source_version, SourceVersion(1001));
+    peer.say(ServerEvent::Welcome(mk_welcome(Epoch(0xe2), Mode::Repair, 990))).await;
+    peer.say(mk_batch(0, 1, 990, vec![])).await;
+    peer.ack().await;
+    assert_eq!(backwards(&world), 1);
+    // From there on as ever. One that does not know says nothing.
+    for (base, version) in [(1, 995), (2, 0), (3, 994)] {
+        peer.say(mk_batch(base, base + 1, version, vec![])).await;
+        peer.ack().await;
+    }
+    assert_eq!(backwards(&world), 1);
     world.stop().await;
 }
