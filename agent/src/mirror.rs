@@ -199,9 +199,12 @@ impl Mirror {
         if !commit {
             return Ok(Outcome::Nothing);
         }
+        // One that does not know takes nothing back.
+        let reflected =
+            if source_version == SourceVersion::default() { self.source_version } else { source_version };
         let mut store = store.map(|store| (store.staged(), store));
         if let Some((_, store)) = &mut store {
-            store.stage(epoch, (base, target), source_version, self.stage.operations());
+            store.stage(epoch, (base, target), reflected, self.stage.operations());
         }
         let limit = match (self.held, self.trust) {
             (Some(_), Trust::Usual) => self.limit,
@@ -223,7 +226,7 @@ impl Mirror {
             warn!(revision = %target, %source_version, %held, "going back to an older state of the cluster");
             self.backwards += 1;
         }
-        self.source_version = source_version;
+        self.source_version = reflected;
         if let Some(first) = refused.first() {
             warn!(revision = %target, count = refused.len(), %first, "operations refused");
             self.refused += refused.len() as u64;

@@ -8,12 +8,15 @@
 //! for every commit; the one of the `Index` only by the writer and by `Status`.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
 use anyhow::Result;
-use proto::model::{Cluster, Epoch, Revision};
+use proto::model::{Cluster, Epoch, Revision, SourceVersion};
 use runtime::{ReadyGuard, Shutdown};
 use tokio::{
     sync::{mpsc, watch},
@@ -55,6 +58,8 @@ pub struct Config {
     pub snapshots_at_once: usize,
     /// A client that has not taken that within this time no longer keeps another one waiting.
     pub snapshot_patience: Duration,
+    /// How long a client that holds more of the cluster than is known here waits for that, before it is set back.
+    pub catch_up_patience: Duration,
     /// How much of the past is kept for nodes that come back.
     pub history: Limits,
 }
@@ -73,12 +78,16 @@ pub(crate) struct Shared {
     log: Mutex<Log>,
     /// The present revision; `None` until every kind of object has been delivered.
     revision: watch::Sender<Option<Revision>>,
+    /// Up to where the source would have told of changes.
+    known: watch::Sender<SourceVersion>,
     pub(crate) streams: Streams,
     pub(crate) freshness: Freshness,
     /// The TLS of its listeners, where there are such.
     pub(crate) tls: OnceLock<Tls>,
     pub(crate) admission: Admission,
     pub(crate) encodings: Encodings,
+    /// Clients that held more of the cluster than was known here in time.
+    pub(crate) set_back: AtomicU64,
 }
 
 /// What the streams cost so far, and who waits.
@@ -94,6 +103,8 @@ pub struct Figures {
     pub encoded: u64,
     /// Pieces of messages that were sent, each counted once for each stream.
     pub sent: u64,
+    /// Clients that held more of the cluster than was known here, and were told less all the same.
+    pub set_back: u64,
 }
 
 impl Default for Config {
@@ -109,6 +120,7 @@ impl Default for Config {
             drain_grace: Duration::from_secs(10),
             snapshots_at_once: 16,
             snapshot_patience: Duration::from_secs(10),
+            catch_up_patience: Duration::from_secs(5),
             // Hours of a busy cluster; a reconnect beyond that costs a comparison of digests.
             history: Limits { entries: 100_000, bytes: 64 << 20 },
         }
@@ -129,11 +141,13 @@ impl Frontend {
                 index: Mutex::new(index),
                 log: Mutex::new(log),
                 revision: watch::Sender::new(None),
+                known: watch::Sender::default(),
                 streams: Streams::default(),
                 freshness: Freshness::default(),
                 tls: OnceLock::new(),
                 admission,
                 encodings: Encodings::default(),
+                set_back: AtomicU64::new(0),
             }),
         }
     }
@@ -165,13 +179,14 @@ impl Frontend {
     /// What the streams cost so far.
     #[must_use]
     pub fn figures(&self) -> Figures {
-        let Shared { admission, encodings, .. } = &*self.shared;
+        let Shared { admission, encodings, set_back, .. } = &*self.shared;
         Figures {
             admitted: admission.admitted(),
             waiting: admission.waiting(),
             rebuilds: self.shared.log().rebuilds(),
             encoded: encodings.encoded(),
             sent: encodings.sent(),
+            set_back: set_back.load(Ordering::Relaxed),
         }
     }
 
@@ -233,7 +248,7 @@ impl Frontend {
             }
             index.take_changes()
         };
-        let (ports, trigger) = (changes.ports.len(), changes.oldest_trigger);
+        let (ports, trigger, known) = (changes.ports.len(), changes.oldest_trigger, changes.known);
         let first = self.shared.revision.borrow().is_none();
         let (committed, revision) = {
             let mut log = self.shared.log();
@@ -246,6 +261,7 @@ impl Frontend {
         if let Some(revision) = committed {
             debug!(%revision, ports, ?trigger, "committed");
         }
+        self.shared.known.send_if_modified(|present| std::mem::replace(present, known) != known);
         self.shared.revision.send_if_modified(|known| {
             if known.is_none() {
                 info!(%revision, "all objects are known, serving");
@@ -263,6 +279,11 @@ impl Shared {
 
     pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Up to where the source would have told of changes, as it changes.
+    pub(crate) fn known(&self) -> watch::Receiver<SourceVersion> {
+        self.known.subscribe()
     }
 
     /// The present revision, as it changes.

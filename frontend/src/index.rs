@@ -11,6 +11,7 @@ mod claims;
 mod problems;
 #[cfg(test)]
 mod tests;
+mod versions;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -19,14 +20,14 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{Cluster, Node, ServicePortKey};
+use proto::model::{Cluster, Node, ServicePortKey, SourceVersion};
 
 use crate::{
     object::{Kind, Object, ObjectName, Parsed, Port, Problem, Service, Slice, Update},
     view::{View, view},
 };
 
-use self::{claims::Claims, problems::Problems};
+use self::{claims::Claims, problems::Problems, versions::Versions};
 
 /// All objects of the cluster that matter.
 #[derive(Debug)]
@@ -44,6 +45,7 @@ pub struct Index {
     service_cidrs: BTreeMap<Arc<str>, Vec<IpNet>>,
     claims: Claims,
     problems: Problems,
+    versions: Versions,
     /// Kinds that have been delivered as a whole at least once.
     complete: BTreeSet<Kind>,
     /// What may look different than at the last `take_changes`, and when the oldest of its changes was made.
@@ -64,6 +66,10 @@ pub struct Changes {
     pub cluster: Option<Cluster>,
     /// When the oldest change was made in the cluster, as far as it is known.
     pub oldest_trigger: Option<SystemTime>,
+    /// What the objects reflect, at least.
+    pub reflected: SourceVersion,
+    /// Up to where the source would have told of changes.
+    pub known: SourceVersion,
 }
 
 impl Index {
@@ -80,6 +86,7 @@ impl Index {
             service_cidrs: BTreeMap::new(),
             claims: Claims::default(),
             problems: Problems::default(),
+            versions: Versions::default(),
             complete: BTreeSet::new(),
             dirty: BTreeMap::new(),
             dirty_nodes: BTreeSet::new(),
@@ -103,6 +110,7 @@ impl Index {
                 }
                 self.complete.insert(kind);
             }
+            Update::Seen(kind, seen) => self.versions.record(kind, seen),
         }
     }
 
@@ -134,7 +142,8 @@ impl Index {
         });
         let nodes = nodes.collect();
         let cluster = std::mem::take(&mut self.dirty_cluster).then(|| self.cluster());
-        Changes { ports, nodes, cluster, oldest_trigger }
+        let (reflected, known) = (self.versions.reflected(), self.versions.known());
+        Changes { ports, nodes, cluster, oldest_trigger, reflected, known }
     }
 
     /// The facts about the cluster as of now.

@@ -28,7 +28,7 @@ use std::{
 
 use proto::{
     digest::{BUCKETS, Digest, Digests, FACTS, KeyHash},
-    model::{Cluster, Epoch, Node, Revision, ServicePortKey},
+    model::{Cluster, Epoch, Node, Revision, ServicePortKey, SourceVersion},
 };
 
 use crate::{index::Changes, view::View};
@@ -65,6 +65,8 @@ pub struct Update {
     pub oldest_trigger: Option<SystemTime>,
     /// The sum of the digests of all that the node holds afterwards.
     pub digest: Digest,
+    /// What that reflects.
+    pub source_version: SourceVersion,
 }
 
 /// The state of the cluster as the nodes see it, and its history.
@@ -85,6 +87,7 @@ pub struct Log {
     service_ports: usize,
     endpoints: usize,
     rebuilds: u64,
+    source_version: SourceVersion,
 }
 
 impl Log {
@@ -106,6 +109,7 @@ impl Log {
             service_ports: 0,
             endpoints: 0,
             rebuilds: 0,
+            source_version: SourceVersion::default(),
         }
     }
 
@@ -141,7 +145,8 @@ impl Log {
 
     /// Takes in what may have changed. Gives the new revision, or `None` when nothing is different.
     pub fn commit(&mut self, changes: Changes) -> Option<Revision> {
-        let Changes { mut ports, mut nodes, cluster, oldest_trigger } = changes;
+        let Changes { mut ports, mut nodes, cluster, oldest_trigger, reflected, known: _ } = changes;
+        self.source_version = reflected;
         let cluster = cluster.filter(|cluster| *cluster != self.cluster);
         nodes.retain(|(name, node)| self.node(name) != node.as_ref());
         ports.retain(|(key, view)| self.view(key) != view.as_ref());

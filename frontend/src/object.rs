@@ -9,7 +9,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{Family, IpvsScheduler, Node, PerFamily, Protocol, TrafficPolicy};
+use proto::model::{Family, IpvsScheduler, Node, PerFamily, Protocol, SourceVersion, TrafficPolicy};
 use serde::Serialize;
 
 /// The kinds of objects that a source delivers.
@@ -180,6 +180,17 @@ pub enum Update {
     Delete(Kind, ObjectName),
     /// Everything of a kind: what is not in here is gone. Each kind comes once like this before anything is served.
     Replace(Kind, Vec<Parsed>),
+    /// What was said of a kind before this is so much. Of a source that has versions.
+    Seen(Kind, Seen),
+}
+
+/// How far a kind has been delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Up to a change of this version.
+    Object(SourceVersion),
+    /// Up to this version, at which nothing need have changed.
+    Confirmed(SourceVersion),
 }
 
 impl ObjectName {

@@ -21,19 +21,22 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use futures::{Stream, StreamExt as _};
 use proto::{
     InvalidUpdate,
-    model::{ClientEvent, Hello, Revision, ServerEvent},
+    model::{ClientEvent, Hello, Revision, ServerEvent, SourceVersion},
 };
 use runtime::Shutdown;
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
-use tracing::{Instrument as _, debug, info, info_span};
+use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use crate::{
     engine::Shared,
@@ -148,6 +151,9 @@ async fn follow(
             return Err(SessionError::TooEarly.into());
         }
     }
+    if hello.resume.is_none_or(|(epoch, _)| epoch != shared.log().epoch()) {
+        catch_up(shared, hello.source_version, input, output).await?;
+    }
     let mut session = Session::start(shared.clone(), hello, output).await?;
     // For the whole stream, so that what is sent costs neither a timer nor a place among those who wait for the shutdown. The
     // timer is set anew when it rings too early.
@@ -171,6 +177,35 @@ async fn follow(
             }
         }
     }
+}
+
+/// Waits until as much is known here as the client holds. One that has other frontends to choose from goes there, as it hears nothing;
+/// after a while it is served what there is: the API may have been restored from a backup.
+async fn catch_up(
+    shared: &Shared,
+    held: SourceVersion,
+    input: &mut (impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin),
+    output: &Output,
+) -> Result<(), End> {
+    let mut known = shared.known();
+    let here = *known.borrow_and_update();
+    if here == SourceVersion::default() || here >= held {
+        return Ok(());
+    }
+    info!(%held, %here, "the client holds more of the cluster than is known here, waiting");
+    tokio::select! {
+        caught_up = known.wait_for(|here| *here >= held) => { caught_up.map_err(|_| End::Gone)?; }
+        () = sleep(shared.config.catch_up_patience) => {
+            shared.set_back.fetch_add(1, Ordering::Relaxed);
+            warn!(%held, %here, "the client is set back to what is known here");
+        }
+        end = output.ended() => return Err(end),
+        event = input.next() => {
+            event.ok_or(End::Gone)??;
+            return Err(SessionError::TooEarly.into());
+        }
+    }
+    Ok(())
 }
 
 /// Asks the client to go elsewhere, and gives it some time to do so. What it says until then does not matter any more.

@@ -3,6 +3,8 @@
 
 #[path = "grpc/admission.rs"]
 mod admission;
+#[path = "grpc/behind.rs"]
+mod behind;
 
 use std::{num::NonZeroU16, path::PathBuf, time::Duration};
 

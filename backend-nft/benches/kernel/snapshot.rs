@@ -6,7 +6,7 @@ use agent::{
 };
 use proto::{
     encoded::{EncodedMessage, EncodedOperation},
-    model::{Batch, Node, Revision, ServerEvent},
+    model::{Batch, Node, Revision, ServerEvent, SourceVersion},
 };
 
 /// Operations in a message.
@@ -25,7 +25,8 @@ pub(crate) fn encode(services: u32, each: u32) -> Vec<Vec<u8>> {
     let message = |(number, part): (usize, &[_])| {
         let (base, target) = (Revision(0), Revision(1));
         let commit = number + 1 == count;
-        let batch = Batch { base, target, operations: Vec::new(), commit, oldest_trigger: None };
+        let (operations, source_version) = (Vec::new(), SourceVersion::default());
+        let batch = Batch { base, target, operations, commit, oldest_trigger: None, source_version };
         EncodedMessage::batch(&batch, part.iter().map(EncodedOperation::new)).to_vec()
     };
     parts.enumerate().map(message).collect()

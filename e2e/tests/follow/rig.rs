@@ -16,7 +16,9 @@ use agent::{
 };
 use frontend::{Config, Frontend, Listener, log::Limits, object::Update};
 use proto::{
-    model::{Ack, ClientEvent, Epoch, Hello, Node, Revision, Role, ServerEvent, ServicePortKey},
+    model::{
+        Ack, ClientEvent, Epoch, Hello, Node, Revision, Role, ServerEvent, ServicePortKey, SourceVersion,
+    },
     v1::{StatusRequest, fairlead_client::FairleadClient},
 };
 use runtime::{Ready, Shutdown, Trigger};
@@ -264,6 +266,7 @@ impl Rig {
             backend_version: String::new(),
             resume: None,
             digests: None,
+            source_version: SourceVersion(0),
         };
         let (replies, mut events) = self.server.lock().unwrap().attach(hello);
         let (mut stage, mut state) = (Stage::default(), NodeState::new(Node::unknown(NODE)));

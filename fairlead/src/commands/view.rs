@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use agent::{Connect as _, NodeState, Session, Stage};
 use anyhow::{Context as _, Result, bail};
-use proto::model::{Ack, Batch, ClientEvent, Hello, Node, Revision, Role, ServerEvent, Welcome};
+use proto::model::{
+    Ack, Batch, ClientEvent, Hello, Node, Revision, Role, ServerEvent, SourceVersion, Welcome,
+};
 
 use crate::cli::ViewArgs;
 
@@ -36,6 +38,7 @@ impl View {
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
             resume: None,
             digests: None,
+            source_version: SourceVersion::default(),
         };
         let session = grpc.connect(hello).await.with_context(|| {
             let addresses = args.frontend.addresses.join(", ");

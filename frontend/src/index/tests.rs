@@ -68,6 +68,7 @@ fn remember(objects: &mut BTreeMap<(Kind, ObjectName), Parsed>, update: &Update)
             objects.retain(|(of, _), _| of != kind);
             objects.extend(all.iter().map(|parsed| ((*kind, parsed.name.clone()), parsed.clone())));
         }
+        Update::Seen(..) => {}
     }
 }
 

@@ -92,7 +92,13 @@ impl Log {
         let mut pieces = if instead.is_empty() { shared.to_vec() } else { without(&shared, &instead) };
         pieces.extend(Piece::pack(own));
         let digest = self.digest(node);
-        Some(Update { target: self.revision, pieces, oldest_trigger, digest })
+        Some(Update {
+            target: self.revision,
+            pieces,
+            oldest_trigger,
+            digest,
+            source_version: self.source_version,
+        })
     }
 
     /// What all nodes of a zone need, but for what is special for each.

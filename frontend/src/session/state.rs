@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use proto::{
     digest::{Digest, Digests},
-    model::{Ack, Batch, ClientEvent, Hello, Mode, Revision, ServerEvent, Welcome},
+    model::{Ack, Batch, ClientEvent, Hello, Mode, Revision, ServerEvent, SourceVersion, Welcome},
 };
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
@@ -93,7 +93,8 @@ impl Session {
             trust: Trust::Agreed,
             bookmark_at: Instant::now(),
         };
-        output.send(Frame::Event(ServerEvent::Welcome(Welcome { epoch, mode }))).await?;
+        let source_version = *session.shared.known().borrow();
+        output.send(Frame::Event(ServerEvent::Welcome(Welcome { epoch, mode, source_version }))).await?;
         match (resumed, hello.digests) {
             // The client learns that it is up to date, and its digest is checked.
             (Some((_, update)), _) if update.pieces.is_empty() => {
@@ -282,7 +283,15 @@ impl Session {
                 end = &mut ended => return Err(end),
                 () = sleep(shared.config.bookmark_interval) => {
                     let (base, target) = (self.told, shared.log().revision());
-                    let part = Batch { base, target, operations: Vec::new(), commit: false, oldest_trigger: None };
+                    let source_version = SourceVersion::default();
+                    let part = Batch {
+                        base,
+                        target,
+                        operations: Vec::new(),
+                        commit: false,
+                        oldest_trigger: None,
+                        source_version,
+                    };
                     output.send(Frame::Batch { header: part, pieces: Vec::new() }).await?;
                 }
             }
@@ -292,8 +301,15 @@ impl Session {
     /// Sends an update in messages that are small enough, the last of which commits, even when there is nothing in it.
     async fn send(&mut self, update: Update, output: &mut Output) -> Result<(), End> {
         let base = self.told;
-        let Update { target, pieces, oldest_trigger, digest } = update;
-        let header = |commit| Batch { base, target, operations: Vec::new(), commit, oldest_trigger };
+        let Update { target, pieces, oldest_trigger, digest, source_version } = update;
+        let header = |commit| Batch {
+            base,
+            target,
+            operations: Vec::new(),
+            commit,
+            oldest_trigger,
+            source_version: if commit { source_version } else { SourceVersion::default() },
+        };
         let (mut pending, mut size) = (Vec::new(), 0);
         for piece in pieces {
             if size + piece.size() > PIECE_BYTES && !pending.is_empty() {

@@ -7,7 +7,7 @@ use agent::{NodeState, Stage};
 use anyhow::{Context as _, Result, bail, ensure};
 use frontend::{Config, Frontend, source::Source};
 use proto::encoded::EncodedMessage;
-use proto::model::{Ack, ClientEvent, Epoch, Hello, Mode, Node, Revision, Role, ServerEvent};
+use proto::model::{Ack, ClientEvent, Epoch, Hello, Mode, Node, Revision, Role, ServerEvent, SourceVersion};
 use runtime::{Ready, Shutdown};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -98,6 +98,7 @@ impl Client {
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
             resume: before.map(|client| (client.epoch, client.revision)),
             digests: before.map(|client| Box::new(client.state.digests().clone())),
+            source_version: SourceVersion(0),
         };
         let (replies, events) = frontend.attach(hello, shutdown.clone());
         Self {

@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
-    model::{Ack, Batch, ClientEvent, Epoch, Failure, Hello, Mode, Revision, Role, ServerEvent, Welcome},
+    model::{
+        Ack, Batch, ClientEvent, Epoch, Failure, Hello, Mode, Revision, Role, ServerEvent, SourceVersion,
+        Welcome,
+    },
 };
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
@@ -53,6 +56,7 @@ pub(super) fn hello(node: &str) -> Hello {
         backend_version: "1.2.3".to_owned(),
         resume: None,
         digests: None,
+        source_version: SourceVersion(0),
     }
 }
 
@@ -200,7 +204,7 @@ impl Client {
 
     pub(super) async fn welcome(&mut self) -> Mode {
         let event = self.event().await;
-        let ServerEvent::Welcome(Welcome { epoch, mode }) = event else { panic!("{event:?}") };
+        let ServerEvent::Welcome(Welcome { epoch, mode, .. }) = event else { panic!("{event:?}") };
         self.epoch = epoch;
         self.base = if mode == Mode::Resume { self.mirror.revision } else { Revision(0) };
         mode

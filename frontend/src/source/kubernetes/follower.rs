@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kube::Client;
+use proto::model::SourceVersion;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
@@ -27,7 +28,7 @@ use super::Deadlines;
 use super::arrived::{Event, Need, Watchable, What};
 use super::request::{RequestError, Requests, Start, Watch};
 use super::trouble::Trouble;
-use crate::object::{ObjectName, Parsed, Update};
+use crate::object::{ObjectName, Parsed, Seen, Update};
 use crate::source::Freshness;
 use crate::source::freshness::{Phase, Recorder};
 
@@ -133,6 +134,14 @@ impl<'a, K: Watchable> Follower<'a, K> {
             if let Err(nobody) = self.watch(position).await {
                 return nobody;
             }
+        }
+    }
+
+    /// Says how far this kind has been delivered, where the API's versions are numbers.
+    async fn seen(&self, version: &str, as_what: fn(SourceVersion) -> Seen) -> Result<(), NobodyReceives> {
+        match version.parse() {
+            Ok(number) => self.deliver(Update::Seen(K::KIND, as_what(SourceVersion(number)))).await,
+            Err(_) => Ok(()),
         }
     }
 
@@ -254,6 +263,7 @@ impl<K: Watchable> Follower<'_, K> {
     /// Watches until everything must be listed anew.
     async fn watch(&mut self, mut position: Position<K>) -> Result<(), NobodyReceives> {
         self.recorder.phase(Phase::Watching);
+        self.seen(&position.version, Seen::Confirmed).await?;
         while self.recorder.age().is_some_and(|age| age < self.deadlines.confirmation) {
             let error = match self.watch_on(&mut position).await {
                 Ok(()) => continue,
@@ -282,11 +292,18 @@ impl<K: Watchable> Follower<'_, K> {
             position.version = version;
             self.recorder.confirmed();
             self.trouble.over();
-            match what {
-                What::Put(parsed) => self.deliver(Update::Apply(parsed)).await?,
-                What::Gone(name) => self.deliver(Update::Delete(K::KIND, name)).await?,
-                What::Bookmark | What::InitialEnd => {}
-            }
+            let as_what = match what {
+                What::Put(parsed) => {
+                    self.deliver(Update::Apply(parsed)).await?;
+                    Seen::Object
+                }
+                What::Gone(name) => {
+                    self.deliver(Update::Delete(K::KIND, name)).await?;
+                    Seen::Object
+                }
+                What::Bookmark | What::InitialEnd => Seen::Confirmed,
+            };
+            self.seen(&position.version, as_what).await?;
         }
         match watch.age() {
             age if age < self.deadlines.watch() / 2 => Err(RequestError::EndedEarly(age).into()),

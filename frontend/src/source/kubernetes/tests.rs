@@ -19,7 +19,9 @@ use tokio::time::timeout;
 
 use super::testing::{ApiServer, PATIENCE, Watch};
 use super::*;
-use crate::object::{Kind, Object, ObjectName, Parsed};
+use proto::model::SourceVersion;
+
+use crate::object::{Kind, Object, ObjectName, Parsed, Seen};
 use crate::source::{KindFreshness, Phase};
 
 /// For what a test waits for to pass.
@@ -35,6 +37,8 @@ fn deadlines() -> Deadlines {
 struct Fixture {
     server: ApiServer,
     updates: mpsc::Receiver<Update>,
+    /// How far it has come, between the updates.
+    seen: Vec<(Kind, Seen)>,
     freshness: Freshness,
     running: JoinHandle<Result<()>>,
     trigger: Trigger,
@@ -45,12 +49,12 @@ impl Fixture {
     async fn new(deadlines: Deadlines) -> Self {
         let server = ApiServer::start().await;
         let config = Config::new(format!("http://{}", server.address).parse().unwrap());
-        let (sender, updates) = mpsc::channel(1);
+        let (sender, updates) = mpsc::channel(64);
         let (trigger, shutdown) = Shutdown::channel();
         let freshness = Freshness::default();
         let client = client_from(config).unwrap();
         let running = tokio::spawn(run_with(client, deadlines, sender, freshness.clone(), shutdown));
-        Self { server, updates, freshness, running, trigger }
+        Self { server, updates, seen: Vec::new(), freshness, running, trigger }
     }
 
     /// Starts on nodes alone: version 10 has been delivered from a streaming list, whose watch goes on.
@@ -75,8 +79,16 @@ impl Fixture {
         assert!(matches!(self.next().await, Update::Replace(Kind::Node, found) if found.len() == count));
     }
 
+    /// The next thing that is said of objects.
     async fn next(&mut self) -> Update {
-        timeout(PATIENCE, self.updates.recv()).await.expect("an update").expect("the source runs")
+        loop {
+            let update =
+                timeout(PATIENCE, self.updates.recv()).await.expect("an update").expect("the source runs");
+            match update {
+                Update::Seen(kind, seen) => self.seen.push((kind, seen)),
+                update => return update,
+            }
+        }
     }
 
     async fn next_in_short(&mut self) -> String {
@@ -89,7 +101,9 @@ impl Fixture {
 
     #[track_caller]
     fn assert_silent(&mut self) {
-        assert!(self.updates.try_recv().is_err(), "an update came of failures alone");
+        while let Ok(update) = self.updates.try_recv() {
+            assert!(matches!(update, Update::Seen(..)), "an update came of failures alone");
+        }
     }
 }
 
@@ -117,6 +131,7 @@ fn in_short(update: &Update) -> String {
         Update::Replace(kind, all) => {
             format!("all {kind}: {}", all.iter().map(nodes).collect::<Vec<_>>().join(", "))
         }
+        Update::Seen(kind, seen) => format!("{kind} {seen:?}"),
     }
 }
 

@@ -11,7 +11,9 @@ use agent::{NodeState, Stage};
 use anyhow::{Context as _, Result, ensure};
 use proto::digest::{Digest, Digests};
 use proto::encoded::{self, EncodedMessage};
-use proto::model::{Ack, ClientEvent, Epoch, Hello, Node as Facts, Revision, Role, ServerEvent};
+use proto::model::{
+    Ack, ClientEvent, Epoch, Hello, Node as Facts, Revision, Role, ServerEvent, SourceVersion,
+};
 use runtime::Backoff;
 use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
@@ -197,6 +199,7 @@ impl Node {
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
             resume,
             digests,
+            source_version: SourceVersion(0),
         }
     }
 }

@@ -209,3 +209,19 @@ async fn watches_that_are_refused_for_too_long_list_anew() {
     }
     assert_eq!(fixture.next_in_short().await, "all Node: n1 in y");
 }
+
+/// With each object, with bookmarks, and after a list.
+#[tokio::test]
+async fn how_far_a_kind_has_come_is_said() {
+    let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[node("a", "z1", "7")]).await;
+    watch.send("MODIFIED", &node("a", "z2", "15")).await;
+    fixture.next().await;
+    watch.bookmark(Kind::Node, "20").await;
+    watch.send("DELETED", &node("a", "z2", "25")).await;
+    fixture.next().await;
+    watch.send("ADDED", &node("b", "z2", "26")).await;
+    fixture.next().await;
+    let [confirmed, object] =
+        [Seen::Confirmed, Seen::Object].map(|seen| move |version| (Kind::Node, seen(SourceVersion(version))));
+    assert_eq!(fixture.seen, [confirmed(10), object(15), confirmed(20), object(25)]);
+}

@@ -60,6 +60,7 @@ fn in_short(update: &Update) -> String {
         Update::Apply(parsed) => format!("{} in {}", parsed.name, zone(parsed)),
         Update::Delete(_, name) => format!("{name} gone"),
         Update::Replace(kind, _) => panic!("replaced {kind}"),
+        Update::Seen(kind, seen) => panic!("{kind} {seen:?}"),
     }
 }
 
