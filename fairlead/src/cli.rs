@@ -16,7 +16,7 @@ use runtime::LogFormat;
 pub(crate) use self::{
     cleanup::{CleanupArgs, Predecessor, WhoseArgs},
     conntrack::ConntrackArgs,
-    frontend::{ClusterArgs, FrontendArgs, SourceArgs},
+    frontend::{ClusterArgs, FrontendArgs, MetricsAddress, SourceArgs},
     iptables::{IptablesArgs, VariantArgs},
     ipvs::{ExcludeArgs, IpvsArgs},
     node::{FrontendAddressArgs, NodeArgs},

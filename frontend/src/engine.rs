@@ -27,6 +27,7 @@ use tracing::{debug, info, warn};
 use crate::{
     index::Index,
     log::{Encodings, Limits, Log},
+    metrics::Metrics,
     object::Update,
     server::Tls,
     session::Admission,
@@ -88,6 +89,8 @@ pub(crate) struct Shared {
     pub(crate) encodings: Encodings,
     /// Clients that held more of the cluster than was known here in time.
     pub(crate) set_back: AtomicU64,
+    pub(crate) metrics: Metrics,
+    pub(crate) started: SystemTime,
 }
 
 /// What the streams cost so far, and who waits.
@@ -132,7 +135,8 @@ impl Frontend {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let epoch = Epoch(fastrand::u64(1..));
-        let index = Index::new(SystemTime::now(), config.cluster.clone());
+        let started = SystemTime::now();
+        let index = Index::new(started, config.cluster.clone());
         let log = Log::new(epoch, config.history);
         let admission = Admission::new(config.snapshots_at_once, config.snapshot_patience);
         Self {
@@ -148,6 +152,8 @@ impl Frontend {
                 admission,
                 encodings: Encodings::default(),
                 set_back: AtomicU64::new(0),
+                metrics: Metrics::default(),
+                started,
             }),
         }
     }
@@ -179,15 +185,7 @@ impl Frontend {
     /// What the streams cost so far.
     #[must_use]
     pub fn figures(&self) -> Figures {
-        let Shared { admission, encodings, set_back, .. } = &*self.shared;
-        Figures {
-            admitted: admission.admitted(),
-            waiting: admission.waiting(),
-            rebuilds: self.shared.log().rebuilds(),
-            encoded: encodings.encoded(),
-            sent: encodings.sent(),
-            set_back: set_back.load(Ordering::Relaxed),
-        }
+        self.shared.figures()
     }
 
     async fn take_in(&self, mut updates: mpsc::Receiver<Update>, ready: ReadyGuard, mut shutdown: Shutdown) {
@@ -241,6 +239,7 @@ impl Frontend {
 
     /// Commits what is dirty. Says whether the cluster is complete.
     fn commit(&self) -> bool {
+        let begun = Instant::now();
         let changes = {
             let mut index = self.shared.index();
             if !index.is_complete() {
@@ -248,6 +247,7 @@ impl Frontend {
             }
             index.take_changes()
         };
+        self.shared.streams.expect(&changes.nodes);
         let (ports, trigger, known) = (changes.ports.len(), changes.oldest_trigger, changes.known);
         let first = self.shared.revision.borrow().is_none();
         let (committed, revision) = {
@@ -259,6 +259,7 @@ impl Frontend {
             (committed, log.revision())
         };
         if let Some(revision) = committed {
+            self.shared.metrics.committed(begun.elapsed());
             debug!(%revision, ports, ?trigger, "committed");
         }
         self.shared.known.send_if_modified(|present| std::mem::replace(present, known) != known);
@@ -284,6 +285,23 @@ impl Shared {
     /// Up to where the source would have told of changes, as it changes.
     pub(crate) fn known(&self) -> watch::Receiver<SourceVersion> {
         self.known.subscribe()
+    }
+
+    pub(crate) fn figures(&self) -> Figures {
+        let Self { admission, encodings, set_back, .. } = self;
+        Figures {
+            admitted: admission.admitted(),
+            waiting: admission.waiting(),
+            rebuilds: self.log().rebuilds(),
+            encoded: encodings.encoded(),
+            sent: encodings.sent(),
+            set_back: set_back.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether every kind of object has been delivered.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.revision.borrow().is_some()
     }
 
     /// The present revision, as it changes.

@@ -60,8 +60,8 @@ pub struct Index {
 pub struct Changes {
     /// Service ports; `None` when there is no such any more.
     pub ports: Vec<(ServicePortKey, Option<View>)>,
-    /// Nodes; `None` when there is no such any more.
-    pub nodes: Vec<(Arc<str>, Option<Arc<Node>>)>,
+    /// Nodes.
+    pub nodes: NodeChanges,
     /// The facts about the cluster.
     pub cluster: Option<Cluster>,
     /// When the oldest change was made in the cluster, as far as it is known.
@@ -71,6 +71,9 @@ pub struct Changes {
     /// Up to where the source would have told of changes.
     pub known: SourceVersion,
 }
+
+/// Nodes by name; `None` when there is no such any more.
+pub type NodeChanges = Vec<(Arc<str>, Option<Arc<Node>>)>;
 
 impl Index {
     /// An empty cluster. Trigger times before `started` are ignored; what is `given` holds besides what objects say.
@@ -120,6 +123,11 @@ impl Index {
         Kind::ALL.iter().all(|kind| self.complete.contains(kind))
     }
 
+    /// The kinds that have not been delivered yet.
+    pub fn missing(&self) -> impl Iterator<Item = Kind> {
+        Kind::ALL.into_iter().filter(|kind| !self.complete.contains(kind))
+    }
+
     /// Whether something may have changed since the last [`Self::take_changes`].
     #[must_use]
     pub fn is_dirty(&self) -> bool {
@@ -151,6 +159,17 @@ impl Index {
         let cidrs = self.given.service_cidrs.iter().chain(self.service_cidrs.values().flatten());
         let cidrs: BTreeSet<IpNet> = cidrs.copied().collect();
         Cluster { service_cidrs: cidrs.into_iter().collect() }
+    }
+
+    /// How many objects of a kind are in force.
+    #[must_use]
+    pub fn count(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Service => self.services.len(),
+            Kind::EndpointSlice => self.slice_services.len(),
+            Kind::Node => self.nodes.len(),
+            Kind::ServiceCidr => self.service_cidrs.len(),
+        }
     }
 
     /// Everything that is wrong with objects of the cluster, by object. Up to date after [`Self::take_changes`].

@@ -20,7 +20,8 @@
 //! | `session` | What does one client hear next? |
 //! | [`identity`] | Who is this, and what may it ask for? |
 //! | `server`, `local` | How does it get there? |
-//! | `streams` | Who is connected? |
+//! | `streams` | Who is connected, and who should be? |
+//! | `metrics` | What is measured, and who may read it? |
 //! | `discovery` | Where are frontends? |
 
 mod discovery;
@@ -30,6 +31,7 @@ pub mod identity;
 pub mod index;
 mod local;
 pub mod log;
+mod metrics;
 pub mod object;
 mod server;
 mod session;

@@ -31,6 +31,8 @@ use proto::{
     model::{Cluster, Epoch, Node, Revision, ServicePortKey, SourceVersion},
 };
 
+use tokio::time::Instant;
+
 use crate::{index::Changes, view::View};
 
 use self::{
@@ -141,6 +143,12 @@ impl Log {
     #[must_use]
     pub fn rebuilds(&self) -> u64 {
         self.rebuilds
+    }
+
+    /// When the oldest change after a revision was committed, whomever it concerns; `None` when there is none, or it is too long ago.
+    #[must_use]
+    pub fn changed_since(&self, revision: Revision) -> Option<Instant> {
+        self.history.since(revision)?.next().map(Entry::committed)
     }
 
     /// Takes in what may have changed. Gives the new revision, or `None` when nothing is different.

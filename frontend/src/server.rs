@@ -26,10 +26,10 @@ use proto::{
 };
 use runtime::Shutdown;
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
-use tonic::{Request, Response, Status, Streaming, async_trait};
+use tonic::{Code, Request, Response, Status, Streaming, async_trait};
 use tracing::info;
 
-use crate::Frontend;
+use crate::{Frontend, identity::Identity, metrics::Rejection};
 
 use self::{gate::Entrance, watch::WatchStream};
 pub use self::{
@@ -108,6 +108,19 @@ impl Frontend {
     }
 }
 
+impl Service {
+    async fn identify<T: Sync>(&self, request: &Request<T>) -> Result<Identity, Status> {
+        let identified = self.entrance.identify(request).await;
+        identified.inspect_err(|status| {
+            let why = match status.code() {
+                Code::Unavailable => Rejection::Unavailable,
+                _ => Rejection::Unauthenticated,
+            };
+            self.frontend.shared.metrics.rejected(why);
+        })
+    }
+}
+
 #[async_trait]
 impl Fairlead for Service {
     type WatchStream = WatchStream;
@@ -116,7 +129,7 @@ impl Fairlead for Service {
         &self,
         request: Request<Streaming<v1::ClientMessage>>,
     ) -> Result<Response<WatchStream>, Status> {
-        let identity = self.entrance.identify(&request).await?;
+        let identity = self.identify(&request).await?;
         let messages = request.into_inner();
         let stream =
             WatchStream::new(self.frontend.shared.clone(), identity, messages, self.shutdown.clone());
@@ -127,8 +140,14 @@ impl Fairlead for Service {
         &self,
         request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusResponse>, Status> {
-        let identity = self.entrance.identify(&request).await?;
-        identity.may_see_all().map_err(|denied| gate::denied(&denied))?;
-        Ok(Response::new(status::response(&self.frontend.shared)))
+        let identity = self.identify(&request).await?;
+        let shared = &self.frontend.shared;
+        identity.may_see_all().map_err(|denied| {
+            shared.metrics.rejected(Rejection::NotPermitted);
+            gate::denied(&denied)
+        })?;
+        let request = request.into_inner();
+        status::wait(shared, &request, self.shutdown.clone()).await?;
+        Ok(Response::new(status::response(shared, &request)))
     }
 }

@@ -29,7 +29,7 @@ use std::{
 use futures::{Stream, StreamExt as _};
 use proto::{
     InvalidUpdate,
-    model::{ClientEvent, Hello, Revision, ServerEvent, SourceVersion},
+    model::{ClientEvent, Hello, Revision, Role, ServerEvent, SourceVersion},
 };
 use runtime::Shutdown;
 use tokio::{
@@ -42,6 +42,7 @@ use crate::{
     engine::Shared,
     frame::Frame,
     identity::{Denied, Identity},
+    metrics::Rejection,
 };
 
 pub(crate) use self::admission::Admission;
@@ -112,9 +113,11 @@ pub(crate) async fn run(
     };
     if let Err(denied) = identity.may_follow(&hello.node, hello.role) {
         info!(error = %denied, "stream refused");
+        shared.metrics.rejected(Rejection::NotPermitted);
         return Err(denied.into());
     }
     let span = info_span!("stream", node = %hello.node, role = ?hello.role);
+    let (node, role) = (hello.node.clone(), hello.role);
     async {
         let mut output = Output::new(output, shutdown);
         let end = match follow(&shared, hello, &mut input, &mut output).await {
@@ -126,6 +129,10 @@ pub(crate) async fn run(
             End::Stopping => drain(&shared, input, output).await,
             End::Broken(error) => {
                 info!(%error, "stream ended by a protocol error");
+                shared.metrics.rejected(Rejection::Protocol);
+                if role == Role::Agent {
+                    shared.streams.broke(&node, &error);
+                }
                 return Err(error);
             }
         }

@@ -5,6 +5,10 @@
 mod admission;
 #[path = "grpc/behind.rs"]
 mod behind;
+#[path = "grpc/metrics.rs"]
+mod metrics;
+#[path = "grpc/status.rs"]
+mod status;
 
 use std::{num::NonZeroU16, path::PathBuf, time::Duration};
 
@@ -107,7 +111,7 @@ impl Server {
 
     async fn status(&self) -> v1::StatusResponse {
         let mut client = FairleadClient::new(self.channel.clone());
-        client.status(v1::StatusRequest {}).await.unwrap().into_inner()
+        client.status(v1::StatusRequest::default()).await.unwrap().into_inner()
     }
 }
 

@@ -7,10 +7,12 @@
 //! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others
 //! Backoff                        how long to wait before the next try
 //! raise_file_limit               for thousands of connections
+//! http::serve                    metrics and health, to whoever asks
 //! ```
 
 mod backoff;
 mod files;
+pub mod http;
 pub mod log;
 mod ready;
 mod shutdown;

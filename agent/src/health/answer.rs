@@ -1,37 +1,19 @@
-//! What a health-check node port answers, over HTTP/1.1, and what it puts up with from a client.
-
-use std::{convert::Infallible, time::Duration};
+//! What a health-check node port answers, over HTTP/1.1.
 
 use hyper::{
     Response, StatusCode,
     header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS},
-    server::conn::http1,
-    service::service_fn,
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
+use runtime::http;
 use serde::Serialize;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::watch,
-    task::JoinSet,
-    time::{sleep, timeout},
-};
-use tracing::{debug, warn};
+use tokio::{net::TcpListener, sync::watch};
+use tracing::{Instrument as _, info_span};
 
 use super::checks::{Check, Checks, Place};
 use crate::Progress;
 
 /// How load balancers share out traffic among nodes.
 const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
-/// The most connections that one listener has open. More have to wait.
-const MAX_CONNECTIONS: usize = 64;
-/// How long a client may take for its request.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long it may take for everything, reading the answer included.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long nothing is accepted when that fails: what a process or a machine has run out of does not come back at once.
-const ACCEPT_DELAY: Duration = Duration::from_secs(1);
-
 /// What answers are made from.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
@@ -56,35 +38,8 @@ struct BodyService<'a> {
 
 /// Answers everybody who connects, until it is dropped, and all connections with it.
 pub(super) async fn serve(listener: TcpListener, place: Place, facts: Facts) {
-    let mut connections = JoinSet::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => accepted,
-            Some(_) = connections.join_next() => continue,
-        };
-        match accepted {
-            Ok((stream, _)) => drop(connections.spawn(connection(stream, place, facts.clone()))),
-            Err(error) => {
-                warn!(port = place.port, family = %place.family, %error, "health checks are not accepted");
-                sleep(ACCEPT_DELAY).await;
-            }
-        }
-    }
-}
-
-async fn connection(stream: TcpStream, place: Place, facts: Facts) {
-    let service = service_fn(|_request| async { Ok::<_, Infallible>(facts.answer(place)) });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .keep_alive(false)
-        .title_case_headers(true)
-        .serve_connection(TokioIo::new(stream), service);
-    match timeout(CONNECTION_TIMEOUT, connection).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(port = place.port, %error, "health check failed"),
-        Err(_) => debug!(port = place.port, "health check took too long"),
-    }
+    let span = info_span!("health checks", port = place.port, family = %place.family);
+    http::serve(listener, "health checks", move |_| facts.answer(place)).instrument(span).await;
 }
 
 // === impl Facts ===

@@ -251,7 +251,7 @@ impl Rig {
     /// The frontend never found a digest that was not as it should be.
     async fn no_repairs(&self) {
         let mut client = FairleadClient::connect(self.address()).await.unwrap();
-        let status = client.status(StatusRequest {}).await.unwrap().into_inner();
+        let status = client.status(StatusRequest::default()).await.unwrap().into_inner();
         for node in status.nodes {
             assert_eq!(node.repairs, 0, "{node:?}");
         }

@@ -2,7 +2,7 @@
 
 mod tls;
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -30,6 +30,18 @@ pub(crate) struct FrontendArgs {
 
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
+
+    /// Where to answer /metrics, /healthz and /readyz over HTTP, for everybody who can connect: ADDRESS:PORT, or `none` for nowhere.
+    /// No answer has names of Services or nodes in it.
+    #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS", value_parser = metrics)]
+    pub(crate) metrics: MetricsAddress,
+}
+
+/// Where metrics are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MetricsAddress {
+    Nowhere,
+    At(SocketAddr),
 }
 
 /// Where the cluster's objects come from. Without either flag: the API server of the cluster that this runs in.
@@ -52,6 +64,17 @@ pub(crate) struct ClusterArgs {
     /// what is sent to an address in there that no Service has.
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = service_cidr)]
     pub(crate) service_cidr: Vec<IpNet>,
+}
+
+/// Reads `--metrics`.
+fn metrics(text: &str) -> Result<MetricsAddress, String> {
+    if text == "none" {
+        return Ok(MetricsAddress::Nowhere);
+    }
+    let address = text.parse().map_err(|_| {
+        format!("{text:?} is no address with a port, such as 127.0.0.1:7601 or [::]:7601, and not `none`")
+    })?;
+    Ok(MetricsAddress::At(address))
 }
 
 /// Reads one CIDR of `--service-cidr`.
@@ -90,6 +113,7 @@ impl FrontendArgs {
 #[cfg(test)]
 mod tests {
     use super::super::{Cli, Command, testing::parse};
+    use super::MetricsAddress;
 
     #[test]
     fn plaintext_tcp_must_be_asked_for() {
@@ -119,6 +143,19 @@ mod tests {
         assert_eq!(cidrs("10.96.0.1/16, fd00:10:96::/112"), Ok(expected));
         assert!(cidrs("10.96.0.0").unwrap_err().contains("is no CIDR"));
         assert!(cidrs("0.0.0.0/0").unwrap_err().contains("all addresses"));
+    }
+
+    #[test]
+    fn metrics_are_for_this_machine_unless_told_otherwise() {
+        let metrics = |args: &[&str]| match parse(&[&["frontend", "--manifests", "m"], args].concat()) {
+            Ok(Cli { command: Command::Frontend(frontend), .. }) => Ok(frontend.metrics),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error),
+        };
+        assert_eq!(metrics(&[]), Ok(MetricsAddress::At(([127, 0, 0, 1], 7601).into())));
+        assert_eq!(metrics(&["--metrics", "none"]), Ok(MetricsAddress::Nowhere));
+        assert!(matches!(metrics(&["--metrics", "[::]:9000"]), Ok(MetricsAddress::At(_))));
+        assert!(metrics(&["--metrics", "7601"]).unwrap_err().contains("no address with a port"));
     }
 
     #[test]

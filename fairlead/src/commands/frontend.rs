@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result};
 use frontend::{Config, Frontend, Listener, source::Source};
 use proto::model::Cluster;
 use runtime::{Ready, Shutdown, Tasks};
-use tokio::sync::mpsc;
+use tokio::{net::TcpListener, sync::mpsc};
 use tracing::warn;
 
 use super::SHUTDOWN_DEADLINE;
-use crate::cli::{ClusterArgs, FrontendArgs, SourceArgs};
+use crate::cli::{ClusterArgs, FrontendArgs, MetricsAddress, SourceArgs};
 
 /// How many updates wait for the engine before a source has to.
 const UPDATES: usize = 1024;
@@ -36,8 +36,22 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         }
         listeners.push(listener);
     }
+    let metrics = match args.metrics {
+        MetricsAddress::Nowhere => None,
+        MetricsAddress::At(address) => {
+            let bound = TcpListener::bind(address).await;
+            Some(bound.with_context(|| format!("bind --metrics {address} (`--metrics none` does without)"))?)
+        }
+    };
     let mut tasks = Tasks::new();
     let frontend = spawn(&args.source, &args.cluster, &mut tasks).await?;
+    if let Some(listener) = metrics {
+        let frontend = frontend.clone();
+        tasks.spawn(
+            "metrics",
+            move |shutdown| async move { frontend.serve_metrics(listener, shutdown).await },
+        );
+    }
     if let Some((tls, _)) = secured {
         let frontend = frontend.clone();
         tasks.spawn("TLS files", move |shutdown| async move { frontend.follow_tls(tls, shutdown).await });

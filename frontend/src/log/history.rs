@@ -7,6 +7,7 @@ use std::{
 };
 
 use proto::model::{Revision, ServicePortKey};
+use tokio::time::Instant;
 
 use crate::view::View;
 
@@ -23,8 +24,9 @@ pub(super) struct History {
 }
 
 /// What one commit did.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Entry {
+    committed: Instant,
     changes: BTreeMap<ServicePortKey, PortChange>,
     /// By node, the service ports whose change is something else there than in its zone.
     own: HashMap<Arc<str>, BTreeSet<ServicePortKey>>,
@@ -70,7 +72,14 @@ impl History {
 
 impl Entry {
     pub(super) fn new(oldest_trigger: Option<SystemTime>) -> Self {
-        Self { oldest_trigger, size: size_of::<Self>(), ..Self::default() }
+        Self {
+            committed: Instant::now(),
+            changes: BTreeMap::new(),
+            own: HashMap::new(),
+            zones: BTreeSet::new(),
+            oldest_trigger,
+            size: size_of::<Self>(),
+        }
     }
 
     /// Records what happened to a service port that is `new` now.
@@ -114,6 +123,10 @@ impl Entry {
     /// Whether some change is something else in this zone than elsewhere.
     pub(super) fn differs_in(&self, zone: &str) -> bool {
         self.zones.contains(zone)
+    }
+
+    pub(super) fn committed(&self) -> Instant {
+        self.committed
     }
 
     pub(super) fn oldest_trigger(&self) -> Option<SystemTime> {

@@ -58,7 +58,11 @@ impl Stream for WatchStream {
         }
         // The session holds the sender: the channel ends with it, after what it has sent.
         self.frames.poll_recv(context).map(|frame| match frame {
-            Some(frame) => Some(Ok(frame.encode(&self.shared.encodings))),
+            Some(frame) => {
+                let message = frame.encode(&self.shared.encodings);
+                self.shared.metrics.sent(message.len());
+                Some(Ok(message))
+            }
             None => self.failure.take().map(Err),
         })
     }

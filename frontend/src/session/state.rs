@@ -42,6 +42,8 @@ pub(super) struct Session {
     computes: bool,
     trust: Trust,
     bookmark_at: Instant,
+    /// When the oldest change in what is under way was committed; `None` when that is no difference.
+    committed: Option<Instant>,
 }
 
 /// What the client has to answer before anything else is sent.
@@ -80,6 +82,7 @@ impl Session {
             (None, None) => (Mode::Snapshot, FROM_ANYTHING),
         };
         let status = shared.streams.register(&hello, mode);
+        shared.metrics.started(mode);
         info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
         let mut session = Self {
             shared,
@@ -92,15 +95,22 @@ impl Session {
             computes: hello.digests.is_some(),
             trust: Trust::Agreed,
             bookmark_at: Instant::now(),
+            committed: None,
         };
+        session.holds(base);
         let source_version = *session.shared.known().borrow();
         output.send(Frame::Event(ServerEvent::Welcome(Welcome { epoch, mode, source_version }))).await?;
         match (resumed, hello.digests) {
             // The client learns that it is up to date, and its digest is checked.
             (Some((_, update)), _) if update.pieces.is_empty() => {
+                session.holds(update.target);
                 session.send_bookmark(update.target, update.digest, output).await?;
             }
-            (Some((_, update)), _) => session.send(update, output).await?,
+            (Some((_, update)), _) => {
+                let since = session.shared.log().changed_since(base);
+                session.owes(since.unwrap_or_else(Instant::now));
+                session.send(update, output).await?;
+            }
             (None, Some(held)) => session.repair(&held, output).await?,
             (None, None) => session.resend(output).await?,
         }
@@ -122,19 +132,24 @@ impl Session {
         if !self.is_idle() {
             return Ok(());
         }
-        let update = {
+        let (committed, update) = {
             let mut log = self.shared.log();
             if log.revision() == self.cursor {
                 return Ok(());
             }
-            log.difference(&self.node, self.cursor)
+            (log.changed_since(self.cursor), log.difference(&self.node, self.cursor))
         };
         match update {
             Some(update) if update.pieces.is_empty() => {
                 self.cursor = update.target;
+                self.holds(update.target);
                 Ok(())
             }
-            Some(update) => self.send(update, output).await,
+            Some(update) => {
+                self.committed = committed;
+                self.owes(committed.unwrap_or_else(Instant::now));
+                self.send(update, output).await
+            }
             None => {
                 info!(cursor = %self.cursor, "the way from where the node stands is not known any more, comparing");
                 self.compare(output).await
@@ -182,14 +197,20 @@ impl Session {
         let Some(expected) = expected else { return Ok(()) };
         self.expects = Expects::Nothing;
         output.release();
-        match digest {
-            Some(held) if held != expected => self.on_mismatch(revision, held, expected, output).await,
-            Some(_) => {
-                self.trust = Trust::Agreed;
-                Ok(())
-            }
-            None => Ok(()),
+        self.status.recovered();
+        if let Some(committed) = self.committed.take() {
+            self.shared.metrics.acked(committed.elapsed());
         }
+        if let Some(held) = digest {
+            if held != expected && self.trust != Trust::GivenUp {
+                return self.on_mismatch(revision, held, expected, output).await;
+            }
+            if held == expected {
+                self.trust = Trust::Agreed;
+            }
+        }
+        self.holds(revision);
+        Ok(())
     }
 
     async fn on_mismatch(
@@ -199,11 +220,13 @@ impl Session {
         expected: Digest,
         output: &mut Output,
     ) -> Result<(), End> {
-        if self.trust == Trust::GivenUp {
-            return Ok(());
-        }
         warn!(%revision, held = held.0, expected = expected.0, "the node does not hold what it should");
-        self.status.update(|status| status.repairs += 1);
+        self.shared.metrics.mismatched();
+        self.status.update(|status| {
+            status.repairs += 1;
+            status.held = Revision(0);
+        });
+        self.owes(Instant::now());
         match self.trust {
             Trust::Agreed => {
                 self.trust = Trust::Repaired;
@@ -216,6 +239,7 @@ impl Session {
             Trust::Resent | Trust::GivenUp => {
                 error!("digests differ even after a snapshot: going on without them on this stream");
                 self.trust = Trust::GivenUp;
+                self.holds(revision);
                 Ok(())
             }
         }
@@ -227,6 +251,7 @@ impl Session {
             return self.resend(output).await;
         }
         self.expects = Expects::Digests;
+        self.owes(Instant::now());
         output.send(Frame::Event(ServerEvent::DigestRequest)).await
     }
 
@@ -331,9 +356,28 @@ impl Session {
         digest: Digest,
         output: &mut Output,
     ) -> Result<(), End> {
+        self.owes(Instant::now());
         output.send(Frame::Event(ServerEvent::Bookmark(revision, digest))).await?;
         self.expect_ack(revision, digest);
         Ok(())
+    }
+
+    /// The client has everything that concerns its node up to this revision. In the status of one that starts from nothing that is
+    /// not much, and it goes on owing.
+    fn holds(&self, revision: Revision) {
+        self.status.update(|status| {
+            status.held = revision;
+            if revision != FROM_ANYTHING {
+                status.behind = None;
+            }
+        });
+    }
+
+    /// There is something, since then, that the client has to acknowledge.
+    fn owes(&self, since: Instant) {
+        self.status.update(|status| {
+            status.behind.get_or_insert(since);
+        });
     }
 
     fn expect_ack(&mut self, revision: Revision, digest: Digest) {

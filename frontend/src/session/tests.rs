@@ -254,15 +254,15 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
     let failure = proto::model::Failure { key, reason: "no room".to_owned(), retryable: true };
     client.ack_with(vec![failure.clone()]).await;
     client.settles().await;
-    let list = fixture.frontend.shared.streams.list();
-    assert_eq!(list.iter().map(|stream| stream.role).collect::<Vec<_>>(), [Role::Agent, Role::Observer]);
-    assert_eq!(list[0].failures, [failure]);
-    assert_eq!(list[0].acked, fixture.revision());
-    assert_eq!(list[1].acked, Revision(0));
-    assert_eq!(list[1].backend, "watch");
+    let fleet = fixture.frontend.shared.streams.fleet();
+    let ([agent], [looking]) = (&fleet.agents[..], &fleet.observers[..]) else { panic!("{fleet:?}") };
+    assert_eq!(agent.failures, [failure]);
+    assert_eq!(agent.acked, fixture.revision());
+    assert_eq!(looking.acked, Revision(0));
+    assert_eq!(looking.backend, "watch");
     client.leaves().await.unwrap();
     observer.leaves().await.unwrap();
-    assert!(fixture.frontend.shared.streams.list().is_empty());
+    assert_eq!(fixture.frontend.shared.streams.count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -279,7 +279,7 @@ async fn a_client_in_the_same_process_is_told_values() {
     assert!(updates.recv().await.is_none());
     let (_events, updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
     drop(updates);
-    while !fixture.frontend.shared.streams.list().is_empty() {
+    while !fixture.frontend.shared.streams.fleet().agents.is_empty() {
         tokio::task::yield_now().await;
     }
 }

@@ -141,7 +141,7 @@ impl Client {
 
     pub(crate) async fn status(&self) -> Result<v1::StatusResponse, Status> {
         let mut client = FairleadClient::new(self.channel.clone());
-        Ok(client.status(self.request(v1::StatusRequest {})).await?.into_inner())
+        Ok(client.status(self.request(v1::StatusRequest::default())).await?.into_inner())
     }
 
     fn request<T>(&self, message: T) -> Request<T> {

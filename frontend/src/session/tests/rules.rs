@@ -69,7 +69,7 @@ async fn an_ack_may_be_repeated_also_when_something_is_under_way() {
     client.say(ClientEvent::Ack(repeated)).await;
     client.commit().await;
     client.settles().await;
-    assert_eq!(fixture.frontend.shared.streams.list()[0].acked, client.mirror.revision);
+    assert_eq!(fixture.frontend.shared.streams.fleet().agents[0].acked, client.mirror.revision);
     client.leaves().await.unwrap();
 }
 

@@ -1,0 +1,127 @@
+//! Metrics over real HTTP, read as a scraper reads them.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use fairlead_frontend::{
+    Config, Frontend,
+    object::{Kind, Update},
+};
+use proto::v1::{self, client_message};
+use runtime::{Ready, Shutdown};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    time::timeout,
+};
+
+use super::{PATIENCE, Server, Transport, cluster, hello, slice};
+
+struct Answer {
+    status: String,
+    head: String,
+    body: String,
+}
+
+async fn get(address: SocketAddr, path: &str) -> Answer {
+    let asked = async {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text
+    };
+    let text = timeout(PATIENCE, asked).await.expect("no answer");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().to_owned();
+    Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+}
+
+/// Where the metrics of a frontend are.
+async fn metrics_of(frontend: &Frontend, shutdown: Shutdown) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let frontend = frontend.clone();
+    tokio::spawn(async move { frontend.serve_metrics(listener, shutdown).await });
+    address
+}
+
+/// Every sample by its name and labels. What is no sample must be a comment, and the last line the end.
+async fn samples(address: SocketAddr) -> BTreeMap<String, f64> {
+    let answer = get(address, "/metrics").await;
+    assert_eq!(answer.status, "200");
+    assert!(answer.head.contains("content-type: application/openmetrics-text"), "{}", answer.head);
+    assert!(answer.body.ends_with("# EOF\n"));
+    let lines = answer.body.lines().filter(|line| !line.starts_with("# "));
+    let sample = |line: &str| {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        (name.strip_prefix("fairlead_frontend_").unwrap().to_owned(), value.parse().unwrap())
+    };
+    lines.map(sample).collect()
+}
+
+#[tokio::test]
+async fn a_scrape_tells_what_has_happened() {
+    let server = Server::start(Transport::Unix, Config::default(), cluster(3)).await;
+    let (_trigger, shutdown) = Shutdown::channel();
+    let address = metrics_of(&server.frontend, shutdown).await;
+    let mut streams = Vec::new();
+    for node in ["node-1", "node-2"] {
+        let mut stream = server.hello(hello(node)).await;
+        stream.commit().await;
+        streams.push(stream);
+    }
+    server.updates.send(Update::Apply(slice(1, 5))).await.unwrap();
+    for stream in &mut streams {
+        stream.commit().await;
+    }
+    // Another one is sent only after the ack of the one before has been read.
+    server.updates.send(Update::Apply(slice(1, 6))).await.unwrap();
+    streams[0].commit().await;
+    streams[1].commit().await;
+    server.hello(v1::Hello { protocol_version: 99, ..hello("node-3") }).await.refused().await;
+    streams[1].say(client_message::Message::Hello(hello("node-2"))).await;
+    streams.pop().unwrap().refused().await;
+
+    let samples = samples(address).await;
+    let value = |name: &str| *samples.get(name).unwrap_or_else(|| panic!("no {name} in {samples:#?}"));
+    assert_eq!(value("service_ports"), 3.0);
+    assert_eq!(value("endpoints"), 2006.0);
+    assert_eq!((value("objects{kind=\"Service\"}"), value("objects{kind=\"Node\"}")), (3.0, 0.0));
+    assert_eq!((value("ready"), value("problems")), (1.0, 0.0));
+    assert_eq!(value("stream_starts_total{mode=\"snapshot\"}"), 2.0);
+    assert_eq!(value("streams{role=\"agent\",mode=\"snapshot\"}"), 1.0);
+    assert_eq!(value("rejections_total{reason=\"protocol\"}"), 1.0);
+    assert!(value("ack_duration_seconds_count") >= 2.0);
+    assert!(value("commit_duration_seconds_count") >= 3.0);
+    assert!(value("commit_duration_seconds_sum") > 0.0);
+    assert!(value("sent_bytes_total") > 1000.0 && value("sent_messages_total") >= 8.0);
+    assert!(value("pieces_sent_total") > value("pieces_encoded_total"), "two nodes share what was encoded");
+    assert!(value("node_lag_seconds{quantile=\"1\"}") < PATIENCE.as_secs_f64());
+    assert!(value("revision") >= value("revision_in_every_kernel"));
+}
+
+#[tokio::test]
+async fn a_frontend_is_ready_when_every_kind_has_been_listed() {
+    let frontend = Frontend::new(Config::default());
+    let (_trigger, shutdown) = Shutdown::channel();
+    let address = metrics_of(&frontend, shutdown.clone()).await;
+    let (updates, receiver) = mpsc::channel(16);
+    let ready = Ready::new();
+    let guard = ready.guard("cluster");
+    tokio::spawn(async move { frontend.run(receiver, guard, shutdown).await });
+
+    assert_eq!(get(address, "/healthz").await.status, "200", "it lives all the same");
+    let answer = get(address, "/readyz").await;
+    assert_eq!(answer.status, "503");
+    assert_eq!(answer.body, "not listed yet: Node, Service, EndpointSlice, ServiceCIDR\n");
+    assert_eq!(samples(address).await["ready"], 0.0);
+    for kind in Kind::ALL {
+        updates.send(Update::Replace(kind, Vec::new())).await.unwrap();
+    }
+    ready.wait().await;
+    let answer = get(address, "/readyz").await;
+    assert_eq!((answer.status.as_str(), answer.body.as_str()), ("200", "ready\n"));
+    assert_eq!(get(address, "/").await.status, "404");
+}

@@ -1,0 +1,262 @@
+//! Status over real connections: who lags and for how long, who is not there, and waiting for a revision.
+
+use std::time::{Duration, Instant};
+
+use fairlead_frontend::{
+    Config,
+    object::{Kind, Object, ObjectName, Parsed, Update},
+};
+use proto::{
+    model::Node,
+    v1::{self, client_message, fairlead_client::FairleadClient},
+};
+use tokio::time::{sleep, timeout};
+use tonic::Code;
+
+use super::{PATIENCE, Server, Stream, Transport, cluster, hello, slice};
+
+/// What is far longer than anything in here takes.
+const LONG: Duration = Duration::from_secs(60);
+
+fn node(name: &str) -> Parsed {
+    let node = Node { eligible: true, ..Node::unknown(name) };
+    Parsed {
+        kind: Kind::Node,
+        name: ObjectName::new("", name),
+        object: Some(Object::Node(node)),
+        problems: Vec::new(),
+    }
+}
+
+/// A cluster with these nodes, of which none is connected.
+async fn server(nodes: &[&str]) -> Server {
+    let mut updates = cluster(3);
+    updates[0] = Update::Replace(Kind::Node, nodes.iter().map(|name| node(name)).collect());
+    let server = Server::start(Transport::Unix, Config::default(), updates).await;
+    until(&server, |status| status.ready).await;
+    server
+}
+
+async fn ask(server: &Server, request: v1::StatusRequest) -> Result<v1::StatusResponse, tonic::Status> {
+    let mut client = FairleadClient::new(server.channel.clone());
+    let answer = timeout(PATIENCE, client.status(request)).await.expect("no answer");
+    answer.map(tonic::Response::into_inner)
+}
+
+/// Asks until it is so.
+async fn until(server: &Server, wanted: impl Fn(&v1::StatusResponse) -> bool) -> v1::StatusResponse {
+    let come = async {
+        loop {
+            let status = server.status().await;
+            if wanted(&status) {
+                return status;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, come).await.expect("it never is so")
+}
+
+fn of<'a>(status: &'a v1::StatusResponse, node: &str) -> &'a v1::NodeStatus {
+    status.nodes.iter().find(|status| status.node == node).unwrap()
+}
+
+/// Waits at most `wait` for a revision.
+fn wait(until_revision: u64, wait: Duration) -> v1::StatusRequest {
+    let wait_millis = u32::try_from(wait.as_millis()).unwrap();
+    v1::StatusRequest { wait_millis, until_revision, ..v1::StatusRequest::default() }
+}
+
+/// Takes everything up to a commit, and says nothing.
+async fn take(stream: &mut Stream) -> u64 {
+    loop {
+        let Some(v1::server_message::Message::Batch(batch)) = stream.next().await.unwrap() else { continue };
+        if batch.commit {
+            return batch.target_revision;
+        }
+    }
+}
+
+async fn ack(stream: &Stream, revision: u64, failures: Vec<v1::Failure>) {
+    let ack = v1::Ack { revision, failures, ..v1::Ack::default() };
+    stream.say(client_message::Message::Ack(ack)).await;
+}
+
+#[tokio::test]
+async fn nodes_of_the_cluster_without_a_stream_are_listed() {
+    let server = server(&["node-1", "node-2"]).await;
+    let status = server.status().await;
+    assert_eq!((status.nodes_without_stream, status.in_every_kernel), (2, status.revision));
+    assert!(status.nodes.iter().all(|node| !node.connected && node.lag_micros > 0), "{:?}", status.nodes);
+    let mut stream = server.hello(hello("node-2")).await;
+    stream.commit().await;
+    let status = until(&server, |status| of(status, "node-2").lag_micros == 0).await;
+    assert_eq!(status.nodes_without_stream, 1);
+    let names: Vec<_> = status.nodes.iter().map(|node| (node.node.as_str(), node.connected)).collect();
+    assert_eq!(names, [("node-2", true), ("node-1", false)]);
+    // A node that leaves the cluster is not missed any more; one that only leaves is, from then on.
+    server.updates.send(Update::Delete(Kind::Node, ObjectName::new("", "node-1"))).await.unwrap();
+    until(&server, |status| status.nodes_without_stream == 0).await;
+    let begun = Instant::now();
+    drop(stream);
+    let status = until(&server, |status| status.nodes_without_stream == 1).await;
+    let lag = Duration::from_micros(of(&status, "node-2").lag_micros);
+    assert!(lag <= begun.elapsed(), "{lag:?}");
+}
+
+#[tokio::test]
+async fn an_observer_is_no_agent() {
+    let server = server(&["node-1"]).await;
+    let mut stream = server.hello(v1::Hello { role: v1::Role::Observer.into(), ..hello("node-1") }).await;
+    take(&mut stream).await;
+    let status = until(&server, |status| status.nodes.len() == 2).await;
+    assert_eq!((status.nodes_without_stream, status.in_every_kernel), (1, status.revision));
+    assert_eq!(status.nodes[0].role(), v1::Role::Observer);
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_ack_lags_from_the_commit_on() {
+    let server = server(&["node-1", "node-2"]).await;
+    let (mut good, mut bad) = (server.hello(hello("node-1")).await, server.hello(hello("node-2")).await);
+    good.commit().await;
+    bad.commit().await;
+    let before = until(&server, |status| status.nodes.iter().all(|node| node.lag_micros == 0)).await;
+    assert_eq!(before.in_every_kernel, before.revision);
+    let begun = Instant::now();
+    server.updates.send(Update::Apply(slice(1, 5))).await.unwrap();
+    good.commit().await;
+    let revision = take(&mut bad).await;
+    let status = until(&server, |status| of(status, "node-1").held_revision == revision).await;
+    assert_eq!(status.in_every_kernel, before.revision);
+    assert_eq!(
+        (of(&status, "node-1").lag_micros, of(&status, "node-2").acked_revision),
+        (0, before.revision)
+    );
+    // What comes later makes the lag no shorter, and it goes on growing.
+    server.updates.send(Update::Apply(slice(1, 6))).await.unwrap();
+    good.commit().await;
+    let lag = |status: &v1::StatusResponse| Duration::from_micros(of(status, "node-2").lag_micros);
+    let first = lag(&server.status().await);
+    sleep(Duration::from_millis(20)).await;
+    let second = lag(&server.status().await);
+    assert!(second >= first + Duration::from_millis(20), "{first:?}, then {second:?}");
+    assert!(second <= begun.elapsed());
+    // The rest is on its way once the first is acknowledged.
+    ack(&bad, revision, Vec::new()).await;
+    bad.commit().await;
+    let after = until(&server, |status| status.in_every_kernel == status.revision).await;
+    assert_eq!(of(&after, "node-2").lag_micros, 0);
+}
+
+#[tokio::test]
+async fn what_concerns_nobody_is_in_every_kernel_at_once() {
+    let server = server(&["node-1"]).await;
+    let mut stream = server.hello(hello("node-1")).await;
+    stream.commit().await;
+    let before = until(&server, |status| of(status, "node-1").lag_micros == 0).await;
+    server.updates.send(Update::Apply(node("node-2"))).await.unwrap();
+    let after = until(&server, |status| status.revision > before.revision).await;
+    let after = ask(&server, wait(after.revision, LONG)).await.unwrap();
+    assert_eq!(after.in_every_kernel, after.revision);
+    let node = of(&after, "node-1");
+    assert_eq!((node.acked_revision, node.held_revision), (before.revision, after.revision));
+}
+
+#[tokio::test]
+async fn the_answer_waits_until_the_revision_is_in_every_kernel() {
+    let server = server(&["node-1"]).await;
+    let mut stream = server.hello(hello("node-1")).await;
+    let revision = take(&mut stream).await;
+    until(&server, |status| of(status, "node-1").connected).await;
+    // Not before; and when it is, at once.
+    let begun = Instant::now();
+    let late = ask(&server, wait(revision, Duration::from_millis(50))).await.unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(50));
+    assert_eq!(late.in_every_kernel, 0);
+    let waiting = ask(&server, wait(0, LONG));
+    let acking = async {
+        sleep(Duration::from_millis(20)).await;
+        ack(&stream, revision, Vec::new()).await;
+    };
+    let (reached, ()) = tokio::join!(waiting, acking);
+    assert_eq!(reached.unwrap().in_every_kernel, revision);
+    assert_eq!(ask(&server, wait(revision, LONG)).await.unwrap().in_every_kernel, revision);
+    // A revision that is still to come is waited for too.
+    let waiting = ask(&server, wait(revision + 1, LONG));
+    let changing = async {
+        server.updates.send(Update::Apply(slice(1, 5))).await.unwrap();
+        stream.commit().await;
+    };
+    let (reached, _) = tokio::join!(waiting, changing);
+    assert_eq!(reached.unwrap().in_every_kernel, revision + 1);
+}
+
+#[tokio::test]
+async fn nobody_waits_for_the_revision_of_another_run_or_longer_than_the_frontend_lives() {
+    let server = server(&["node-1"]).await;
+    let epoch = server.status().await.epoch;
+    let other = v1::StatusRequest { until_epoch: epoch ^ 1, ..wait(1, LONG) };
+    assert_eq!(ask(&server, other).await.unwrap_err().code(), Code::FailedPrecondition);
+    let own = v1::StatusRequest { until_epoch: epoch, ..wait(1 << 40, LONG) };
+    let stopping = async {
+        sleep(Duration::from_millis(20)).await;
+        server.trigger.fire();
+    };
+    let (answer, ()) = tokio::join!(ask(&server, own), stopping);
+    assert!(answer.unwrap().in_every_kernel < 1 << 40);
+}
+
+#[tokio::test]
+async fn failures_are_counted_and_told_in_full_of_one_node() {
+    let server = server(&["node-1", "node-2"]).await;
+    let mut stream = server.hello(hello("node-1")).await;
+    let revision = take(&mut stream).await;
+    let failure = |number: usize| v1::Failure {
+        key: Some(v1::ServicePortKey {
+            namespace: "ns".to_owned(),
+            name: format!("s{number}"),
+            port_name: String::new(),
+            protocol: v1::Protocol::Tcp.into(),
+        }),
+        reason: "no such module".to_owned(),
+        retryable: number.is_multiple_of(2),
+    };
+    ack(&stream, revision, (0..25).map(failure).collect()).await;
+    let all = until(&server, |status| of(status, "node-1").failure_count > 0).await;
+    let node = of(&all, "node-1");
+    assert_eq!((node.failure_count, node.failures.len()), (25, 10));
+    assert_eq!(node.failures[3], failure(3));
+    let one = v1::StatusRequest { node: "node-1".to_owned(), ..v1::StatusRequest::default() };
+    let one = ask(&server, one).await.unwrap();
+    assert_eq!((one.nodes.len(), one.nodes[0].failures.len()), (1, 25));
+}
+
+#[tokio::test]
+async fn why_a_stream_was_ended_is_told_until_the_node_is_well_again() {
+    let server = server(&["node-1"]).await;
+    let mut stream = server.hello(hello("node-1")).await;
+    take(&mut stream).await;
+    stream.say(client_message::Message::Hello(hello("node-1"))).await;
+    let status = until(&server, |status| !of(status, "node-1").last_error.is_empty()).await;
+    assert_eq!(of(&status, "node-1").last_error, "a second Hello on one stream");
+    let mut stream = server.hello(hello("node-1")).await;
+    let revision = take(&mut stream).await;
+    assert_ne!(of(&server.status().await, "node-1").last_error, "");
+    ack(&stream, revision, Vec::new()).await;
+    until(&server, |status| of(status, "node-1").last_error.is_empty()).await;
+}
+
+#[tokio::test]
+async fn the_newest_of_two_streams_speaks_for_the_node() {
+    let server = server(&["node-1"]).await;
+    let mut old = server.hello(hello("node-1")).await;
+    take(&mut old).await;
+    let mut new = server.hello(hello("node-1")).await;
+    new.commit().await;
+    let status = until(&server, |status| status.in_every_kernel == status.revision).await;
+    assert_eq!((status.nodes.len(), status.nodes_without_stream), (2, 0));
+    // Until it goes: then the other one does.
+    drop(new);
+    let status = until(&server, |status| status.nodes.len() == 1).await;
+    assert_eq!((status.in_every_kernel, status.nodes_without_stream), (0, 0));
+}
