@@ -29,8 +29,8 @@ use crate::{
     log::{Encodings, Limits, Log},
     metrics::Metrics,
     object::Update,
-    server::Tls,
-    session::Admission,
+    server::{ConnectionLimits, Tls},
+    session::{Admission, Rate, VisitLimits, Visitors},
     source::Freshness,
     streams::Streams,
 };
@@ -63,6 +63,15 @@ pub struct Config {
     pub catch_up_patience: Duration,
     /// How much of the past is kept for nodes that come back.
     pub history: Limits,
+    /// What one node may ask for.
+    pub visits: VisitLimits,
+    /// How often a client may repeat its last Ack on one stream.
+    pub repeats: Rate,
+    /// What one connection may do.
+    pub connections: ConnectionLimits,
+    /// A client whose stream is so old, give or take a fifth, is asked to connect anew, so that clients do not stay with one
+    /// replica for ever. `None`: streams last as long as both sides do.
+    pub max_stream_age: Option<Duration>,
 }
 
 /// A handle to the frontend; clones are the same one. Nothing runs before [`Self::run`] does.
@@ -86,6 +95,7 @@ pub(crate) struct Shared {
     /// The TLS of its listeners, where there are such.
     pub(crate) tls: OnceLock<Tls>,
     pub(crate) admission: Admission,
+    pub(crate) visitors: Visitors,
     pub(crate) encodings: Encodings,
     /// Clients that held more of the cluster than was known here in time.
     pub(crate) set_back: AtomicU64,
@@ -126,6 +136,10 @@ impl Default for Config {
             catch_up_patience: Duration::from_secs(5),
             // Hours of a busy cluster; a reconnect beyond that costs a comparison of digests.
             history: Limits { entries: 100_000, bytes: 64 << 20 },
+            visits: VisitLimits { streams: 16, views: Rate { burst: 4, every: Duration::from_secs(1) } },
+            repeats: Rate { burst: 64, every: Duration::from_millis(125) },
+            connections: ConnectionLimits::default(),
+            max_stream_age: None,
         }
     }
 }
@@ -139,6 +153,7 @@ impl Frontend {
         let index = Index::new(started, config.cluster.clone());
         let log = Log::new(epoch, config.history);
         let admission = Admission::new(config.snapshots_at_once, config.snapshot_patience);
+        let visitors = Visitors::new(config.visits);
         Self {
             shared: Arc::new(Shared {
                 config,
@@ -150,6 +165,7 @@ impl Frontend {
                 freshness: Freshness::default(),
                 tls: OnceLock::new(),
                 admission,
+                visitors,
                 encodings: Encodings::default(),
                 set_back: AtomicU64::new(0),
                 metrics: Metrics::default(),

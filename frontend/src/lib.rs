@@ -44,6 +44,6 @@ pub mod view;
 pub use discovery::endpoints_of;
 pub use engine::{Config, Figures, Frontend};
 pub use frame::Frame;
-pub use server::{Gate, Listener, Tls, TlsFiles};
-pub use session::SessionError;
+pub use server::{ConnectionLimits, Gate, Listener, Tls, TlsFiles};
+pub use session::{Rate, SessionError, VisitLimits};
 pub use streams::StreamStatus;

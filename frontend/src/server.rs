@@ -5,9 +5,10 @@
 //!   unix socket ──────────────────────┴─▶ gate: Identity ──▶ watch: a session, status
 //! ```
 //!
-//! A session runs inside the stream of its answers and not in a task of its own: it lives exactly as long as the client
-//! takes answers, and stops when the client goes away.
+//! A session lives exactly as long as the stream of its answers, and stops when the client goes away. What a client may do to the
+//! connection itself is bounded here and in `connection`; what it may ask for, by its session.
 
+mod connection;
 mod gate;
 mod listener;
 mod status;
@@ -26,23 +27,34 @@ use proto::{
 };
 use runtime::Shutdown;
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
-use tonic::{Code, Request, Response, Status, Streaming, async_trait};
+use tonic::{Code, Request, Response, Status, Streaming, async_trait, transport::Server};
 use tracing::info;
 
-use crate::{Frontend, identity::Identity, metrics::Rejection};
+use crate::{Config, Frontend, identity::Identity, metrics::Rejection, session::oldest};
 
-use self::{gate::Entrance, watch::WatchStream};
 pub use self::{
+    connection::ConnectionLimits,
     gate::Gate,
     listener::Listener,
     tls::{Tls, TlsFiles},
 };
+use self::{
+    connection::{Connection, Peer},
+    gate::Entrance,
+    watch::WatchStream,
+};
 
-/// How often a silent connection is asked whether it is alive; a node that lost its network is gone after this and
-/// [`KEEPALIVE_TIMEOUT`]. Clients ask on their side.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long the answer may take.
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How much of what a client says is kept for a session that does not listen at the moment, in bytes. Larger messages come in
+/// parts.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// And for all calls of a connection.
+const CONNECTION_WINDOW: u32 = 256 << 10;
+/// How large the headers of a call may be, in bytes; a token has about 1 KiB.
+const HEADERS: u32 = 16 << 10;
+/// So many calls may be given up before they are looked at. More, and the connection ends.
+const RESETS: usize = 16;
+/// So many calls may be ended because they are no HTTP/2. More, and the connection ends.
+const ERRORS: usize = 64;
 /// What the server waits longer than its streams do.
 const DRAIN_SLACK: Duration = Duration::from_millis(500);
 
@@ -64,21 +76,32 @@ impl Frontend {
         let entrance = listener.entrance();
         let service = Service { frontend: self.clone(), entrance, shutdown: shutdown.clone() };
         let service = FairleadServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let router = tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-            .add_service(service);
+        let limits = self.shared.config.connections;
+        let router = self.server().add_service(service);
         let mut stop = shutdown.clone();
         let stop = async move { stop.recv().await };
         let serving = async {
             match listener {
-                Listener::Tcp(incoming, _) => router.serve_with_incoming_shutdown(incoming, stop).await,
+                Listener::Tcp(incoming, _) => {
+                    let connections = incoming.map(|accepted| {
+                        accepted.map(|stream| {
+                            let peer = Peer::new(stream.peer_addr().ok(), None);
+                            Connection::new(stream, peer, &limits)
+                        })
+                    });
+                    router.serve_with_incoming_shutdown(connections, stop).await
+                }
                 Listener::Tls(incoming, _, gate) => {
-                    let connections = ReceiverStream::new(tls::accept(incoming, gate.tls));
+                    let connections = ReceiverStream::new(tls::accept(incoming, gate.tls, limits));
                     let connections = connections.map(Ok::<_, std::convert::Infallible>);
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
-                Listener::Unix(incoming, _) => router.serve_with_incoming_shutdown(incoming, stop).await,
+                Listener::Unix(incoming, _) => {
+                    let connections = incoming.map(|accepted| {
+                        accepted.map(|stream| Connection::new(stream, Peer::new(None, None), &limits))
+                    });
+                    router.serve_with_incoming_shutdown(connections, stop).await
+                }
             }
         };
         tokio::select! {
@@ -97,6 +120,27 @@ impl Frontend {
     pub async fn follow_tls(&self, tls: Tls, shutdown: Shutdown) -> Result<()> {
         self.shared.tls.get_or_init(|| tls.clone());
         tls.follow(shutdown).await
+    }
+
+    /// HTTP/2 within its limits.
+    fn server(&self) -> Server {
+        let Config { connections, max_stream_age, drain_delay, drain_grace, .. } = &self.shared.config;
+        let server = Server::builder()
+            .http2_keepalive_interval(Some(connections.keepalive))
+            .http2_keepalive_timeout(Some(connections.keepalive_timeout))
+            .max_concurrent_streams(connections.calls)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_max_header_list_size(HEADERS)
+            .http2_max_pending_accept_reset_streams(Some(RESETS))
+            .http2_max_local_error_reset_streams(Some(ERRORS));
+        match max_stream_age {
+            None => server,
+            // Of a client that does not read what it is told, only the connection can be ended.
+            Some(age) => server
+                .max_connection_age(oldest(*age) + *drain_delay + *drain_grace)
+                .max_connection_age_grace(*drain_grace + DRAIN_SLACK),
+        }
     }
 
     /// Returns when streams have had all the time there is to end after the shutdown. That of a client which does not read
@@ -130,9 +174,10 @@ impl Fairlead for Service {
         request: Request<Streaming<v1::ClientMessage>>,
     ) -> Result<Response<WatchStream>, Status> {
         let identity = self.identify(&request).await?;
+        let call = request.extensions().get().map(Peer::call);
         let messages = request.into_inner();
         let stream =
-            WatchStream::new(self.frontend.shared.clone(), identity, messages, self.shutdown.clone());
+            WatchStream::new(self.frontend.shared.clone(), identity, messages, call, self.shutdown.clone());
         Ok(Response::new(stream))
     }
 
@@ -140,6 +185,7 @@ impl Fairlead for Service {
         &self,
         request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusResponse>, Status> {
+        let _call = request.extensions().get().map(Peer::call);
         let identity = self.identify(&request).await?;
         let shared = &self.frontend.shared;
         identity.may_see_all().map_err(|denied| {

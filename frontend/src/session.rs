@@ -10,16 +10,19 @@
 //! A new difference is computed only when the last one has been acknowledged, so a slow node is sent less often, and the
 //! net difference each time. Welcome is sent when every kind of object is known; until then a client hears nothing.
 //!
-//! A snapshot or a repair is put together and sent when the client is admitted (`admission`): only so many are at a time.
+//! A snapshot or a repair is put together and sent when the client is admitted (`admission`): only so many are at a time. Before
+//! that, and before its Welcome, a node that asks often waits (`visitors`).
 //!
 //! `Batch.base` is the revision that the client was told last, also when buckets are repaired on the way; 0 in the snapshot
 //! or repair that a stream starts with.
 
 mod admission;
+mod allowance;
 mod output;
 mod state;
 #[cfg(test)]
 mod tests;
+mod visitors;
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -45,8 +48,14 @@ use crate::{
     metrics::Rejection,
 };
 
-pub(crate) use self::admission::Admission;
-use self::{output::Output, state::Session};
+pub(crate) use self::{admission::Admission, visitors::Visitors};
+pub use self::{allowance::Rate, visitors::VisitLimits};
+use self::{output::Output, state::Session, visitors::Visit};
+
+/// How much the age of a stream may differ from the configured one, as a part of it.
+const AGE_JITTER: f64 = 0.2;
+/// The longest name of a Node, as of any object (DNS subdomain, RFC 1123), in bytes.
+const MAX_NODE_NAME: usize = 253;
 
 /// What a client has done wrong. Ends its stream.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +83,12 @@ pub enum SessionError {
     /// It sent digests without being asked.
     #[error("digests that nobody has asked for")]
     UnexpectedDigests,
+    /// It repeated its last Ack again and again.
+    #[error("the last Ack was repeated too often: {} at once and one each {:?} after that", .0.burst, .0.every)]
+    TooManyRepeats(Rate),
+    /// Its node has streams enough.
+    #[error("this node has {0} streams already")]
+    TooManyStreams(usize),
     /// It asked for what is not for it.
     #[error(transparent)]
     Denied(#[from] Denied),
@@ -89,6 +104,8 @@ enum End {
     Gone,
     /// The process stops.
     Stopping,
+    /// The stream is so old that the client may as well try another frontend.
+    Aged,
     /// The client broke the rules.
     Broken(SessionError),
 }
@@ -111,6 +128,10 @@ pub(crate) async fn run(
         Ok(Some(Ok(_))) => return Err(SessionError::HelloExpected),
         Ok(Some(Err(error))) => return Err(error),
     };
+    if hello.node.len() > MAX_NODE_NAME {
+        let reason = format!("is longer than {MAX_NODE_NAME} bytes");
+        return Err(InvalidUpdate { field: "hello.node".to_owned(), reason }.into());
+    }
     if let Err(denied) = identity.may_follow(&hello.node, hello.role) {
         info!(error = %denied, "stream refused");
         shared.metrics.rejected(Rejection::NotPermitted);
@@ -118,15 +139,32 @@ pub(crate) async fn run(
     }
     let span = info_span!("stream", node = %hello.node, role = ?hello.role);
     let (node, role) = (hello.node.clone(), hello.role);
+    let visit = match shared.visitors.enter(&hello) {
+        Ok(visit) => visit,
+        Err(error) => {
+            info!(parent: &span, %error, "stream refused");
+            shared.metrics.rejected(Rejection::Protocol);
+            return Err(error);
+        }
+    };
     async {
         let mut output = Output::new(output, shutdown);
-        let end = match follow(&shared, hello, &mut input, &mut output).await {
-            Ok(never) => match never {},
-            Err(end) => end,
+        let age = shared.config.max_stream_age.map(jittered);
+        let end = tokio::select! {
+            followed = follow(&shared, hello, visit, &mut input, &mut output) => match followed {
+                Ok(never) => match never {},
+                Err(end) => end,
+            },
+            // Also of a client that has stopped reading: it may be anywhere.
+            () = sleep(age.unwrap_or_default()), if age.is_some() => End::Aged,
         };
         match end {
             End::Gone => debug!("stream ended"),
             End::Stopping => drain(&shared, input, output).await,
+            End::Aged => {
+                debug!("the stream has become old, its client may go to another frontend");
+                drain(&shared, input, output).await;
+            }
             End::Broken(error) => {
                 info!(%error, "stream ended by a protocol error");
                 shared.metrics.rejected(Rejection::Protocol);
@@ -146,12 +184,17 @@ pub(crate) async fn run(
 async fn follow(
     shared: &Arc<Shared>,
     hello: Hello,
+    visit: Visit,
     input: &mut (impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin),
     output: &mut Output,
 ) -> Result<std::convert::Infallible, End> {
     let mut revisions = shared.revisions();
     tokio::select! {
-        known = revisions.wait_for(Option::is_some) => { known.map_err(|_| End::Gone)?; }
+        welcome = async {
+            revisions.wait_for(Option::is_some).await.map_err(|_| End::Gone)?;
+            visit.turn().await;
+            Ok::<_, End>(())
+        } => welcome?,
         end = output.ended() => return Err(end),
         event = input.next() => {
             event.ok_or(End::Gone)??;
@@ -161,7 +204,7 @@ async fn follow(
     if hello.resume.is_none_or(|(epoch, _)| epoch != shared.log().epoch()) {
         catch_up(shared, hello.source_version, input, output).await?;
     }
-    let mut session = Session::start(shared.clone(), hello, output).await?;
+    let mut session = Session::start(shared.clone(), hello, visit, output).await?;
     // For the whole stream, so that what is sent costs neither a timer nor a place among those who wait for the shutdown. The
     // timer is set anew when it rings too early.
     let (timer, ended) = (sleep_until(session.bookmark_at()), output.ended());
@@ -239,6 +282,16 @@ async fn drain(
     if timeout_at(deadline, drained).await.is_err() {
         debug!("the client did not close its stream in time");
     }
+}
+
+/// At random up to a fifth more or less, so that streams which began together do not end together.
+fn jittered(age: Duration) -> Duration {
+    age.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * fastrand::f64())
+}
+
+/// The most that [`Config::max_stream_age`](crate::Config) can become for one stream.
+pub(crate) fn oldest(age: Duration) -> Duration {
+    age.mul_f64(1.0 + AGE_JITTER)
 }
 
 impl From<SessionError> for End {

@@ -30,6 +30,9 @@ pub(crate) use self::fleet::{Absent, Fleet};
 /// thousands of acks, and each look is one at all nodes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
+/// How many characters are kept of what a client calls its backend and its version.
+const WORDS: usize = 64;
+
 /// One stream.
 #[derive(Clone, Debug)]
 pub struct StreamStatus {
@@ -113,8 +116,8 @@ impl Streams {
         let status = StreamStatus {
             node: hello.node.clone(),
             role: hello.role,
-            backend: hello.backend.clone(),
-            backend_version: hello.backend_version.clone(),
+            backend: hello.backend.chars().take(WORDS).collect(),
+            backend_version: hello.backend_version.chars().take(WORDS).collect(),
             connected: SystemTime::now(),
             mode,
             acked: Revision(0),

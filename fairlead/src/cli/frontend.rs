@@ -2,7 +2,7 @@
 
 mod tls;
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -27,6 +27,11 @@ pub(crate) struct FrontendArgs {
     /// taken for every node.
     #[arg(long, conflicts_with = "tls_cert")]
     pub(crate) insecure: bool,
+
+    /// Ask a node whose stream is so old, give or take a fifth, to connect anew, so that nodes spread over all replicas.
+    /// 0: never.
+    #[arg(long, default_value = "1h", value_name = "TIME", value_parser = super::conntrack::duration)]
+    pub(crate) max_stream_age: Duration,
 
     #[command(flatten)]
     pub(crate) tls: TlsArgs,

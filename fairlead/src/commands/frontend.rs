@@ -44,7 +44,9 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         }
     };
     let mut tasks = Tasks::new();
-    let frontend = spawn(&args.source, &args.cluster, &mut tasks).await?;
+    let age = Some(args.max_stream_age).filter(|age| !age.is_zero());
+    let config = Config { max_stream_age: age, ..Config::default() };
+    let frontend = spawn(&args.source, &args.cluster, config, &mut tasks).await?;
     if let Some(listener) = metrics {
         let frontend = frontend.clone();
         tasks.spawn(
@@ -66,13 +68,18 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
 }
 
 /// Starts a source and the engine that takes in what it says.
-pub(crate) async fn spawn(source: &SourceArgs, cluster: &ClusterArgs, tasks: &mut Tasks) -> Result<Frontend> {
+pub(crate) async fn spawn(
+    source: &SourceArgs,
+    cluster: &ClusterArgs,
+    config: Config,
+    tasks: &mut Tasks,
+) -> Result<Frontend> {
     let source = match &source.manifests {
         Some(directory) => Source::Manifests(directory.clone()),
         None => Source::kubernetes(source.kubeconfig().as_deref()).await?,
     };
     let cluster = Cluster { service_cidrs: cluster.service_cidr.clone() };
-    let frontend = Frontend::new(Config { cluster, ..Config::default() });
+    let frontend = Frontend::new(Config { cluster, ..config });
     let ready = Arc::new(Ready::new());
     let listed = ready.guard("first list of all objects");
     let (updates, receiver) = mpsc::channel(UPDATES);

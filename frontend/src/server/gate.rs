@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tonic::{Request, Status, metadata::MetadataMap};
 use tracing::info;
 
-use super::tls::{Peer, Tls};
+use super::{connection::Peer, tls::Tls};
 use crate::identity::{Access, Denied, Identity, Unidentified};
 
 /// What TLS listeners share: the frontend's certificate, and how clients are known.
@@ -39,7 +39,7 @@ impl Entrance {
         let names = peer.and_then(|peer| peer.names.as_deref());
         let identified = gate.access.identify(names, bearer(request.metadata())).await;
         identified.map_err(|error| {
-            info!(client = ?peer.map(|peer| peer.address), %error, "a client is not known");
+            info!(client = ?peer.and_then(|peer| peer.address), %error, "a client is not known");
             to_status(&error)
         })
     }

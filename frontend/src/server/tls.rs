@@ -23,7 +23,7 @@ use rustls::ServerConfig;
 use tracing::{error, info};
 
 use self::files::Contents;
-pub(super) use self::incoming::{Peer, accept};
+pub(super) use self::incoming::accept;
 
 /// How often the files are looked at.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);

@@ -1,36 +1,33 @@
 //! One `Watch` call: the stream of answers that drives its session.
 
 use std::{
-    future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use futures::{Stream, StreamExt as _};
 use proto::{encoded::EncodedMessage, model::ClientEvent, v1};
 use runtime::Shutdown;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinSet};
 use tonic::{Status, Streaming};
 use tracing::debug;
 
-use super::gate;
+use super::{connection::Call, gate};
 use crate::{Frame, SessionError, engine::Shared, identity::Identity, session};
 
 /// How many messages wait in a stream for its connection. More would only take memory: they are computed as late as
 /// possible.
 const MESSAGES: usize = 2;
 
-type Session = Pin<Box<dyn Future<Output = Result<(), SessionError>> + Send>>;
-
 /// What a client is answered.
 pub(super) struct WatchStream {
-    /// `None` once it has ended.
-    session: Option<Session>,
+    /// A task of its own: answers are not asked for while the client does not read, but time goes on. One task, or none once its
+    /// end has been told; it ends at the latest with this.
+    session: JoinSet<Result<(), SessionError>>,
     frames: mpsc::Receiver<Frame>,
     shared: Arc<Shared>,
-    /// What to say when all frames have been taken.
-    failure: Option<Status>,
+    _call: Option<Call>,
 }
 
 impl WatchStream {
@@ -38,11 +35,14 @@ impl WatchStream {
         shared: Arc<Shared>,
         identity: Identity,
         messages: Streaming<v1::ClientMessage>,
+        call: Option<Call>,
         shutdown: Shutdown,
     ) -> Self {
         let (sender, frames) = mpsc::channel(MESSAGES);
-        let session = session::run(shared.clone(), identity, events(messages), sender, shutdown);
-        Self { session: Some(Box::pin(session)), frames, shared, failure: None }
+        let running = session::run(shared.clone(), identity, events(messages), sender, shutdown);
+        let mut session = JoinSet::new();
+        session.spawn(running);
+        Self { session, frames, shared, _call: call }
     }
 }
 
@@ -50,20 +50,16 @@ impl Stream for WatchStream {
     type Item = Result<EncodedMessage, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if let Some(session) = &mut self.session
-            && let Poll::Ready(ended) = session.as_mut().poll(context)
-        {
-            self.session = None;
-            self.failure = ended.err().map(to_status);
+        if let Some(frame) = ready!(self.frames.poll_recv(context)) {
+            let message = frame.encode(&self.shared.encodings);
+            self.shared.metrics.sent(message.len());
+            return Poll::Ready(Some(Ok(message)));
         }
-        // The session holds the sender: the channel ends with it, after what it has sent.
-        self.frames.poll_recv(context).map(|frame| match frame {
-            Some(frame) => {
-                let message = frame.encode(&self.shared.encodings);
-                self.shared.metrics.sent(message.len());
-                Some(Ok(message))
-            }
-            None => self.failure.take().map(Err),
+        // The session held the sender: it has ended.
+        Poll::Ready(match ready!(self.session.poll_join_next(context)) {
+            None | Some(Ok(Ok(()))) => None,
+            Some(Ok(Err(error))) => Some(Err(to_status(error))),
+            Some(Err(error)) => Some(Err(Status::internal(error.to_string()))),
         })
     }
 }
@@ -87,6 +83,9 @@ fn to_status(error: SessionError) -> Status {
     match error {
         SessionError::Denied(error) => gate::denied(&error),
         SessionError::NoHello(_) => Status::deadline_exceeded(message),
+        SessionError::TooManyRepeats(_) | SessionError::TooManyStreams(_) => {
+            Status::resource_exhausted(message)
+        }
         SessionError::Invalid(error) if error.field.ends_with("protocol_version") => {
             Status::failed_precondition(message)
         }

@@ -50,6 +50,14 @@ impl Output {
         }
     }
 
+    /// Sends the frame if the transport takes it now.
+    pub(super) fn try_send(&self, frame: Frame) -> Result<(), End> {
+        match self.frames.try_send(frame) {
+            Ok(()) | Err(TrySendError::Full(_)) => Ok(()),
+            Err(TrySendError::Closed(_)) => Err(End::Gone),
+        }
+    }
+
     /// As [`Self::send`], also while the process stops.
     pub(super) async fn send_last(&mut self, frame: Frame) -> Result<(), End> {
         self.slot = None;

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use proto::{
     digest::{Digest, Digests},
-    model::{Ack, Batch, ClientEvent, Hello, Mode, Revision, ServerEvent, SourceVersion, Welcome},
+    model::{Ack, Batch, ClientEvent, Failure, Hello, Mode, Revision, ServerEvent, SourceVersion, Welcome},
 };
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
@@ -16,7 +16,7 @@ use crate::{
     streams::StreamGuard,
 };
 
-use super::{End, Output, SessionError};
+use super::{End, Output, SessionError, Visit, allowance::Allowance};
 
 /// The base of what is sent to a client that was told no revision yet on this stream and does not resume.
 const FROM_ANYTHING: Revision = Revision(0);
@@ -25,11 +25,19 @@ const FROM_ANYTHING: Revision = Revision(0);
 /// its kernel is programmed, which may take long; but what has not arrived by then is a client's own slowness.
 const ARRIVAL: Duration = Duration::from_secs(1);
 
+/// How much is kept of what a client could not program, in bytes: those who read it want to know what is wrong, not all of it.
+const FAILURES: usize = 256 << 10;
+
 /// One stream.
 #[derive(Debug)]
 pub(super) struct Session {
     shared: Arc<Shared>,
     status: StreamGuard,
+    visit: Visit,
+    /// What may be sent without waiting for another turn: that which the stream started with.
+    turn: Option<Turn>,
+    /// How often the last ack may yet be repeated.
+    repeats: Allowance,
     node: Arc<str>,
     /// The client holds, or will hold once it has dealt with what is under way, what is right at this revision.
     cursor: Revision,
@@ -45,6 +53,10 @@ pub(super) struct Session {
     /// When the oldest change in what is under way was committed; `None` when that is no difference.
     committed: Option<Instant>,
 }
+
+/// The right to ask once for a snapshot or a repair.
+#[derive(Debug)]
+struct Turn;
 
 /// What the client has to answer before anything else is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +80,12 @@ enum Trust {
 
 impl Session {
     /// Decides how the stream starts, and starts it.
-    pub(super) async fn start(shared: Arc<Shared>, hello: Hello, output: &mut Output) -> Result<Self, End> {
+    pub(super) async fn start(
+        shared: Arc<Shared>,
+        hello: Hello,
+        visit: Visit,
+        output: &mut Output,
+    ) -> Result<Self, End> {
         let node = hello.node.clone();
         let (epoch, resumed) = {
             let mut log = shared.log();
@@ -87,6 +104,9 @@ impl Session {
         let mut session = Self {
             shared,
             status,
+            visit,
+            turn: Some(Turn),
+            repeats: Allowance::full(Instant::now()),
             node,
             cursor: base,
             told: base,
@@ -184,14 +204,19 @@ impl Session {
         let expected = match self.expects {
             Expects::Ack(expected) if revision == self.told => Some(expected),
             // The last ack may be repeated at any time, to report that a failure has come or gone.
-            _ if revision == self.acked && revision != FROM_ANYTHING => None,
+            _ if revision == self.acked && revision != FROM_ANYTHING => {
+                let rate = self.shared.config.repeats;
+                let taken = self.repeats.take(rate, Instant::now());
+                taken.map_err(|_| SessionError::TooManyRepeats(rate))?;
+                None
+            }
             _ => return Err(SessionError::UnexpectedAck { acked: revision, sent: self.told }.into()),
         };
         self.acked = revision;
         self.status.update(|status| {
             status.acked = revision;
             status.apply_time = apply_time;
-            status.failures = failures;
+            status.failures = kept(failures);
         });
         self.computes |= digest.is_some();
         let Some(expected) = expected else { return Ok(()) };
@@ -264,6 +289,7 @@ impl Session {
 
     /// Makes right what differs. A client with which nothing is wrong need not wait for others to hear that.
     async fn repair(&mut self, held: &Digests, output: &mut Output) -> Result<(), End> {
+        self.turn(output).await?;
         let right = {
             let mut log = self.shared.log();
             let agrees = log.digests(&self.node).differing(held).next().is_none();
@@ -285,6 +311,7 @@ impl Session {
     }
 
     async fn resend(&mut self, output: &mut Output) -> Result<(), End> {
+        self.turn(output).await?;
         self.admitted(output).await?;
         let update = self.shared.log().snapshot(&self.node);
         debug!(revision = %update.target, "sending everything");
@@ -293,34 +320,20 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until this client may be sent what it misses, whatever that is. It hears from time to time that it is not forgotten.
-    async fn admitted(&mut self, output: &mut Output) -> Result<(), End> {
-        let shared = self.shared.clone();
-        let (admitted, ended) = (shared.admission.admit(), output.ended());
-        tokio::pin!(admitted, ended);
-        loop {
-            tokio::select! {
-                biased;
-                slot = &mut admitted => {
-                    output.occupy(slot);
-                    return Ok(());
-                }
-                end = &mut ended => return Err(end),
-                () = sleep(shared.config.bookmark_interval) => {
-                    let (base, target) = (self.told, shared.log().revision());
-                    let source_version = SourceVersion::default();
-                    let part = Batch {
-                        base,
-                        target,
-                        operations: Vec::new(),
-                        commit: false,
-                        oldest_trigger: None,
-                        source_version,
-                    };
-                    output.send(Frame::Batch { header: part, pieces: Vec::new() }).await?;
-                }
-            }
+    /// Waits until this node may ask again.
+    async fn turn(&mut self, output: &mut Output) -> Result<(), End> {
+        if self.turn.take().is_some() {
+            return Ok(());
         }
+        let turn = self.visit.turn();
+        waiting(&self.shared, self.told, turn, output).await
+    }
+
+    /// Waits until this client may be sent what it misses, whatever that is.
+    async fn admitted(&mut self, output: &mut Output) -> Result<(), End> {
+        let slot = waiting(&self.shared, self.told, self.shared.admission.admit(), output).await?;
+        output.occupy(slot);
+        Ok(())
     }
 
     /// Sends an update in messages that are small enough, the last of which commits, even when there is nothing in it.
@@ -385,5 +398,42 @@ impl Session {
         self.told = revision;
         self.expects = Expects::Ack(digest);
         self.bookmark_at = Instant::now() + self.shared.config.bookmark_interval;
+    }
+}
+
+/// As many failures as are worth their memory.
+fn kept(failures: Vec<Failure>) -> Vec<Failure> {
+    let mut bytes = 0;
+    let fits = failures.into_iter().take_while(|Failure { key, reason, .. }| {
+        bytes +=
+            key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<Failure>();
+        bytes <= FAILURES
+    });
+    fits.collect()
+}
+
+/// Waits for `awaited`. The client hears from time to time that it is not forgotten.
+async fn waiting<T>(
+    shared: &Shared,
+    base: Revision,
+    awaited: impl Future<Output = T>,
+    output: &mut Output,
+) -> Result<T, End> {
+    let ended = output.ended();
+    tokio::pin!(awaited, ended);
+    loop {
+        tokio::select! {
+            biased;
+            // First: those who stop make room, and that is for nobody any more.
+            end = &mut ended => return Err(end),
+            come = &mut awaited => return Ok(come),
+            () = sleep(shared.config.bookmark_interval) => {
+                let target = shared.log().revision();
+                let source_version = SourceVersion::default();
+                let part = Batch { base, target, operations: Vec::new(), commit: false, oldest_trigger: None, source_version };
+                // Never waits: a client that does not read might be given what it waits for meanwhile, and nobody would notice.
+                output.try_send(Frame::Batch { header: part, pieces: Vec::new() })?;
+            }
+        }
     }
 }

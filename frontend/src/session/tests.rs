@@ -14,7 +14,8 @@ use crate::{
     testing::{endpoint, initial, ip, node, put, service, slice},
 };
 
-use self::client::{Client, Fixture, hello};
+pub(super) use self::client::hello;
+use self::client::{Client, Fixture};
 
 fn web(last: impl IntoIterator<Item = u8>) -> Slice {
     let endpoints = last.into_iter().map(|last| endpoint(&format!("10.0.0.{last}"), "node-9"));

@@ -1,17 +1,9 @@
 //! Connections that have come through their handshake. The others wait beside, so many at most and not for long.
 
-use std::{
-    io::ErrorKind,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io::ErrorKind, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     sync::{Semaphore, mpsc},
     task::JoinSet,
@@ -19,11 +11,14 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::StreamExt as _;
-use tonic::transport::server::{Connected, TcpIncoming};
+use tonic::transport::server::TcpIncoming;
 use tracing::{debug, info};
 
 use super::Tls;
-use crate::identity::certificate::Names;
+use crate::{
+    identity::certificate::Names,
+    server::connection::{Connection, ConnectionLimits, Peer},
+};
 
 /// How long a handshake may take. A client of ours gives a connection up as soon.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -35,22 +30,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// How many connections wait for the server.
 const CONNECTIONS: usize = 16;
 
-/// Who is at the other end of a connection.
-#[derive(Clone, Debug)]
-pub(in crate::server) struct Peer {
-    pub(in crate::server) address: SocketAddr,
-    /// The names of its certificate, which a client authority of ours has signed.
-    pub(in crate::server) names: Option<Arc<Names>>,
-}
-
-/// A connection after its handshake.
-pub(in crate::server) struct Connection {
-    stream: TlsStream<TcpStream>,
-    peer: Peer,
-}
-
 /// The connections that come through. Handshakes end when the receiver is dropped.
-pub(in crate::server) fn accept(mut incoming: TcpIncoming, tls: Tls) -> mpsc::Receiver<Connection> {
+pub(in crate::server) fn accept(
+    mut incoming: TcpIncoming,
+    tls: Tls,
+    limits: ConnectionLimits,
+) -> mpsc::Receiver<Connection<TlsStream<TcpStream>>> {
     let (sender, receiver) = mpsc::channel(CONNECTIONS);
     let slots = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     tokio::spawn(async move {
@@ -79,7 +64,7 @@ pub(in crate::server) fn accept(mut incoming: TcpIncoming, tls: Tls) -> mpsc::Re
             let (tls, sender) = (tls.clone(), sender.clone());
             handshakes.spawn(async move {
                 let _slot = slot;
-                match timeout(HANDSHAKE_TIMEOUT, handshake(stream, &tls)).await {
+                match timeout(HANDSHAKE_TIMEOUT, handshake(stream, &tls, &limits)).await {
                     // Fails when the server has stopped just now.
                     Ok(Some(connection)) => drop(sender.send(connection).await),
                     Ok(None) => {}
@@ -91,12 +76,16 @@ pub(in crate::server) fn accept(mut incoming: TcpIncoming, tls: Tls) -> mpsc::Re
     receiver
 }
 
-async fn handshake(stream: TcpStream, tls: &Tls) -> Option<Connection> {
+async fn handshake(
+    stream: TcpStream,
+    tls: &Tls,
+    limits: &ConnectionLimits,
+) -> Option<Connection<TlsStream<TcpStream>>> {
     let address = stream.peer_addr().ok()?;
     let shaken = async {
         let stream = TlsAcceptor::from(tls.config()).accept(stream).await?;
         let names = names(&stream).context("its certificate")?;
-        Ok::<_, anyhow::Error>(Connection { stream, peer: Peer { address, names } })
+        Ok::<_, anyhow::Error>(Connection::new(stream, Peer::new(Some(address), names), limits))
     };
     match shaken.await {
         Ok(connection) => Some(connection),
@@ -121,54 +110,4 @@ fn names(stream: &TlsStream<TcpStream>) -> Result<Option<Arc<Names>>> {
     let chain = stream.get_ref().1.peer_certificates();
     let names = chain.and_then(<[_]>::first).map(Names::read).transpose()?;
     Ok(names.map(Arc::new))
-}
-
-// === impl Connection ===
-
-impl Connected for Connection {
-    type ConnectInfo = Peer;
-
-    fn connect_info(&self) -> Peer {
-        self.peer.clone()
-    }
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[std::io::IoSlice<'_>],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
 }

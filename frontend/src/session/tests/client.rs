@@ -48,7 +48,7 @@ pub(super) struct Client {
 }
 
 /// A node that holds nothing.
-pub(super) fn hello(node: &str) -> Hello {
+pub(in crate::session) fn hello(node: &str) -> Hello {
     Hello {
         node: node.into(),
         role: Role::Agent,

@@ -1,0 +1,67 @@
+//! A small cluster of Services with many endpoints each.
+
+use std::num::NonZeroU16;
+
+use fairlead_frontend::object::{
+    Kind, Object, ObjectName, Parsed, Port, Service, Slice, SliceEndpoint, SlicePort, Update,
+};
+use proto::model::{Family, PerFamily, Protocol, TrafficPolicy};
+
+/// A Service without endpoints.
+pub(crate) fn service(number: u8) -> Parsed {
+    let name = ObjectName::new("ns", format!("s{number}"));
+    let service = Service {
+        name: name.clone(),
+        created: None,
+        cluster_ips: PerFamily { v4: Some([10, 96, 0, number].into()), v6: None },
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        source_ranges: Vec::new(),
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        affinity_seconds: None,
+        health_check_node_port: None,
+        ipvs_scheduler: None,
+        ports: vec![Port {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: NonZeroU16::new(80).unwrap(),
+            node_port: None,
+        }],
+    };
+    Parsed { kind: Kind::Service, name, object: Some(Object::Service(service)), problems: Vec::new() }
+}
+
+/// The endpoints of that Service, none of them on a node that a test asks for.
+pub(crate) fn slice(number: u8, endpoints: u16) -> Parsed {
+    let name = ObjectName::new("ns", format!("s{number}"));
+    let endpoint = |at: u16| SliceEndpoint {
+        address: [10, number, at.to_be_bytes()[0], at.to_be_bytes()[1]].into(),
+        node: Some("elsewhere".into()),
+        ready: true,
+        serving: true,
+        terminating: false,
+        zone_hints: Vec::new(),
+        node_hints: Vec::new(),
+    };
+    let port = NonZeroU16::new(8080).unwrap();
+    let slice = Slice {
+        service: name.name.clone(),
+        family: Family::V4,
+        ports: vec![SlicePort { name: "".into(), protocol: Protocol::Tcp, port }],
+        endpoints: (0..endpoints).map(endpoint).collect(),
+        trigger: None,
+        name: name.clone(),
+    };
+    Parsed { kind: Kind::EndpointSlice, name, object: Some(Object::Slice(slice)), problems: Vec::new() }
+}
+
+/// So many Services with 1,000 endpoints each: 6 KB of a snapshot for each.
+pub(crate) fn cluster(services: u8) -> Vec<Update> {
+    vec![
+        Update::Replace(Kind::Node, Vec::new()),
+        Update::Replace(Kind::ServiceCidr, Vec::new()),
+        Update::Replace(Kind::Service, (0..services).map(service).collect()),
+        Update::Replace(Kind::EndpointSlice, (0..services).map(|number| slice(number, 1000)).collect()),
+    ]
+}

@@ -1,0 +1,119 @@
+//! A client as it should be: it holds what it is told, and acknowledges it with its digest.
+
+use proto::{
+    model::{Batch, Mode, Operation, ServerEvent},
+    v1::{self, client_message::Message as Said, server_message::Message},
+};
+
+use tonic::transport::Channel;
+
+use crate::{
+    held::Held,
+    rig::{Server, Stream, hello},
+};
+
+/// A good client.
+pub(crate) struct Good {
+    pub(crate) stream: Stream,
+    pub(crate) state: Held,
+    pub(crate) epoch: u64,
+    pub(crate) revision: u64,
+    pub(crate) mode: Mode,
+    node: String,
+}
+
+impl Good {
+    /// A node that holds everything.
+    pub(crate) async fn join(server: &Server, node: &str) -> Self {
+        let state = Held::default();
+        let mut good = Self::start(server.channel().await, hello(node), state).await;
+        assert_eq!(good.mode, Mode::Snapshot);
+        good.change().await;
+        good
+    }
+
+    /// Goes elsewhere, with what it holds.
+    pub(crate) async fn moves_to(self, server: &Server) -> Self {
+        self.moves_over(server.channel().await).await
+    }
+
+    pub(crate) async fn moves_over(self, channel: Channel) -> Self {
+        let Self { stream, state, epoch, revision, node, .. } = self;
+        drop(stream);
+        let hello = v1::Hello { epoch, revision, digests: state.digests().to_vec(), ..hello(&node) };
+        Self::start(channel, hello, state).await
+    }
+
+    async fn start(channel: Channel, hello: v1::Hello, state: Held) -> Self {
+        let node = hello.node.clone();
+        let stream = Stream::hello(channel, hello).await.unwrap();
+        let mut good = Self { stream, state, epoch: 0, revision: 0, mode: Mode::Snapshot, node };
+        match good.next().await {
+            ServerEvent::Welcome(welcome) => (good.epoch, good.mode) = (welcome.epoch.0, welcome.mode),
+            other => panic!("{other:?}"),
+        }
+        good
+    }
+
+    /// What is said next. Bookmarks and requests for digests are answered on the way.
+    pub(crate) async fn next(&mut self) -> ServerEvent {
+        let message = self.stream.next().await.unwrap().expect("the stream has ended");
+        ServerEvent::try_from(v1::ServerMessage { message: Some(message) }).unwrap()
+    }
+
+    /// The next commit, acknowledged: how many operations it has.
+    pub(crate) async fn change(&mut self) -> usize {
+        let operations = self.commit().await;
+        self.ack(self.state.digests().total().0).await;
+        operations.len()
+    }
+
+    /// The next commit, which is held and not acknowledged yet.
+    pub(crate) async fn commit(&mut self) -> Vec<Operation> {
+        let mut all = Vec::new();
+        loop {
+            match self.next().await {
+                ServerEvent::Batch(Batch { operations, commit, target, .. }) => {
+                    all.extend(operations);
+                    if commit {
+                        all.iter().cloned().for_each(|operation| self.state.apply(operation));
+                        self.revision = target.0;
+                        return all;
+                    }
+                }
+                ServerEvent::Bookmark(revision, digest) => {
+                    assert_eq!(digest, self.state.digests().total());
+                    self.revision = revision.0;
+                    self.ack(digest.0).await;
+                }
+                ServerEvent::DigestRequest => self.say_digests().await,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Acknowledges what was said last, with any digest.
+    pub(crate) async fn ack(&mut self, digest: u64) {
+        let ack = v1::Ack { revision: self.revision, digest, ..v1::Ack::default() };
+        assert!(self.stream.say(Said::Ack(ack)).await, "the stream has ended");
+    }
+
+    async fn say_digests(&self) {
+        let digests = v1::Digests { revision: self.revision, digests: self.state.digests().to_vec() };
+        assert!(self.stream.say(Said::Digests(digests)).await);
+    }
+
+    /// Waits for a Drain, and gives the longest delay in milliseconds.
+    pub(crate) async fn drained(&mut self) -> u32 {
+        loop {
+            match self.stream.next().await.unwrap().expect("the stream has ended") {
+                Message::Drain(drain) => return drain.max_delay_millis,
+                Message::Bookmark(v1::Bookmark { revision, .. }) => {
+                    self.revision = revision;
+                    self.ack(self.state.digests().total().0).await;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

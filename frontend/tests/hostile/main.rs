@@ -1,0 +1,24 @@
+//! Clients that do harm, over real sockets and real gRPC: what they get, and that the others notice nothing.
+//!
+//! Each test has the same good client, which is told of 50 changes one after the other, first alone and then beside twenty
+//! clients of one bad kind.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
+
+mod age;
+mod cluster;
+mod connections;
+mod floods;
+mod good;
+mod held;
+mod readers;
+mod replicas;
+mod rig;
+mod transport;
+mod views;
+
+use std::time::Duration;
+
+/// For what comes at once where nothing else has to be done.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// So many clients of one kind.
+const BAD: usize = 20;

@@ -1,0 +1,89 @@
+//! Clients that ask for everything and do not read it: neither their stream, nor their socket, or only a byte a second.
+
+use std::time::Duration;
+
+use fairlead_frontend::{Config, ConnectionLimits};
+
+use crate::{
+    BAD,
+    good::Good,
+    rig::{Server, Stream, hello},
+    transport::{self, Pace},
+};
+
+/// A snapshot of 1.2 MB: more than a stuck client's socket and window take.
+const SERVICES: u8 = 200;
+
+/// Fewer places than bad clients, each for a short time.
+fn config() -> Config {
+    let bookmark_interval = Duration::from_millis(50);
+    Config {
+        snapshots_at_once: 4,
+        snapshot_patience: Duration::from_millis(100),
+        bookmark_interval,
+        ..Config::default()
+    }
+}
+
+fn impatient() -> Config {
+    let connections = ConnectionLimits {
+        keepalive: Duration::from_millis(200),
+        keepalive_timeout: Duration::from_secs(2),
+        ..ConnectionLimits::default()
+    };
+    Config { connections, ..config() }
+}
+
+/// All were given a place, gave it back, and cost nothing since.
+async fn are_harmless(server: &Server, good: &mut Good, alone: &crate::rig::Alone) {
+    let before = server.until(|figures| figures.waiting == 0 && figures.admitted == 0).await;
+    assert_eq!(before.rebuilds, 1 + BAD as u64);
+    server.beside(good, alone).await;
+    let after = server.frontend.figures();
+    assert_eq!((after.rebuilds, after.waiting, after.admitted), (before.rebuilds, 0, 0));
+    // Some of what was put together for a bad client may be taken by its socket meanwhile: no more than that was. All changes
+    // are the good client's.
+    assert!(after.encoded - before.encoded >= 50, "{before:?} {after:?}");
+    Good::join(server, "late").await;
+}
+
+#[tokio::test]
+async fn streams_that_are_not_read() {
+    let server = Server::start(config(), SERVICES).await;
+    let mut good = Good::join(&server, "good").await;
+    let alone = server.alone(&mut good).await;
+    let mut bad = Vec::new();
+    for number in 0..BAD {
+        // Not even the Welcome passes, while the connection is as lively as any.
+        let channel = server.endpoint().initial_stream_window_size(1).connect().await.unwrap();
+        let stream = Stream::hello(channel, hello(&format!("bad-{number}")));
+        bad.push(tokio::spawn(stream));
+    }
+    server.until(|figures| figures.rebuilds == 1 + BAD as u64).await;
+    are_harmless(&server, &mut good, &alone).await;
+}
+
+#[tokio::test]
+async fn sockets_that_are_not_read() {
+    sockets(Pace::Until(20_000)).await;
+}
+
+#[tokio::test]
+async fn sockets_that_are_read_a_byte_a_second() {
+    sockets(Pace::Trickle(20_000)).await;
+}
+
+/// Pings are not answered by these, so that they go.
+async fn sockets(pace: Pace) {
+    let server = Server::start(impatient(), SERVICES).await;
+    let mut good = Good::join(&server, "good").await;
+    let alone = server.alone(&mut good).await;
+    let mut bad = Vec::new();
+    for number in 0..BAD {
+        let (channel, _) = transport::channel(server.endpoint(), server.address, pace).await;
+        bad.push(Stream::hello(channel, hello(&format!("bad-{number}"))).await.unwrap());
+    }
+    server.until(|figures| figures.rebuilds == 1 + BAD as u64).await;
+    are_harmless(&server, &mut good, &alone).await;
+    server.until_streams(1).await;
+}

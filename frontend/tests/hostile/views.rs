@@ -1,0 +1,84 @@
+//! Clients that ask for a view again and again.
+
+use std::time::{Duration, Instant};
+
+use fairlead_frontend::{Config, Rate, VisitLimits};
+use tokio::time::{sleep, timeout};
+use tonic::Code;
+
+use crate::{
+    BAD, PATIENCE,
+    good::Good,
+    rig::{Server, Stream, hello},
+};
+
+#[tokio::test]
+async fn a_view_every_millisecond() {
+    let every = Duration::from_millis(500);
+    let visits = VisitLimits { streams: 4, views: Rate { burst: 3, every } };
+    let server = Server::start(Config { visits, ..Config::default() }, 20).await;
+    let mut good = Good::join(&server, "good").await;
+    let alone = server.alone(&mut good).await;
+    let (before, begun) = (server.frontend.figures(), Instant::now());
+    let mut bad = Vec::new();
+    for _ in 0..BAD {
+        let endpoint = server.endpoint();
+        bad.push(tokio::spawn(async move {
+            loop {
+                let Ok(channel) = endpoint.connect().await else { continue };
+                // One node, however many clients and connections say that they are it.
+                if let Ok(mut stream) = Stream::hello(channel, hello("bad")).await {
+                    let _ = timeout(Duration::from_millis(50), stream.commit()).await;
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+        }));
+    }
+    server.beside(&mut good, &alone).await;
+    server.until(|figures| figures.rebuilds > before.rebuilds + 4).await;
+    let (given, took) = (server.frontend.figures().rebuilds - before.rebuilds, begun.elapsed());
+    let most = 3 + u64::try_from(took.as_millis() / every.as_millis()).unwrap() + 1;
+    assert!(given <= most, "{given} in {took:?}");
+    bad.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(bad);
+    server.until_streams(1).await;
+}
+
+#[tokio::test]
+async fn so_many_streams_of_one_node_and_no_more() {
+    let rate = Rate { burst: 100, every: Duration::from_secs(1) };
+    let visits = VisitLimits { streams: 4, views: rate };
+    let server = Server::start(Config { visits, ..Config::default() }, 5).await;
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let mut stream = server.hello(hello("node")).await;
+        stream.commit().await.unwrap();
+        streams.push(stream);
+    }
+    let status = server.hello(hello("node")).await.ends().await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::ResourceExhausted, "this node has 4 streams already")
+    );
+    server.hello(hello("other")).await.commit().await.unwrap();
+    streams.pop();
+    server.until_streams(3).await;
+    server.hello(hello("node")).await.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn so_many_calls_of_one_connection_and_the_next_waits() {
+    let server = Server::start(Config::default(), 5).await;
+    let channel = server.channel().await;
+    let mut streams = Vec::new();
+    for number in 0..16 {
+        let stream = Stream::hello(channel.clone(), hello(&format!("node-{number}")));
+        let mut stream = timeout(PATIENCE, stream).await.unwrap().unwrap();
+        stream.commit().await.unwrap();
+        streams.push(stream);
+    }
+    let mut next = Box::pin(Stream::hello(channel, hello("node-16")));
+    assert!(timeout(Duration::from_millis(200), &mut next).await.is_err());
+    streams.clear();
+    timeout(PATIENCE, next).await.unwrap().unwrap().commit().await.unwrap();
+}
