@@ -5,6 +5,7 @@ mod advice;
 mod credentials;
 mod directory;
 mod place;
+mod status;
 
 use std::{
     path::PathBuf,
@@ -27,7 +28,11 @@ use tokio::{
     time::timeout,
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Status, Streaming, transport::Endpoint};
+use tonic::{
+    Request, Status, Streaming,
+    metadata::{Ascii, MetadataValue},
+    transport::{Channel, Endpoint},
+};
 use tracing::{debug, error, info, warn};
 
 use crate::{Connect, Session};
@@ -70,6 +75,9 @@ pub struct Grpc {
     directory: Arc<Mutex<Directory>>,
     credentials: Credentials,
 }
+
+/// The value of an `authorization` header.
+type Token = MetadataValue<Ascii>;
 
 /// A session, before anything was heard in it.
 struct Opened {
@@ -171,8 +179,8 @@ impl Connect for Grpc {
     }
 }
 
-/// Connects to a frontend and says hello.
-async fn open(candidate: &Candidate, credentials: &Credentials, hello: Hello) -> Result<Opened> {
+/// Connects to a frontend. Gives what to show it with each request, too.
+async fn connect(candidate: &Candidate, credentials: &Credentials) -> Result<(Channel, Option<Token>)> {
     let mut endpoint = Endpoint::from_shared(candidate.address.clone())?
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
@@ -184,7 +192,12 @@ async fn open(candidate: &Candidate, credentials: &Credentials, hello: Hello) ->
         endpoint = endpoint.tls_config(credentials.tls(candidate.name.as_deref()).await?).context("TLS")?;
         token = credentials.token().await?;
     }
-    let channel = endpoint.connect().await.map_err(advised)?;
+    Ok((endpoint.connect().await.map_err(advised)?, token))
+}
+
+/// Connects to a frontend and says hello.
+async fn open(candidate: &Candidate, credentials: &Credentials, hello: Hello) -> Result<Opened> {
+    let (channel, token) = connect(candidate, credentials).await?;
     let mut client = FairleadClient::new(channel).max_decoding_message_size(DECODE_LIMIT);
     let (replies, outgoing) = mpsc::channel(QUEUE);
     replies.send(ClientEvent::Hello(hello)).await?;

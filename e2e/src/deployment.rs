@@ -235,6 +235,11 @@ impl Deployment {
         self.directory.path().join(format!("state-{}", node.name))
     }
 
+    /// Where the frontend listens.
+    pub fn address(&self) -> String {
+        self.socket()
+    }
+
     /// A path in a directory that goes when this does.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)

@@ -7,6 +7,7 @@ mod iptables;
 mod ipvs;
 mod node;
 mod services;
+mod status;
 mod traffic;
 
 use anyhow::Result;
@@ -21,6 +22,7 @@ pub(crate) use self::{
     ipvs::{ExcludeArgs, IpvsArgs},
     node::{FrontendAddressArgs, NodeArgs},
     services::ServicesArgs,
+    status::{SHOWN_NODES, StatusArgs},
     traffic::TrafficArgs,
 };
 
@@ -40,7 +42,8 @@ Examples:
   fairlead backend nft --node-name node-a --cluster-cidr 10.244.0.0/16       program this node
   fairlead services --node node-a                                            what a node is to do
   fairlead services --kernel                                                 what this node's IPVS does, and what drains
-  fairlead watch --node node-a                                               follow what it is told"
+  fairlead watch --node node-a                                               follow what it is told
+  fairlead status --wait 30s                                                 wait until all nodes have everything"
 )]
 pub(crate) struct Cli {
     /// How log lines look: text or json.
@@ -68,6 +71,8 @@ pub(crate) enum Command {
     Watch(ViewArgs),
     /// Lists the service ports that a node is told to serve, or what is in this node's kernel.
     Services(ServicesArgs),
+    /// Asks all frontends for all nodes: who is connected, who is behind and for how long, what could not be programmed.
+    Status(StatusArgs),
     /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.
     Cleanup(CleanupArgs),
 }

@@ -5,10 +5,11 @@ mod cleanup;
 mod frontend;
 mod local;
 mod services;
+mod status;
 mod view;
 mod watch;
 
-use std::time::Duration;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, Result};
 use runtime::{Shutdown, log};
@@ -18,17 +19,21 @@ use crate::cli::{BackendCommand, Cli, Command};
 /// How long tasks may take to end after a signal: longer than a frontend waits for its clients to go elsewhere.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Does what the command line asks for.
-pub(crate) fn run(cli: Cli) -> Result<()> {
+/// Does what the command line asks for. What ends without an error may still have found something that is not as it should be.
+pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     let Cli { log_format, log_filter, command } = cli;
-    let quiet = matches!(command, Command::Watch(_) | Command::Services(_) | Command::Cleanup(_));
+    let quiet = matches!(
+        command,
+        Command::Watch(_) | Command::Services(_) | Command::Status(_) | Command::Cleanup(_)
+    );
     let log_filter = log_filter.unwrap_or_else(|| if quiet { "warn" } else { "info" }.to_owned());
     log::init(log_format, &log_filter)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("cannot start the async runtime")?;
     runtime.block_on(async {
         let shutdown = Shutdown::on_signals().context("cannot listen for signals")?;
-        match command {
+        let done = match command {
+            Command::Status(args) => return status::run(args, shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend(args) => match args.backend {
                 BackendCommand::Nft(args) => backend::run_nft(args, shutdown).await,
@@ -39,7 +44,8 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
             Command::Watch(args) => watch::run(args, shutdown).await,
             Command::Services(args) => services::run(args, shutdown).await,
             Command::Cleanup(args) => cleanup::run(args).await,
-        }
+        };
+        done.map(|()| ExitCode::SUCCESS)
     })
 }
 

@@ -14,7 +14,7 @@ use crate::cli::Cli;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match commands::run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("fairlead: {error:#}");
             ExitCode::FAILURE

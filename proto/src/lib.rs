@@ -5,7 +5,7 @@
 //! ```
 //!
 //! [`model`] is what everybody works with: types that cannot hold an invalid value. [`v1`] is the generated wire form,
-//! used only here and at the two gRPC edges; [`convert`] leads from one to the other, [`encoded`] carries bytes that
+//! used only here, at the two gRPC edges and where a Status is shown; [`convert`] leads from one to the other, [`encoded`] carries bytes that
 //! were encoded before. [`digest`] is how two sides find out that they hold the same. The rules of the exchange are in
 //! `docs/protocol.md`.
 

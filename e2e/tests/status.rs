@@ -1,0 +1,78 @@
+//! `fairlead status` with real programs: exit codes for scripts, waiting, and nodes that go and come back; and the metrics beside it.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+
+use fairlead_e2e::manifests::Service;
+use fairlead_e2e::{Backend, Deployment, fairlead, plan};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+/// Runs `fairlead status` to its end: the exit code and the document it printed.
+fn status(deployment: &Deployment, arguments: &[&str]) -> (i32, Value) {
+    let mut command = fairlead();
+    command.args(["status", "-o", "json", "--frontend", &deployment.address()]).args(arguments);
+    let output = deployment.cluster().outside().run(|| command.output()).expect("fairlead runs");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let document = serde_json::from_str(&printed);
+    let document =
+        document.unwrap_or_else(|_| panic!("{printed:?} {}", String::from_utf8_lossy(&output.stderr)));
+    (output.status.code().expect("an exit code"), document)
+}
+
+fn states(document: &Value) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    let nodes = document["nodes"].as_array().expect("nodes").iter();
+    let mut states: Vec<_> = nodes.map(|node| (text(&node["node"]), text(&node["state"]))).collect();
+    states.sort();
+    states
+}
+
+fn all(state: &str) -> [(String, String); 2] {
+    ["node-a", "node-b"].map(|node| (node.to_owned(), state.to_owned()))
+}
+
+#[test]
+fn the_exit_code_says_whether_every_kernel_has_everything() {
+    let web = || Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080);
+    let mut deployment = Deployment::start(Backend::Nft, |cluster| vec![web().pods(cluster.pods())]);
+    let (code, document) = status(&deployment, &["--wait", "60s"]);
+    assert_eq!((code, &document["well"]), (0, &true.into()), "{document:#}");
+    assert_eq!(states(&document), all("well"));
+    assert_eq!(document["nodes"][0]["backend"], "nft");
+
+    deployment.stop_backends(Signal::SIGKILL);
+    let (code, document) = status(&deployment, &["--wait", "1s"]);
+    assert_eq!(code, 2, "{document:#}");
+    assert_eq!(states(&document), all("without_stream"));
+    let (code, document) = status(&deployment, &["--node", "node-a"]);
+    assert_eq!((code, states(&document)), (2, all("without_stream")[..1].to_vec()));
+
+    deployment.start_backends();
+    let (code, document) = status(&deployment, &["--wait", "60s"]);
+    assert_eq!((code, states(&document)), (0, all("well").to_vec()), "{document:#}");
+
+    deployment.stop_frontend(Signal::SIGKILL);
+    let (code, document) = status(&deployment, &[]);
+    assert_eq!((code, &document["well"]), (1, &false.into()));
+}
+
+#[test]
+fn metrics_are_there_for_this_machine() {
+    let deployment = Deployment::start(Backend::Nft, |_| Vec::new());
+    let get = |path: &str| {
+        deployment.cluster().outside().run(|| {
+            let mut stream =
+                TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, 7601))).expect("a listener");
+            write!(stream, "GET {path} HTTP/1.1\r\nhost: frontend\r\n\r\n").expect("a request");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).expect("an answer");
+            answer
+        })
+    };
+    let metrics = get("/metrics");
+    assert!(metrics.contains("fairlead_frontend_streams{role=\"agent\",mode=\"snapshot\"} 2"), "{metrics}");
+    assert!(metrics.contains("fairlead_frontend_nodes_without_stream 0"), "{metrics}");
+    assert!(get("/readyz").starts_with("HTTP/1.1 200"));
+}

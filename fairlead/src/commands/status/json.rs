@@ -1,0 +1,111 @@
+//! The overview for scripts. Names are kept; new ones may come.
+
+use proto::model::Epoch;
+use proto::v1::{Failure, KindPhase, Mode, NodeStatus, StatusResponse};
+use serde_json::{Value, json};
+
+use super::{
+    join::{Overview, Row, State},
+    table::key,
+};
+
+pub(super) fn of(overview: &Overview) -> Value {
+    let frontends: Vec<_> =
+        overview.frontends.iter().map(|(address, status)| frontend(address, status)).collect();
+    let silent = overview.silent.iter();
+    let silent: Vec<_> =
+        silent.map(|(address, error)| json!({ "address": address, "error": format!("{error:#}") })).collect();
+    json!({
+        "well": overview.is_well() && silent.is_empty(),
+        "summary": {
+            "nodes": overview.nodes.len(),
+            "well": overview.count(State::Well),
+            "behind": overview.count(State::Behind),
+            "failing": overview.count(State::Failing),
+            "without_stream": overview.count(State::Absent),
+            "observers": overview.observers,
+        },
+        "frontends": frontends,
+        "silent_frontends": silent,
+        "nodes": overview.nodes.iter().map(node).collect::<Vec<_>>(),
+    })
+}
+
+fn frontend(address: &str, status: &StatusResponse) -> Value {
+    let problems = status.problems.iter();
+    let problems: Vec<_> = problems
+        .map(
+            |problem| json!({ "object": problem.object, "field": problem.field, "message": problem.message }),
+        )
+        .collect();
+    let kinds = status.kinds.iter().map(|kind| {
+        let phase = match kind.phase() {
+            KindPhase::Listing | KindPhase::Unspecified => "listing",
+            KindPhase::Watching => "watching",
+            KindPhase::NotOffered => "not_offered",
+        };
+        json!({
+            "kind": kind.kind,
+            "phase": phase,
+            "age_micros": kind.age_micros,
+            "lists": kind.lists,
+            "failures": kind.failures,
+            "last_error": kind.last_error,
+        })
+    });
+    json!({
+        "address": address,
+        "version": status.version,
+        // As text: more than what a number in JSON can be relied on for.
+        "epoch": Epoch(status.epoch).to_string(),
+        "ready": status.ready,
+        "started_micros": status.started_micros,
+        "revision": status.revision,
+        "in_every_kernel": status.in_every_kernel,
+        "nodes_without_stream": status.nodes_without_stream,
+        "service_ports": status.service_ports,
+        "endpoints": status.endpoints,
+        "problems": problems,
+        "kinds": kinds.collect::<Vec<_>>(),
+    })
+}
+
+fn node(row: &Row) -> Value {
+    let NodeStatus { node, backend, backend_version, acked_revision, held_revision, connected, .. } =
+        &row.status;
+    let state = match row.state {
+        State::Absent => "without_stream",
+        State::Behind => "behind",
+        State::Failing => "failing",
+        State::Well => "well",
+    };
+    let mode = match row.status.mode() {
+        Mode::Unspecified => None,
+        Mode::Resume => Some("resume"),
+        Mode::Repair => Some("repair"),
+        Mode::Snapshot => Some("snapshot"),
+    };
+    json!({
+        "node": node,
+        "state": state,
+        "connected": connected,
+        "frontend": row.frontend,
+        "backend": backend,
+        "backend_version": backend_version,
+        "mode": mode,
+        "connected_micros": row.status.connected_micros,
+        "acked_revision": acked_revision,
+        "held_revision": held_revision,
+        "revisions_behind": row.revisions_behind,
+        "lag_micros": row.status.lag_micros,
+        "apply_micros": row.status.apply_micros,
+        "repairs": row.status.repairs,
+        "failure_count": row.status.failure_count,
+        "failures": row.status.failures.iter().map(failure).collect::<Vec<_>>(),
+        "last_error": row.status.last_error,
+    })
+}
+
+fn failure(failure: &Failure) -> Value {
+    json!({ "key": key(failure.key.as_ref()), "reason": failure.reason, "retryable": failure.retryable })
+}

@@ -1,0 +1,195 @@
+//! The overview for people: a table and a line that sums it up.
+
+use std::{fmt::Write as _, time::Duration};
+
+use proto::model::ServicePortKey;
+use proto::v1::{self, Failure, KindPhase, StatusResponse};
+
+use super::join::{Overview, Row, State, Times as _};
+use crate::{
+    cli::{SHOWN_NODES, StatusArgs},
+    table::Table,
+};
+
+pub(super) fn render(overview: &Overview, args: &StatusArgs) -> String {
+    let mut text = String::new();
+    if args.problems {
+        problems(&mut text, overview);
+    } else {
+        let shown = if args.all { overview.nodes.len() } else { SHOWN_NODES };
+        nodes(&mut text, overview, shown);
+    }
+    if args.node.is_some() {
+        failures(&mut text, overview);
+    }
+    let _ = writeln!(text, "{}", summary(overview));
+    text
+}
+
+fn nodes(text: &mut String, overview: &Overview, shown: usize) {
+    let several = overview.frontends.len() > 1;
+    let header = ["NODE", "BACKEND", "VERSION", "REVISION", "LAG", "APPLIED IN", "STATE"];
+    let mut table =
+        Table::new(&if several { [&header[..], &["FRONTEND"]].concat() } else { header.to_vec() });
+    for row in overview.nodes.iter().take(shown) {
+        let status = &row.status;
+        let connected = |text: String| if status.connected { text } else { String::new() };
+        let mut cells = vec![
+            status.node.clone(),
+            status.backend.clone(),
+            status.backend_version.clone(),
+            connected(status.held_revision.to_string()),
+            lag(row),
+            connected(short(Duration::from_micros(status.apply_micros))),
+            state(row),
+        ];
+        cells.extend(several.then(|| row.frontend.clone().unwrap_or_default()));
+        table.row(cells);
+    }
+    let _ = write!(text, "{table}");
+    if let Some(hidden) = overview.nodes.get(shown..).filter(|hidden| !hidden.is_empty()) {
+        let well = hidden.iter().filter(|row| row.state == State::Well).count();
+        let _ = writeln!(
+            text,
+            "... and {} more: {well} well, {} not (--all shows them)",
+            hidden.len(),
+            hidden.len() - well
+        );
+    }
+}
+
+/// How long, and how many revisions where that says something.
+fn lag(row: &Row) -> String {
+    match (row.status.lag_micros, row.revisions_behind) {
+        (0, _) => String::new(),
+        (_, behind) if behind > 0 && row.status.held_revision > 0 => {
+            format!("{} ({behind})", short(row.status.lag()))
+        }
+        _ => short(row.status.lag()),
+    }
+}
+
+/// What is wrong, in a few words.
+fn state(row: &Row) -> String {
+    let status = &row.status;
+    let mut text = match row.state {
+        State::Absent => "no stream".to_owned(),
+        State::Behind => "behind".to_owned(),
+        State::Failing | State::Well => String::new(),
+    };
+    if let Some(first) = status.failures.first() {
+        let more = status.failure_count - 1;
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        append(&mut text, &format!("failed: {}{more}", failure(first)));
+    }
+    if !status.last_error.is_empty() {
+        append(&mut text, &status.last_error);
+    }
+    if text.is_empty() { "ok".to_owned() } else { text }
+}
+
+fn append(text: &mut String, more: &str) {
+    if !text.is_empty() {
+        text.push_str(", ");
+    }
+    text.push_str(more);
+}
+
+fn failure(failure: &Failure) -> String {
+    format!("{} ({})", key(failure.key.as_ref()), failure.reason)
+}
+
+/// A service port as everywhere else; what cannot be read is shown as it came.
+pub(super) fn key(key: Option<&v1::ServicePortKey>) -> String {
+    let Some(key) = key else { return String::new() };
+    let known = ServicePortKey::try_from(key.clone());
+    known.map_or_else(|_| format!("{}/{}", key.namespace, key.name), |key| key.to_string())
+}
+
+/// All that the node could not program.
+fn failures(text: &mut String, overview: &Overview) {
+    let failures: Vec<_> = overview.nodes.iter().flat_map(|row| &row.status.failures).collect();
+    if failures.is_empty() {
+        return;
+    }
+    let mut table = Table::new(&["NOT PROGRAMMED", "TRIED AGAIN", "REASON"]);
+    for failure in failures {
+        let again = if failure.retryable { "yes" } else { "no" };
+        table.row([key(failure.key.as_ref()), again.to_owned(), failure.reason.clone()]);
+    }
+    let _ = write!(text, "\n{table}\n");
+}
+
+/// What is wrong with objects, as the first frontend sees them, and how well each hears from the API.
+fn problems(text: &mut String, overview: &Overview) {
+    let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
+    for problem in overview.frontends.first().into_iter().flat_map(|(_, status)| &status.problems) {
+        table.row([problem.object.clone(), problem.field.clone(), problem.message.clone()]);
+    }
+    let _ = writeln!(text, "{table}");
+    let mut table = Table::new(&["FRONTEND", "KIND", "CONFIRMED", "LISTS", "FAILURES", "LAST ERROR"]);
+    for (address, kind) in overview
+        .frontends
+        .iter()
+        .flat_map(|(address, status)| status.kinds.iter().map(move |kind| (address, kind)))
+    {
+        let confirmed = match (kind.phase(), kind.age_micros) {
+            (KindPhase::NotOffered, _) => "not offered".to_owned(),
+            (_, Some(age)) => format!("{} ago", short(Duration::from_micros(age))),
+            (_, None) => "never".to_owned(),
+        };
+        let numbers = [kind.lists.to_string(), kind.failures.to_string()];
+        let [lists, failures] = numbers;
+        table.row([address.clone(), kind.kind.clone(), confirmed, lists, failures, kind.last_error.clone()]);
+    }
+    if overview.frontends.iter().any(|(_, status)| !status.kinds.is_empty()) {
+        let _ = writeln!(text, "{table}");
+    }
+}
+
+/// One line about the nodes, one about each frontend.
+fn summary(overview: &Overview) -> String {
+    let count = |state| overview.count(state);
+    let mut text = format!(
+        "{} nodes: {} well, {} behind, {} with failures, {} without a stream",
+        overview.nodes.len(),
+        count(State::Well),
+        count(State::Behind),
+        count(State::Failing),
+        count(State::Absent),
+    );
+    if overview.observers > 0 {
+        let _ = write!(text, "; {} observers", overview.observers);
+    }
+    for (address, status) in &overview.frontends {
+        let _ = write!(text, "\n{address}: {}", frontend(status));
+    }
+    text
+}
+
+fn frontend(status: &StatusResponse) -> String {
+    let StatusResponse { revision, service_ports, endpoints, in_every_kernel, .. } = status;
+    let mut text = format!(
+        "revision {revision}, in every kernel {in_every_kernel}, {service_ports} service ports, {endpoints} endpoints"
+    );
+    if !status.ready {
+        text.push_str(", not ready: not all objects are listed yet");
+    }
+    if !status.problems.is_empty() {
+        let _ = write!(text, ", {} problems (--problems lists them)", status.problems.len());
+    }
+    text
+}
+
+/// A time in its largest unit or two.
+pub(super) fn short(time: Duration) -> String {
+    let (seconds, micros) = (time.as_secs(), time.subsec_micros());
+    match seconds {
+        0 if micros < 1000 => format!("{micros}us"),
+        0 => format!("{}ms", micros / 1000),
+        1..60 => format!("{seconds}.{}s", micros / 100_000),
+        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{}m", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{}d{}h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
