@@ -1,9 +1,9 @@
 //! The overview for people: a table and a line that sums it up.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{collections::BTreeSet, fmt::Write as _, time::Duration};
 
 use proto::model::ServicePortKey;
-use proto::v1::{self, Failure, KindPhase, StatusResponse};
+use proto::v1::{self, Failure, KindPhase, KindStatus, StatusResponse};
 
 use super::join::{Overview, Row, State, Times as _};
 use crate::{
@@ -11,8 +11,12 @@ use crate::{
     table::Table,
 };
 
+/// Nothing when nobody has answered.
 pub(super) fn render(overview: &Overview, args: &StatusArgs) -> String {
     let mut text = String::new();
+    if overview.frontends.is_empty() {
+        return text;
+    }
     if args.problems {
         problems(&mut text, overview);
     } else {
@@ -120,30 +124,36 @@ fn failures(text: &mut String, overview: &Overview) {
     let _ = write!(text, "\n{table}\n");
 }
 
-/// What is wrong with objects, as the first frontend sees them, and how well each hears from the API.
+/// What is wrong with objects, each once though all frontends see it, and how well each frontend hears from the API.
 fn problems(text: &mut String, overview: &Overview) {
-    let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
-    for problem in overview.frontends.first().into_iter().flat_map(|(_, status)| &status.problems) {
-        table.row([problem.object.clone(), problem.field.clone(), problem.message.clone()]);
-    }
-    let _ = writeln!(text, "{table}");
-    let mut table = Table::new(&["FRONTEND", "KIND", "CONFIRMED", "LISTS", "FAILURES", "LAST ERROR"]);
-    for (address, kind) in overview
-        .frontends
-        .iter()
-        .flat_map(|(address, status)| status.kinds.iter().map(move |kind| (address, kind)))
-    {
-        let confirmed = match (kind.phase(), kind.age_micros) {
-            (KindPhase::NotOffered, _) => "not offered".to_owned(),
-            (_, Some(age)) => format!("{} ago", short(Duration::from_micros(age))),
-            (_, None) => "never".to_owned(),
-        };
-        let numbers = [kind.lists.to_string(), kind.failures.to_string()];
-        let [lists, failures] = numbers;
-        table.row([address.clone(), kind.kind.clone(), confirmed, lists, failures, kind.last_error.clone()]);
-    }
-    if overview.frontends.iter().any(|(_, status)| !status.kinds.is_empty()) {
+    let frontends = || overview.frontends.iter();
+    let problems = frontends().flat_map(|(_, status)| &status.problems);
+    let problems: BTreeSet<_> =
+        problems.map(|problem| [&problem.object, &problem.field, &problem.message]).collect();
+    if !problems.is_empty() {
+        let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
+        problems.into_iter().for_each(|problem| table.row(problem.map(Clone::clone)));
         let _ = writeln!(text, "{table}");
+    }
+    let kinds: Vec<_> = frontends()
+        .flat_map(|(address, status)| status.kinds.iter().map(move |kind| (address, kind)))
+        .collect();
+    if !kinds.is_empty() {
+        let mut table = Table::new(&["FRONTEND", "KIND", "CONFIRMED", "LISTS", "FAILURES", "LAST ERROR"]);
+        for (address, kind) in kinds {
+            let (lists, failures) = (kind.lists.to_string(), kind.failures.to_string());
+            let cells = [address.clone(), kind.kind.clone(), confirmed(kind), lists, failures];
+            table.row(cells.into_iter().chain([kind.last_error.clone()]));
+        }
+        let _ = writeln!(text, "{table}");
+    }
+}
+
+fn confirmed(kind: &KindStatus) -> String {
+    match (kind.phase(), kind.age_micros) {
+        (KindPhase::NotOffered, _) => "not offered".to_owned(),
+        (_, Some(age)) => format!("{} ago", short(Duration::from_micros(age))),
+        (_, None) => "never".to_owned(),
     }
 }
 

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Error, anyhow};
 use clap::Parser as _;
-use proto::v1::{Failure, NodeStatus, Problem, Protocol, Role, ServicePortKey, StatusResponse};
+use proto::v1::{
+    Failure, KindPhase, KindStatus, NodeStatus, Problem, Protocol, Role, ServicePortKey, StatusResponse,
+};
 
 use super::{
     join::{Limits, Overview, State},
@@ -201,8 +203,12 @@ fn problems_are_listed_in_place_of_nodes() {
 OBJECT                FIELD                 PROBLEM
 Service default/web   spec.externalIPs[0]   is no address
 
+FRONTEND   KIND   CONFIRMED   LISTS   FAILURES   LAST ERROR
+unix:/s    Node   3.0s ago    2       1          refused
+
 1 nodes: 1 well, 0 behind, 0 with failures, 0 without a stream
 unix:/s: revision 9, in every kernel 9, 7 service ports, 21 endpoints, not ready: not all objects are listed yet, 1 problems (--problems lists them)
+unix:/t: revision 9, in every kernel 9, 7 service ports, 21 endpoints, 1 problems (--problems lists them)
 ";
     assert_eq!(table::render(&overview, &args(&["--problems"])), expected);
 }
@@ -213,6 +219,8 @@ fn a_frontend_that_does_not_answer_is_named() {
         vec![("unix:/a", Err(anyhow!("refused"))), ("unix:/b", Ok(frontend(1, 9, vec![node("a", 9)])))],
         &limits(),
     );
+    let nobody = join(vec![("unix:/a", Err(anyhow!("refused")))], &limits());
+    assert_eq!(table::render(&nobody, &args(&[])), "");
     let document = json::of(&overview);
     assert_eq!(document["well"], false);
     assert_eq!(document["silent_frontends"][0]["error"], "refused");
