@@ -12,7 +12,8 @@ pub(crate) async fn run(args: LocalArgs, shutdown: Shutdown) -> Result<()> {
     args.iptables.check(args.backend)?;
     args.ipvs.check(args.backend)?;
     let mut tasks = Tasks::new();
-    let frontend = frontend::spawn(&args.source, &args.cluster, ::frontend::Config::default(), &mut tasks).await?;
+    let frontend =
+        frontend::spawn(&args.source, &args.cluster, ::frontend::Config::default(), &mut tasks).await?;
     let stop = shutdown.clone();
     let connect = Attach(move |hello| frontend.attach(hello, stop.clone()));
     let options = args.traffic.options()?;

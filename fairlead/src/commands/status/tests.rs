@@ -195,9 +195,18 @@ fn problems_are_listed_in_place_of_nodes() {
         field: "spec.externalIPs[0]".to_owned(),
         message: "is no address".to_owned(),
     };
-    let status =
-        StatusResponse { problems: vec![problem], ready: false, ..frontend(1, 9, vec![node("a", 9)]) };
-    let overview = join(vec![("unix:/s", Ok(status))], &limits());
+    let kind = KindStatus {
+        kind: "Node".to_owned(),
+        phase: KindPhase::Watching.into(),
+        age_micros: Some(3_000_000),
+        lists: 2,
+        failures: 1,
+        last_error: "refused".to_owned(),
+    };
+    let listing = frontend(1, 9, vec![node("a", 9)]);
+    let listing = StatusResponse { problems: vec![problem], kinds: vec![kind], ready: false, ..listing };
+    let other = StatusResponse { problems: listing.problems.clone(), ..frontend(2, 9, Vec::new()) };
+    let overview = join(vec![("unix:/s", Ok(listing)), ("unix:/t", Ok(other))], &limits());
     assert!(!overview.is_well(), "it has not listed everything");
     let expected = "\
 OBJECT                FIELD                 PROBLEM
