@@ -53,7 +53,8 @@ impl World {
     /// Starts a frontend on manifests; its socket has its name.
     fn frontend(&self, name: &str, manifests: &str) -> Process {
         let mut command = fairlead();
-        command.args(["frontend", "--listen", &self.address(name), "--manifests"]).arg(self.path(manifests));
+        command.args(["frontend", "--metrics", "none", "--listen", &self.address(name), "--manifests"]);
+        command.arg(self.path(manifests));
         let process = Process::spawn(self.cluster.outside(), command, &self.path(&format!("{name}.log")));
         process.wait_for_line("all objects are known", 0, PATIENCE);
         process.wait_for_line("listening", 0, PATIENCE);
