@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// So many changes are told to a good client in one round.
-const CHANGES: u16 = 50;
+pub(crate) const CHANGES: u16 = 50;
 /// How much longer a round may take beside bad clients: many times as long, since tests share the processors with each other,
 /// and still less than any time that a bad client could have made the good one wait for.
 const FACTOR: u32 = 20;
