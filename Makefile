@@ -15,10 +15,10 @@ export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 BACKEND ?= nft
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint demo bench clean
+.PHONY: help setup build test lint charts image-rootfs demo bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## install what is missing on this machine (Debian packages, cargo-nextest)
 	@ci/setup
@@ -33,12 +33,19 @@ lint: setup ## formatting, clippy, dependencies, the rules of the workspace
 	cargo nextest run --cargo-quiet --workspace --locked -E 'binary_id(fairlead-e2e::workspace)'
 
 # The end-to-end tests run the programs; building the tests alone would leave older ones in their place.
-test: lint ## all of lint, all tests, all examples in the documentation (root or sudo)
+test: lint charts ## all of lint, the charts, all tests, all examples in the documentation (root or sudo)
 	@[ -z '$(ROOT)' ] || echo 'Not root: the tests run through sudo, with the environment kept.'
 	cargo build --quiet --workspace --bins --locked
 	cargo nextest run --cargo-quiet --workspace --locked --no-run
 	cargo test --quiet --workspace --locked --doc
 	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
+
+charts: setup ## the Helm chart: rendered over a matrix of values, compared with its golden files
+	@ci/charts
+
+image-rootfs: setup ## the static program in a root of its own, as in its image (root or sudo); IMAGE_PROFILE=release or dev
+	@ci/image-rootfs build
+	@$(ROOT) ci/image-rootfs run
 
 demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft, iptables or ipvs (root or sudo)
 	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-e2e --bin demo

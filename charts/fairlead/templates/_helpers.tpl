@@ -1,0 +1,145 @@
+{{/* Names, labels, addresses: what several templates need. */}}
+
+{{- define "fairlead.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects pods: never changes. Called with (list $ component). */}}
+{{- define "fairlead.selector" -}}
+{{- $top := index . 0 -}}
+app.kubernetes.io/name: {{ default $top.Chart.Name $top.Values.nameOverride }}
+app.kubernetes.io/instance: {{ $top.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "fairlead.labels" -}}
+{{- $top := index . 0 -}}
+{{ include "fairlead.selector" . }}
+app.kubernetes.io/version: {{ $top.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: fairlead
+app.kubernetes.io/managed-by: {{ $top.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $top.Chart.Name $top.Chart.Version | replace "+" "_" }}
+{{- with $top.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The metadata of an object: (list $ component name). With more annotations, and more labels: (list $ component name dict dict). */}}
+{{- define "fairlead.metadata" -}}
+{{- $top := index . 0 -}}
+name: {{ index . 2 }}
+namespace: {{ $top.Release.Namespace }}
+labels:
+  {{- include "fairlead.labels" (list $top (index . 1)) | nindent 2 }}
+{{- if gt (len .) 4 -}}
+{{- with index . 4 }}
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+{{- $more := dict -}}
+{{- if gt (len .) 3 -}}{{- $more = index . 3 -}}{{- end -}}
+{{- with merge (dict) $more $top.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The same for what belongs to no namespace; its name holds the release's, so that two releases do not meet. */}}
+{{- define "fairlead.clusterMetadata" -}}
+{{- $top := index . 0 -}}
+name: {{ index . 2 }}
+labels:
+  {{- include "fairlead.labels" (list $top (index . 1)) | nindent 2 }}
+{{- with $top.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "fairlead.frontendAccount" -}}
+{{- default (printf "%s-frontend" (include "fairlead.fullname" .)) .Values.frontend.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "fairlead.agentAccount" -}}
+{{- default (printf "%s-agent" (include "fairlead.fullname" .)) .Values.backend.serviceAccount.name -}}
+{{- end -}}
+
+{{/* What the frontend's certificate is for, and what nodes ask for at whichever address. */}}
+{{- define "fairlead.serverName" -}}
+{{- printf "%s.%s.svc" (include "fairlead.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
+{{/* (list $ "plain" | "tools") */}}
+{{- define "fairlead.image" -}}
+{{- $top := index . 0 -}}
+{{- $image := $top.Values.image -}}
+{{- $tools := eq (index . 1) "tools" -}}
+{{- $digest := ternary $image.toolsDigest $image.digest $tools -}}
+{{- if $digest -}}
+{{- printf "%s@%s" $image.repository $digest -}}
+{{- else -}}
+{{- printf "%s:%s%s" $image.repository (default $top.Chart.AppVersion $image.tag) (ternary "-tools" "" $tools) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* An address as a URL has it. */}}
+{{- define "fairlead.urlHost" -}}
+{{- if contains ":" . -}}[{{ . }}]{{- else -}}{{ . }}{{- end -}}
+{{- end -}}
+
+{{/* The addresses of the API servers, comma-separated: as told, else as the cluster says. Nothing where no cluster is asked. */}}
+{{- define "fairlead.apiServers" -}}
+{{- $hosts := list -}}
+{{- if .Values.apiServer.host -}}
+{{- $hosts = list .Values.apiServer.host -}}
+{{- else -}}
+{{- $slice := lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "kubernetes" -}}
+{{- range default (list) (get $slice "endpoints") -}}
+{{- $hosts = concat $hosts .addresses -}}
+{{- end -}}
+{{- end -}}
+{{- join "," ($hosts | sortAlpha) -}}
+{{- end -}}
+
+{{/* One of them, where there must be one; called with (list $ what-for). */}}
+{{- define "fairlead.apiServer" -}}
+{{- $hosts := include "fairlead.apiServers" (index . 0) -}}
+{{- if not $hosts -}}
+{{- fail (printf "apiServer.host: %s needs the API server's own address, as in a kubeconfig: kubectl get endpointslices -n default kubernetes" (index . 1)) -}}
+{{- end -}}
+{{- first (splitList "," $hosts) -}}
+{{- end -}}
+
+{{/* Where nodes find the frontend: a list of --frontend, as YAML. */}}
+{{- define "fairlead.frontendFlags" -}}
+{{- if eq .Values.backend.discovery "api" -}}
+- --frontend=kubernetes:{{ .Release.Namespace }}/{{ include "fairlead.fullname" . }}:grpc
+- --discovery-kubeconfig=/etc/fairlead/api/kubeconfig
+{{- else -}}
+{{- $hosts := .Values.frontend.addresses -}}
+{{- if not $hosts -}}
+{{- if not .Values.frontend.hostNetwork -}}
+{{- fail "frontend.addresses: a frontend in the pod network has no addresses that are known beforehand; give some, or set backend.discovery: api" -}}
+{{- end -}}
+{{- $hosts = compact (splitList "," (include "fairlead.apiServers" .)) -}}
+{{- end -}}
+{{- if not $hosts -}}
+{{- fail "frontend.addresses: where do nodes find the frontend? Give the addresses of the nodes that it runs on, or apiServer.host if that leads to them: kubectl get endpointslices -n default kubernetes" -}}
+{{- end -}}
+{{- range $index, $host := $hosts }}
+{{- if $index }}
+{{ end -}}
+- --frontend=https://{{ include "fairlead.urlHost" $host }}:{{ $.Values.frontend.port }}
+{{- end }}
+- --frontend-name={{ include "fairlead.serverName" . }}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,121 @@
+{{/* What a node's container is given: flags that `backend MODE` and `local` share, capabilities, what is done before. */}}
+
+{{- define "fairlead.nodeFlags" -}}
+{{- $traffic := .Values.traffic -}}
+- --state-dir={{ .Values.backend.stateDir }}
+- --max-loss={{ .Values.backend.maxLoss }}
+{{- with $traffic.detectLocalMode }}
+- --detect-local-mode={{ . }}
+{{- end }}
+{{- with $traffic.clusterCIDRs }}
+- --cluster-cidr={{ join "," . }}
+{{- end }}
+{{- with $traffic.podBridgeInterface }}
+- --pod-bridge-interface={{ . }}
+{{- end }}
+{{- with $traffic.podInterfaceNamePrefix }}
+- --pod-interface-name-prefix={{ . }}
+{{- end }}
+{{- if $traffic.masqueradeAll }}
+- --masquerade-all
+{{- end }}
+- --masquerade-bit={{ $traffic.masqueradeBit }}
+- --nodeport-addresses={{ join "," $traffic.nodePortAddresses }}
+# /proc/sys is read-only here: limits and timeouts of connection tracking stay as they are (backend.prepareNode.sysctls).
+- --conntrack-max-per-core=0
+- --conntrack-tcp-timeout-established=0
+- --conntrack-tcp-timeout-close-wait=0
+{{- if ne .Values.mode "nft" }}
+- --iptables-variant={{ .Values.iptables.variant }}
+{{- end }}
+{{- if and (eq .Values.mode "iptables") .Values.iptables.localhostNodePorts }}
+- --iptables-localhost-nodeports
+{{- end }}
+{{- if eq .Values.mode "ipvs" }}
+{{- $ipvs := .Values.ipvs }}
+{{- if $ipvs.strictARP }}
+- --ipvs-strict-arp
+{{- end }}
+{{- with $ipvs.excludeCIDRs }}
+- --ipvs-exclude-cidrs={{ join "," . }}
+{{- end }}
+{{- range $flag, $value := dict "scheduler" $ipvs.scheduler "tcp-timeout" $ipvs.tcpTimeout "tcpfin-timeout" $ipvs.tcpFinTimeout "udp-timeout" $ipvs.udpTimeout "drain-timeout" $ipvs.drainTimeout }}
+{{- with $value }}
+- --ipvs-{{ $flag }}={{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.backend.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Which image: the older iptables has no other interface than its programs. */}}
+{{- define "fairlead.nodeImage" -}}
+{{- $tools := or .Values.backend.tools (ne .Values.mode "nft") -}}
+{{- include "fairlead.image" (list . (ternary "tools" "plain" $tools)) -}}
+{{- end -}}
+
+{{/* Modules and settings that the node needs before, as YAML: {modules: [], sysctls: {}}. */}}
+{{- define "fairlead.preparation" -}}
+{{- $prepare := .Values.backend.prepareNode -}}
+{{- $modules := list -}}
+{{- $sysctls := dict -}}
+{{- if eq .Values.mode "ipvs" -}}
+{{- $modules = list "ip_vs" "xt_set" "dummy" -}}
+{{- $sysctls = dict "net.ipv4.vs.conntrack" "1" "net.ipv4.vs.expire_nodest_conn" "1" "net.ipv4.vs.expire_quiescent_template" "1" "net.ipv4.vs.conn_reuse_mode" "0" -}}
+{{- if .Values.ipvs.strictARP -}}
+{{- $sysctls = merge $sysctls (dict "net.ipv4.conf.all.arp_ignore" "1" "net.ipv4.conf.all.arp_announce" "2") -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .Values.mode "iptables" -}}
+{{- $sysctls = dict "net.ipv4.conf.all.route_localnet" (ternary "1" "0" .Values.iptables.localhostNodePorts) -}}
+{{- if not .Values.iptables.localhostNodePorts -}}{{- $sysctls = dict -}}{{- end -}}
+{{- end -}}
+{{- if ne $prepare.when "never" -}}
+{{- dict "modules" (concat $modules $prepare.modules | uniq) "sysctls" (merge (dict) $prepare.sysctls $sysctls) | toYaml -}}
+{{- else -}}
+{{- dict "modules" list "sysctls" dict | toYaml -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fairlead.prepareContainer" -}}
+{{- $todo := include "fairlead.preparation" . | fromYaml -}}
+- name: prepare-node
+  image: {{ include "fairlead.image" (list . "tools") }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  # What is there already, or built in, is fine; what fails to load fails with the setting that needs it, or in the backend, which says why.
+  command:
+    - /bin/sh
+    - -euc
+    - |
+      {{- range $todo.modules }}
+      modprobe {{ . }} || echo "cannot load the module {{ . }}" >&2
+      {{- end }}
+      {{- range $name, $value := $todo.sysctls }}
+      printf '%s' {{ $value | toString | squote }} > /proc/sys/{{ $name | replace "." "/" }}
+      {{- end }}
+  securityContext:
+    privileged: true
+    readOnlyRootFilesystem: true
+    runAsUser: 0
+  resources:
+    requests: {cpu: 10m, memory: 16Mi}
+    limits: {memory: 64Mi}
+  volumeMounts:
+    - name: modules
+      mountPath: /lib/modules
+      readOnly: true
+{{- end -}}
+
+{{/* What the node's pod asks of the kernel: netlink of its network, and raw sockets for the programs of iptables. */}}
+{{- define "fairlead.nodeSecurityContext" -}}
+runAsUser: 0
+runAsGroup: 0
+privileged: false
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+  add: [NET_ADMIN{{ if ne .Values.mode "nft" }}, NET_RAW{{ end }}]
+{{- end -}}

@@ -1,0 +1,65 @@
+"""Renders the chart by Helm's library, and reads what came out. Golden files hold what belongs to no run: no keys, no certificates."""
+
+import re
+from pathlib import Path
+
+import yaml
+from helm_python import Chart
+
+CHART = Path(__file__).resolve().parent.parent
+TOP = CHART.parent.parent
+CASES = sorted((CHART / "tests/cases").glob("*.yaml"))
+RELEASE, NAMESPACE = "fairlead", "kube-system"
+
+
+class Strict(yaml.SafeLoader):
+    """YAML in which no key comes twice: Helm and Kubernetes would take the last without a word."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = {key for key in keys if keys.count(key) > 1}
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"twice: {twice}", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load(text):
+    return [document for document in yaml.load_all(text, Strict) if document]
+
+
+def values(case):
+    return yaml.load(case.read_text(), Strict)
+
+
+def templates(given, renderer=None, **options):
+    """The text of each template that says something, by path within the chart."""
+    with Chart.load(CHART) as chart:
+        render = chart.render if renderer is None else lambda *args, **kw: renderer.render(chart, *args, **kw)
+        rendered = render(given, name=RELEASE, namespace=NAMESPACE, **options)
+    return {path.split("/", 1)[1]: text for path, text in sorted(rendered.items()) if text.strip()}
+
+
+def objects(given, **options):
+    """All objects of a release."""
+    files = templates(given, **options)
+    return [item for path, text in files.items() if not path.endswith("NOTES.txt") for item in load(text)]
+
+
+def masked(text):
+    """Without what is made anew each time. In base64 it stays base64."""
+    text = re.sub(r"(?m)^(  tls\.(?:crt|key): ).+$", r"\1bWFkZQ==", text)
+    pem = r"(?s)-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----"
+    return re.sub(pem, "(a certificate)", text)
+
+
+def golden(case):
+    """What the golden file of a case has to be."""
+    parts = [f"# Rendered with tests/cases/{case.name}. `ci/charts --accept` writes it.\n"]
+    for path, text in templates(values(case)).items():
+        if not path.endswith("NOTES.txt"):
+            parts.append(f"---\n# {path}\n{masked(text).strip()}\n")
+    return "".join(parts)
+
+
+def golden_path(case):
+    return CHART / "tests/golden" / case.name

@@ -1,0 +1,282 @@
+"""The chart over a matrix of values: what is rendered fits together, asks for no more than it needs, and differs from the golden files
+in nothing that they do not show. That their objects are what Kubernetes takes, and their flags what the program takes, is tested in
+e2e/tests/chart.rs.
+"""
+
+import itertools
+import json
+import re
+import unittest
+
+from helm_python import HelmError
+
+import render
+from render import CASES, CHART, TOP
+
+API = {"apiServer": {"host": "192.0.2.10"}}
+MODES = ["nft", "iptables", "ipvs"]
+TLS = [
+    {"mode": "selfSigned"},
+    {"mode": "certManager"},
+    {"mode": "existingSecret", "existingSecret": {"name": "our-tls", "caConfigMap": "our-ca"}},
+]
+PLACES = [
+    {"frontend": {"metrics": {"exposed": True}}},
+    {"frontend": {"metrics": {"exposed": True}}, "backend": {"discovery": "api"}},
+    {"frontend": {"hostNetwork": False, "nodeSelector": {}}, "backend": {"discovery": "api"}},
+]
+MONITORS = [{}, {kind: {"enabled": True} for kind in ["serviceMonitor", "podMonitor", "prometheusRule", "dashboard"]}]
+# What others make: the cluster, whoever installs, cert-manager.
+GIVEN = {("ConfigMap", "kube-root-ca.crt"), ("Secret", "our-tls"), ("ConfigMap", "our-ca")}
+
+
+def matrix():
+    """Values, with a name to tell them by."""
+    for mode in MODES:
+        yield f"local {mode}", {**API, "deployment": "local", "mode": mode}
+    for mode, tls, identity, place in itertools.product(MODES, TLS, ["token", "kubelet"], PLACES):
+        for monitoring in MONITORS:
+            yield (
+                f"{mode} {tls['mode']} {identity} {place} {'monitored' if monitoring else ''}",
+                {**API, "mode": mode, "tls": tls, "identity": identity, "monitoring": monitoring, **place},
+            )
+
+
+def pods(objects):
+    """Each object that makes pods, with the pod."""
+    for item in objects:
+        if item["kind"] in ("Deployment", "DaemonSet"):
+            yield item, item["spec"]["template"]
+        elif item["kind"] == "Pod":
+            yield item, item
+
+
+def volumes_of(volume):
+    """The (kind, name) of everything that a volume takes from the API."""
+    sources = [volume, *volume.get("projected", {}).get("sources", [])]
+    for source in sources:
+        if "secret" in source:
+            yield "Secret", source["secret"].get("secretName") or source["secret"].get("name")
+        if "configMap" in source:
+            yield "ConfigMap", source["configMap"]["name"]
+
+
+def paths(value, prefix=""):
+    """Every key of an object, as a path; lists and names of data count for nothing."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            free = prefix.endswith(("/labels", "/annotations", "/matchLabels", "/data", "/selector", "/nodeSelector"))
+            path = f"{prefix}/*" if free else f"{prefix}/{key}"
+            yield path
+            yield from paths(child, path)
+    elif isinstance(value, list):
+        for child in value:
+            yield from paths(child, prefix)
+
+
+def shapes(objects):
+    """What golden files have to show of objects: their keys, and the flags of their programs."""
+    for item in objects:
+        yield from paths(item, item["kind"])
+        if item["kind"] in ("Deployment", "DaemonSet", "Pod"):
+            for _, pod in pods([item]):
+                for container in pod["spec"]["containers"]:
+                    yield from (argument.split("=")[0] for argument in container["args"])
+
+
+class Golden(unittest.TestCase):
+    def test_golden_files_are_what_is_rendered(self):
+        for case in CASES:
+            with self.subTest(case.name):
+                path = render.golden_path(case)
+                found = path.read_text() if path.exists() else ""
+                self.assertEqual(render.golden(case), found, "look at it, then accept it: ci/charts --accept")
+
+    def test_no_golden_file_is_left_over(self):
+        found = {path.name for path in (CHART / "tests/golden").iterdir()}
+        self.assertEqual({case.name for case in CASES}, found)
+
+
+class Matrix(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.rendered = [(name, render.objects(values)) for name, values in matrix()]
+        cls.golden = [(case.name, render.objects(render.values(case))) for case in CASES]
+
+    def each(self):
+        for name, objects in self.rendered + self.golden:
+            with self.subTest(name):
+                yield objects
+
+    def test_golden_files_show_every_key_and_every_flag(self):
+        shown = set(itertools.chain(*(shapes(objects) for _, objects in self.golden)))
+        for objects in self.each():
+            self.assertEqual(set(shapes(objects)) - shown, set())
+
+    def test_every_object_is_there_once(self):
+        for objects in self.each():
+            keys = [(item["kind"], item["metadata"]["name"]) for item in objects]
+            self.assertEqual(len(keys), len(set(keys)), sorted(keys))
+
+    def test_selectors_find_their_pods(self):
+        for objects in self.each():
+            labels = [pod["metadata"]["labels"] for item, pod in pods(objects) if item["kind"] != "Pod"]
+            for item in objects:
+                selector = item.get("spec", {}).get("podSelector", item.get("spec", {}).get("selector", {}))
+                selector = selector.get("matchLabels", selector)
+                if not selector:
+                    continue
+                if item["kind"] == "ServiceMonitor":
+                    found = [other for other in objects if other["kind"] == "Service"]
+                    found = [other["metadata"]["labels"] for other in found]
+                else:
+                    found = labels
+                found = [one for one in found if selector.items() <= one.items()]
+                self.assertEqual(len(found), 1, (item["kind"], selector))
+
+    def test_everything_that_a_pod_names_is_there(self):
+        for objects in self.each():
+            there = GIVEN | {(item["kind"], item["metadata"]["name"]) for item in objects}
+            there |= {("Secret", item["spec"]["secretName"]) for item in objects if item["kind"] == "Certificate"}
+            for item, pod in pods(objects):
+                spec = pod["spec"]
+                self.assertIn(("ServiceAccount", spec["serviceAccountName"]), there)
+                volumes = {volume["name"] for volume in spec["volumes"]}
+                containers = spec["containers"] + spec.get("initContainers", [])
+                mounted = {mount["name"] for one in containers for mount in one["volumeMounts"]}
+                self.assertEqual(volumes, mounted, item["metadata"]["name"])
+                for volume in spec["volumes"]:
+                    for reference in volumes_of(volume):
+                        self.assertIn(reference, there)
+
+    def test_nodes_hold_no_key_of_the_frontend_and_no_token_for_the_api_unasked(self):
+        for objects in self.each():
+            backend = next(item for item in objects if item["kind"] == "DaemonSet")
+            frontend = next((item for item in objects if item["kind"] == "Deployment"), None)
+            spec = backend["spec"]["template"]["spec"]
+            self.assertEqual(spec["automountServiceAccountToken"], frontend is None)
+            ours = {one for volume in spec["volumes"] for one in volumes_of(volume) if one[0] == "Secret"}
+            if frontend:
+                theirs = frontend["spec"]["template"]["spec"]["volumes"]
+                theirs = {one for volume in theirs for one in volumes_of(volume) if one[0] == "Secret"}
+                self.assertEqual(ours & theirs, set())
+            sources = [source for one in spec["volumes"] for source in one.get("projected", {}).get("sources", [])]
+            tokens = [source["serviceAccountToken"] for source in sources if "serviceAccountToken" in source]
+            by_api = any("--discovery-kubeconfig" in arg for arg in spec["containers"][0]["args"])
+            for_api = [token for token in tokens if token.get("audience") != "fairlead"]
+            self.assertEqual(len(for_api), int(by_api))
+
+    def test_containers_have_what_they_need_and_no_more(self):
+        for objects in self.each():
+            for item, pod in pods(objects):
+                for container in pod["spec"]["containers"]:
+                    context = container["securityContext"]
+                    self.assertTrue(context["readOnlyRootFilesystem"])
+                    self.assertFalse(context["allowPrivilegeEscalation"])
+                    self.assertEqual(context["capabilities"]["drop"], ["ALL"])
+                    added = set(context["capabilities"].get("add", []))
+                    node = item["kind"] == "DaemonSet"
+                    self.assertLessEqual(added, {"NET_ADMIN", "NET_RAW"} if node else set())
+                    self.assertTrue(node or pod["spec"]["securityContext"]["runAsNonRoot"])
+
+    def test_nobody_may_write(self):
+        for objects in self.each():
+            for item in objects:
+                for rule in item.get("rules", []):
+                    verbs = {"create"} if rule["resources"] == ["tokenreviews"] else {"list", "watch"}
+                    self.assertLessEqual(set(rule["verbs"]), verbs)
+                    self.assertNotIn("secrets", rule["resources"])
+
+    def test_the_matrix_covers_every_template(self):
+        covered = set()
+        for _, values in [*matrix(), *((case.name, render.values(case)) for case in CASES)]:
+            covered |= set(render.templates(values))
+        templates = {str(path.relative_to(CHART)) for path in (CHART / "templates").rglob("*.yaml")}
+        self.assertEqual(templates - covered, set())
+
+
+class Refusals(unittest.TestCase):
+    def test_values_that_cannot_work_are_refused_with_what_to_do(self):
+        pods = {"frontend": {"hostNetwork": False}}
+        for values, word in [
+            ({}, "frontend.addresses"),
+            ({"deployment": "local"}, "apiServer.host"),
+            ({**API, **pods}, "backend.discovery: api"),
+            ({**pods, "backend": {"discovery": "api"}}, "apiServer.host"),
+            ({**API, "tls": {"mode": "existingSecret"}}, "tls.existingSecret"),
+            ({**API, "monitoring": {"serviceMonitor": {"enabled": True}}}, "frontend.metrics.exposed"),
+            ({**API, **pods, "backend": {"discovery": "api"}, "networkPolicy": {"enabled": True}}, "nodeCIDRs"),
+        ]:
+            with self.subTest(values), self.assertRaises(HelmError) as caught:
+                render.objects(values)
+            self.assertIn(word, str(caught.exception))
+
+    def test_the_schema_knows_every_value_and_refuses_others(self):
+        for values in [
+            {"modes": "nft"},
+            {"mode": "nftables"},
+            {"frontend": {"replica": 3}},
+            {"frontend": {"replicas": "3"}},
+            {"backend": {"prepareNode": {"sysctls": {"a": "$(reboot)"}}}},
+            {"traffic": {"nodePortAddresses": ["primary", "10.0.0.0/8"]}},
+            {"traffic": {"masqueradeBit": 32}},
+            {"ipvs": {"scheduler": "random"}},
+            {"image": {"digest": "latest"}},
+            {"commonLabels": {"app.kubernetes.io/name": "x"}},
+        ]:
+            with self.subTest(values), self.assertRaises(HelmError):
+                render.objects({**API, **values})
+
+    def test_the_schema_and_the_values_have_the_same_keys(self):
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        open_objects = []
+
+        def compare(schema, values, path):
+            known = schema.get("properties", {})
+            if "$ref" in schema:
+                return compare(json.loads(json.dumps(defs[schema["$ref"].split("/")[-1]])), values, path)
+            if schema.get("additionalProperties") is False and isinstance(values, dict) and known:
+                self.assertLessEqual(set(values), set(known), path)
+                optional = {"requests", "limits", "claims", "global", "name", "kind", "group"}
+                self.assertLessEqual(set(known) - set(values) - optional, set(), path)
+                for key in values:
+                    compare(known[key], values[key], f"{path}.{key}")
+            elif isinstance(values, dict) and values:
+                open_objects.append(path)
+
+        defs = schema["$defs"]
+        compare(schema, render.values(CHART / "values.yaml"), "")
+        maps = ("nodeSelector", "labels", "requests", "limits")
+        self.assertEqual([path for path in open_objects if not path.endswith(maps)], [])
+
+
+class Pages(unittest.TestCase):
+    """What the chart says elsewhere is so."""
+
+    def metrics(self, text):
+        return set(re.findall(r"fairlead_frontend_[a-z_]+", text))
+
+    def test_alerts_and_panels_ask_for_metrics_that_exist(self):
+        listed = self.metrics((TOP / "docs/metrics.md").read_text())
+        for name in ["alerts.yaml", "dashboard.json"]:
+            asked = self.metrics((CHART / "files" / name).read_text())
+            asked = {re.sub("_bucket$", "", metric) for metric in asked}
+            self.assertTrue(asked)
+            self.assertEqual(asked - listed, set(), name)
+
+    def test_every_alert_has_a_runbook_and_every_runbook_an_alert(self):
+        page = (TOP / "docs/runbooks.md").read_text()
+        headings = {match.lower() for match in re.findall(r"(?m)^## (Fairlead\w+)$", page)}
+        [group] = render.load((CHART / "files/alerts.yaml").read_text())[0]["groups"]
+        for rule in group["rules"]:
+            self.assertEqual(rule["annotations"]["runbook_url"], f"RUNBOOKS#{rule['alert'].lower()}")
+        self.assertEqual(headings, {rule["alert"].lower() for rule in group["rules"]})
+
+    def test_the_chart_has_the_version_of_the_program(self):
+        chart = render.values(CHART / "Chart.yaml")
+        version = re.search(r'(?m)^version = "(.*)"$', (TOP / "Cargo.toml").read_text())[1]
+        self.assertEqual((chart["version"], chart["appVersion"]), (version, version))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,157 @@
+"""What Helm has made stays: upgrades look the certificates up in the cluster. Here the cluster is a small API server in this process, which
+holds what an earlier rendering made.
+"""
+
+import base64
+import http.server
+import json
+import subprocess
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+from helm_python import Config
+
+import render
+
+VALUES = {"apiServer": {"host": "192.0.2.10"}}
+RESOURCES = {
+    "/api/v1": [("secrets", "Secret", "")],
+    "/apis/discovery.k8s.io/v1": [("endpointslices", "EndpointSlice", "discovery.k8s.io")],
+}
+
+
+class Cluster:
+    """An API server with some objects, by path, which answers questions and takes nothing in."""
+
+    def __init__(self, objects):
+        paths = {}
+        for item in objects:
+            plural = {"Secret": "secrets", "EndpointSlice": "endpointslices"}.get(item["kind"])
+            if plural:
+                prefix = "/api/" if item["apiVersion"] == "v1" else "/apis/"
+                meta = item["metadata"]
+                paths[f"{prefix}{item['apiVersion']}/namespaces/{meta['namespace']}/{plural}/{meta['name']}"] = item
+        for path, kinds in RESOURCES.items():
+            listed = [
+                {"name": name, "singularName": "", "namespaced": True, "kind": kind, "verbs": ["get"]}
+                for name, kind, _ in kinds
+            ]
+            version = path.removeprefix("/apis/").removeprefix("/api/")
+            paths[path] = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": listed}
+        paths["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
+        version = {"groupVersion": "discovery.k8s.io/v1", "version": "v1"}
+        group = {"name": "discovery.k8s.io", "versions": [version], "preferredVersion": version}
+        paths["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]}
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                path = self.path.split("?")[0]
+                found = paths.get(path)
+                absent = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+                body = json.dumps(found or absent).encode()
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+
+    def __enter__(self):
+        self.thread.start()
+        configuration = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.server.server_port}"}}],
+            "users": [{"name": "u", "user": {}}],
+        }
+        self.config = Config(kubeconfig_content=json.dumps(configuration), namespace=render.NAMESPACE)
+        return self.config
+
+    def __exit__(self, *_):
+        self.config.close()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def by_name(objects, kind):
+    return {item["metadata"]["name"]: item for item in objects if item["kind"] == kind}
+
+
+def upgrade(before, values):
+    """What the chart renders in a cluster that holds these objects."""
+    with Cluster(before) as cluster:
+        return render.objects(values, renderer=cluster, is_upgrade=True)
+
+
+class Upgrade(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.first = render.objects(VALUES)
+
+    def test_an_upgrade_keeps_authority_and_certificate(self):
+        second = upgrade(self.first, VALUES)
+        for kind in ["Secret", "ConfigMap"]:
+            self.assertEqual(by_name(second, kind), by_name(self.first, kind))
+
+    def test_without_a_cluster_everything_is_made_anew(self):
+        # Else the test above could not fail.
+        again = render.objects(VALUES)
+        self.assertNotEqual(by_name(again, "Secret"), by_name(self.first, "Secret"))
+
+    def test_a_new_generation_is_a_new_certificate_of_the_same_authority(self):
+        values = {**VALUES, "tls": {"selfSigned": {"generation": 2}}}
+        second = upgrade(self.first, values)
+        old, new = by_name(self.first, "Secret"), by_name(second, "Secret")
+        self.assertEqual(new["fairlead-ca"]["data"], old["fairlead-ca"]["data"])
+        self.assertEqual(by_name(second, "ConfigMap"), by_name(self.first, "ConfigMap"))
+        self.assertNotEqual(new["fairlead-tls"]["data"], old["fairlead-tls"]["data"])
+        # Once it is made, it stays too.
+        self.assertEqual(by_name(upgrade(second, values), "Secret"), new)
+
+    def test_a_new_authority_signs_a_new_certificate(self):
+        without = [item for item in self.first if item["metadata"]["name"] != "fairlead-ca"]
+        second = by_name(upgrade(without, VALUES), "Secret")
+        old = by_name(self.first, "Secret")
+        for name in ["fairlead-ca", "fairlead-tls"]:
+            self.assertNotEqual(second[name]["data"], old[name]["data"])
+
+    def test_the_certificate_is_for_the_frontend_and_the_nodes_trust_it(self):
+        secret, trusted = by_name(self.first, "Secret")["fairlead-tls"], by_name(self.first, "ConfigMap")["fairlead-ca"]
+        with tempfile.TemporaryDirectory() as directory:
+            certificate, authority = Path(directory, "tls.crt"), Path(directory, "ca.crt")
+            certificate.write_bytes(base64.b64decode(secret["data"]["tls.crt"]))
+            authority.write_text(trusted["data"]["ca.crt"])
+            for name, right in [("fairlead.kube-system.svc", True), ("other.kube-system.svc", False)]:
+                command = ["openssl", "verify", "-purpose", "sslserver", "-verify_hostname", name]
+                command += ["-CAfile", str(authority), str(certificate)]
+                verified = subprocess.run(command, capture_output=True, text=True, check=False)
+                self.assertEqual(verified.returncode == 0, right, verified.stderr)
+
+    def test_addresses_of_api_servers_are_those_of_the_cluster(self):
+        endpoints = [{"addresses": ["192.0.2.22"]}, {"addresses": ["192.0.2.21"]}]
+        metadata = {"name": "kubernetes", "namespace": "default"}
+        kind = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4"}
+        rendered = upgrade([{**kind, "metadata": metadata, "endpoints": endpoints}], {})
+        [backend] = by_name(rendered, "DaemonSet").values()
+        arguments = backend["spec"]["template"]["spec"]["containers"][0]["args"]
+        found = [argument for argument in arguments if argument.startswith("--frontend=")]
+        self.assertEqual(found, ["--frontend=https://192.0.2.21:7600", "--frontend=https://192.0.2.22:7600"])
+        # Frontends ask their own nodes.
+        [frontend] = by_name(rendered, "Deployment").values()
+        environment = frontend["spec"]["template"]["spec"]["containers"][0]["env"]
+        host = next(variable for variable in environment if variable["name"] == "KUBERNETES_SERVICE_HOST")
+        self.assertEqual(host["valueFrom"]["fieldRef"]["fieldPath"], "status.hostIP")
+
+
+if __name__ == "__main__":
+    unittest.main()
