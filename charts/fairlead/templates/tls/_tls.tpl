@@ -14,7 +14,7 @@
 {{- if eq .Values.tls.mode "certManager" -}}
 secret:
   secretName: {{ $name }}-trust
-  defaultMode: 0400
+  defaultMode: 256 # 0400
   items: [{key: ca.crt, path: ca.crt}]
 {{- else if eq .Values.tls.mode "existingSecret" -}}
 configMap:
