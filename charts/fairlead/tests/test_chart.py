@@ -6,6 +6,7 @@ e2e/tests/chart.rs.
 import itertools
 import json
 import re
+import subprocess
 import unittest
 
 from helm_python import HelmError
@@ -133,6 +134,8 @@ class Matrix(unittest.TestCase):
                     found = labels
                 found = [one for one in found if selector.items() <= one.items()]
                 self.assertEqual(len(found), 1, (item["kind"], selector))
+                # Of its own component: a Service of the frontend must not lead to backends.
+                self.assertLessEqual(selector.items(), item["metadata"]["labels"].items())
 
     def test_everything_that_a_pod_names_is_there(self):
         for objects in self.each():
@@ -178,6 +181,18 @@ class Matrix(unittest.TestCase):
                     node = item["kind"] == "DaemonSet"
                     self.assertLessEqual(added, {"NET_ADMIN", "NET_RAW"} if node else set())
                     self.assertTrue(node or pod["spec"]["securityContext"]["runAsNonRoot"])
+
+    def test_what_prepares_a_node_is_a_script(self):
+        scripts = set()
+        for objects in self.each():
+            for _, pod in pods(objects):
+                for container in pod["spec"].get("initContainers", []):
+                    *shell, script = container["command"]
+                    self.assertEqual(shell, ["/bin/sh", "-euc"])
+                    scripts.add(script)
+        self.assertTrue(any("modprobe ip_vs_mh" in script and "nf_conntrack_max" in script for script in scripts))
+        for script in scripts:
+            self.assertEqual(subprocess.run(["sh", "-n", "-c", script], capture_output=True, check=False).stderr, b"")
 
     def test_nobody_may_write(self):
         for objects in self.each():
