@@ -268,6 +268,17 @@ class Refusals(unittest.TestCase):
 class Pages(unittest.TestCase):
     """What the chart says elsewhere is so."""
 
+    def test_every_value_is_explained(self):
+        lines = (CHART / "values.yaml").read_text().splitlines()
+        for number, line in enumerate(lines):
+            key = re.match(r"( *)[a-zA-Z]+:(.*)$", line)
+            below = lines[number + 1] if number + 1 < len(lines) else ""
+            # What stands for several values, and what Kubernetes explains.
+            if not key or below.startswith(f"{key[1]}  ") or key[0].strip().startswith(("requests:", "limits:")):
+                continue
+            above = itertools.takewhile(lambda line: line.strip().startswith("#"), reversed(lines[:number]))
+            self.assertIn("# --", " ".join(above), f"values.yaml:{number + 1}: {line}")
+
     def metrics(self, text):
         return set(re.findall(r"fairlead_frontend_[a-z_]+", text))
 
