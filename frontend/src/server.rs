@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!   TLS listener ──▶ tls: handshake ──┐
-//!   unix socket ──────────────────────┴─▶ gate: Identity ──▶ watch: a session, status
+//!   unix socket ──────────────────────┴─▶ gate: Identity ──▶ watch: a session ──▶ body; status
 //! ```
 //!
 //! A session lives exactly as long as the stream of its answers, and stops when the client goes away. What a client may do to the
 //! connection itself is bounded here and in `connection`; what it may ask for, by its session.
 
+mod body;
+mod calls;
 mod connection;
 mod gate;
 mod listener;
@@ -18,30 +20,25 @@ mod watch;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use proto::{
-    MAX_MESSAGE_BYTES,
-    v1::{
-        self,
-        server::{Fairlead, FairleadServer},
-    },
-};
+use proto::v1;
 use runtime::Shutdown;
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
-use tonic::{Code, Request, Response, Status, Streaming, async_trait, transport::Server};
+use tonic::{Code, Request, Response, Status, Streaming, transport::Server};
 use tracing::info;
 
 use crate::{Config, Frontend, identity::Identity, metrics::Rejection, session::oldest};
 
+use self::{
+    calls::Calls,
+    connection::{Connection, Peer},
+    gate::Entrance,
+    watch::WatchStream,
+};
 pub use self::{
     connection::ConnectionLimits,
     gate::Gate,
     listener::Listener,
     tls::{Tls, TlsFiles},
-};
-use self::{
-    connection::{Connection, Peer},
-    gate::Entrance,
-    watch::WatchStream,
 };
 
 /// How much of what a client says is kept for a session that does not listen at the moment, in bytes. Larger messages come in
@@ -75,9 +72,8 @@ impl Frontend {
         info!(address = %listener, "listening");
         let entrance = listener.entrance();
         let service = Service { frontend: self.clone(), entrance, shutdown: shutdown.clone() };
-        let service = FairleadServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let limits = self.shared.config.connections;
-        let router = self.server().add_service(service);
+        let router = self.server().add_service(Calls::new(service));
         let mut stop = shutdown.clone();
         let stop = async move { stop.recv().await };
         let serving = async {
@@ -163,22 +159,12 @@ impl Service {
             self.frontend.shared.metrics.rejected(why);
         })
     }
-}
 
-#[async_trait]
-impl Fairlead for Service {
-    type WatchStream = WatchStream;
-
-    async fn watch(
-        &self,
-        request: Request<Streaming<v1::ClientMessage>>,
-    ) -> Result<Response<WatchStream>, Status> {
+    async fn watch(&self, request: Request<Streaming<v1::ClientMessage>>) -> Result<WatchStream, Status> {
         let identity = self.identify(&request).await?;
         let call = request.extensions().get().map(Peer::call);
         let messages = request.into_inner();
-        let stream =
-            WatchStream::new(self.frontend.shared.clone(), identity, messages, call, self.shutdown.clone());
-        Ok(Response::new(stream))
+        Ok(WatchStream::new(self.frontend.shared.clone(), identity, messages, call, self.shutdown.clone()))
     }
 
     async fn status(

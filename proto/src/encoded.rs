@@ -19,6 +19,11 @@ const FIELD_BATCH: u32 = 2;
 /// The field number of `Batch.operations`.
 const FIELD_OPERATIONS: u32 = 3;
 
+/// What gRPC puts before a message: whether it is compressed, and its length.
+const PREFIX: usize = 5;
+/// Pieces up to this size are sent together, in bytes: that costs less than a frame of HTTP/2 for each.
+const GATHERED: usize = 1024;
+
 /// What a stream's buffers hold from the start, in bytes: a small change, an ack. Thousands of streams have two each.
 const BUFFER: usize = 512;
 /// A message is passed on at once and not gathered with the next: a buffer stays as large as it once was.
@@ -120,6 +125,32 @@ impl EncodedMessage {
         self.len() == 0
     }
 
+    /// As a gRPC message for the transport. What is large is passed on and not copied.
+    #[must_use]
+    pub fn into_chunks(self) -> Vec<Bytes> {
+        let len = self.len();
+        let small: usize = self.0.iter().map(Bytes::len).filter(|len| *len <= GATHERED).sum();
+        let mut gathered = BytesMut::with_capacity(PREFIX + small);
+        gathered.put_u8(0);
+        // Messages are smaller than `MAX_MESSAGE_BYTES`.
+        gathered.put_u32(len as u32);
+        let mut chunks = Vec::with_capacity(1);
+        for piece in self.0 {
+            if piece.len() <= GATHERED {
+                gathered.put(piece);
+                continue;
+            }
+            if !gathered.is_empty() {
+                chunks.push(gathered.split().freeze());
+            }
+            chunks.push(piece);
+        }
+        if !gathered.is_empty() {
+            chunks.push(gathered.freeze());
+        }
+        chunks
+    }
+
     /// The bytes in one piece, as a state file has them.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
@@ -170,5 +201,36 @@ impl Encoder for PieceEncoder {
 
     fn buffer_settings(&self) -> BufferSettings {
         BufferSettings::new(BUFFER, YIELD)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunks(sizes: &[usize]) -> (EncodedMessage, Vec<Bytes>) {
+        let pieces = sizes.iter().zip(1..).map(|(size, byte)| Bytes::from(vec![byte; *size])).collect();
+        let message = EncodedMessage(pieces);
+        (message.clone(), message.into_chunks())
+    }
+
+    #[test]
+    fn chunks_are_a_grpc_message() {
+        for sizes in [&[][..], &[30], &[30, 40], &[30, 5000, 6000], &[5000, 1, 2, 5000, 3]] {
+            let (message, chunks) = chunks(sizes);
+            let sent = chunks.concat();
+            assert_eq!(sent[0], 0, "not compressed");
+            assert_eq!(sent[1..PREFIX], (message.len() as u32).to_be_bytes());
+            assert_eq!(sent[PREFIX..], message.to_vec());
+        }
+    }
+
+    #[test]
+    fn small_pieces_travel_together_and_large_ones_are_not_copied() {
+        let (_, small) = chunks(&[30, 40, 50]);
+        assert_eq!(small.len(), 1);
+        let (message, mixed) = chunks(&[30, 5000, 40, 50]);
+        assert_eq!(mixed.iter().map(Bytes::len).collect::<Vec<_>>(), [PREFIX + 30, 5000, 90]);
+        assert_eq!(mixed[1].as_ptr(), message.0[1].as_ptr());
     }
 }

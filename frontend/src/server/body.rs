@@ -1,0 +1,66 @@
+//! What a `Watch` call is answered, as the body of an HTTP/2 response: messages that are sent as they are, then the status.
+//!
+//! tonic would copy each message into a buffer of its stream, which stays as large as the largest one was: for thousands of
+//! streams that are sent the same snapshot that is most of the work, and most of the memory.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use futures::Stream;
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use tonic::Status;
+
+use super::watch::WatchStream;
+
+/// The answers of one call.
+pub(super) struct Answers {
+    messages: WatchStream,
+    /// What is left of a message.
+    chunks: std::vec::IntoIter<Bytes>,
+    /// The status has been sent, and nothing comes after that.
+    is_ended: bool,
+}
+
+impl Answers {
+    pub(super) fn new(messages: WatchStream) -> Self {
+        Self { messages, chunks: Vec::new().into_iter(), is_ended: false }
+    }
+}
+
+impl Body for Answers {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.is_ended {
+            return Poll::Ready(None);
+        }
+        loop {
+            if let Some(chunk) = self.chunks.next() {
+                return Poll::Ready(Some(Ok(Frame::data(chunk))));
+            }
+            let status = match ready!(Pin::new(&mut self.messages).poll_next(context)) {
+                Some(Ok(message)) => {
+                    self.chunks = message.into_chunks().into_iter();
+                    continue;
+                }
+                Some(Err(status)) => status,
+                None => Status::ok(""),
+            };
+            self.is_ended = true;
+            let mut trailers = HeaderMap::new();
+            return Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))));
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_ended
+    }
+}
