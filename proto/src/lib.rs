@@ -19,7 +19,8 @@ pub mod model;
 pub mod v1 {
     tonic::include_proto!("fairlead.v1");
 
-    /// The generated server, whose stream consists of bytes that were encoded before.
+    /// The generated server, whose stream consists of bytes that were encoded before. Tests of clients use it; the frontend sends
+    /// such bytes without copying them.
     pub mod server {
         include!(concat!(env!("OUT_DIR"), "/server/fairlead.v1.Fairlead.rs"));
         pub use fairlead_server::{Fairlead, FairleadServer};

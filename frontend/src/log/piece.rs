@@ -10,8 +10,8 @@ use proto::{
     model::{Endpoint, Operation, Pool, PoolId, ServicePort, ServicePortKey},
 };
 
-/// How large a piece gets, in bytes, when it could be split. Far below the limit of a message: the buffer of a stream stays
-/// as large as its largest message, and there are thousands of streams.
+/// How large a piece gets, in bytes, when it could be split. Far below the limit of a message, because the buffers of a client stay
+/// as large as its largest message. Here a piece is held once, however many streams it goes to.
 pub(crate) const PIECE_BYTES: usize = 24 << 10;
 
 /// How many endpoints one operation carries at most: 19 bytes each in the worst case, so less than a piece.
