@@ -241,6 +241,20 @@ fn arguments_are_what_the_program_takes() {
     }
 }
 
+/// Flags that need or exclude each other are looked at once all are read, so not with `--help`. A frontend gets as far as its files of TLS,
+/// which are not there; a backend would get as far as the kernel.
+#[test]
+fn frontends_get_as_far_as_their_files() {
+    for (container, arguments) in command_lines() {
+        if arguments[0] == "frontend" {
+            let output = fairlead().args(&arguments).output().expect("start fairlead");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{container}: {said}");
+            assert!(said.contains("TLS: --tls-"), "{container}: {said}");
+        }
+    }
+}
+
 #[test]
 fn an_argument_that_the_program_does_not_take_is_found() {
     let mut lines = command_lines().into_iter();
