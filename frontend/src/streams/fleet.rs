@@ -1,10 +1,10 @@
 //! The nodes of the cluster and their streams at one moment.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use proto::model::{Revision, Role};
 
-use super::{Expected, Registry, StreamStatus};
+use super::{Registry, StreamStatus};
 
 /// All streams, and the nodes without one.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct Fleet {
     /// How many nodes the cluster has.
     pub(crate) nodes: usize,
     /// By node, why the last stream was ended, where that is not over.
-    errors: Vec<(Arc<str>, String)>,
+    errors: BTreeMap<Arc<str>, String>,
 }
 
 /// A node of the cluster that has no agent here.
@@ -38,12 +38,9 @@ impl Fleet {
         observers.sort_by(|left, right| left.node.cmp(&right.node));
         let absent = registry.nodes.iter().filter(|(name, _)| !registry.agents.contains_key(*name));
         let absent = absent
-            .map(|(name, expected)| Absent { node: name.clone(), alone: expected.alone_since.elapsed() })
+            .map(|(name, alone_since)| Absent { node: name.clone(), alone: alone_since.elapsed() })
             .collect();
-        let error =
-            |(name, expected): (&Arc<str>, &Expected)| Some((name.clone(), expected.last_error.clone()?));
-        let errors = registry.nodes.iter().filter_map(error).collect();
-        Self { agents, observers, absent, nodes: registry.nodes.len(), errors }
+        Self { agents, observers, absent, nodes: registry.nodes.len(), errors: registry.errors.clone() }
     }
 
     /// For each node with an agent its newest stream.
@@ -59,7 +56,6 @@ impl Fleet {
 
     /// Why the node's last stream was ended, unless that is over.
     pub(crate) fn last_error(&self, node: &str) -> Option<&str> {
-        let at = self.errors.binary_search_by(|(name, _)| (**name).cmp(node)).ok()?;
-        Some(&self.errors[at].1)
+        self.errors.get(node).map(String::as_str)
     }
 }
