@@ -3,6 +3,7 @@
 mod cli;
 mod commands;
 mod discovery;
+mod print;
 mod table;
 
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     match commands::run(cli) {
         Ok(code) => code,
+        Err(error) if error.is::<print::NobodyReads>() => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("fairlead: {error:#}");
             ExitCode::FAILURE

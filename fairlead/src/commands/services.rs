@@ -13,6 +13,7 @@ use serde_json::json;
 use super::view::{Event, View};
 use crate::{
     cli::{Output, ServicesArgs},
+    print,
     table::Table,
 };
 
@@ -37,7 +38,7 @@ pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()
         Output::Table => {
             let mut table = Table::new(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"]);
             services.for_each(|service| table.row(row(service)));
-            print!("{table}");
+            print::text(table)?;
         }
         Output::Json => {
             let list: Vec<_> = services
@@ -45,7 +46,7 @@ pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()
                     json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local })
                 })
                 .collect();
-            println!("{}", serde_json::to_string_pretty(&list)?);
+            print::line(serde_json::to_string_pretty(&list)?)?;
         }
     }
     Ok(())

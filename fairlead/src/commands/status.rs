@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep};
 
 use self::join::{Limits, Overview};
 use crate::cli::{Output, StatusArgs};
+use crate::print;
 
 /// How long a frontend may take to connect and answer, besides what it is asked to wait.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -34,8 +35,8 @@ pub(crate) async fn run(args: StatusArgs, mut shutdown: Shutdown) -> Result<Exit
         overview = look(&args) => overview?,
     };
     match args.output {
-        Output::Table => print!("{}", table::render(&overview, &args)),
-        Output::Json => println!("{}", serde_json::to_string_pretty(&json::of(&overview))?),
+        Output::Table => print::text(table::render(&overview, &args))?,
+        Output::Json => print::line(serde_json::to_string_pretty(&json::of(&overview))?)?,
     }
     for (address, error) in &overview.silent {
         eprintln!("fairlead: {address} cannot be asked: {error:#}");

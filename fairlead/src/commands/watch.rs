@@ -10,6 +10,7 @@ use super::{
     view::{Event, View},
 };
 use crate::cli::{Output, ViewArgs};
+use crate::print;
 
 /// Follows the stream until the shutdown.
 pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
@@ -20,33 +21,36 @@ pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
             event = view.next() => event?,
         };
         match args.output {
-            Output::Table => print_lines(&event),
-            Output::Json => println!("{}", to_json(&event)),
+            Output::Table => print_lines(&event)?,
+            Output::Json => print::line(to_json(&event))?,
         }
     }
 }
 
 /// One line an operation: revision, verb, object, detail.
-fn print_lines(event: &Event) {
+fn print_lines(event: &Event) -> Result<()> {
     match event {
-        Event::Welcome(welcome) => println!("epoch {}: {}", welcome.epoch, mode(welcome.mode)),
+        Event::Welcome(welcome) => {
+            print::line(format_args!("epoch {}: {}", welcome.epoch, mode(welcome.mode)))
+        }
         Event::Batch(batch) => {
             for operation in batch.operations.iter().filter(|operation| !is_reset(operation)) {
-                println!("{}", line(batch.target, operation));
+                print::line(line(batch.target, operation))?;
             }
             let resets = batch.operations.iter().filter(|operation| is_reset(operation)).count();
             if resets > 0 {
-                println!(
+                print::line(format_args!(
                     "{:<8} {:<20} {resets}: what is not listed above is gone",
                     batch.target.0, "reset buckets"
-                );
+                ))?;
             }
             if batch.commit {
-                println!("{:<8} commit", batch.target.0);
+                print::line(format_args!("{:<8} commit", batch.target.0))?;
             }
+            Ok(())
         }
-        Event::Bookmark(revision) => println!("{:<8} up to date", revision.0),
-        Event::Drain(within) => println!("the frontend asks to reconnect within {within:?}"),
+        Event::Bookmark(revision) => print::line(format_args!("{:<8} up to date", revision.0)),
+        Event::Drain(within) => print::line(format_args!("the frontend asks to reconnect within {within:?}")),
     }
 }
 

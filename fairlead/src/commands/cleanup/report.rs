@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::Mode;
-use crate::{cli::Output, table::Table};
+use crate::{cli::Output, print, table::Table};
 
 /// What was removed, or would be.
 #[derive(Debug, Serialize)]
@@ -36,10 +36,9 @@ impl Report {
 
     pub(super) fn print(&self, output: Output) -> Result<()> {
         match output {
-            Output::Table => print!("{}", self.table()),
-            Output::Json => println!("{}", serde_json::to_string_pretty(self)?),
+            Output::Table => print::text(self.table()),
+            Output::Json => print::line(serde_json::to_string_pretty(self)?),
         }
-        Ok(())
     }
 
     fn table(&self) -> String {

@@ -8,7 +8,7 @@ use backend_ipvs::{At, Destination, Ipvs, VirtualServer};
 use serde_json::{Value, json};
 
 use super::join;
-use crate::{cli::Output, table::Table};
+use crate::{cli::Output, print, table::Table};
 
 /// What is said when there is nothing.
 const NOTHING: &str = "\
@@ -21,11 +21,11 @@ pub(super) async fn run(output: Output) -> Result<()> {
     let servers = Ipvs::virtual_servers().await.context("cannot read what the kernel holds")?;
     let now = SystemTime::now();
     match output {
-        Output::Table if servers.is_empty() => println!("{NOTHING}"),
-        Output::Table => print!("{}", table(&servers, now)),
+        Output::Table if servers.is_empty() => print::line(NOTHING)?,
+        Output::Table => print::text(table(&servers, now))?,
         Output::Json => {
             let list: Vec<_> = servers.iter().map(|server| to_json(server, now)).collect();
-            println!("{}", serde_json::to_string_pretty(&list)?);
+            print::line(serde_json::to_string_pretty(&list)?)?;
         }
     }
     Ok(())
