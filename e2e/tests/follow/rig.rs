@@ -14,7 +14,7 @@ use agent::{
     Stage, Store,
     testing::{Call, FakeKernel},
 };
-use frontend::{Config, Frontend, Listener, log::Limits, object::Update};
+use frontend::{Config, Frontend, Listener, Rate, VisitLimits, log::Limits, object::Update};
 use proto::{
     model::{
         Ack, ClientEvent, Epoch, Hello, Node, Revision, Role, ServerEvent, ServicePortKey, SourceVersion,
@@ -126,12 +126,15 @@ impl<C: Connect> Connect for Cuttable<C> {
 
 impl Server {
     async fn start(address: &str, world: &World, history: usize) -> Self {
+        let visits = Config::default().visits;
         let config = Config {
             commit_interval: Duration::from_millis(1),
             bookmark_interval: Duration::from_millis(20),
             drain_delay: Duration::from_millis(5),
             drain_grace: Duration::from_millis(50),
             history: Limits { entries: history, bytes: 16 << 20 },
+            // Streams are cut far more often here than a frontend lets a node come back.
+            visits: VisitLimits { views: Rate { burst: 1000, every: Duration::from_millis(1) }, ..visits },
             ..Config::default()
         };
         let frontend = Frontend::new(config);
