@@ -55,11 +55,15 @@ fn a_backend_in_python_leads_packets_through_nginx() {
     manifests.apply(&web("pod-a-1"));
 
     let address = format!("unix:{}", directory.path().join("frontend.sock").display());
-    let mut command = fairlead();
-    command.args(["frontend", "--metrics", "none", "--listen", &address, "--manifests"]);
-    command.arg(manifests.directory());
-    let frontend = Process::spawn(cluster.outside(), command, &directory.path().join("frontend.log"));
-    frontend.wait_for_line("listening", 0, PATIENCE);
+    let start = |log: &str| {
+        let mut command = fairlead();
+        command.args(["frontend", "--metrics", "none", "--listen", &address, "--manifests"]);
+        command.arg(manifests.directory());
+        let frontend = Process::spawn(cluster.outside(), command, &directory.path().join(log));
+        frontend.wait_for_line("listening", 0, PATIENCE);
+        frontend
+    };
+    let frontend = start("frontend.log");
     let (_nginx, reload) = nginx(&node.netns, directory.path());
     let mut command = Command::new(prepared("python/bin/python"));
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/backend-python/backend.py"));
@@ -90,10 +94,7 @@ fn a_backend_in_python_leads_packets_through_nginx() {
     // It goes on where it was when the frontend is a new one, and writes nothing.
     let mark = backend.mark();
     frontend.kill();
-    let mut command = fairlead();
-    command.args(["frontend", "--metrics", "none", "--listen", &address, "--manifests"]);
-    command.arg(manifests.directory());
-    let frontend = Process::spawn(cluster.outside(), command, &directory.path().join("frontend-2.log"));
+    let frontend = start("frontend-2.log");
     frontend.wait_for_line("stream started", 0, PATIENCE);
     backend.wait_for_line("stream ended", mark, PATIENCE);
     manifests.apply(&web("pod-a-1"));

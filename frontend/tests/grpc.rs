@@ -5,24 +5,21 @@
 mod admission;
 #[path = "grpc/behind.rs"]
 mod behind;
+#[path = "common/cluster.rs"]
+mod cluster;
 #[path = "grpc/metrics.rs"]
 mod metrics;
 #[path = "grpc/status.rs"]
 mod status;
 
-use std::{num::NonZeroU16, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use fairlead_frontend::{
     Config, Frontend, Listener,
-    object::{
-        Kind, Object, ObjectName, Parsed, Port, Problem, Service, Slice, SliceEndpoint, SlicePort, Update,
-    },
+    object::{Object, ObjectName, Problem, Update},
 };
 use hyper_util::rt::TokioIo;
-use proto::{
-    model::{Family, PerFamily, Protocol, TrafficPolicy},
-    v1::{self, client_message, fairlead_client::FairleadClient, server_message},
-};
+use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{net::UnixStream, sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -31,7 +28,11 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
+use self::cluster::{cluster, service, slice};
+
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Where all endpoints are.
+const HOME: &str = "node-1";
 const SOCKET: &str = "frontend.sock";
 
 struct Server {
@@ -175,66 +176,6 @@ fn hello(node: &str) -> v1::Hello {
         backend: "nft".to_owned(),
         ..v1::Hello::default()
     }
-}
-
-fn service(number: u8) -> Parsed {
-    let name = ObjectName::new("ns", format!("s{number}"));
-    let service = Service {
-        name: name.clone(),
-        created: None,
-        cluster_ips: PerFamily { v4: Some([10, 96, 0, number].into()), v6: None },
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
-        source_ranges: Vec::new(),
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_seconds: None,
-        health_check_node_port: None,
-        ipvs_scheduler: None,
-        ports: vec![Port {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: NonZeroU16::new(80).unwrap(),
-            node_port: None,
-        }],
-    };
-    Parsed { kind: Kind::Service, name, object: Some(Object::Service(service)), problems: Vec::new() }
-}
-
-/// A slice of a service with so many endpoints.
-fn slice(number: u8, endpoints: u16) -> Parsed {
-    let name = ObjectName::new("ns", format!("s{number}"));
-    let endpoint = |at: u16| SliceEndpoint {
-        address: [10, number, at.to_be_bytes()[0], at.to_be_bytes()[1]].into(),
-        node: Some("node-1".into()),
-        ready: true,
-        serving: true,
-        terminating: false,
-        zone_hints: Vec::new(),
-        node_hints: Vec::new(),
-    };
-    let slice = Slice {
-        service: name.name.clone(),
-        family: Family::V4,
-        ports: vec![SlicePort {
-            name: "".into(),
-            protocol: Protocol::Tcp,
-            port: NonZeroU16::new(8080).unwrap(),
-        }],
-        endpoints: (0..endpoints).map(endpoint).collect(),
-        trigger: None,
-        name: name.clone(),
-    };
-    Parsed { kind: Kind::EndpointSlice, name, object: Some(Object::Slice(slice)), problems: Vec::new() }
-}
-
-fn cluster(services: u8) -> Vec<Update> {
-    vec![
-        Update::Replace(Kind::Node, Vec::new()),
-        Update::Replace(Kind::ServiceCidr, Vec::new()),
-        Update::Replace(Kind::Service, (0..services).map(service).collect()),
-        Update::Replace(Kind::EndpointSlice, (0..services).map(|number| slice(number, 1000)).collect()),
-    ]
 }
 
 #[tokio::test]

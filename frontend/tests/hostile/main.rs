@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 mod age;
+#[path = "../common/cluster.rs"]
 mod cluster;
 mod connections;
 mod floods;
@@ -20,5 +21,7 @@ use std::time::Duration;
 
 /// For what comes at once where nothing else has to be done.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Where all endpoints are: nowhere that a client asks about.
+const HOME: &str = "elsewhere";
 /// So many clients of one kind.
 const BAD: usize = 20;

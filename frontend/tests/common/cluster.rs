@@ -1,4 +1,4 @@
-//! A small cluster of Services with many endpoints each.
+//! A small cluster of Services with many endpoints each, all on one node: [`crate::HOME`].
 
 use std::num::NonZeroU16;
 
@@ -32,12 +32,12 @@ pub(crate) fn service(number: u8) -> Parsed {
     Parsed { kind: Kind::Service, name, object: Some(Object::Service(service)), problems: Vec::new() }
 }
 
-/// The endpoints of that Service, none of them on a node that a test asks for.
+/// So many endpoints of that Service.
 pub(crate) fn slice(number: u8, endpoints: u16) -> Parsed {
     let name = ObjectName::new("ns", format!("s{number}"));
     let endpoint = |at: u16| SliceEndpoint {
         address: [10, number, at.to_be_bytes()[0], at.to_be_bytes()[1]].into(),
-        node: Some("elsewhere".into()),
+        node: Some(crate::HOME.into()),
         ready: true,
         serving: true,
         terminating: false,
