@@ -186,6 +186,8 @@ pub(crate) enum Output {
     Table,
     /// For scripts: one document, or one a line (`watch`).
     Json,
+    /// The same, to read and to compare: one document, or one after each `---` (`watch`).
+    Yaml,
 }
 
 impl ViewArgs {

@@ -1,4 +1,4 @@
-//! `fairlead services`: what a node is told to serve, or what its kernel holds, as a table or as JSON.
+//! `fairlead services`: what a node is told to serve, or what its kernel holds, as a table or for scripts.
 
 mod kernel;
 
@@ -11,11 +11,7 @@ use runtime::Shutdown;
 use serde_json::json;
 
 use super::view::{Event, View};
-use crate::{
-    cli::{Output, ServicesArgs},
-    print,
-    table::Table,
-};
+use crate::{cli::ServicesArgs, print, table::Table};
 
 /// Prints what the kernel holds, or takes in the first commit of the node's stream and prints the state.
 pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()> {
@@ -34,22 +30,14 @@ pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()
         }
     }
     let services = view.state.services().values();
-    match args.output {
-        Output::Table => {
-            let mut table = Table::new(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"]);
-            services.for_each(|service| table.row(row(service)));
-            print::text(table)?;
-        }
-        Output::Json => {
-            let list: Vec<_> = services
-                .map(|service| {
-                    json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local })
-                })
-                .collect();
-            print::line(serde_json::to_string_pretty(&list)?)?;
-        }
-    }
-    Ok(())
+    let list = services.clone().map(
+        |service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }),
+    );
+    print::value(args.output, &list.collect::<Vec<_>>(), || {
+        let mut table = Table::new(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"]);
+        services.for_each(|service| table.row(row(service)));
+        table
+    })
 }
 
 fn row(service: &Service) -> [String; 5] {

@@ -1,7 +1,7 @@
 //! `fairlead status`: all nodes as all frontends see them, and an exit code that says whether all is well.
 //!
 //! ```text
-//!   frontends ──StatusResponse──▶ join: one row a node, its state ──▶ table | json, exit code
+//!   frontends ──StatusResponse──▶ join: one row a node, its state ──▶ table | json | yaml, exit code
 //! ```
 
 mod join;
@@ -18,7 +18,7 @@ use runtime::Shutdown;
 use tokio::time::{Instant, sleep};
 
 use self::join::{Limits, Overview};
-use crate::cli::{Output, StatusArgs};
+use crate::cli::StatusArgs;
 use crate::print;
 
 /// How long a frontend may take to connect and answer, besides what it is asked to wait.
@@ -34,10 +34,7 @@ pub(crate) async fn run(args: StatusArgs, mut shutdown: Shutdown) -> Result<Exit
         () = shutdown.recv() => bail!("interrupted"),
         overview = look(&args) => overview?,
     };
-    match args.output {
-        Output::Table => print::text(table::render(&overview, &args))?,
-        Output::Json => print::line(serde_json::to_string_pretty(&json::of(&overview))?)?,
-    }
+    print::value(args.output, &json::of(&overview), || table::render(&overview, &args))?;
     for (address, error) in &overview.silent {
         eprintln!("fairlead: {address} cannot be asked: {error:#}");
     }

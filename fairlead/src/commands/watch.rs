@@ -23,6 +23,7 @@ pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
         match args.output {
             Output::Table => print_lines(&event)?,
             Output::Json => print::line(to_json(&event))?,
+            Output::Yaml => print::text(format_args!("---\n{}", print::yaml(&to_json(&event))?))?,
         }
     }
 }

@@ -35,10 +35,7 @@ impl Report {
     }
 
     pub(super) fn print(&self, output: Output) -> Result<()> {
-        match output {
-            Output::Table => print::text(self.table()),
-            Output::Json => print::line(serde_json::to_string_pretty(self)?),
-        }
+        print::value(output, self, || self.table())
     }
 
     fn table(&self) -> String {

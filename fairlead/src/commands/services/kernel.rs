@@ -20,15 +20,11 @@ sets FAIRLEAD-VIPS and FAIRLEAD-NODE-PORTS. What the other backends have written
 pub(super) async fn run(output: Output) -> Result<()> {
     let servers = Ipvs::virtual_servers().await.context("cannot read what the kernel holds")?;
     let now = SystemTime::now();
-    match output {
-        Output::Table if servers.is_empty() => print::line(NOTHING)?,
-        Output::Table => print::text(table(&servers, now))?,
-        Output::Json => {
-            let list: Vec<_> = servers.iter().map(|server| to_json(server, now)).collect();
-            print::line(serde_json::to_string_pretty(&list)?)?;
-        }
-    }
-    Ok(())
+    let list: Vec<_> = servers.iter().map(|server| to_json(server, now)).collect();
+    print::value(output, &list, || match &servers[..] {
+        [] => format!("{NOTHING}\n"),
+        servers => table(servers, now).to_string(),
+    })
 }
 
 /// A row for each destination, which names its virtual server too, so that lines can be searched.
