@@ -91,6 +91,8 @@ pub(crate) enum BackendCommand {
     Iptables(BackendIptablesArgs),
     /// IPVS and ipset, over netlink; `iptables-restore` is run for a few rules at the start.
     Ipvs(BackendIpvsArgs),
+    /// The one that `--backend`, or the file that `--config` gives, names.
+    Configured(BackendConfiguredArgs),
 }
 
 #[derive(Debug, Args)]
@@ -136,14 +138,29 @@ pub(crate) struct BackendIpvsArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct BackendConfiguredArgs {
+    #[command(flatten)]
+    pub(crate) frontend: FrontendAddressArgs,
+    #[command(flatten)]
+    pub(crate) any: AnyBackendArgs,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct LocalArgs {
-    /// What programs the kernel.
-    #[arg(long, value_enum)]
-    pub(crate) backend: BackendName,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
+    #[command(flatten)]
+    pub(crate) any: AnyBackendArgs,
+}
+
+/// A backend that is named by a flag.
+#[derive(Debug, Args)]
+pub(crate) struct AnyBackendArgs {
+    /// What programs the kernel.
+    #[arg(long, value_enum)]
+    pub(crate) backend: BackendName,
     #[command(flatten)]
     pub(crate) node: NodeArgs,
     #[command(flatten)]
@@ -188,6 +205,14 @@ pub(crate) enum Output {
     Json,
     /// The same, to read and to compare: one document, or one after each `---` (`watch`).
     Yaml,
+}
+
+impl AnyBackendArgs {
+    /// Flags that are of use for one backend only are given for no other.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.iptables.check(self.backend)?;
+        self.ipvs.check(self.backend)
+    }
 }
 
 impl ViewArgs {

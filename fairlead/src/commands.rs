@@ -39,6 +39,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
                 BackendCommand::Nft(args) => backend::run_nft(args, shutdown).await,
                 BackendCommand::Iptables(args) => backend::run_iptables(args, shutdown).await,
                 BackendCommand::Ipvs(args) => backend::run_ipvs(args, shutdown).await,
+                BackendCommand::Configured(args) => backend::run_configured(args, shutdown).await,
             },
             Command::Local(args) => local::run(args, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,

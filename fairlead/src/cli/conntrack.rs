@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_those_of_kube_proxy() {
-        assert_eq!(ConntrackSettings::from(local(&[]).conntrack), ConntrackSettings::default());
+        assert_eq!(ConntrackSettings::from(local(&[]).any.conntrack), ConntrackSettings::default());
     }
 
     #[test]
@@ -108,7 +108,7 @@ mod tests {
             udp_stream: Duration::from_secs(6),
             tcp_be_liberal: true,
         };
-        assert_eq!(ConntrackSettings::from(args.conntrack), expected);
+        assert_eq!(ConntrackSettings::from(args.any.conntrack), expected);
     }
 
     #[test]

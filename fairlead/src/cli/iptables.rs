@@ -94,7 +94,7 @@ mod tests {
         for (given, expected) in
             [("auto", None), ("nft", Some(Variant::Nft)), ("legacy", Some(Variant::Legacy))]
         {
-            assert_eq!(local(&["--iptables-variant", given]).iptables.variant.variant(), expected);
+            assert_eq!(local(&["--iptables-variant", given]).any.iptables.variant.variant(), expected);
         }
         let error = parse(&["local", "--backend", "iptables", "--iptables-variant", "old"]).unwrap_err();
         assert!(error.contains("expected nft or legacy, or auto"), "{error}");
@@ -103,11 +103,11 @@ mod tests {
     #[test]
     fn the_flags_belong_to_iptables() {
         for given in [&["--iptables-variant", "nft"][..], &["--iptables-localhost-nodeports"]] {
-            let args = local(given).iptables;
+            let args = local(given).any.iptables;
             assert!(args.check(BackendName::Nft).is_err());
             assert!(args.check(BackendName::Iptables).is_ok());
         }
-        assert!(local(&[]).iptables.check(BackendName::Nft).is_ok());
-        assert!(local(&["--iptables-variant", "nft"]).iptables.variant.check(None).is_err());
+        assert!(local(&[]).any.iptables.check(BackendName::Nft).is_ok());
+        assert!(local(&["--iptables-variant", "nft"]).any.iptables.variant.check(None).is_err());
     }
 }

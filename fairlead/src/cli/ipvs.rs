@@ -123,7 +123,7 @@ mod tests {
     };
 
     fn settings(args: &[&str]) -> Settings {
-        let args = local(args);
+        let args = local(args).any;
         args.ipvs.settings(Options::default(), &args.iptables.variant)
     }
 
@@ -148,9 +148,9 @@ mod tests {
 
     #[test]
     fn flags_belong_to_ipvs() {
-        assert!(local(&["--ipvs-strict-arp"]).ipvs.check(BackendName::Nft).is_err());
-        assert!(local(&["--ipvs-exclude-cidrs=10.0.0.0/8"]).ipvs.check(BackendName::Iptables).is_err());
-        assert!(local(&["--ipvs-strict-arp"]).ipvs.check(BackendName::Ipvs).is_ok());
-        assert!(local(&[]).ipvs.check(BackendName::Nft).is_ok());
+        assert!(local(&["--ipvs-strict-arp"]).any.ipvs.check(BackendName::Nft).is_err());
+        assert!(local(&["--ipvs-exclude-cidrs=10.0.0.0/8"]).any.ipvs.check(BackendName::Iptables).is_err());
+        assert!(local(&["--ipvs-strict-arp"]).any.ipvs.check(BackendName::Ipvs).is_ok());
+        assert!(local(&[]).any.ipvs.check(BackendName::Nft).is_ok());
     }
 }

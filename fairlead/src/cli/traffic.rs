@@ -110,7 +110,7 @@ mod tests {
     };
 
     fn traffic(args: &[&str]) -> TrafficArgs {
-        local(args).traffic
+        local(args).any.traffic
     }
 
     #[test]

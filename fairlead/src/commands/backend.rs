@@ -10,7 +10,10 @@ use runtime::{Ready, Shutdown, Tasks};
 use tracing::info;
 
 use super::SHUTDOWN_DEADLINE;
-use crate::cli::{BackendIptablesArgs, BackendIpvsArgs, BackendNftArgs, ConntrackArgs, NodeArgs};
+use crate::cli::{
+    AnyBackendArgs, BackendConfiguredArgs, BackendIptablesArgs, BackendIpvsArgs, BackendName, BackendNftArgs,
+    ConntrackArgs, NodeArgs,
+};
 
 /// Runs until the shutdown. The kernel stays as it is then.
 pub(crate) async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
@@ -39,6 +42,30 @@ pub(crate) async fn run_ipvs(args: BackendIpvsArgs, shutdown: Shutdown) -> Resul
     let backend = self::ipvs(ipvs.settings(traffic.options()?, &iptables))?;
     spawn(&node, conntrack, backend, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
+}
+
+/// The same with the one that is named.
+pub(crate) async fn run_configured(args: BackendConfiguredArgs, shutdown: Shutdown) -> Result<()> {
+    let BackendConfiguredArgs { frontend, any } = args;
+    any.check()?;
+    let connect = frontend.grpc(Some(any.node.known_frontends()))?;
+    let mut tasks = Tasks::new();
+    spawn_any(any, connect, &mut tasks)?;
+    tasks.run(shutdown, SHUTDOWN_DEADLINE).await
+}
+
+/// Starts an agent with the backend that is named.
+pub(super) fn spawn_any(args: AnyBackendArgs, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
+    let AnyBackendArgs { backend, node, traffic, conntrack, iptables, ipvs } = args;
+    let options = traffic.options()?;
+    match backend {
+        BackendName::Nft => spawn(&node, conntrack, nft(options)?, connect, tasks),
+        BackendName::Iptables => spawn(&node, conntrack, iptables.backend(options), connect, tasks),
+        BackendName::Ipvs => {
+            let ipvs = self::ipvs(ipvs.settings(options, &iptables.variant))?;
+            spawn(&node, conntrack, ipvs, connect, tasks)
+        }
+    }
 }
 
 /// The IPVS backend.
