@@ -30,7 +30,7 @@ mod program;
 mod written;
 
 pub use backend::Backend;
-pub use program::fairlead;
+pub use program::{fairlead, program};
 use written::Snapshot;
 pub use written::{Monitor, Notes};
 

@@ -42,7 +42,7 @@ mod wire;
 
 pub use client::{Client, DEADLINE};
 pub use cluster::{Cluster, ClusterBuilder, Node, Pod};
-pub use deployment::{Backend, Deployment, DeploymentBuilder, Monitor, Notes, fairlead};
+pub use deployment::{Backend, Deployment, DeploymentBuilder, Monitor, Notes, fairlead, program};
 pub use netns::{Netns, leftovers, sweep};
 pub use plan::{DualStack, Family};
 pub use process::Process;

@@ -20,6 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fairlead-agent", &["fairlead-proto", "fairlead-runtime", "fairlead-netlink"]),
     ("fairlead-takeover", &["fairlead-netlink"]),
     ("fairlead-backend-*", &["fairlead-agent", "fairlead-proto", "fairlead-netlink"]),
+    ("fairlead-example-*", &["fairlead-agent", "fairlead-proto", "fairlead-runtime"]),
     ("fairlead", &["*"]),
     ("fairlead-e2e", &["*"]),
 ];

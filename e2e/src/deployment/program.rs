@@ -5,7 +5,12 @@ use std::process::Command;
 
 /// `fairlead`, without what the environment of the test says to it.
 pub fn fairlead() -> Command {
-    let mut command = Command::new(path());
+    program("fairlead")
+}
+
+/// The program of a package of the workspace, which has its name.
+pub fn program(name: &str) -> Command {
+    let mut command = Command::new(built(name));
     let ours = std::env::vars_os().map(|(name, _)| name);
     for name in ours.filter(|name| name.to_str().is_some_and(|name| name.starts_with("FAIRLEAD_"))) {
         command.env_remove(name);
@@ -16,10 +21,17 @@ pub fn fairlead() -> Command {
 
 /// `target/<profile>/fairlead`; a test is `target/<profile>/deps/<test>`, a program `target/<profile>/<program>`.
 pub(super) fn path() -> PathBuf {
+    built("fairlead")
+}
+
+fn built(name: &str) -> PathBuf {
     let this = std::env::current_exe().expect("the path of this program");
     let directories = this.ancestors().skip(1).take(2);
-    let mut candidates = directories.map(|directory| directory.join("fairlead"));
+    let mut candidates = directories.map(|directory| directory.join(name));
     candidates.find(|path| path.is_file()).unwrap_or_else(|| {
-        panic!("there is no `fairlead` beside {}: build it with `cargo build -p fairlead` (or build the workspace)", this.display())
+        panic!(
+            "there is no `{name}` beside {}: build it with `cargo build -p {name}` (or build the workspace)",
+            this.display()
+        )
     })
 }
