@@ -4,6 +4,7 @@
 mod advice;
 mod credentials;
 mod directory;
+mod endpoints;
 mod place;
 mod status;
 

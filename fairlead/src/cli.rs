@@ -2,6 +2,7 @@
 
 mod cleanup;
 mod conntrack;
+mod endpoints;
 mod frontend;
 mod iptables;
 mod ipvs;
@@ -17,6 +18,7 @@ use runtime::LogFormat;
 pub(crate) use self::{
     cleanup::{CleanupArgs, Predecessor, WhoseArgs},
     conntrack::ConntrackArgs,
+    endpoints::{EndpointsArgs, ServiceName},
     frontend::{ClusterArgs, FrontendArgs, MetricsAddress, SourceArgs},
     iptables::{IptablesArgs, VariantArgs},
     ipvs::{ExcludeArgs, IpvsArgs},
@@ -42,6 +44,7 @@ Examples:
   fairlead backend nft --node-name node-a --cluster-cidr 10.244.0.0/16       program this node
   fairlead services --node node-a                                            what a node is to do
   fairlead services --kernel                                                 what this node's IPVS does, and what drains
+  fairlead endpoints default/web --node node-a                               which endpoints it uses, and why not others
   fairlead watch --node node-a                                               follow what it is told
   fairlead status --wait 30s                                                 wait until all nodes have everything"
 )]
@@ -71,6 +74,8 @@ pub(crate) enum Command {
     Watch(ViewArgs),
     /// Lists the service ports that a node is told to serve, or what is in this node's kernel.
     Services(ServicesArgs),
+    /// Lists every endpoint of a Service: whether a node is told to use it, and why not.
+    Endpoints(EndpointsArgs),
     /// Asks all frontends for all nodes: who is connected, who is behind and for how long, what could not be programmed.
     Status(StatusArgs),
     /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.

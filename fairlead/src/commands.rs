@@ -2,6 +2,7 @@
 
 mod backend;
 mod cleanup;
+mod endpoints;
 mod frontend;
 mod local;
 mod services;
@@ -24,7 +25,11 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     let Cli { log_format, log_filter, command } = cli;
     let quiet = matches!(
         command,
-        Command::Watch(_) | Command::Services(_) | Command::Status(_) | Command::Cleanup(_)
+        Command::Watch(_)
+            | Command::Services(_)
+            | Command::Endpoints(_)
+            | Command::Status(_)
+            | Command::Cleanup(_)
     );
     let log_filter = log_filter.unwrap_or_else(|| if quiet { "warn" } else { "info" }.to_owned());
     log::init(log_format, &log_filter)?;
@@ -44,6 +49,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
             Command::Local(args) => local::run(args, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,
             Command::Services(args) => services::run(args, shutdown).await,
+            Command::Endpoints(args) => endpoints::run(args, shutdown).await,
             Command::Cleanup(args) => cleanup::run(args).await,
         };
         done.map(|()| ExitCode::SUCCESS)

@@ -24,7 +24,7 @@ use proto::model::{Cluster, Node, ServicePortKey, SourceVersion};
 
 use crate::{
     object::{Kind, Object, ObjectName, Parsed, Port, Problem, Service, Slice, Update},
-    view::{View, view},
+    view::{Explanation, View, explain, view},
 };
 
 use self::{claims::Claims, problems::Problems, versions::Versions};
@@ -175,6 +175,46 @@ impl Index {
     /// Everything that is wrong with objects of the cluster, by object. Up to date after [`Self::take_changes`].
     pub fn problems(&self) -> impl Iterator<Item = (Kind, &ObjectName, Vec<&Problem>)> {
         self.problems.iter()
+    }
+
+    /// Why each endpoint of a Service is in the pools of a node or not, for those of its ports that are `wanted`; `None` when it is not there.
+    pub fn explain(
+        &self,
+        name: &ObjectName,
+        node: &str,
+        wanted: impl Fn(&Port) -> bool,
+    ) -> Option<Vec<Explanation>> {
+        let service = self.services.get(name)?;
+        let zone = self.nodes.get(node).map_or("", |node| &node.zone);
+        let slices = || self.slices.get(name).into_iter().flat_map(BTreeMap::values);
+        let explanation = |port| {
+            // What is wrong with its claims has been said when it was committed.
+            let port = self.claims.settle(service, port, &mut Vec::new());
+            explain(service, port, slices(), node, zone)
+        };
+        Some(service.ports.iter().filter(|port| wanted(port)).map(explanation).collect())
+    }
+
+    /// A node of the cluster.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.get(name).map(Arc::as_ref)
+    }
+
+    /// What is wrong with a Service and with the slices that are its own.
+    pub fn problems_of(&self, name: &ObjectName) -> impl Iterator<Item = (Kind, &ObjectName, &Problem)> {
+        let is_its = move |kind, object: &ObjectName| match kind {
+            Kind::Service => object == name,
+            Kind::EndpointSlice => {
+                let service = self.slice_services.get(object);
+                object.namespace == name.namespace && service.is_some_and(|service| *service == name.name)
+            }
+            Kind::Node | Kind::ServiceCidr => false,
+        };
+        let of_it = self.problems().filter(move |(kind, object, _)| is_its(*kind, object));
+        of_it.flat_map(|(kind, object, problems)| {
+            problems.into_iter().map(move |problem| (kind, object, problem))
+        })
     }
 
     /// The view of a service port as of now, and what is wrong with its claims.

@@ -11,6 +11,7 @@
 mod body;
 mod calls;
 mod connection;
+mod endpoints;
 mod gate;
 mod listener;
 mod status;
@@ -172,14 +173,28 @@ impl Service {
         request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusResponse>, Status> {
         let _call = request.extensions().get().map(Peer::call);
-        let identity = self.identify(&request).await?;
+        self.must_see_all(&request).await?;
         let shared = &self.frontend.shared;
-        identity.may_see_all().map_err(|denied| {
-            shared.metrics.rejected(Rejection::NotPermitted);
-            gate::denied(&denied)
-        })?;
         let request = request.into_inner();
         status::wait(shared, &request, self.shutdown.clone()).await?;
         Ok(Response::new(status::response(shared, &request)))
+    }
+
+    async fn endpoints(
+        &self,
+        request: Request<v1::EndpointsRequest>,
+    ) -> Result<Response<v1::EndpointsResponse>, Status> {
+        let _call = request.extensions().get().map(Peer::call);
+        self.must_see_all(&request).await?;
+        endpoints::response(&self.frontend.shared, &request.into_inner()).map(Response::new)
+    }
+
+    /// Lets those pass who may look at everything.
+    async fn must_see_all<T: Sync>(&self, request: &Request<T>) -> Result<(), Status> {
+        let identity = self.identify(request).await?;
+        identity.may_see_all().map_err(|denied| {
+            self.frontend.shared.metrics.rejected(Rejection::NotPermitted);
+            gate::denied(&denied)
+        })
     }
 }

@@ -1,14 +1,17 @@
 //! What a service port looks like, from anywhere: a pure function from the objects to the decisions. No IO, no state.
 //!
 //! ```text
-//!   Service, its Port, what it may claim ─┐            ┌─ ServicePort         the same for every node
-//!   EndpointSlices ──▶ merged endpoints ──┴─▶ view() ──┼─ cluster: Scoped     by node hint, else by zone hint, else all
-//!                                                      └─ local               by node
+//!   Service, its Port, what it may claim ─┐               ┌─▶ view():    ServicePort         the same for every node
+//!   EndpointSlices ──▶ merged endpoints ──┴─▶ Decisions ──┤              cluster: Scoped     by node hint, else by zone hint, else all
+//!                                                         │              local               by node
+//!                                                         └─▶ explain(): each endpoint, with the rule that lets it in or not
 //! ```
 //!
 //! The rules are those of kube-proxy for endpoint readiness, terminating fallback and topology hints. They are checked
 //! against a second, naive implementation (`reference`) that answers for one node at a time.
 
+mod choice;
+mod explain;
 mod merge;
 #[cfg(test)]
 mod reference;
@@ -16,17 +19,20 @@ mod scoped;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use proto::model::{Family, PerFamily, Pool, ServicePort, TrafficPolicy};
 
-use crate::object::{Service, Slice, SliceEndpoint};
+use crate::object::{Service, Slice};
 
-use self::merge::{Merged, merge};
-pub use self::scoped::Scoped;
+use self::{
+    choice::{Choice, Used, local, local_pool},
+    merge::{Merged, merge},
+};
+pub use self::{
+    explain::{Explained, Explanation, Reason, explain},
+    scoped::Scoped,
+};
 
 /// One service port with its pools, as every node sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,23 +56,53 @@ pub fn view<'a>(
     slices: impl IntoIterator<Item = &'a Slice>,
 ) -> View {
     let merged = merge(&port.key, slices);
-    let mut cluster = PerFamily::<Scoped<Pool>>::default();
-    let mut local = BTreeMap::<Arc<str>, PerFamily<Pool>>::new();
-    let uses_cluster = port.internal_policy == TrafficPolicy::Cluster || port.externally_accessible();
+    let Decisions { any_endpoints, cluster, local } = Decisions::of(service, &port, &merged);
+    port.any_endpoints = any_endpoints;
+    let mut by_node = BTreeMap::<Arc<str>, PerFamily<Pool>>::new();
     for family in Family::ALL {
-        if service.cluster_ips[family].is_none() {
-            continue;
-        }
-        let endpoints: Vec<_> = merged.iter().filter(|merged| merged.family() == family).collect();
-        port.any_endpoints[family] = endpoints.iter().any(|merged| merged.ready() || merged.fallback());
-        if uses_cluster {
-            cluster[family] = cluster_pools(&endpoints);
-        }
-        for (node, pool) in local_pools(&endpoints) {
-            local.entry(node).or_default()[family] = pool;
+        for (node, used) in &local[family] {
+            by_node.entry(node.clone()).or_default()[family] = local_pool(used);
         }
     }
-    View { port, cluster, local }
+    let cluster =
+        PerFamily::from_fn(|family| cluster[family].as_ref().map(Choice::pools).unwrap_or_default());
+    View { port, cluster, local: by_node }
+}
+
+/// What is decided about the endpoints of a service port, from which everything else follows.
+#[derive(Debug, Default)]
+struct Decisions<'a> {
+    /// Whether something can serve, wherever it is.
+    any_endpoints: PerFamily<bool>,
+    /// For traffic policy Cluster; `None` when no traffic follows it, or there is no cluster IP of the family.
+    cluster: PerFamily<Option<Choice<'a>>>,
+    /// By node, only where there are some.
+    local: PerFamily<BTreeMap<Arc<str>, Used<'a>>>,
+}
+
+impl<'a> Decisions<'a> {
+    fn of(service: &Service, port: &ServicePort, merged: &[Merged<'a>]) -> Self {
+        let mut decisions = Self::default();
+        for family in Family::ALL {
+            if service.cluster_ips[family].is_none() {
+                continue;
+            }
+            let endpoints: Vec<_> =
+                merged.iter().filter(|merged| merged.family() == family).copied().collect();
+            let can_serve = |merged: &Merged<'_>| merged.ready() || merged.fallback();
+            decisions.any_endpoints[family] = endpoints.iter().any(can_serve);
+            if uses_cluster(port) {
+                decisions.cluster[family] = Some(Choice::of(&endpoints));
+            }
+            decisions.local[family] = local(&endpoints);
+        }
+        decisions
+    }
+}
+
+/// Whether any traffic follows policy Cluster. Pods and the node itself do, whatever the external policy.
+fn uses_cluster(port: &ServicePort) -> bool {
+    port.internal_policy == TrafficPolicy::Cluster || port.externally_accessible()
 }
 
 impl View {
@@ -92,53 +128,4 @@ impl View {
         };
         Family::ALL.into_iter().map(count).sum()
     }
-}
-
-/// The endpoints for traffic policy Cluster: the ready ones, narrowed by hints; when there are none, those that still
-/// serve while they terminate, wherever they are.
-fn cluster_pools(endpoints: &[&Merged<'_>]) -> Scoped<Pool> {
-    let ready: Vec<_> = endpoints.iter().copied().filter(|merged| merged.ready()).collect();
-    if ready.is_empty() {
-        let fallback = endpoints.iter().filter(|merged| merged.fallback());
-        return Scoped::everywhere(fallback.map(|merged| merged.to_endpoint(false)).collect());
-    }
-    let default: Pool = ready.iter().map(|merged| merged.to_endpoint(false)).collect();
-    let mut zones = hinted(&ready, |endpoint| &endpoint.zone_hints);
-    // What a zone without hints would get anyway needs no entry of its own.
-    zones.retain(|_, pool| *pool != default);
-    Scoped { zones, nodes: hinted(&ready, |endpoint| &endpoint.node_hints), default }
-}
-
-/// One pool for each place that is named by a hint. Hints of a kind count only when every ready endpoint has some.
-fn hinted(ready: &[&Merged<'_>], hints: impl Fn(&SliceEndpoint) -> &[Arc<str>]) -> BTreeMap<Arc<str>, Pool> {
-    if ready.iter().any(|merged| hints(merged.endpoint).is_empty()) {
-        return BTreeMap::new();
-    }
-    let mut pools = BTreeMap::<Arc<str>, Vec<_>>::new();
-    for merged in ready {
-        // The empty name is how a node without a zone says so; no hint can mean it.
-        let places: BTreeSet<_> = hints(merged.endpoint).iter().filter(|place| !place.is_empty()).collect();
-        for place in places {
-            pools.entry(place.clone()).or_default().push(merged.to_endpoint(false));
-        }
-    }
-    pools.into_iter().map(|(place, endpoints)| (place, endpoints.into_iter().collect())).collect()
-}
-
-/// The endpoints on each node: the ready ones; when there are none, those that still serve while they terminate.
-fn local_pools(endpoints: &[&Merged<'_>]) -> BTreeMap<Arc<str>, Pool> {
-    let mut ready = BTreeMap::<Arc<str>, Vec<_>>::new();
-    let mut fallback = BTreeMap::<Arc<str>, Vec<_>>::new();
-    for merged in endpoints {
-        let Some(node) = &merged.endpoint.node else { continue };
-        if merged.ready() {
-            ready.entry(node.clone()).or_default().push(merged.to_endpoint(false));
-        } else if merged.fallback() {
-            fallback.entry(node.clone()).or_default().push(merged.to_endpoint(true));
-        }
-    }
-    for (node, endpoints) in fallback {
-        ready.entry(node).or_insert(endpoints);
-    }
-    ready.into_iter().map(|(node, endpoints)| (node, endpoints.into_iter().collect())).collect()
 }

@@ -7,6 +7,8 @@ mod admission;
 mod behind;
 #[path = "common/cluster.rs"]
 mod cluster;
+#[path = "grpc/endpoints.rs"]
+mod endpoints;
 #[path = "grpc/metrics.rs"]
 mod metrics;
 #[path = "grpc/status.rs"]

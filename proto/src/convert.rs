@@ -7,6 +7,7 @@ mod to_wire;
 use std::fmt;
 
 pub(crate) use pack::pack_endpoint;
+pub use pack::{pack_address, unpack_address};
 
 /// A message from the other side that cannot be read: which field, and what is wrong with it.
 ///

@@ -66,7 +66,7 @@ pub(crate) fn vips(port: &ServicePort) -> Vec<String> {
 }
 
 /// `internal/external`, or one word when there is no external way in.
-fn policy(port: &ServicePort) -> String {
+pub(crate) fn policy(port: &ServicePort) -> String {
     let name = |policy| match policy {
         TrafficPolicy::Cluster => "Cluster",
         TrafficPolicy::Local => "Local",

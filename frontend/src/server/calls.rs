@@ -24,6 +24,8 @@ use super::{Service, body::Answers};
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
 /// `Status` of it.
 const STATUS: &str = "/fairlead.v1.Fairlead/Status";
+/// `Endpoints` of it.
+const ENDPOINTS: &str = "/fairlead.v1.Fairlead/Endpoints";
 /// The header that names the compression of what a client sends, and its value when there is none.
 const ENCODING: &str = "grpc-encoding";
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
@@ -57,6 +59,7 @@ impl tower::Service<http::Request<Body>> for Calls {
             Ok(match request.uri().path() {
                 WATCH => watch(&service, request).await.unwrap_or_else(Status::into_http),
                 STATUS => status(service, request).await,
+                ENDPOINTS => endpoints(service, request).await,
                 _ => Status::unimplemented("").into_http(),
             })
         })
@@ -78,6 +81,15 @@ async fn status(service: Arc<Service>, request: http::Request<Body>) -> http::Re
     let answer = tower::service_fn(move |request| {
         let service = service.clone();
         async move { service.status(request).await }
+    });
+    let mut grpc = Grpc::new(ProstCodec::default()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    grpc.unary(answer, request).await
+}
+
+async fn endpoints(service: Arc<Service>, request: http::Request<Body>) -> http::Response<Body> {
+    let answer = tower::service_fn(move |request| {
+        let service = service.clone();
+        async move { service.endpoints(request).await }
     });
     let mut grpc = Grpc::new(ProstCodec::default()).max_decoding_message_size(MAX_MESSAGE_BYTES);
     grpc.unary(answer, request).await

@@ -11,7 +11,9 @@ use crate::object::{Slice, SliceEndpoint};
 pub(super) struct Merged<'a> {
     /// What its slice says about it.
     pub(super) endpoint: &'a SliceEndpoint,
-    port: NonZeroU16,
+    /// That slice.
+    pub(super) slice: &'a Slice,
+    pub(super) port: NonZeroU16,
 }
 
 impl Merged<'_> {
@@ -33,17 +35,27 @@ impl Merged<'_> {
         Endpoint { address: self.endpoint.address, port: self.port, terminating }
     }
 
-    fn identity(&self) -> (IpAddr, NonZeroU16) {
+    pub(super) fn identity(&self) -> (IpAddr, NonZeroU16) {
         (self.endpoint.address, self.port)
     }
 }
 
-/// The endpoints of a service port in the order of address and port.
+/// The endpoints of a service port in the order of address and port: of each the best entry.
+pub(super) fn merge<'a>(
+    key: &ServicePortKey,
+    slices: impl IntoIterator<Item = &'a Slice>,
+) -> Vec<Merged<'a>> {
+    let mut entries = entries(key, slices);
+    entries.dedup_by_key(|entry| entry.identity());
+    entries
+}
+
+/// All entries for a service port in the order of address and port.
 ///
 /// The same address and port can be listed twice, while an endpoint moves between slices or when an address is used
-/// again. One that is not terminating wins; beyond that the choice is arbitrary but always the same: ready, then
-/// serving, then the name of the slice, then the place in it.
-pub(super) fn merge<'a>(
+/// again; the best comes first then. One that is not terminating wins; beyond that the choice is arbitrary but always the same: ready,
+/// then serving, then the name of the slice, then the place in it.
+pub(super) fn entries<'a>(
     key: &ServicePortKey,
     slices: impl IntoIterator<Item = &'a Slice>,
 ) -> Vec<Merged<'a>> {
@@ -54,7 +66,7 @@ pub(super) fn merge<'a>(
         for port in ports {
             let endpoints = slice.endpoints.iter().enumerate();
             candidates.extend(endpoints.map(|(at, endpoint)| {
-                let merged = Merged { endpoint, port: port.port };
+                let merged = Merged { endpoint, slice, port: port.port };
                 let preference = (
                     endpoint.terminating,
                     Reverse(endpoint.ready),
@@ -69,6 +81,5 @@ pub(super) fn merge<'a>(
     candidates.sort_unstable_by(|(left, left_preference), (right, right_preference)| {
         left.identity().cmp(&right.identity()).then_with(|| left_preference.cmp(right_preference))
     });
-    candidates.dedup_by_key(|(merged, _)| merged.identity());
     candidates.into_iter().map(|(merged, _)| merged).collect()
 }

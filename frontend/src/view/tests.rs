@@ -4,7 +4,7 @@ use proptest::{collection::vec, prelude::*};
 use proto::model::{Endpoint, Protocol, ServicePortKey};
 
 use crate::{
-    object::{Port, SlicePort},
+    object::{Port, SliceEndpoint, SlicePort},
     testing::{NODES, ZONES, any_service, any_slice, endpoint, number, service, slice},
 };
 
@@ -33,6 +33,23 @@ fn unopposed(service: &Service, port: &Port) -> ServicePort {
 
 fn addresses(pool: &[Endpoint]) -> Vec<String> {
     pool.iter().map(|endpoint| endpoint.address.to_string()).collect()
+}
+
+/// The endpoints that an explanation lets into a pool.
+fn said(
+    explanation: &Explanation,
+    family: Family,
+    reason: impl Fn(&Explained) -> &Reason,
+) -> Vec<(std::net::IpAddr, std::num::NonZeroU16)> {
+    let of_family = explanation.endpoints.iter().filter(|one| Family::of(&one.endpoint.address) == family);
+    let members = of_family.filter(|one| reason(one).is_in());
+    let mut members: Vec<_> = members.map(|one| (one.endpoint.address, one.port.unwrap())).collect();
+    members.sort_unstable();
+    members
+}
+
+fn plain(pool: &[Endpoint]) -> Vec<(std::net::IpAddr, std::num::NonZeroU16)> {
+    pool.iter().map(|endpoint| (endpoint.address, endpoint.port)).collect()
 }
 
 proptest! {
@@ -67,6 +84,23 @@ proptest! {
                         local: PerFamily::from_fn(local),
                     };
                     prop_assert_eq!(actual, expected, "{} in {}", node, zone);
+
+                    // What is said about it is what it is.
+                    let explanation = explain(&service, unopposed(&service, port), &slices, node, zone);
+                    prop_assert_eq!(&explanation.port, &seen.port);
+                    for family in Family::ALL {
+                        let cluster = seen.cluster_pool(family, node, zone).clone();
+                        prop_assert_eq!(said(&explanation, family, |one| &one.cluster), plain(&cluster));
+                        prop_assert_eq!(said(&explanation, family, |one| &one.local), plain(&local(family)));
+                    }
+                    let listed: usize = slices
+                        .iter()
+                        .map(|slice| {
+                            let of_it = |of: &&SlicePort| of.name == port.name && of.protocol == port.protocol;
+                            slice.ports.iter().filter(of_it).count().max(1) * slice.endpoints.len()
+                        })
+                        .sum();
+                    prop_assert_eq!(explanation.endpoints.len(), listed, "each once for each port of its slice");
                 }
             }
         }
@@ -183,4 +217,52 @@ fn a_family_without_cluster_ip_has_no_endpoints() {
     assert_eq!(view.port.any_endpoints, PerFamily { v4: false, v6: false });
     assert!(view.local.is_empty());
     assert!(view.cluster_pool(Family::V6, "node-0", "").is_empty());
+}
+
+/// Of each endpoint: its address, why it is in the cluster pool or not, and the same of the local pool.
+fn reasons(explanation: &Explanation) -> Vec<[String; 3]> {
+    let one =
+        |one: &Explained| [one.endpoint.address.to_string(), one.cluster.to_string(), one.local.to_string()];
+    explanation.endpoints.iter().map(one).collect()
+}
+
+#[test]
+fn every_endpoint_is_told_why() {
+    let service = service("s", "10.96.0.1");
+    let port = || unopposed(&service, &service.ports[0]);
+    let hinted =
+        |address, zone: &str| SliceEndpoint { zone_hints: vec![zone.into()], ..endpoint(address, "node-0") };
+    let going = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.4", "node-0") };
+    let stopped = SliceEndpoint { serving: false, address: "10.0.0.5".parse().unwrap(), ..going.clone() };
+    let unready = SliceEndpoint { ready: false, ..endpoint("10.0.0.6", "node-1") };
+    let mut other = slice("c", "s", vec![endpoint("10.0.0.7", "node-0")]);
+    other.ports[0].name = "metrics".into();
+    let slices = [
+        slice(
+            "a",
+            "s",
+            vec![hinted("10.0.0.1", "zone-a"), hinted("10.0.0.2", "zone-b"), going, stopped, unready],
+        ),
+        slice("b", "s", vec![hinted("10.0.0.1", "zone-a")]),
+        other,
+    ];
+    let explanation = explain(&service, port(), &slices, "node-0", "zone-a");
+    let duplicate = "the same is in slice a, which counts";
+    let expected = [
+        ["10.0.0.1", "ready, hinted for zone zone-a", "ready"],
+        ["10.0.0.1", duplicate, duplicate],
+        ["10.0.0.2", "hinted for zone zone-b", "ready"],
+        ["10.0.0.4", "terminates, and others are ready", "terminates, and others are ready"],
+        ["10.0.0.5", "terminates, and serves no longer", "terminates, and serves no longer"],
+        ["10.0.0.6", "not ready", "on node-1"],
+        ["10.0.0.7", "its slice has no such port", "its slice has no such port"],
+    ];
+    assert_eq!(reasons(&explanation), expected);
+    assert_eq!(explanation.notes, ["IPv4: zone hints are in force: only what is hinted for zone-a is used"]);
+
+    let vetoed = [slices[0].clone(), slice("b", "s", vec![endpoint("10.0.0.3", "node-1")])];
+    let explanation = explain(&service, port(), &vetoed, "node-1", "zone-a");
+    let note = "IPv4: zone hints are ignored, for the ready endpoint 10.0.0.3:8080 has none";
+    assert_eq!(explanation.notes, [note]);
+    assert_eq!(reasons(&explanation)[1], ["10.0.0.2", "ready", "on node-0"]);
 }

@@ -36,6 +36,7 @@ async fn a_node_is_given_its_own_view_and_no_other() {
         assert_refused(answer, Code::PermissionDenied, &["node node-a may not", "node node-b"]);
     }
     assert_refused(node.status().await, Code::PermissionDenied, &["node node-a may not see the status"]);
+    assert_refused(node.endpoints().await, Code::PermissionDenied, &["node node-a may not see"]);
 }
 
 #[tokio::test]
@@ -44,6 +45,8 @@ async fn an_admin_looks_at_everything_and_is_no_agent() {
     let admin = server.client(Some(server.authority.named("ops"))).await;
     admin.watch("node-b", Role::Observer).await.unwrap().commit().await;
     admin.status().await.unwrap();
+    let refused = admin.endpoints().await.err().map(|status| status.code());
+    assert_ne!(refused, Some(Code::PermissionDenied));
     assert_refused(
         admin.watch("node-b", Role::Agent).await,
         Code::PermissionDenied,

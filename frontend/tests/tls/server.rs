@@ -144,6 +144,13 @@ impl Client {
         Ok(client.status(self.request(v1::StatusRequest::default())).await?.into_inner())
     }
 
+    pub(crate) async fn endpoints(&self) -> Result<v1::EndpointsResponse, Status> {
+        let mut client = FairleadClient::new(self.channel.clone());
+        let [namespace, name, node] = ["ns", "s0", "node-a"].map(str::to_owned);
+        let request = v1::EndpointsRequest { namespace, name, node, port: String::new() };
+        Ok(client.endpoints(self.request(request)).await?.into_inner())
+    }
+
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         if let Some(token) = self.token {

@@ -61,7 +61,8 @@ pub(super) fn unpack_endpoints(
 }
 
 /// The wire form of an address.
-pub(super) fn pack_address(address: &IpAddr) -> Bytes {
+#[must_use]
+pub fn pack_address(address: &IpAddr) -> Bytes {
     match address {
         IpAddr::V4(address) => Bytes::copy_from_slice(&address.octets()),
         IpAddr::V6(address) => Bytes::copy_from_slice(&address.octets()),
@@ -69,7 +70,10 @@ pub(super) fn pack_address(address: &IpAddr) -> Bytes {
 }
 
 /// Reads an address of either family.
-pub(super) fn unpack_address(bytes: &[u8], field: &str) -> Result<IpAddr, InvalidUpdate> {
+///
+/// # Errors
+/// When it has neither 4 nor 16 bytes; `field` says where that is.
+pub fn unpack_address(bytes: &[u8], field: &str) -> Result<IpAddr, InvalidUpdate> {
     if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
         Ok(IpAddr::from(octets))
     } else if let Ok(octets) = <[u8; 16]>::try_from(bytes) {

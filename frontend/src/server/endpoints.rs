@@ -1,0 +1,80 @@
+//! Which endpoints of a Service a node is told to use, and why not the others.
+
+use proto::{convert::pack_address, v1};
+use tonic::Status;
+
+use crate::{
+    engine::Shared,
+    object::{ObjectName, Port},
+    view::{Explained, Explanation, Reason},
+};
+
+pub(super) fn response(
+    shared: &Shared,
+    request: &v1::EndpointsRequest,
+) -> Result<v1::EndpointsResponse, Status> {
+    let v1::EndpointsRequest { namespace, name, node, port } = request;
+    if node.is_empty() {
+        return Err(Status::invalid_argument("no node is named"));
+    }
+    if !shared.is_ready() {
+        return Err(Status::unavailable("not all objects of the cluster are known yet"));
+    }
+    let name = ObjectName::new(namespace.as_str(), name.as_str());
+    let is_wanted = |of: &Port| port.is_empty() || *of.name == **port || of.port.to_string() == *port;
+    let (epoch, revision) = {
+        let log = shared.log();
+        (log.epoch(), log.revision())
+    };
+    let index = shared.index();
+    let explanations = index.explain(&name, node, is_wanted).ok_or_else(|| {
+        Status::not_found(format!(
+            "there is no Service {name} that nodes are told of: does it exist, with a cluster IP, and is it not left to another proxy?"
+        ))
+    })?;
+    if explanations.is_empty() {
+        return Err(Status::not_found(format!("Service {name} has no port {port}")));
+    }
+    let problems = index.problems_of(&name).map(|(kind, name, problem)| v1::Problem {
+        object: format!("{kind} {name}"),
+        field: problem.field.clone(),
+        message: problem.message.clone(),
+    });
+    let known = index.node(node);
+    Ok(v1::EndpointsResponse {
+        epoch: epoch.0,
+        revision: revision.0,
+        node_known: known.is_some(),
+        zone: known.map(|node| node.zone.to_string()).unwrap_or_default(),
+        ports: explanations.into_iter().map(port_endpoints).collect(),
+        problems: problems.collect(),
+    })
+}
+
+fn port_endpoints(explanation: Explanation) -> v1::PortEndpoints {
+    let Explanation { port, endpoints, notes } = explanation;
+    let endpoints = endpoints.into_iter().map(state).collect();
+    v1::PortEndpoints { service_port: Some((&port).into()), endpoints, notes }
+}
+
+fn state(explained: Explained) -> v1::EndpointState {
+    let Explained { slice, endpoint, port, cluster, local } = explained;
+    let words = |names: &[std::sync::Arc<str>]| names.iter().map(ToString::to_string).collect();
+    v1::EndpointState {
+        slice: slice.name.to_string(),
+        address: pack_address(&endpoint.address),
+        port: port.map_or(0, |port| port.get().into()),
+        node: endpoint.node.as_deref().unwrap_or_default().to_owned(),
+        ready: endpoint.ready,
+        serving: endpoint.serving,
+        terminating: endpoint.terminating,
+        zone_hints: words(&endpoint.zone_hints),
+        node_hints: words(&endpoint.node_hints),
+        cluster: Some(verdict(&cluster)),
+        local: Some(verdict(&local)),
+    }
+}
+
+fn verdict(reason: &Reason) -> v1::Verdict {
+    v1::Verdict { in_pool: reason.is_in(), reason: reason.word().to_owned(), detail: reason.to_string() }
+}
