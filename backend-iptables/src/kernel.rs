@@ -6,6 +6,7 @@ mod exec;
 pub(crate) mod fake;
 mod localnet;
 mod lock;
+mod saved;
 mod tools;
 mod watch;
 
@@ -17,6 +18,7 @@ use proto::model::Family;
 
 use crate::plan::Script;
 pub(crate) use localnet::Localnet;
+pub use saved::{Saved, saved};
 pub(crate) use tools::Tools;
 
 /// What holds tables.

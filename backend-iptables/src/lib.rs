@@ -38,6 +38,7 @@ use proto::model::Family;
 
 use driver::Driver;
 use kernel::Tools;
+pub use kernel::{Saved, saved};
 
 /// The iptables backend.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! The command line: what can be asked for, with its help.
 
+mod check;
 mod cleanup;
 mod conntrack;
 mod endpoints;
@@ -16,6 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use runtime::LogFormat;
 
 pub(crate) use self::{
+    check::CheckArgs,
     cleanup::{CleanupArgs, Predecessor, WhoseArgs},
     conntrack::ConntrackArgs,
     endpoints::{EndpointsArgs, ServiceName},
@@ -46,6 +48,7 @@ Examples:
   fairlead services --kernel                                                 what this node's IPVS does, and what drains
   fairlead endpoints default/web --node node-a                               which endpoints it uses, and why not others
   fairlead watch --node node-a                                               follow what it is told
+  fairlead check --pre                                                       is this node fit for Fairlead?
   fairlead status --wait 30s                                                 wait until all nodes have everything"
 )]
 pub(crate) struct Cli {
@@ -78,6 +81,8 @@ pub(crate) enum Command {
     Endpoints(EndpointsArgs),
     /// Asks all frontends for all nodes: who is connected, who is behind and for how long, what could not be programmed.
     Status(StatusArgs),
+    /// Looks at all that Services depend on, on this node and around it, and says what is wrong and what to do.
+    Check(CheckArgs),
     /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.
     Cleanup(CleanupArgs),
 }

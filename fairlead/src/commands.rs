@@ -1,6 +1,7 @@
 //! The subcommands, and the process around them.
 
 mod backend;
+mod check;
 mod cleanup;
 mod endpoints;
 mod frontend;
@@ -29,6 +30,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
             | Command::Services(_)
             | Command::Endpoints(_)
             | Command::Status(_)
+            | Command::Check(_)
             | Command::Cleanup(_)
     );
     let log_filter = log_filter.unwrap_or_else(|| if quiet { "warn" } else { "info" }.to_owned());
@@ -39,6 +41,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
         let shutdown = Shutdown::on_signals().context("cannot listen for signals")?;
         let done = match command {
             Command::Status(args) => return status::run(args, shutdown).await,
+            Command::Check(args) => return check::run(args).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend(args) => match args.backend {
                 BackendCommand::Nft(args) => backend::run_nft(args, shutdown).await,

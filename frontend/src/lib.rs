@@ -23,6 +23,7 @@
 //! | `streams` | Who is connected, and who should be? |
 //! | `metrics` | What is measured, and who may read it? |
 //! | `discovery` | Where are frontends? |
+//! | `permissions` | May it do what it has to? |
 
 mod discovery;
 mod engine;
@@ -33,6 +34,7 @@ mod local;
 pub mod log;
 mod metrics;
 pub mod object;
+mod permissions;
 mod server;
 mod session;
 pub mod source;
@@ -44,6 +46,7 @@ pub mod view;
 pub use discovery::endpoints_of;
 pub use engine::{Config, Figures, Frontend};
 pub use frame::Frame;
+pub use permissions::{Permission, permissions};
 pub use server::{ConnectionLimits, Gate, Listener, Tls, TlsFiles};
 pub use session::{Rate, SessionError, VisitLimits};
 pub use streams::StreamStatus;

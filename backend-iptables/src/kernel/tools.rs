@@ -213,7 +213,7 @@ async fn find(wanted: Option<Variant>) -> Result<Found> {
 }
 
 /// `None` when it is not installed.
-async fn save(program: &str) -> Result<Option<String>> {
+pub(super) async fn save(program: &str) -> Result<Option<String>> {
     let program = format!("{program}-save");
     let Some(Ended { code, output, complaint }) = exec::run(&program, &[], "").await? else {
         return Ok(None);

@@ -1,0 +1,232 @@
+//! Whose rules there are on this node: kube-proxy's, those of our other backends, and those of everybody else that may stop packets.
+
+use std::collections::BTreeMap;
+
+use agent::{Item, iptables::Variant, traffic::Options};
+use anyhow::{Context as _, Result};
+use backend_iptables::{Iptables, Saved};
+use backend_ipvs::{Ipvs, Settings};
+use netlink::nft::{Family, Handle, Hook, Policy};
+use takeover::Leftovers;
+
+use super::{Finding, Level, Stage};
+use crate::{
+    cli::BackendName,
+    commands::backend::{ipvs, nft},
+};
+
+/// Tables of iptables that are rules of `iptables-nft`, and looked at as such.
+const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+/// Tables that are Fairlead's, and kube-proxy's, of which [`takeover`] knows.
+const KNOWN: [&str; 2] = ["fairlead", "kube-proxy"];
+
+/// All of them. What cannot be read is a finding.
+pub(super) async fn check(backend: BackendName, stage: Stage) -> Vec<Finding> {
+    let unreadable = |what: &str, error: anyhow::Error| {
+        vec![Finding::fail(
+            "rules",
+            format!("{what} cannot be read: {error:#}"),
+            "nobody can tell what the kernel does with packets",
+            "run this as root (CAP_NET_ADMIN)",
+        )]
+    };
+    let mut findings = predecessor(stage).unwrap_or_else(|error| unreadable("what kube-proxy left", error));
+    findings.extend(others_of_ours(backend).await.unwrap_or_else(|error| unreadable("our own rules", error)));
+    findings.extend(foreign().unwrap_or_else(|error| unreadable("nf_tables", error)));
+    match backend_iptables::saved().await {
+        Ok(saved) => findings.extend(flavours(backend, &saved)),
+        Err(error) => findings.extend(unreadable("iptables", error)),
+    }
+    findings
+}
+
+fn predecessor(stage: Stage) -> Result<Vec<Finding>> {
+    let leftovers = Leftovers::find()?;
+    let items = leftovers.items();
+    if items.is_empty() {
+        return Ok(vec![Finding::ok("kube-proxy", "it has left nothing in the kernel")]);
+    }
+    let mut places = BTreeMap::<_, usize>::new();
+    items.iter().for_each(|item| *places.entry(item.place.as_str()).or_default() += item.count);
+    let places: Vec<_> = places.iter().map(|(place, count)| format!("{count} in {place}")).collect();
+    let what = format!("its rules are here: {}", places.join(", "));
+    Ok(vec![match stage {
+        Stage::BeforeInstallation => {
+            Finding::ok("kube-proxy", format!("{what}; Services work until ours do"))
+        }
+        Stage::Installed => Finding::warn(
+            "kube-proxy",
+            what,
+            "two proxies answer for the same addresses, and those of one of them may be of yesterday",
+            "remove kube-proxy from this node, then `fairlead cleanup --of kube-proxy` (try --dry-run first)",
+        ),
+    }])
+}
+
+/// What our other backends have programmed, and this one.
+async fn others_of_ours(backend: BackendName) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    let mut present = vec![(BackendName::Nft, nft(Options::default())?.items().await?)];
+    let iptables = Iptables::programmed().await?;
+    let item = |family| Item { place: "iptables".to_owned(), what: format!("{family} chains"), count: 1 };
+    present.push((BackendName::Iptables, iptables.into_iter().map(item).collect()));
+    // A kernel without IPVS has none of its servers.
+    let items = match ipvs(Settings::default()) {
+        Ok(mut backend) if !Ipvs::programmed().await.unwrap_or_default().is_empty() => {
+            backend.items().await?
+        }
+        _ => Vec::new(),
+    };
+    present.push((BackendName::Ipvs, items));
+    for (of, items) in present.into_iter().filter(|(_, items)| !items.is_empty()) {
+        let name = format!("{of:?}").to_lowercase();
+        let what: Vec<_> = items.iter().map(|item| format!("{} {}", item.place, item.what)).collect();
+        findings.push(if of == backend {
+            Finding::ok("fairlead", format!("backend {name} has programmed: {}", what.join(", ")))
+        } else {
+            Finding::warn(
+                "fairlead",
+                format!("backend {name} has left its rules: {}", what.join(", ")),
+                "they answer for the same addresses, and nobody keeps them up to date",
+                format!("fairlead cleanup --backend {name}, unless that backend is the one that runs"),
+            )
+        });
+    }
+    Ok(findings)
+}
+
+/// Base chains of tables that are nobody's of these.
+fn foreign() -> Result<Vec<Finding>> {
+    let mut handle = Handle::open().context("open nf_tables")?;
+    let mut findings = Vec::new();
+    for family in [Family::Ip, Family::Ip6, Family::Inet] {
+        for table in handle.tables(family)? {
+            let of_iptables = family != Family::Inet && OF_IPTABLES.contains(&table.name.as_str());
+            if of_iptables || KNOWN.contains(&table.name.as_str()) {
+                continue;
+            }
+            let chains = handle.chains(&table)?;
+            let bases = chains.iter().filter_map(|chain| Some((&chain.name, chain.base?)));
+            for (name, base) in bases {
+                findings.extend(foreign_chain(&format!("{family} {}", table.name), name, base));
+            }
+        }
+    }
+    if findings.iter().all(|finding| finding.level == Level::Ok) && findings.is_empty() {
+        findings
+            .push(Finding::ok("firewall", "no other table of nf_tables has chains at the hooks of packets"));
+    }
+    Ok(findings)
+}
+
+fn foreign_chain(table: &str, chain: &str, base: netlink::nft::BaseChain) -> Option<Finding> {
+    let hook = match base.hook {
+        Hook::Prerouting => "prerouting",
+        Hook::Input => "input",
+        Hook::Forward => "forward",
+        Hook::Output => "output",
+        Hook::Postrouting => "postrouting",
+        Hook::Other(_) => return None,
+    };
+    let whose = if table.ends_with(" firewalld") { " (firewalld)" } else { "" };
+    let what = format!("table {table}{whose}: chain {chain} at {hook}, priority {}", base.priority);
+    Some(if base.policy == Policy::Drop {
+        Finding::warn(
+            "firewall",
+            format!("{what}, policy drop"),
+            "what it does not accept is dropped, after our rules or before",
+            "let it accept what is forwarded to pods and arrives at node ports; `fairlead trace` shows the order of the chains",
+        )
+    } else {
+        Finding::ok("firewall", what)
+    })
+}
+
+/// Which iptables has rules, and which policies.
+fn flavours(backend: BackendName, saved: &[Saved]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if saved.is_empty() && backend != BackendName::Nft {
+        return vec![Finding::fail(
+            "iptables",
+            "no iptables is installed",
+            "this backend writes its rules with it",
+            "install iptables 1.8.9 or later, or use backend nft",
+        )];
+    }
+    let has_rules = |saved: &&Saved| saved.text.lines().any(|line| line.starts_with("-A "));
+    let used: Vec<_> = saved.iter().filter(has_rules).collect();
+    for family in proto::model::Family::ALL {
+        let by = |variant| used.iter().any(|saved| saved.family == family && saved.variant == variant);
+        if by(Variant::Nft) && by(Variant::Legacy) {
+            findings.push(Finding::warn(
+                "iptables",
+                format!("both variants hold {family} rules"),
+                "each is asked for every packet, and each program shows one of them only",
+                "find out who writes with the other one (`iptables-legacy-save`, `iptables-nft-save`), and remove its rules",
+            ));
+        }
+    }
+    for saved in &used {
+        let program = &saved.program;
+        if saved.text.lines().any(|line| line.starts_with(":FORWARD DROP")) {
+            findings.push(Finding::warn(
+                "firewall",
+                format!("{program}: the policy of FORWARD is DROP"),
+                "what is not accepted by a rule, as packets to pods, is dropped; Docker sets that, and some firewalls",
+                format!("{program} -P FORWARD ACCEPT, or rules that accept what goes to pods and comes from them"),
+            ));
+        }
+        if saved.text.lines().any(|line| line.starts_with(":ufw-")) {
+            findings.push(Finding::warn(
+                "firewall",
+                format!("{program}: ufw has its chains here"),
+                "by default it drops what is forwarded",
+                "set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and allow the ports of the node",
+            ));
+        }
+    }
+    if findings.is_empty() {
+        let programs: Vec<_> = used.iter().map(|saved| saved.program.as_str()).collect();
+        findings.push(Finding::ok(
+            "iptables",
+            if programs.is_empty() {
+                "no iptables rules".to_owned()
+            } else {
+                format!("rules of {}", programs.join(", "))
+            },
+        ));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::model::Family;
+
+    use super::*;
+
+    fn saved(variant: Variant, text: &str) -> Saved {
+        let program = variant.program(Family::V4).to_owned();
+        Saved { program, family: Family::V4, variant, text: text.to_owned() }
+    }
+
+    fn levels(saved: &[Saved]) -> Vec<(Level, &'static str)> {
+        flavours(BackendName::Iptables, saved).into_iter().map(|f| (f.level, f.check)).collect()
+    }
+
+    #[test]
+    fn a_mix_and_what_drops_are_told() {
+        let rule = "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -j ACCEPT\nCOMMIT\n";
+        let empty = "*filter\n:FORWARD ACCEPT [0:0]\nCOMMIT\n";
+        assert_eq!(levels(&[]), [(Level::Fail, "iptables")]);
+        let one = [saved(Variant::Nft, rule), saved(Variant::Legacy, empty)];
+        assert_eq!(levels(&one), [(Level::Ok, "iptables")]);
+        let both = [saved(Variant::Nft, rule), saved(Variant::Legacy, rule)];
+        assert_eq!(levels(&both), [(Level::Warn, "iptables")]);
+        let drops = rule.replace("FORWARD ACCEPT [", "FORWARD DROP [").replace("COMMIT", ":ufw-user - [0:0]");
+        assert_eq!(
+            levels(&[saved(Variant::Nft, &drops)]),
+            [(Level::Warn, "firewall"), (Level::Warn, "firewall")]
+        );
+    }
+}
