@@ -6,16 +6,20 @@
 //!   list, streamed or in pages ───────────────────────────┘
 //!            │ Replace
 //!            ▼
-//!   watch behind the last version ◀── ended, cut, silent: wait if it failed
+//!   watch behind the last version ◀── ended, cut, silent: wait if it failed; is the API where it was?
 //!            │
-//!            └── version of no use, order broken, or not confirmed for too long ──▶ list
+//!            └── version of no use, order broken, API set back, or not confirmed for too long ──▶ list
 //! ```
 //!
 //! What is right is what the API says, in the order of one watch. So nothing is ever compared with what is known: duplicates are
-//! applied again, and a list is taken as it is, even if its version is an older one (the API may come from a backup). Only within
-//! a watch versions must not go back. They are numbers there, in all of Kubernetes; where they are not, nothing is concluded.
+//! applied again, and a list is taken as it is, even if its version is an older one. Only within a watch versions must not go back.
+//! They are numbers there, in all of Kubernetes; where they are not, nothing is concluded.
+//!
+//! An API that comes from a backup accepts a watch behind a version of its future, is silent until it gets there, and then tells what
+//! it does from there on; what the backup took back it never tells. So its version is asked for before a watch is taken up again.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kube::Client;
@@ -81,8 +85,18 @@ pub(super) struct Follower<'a, K> {
 /// How far a kind is known.
 struct Position<K> {
     version: String,
-    /// The watch that goes on from here, if there is one already.
-    watch: Option<Watch<K>>,
+    /// How it goes on from here.
+    next: Next<K>,
+}
+
+/// How a kind is watched behind a position.
+enum Next<K> {
+    /// By the watch that has streamed the list.
+    Ready(Watch<K>),
+    /// By a watch, now: the list has just come.
+    Begin,
+    /// By another watch, after one that ended.
+    TakeUp,
 }
 
 /// What a list has brought so far.
@@ -217,7 +231,9 @@ impl<K: Watchable> Follower<'_, K> {
                     listing.remove(&name);
                 }
                 What::Bookmark => {}
-                What::InitialEnd => return Ok(Position { version: event.version, watch: Some(watch) }),
+                What::InitialEnd => {
+                    return Ok(Position { version: event.version, next: Next::Ready(watch) });
+                }
             }
         }
     }
@@ -229,7 +245,7 @@ impl<K: Watchable> Follower<'_, K> {
             let page = self.requests.page(token).await?;
             listing.extend(page.objects.into_iter().map(|parsed| (parsed.name.clone(), parsed)));
             if page.next.is_none() {
-                return Ok(Position { version: page.version, watch: None });
+                return Ok(Position { version: page.version, next: Next::Begin });
             }
             token = page.next;
         }
@@ -281,9 +297,14 @@ impl<K: Watchable> Follower<'_, K> {
 
     /// Watches until the watch ends; in order, if nothing is wrong.
     async fn watch_on(&mut self, position: &mut Position<K>) -> Result<(), Failure> {
-        let mut watch = match position.watch.take() {
-            Some(watch) => watch,
-            None => self.requests.watch(Start::Behind(&position.version)).await?,
+        let begin = Start::Behind(&position.version);
+        let mut watch = match mem::replace(&mut position.next, Next::TakeUp) {
+            Next::Ready(watch) => watch,
+            Next::Begin => self.requests.watch(begin).await?,
+            Next::TakeUp => {
+                self.reaches(&position.version).await?;
+                self.requests.watch(begin).await?
+            }
         };
         while let Some(Event { version, what }) = watch.next(self.deadlines.event).await? {
             if goes_back(&position.version, &version) {
@@ -309,6 +330,22 @@ impl<K: Watchable> Follower<'_, K> {
             age if age < self.deadlines.watch() / 2 => Err(RequestError::EndedEarly(age).into()),
             _ => Ok(()),
         }
+    }
+}
+
+impl<K: Watchable> Follower<'_, K> {
+    /// Fails if the API has not got to a version that it has told before.
+    async fn reaches(&self, last: &str) -> Result<(), RequestError> {
+        let found = match self.requests.version().await {
+            Ok(found) => found,
+            // It may be just listing that we are not allowed.
+            Err(error) if error.is_not_offered() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if goes_back(last, &found) {
+            return Err(RequestError::Backwards { last: last.to_owned(), found });
+        }
+        Ok(())
     }
 }
 

@@ -22,6 +22,9 @@ use super::arrived::{Event, Page, Watchable};
 /// How many objects a page has at most: what one answer costs the server, and us, in memory. As client-go has it.
 const PAGE: u32 = 500;
 
+/// How many objects are asked for where only the version of the list matters.
+const PROBE: u32 = 1;
+
 /// Why there is no answer, or no whole one.
 #[derive(Debug, Error)]
 pub(super) enum RequestError {
@@ -94,10 +97,19 @@ impl<K: Watchable> Requests<K> {
 
     /// The first page, or the one that a token stands for.
     pub(super) async fn page(&self, token: Option<String>) -> Result<Page, RequestError> {
+        self.up_to(PAGE, token).await
+    }
+
+    /// The version that the API has reached: the present one, not what some cache has.
+    pub(super) async fn version(&self) -> Result<String, RequestError> {
+        Ok(self.up_to(PROBE, None).await?.version)
+    }
+
+    async fn up_to(&self, limit: u32, token: Option<String>) -> Result<Page, RequestError> {
         let parameters = ListParams {
             label_selector: K::LABELS.map(str::to_owned),
             field_selector: K::FIELDS.map(str::to_owned),
-            limit: Some(PAGE),
+            limit: Some(limit),
             continue_token: token,
             ..ListParams::default()
         };
@@ -172,7 +184,7 @@ impl From<kube::Error> for RequestError {
 
 impl RequestError {
     /// The version to watch from is of no use to the server (any more), so that everything must be listed anew: 410 Gone, 400 for
-    /// one that it cannot read, 504 for one of its future, as after a restore from a backup; or the order is broken.
+    /// one that it cannot read, 504 for one of its future; or the order is broken.
     pub(super) fn needs_list(&self) -> bool {
         matches!(self.code(), Some(400 | 410 | 504)) || matches!(self, Self::Backwards { .. })
     }

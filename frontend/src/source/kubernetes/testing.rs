@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http_body_util::channel::{Channel, Sender};
@@ -33,7 +34,11 @@ pub(super) struct ApiServer {
     /// Where it listens.
     pub(super) address: std::net::SocketAddr,
     calls: HashMap<Kind, mpsc::UnboundedReceiver<Call>>,
+    reached: Reached,
 }
+
+/// What a request for one object only is answered at once: a version, or a refusal.
+type Reached = Arc<Mutex<Result<String, u16>>>;
 
 /// A request that has not been answered.
 pub(super) struct Call {
@@ -63,8 +68,14 @@ impl ApiServer {
             senders.insert(path, (kind, sender));
             calls.insert(kind, receiver);
         }
-        tokio::spawn(serve(listener, senders));
-        Self { address, calls }
+        let reached = Reached::new(Mutex::new(Ok(u64::MAX.to_string())));
+        tokio::spawn(serve(listener, senders, reached.clone()));
+        Self { address, calls, reached }
+    }
+
+    /// From now on, says that it has got to a version, and no further; or refuses to say.
+    pub(super) fn has_reached(&self, version: Result<&str, u16>) {
+        *self.reached.lock().unwrap() = version.map(str::to_owned);
     }
 
     /// The next request for a kind.
@@ -105,15 +116,27 @@ impl ApiServer {
     }
 }
 
-async fn serve(listener: TcpListener, calls: HashMap<&'static str, (Kind, mpsc::UnboundedSender<Call>)>) {
+async fn serve(
+    listener: TcpListener,
+    calls: HashMap<&'static str, (Kind, mpsc::UnboundedSender<Call>)>,
+    reached: Reached,
+) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let calls = calls.clone();
+        let (calls, reached) = (calls.clone(), reached.clone());
         let service = service_fn(move |request: Request<Incoming>| {
             let (answer, answered) = oneshot::channel();
             let query = request.uri().query().unwrap_or_default().to_owned();
             let (kind, calls) = &calls[request.uri().path()];
-            calls.send(Call { kind: *kind, query, answer }).ok();
+            let call = Call { kind: *kind, query, answer };
+            if call.query.split('&').any(|part| part == "limit=1") {
+                match &*reached.lock().unwrap() {
+                    Ok(version) => call.list(version, &[], None),
+                    Err(code) => call.refuse(*code),
+                }
+            } else {
+                calls.send(call).ok();
+            }
             async move {
                 match answered.await {
                     Ok(response) => Ok::<_, Infallible>(response),

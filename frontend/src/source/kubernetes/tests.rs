@@ -15,7 +15,7 @@ mod watches;
 use runtime::Trigger;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::testing::{ApiServer, PATIENCE, Watch};
 use super::*;
@@ -97,6 +97,16 @@ impl Fixture {
 
     fn row(&self, kind: Kind) -> KindFreshness {
         self.freshness.snapshot().into_iter().find(|row| row.kind == kind).unwrap()
+    }
+
+    /// Waits until nodes could not be had for a reason.
+    async fn failed(&self, reason: &str) {
+        let failed = async {
+            while !self.row(Kind::Node).last_error.is_some_and(|error| error.contains(reason)) {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(PATIENCE, failed).await.expect("it fails for that reason");
     }
 
     #[track_caller]

@@ -32,6 +32,40 @@ async fn watch_that_ends_is_taken_up_where_it_ended() {
     assert_eq!(fixture.next_in_short().await, "n1 in y");
 }
 
+/// A server accepts a watch behind a version of its future, and is silent until it gets there.
+#[tokio::test]
+async fn api_from_a_backup_is_listed_anew() {
+    let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[node("n1", "x", "1")]).await;
+    watch.send("ADDED", &node("n2", "x", "12")).await;
+    assert_eq!(fixture.next_in_short().await, "n2 in x");
+    fixture.server.has_reached(Ok("11"));
+    drop(watch);
+    fixture.server.stream(Kind::Node, "11", &[node("n1", "x", "1")]).await;
+    assert_eq!(fixture.next_in_short().await, "all Node: n1 in x");
+}
+
+#[tokio::test]
+async fn watch_waits_until_the_api_has_said_where_it_is() {
+    let (mut fixture, watch) = Fixture::on_nodes(deadlines(), &[node("n1", "x", "1")]).await;
+    fixture.server.has_reached(Err(503));
+    drop(watch);
+    fixture.failed("code 503").await;
+    fixture.server.has_reached(Ok("9"));
+    fixture.server.stream(Kind::Node, "9", &[]).await;
+    assert_eq!(fixture.next_in_short().await, "all Node: ");
+}
+
+/// Whoever may watch but not list learns all the same what changes.
+#[tokio::test]
+async fn watch_goes_on_where_lists_are_not_allowed() {
+    let (mut fixture, watch) = Fixture::on_nodes(deadlines(), &[]).await;
+    fixture.server.has_reached(Err(403));
+    drop(watch);
+    let mut watch = fixture.server.watch(Kind::Node, "10").await;
+    watch.send("ADDED", &node("n1", "x", "11")).await;
+    assert_eq!(fixture.next_in_short().await, "n1 in x");
+}
+
 #[tokio::test]
 async fn event_in_pieces_is_one_event() {
     let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[]).await;
