@@ -2,6 +2,7 @@
 
 mod check;
 mod cleanup;
+mod config;
 mod conntrack;
 mod endpoints;
 mod frontend;
@@ -19,6 +20,7 @@ use runtime::LogFormat;
 pub(crate) use self::{
     check::CheckArgs,
     cleanup::{CleanupArgs, Predecessor, WhoseArgs},
+    config::{ConfigArgs, ConfigCommand, ConvertArgs, Process, ValidateArgs},
     conntrack::ConntrackArgs,
     endpoints::{EndpointsArgs, ServiceName},
     frontend::{ClusterArgs, FrontendArgs, MetricsAddress, SourceArgs},
@@ -85,6 +87,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.
     Cleanup(CleanupArgs),
+    /// Checks configuration files, and translates kube-proxy's.
+    Config(ConfigArgs),
 }
 
 #[derive(Debug, Args)]

@@ -3,6 +3,7 @@
 mod backend;
 mod check;
 mod cleanup;
+mod config;
 mod endpoints;
 mod frontend;
 mod local;
@@ -15,14 +16,19 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, Result};
 use runtime::{Shutdown, log};
+use tracing::{info, warn};
 
-use crate::cli::{BackendCommand, Cli, Command};
+use crate::{
+    cli::{BackendCommand, Cli, Command},
+    config::{Parsed, Warning},
+};
 
 /// How long tasks may take to end after a signal: longer than a frontend waits for its clients to go elsewhere.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Does what the command line asks for. What ends without an error may still have found something that is not as it should be.
-pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
+pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
+    let Parsed { cli, file, warnings } = parsed;
     let Cli { log_format, log_filter, command } = cli;
     let quiet = matches!(
         command,
@@ -32,9 +38,16 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
             | Command::Status(_)
             | Command::Check(_)
             | Command::Cleanup(_)
+            | Command::Config(_)
     );
     let log_filter = log_filter.unwrap_or_else(|| if quiet { "warn" } else { "info" }.to_owned());
     log::init(log_format, &log_filter)?;
+    if let Some(file) = file {
+        info!(file = %file.display(), "configured by a file");
+        for Warning { field, reason } in warnings {
+            warn!(file = %file.display(), field, reason, "a field is not what it was");
+        }
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("cannot start the async runtime")?;
     runtime.block_on(async {
@@ -54,6 +67,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
             Command::Services(args) => services::run(args, shutdown).await,
             Command::Endpoints(args) => endpoints::run(args, shutdown).await,
             Command::Cleanup(args) => cleanup::run(args).await,
+            Command::Config(args) => config::run(args),
         };
         done.map(|()| ExitCode::SUCCESS)
     })

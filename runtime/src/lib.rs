@@ -7,6 +7,7 @@
 //! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others
 //! Backoff                        how long to wait before the next try
 //! raise_file_limit               for thousands of connections
+//! set_oom_score_adj              who goes last when memory runs out
 //! http::serve                    metrics and health, to whoever asks
 //! ```
 
@@ -14,6 +15,7 @@ mod backoff;
 mod files;
 pub mod http;
 pub mod log;
+mod oom;
 mod ready;
 mod shutdown;
 mod tasks;
@@ -21,6 +23,7 @@ mod tasks;
 pub use backoff::Backoff;
 pub use files::raise_file_limit;
 pub use log::LogFormat;
+pub use oom::set_oom_score_adj;
 pub use ready::{Ready, ReadyGuard};
 pub use shutdown::{Shutdown, Trigger};
 pub use tasks::Tasks;

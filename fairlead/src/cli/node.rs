@@ -58,6 +58,11 @@ pub(crate) struct NodeArgs {
     /// snapshot says so again ten seconds later. In percent; 100: believe everything at once. Losses of fewer than ten Services never wait.
     #[arg(long, default_value_t, value_name = "PERCENT")]
     pub(crate) max_loss: LossLimit,
+
+    /// How readily the kernel ends this process when memory runs out: -1000 (never) to 1000 (first). Lowering it takes CAP_SYS_RESOURCE;
+    /// where it cannot be written, that is logged. Without it, it stays as it is.
+    #[arg(long, value_name = "SCORE", allow_negative_numbers = true, value_parser = clap::value_parser!(i16).range(-1000..=1000))]
+    pub(crate) oom_score_adj: Option<i16>,
 }
 
 impl FrontendAddressArgs {

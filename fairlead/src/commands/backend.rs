@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use backend_ipvs::{Ipvs, Settings};
 use backend_nft::Nft;
 use runtime::{Ready, Shutdown, Tasks};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::SHUTDOWN_DEADLINE;
 use crate::cli::{
@@ -87,6 +87,11 @@ pub(super) fn spawn(
     tasks: &mut Tasks,
 ) -> Result<()> {
     let name = node.name()?;
+    if let Some(score) = node.oom_score_adj
+        && let Err(error) = runtime::set_oom_score_adj(score)
+    {
+        warn!(score, %error, "the OOM score stays as it is");
+    }
     // Before the first rule, from which on the kernel tracks every connection.
     ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
     std::fs::create_dir_all(&node.state_dir)

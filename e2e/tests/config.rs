@@ -1,0 +1,82 @@
+//! Configuration files as the program takes them: what goes before what, and what is said about kube-proxy's.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::fs;
+use std::process::Output;
+
+use fairlead_e2e::fairlead;
+use tempfile::TempDir;
+
+fn file(text: &str) -> (TempDir, String) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("config.yaml");
+    fs::write(&path, text).expect("a file");
+    let path = path.to_str().expect("UTF-8").to_owned();
+    (directory, path)
+}
+
+fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = fairlead();
+    command.args(arguments).envs(environment.iter().copied());
+    command.output().expect("the program starts")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Such an address takes one more flag, so that the program says which one it has and ends before it touches anything.
+#[test]
+fn a_flag_goes_before_the_environment_and_that_before_the_file() {
+    let (_directory, config) = file(
+        "apiVersion: fairlead.io/v1alpha1\nkind: BackendConfiguration\nbackend: nft\nfrontend: ['kubernetes:of/file']\n",
+    );
+    let said = |flags: &[&str], environment: &[(&str, &str)]| {
+        let output = run(&[&["backend", "configured", "--config", &config], flags].concat(), environment);
+        assert!(!output.status.success());
+        stderr(&output)
+    };
+    let variable = [("FAIRLEAD_FRONTEND", "kubernetes:of/environment")];
+    assert!(said(&[], &[]).contains("--frontend kubernetes:of/file needs"), "{}", said(&[], &[]));
+    assert!(said(&[], &variable).contains("--frontend kubernetes:of/environment needs"));
+    assert!(
+        said(&["--frontend", "kubernetes:of/flag"], &variable)
+            .contains("--frontend kubernetes:of/flag needs")
+    );
+}
+
+#[test]
+fn what_has_no_effect_is_logged_at_the_start() {
+    let (_directory, config) = file(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\niptables: {syncPeriod: 30s}\n",
+    );
+    let output = run(
+        &["--log-format=json", "backend", "iptables", "--config", &config, "--frontend=kubernetes:a/b"],
+        &[],
+    );
+    let said = stderr(&output);
+    let line = said.lines().find(|line| line.contains("iptables.syncPeriod")).expect("a warning");
+    let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    assert_eq!((&line["level"], &line["field"]), (&"WARN".into(), &"iptables.syncPeriod".into()), "{line}");
+}
+
+#[test]
+fn kube_proxys_configuration_becomes_one_of_ours() {
+    let kube_proxys = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\noomScoreAdj: -5\n";
+    let (_directory, config) = file(kube_proxys);
+    for (process, kind) in [("local", "LocalConfiguration"), ("backend", "BackendConfiguration")] {
+        let output = run(&["config", "convert", &config, "--for", process], &[]);
+        let ours = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && ours.contains("oomScoreAdj: -5"), "{ours}{}", stderr(&output));
+        let (_directory, ours) = file(&ours);
+        let output = run(&["config", "validate", &ours], &[]);
+        assert!(String::from_utf8_lossy(&output.stdout).contains(kind), "{}", stderr(&output));
+    }
+    let (_directory, config) = file(&kube_proxys.replace("-5", "-5000"));
+    let output = run(&["config", "validate", &config], &[]);
+    assert!(
+        !output.status.success() && stderr(&output).contains("oomScoreAdj: -5000: expected"),
+        "{}",
+        stderr(&output)
+    );
+}

@@ -1,0 +1,183 @@
+//! A configuration file as it is read: what kind it is, and its fields.
+
+use std::{fs, io::Read as _, path::Path};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Map, Value};
+use serde_saphyr::options::DuplicateKeyPolicy;
+
+use super::Warning;
+
+/// Our files.
+pub(crate) const API_VERSION: &str = "fairlead.io/v1alpha1";
+/// kube-proxy's.
+const KUBE_PROXY_API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
+/// Where kubeadm and kind keep kube-proxy's in a ConfigMap.
+const KUBEADM_KEY: &str = "config.conf";
+
+/// One configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Document {
+    pub(crate) kind: Kind,
+    /// All but `apiVersion` and `kind`.
+    pub(crate) fields: Map<String, Value>,
+    /// What was put up with.
+    pub(crate) warnings: Vec<Warning>,
+}
+
+/// What a file configures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Frontend,
+    Backend,
+    Local,
+    KubeProxy,
+}
+
+impl Kind {
+    pub(crate) const OURS: [Self; 3] = [Self::Frontend, Self::Backend, Self::Local];
+
+    /// `kind` in the file.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Frontend => "FrontendConfiguration",
+            Self::Backend => "BackendConfiguration",
+            Self::Local => "LocalConfiguration",
+            Self::KubeProxy => "KubeProxyConfiguration",
+        }
+    }
+
+    /// The command that takes all fields of one of ours; for kube-proxy's, the one that does the same.
+    pub(crate) fn command(self) -> &'static [&'static str] {
+        match self {
+            Self::Frontend => &["frontend"],
+            Self::Backend => &["backend", "configured"],
+            Self::Local | Self::KubeProxy => &["local"],
+        }
+    }
+
+    fn of(api_version: &str, kind: &str) -> Result<Self> {
+        match api_version {
+            KUBE_PROXY_API_VERSION if kind == Self::KubeProxy.name() => Ok(Self::KubeProxy),
+            API_VERSION => {
+                let known = Self::OURS.map(Self::name).join(", ");
+                let found = Self::OURS.into_iter().find(|known| known.name() == kind);
+                found.with_context(|| format!("kind: {kind:?} is not one of {known}"))
+            }
+            _ => bail!(
+                "apiVersion {api_version:?} with kind {kind:?} is no configuration: expected {API_VERSION}, or \
+                 {KUBE_PROXY_API_VERSION} with kind {}",
+                Self::KubeProxy.name()
+            ),
+        }
+    }
+}
+
+impl Document {
+    /// Reads a file; `-` is what comes in.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let text = if path == Path::new("-") {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).map(|_| text)
+        } else {
+            fs::read_to_string(path)
+        };
+        text.context("cannot be read")
+            .and_then(|text| Self::parse(&text))
+            .with_context(|| path.display().to_string())
+    }
+
+    /// Reads YAML, or JSON, which is YAML too.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let Value::Object(mut fields) = yaml(text, DuplicateKeyPolicy::LastWins)? else {
+            bail!("expected fields with names, such as apiVersion and kind");
+        };
+        let word = |fields: &mut Map<String, Value>, name| match fields.remove(name) {
+            Some(Value::String(word)) => Ok(word),
+            _ => bail!("{name}: missing; expected a word"),
+        };
+        let (api_version, kind) = (word(&mut fields, "apiVersion")?, word(&mut fields, "kind")?);
+        if (api_version.as_str(), kind.as_str()) == ("v1", "ConfigMap") {
+            return Self::within(&fields);
+        }
+        let kind = Kind::of(&api_version, &kind)?;
+        // kube-proxy puts up with what is there twice, so its files may have been so for years.
+        let warnings = match yaml(text, DuplicateKeyPolicy::Error) {
+            Ok(_) => Vec::new(),
+            Err(error) if kind == Kind::KubeProxy => {
+                vec![Warning::new("the file", format!("{error}; the last one counts"))]
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self { kind, fields, warnings })
+    }
+
+    /// The configuration in a ConfigMap.
+    fn within(config_map: &Map<String, Value>) -> Result<Self> {
+        let data =
+            config_map.get("data").and_then(Value::as_object).context("data: the ConfigMap has none")?;
+        let known = [KUBE_PROXY_API_VERSION, API_VERSION];
+        let is_meant = |text: &str| known.iter().any(|version| text.contains(version));
+        let found = data.get(KUBEADM_KEY).into_iter().chain(data.values()).filter_map(Value::as_str);
+        let text = found.into_iter().find(|text| is_meant(text));
+        Self::parse(text.context("data: nothing in the ConfigMap is a configuration")?)
+    }
+}
+
+fn yaml(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Value> {
+    let options = serde_saphyr::options! { with_snippet: false, duplicate_keys: duplicate_keys };
+    // The library's advice is for programs.
+    let advice = ", set DuplicateKeyPolicy in Options if acceptable";
+    serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| anyhow::anyhow!(error.to_string().replace(advice, "")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+    #[test]
+    fn a_file_says_what_it_is() {
+        let ours = |kind: &str| Document::parse(&format!("apiVersion: {API_VERSION}\nkind: {kind}\n"));
+        for kind in Kind::OURS {
+            assert_eq!(ours(kind.name()).unwrap().kind, kind);
+        }
+        assert!(ours("Frontend").unwrap_err().to_string().contains("FrontendConfiguration, Backend"));
+        assert_eq!(Document::parse(HEAD).unwrap().kind, Kind::KubeProxy);
+        let json =
+            r#"{"apiVersion": "fairlead.io/v1alpha1", "kind": "LocalConfiguration", "backend": "nft"}"#;
+        assert_eq!(Document::parse(json).unwrap().fields["backend"], "nft");
+        for (text, part) in [
+            ("", "expected fields"),
+            ("a: 1", "apiVersion: missing"),
+            ("apiVersion: v1\nkind: Pod", "is no configuration"),
+            ("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}", "nothing in the ConfigMap"),
+        ] {
+            let error = format!("{:#}", Document::parse(text).unwrap_err());
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_config_map_is_opened() {
+        let map = serde_json::json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "kube-proxy" },
+            "data": { "kubeconfig.conf": "apiVersion: v1\nkind: Config\n", "config.conf": format!("{HEAD}mode: ipvs\n") },
+        });
+        let document = Document::parse(&map.to_string()).unwrap();
+        assert_eq!((document.kind, &document.fields["mode"]), (Kind::KubeProxy, &"ipvs".into()));
+    }
+
+    #[test]
+    fn what_is_there_twice_is_refused_in_our_own_files_only() {
+        let twice =
+            Document::parse(&format!("{HEAD}iptables:\n  masqueradeBit: 1\n  masqueradeBit: 2\n")).unwrap();
+        assert_eq!(twice.fields["iptables"]["masqueradeBit"], 2);
+        assert!(twice.warnings[0].reason.contains("masqueradeBit"), "{:?}", twice.warnings);
+        let ours =
+            format!("apiVersion: {API_VERSION}\nkind: LocalConfiguration\nbackend: nft\nbackend: ipvs\n");
+        assert!(Document::parse(&ours).unwrap_err().to_string().contains("backend"));
+    }
+}

@@ -1,0 +1,378 @@
+//! Configurations of kube-proxy as installers write them, and what becomes of each field.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::{
+    cli::BackendName,
+    config::{Document, Setting, Values, Warning},
+};
+
+/// As kubeadm writes it: what is not set is there as null, zero or nothing.
+const KUBEADM: &str = r#"
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection: {acceptContentTypes: "", burst: 0, contentType: "", kubeconfig: /var/lib/kube-proxy/kubeconfig.conf, qps: 0}
+clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null, udpStreamTimeout: 0s, udpTimeout: 0s}
+detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s, tcpFinTimeout: 0s, tcpTimeout: 0s, udpTimeout: 0s}
+logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
+metricsBindAddress: ""
+mode: ""
+nftables: {masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
+"#;
+
+/// As kind writes it for two families, through kubeadm.
+const KIND: &str = r"
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+bindAddress: '::'
+clusterCIDR: 10.244.0.0/16,fd00:10:244::/56
+conntrack:
+  maxPerCore: 0
+  tcpCloseWaitTimeout: 0s
+  tcpEstablishedTimeout: 0s
+iptables:
+  minSyncPeriod: 1s
+mode: nftables
+";
+
+/// What section 4.2 of the API has: every field that there is, with a value that is not its zero, none of them a default.
+fn everything() -> Value {
+    json!({
+        "featureGates": {"AllowServiceExternalIPs": false},
+        "clientConnection": {"kubeconfig": "/k", "acceptContentTypes": "a", "contentType": "c", "qps": 2.5, "burst": 7},
+        "logging": {
+            "format": "json", "flushFrequency": "5s", "verbosity": 5, "vmodule": [{"filePattern": "a", "verbosity": 3}],
+            "options": {"text": {"splitStream": true, "infoBufferSize": "1Ki"}, "json": {"splitStream": true, "infoBufferSize": "1Ki"}},
+        },
+        "hostnameOverride": "node-b",
+        "bindAddress": "192.0.2.7", "healthzBindAddress": "192.0.2.7:1", "metricsBindAddress": "192.0.2.7:2",
+        "bindAddressHardFail": true, "enableProfiling": true, "showHiddenMetricsForVersion": "1.30",
+        "mode": "ipvs",
+        "iptables": {
+            "masqueradeBit": 5, "masqueradeAll": true, "localhostNodePorts": true, "syncPeriod": "40s", "minSyncPeriod": "2s",
+        },
+        "ipvs": {
+            "syncPeriod": "40s", "minSyncPeriod": "2s", "scheduler": "wlc", "excludeCIDRs": ["192.0.2.0/24"], "strictARP": true,
+            "tcpTimeout": "1h", "tcpFinTimeout": "2m", "udpTimeout": "90s",
+        },
+        "nftables": {"masqueradeBit": 6, "masqueradeAll": true, "syncPeriod": "40s", "minSyncPeriod": "2s"},
+        "winkernel": {
+            "networkName": "n", "sourceVip": "v", "enableDSR": true, "rootHnsEndpointName": "e", "forwardHealthCheckVip": true,
+        },
+        "detectLocalMode": "BridgeInterface",
+        "detectLocal": {"bridgeInterface": "cbr0", "interfaceNamePrefix": "veth"},
+        "clusterCIDR": "10.0.0.0/8",
+        "nodePortAddresses": ["192.0.2.0/24"],
+        "oomScoreAdj": -500,
+        "conntrack": {
+            "maxPerCore": 1, "min": 2, "tcpEstablishedTimeout": "3s", "tcpCloseWaitTimeout": "4s", "tcpBeLiberal": true,
+            "udpTimeout": "5s", "udpStreamTimeout": "6s",
+        },
+        "configSyncPeriod": "1m", "portRange": "1-2", "windowsRunAsService": true,
+    })
+}
+
+fn fields(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+fn paths(value: &Value, prefix: &str, into: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) if prefix != "featureGates" => fields.iter().for_each(|(name, value)| {
+            let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+            paths(value, &path, into);
+        }),
+        _ => drop(into.insert(prefix.to_owned())),
+    }
+}
+
+fn translate(value: Value) -> Translation {
+    let target = Target { role: Role::Local, backend: None };
+    target.translate(&fields(value)).unwrap()
+}
+
+/// The flags without the fields that they come from.
+fn arguments(translation: &Translation) -> BTreeSet<String> {
+    translation.settings.iter().flat_map(Setting::to_arguments).collect()
+}
+
+fn expect(translation: &Translation, flags: &[&str]) {
+    assert_eq!(arguments(translation), flags.iter().map(|flag| format!("--{flag}")).collect());
+}
+
+fn of_file(text: &str) -> Translation {
+    translate(Document::parse(text).unwrap().fields.into())
+}
+
+#[test]
+fn every_field_has_its_effect_or_a_warning() {
+    let mut all = BTreeSet::new();
+    paths(&everything(), "", &mut all);
+    assert_eq!(all, FIELDS.iter().map(|field| field.path.to_owned()).collect(), "the table, and the type");
+    for mode in ["iptables", "ipvs", "nftables"] {
+        let mut document = fields(everything());
+        document.insert("mode".to_owned(), mode.into());
+        let Translation { settings, warnings, .. } = translate(document.into());
+        for path in &all {
+            let is_warned = |warning: &Warning| warning.field.starts_with(path) && !warning.reason.is_empty();
+            let has_effect = settings.iter().any(|setting| setting.field == *path);
+            assert!(has_effect || warnings.iter().any(is_warned), "{path} in mode {mode}");
+        }
+    }
+}
+
+#[test]
+fn every_flag_that_a_field_becomes_is_one_of_ours() {
+    let mut command = crate::config::command();
+    command.build();
+    let local = command.find_subcommand("local").unwrap();
+    let backend = command.find_subcommand("backend").unwrap().find_subcommand("configured").unwrap();
+    for (role, command) in [(Role::Local, local), (Role::Backend, backend)] {
+        for mode in ["iptables", "ipvs", "nftables"] {
+            let mut document = fields(everything());
+            document.insert("mode".to_owned(), mode.into());
+            let translation = Target { role, backend: None }.translate(&document).unwrap();
+            for setting in translation.settings {
+                let found = command.get_arguments().any(|arg| arg.get_long() == Some(&setting.flag));
+                assert!(found, "{setting:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_nobody_has_set_is_as_with_kube_proxy() {
+    let kubeadm = of_file(KUBEADM);
+    assert_eq!(kubeadm.warnings, []);
+    let everywhere = "nodeport-addresses=0.0.0.0/0,::/0";
+    expect(
+        &kubeadm,
+        &[
+            "backend=iptables",
+            "kubeconfig=/var/lib/kube-proxy/kubeconfig.conf",
+            "cluster-cidr=10.244.0.0/16",
+            "detect-local-mode=ClusterCIDR",
+            everywhere,
+            "iptables-localhost-nodeports",
+            "oom-score-adj=-999",
+        ],
+    );
+    let bare = ["oom-score-adj=-999"];
+    expect(
+        &translate(json!({})),
+        &[&bare[..], &["backend=iptables", everywhere, "iptables-localhost-nodeports"]].concat(),
+    );
+    expect(&translate(json!({"mode": "ipvs"})), &[&bare[..], &["backend=ipvs", everywhere]].concat());
+    expect(
+        &translate(json!({"mode": "nftables"})),
+        &[&bare[..], &["backend=nft", "nodeport-addresses=primary"]].concat(),
+    );
+}
+
+#[test]
+fn kinds_file_is_translated() {
+    let kind = of_file(KIND);
+    expect(
+        &kind,
+        &[
+            "backend=nft",
+            "cluster-cidr=10.244.0.0/16",
+            "cluster-cidr=fd00:10:244::/56",
+            "detect-local-mode=ClusterCIDR",
+            "nodeport-addresses=primary",
+            "conntrack-max-per-core=0",
+            "conntrack-tcp-timeout-close-wait=0s",
+            "conntrack-tcp-timeout-established=0s",
+            "oom-score-adj=-999",
+        ],
+    );
+    let warned: Vec<_> = kind.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warned,
+        ["iptables.minSyncPeriod: kube-proxy reads it in mode iptables only, and this is nftables"]
+    );
+}
+
+#[test]
+fn flags_are_translated_as_k3s_gives_them() {
+    let document = |flags: &[&str]| {
+        let flags: Vec<_> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        flags::document(&flags)
+    };
+    let given = document(&[
+        "cluster-cidr=10.42.0.0/16",
+        "conntrack-max-per-core=0",
+        "--conntrack-tcp-timeout-established=0s",
+        "hostname-override=node-c",
+        "--masquerade-all",
+        "proxy-mode=ipvs",
+        "ipvs-exclude-cidrs=192.0.2.0/24,2001:db8::/32",
+        "feature-gates=AllowServiceExternalIPs=true",
+        "--cleanup",
+        "-v=6",
+    ])
+    .unwrap();
+    assert_eq!(given.warnings.iter().map(|warning| &warning.field).collect::<Vec<_>>(), ["--cleanup"]);
+    let translation = translate(given.fields.into());
+    expect(
+        &translation,
+        &[
+            "backend=ipvs",
+            "cluster-cidr=10.42.0.0/16",
+            "detect-local-mode=ClusterCIDR",
+            "conntrack-max-per-core=0",
+            "conntrack-tcp-timeout-established=0s",
+            "node-name=node-c",
+            "masquerade-all",
+            "ipvs-exclude-cidrs=192.0.2.0/24",
+            "ipvs-exclude-cidrs=2001:db8::/32",
+            "nodeport-addresses=0.0.0.0/0,::/0",
+            "oom-score-adj=-999",
+            "log=debug",
+        ],
+    );
+    assert_eq!(translation.warnings, []);
+    // One flag, another section in another mode.
+    let nft = document(&["proxy-mode=nftables", "masquerade-all"]).unwrap();
+    assert_eq!(nft.fields["nftables"]["masqueradeAll"], true);
+    assert_eq!(
+        document(&["userspace=1"]).unwrap_err().to_string(),
+        "--userspace: kube-proxy has no such flag"
+    );
+    assert!(
+        document(&["proxy-mode=userspace"]).unwrap_err().to_string().contains("expected one of iptables")
+    );
+}
+
+#[test]
+fn pods_and_node_ports_are_what_the_fields_say_together() {
+    let cbr0 = json!({"bridgeInterface": "cbr0"});
+    for (document, flags, warned) in [
+        (
+            json!({"detectLocalMode": "NodeCIDR", "clusterCIDR": "10.0.0.0/8"}),
+            &["detect-local-mode=NodeCIDR"][..],
+            &["clusterCIDR"][..],
+        ),
+        (
+            json!({"detectLocalMode": "BridgeInterface", "detectLocal": cbr0}),
+            &["detect-local-mode=BridgeInterface", "pod-bridge-interface=cbr0"],
+            &[],
+        ),
+        (json!({"detectLocalMode": "ClusterCIDR"}), &[], &["detectLocalMode"]),
+        (json!({"detectLocal": cbr0}), &[], &["detectLocal.bridgeInterface"]),
+        (json!({"bindAddress": "192.0.2.7"}), &[], &["bindAddress"]),
+        (json!({"unknown": {"field": 1}}), &[], &["unknown"]),
+        (json!({"iptables": {"unknown": 1}}), &[], &["iptables.unknown"]),
+        (
+            json!({"featureGates": {"AllowServiceExternalIPs": true, "Other": true}}),
+            &[],
+            &["featureGates.Other"],
+        ),
+        (json!({"iptables": {"syncPeriod": "30s"}}), &[], &["iptables.syncPeriod"]),
+        (json!({"nftables": {"masqueradeBit": 0}}), &["masquerade-bit=0"], &[]),
+    ] {
+        let mut with_mode = fields(document.clone());
+        with_mode.insert(
+            "mode".to_owned(),
+            if document["iptables"].is_object() { "iptables" } else { "nftables" }.into(),
+        );
+        let translation = translate(with_mode.into());
+        let arguments = arguments(&translation);
+        let always =
+            ["--backend=", "--nodeport-addresses=", "--oom-score-adj=", "--iptables-localhost-nodeports"];
+        let special: Vec<_> =
+            arguments.iter().filter(|flag| !always.iter().any(|prefix| flag.starts_with(prefix))).collect();
+        assert_eq!(
+            special,
+            flags.iter().map(|flag| format!("--{flag}")).collect::<Vec<_>>().iter().collect::<Vec<_>>()
+        );
+        let fields: Vec<_> = translation.warnings.iter().map(|warning| warning.field.as_str()).collect();
+        assert_eq!(fields, warned, "{document}");
+    }
+    let localhost = "--iptables-localhost-nodeports";
+    for (addresses, localhost_node_ports, expected, opens) in [
+        (json!(["primary"]), json!(null), "primary", false),
+        (json!(["192.168.0.7/16"]), json!(null), "192.168.0.0/16,::/0", false),
+        (json!(["fd00::/8"]), json!(null), "fd00::/8,0.0.0.0/0", true),
+        (json!(["127.0.0.0/8", "192.168.0.0/16"]), json!(true), "127.0.0.0/8,192.168.0.0/16,::/0", true),
+        (json!([]), json!(false), "0.0.0.0/0,::/0", false),
+    ] {
+        let translation = translate(json!({
+            "nodePortAddresses": addresses, "iptables": {"localhostNodePorts": localhost_node_ports},
+        }));
+        let arguments = arguments(&translation);
+        assert!(arguments.contains(&format!("--nodeport-addresses={expected}")), "{arguments:?}");
+        assert_eq!(arguments.contains(localhost), opens, "{addresses}");
+    }
+}
+
+#[test]
+fn what_kube_proxy_refuses_is_refused_with_field_and_value() {
+    for (document, error) in [
+        (json!({"mode": "userspace"}), "mode: \"userspace\": expected one of iptables, ipvs, nftables"),
+        (json!({"mode": "kernelspace"}), "mode: \"kernelspace\""),
+        (
+            json!({"iptables": {"masqueradeBit": 32}}),
+            "iptables.masqueradeBit: 32: expected a number from 0 to 31",
+        ),
+        (json!({"oomScoreAdj": -1001}), "oomScoreAdj: -1001: expected a number from -1000 to 1000"),
+        (json!({"iptables": {"syncPeriod": "-1s"}}), "iptables.syncPeriod: \"-1s\": expected 0 or more"),
+        (
+            json!({"iptables": {"minSyncPeriod": "31s"}}),
+            "iptables.minSyncPeriod: is longer than iptables.syncPeriod",
+        ),
+        (json!({"configSyncPeriod": "-1m"}), "configSyncPeriod: \"-1m\""),
+        (
+            json!({"clusterCIDR": "10.0.0.0/8,10.1.0.0/16"}),
+            "clusterCIDR: \"10.0.0.0/8,10.1.0.0/16\": expected one",
+        ),
+        (json!({"clusterCIDR": "10.0.0.0"}), "clusterCIDR: \"10.0.0.0\": expected a CIDR"),
+        (json!({"nodePortAddresses": ["primary", "10.0.0.0/8"]}), "nodePortAddresses: \"primary\""),
+        (json!({"nodePortAddresses": ["10.0.0.1"]}), "nodePortAddresses: \"10.0.0.1\""),
+        (json!({"detectLocalMode": "Bridge"}), "detectLocalMode: \"Bridge\""),
+        (json!({"detectLocalMode": "BridgeInterface"}), "detectLocal.bridgeInterface: is needed"),
+        (json!({"detectLocalMode": "InterfaceNamePrefix"}), "detectLocal.interfaceNamePrefix: is needed"),
+        (json!({"conntrack": {"maxPerCore": -1}}), "conntrack.maxPerCore: -1: expected a number from 0"),
+        (json!({"conntrack": {"udpTimeout": "-1s"}}), "conntrack.udpTimeout: \"-1s\""),
+        (json!({"bindAddress": "node-a"}), "bindAddress: \"node-a\": expected an IP address"),
+        (json!({"logging": {"verbosity": "5"}}), "logging.verbosity: \"5\": expected a number"),
+    ] {
+        let target = Target { role: Role::Local, backend: None };
+        let found = target.translate(&fields(document.clone())).unwrap_err().to_string();
+        assert!(found.starts_with(error), "{document}: {found}");
+    }
+    let two = json!({"oomScoreAdj": 1001, "bindAddress": "a"});
+    let problems = Target { role: Role::Local, backend: None }.translate(&fields(two)).unwrap_err();
+    assert_eq!(problems.0.len(), 2);
+}
+
+#[test]
+fn what_the_command_line_names_goes_before_the_mode() {
+    let target = Target { role: Role::Backend, backend: Some(BackendName::Nft) };
+    let named =
+        target.translate(&fields(json!({"mode": "ipvs", "clientConnection": {"kubeconfig": "/k"}}))).unwrap();
+    assert!(arguments(&named).contains("--backend=nft"));
+    assert!(named.warnings[0].to_string().contains("ipvs has no effect: the command line asks for nftables"));
+    let kubeconfig =
+        Setting::new("clientConnection.kubeconfig", "discovery-kubeconfig", Values::One("/k".to_owned()));
+    assert!(named.settings.contains(&kubeconfig));
+    assert_eq!(target.translate(&fields(json!({"mode": ""}))).unwrap().warnings, []);
+}
