@@ -7,10 +7,11 @@ use runtime::{ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    Backend, Connect, Conntrack, FeedOptions, LossLimit, Progress, Store,
+    Backend, Connect, Conntrack, FeedOptions, LossLimit, Observer, Progress, Store,
     conntrack::Sweeper,
     feed::Feed,
     health::{Health, Servers},
+    metrics::{Metrics, NoLocal},
     mirror::Mirror,
     pending::Pending,
     sync::Loop,
@@ -42,6 +43,7 @@ pub struct Agent<B, C> {
     backend: B,
     connect: C,
     progress: watch::Sender<Progress>,
+    metrics: Arc<Metrics>,
     ready: Option<ReadyGuard>,
 }
 
@@ -65,7 +67,14 @@ impl<B: Backend, C: Connect> Agent<B, C> {
     /// Programs `backend` with what sessions from `connect` say.
     #[must_use]
     pub fn new(options: AgentOptions, backend: B, connect: C) -> Self {
-        Self { options, backend, connect, progress: watch::Sender::default(), ready: None }
+        Self {
+            options,
+            backend,
+            connect,
+            progress: watch::Sender::default(),
+            metrics: Arc::default(),
+            ready: None,
+        }
     }
 
     /// Drops `guard` when the kernel holds a state for the first time: the stored one, or a first commit.
@@ -80,25 +89,49 @@ impl<B: Backend, C: Connect> Agent<B, C> {
         self.progress.subscribe()
     }
 
+    /// Answers questions about it, from now on.
+    #[must_use]
+    pub fn observer(&self) -> Observer {
+        let AgentOptions { node, backend_version, .. } = &self.options;
+        Observer::new(node, B::NAME, backend_version, self.progress(), self.metrics.clone())
+    }
+
     /// Runs until `shutdown`. The stored state, if there is one, is put in force before any frontend has been heard.
     ///
     /// # Errors
     /// When the task of the health-check node ports panicked. Whatever else goes wrong is logged and tried again.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
-        let Self { options, backend, connect, progress, ready } = self;
+        let Self { options, backend, connect, progress, metrics, ready } = self;
         let AgentOptions { node, state_file, feed, retry, max_loss, conntrack, backend_version } = options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
         let mirror = Mirror::new(&node, stored.flatten(), max_loss);
-        progress.send_modify(|progress| progress.committed = mirror.held());
+        progress.send_modify(|progress| {
+            progress.committed = mirror.held();
+            progress.eligible = mirror.state().node().eligible;
+            progress.service_ports = mirror.state().services().len();
+        });
         let feed = Feed::new(connect, feed);
         let pending = Pending::new(retry);
-        let sweeper = Sweeper::new(conntrack);
+        let sweeper = Sweeper::new(conntrack, metrics.clone());
         let health = Health::default();
         // A task of its own: a load balancer is not to wait for the loop. Dropped at the end, and all listeners with it.
         let mut servers = JoinSet::new();
         servers.spawn(Servers::new(&health, progress.subscribe()).run());
-        let agent =
-            Loop { backend, backend_version, feed, mirror, store, pending, sweeper, progress, health, ready };
+        let no_local = NoLocal::default();
+        let agent = Loop {
+            backend,
+            backend_version,
+            feed,
+            mirror,
+            store,
+            pending,
+            sweeper,
+            progress,
+            health,
+            metrics,
+            no_local,
+            ready,
+        };
         tokio::select! {
             () = agent.run(shutdown) => Ok(()),
             Some(ended) = servers.join_next() => ended.context("health-check node ports"),

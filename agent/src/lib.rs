@@ -6,6 +6,7 @@
 //!     in-process)└──────────── acks, digests ──────────┼─────────────────────────────────┤
 //!                                                      ▼                                 ▼
 //!                    store (the last committed state, in a file)         health (health-check node ports)
+//!                                                                        Progress, metrics ──▶ observe (HTTP)
 //! ```
 //!
 //! [`Agent`] puts these together; `sync` is the loop in which they work, and the only place where the backend is called.
@@ -19,7 +20,9 @@ mod drifts;
 mod feed;
 mod health;
 pub mod iptables;
+mod metrics;
 mod mirror;
+mod observe;
 mod pending;
 mod progress;
 mod stage;
@@ -38,7 +41,9 @@ pub use changes::Changes;
 pub use client::{Candidate, Credentials, Discover, Grpc, GrpcOptions};
 pub use conntrack::Conntrack;
 pub use feed::{Attach, Connect, FeedOptions, Session};
-pub use progress::Progress;
+pub use metrics::NoLocalCounts;
+pub use observe::{Observer, Pages};
+pub use progress::{Progress, Tally};
 pub use stage::{Committed, Loss, LossLimit, RefusedOperation, Stage};
 pub use state::{NodeState, Service};
 pub use store::{DEFAULT_STATE_FILE, Store, Stored};

@@ -6,6 +6,8 @@
 //!   Bookmark, DigestRequest ──▶ an answer
 //! ```
 
+use std::time::SystemTime;
+
 use proto::{
     digest::{BUCKETS, Digest, Digests},
     model::{
@@ -15,7 +17,7 @@ use proto::{
 };
 use tracing::{debug, info, warn};
 
-use crate::{Changes, Committed, Loss, LossLimit, NodeState, Stage, Store, Stored};
+use crate::{Changes, Committed, Loss, LossLimit, NodeState, Stage, Store, Stored, Tally};
 
 /// The node's copy of what the frontend says.
 #[derive(Debug)]
@@ -59,11 +61,20 @@ pub(crate) enum Outcome {
     /// Nothing to be done.
     Nothing,
     /// Ack this revision when everything is in force, which these changes are not yet.
-    Ack(Revision, Digest, Changes),
+    Ack(Revision, Digest, Changes, Origin),
     /// Say this at once.
     Reply(ClientEvent),
     /// The commit takes away too much to be believed at once. Nothing of it was taken in, and the session must be given up.
     HeldBack(Revision, Loss),
+}
+
+/// Where the changes of a commit come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// When the oldest of them was made in the cluster, as far as that is known.
+    pub(crate) trigger: Option<SystemTime>,
+    /// The operations that told of them.
+    pub(crate) tally: Tally,
 }
 
 /// Something that a frontend must not do. The session is given up.
@@ -186,7 +197,7 @@ impl Mirror {
         Position { epoch, base: position }: Position,
         store: Option<&mut Store>,
     ) -> Result<Outcome, Violation> {
-        let Batch { base, target, operations, commit, oldest_trigger: _, source_version } = batch;
+        let Batch { base, target, operations, commit, oldest_trigger: trigger, source_version } = batch;
         if let Some(held) = position {
             if base != held {
                 return Err(Violation::Base { base, held });
@@ -206,6 +217,7 @@ impl Mirror {
         if let Some((_, store)) = &mut store {
             store.stage(epoch, (base, target), reflected, self.stage.operations());
         }
+        let tally = Tally::of(self.stage.operations());
         let limit = match (self.held, self.trust) {
             (Some(_), Trust::Usual) => self.limit,
             (None, _) | (_, Trust::Doubted) => LossLimit::NONE,
@@ -232,7 +244,7 @@ impl Mirror {
             self.refused += refused.len() as u64;
         }
         self.advance(epoch, target);
-        Ok(Outcome::Ack(target, self.total(), changes))
+        Ok(Outcome::Ack(target, self.total(), changes, Origin { trigger, tally }))
     }
 
     fn bookmark(
@@ -258,7 +270,7 @@ impl Mirror {
             self.mismatches += 1;
         }
         self.advance(epoch, revision);
-        Ok(Outcome::Ack(revision, self.total(), Changes::default()))
+        Ok(Outcome::Ack(revision, self.total(), Changes::default(), Origin::default()))
     }
 
     fn digests(&self) -> ClientEvent {

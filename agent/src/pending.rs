@@ -1,6 +1,9 @@
 //! What stands between the last commit and the kernel: whether the backend must do something, when, and which acks wait for it.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::VecDeque,
+    time::{Duration, SystemTime},
+};
 
 use proto::{
     digest::Digest,
@@ -14,6 +17,9 @@ use crate::{Changes, Drift, drifts::Drifts, feed::Turn};
 /// The most acks that wait while the backend fails. A later one says all that an earlier one does.
 const MAX_ACKS: usize = 256;
 
+/// The most commits whose time is remembered while the backend fails. The oldest say how long it takes.
+const MAX_TRIGGERS: usize = 256;
+
 /// What has to be done, and is owed to the frontend.
 #[derive(Debug)]
 pub(crate) struct Pending {
@@ -25,8 +31,11 @@ pub(crate) struct Pending {
     retry: Option<Instant>,
     backoff: Backoff,
     drifts: Drifts,
+    repair: Repair,
     /// What the backend could not program at its last success.
     failures: Vec<Failure>,
+    /// When the oldest change of each commit in `changes` was made in the cluster.
+    triggers: Vec<SystemTime>,
 }
 
 /// How the kernel and the committed state stand to each other.
@@ -38,6 +47,13 @@ enum Standing {
     Unknown,
     /// The kernel holds everything but `changes` and `failures`.
     Known,
+}
+
+/// Whether the next reconciliation follows a drift.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repair {
+    None,
+    Due,
 }
 
 /// Which method of the backend to call.
@@ -64,7 +80,9 @@ impl Pending {
             retry: None,
             backoff: Backoff::new(retry.0, retry.1),
             drifts: Drifts::default(),
+            repair: Repair::None,
             failures: Vec::new(),
+            triggers: Vec::new(),
         }
     }
 
@@ -76,6 +94,18 @@ impl Pending {
             self.acks.pop_front();
         }
         self.acks.push_back(PendingAck { revision, digest, received });
+    }
+
+    /// What was committed last was changed in the cluster at this time.
+    pub(crate) fn triggered(&mut self, trigger: SystemTime) {
+        if self.triggers.len() < MAX_TRIGGERS {
+            self.triggers.push(trigger);
+        }
+    }
+
+    /// The times of the changes that are in force now, once.
+    pub(crate) fn take_triggers(&mut self) -> Vec<SystemTime> {
+        std::mem::take(&mut self.triggers)
     }
 
     /// There is a committed state, but the kernel may hold anything.
@@ -96,6 +126,7 @@ impl Pending {
         let delay = self.drifts.seen(drift);
         let repair = Instant::now() + delay;
         self.standing = Standing::Unknown;
+        self.repair = Repair::Due;
         self.retry = Some(self.retry.map_or(repair, |retry| retry.min(repair)));
         delay
     }
@@ -103,6 +134,11 @@ impl Pending {
     /// How often somebody else was seen to change it.
     pub(crate) fn drifts(&self) -> u64 {
         self.drifts.count()
+    }
+
+    /// Whether this, which has succeeded, was the first reconciliation after a drift.
+    pub(crate) fn repaired(&mut self, work: &Work) -> bool {
+        *work == Work::Reconcile && std::mem::replace(&mut self.repair, Repair::None) == Repair::Due
     }
 
     /// Nobody waits for the acks any more.

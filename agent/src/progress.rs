@@ -1,9 +1,14 @@
 //! How far the agent is, for health checks, metrics and people.
 
-use std::time::Duration;
+use std::{
+    ops::AddAssign,
+    time::{Duration, SystemTime},
+};
 
-use proto::model::{Epoch, Failure, Revision};
+use proto::model::{Epoch, Failure, Operation, PerFamily, Revision};
 use tokio::time::Instant;
+
+use crate::metrics::NoLocalCounts;
 
 /// How far the agent is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,4 +41,53 @@ pub struct Progress {
     pub lock_wait: Duration,
     /// How often looking for such flows has failed, since the start.
     pub failed_sweeps: u64,
+    /// Whether load balancers may go on sending new traffic to this node, as committed last.
+    pub eligible: bool,
+    /// The service ports that were committed last.
+    pub service_ports: usize,
+    /// What frontends have said, since the start.
+    pub received: Tally,
+    /// How much of it is not in the kernel.
+    pub pending: Tally,
+    /// Since when there is something that should be in the kernel and is not, or is not known to be.
+    pub pending_since: Option<Instant>,
+    /// When there was something to do last.
+    pub last_queued: Option<SystemTime>,
+    /// When the backend succeeded last.
+    pub last_success: Option<SystemTime>,
+    /// When the loop was last seen to turn.
+    pub turned: Option<Instant>,
+    /// Service ports in force that have endpoints on other nodes only, although their policy is Local.
+    pub no_local: PerFamily<NoLocalCounts>,
+}
+
+/// Operations, as kube-proxy counts them: by what they change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Service ports that are put or removed.
+    pub services: u64,
+    /// Pools that are changed or replaced.
+    pub endpoints: u64,
+}
+
+impl Tally {
+    /// Counts operations. Facts and resets are none of these.
+    pub(crate) fn of(operations: &[Operation]) -> Self {
+        let mut tally = Self::default();
+        for operation in operations {
+            match operation {
+                Operation::PutServicePort(_) | Operation::RemoveServicePort(_) => tally.services += 1,
+                Operation::ChangePool { .. } | Operation::ReplacePool { .. } => tally.endpoints += 1,
+                Operation::PutNode(_) | Operation::PutCluster(_) | Operation::ResetBucket(_) => {}
+            }
+        }
+        tally
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, Self { services, endpoints }: Self) {
+        self.services += services;
+        self.endpoints += endpoints;
+    }
 }

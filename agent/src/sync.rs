@@ -10,10 +10,15 @@
 //!        └──────────────────────────────────────────────────────────────┘
 //! ```
 
-use std::{collections::VecDeque, ops::ControlFlow, time::Duration};
+use std::{
+    collections::VecDeque,
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context as _, Result};
-use proto::model::{ClientEvent, Failure};
+use proto::model::{ClientEvent, Failure, ServerEvent};
 use runtime::{ReadyGuard, Shutdown};
 use tokio::{
     pin,
@@ -23,16 +28,20 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    Applied, Backend, Connect, Progress, Store,
+    Applied, Backend, Changes, Connect, Progress, Store, Tally,
     conntrack::Sweeper,
     feed::{Feed, FeedEvent, Turn},
     health::Health,
-    mirror::{Mirror, Outcome},
+    metrics::{Metrics, NoLocal},
+    mirror::{Mirror, Origin, Outcome},
     pending::{Pending, Work},
 };
 
 /// The most events that are taken in while the backend works. With more than that the frontend has to wait.
 const MAX_BACKLOG: usize = 32;
+
+/// The loop turns at least this often, so that who asks can tell that it does.
+pub(crate) const TURN: Duration = Duration::from_secs(10);
 
 /// Everything that the loop works with.
 pub(crate) struct Loop<B, C> {
@@ -45,12 +54,22 @@ pub(crate) struct Loop<B, C> {
     pub(crate) sweeper: Sweeper,
     pub(crate) progress: watch::Sender<Progress>,
     pub(crate) health: Health,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) no_local: NoLocal,
     /// Released when the kernel holds a state for the first time.
     pub(crate) ready: Option<ReadyGuard>,
 }
 
 /// What came while the backend was working.
 type Backlog = VecDeque<(Instant, FeedEvent)>;
+
+/// What the backend has done.
+struct Done {
+    result: Result<Applied>,
+    took: Duration,
+    /// When, for who measures from another machine's time.
+    at: SystemTime,
+}
 
 impl<B: Backend, C: Connect> Loop<B, C> {
     /// Follows the frontend until `shutdown`. The kernel stays as it is then.
@@ -59,6 +78,11 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             self.pending.restored();
         }
         while !shutdown.is_triggered() {
+            // Nobody waits for this.
+            self.progress.send_if_modified(|progress| {
+                progress.turned = Some(Instant::now());
+                false
+            });
             if let Some(work) = self.pending.begin() {
                 let backlog = self.program(work).await;
                 self.settle();
@@ -75,6 +99,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                     let _ = self.take(Instant::now(), event);
                 }
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
+                () = sleep_until(Instant::now() + TURN) => {}
                 drift = backend.drifted(), if pending.holds() => {
                     let repair_in = pending.drifted(&drift);
                     progress.send_modify(|progress| progress.drifts = pending.drifts());
@@ -89,32 +114,31 @@ impl<B: Backend, C: Connect> Loop<B, C> {
     /// Lets the backend work. The stream goes on being read meanwhile, but for a new session: that would have to say what is
     /// held, which is in the backlog.
     async fn program(&mut self, work: Work) -> Backlog {
+        let begun = Instant::now();
+        self.progress.send_modify(|progress| {
+            progress.pending_since.get_or_insert(begun);
+        });
         let Self { feed, mirror, backend, backend_version, sweeper, .. } = self;
         let mut backlog = Backlog::new();
-        let begun = Instant::now();
-        let changed = match &work {
-            Work::Reconcile => None,
-            Work::Apply(changes) => Some(changes.services.len()),
-        };
         let state = mirror.state();
-        let (result, took) = {
+        let done = {
             let call = async {
                 let result = match &work {
                     Work::Reconcile => backend.reconcile(state).await.context("reconcile"),
                     Work::Apply(changes) => backend.apply(state, changes).await.context("apply"),
                 };
-                let took = begun.elapsed();
-                if let Ok(Applied { failures, .. }) = &result {
+                let done = Done { result, took: begun.elapsed(), at: SystemTime::now() };
+                if let Ok(Applied { failures, .. }) = &done.result {
                     sweeper.follow(&work, state, failures).await;
                 }
-                (result, took)
+                done
             };
             pin!(call);
             let mut read = true;
             loop {
                 tokio::select! {
                     biased;
-                    result = &mut call => break result,
+                    done = &mut call => break done,
                     event = feed.next(Turn::Ours, || mirror.hello(B::NAME, backend_version)), if read => {
                         read = !matches!(event, FeedEvent::Lost) && backlog.len() + 1 < MAX_BACKLOG;
                         backlog.push_back((Instant::now(), event));
@@ -122,17 +146,28 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 }
             }
         };
-        if result.is_ok() {
-            self.health.publish(mirror.state(), &work);
-        }
-        self.programmed(result, changed, took);
+        self.programmed(&work, done);
         backlog
     }
 
-    fn programmed(&mut self, result: Result<Applied>, changed: Option<usize>, took: Duration) {
+    fn programmed(&mut self, work: &Work, Done { result, took, at }: Done) {
         let held = self.mirror.held();
+        let changed = match work {
+            Work::Reconcile => None,
+            Work::Apply(changes) => Some(changes.services.len()),
+        };
         match result {
             Ok(Applied { writes, failures, lock_wait }) => {
+                let state = self.mirror.state();
+                self.health.publish(state, work);
+                let no_local = self.no_local.update(state, work);
+                self.metrics.synced(work, took, writes);
+                for trigger in self.pending.take_triggers() {
+                    self.metrics.programmed(trigger, at);
+                }
+                if self.pending.repaired(work) && writes > 0 {
+                    self.metrics.repaired();
+                }
                 info!(
                     revision = held.map(|(_, revision)| revision.0),
                     services = changed.unwrap_or(self.mirror.state().services().len()),
@@ -150,10 +185,14 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                     progress.lock_wait += lock_wait;
                     progress.deleted_flows = self.sweeper.deleted;
                     progress.failed_sweeps = self.sweeper.failed;
+                    progress.no_local = no_local;
+                    (progress.pending, progress.pending_since) = (Tally::default(), None);
+                    progress.last_success = Some(at);
                 });
                 self.ready = None;
             }
             Err(error) => {
+                self.metrics.failed(work);
                 let retry_in = self.pending.failed();
                 let error = format!("{error:#}");
                 error!(backend = B::NAME, %error, ?retry_in, "kernel not programmed");
@@ -177,6 +216,9 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             FeedEvent::Connected => self.progress.send_modify(|progress| progress.connected = true),
             FeedEvent::Lost => self.lost(),
             FeedEvent::Server(event) => {
+                if let ServerEvent::Welcome(welcome) = &event {
+                    self.metrics.session(welcome.mode);
+                }
                 let outcome = self.mirror.take(event, self.store.as_mut());
                 self.progress.send_modify(|progress| {
                     progress.last_contact = Some(received);
@@ -188,7 +230,8 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 match outcome {
                     Ok(Outcome::Nothing) => {}
                     Ok(Outcome::Reply(reply)) => self.feed.reply(reply),
-                    Ok(Outcome::Ack(revision, digest, changes)) => {
+                    Ok(Outcome::Ack(revision, digest, changes, origin)) => {
+                        self.committed(&changes, origin, received);
                         self.pending.commit(revision, digest, changes, received);
                     }
                     Ok(Outcome::HeldBack(revision, loss)) => {
@@ -211,6 +254,24 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             }
         }
         ControlFlow::Continue(())
+    }
+
+    /// Takes note of a commit before it is put in force.
+    fn committed(&mut self, changes: &Changes, Origin { trigger, tally }: Origin, received: Instant) {
+        let concerns_kernel = !changes.is_empty();
+        if let Some(trigger) = trigger.filter(|_| concerns_kernel) {
+            self.pending.triggered(trigger);
+        }
+        self.progress.send_modify(|progress| {
+            progress.eligible = self.mirror.state().node().eligible;
+            progress.service_ports = self.mirror.state().services().len();
+            progress.received += tally;
+            if concerns_kernel {
+                progress.pending += tally;
+                progress.pending_since.get_or_insert(received);
+                progress.last_queued = Some(SystemTime::now());
+            }
+        });
     }
 
     fn lost(&mut self) {

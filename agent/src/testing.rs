@@ -33,5 +33,6 @@ pub use transition::{apply, operations_between, transition};
 /// # Errors
 /// When they cannot be listed or deleted.
 pub fn sweep_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
-    crate::conntrack::sweep(&mut crate::conntrack::Vips::of(state, &[]))
+    let swept = crate::conntrack::sweep(&mut crate::conntrack::Vips::of(state, &[]))?;
+    Ok(swept.iter().map(|swept| swept.deleted).sum())
 }

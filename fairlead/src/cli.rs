@@ -4,11 +4,13 @@ mod check;
 mod cleanup;
 mod config;
 mod conntrack;
+mod effective;
 mod endpoints;
 mod frontend;
 mod iptables;
 mod ipvs;
 mod node;
+mod observe;
 mod services;
 mod status;
 mod traffic;
@@ -22,11 +24,13 @@ pub(crate) use self::{
     cleanup::{CleanupArgs, Predecessor, WhoseArgs},
     config::{ConfigArgs, ConfigCommand, ConvertArgs, Process, ValidateArgs},
     conntrack::ConntrackArgs,
+    effective::Effective,
     endpoints::{EndpointsArgs, ServiceName},
-    frontend::{ClusterArgs, FrontendArgs, MetricsAddress, SourceArgs},
+    frontend::{ClusterArgs, FrontendArgs, SourceArgs},
     iptables::{IptablesArgs, VariantArgs},
     ipvs::{ExcludeArgs, IpvsArgs},
     node::{FrontendAddressArgs, NodeArgs},
+    observe::{HttpAddress, ObserveArgs},
     services::ServicesArgs,
     status::{SHOWN_NODES, StatusArgs},
     traffic::TrafficArgs,
@@ -119,6 +123,8 @@ pub(crate) struct BackendNftArgs {
     pub(crate) traffic: TrafficArgs,
     #[command(flatten)]
     pub(crate) conntrack: ConntrackArgs,
+    #[command(flatten)]
+    pub(crate) observe: ObserveArgs,
 }
 
 #[derive(Debug, Args)]
@@ -131,6 +137,8 @@ pub(crate) struct BackendIptablesArgs {
     pub(crate) traffic: TrafficArgs,
     #[command(flatten)]
     pub(crate) conntrack: ConntrackArgs,
+    #[command(flatten)]
+    pub(crate) observe: ObserveArgs,
     #[command(flatten)]
     pub(crate) iptables: IptablesArgs,
 }
@@ -145,6 +153,8 @@ pub(crate) struct BackendIpvsArgs {
     pub(crate) traffic: TrafficArgs,
     #[command(flatten)]
     pub(crate) conntrack: ConntrackArgs,
+    #[command(flatten)]
+    pub(crate) observe: ObserveArgs,
     #[command(flatten)]
     pub(crate) iptables: VariantArgs,
     #[command(flatten)]
@@ -181,6 +191,8 @@ pub(crate) struct AnyBackendArgs {
     pub(crate) traffic: TrafficArgs,
     #[command(flatten)]
     pub(crate) conntrack: ConntrackArgs,
+    #[command(flatten)]
+    pub(crate) observe: ObserveArgs,
     #[command(flatten)]
     pub(crate) iptables: IptablesArgs,
     #[command(flatten)]

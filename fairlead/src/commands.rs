@@ -7,6 +7,7 @@ mod config;
 mod endpoints;
 mod frontend;
 mod local;
+mod observe;
 mod services;
 mod status;
 mod view;
@@ -28,7 +29,7 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Does what the command line asks for. What ends without an error may still have found something that is not as it should be.
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
-    let Parsed { cli, file, warnings } = parsed;
+    let Parsed { cli, effective, file, warnings } = parsed;
     let Cli { log_format, log_filter, command } = cli;
     let quiet = matches!(
         command,
@@ -57,12 +58,12 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Check(args) => return check::run(args).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend(args) => match args.backend {
-                BackendCommand::Nft(args) => backend::run_nft(args, shutdown).await,
-                BackendCommand::Iptables(args) => backend::run_iptables(args, shutdown).await,
-                BackendCommand::Ipvs(args) => backend::run_ipvs(args, shutdown).await,
-                BackendCommand::Configured(args) => backend::run_configured(args, shutdown).await,
+                BackendCommand::Nft(args) => backend::run_nft(args, &effective, shutdown).await,
+                BackendCommand::Iptables(args) => backend::run_iptables(args, &effective, shutdown).await,
+                BackendCommand::Ipvs(args) => backend::run_ipvs(args, &effective, shutdown).await,
+                BackendCommand::Configured(args) => backend::run_configured(args, &effective, shutdown).await,
             },
-            Command::Local(args) => local::run(args, shutdown).await,
+            Command::Local(args) => local::run(args, &effective, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,
             Command::Services(args) => services::run(args, shutdown).await,
             Command::Endpoints(args) => endpoints::run(args, shutdown).await,

@@ -1,9 +1,17 @@
 //! A small HTTP/1.1 server for what is asked now and then: metrics and health. A request is answered at once, from memory; a client
 //! that is slow, or one of too many, delays nobody.
 
+mod listen;
+
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use hyper::{Request, Response, body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{
+    Request, Response, StatusCode,
+    body::Incoming,
+    header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -11,6 +19,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tracing::{Instrument as _, debug, warn};
+
+pub use listen::{Taken, bind, serve_at};
+
+/// What people read.
+pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+/// What programs read.
+pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// The most connections that one listener has open. More have to wait.
 const MAX_CONNECTIONS: usize = 64;
@@ -44,6 +59,17 @@ where
             }
         }
     }
+}
+
+/// An answer of this kind. Nobody is to guess another kind from its content.
+#[must_use]
+pub fn response(status: StatusCode, kind: HeaderValue, body: String) -> Response<String> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, kind);
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
 }
 
 async fn connection<A>(stream: TcpStream, name: &'static str, answer: Arc<A>)

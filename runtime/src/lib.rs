@@ -8,13 +8,15 @@
 //! Backoff                        how long to wait before the next try
 //! raise_file_limit               for thousands of connections
 //! set_oom_score_adj              who goes last when memory runs out
-//! http::serve                    metrics and health, to whoever asks
+//! http::serve, http::serve_at    metrics and health, to whoever asks
+//! metrics::scrape                what Prometheus reads
 //! ```
 
 mod backoff;
 mod files;
 pub mod http;
 pub mod log;
+pub mod metrics;
 mod oom;
 mod ready;
 mod shutdown;

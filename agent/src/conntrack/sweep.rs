@@ -1,6 +1,9 @@
 //! Deletes stale UDP flows, after the backend has put a state in force and before the next one.
 
-use std::time::Instant;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use netlink::conntrack::{Family as Kernel, Handle};
@@ -8,7 +11,7 @@ use proto::model::{Failure, Family, PerFamily, Protocol};
 use tracing::{debug, info, warn};
 
 use super::{Conntrack, Vips};
-use crate::{NodeState, pending::Work};
+use crate::{NodeState, metrics::Metrics, pending::Work};
 
 /// So many flows are gathered before they are deleted.
 const BATCH: usize = 256;
@@ -17,11 +20,20 @@ const BATCH: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Sweeper {
     conntrack: Conntrack,
+    metrics: Arc<Metrics>,
     owed: Owed,
     /// Flows deleted since the start.
     pub(crate) deleted: u64,
     /// How often it could not be done, since the start.
     pub(crate) failed: u64,
+}
+
+/// What was done to the flows of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Swept {
+    family: Family,
+    pub(crate) deleted: usize,
+    took: Duration,
 }
 
 /// What an earlier failure has left to do.
@@ -32,8 +44,8 @@ enum Owed {
 }
 
 impl Sweeper {
-    pub(crate) fn new(conntrack: Conntrack) -> Self {
-        Self { conntrack, owed: Owed::Nothing, deleted: 0, failed: 0 }
+    pub(crate) fn new(conntrack: Conntrack, metrics: Arc<Metrics>) -> Self {
+        Self { conntrack, metrics, owed: Owed::Nothing, deleted: 0, failed: 0 }
     }
 
     /// The backend has done `work` and `state` is in force, but for `failures`. It must do nothing else until this returns: a
@@ -50,10 +62,17 @@ impl Sweeper {
         let swept = swept.context("the thread ended early").flatten();
         let ms = begun.elapsed().as_micros() as f64 / 1e3;
         match swept {
-            Ok(0) => debug!(ms, "no stale UDP flows"),
-            Ok(flows) => {
-                info!(flows, ms, "stale UDP flows deleted");
+            Ok(swept) => {
+                let flows: usize = swept.iter().map(|swept| swept.deleted).sum();
+                if flows == 0 {
+                    debug!(ms, "no stale UDP flows");
+                } else {
+                    info!(flows, ms, "stale UDP flows deleted");
+                }
                 self.deleted += flows as u64;
+                for Swept { family, deleted, took } in swept {
+                    self.metrics.swept(family, took, deleted);
+                }
             }
             Err(error) => {
                 warn!(error = format!("{error:#}"), "stale UDP flows may be left, until the next change");
@@ -76,19 +95,21 @@ fn concerns_udp(work: &Work) -> bool {
     }
 }
 
-/// Deletes the stale flows of both families; says how many there were. Blocks. A family without UDP services costs nothing.
-pub(crate) fn sweep(vips: &mut PerFamily<Vips>) -> Result<usize> {
+/// Deletes the stale flows of both families. Blocks. A family without UDP services costs nothing, and is not in the answer.
+pub(crate) fn sweep(vips: &mut PerFamily<Vips>) -> Result<Vec<Swept>> {
     let addresses = netlink::addresses::own().context("the node's addresses")?;
-    let mut deleted = 0;
+    let mut swept = Vec::new();
     for family in Family::ALL {
         let vips = &mut vips[family];
         if vips.is_empty() {
             continue;
         }
         vips.add_addresses(&addresses);
-        deleted += sweep_family(family, vips).with_context(|| format!("{family} flows"))?;
+        let begun = Instant::now();
+        let deleted = sweep_family(family, vips).with_context(|| format!("{family} flows"))?;
+        swept.push(Swept { family, deleted, took: begun.elapsed() });
     }
-    Ok(deleted)
+    Ok(swept)
 }
 
 /// Deletes while the kernel dumps, so that no number of flows takes much memory.

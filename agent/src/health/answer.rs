@@ -2,9 +2,9 @@
 
 use hyper::{
     Response, StatusCode,
-    header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS},
+    header::{HeaderName, HeaderValue},
 };
-use runtime::http;
+use runtime::http::{self, JSON};
 use serde::Serialize;
 use tokio::{net::TcpListener, sync::watch};
 use tracing::{Instrument as _, info_span};
@@ -74,11 +74,7 @@ impl Check<'_> {
 }
 
 fn response(status: StatusCode, weight: usize, body: String) -> Response<String> {
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(ENDPOINT_WEIGHT, HeaderValue::from(weight));
+    let mut response = http::response(status, JSON, body);
+    response.headers_mut().insert(ENDPOINT_WEIGHT, HeaderValue::from(weight));
     response
 }

@@ -10,7 +10,6 @@ use std::{
 
 use proto::model::Family;
 use runtime::Backoff;
-use socket2::{Domain, Socket, Type};
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -28,8 +27,6 @@ use crate::Progress;
 
 /// The shortest and the longest delay before a port that could not be opened is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
-/// How many connections the kernel keeps for a listener that has enough.
-const BACKLOG: i32 = 128;
 
 /// All listeners of a node.
 #[derive(Debug)]
@@ -125,20 +122,11 @@ impl Failing {
     }
 }
 
-/// Listens at all addresses of one family.
+/// Listens at all addresses of one family; each has a listener of its own, with a count of its own.
 fn bind(Place { port, family }: Place) -> io::Result<TcpListener> {
-    let (domain, any): (_, IpAddr) = match family {
-        Family::V4 => (Domain::IPV4, Ipv4Addr::UNSPECIFIED.into()),
-        Family::V6 => (Domain::IPV6, Ipv6Addr::UNSPECIFIED.into()),
+    let any: IpAddr = match family {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let socket = Socket::new(domain, Type::STREAM.nonblocking(), Some(socket2::Protocol::TCP))?;
-    if family == Family::V6 {
-        // IPv4 has a listener of its own, with a count of its own.
-        socket.set_only_v6(true)?;
-    }
-    // Connections that linger from before do not keep the port.
-    socket.set_reuse_address(true)?;
-    socket.bind(&SocketAddr::new(any, port.get()).into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
+    runtime::http::bind(SocketAddr::new(any, port.get()))
 }

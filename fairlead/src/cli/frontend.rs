@@ -2,13 +2,13 @@
 
 mod tls;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::Args;
 use ipnet::IpNet;
 
-use super::DEFAULT_ADDRESS;
+use super::{DEFAULT_ADDRESS, HttpAddress, observe};
 pub(crate) use tls::TlsArgs;
 
 #[derive(Debug, Args)]
@@ -38,15 +38,8 @@ pub(crate) struct FrontendArgs {
 
     /// Where to answer /metrics, /healthz and /readyz over HTTP, for everybody who can connect: ADDRESS:PORT, or `none` for nowhere.
     /// No answer has names of Services or nodes in it.
-    #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS", value_parser = metrics)]
-    pub(crate) metrics: MetricsAddress,
-}
-
-/// Where metrics are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MetricsAddress {
-    Nowhere,
-    At(SocketAddr),
+    #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS", value_parser = observe::address)]
+    pub(crate) metrics: HttpAddress,
 }
 
 /// Where the cluster's objects come from. Without either flag: the API server of the cluster that this runs in.
@@ -69,17 +62,6 @@ pub(crate) struct ClusterArgs {
     /// what is sent to an address in there that no Service has.
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = service_cidr)]
     pub(crate) service_cidr: Vec<IpNet>,
-}
-
-/// Reads `--metrics`.
-fn metrics(text: &str) -> Result<MetricsAddress, String> {
-    if text == "none" {
-        return Ok(MetricsAddress::Nowhere);
-    }
-    let address = text.parse().map_err(|_| {
-        format!("{text:?} is no address with a port, such as 127.0.0.1:7601 or [::]:7601, and not `none`")
-    })?;
-    Ok(MetricsAddress::At(address))
 }
 
 /// Reads one CIDR of `--service-cidr`.
@@ -117,8 +99,8 @@ impl FrontendArgs {
 
 #[cfg(test)]
 mod tests {
+    use super::super::HttpAddress;
     use super::super::{Cli, Command, testing::parse};
-    use super::MetricsAddress;
 
     #[test]
     fn plaintext_tcp_must_be_asked_for() {
@@ -157,9 +139,9 @@ mod tests {
             Ok(other) => panic!("{other:?}"),
             Err(error) => Err(error),
         };
-        assert_eq!(metrics(&[]), Ok(MetricsAddress::At(([127, 0, 0, 1], 7601).into())));
-        assert_eq!(metrics(&["--metrics", "none"]), Ok(MetricsAddress::Nowhere));
-        assert!(matches!(metrics(&["--metrics", "[::]:9000"]), Ok(MetricsAddress::At(_))));
+        assert_eq!(metrics(&[]), Ok(HttpAddress::At(([127, 0, 0, 1], 7601).into())));
+        assert_eq!(metrics(&["--metrics", "none"]), Ok(HttpAddress::Nowhere));
+        assert!(matches!(metrics(&["--metrics", "[::]:9000"]), Ok(HttpAddress::At(_))));
         assert!(metrics(&["--metrics", "7601"]).unwrap_err().contains("no address with a port"));
     }
 

@@ -6,64 +6,88 @@ use agent::{Agent, AgentOptions, Backend, Connect, Conntrack, ConntrackSettings,
 use anyhow::{Context as _, Result};
 use backend_ipvs::{Ipvs, Settings};
 use backend_nft::Nft;
-use runtime::{Ready, Shutdown, Tasks};
+use runtime::{Ready, Shutdown, Tasks, metrics::Registry};
 use tracing::{info, warn};
 
-use super::SHUTDOWN_DEADLINE;
+use super::{SHUTDOWN_DEADLINE, observe};
 use crate::cli::{
     AnyBackendArgs, BackendConfiguredArgs, BackendIptablesArgs, BackendIpvsArgs, BackendName, BackendNftArgs,
-    ConntrackArgs, NodeArgs,
+    ConntrackArgs, Effective, NodeArgs, ObserveArgs,
 };
 
+/// An agent, but for its backend and its frontend.
+struct Setup<'a> {
+    node: NodeArgs,
+    conntrack: ConntrackArgs,
+    observe: ObserveArgs,
+    config: &'a Effective,
+    others: Vec<Registry>,
+}
+
 /// Runs until the shutdown. The kernel stays as it is then.
-pub(crate) async fn run_nft(args: BackendNftArgs, shutdown: Shutdown) -> Result<()> {
-    let BackendNftArgs { frontend, node, traffic, conntrack } = args;
+pub(crate) async fn run_nft(args: BackendNftArgs, config: &Effective, shutdown: Shutdown) -> Result<()> {
+    let BackendNftArgs { frontend, node, traffic, conntrack, observe } = args;
     let connect = frontend.grpc(Some(node.known_frontends()))?;
     let mut tasks = Tasks::new();
-    spawn(&node, conntrack, nft(traffic.options()?)?, connect, &mut tasks)?;
+    Setup::new(node, conntrack, observe, config).spawn(nft(traffic.options()?)?, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
 /// The same with iptables.
-pub(crate) async fn run_iptables(args: BackendIptablesArgs, shutdown: Shutdown) -> Result<()> {
-    let BackendIptablesArgs { frontend, node, traffic, conntrack, iptables } = args;
+pub(crate) async fn run_iptables(
+    args: BackendIptablesArgs,
+    config: &Effective,
+    shutdown: Shutdown,
+) -> Result<()> {
+    let BackendIptablesArgs { frontend, node, traffic, conntrack, observe, iptables } = args;
     let connect = frontend.grpc(Some(node.known_frontends()))?;
     let mut tasks = Tasks::new();
     let backend = iptables.backend(traffic.options()?);
-    spawn(&node, conntrack, backend, connect, &mut tasks)?;
+    Setup::new(node, conntrack, observe, config).spawn(backend, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
 /// The same with IPVS.
-pub(crate) async fn run_ipvs(args: BackendIpvsArgs, shutdown: Shutdown) -> Result<()> {
-    let BackendIpvsArgs { frontend, node, traffic, conntrack, iptables, ipvs } = args;
+pub(crate) async fn run_ipvs(args: BackendIpvsArgs, config: &Effective, shutdown: Shutdown) -> Result<()> {
+    let BackendIpvsArgs { frontend, node, traffic, conntrack, observe, iptables, ipvs } = args;
     let connect = frontend.grpc(Some(node.known_frontends()))?;
     let mut tasks = Tasks::new();
     let backend = self::ipvs(ipvs.settings(traffic.options()?, &iptables))?;
-    spawn(&node, conntrack, backend, connect, &mut tasks)?;
+    Setup::new(node, conntrack, observe, config).spawn(backend, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
 /// The same with the one that is named.
-pub(crate) async fn run_configured(args: BackendConfiguredArgs, shutdown: Shutdown) -> Result<()> {
+pub(crate) async fn run_configured(
+    args: BackendConfiguredArgs,
+    config: &Effective,
+    shutdown: Shutdown,
+) -> Result<()> {
     let BackendConfiguredArgs { frontend, any } = args;
     any.check()?;
     let connect = frontend.grpc(Some(any.node.known_frontends()))?;
     let mut tasks = Tasks::new();
-    spawn_any(any, connect, &mut tasks)?;
+    spawn_any(any, config, Vec::new(), connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
-/// Starts an agent with the backend that is named.
-pub(super) fn spawn_any(args: AnyBackendArgs, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-    let AnyBackendArgs { backend, node, traffic, conntrack, iptables, ipvs } = args;
+/// Starts an agent with the backend that is named. `others`: the metrics of what else is in this process.
+pub(super) fn spawn_any(
+    args: AnyBackendArgs,
+    config: &Effective,
+    others: Vec<Registry>,
+    connect: impl Connect,
+    tasks: &mut Tasks,
+) -> Result<()> {
+    let AnyBackendArgs { backend, node, traffic, conntrack, observe, iptables, ipvs } = args;
     let options = traffic.options()?;
+    let setup = Setup { others, ..Setup::new(node, conntrack, observe, config) };
     match backend {
-        BackendName::Nft => spawn(&node, conntrack, nft(options)?, connect, tasks),
-        BackendName::Iptables => spawn(&node, conntrack, iptables.backend(options), connect, tasks),
+        BackendName::Nft => setup.spawn(nft(options)?, connect, tasks),
+        BackendName::Iptables => setup.spawn(iptables.backend(options), connect, tasks),
         BackendName::Ipvs => {
             let ipvs = self::ipvs(ipvs.settings(options, &iptables.variant))?;
-            spawn(&node, conntrack, ipvs, connect, tasks)
+            setup.spawn(ipvs, connect, tasks)
         }
     }
 }
@@ -78,40 +102,44 @@ pub(super) fn nft(options: Options) -> Result<Nft> {
     Nft::new(options).context("cannot open nf_tables")
 }
 
-/// Starts an agent with a backend.
-pub(super) fn spawn(
-    node: &NodeArgs,
-    conntrack: ConntrackArgs,
-    backend: impl Backend,
-    connect: impl Connect,
-    tasks: &mut Tasks,
-) -> Result<()> {
-    let name = node.name()?;
-    if let Some(score) = node.oom_score_adj
-        && let Err(error) = runtime::set_oom_score_adj(score)
-    {
-        warn!(score, %error, "the OOM score stays as it is");
+impl<'a> Setup<'a> {
+    /// An agent that is alone in its process.
+    fn new(node: NodeArgs, conntrack: ConntrackArgs, observe: ObserveArgs, config: &'a Effective) -> Self {
+        Self { node, conntrack, observe, config, others: Vec::new() }
     }
-    // Before the first rule, from which on the kernel tracks every connection.
-    ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
-    std::fs::create_dir_all(&node.state_dir)
-        .with_context(|| format!("cannot make the state directory {}", node.state_dir.display()))?;
-    let options = AgentOptions {
-        state_file: Some(node.state_dir.join("state")),
-        conntrack: Conntrack::Reconcile,
-        max_loss: node.max_loss,
-        ..AgentOptions::new(name.as_str())
-    };
-    let ready = Ready::new();
-    let agent = Agent::new(options, backend, connect).with_ready(ready.guard("first state in the kernel"));
-    tasks.spawn("agent", move |shutdown| agent.run(shutdown));
-    tasks.spawn("readiness", move |mut shutdown| async move {
-        tokio::select! {
-            () = shutdown.recv() => return Ok(()),
-            () = ready.wait() => info!(node = name, "ready: the kernel holds this node's state"),
+
+    /// Starts it with a backend.
+    fn spawn(self, backend: impl Backend, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
+        let Self { node, conntrack, observe, config, others } = self;
+        let name = node.name()?;
+        if let Some(score) = node.oom_score_adj
+            && let Err(error) = runtime::set_oom_score_adj(score)
+        {
+            warn!(score, %error, "the OOM score stays as it is");
         }
-        shutdown.recv().await;
+        // Before the first rule, from which on the kernel tracks every connection.
+        ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
+        std::fs::create_dir_all(&node.state_dir)
+            .with_context(|| format!("cannot make the state directory {}", node.state_dir.display()))?;
+        let options = AgentOptions {
+            state_file: Some(node.state_dir.join("state")),
+            conntrack: Conntrack::Reconcile,
+            max_loss: node.max_loss,
+            ..AgentOptions::new(name.as_str())
+        };
+        let ready = Ready::new();
+        let agent =
+            Agent::new(options, backend, connect).with_ready(ready.guard("first state in the kernel"));
+        observe::spawn(&observe, agent.observer(), config, others, tasks);
+        tasks.spawn("agent", move |shutdown| agent.run(shutdown));
+        tasks.spawn("readiness", move |mut shutdown| async move {
+            tokio::select! {
+                () = shutdown.recv() => return Ok(()),
+                () = ready.wait() => info!(node = name, "ready: the kernel holds this node's state"),
+            }
+            shutdown.recv().await;
+            Ok(())
+        });
         Ok(())
-    });
-    Ok(())
+    }
 }

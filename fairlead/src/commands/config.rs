@@ -51,7 +51,8 @@ fn checked(document: Document, role: Role, name: &str) -> Result<(Kind, Vec<Sett
     for warning in warnings {
         warn(name, &warning);
     }
-    let cli = config::with_settings(&[&["fairlead"], kind.command()].concat(), &settings, Path::new(name))?;
+    let (cli, _) =
+        config::with_settings(&[&["fairlead"], kind.command()].concat(), &settings, Path::new(name))?;
     consistent(cli).with_context(|| name.to_owned())?;
     Ok((kind, settings))
 }

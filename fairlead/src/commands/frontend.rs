@@ -10,7 +10,7 @@ use tokio::{net::TcpListener, sync::mpsc};
 use tracing::warn;
 
 use super::SHUTDOWN_DEADLINE;
-use crate::cli::{ClusterArgs, FrontendArgs, MetricsAddress, SourceArgs};
+use crate::cli::{ClusterArgs, FrontendArgs, SourceArgs};
 
 /// How many updates wait for the engine before a source has to.
 const UPDATES: usize = 1024;
@@ -36,9 +36,9 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         }
         listeners.push(listener);
     }
-    let metrics = match args.metrics {
-        MetricsAddress::Nowhere => None,
-        MetricsAddress::At(address) => {
+    let metrics = match args.metrics.address() {
+        None => None,
+        Some(address) => {
             let bound = TcpListener::bind(address).await;
             Some(bound.with_context(|| format!("bind --metrics {address} (`--metrics none` does without)"))?)
         }

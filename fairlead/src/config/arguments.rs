@@ -15,12 +15,14 @@ use clap::{
 };
 
 use super::{Document, Kind, Role, Setting, Target, Warning, kube_proxy::Translation, own};
-use crate::cli::{BackendName, Cli};
+use crate::cli::{BackendName, Cli, Effective};
 
 /// What is asked for, and by which file.
 #[derive(Debug)]
 pub(crate) struct Parsed {
     pub(crate) cli: Cli,
+    /// All that holds.
+    pub(crate) effective: Effective,
     /// Of `--config`.
     pub(crate) file: Option<PathBuf>,
     /// What of it has no effect.
@@ -55,14 +57,14 @@ pub(crate) fn command() -> Command {
 pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Parsed> {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let Some(given) = Given::find(&arguments) else {
-        let cli = Cli::from_arg_matches(&command().try_get_matches_from(arguments)?)?;
-        return Ok(Parsed { cli, file: None, warnings: Vec::new() });
+        let (cli, effective) = read(arguments, &[])?;
+        return Ok(Parsed { cli, effective, file: None, warnings: Vec::new() });
     };
     let document = Document::read(&given.file)?;
     let (settings, warnings) = given.read(document).with_context(|| given.file.display().to_string())?;
     let settings: Vec<_> = settings.into_iter().filter(|setting| given.leaves_open(&setting.flag)).collect();
-    let cli = with_settings(&arguments, &settings, &given.file)?;
-    Ok(Parsed { cli, file: Some(given.file), warnings })
+    let (cli, effective) = with_settings(&arguments, &settings, &given.file)?;
+    Ok(Parsed { cli, effective, file: Some(given.file), warnings })
 }
 
 /// Reads a command line with settings of a file behind it.
@@ -73,18 +75,28 @@ pub(crate) fn with_settings(
     arguments: &[impl Clone + Into<OsString>],
     settings: &[Setting],
     file: &Path,
-) -> Result<Cli> {
+) -> Result<(Cli, Effective)> {
     let from_file = settings.iter().flat_map(Setting::to_arguments).map(OsString::from);
     let arguments = arguments.iter().cloned().map(Into::into).chain(from_file);
-    let matches = command().try_get_matches_from(arguments).map_err(|error| {
+    read(arguments, settings).map_err(|error| {
         match settings.iter().find(|setting| is_about(&error, &setting.flag)) {
             Some(Setting { field, .. }) => {
                 Error::msg(format!("{}: {field}: {}", file.display(), first_line(&error)))
             }
             None => error.into(),
         }
-    })?;
-    Ok(Cli::from_arg_matches(&matches)?)
+    })
+}
+
+/// Reads a whole command line, of which these settings are from a file.
+fn read(
+    arguments: impl IntoIterator<Item = OsString>,
+    settings: &[Setting],
+) -> Result<(Cli, Effective), clap::Error> {
+    let mut command = command();
+    let matches = command.try_get_matches_from_mut(arguments)?;
+    let effective = Effective::of(&command, &matches, settings.iter().map(|setting| setting.flag.as_ref()));
+    Ok((Cli::from_arg_matches(&matches)?, effective))
 }
 
 /// What a document says of the flags of a command, by its names.

@@ -3,25 +3,26 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use hyper::{
-    Method, Request, Response, StatusCode,
-    header::{CONTENT_TYPE, HeaderValue},
+use hyper::{Method, Request, Response, StatusCode};
+use runtime::{
+    Shutdown,
+    http::{self, TEXT, response},
+    metrics::{self, Registry},
 };
-use prometheus_client::{encoding::text, registry::Registry};
-use runtime::{Shutdown, http};
 use tokio::net::TcpListener;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::{Frontend, engine::Shared};
 
 use super::Metrics;
 
-const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-/// Prometheus' text format in its standardised form, which scrapers know by this name.
-const OPENMETRICS: HeaderValue =
-    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-
 impl Frontend {
+    /// What a replica measures about itself, for whoever serves it together with others.
+    #[must_use]
+    pub fn metrics(&self) -> Registry {
+        Metrics::registry(&self.shared)
+    }
+
     /// Answers `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown. For everybody who can connect: there are no
     /// names of objects or nodes in the answers.
     ///
@@ -32,8 +33,8 @@ impl Frontend {
             info!(%address, "metrics are served");
         }
         let shared = self.shared.clone();
-        let registry = Metrics::registry(&shared);
-        let serving = http::serve(listener, "metrics", move |request| answer(request, &shared, &registry));
+        let registries = [self.metrics(), metrics::process()];
+        let serving = http::serve(listener, "metrics", move |request| answer(request, &shared, &registries));
         tokio::select! {
             () = serving => {}
             () = shutdown.recv() => {}
@@ -42,27 +43,16 @@ impl Frontend {
     }
 }
 
-fn answer<B>(request: &Request<B>, shared: &Arc<Shared>, registry: &Registry) -> Response<String> {
+fn answer<B>(request: &Request<B>, shared: &Arc<Shared>, registries: &[Registry]) -> Response<String> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET only\n".to_owned());
     }
     match request.uri().path() {
-        "/metrics" => metrics(registry),
+        "/metrics" => metrics::scrape(registries),
         // That there is an answer is all there is to say.
         "/healthz" => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
         "/readyz" => ready(shared),
         _ => response(StatusCode::NOT_FOUND, TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
-    }
-}
-
-fn metrics(registry: &Registry) -> Response<String> {
-    let mut body = String::new();
-    match text::encode(&mut body, registry) {
-        Ok(()) => response(StatusCode::OK, OPENMETRICS, body),
-        Err(error) => {
-            warn!(%error, "the metrics cannot be written");
-            response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "the metrics cannot be written\n".to_owned())
-        }
     }
 }
 
@@ -75,11 +65,4 @@ fn ready(shared: &Shared) -> Response<String> {
     let missing: Vec<_> = shared.index().missing().map(|kind| kind.to_string()).collect();
     let body = format!("not listed yet: {}\n", missing.join(", "));
     response(StatusCode::SERVICE_UNAVAILABLE, TEXT, body)
-}
-
-fn response(status: StatusCode, kind: HeaderValue, body: String) -> Response<String> {
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, kind);
-    response
 }

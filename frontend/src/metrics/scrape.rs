@@ -2,13 +2,9 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::UNIX_EPOCH};
 
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-    registry::Unit,
-};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
 use proto::model::{Revision, Role};
+use runtime::metrics::{Labels, Writer};
 
 use crate::{
     engine::{Figures, Shared},
@@ -24,12 +20,6 @@ use super::mode_name;
 pub(super) struct Scrape {
     shared: Arc<Shared>,
 }
-
-/// Writes metrics one after the other.
-struct Writer<'a>(DescriptorEncoder<'a>);
-
-/// Labels with their values.
-type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
 
 impl Scrape {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
@@ -138,7 +128,7 @@ impl Scrape {
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut writer = Writer(encoder);
+        let mut writer = Writer::new(encoder);
         self.cluster(&mut writer)?;
         self.nodes(&mut writer)?;
         self.work(&mut writer)?;
@@ -169,47 +159,6 @@ fn quantiles(values: &mut [f64]) -> Vec<(Labels<'static, 1>, f64)> {
     };
     let quantiles = [("0.5", 0.5), ("0.99", 0.99), ("1", 1.0)];
     quantiles.into_iter().filter_map(|(name, quantile)| Some(([("quantile", name)], at(quantile)?))).collect()
-}
-
-// === impl Writer ===
-
-impl Writer<'_> {
-    fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: f64) -> fmt::Result {
-        let encoder = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
-        ConstGauge::new(value).encode(encoder)
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        let encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        ConstCounter::new(value).encode(encoder)
-    }
-
-    fn labelled_gauge<'a, const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<Unit>,
-        rows: impl IntoIterator<Item = (Labels<'a, N>, f64)>,
-    ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
-        for (labels, value) in rows {
-            ConstGauge::new(value).encode(encoder.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-
-    fn labelled_counter<'a, const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        rows: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
-    ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in rows {
-            ConstCounter::new(value).encode(encoder.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

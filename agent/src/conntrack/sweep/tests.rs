@@ -63,7 +63,7 @@ fn apply(key: &str) -> Work {
 fn stale_flows_of_both_families_go_and_no_others() {
     run(async {
         insert_all();
-        let mut sweeper = Sweeper::new(Conntrack::Reconcile);
+        let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
         sweeper.follow(&Work::Reconcile, &dns(), &[]).await;
         assert_eq!(ports(), [1, 5, 6, 7].into());
         assert_eq!((sweeper.deleted, sweeper.failed), (4, 0));
@@ -77,10 +77,10 @@ fn only_changes_that_concern_udp_are_followed() {
     run(async {
         insert_all();
         let all: BTreeSet<_> = (1..=8).collect();
-        let mut sweeper = Sweeper::new(Conntrack::Leave);
+        let mut sweeper = Sweeper::new(Conntrack::Leave, Arc::default());
         sweeper.follow(&Work::Reconcile, &dns(), &[]).await;
         assert_eq!(ports(), all, "when told not to");
-        let mut sweeper = Sweeper::new(Conntrack::Reconcile);
+        let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
         sweeper.follow(&apply("default/web"), &dns(), &[]).await;
         assert_eq!(ports(), all, "TCP");
         sweeper.follow(&apply("default/gone/udp"), &dns(), &[]).await;
@@ -97,7 +97,7 @@ fn a_service_port_that_is_not_programmed_keeps_its_flows() {
         insert_all();
         let key = mk_key("default/dns/udp");
         let failure = Failure { key, reason: "no memory".to_owned(), retryable: true };
-        let mut sweeper = Sweeper::new(Conntrack::Reconcile);
+        let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
         sweeper.follow(&Work::Reconcile, &dns(), &[failure]).await;
         assert_eq!(ports(), [1, 2, 3, 5, 6, 7, 8].into());
     });
@@ -107,7 +107,7 @@ fn a_service_port_that_is_not_programmed_keeps_its_flows() {
 fn what_failed_is_done_with_the_next_change_of_anything() {
     run(async {
         insert_all();
-        let mut sweeper = Sweeper::new(Conntrack::Reconcile);
+        let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
         sweeper.owed = Owed::Sweep;
         sweeper.follow(&apply("default/web"), &dns(), &[]).await;
         assert_eq!((sweeper.deleted, sweeper.owed), (4, Owed::Nothing));
@@ -121,7 +121,7 @@ fn many_flows() {
         let stale = 3 * BATCH as u16 / 2;
         (1..=stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.4", port));
         (stale + 1..=2 * stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.5", port));
-        let mut sweeper = Sweeper::new(Conntrack::Reconcile);
+        let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
         sweeper.follow(&Work::Reconcile, &dns(), &[]).await;
         assert_eq!(sweeper.deleted, u64::from(stale));
         assert_eq!(ports(), (stale + 1..=2 * stale).collect());

@@ -249,3 +249,38 @@ async fn frontend_that_waits_for_an_ack_is_not_silent() {
     assert!((30 * SECOND..60 * SECOND).contains(&begin.elapsed()), "{:?}", begin.elapsed());
     world.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_in_the_kernel_is_pending_since_it_came() {
+    let states = [mk_services(&["default/a"]), mk_services(&["default/a", "default/b"])];
+    let mut world = start(&FakeKernel::default(), None);
+    let mut peer = world.following(&states[0]).await;
+    let progress = world.progress.borrow().clone();
+    assert_eq!((progress.pending_since, progress.pending), (None, Tally::default()));
+    assert!(progress.eligible && progress.last_success.is_some());
+
+    world.kernel.fail("no memory");
+    let begun = Instant::now();
+    let calls = world.kernel.calls().len();
+    peer.commit(1, 2, operations_between(&states[0], &states[1])).await;
+    world.kernel.calls_reach(calls + 5).await;
+    peer.barrier().await;
+    let progress = world.progress.borrow().clone();
+    assert_eq!(progress.pending_since, Some(begun), "since the commit, not since the last failure");
+    assert_eq!(progress.pending, Tally { services: 1, endpoints: 1 });
+    world.kernel.heal();
+    peer.ack().await;
+    let progress = world.progress.borrow().clone();
+    assert_eq!((progress.pending_since, progress.pending), (None, Tally::default()));
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_loop_turns_though_nothing_happens() {
+    let mut world = start(&FakeKernel::default(), None);
+    let _never_answers = world.session().await;
+    tokio::time::sleep(600 * SECOND).await;
+    let turned = world.progress.borrow().turned.unwrap();
+    assert!(turned.elapsed() <= TURN, "{:?}", turned.elapsed());
+    world.stop().await;
+}

@@ -61,7 +61,6 @@ const MAX: i64 = i32::MAX as i64;
 const NO_CLIENT: &str = "Fairlead's client for the API has no such setting: it makes one list and one watch for each kind of object";
 const NO_PERIOD: &str = "nothing is written at intervals here: a change is written when it comes, and what others change in the kernel is noticed";
 const NO_BUFFER: &str = "log lines are written to stderr one by one";
-const NO_HTTP: &str = "backends do not answer over HTTP yet; `fairlead status` tells how they are";
 const WINDOWS: &str = "Fairlead runs on Linux only";
 
 impl Field {
@@ -102,9 +101,9 @@ pub(crate) const FIELDS: &[Field] = &[
     Field::new("logging.options.json.infoBufferSize", "log-json-info-buffer-size", Any, Nothing(NO_BUFFER)),
     Field::new("hostnameOverride", "hostname-override", Text, Becomes("node-name")),
     Field::new("bindAddress", "bind-address", Text, Joint),
-    Field::new("healthzBindAddress", "healthz-bind-address", Text, Nothing(NO_HTTP)),
-    Field::new("metricsBindAddress", "metrics-bind-address", Text, Nothing(NO_HTTP)),
-    Field::new("bindAddressHardFail", "bind-address-hard-fail", Bool, Nothing(NO_HTTP)),
+    Field::new("healthzBindAddress", "healthz-bind-address", Text, Becomes("healthz")),
+    Field::new("metricsBindAddress", "metrics-bind-address", Text, Becomes("metrics")),
+    Field::new("bindAddressHardFail", "bind-address-hard-fail", Bool, Becomes("bind-address-hard-fail")),
     Field::new(
         "enableProfiling",
         "profiling",

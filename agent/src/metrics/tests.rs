@@ -1,0 +1,126 @@
+//! What is told is what the page about it says, every name follows the rules, and what is counted is right.
+
+use std::{collections::BTreeSet, sync::Arc, time::UNIX_EPOCH};
+
+use proto::model::PerFamily;
+use tokio::sync::watch;
+
+use super::*;
+use crate::{
+    Changes, Observer, Pages, Progress,
+    testing::{ServiceBuilder, mk_key, mk_state},
+};
+
+const PAGE: &str = include_str!("../../../docs/metrics.md");
+
+/// The lines of one scrape of an agent with this backend that begin with this.
+fn scraped(backend: &'static str, metrics: &Arc<Metrics>, start: &str) -> Vec<String> {
+    let last_contact = Some(tokio::time::Instant::now());
+    let progress = watch::Sender::new(Progress { last_contact, ..Progress::default() });
+    let observer = Observer::new(&"node".into(), backend, "1", progress.subscribe(), metrics.clone());
+    let pages = Pages::new(observer, String::new(), [runtime::metrics::process()]);
+    let request = hyper::Request::get("/metrics").body(()).unwrap();
+    let body = pages.answer(&request).into_body();
+    body.lines().filter_map(|line| line.strip_prefix(start)).map(str::to_owned).collect()
+}
+
+fn all_scraped(start: &str) -> BTreeSet<String> {
+    let backends = ["nft", "iptables", "ipvs"];
+    backends.into_iter().flat_map(|backend| scraped(backend, &Arc::default(), start)).collect()
+}
+
+/// The names as they are asked for: counters have a suffix that their description has not.
+fn names() -> BTreeSet<String> {
+    let name = |line: &String| match line.rsplit_once(' ').unwrap() {
+        (name, "counter") => format!("{name}_total"),
+        (name, _) => name.to_owned(),
+    };
+    all_scraped("# TYPE ").iter().map(name).collect()
+}
+
+#[test]
+fn the_page_lists_every_metric_and_no_other() {
+    let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `"));
+    let rows = rows.map(|row| row.split(['`', '{']).next().unwrap().to_owned());
+    let prefixes = ["kubeproxy_", "fairlead_agent_", "process_"];
+    let listed: BTreeSet<_> =
+        rows.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix))).collect();
+    assert_eq!(listed, names());
+}
+
+#[test]
+fn every_metric_is_explained_by_a_sentence() {
+    let help = scraped("nft", &Arc::default(), "# HELP ");
+    assert!(help.len() > 40, "{}", help.len());
+    for line in help {
+        let (name, text) = line.split_once(' ').unwrap();
+        assert!(text.ends_with('.') && !text.ends_with(".."), "{name}: {text}");
+        assert!(text.len() > 25, "{name}: {text}");
+    }
+}
+
+#[test]
+fn buckets_are_kube_proxys() {
+    let buckets: Vec<_> = programming_buckets().collect();
+    assert_eq!(buckets.len(), 2 + 59 + 12 + 7);
+    assert_eq!((buckets[2], buckets[60], buckets[61], buckets[79]), (1.0, 59.0, 60.0, 300.0));
+}
+
+#[test]
+fn a_sync_counts_under_each_family_and_by_its_kind() {
+    let metrics = Arc::new(Metrics::default());
+    metrics.synced(&Work::Reconcile, Duration::from_millis(3), 12);
+    metrics.synced(&Work::Apply(Changes::default()), Duration::from_millis(1), 1);
+    metrics.failed(&Work::Reconcile);
+    let count = |name: &str| scraped("iptables", &metrics, name);
+    for family in ["IPv4", "IPv6"] {
+        let labels = format!("{{ip_family=\"{family}\"}}");
+        assert_eq!(count(&format!("kubeproxy_sync_proxy_rules_duration_seconds_count{labels}")), [" 2"]);
+        assert_eq!(count(&format!("kubeproxy_sync_full_proxy_rules_duration_seconds_count{labels}")), [" 1"]);
+        let failures = "kubeproxy_sync_proxy_rules_iptables_restore_failures_total";
+        assert_eq!(count(&format!("{failures}{labels}")), [" 1"]);
+        let partial = "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total";
+        assert_eq!(count(&format!("{partial}{labels}")), [" 0"]);
+    }
+    assert_eq!(count("fairlead_agent_sync_kernel_operations_sum"), [" 13.0"]);
+}
+
+#[test]
+fn propagation_is_from_the_change_to_the_kernel() {
+    let metrics = Arc::new(Metrics::default());
+    let changed = UNIX_EPOCH + Duration::from_secs(100);
+    metrics.programmed(changed, changed + Duration::from_millis(5));
+    metrics.programmed(changed, changed - Duration::from_secs(1));
+    let propagation = scraped("nft", &metrics, "fairlead_agent_propagation_seconds_");
+    assert!(
+        propagation.contains(&"count 1".to_owned()),
+        "a clock that is ahead says nothing: {propagation:?}"
+    );
+    assert!(propagation.contains(&"bucket{le=\"0.008\"} 1".to_owned()), "{propagation:?}");
+    assert!(propagation.contains(&"bucket{le=\"0.004\"} 0".to_owned()), "{propagation:?}");
+}
+
+#[test]
+fn ports_without_local_endpoints_are_counted_as_they_come_and_go() {
+    let local = |web: ServiceBuilder| {
+        let web = web.cluster_ip("10.96.0.1").internal_local();
+        web.node_port(30_000).external_local().endpoints(["10.244.2.1:80"])
+    };
+    let far = mk_state().service("default/web", local).service("default/other", local).build();
+    let near = |web| local(web).local_endpoints(["10.244.1.1:80"]);
+    let near = mk_state().service("default/web", near).service("default/other", local).build();
+    let mut no_local = NoLocal::default();
+    let mut counts = |state, work: &Work| -> PerFamily<_> {
+        let counts = no_local.update(state, work);
+        PerFamily::from_fn(|family| (counts[family].internal, counts[family].external))
+    };
+    let change = Work::Apply(Changes { services: [mk_key("default/web")].into(), ..Changes::default() });
+    let [v4, v6] = Family::ALL;
+    for (state, work, expected) in
+        [(&far, &Work::Reconcile, 2), (&near, &change, 1), (&far, &change, 2), (&near, &Work::Reconcile, 1)]
+    {
+        let counts = counts(state, work);
+        assert_eq!((counts[v4], counts[v6]), ((expected, expected), (0, 0)));
+    }
+    assert_eq!(counts(&mk_state().build(), &change)[v4], (1, 1));
+}

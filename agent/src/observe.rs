@@ -1,0 +1,58 @@
+//! What a node's agent tells whoever asks over HTTP: whether it is well, and everything that it knows of itself.
+//!
+//! ```text
+//!   Progress ──▶ Observer ──▶ health: /healthz, /livez, /readyz            for load balancers and the kubelet
+//!                       └──▶ Pages: /metrics, /proxyMode, /statusz, ...    for people and Prometheus
+//! ```
+
+mod health;
+mod pages;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, time::SystemTime};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use crate::{Progress, metrics::Metrics};
+
+pub use pages::Pages;
+
+/// Answers questions about an agent. Clones are about the same one.
+#[derive(Clone, Debug)]
+pub struct Observer {
+    identity: Arc<Identity>,
+    progress: watch::Receiver<Progress>,
+    metrics: Arc<Metrics>,
+}
+
+/// Who an agent is.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    /// Node `metadata.name`.
+    pub(crate) node: Arc<str>,
+    /// [`Backend::NAME`](crate::Backend::NAME).
+    pub(crate) backend: &'static str,
+    pub(crate) version: String,
+    pub(crate) started: SystemTime,
+}
+
+impl Observer {
+    pub(crate) fn new(
+        node: &Arc<str>,
+        backend: &'static str,
+        version: &str,
+        progress: watch::Receiver<Progress>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let (node, version, started) = (node.clone(), version.to_owned(), SystemTime::now());
+        Self { identity: Arc::new(Identity { node, backend, version, started }), progress, metrics }
+    }
+}
+
+/// A time as Kubernetes writes it.
+fn rfc3339(time: SystemTime) -> String {
+    Timestamp::try_from(time).map_or_else(|_| String::new(), |time| time.to_string())
+}

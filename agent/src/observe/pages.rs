@@ -1,0 +1,68 @@
+//! The paths of the metrics address: those that kube-proxy has there, with what is true of this agent.
+
+use hyper::{Method, Request, Response, StatusCode, header::ACCEPT};
+use runtime::{
+    http::{JSON, TEXT, response},
+    metrics::{self, Registry},
+};
+
+use super::Observer;
+use crate::metrics::registry;
+
+/// Everything about an agent, and about what else is in its process.
+#[derive(Debug)]
+pub struct Pages {
+    observer: Observer,
+    /// The configuration in force, as JSON.
+    config: String,
+    registries: Vec<Registry>,
+}
+
+impl Pages {
+    /// Pages about an agent with this configuration (JSON), and the metrics of what else is in its process.
+    #[must_use]
+    pub fn new(observer: Observer, config: String, others: impl IntoIterator<Item = Registry>) -> Self {
+        let own = registry(&observer.metrics, &observer.identity, &observer.progress);
+        Self { observer, config, registries: [own].into_iter().chain(others).collect() }
+    }
+
+    /// Answers one request.
+    #[must_use]
+    pub fn answer<B>(&self, request: &Request<B>) -> Response<String> {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET only\n".to_owned());
+        }
+        match request.uri().path() {
+            "/metrics" => metrics::scrape(&self.registries),
+            "/proxyMode" => response(StatusCode::OK, TEXT, self.observer.proxy_mode().to_owned()),
+            // That there is an answer is all there is to say, as with kube-proxy. The health is at its own address.
+            "/healthz" => response(StatusCode::OK, TEXT, "ok".to_owned()),
+            "/statusz" if wants_json(request) => {
+                response(StatusCode::OK, JSON, self.observer.status().to_json())
+            }
+            "/statusz" => response(StatusCode::OK, TEXT, self.observer.status().to_string()),
+            "/configz" => response(StatusCode::OK, JSON, self.config.clone()),
+            _ => {
+                let paths = "there are /metrics, /proxyMode, /healthz, /statusz and /configz\n".to_owned();
+                response(StatusCode::NOT_FOUND, TEXT, paths)
+            }
+        }
+    }
+}
+
+impl Observer {
+    /// The backend by the name that kube-proxy has for such a mode.
+    fn proxy_mode(&self) -> &'static str {
+        match self.identity.backend {
+            "nft" => "nftables",
+            other => other,
+        }
+    }
+}
+
+/// By `Accept`, or for people by `?format=json`.
+fn wants_json<B>(request: &Request<B>) -> bool {
+    let accepted = request.headers().get(ACCEPT).and_then(|accepted| accepted.to_str().ok());
+    accepted.is_some_and(|accepted| accepted.contains("application/json"))
+        || request.uri().query() == Some("format=json")
+}

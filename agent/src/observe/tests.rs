@@ -1,0 +1,169 @@
+//! Each condition with what load balancers and the kubelet are told of it; and every page.
+
+use std::time::Duration;
+
+use hyper::{
+    Request, StatusCode,
+    header::{ACCEPT, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
+};
+use proto::model::{Epoch, Failure, Revision};
+use serde_json::Value;
+use tokio::time::{Instant, advance};
+
+use super::{
+    health::{ASLEEP, FAILING, STUCK},
+    *,
+};
+use crate::testing::mk_key;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// An agent's loop, played by the test.
+struct Loop {
+    progress: watch::Sender<Progress>,
+    observer: Observer,
+}
+
+fn mk_loop() -> Loop {
+    let progress = watch::Sender::default();
+    let observer = Observer::new(&"node-a".into(), "nft", "1.2.3", progress.subscribe(), Arc::default());
+    Loop { progress, observer }
+}
+
+impl Loop {
+    fn turn(&self, change: impl FnOnce(&mut Progress)) {
+        self.progress.send_modify(|progress| {
+            progress.turned = Some(Instant::now());
+            change(progress);
+        });
+    }
+
+    /// The first commit is in the kernel.
+    fn programmed(&self) {
+        self.turn(|progress| {
+            progress.eligible = true;
+            progress.programmed = Some((Epoch(1), Revision(7)));
+            progress.last_success = Some(SystemTime::now());
+            progress.pending_since = None;
+        });
+    }
+
+    fn status(&self, path: &str) -> u16 {
+        self.observer.health(&request(path)).status().as_u16()
+    }
+
+    /// `/healthz`, `/livez`, `/readyz`
+    fn statuses(&self) -> [u16; 3] {
+        ["/healthz", "/livez", "/readyz"].map(|path| self.status(path))
+    }
+
+    fn body(&self, path: &str) -> Value {
+        serde_json::from_str(self.observer.health(&request(path)).body()).unwrap()
+    }
+}
+
+fn request(path: &str) -> Request<()> {
+    Request::get(path).body(()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_first_frontend_is_alive_but_neither_healthy_nor_ready() {
+    let agent = mk_loop();
+    agent.turn(|_| {});
+    assert_eq!(agent.statuses(), [503, 200, 503]);
+    advance(3600 * SECOND).await;
+    agent.turn(|_| {});
+    assert_eq!(agent.statuses(), [503, 200, 503]);
+    let body = agent.body("/healthz");
+    assert_eq!((&body["healthy"], &body["nodeEligible"]), (&false.into(), &false.into()), "{body}");
+    agent.programmed();
+    assert_eq!(agent.statuses(), [200, 200, 200]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_about_to_go_is_alive() {
+    let agent = mk_loop();
+    agent.programmed();
+    agent.turn(|progress| progress.eligible = false);
+    assert_eq!(agent.statuses(), [503, 200, 200]);
+    let body = agent.body("/healthz");
+    assert_eq!((&body["healthy"], &body["nodeEligible"]), (&true.into(), &false.into()), "{body}");
+    assert_eq!(agent.body("/livez").get("nodeEligible"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fails_for_a_minute_or_hangs_for_five_is_not_alive() {
+    for (error, patience) in [(Some("no memory"), FAILING), (None, STUCK)] {
+        let agent = mk_loop();
+        agent.programmed();
+        agent.turn(|progress| {
+            progress.pending_since = Some(Instant::now());
+            progress.error = error.map(str::to_owned);
+        });
+        advance(patience - SECOND).await;
+        assert_eq!(agent.statuses(), [200, 200, 200], "{error:?}");
+        advance(SECOND).await;
+        assert_eq!(agent.statuses(), [503, 503, 200], "{error:?}");
+        agent.programmed();
+        assert_eq!(agent.statuses(), [200, 200, 200], "{error:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loop_that_does_not_turn_is_not_alive() {
+    let agent = mk_loop();
+    agent.programmed();
+    advance(ASLEEP - SECOND).await;
+    assert_eq!(agent.status("/livez"), 200);
+    advance(SECOND).await;
+    assert_eq!(agent.status("/livez"), 503);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_body_is_kube_proxys() {
+    let agent = mk_loop();
+    agent.programmed();
+    let answer = agent.observer.health(&request("/healthz"));
+    assert_eq!(answer.headers()[CONTENT_TYPE], "application/json");
+    assert_eq!(answer.headers()[X_CONTENT_TYPE_OPTIONS], "nosniff");
+    let body = agent.body("/healthz");
+    let time = body["currentTime"].as_str().unwrap();
+    assert!(time.parse::<Timestamp>().is_ok(), "{time}");
+    assert_eq!(body["lastUpdated"], body["currentTime"], "as long as all is well");
+    for family in ["IPv4", "IPv6"] {
+        assert_eq!(body["status"][family]["healthy"], true, "{body}");
+        assert_eq!(body["status"][family]["lastUpdated"], body["lastUpdated"]);
+    }
+    let post = Request::post("/healthz").body(()).unwrap();
+    assert_eq!(agent.observer.health(&post).status(), StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(agent.status("/"), 404);
+}
+
+#[tokio::test]
+async fn pages_tell_what_kube_proxys_do() {
+    let agent = mk_loop();
+    agent.programmed();
+    agent.turn(|progress| {
+        let (key, reason) = (mk_key("default/b"), "invalid argument".to_owned());
+        progress.failures = vec![Failure { key, reason, retryable: false }];
+    });
+    let pages = Pages::new(agent.observer.clone(), "{}".to_owned(), [runtime::metrics::process()]);
+    let asked = |path| pages.answer(&request(path)).into_body();
+    assert_eq!(asked("/proxyMode"), "nftables");
+    assert_eq!(asked("/healthz"), "ok");
+    assert_eq!(asked("/configz"), "{}");
+    let metrics = asked("/metrics");
+    assert!(metrics.contains("\nfairlead_agent_failures 1"), "{metrics}");
+    assert!(metrics.contains("\nprocess_cpu_seconds_total "), "{metrics}");
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+
+    let text = asked("/statusz");
+    for line in ["node: node-a", "version: 1.2.3", "revisionInKernel: 7", "failures: 1"] {
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+    assert!(text.contains("default/b") && text.ends_with(": invalid argument\n"), "{text}");
+    let json = Request::get("/statusz").header(ACCEPT, "application/json").body(()).unwrap();
+    let json: Value = serde_json::from_str(pages.answer(&json).body()).unwrap();
+    assert_eq!(json["failures"][0]["reason"], "invalid argument");
+    assert_eq!(pages.answer(&request("/")).status(), StatusCode::NOT_FOUND);
+}

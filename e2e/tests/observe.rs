@@ -1,0 +1,199 @@
+//! What a node's agent tells over HTTP, of real programs: health for load balancers and the kubelet, and metrics that move with a change.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use fairlead_e2e::manifests::{Manifests, Service};
+use fairlead_e2e::{Cluster, Netns, Process, eventually, fairlead, plan};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const HEALTH: u16 = 10_256;
+const METRICS: u16 = 10_249;
+
+/// One node's agent, and a frontend that may be there.
+struct World {
+    agent: Process,
+    frontend: Option<Process>,
+    manifests: Manifests,
+    cluster: Cluster,
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    /// An agent without a frontend.
+    fn start(arguments: &[&str]) -> Self {
+        let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
+        let directory = tempfile::tempdir().expect("a directory");
+        let manifests = cluster.manifests(&directory.path().join("manifests"));
+        let mut command = fairlead();
+        command.args(["backend", "nft", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
+        command.args(["--frontend", &socket(&directory)]).args(arguments);
+        command.arg("--state-dir").arg(directory.path().join("state"));
+        let agent = Process::spawn(&cluster.node('a').netns, command, &directory.path().join("agent.log"));
+        for server in ["health", "metrics"] {
+            let listens =
+                |line: &str| line.contains("listening") && line.contains(&format!("server=\"{server}\""));
+            agent.wait_for(&format!("{server} listening"), 0, PATIENCE, listens);
+        }
+        Self { agent, frontend: None, manifests, cluster, directory }
+    }
+
+    fn start_frontend(&mut self) {
+        let mut command = fairlead();
+        command.args(["frontend", "--listen", &socket(&self.directory), "--manifests"]);
+        command.arg(self.manifests.directory());
+        let log = self.directory.path().join("frontend.log");
+        self.frontend = Some(Process::spawn(self.cluster.outside(), command, &log));
+    }
+
+    fn netns(&self) -> &Netns {
+        &self.cluster.node('a').netns
+    }
+
+    fn get(&self, port: u16, path: &str) -> (u16, String) {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        get(self.netns(), address, path).unwrap_or_else(|error| panic!("{address}{path}: {error}"))
+    }
+
+    fn statuses(&self) -> [u16; 3] {
+        ["/healthz", "/livez", "/readyz"].map(|path| self.get(HEALTH, path).0)
+    }
+
+    fn until(&self, statuses: [u16; 3]) {
+        eventually(&format!("{statuses:?}"), PATIENCE, || (self.statuses() == statuses).then_some(()));
+    }
+
+    /// The value of one line of the metrics.
+    fn metric(&self, name: &str) -> f64 {
+        let (_, metrics) = self.get(METRICS, "/metrics");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = line.unwrap_or_else(|| panic!("no {name} in {metrics}"));
+        value.parse().expect("a number")
+    }
+
+    fn until_metric(&self, name: &str, wanted: impl Fn(f64) -> bool) {
+        eventually(name, PATIENCE, || wanted(self.metric(name)).then_some(()));
+    }
+
+    fn taint(&self, key: &str) {
+        let spec = json!({"taints": [{"key": key, "effect": "NoSchedule", "value": "1"}]});
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}, "spec": spec});
+        self.manifests.write("node-a", &[node]);
+    }
+}
+
+fn socket(directory: &tempfile::TempDir) -> String {
+    format!("unix:{}", directory.path().join("frontend.sock").display())
+}
+
+/// Status and body.
+fn get(netns: &Netns, address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
+    netns.run(|| {
+        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: node\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let status = head.strip_prefix("HTTP/1.1 ").and_then(|head| head[..3].parse().ok());
+        Ok((status.expect("a status"), body.to_owned()))
+    })
+}
+
+/// A slice of the service `web` that was changed just now.
+fn slice(name: &str, addresses: &[&str]) -> Value {
+    let trigger = Timestamp::now().to_string();
+    json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "labels": {"kubernetes.io/service-name": "web"},
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": trigger},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "tcp-80", "protocol": "TCP", "port": 8080}],
+        "endpoints": addresses.iter().map(|address| json!({"addresses": [address]})).collect::<Vec<_>>(),
+    })
+}
+
+#[test]
+fn load_balancers_and_the_kubelet_learn_how_a_node_is() {
+    let mut world = World::start(&[]);
+    assert_eq!(world.statuses(), [503, 200, 503], "nobody has told it anything");
+    world.start_frontend();
+    world.until([200, 200, 200]);
+    let node = world.cluster.node('a').address;
+    for ip in [IpAddr::from(node.v4), node.v6.into(), Ipv6Addr::LOCALHOST.into()] {
+        let (status, body) = get(world.netns(), SocketAddr::new(ip, HEALTH), "/healthz").expect("an answer");
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        assert_eq!((status, &body["status"]["IPv6"]["healthy"]), (200, &true.into()), "{ip}: {body}");
+    }
+    world.taint("ToBeDeletedByClusterAutoscaler");
+    world.until([503, 200, 200]);
+    let (_, body) = world.get(HEALTH, "/healthz");
+    let body: Value = serde_json::from_str(&body).expect("JSON");
+    assert_eq!((&body["nodeEligible"], &body["healthy"]), (&false.into(), &true.into()), "{body}");
+    world.taint("another");
+    world.until([200, 200, 200]);
+    assert!(world.metric("kubeproxy_proxy_healthz_total{code=\"503\"}") >= 2.0);
+}
+
+#[test]
+fn metrics_move_with_a_change() {
+    let mut world = World::start(&[]);
+    let web = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080);
+    world.manifests.apply(&web);
+    world.manifests.write("slice", &[slice("one", &["10.244.1.77"])]);
+    world.start_frontend();
+    world.until([200, 200, 200]);
+    assert_eq!(
+        world.metric("fairlead_agent_propagation_seconds_count"),
+        0.0,
+        "what was there before is no change"
+    );
+    let partial = "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}";
+    let (changes, pools) = (world.metric(partial), "kubeproxy_sync_proxy_rules_endpoint_changes_total");
+    let before = world.metric(pools);
+
+    world.manifests.write("slice", &[slice("one", &["10.244.1.77", "10.244.1.78"])]);
+    world.until_metric("fairlead_agent_propagation_seconds_count", |count| count == 1.0);
+    assert!(world.metric("fairlead_agent_propagation_seconds_sum") < PATIENCE.as_secs_f64());
+    let programming = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv6\"}";
+    assert_eq!(world.metric(programming), 1.0);
+    assert_eq!((world.metric(partial), world.metric(pools)), (changes + 1.0, before + 1.0));
+    assert!(world.metric("fairlead_agent_sync_kernel_operations_sum") > 0.0);
+    assert_eq!(world.metric("fairlead_agent_sessions_total{mode=\"snapshot\"}"), 1.0);
+    assert!(world.metric("fairlead_agent_staleness_seconds") < PATIENCE.as_secs_f64());
+
+    assert_eq!(world.get(METRICS, "/proxyMode"), (200, "nftables".to_owned()));
+    let (_, status) = world.get(METRICS, "/statusz");
+    assert!(status.contains("\nconnected: true\n") && status.contains("\nnode: node-a\n"), "{status}");
+    let (_, config) = world.get(METRICS, "/configz");
+    let config: Value = serde_json::from_str(&config).expect("JSON");
+    assert_eq!(config["fairlead"]["flags"]["node-name"], json!({"value": "node-a", "from": "command line"}));
+
+    // For this machine only, unless told otherwise.
+    let node = world.cluster.node('a').address.v4;
+    let refused = get(world.netns(), SocketAddr::new(node.into(), METRICS), "/metrics");
+    assert_eq!(refused.expect_err("nobody listens").kind(), io::ErrorKind::ConnectionRefused);
+}
+
+#[test]
+fn a_taken_address_ends_the_agent_only_where_that_is_wanted() {
+    let world = World::start(&[]);
+    let mut command = fairlead();
+    command.args(["backend", "nft", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
+    command.args(["--frontend", &socket(&world.directory), "--healthz", "none", "--bind-address-hard-fail"]);
+    command.arg("--state-dir").arg(world.directory.path().join("other"));
+    let second = Process::spawn(world.netns(), command, &world.directory.path().join("second.log"));
+    let ended = second.wait(PATIENCE).expect("it ends");
+    assert_eq!(ended.code(), Some(1));
+    second.wait_for_line("cannot listen at 127.0.0.1:10249", 0, PATIENCE);
+    assert_eq!(world.agent.exited(), None);
+}

@@ -1,0 +1,35 @@
+//! The HTTP servers of a node's agent.
+
+use agent::{Observer, Pages};
+use runtime::{
+    Tasks,
+    http::serve_at,
+    metrics::{self, Registry},
+};
+
+use crate::cli::{Effective, ObserveArgs};
+
+/// Starts them. `others`: the metrics of what else is in this process.
+pub(super) fn spawn(
+    args: &ObserveArgs,
+    observer: Observer,
+    config: &Effective,
+    others: Vec<Registry>,
+    tasks: &mut Tasks,
+) {
+    let taken = args.taken();
+    if let Some(address) = args.healthz.address() {
+        let observer = observer.clone();
+        tasks.spawn("health", move |shutdown| async move {
+            let answer = move |request: &_| observer.health(request);
+            Ok(serve_at(address, "health", taken, answer, shutdown).await?)
+        });
+    }
+    if let Some(address) = args.metrics.address() {
+        let pages = Pages::new(observer, config.to_json(), others.into_iter().chain([metrics::process()]));
+        tasks.spawn("metrics", move |shutdown| async move {
+            let answer = move |request: &_| pages.answer(request);
+            Ok(serve_at(address, "metrics", taken, answer, shutdown).await?)
+        });
+    }
+}
