@@ -1,7 +1,7 @@
 //! Asking from any namespace: one request, or many and who answered them.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use crate::netns::Netns;
@@ -56,6 +56,27 @@ impl Client {
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.probe.deadline = deadline;
         self
+    }
+
+    /// From which address its packets to `to` come.
+    pub(crate) fn source_towards(&self, to: SocketAddr) -> IpAddr {
+        if let Some(source) = self.probe.source {
+            return source.ip();
+        }
+        let any = match to {
+            SocketAddr::V4(_) => "0.0.0.0:0",
+            SocketAddr::V6(_) => "[::]:0",
+        };
+        self.netns.run(|| {
+            let socket = UdpSocket::bind(any).expect("a socket");
+            socket.connect(to).expect("a route");
+            socket.local_addr().expect("an address").ip()
+        })
+    }
+
+    /// Whether it asks from there.
+    pub(crate) fn is_in(&self, netns: &Netns) -> bool {
+        self.netns.name() == netns.name()
     }
 
     /// Connects, and reads the server's greeting.

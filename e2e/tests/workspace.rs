@@ -19,6 +19,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fairlead-frontend", &["fairlead-proto", "fairlead-runtime"]),
     ("fairlead-agent", &["fairlead-proto", "fairlead-runtime", "fairlead-netlink"]),
     ("fairlead-takeover", &["fairlead-netlink"]),
+    ("fairlead-trace", &["fairlead-netlink"]),
     ("fairlead-backend-*", &["fairlead-agent", "fairlead-proto", "fairlead-netlink"]),
     ("fairlead-example-*", &["fairlead-agent", "fairlead-proto", "fairlead-runtime"]),
     ("fairlead", &["*"]),

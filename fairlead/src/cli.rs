@@ -13,6 +13,7 @@ mod node;
 mod observe;
 mod services;
 mod status;
+mod trace;
 mod traffic;
 
 use anyhow::Result;
@@ -33,6 +34,7 @@ pub(crate) use self::{
     observe::{HttpAddress, ObserveArgs},
     services::ServicesArgs,
     status::{SHOWN_NODES, StatusArgs},
+    trace::{Origin, TraceArgs},
     traffic::TrafficArgs,
 };
 
@@ -54,6 +56,7 @@ Examples:
   fairlead services --kernel                                                 what this node's IPVS does, and what drains
   fairlead endpoints default/web --node node-a                               which endpoints it uses, and why not others
   fairlead watch --node node-a                                               follow what it is told
+  fairlead trace 10.244.1.9 10.96.0.10:80                                    what this node's rules do with a packet
   fairlead check --pre                                                       is this node fit for Fairlead?
   fairlead status --wait 30s                                                 wait until all nodes have everything"
 )]
@@ -89,6 +92,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Looks at all that Services depend on, on this node and around it, and says what is wrong and what to do.
     Check(CheckArgs),
+    /// Follows a packet through the rules in this node's kernel, whoever wrote them, and says what happens to it and why.
+    Trace(TraceArgs),
     /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.
     Cleanup(CleanupArgs),
     /// Checks configuration files, and translates kube-proxy's.

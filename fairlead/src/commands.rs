@@ -10,6 +10,7 @@ mod local;
 mod observe;
 mod services;
 mod status;
+mod trace;
 mod view;
 mod watch;
 
@@ -38,6 +39,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             | Command::Endpoints(_)
             | Command::Status(_)
             | Command::Check(_)
+            | Command::Trace(_)
             | Command::Cleanup(_)
             | Command::Config(_)
     );
@@ -56,6 +58,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
         let done = match command {
             Command::Status(args) => return status::run(args, shutdown).await,
             Command::Check(args) => return check::run(args).await,
+            Command::Trace(args) => trace::run(args).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend(args) => match args.backend {
                 BackendCommand::Nft(args) => backend::run_nft(args, &effective, shutdown).await,

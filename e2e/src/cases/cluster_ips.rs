@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 
 use serde_json::json;
 
-use super::expect::{Check, Expected, check_all};
+use super::expect::{Check, Expected, check_all, check_traced};
 use crate::cluster::Cluster;
 use crate::deployment::{Backend, Deployment};
 use crate::manifests::Service;
@@ -30,7 +30,7 @@ pub fn other_ports_are_refused(backend: Backend) {
     let dns_ip = plan::cluster_ip(2);
     checks.extend(self::checks(cluster, &[Protocol::Tcp], dns_ip, 53, &Expected::Refused));
     checks.extend(served(cluster));
-    check_all(&checks);
+    check_traced(backend, cluster, &checks);
 
     let gone = web(deployment.cluster());
     deployment.delete(&gone);

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::expect::{Check, Expected, assert_pods, check_all};
+use super::expect::{Check, Expected, assert_pods, check_traced};
 use crate::cluster::{Cluster, Pod};
 use crate::deployment::{Backend, Deployment};
 use crate::manifests::{Endpoint, Policy, Service, State};
@@ -83,7 +83,7 @@ pub fn a_pod_reaches_itself(backend: Backend) {
             }
         }
     }
-    check_all(&checks);
+    check_traced(backend, cluster, &checks);
 }
 
 fn everything(cluster: &Cluster, number: u8, policy: Policy) -> Service {

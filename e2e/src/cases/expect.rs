@@ -1,5 +1,7 @@
 //! What is expected of a VIP, and asking until it is certain: everybody who should answer does, nobody else does.
 
+mod traced;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -8,6 +10,8 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::wire::{Failure, Protocol};
+
+pub(super) use traced::check_traced;
 
 /// So many requests that of eight endpoints chosen at random none stays silent (once in 10^8 runs).
 const REQUESTS: usize = 160;

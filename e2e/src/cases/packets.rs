@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::expect::{Check, Expected, check_all};
+use super::expect::{Check, Expected, check_all, check_traced};
 use crate::client::Client;
 use crate::cluster::{Cluster, Pod};
 use crate::deployment::{Backend, Deployment, DeploymentBuilder};
@@ -171,7 +171,8 @@ pub fn pod_cidrs_of_the_node_change(backend: Backend) {
 #[track_caller]
 fn run(builder: DeploymentBuilder, setup: Setup, vip: Vip) {
     let deployment = builder.start(services);
-    check_all(&Table { cluster: deployment.cluster(), setup, vip }.checks());
+    let cluster = deployment.cluster();
+    check_traced(deployment.backend(), cluster, &Table { cluster, setup, vip }.checks());
 }
 
 // === the services ===

@@ -1,0 +1,103 @@
+//! What `fairlead trace` says must be what packets do: each check of a case is followed through node-a's rules too.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use proto::model::Family;
+use trace::{Entry, Fate, Kernel as _, Live, Packet, Rules, Trace};
+
+use super::{Check, Expected, check_all};
+use crate::cluster::Cluster;
+use crate::deployment::Backend;
+use crate::wire::Protocol;
+
+/// The source port of a packet; none of the cases says which.
+const SOURCE_PORT: u16 = 40_000;
+
+/// Runs all checks, of which the packets arrive at node-a, and then says of each what the rules say.
+#[track_caller]
+pub(in super::super) fn check_traced(backend: Backend, cluster: &Cluster, checks: &[Check]) {
+    check_all(checks);
+    // IPVS chooses endpoints without a rule.
+    if backend == Backend::Ipvs {
+        return;
+    }
+    let node = cluster.node('a');
+    let packets: Vec<_> = checks
+        .iter()
+        .map(|check| {
+            let source = SocketAddr::new(check.client.source_towards(check.to), SOURCE_PORT);
+            (check, source, check.client.is_in(&node.netns))
+        })
+        .collect();
+    let wrong: Vec<_> = node.netns.run(|| {
+        let (rules, mut kernel) = read();
+        let says = |(check, source, is_node): &(&Check, SocketAddr, bool)| {
+            let through = kernel.interface_towards(source.ip()).unwrap_or_default();
+            let entry = if *is_node { Entry::Node } else { Entry::Interface(through) };
+            let packet =
+                Packet { source: *source, destination: check.to, protocol: to_trace(check.protocol), entry };
+            let trace = trace::trace(&rules, &packet, &mut kernel).expect("a trace");
+            let said = expected(cluster, &trace);
+            let Check { what, protocol, to, expected, .. } = check;
+            (said.as_ref() != Some(expected)).then(|| {
+                let summaries = trace.summaries();
+                let said: Vec<_> = summaries.iter().map(ToString::to_string).collect();
+                let steps: Vec<_> = summaries.iter().flat_map(|summary| &summary.example.steps).collect();
+                format!(
+                    "{what}, {protocol} {to}:\n    is    {expected}\n    trace {}\n{steps:#?}",
+                    said.join("; ")
+                )
+            })
+        };
+        packets.iter().filter_map(says).collect()
+    });
+    let count = (wrong.len(), checks.len());
+    assert!(wrong.is_empty(), "{} of {} checks are traced wrongly:\n{}", count.0, count.1, wrong[0]);
+}
+
+/// All rules of the namespace that this thread is in.
+fn read() -> (Rules, Live) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let saved = runtime.block_on(backend_iptables::saved()).expect("iptables-save");
+    let tables = saved
+        .iter()
+        .flat_map(|saved| trace::iptables::read(&saved.program, saved.family == Family::V4, &saved.text));
+    let mut kernel = Live::open().expect("a kernel");
+    let rules = Rules { iptables: tables.collect(), nft: trace::nft::read(&mut kernel).expect("nf_tables") };
+    (rules, kernel)
+}
+
+/// What a client will see if the trace is right; `None` where it says more than one thing, or nothing of the kind.
+fn expected(cluster: &Cluster, trace: &Trace) -> Option<Expected> {
+    let fates = trace.paths.iter().map(|path| match path.fate {
+        Fate::Delivered => "delivered",
+        Fate::Refused { .. } => "refused",
+        Fate::Dropped { .. } => "dropped",
+    });
+    match fates.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()[..] {
+        ["refused"] => Some(Expected::Refused),
+        ["dropped"] => Some(Expected::Dropped),
+        ["delivered"] => {
+            let answer = |path: &trace::Path| -> Option<(String, IpAddr)> {
+                let endpoint = path.endpoint?.ip();
+                let pod = cluster.pods().find(|pod| pod.address.both().contains(&endpoint))?;
+                let source = match &path.masquerade {
+                    Some(translation) => translation.source?,
+                    None => trace.packet.source.ip(),
+                };
+                Some((pod.name.clone(), source))
+            };
+            trace.paths.iter().map(answer).collect::<Option<_>>().map(Expected::Answers)
+        }
+        _ => None,
+    }
+}
+
+fn to_trace(protocol: Protocol) -> trace::Protocol {
+    match protocol {
+        Protocol::Tcp => trace::Protocol::Tcp,
+        Protocol::Udp => trace::Protocol::Udp,
+        Protocol::Sctp => trace::Protocol::Sctp,
+    }
+}

@@ -1,0 +1,157 @@
+//! What is asked while a packet goes: elements of sets one by one, for a large cluster has many; addresses; routes.
+
+mod routes;
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs,
+    net::{IpAddr, SocketAddr, UdpSocket},
+};
+
+use anyhow::{Context as _, Result};
+use netlink::{
+    addresses,
+    nft::{Data, Handle, Table, Verdict},
+};
+
+use routes::Routes;
+
+/// What a set or map holds under a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The key, in a set.
+    Key,
+    /// A map's value.
+    Value(Vec<u8>),
+    /// A map's verdict.
+    Verdict(Verdict<'static>),
+}
+
+/// The kernel, as far as a packet meets it besides its rules.
+pub trait Kernel {
+    /// The element of a set of nf_tables that has this key, or a range that it is in.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<Found>>;
+
+    /// Whether an address is one of this node's.
+    fn is_local(&self, address: IpAddr) -> bool;
+
+    /// Through which interface packets to an address leave.
+    fn interface_towards(&self, address: IpAddr) -> Option<String>;
+
+    /// Which of its addresses the node takes for packets to another.
+    fn source_towards(&self, address: IpAddr) -> Option<IpAddr>;
+
+    /// Whether iptables' `recent` has the address in the list of this name.
+    fn remembers(&self, list: &str, address: IpAddr) -> bool;
+}
+
+/// The kernel of this network namespace, read when it is asked.
+#[derive(Debug)]
+pub struct Live {
+    nft: Handle,
+    own: HashSet<IpAddr>,
+    interfaces: BTreeMap<String, HashSet<IpAddr>>,
+    routes: Routes,
+}
+
+// === impl Live ===
+
+impl Live {
+    /// Opens a socket, and reads addresses and routes.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    pub fn open() -> Result<Self> {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        Ok(Self {
+            nft: Handle::open().context("open nf_tables")?,
+            own: addresses::own().context("read this node's addresses")?,
+            interfaces: addresses::by_interface().context("read this node's interfaces")?,
+            routes: Routes::parse(
+                &read("/proc/thread-self/net/route"),
+                &read("/proc/thread-self/net/ipv6_route"),
+            ),
+        })
+    }
+
+    /// The socket, to read rules with.
+    pub(crate) fn nft(&mut self) -> &mut Handle {
+        &mut self.nft
+    }
+}
+
+impl Kernel for Live {
+    fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<Found>> {
+        let mut found = None;
+        let asked = self.nft.get_elements(table, set, [key], |element| {
+            found = Some(match element.data {
+                Data::None => Found::Key,
+                Data::Value(value) => Found::Value(value.to_vec()),
+                Data::Verdict(verdict) => Found::Verdict(verdict.into_owned()),
+            });
+        });
+        match asked {
+            Err(error) if error.is_not_found() => Ok(None),
+            asked => {
+                asked.with_context(|| {
+                    format!("look into set {set} of table {} {}", table.family, table.name)
+                })?;
+                Ok(found)
+            }
+        }
+    }
+
+    fn is_local(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.own.contains(&address)
+    }
+
+    fn interface_towards(&self, address: IpAddr) -> Option<String> {
+        if self.is_local(address) {
+            return Some("lo".to_owned());
+        }
+        let on_link = self.routes.interface(address).map(str::to_owned);
+        on_link.or_else(|| {
+            let source = self.source_towards(address)?;
+            self.interfaces.iter().find(|(_, own)| own.contains(&source)).map(|(name, _)| name.clone())
+        })
+    }
+
+    fn source_towards(&self, address: IpAddr) -> Option<IpAddr> {
+        let any: SocketAddr = match address {
+            IpAddr::V4(_) => ([0; 4], 0).into(),
+            IpAddr::V6(_) => ([0u16; 8], 0).into(),
+        };
+        // Nothing is sent: connecting a UDP socket only chooses an address.
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect((address, 9)).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    }
+
+    fn remembers(&self, list: &str, address: IpAddr) -> bool {
+        let listed = fs::read_to_string(format!("/proc/thread-self/net/xt_recent/{list}"));
+        listed.is_ok_and(|listed| is_listed(&listed, address))
+    }
+}
+
+/// Whether an address is in what `xt_recent` prints.
+fn is_listed(listed: &str, address: IpAddr) -> bool {
+    let sources = listed.lines().filter_map(|line| line.strip_prefix("src=")?.split(' ').next());
+    sources.filter_map(|source| source.parse::<IpAddr>().ok()).any(|source| source == address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_found_in_the_kernels_list() {
+        let listed = "src=10.244.1.7 ttl: 64 last_seen: 4301 oldest_pkt: 1 4301\n\
+            src=fd00:0000:0000:0000:0000:0000:0000:0001 ttl: 64 last_seen: 1 oldest_pkt: 1 1\n";
+        assert!(is_listed(listed, "10.244.1.7".parse().unwrap()));
+        assert!(is_listed(listed, "fd00::1".parse().unwrap()));
+        assert!(!is_listed(listed, "10.244.1.70".parse().unwrap()));
+    }
+}

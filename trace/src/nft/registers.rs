@@ -1,0 +1,39 @@
+//! The sixteen registers of nf_tables, four bytes each.
+
+use netlink::nft::Register;
+
+/// Their content.
+#[derive(Clone, Debug)]
+pub(super) struct Registers([u8; 64]);
+
+impl Registers {
+    /// All zeros.
+    pub(super) const fn new() -> Self {
+        Self([0; 64])
+    }
+
+    /// Puts a value there, filled up with zeros to whole registers.
+    pub(super) fn load(&mut self, dreg: Register, value: &[u8]) {
+        let at = offset(dreg);
+        let whole = value.len().next_multiple_of(4);
+        if let Some(room) = self.0.get_mut(at..at + whole) {
+            room.fill(0);
+            room[..value.len()].copy_from_slice(value);
+        }
+    }
+
+    /// So many bytes from there on; behind the last register there is nothing.
+    pub(super) fn get(&self, sreg: Register, len: usize) -> &[u8] {
+        let at = offset(sreg);
+        self.0.get(at..at + len).unwrap_or_default()
+    }
+
+    /// A number in host byte order.
+    pub(super) fn number(&self, sreg: Register) -> u32 {
+        self.get(sreg, 4).try_into().map(u32::from_ne_bytes).unwrap_or_default()
+    }
+}
+
+fn offset(register: Register) -> usize {
+    usize::from(register.number().saturating_sub(Register::FIRST.number())) * 4
+}

@@ -1,0 +1,169 @@
+//! Rules that nft itself has written into a kernel, read back and followed: the forms that proxies use, and how sets are asked.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
+use netlink::testing::in_netns;
+
+use super::read;
+use crate::{Entry, Fate, Live, Packet, Path, Protocol, Rules, trace};
+
+/// In the manner of kube-proxy's nftables mode, and a firewall beside it.
+const RULES: &str = r#"
+table ip proxy {
+  map service-ips {
+    type ipv4_addr . inet_proto . inet_service : verdict
+    elements = { 10.96.0.10 . tcp . 80 : goto service-web, 10.96.0.11 . tcp . 80 : goto external-web }
+  }
+  map no-endpoints {
+    type ipv4_addr . inet_proto . inet_service : verdict
+    elements = { 10.96.0.9 . tcp . 80 : goto reject-chain, 10.96.0.8 . tcp . 80 : drop }
+  }
+  map firewall {
+    type ipv4_addr . inet_proto . inet_service : verdict
+    elements = { 10.96.0.11 . tcp . 80 : goto firewall-web }
+  }
+  set ranges {
+    type ipv4_addr . inet_service . ipv4_addr
+    flags interval
+    elements = { 10.96.0.10 . 53 . 192.0.2.0-192.0.2.127 }
+  }
+  chain early {
+    type filter hook prerouting priority -110; policy accept;
+    ct state new ip daddr . meta l4proto . th dport vmap @firewall
+    ip daddr 10.96.0.10 meta l4proto udp ip daddr . th dport . ip saddr != @ranges drop comment "not in a range"
+  }
+  chain nat-prerouting {
+    type nat hook prerouting priority dstnat; policy accept;
+    jump services
+  }
+  chain filter-forward {
+    type filter hook forward priority -1; policy accept;
+    ct state new ip daddr . meta l4proto . th dport vmap @no-endpoints
+  }
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    meta mark & 0x4000 == 0 return
+    meta mark set meta mark xor 0x4000
+    masquerade fully-random comment "marked"
+  }
+  chain services {
+    ip daddr . meta l4proto . th dport vmap @service-ips
+  }
+  chain reject-chain {
+    reject comment "nobody serves"
+  }
+  chain firewall-web {
+    ip saddr != { 192.0.2.0/24, 198.51.100.7 } drop comment "not allowed"
+  }
+  chain external-web {
+    meta mark set meta mark or 0x4000 comment "from outside"; goto service-web
+  }
+  chain service-web {
+    ip daddr 10.96.0.10 tcp dport 80 ip saddr != 10.244.0.0/16 meta mark set meta mark or 0x4000 comment "no pod"
+    meta l4proto tcp dnat to numgen random mod 2 map { 0 : 10.244.1.1 . 8080, 1 : 10.244.1.2 . 8080 }
+  }
+}
+table inet firewall {
+  chain forward {
+    type filter hook forward priority 10; policy drop;
+    iifname "eth0" limit rate 1/second accept
+    iifname "cali*" accept
+    ip daddr 10.244.1.1 accept
+    ip daddr 10.244.1.2 counter accept
+  }
+}
+"#;
+
+/// What happens, from an address through an interface to a socket.
+fn follow(cases: &'static [(&str, &str, &str, Protocol)]) -> Vec<Vec<Path>> {
+    in_netns(|| {
+        let mut nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+        nft.stdin.take().unwrap().write_all(RULES.as_bytes()).unwrap();
+        assert!(nft.wait().unwrap().success());
+        let mut kernel = Live::open().unwrap();
+        let rules = Rules { nft: read(&mut kernel).unwrap(), iptables: Vec::new() };
+        let paths = cases.iter().map(|(source, interface, destination, protocol)| {
+            let packet = Packet {
+                source: format!("{source}:40000").parse().unwrap(),
+                destination: destination.parse().unwrap(),
+                protocol: *protocol,
+                entry: Entry::Interface((*interface).to_owned()),
+            };
+            trace(&rules, &packet, &mut kernel).unwrap().paths
+        });
+        paths.collect()
+    })
+}
+
+fn only(paths: &[Path]) -> &Fate {
+    assert_eq!(paths.len(), 1, "{paths:?}");
+    &paths[0].fate
+}
+
+fn dropped(why: &str) -> Fate {
+    Fate::Dropped { why: why.to_owned() }
+}
+
+#[test]
+fn a_pod_reaches_both_endpoints_with_its_own_address() {
+    let paths = follow(&[("10.244.1.9", "cali7", "10.96.0.10:80", Protocol::Tcp)]).remove(0);
+    let seen: Vec<_> =
+        paths.iter().map(|path| (path.endpoint.unwrap().to_string(), path.probability)).collect();
+    assert_eq!(seen, [("10.244.1.1:8080".to_owned(), 0.5), ("10.244.1.2:8080".to_owned(), 0.5)]);
+    assert!(paths.iter().all(|path| path.fate == Fate::Delivered && path.masquerade.is_none()));
+    let steps: Vec<_> =
+        paths[0].steps.iter().map(|step| (step.hook, step.place.as_str(), step.does.as_str())).collect();
+    let expected = [
+        ("prerouting", "ip proxy early", "no rule matches: passed"),
+        ("prerouting", "ip proxy nat-prerouting", "jump services"),
+        ("prerouting", "ip proxy services", "10.96.0.10 . tcp . 80 is in @service-ips; goto service-web"),
+        (
+            "prerouting",
+            "ip proxy service-web",
+            "one of 2 at random; 0 leads in the rule's set to 10.244.1.1 . 8080; the destination becomes 10.244.1.1:8080",
+        ),
+        ("forward", "ip proxy filter-forward", "no rule matches: passed"),
+        ("forward", "inet firewall forward", "accept"),
+        ("postrouting", "ip proxy postrouting", "return"),
+    ];
+    assert_eq!(steps, expected);
+}
+
+#[test]
+fn who_is_no_pod_is_masqueraded() {
+    let paths = follow(&[
+        ("192.0.2.1", "cali7", "10.96.0.10:80", Protocol::Tcp),
+        ("198.51.100.7", "cali7", "10.96.0.11:80", Protocol::Tcp),
+    ]);
+    let reasons = paths.iter().map(|paths| paths[0].masquerade.as_ref().unwrap().why.as_str());
+    assert_eq!(reasons.collect::<Vec<_>>(), ["no pod", "from outside"]);
+}
+
+#[test]
+fn firewalls_and_missing_endpoints_have_their_words() {
+    let paths = follow(&[
+        ("203.0.113.1", "cali7", "10.96.0.11:80", Protocol::Tcp),
+        ("10.244.1.9", "cali7", "10.96.0.9:80", Protocol::Tcp),
+        ("10.244.1.9", "cali7", "10.96.0.8:80", Protocol::Tcp),
+        ("192.0.2.128", "cali7", "10.96.0.10:53", Protocol::Udp),
+        ("192.0.2.127", "cali7", "10.96.0.10:53", Protocol::Udp),
+        ("192.0.2.1", "veth1", "203.0.113.9:443", Protocol::Tcp),
+    ]);
+    assert_eq!(*only(&paths[0]), dropped("not allowed"));
+    let with = "ICMP port unreachable".to_owned();
+    assert_eq!(*only(&paths[1]), Fate::Refused { with, why: "nobody serves".to_owned() });
+    assert_eq!(*only(&paths[2]), dropped("ip proxy filter-forward"));
+    assert_eq!(*only(&paths[3]), dropped("not in a range"));
+    assert_eq!((only(&paths[4]), paths[4][0].endpoint), (&Fate::Delivered, None));
+    assert_eq!(*only(&paths[5]), dropped("the policy of inet firewall forward"));
+}
+
+#[test]
+fn what_is_not_understood_is_said_and_does_not_match() {
+    let paths = follow(&[("192.0.2.1", "eth0", "203.0.113.9:443", Protocol::Tcp)]).remove(0);
+    assert_eq!(*only(&paths), dropped("the policy of inet firewall forward"));
+    assert!(paths[0].unknown[0].contains("inet firewall forward (limit)"), "{:?}", paths[0].unknown);
+}

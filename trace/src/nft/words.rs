@@ -1,0 +1,73 @@
+//! Keys and values in words: `10.96.0.10 . tcp . 80`.
+
+use netlink::nft::{DataType, FieldReader};
+
+/// nft's `TYPE_INTEGER`: what `numgen` makes, in host byte order.
+const INTEGER: u8 = 4;
+
+/// A value of these types.
+pub(super) fn value(types: &[DataType], bytes: &[u8]) -> String {
+    let mut reader = FieldReader::new(bytes);
+    let mut fields = Vec::new();
+    for kind in types {
+        let field = match kind {
+            DataType::Ipv4Addr => reader.ipv4().map(|address| address.to_string()),
+            DataType::Ipv6Addr => reader.ipv6().map(|address| address.to_string()),
+            DataType::InetProto => reader.proto().map(protocol),
+            DataType::InetService => reader.port().map(|port| port.to_string()),
+            DataType::Mark => reader.mark().map(|mark| format!("{mark:#x}")),
+            DataType::Other(INTEGER) => reader.mark().map(|number| number.to_string()),
+            _ => None,
+        };
+        match field {
+            Some(field) => fields.push(field),
+            None => return hex(bytes),
+        }
+    }
+    if fields.is_empty() { hex(bytes) } else { fields.join(" . ") }
+}
+
+fn protocol(number: u8) -> String {
+    match number {
+        6 => "tcp".to_owned(),
+        17 => "udp".to_owned(),
+        132 => "sctp".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("0x{digits}")
+}
+
+/// How many bytes a key or a value of these types takes in registers.
+pub(super) fn len(types: &[DataType]) -> usize {
+    let bare = |kind: &DataType| match kind {
+        DataType::Ipv6Addr | DataType::IfName | DataType::Verdict => 16,
+        DataType::InetProto => 1,
+        DataType::InetService => 2,
+        DataType::Ipv4Addr | DataType::Mark | DataType::Other(_) => 4usize,
+    };
+    match types {
+        [only] => bare(only),
+        types => types.iter().map(|kind| bare(kind).next_multiple_of(4)).sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink::nft::Fields;
+
+    use super::*;
+
+    #[test]
+    fn keys_are_written_as_nft_does() {
+        let types = [DataType::Ipv4Addr, DataType::InetProto, DataType::InetService];
+        let key = Fields::new().addr([10, 96, 0, 10]).proto(6).port(80);
+        assert_eq!(value(&types, &key), "10.96.0.10 . tcp . 80");
+        assert_eq!(len(&types), key.len());
+        assert_eq!(value(&[DataType::Mark], &1u32.to_ne_bytes()), "0x1");
+        assert_eq!(value(&[DataType::Other(3)], &[1, 2]), "0x0102");
+    }
+}
