@@ -4,6 +4,8 @@
 {{- $traffic := .Values.traffic -}}
 - --state-dir={{ .Values.backend.stateDir }}
 - --max-loss={{ .Values.backend.maxLoss }}
+- --healthz=0.0.0.0:{{ .Values.backend.healthz.port }}
+- --metrics={{ ternary "0.0.0.0" "127.0.0.1" .Values.backend.metrics.exposed }}:{{ .Values.backend.metrics.port }}
 {{- with $traffic.detectLocalMode }}
 - --detect-local-mode={{ . }}
 {{- end }}

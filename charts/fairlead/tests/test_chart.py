@@ -182,6 +182,17 @@ class Matrix(unittest.TestCase):
                     self.assertLessEqual(added, {"NET_ADMIN", "NET_RAW"} if node else set())
                     self.assertTrue(node or pod["spec"]["securityContext"]["runAsNonRoot"])
 
+    def test_no_probe_of_a_node_ends_an_agent_that_waits(self):
+        for objects in self.each():
+            backend = next(item for item in objects if item["kind"] == "DaemonSet")
+            [container] = backend["spec"]["template"]["spec"]["containers"]
+            ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+            for probe, path in [("startup", "/livez"), ("liveness", "/livez"), ("readiness", "/readyz")]:
+                self.assertEqual(container[f"{probe}Probe"]["httpGet"], {"path": path, "port": "health"})
+            given = dict(argument.removeprefix("--").split("=", 1) for argument in container["args"] if "=" in argument)
+            self.assertEqual(int(given["healthz"].split(":")[1]), ports["health"])
+            self.assertEqual(int(given["metrics"].split(":")[1]), ports["metrics"])
+
     def test_what_prepares_a_node_is_a_script(self):
         scripts = set()
         for objects in self.each():
@@ -220,6 +231,7 @@ class Refusals(unittest.TestCase):
             ({**pods, "backend": {"discovery": "api"}}, "apiServer.host"),
             ({**API, "tls": {"mode": "existingSecret"}}, "tls.existingSecret"),
             ({**API, "monitoring": {"serviceMonitor": {"enabled": True}}}, "frontend.metrics.exposed"),
+            ({**API, "monitoring": {"agents": {"enabled": True}}}, "backend.metrics.exposed"),
             ({**API, **pods, "backend": {"discovery": "api"}, "networkPolicy": {"enabled": True}}, "nodeCIDRs"),
         ]:
             with self.subTest(values), self.assertRaises(HelmError) as caught:
@@ -280,13 +292,13 @@ class Pages(unittest.TestCase):
             self.assertIn("# --", " ".join(above), f"values.yaml:{number + 1}: {line}")
 
     def metrics(self, text):
-        return set(re.findall(r"fairlead_frontend_[a-z_]+", text))
+        return set(re.findall(r"(?:fairlead_(?:frontend|agent)|kubeproxy|process)_[a-z_]+", text))
 
     def test_alerts_and_panels_ask_for_metrics_that_exist(self):
         listed = self.metrics((TOP / "docs/metrics.md").read_text())
         for name in ["alerts.yaml", "dashboard.json"]:
             asked = self.metrics((CHART / "files" / name).read_text())
-            asked = {re.sub("_bucket$", "", metric) for metric in asked}
+            asked = {re.sub("_(bucket|sum|count)$", "", metric) for metric in asked}
             self.assertTrue(asked)
             self.assertEqual(asked - listed, set(), name)
 
