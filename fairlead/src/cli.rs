@@ -3,6 +3,7 @@
 mod check;
 mod cleanup;
 mod config;
+mod conformance;
 mod conntrack;
 mod effective;
 mod endpoints;
@@ -24,6 +25,7 @@ pub(crate) use self::{
     check::CheckArgs,
     cleanup::{CleanupArgs, Predecessor, WhoseArgs},
     config::{ConfigArgs, ConfigCommand, ConvertArgs, Process, ValidateArgs},
+    conformance::ConformanceArgs,
     conntrack::ConntrackArgs,
     effective::Effective,
     endpoints::{EndpointsArgs, ServiceName},
@@ -94,6 +96,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Follows a packet through the rules in this node's kernel, whoever wrote them, and says what happens to it and why.
     Trace(TraceArgs),
+    /// Plays a frontend to a backend that somebody has written, and says what it does wrong.
+    Conformance(ConformanceArgs),
     /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.
     Cleanup(CleanupArgs),
     /// Checks configuration files, and translates kube-proxy's.

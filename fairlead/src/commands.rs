@@ -4,6 +4,7 @@ mod backend;
 mod check;
 mod cleanup;
 mod config;
+mod conformance;
 mod endpoints;
 mod frontend;
 mod local;
@@ -40,6 +41,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             | Command::Status(_)
             | Command::Check(_)
             | Command::Trace(_)
+            | Command::Conformance(_)
             | Command::Cleanup(_)
             | Command::Config(_)
     );
@@ -59,6 +61,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Status(args) => return status::run(args, shutdown).await,
             Command::Check(args) => return check::run(args).await,
             Command::Trace(args) => trace::run(args).await,
+            Command::Conformance(args) => return conformance::run(args, shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend(args) => match args.backend {
                 BackendCommand::Nft(args) => backend::run_nft(args, &effective, shutdown).await,

@@ -1,0 +1,117 @@
+//! `fairlead conformance`: scenarios for a backend of somebody else's, as a table or as data.
+
+use std::{fmt::Write as _, process::ExitCode};
+
+use anyhow::{Result, bail};
+use conformance::{Options, Outcome, Report, SCENARIOS, Server, Verdict};
+use runtime::Shutdown;
+use serde_json::json;
+
+use crate::{
+    cli::{ConformanceArgs, Output},
+    print,
+    table::Table,
+};
+
+/// Plays what is asked for, and says by the exit code whether all is well.
+pub(crate) async fn run(args: ConformanceArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
+    let ConformanceArgs {
+        listen,
+        node,
+        scenario,
+        list,
+        patience,
+        state_command,
+        backend_log,
+        output,
+        command,
+    } = args;
+    if list {
+        let values: Vec<_> = SCENARIOS
+            .iter()
+            .map(|scenario| json!({ "scenario": scenario.name, "rule": scenario.says, "link": scenario.link() }))
+            .collect();
+        print::value(output, &values, listed)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let server = Server::listen(&listen).await?;
+    if command.is_empty() {
+        eprintln!("fairlead: start the backend for node {node} with the frontend {}", server.address());
+    }
+    let log = backend_log;
+    let options = Options { node: node.into(), scenarios: scenario, patience, command, state_command, log };
+    let tell = |outcome: &Outcome| {
+        if output == Output::Table {
+            eprintln!("{}  {}", outcome.verdict, outcome.scenario);
+        }
+    };
+    let report = tokio::select! {
+        () = shutdown.recv() => bail!("interrupted"),
+        report = conformance::run(server, options, tell) => report?,
+    };
+    print::value(output, &report, || render(&report))?;
+    Ok(if report.count(Verdict::Fail) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn listed() -> Table {
+    let mut table = Table::new(&["SCENARIO", "WHAT THE PROTOCOL SAYS", "WHERE"]);
+    for scenario in SCENARIOS {
+        table.row([scenario.name.to_owned(), scenario.says.to_owned(), scenario.link()]);
+    }
+    table
+}
+
+/// The table, what the protocol says about that which failed, and the sum.
+fn render(report: &Report) -> String {
+    let mut table = Table::new(&["SCENARIO", "RESULT", "SECONDS", "SEEN"]);
+    for Outcome { scenario, verdict, seen, seconds, .. } in &report.outcomes {
+        table.row([(*scenario).to_owned(), verdict.to_string(), format!("{seconds:.1}"), seen.clone()]);
+    }
+    let mut text = table.to_string();
+    for outcome in report.outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Fail) {
+        let Outcome { scenario, seen, rule, link, .. } = outcome;
+        // Writing to a string does not fail.
+        let _ = write!(text, "\n{scenario}: the backend {seen}.\n  {rule}\n  {link}\n");
+    }
+    let [passed, failed, skipped] =
+        [Verdict::Pass, Verdict::Fail, Verdict::Skip].map(|verdict| report.count(verdict));
+    let _ = writeln!(text, "\n{passed} passed, {failed} failed, {skipped} skipped");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_failed_is_explained_and_all_is_counted() {
+        let outcome = |scenario, verdict, seen: &str| Outcome {
+            scenario,
+            verdict,
+            seen: seen.to_owned(),
+            rule: "One Ack each.",
+            link: "docs/protocol.md#rule-6".to_owned(),
+            seconds: 1.25,
+        };
+        let report = Report {
+            outcomes: vec![
+                outcome("snapshot", Verdict::Pass, "acked"),
+                outcome("bookmark", Verdict::Fail, "has not acked revision 7"),
+                outcome("repair", Verdict::Skip, "the client sends no digests"),
+            ],
+        };
+        let expected = "\
+SCENARIO   RESULT   SECONDS   SEEN
+snapshot   PASS     1.2       acked
+bookmark   FAIL     1.2       has not acked revision 7
+repair     SKIP     1.2       the client sends no digests
+
+bookmark: the backend has not acked revision 7.
+  One Ack each.
+  docs/protocol.md#rule-6
+
+1 passed, 1 failed, 1 skipped
+";
+        assert_eq!(render(&report), expected);
+    }
+}
