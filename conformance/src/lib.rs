@@ -17,6 +17,8 @@ mod script;
 mod server;
 mod state;
 mod subject;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::{sync::Arc, time::Duration};

@@ -20,6 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fairlead-agent", &["fairlead-proto", "fairlead-runtime", "fairlead-netlink"]),
     ("fairlead-takeover", &["fairlead-netlink"]),
     ("fairlead-trace", &["fairlead-netlink"]),
+    ("fairlead-conformance", &["fairlead-proto"]),
     ("fairlead-backend-*", &["fairlead-agent", "fairlead-proto", "fairlead-netlink"]),
     ("fairlead-example-*", &["fairlead-agent", "fairlead-proto", "fairlead-runtime"]),
     ("fairlead", &["*"]),
@@ -31,11 +32,21 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("kube", &["fairlead-frontend", "fairlead-e2e"]),
     ("k8s-openapi", &["fairlead-frontend", "fairlead-e2e"]),
     ("prost", &["fairlead-proto"]),
-    ("tonic", &["fairlead-proto", "fairlead-frontend", "fairlead-agent", "fairlead", "fairlead-e2e"]),
+    (
+        "tonic",
+        &[
+            "fairlead-proto",
+            "fairlead-frontend",
+            "fairlead-agent",
+            "fairlead-conformance",
+            "fairlead",
+            "fairlead-e2e",
+        ],
+    ),
 ];
 
-/// Directories whose crates may start a process outside tests.
-const MAY_SPAWN: &[&str] = &["backend-iptables", "backend-ipvs", "takeover", "e2e"];
+/// Directories whose crates may start a process outside tests: for what has no other interface, and to try backends of others.
+const MAY_SPAWN: &[&str] = &["backend-iptables", "backend-ipvs", "takeover", "conformance", "e2e"];
 
 const MAX_LINES: usize = 500;
 

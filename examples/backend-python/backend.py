@@ -7,13 +7,14 @@
 one frontend lives. It serves TCP and UDP, masqueraded. What it cannot do it says in its acks: SCTP, source ranges, external policy Local.
 """
 
-import argparse, ipaddress, os, pathlib, queue, random, subprocess, sys, time
+import argparse, ipaddress, os, pathlib, queue, random, subprocess, sys, threading, time
 
 import grpc, xxhash
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "proto"))
 PROTO, SERVICE = grpc.protos_and_services("fairlead/v1/fairlead.proto")
 
+POOL_OF = {PROTO.TRAFFIC_POLICY_LOCAL: PROTO.POOL_CLASS_LOCAL}
 PROTOCOLS = {PROTO.PROTOCOL_TCP: "", PROTO.PROTOCOL_UDP: " udp"}
 
 
@@ -24,10 +25,10 @@ class State:
         self.ports, self.pools = {}, {}  # key -> ServicePort; key -> {(class, family): {(address, port)}}
 
     def commit(self, operations):
-        for operation in operations:
-            kind = operation.WhichOneof("operation")
-            if kind is None:
-                raise ValueError("an operation that is unknown here: the frontend is too new")  # rule 2
+        kinds = [operation.WhichOneof("operation") for operation in operations]
+        if None in kinds:
+            raise ValueError("an operation that is unknown here: the frontend is too new")  # rule 2
+        for kind, operation in zip(kinds, operations):
             getattr(self, kind)(getattr(operation, kind))
 
     def put_service_port(self, port):
@@ -39,23 +40,19 @@ class State:
         self.pools.pop(key_of(key), None)
 
     def reset_bucket(self, bucket):
-        for key in [key for key in self.ports if bucket_of(key) == bucket]:
-            del self.ports[key], self.pools[key]
+        for key in [*self.ports]:
+            if xxhash.xxh64_intdigest("\0".join(key[:3]).encode() + bytes([0, key[3]])) % 128 == bucket:
+                del self.ports[key], self.pools[key]
 
     def change_pool(self, change):
-        pool = self.pool(change)
-        pool -= unpack(change, change.remove)
-        pool |= unpack(change, change.add)
+        self.pool(change).difference_update(unpack(change, change.remove))
+        self.pool(change).update(unpack(change, change.add))
 
     def replace_pool(self, change):
-        pool = self.pool(change)
-        pool.clear()
-        pool |= unpack(change, change.endpoints)
+        self.pool(change).clear()
+        self.pool(change).update(unpack(change, change.endpoints))
 
-    def put_node(self, _):
-        pass
-
-    put_cluster = put_node
+    put_node = put_cluster = lambda self, facts: None  # not needed here
 
     def pool(self, change):
         pools = self.pools.get(key_of(change.key), {})  # one of a service port that is unknown is lost
@@ -64,10 +61,6 @@ class State:
 
 def key_of(key):
     return (key.namespace, key.name, key.port_name, key.protocol)
-
-
-def bucket_of(key):
-    return xxhash.xxh64_intdigest("\0".join(key[:3]).encode() + bytes([0, key[3]])) % 128
 
 
 def unpack(change, packed):
@@ -82,7 +75,7 @@ def failure(port):
     """Why a service port is not programmed, or not all of it."""
     if port.key.protocol not in PROTOCOLS:
         return "nginx does not speak SCTP"
-    if is_restricted(port):
+    if port.source_ranges or port.external_policy == PROTO.TRAFFIC_POLICY_LOCAL:
         return "no source ranges, no external policy Local: only its cluster IPs are served"
 
 
@@ -92,21 +85,16 @@ def render(state):
     for key, port in sorted(state.ports.items()):
         if key[3] not in PROTOCOLS:
             continue
-        is_local = port.internal_policy == PROTO.TRAFFIC_POLICY_LOCAL
-        inside = PROTO.POOL_CLASS_LOCAL if is_local else PROTO.POOL_CLASS_CLUSTER
-        outside = [] if is_restricted(port) else [*port.external_ips, *port.load_balancer_ips]
+        inside = POOL_OF.get(port.internal_policy, PROTO.POOL_CLASS_CLUSTER)
+        outside = [] if failure(port) else [*port.external_ips, *port.load_balancer_ips]
         for family, version, every in ((PROTO.IP_FAMILY_V4, 4, "0.0.0.0"), (PROTO.IP_FAMILY_V6, 6, "[::]")):
             pool_of = lambda pool_class: state.pools[key].get((pool_class, family), set())
             listeners = sockets(outside, version, port.port)
-            if port.node_port and not is_restricted(port):
+            if port.node_port and not failure(port):
                 listeners.append(f"{every}:{port.node_port}")
             text += server(key, f"ip{version}-in", port, sockets(port.cluster_ips, version, port.port), pool_of(inside))
             text += server(key, f"ip{version}-out", port, listeners, pool_of(PROTO.POOL_CLASS_CLUSTER))
     return "\n".join(text) + "\n"
-
-
-def is_restricted(port):
-    return bool(port.source_ranges) or port.external_policy == PROTO.TRAFFIC_POLICY_LOCAL
 
 
 def server(key, suffix, port, listeners, pool):
@@ -115,8 +103,7 @@ def server(key, suffix, port, listeners, pool):
     name = ".".join([*map(str, key), suffix])
     choice = "hash $remote_addr consistent" if port.affinity_seconds else "random"
     upstream = [f"upstream {name} {{ {choice};", *(f"  server {socket(*to)};" for to in sorted(pool)), "}"]
-    listen = [f"  listen {at}{PROTOCOLS[key[3]]};" for at in listeners]
-    return [*upstream, "server {", *listen, f"  proxy_pass {name};", "}"]
+    return [*upstream, "server {", *(f"  listen {at}{PROTOCOLS[key[3]]};" for at in listeners), f"  proxy_pass {name};", "}"]
 
 
 def socket(address, port):
@@ -138,37 +125,50 @@ def program(state, args):
     print(f"programmed {len(state.ports)} service ports", flush=True)
 
 
+def heard(call):
+    """The messages of a stream. One in which nothing is said is taken for dead."""
+    message = True
+    while message:
+        timer = threading.Timer(30, call.cancel)  # seconds, rule 7
+        timer.start()
+        message = next(call, None)
+        timer.cancel()
+        yield from [message] if message else []
+
+
 def follow(stub, args, state, held):
     """Follows one stream to its end. Returns what is held then: epoch and revision."""
-    hello = PROTO.Hello(protocol_version=1, node=args.node, backend="nginx", backend_version="1")
-    hello.epoch, hello.revision = held
-    said = queue.SimpleQueue()
-    said.put(PROTO.ClientMessage(hello=hello))
-    epoch, staged = 0, []
+    said, staged, base = queue.SimpleQueue(), [], None
+    about = {"protocol_version": 1, "node": args.node, "backend": "nginx", "backend_version": "1"}
+    said.put(PROTO.ClientMessage(hello=PROTO.Hello(epoch=held[0], revision=held[1], **about)))
+    call = stub.Watch(iter(said.get, None))
     try:
-        for message in stub.Watch(iter(said.get, None)):
-            kind = message.WhichOneof("message")
+        for message in heard(call):
+            begun, done, kind = time.monotonic(), None, message.WhichOneof("message")
             if kind == "welcome":
-                epoch = message.welcome.epoch
+                epoch, resumes = message.welcome.epoch, message.welcome.mode == PROTO.MODE_RESUME
+                base = held[1] if resumes else None
             elif kind == "batch":
+                if base not in (None, message.batch.base_revision):
+                    raise ValueError("a difference from a revision that is not held")  # rule 5
                 staged += message.batch.operations
-                if not message.batch.commit:
-                    continue  # rule 4
-                begun = time.monotonic()
-                state.commit(staged)
-                program(state, args)
-                staged, held = [], (epoch, message.batch.target_revision)
-                said.put(ack(state, held[1], time.monotonic() - begun))
+                if message.batch.commit:  # rule 4
+                    state.commit(staged)
+                    program(state, args)
+                    staged, done = [], message.batch.target_revision
             elif kind == "bookmark":
-                held = (epoch, message.bookmark.revision)
-                said.put(ack(state, held[1], 0))  # rule 6
+                done = message.bookmark.revision
             elif kind == "drain":
                 time.sleep(random.uniform(0, message.drain.max_delay_millis / 1000))
                 break
-    except grpc.RpcError as error:
-        print(f"stream ended: {error.code().name}: {error.details()}", flush=True)
+            if done is not None:
+                base, held = done, (epoch, done)
+                said.put(ack(state, done, time.monotonic() - begun))  # rule 6
+    except (grpc.RpcError, ValueError) as error:
+        print(f"stream ended: {error.details() if isinstance(error, grpc.RpcError) else error}", flush=True)
     finally:
         said.put(None)
+        call.cancel()
     return held
 
 

@@ -36,7 +36,7 @@ pub(super) async fn drain(script: &mut Script<'_>) -> Played {
     let second = since - begun;
     in_time(second)?;
     follow(script, &hello).await?;
-    Ok(format!("came again after {first:?} and, with the stream ended, {second:?}, of {DRAIN:?}"))
+    Ok(format!("came again after {first:.1?} and, with the stream ended, {second:.1?}, of {DRAIN:?}"))
 }
 
 fn in_time(took: Duration) -> Played<()> {

@@ -61,7 +61,7 @@ pub(super) async fn unknown_operation(script: &mut Script<'_>) -> Played {
     script.compare(&before).await?;
     // It says that it holds what it held, or nothing.
     script.connect().await?;
-    Ok(format!("ended the stream after {took:?}, and kept what it held"))
+    Ok(format!("ended the stream after {took:.1?}, and kept what it held"))
 }
 
 pub(super) async fn large_message(script: &mut Script<'_>) -> Played {

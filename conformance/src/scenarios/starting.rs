@@ -19,7 +19,7 @@ pub(super) async fn snapshot(script: &mut Script<'_>) -> Played {
     let ack = script.begin().await?;
     script.quiet(QUIET, "though there was nothing to say").await?;
     let digest = if ack.digest.is_some() { "the right digest" } else { "no digest" };
-    Ok(format!("acked with {digest} and {} failures, after {:?}", ack.failures.len(), ack.apply_time))
+    Ok(format!("acked with {digest}, failures: {}, after {:.1?}", ack.failures.len(), ack.apply_time))
 }
 
 pub(super) async fn empty_snapshot(script: &mut Script<'_>) -> Played {

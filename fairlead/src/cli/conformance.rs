@@ -41,7 +41,8 @@ pub(crate) struct ConformanceArgs {
     pub(crate) patience: Duration,
 
     /// Prints what the backend has programmed, by the shell, after each Ack: a JSON list of service ports as `namespace/name:port-name/tcp`
-    /// or `namespace/name/tcp`, or of objects with `service_port` and `endpoints`, those of the cluster pools as `ADDRESS:PORT`.
+    /// or `namespace/name/tcp`, or of objects with `service_port` and `endpoints`, those of the cluster pools as `ADDRESS:PORT`. Those
+    /// without endpoints may be left out.
     #[arg(long, value_name = "SHELL")]
     pub(crate) state_command: Option<String>,
 

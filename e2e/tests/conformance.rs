@@ -1,0 +1,87 @@
+//! Backends against `fairlead conformance`: our own agent with nftables, the example in Python and the one in Rust.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use fairlead_e2e::{Cluster, Process, fairlead, program};
+use serde_json::Value;
+
+/// All scenarios, one of which is half a minute of silence.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Prints what the configuration of nginx holds, in the words of `--state-command`.
+const UPSTREAMS: &str = r#"
+import json, re, sys
+held = {}
+for name, body in re.findall(r"upstream (\S+) \{(.*?)\n\}", open(sys.argv[1]).read(), re.S):
+    namespace, service, port, protocol, _ = name.split(".")
+    key = f"{namespace}/{service}{':' + port if port else ''}/{'tcp' if protocol == '6' else 'udp'}"
+    held.setdefault(key, []).extend(re.findall(r"server (\S+);", body))
+print(json.dumps([{"service_port": key, "endpoints": to} for key, to in held.items()]))
+"#;
+
+fn top() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Plays all scenarios in a namespace of its own, and gives the names of those that were skipped.
+fn played(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Vec<String> {
+    let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
+    let directory = tempfile::tempdir().expect("a directory");
+    let backend = command(directory.path());
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    let mut conformance = fairlead();
+    conformance.args(["conformance", "--patience", "60s", "-o", "json"]);
+    conformance.args(["--listen", &format!("unix:{}", at("c.sock")), "--backend-log", &at("backend.log")]);
+    conformance.args(arguments.iter().map(|argument| argument.replace("{directory}", &at(""))));
+    conformance.arg("--").arg(backend.get_program()).args(backend.get_args());
+    let netns = &cluster.node('a').netns;
+    let conformance = Process::spawn(netns, conformance, &directory.path().join("report.json"));
+    let status = conformance.wait(PATIENCE).expect("all scenarios have been played");
+    let report = conformance.lines_since(0).join("\n");
+    let log = fs::read_to_string(at("backend.log")).unwrap_or_default();
+    assert!(status.success(), "{report}\n{log}");
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    let outcomes = report["outcomes"].as_array().expect("outcomes");
+    assert!(outcomes.len() > 20, "{report}");
+    let skipped = outcomes.iter().filter(|outcome| outcome["verdict"] == "SKIP");
+    skipped.map(|outcome| outcome["scenario"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn our_agent_with_nftables_conforms() {
+    let skipped = played(&[], |directory| {
+        let mut command = fairlead();
+        command.args(["backend", "nft", "--frontend", "{address}", "--node-name", "{node}"]);
+        command.args(["--conntrack-max-per-core", "0", "--state-dir"]).arg(directory.join("state"));
+        command
+    });
+    assert_eq!(skipped, [""; 0]);
+}
+
+#[test]
+fn the_example_in_rust_conforms() {
+    let skipped = played(&[], |directory| {
+        let mut command = program("fairlead-example-forwarder");
+        command.args(["{node}", "{address}"]).arg(directory.join("state"));
+        command
+    });
+    assert_eq!(skipped, [""; 0]);
+}
+
+#[test]
+fn the_example_in_python_conforms_and_holds_what_was_committed() {
+    let python = top().join("target/python/bin/python").display().to_string();
+    let held = format!("{python} -c '{}' {{directory}}/stream.conf", UPSTREAMS.replace('\'', "'\\''"));
+    let skipped = played(&["--state-command", &held], |directory| {
+        let mut command = Command::new(&python);
+        command.arg(top().join("examples/backend-python/backend.py"));
+        command.args(["--frontend", "{address}", "--node", "{node}", "--reload", "true", "--config"]);
+        command.arg(directory.join("stream.conf"));
+        command
+    });
+    // It computes no digests, and does not keep how far its frontend knows the cluster.
+    assert_eq!(skipped, ["digest-request", "repair", "source-version"]);
+}
