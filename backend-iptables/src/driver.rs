@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use agent::{
-    Applied, Changes, Drift, NodeState,
+    Applied, Changes, Drift, NodeState, Previewed,
     traffic::{Claims, Options, Traffic, is_urgent},
 };
 use anyhow::{Context as _, Result, bail};
@@ -14,11 +14,12 @@ use tracing::{debug, warn};
 use crate::{
     commit::{Committer, Outcome},
     desired::{Base, Context, base, desired, hooks},
-    kernel::{Kernel, Localnet, RestoreError, Suspicion},
+    kernel::{DryRun, Kernel, Localnet, RestoreError, Suspicion, Tools},
     plan::{Edit, partial, remove},
     present::Present,
     programmed::Programmed,
     table::Hook,
+    words::{Owners, differences},
 };
 
 /// What the backend is, whatever its kernel.
@@ -242,5 +243,22 @@ impl<K: Kernel> Driver<K> {
         });
         let failures = self.claims.failures().chain(refused).collect();
         Applied { writes, failures, lock_wait: self.kernel.waited() }
+    }
+}
+
+impl Driver<DryRun<Tools>> {
+    /// See [`agent::Preview::preview`]: a reconcile, and what came of it.
+    pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+        self.kernel.take();
+        let Applied { failures, .. } = self.reconcile(state).await?;
+        // Nothing of it is in force.
+        self.programmed = None;
+        let mut programs = PerFamily::<String>::default();
+        for family in Family::ALL {
+            programs[family] = self.kernel.program(family).await?;
+        }
+        let program = |family| programs[family].clone();
+        let differences = differences(self.kernel.take(), program, &Owners::of(state));
+        Ok(Previewed { differences, failures })
     }
 }

@@ -1,6 +1,7 @@
 //! The seam to the kernel: save what is there, restore a script. A real one, and for tests a fake that checks what the kernel checks.
 
 mod blame;
+mod dry_run;
 mod exec;
 #[cfg(test)]
 pub(crate) mod fake;
@@ -17,6 +18,7 @@ use anyhow::Result;
 use proto::model::Family;
 
 use crate::plan::Script;
+pub(crate) use dry_run::{Chain, Chains, Dry, DryRun};
 pub(crate) use localnet::Localnet;
 pub use saved::{Saved, saved};
 pub(crate) use tools::Tools;

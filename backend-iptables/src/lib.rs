@@ -30,14 +30,15 @@ mod plan;
 mod present;
 mod programmed;
 mod table;
+mod words;
 
 pub use agent::iptables::{UnknownVariant, Variant};
-use agent::{Applied, Backend, Changes, Drift, Item, NodeState, traffic::Options};
+use agent::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed, traffic::Options};
 use anyhow::Result;
 use proto::model::Family;
 
 use driver::Driver;
-use kernel::Tools;
+use kernel::{DryRun, Tools};
 pub use kernel::{Saved, saved};
 
 /// The iptables backend.
@@ -101,5 +102,29 @@ impl Backend for Iptables {
 
     async fn cleanup(&mut self) -> Result<()> {
         self.0.cleanup().await
+    }
+}
+
+/// The iptables backend as one that writes nothing.
+#[derive(Debug)]
+pub struct IptablesPreview(Driver<DryRun<Tools>>);
+
+impl IptablesPreview {
+    /// As [`Iptables::new`].
+    #[must_use]
+    pub fn new(options: Options, variant: Option<Variant>) -> Self {
+        Self(Driver::new(DryRun::new(Tools::new(variant)), options))
+    }
+}
+
+impl Preview for IptablesPreview {
+    const NAME: &'static str = Iptables::NAME;
+
+    async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+        self.0.preview(state).await
+    }
+
+    async fn drifted(&mut self) -> Drift {
+        self.0.drifted().await
     }
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use agent::{
-    Applied, Changes, Drift, Item, NodeState,
+    Applied, Changes, Drift, Item, NodeState, Previewed,
     traffic::{Claims, Front, NodePortAddresses, is_urgent},
 };
 use anyhow::{Context as _, Result};
@@ -22,11 +22,12 @@ use tracing::{debug, warn};
 
 use crate::{
     desired::{Context, Desired, Rules, desired, rules},
-    kernel::{Base, Kernel, Listing, Ours, Refused},
+    kernel::{Base, DryRun, Kernel, Listing, Ours, Refused},
     object::Object,
     plan::{Drain, Operation, plan},
     set::{self, Content, Set},
     settings::Settings,
+    words,
 };
 use programmed::Programmed;
 
@@ -341,5 +342,21 @@ impl Driver<crate::kernel::Netlink> {
     /// What [`Self::cleanup`] would remove.
     pub(crate) async fn items(&mut self) -> Result<Vec<Item>> {
         self.kernel.items(self.settings.exclude.clone()).await
+    }
+}
+
+impl Driver<DryRun> {
+    /// See [`agent::Preview::preview`]: a reconcile, and what came of it.
+    pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+        self.kernel.take();
+        let Applied { failures, .. } = self.reconcile(state).await?;
+        let (mut differences, operations) = self.kernel.take();
+        let before = self.kernel.list(self.ours(state)).await.context("list what is there")?.pieces;
+        // Nothing of it is in force.
+        if let Some(programmed) = self.programmed.take() {
+            let objects = operations.iter().map(|operation| *operation.object()).collect();
+            differences.extend(words::differences(&operations, &before, &programmed.owners(&objects)));
+        }
+        Ok(Previewed { differences, failures })
     }
 }

@@ -1,6 +1,7 @@
 //! The seam to the kernel: prepare it, list what is there of ours, change it. A real one, and for tests a fake that checks what the
 //! kernel checks.
 
+mod dry_run;
 #[cfg(test)]
 pub(crate) mod fake;
 mod iptables;
@@ -24,6 +25,7 @@ use crate::{
     set::{Content, Set},
     settings::Arp,
 };
+pub(crate) use dry_run::DryRun;
 pub(crate) use netlink::Netlink;
 
 /// The device that VIPs are on.

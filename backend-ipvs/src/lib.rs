@@ -41,13 +41,14 @@ mod plan;
 mod set;
 mod settings;
 mod view;
+mod words;
 
-use agent::{Applied, Backend, Changes, Drift, Item, NodeState};
+use agent::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed};
 use anyhow::Result;
 use proto::model::Family;
 
 use driver::Driver;
-use kernel::Netlink;
+use kernel::{DryRun, Netlink};
 pub use netlink::ipvs::Timeouts;
 pub use settings::{Arp, Settings};
 pub use view::{At, Destination, VirtualServer};
@@ -109,5 +110,32 @@ impl Backend for Ipvs {
 
     async fn cleanup(&mut self) -> Result<()> {
         self.0.cleanup().await
+    }
+}
+
+/// The IPVS backend as one that writes nothing, and loads no module.
+#[derive(Debug)]
+pub struct IpvsPreview(Driver<DryRun>);
+
+impl IpvsPreview {
+    /// As [`Ipvs::new`].
+    ///
+    /// # Errors
+    /// When there is no netlink socket or no thread to be had.
+    pub fn new(settings: Settings) -> Result<Self> {
+        Ok(Self(Driver::new(DryRun::new(Netlink::open(settings.iptables)?), settings)))
+    }
+}
+
+impl Preview for IpvsPreview {
+    const NAME: &'static str = Ipvs::NAME;
+
+    async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+        self.0.preview(state).await
+    }
+
+    /// Not noticed: what is compared is not in force, so that nothing tells a change of others from it.
+    async fn drifted(&mut self) -> Drift {
+        std::future::pending().await
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use agent::{
-    Applied, Changes, Drift, NodeState,
+    Applied, Changes, Drift, NodeState, Previewed,
     traffic::{Claims, Masquerade, Options, Traffic, fronts, is_urgent},
 };
 use anyhow::{Context, Result};
@@ -14,10 +14,11 @@ use crate::{
     commit::{Committer, Outcome, Pace, Urgent, rebuilds},
     desired::{Base, Desired, Orders, base, desired},
     expected::Expected,
-    kernel::{CommitError, Kernel},
+    kernel::{CommitError, DryRun, Kernel},
     plan::{Edit, Operation, Plan, Repairs, Sweep},
     present::Present,
     programmed::Programmed,
+    words::differences,
 };
 
 /// The backend, over any [`Kernel`].
@@ -243,5 +244,16 @@ impl<K: Kernel> Driver<K> {
         });
         let failures = self.claims.failures().chain(refused).collect();
         Applied { writes, failures, ..Applied::default() }
+    }
+}
+
+impl<K: Kernel> Driver<DryRun<K>> {
+    /// See [`agent::Preview::preview`]: a reconcile, and what came of it.
+    pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+        let Applied { failures, .. } = self.reconcile(state).await?;
+        // Nothing of it is in force.
+        self.programmed = None;
+        let differences = differences(self.kernel.take(), |family, front| self.claims.owner(family, front));
+        Ok(Previewed { differences, failures })
     }
 }

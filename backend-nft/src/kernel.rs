@@ -1,6 +1,7 @@
 //! The seam to the kernel: list what is there, commit a transaction. A real one, and for tests a fake that checks what
 //! the kernel checks.
 
+mod dry_run;
 mod encode;
 #[cfg(test)]
 pub(crate) mod fake;
@@ -14,6 +15,7 @@ use anyhow::Result;
 use proto::model::{Family, PerFamily};
 
 use crate::{expected::Expected, plan::Operation, present::Listing};
+pub(crate) use dry_run::DryRun;
 pub(crate) use netlink::Netlink;
 
 /// What holds tables.

@@ -53,13 +53,14 @@ mod order;
 mod plan;
 mod present;
 mod programmed;
+mod words;
 
-use agent::{Applied, Backend, Changes, Drift, Item, NodeState, traffic::Options};
+use agent::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed, traffic::Options};
 use anyhow::Result;
 use proto::model::Family;
 
 use driver::Driver;
-use kernel::Netlink;
+use kernel::{DryRun, Netlink};
 
 /// The nftables backend.
 #[derive(Debug)]
@@ -112,5 +113,31 @@ impl Backend for Nft {
 
     async fn cleanup(&mut self) -> Result<()> {
         self.0.cleanup().await
+    }
+}
+
+/// The nftables backend as one that writes nothing.
+#[derive(Debug)]
+pub struct NftPreview(Driver<DryRun<Netlink>>);
+
+impl NftPreview {
+    /// For the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When there is no netlink socket or no thread to be had.
+    pub fn new(options: Options) -> Result<Self> {
+        Ok(Self(Driver::new(DryRun::new(Netlink::open()?), options)))
+    }
+}
+
+impl Preview for NftPreview {
+    const NAME: &'static str = Nft::NAME;
+
+    async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+        self.0.preview(state).await
+    }
+
+    async fn drifted(&mut self) -> Drift {
+        self.0.drifted().await
     }
 }

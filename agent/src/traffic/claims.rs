@@ -55,6 +55,12 @@ impl Claims {
         self.owners[family].get(front) == Some(key)
     }
 
+    /// To whom the front belongs.
+    #[must_use]
+    pub fn owner(&self, family: Family, front: &Front) -> Option<&ServicePortKey> {
+        self.owners[family].get(front)
+    }
+
     /// Whether the front belongs to anybody.
     #[must_use]
     pub fn is_owned(&self, family: Family, front: &Front) -> bool {

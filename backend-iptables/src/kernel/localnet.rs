@@ -17,6 +17,12 @@ pub(crate) enum Localnet {
     Routed,
 }
 
+/// What it is.
+pub(super) fn get() -> Result<Localnet> {
+    let found = fs::read_to_string(FILE).with_context(|| format!("read {FILE}"))?;
+    Ok(if found.trim() == "0" { Localnet::Kept } else { Localnet::Routed })
+}
+
 /// Writes it only when it is another one.
 pub(super) fn set(localnet: Localnet) -> Result<()> {
     let value = match localnet {

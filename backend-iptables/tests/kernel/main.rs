@@ -6,5 +6,6 @@
 mod conformance;
 mod drift;
 mod large;
+mod preview;
 mod support;
 mod takeover;

@@ -52,6 +52,13 @@ impl Tools {
         Ok(lines)
     }
 
+    /// How many lines [`Self::apply`] would take.
+    pub(super) fn missing(&mut self, family: Family, rules: &Rules) -> Result<usize> {
+        let program = self.variant()?.program(family);
+        let saved = save(program)?.context("it is not installed")?;
+        Ok(Saved::parse(&saved).script(rules).1)
+    }
+
     /// Whether the rules of a family are what they should be.
     pub(super) fn check(&mut self, family: Family, rules: &Rules) -> Result<RulesFound> {
         let program = self.variant()?.program(family);

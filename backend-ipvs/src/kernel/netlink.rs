@@ -4,7 +4,7 @@ mod worker;
 
 use std::{sync::mpsc, thread};
 
-use agent::{Item, iptables::Variant};
+use agent::{Difference, Item, iptables::Variant};
 use anyhow::{Context, Result, anyhow};
 use ipnet::IpNet;
 use netlink::ipvs::Service;
@@ -16,7 +16,7 @@ use crate::{
     desired::Rules,
     plan::{Operation, Pieces},
 };
-use worker::Worker;
+use worker::{Missing, Worker};
 
 /// What the network namespace has in which it was opened.
 #[derive(Debug)]
@@ -60,6 +60,17 @@ impl Netlink {
     /// All pieces of ours, and how many connections the destinations among them have. Loads no module: nothing without IPVS.
     pub(crate) async fn look(&self) -> Result<(Pieces, Carried)> {
         self.ask(Worker::look).await
+    }
+
+    /// What [`Kernel::prepare`] would make, in words. Changes nothing, and loads no module.
+    pub(super) async fn missing(&self, base: Base) -> Result<Vec<Difference>> {
+        let words = |missing: Vec<Missing>| missing.iter().map(Missing::difference).collect();
+        self.ask(move |worker| worker.missing(&base).map(words)).await
+    }
+
+    /// As [`Kernel::list`]. Loads no module: nothing without IPVS.
+    pub(super) async fn list_loaded(&self, ours: Ours) -> Result<Listing> {
+        self.ask(move |worker| worker.list_loaded(&ours)).await
     }
 
     /// How many pieces of ours there are, in words.

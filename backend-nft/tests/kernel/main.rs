@@ -9,4 +9,5 @@ mod drift;
 mod drifted;
 mod large;
 mod listing;
+mod preview;
 mod support;

@@ -8,7 +8,7 @@ use std::{
     net::IpAddr,
 };
 
-use agent::{Item, iptables::Variant};
+use agent::{Difference, Item, Verb, iptables::Variant};
 use anyhow::{Context, Result};
 use netlink::{
     addresses, device, ipset,
@@ -39,6 +39,21 @@ pub(super) struct Worker {
     tools: Tools,
 }
 
+/// Something that is not as it has to be before anything else.
+#[derive(Debug)]
+pub(super) enum Missing {
+    /// IPVS itself.
+    Module,
+    Timeouts,
+    Setting(settings::Setting),
+    Set(Set),
+    Device,
+    /// It is there, and down.
+    DeviceUp(device::Device),
+    /// So many lines.
+    Rules(Family, usize),
+}
+
 // === impl Worker ===
 
 impl Worker {
@@ -53,32 +68,64 @@ impl Worker {
 
     /// See [`super::Kernel::prepare`].
     pub(super) fn prepare(&mut self, base: &Base) -> Result<usize> {
-        let timeouts = self.set_timeouts(&base.timeouts)?;
-        let settings = settings::write(base.arp)?;
-        let mut writes = timeouts + settings;
+        self.ipvs()?;
+        let mut writes = 0;
+        for missing in self.missing(base)? {
+            writes += missing.writes();
+            self.supply(missing, base)?;
+        }
+        Ok(writes)
+    }
+
+    /// What is not as [`Self::prepare`] makes it, in the order in which it is made. Changes nothing, and loads no module.
+    pub(super) fn missing(&mut self, base: &Base) -> Result<Vec<Missing>> {
+        let mut missing = Vec::new();
+        if !ipvs::is_loaded() {
+            missing.push(Missing::Module);
+        } else if self.has_other_timeouts(&base.timeouts)? {
+            missing.push(Missing::Timeouts);
+        }
+        missing.extend(settings::wrong(base.arp)?.into_iter().map(Missing::Setting));
         let present: HashSet<String> =
             self.ipset.sets().context("list sets")?.into_iter().map(|set| set.name).collect();
-        for set in Set::all().filter(|set| !present.contains(set.name())) {
-            self.ipset.create(&set.new_set())?;
-            writes += 1;
-        }
+        missing.extend(Set::all().filter(|set| !present.contains(set.name())).map(Missing::Set));
         match self.device.find(DEVICE)? {
-            None => {
-                self.device.create_dummy(DEVICE)?;
-                writes += 1;
-            }
-            Some(device) if device.state == device::State::Down => {
-                self.device.bring_up(device)?;
-                writes += 1;
-            }
+            None => missing.push(Missing::Device),
+            Some(device) if device.state == device::State::Down => missing.push(Missing::DeviceUp(device)),
             Some(_) => {}
         }
         for family in Family::ALL {
-            let rules = &base.rules[family];
-            writes +=
-                self.tools.apply(family, rules).with_context(|| format!("write the rules of {family}"))?;
+            let lines = self.tools.missing(family, &base.rules[family])?;
+            if lines > 0 {
+                missing.push(Missing::Rules(family, lines));
+            }
         }
-        Ok(writes)
+        Ok(missing)
+    }
+
+    fn supply(&mut self, missing: Missing, base: &Base) -> Result<()> {
+        match missing {
+            // Loaded before it is known what is missing.
+            Missing::Module => {}
+            Missing::Timeouts => self.ipvs()?.set_timeouts(&base.timeouts)?,
+            Missing::Setting(setting) => settings::write(setting)?,
+            Missing::Set(set) => self.ipset.create(&set.new_set())?,
+            Missing::Device => self.device.create_dummy(DEVICE)?,
+            Missing::DeviceUp(device) => self.device.bring_up(device)?,
+            Missing::Rules(family, _) => {
+                let rules = &base.rules[family];
+                self.tools.apply(family, rules).with_context(|| format!("write the rules of {family}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`super::Kernel::list`]; nothing where the kernel has no IPVS yet.
+    pub(super) fn list_loaded(&mut self, ours: &Ours) -> Result<Listing> {
+        if ipvs::is_loaded() {
+            return self.list(ours);
+        }
+        Ok(Listing { elsewhere: elsewhere()?, ..Listing::default() })
     }
 
     /// See [`super::Kernel::list`].
@@ -223,16 +270,41 @@ impl Worker {
         self.ipvs.as_mut().context("the kernel has no IPVS: the module ip_vs is missing")
     }
 
-    fn set_timeouts(&mut self, wanted: &ipvs::Timeouts) -> Result<usize> {
+    fn has_other_timeouts(&mut self, wanted: &ipvs::Timeouts) -> Result<bool> {
         let present = self.ipvs()?.timeouts()?;
         let differs = |wanted: u32, present: u32| wanted != 0 && wanted != present;
-        let is_other = differs(wanted.tcp, present.tcp)
+        Ok(differs(wanted.tcp, present.tcp)
             || differs(wanted.tcp_fin, present.tcp_fin)
-            || differs(wanted.udp, present.udp);
-        if is_other {
-            self.ipvs()?.set_timeouts(wanted)?;
+            || differs(wanted.udp, present.udp))
+    }
+}
+
+impl Missing {
+    /// How many writes it takes.
+    fn writes(&self) -> usize {
+        match self {
+            Self::Module => 0,
+            Self::Rules(_, lines) => *lines,
+            _ => 1,
         }
-        Ok(usize::from(is_other))
+    }
+
+    /// As a difference.
+    pub(super) fn difference(&self) -> Difference {
+        let say = |verb, place: &str, what: String| Difference::new(verb, place, what);
+        match self {
+            Self::Module => say(Verb::Add, "modules", "ip_vs, with its settings".to_owned()),
+            Self::Timeouts => say(Verb::Change, "IPVS", "timeouts".to_owned()),
+            Self::Setting(settings::Setting { name, value }) => {
+                say(Verb::Change, "sysctl", format!("net.{}={value}", name.replace('/', ".")))
+            }
+            Self::Set(set) => say(Verb::Add, "ipset", format!("set {}", set.name())),
+            Self::Device => say(Verb::Add, "links", format!("device {DEVICE}")),
+            Self::DeviceUp(_) => say(Verb::Change, "links", format!("device {DEVICE}, which is down")),
+            Self::Rules(family, lines) => {
+                say(Verb::Change, "iptables", format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*"))
+            }
+        }
     }
 }
 

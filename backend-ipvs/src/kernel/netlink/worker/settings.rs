@@ -1,8 +1,12 @@
 //! The kernel's settings for IPVS, of the thread's network namespace. Read first: a file is only written when it says something else.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
+use netlink::ipvs;
 use tracing::debug;
 
 use crate::settings::Arp;
@@ -23,21 +27,41 @@ const IPVS: [(&str, &str); 4] = [
 const STRICT_ARP: [(&str, &str); 2] =
     [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")];
 
-/// Makes the settings what they should be; says how many were not.
-pub(super) fn write(arp: Arp) -> Result<usize> {
+/// A setting that is not what it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::kernel::netlink) struct Setting {
+    /// Below `/proc/sys/net`.
+    pub(in crate::kernel::netlink) name: &'static str,
+    /// What it should be.
+    pub(in crate::kernel::netlink) value: &'static str,
+}
+
+/// Those that are not what they should be. Without IPVS only those that are not its own.
+pub(super) fn wrong(arp: Arp) -> Result<Vec<Setting>> {
     let more: &[_] = match arp {
         Arp::AsItIs => &[],
         Arp::Strict => &STRICT_ARP,
     };
-    let mut writes = 0;
-    for (name, wanted) in IPVS.iter().chain(more) {
-        let path = Path::new("/proc/sys/net").join(name);
+    let own: &[_] = if ipvs::is_loaded() { &IPVS } else { &[] };
+    let mut wrong = Vec::new();
+    for (name, value) in own.iter().chain(more) {
+        let path = path(name);
         let present = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        if present.trim() != *wanted {
-            fs::write(&path, wanted).with_context(|| format!("write {}", path.display()))?;
-            debug!(setting = name, value = wanted, "set");
-            writes += 1;
+        if present.trim() != *value {
+            wrong.push(Setting { name, value });
         }
     }
-    Ok(writes)
+    Ok(wrong)
+}
+
+/// Writes one.
+pub(super) fn write(Setting { name, value }: Setting) -> Result<()> {
+    let path = path(name);
+    fs::write(&path, value).with_context(|| format!("write {}", path.display()))?;
+    debug!(setting = name, value, "set");
+    Ok(())
+}
+
+fn path(name: &str) -> PathBuf {
+    Path::new("/proc/sys/net").join(name)
 }

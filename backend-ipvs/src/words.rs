@@ -1,0 +1,54 @@
+//! Operations in words, for people. Pure.
+
+use std::collections::HashMap;
+
+use agent::{Difference, Verb};
+use netlink::ipvs::{PERSISTENT, Scheduling};
+use proto::model::ServicePortKey;
+
+use crate::{
+    object::{Object, Value, Weight},
+    plan::{Operation, Pieces},
+};
+
+/// What operations would do to what is there. `owners`: who wants each piece.
+pub(crate) fn differences(
+    operations: &[Operation],
+    present: &Pieces,
+    owners: &HashMap<Object, Vec<ServicePortKey>>,
+) -> Vec<Difference> {
+    let one = operations.iter().map(|operation| {
+        let object = operation.object();
+        let (verb, value) = match operation {
+            Operation::Add(_, value) => (Verb::Add, words(value)),
+            Operation::Change(_, value) => {
+                let old = present.get(object).map(words).unwrap_or_default();
+                (Verb::Change, format!("{old} -> {}", words(value)))
+            }
+            Operation::Remove(_) => (Verb::Remove, String::new()),
+        };
+        let (place, what) = match object {
+            Object::Entry(..) => ("ipset", object.to_string()),
+            Object::Address(_) => ("links", object.to_string()),
+            Object::Server(_) | Object::Destination(..) => ("IPVS", object.to_string()),
+        };
+        let what = if value.is_empty() { what } else { format!("{what}: {value}") };
+        // Of those who share it, one.
+        let owner = owners.get(object).and_then(|keys| keys.first());
+        Difference::new(verb, place, what).of(owner)
+    });
+    one.collect()
+}
+
+fn words(value: &Value) -> String {
+    match value {
+        Value::Plain => String::new(),
+        Value::Mark(mark) => format!("mark {:#x}", mark.raw()),
+        Value::Scheduling(Scheduling { scheduler, flags, timeout }) if flags & PERSISTENT != 0 => {
+            format!("{scheduler}, persistent {timeout}s")
+        }
+        Value::Scheduling(Scheduling { scheduler, .. }) => scheduler.to_string(),
+        Value::Weight(Weight::Of(weight)) => format!("weight {weight}"),
+        Value::Weight(Weight::Draining(_)) => "weight 0, until its connections have ended".to_owned(),
+    }
+}

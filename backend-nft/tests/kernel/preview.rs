@@ -1,0 +1,73 @@
+//! What would be written is said, and nothing is written.
+
+use agent::{
+    Preview, Verb,
+    testing::{History, mk_key, mk_state},
+};
+use backend_nft::NftPreview;
+use netlink::nft::Handle;
+
+use super::support::{nft, options, reconcile, run};
+
+fn preview() -> NftPreview {
+    NftPreview::new(options()).unwrap()
+}
+
+/// The number of transactions that this namespace has seen.
+fn generation() -> u32 {
+    Handle::open().unwrap().generation().unwrap()
+}
+
+#[test]
+fn it_says_something_exactly_when_something_would_be_written_and_writes_nothing() {
+    run(|| async {
+        let mut history = History::new(7);
+        let mut same = preview();
+        for step in 0..12 {
+            history.jump();
+            let before = generation();
+            let fresh = preview().preview(history.state()).await.unwrap();
+            assert_eq!(same.preview(history.state()).await.unwrap(), fresh, "step {step}");
+            assert_eq!(generation(), before, "step {step}");
+            let writes = reconcile(history.state()).await.writes;
+            assert_eq!(fresh.differences.is_empty(), writes == 0, "step {step}: {fresh:?}");
+            let after = same.preview(history.state()).await.unwrap();
+            assert_eq!(after.differences, [], "step {step}");
+        }
+    });
+}
+
+#[test]
+fn differences_are_told_by_service_port() {
+    run(|| async {
+        let state = |endpoints: &'static [&'static str]| {
+            let web = |web: agent::testing::ServiceBuilder| {
+                web.cluster_ip("10.96.0.1").endpoints(endpoints.to_vec())
+            };
+            mk_state().service("default/web", web).build()
+        };
+        let new = preview().preview(&state(&["10.244.1.1:80"])).await.unwrap();
+        assert!(new.differences[0].what.starts_with("the table, with "), "{new:?}");
+        reconcile(&state(&["10.244.1.1:80", "10.244.2.1:80"])).await;
+        nft("add element ip fairlead cluster-ips { 10.96.0.3 }");
+        let shorter = preview().preview(&state(&["10.244.2.1:80"])).await.unwrap();
+        let mut lines: Vec<_> = shorter
+            .differences
+            .iter()
+            .map(|one| {
+                assert_eq!(one.place, "table ip fairlead");
+                (one.verb, one.what.as_str(), one.service.as_ref() == Some(&mk_key("default/web")))
+            })
+            .collect();
+        lines.sort_by_key(|(_, what, _)| *what);
+        let expected = [
+            (Verb::Add, "chain cluster-ip-pool-1, 2 rules", false),
+            (Verb::Add, "chain pool-1, 2 rules", false),
+            (Verb::Remove, "cluster-ips 10.96.0.3", false),
+            (Verb::Change, "endpoints 10.96.0.1:80/tcp[0]: 10.244.1.1:80 -> 10.244.2.1:80", true),
+            (Verb::Remove, "endpoints 10.96.0.1:80/tcp[1]: 10.244.2.1:80", true),
+            (Verb::Change, "vips 10.96.0.1:80/tcp: cluster-ip-pool-2 -> cluster-ip-pool-1", true),
+        ];
+        assert_eq!(lines, expected);
+    });
+}
