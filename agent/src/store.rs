@@ -79,6 +79,16 @@ enum Current {
     },
 }
 
+impl Stored {
+    /// Reads the state file of a node, and leaves it as it is.
+    ///
+    /// # Errors
+    /// When it cannot be read, is damaged, of another version or of another node.
+    pub fn read(path: &Path, node: &str) -> anyhow::Result<Self> {
+        Ok(load(node, fs::read(path)?)?.stored)
+    }
+}
+
 impl Store {
     /// The files that a store at this path may have: the state, and the next one while it is being written.
     #[must_use]

@@ -5,6 +5,7 @@ mod cleanup;
 mod config;
 mod conformance;
 mod conntrack;
+mod diff;
 mod effective;
 mod endpoints;
 mod frontend;
@@ -27,6 +28,7 @@ pub(crate) use self::{
     config::{ConfigArgs, ConfigCommand, ConvertArgs, Process, ValidateArgs},
     conformance::ConformanceArgs,
     conntrack::ConntrackArgs,
+    diff::DiffArgs,
     effective::Effective,
     endpoints::{EndpointsArgs, ServiceName},
     frontend::{ClusterArgs, FrontendArgs, SourceArgs},
@@ -57,6 +59,7 @@ Examples:
   fairlead services --node node-a                                            what a node is to do
   fairlead services --kernel                                                 what this node's IPVS does, and what drains
   fairlead endpoints default/web --node node-a                               which endpoints it uses, and why not others
+  fairlead diff --cluster-cidr 10.244.0.0/16                                 what is not in this node's kernel as it should be
   fairlead watch --node node-a                                               follow what it is told
   fairlead trace 10.244.1.9 10.96.0.10:80                                    what this node's rules do with a packet
   fairlead check --pre                                                       is this node fit for Fairlead?
@@ -90,6 +93,8 @@ pub(crate) enum Command {
     Services(ServicesArgs),
     /// Lists every endpoint of a Service: whether a node is told to use it, and why not.
     Endpoints(EndpointsArgs),
+    /// Says what a backend would write into this node's kernel, or what kube-proxy's rules do otherwise. Writes nothing.
+    Diff(DiffArgs),
     /// Asks all frontends for all nodes: who is connected, who is behind and for how long, what could not be programmed.
     Status(StatusArgs),
     /// Looks at all that Services depend on, on this node and around it, and says what is wrong and what to do.
@@ -247,6 +252,17 @@ impl AnyBackendArgs {
     pub(crate) fn check(&self) -> Result<()> {
         self.iptables.check(self.backend)?;
         self.ipvs.check(self.backend)
+    }
+}
+
+impl BackendName {
+    /// As it is said on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Nft => "nft",
+            Self::Iptables => "iptables",
+            Self::Ipvs => "ipvs",
+        }
     }
 }
 

@@ -5,6 +5,7 @@ mod check;
 mod cleanup;
 mod config;
 mod conformance;
+mod diff;
 mod endpoints;
 mod frontend;
 mod local;
@@ -38,6 +39,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
         Command::Watch(_)
             | Command::Services(_)
             | Command::Endpoints(_)
+            | Command::Diff(_)
             | Command::Status(_)
             | Command::Check(_)
             | Command::Trace(_)
@@ -59,6 +61,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
         let shutdown = Shutdown::on_signals().context("cannot listen for signals")?;
         let done = match command {
             Command::Status(args) => return status::run(args, shutdown).await,
+            Command::Diff(args) => return diff::run(args, shutdown).await,
             Command::Check(args) => return check::run(args).await,
             Command::Trace(args) => trace::run(args).await,
             Command::Conformance(args) => return conformance::run(args, shutdown).await,

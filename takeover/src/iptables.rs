@@ -5,8 +5,8 @@
 //! that a rule of others leads to. Where Fairlead's iptables backend has been, it has made kube-proxy's chains its own.
 
 mod exec;
-mod names;
-mod saved;
+pub(crate) mod names;
+pub(crate) mod saved;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use crate::{Family, Item};
-pub(crate) use exec::Program;
+pub(crate) use exec::{Program, save_all};
 use saved::{Rule, Table};
 
 /// What goes out of one iptables: of a family, and of a variant (through nf_tables, or the older way).
@@ -54,7 +54,7 @@ impl Removal {
     /// Looks at every iptables that is installed.
     pub(crate) fn find() -> Result<Vec<Self>> {
         let mut found = Vec::new();
-        for (program, saved) in exec::save_all()? {
+        for (program, saved) in save_all()? {
             found.push(Self::new(program, &saved));
         }
         Ok(found)

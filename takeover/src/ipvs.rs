@@ -74,31 +74,8 @@ enum Fate {
 
 impl Leftovers {
     pub(crate) fn find() -> Result<Self> {
-        let mut interfaces = addresses::by_interface().context("list the addresses of the interfaces")?;
-        // What is on Fairlead's device too is Fairlead's by now, with the virtual servers there.
-        let adopted = interfaces.get(FAIRLEADS).cloned().unwrap_or_default();
-        let mut device = interfaces.remove(DEVICE);
-        if let Some(addresses) = &mut device {
-            addresses.retain(|address| !adopted.contains(address));
-        }
-        let local: HashSet<IpAddr> = interfaces.into_values().flatten().collect();
-        let mut ipset = ipset::Handle::open()?;
-        let sets = ipset.sets().context("list the sets of ipset")?;
-        let present: HashSet<String> = sets.into_iter().map(|set| set.name).collect();
-        let sets: Vec<_> =
-            present.iter().filter_map(|name| Some((names::family(name)?, name.clone()))).collect();
-        let mut node_ports = NodePorts::new(local);
-        for (family, name) in sets.iter().filter(|(_, name)| names::holds_node_ports(name)) {
-            let entries = ipset.entries(name).with_context(|| format!("list the set {name}"))?;
-            node_ports.extend(*family, names::protocol(name), &entries);
-        }
-        // Nor is a node port that Fairlead forwards kube-proxy's any more.
-        for name in FAIRLEADS_NODE_PORTS.into_iter().filter(|name| present.contains(*name)) {
-            let entries = ipset.entries(name).with_context(|| format!("list the set {name}"))?;
-            node_ports.retain_others(&entries);
-        }
-        let servers = servers(device.as_ref(), &node_ports)?;
-        Ok(Self::new(servers, device.is_some(), sets))
+        let Found { servers, has_device, sets } = found()?;
+        Ok(Self::new(servers, has_device, sets))
     }
 
     fn new(servers: Vec<Server>, has_device: bool, mut sets: Vec<(Family, String)>) -> Self {
@@ -179,6 +156,58 @@ impl Leftovers {
         }
         Ok(used)
     }
+}
+
+/// What there is, whatever becomes of it.
+#[derive(Debug)]
+struct Found {
+    servers: Vec<Server>,
+    has_device: bool,
+    sets: Vec<(Family, String)>,
+}
+
+/// kube-proxy's virtual servers: where connections to each go now, and whether it is at a node port.
+pub(crate) fn destinations() -> Result<Vec<(Service, OnNodePort, Vec<SocketAddr>)>> {
+    let servers = found()?.servers.into_iter().map(|server| {
+        let on_node_port = if server.is_on_node_port() { OnNodePort::Yes } else { OnNodePort::No };
+        let taking = server.destinations.iter().filter(|destination| destination.weight > 0);
+        (server.service, on_node_port, taking.map(|destination| destination.address).collect())
+    });
+    Ok(servers.collect())
+}
+
+/// Whether a virtual server is at a node port, on an address of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnNodePort {
+    Yes,
+    No,
+}
+
+fn found() -> Result<Found> {
+    let mut interfaces = addresses::by_interface().context("list the addresses of the interfaces")?;
+    // What is on Fairlead's device too is Fairlead's by now, with the virtual servers there.
+    let adopted = interfaces.get(FAIRLEADS).cloned().unwrap_or_default();
+    let mut device = interfaces.remove(DEVICE);
+    if let Some(addresses) = &mut device {
+        addresses.retain(|address| !adopted.contains(address));
+    }
+    let local: HashSet<IpAddr> = interfaces.into_values().flatten().collect();
+    let mut ipset = ipset::Handle::open()?;
+    let sets = ipset.sets().context("list the sets of ipset")?;
+    let present: HashSet<String> = sets.into_iter().map(|set| set.name).collect();
+    let sets: Vec<_> = present.iter().filter_map(|name| Some((names::family(name)?, name.clone()))).collect();
+    let mut node_ports = NodePorts::new(local);
+    for (family, name) in sets.iter().filter(|(_, name)| names::holds_node_ports(name)) {
+        let entries = ipset.entries(name).with_context(|| format!("list the set {name}"))?;
+        node_ports.extend(*family, names::protocol(name), &entries);
+    }
+    // Nor is a node port that Fairlead forwards kube-proxy's any more.
+    for name in FAIRLEADS_NODE_PORTS.into_iter().filter(|name| present.contains(*name)) {
+        let entries = ipset.entries(name).with_context(|| format!("list the set {name}"))?;
+        node_ports.retain_others(&entries);
+    }
+    let servers = servers(device.as_ref(), &node_ports)?;
+    Ok(Found { servers, has_device: device.is_some(), sets })
 }
 
 /// kube-proxy's virtual servers, with their destinations.

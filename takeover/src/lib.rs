@@ -16,6 +16,7 @@
 mod iptables;
 mod ipvs;
 mod nft;
+mod serving;
 #[cfg(test)]
 mod testing;
 
@@ -24,6 +25,8 @@ use std::net::IpAddr;
 use anyhow::Result;
 use serde::Serialize;
 use tracing::info;
+
+pub use serving::{Outcome, Served, Serving, To, Way};
 
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]

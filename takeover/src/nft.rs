@@ -5,7 +5,8 @@ use netlink::nft::{Batch, Handle, Table};
 
 use crate::{Family, Item};
 
-const NAME: &str = "kube-proxy";
+/// What its tables are called.
+pub(crate) const NAME: &str = "kube-proxy";
 
 /// The tables that are there.
 #[derive(Debug)]

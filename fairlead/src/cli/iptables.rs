@@ -2,7 +2,7 @@
 
 use agent::traffic::{LocalhostNodePorts, Options};
 use anyhow::{Result, bail};
-use backend_iptables::{Iptables, Variant};
+use backend_iptables::{Iptables, IptablesPreview, Variant};
 use clap::Args;
 
 use super::BackendName;
@@ -36,11 +36,20 @@ enum Choice {
 impl IptablesArgs {
     /// The backend that is asked for.
     pub(crate) fn backend(&self, options: Options) -> Iptables {
+        Iptables::new(self.options(options), self.variant.variant())
+    }
+
+    /// The same, as one that writes nothing.
+    pub(crate) fn preview(&self, options: Options) -> IptablesPreview {
+        IptablesPreview::new(self.options(options), self.variant.variant())
+    }
+
+    fn options(&self, options: Options) -> Options {
         let localhost_nodeports = match self.iptables_localhost_nodeports {
             true => LocalhostNodePorts::Open,
             false => LocalhostNodePorts::Closed,
         };
-        Iptables::new(Options { localhost_nodeports, ..options }, self.variant.variant())
+        Options { localhost_nodeports, ..options }
     }
 
     /// The flags are of use for one backend only.

@@ -14,7 +14,7 @@ use crate::Family;
 /// The tools of one family and variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Program {
-    pub(super) family: Family,
+    pub(crate) family: Family,
     variant: Variant,
 }
 
@@ -30,7 +30,7 @@ enum Variant {
 }
 
 /// What every iptables that is installed has saved. Empty where none is.
-pub(super) fn save_all() -> Result<Vec<(Program, String)>> {
+pub(crate) fn save_all() -> Result<Vec<(Program, String)>> {
     let mut all = Vec::new();
     for family in Family::BOTH {
         let of = |variant| Program { family, variant };

@@ -51,7 +51,7 @@ pub(super) fn is_hooked(chain: &str) -> bool {
 }
 
 /// Whether it says that Fairlead's iptables backend has programmed this iptables.
-pub(super) fn is_fairleads(chain: &str) -> bool {
+pub(crate) fn is_fairleads(chain: &str) -> bool {
     chain.starts_with(FAIRLEAD) && !chain.starts_with(IPVS)
 }
 
@@ -61,7 +61,7 @@ pub(super) fn is_shared(chain: &str) -> bool {
 }
 
 /// Of which kind the chain of one service port or endpoint is: its name without the hash.
-pub(super) fn kind(chain: &str) -> Option<&'static str> {
+pub(crate) fn kind(chain: &str) -> Option<&'static str> {
     let is_hash =
         |text: &str| text.len() == HASH && text.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'2'..=b'7'));
     PER_SERVICE.into_iter().find(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash))

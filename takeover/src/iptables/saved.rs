@@ -4,24 +4,24 @@ use std::{collections::BTreeMap, fmt};
 
 /// One table.
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    pub(super) name: String,
+pub(crate) struct Table {
+    pub(crate) name: String,
     /// Each with its policy; `-` for a chain that somebody made.
     chains: BTreeMap<String, String>,
-    pub(super) rules: Vec<Rule>,
+    pub(crate) rules: Vec<Rule>,
 }
 
 /// One rule, as printed: `-A FORWARD -m comment --comment "..." -j KUBE-FORWARD`.
 #[derive(Debug)]
-pub(super) struct Rule {
-    pub(super) chain: String,
+pub(crate) struct Rule {
+    pub(crate) chain: String,
     text: String,
     /// What follows the chain, without quotes.
     words: Vec<String>,
 }
 
 /// Reads all tables. Lines that are none of ours to understand are left out.
-pub(super) fn parse(saved: &str) -> Vec<Table> {
+pub(crate) fn parse(saved: &str) -> Vec<Table> {
     let mut tables = Vec::<Table>::new();
     for line in saved.lines() {
         if let Some(name) = line.strip_prefix('*') {
@@ -66,16 +66,16 @@ fn words(line: &str) -> Vec<String> {
 // === impl Table ===
 
 impl Table {
-    pub(super) fn chains(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn chains(&self) -> impl Iterator<Item = &str> {
         self.chains.keys().map(String::as_str)
     }
 
-    pub(super) fn is_built_in(&self, chain: &str) -> bool {
+    pub(crate) fn is_built_in(&self, chain: &str) -> bool {
         self.chains.get(chain).is_some_and(|policy| policy != "-")
     }
 
     /// Whether what no rule accepts is not forwarded.
-    pub(super) fn drops_forwarded(&self) -> bool {
+    pub(crate) fn drops_forwarded(&self) -> bool {
         self.name == "filter" && self.chains.get("FORWARD").is_some_and(|policy| policy == "DROP")
     }
 }
@@ -84,13 +84,25 @@ impl Table {
 
 impl Rule {
     /// Where it leads.
-    pub(super) fn target(&self) -> Option<&str> {
+    pub(crate) fn target(&self) -> Option<&str> {
         let at = self.words.iter().position(|word| word == "-j" || word == "-g")?;
         self.words.get(at + 1).map(String::as_str)
     }
 
+    /// What follows an option, if it is there: of `-d`, `10.96.0.10/32`. Negated options do not count.
+    pub(crate) fn value(&self, option: &str) -> Option<&str> {
+        let at = self.words.iter().position(|word| word == option)?;
+        let negated = at.checked_sub(1).is_some_and(|before| self.words[before] == "!");
+        self.words.get(at + 1).filter(|_| !negated).map(String::as_str)
+    }
+
+    /// Whether an option is there, negated or not.
+    pub(crate) fn has(&self, option: &str) -> bool {
+        self.words.iter().any(|word| word == option)
+    }
+
     /// Where it leads, if it has the form of kube-proxy's jumps: any packet, or any that opens a connection.
-    pub(super) fn plain_jump(&self) -> Option<&str> {
+    pub(crate) fn plain_jump(&self) -> Option<&str> {
         let mut words = &self.words[..];
         loop {
             let four = words.first_chunk().map(|four: &[String; 4]| four.each_ref().map(String::as_str));

@@ -1,0 +1,100 @@
+//! What a backend would write, as lines for people and as values for scripts.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use agent::{Difference, Previewed, Verb};
+use serde::Serialize;
+
+/// How a kernel is not what it should be.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    backend: &'static str,
+    node: String,
+    differences: Vec<Difference>,
+    /// What could not be programmed whatever is written.
+    failures: Vec<Failure>,
+}
+
+#[derive(Debug, Serialize)]
+struct Failure {
+    service: String,
+    reason: String,
+}
+
+impl Report {
+    pub(crate) fn new(backend: &'static str, node: &str, previewed: Previewed) -> Self {
+        let Previewed { differences, failures } = previewed;
+        let failures = failures
+            .into_iter()
+            .map(|failure| Failure { service: failure.key.to_string(), reason: failure.reason });
+        Self { backend, node: node.to_owned(), differences, failures: failures.collect() }
+    }
+
+    /// Whether the kernel is what it should be.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.differences.is_empty()
+    }
+
+    /// Lines that begin with `+`, `~` or `-`, by service port; what belongs to none comes first.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        let Self { backend, node, differences, failures } = self;
+        let mut by_service = BTreeMap::<Option<String>, Vec<&Difference>>::new();
+        for difference in differences {
+            let service = difference.service.as_ref().map(ToString::to_string);
+            by_service.entry(service).or_default().push(difference);
+        }
+        for (service, differences) in by_service {
+            let service = service.as_deref().unwrap_or("of no service port in particular");
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{service}");
+            for Difference { verb, place, what, .. } in differences {
+                let _ = writeln!(text, "  {verb} {place}: {what}");
+            }
+        }
+        for Failure { service, reason } in failures {
+            let _ = writeln!(text, "not programmed: {service}: {reason}");
+        }
+        let _ = if differences.is_empty() {
+            writeln!(text, "The kernel holds what backend {backend} would write for {node}.")
+        } else {
+            writeln!(text, "Backend {backend} would write for {node}: {}.", summary(differences))
+        };
+        text
+    }
+}
+
+/// `3 added, 1 changed, 0 removed`.
+pub(crate) fn summary(differences: &[Difference]) -> String {
+    let count = |verb| differences.iter().filter(|difference| difference.verb == verb).count();
+    let [added, changed, removed] = [Verb::Add, Verb::Change, Verb::Remove].map(count);
+    format!("{added} added, {changed} changed, {removed} removed")
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::model::{Protocol, ServicePortKey};
+
+    use super::*;
+
+    #[test]
+    fn lines_are_those_of_diff_by_service_port() {
+        let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
+        let place = "table ip fairlead";
+        let of_web = Difference::new(Verb::Change, place, "vips 10.96.0.1:80/tcp: pool-2 -> pool-3");
+        let differences =
+            vec![of_web.of(Some(&key)), Difference::new(Verb::Remove, place, "cluster-ips 10.96.0.3")];
+        let report = Report::new("nft", "node-a", Previewed { differences, failures: Vec::new() });
+        let expected = "\
+of no service port in particular
+  - table ip fairlead: cluster-ips 10.96.0.3
+default/web:http/tcp
+  ~ table ip fairlead: vips 10.96.0.1:80/tcp: pool-2 -> pool-3
+Backend nft would write for node-a: 0 added, 1 changed, 1 removed.
+";
+        assert_eq!(report.text(), expected);
+        assert!(!report.is_empty());
+        let same = Report::new("nft", "node-a", Previewed::default());
+        assert_eq!(same.text(), "The kernel holds what backend nft would write for node-a.\n");
+    }
+}
