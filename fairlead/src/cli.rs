@@ -2,6 +2,7 @@
 
 mod check;
 mod cleanup;
+mod completion;
 mod config;
 mod conformance;
 mod conntrack;
@@ -25,6 +26,7 @@ use runtime::LogFormat;
 pub(crate) use self::{
     check::CheckArgs,
     cleanup::{CleanupArgs, Predecessor, WhoseArgs},
+    completion::{CompletionArgs, Shell},
     config::{ConfigArgs, ConfigCommand, ConvertArgs, Process, ValidateArgs},
     conformance::ConformanceArgs,
     conntrack::ConntrackArgs,
@@ -107,6 +109,8 @@ pub(crate) enum Command {
     Cleanup(CleanupArgs),
     /// Checks configuration files, and translates kube-proxy's.
     Config(ConfigArgs),
+    /// Prints a script that teaches a shell to complete these commands and flags.
+    Completion(CompletionArgs),
 }
 
 #[derive(Debug, Args)]

@@ -3,6 +3,7 @@
 mod backend;
 mod check;
 mod cleanup;
+mod completion;
 mod config;
 mod conformance;
 mod diff;
@@ -46,6 +47,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             | Command::Conformance(_)
             | Command::Cleanup(_)
             | Command::Config(_)
+            | Command::Completion(_)
     );
     let log_filter = log_filter.unwrap_or_else(|| if quiet { "warn" } else { "info" }.to_owned());
     log::init(log_format, &log_filter)?;
@@ -78,6 +80,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Endpoints(args) => endpoints::run(args, shutdown).await,
             Command::Cleanup(args) => cleanup::run(args).await,
             Command::Config(args) => config::run(args),
+            Command::Completion(args) => completion::run(&args),
         };
         done.map(|()| ExitCode::SUCCESS)
     })

@@ -13,9 +13,7 @@ mod kube_proxy;
 mod own;
 mod setting;
 
-#[cfg(test)]
-pub(crate) use arguments::command;
-pub(crate) use arguments::{Parsed, parse, settings, with_settings};
+pub(crate) use arguments::{Parsed, command, parse, settings, with_settings};
 pub(crate) use document::{Document, Kind};
 pub(crate) use kube_proxy::{Role, Target, from_flags};
 pub(crate) use own::to_yaml;

@@ -4,13 +4,25 @@ mod cli;
 mod commands;
 mod config;
 mod discovery;
+mod kubectl;
 mod print;
 mod table;
 
 use std::process::ExitCode;
 
+use kubectl::CalledBy;
+
 fn main() -> ExitCode {
-    match config::parse(std::env::args_os()).and_then(commands::run) {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let done = match CalledBy::of(arguments.first().map(AsRef::as_ref)) {
+        CalledBy::Completion => {
+            let words: Vec<_> =
+                arguments.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+            print::text(kubectl::complete(config::command(), &words)).map(|()| ExitCode::SUCCESS)
+        }
+        CalledBy::Name | CalledBy::Kubectl => config::parse(arguments).and_then(commands::run),
+    };
+    match done {
         Ok(code) => code,
         Err(error) if error.is::<print::NobodyReads>() => ExitCode::SUCCESS,
         Err(error) => {

@@ -15,7 +15,10 @@ use clap::{
 };
 
 use super::{Document, Kind, Role, Setting, Target, Warning, kube_proxy::Translation, own};
-use crate::cli::{BackendName, Cli, Effective};
+use crate::{
+    cli::{BackendName, Cli, Effective},
+    kubectl::CalledBy,
+};
 
 /// What is asked for, and by which file.
 #[derive(Debug)]
@@ -93,7 +96,11 @@ fn read(
     arguments: impl IntoIterator<Item = OsString>,
     settings: &[Setting],
 ) -> Result<(Cli, Effective), clap::Error> {
-    let mut command = command();
+    let mut arguments = arguments.into_iter().peekable();
+    let mut command = match CalledBy::of(arguments.peek().map(AsRef::as_ref)) {
+        CalledBy::Kubectl => command().bin_name("kubectl fairlead"),
+        CalledBy::Name | CalledBy::Completion => command(),
+    };
     let matches = command.try_get_matches_from_mut(arguments)?;
     let effective = Effective::of(&command, &matches, settings.iter().map(|setting| setting.flag.as_ref()));
     Ok((Cli::from_arg_matches(&matches)?, effective))

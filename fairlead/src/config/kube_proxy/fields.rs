@@ -101,8 +101,8 @@ pub(crate) const FIELDS: &[Field] = &[
     Field::new("logging.options.json.infoBufferSize", "log-json-info-buffer-size", Any, Nothing(NO_BUFFER)),
     Field::new("hostnameOverride", "hostname-override", Text, Becomes("node-name")),
     Field::new("bindAddress", "bind-address", Text, Joint),
-    Field::new("healthzBindAddress", "healthz-bind-address", Text, Becomes("healthz")),
-    Field::new("metricsBindAddress", "metrics-bind-address", Text, Becomes("metrics")),
+    Field::new("healthzBindAddress", "healthz-bind-address", Text, Joint),
+    Field::new("metricsBindAddress", "metrics-bind-address", Text, Joint),
     Field::new("bindAddressHardFail", "bind-address-hard-fail", Bool, Becomes("bind-address-hard-fail")),
     Field::new(
         "enableProfiling",

@@ -1,6 +1,9 @@
 //! Fields that mean something only together: the mode, what a pod is, where node ports are, and what is served where.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
 
 use clap::ValueEnum as _;
 use ipnet::IpNet;
@@ -78,7 +81,9 @@ impl Joint<'_> {
         self.process(settings, warnings);
         self.periods(problems);
         for part in [
-            self.addresses(warnings),
+            self.addresses(settings, warnings),
+            self.served("healthzBindAddress", "healthz", settings),
+            self.served("metricsBindAddress", "metrics", settings),
             self.local_pods(settings, warnings),
             self.node_ports(settings, warnings),
         ] {
@@ -146,7 +151,7 @@ impl Joint<'_> {
 
     // === Addresses ===
 
-    fn addresses(&self, warnings: &mut Vec<Warning>) -> Result<(), Invalid> {
+    fn addresses(&self, settings: &mut Vec<Setting>, warnings: &mut Vec<Warning>) -> Result<(), Invalid> {
         let Some(text) = self.text("bindAddress") else { return Ok(()) };
         let wrong = || Invalid::new("bindAddress", format!("{text:?}: expected an IP address"));
         let address: IpAddr = text.parse().map_err(|_| wrong())?;
@@ -158,6 +163,23 @@ impl Joint<'_> {
             );
             warnings.push(Warning::new("bindAddress", why));
         }
+        // Health is told at both families anyway, metrics at one of them.
+        if address.is_ipv6() && self.text("metricsBindAddress").is_none() {
+            let loopback = Values::One(IpAddr::from(Ipv6Addr::LOCALHOST).to_string());
+            settings.push(Setting::new("bindAddress", "metrics", loopback));
+        }
+        Ok(())
+    }
+
+    /// Where something is served over HTTP; the port may be left out.
+    fn served(&self, path: &str, flag: &str, settings: &mut Vec<Setting>) -> Result<(), Invalid> {
+        let Some(text) = self.text(path) else { return Ok(()) };
+        let is_socket = text.parse::<SocketAddr>().is_ok_and(|address| address.port() != 0);
+        if !is_socket && text.parse::<IpAddr>().is_err() {
+            let why = format!("{text:?}: expected an IP address with a port, such as 0.0.0.0:10256");
+            return Err(Invalid::new(path, why));
+        }
+        settings.push(Setting::new(path, flag, Values::One(text.to_owned())));
         Ok(())
     }
 

@@ -198,6 +198,7 @@ fn kinds_file_is_translated() {
             "cluster-cidr=fd00:10:244::/56",
             "detect-local-mode=ClusterCIDR",
             "nodeport-addresses=primary",
+            "metrics=::1",
             "conntrack-max-per-core=0",
             "conntrack-tcp-timeout-close-wait=0s",
             "conntrack-tcp-timeout-established=0s",
@@ -279,6 +280,12 @@ fn pods_and_node_ports_are_what_the_fields_say_together() {
         (json!({"detectLocalMode": "ClusterCIDR"}), &[], &["detectLocalMode"]),
         (json!({"detectLocal": cbr0}), &[], &["detectLocal.bridgeInterface"]),
         (json!({"bindAddress": "192.0.2.7"}), &[], &["bindAddress"]),
+        (
+            json!({"bindAddress": "::", "healthzBindAddress": "127.0.0.1", "metricsBindAddress": "[::]:9000"}),
+            &["healthz=127.0.0.1", "metrics=[::]:9000"],
+            &[],
+        ),
+        (json!({"bindAddressHardFail": true}), &["bind-address-hard-fail"], &[]),
         (json!({"unknown": {"field": 1}}), &[], &["unknown"]),
         (json!({"iptables": {"unknown": 1}}), &[], &["iptables.unknown"]),
         (
@@ -353,6 +360,11 @@ fn what_kube_proxy_refuses_is_refused_with_field_and_value() {
         (json!({"conntrack": {"maxPerCore": -1}}), "conntrack.maxPerCore: -1: expected a number from 0"),
         (json!({"conntrack": {"udpTimeout": "-1s"}}), "conntrack.udpTimeout: \"-1s\""),
         (json!({"bindAddress": "node-a"}), "bindAddress: \"node-a\": expected an IP address"),
+        (
+            json!({"healthzBindAddress": "node-a:10256"}),
+            "healthzBindAddress: \"node-a:10256\": expected an IP",
+        ),
+        (json!({"metricsBindAddress": "127.0.0.1:0"}), "metricsBindAddress: \"127.0.0.1:0\": expected an IP"),
         (json!({"logging": {"verbosity": "5"}}), "logging.verbosity: \"5\": expected a number"),
     ] {
         let target = Target { role: Role::Local, backend: None };

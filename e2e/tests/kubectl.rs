@@ -1,0 +1,75 @@
+//! Fairlead as a plugin of kubectl: found, called and asked for completions by the real client; and in bash.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use fairlead_e2e::fairlead;
+use tempfile::TempDir;
+
+/// A home with the plugin in its path, as docs/tools.md installs it.
+fn installed() -> TempDir {
+    let home = tempfile::tempdir().expect("a directory");
+    let program = fairlead().get_program().to_owned();
+    for name in ["kubectl-fairlead", "kubectl_complete-fairlead"] {
+        symlink(&program, home.path().join(name)).expect("a link");
+    }
+    home
+}
+
+fn kubectl(home: &TempDir, arguments: &[&str]) -> String {
+    let mut path = OsString::from(home.path());
+    path.push(":");
+    path.push(env::var_os("PATH").expect("PATH"));
+    let output = Command::new("kubectl").args(arguments).env("HOME", home.path()).env("PATH", path).output();
+    let output = output.expect("kubectl starts (`make setup` installs it)");
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn kubectl_finds_the_plugin_and_calls_it() {
+    let home = installed();
+    let plugins = kubectl(&home, &["plugin", "list"]);
+    let link = home.path().join("kubectl-fairlead");
+    assert!(plugins.lines().any(|line| line == link.to_str().expect("UTF-8")), "{plugins}");
+    let help = kubectl(&home, &["fairlead", "--help"]);
+    assert!(help.contains("Usage: kubectl fairlead ") && help.contains("status"), "{help}");
+    let help = kubectl(&home, &["fairlead", "status", "--help"]);
+    assert!(help.contains("Usage: kubectl fairlead status "), "{help}");
+    let error = kubectl(&home, &["fairlead", "status", "--frontend", "kubernetes:a/b"]);
+    assert!(error.contains("needs --discovery-kubeconfig"), "{error}");
+}
+
+/// kubectl asks plugins since 1.26.
+#[test]
+fn kubectl_completes_what_the_plugin_takes() {
+    let home = installed();
+    let version = kubectl(&home, &["version", "--client"]);
+    let minor = version.split("v1.").nth(1).and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+    if minor.unwrap_or_else(|| panic!("{version}")) < 26 {
+        return;
+    }
+    let answer = kubectl(&home, &["__complete", "fairlead", "stat"]);
+    assert!(answer.lines().any(|line| line.starts_with("status\t")), "{answer}");
+    assert!(answer.lines().any(|line| line == ":4"), "{answer}");
+    let answer = kubectl(&home, &["__complete", "fairlead", "backend", "nft", "--masquerade-b"]);
+    assert!(answer.contains("--masquerade-bit"), "{answer}");
+}
+
+#[test]
+fn bash_completes_by_the_script() {
+    let home = installed();
+    let script = fairlead().args(["completion", "bash"]).output().expect("the program starts");
+    let file = home.path().join("script");
+    std::fs::write(&file, script.stdout).expect("a file");
+    let asked = ". \"$0\" && COMP_WORDS=(fairlead stat) COMP_CWORD=1 && _fairlead fairlead stat fairlead && echo \"${COMPREPLY[@]}\"";
+    let answer = Command::new("bash").args(["-c", asked]).arg(&file).output().expect("bash");
+    assert_eq!(
+        String::from_utf8_lossy(&answer.stdout),
+        "status\n",
+        "{}",
+        String::from_utf8_lossy(&answer.stderr)
+    );
+}
