@@ -25,6 +25,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    events::Events,
     index::Index,
     log::{Encodings, Limits, Log},
     metrics::Metrics,
@@ -100,6 +101,7 @@ pub(crate) struct Shared {
     /// Clients that held more of the cluster than was known here in time.
     pub(crate) set_back: AtomicU64,
     pub(crate) metrics: Metrics,
+    pub(crate) events: Events,
     pub(crate) started: SystemTime,
 }
 
@@ -169,6 +171,7 @@ impl Frontend {
                 encodings: Encodings::default(),
                 set_back: AtomicU64::new(0),
                 metrics: Metrics::default(),
+                events: Events::default(),
                 started,
             }),
         }

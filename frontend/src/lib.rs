@@ -22,11 +22,13 @@
 //! | `server`, `local` | How does it get there? |
 //! | `streams` | Who is connected, and who should be? |
 //! | `metrics` | What is measured, and who may read it? |
+//! | `events` | What does Kubernetes get to know of what nodes cannot do? |
 //! | `discovery` | Where are frontends? |
 //! | `permissions` | May it do what it has to? |
 
 mod discovery;
 mod engine;
+mod events;
 mod frame;
 pub mod identity;
 pub mod index;

@@ -32,9 +32,10 @@ const fn optional(permission: Permission, without: &'static str) -> Permission {
 }
 
 const NO_CIDRS: &str = "addresses of the service CIDRs that no Service has are not dropped";
+const NO_EVENTS: &str = "no Events tell on a Service that nodes cannot program it";
 
 /// Those of the ClusterRole in the chart.
-const PERMISSIONS: [Permission; 9] = [
+const PERMISSIONS: [Permission; 11] = [
     needed("", "services", "list"),
     needed("", "services", "watch"),
     needed("", "nodes", "list"),
@@ -47,6 +48,8 @@ const PERMISSIONS: [Permission; 9] = [
         needed("authentication.k8s.io", "tokenreviews", "create"),
         "nodes cannot show who they are by tokens, only by certificates",
     ),
+    optional(needed("events.k8s.io", "events", "create"), NO_EVENTS),
+    optional(needed("events.k8s.io", "events", "patch"), NO_EVENTS),
 ];
 
 /// What the holder of a kubeconfig may do of all that. There is no time limit.

@@ -42,6 +42,15 @@ impl Source {
         Ok(Self::Kubernetes(kubernetes::client(kubeconfig).await?))
     }
 
+    /// The client of the API, where there is one.
+    #[must_use]
+    pub fn client(&self) -> Option<kube::Client> {
+        match self {
+            Self::Manifests(_) => None,
+            Self::Kubernetes(client) => Some(client.clone()),
+        }
+    }
+
     /// Delivers updates until the shutdown, or until nobody receives them any more.
     ///
     /// One [`Update::Replace`] for each kind comes first. From then on trouble with the source is logged and mended, never

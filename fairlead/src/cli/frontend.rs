@@ -62,6 +62,10 @@ pub(crate) struct ClusterArgs {
     /// what is sent to an address in there that no Service has.
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = service_cidr)]
     pub(crate) service_cidr: Vec<IpNet>,
+
+    /// Make no Events on Services that nodes cannot program. With them the API must allow to create and patch events.events.k8s.io.
+    #[arg(long)]
+    pub(crate) no_events: bool,
 }
 
 /// Reads one CIDR of `--service-cidr`.

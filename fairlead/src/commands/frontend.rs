@@ -78,14 +78,28 @@ pub(crate) async fn spawn(
         Some(directory) => Source::Manifests(directory.clone()),
         None => Source::kubernetes(source.kubeconfig().as_deref()).await?,
     };
+    let recorded = source.client().filter(|_| !cluster.no_events);
     let cluster = Cluster { service_cidrs: cluster.service_cidr.clone() };
     let frontend = Frontend::new(Config { cluster, ..config });
     let ready = Arc::new(Ready::new());
     let listed = ready.guard("first list of all objects");
     let (updates, receiver) = mpsc::channel(UPDATES);
+    if let Some(client) = recorded {
+        let (frontend, instance) = (frontend.clone(), instance());
+        tasks.spawn("events", move |shutdown| async move {
+            frontend.record_events(client, instance, shutdown).await
+        });
+    }
     let freshness = frontend.freshness();
     tasks.spawn("source", move |shutdown| source.run(updates, freshness, shutdown));
     let engine = frontend.clone();
     tasks.spawn("engine", move |shutdown| async move { engine.run(receiver, listed, shutdown).await });
     Ok(frontend)
+}
+
+/// What this replica is called in Events: the pod, or on the host network the node. Kubernetes takes 128 characters.
+fn instance() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name: String = name.trim().chars().take(128).collect();
+    if name.is_empty() { "unknown".to_owned() } else { name }
 }

@@ -71,7 +71,7 @@ impl Built {
 
 impl Log {
     /// The current view of a service port.
-    pub(super) fn view(&self, key: &ServicePortKey) -> Option<&View> {
+    pub(crate) fn view(&self, key: &ServicePortKey) -> Option<&View> {
         self.buckets[usize::from(proto::digest::KeyHash::of(key).bucket())].get(key)
     }
 

@@ -1,6 +1,6 @@
 //! Where one stream stands, and what to say next.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use proto::{
     digest::{Digest, Digests},
@@ -213,11 +213,14 @@ impl Session {
             _ => return Err(SessionError::UnexpectedAck { acked: revision, sent: self.told }.into()),
         };
         self.acked = revision;
+        let failures = kept(failures);
+        let mut before = failures.clone();
         self.status.update(|status| {
             status.acked = revision;
             status.apply_time = apply_time;
-            status.failures = kept(failures);
+            mem::swap(&mut status.failures, &mut before);
         });
+        self.tell_new(&before, &failures);
         self.computes |= digest.is_some();
         let Some(expected) = expected else { return Ok(()) };
         self.expects = Expects::Nothing;
@@ -236,6 +239,22 @@ impl Session {
         }
         self.holds(revision);
         Ok(())
+    }
+
+    /// Tells of what the node could program, or had another reason, when it said so last.
+    fn tell_new(&self, before: &[Failure], failures: &[Failure]) {
+        let reason = |failure: &Failure| (failure.key.clone(), failure.reason.clone());
+        if before == failures {
+            return;
+        }
+        let before: BTreeSet<_> = before.iter().map(reason).collect();
+        let log = self.shared.log();
+        // What a node makes up is no Service of the cluster's.
+        let is_new =
+            |failure: &&Failure| !before.contains(&reason(failure)) && log.view(&failure.key).is_some();
+        for failure in failures.iter().filter(is_new) {
+            self.shared.events.failed(&self.node, failure);
+        }
     }
 
     async fn on_mismatch(
@@ -351,7 +370,7 @@ impl Session {
         let (mut pending, mut size) = (Vec::new(), 0);
         for piece in pieces {
             if size + piece.size() > PIECE_BYTES && !pending.is_empty() {
-                let pieces = std::mem::take(&mut pending);
+                let pieces = mem::take(&mut pending);
                 output.send(Frame::Batch { header: header(false), pieces }).await?;
                 size = 0;
             }

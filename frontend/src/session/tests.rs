@@ -253,8 +253,15 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
     let mut client = fixture.joined("node-0").await;
     let key = client.mirror.services.keys().next().unwrap().clone();
     let failure = proto::model::Failure { key, reason: "no room".to_owned(), retryable: true };
+    let mut reports = fixture.frontend.shared.events.listen().unwrap();
+    let made_up = proto::model::ServicePortKey::new("../kube-system", "web", "", proto::model::Protocol::Tcp);
+    let made_up = proto::model::Failure { key: made_up, ..failure.clone() };
+    client.ack_with(vec![failure.clone(), made_up]).await;
     client.ack_with(vec![failure.clone()]).await;
     client.settles().await;
+    let reported = reports.try_recv().unwrap();
+    assert_eq!((&*reported.node, &reported.failure), ("node-0", &failure));
+    assert!(reports.try_recv().is_err(), "once, and of no service that there is not");
     let fleet = fixture.frontend.shared.streams.fleet();
     let ([agent], [looking]) = (&fleet.agents[..], &fleet.observers[..]) else { panic!("{fleet:?}") };
     assert_eq!(agent.failures, [failure]);

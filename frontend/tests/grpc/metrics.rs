@@ -56,7 +56,9 @@ async fn samples(address: SocketAddr) -> BTreeMap<String, f64> {
     let lines = answer.body.lines().filter(|line| !line.starts_with("# "));
     let sample = |line: &str| {
         let (name, value) = line.rsplit_once(' ').unwrap();
-        (name.strip_prefix("fairlead_frontend_").unwrap().to_owned(), value.parse().unwrap())
+        let of_process = name.starts_with("process_").then_some(name);
+        let name = name.strip_prefix("fairlead_frontend_").or(of_process).unwrap();
+        (name.to_owned(), value.parse().unwrap())
     };
     lines.map(sample).collect()
 }
@@ -100,6 +102,7 @@ async fn a_scrape_tells_what_has_happened() {
     assert!(value("pieces_sent_total") > value("pieces_encoded_total"), "two nodes share what was encoded");
     assert!(value("node_lag_seconds{quantile=\"1\"}") < PATIENCE.as_secs_f64());
     assert!(value("revision") >= value("revision_in_every_kernel"));
+    assert!(value("process_cpu_seconds_total") > 0.0 && value("process_resident_memory_bytes") > 1e6);
 }
 
 #[tokio::test]

@@ -1,0 +1,163 @@
+//! What an API server gets to see: a real one over HTTP, that answers what the test says.
+
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http_body_util::BodyExt as _;
+use hyper::{Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use kube::{Client, Config};
+use proto::model::{Protocol, ServicePortKey};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One request: its method and path, and its body.
+type Call = (String, Value);
+
+/// Keeps Events by their paths; refuses everything when told to.
+#[derive(Debug, Default)]
+struct Server {
+    there: BTreeSet<String>,
+    refuses: bool,
+}
+
+struct World {
+    events: Arc<Events>,
+    calls: mpsc::UnboundedReceiver<Call>,
+    server: Arc<Mutex<Server>>,
+}
+
+async fn start() -> World {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (seen, calls) = mpsc::unbounded_channel();
+    let server = Arc::<Mutex<Server>>::default();
+    tokio::spawn(serve(listener, server.clone(), seen));
+    let mut config = Config::new(format!("http://{address}").parse().unwrap());
+    config.default_retry = false;
+    let events = Arc::<Events>::default();
+    let reports = events.listen().unwrap();
+    assert!(events.listen().is_none(), "one recorder");
+    let recorder = Recorder::new(Client::try_from(config).unwrap(), "frontend-0".to_owned());
+    tokio::spawn(recorder.run(reports));
+    World { events, calls, server }
+}
+
+async fn serve(listener: TcpListener, server: Arc<Mutex<Server>>, seen: mpsc::UnboundedSender<Call>) {
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (server, seen) = (server.clone(), seen.clone());
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (server, seen) = (server.clone(), seen.clone());
+            async move {
+                let call = format!("{} {}", request.method(), request.uri().path());
+                let body = request.into_body().collect().await.unwrap().to_bytes();
+                let body: Value = serde_json::from_slice(&body).unwrap();
+                let code = server.lock().unwrap().answer(&call, &body);
+                seen.send((call, body.clone())).ok();
+                let answer = if code == 200 {
+                    body
+                } else {
+                    json!({"kind": "Status", "apiVersion": "v1", "code": code})
+                };
+                let status = StatusCode::from_u16(code).unwrap();
+                let answer = Response::builder().status(status).body(answer.to_string()).unwrap();
+                Ok::<_, Infallible>(answer)
+            }
+        });
+        tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+    }
+}
+
+impl Server {
+    fn answer(&mut self, call: &str, body: &Value) -> u16 {
+        let name = body["metadata"]["name"].as_str().unwrap_or_default();
+        match call {
+            _ if self.refuses => 403,
+            post if post.starts_with("POST") && !self.there.insert(name.to_owned()) => 409,
+            _ => 200,
+        }
+    }
+}
+
+impl World {
+    fn failed(&self, node: &str, service: &str, reason: &str) {
+        let key = ServicePortKey::new("shop", service, "http", Protocol::Tcp);
+        self.events.failed(&node.into(), &Failure { key, reason: reason.to_owned(), retryable: true });
+    }
+
+    async fn call(&mut self) -> Call {
+        tokio::time::timeout(PATIENCE, self.calls.recv()).await.expect("a request").unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_reason_is_one_event_on_its_service_whatever_the_number_of_nodes() {
+    let mut world = start().await;
+    for number in 0..500 {
+        world.failed(&format!("node-{number}"), "web", "invalid argument");
+    }
+    world.failed("node-0", "web", "no such set");
+    let mut names = BTreeSet::new();
+    for _ in 0..2 {
+        let (call, event) = world.call().await;
+        assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/shop/events");
+        assert_eq!(
+            event["regarding"],
+            json!({"apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "web"})
+        );
+        assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"FailedToProgram".into()));
+        assert_eq!(event["reportingInstance"], "frontend-0");
+        assert!(
+            event["eventTime"].is_string() && event["note"].as_str().unwrap().contains("node-0"),
+            "{event}"
+        );
+        names.insert(event["metadata"]["name"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(names.len(), 2);
+    assert!(world.calls.try_recv().is_err(), "nothing else");
+}
+
+#[tokio::test]
+async fn an_event_that_another_replica_has_made_is_counted() {
+    let mut first = start().await;
+    first.failed("node-a", "web", "invalid argument");
+    let (_, made) = first.call().await;
+    let name = made["metadata"]["name"].as_str().unwrap().to_owned();
+    let mut second = start().await;
+    second.server.lock().unwrap().there.insert(name.clone());
+    for node in ["node-b", "node-c", "node-d"] {
+        second.failed(node, "web", "invalid argument");
+    }
+    assert!(second.call().await.0.starts_with("POST"));
+    let (call, patch) = second.call().await;
+    assert_eq!(call, format!("PATCH /apis/events.k8s.io/v1/namespaces/shop/events/{name}"));
+    assert_eq!(patch["series"]["count"], 3, "{patch}");
+}
+
+#[tokio::test]
+async fn one_who_may_not_stops_asking() {
+    let mut world = start().await;
+    world.server.lock().unwrap().refuses = true;
+    for number in 0..20 {
+        world.failed("node-a", &format!("web-{number}"), "invalid argument");
+    }
+    world.call().await;
+    let more = tokio::time::timeout(Duration::from_secs(3), world.calls.recv()).await;
+    assert!(more.is_err(), "{more:?}");
+}
+
+#[test]
+fn nobody_waits_where_nobody_listens() {
+    let events = Events::default();
+    let key = ServicePortKey::new("shop", "web", "http", Protocol::Tcp);
+    events.failed(&"node-a".into(), &Failure { key, reason: String::new(), retryable: true });
+}
