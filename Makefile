@@ -15,7 +15,7 @@ export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 BACKEND ?= nft
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint charts image-rootfs demo bench clean
+.PHONY: help setup build test lint charts reference image-rootfs demo bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ test: lint charts ## all of lint, the charts, all tests, all examples in the doc
 
 charts: setup ## the Helm chart: rendered over a matrix of values, compared with its golden files
 	@ci/charts
+
+reference: setup ## docs/reference, from the code: flags, kube-proxy's fields, the chart's values, errors
+	FAIRLEAD_WRITE_REFERENCE=1 cargo nextest run --cargo-quiet --locked -p fairlead -E 'test(reference::)'
 
 image-rootfs: setup ## the static program in a root of its own, as in its image (root or sudo); IMAGE_PROFILE=release or dev
 	@ci/image-rootfs build

@@ -15,6 +15,10 @@ mod setting;
 
 pub(crate) use arguments::{Parsed, command, parse, settings, with_settings};
 pub(crate) use document::{Document, Kind};
+#[cfg(test)]
+pub(crate) use kube_proxy::{Effect, FIELDS, mode_of};
 pub(crate) use kube_proxy::{Role, Target, from_flags};
 pub(crate) use own::to_yaml;
+#[cfg(test)]
+pub(crate) use own::{field_of, flags};
 pub(crate) use setting::{Invalid, Problems, Setting, Values, Warning};

@@ -6,6 +6,8 @@ mod config;
 mod discovery;
 mod kubectl;
 mod print;
+#[cfg(test)]
+mod reference;
 mod table;
 
 use std::process::ExitCode;

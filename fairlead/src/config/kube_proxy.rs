@@ -16,7 +16,11 @@ mod tests;
 mod translate;
 mod values;
 
-use fields::{FIELDS, Field};
+#[cfg(test)]
+pub(crate) use fields::Effect;
+pub(crate) use fields::{FIELDS, Field};
 pub(crate) use flags::document as from_flags;
+#[cfg(test)]
+pub(crate) use joint::mode_of;
 pub(super) use translate::Translation;
 pub(crate) use translate::{Role, Target};

@@ -33,7 +33,7 @@ pub(crate) fn to_yaml(kind: Kind, settings: &[Setting]) -> anyhow::Result<String
 }
 
 /// The flags of a command that a file may set.
-pub(super) fn flags(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
+pub(crate) fn flags(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
     let flags = command.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg)));
     flags.filter(|(flag, _)| !["config", "help", "version"].contains(flag))
 }

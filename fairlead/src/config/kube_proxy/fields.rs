@@ -50,7 +50,7 @@ pub(super) enum Zero {
 pub(crate) enum Effect {
     /// A flag of ours, with the same value.
     Becomes(&'static str),
-    /// What it means depends on other fields; see `joint`.
+    /// What it means depends on other fields, or is in other words; see `joint`.
     Joint,
     /// Nothing: why, and what to do instead.
     Nothing(&'static str),

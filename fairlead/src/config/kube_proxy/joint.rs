@@ -61,7 +61,7 @@ pub(super) fn backend(
 }
 
 /// What kube-proxy calls the mode of a backend.
-pub(super) fn mode_of(backend: BackendName) -> &'static str {
+pub(crate) fn mode_of(backend: BackendName) -> &'static str {
     MODES.iter().find(|(_, of_mode)| *of_mode == backend).map_or("", |(mode, _)| mode)
 }
 
