@@ -5,6 +5,7 @@ mod cleanup;
 mod completion;
 mod config;
 mod conformance;
+mod connectivity;
 mod conntrack;
 mod diff;
 mod effective;
@@ -29,6 +30,7 @@ pub(crate) use self::{
     completion::{CompletionArgs, Shell},
     config::{ConfigArgs, ConfigCommand, ConvertArgs, Process, ValidateArgs},
     conformance::ConformanceArgs,
+    connectivity::TestArgs,
     conntrack::ConntrackArgs,
     diff::DiffArgs,
     effective::Effective,
@@ -105,6 +107,8 @@ pub(crate) enum Command {
     Trace(TraceArgs),
     /// Plays a frontend to a backend that somebody has written, and says what it does wrong.
     Conformance(ConformanceArgs),
+    /// Connects from this node to everything that it serves, and says whether that is as the frontend says.
+    Test(TestArgs),
     /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.
     Cleanup(CleanupArgs),
     /// Checks configuration files, and translates kube-proxy's.

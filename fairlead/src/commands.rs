@@ -7,6 +7,7 @@ mod completion;
 mod config;
 mod conformance;
 mod diff;
+mod connectivity;
 mod endpoints;
 mod frontend;
 mod local;
@@ -45,6 +46,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             | Command::Check(_)
             | Command::Trace(_)
             | Command::Conformance(_)
+            | Command::Test(_)
             | Command::Cleanup(_)
             | Command::Config(_)
             | Command::Completion(_)
@@ -67,6 +69,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Check(args) => return check::run(args).await,
             Command::Trace(args) => trace::run(args).await,
             Command::Conformance(args) => return conformance::run(args, shutdown).await,
+            Command::Test(args) => return connectivity::run(args, shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend(args) => match args.backend {
                 BackendCommand::Nft(args) => backend::run_nft(args, &effective, shutdown).await,

@@ -1,5 +1,5 @@
 //! Connection tracking: the UDP flows that the kernel remembers, with what NAT made of them, dumped one by one and
-//! deleted in batches.
+//! deleted in batches; and one flow of any protocol, looked up.
 //!
 //! ```text
 //!   original  10.244.1.7:4000 -> 10.96.0.10:53        what the client sent
@@ -11,6 +11,7 @@ mod abi;
 mod captured;
 mod flow;
 mod handle;
+mod lookup;
 #[cfg(test)]
 mod tests;
 

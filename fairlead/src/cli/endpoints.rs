@@ -33,7 +33,8 @@ pub(crate) struct ServiceName {
     pub(crate) name: String,
 }
 
-fn service(text: &str) -> Result<ServiceName, String> {
+/// Reads `NAMESPACE/NAME`.
+pub(super) fn service(text: &str) -> Result<ServiceName, String> {
     let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
     if namespace.is_empty() || name.is_empty() || name.contains('/') {
         return Err("expected NAMESPACE/NAME".to_owned());

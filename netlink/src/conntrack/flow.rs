@@ -46,7 +46,7 @@ fn protocol(tuple: Attrs<'_>) -> Option<u8> {
     tuple.find(tuple::PROTO)?.nested().find(proto::NUM)?.payload.first().copied()
 }
 
-fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
+pub(super) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
     let (mut source, mut destination) = (None, None);
     for attr in attributes.clone().find(tuple::IP)?.nested() {
         match attr.kind {
@@ -75,7 +75,7 @@ pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &Flow, more_flags: u16, seq:
     let at = message::start(buf, abi::SUBSYSTEM | abi::msg::DELETE, flags::REQUEST | more_flags, seq);
     buf.extend_from_slice(&[family.number(), 0, 0, 0]);
     let original = buf.open(abi::TUPLE_ORIG);
-    write_tuple(buf, &flow.original);
+    write_tuple(buf, abi::UDP, &flow.original);
     if let Zone::Original(zone) = flow.zone {
         buf.put(tuple::ZONE, &zone.to_be_bytes());
     }
@@ -88,8 +88,8 @@ pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &Flow, more_flags: u16, seq:
     message::finish(buf, at);
 }
 
-/// Appends the content of a tuple of protocol UDP.
-pub(super) fn write_tuple(buf: &mut Vec<u8>, tuple: &Tuple) {
+/// Appends the content of a tuple. `protocol`: `IPPROTO_*`.
+pub(super) fn write_tuple(buf: &mut Vec<u8>, protocol: u8, tuple: &Tuple) {
     let addresses = buf.open(tuple::IP);
     match (tuple.source.ip(), tuple.destination.ip()) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -102,11 +102,11 @@ pub(super) fn write_tuple(buf: &mut Vec<u8>, tuple: &Tuple) {
         }
     }
     buf.close(addresses);
-    let protocol = buf.open(tuple::PROTO);
-    buf.put(proto::NUM, &[abi::UDP]);
+    let ports = buf.open(tuple::PROTO);
+    buf.put(proto::NUM, &[protocol]);
     buf.put(proto::SRC_PORT, &tuple.source.port().to_be_bytes());
     buf.put(proto::DST_PORT, &tuple.destination.port().to_be_bytes());
-    buf.close(protocol);
+    buf.close(ports);
 }
 
 fn put_v4(buf: &mut Vec<u8>, kind: u16, address: Ipv4Addr) {

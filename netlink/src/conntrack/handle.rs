@@ -17,15 +17,15 @@ use nix::libc;
 /// holds 256 answers.
 const BATCH: usize = 256;
 /// Stale answers are drained before each request, so that one number does for all.
-const SEQ: u32 = 1;
+pub(super) const SEQ: u32 = 1;
 
 /// The flows of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
 pub struct Handle {
-    socket: Socket,
+    pub(super) socket: Socket,
     pub(super) filter: Filter,
     /// The request, to be sent; kept for its room.
-    buf: Vec<u8>,
+    pub(super) buf: Vec<u8>,
 }
 
 /// Who leaves the flows of other protocols out of a dump.
@@ -165,15 +165,15 @@ fn is_filter_refused(error: &Error) -> bool {
     matches!(error, Error::Request { errno, .. } if refused.contains(&errno.0))
 }
 
-fn errno(message: &Message<'_>) -> Result<i32> {
+pub(super) fn errno(message: &Message<'_>) -> Result<i32> {
     message.answer().map(|answer| answer.errno).ok_or(Error::Malformed("an error without errno"))
 }
 
-fn refused(request: &str, errno: i32) -> Error {
+pub(super) fn refused(request: &str, errno: i32) -> Error {
     Error::Request { request: request.into(), errno: Errno(errno), message: None }
 }
 
-fn overrun(call: &'static str) -> Error {
+pub(super) fn overrun(call: &'static str) -> Error {
     Error::Socket { call, errno: Errno(libc::ENOBUFS) }
 }
 

@@ -180,3 +180,22 @@ fn load(lines: &str) {
     let output = output.unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn one_flow_is_looked_up_whatever_its_protocol() {
+    in_netns(|| {
+        insert("udp", 4000, "");
+        insert("tcp", 4001, "--state ESTABLISHED");
+        let mut handle = Handle::open().unwrap();
+        let original = |port| Tuple {
+            source: format!("10.0.0.1:{port}").parse().unwrap(),
+            destination: "10.96.0.10:53".parse().unwrap(),
+        };
+        let endpoint = "10.244.0.5:5353".parse().unwrap();
+        for (protocol, port) in [(17, 4000), (6, 4001)] {
+            let reply = handle.reply(protocol, &original(port)).unwrap().unwrap();
+            assert_eq!((reply.source, reply.destination), (endpoint, original(port).source));
+        }
+        assert_eq!(handle.reply(6, &original(4000)), Ok(None), "of another protocol");
+    });
+}
