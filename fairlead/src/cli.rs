@@ -1,5 +1,6 @@
 //! The command line: what can be asked for, with its help.
 
+mod bundle;
 mod check;
 mod cleanup;
 mod completion;
@@ -25,6 +26,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use runtime::LogFormat;
 
 pub(crate) use self::{
+    bundle::BundleArgs,
     check::CheckArgs,
     cleanup::{CleanupArgs, Predecessor, WhoseArgs},
     completion::{CompletionArgs, Shell},
@@ -109,6 +111,8 @@ pub(crate) enum Command {
     Conformance(ConformanceArgs),
     /// Connects from this node to everything that it serves, and says whether that is as the frontend says.
     Test(TestArgs),
+    /// Puts everything that helps to find out what is wrong with this node into one file, without secrets.
+    Bundle(BundleArgs),
     /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.
     Cleanup(CleanupArgs),
     /// Checks configuration files, and translates kube-proxy's.

@@ -1,6 +1,7 @@
 //! The subcommands, and the process around them.
 
 mod backend;
+mod bundle;
 mod check;
 mod cleanup;
 mod completion;
@@ -47,6 +48,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             | Command::Trace(_)
             | Command::Conformance(_)
             | Command::Test(_)
+            | Command::Bundle(_)
             | Command::Cleanup(_)
             | Command::Config(_)
             | Command::Completion(_)
@@ -69,6 +71,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
             Command::Check(args) => return check::run(args).await,
             Command::Trace(args) => trace::run(args).await,
             Command::Conformance(args) => return conformance::run(args, shutdown).await,
+            Command::Bundle(args) => bundle::run(args, shutdown).await,
             Command::Test(args) => return connectivity::run(args, shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
             Command::Backend(args) => match args.backend {

@@ -102,7 +102,7 @@ fn source_towards(address: IpAddr) -> Option<IpAddr> {
 
 impl Report {
     fn table(&self) -> String {
-        let mut table = Table::new(&["", "SERVICE PORT", "ADDRESS", "EXPECTED", "SEEN", "SLOWEST"]);
+        let mut table = Table::new(&["RESULT", "SERVICE PORT", "ADDRESS", "EXPECTED", "SEEN", "SLOWEST"]);
         for row in &self.rows {
             let verdict = match row.verdict {
                 Verdict::Ok => "OK",

@@ -1,0 +1,139 @@
+//! The commands with which people look into a node, on a node that serves: `check`, `trace`, `test`, `bundle`.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use fairlead_e2e::manifests::Service;
+use fairlead_e2e::{Backend, Cluster, Deployment, fairlead, plan};
+use serde_json::Value;
+
+/// Never to be seen in a bundle.
+const SECRET: &str = "hunter2-is-my-token";
+
+fn web(cluster: &Cluster, name: &str, number: u8, pods: &[&str]) -> Service {
+    let pods: Vec<_> = pods.iter().map(|name| cluster.pod(name)).collect();
+    Service::new(name).cluster_ip(plan::cluster_ip(number)).port_all(80, 8080).pods(pods)
+}
+
+fn deployment(backend: Backend) -> Deployment {
+    Deployment::start(backend, |cluster| {
+        vec![
+            web(cluster, "web", 1, &["pod-a-1", "pod-b-1"]).node_port(30_080),
+            web(cluster, "none", 2, &[]),
+            web(cluster, "sticky", 3, &["pod-a-1", "pod-a-2", "pod-b-1"]).affinity(60),
+        ]
+    })
+}
+
+/// Runs the program on node-a to its end.
+fn run(deployment: &Deployment, arguments: &[&str]) -> Output {
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", deployment.cluster().node('a').netns.name()]);
+    command.arg(fairlead().get_program()).args(arguments).output().expect("a program")
+}
+
+/// The same with the frontend's address; what it printed.
+fn ask(deployment: &Deployment, arguments: &[&str], code: i32) -> String {
+    let address = deployment.address();
+    let output = run(deployment, &[arguments, &["--node-name", "node-a", "--frontend", &address]].concat());
+    let stdout = String::from_utf8(output.stdout).expect("text");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stdout}{stderr}");
+    stdout
+}
+
+fn traced(deployment: &Deployment, arguments: &[&str]) -> String {
+    let output = run(deployment, &[&["trace"], arguments].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn tools(backend: Backend, name: &str) {
+    let deployment = deployment(backend);
+    let state = deployment.state(deployment.cluster().node('a'));
+    let state_dir = state.parent().filter(|_| state.is_file()).unwrap_or(&state).display().to_string();
+
+    let checked = ask(&deployment, &["check", "--backend", name, "--state-dir", &state_dir], 0);
+    assert!(checked.contains(&format!("backend {name} has programmed")), "{checked}");
+    assert!(checked.contains("it tells node-a what to do"), "{checked}");
+
+    let to_web = traced(&deployment, &["172.16.0.1", "172.16.0.11:30080"]);
+    assert!(to_web.contains("goes to one of 2 endpoints: 10.244.1.11:8080 (50 %)"), "{to_web}");
+    assert!(to_web.contains("masqueraded as "), "{to_web}");
+    let to_none = traced(&deployment, &["10.244.1.13", "10.96.0.2:80", "-p", "udp"]);
+    assert!(to_none.contains("refused with ICMP port unreachable"), "{to_none}");
+    let to_none = traced(&deployment, &["fd00:10:244:1::13", "[fd00:10:96::2]:80", "-o", "json"]);
+    let to_none: Value = serde_json::from_str(&to_none).expect("JSON");
+    assert!(to_none["paths"][0]["fate"]["refused"]["with"].is_string(), "{to_none}");
+    let elsewhere = traced(&deployment, &["172.16.0.11", "172.16.0.12:443"]);
+    assert!(elsewhere.contains("no rule here takes it for a Service's"), "{elsewhere}");
+
+    // Cluster IPs of three services and a node port, two families, two protocols, and that of the fence.
+    let tested = ask(&deployment, &["test", "--count", "10"], 0);
+    assert!(tested.contains("0 of 17 addresses are not as they should be"), "{tested}");
+    assert!(tested.contains("1 of 3 endpoints in 10 connections"), "{tested}");
+    let known = traced(&deployment, &["172.16.0.11", "10.96.0.3:80"]);
+    assert!(known.contains("goes to the only endpoint"), "{known}");
+    let unknown = traced(&deployment, &["10.244.1.13", "10.96.0.3:80"]);
+    assert!(
+        unknown.contains("goes to one of 3 endpoints") && unknown.contains("keeps its source"),
+        "{unknown}"
+    );
+
+    deployment.cluster().pod("pod-a-1").stop();
+    deployment.cluster().pod("pod-b-1").stop();
+    let tested = ask(&deployment, &["test", "--service", "default/web", "--count", "2"], 2);
+    assert!(tested.contains("FAIL") && tested.contains("refused"), "{tested}");
+
+    bundled(&deployment, &state_dir, name);
+}
+
+fn bundled(deployment: &Deployment, state_dir: &str, name: &str) {
+    let key = deployment.path("secret.key");
+    let pem = format!("-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n");
+    fs::write(&key, pem).expect("a file");
+    let (key, file) = (key.display().to_string(), deployment.path("bundle.tar.gz").display().to_string());
+    let arguments = ["bundle", "-o", &file, "--backend", name, "--state-dir", state_dir, "--redact-ips"];
+    let said = ask(deployment, &[&arguments[..], &["--token-file", &key]].concat(), 0);
+    assert!(said.contains("files"), "{said}");
+    let unpacked = deployment.path("unpacked");
+    fs::create_dir(&unpacked).expect("a directory");
+    let tar = Command::new("tar").args(["-xzf", &file, "-C"]).arg(&unpacked).status().expect("tar");
+    assert!(tar.success());
+    let top = unpacked.join("fairlead-node-a");
+    let manifest: Value =
+        serde_json::from_slice(&fs::read(top.join("manifest.json")).expect("a manifest")).expect("JSON");
+    for wanted in ["check.txt", "settings.txt", "frontend.json", "state.json"] {
+        let listed = manifest["files"].as_array().expect("a list").iter().any(|file| file["name"] == wanted);
+        assert!(listed, "no {wanted}: {manifest:#}");
+    }
+    let rules = if name == "nft" { "nft/ip-fairlead.txt" } else { "iptables/iptables-legacy.txt" };
+    assert!(fs::read_to_string(top.join(rules)).expect("rules").contains("default/web") || name == "nft");
+    let mut count = 0;
+    for_each_file(&top, &mut |path| {
+        count += 1;
+        let text = fs::read_to_string(path).expect("text");
+        assert!(!text.contains(SECRET), "{}", path.display());
+        assert!(!text.contains("10.96.0.1") && !text.contains("10.244.1.11"), "{}", path.display());
+    });
+    assert_eq!(count, manifest["files"].as_array().expect("a list").len() + 1);
+}
+
+fn for_each_file(directory: &Path, visit: &mut impl FnMut(&Path)) {
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() { for_each_file(&path, visit) } else { visit(&path) }
+    }
+}
+
+#[test]
+fn a_node_of_nftables_is_looked_into() {
+    tools(Backend::Nft, "nft");
+}
+
+#[test]
+fn a_node_of_iptables_is_looked_into() {
+    tools(Backend::IptablesLegacy, "iptables");
+}
