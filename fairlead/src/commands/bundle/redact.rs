@@ -105,18 +105,22 @@ impl Redactor {
 /// What is behind a key that is called like a secret: `token: abc`, `"password": "abc"`, `--secret=abc`, `Bearer abc`. Names of files stay.
 fn values(line: &str) -> String {
     let lower = line.to_ascii_lowercase();
-    let ends = KEYS.iter().filter_map(|key| Some(lower.find(key)? + key.len()));
-    let Some(end) = ends.min() else { return line.to_owned() };
-    let rest = line[end..].trim_start_matches(|c: char| c == '"' || c == '\'' || c.is_whitespace());
-    let is_key =
-        lower[..end].ends_with("bearer") && rest.len() < line[end..].len() || rest.starts_with([':', '=']);
-    let value = rest.trim_start_matches([':', '=', ' ', '"', '\'']);
-    let is_path = value.starts_with('/');
-    let kept = line.len() - value.len();
-    if !is_key || value.is_empty() || is_path {
-        return line.to_owned();
+    let ends = KEYS.iter().flat_map(|key| lower.match_indices(key).map(|(at, _)| at + key.len()));
+    match ends.filter_map(|end| secret_at(line, &lower, end)).min() {
+        Some(kept) => format!("{}{REDACTED}", &line[..kept]),
+        None => line.to_owned(),
     }
-    format!("{}{REDACTED}", &line[..kept])
+}
+
+/// Where the secret begins that a key is for, which ends there. `None`: it is no key, or has no value, or one that is a path.
+fn secret_at(line: &str, lower: &str, end: usize) -> Option<usize> {
+    let rest = line[end..].trim_start_matches(|c: char| c == '"' || c == '\'' || c.is_whitespace());
+    let follows = lower[..end].ends_with("bearer") && rest.len() < line[end..].len();
+    if !follows && !rest.starts_with([':', '=']) {
+        return None;
+    }
+    let value = rest.trim_start_matches([':', '=', ' ', '"', '\'']);
+    (!value.is_empty() && !value.starts_with('/')).then_some(line.len() - value.len())
 }
 
 /// JSON Web Tokens, wherever they are.
@@ -143,6 +147,14 @@ mod tests {
             Authorization: Bearer abc123\n{\"password\": \"hunter2\"}\n--token-file=/var/run/token\nfairlead_tokens_total 3\n";
         let expected = "before\nREDACTED\nafter REDACTED!\nAuthorization: REDACTED\n{\"password\": \"REDACTED\n\
             --token-file=/var/run/token\nfairlead_tokens_total 3\n";
+        assert_eq!(Redactor::default().text(text), expected);
+    }
+
+    #[test]
+    fn a_word_that_is_no_key_hides_none() {
+        let text =
+            "tokens_total 3 password=hunter2\n--token-file=/t --secret=abc\nBearer abc\ntoken of honour\n";
+        let expected = "tokens_total 3 password=REDACTED\n--token-file=/t --secret=REDACTED\nBearer REDACTED\ntoken of honour\n";
         assert_eq!(Redactor::default().text(text), expected);
     }
 
