@@ -4,6 +4,9 @@
 {{- $traffic := .Values.traffic -}}
 - --state-dir={{ .Values.backend.stateDir }}
 - --max-loss={{ .Values.backend.maxLoss }}
+{{- if not (kindIs "invalid" .Values.backend.oomScoreAdj) }}
+- --oom-score-adj={{ .Values.backend.oomScoreAdj }}
+{{- end }}
 - --healthz=0.0.0.0:{{ .Values.backend.healthz.port }}
 - --metrics={{ ternary "0.0.0.0" "127.0.0.1" .Values.backend.metrics.exposed }}:{{ .Values.backend.metrics.port }}
 {{- with $traffic.detectLocalMode }}
@@ -110,7 +113,8 @@
       readOnly: true
 {{- end -}}
 
-{{/* What the node's pod asks of the kernel: netlink of its network, and raw sockets for the programs of iptables. */}}
+{{/* What the node's pod asks of the kernel: netlink of its network, raw sockets for the programs of iptables, and to go
+last when memory runs out. */}}
 {{- define "fairlead.nodeSecurityContext" -}}
 runAsUser: 0
 runAsGroup: 0
@@ -119,5 +123,5 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-  add: [NET_ADMIN{{ if ne .Values.mode "nft" }}, NET_RAW{{ end }}]
+  add: [NET_ADMIN{{ if ne .Values.mode "nft" }}, NET_RAW{{ end }}{{ if not (kindIs "invalid" .Values.backend.oomScoreAdj) }}, SYS_RESOURCE{{ end }}]
 {{- end -}}

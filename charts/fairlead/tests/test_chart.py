@@ -179,7 +179,9 @@ class Matrix(unittest.TestCase):
                     self.assertEqual(context["capabilities"]["drop"], ["ALL"])
                     added = set(context["capabilities"].get("add", []))
                     node = item["kind"] == "DaemonSet"
-                    self.assertLessEqual(added, {"NET_ADMIN", "NET_RAW"} if node else set())
+                    scored = any(arg.startswith("--oom-score-adj=") for arg in container["args"]) if node else False
+                    self.assertEqual("SYS_RESOURCE" in added, scored)
+                    self.assertLessEqual(added - {"SYS_RESOURCE"}, {"NET_ADMIN", "NET_RAW"} if node else set())
                     self.assertTrue(node or pod["spec"]["securityContext"]["runAsNonRoot"])
 
     def test_no_probe_of_a_node_ends_an_agent_that_waits(self):
