@@ -58,7 +58,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     if let Some(file) = file {
         info!(file = %file.display(), "configured by a file");
         for Warning { field, reason } in warnings {
-            warn!(file = %file.display(), field, reason, "a field is not what it was");
+            warn!(file = %file.display(), field, reason, "a field of the configuration does not do what it says");
         }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
