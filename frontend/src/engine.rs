@@ -30,6 +30,7 @@ use crate::{
     log::{Encodings, Limits, Log},
     metrics::Metrics,
     object::Update,
+    recent::Recent,
     server::{ConnectionLimits, Tls},
     session::{Admission, Rate, VisitLimits, Visitors},
     source::Freshness,
@@ -87,6 +88,7 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     index: Mutex<Index>,
     log: Mutex<Log>,
+    recent: Mutex<Recent>,
     /// The present revision; `None` until every kind of object has been delivered.
     revision: watch::Sender<Option<Revision>>,
     /// Up to where the source would have told of changes.
@@ -161,6 +163,7 @@ impl Frontend {
                 config,
                 index: Mutex::new(index),
                 log: Mutex::new(log),
+                recent: Mutex::default(),
                 revision: watch::Sender::new(None),
                 known: watch::Sender::default(),
                 streams: Streams::default(),
@@ -274,6 +277,8 @@ impl Frontend {
             let committed = log.commit(changes);
             if first {
                 log.forget_past();
+            } else if committed.is_some() {
+                self.shared.recent().record(log.revision(), log.last());
             }
             (committed, log.revision())
         };
@@ -295,6 +300,11 @@ impl Frontend {
 impl Shared {
     pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Never held while waiting for another lock.
+    pub(crate) fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn log(&self) -> MutexGuard<'_, Log> {

@@ -23,6 +23,7 @@
 //! | `streams` | Who is connected, and who should be? |
 //! | `metrics` | What is measured, and who may read it? |
 //! | `events` | What does Kubernetes get to know of what nodes cannot do? |
+//! | `page`, `recent` | What do people see in a browser? What has changed lately? |
 //! | `discovery` | Where are frontends? |
 //! | `permissions` | May it do what it has to? |
 
@@ -36,7 +37,9 @@ mod local;
 pub mod log;
 mod metrics;
 pub mod object;
+mod page;
 mod permissions;
+mod recent;
 mod server;
 mod session;
 pub mod source;

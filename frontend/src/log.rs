@@ -14,6 +14,7 @@ mod change;
 mod difference;
 mod history;
 mod ledger;
+mod look;
 mod piece;
 mod recipient;
 mod step;

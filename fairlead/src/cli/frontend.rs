@@ -40,6 +40,11 @@ pub(crate) struct FrontendArgs {
     /// No answer has names of Services or nodes in it.
     #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS", value_parser = observe::address)]
     pub(crate) metrics: HttpAddress,
+
+    /// Where to serve a page for people, which shows how nodes and Services are: ADDRESS:PORT, such as 127.0.0.1:7602, or `none` for
+    /// nowhere. Everybody who can connect reads names of Services and nodes there.
+    #[arg(long, default_value = "none", value_name = "ADDRESS", value_parser = observe::address)]
+    pub(crate) page: HttpAddress,
 }
 
 /// Where the cluster's objects come from. Without either flag: the API server of the cluster that this runs in.

@@ -10,7 +10,7 @@ use tokio::{net::TcpListener, sync::mpsc};
 use tracing::warn;
 
 use super::SHUTDOWN_DEADLINE;
-use crate::cli::{ClusterArgs, FrontendArgs, SourceArgs};
+use crate::cli::{ClusterArgs, FrontendArgs, HttpAddress, SourceArgs};
 
 /// How many updates wait for the engine before a source has to.
 const UPDATES: usize = 1024;
@@ -36,13 +36,8 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         }
         listeners.push(listener);
     }
-    let metrics = match args.metrics.address() {
-        None => None,
-        Some(address) => {
-            let bound = TcpListener::bind(address).await;
-            Some(bound.with_context(|| format!("bind --metrics {address} (`--metrics none` does without)"))?)
-        }
-    };
+    let metrics = bind(args.metrics, "--metrics").await?;
+    let page = bind(args.page, "--page").await?;
     let mut tasks = Tasks::new();
     let age = Some(args.max_stream_age).filter(|age| !age.is_zero());
     let config = Config { max_stream_age: age, ..Config::default() };
@@ -53,6 +48,10 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
             "metrics",
             move |shutdown| async move { frontend.serve_metrics(listener, shutdown).await },
         );
+    }
+    if let Some(listener) = page {
+        let frontend = frontend.clone();
+        tasks.spawn("page", move |shutdown| async move { frontend.serve_page(listener, shutdown).await });
     }
     if let Some((tls, _)) = secured {
         let frontend = frontend.clone();
@@ -65,6 +64,13 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         tasks.spawn_apart("server", serve).context("threads for the server")?;
     }
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
+}
+
+/// Binds what a flag says, if it says anything.
+async fn bind(address: HttpAddress, flag: &str) -> Result<Option<TcpListener>> {
+    let Some(address) = address.address() else { return Ok(None) };
+    let bound = TcpListener::bind(address).await;
+    bound.map(Some).with_context(|| format!("bind {flag} {address} (`{flag} none` does without)"))
 }
 
 /// Starts a source and the engine that takes in what it says.

@@ -36,6 +36,10 @@ impl Bucket {
         self.ports.get(key)
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&ServicePortKey, &View)> {
+        self.ports.iter()
+    }
+
     pub(super) fn put(&mut self, key: ServicePortKey, view: View) {
         self.built = None;
         self.ports.insert(key, view);

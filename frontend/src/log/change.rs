@@ -46,6 +46,13 @@ pub(super) enum Net {
     Edited,
 }
 
+impl Changed {
+    /// Whether more than endpoints is different.
+    pub(super) fn is_port_changed(&self) -> bool {
+        self.port.is_some()
+    }
+}
+
 impl PortChange {
     /// What differs between two views. `zone_of` says in which zone a node is.
     pub(super) fn between<'a>(

@@ -63,6 +63,11 @@ impl History {
         }
     }
 
+    /// What the last commit did, unless that has been forgotten.
+    pub(super) fn last(&self) -> Option<&Entry> {
+        self.entries.back()
+    }
+
     /// The entries after a revision, oldest first; `None` when they are not all known.
     pub(super) fn since(&self, from: Revision) -> Option<impl Iterator<Item = &Entry> + Clone> {
         let skip = usize::try_from(from.0.checked_sub(self.floor.0)?).ok()?;

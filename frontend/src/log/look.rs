@@ -1,0 +1,31 @@
+//! What people are shown of the log: its service ports, a part at a time, and what the last commit did.
+
+use proto::{digest::BUCKETS, model::ServicePortKey};
+
+use crate::{recent::What, view::View};
+
+use super::{Log, change::PortChange, history::Entry};
+
+impl Log {
+    /// How many parts [`Self::part`] has.
+    pub(crate) const PARTS: usize = BUCKETS;
+
+    /// The service ports of one part, so that nobody has to hold the log for all of them.
+    pub(crate) fn part(&self, part: usize) -> impl Iterator<Item = (&ServicePortKey, &View)> {
+        self.buckets.get(part).into_iter().flat_map(super::Bucket::iter)
+    }
+
+    /// What the last commit did to service ports, if it did anything.
+    pub(crate) fn last(&self) -> impl Iterator<Item = (&ServicePortKey, What)> {
+        let changes = self.history.last().map(Entry::changes);
+        changes.into_iter().flatten().map(|(key, change)| {
+            let what = match change {
+                PortChange::Created => What::Added,
+                PortChange::Removed => What::Removed,
+                PortChange::Changed(changed) if changed.is_port_changed() => What::Changed,
+                PortChange::Changed(_) => What::Endpoints,
+            };
+            (key, what)
+        })
+    }
+}
