@@ -22,6 +22,7 @@
     reason = "a harness fails by panicking: its callers are tests, and the message is for their reader"
 )]
 
+mod browser;
 pub mod cases;
 mod client;
 mod cluster;
@@ -40,6 +41,7 @@ pub mod uml;
 mod wait;
 mod wire;
 
+pub use browser::Browser;
 pub use client::{Client, DEADLINE};
 pub use cluster::{Cluster, ClusterBuilder, Node, Pod};
 pub use deployment::{Backend, Deployment, DeploymentBuilder, Monitor, Notes, fairlead, program};

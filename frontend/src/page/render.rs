@@ -50,13 +50,14 @@ pub(super) fn page(model: &Model, query: &Query) -> String {
 <main id="live">
 {live}</main>
 <footer><p id="stale" role="status" hidden>This frontend does not answer. What is shown is not the present.</p>
-<p>Each replica shows the nodes that are connected to it.</p></footer>
+<p>Each replica shows the nodes that are connected to it. This one has been running since {started}.</p></footer>
 </body>
 </html>
 "#,
         version = Text(env!("CARGO_PKG_VERSION")),
         filter = Text(&query.filter),
         live = live(model, query),
+        started = utc(model.started),
     )
 }
 
@@ -87,7 +88,7 @@ pub(super) fn live(model: &Model, query: &Query) -> String {
     });
 
     let changes = model.changes.iter().filter(|change| query.wants(&[&change.key.to_string()]));
-    let columns = ["When", "Service port", "What", "Revision"];
+    let columns = ["Service port", "What", "When", "Revision"];
     let table = Table {
         id: "changes",
         title: "Changed lately",
@@ -96,7 +97,7 @@ pub(super) fn live(model: &Model, query: &Query) -> String {
     };
     table.write(&mut html, changes, query, |Change { at, revision, key, what }, html| {
         let ago = ago(*at, model.now);
-        cells(html, &[("", &ago), ("", &Text(key)), ("", &happened(*what)), ("number", revision)])
+        cells(html, &[("", &Text(key)), ("", &happened(*what)), ("", &ago), ("number", revision)])
     });
 
     let services = model.services.iter().filter(|service| {
@@ -132,15 +133,10 @@ fn figures(model: &Model) -> String {
     figure(class(behind, "bad"), "Behind", &behind);
     figure(class(failing, "warn"), "With failures", &failing);
     figure(class(model.problems.len(), "warn"), "Problems", &model.problems.len());
-    figure("", "Service ports", &model.services.len());
-    figure("", "Endpoints", &model.endpoints);
-    figure(
-        "",
-        "Revision",
-        &format_args!("{}<small> · in every kernel {}</small>", model.revision, model.in_every_kernel),
-    );
-    let uptime = model.now.duration_since(model.started).unwrap_or_default();
-    figure("", "Running for", &length(uptime));
+    let ports = model.services.len();
+    figure("", "Service ports", &format_args!("{ports}<small> · {} endpoints</small>", model.endpoints));
+    let everywhere = model.in_every_kernel;
+    figure("", "Revision", &format_args!("{}<small> · everywhere {everywhere}</small>", model.revision));
     html.push_str("</dl>\n");
     html
 }
@@ -257,11 +253,15 @@ fn cells(html: &mut String, cells: &[(&str, &dyn Display)]) {
     }
 }
 
-/// A moment, by how long ago it was; the moment itself is what a pointer shows.
+/// A moment, in seconds.
+fn utc(at: SystemTime) -> Utc {
+    Utc(at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs())
+}
+
+/// A moment, by how long ago it was; the moment itself is for programs.
 fn ago(at: SystemTime, now: SystemTime) -> String {
     let passed = now.duration_since(at).unwrap_or_default();
-    let unix = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    format!("<time datetime=\"{}\">{} ago</time>", Utc(unix), length(passed))
+    format!("<time datetime=\"{}\">{} ago</time>", utc(at), length(passed))
 }
 
 /// A length of time in its two largest units.

@@ -1,0 +1,161 @@
+//! A browser without a window, in a namespace: Debian's Chromium, spoken to by its DevTools protocol over a pair of pipes.
+//!
+//! ```text
+//!   call ──JSON, ended by a zero byte──▶ pipe 3 ──▶ chromium ──▶ pipe 4 ──▶ answers, by number, and events
+//! ```
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::fork;
+use crate::netns::Netns;
+
+/// What ci/setup installs.
+const PROGRAM: &str = "/usr/bin/chromium";
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Standard input and output become the pipes of the protocol.
+const SHELL: &str = r#"exec "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#;
+/// It is to stay with the page that is looked at, and root has no sandbox.
+const ARGUMENTS: [&str; 10] = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--remote-debugging-pipe",
+    "about:blank",
+];
+
+/// A browser with one page. Dropping it ends it.
+#[derive(Debug)]
+pub struct Browser {
+    child: Child,
+    input: ChildStdin,
+    messages: Receiver<Value>,
+    /// What it said by itself.
+    events: Vec<Value>,
+    session: String,
+    calls: u64,
+}
+
+impl Browser {
+    /// Starts it in `netns`; what it has to write down goes to `directory`.
+    #[track_caller]
+    pub fn start(netns: &Netns, directory: &Path) -> Self {
+        assert!(Path::new(PROGRAM).exists(), "{PROGRAM} is missing: ci/setup installs it");
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", SHELL, "sh", PROGRAM]).args(ARGUMENTS);
+        command.arg(format!("--user-data-dir={}", directory.display())).env("HOME", directory);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = netns.run(|| fork::spawn(&mut command)).expect("start the browser");
+        let input = child.stdin.take().expect("piped");
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let (sender, messages) = channel();
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            while matches!(output.read_until(0, &mut bytes), Ok(length) if length > 0) {
+                bytes.pop();
+                let message = serde_json::from_slice(&bytes).expect("JSON from the browser");
+                bytes.clear();
+                if sender.send(message).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut browser =
+            Self { child, input, messages, events: Vec::new(), session: String::new(), calls: 0 };
+        let target = browser.call("Target.createTarget", json!({ "url": "about:blank" }));
+        let attach = json!({ "targetId": target["targetId"], "flatten": true });
+        let session = browser.call("Target.attachToTarget", attach)["sessionId"].as_str().map(str::to_owned);
+        browser.session = session.expect("a session");
+        for domain in ["Page", "Runtime", "Network", "Log"] {
+            browser.call(&format!("{domain}.enable"), json!({}));
+        }
+        browser
+    }
+
+    /// Calls a method of the protocol.
+    #[track_caller]
+    pub fn call(&mut self, method: &str, params: Value) -> Value {
+        self.calls += 1;
+        let mut message = json!({ "id": self.calls, "method": method, "params": params });
+        if !self.session.is_empty() {
+            message["sessionId"] = json!(self.session);
+        }
+        write!(self.input, "{message}\0").expect("the browser reads");
+        loop {
+            let answer = self.messages.recv_timeout(PATIENCE);
+            let answer = answer.unwrap_or_else(|error| panic!("{method}: no answer: {error}"));
+            if answer["id"] == self.calls {
+                assert!(answer["error"].is_null(), "{method}: {answer}");
+                return answer["result"].clone();
+            }
+            self.events.push(answer);
+        }
+    }
+
+    /// Goes to a page.
+    pub fn open(&mut self, url: &str) {
+        let answer = self.call("Page.navigate", json!({ "url": url }));
+        assert!(answer["errorText"].is_null(), "{url}: {answer}");
+    }
+
+    /// The value of an expression in the page.
+    #[track_caller]
+    pub fn evaluate(&mut self, expression: &str) -> Value {
+        let answer =
+            self.call("Runtime.evaluate", json!({ "expression": expression, "returnByValue": true }));
+        assert!(answer["exceptionDetails"].is_null(), "{expression}: {answer}");
+        answer["result"]["value"].clone()
+    }
+
+    /// A window of this size, in a scheme: `light` or `dark`.
+    pub fn looks(&mut self, width: u32, height: u32, scheme: &str) {
+        let metrics =
+            json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500 });
+        self.call("Emulation.setDeviceMetricsOverride", metrics);
+        let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
+        self.call("Emulation.setEmulatedMedia", json!({ "features": [feature] }));
+    }
+
+    /// The window as a PNG, in base64.
+    pub fn screenshot(&mut self) -> String {
+        let shot = self.call("Page.captureScreenshot", json!({ "format": "png" }));
+        shot["data"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// The addresses of all that was asked for so far.
+    pub fn requests(&self) -> Vec<String> {
+        let sent = self.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");
+        sent.filter_map(|event| event["params"]["request"]["url"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// What went wrong so far: exceptions, and errors in the console.
+    pub fn errors(&self) -> Vec<&Value> {
+        let is_error = |event: &&Value| match event["method"].as_str().unwrap_or_default() {
+            "Runtime.exceptionThrown" => true,
+            "Runtime.consoleAPICalled" => event["params"]["type"] == "error",
+            "Log.entryAdded" => event["params"]["entry"]["level"] == "error",
+            _ => false,
+        };
+        self.events.iter().filter(is_error).collect()
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // The shell has become the browser, which takes its other processes with it. It may have ended before.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

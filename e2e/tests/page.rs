@@ -1,0 +1,165 @@
+//! The page of a frontend in a real browser: it shows what is, follows what changes, can be filtered and read, and asks nobody else.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::fs;
+use std::time::Duration;
+
+use fairlead_e2e::manifests::Service;
+use fairlead_e2e::{Browser, Cluster, Process, eventually, fairlead, plan};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const URL: &str = "http://127.0.0.1:7602/";
+/// Texts that stand out less than 4.5 to 1 from what is behind them (WCAG 2, AA).
+const FAINT: &str = r#"(() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return canvas.getImageData(0, 0, 1, 1).data;
+  };
+  const light = (colour) => {
+    const [r, g, b] = [...rgba(colour)].map((part) => part / 255).map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    const colour = element ? getComputedStyle(element).backgroundColor : "white";
+    return rgba(colour)[3] === 255 ? colour : behind(element.parentElement);
+  };
+  const texts = [...document.querySelectorAll("body *")].filter((element) =>
+    [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()) && element.checkVisibility());
+  return texts.flatMap((element) => {
+    const [a, b] = [light(getComputedStyle(element).color), light(behind(element))].sort((a, b) => b - a);
+    return (a + 0.05) / (b + 0.05) < 4.5 ? [element.outerHTML] : [];
+  });
+})()"#;
+
+/// Waits until an expression is true in the page.
+#[track_caller]
+fn becomes(browser: &mut Browser, what: &str, expression: &str) {
+    let held = std::cell::RefCell::new(browser);
+    eventually(what, PATIENCE, || {
+        (held.borrow_mut().evaluate(&format!("Boolean({expression})")) == true).then_some(())
+    });
+}
+
+fn row(table: &str, name: &str) -> String {
+    format!(
+        "[...document.querySelectorAll('#{table} ~ .table tbody tr')].find((row) => row.cells[0].innerText.includes('{name}') || row.cells[1].innerText.includes('{name}'))"
+    )
+}
+
+#[test]
+fn the_page_shows_what_is_and_follows_what_changes() {
+    let cluster = Cluster::builder().nodes(2).pods_per_node(1).start();
+    let directory = tempfile::tempdir().expect("a directory");
+    let manifests = cluster.manifests(&directory.path().join("manifests"));
+    let service = |name: &str, number: u8| {
+        let service = Service::new(name).cluster_ip(plan::cluster_ip(number)).port_all(80, 8080);
+        service.pods([cluster.pod("pod-a-1")])
+    };
+    manifests.apply(&service("web", 1));
+    let address = format!("unix:{}", directory.path().join("frontend.sock").display());
+    let mut command = fairlead();
+    command.args([
+        "frontend",
+        "--metrics",
+        "none",
+        "--page",
+        "127.0.0.1:7602",
+        "--listen",
+        &address,
+        "--manifests",
+    ]);
+    command.arg(manifests.directory());
+    let frontend = Process::spawn(cluster.outside(), command, &directory.path().join("frontend.log"));
+    frontend.wait_for_line("listening", 0, PATIENCE);
+    let mut command = fairlead();
+    command.args(["backend", "nft", "--node-name", "node-a", "--frontend", &address]);
+    command.args(["--conntrack-max-per-core", "0", "--healthz", "none", "--metrics", "none", "--state-dir"]);
+    command.arg(directory.path().join("state"));
+    let node = &cluster.node('a').netns;
+    let _backend = Process::spawn(node, command, &directory.path().join("backend.log"));
+
+    let profile = directory.path().join("profile");
+    fs::create_dir(&profile).expect("a directory");
+    let mut browser = Browser::start(cluster.outside(), &profile);
+    browser.looks(1280, 1000, "light");
+    browser.open(URL);
+    becomes(
+        &mut browser,
+        "node-a is up to date",
+        &format!("{}?.innerText.includes('up to date')", row("nodes", "node-a")),
+    );
+    becomes(
+        &mut browser,
+        "node-b is missed",
+        &format!("{}?.innerText.includes('no stream')", row("nodes", "node-b")),
+    );
+    becomes(
+        &mut browser,
+        "the service is there",
+        &format!("{}?.innerText.includes('10.96.0.1:80')", row("services", "default/web")),
+    );
+
+    // Without another load of the page.
+    browser.evaluate("window.mark = 1");
+    manifests.apply(&service("late", 2));
+    becomes(&mut browser, "a new service is there", &row("services", "default/late"));
+    becomes(
+        &mut browser,
+        "it is new",
+        &format!("{}.innerText.includes('added')", row("changes", "default/late")),
+    );
+    assert_eq!(browser.evaluate("window.mark"), 1);
+
+    let look = |browser: &mut Browser, name: &str| {
+        assert_eq!(browser.evaluate(FAINT), serde_json::json!([]), "{name}");
+        let wide = browser.evaluate("document.documentElement.scrollWidth - innerWidth");
+        assert!(wide.as_i64().is_some_and(|pixels| pixels <= 0), "{name}: {wide} pixels too wide");
+        if let Ok(to) = std::env::var("SCREENSHOTS") {
+            fs::write(format!("{to}/{name}.base64"), browser.screenshot()).expect("a file");
+        }
+    };
+    for scheme in ["light", "dark"] {
+        for (width, height) in [(1280, 1000), (375, 800)] {
+            browser.looks(width, height, scheme);
+            look(&mut browser, &format!("{scheme}-{width}"));
+        }
+    }
+
+    let count = "document.querySelectorAll('#services ~ .table tbody tr').length";
+    let type_in = |text: &str| {
+        format!(
+            "(() => {{ const q = document.getElementById('q'); q.value = '{text}'; q.dispatchEvent(new Event('input')); }})()"
+        )
+    };
+    browser.evaluate(&type_in("default/LATE"));
+    becomes(
+        &mut browser,
+        "the filter works",
+        &format!("{count} === 3 && !({})", row("services", "default/web")),
+    );
+    assert_eq!(browser.evaluate("location.search"), "?q=default%2FLATE");
+    browser.evaluate(&type_in("nowhere"));
+    becomes(
+        &mut browser,
+        "nothing is left",
+        "document.body.innerText.includes('Nothing matches the filter.')",
+    );
+    browser.evaluate(&type_in(""));
+    becomes(&mut browser, "all are there again", &format!("{count} === 6 && {}", row("nodes", "node-b")));
+    // Every table has headings for its columns and names for its rows.
+    let unnamed = "[...document.querySelectorAll('table')].filter((table) => !table.querySelector('thead th[scope=col]') || [...table.tBodies[0].rows].some((row) => row.cells[0].scope !== 'row')).length";
+    assert_eq!(browser.evaluate(unnamed), 0);
+    assert_eq!(browser.evaluate("window.mark"), 1);
+
+    let requests = browser.requests();
+    assert!(requests.len() > 5, "{requests:?}");
+    assert!(requests.iter().all(|url| url.starts_with(URL) || url == "about:blank"), "{requests:?}");
+    assert!(browser.errors().is_empty(), "{:?}", browser.errors());
+
+    // A frontend that is gone is no reason to believe what is shown.
+    frontend.kill();
+    becomes(&mut browser, "it says that it is old", "!document.getElementById('stale').hidden");
+}
