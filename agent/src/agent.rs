@@ -32,8 +32,21 @@ pub struct AgentOptions {
     pub max_loss: LossLimit,
     /// Whether stale UDP flows are deleted from this network namespace; not for a backend that programs another kernel.
     pub conntrack: Conntrack,
+    /// Whether the backend writes.
+    pub duty: Duty,
     /// What the frontend is told about this build.
     pub backend_version: String,
+}
+
+/// What a backend is there for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Duty {
+    /// To program the node's kernel.
+    #[default]
+    Program,
+    /// To say what it would write. The frontend does not count it as the node's agent, and health-check node ports are left to whoever programs
+    /// the node.
+    Shadow,
 }
 
 /// Keeps one node's kernel as a frontend says.
@@ -58,6 +71,7 @@ impl AgentOptions {
             retry: (Duration::from_millis(200), Duration::from_secs(30)),
             max_loss: LossLimit::default(),
             conntrack: Conntrack::Leave,
+            duty: Duty::Program,
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
@@ -102,9 +116,10 @@ impl<B: Backend, C: Connect> Agent<B, C> {
     /// When the task of the health-check node ports panicked. Whatever else goes wrong is logged and tried again.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, progress, metrics, ready } = self;
-        let AgentOptions { node, state_file, feed, retry, max_loss, conntrack, backend_version } = options;
+        let AgentOptions { node, state_file, feed, retry, max_loss, conntrack, duty, backend_version } =
+            options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
-        let mirror = Mirror::new(&node, stored.flatten(), max_loss);
+        let mirror = Mirror::new(&node, stored.flatten(), max_loss).on(duty);
         progress.send_modify(|progress| {
             progress.committed = mirror.held();
             progress.eligible = mirror.state().node().eligible;
@@ -116,7 +131,9 @@ impl<B: Backend, C: Connect> Agent<B, C> {
         let health = Health::default();
         // A task of its own: a load balancer is not to wait for the loop. Dropped at the end, and all listeners with it.
         let mut servers = JoinSet::new();
-        servers.spawn(Servers::new(&health, progress.subscribe()).run());
+        if duty == Duty::Program {
+            servers.spawn(Servers::new(&health, progress.subscribe()).run());
+        }
         let no_local = NoLocal::default();
         let agent = Loop {
             backend,

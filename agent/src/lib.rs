@@ -36,7 +36,7 @@ pub mod traffic;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use agent::{Agent, AgentOptions};
+pub use agent::{Agent, AgentOptions, Duty};
 pub use backend::{Applied, Backend, Drift, Item};
 pub use changes::Changes;
 pub use client::{Candidate, Credentials, Discover, Grpc, GrpcOptions};

@@ -17,7 +17,7 @@ use proto::{
 };
 use tracing::{debug, info, warn};
 
-use crate::{Changes, Committed, Loss, LossLimit, NodeState, Stage, Store, Stored, Tally};
+use crate::{Changes, Committed, Duty, Loss, LossLimit, NodeState, Stage, Store, Stored, Tally};
 
 /// The node's copy of what the frontend says.
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub(crate) struct Mirror {
     source_version: SourceVersion,
     session: Option<Position>,
     limit: LossLimit,
+    /// What the frontend is told that this is.
+    role: Role,
     trust: Trust,
     /// Operations that were left out, and digests that were not as they should be, since the start.
     pub(crate) refused: u64,
@@ -111,11 +113,21 @@ impl Mirror {
             source_version,
             session: None,
             limit,
+            role: Role::Agent,
             trust,
             refused: 0,
             mismatches: 0,
             backwards: 0,
         }
+    }
+
+    /// The frontend is told what the backend is there for.
+    pub(crate) fn on(self, duty: Duty) -> Self {
+        let role = match duty {
+            Duty::Program => Role::Agent,
+            Duty::Shadow => Role::Shadow,
+        };
+        Self { role, ..self }
     }
 
     /// All that was committed.
@@ -133,7 +145,7 @@ impl Mirror {
         let held = self.held.filter(|_| self.trust == Trust::Usual);
         Hello {
             node: self.state.node().name.clone(),
-            role: Role::Agent,
+            role: self.role,
             backend: backend.to_owned(),
             backend_version: backend_version.to_owned(),
             resume: held,

@@ -14,6 +14,7 @@ mod frontend;
 mod local;
 mod observe;
 mod services;
+mod shadow;
 mod status;
 mod trace;
 mod view;

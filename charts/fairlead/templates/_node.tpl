@@ -7,8 +7,12 @@
 {{- if not (kindIs "invalid" .Values.backend.oomScoreAdj) }}
 - --oom-score-adj={{ .Values.backend.oomScoreAdj }}
 {{- end }}
+{{- if .Values.backend.shadow }}
+- --shadow
+{{- else }}
 - --healthz=0.0.0.0:{{ .Values.backend.healthz.port }}
 - --metrics={{ ternary "0.0.0.0" "127.0.0.1" .Values.backend.metrics.exposed }}:{{ .Values.backend.metrics.port }}
+{{- end }}
 {{- with $traffic.detectLocalMode }}
 - --detect-local-mode={{ . }}
 {{- end }}
@@ -57,7 +61,7 @@
 
 {{/* Which image: the older iptables has no other interface than its programs. */}}
 {{- define "fairlead.nodeImage" -}}
-{{- $tools := or .Values.backend.tools (ne .Values.mode "nft") -}}
+{{- $tools := or .Values.backend.tools .Values.backend.shadow (ne .Values.mode "nft") -}}
 {{- include "fairlead.image" (list . (ternary "tools" "plain" $tools)) -}}
 {{- end -}}
 
@@ -77,7 +81,7 @@
 {{- $sysctls = dict "net.ipv4.conf.all.route_localnet" (ternary "1" "0" .Values.iptables.localhostNodePorts) -}}
 {{- if not .Values.iptables.localhostNodePorts -}}{{- $sysctls = dict -}}{{- end -}}
 {{- end -}}
-{{- if ne $prepare.when "never" -}}
+{{- if and (ne $prepare.when "never") (not .Values.backend.shadow) -}}
 {{- dict "modules" (concat $modules $prepare.modules | uniq) "sysctls" (merge (dict) $prepare.sysctls $sysctls) | toYaml -}}
 {{- else -}}
 {{- dict "modules" list "sysctls" dict | toYaml -}}

@@ -30,6 +30,11 @@ impl Effective {
         Self(json!({"fairlead": {"command": words.join(" "), "flags": flags}}))
     }
 
+    /// Whether a flag has its value because nobody has said anything else.
+    pub(crate) fn is_default(&self, flag: &str) -> bool {
+        self.0["fairlead"]["flags"][flag]["from"] == "default"
+    }
+
     /// A document.
     pub(crate) fn to_json(&self) -> String {
         format!("{:#}\n", self.0)

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use agent::{Credentials, Discover, Grpc, GrpcOptions, LossLimit};
+use agent::{Credentials, Discover, Duty, Grpc, GrpcOptions, LossLimit};
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 
@@ -54,6 +54,11 @@ pub(crate) struct NodeArgs {
     #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
 
+    /// Follow the frontend and log what would be written, and what kube-proxy's rules here do otherwise, and write nothing: no rule, no
+    /// setting, no flow, no state. Listens nowhere unless --healthz or --metrics is given.
+    #[arg(long)]
+    pub(crate) shadow: bool,
+
     /// Hold back a change after which more than this share of the Services here that have endpoints have none or are gone, until a
     /// snapshot says so again ten seconds later. In percent; 100: believe everything at once. Losses of fewer than ten Services never wait.
     #[arg(long, default_value_t, value_name = "PERCENT")]
@@ -91,9 +96,14 @@ impl FrontendAddressArgs {
 }
 
 impl NodeArgs {
-    /// Where the addresses of frontends that were found last are kept.
-    pub(crate) fn known_frontends(&self) -> PathBuf {
-        self.state_dir.join("frontends")
+    /// Where the addresses of frontends that were found last are kept; nowhere by a shadow.
+    pub(crate) fn known_frontends(&self) -> Option<PathBuf> {
+        (self.duty() == Duty::Program).then(|| self.state_dir.join("frontends"))
+    }
+
+    /// `--shadow`.
+    pub(crate) fn duty(&self) -> Duty {
+        if self.shadow { Duty::Shadow } else { Duty::Program }
     }
 
     /// `--node-name`, or this machine's host name.

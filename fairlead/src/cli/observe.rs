@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use clap::Args;
 use runtime::http::Taken;
 
+use super::Effective;
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ObserveArgs {
     /// Where to answer /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, for everybody who can connect:
@@ -40,6 +42,15 @@ impl HttpAddress {
 }
 
 impl ObserveArgs {
+    /// Listens nowhere but where somebody has said so.
+    pub(crate) fn leave_to_others(&mut self, config: &Effective) {
+        for (flag, address) in [("healthz", &mut self.healthz), ("metrics", &mut self.metrics)] {
+            if config.is_default(flag) {
+                *address = HttpAddress::Nowhere;
+            }
+        }
+    }
+
     /// `--bind-address-hard-fail`.
     pub(crate) fn taken(&self) -> Taken {
         if self.bind_address_hard_fail { Taken::Fail } else { Taken::Retry }

@@ -14,7 +14,7 @@ pub(crate) const SHOWN_NODES: usize = 40;
 Exit codes:
   0  every node of the cluster has a stream to some frontend, and everything that it should have
   1  some frontend could not be asked
-  2  some node has no stream, is behind by more than --max-lag or could not program everything, or some frontend has not listed all objects yet
+  2  some node has no stream or only a shadow, is behind by more than --max-lag or could not program everything, or some frontend has not listed all objects yet
 
 Each frontend knows its own streams only: name all of them, or a name that stands for all. A node is connected if it is to one of them.")]
 pub(crate) struct StatusArgs {

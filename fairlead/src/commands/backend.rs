@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
-use agent::{Agent, AgentOptions, Backend, Connect, Conntrack, ConntrackSettings, traffic::Options};
+use agent::{Agent, AgentOptions, Backend, Connect, Conntrack, ConntrackSettings, Duty, traffic::Options};
 use anyhow::{Context as _, Result};
-use backend_ipvs::{Ipvs, Settings};
-use backend_nft::Nft;
+use backend_ipvs::{Ipvs, IpvsPreview, Settings};
+use backend_nft::{Nft, NftPreview};
 use runtime::{Ready, Shutdown, Tasks, metrics::Registry};
 use tracing::{info, warn};
 
-use super::{SHUTDOWN_DEADLINE, observe};
+use super::{SHUTDOWN_DEADLINE, observe, shadow::Shadow};
 use crate::cli::{
     AnyBackendArgs, BackendConfiguredArgs, BackendIptablesArgs, BackendIpvsArgs, BackendName, BackendNftArgs,
-    ConntrackArgs, Effective, NodeArgs, ObserveArgs,
+    ConntrackArgs, Effective, IptablesArgs, NodeArgs, ObserveArgs,
 };
 
 /// An agent, but for its backend and its frontend.
@@ -27,9 +27,9 @@ struct Setup<'a> {
 /// Runs until the shutdown. The kernel stays as it is then.
 pub(crate) async fn run_nft(args: BackendNftArgs, config: &Effective, shutdown: Shutdown) -> Result<()> {
     let BackendNftArgs { frontend, node, traffic, conntrack, observe } = args;
-    let connect = frontend.grpc(Some(node.known_frontends()))?;
+    let connect = frontend.grpc(node.known_frontends())?;
     let mut tasks = Tasks::new();
-    Setup::new(node, conntrack, observe, config).spawn(nft(traffic.options()?)?, connect, &mut tasks)?;
+    Setup::new(node, conntrack, observe, config).nft(traffic.options()?, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
@@ -40,20 +40,20 @@ pub(crate) async fn run_iptables(
     shutdown: Shutdown,
 ) -> Result<()> {
     let BackendIptablesArgs { frontend, node, traffic, conntrack, observe, iptables } = args;
-    let connect = frontend.grpc(Some(node.known_frontends()))?;
+    let connect = frontend.grpc(node.known_frontends())?;
     let mut tasks = Tasks::new();
-    let backend = iptables.backend(traffic.options()?);
-    Setup::new(node, conntrack, observe, config).spawn(backend, connect, &mut tasks)?;
+    let setup = Setup::new(node, conntrack, observe, config);
+    setup.iptables(&iptables, traffic.options()?, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
 /// The same with IPVS.
 pub(crate) async fn run_ipvs(args: BackendIpvsArgs, config: &Effective, shutdown: Shutdown) -> Result<()> {
     let BackendIpvsArgs { frontend, node, traffic, conntrack, observe, iptables, ipvs } = args;
-    let connect = frontend.grpc(Some(node.known_frontends()))?;
+    let connect = frontend.grpc(node.known_frontends())?;
     let mut tasks = Tasks::new();
-    let backend = self::ipvs(ipvs.settings(traffic.options()?, &iptables))?;
-    Setup::new(node, conntrack, observe, config).spawn(backend, connect, &mut tasks)?;
+    let settings = ipvs.settings(traffic.options()?, &iptables);
+    Setup::new(node, conntrack, observe, config).ipvs(settings, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
@@ -65,7 +65,7 @@ pub(crate) async fn run_configured(
 ) -> Result<()> {
     let BackendConfiguredArgs { frontend, any } = args;
     any.check()?;
-    let connect = frontend.grpc(Some(any.node.known_frontends()))?;
+    let connect = frontend.grpc(any.node.known_frontends())?;
     let mut tasks = Tasks::new();
     spawn_any(any, config, Vec::new(), connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
@@ -83,12 +83,9 @@ pub(super) fn spawn_any(
     let options = traffic.options()?;
     let setup = Setup { others, ..Setup::new(node, conntrack, observe, config) };
     match backend {
-        BackendName::Nft => setup.spawn(nft(options)?, connect, tasks),
-        BackendName::Iptables => setup.spawn(iptables.backend(options), connect, tasks),
-        BackendName::Ipvs => {
-            let ipvs = self::ipvs(ipvs.settings(options, &iptables.variant))?;
-            setup.spawn(ipvs, connect, tasks)
-        }
+        BackendName::Nft => setup.nft(options, connect, tasks),
+        BackendName::Iptables => setup.iptables(&iptables, options, connect, tasks),
+        BackendName::Ipvs => setup.ipvs(ipvs.settings(options, &iptables.variant), connect, tasks),
     }
 }
 
@@ -108,34 +105,72 @@ impl<'a> Setup<'a> {
         Self { node, conntrack, observe, config, others: Vec::new() }
     }
 
+    fn nft(self, options: Options, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
+        match self.node.duty() {
+            Duty::Program => self.spawn(nft(options)?, connect, tasks),
+            Duty::Shadow => self.spawn(Shadow::new(NftPreview::new(options)?), connect, tasks),
+        }
+    }
+
+    fn iptables(
+        self,
+        args: &IptablesArgs,
+        options: Options,
+        connect: impl Connect,
+        tasks: &mut Tasks,
+    ) -> Result<()> {
+        match self.node.duty() {
+            Duty::Program => self.spawn(args.backend(options), connect, tasks),
+            Duty::Shadow => self.spawn(Shadow::new(args.preview(options)), connect, tasks),
+        }
+    }
+
+    fn ipvs(self, settings: Settings, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
+        match self.node.duty() {
+            Duty::Program => self.spawn(ipvs(settings)?, connect, tasks),
+            Duty::Shadow => self.spawn(Shadow::new(IpvsPreview::new(settings)?), connect, tasks),
+        }
+    }
+
     /// Starts it with a backend.
     fn spawn(self, backend: impl Backend, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-        let Self { node, conntrack, observe, config, others } = self;
+        let Self { node, conntrack, mut observe, config, others } = self;
         let name = node.name()?;
         if let Some(score) = node.oom_score_adj
             && let Err(error) = runtime::set_oom_score_adj(score)
         {
             warn!(score, %error, "the OOM score stays as it is");
         }
-        // Before the first rule, from which on the kernel tracks every connection.
-        ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
-        std::fs::create_dir_all(&node.state_dir)
-            .with_context(|| format!("cannot make the state directory {}", node.state_dir.display()))?;
-        let options = AgentOptions {
-            state_file: Some(node.state_dir.join("state")),
-            conntrack: Conntrack::Reconcile,
-            max_loss: node.max_loss,
-            ..AgentOptions::new(name.as_str())
+        let defaults = AgentOptions { max_loss: node.max_loss, ..AgentOptions::new(name.as_str()) };
+        let (options, said) = match node.duty() {
+            Duty::Program => {
+                // Before the first rule, from which on the kernel tracks every connection.
+                ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
+                std::fs::create_dir_all(&node.state_dir).with_context(|| {
+                    format!("cannot make the state directory {}", node.state_dir.display())
+                })?;
+                let state_file = Some(node.state_dir.join("state"));
+                let options = AgentOptions { state_file, conntrack: Conntrack::Reconcile, ..defaults };
+                (options, "ready: the kernel holds this node's state")
+            }
+            Duty::Shadow => {
+                // At these ports is whoever programs the node.
+                observe.leave_to_others(config);
+                let options = AgentOptions { state_file: None, duty: Duty::Shadow, ..defaults };
+                (
+                    options,
+                    "shadow: this node's state has been compared with the kernel, and nothing was written",
+                )
+            }
         };
         let ready = Ready::new();
-        let agent =
-            Agent::new(options, backend, connect).with_ready(ready.guard("first state in the kernel"));
+        let agent = Agent::new(options, backend, connect).with_ready(ready.guard("first state"));
         observe::spawn(&observe, agent.observer(), config, others, tasks);
         tasks.spawn("agent", move |shutdown| agent.run(shutdown));
         tasks.spawn("readiness", move |mut shutdown| async move {
             tokio::select! {
                 () = shutdown.recv() => return Ok(()),
-                () = ready.wait() => info!(node = name, "ready: the kernel holds this node's state"),
+                () = ready.wait() => info!(node = name, "{said}"),
             }
             shutdown.recv().await;
             Ok(())

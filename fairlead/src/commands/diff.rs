@@ -26,6 +26,7 @@ use crate::{
     print,
 };
 use report::Report;
+pub(crate) use report::summary;
 
 /// As diff(1): something differs, and it cannot be told.
 const DIFFERS: u8 = 1;

@@ -79,10 +79,14 @@ impl Scrape {
 
         let mut streams = BTreeMap::<_, usize>::new();
         for status in fleet.agents.iter().chain(&fleet.observers) {
-            let role = if status.role == Role::Agent { "agent" } else { "observer" };
+            let role = match status.role {
+                Role::Agent => "agent",
+                Role::Observer => "observer",
+                Role::Shadow => "shadow",
+            };
             *streams.entry([("role", role), ("mode", mode_name(status.mode))]).or_default() += 1;
         }
-        let text = "Open streams, by role (agent or observer) and by the mode in which they started.";
+        let text = "Open streams, by role (agent, observer or shadow) and by the mode in which they started.";
         writer.labelled_gauge(
             "streams",
             text,

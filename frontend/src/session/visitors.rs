@@ -26,7 +26,7 @@ const FORGETTABLE: usize = 64;
 /// What one node may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VisitLimits {
-    /// Streams at a time. Observers of a node are counted apart from its agents.
+    /// Streams at a time. Observers of a node are counted apart from its agents, and so are its shadows.
     pub streams: usize,
     /// How often a stream may start, and be sent a snapshot or a repair later.
     pub views: Rate,
@@ -54,6 +54,7 @@ type Key = (Arc<str>, Place);
 enum Place {
     Agent,
     Observer,
+    Shadow,
 }
 
 #[derive(Debug, Default)]
@@ -79,6 +80,7 @@ impl Visitors {
         let place = match hello.role {
             Role::Agent => Place::Agent,
             Role::Observer => Place::Observer,
+            Role::Shadow => Place::Shadow,
         };
         let key = (hello.node.clone(), place);
         let now = Instant::now();

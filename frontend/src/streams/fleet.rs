@@ -11,7 +11,7 @@ use super::{Registry, StreamStatus};
 pub(crate) struct Fleet {
     /// Agents, in the order of their nodes; of several of one node the last speaks for it.
     pub(crate) agents: Vec<StreamStatus>,
-    /// Those who only look, in the order of the nodes that they look at.
+    /// Those who only look, shadows too, in the order of the nodes that they look at.
     pub(crate) observers: Vec<StreamStatus>,
     /// The nodes of the cluster that have no agent here, in order.
     pub(crate) absent: Vec<Absent>,
@@ -33,7 +33,7 @@ impl Fleet {
     pub(super) fn of(registry: &Registry) -> Self {
         let ids = registry.agents.values().flatten();
         let agents = ids.filter_map(|id| registry.streams.get(id)).cloned().collect();
-        let observers = registry.streams.values().filter(|status| status.role == Role::Observer);
+        let observers = registry.streams.values().filter(|status| status.role != Role::Agent);
         let mut observers: Vec<_> = observers.cloned().collect();
         observers.sort_by(|left, right| left.node.cmp(&right.node));
         let absent = registry.nodes.iter().filter(|(name, _)| !registry.agents.contains_key(*name));

@@ -327,6 +327,7 @@ impl TryFrom<v1::Hello> for Hello {
         let role = match v1::Role::try_from(wire.role) {
             Ok(v1::Role::Unspecified | v1::Role::Agent) => Role::Agent,
             Ok(v1::Role::Observer) => Role::Observer,
+            Ok(v1::Role::Shadow) => Role::Shadow,
             Err(_) => return Err(InvalidUpdate::new("role", format!("unknown role {}", wire.role))),
         };
         let held = (!wire.digests.is_empty()).then(|| digests(&wire.digests, "digests")).transpose()?;

@@ -187,11 +187,12 @@ fn digests() -> impl Strategy<Value = Box<Digests>> {
 
 fn client_event() -> impl Strategy<Value = ClientEvent> {
     let resume = option::of((1..u64::MAX, any::<u64>()));
-    let hello = ("[a-z]{1,9}", any::<bool>(), resume, option::of(digests()), any::<u64>()).prop_map(
-        |(node, observer, resume, digests, version)| {
+    let roles = prop_oneof![Just(Role::Agent), Just(Role::Observer), Just(Role::Shadow)];
+    let hello = ("[a-z]{1,9}", roles, resume, option::of(digests()), any::<u64>()).prop_map(
+        |(node, role, resume, digests, version)| {
             ClientEvent::Hello(Hello {
                 node: node.into(),
-                role: if observer { Role::Observer } else { Role::Agent },
+                role,
                 backend: "nft".into(),
                 backend_version: "1".into(),
                 resume: resume.map(|(epoch, revision)| (Epoch(epoch), Revision(revision))),

@@ -65,6 +65,7 @@ impl From<Role> for v1::Role {
         match role {
             Role::Agent => Self::Agent,
             Role::Observer => Self::Observer,
+            Role::Shadow => Self::Shadow,
         }
     }
 }

@@ -13,6 +13,8 @@ pub enum Role {
     Agent,
     /// Only looks.
     Observer,
+    /// Runs on the node as an agent does, but writes nothing.
+    Shadow,
 }
 
 /// How a stream starts.

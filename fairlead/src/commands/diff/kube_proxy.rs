@@ -106,7 +106,9 @@ impl Report {
             };
             report.add(way, ours, Some(theirs), why);
         }
-        for (way, ours) in ours {
+        // Where it has served nothing it does nothing otherwise.
+        let served = !report.modes.is_empty();
+        for (way, ours) in ours.into_iter().filter(|_| served) {
             report.add(way, Some(ours), None, None);
         }
         report
@@ -146,6 +148,20 @@ impl Report {
     /// Whether there is no difference but those that are meant.
     pub(crate) fn is_as_meant(&self) -> bool {
         self.differences.is_empty()
+    }
+
+    /// For logs: how many ways in are served alike, otherwise, and otherwise as is meant.
+    pub(crate) fn counts(&self) -> (usize, usize, usize) {
+        (self.alike, self.differences.len(), self.meant.len())
+    }
+
+    /// The differences in words, one a line.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let line = |line: &Line| {
+            let [service, way, from, kube_proxy, fairlead] = line.cells();
+            format!("{way} {service} from {from}: {kube_proxy}; Fairlead: {fairlead}")
+        };
+        self.differences.iter().map(line).collect()
     }
 
     /// A table of the differences, and what else there is to say.

@@ -44,6 +44,8 @@ pub(super) struct Row {
 pub(super) enum State {
     /// No frontend has a stream to it.
     Absent,
+    /// Somebody computes there what an agent would write, and nobody writes it.
+    Shadow,
     /// It does not have what it should, for too long.
     Behind,
     /// It could not program everything.
@@ -66,6 +68,8 @@ impl Limits {
         let wanted = self.wanted.get(&epoch).copied().unwrap_or_default();
         if !status.connected {
             State::Absent
+        } else if status.role() == Role::Shadow {
+            State::Shadow
         } else if status.lag() > self.max_lag || status.held_revision < wanted {
             State::Behind
         } else if status.failure_count > 0 {
@@ -142,11 +146,16 @@ impl Row {
         Self { status, frontend: None, revisions_behind: 0, state: State::Absent }
     }
 
-    /// A stream goes before none, a newer one before an older one. Of two who miss the node, the one that saw it last knows best.
+    /// A stream goes before none, an agent's before a shadow's, a newer one before an older one. Of two who miss the node, the one that saw it last knows best.
     fn speaks_before(&self, other: &Self) -> bool {
         let rank = |row: &Self| {
             let status = &row.status;
-            (status.connected, status.connected_micros, std::cmp::Reverse(status.lag_micros))
+            (
+                status.connected,
+                status.role() != Role::Shadow,
+                status.connected_micros,
+                std::cmp::Reverse(status.lag_micros),
+            )
         };
         rank(self) > rank(other)
     }
@@ -156,7 +165,7 @@ impl Row {
         match self.state {
             State::Absent | State::Behind => self.status.lag_micros,
             State::Failing => self.status.failure_count,
-            State::Well => 0,
+            State::Shadow | State::Well => 0,
         }
     }
 }

@@ -23,6 +23,7 @@ pub(super) fn of(overview: &Overview) -> Value {
             "behind": overview.count(State::Behind),
             "failing": overview.count(State::Failing),
             "without_stream": overview.count(State::Absent),
+            "shadow": overview.count(State::Shadow),
             "observers": overview.observers,
         },
         "frontends": frontends,
@@ -76,6 +77,7 @@ fn node(row: &Row) -> Value {
     let state = match row.state {
         State::Absent => "without_stream",
         State::Behind => "behind",
+        State::Shadow => "shadow",
         State::Failing => "failing",
         State::Well => "well",
     };

@@ -79,6 +79,7 @@ fn state(row: &Row) -> String {
     let mut text = match row.state {
         State::Absent => "no stream".to_owned(),
         State::Behind => "behind".to_owned(),
+        State::Shadow => "shadow".to_owned(),
         State::Failing | State::Well => String::new(),
     };
     if let Some(first) = status.failures.first() {
@@ -168,6 +169,9 @@ fn summary(overview: &Overview) -> String {
         count(State::Failing),
         count(State::Absent),
     );
+    if count(State::Shadow) > 0 {
+        let _ = write!(text, "; {} in shadow", count(State::Shadow));
+    }
     if overview.observers > 0 {
         let _ = write!(text, "; {} observers", overview.observers);
     }

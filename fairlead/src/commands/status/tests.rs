@@ -244,3 +244,12 @@ fn times_are_short() {
     let times = [850, 12_300, 3_250_000, 310_000_000, 10_920_000_000, 180_000_000_000];
     assert_eq!(times.map(short), ["850us", "12ms", "3.2s", "5m10s", "3h2m", "2d2h"]);
 }
+
+#[test]
+fn a_shadow_is_no_agent_and_its_node_is_not_well() {
+    let shadow = |name| NodeStatus { role: Role::Shadow.into(), ..node(name, 9) };
+    let nodes = vec![node("a", 9), shadow("a"), shadow("b"), absent("b", 60)];
+    let overview = join(vec![("https://a", Ok(frontend(1, 9, nodes)))], &limits());
+    assert_eq!(states(&overview), [("b", State::Shadow), ("a", State::Well)]);
+    assert!(!overview.is_well());
+}

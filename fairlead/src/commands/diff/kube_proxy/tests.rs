@@ -62,6 +62,13 @@ fn what_is_the_same_is_no_difference() {
 }
 
 #[test]
+fn without_rules_there_is_nothing_to_compare() {
+    let report = Report::new(&state(), Serving::default());
+    assert!(report.is_as_meant());
+    assert_eq!(report.text(), "There are no rules of kube-proxy's here that serve anything.\n");
+}
+
+#[test]
 fn differences_name_what_only_one_of_the_two_has() {
     let mut ways = right("nftables");
     let fewer = endpoints(&["10.244.1.1:8080", "10.244.3.1:8080"]);

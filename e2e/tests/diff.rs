@@ -1,0 +1,114 @@
+//! `fairlead diff` and `fairlead endpoints` with real programs: what a kernel lacks, what kube-proxy's rules do otherwise, exit codes.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::path::Path;
+
+use fairlead_e2e::manifests::Service;
+use fairlead_e2e::{Backend, Deployment, fairlead, plan};
+use serde_json::Value;
+
+/// What a node is told about its pods, as [`Deployment`] tells its backends.
+const PODS: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48"];
+
+/// Runs a command on node-a to its end: the exit code, and what it printed.
+fn run(deployment: &Deployment, arguments: &[&str]) -> (i32, String) {
+    let mut command = fairlead();
+    command.args(arguments).env("FAIRLEAD_FRONTEND", deployment.address());
+    let node = &deployment.cluster().node('a').netns;
+    let output = node.run(|| command.output()).expect("fairlead runs");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code().expect("an exit code"), String::from_utf8_lossy(&said).into_owned())
+}
+
+fn diff(deployment: &Deployment, arguments: &[&str]) -> (i32, String) {
+    let always = ["diff", "--node-name", "node-a", PODS[0], PODS[1]];
+    run(deployment, &[&always, arguments].concat())
+}
+
+fn web() -> Service {
+    Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080)
+}
+
+#[test]
+fn a_kernel_is_compared_with_what_should_be_there() {
+    for (backend, break_it, expected) in [
+        (
+            Backend::Nft,
+            vec!["nft", "delete", "element", "ip", "fairlead", "endpoints", "{ 10.96.0.1 . tcp . 80 . 0 }"],
+            "+ table ip fairlead: endpoints 10.96.0.1:80/tcp[0]: 10.244.1.11:8080",
+        ),
+        (
+            Backend::IptablesNft,
+            vec!["iptables-nft", "-t", "nat", "-A", "KUBE-SERVICES", "-d", "192.0.2.99", "-j", "RETURN"],
+            "- iptables-nft nat: KUBE-SERVICES -d 192.0.2.99/32 -j RETURN",
+        ),
+    ] {
+        let mut deployment = Deployment::start(backend, |cluster| vec![web().pods([cluster.pod("pod-a-1")])]);
+        deployment.settle();
+        let (code, said) = diff(&deployment, &[]);
+        assert_eq!(code, 0, "{said}");
+        let words = format!("The kernel holds what backend {} would write", backend.name());
+        assert!(said.contains(&words), "{said}");
+
+        // Stopped, so that it does not repair.
+        deployment.stop_backends(nix::sys::signal::Signal::SIGTERM);
+        let node = deployment.cluster().node('a');
+        node.netns.output(break_it[0], &break_it[1..]);
+        let (code, said) = diff(&deployment, &[]);
+        assert_eq!(code, 1, "{said}");
+        assert!(said.contains(expected), "{said}");
+        let state = deployment.state(node).join("state");
+        let (code, by_state) = diff(&deployment, &["--state", path(&state), "-o", "json"]);
+        let document: Value = serde_json::from_str(&by_state).expect("JSON");
+        let differences = document["differences"].as_array().expect("a list");
+        assert_eq!((code, differences.len()), (1, 1), "{by_state}");
+
+        let (code, said) = diff(&deployment, &["--state", "/nowhere"]);
+        assert_eq!(code, 2, "{said}");
+    }
+}
+
+#[test]
+fn kube_proxys_rules_are_compared() {
+    let deployment = Deployment::start(Backend::Nft, |cluster| vec![web().pods([cluster.pod("pod-a-1")])]);
+    let (code, said) = diff(&deployment, &["--of", "kube-proxy"]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("no rules of kube-proxy's"), "{said}");
+
+    let rules = "\
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
+-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/web:tcp-80 cluster IP\" -m tcp --dport 80 -j KUBE-SVC-AAAAAAAAAAAAAAAA
+-A KUBE-SERVICES -d 10.96.0.1/32 -p udp -m comment --comment \"default/web:udp-80 cluster IP\" -m udp --dport 80 -j KUBE-SVC-AAAAAAAAAAAAAAAA
+-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA
+-A KUBE-SEP-AAAAAAAAAAAAAAAA -p tcp -m tcp -j DNAT --to-destination 10.244.9.9:8080
+-A KUBE-SEP-AAAAAAAAAAAAAAAA -p udp -m udp -j DNAT --to-destination 10.244.1.11:8080
+COMMIT
+";
+    deployment.cluster().node('a').netns.feed("iptables-nft-restore", &["--noflush"], rules);
+    let (code, said) = diff(&deployment, &["--of", "kube-proxy"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("1 in both, and 10.244.9.9:8080"), "{said}");
+}
+
+#[test]
+fn endpoints_are_explained() {
+    let deployment = Deployment::start(Backend::Nft, |cluster| {
+        vec![web().pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])]
+    });
+    let ask = ["endpoints", "default/web", "--node", "node-b", "--port", "80"];
+    let (code, said) = run(&deployment, &ask);
+    assert_eq!(code, 0, "{said}");
+    let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let row = words.into_iter().find(|line| line.starts_with("10.244.1.11:8080")).expect("a row");
+    assert!(row.contains("in: ready") && row.ends_with("out: on node-a"), "{row}");
+    let (code, said) = run(&deployment, &["endpoints", "default/none"]);
+    assert_eq!(code, 1);
+    assert!(said.contains("there is no Service default/none"), "{said}");
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}

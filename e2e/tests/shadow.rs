@@ -1,0 +1,191 @@
+//! A shadow computes, compares and says so, and writes nothing: its system calls are looked at, and what there is afterwards.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use fairlead_e2e::manifests::Service;
+use fairlead_e2e::{Cluster, Netns, Process, fairlead, plan};
+use netlink::nft::Handle;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What writes, where strace can read it: links and addresses, programs, and listening.
+const WRITES: [&str; 6] =
+    ["RTM_NEWLINK", "RTM_NEWADDR", "NLM_F_CREATE", "-restore\"", "\"modprobe\"", "listen("];
+/// `NFNL_MSG_BATCH_BEGIN` of `linux/netfilter/nfnetlink.h`: a transaction of nf_tables.
+const BATCH_BEGIN: u16 = 16;
+/// How many bytes one has that changes nothing: its begin and its end.
+const EMPTY_BATCH: &str = " = 40";
+/// `NLM_F_CREATE` of `linux/netlink.h`.
+const CREATE: u16 = 0x400;
+
+/// A node with a frontend's socket beside it.
+struct Rig {
+    cluster: Cluster,
+    directory: tempfile::TempDir,
+    frontend: Process,
+}
+
+impl Rig {
+    fn start() -> Self {
+        let cluster = Cluster::builder().nodes(1).pods_per_node(2).start();
+        let directory = tempfile::tempdir().expect("a directory");
+        let manifests = cluster.manifests(&directory.path().join("manifests"));
+        manifests.apply(&web(&cluster, "pod-a-1"));
+        let mut command = fairlead();
+        command.args(["frontend", "--metrics", "none", "--manifests"]).arg(manifests.directory());
+        command.args(["--listen", &socket(directory.path())]);
+        let frontend = Process::spawn(cluster.outside(), command, &directory.path().join("frontend.log"));
+        frontend.wait_for_line("all objects are known", 0, PATIENCE);
+        Self { cluster, directory, frontend }
+    }
+
+    fn node(&self) -> &Netns {
+        &self.cluster.node('a').netns
+    }
+
+    /// A backend whose system calls are written down.
+    fn traced(&self, name: &str, arguments: &[&str]) -> (Process, std::path::PathBuf) {
+        let mut backend = fairlead();
+        backend.args(["backend", name, "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
+        backend.args(["--frontend", &socket(self.directory.path()), "--state-dir"]).arg(self.state());
+        backend.args(arguments);
+        let calls = self.directory.path().join(format!("{name}.calls"));
+        let mut command = Command::new("strace");
+        command
+            .args(["-f", "-s", "200", "-e", "trace=execve,sendto,sendmsg,openat,listen", "-o"])
+            .arg(&calls);
+        command.arg(backend.get_program()).args(backend.get_args());
+        let log = self.directory.path().join(format!("{name}.log"));
+        (Process::spawn(self.node(), command, &log), calls)
+    }
+
+    fn state(&self) -> std::path::PathBuf {
+        self.directory.path().join("state")
+    }
+
+    fn status(&self) -> (i32, Value) {
+        let mut command = fairlead();
+        command.args(["status", "-o", "json", "--frontend", &socket(self.directory.path())]);
+        let output = command.output().expect("fairlead runs");
+        let document = serde_json::from_slice(&output.stdout).expect("JSON");
+        (output.status.code().expect("an exit code"), document)
+    }
+}
+
+fn socket(directory: &Path) -> String {
+    format!("unix:{}", directory.join("frontend.sock").display())
+}
+
+fn web(cluster: &Cluster, pod: &str) -> Service {
+    Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080).pods([cluster.pod(pod)])
+}
+
+/// Lines of strace that write something: a message, a program, or a setting.
+fn writes(calls: &Path) -> Vec<String> {
+    let calls = fs::read_to_string(calls).expect("what strace wrote");
+    let opens = |line: &str| line.contains("/proc/sys/") && !line.contains("O_RDONLY");
+    let is_write =
+        |line: &&str| WRITES.iter().any(|word| line.contains(word)) || opens(line) || sends_changes(line);
+    calls.lines().filter(is_write).map(str::to_owned).collect()
+}
+
+/// Whether a line is about a netlink message that strace has left as it is, and that changes something.
+fn sends_changes(line: &str) -> bool {
+    let Some((_, text)) = line.split_once("iov_base=\"") else { return false };
+    let header = unescape(text, 8);
+    let [_, _, _, _, kind @ .., _, _] = &header[..] else { return false };
+    let [low, high] = kind else { return false };
+    let kind = u16::from_le_bytes([*low, *high]);
+    let flags = u16::from_le_bytes([header[6], header[7]]);
+    (kind == BATCH_BEGIN && !line.ends_with(EMPTY_BATCH)) || flags & CREATE != 0
+}
+
+/// The first bytes of what strace prints as a string of C.
+fn unescape(text: &str, count: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let ([first, tail @ ..], true) = (rest, bytes.len() < count) {
+        rest = tail;
+        if *first != b'\\' {
+            bytes.push(*first);
+            continue;
+        }
+        let octal = rest.iter().take(3).take_while(|digit| (b'0'..=b'7').contains(*digit)).count();
+        if octal > 0 {
+            let value = rest[..octal].iter().fold(0u32, |value, digit| value * 8 + u32::from(digit - b'0'));
+            bytes.push(value as u8);
+            rest = &rest[octal..];
+        } else if let [letter, tail @ ..] = rest {
+            let letters = [(b'n', 10), (b't', 9), (b'r', 13), (b'v', 11), (b'f', 12)];
+            let value = letters.iter().find(|(name, _)| name == letter).map_or(*letter, |(_, value)| *value);
+            bytes.push(value);
+            rest = tail;
+        }
+    }
+    bytes
+}
+
+/// How many transactions of nf_tables a namespace has seen.
+fn generation(netns: &Netns) -> u32 {
+    netns.run(|| Handle::open().expect("a socket").generation().expect("an answer"))
+}
+
+#[test]
+fn a_shadow_writes_nothing_whichever_backend_it_is_of() {
+    let rig = Rig::start();
+    let rules = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\n\
+         -A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-AAAAAAAAAAAAAAAA\n\
+         -A KUBE-SVC-AAAAAAAAAAAAAAAA -p tcp -j DNAT --to-destination 10.244.9.9:8080\nCOMMIT\n";
+    rig.node().feed("iptables-nft-restore", &["--noflush"], rules);
+    let manifests = rig.cluster.manifests(&rig.directory.path().join("manifests"));
+    for (name, pod) in [("nft", "pod-a-2"), ("iptables", "pod-a-1"), ("ipvs", "pod-a-2")] {
+        let before = generation(rig.node());
+        let (process, calls) = rig.traced(name, &["--shadow"]);
+        process.wait_for_line("compared with the kernel, and nothing was written", 0, PATIENCE);
+        let would = process.wait_for_line("shadow: would write", 0, PATIENCE);
+        assert!(!would.contains("would write 0 added"), "{would}");
+        process.wait_for_line("kube-proxy does otherwise: 10.96.0.1:80/tcp", 0, PATIENCE);
+
+        let (code, status) = rig.status();
+        assert_eq!(code, 2, "{status:#}");
+        let [node] = &status["nodes"].as_array().expect("nodes")[..] else { panic!("{status:#}") };
+        assert_eq!((&node["state"], &node["backend"]), (&"shadow".into(), &name.into()));
+
+        let mark = process.mark();
+        manifests.apply(&web(&rig.cluster, pod));
+        process.wait_for_line("shadow: would write", mark, PATIENCE);
+        assert_eq!(rig.node().output("ss", &["-Hltn", "src", ":10256", "or", "src", ":10249"]), "");
+        end(rig.node(), &process);
+        assert_eq!(writes(&calls), [""; 0], "{name}");
+        assert_eq!(generation(rig.node()), before, "{name}");
+        assert!(!rig.state().exists(), "{name}");
+    }
+
+    // Such calls are seen where there are some.
+    let (process, calls) = rig.traced("nft", &["--healthz", "none", "--metrics", "none"]);
+    process.wait_for_line("ready: the kernel holds", 0, PATIENCE);
+    end(rig.node(), &process);
+    assert!(writes(&calls).iter().any(|line| sends_changes(line)));
+    assert!(rig.frontend.exited().is_none());
+}
+
+/// Ends the traced program, and waits until strace has written everything down. strace itself does not end before it.
+fn end(netns: &Netns, strace: &Process) {
+    let pids = netns.output("ip", &["netns", "pids", netns.name()]);
+    let is_ours = |pid: &&str| {
+        let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        program.file_name() == Some(OsStr::new("fairlead"))
+    };
+    for pid in pids.lines().filter(is_ours) {
+        kill(Pid::from_raw(pid.parse().expect("a number")), Signal::SIGTERM).expect("it is there");
+    }
+    assert!(strace.wait(PATIENCE).is_some(), "it does not end");
+}
