@@ -39,6 +39,8 @@ fn played(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Vec<Str
     conformance.arg("--").arg(backend.get_program()).args(backend.get_args());
     let netns = &cluster.node('a').netns;
     let conformance = Process::spawn(netns, conformance, &directory.path().join("report.json"));
+    // The end of the document may be read after the program has ended.
+    conformance.wait_for("the report", 0, PATIENCE, |line| line == "}");
     let status = conformance.wait(PATIENCE).expect("all scenarios have been played");
     let report = conformance.lines_since(0).join("\n");
     let log = fs::read_to_string(at("backend.log")).unwrap_or_default();
