@@ -5,6 +5,9 @@ use std::fmt::{self, Write as _};
 /// A text, with all that means something in HTML written so that it does not; also within an attribute in quotes.
 pub(super) struct Text<T>(pub(super) T);
 
+/// A name as a [`Text`] that may be broken between its parts, where it is too long for its place.
+pub(super) struct Name<T>(pub(super) T);
+
 /// Escapes what is written to it.
 struct Escaping<'a, 'b>(&'a mut fmt::Formatter<'b>);
 
@@ -34,6 +37,15 @@ impl fmt::Write for Escaping<'_, '_> {
     }
 }
 
+impl<T: fmt::Display> fmt::Display for Name<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for part in Text(&self.0).to_string().split_inclusive(['/', ':']) {
+            write!(f, "{part}<wbr>")?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,5 +54,11 @@ mod tests {
     fn nothing_means_anything() {
         let text = Text("<a href='x' on=\"y\">&amp;\u{202e}\u{7}ü").to_string();
         assert_eq!(text, "&lt;a href=&#39;x&#39; on=&quot;y&quot;&gt;&amp;amp;\u{fffd}\u{fffd}ü");
+    }
+
+    #[test]
+    fn names_may_be_broken_between_their_parts() {
+        let name = Name("shop/<b>:http").to_string();
+        assert_eq!(name, "shop/<wbr>&lt;b&gt;:<wbr>http<wbr>");
     }
 }

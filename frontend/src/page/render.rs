@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    html::Text,
+    html::{Name, Text},
     model::{Condition, Model, NodeRow, ProblemRow, ServiceRow},
     query::{Extent, Query},
 };
@@ -97,7 +97,7 @@ pub(super) fn live(model: &Model, query: &Query) -> String {
     };
     table.write(&mut html, changes, query, |Change { at, revision, key, what }, html| {
         let ago = ago(*at, model.now);
-        cells(html, &[("", &Text(key)), ("", &happened(*what)), ("", &ago), ("number", revision)])
+        cells(html, &[("", &Name(key)), ("", &happened(*what)), ("", &ago), ("number", revision)])
     });
 
     let services = model.services.iter().filter(|service| {
@@ -109,7 +109,7 @@ pub(super) fn live(model: &Model, query: &Query) -> String {
     table.write(&mut html, services, query, |ServiceRow { key, vips, endpoints }, html| {
         let addresses =
             vips.iter().map(|vip| format!("<span>{}</span>", Text(vip))).collect::<Vec<_>>().join(" ");
-        cells(html, &[("", &Text(key)), ("addresses", &addresses), ("number", endpoints)])
+        cells(html, &[("", &Name(key)), ("addresses", &addresses), ("number", endpoints)])
     });
     html
 }
