@@ -1,6 +1,10 @@
 //! The composition: options in, one loop out.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::Context as _;
 use runtime::{ReadyGuard, Shutdown};
@@ -56,6 +60,7 @@ pub struct Agent<B, C> {
     backend: B,
     connect: C,
     progress: watch::Sender<Progress>,
+    started: SystemTime,
     metrics: Arc<Metrics>,
     ready: Option<ReadyGuard>,
 }
@@ -86,6 +91,7 @@ impl<B: Backend, C: Connect> Agent<B, C> {
             backend,
             connect,
             progress: watch::Sender::default(),
+            started: SystemTime::now(),
             metrics: Arc::default(),
             ready: None,
         }
@@ -107,7 +113,7 @@ impl<B: Backend, C: Connect> Agent<B, C> {
     #[must_use]
     pub fn observer(&self) -> Observer {
         let AgentOptions { node, backend_version, .. } = &self.options;
-        Observer::new(node, B::NAME, backend_version, self.progress(), self.metrics.clone())
+        Observer::new(node, B::NAME, backend_version, self.started, self.progress(), self.metrics.clone())
     }
 
     /// Runs until `shutdown`. The stored state, if there is one, is put in force before any frontend has been heard.
@@ -115,7 +121,7 @@ impl<B: Backend, C: Connect> Agent<B, C> {
     /// # Errors
     /// When the task of the health-check node ports panicked. Whatever else goes wrong is logged and tried again.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
-        let Self { options, backend, connect, progress, metrics, ready } = self;
+        let Self { options, backend, connect, progress, started, metrics, ready } = self;
         let AgentOptions { node, state_file, feed, retry, max_loss, conntrack, duty, backend_version } =
             options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
@@ -138,6 +144,7 @@ impl<B: Backend, C: Connect> Agent<B, C> {
         let agent = Loop {
             backend,
             backend_version,
+            started,
             feed,
             mirror,
             store,

@@ -8,23 +8,34 @@
 //!                                             └──▶ 200 | 503, and how many endpoints
 //! ```
 //!
+//! A port that cannot be opened, or is another service's, is a failure like those of the backend: it is in every ack until it is over.
+//!
 //! Nothing is told to a listener: it looks up what to say at each request, so only ports that come and go cost anything here.
 
 mod answer;
 mod checks;
 mod servers;
 
+use proto::model::Failure;
 use tokio::sync::watch;
 use tracing::warn;
 
 use crate::{NodeState, pending::Work};
-use checks::{Checks, Places, Refused};
+use checks::{Checks, Claims, Refused};
 pub(crate) use servers::Servers;
 
 /// Where the loop says what is in force.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Health {
     checks: watch::Sender<Checks>,
+    /// Where nobody answers: the servers say it, the loop hears it.
+    failures: (watch::Sender<Vec<Failure>>, watch::Receiver<Vec<Failure>>),
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { checks: watch::Sender::default(), failures: watch::channel(Vec::new()) }
+    }
 }
 
 impl Health {
@@ -38,11 +49,21 @@ impl Health {
             };
             refused = update.refused;
             // A new count is seen by the next request anyway.
-            update.places == Places::Changed
+            update.claims == Claims::Changed
         });
         for Refused { place, service, holder } in refused {
             warn!(%service, port = place.port, family = %place.family, %holder, "health-check node port is another service's");
         }
+    }
+    /// Service ports whose health-check node port nobody answers at, in the order of services and families.
+    pub(crate) fn failures(&self) -> Vec<Failure> {
+        self.failures.1.borrow().clone()
+    }
+
+    /// Waits until these are others than they were the last time.
+    pub(crate) async fn changed(&mut self) {
+        // Fails when the sender is gone, which this is a part of.
+        let _ = self.failures.1.changed().await;
     }
 }
 

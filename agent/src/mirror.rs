@@ -141,7 +141,7 @@ impl Mirror {
     }
 
     /// What to say first in the next session. One that doubts says that it holds nothing, and so is sent everything.
-    pub(crate) fn hello(&self, backend: &str, backend_version: &str) -> Hello {
+    pub(crate) fn hello(&self, backend: &str, backend_version: &str, started: SystemTime) -> Hello {
         let held = self.held.filter(|_| self.trust == Trust::Usual);
         Hello {
             node: self.state.node().name.clone(),
@@ -151,6 +151,7 @@ impl Mirror {
             resume: held,
             digests: held.map(|_| Box::new(self.state.digests().clone())),
             source_version: self.source_version,
+            started: Some(started),
         }
     }
 

@@ -44,10 +44,11 @@ impl Observer {
         node: &Arc<str>,
         backend: &'static str,
         version: &str,
+        started: SystemTime,
         progress: watch::Receiver<Progress>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let (node, version, started) = (node.clone(), version.to_owned(), SystemTime::now());
+        let (node, version) = (node.clone(), version.to_owned());
         Self { identity: Arc::new(Identity { node, backend, version, started }), progress, metrics }
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Pending {
     repair: Repair,
     /// What the backend could not program at its last success.
     failures: Vec<Failure>,
+    /// Those whose health-check node port nobody answers at, as was said last.
+    health_checks: Vec<Failure>,
     /// When the oldest change of each commit in `changes` was made in the cluster.
     triggers: Vec<SystemTime>,
 }
@@ -82,6 +84,7 @@ impl Pending {
             drifts: Drifts::default(),
             repair: Repair::None,
             failures: Vec::new(),
+            health_checks: Vec::new(),
             triggers: Vec::new(),
         }
     }
@@ -187,6 +190,16 @@ impl Pending {
         differs
     }
 
+    /// At these health-check node ports nobody answers.
+    pub(crate) fn health_checks(&mut self, failures: Vec<Failure>) {
+        self.health_checks = failures;
+    }
+
+    /// All that is not in force although the backend has succeeded.
+    pub(crate) fn failures(&self) -> Vec<Failure> {
+        self.failures.iter().chain(&self.health_checks).cloned().collect()
+    }
+
     /// The backend could not do it. Says when it will be tried again.
     pub(crate) fn failed(&mut self) -> Duration {
         let delay = self.backoff.next_delay();
@@ -200,12 +213,12 @@ impl Pending {
         if self.standing != Standing::Known || !self.changes.is_empty() {
             return Vec::new();
         }
-        let now = Instant::now();
+        let (now, failures) = (Instant::now(), self.failures());
         let acks = self.acks.drain(..).map(|PendingAck { revision, digest, received }| Ack {
             revision,
             digest: Some(digest),
             apply_time: now - received,
-            failures: self.failures.clone(),
+            failures: failures.clone(),
         });
         acks.collect()
     }

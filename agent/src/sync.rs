@@ -47,6 +47,8 @@ pub(crate) const TURN: Duration = Duration::from_secs(10);
 pub(crate) struct Loop<B, C> {
     pub(crate) backend: B,
     pub(crate) backend_version: String,
+    /// Since when this run lasts.
+    pub(crate) started: SystemTime,
     pub(crate) feed: Feed<C>,
     pub(crate) mirror: Mirror,
     pub(crate) store: Option<Store>,
@@ -91,15 +93,21 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             }
             self.settle();
             let wake = self.pending.wake();
-            let Self { feed, mirror, backend, backend_version, pending, progress, .. } = &mut self;
+            let Self { feed, mirror, backend, backend_version, started, pending, progress, health, .. } =
+                &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
-                event = feed.next(pending.turn(), || mirror.hello(B::NAME, backend_version)) => {
+                event = feed.next(pending.turn(), || mirror.hello(B::NAME, backend_version, *started)) => {
                     // The next round begins with a new session, if this one was given up.
                     let _ = self.take(Instant::now(), event);
                 }
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
                 () = sleep_until(Instant::now() + TURN) => {}
+                () = health.changed() => {
+                    // The next ack says it: a bookmark comes within seconds.
+                    pending.health_checks(health.failures());
+                    progress.send_modify(|progress| progress.failures = pending.failures());
+                }
                 drift = backend.drifted(), if pending.holds() => {
                     let repair_in = pending.drifted(&drift);
                     progress.send_modify(|progress| progress.drifts = pending.drifts());
@@ -118,7 +126,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
         self.progress.send_modify(|progress| {
             progress.pending_since.get_or_insert(begun);
         });
-        let Self { feed, mirror, backend, backend_version, sweeper, .. } = self;
+        let Self { feed, mirror, backend, backend_version, started, sweeper, .. } = self;
         let mut backlog = Backlog::new();
         let state = mirror.state();
         let done = {
@@ -139,7 +147,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 tokio::select! {
                     biased;
                     done = &mut call => break done,
-                    event = feed.next(Turn::Ours, || mirror.hello(B::NAME, backend_version)), if read => {
+                    event = feed.next(Turn::Ours, || mirror.hello(B::NAME, backend_version, *started)), if read => {
                         read = !matches!(event, FeedEvent::Lost) && backlog.len() + 1 < MAX_BACKLOG;
                         backlog.push_back((Instant::now(), event));
                     }
@@ -180,6 +188,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 if self.pending.succeeded(failures.clone()) {
                     log_failures(&failures);
                 }
+                let failures = self.pending.failures();
                 self.progress.send_modify(|progress| {
                     (progress.programmed, progress.error, progress.failures) = (held, None, failures);
                     progress.lock_wait += lock_wait;
@@ -282,6 +291,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
 
     /// Says and writes down what is in force.
     fn settle(&mut self) {
+        self.pending.health_checks(self.health.failures());
         let acks = self.pending.acks();
         if !acks.is_empty() {
             // Also without a call of the backend: a commit or a bookmark that changes nothing is in force at once.
@@ -302,7 +312,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
 }
 
 fn log_failures(failures: &[Failure]) {
-    for Failure { key, reason, retryable } in failures {
+    for Failure { key, reason, retryable, kind: _ } in failures {
         warn!(service = %key, reason, retryable, "service port not programmed");
     }
     if failures.is_empty() {

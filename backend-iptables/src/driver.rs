@@ -8,7 +8,7 @@ use agent::{
     traffic::{Claims, Options, Traffic, is_urgent},
 };
 use anyhow::{Context as _, Result, bail};
-use proto::model::{Failure, Family, PerFamily, ServicePortKey};
+use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePortKey};
 use tracing::{debug, warn};
 
 use crate::{
@@ -240,6 +240,7 @@ impl<K: Kernel> Driver<K> {
             key: key.clone(),
             reason: reason.clone(),
             retryable: true,
+            kind: FailureKind::Program,
         });
         let failures = self.claims.failures().chain(refused).collect();
         Applied { writes, failures, lock_wait: self.kernel.waited() }

@@ -16,7 +16,7 @@ use agent::{
     traffic::{Claims, Front, NodePortAddresses, is_urgent},
 };
 use anyhow::{Context as _, Result};
-use proto::model::{Failure, Family, PerFamily, ServicePortKey};
+use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePortKey};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -314,6 +314,7 @@ impl<K: Kernel> Driver<K> {
                 key: key.clone(),
                 reason: reason.clone(),
                 retryable,
+                kind: FailureKind::Program,
             }
         };
         let refused = self.refused.iter().map(failure(true));
@@ -322,7 +323,7 @@ impl<K: Kernel> Driver<K> {
         let excluded = may_exclude.flat_map(Programmed::excluded).map(|(key, addresses)| {
             let list: Vec<_> = addresses.iter().map(ToString::to_string).collect();
             let reason = format!("{} is in a range that was said to be left alone", list.join(", "));
-            Failure { key: key.clone(), reason, retryable: false }
+            Failure { key: key.clone(), reason, retryable: false, kind: FailureKind::Program }
         });
         let failures = self.claims.failures().chain(excluded).chain(makeshifts).chain(refused).collect();
         Applied { writes, failures, ..Applied::default() }

@@ -7,7 +7,7 @@ use agent::{
     traffic::{Claims, Masquerade, Options, Traffic, fronts, is_urgent},
 };
 use anyhow::{Context, Result};
-use proto::model::{Failure, Family, PerFamily, ServicePortKey};
+use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePortKey};
 use tracing::{debug, warn};
 
 use crate::{
@@ -241,6 +241,7 @@ impl<K: Kernel> Driver<K> {
             key: key.clone(),
             reason: reason.clone(),
             retryable: true,
+            kind: FailureKind::Program,
         });
         let failures = self.claims.failures().chain(refused).collect();
         Applied { writes, failures, ..Applied::default() }

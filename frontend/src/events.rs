@@ -1,10 +1,12 @@
-//! Kubernetes Events about what nodes cannot program: on the Service that it concerns, one for each reason, whatever the number of nodes.
+//! Kubernetes Events about nodes. What one cannot do: on the Service that it concerns, one for each reason, whatever the number of nodes.
+//! That its agent starts: on the Node.
 //!
 //! ```text
 //!   session: an Ack with new failures ──try_send──▶ queue (bounded) ──▶ recorder ──▶ Series by Service and reason
+//!            a Hello of a new run                                             └────▶ Start by Start
 //!                                                                                   │ now and then, so many a second
 //!                                                                                   ▼
-//!                                                                 create; there already: patch its count
+//!                                                                 create; a Series there already: patch its count
 //! ```
 //!
 //! A session never waits for this: what does not fit into the queue is not told. Replicas do not know of each other. The name of an Event is
@@ -12,6 +14,7 @@
 
 mod recorder;
 mod series;
+mod start;
 #[cfg(test)]
 mod tests;
 
@@ -23,16 +26,19 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use self::recorder::Recorder;
+pub(crate) use self::start::Start;
 use crate::Frontend;
 
 /// How many reports wait to be counted. More than that of one moment are not told.
 const QUEUE: usize = 4096;
 
-/// A node has said that it cannot program something.
+/// What a node has said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Report {
-    pub(crate) node: Arc<str>,
-    pub(crate) failure: Failure,
+pub(crate) enum Report {
+    /// The node cannot do something.
+    Failed(Arc<str>, Failure),
+    /// Its agent has started.
+    Started(Start),
 }
 
 /// Where reports go, if anywhere.
@@ -46,18 +52,28 @@ impl Events {
         self.0.set(sender).is_ok().then_some(reports)
     }
 
-    /// A node cannot program this, and has not said so before on its stream.
+    /// A node cannot do this, and has not said so before on its stream.
     pub(crate) fn failed(&self, node: &Arc<str>, failure: &Failure) {
+        self.report(|| Report::Failed(node.clone(), failure.clone()));
+    }
+
+    /// An agent is here that began its run not long ago; maybe it was here, or elsewhere, before.
+    pub(crate) fn started(&self, start: Start) {
+        if start.is_recent() {
+            self.report(|| Report::Started(start));
+        }
+    }
+
+    fn report(&self, report: impl FnOnce() -> Report) {
         let Some(reports) = self.0.get() else { return };
-        let report = Report { node: node.clone(), failure: failure.clone() };
-        if reports.try_send(report).is_err() {
-            debug!(%node, service = %failure.key, "no event: too much fails at once");
+        if let Err(error) = reports.try_send(report()) {
+            debug!(report = ?error.into_inner(), "no event: too much happens at once");
         }
     }
 }
 
 impl Frontend {
-    /// Tells the API what nodes cannot program, until the shutdown. `instance` is what this replica is called there.
+    /// Tells the API what nodes cannot do, and that they start, until the shutdown. `instance` is what this replica is called there.
     ///
     /// # Errors
     /// None so far; the type is that of a task.

@@ -44,7 +44,9 @@ pub struct StreamStatus {
     pub backend: String,
     /// Its version.
     pub backend_version: String,
-    /// Since when.
+    /// Since when its run lasts, if it says that.
+    pub started: Option<SystemTime>,
+    /// Since when it is connected.
     pub connected: SystemTime,
     /// How it started.
     pub mode: Mode,
@@ -111,6 +113,7 @@ impl Streams {
             role: hello.role,
             backend: hello.backend.chars().take(WORDS).collect(),
             backend_version: hello.backend_version.chars().take(WORDS).collect(),
+            started: hello.started,
             connected: SystemTime::now(),
             mode,
             acked: Revision(0),
@@ -147,6 +150,11 @@ impl Streams {
                 }
             }
         });
+    }
+
+    /// Whether the cluster has this node.
+    pub(crate) fn expects(&self, node: &str) -> bool {
+        self.with(|registry| registry.nodes.contains_key(node))
     }
 
     /// The frontend has ended the stream of this node's agent, because of an error.

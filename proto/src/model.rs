@@ -16,5 +16,5 @@ pub use node::{Cluster, Node};
 pub use pool::{Endpoint, Family, PerFamily, Pool, PoolClass, PoolId};
 pub use scheduler::{BadScheduler, HashFlags, IpvsScheduler};
 pub use service_port::{ServicePort, TrafficPolicy};
-pub use session::{Ack, ClientEvent, Failure, Hello, Mode, Role, ServerEvent, Welcome};
+pub use session::{Ack, ClientEvent, Failure, FailureKind, Hello, Mode, Role, ServerEvent, Welcome};
 pub use update::{Batch, Epoch, Operation, Revision, SourceVersion};

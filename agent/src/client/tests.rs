@@ -91,6 +91,7 @@ fn mk_hello() -> Hello {
         resume: Some((Epoch(3), Revision(4))),
         digests: Some(Box::new(state.digests().clone())),
         source_version: SourceVersion(7),
+        started: None,
     }
 }
 

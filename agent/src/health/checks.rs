@@ -50,15 +50,15 @@ pub(super) struct Checks {
 /// What an update of the checks has done.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Update {
-    /// Whether listeners have to be opened or closed.
-    pub(super) places: Places,
+    /// Whether there is something to do: listeners to open or close, or something else to tell.
+    pub(super) claims: Claims,
     /// The claims that lost a place, or did not get it.
     pub(super) refused: Vec<Refused>,
 }
 
-/// Whether the same places are claimed as before.
+/// Whether the same places are claimed by the same services as before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Places {
+pub(super) enum Claims {
     Same,
     Changed,
 }
@@ -74,6 +74,8 @@ pub(super) struct Refused {
 /// What one Service asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Claim {
+    /// The first service port that has the port: those of one Service are told of by this one.
+    key: ServicePortKey,
     port: NonZeroU16,
     /// The local endpoints of each family in which it is.
     local_endpoints: PerFamily<Option<usize>>,
@@ -107,16 +109,35 @@ impl Checks {
         self.claimants.iter().filter_map(|(place, claimants)| Some((*place, claimants.first()?)))
     }
 
+    /// All who claim a place that another one has, and who that is.
+    pub(super) fn losers(&self) -> impl Iterator<Item = (Place, &ServiceName, &ServiceName)> {
+        self.claimants.iter().flat_map(|(place, claimants)| {
+            let holder = claimants.first();
+            let losers = claimants.iter().skip(1);
+            losers.filter_map(move |loser| Some((*place, loser, holder?)))
+        })
+    }
+
+    /// By which of its ports a Service is told of.
+    pub(super) fn key(&self, service: &ServiceName) -> Option<&ServicePortKey> {
+        self.services.get(service).map(|claim| &claim.key)
+    }
+
     fn holder(&self, place: Place) -> Option<&ServiceName> {
         self.claimants.get(&place)?.first()
     }
 
     fn update(&mut self, state: &NodeState, names: BTreeSet<ServiceName>) -> Update {
         let (mut left, mut claimed) = (BTreeSet::new(), Vec::new());
+        let mut claims = Claims::Same;
         for name in &names {
             let new = Claim::of(state, name);
+            let old = self.services.get(name);
             let new_places = new.as_ref().map(Claim::places).unwrap_or_default();
-            let old_places = self.services.get(name).map(Claim::places).unwrap_or_default();
+            let old_places = old.map(Claim::places).unwrap_or_default();
+            if new_places != old_places || new.as_ref().map(|new| &new.key) != old.map(|old| &old.key) {
+                claims = Claims::Changed;
+            }
             left.extend(old_places.difference(&new_places).map(|place| (*place, name)));
             claimed.extend(new_places.difference(&old_places).map(|place| (*place, name)));
             match new {
@@ -124,9 +145,6 @@ impl Checks {
                 None => drop(self.services.remove(name)),
             }
         }
-        let touched: BTreeSet<Place> =
-            left.iter().map(|(place, _)| *place).chain(claimed.iter().map(|(place, _)| *place)).collect();
-        let before: Vec<bool> = touched.iter().map(|place| self.claimants.contains_key(place)).collect();
         for (place, name) in left {
             self.leave(place, name);
         }
@@ -139,9 +157,7 @@ impl Checks {
             claimants.insert(name.clone());
             losers.push((place, name.clone()));
         }
-        let after = touched.iter().map(|place| self.claimants.contains_key(place));
-        let places = if after.eq(before) { Places::Same } else { Places::Changed };
-        Update { places, refused: self.refused(losers) }
+        Update { claims, refused: self.refused(losers) }
     }
 
     fn leave(&mut self, place: Place, name: &ServiceName) {
@@ -170,7 +186,9 @@ impl Claim {
     /// What the Service of this name asks for, if anything.
     fn of(state: &NodeState, name: &ServiceName) -> Option<Self> {
         let ports = || service_ports(state, name);
-        let port = ports().find_map(|service| service.port.health_check_node_port)?;
+        let (key, port) =
+            ports().find_map(|Service { port, .. }| Some((&port.key, port.health_check_node_port?)))?;
+        let key = key.clone();
         let local_endpoints = PerFamily::from_fn(|family| {
             let present = ports().any(|service| service.port.cluster_ips[family].is_some());
             present.then(|| {
@@ -180,11 +198,11 @@ impl Claim {
                 addresses.collect::<BTreeSet<_>>().len()
             })
         });
-        Some(Self { port, local_endpoints })
+        Some(Self { key, port, local_endpoints })
     }
 
     fn places(&self) -> BTreeSet<Place> {
-        let Self { port, local_endpoints } = self;
+        let Self { key: _, port, local_endpoints } = self;
         let present = local_endpoints.iter().filter(|(_, count)| count.is_some());
         present.map(|(family, _)| Place { port: *port, family }).collect()
     }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use proto::model::Family;
+use proto::model::{Failure, FailureKind, Family};
 use runtime::Backoff;
 use tokio::{
     net::TcpListener,
@@ -36,6 +36,8 @@ pub(crate) struct Servers {
     /// The one task that owns each socket.
     open: BTreeMap<Place, JoinSet<()>>,
     failing: BTreeMap<Place, Failing>,
+    /// What is told of those, and of those who have not got their port.
+    failures: watch::Sender<Vec<Failure>>,
 }
 
 /// A port that could not be opened.
@@ -51,13 +53,15 @@ impl Servers {
     pub(crate) fn new(health: &Health, progress: watch::Receiver<Progress>) -> Self {
         let checks = health.checks.subscribe();
         let facts = Facts { checks: checks.clone(), progress };
-        Self { checks, facts, open: BTreeMap::new(), failing: BTreeMap::new() }
+        let failures = health.failures.0.clone();
+        Self { checks, facts, open: BTreeMap::new(), failing: BTreeMap::new(), failures }
     }
 
     /// Opens and closes listeners until the [`Health`] is gone. Dropping the future closes them all.
     pub(crate) async fn run(mut self) {
         loop {
             self.reconcile().await;
+            self.tell();
             let retry = self.failing.values().map(|failing| failing.retry).min();
             tokio::select! {
                 changed = self.checks.changed() => if changed.is_err() { return },
@@ -83,6 +87,30 @@ impl Servers {
                 self.open(place, service);
             }
         }
+    }
+
+    /// Says which health-check node ports nobody answers at, for the service that claims it.
+    fn tell(&self) {
+        let checks = self.checks.borrow();
+        let failing = checks.holders().filter_map(|(place, service)| {
+            let Failing { error, .. } = self.failing.get(&place)?;
+            Some((service, place, format!("cannot be opened: {error}")))
+        });
+        let refused = checks.losers();
+        let refused = refused.map(|(place, loser, holder)| (loser, place, format!("belongs to {holder}")));
+        let failures = failing.chain(refused).filter_map(|(service, Place { port, family }, why)| {
+            let reason = format!("health-check node port {port} ({family}) {why}");
+            let key = checks.key(service)?.clone();
+            // The agent goes on by itself in both cases, and opens it when it can be had.
+            Some(Failure { key, reason, retryable: true, kind: FailureKind::HealthCheck })
+        });
+        let mut failures: Vec<_> = failures.collect();
+        failures.sort_by(|one, other| (&one.key, &one.reason).cmp(&(&other.key, &other.reason)));
+        self.failures.send_if_modified(|told| {
+            let differs = *told != failures;
+            *told = failures;
+            differs
+        });
     }
 
     fn open(&mut self, place: Place, service: ServiceName) {

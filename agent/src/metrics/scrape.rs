@@ -105,7 +105,7 @@ impl Ours {
 
 /// What goes wrong.
 fn trouble(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
-    let text = "Service ports that the kernel does not take; the others are in force.";
+    let text = "Service ports that the kernel does not take, or whose health-check node port cannot be had; the others are in force.";
     writer.gauge("failures", text, None, progress.failures.len() as f64)?;
     let text = "1 when the last change or comparison failed as a whole.";
     writer.gauge("failing", text, None, one_if(progress.error.is_some()))?;

@@ -17,7 +17,8 @@ const PAGE: &str = include_str!("../../../docs/metrics.md");
 fn scraped(backend: &'static str, metrics: &Arc<Metrics>, start: &str) -> Vec<String> {
     let last_contact = Some(tokio::time::Instant::now());
     let progress = watch::Sender::new(Progress { last_contact, ..Progress::default() });
-    let observer = Observer::new(&"node".into(), backend, "1", progress.subscribe(), metrics.clone());
+    let observer =
+        Observer::new(&"node".into(), backend, "1", SystemTime::now(), progress.subscribe(), metrics.clone());
     let pages = Pages::new(observer, String::new(), [runtime::metrics::process()]);
     let request = hyper::Request::get("/metrics").body(()).unwrap();
     let body = pages.answer(&request).into_body();

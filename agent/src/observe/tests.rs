@@ -6,7 +6,7 @@ use hyper::{
     Request, StatusCode,
     header::{ACCEPT, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
 };
-use proto::model::{Epoch, Failure, Revision};
+use proto::model::{Epoch, Failure, FailureKind, Revision};
 use serde_json::Value;
 use tokio::time::{Instant, advance};
 
@@ -26,7 +26,14 @@ struct Loop {
 
 fn mk_loop() -> Loop {
     let progress = watch::Sender::default();
-    let observer = Observer::new(&"node-a".into(), "nft", "1.2.3", progress.subscribe(), Arc::default());
+    let observer = Observer::new(
+        &"node-a".into(),
+        "nft",
+        "1.2.3",
+        SystemTime::now(),
+        progress.subscribe(),
+        Arc::default(),
+    );
     Loop { progress, observer }
 }
 
@@ -145,7 +152,7 @@ async fn pages_tell_what_kube_proxys_do() {
     agent.programmed();
     agent.turn(|progress| {
         let (key, reason) = (mk_key("default/b"), "invalid argument".to_owned());
-        progress.failures = vec![Failure { key, reason, retryable: false }];
+        progress.failures = vec![Failure { key, reason, retryable: false, kind: FailureKind::Program }];
     });
     let pages = Pages::new(agent.observer.clone(), "{}".to_owned(), [runtime::metrics::process()]);
     let asked = |path| pages.answer(&request(path)).into_body();

@@ -10,8 +10,8 @@ use std::path::Path;
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, Epoch, Hello, Mode, Operation, Revision, ServerEvent, ServicePortKey, SourceVersion,
-        Welcome,
+        Ack, Batch, Epoch, FailureKind, Hello, Mode, Operation, Revision, ServerEvent, ServicePortKey,
+        SourceVersion, Welcome,
     },
 };
 use runtime::{Ready, Trigger};

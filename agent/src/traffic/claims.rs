@@ -6,7 +6,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use proto::model::{Failure, Family, PerFamily, ServicePort, ServicePortKey};
+use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePort, ServicePortKey};
 
 use super::{Front, fronts};
 use crate::{Changes, NodeState};
@@ -129,7 +129,7 @@ impl Claims {
             let conflicts: BTreeSet<String> = conflicts.collect();
             let reason = conflicts.into_iter().collect::<Vec<_>>().join("; ");
             // It resolves itself when the owner goes away, not by trying again.
-            Failure { key: key.clone(), reason, retryable: false }
+            Failure { key: key.clone(), reason, retryable: false, kind: FailureKind::Program }
         })
     }
 }

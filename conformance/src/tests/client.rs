@@ -7,8 +7,8 @@ use proto::{
     digest::{Digest, Digests},
     encoded::{EncodedMessage, of_client},
     model::{
-        Ack, Batch, ClientEvent, Epoch, Failure, Hello, Mode, Operation, Protocol, Revision, Role,
-        ServerEvent, ServicePortKey, SourceVersion,
+        Ack, Batch, ClientEvent, Epoch, Failure, FailureKind, Hello, Mode, Operation, Protocol, Revision,
+        Role, ServerEvent, ServicePortKey, SourceVersion,
     },
     v1,
 };
@@ -155,6 +155,7 @@ impl Client {
                 Fault::OtherSourceVersion if self.held.is_some() => SourceVersion(5),
                 _ => self.source_version,
             },
+            started: None,
         };
         let mut bytes = of_client(&ClientEvent::Hello(hello));
         if self.fault == Fault::OtherVersion {
@@ -268,6 +269,7 @@ impl Client {
             key: ServicePortKey::new("elsewhere", "nothing", "", Protocol::Tcp),
             reason: "no reason".to_owned(),
             retryable: false,
+            kind: FailureKind::Program,
         };
         ClientEvent::Ack(Ack {
             revision: if self.fault == Fault::OtherRevision { Revision(revision.0 + 1) } else { revision },

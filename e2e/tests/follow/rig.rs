@@ -270,6 +270,7 @@ impl Rig {
             resume: None,
             digests: None,
             source_version: SourceVersion(0),
+            started: None,
         };
         let (replies, mut events) = self.server.lock().unwrap().attach(hello);
         let (mut stage, mut state) = (Stage::default(), NodeState::new(Node::unknown(NODE)));

@@ -12,7 +12,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use agent::{Agent, AgentOptions, Applied, Backend, Changes, Grpc, GrpcOptions, NodeState, Service};
 use anyhow::{Result, bail};
-use proto::model::{Failure, Family, PoolClass, Protocol, ServicePortKey, TrafficPolicy};
+use proto::model::{Failure, FailureKind, Family, PoolClass, Protocol, ServicePortKey, TrafficPolicy};
 use runtime::{LogFormat, Shutdown};
 use socket2::{Domain, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
@@ -82,7 +82,7 @@ impl Forwarder {
     }
 
     fn fail(&mut self, key: ServicePortKey, reason: String, retryable: bool) {
-        self.failures.insert(key.clone(), Failure { key, reason, retryable });
+        self.failures.insert(key.clone(), Failure { key, reason, retryable, kind: FailureKind::Program });
     }
 }
 

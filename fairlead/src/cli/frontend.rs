@@ -68,7 +68,7 @@ pub(crate) struct ClusterArgs {
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = service_cidr)]
     pub(crate) service_cidr: Vec<IpNet>,
 
-    /// Make no Events on Services that nodes cannot program. With them the API must allow to create and patch events.events.k8s.io.
+    /// Make no Events on Services that nodes cannot program, and on Nodes whose agent starts. With them the API must allow to create and patch events.events.k8s.io.
     #[arg(long)]
     pub(crate) no_events: bool,
 }

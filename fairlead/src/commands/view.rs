@@ -39,6 +39,7 @@ impl View {
             resume: None,
             digests: None,
             source_version: SourceVersion::default(),
+            started: None,
         };
         let session = grpc.connect(hello).await.with_context(|| {
             let addresses = args.frontend.addresses.join(", ");

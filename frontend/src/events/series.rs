@@ -7,13 +7,13 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
     jiff::Timestamp,
 };
-use proto::model::{Failure, ServicePortKey};
+use proto::model::{Failure, FailureKind, ServicePortKey};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
 /// What writes these, as Kubernetes asks for: `reportingController`.
-const CONTROLLER: &str = "fairlead.io/frontend";
+pub(super) const CONTROLLER: &str = "fairlead.io/frontend";
 /// How much of a reason is told; a note may have 1024 bytes.
 const REASON: usize = 512;
 /// A series that is told already is told again, with its new count, no sooner than this.
@@ -24,6 +24,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 pub(super) struct Key {
     pub(super) port: ServicePortKey,
     pub(super) reason: String,
+    pub(super) kind: FailureKind,
 }
 
 /// Reports for one reason.
@@ -40,18 +41,37 @@ pub(super) struct Series {
 
 impl Key {
     pub(super) fn of(failure: Failure) -> Self {
-        let Failure { key: port, mut reason, .. } = failure;
+        let Failure { key: port, mut reason, kind, retryable: _ } = failure;
         let end = (0..=REASON).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or_default();
         reason.truncate(end);
-        Self { port, reason }
+        Self { port, reason, kind }
     }
 
     /// `SERVICE.HASH`: the same wherever it is computed.
     pub(super) fn name(&self) -> String {
-        let hash = digest(&SHA256, format!("{}\n{}", self.port, self.reason).as_bytes());
-        let hash = hash.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>();
-        format!("{}.{hash}", self.port.name)
+        format!("{}.{}", self.port.name, hash(&format!("{}\n{}", self.port, self.reason)))
     }
+
+    /// What happens, what was tried, and what is told to people.
+    fn words(&self, node: &str) -> (&'static str, &'static str, String) {
+        let Self { port, reason, kind } = self;
+        match kind {
+            FailureKind::Program => {
+                let note = format!("{port} is not programmed, first on node {node}: {reason}");
+                ("FailedToProgram", "Program", note)
+            }
+            FailureKind::HealthCheck => {
+                // kube-proxy's reason; the port is the Service's, not that of one of its ports.
+                let note = format!("{}/{}, first on node {node}: {reason}", port.namespace, port.name);
+                ("FailedToStartServiceHealthcheck", "StartServiceHealthcheck", note)
+            }
+        }
+    }
+}
+
+/// 16 letters for a text: the same wherever they are computed.
+pub(super) fn hash(text: &str) -> String {
+    digest(&SHA256, text.as_bytes()).as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Series {
@@ -76,7 +96,7 @@ impl Series {
 
     /// As it is made.
     pub(super) fn event(&self, key: &Key, instance: &str) -> Event {
-        let Key { port, reason } = key;
+        let (port, (reason, action, note)) = (&key.port, key.words(&self.node));
         let namespace = Some(port.namespace.to_string());
         Event {
             metadata: ObjectMeta {
@@ -86,9 +106,9 @@ impl Series {
             },
             event_time: Some(MicroTime(self.first)),
             type_: Some("Warning".to_owned()),
-            reason: Some("FailedToProgram".to_owned()),
-            action: Some("Program".to_owned()),
-            note: Some(format!("{port} is not programmed, first on node {}: {reason}", self.node)),
+            reason: Some(reason.to_owned()),
+            action: Some(action.to_owned()),
+            note: Some(note),
             regarding: Some(ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Service".to_owned()),

@@ -4,14 +4,14 @@ use std::{
     collections::BTreeSet,
     convert::Infallible,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use http_body_util::BodyExt as _;
 use hyper::{Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use kube::{Client, Config};
-use proto::model::{Protocol, ServicePortKey};
+use proto::model::{FailureKind, Protocol, ServicePortKey};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -90,8 +90,12 @@ impl Server {
 
 impl World {
     fn failed(&self, node: &str, service: &str, reason: &str) {
+        self.failed_to(FailureKind::Program, node, service, reason);
+    }
+
+    fn failed_to(&self, kind: FailureKind, node: &str, service: &str, reason: &str) {
         let key = ServicePortKey::new("shop", service, "http", Protocol::Tcp);
-        self.events.failed(&node.into(), &Failure { key, reason: reason.to_owned(), retryable: true });
+        self.events.failed(&node.into(), &Failure { key, reason: reason.to_owned(), retryable: true, kind });
     }
 
     async fn call(&mut self) -> Call {
@@ -144,6 +148,51 @@ async fn an_event_that_another_replica_has_made_is_counted() {
 }
 
 #[tokio::test]
+async fn a_health_check_that_nobody_serves_is_told_as_by_kube_proxy() {
+    let mut world = start().await;
+    world.failed_to(
+        FailureKind::HealthCheck,
+        "node-a",
+        "web",
+        "health-check node port 32000 (IPv4) is taken",
+    );
+    let (_, event) = world.call().await;
+    assert_eq!(
+        (&event["type"], &event["reason"]),
+        (&"Warning".into(), &"FailedToStartServiceHealthcheck".into())
+    );
+    assert_eq!(
+        (&event["regarding"]["kind"], &event["regarding"]["name"]),
+        (&"Service".into(), &"web".into())
+    );
+    assert_eq!(event["note"], "shop/web, first on node node-a: health-check node port 32000 (IPv4) is taken");
+}
+
+#[tokio::test]
+async fn a_start_is_one_event_on_its_node_whoever_tells_it() {
+    let begun = Start { node: "node-a".into(), at: SystemTime::now(), backend: "nft 1.2.3".to_owned() };
+    let mut first = start().await;
+    first.events.started(begun.clone());
+    let (call, event) = first.call().await;
+    assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/default/events");
+    assert_eq!(
+        event["regarding"],
+        json!({"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"})
+    );
+    assert_eq!((&event["type"], &event["reason"]), (&"Normal".into(), &"Starting".into()));
+    assert_eq!(event["note"], "Starting fairlead backend nft 1.2.3");
+    // Another replica: asks, and leaves it at that. A later run is another event.
+    let mut second = start().await;
+    let name = event["metadata"]["name"].as_str().unwrap().to_owned();
+    second.server.lock().unwrap().there.insert(name.clone());
+    second.events.started(begun.clone());
+    assert_eq!(second.call().await.1["metadata"]["name"], name.as_str());
+    second.events.started(Start { at: begun.at + Duration::from_secs(1), ..begun });
+    let (call, later) = second.call().await;
+    assert!(call.starts_with("POST") && later["metadata"]["name"] != name.as_str(), "{call} {later}");
+}
+
+#[tokio::test]
 async fn one_who_may_not_stops_asking() {
     let mut world = start().await;
     world.server.lock().unwrap().refuses = true;
@@ -159,5 +208,8 @@ async fn one_who_may_not_stops_asking() {
 fn nobody_waits_where_nobody_listens() {
     let events = Events::default();
     let key = ServicePortKey::new("shop", "web", "http", Protocol::Tcp);
-    events.failed(&"node-a".into(), &Failure { key, reason: String::new(), retryable: true });
+    events.failed(
+        &"node-a".into(),
+        &Failure { key, reason: String::new(), retryable: true, kind: FailureKind::Program },
+    );
 }

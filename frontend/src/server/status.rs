@@ -122,6 +122,7 @@ fn connected(status: &StreamStatus, failures: usize) -> v1::NodeStatus {
         held_revision: status.held.0,
         lag_micros: micros(status.lag()),
         last_error: String::new(),
+        started_micros: status.started.map_or(0, unix_micros),
     }
 }
 

@@ -11,6 +11,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::{
     engine::Shared,
+    events::Start,
     frame::Frame,
     log::{PIECE_BYTES, Update},
     streams::StreamGuard,
@@ -100,6 +101,9 @@ impl Session {
         };
         let status = shared.streams.register(&hello, mode);
         shared.metrics.started(mode);
+        if let Some(start) = Start::of(&hello).filter(|_| shared.streams.expects(&node)) {
+            shared.events.started(start);
+        }
         info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
         let mut session = Self {
             shared,
@@ -243,7 +247,7 @@ impl Session {
 
     /// Tells of what the node could program, or had another reason, when it said so last.
     fn tell_new(&self, before: &[Failure], failures: &[Failure]) {
-        let reason = |failure: &Failure| (failure.key.clone(), failure.reason.clone());
+        let reason = |failure: &Failure| (failure.key.clone(), failure.reason.clone(), failure.kind);
         if before == failures {
             return;
         }

@@ -4,12 +4,13 @@ mod client;
 mod mending;
 mod rules;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use proto::model::{Mode, Operation, Revision, Role, ServerEvent};
+use proto::model::{Hello, Mode, Operation, Revision, Role, ServerEvent};
 
 use crate::{
     Config,
+    events::Report,
     object::{Kind, Object, ObjectName, Slice, SliceEndpoint, Update},
     testing::{endpoint, initial, ip, node, put, service, slice},
 };
@@ -252,15 +253,19 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
     observer.welcome().await;
     let mut client = fixture.joined("node-0").await;
     let key = client.mirror.services.keys().next().unwrap().clone();
-    let failure = proto::model::Failure { key, reason: "no room".to_owned(), retryable: true };
+    let failure = proto::model::Failure {
+        key,
+        reason: "no room".to_owned(),
+        retryable: true,
+        kind: proto::model::FailureKind::Program,
+    };
     let mut reports = fixture.frontend.shared.events.listen().unwrap();
     let made_up = proto::model::ServicePortKey::new("../kube-system", "web", "", proto::model::Protocol::Tcp);
     let made_up = proto::model::Failure { key: made_up, ..failure.clone() };
     client.ack_with(vec![failure.clone(), made_up]).await;
     client.ack_with(vec![failure.clone()]).await;
     client.settles().await;
-    let reported = reports.try_recv().unwrap();
-    assert_eq!((&*reported.node, &reported.failure), ("node-0", &failure));
+    assert_eq!(reports.try_recv().unwrap(), Report::Failed("node-0".into(), failure.clone()));
     assert!(reports.try_recv().is_err(), "once, and of no service that there is not");
     let fleet = fixture.frontend.shared.streams.fleet();
     let ([agent], [looking]) = (&fleet.agents[..], &fleet.observers[..]) else { panic!("{fleet:?}") };
@@ -271,6 +276,30 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
     client.leaves().await.unwrap();
     observer.leaves().await.unwrap();
     assert_eq!(fixture.frontend.shared.streams.count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_is_told_of_agents_of_the_clusters_nodes() {
+    let fixture = Fixture::of(small()).await;
+    let mut reports = fixture.frontend.shared.events.listen().unwrap();
+    let now = SystemTime::now();
+    let hour_ago = now - Duration::from_secs(3600);
+    let cases = [
+        ("node-0", Role::Agent, Some(now), true),
+        ("node-0", Role::Agent, Some(hour_ago), false),
+        ("node-0", Role::Agent, None, false),
+        ("node-0", Role::Observer, Some(now), false),
+        ("made-up", Role::Agent, Some(now), false),
+    ];
+    for (node, role, started, told) in cases {
+        let mut client = fixture.connect(Hello { role, started, ..hello(node) }).await;
+        client.welcome().await;
+        let report = reports.try_recv().ok();
+        let of_it =
+            matches!(&report, Some(Report::Started(start)) if &*start.node == node && start.at == now);
+        assert_eq!((report.is_some(), of_it), (told, told), "{node} {role:?} {started:?}: {report:?}");
+        client.leaves().await.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -220,6 +220,7 @@ async fn failures_are_counted_and_told_in_full_of_one_node() {
         }),
         reason: "no such module".to_owned(),
         retryable: number.is_multiple_of(2),
+        kind: v1::FailureKind::Program.into(),
     };
     ack(&stream, revision, (0..25).map(failure).collect()).await;
     let all = until(&server, |status| of(status, "node-1").failure_count > 0).await;

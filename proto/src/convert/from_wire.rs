@@ -3,7 +3,7 @@
 use std::{
     net::IpAddr,
     num::{NonZeroU16, NonZeroU32},
-    time::{Duration, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
@@ -18,9 +18,9 @@ use crate::{
     PROTOCOL_VERSION,
     digest::{BUCKETS, Digest, Digests},
     model::{
-        Ack, BadScheduler, Batch, ClientEvent, Cluster, Epoch, Failure, Family, Hello, IpvsScheduler, Mode,
-        Node, Operation, PerFamily, Pool, PoolClass, PoolId, Protocol, Revision, Role, ServerEvent,
-        ServicePort, ServicePortKey, SourceVersion, TrafficPolicy, Welcome,
+        Ack, BadScheduler, Batch, ClientEvent, Cluster, Epoch, Failure, FailureKind, Family, Hello,
+        IpvsScheduler, Mode, Node, Operation, PerFamily, Pool, PoolClass, PoolId, Protocol, Revision, Role,
+        ServerEvent, ServicePort, ServicePortKey, SourceVersion, TrafficPolicy, Welcome,
     },
     v1,
 };
@@ -259,15 +259,12 @@ impl TryFrom<v1::Batch> for Batch {
         let operations = operations
             .map(|(at, operation)| operation.try_into().within(format_args!("operations[{at}]")))
             .collect::<Result<_, _>>()?;
-        let trigger = wire.oldest_trigger_micros;
         Ok(Self {
             base: Revision(wire.base_revision),
             target: Revision(wire.target_revision),
             operations,
             commit: wire.commit,
-            oldest_trigger: (trigger != 0)
-                .then(|| UNIX_EPOCH.checked_add(Duration::from_micros(trigger)))
-                .flatten(),
+            oldest_trigger: time(wire.oldest_trigger_micros),
             source_version: SourceVersion(wire.source_version),
         })
     }
@@ -308,11 +305,21 @@ impl TryFrom<v1::ServerMessage> for ServerEvent {
     }
 }
 
+/// Unix time in microseconds; 0 is unknown.
+fn time(micros: u64) -> Option<SystemTime> {
+    (micros != 0).then(|| UNIX_EPOCH.checked_add(Duration::from_micros(micros))).flatten()
+}
+
 impl TryFrom<v1::Failure> for Failure {
     type Error = InvalidUpdate;
 
     fn try_from(wire: v1::Failure) -> Result<Self, InvalidUpdate> {
-        Ok(Self { key: key(wire.key)?, reason: wire.reason, retryable: wire.retryable })
+        let kind = match v1::FailureKind::try_from(wire.kind) {
+            Ok(v1::FailureKind::HealthCheck) => FailureKind::HealthCheck,
+            // Of a newer client's kinds this much is true: something is not in force.
+            Ok(v1::FailureKind::Unspecified | v1::FailureKind::Program) | Err(_) => FailureKind::Program,
+        };
+        Ok(Self { key: key(wire.key)?, reason: wire.reason, retryable: wire.retryable, kind })
     }
 }
 
@@ -339,6 +346,7 @@ impl TryFrom<v1::Hello> for Hello {
             resume: (wire.epoch != 0).then_some((Epoch(wire.epoch), Revision(wire.revision))),
             digests: held,
             source_version: SourceVersion(wire.source_version),
+            started: time(wire.started_micros),
         })
     }
 }

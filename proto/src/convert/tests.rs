@@ -188,8 +188,15 @@ fn digests() -> impl Strategy<Value = Box<Digests>> {
 fn client_event() -> impl Strategy<Value = ClientEvent> {
     let resume = option::of((1..u64::MAX, any::<u64>()));
     let roles = prop_oneof![Just(Role::Agent), Just(Role::Observer), Just(Role::Shadow)];
-    let hello = ("[a-z]{1,9}", roles, resume, option::of(digests()), any::<u64>()).prop_map(
-        |(node, role, resume, digests, version)| {
+    let hello = (
+        "[a-z]{1,9}",
+        roles,
+        resume,
+        option::of(digests()),
+        any::<u64>(),
+        option::of(1..u64::MAX / 1_000_000),
+    )
+        .prop_map(|(node, role, resume, digests, version, started)| {
             ClientEvent::Hello(Hello {
                 node: node.into(),
                 role,
@@ -198,14 +205,12 @@ fn client_event() -> impl Strategy<Value = ClientEvent> {
                 resume: resume.map(|(epoch, revision)| (Epoch(epoch), Revision(revision))),
                 digests,
                 source_version: SourceVersion(version),
+                started: started.map(|micros| UNIX_EPOCH + Duration::from_micros(micros)),
             })
-        },
-    );
-    let failure = (key(), "[ -~]{0,20}", any::<bool>()).prop_map(|(key, reason, retryable)| Failure {
-        key,
-        reason,
-        retryable,
-    });
+        });
+    let kind = prop_oneof![Just(FailureKind::Program), Just(FailureKind::HealthCheck)];
+    let failure = (key(), "[ -~]{0,20}", any::<bool>(), kind)
+        .prop_map(|(key, reason, retryable, kind)| Failure { key, reason, retryable, kind });
     let ack = (any::<u64>(), option::of(1..u64::MAX), 0..u64::MAX / 1_000_000, vec(failure, 0..3)).prop_map(
         |(revision, digest, micros, failures)| {
             ClientEvent::Ack(Ack {

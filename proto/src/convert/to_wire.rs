@@ -8,8 +8,8 @@ use super::pack::{pack_address, pack_endpoints};
 use crate::{
     digest::Digests,
     model::{
-        Ack, Batch, ClientEvent, Cluster, Failure, Family, Hello, Mode, Node, Operation, PoolClass, Protocol,
-        Role, ServerEvent, ServicePort, ServicePortKey, TrafficPolicy, Welcome,
+        Ack, Batch, ClientEvent, Cluster, Failure, FailureKind, Family, Hello, Mode, Node, Operation,
+        PoolClass, Protocol, Role, ServerEvent, ServicePort, ServicePortKey, TrafficPolicy, Welcome,
     },
     v1,
 };
@@ -192,12 +192,22 @@ impl From<&Batch> for v1::Batch {
     }
 }
 
+impl From<FailureKind> for v1::FailureKind {
+    fn from(kind: FailureKind) -> Self {
+        match kind {
+            FailureKind::Program => Self::Program,
+            FailureKind::HealthCheck => Self::HealthCheck,
+        }
+    }
+}
+
 impl From<&Failure> for v1::Failure {
     fn from(failure: &Failure) -> Self {
         Self {
             key: Some((&failure.key).into()),
             reason: failure.reason.clone(),
             retryable: failure.retryable,
+            kind: v1::FailureKind::from(failure.kind).into(),
         }
     }
 }
@@ -232,7 +242,8 @@ impl From<&ClientEvent> for v1::ClientMessage {
         use v1::client_message::Message;
         let message = match event {
             ClientEvent::Hello(hello) => {
-                let Hello { node, role, backend, backend_version, resume, digests, source_version } = hello;
+                let Hello { node, role, backend, backend_version, resume, digests, source_version, started } =
+                    hello;
                 let (epoch, revision) = resume.unwrap_or_default();
                 Message::Hello(v1::Hello {
                     protocol_version: crate::PROTOCOL_VERSION,
@@ -245,6 +256,7 @@ impl From<&ClientEvent> for v1::ClientMessage {
                     revision: revision.0,
                     digests: digests.as_deref().map(Digests::to_vec).unwrap_or_default(),
                     source_version: source_version.0,
+                    started_micros: started.map_or(0, unix_micros),
                 })
             }
             ClientEvent::Ack(Ack { revision, digest, apply_time, failures }) => Message::Ack(v1::Ack {

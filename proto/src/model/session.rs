@@ -1,6 +1,9 @@
 //! What the two ends of a stream say to each other, as values. `local` passes these on without a wire between.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use super::{Batch, Epoch, Revision, ServicePortKey, SourceVersion};
 use crate::digest::{Digest, Digests};
@@ -45,6 +48,8 @@ pub struct Hello {
     pub digests: Option<Box<Digests>>,
     /// What the state that the client holds reflects.
     pub source_version: SourceVersion,
+    /// Since when this run of the client lasts; `None` when it does not say.
+    pub started: Option<SystemTime>,
 }
 
 /// The first thing that a server says.
@@ -71,7 +76,7 @@ pub struct Ack {
     pub failures: Vec<Failure>,
 }
 
-/// A service port that the node could not program. Everything else is in force.
+/// A service port of which something is not in force on the node. Everything else is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Which one.
@@ -80,6 +85,18 @@ pub struct Failure {
     pub reason: String,
     /// Whether the agent goes on trying by itself.
     pub retryable: bool,
+    /// What it could not do.
+    pub kind: FailureKind,
+}
+
+/// What a node could not do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FailureKind {
+    /// The service port is not in the kernel.
+    #[default]
+    Program,
+    /// Nobody answers for its Service at `spec.healthCheckNodePort`. Traffic is served.
+    HealthCheck,
 }
 
 /// From the node.

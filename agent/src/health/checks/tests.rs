@@ -96,29 +96,29 @@ fn names(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 
 #[test]
 fn the_first_in_order_has_the_port_and_others_are_told_of() {
-    use Places::{Changed, Same};
+    use Claims::{Changed, Same};
     type Step =
-        (&'static [&'static str], Places, &'static [(&'static str, &'static str)], Option<&'static str>);
+        (&'static [&'static str], Claims, &'static [(&'static str, &'static str)], Option<&'static str>);
     let steps: [Step; 7] = [
         (&["default/b"], Changed, &[], Some("default/b")),
-        (&["default/b", "default/c"], Same, &[("default/c", "default/b")], Some("default/b")),
+        (&["default/b", "default/c"], Changed, &[("default/c", "default/b")], Some("default/b")),
         // Said once.
         (&["default/b", "default/c"], Same, &[], Some("default/b")),
-        (&["default/a", "default/b", "default/c"], Same, &[("default/b", "default/a")], Some("default/a")),
-        (&["default/b", "default/c"], Same, &[], Some("default/b")),
+        (&["default/a", "default/b", "default/c"], Changed, &[("default/b", "default/a")], Some("default/a")),
+        (&["default/b", "default/c"], Changed, &[], Some("default/b")),
         // One leaves what another one takes.
-        (&["default/d"], Same, &[], Some("default/d")),
+        (&["default/d"], Changed, &[], Some("default/d")),
         (&[], Changed, &[], None),
     ];
     let mut reconciled = Checks::default();
     let mut applied = Checks::default();
     let mut last = mk_state().build();
-    for (services, places, losers, holder) in steps {
+    for (services, claims, losers, holder) in steps {
         let state = services.iter().fold(mk_state(), |state, name| claim(state, name)).build();
         let mut copy = last.clone();
         let changes = apply(&mut copy, operations_between(&last, &state));
         for update in [reconciled.reconcile(&state), applied.apply(&state, &changes)] {
-            assert_eq!((update.places, refused(&update)), (places, names(losers)), "{services:?}");
+            assert_eq!((update.claims, refused(&update)), (claims, names(losers)), "{services:?}");
         }
         let holders = told(&applied).into_iter().map(|(_, _, service, _)| service).collect::<Vec<_>>();
         assert_eq!(holders, holder.into_iter().collect::<Vec<_>>(), "{services:?}");
@@ -128,7 +128,7 @@ fn the_first_in_order_has_the_port_and_others_are_told_of() {
 }
 
 #[test]
-fn only_what_opens_or_closes_changes_places() {
+fn only_who_claims_what_changes_claims() {
     let mk = |port, addresses: &[&'static str]| {
         let service = |web: ServiceBuilder| {
             v4(web).health_check_node_port(port).local_endpoints(addresses.iter().copied())
@@ -137,9 +137,9 @@ fn only_what_opens_or_closes_changes_places() {
     };
     let mut checks = of(&mk(PORT, &["10.244.1.1:80"]));
     let changes = Changes { services: [mk_key("default/web")].into(), ..Changes::default() };
-    assert_eq!(checks.apply(&mk(PORT, &[]), &changes).places, Places::Same);
+    assert_eq!(checks.apply(&mk(PORT, &[]), &changes).claims, Claims::Same);
     assert_eq!(told(&checks)[0].3, 0);
-    assert_eq!(checks.apply(&mk(PORT + 1, &[]), &changes).places, Places::Changed);
+    assert_eq!(checks.apply(&mk(PORT + 1, &[]), &changes).claims, Claims::Changed);
     assert_eq!(told(&checks), [(PORT + 1, Family::V4, "default/web".to_owned(), 0)]);
 }
 

@@ -52,8 +52,12 @@ async fn retries_become_rarer() {
 #[tokio::test(start_paused = true)]
 async fn poison_is_acked_and_the_rest_is_in_force() {
     let (old, new) = (mk_services(&["default/a"]), mk_services(&["default/a", "default/b", "default/c"]));
-    let poison =
-        |retryable| Failure { key: mk_key("default/b"), reason: "invalid argument".to_owned(), retryable };
+    let poison = |retryable| Failure {
+        key: mk_key("default/b"),
+        reason: "invalid argument".to_owned(),
+        retryable,
+        kind: FailureKind::Program,
+    };
     for retryable in [false, true] {
         let mut world = start(&FakeKernel::default(), None);
         let mut peer = world.following(&old).await;
@@ -86,7 +90,12 @@ async fn poison_is_acked_and_the_rest_is_in_force() {
 async fn commits_do_not_put_off_a_retry() {
     let states = [mk_services(&["default/a", "default/b"]), mk_services(&["default/a"])];
     let mut world = start(&FakeKernel::default(), None);
-    world.kernel.poison(Failure { key: mk_key("default/a"), reason: "busy".to_owned(), retryable: true });
+    world.kernel.poison(Failure {
+        key: mk_key("default/a"),
+        reason: "busy".to_owned(),
+        retryable: true,
+        kind: FailureKind::Program,
+    });
     let mut peer = world.following(&states[0]).await;
     for revision in 1..600 {
         let (from, to) = (&states[(revision - 1) % 2], &states[revision % 2]);
@@ -161,7 +170,12 @@ async fn drift_is_repaired() {
 async fn drift_is_repaired_within_a_second_also_while_something_else_waits_for_a_retry() {
     let state = mk_services(&["default/a", "default/b"]);
     let mut world = start(&FakeKernel::default(), None);
-    world.kernel.poison(Failure { key: mk_key("default/b"), reason: "busy".to_owned(), retryable: true });
+    world.kernel.poison(Failure {
+        key: mk_key("default/b"),
+        reason: "busy".to_owned(),
+        retryable: true,
+        kind: FailureKind::Program,
+    });
     let _peer = world.following(&state).await;
     tokio::time::sleep(600 * SECOND).await;
     let calls = world.kernel.calls().len();

@@ -99,6 +99,7 @@ impl Client {
             resume: before.map(|client| (client.epoch, client.revision)),
             digests: before.map(|client| Box::new(client.state.digests().clone())),
             source_version: SourceVersion(0),
+            started: None,
         };
         let (replies, events) = frontend.attach(hello, shutdown.clone());
         Self {

@@ -1,7 +1,7 @@
 //! The overview for scripts. Names are kept; new ones may come.
 
 use proto::model::Epoch;
-use proto::v1::{Failure, KindPhase, Mode, NodeStatus, StatusResponse};
+use proto::v1::{Failure, FailureKind, KindPhase, Mode, NodeStatus, StatusResponse};
 use serde_json::{Value, json};
 
 use super::{
@@ -95,6 +95,7 @@ fn node(row: &Row) -> Value {
         "backend": backend,
         "backend_version": backend_version,
         "mode": mode,
+        "started_micros": row.status.started_micros,
         "connected_micros": row.status.connected_micros,
         "acked_revision": acked_revision,
         "held_revision": held_revision,
@@ -109,5 +110,9 @@ fn node(row: &Row) -> Value {
 }
 
 fn failure(failure: &Failure) -> Value {
-    json!({ "key": key(failure.key.as_ref()), "reason": failure.reason, "retryable": failure.retryable })
+    let kind = match failure.kind() {
+        FailureKind::Unspecified | FailureKind::Program => "program",
+        FailureKind::HealthCheck => "health_check",
+    };
+    json!({ "key": key(failure.key.as_ref()), "reason": failure.reason, "retryable": failure.retryable, "kind": kind })
 }

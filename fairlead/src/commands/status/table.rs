@@ -117,7 +117,7 @@ fn failures(text: &mut String, overview: &Overview) {
     if failures.is_empty() {
         return;
     }
-    let mut table = Table::new(&["NOT PROGRAMMED", "TRIED AGAIN", "REASON"]);
+    let mut table = Table::new(&["NOT IN FORCE", "TRIED AGAIN", "REASON"]);
     for failure in failures {
         let again = if failure.retryable { "yes" } else { "no" };
         table.row([key(failure.key.as_ref()), again.to_owned(), failure.reason.clone()]);

@@ -44,7 +44,7 @@ fn failing(name: &str, held: u64) -> NodeStatus {
         port_name: String::new(),
         protocol: Protocol::Tcp.into(),
     };
-    let failure = Failure { key: Some(key), reason: "no such module".to_owned(), retryable: true };
+    let failure = Failure { key: Some(key), reason: "no such module".to_owned(), retryable: true, kind: 0 };
     NodeStatus { failures: vec![failure], failure_count: 3, ..node(name, held) }
 }
 
@@ -180,7 +180,7 @@ fn one_node_is_shown_with_all_that_it_could_not_program() {
     let overview = join(vec![("unix:/s", Ok(frontend(1, 9, vec![failing("b", 9)])))], &limits);
     let text = table::render(&overview, &args(&["--node", "b"]));
     let expected = "\
-NOT PROGRAMMED    TRIED AGAIN   REASON
+NOT IN FORCE      TRIED AGAIN   REASON
 default/web/tcp   yes           no such module
 ";
     assert!(text.contains(expected), "{text}");

@@ -57,6 +57,7 @@ pub(in crate::session) fn hello(node: &str) -> Hello {
         resume: None,
         digests: None,
         source_version: SourceVersion(0),
+        started: None,
     }
 }
 

@@ -200,6 +200,7 @@ impl Node {
             resume,
             digests,
             source_version: SourceVersion(0),
+            started: None,
         }
     }
 }
