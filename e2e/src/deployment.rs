@@ -207,11 +207,6 @@ fn end(process: &Process, signal: Signal) {
 // === impl Deployment: looking ===
 
 impl Deployment {
-    /// What programs the nodes.
-    pub(crate) fn backend(&self) -> Backend {
-        self.backend
-    }
-
     /// The cluster.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster

@@ -7,7 +7,7 @@ use netlink::nft::Hook;
 use crate::{
     choice::Choices,
     kernel::Kernel,
-    outcome::{Step, Translation},
+    outcome::{Scheduled, Step, Translation},
     packet::{Entry, Packet},
 };
 
@@ -21,6 +21,8 @@ pub(crate) struct Flow<'a> {
     /// The rule that set the mark last.
     pub(crate) marked_by: String,
     pub(crate) endpoint: Option<SocketAddr>,
+    /// If IPVS has chosen the endpoint: it looks at no packet twice, and connection tracking takes that for no translation.
+    pub(crate) scheduled: Option<Scheduled>,
     pub(crate) masquerade: Option<Translation>,
     /// Which interface it leaves through, once it is routed.
     pub(crate) out: Option<String>,
@@ -36,8 +38,15 @@ pub(crate) struct Flow<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     Accept,
-    Drop { why: String },
-    Refuse { with: String, why: String },
+    Drop {
+        why: String,
+    },
+    Refuse {
+        with: String,
+        why: String,
+    },
+    /// IPVS sends it to an endpoint itself, past what is left of this hook.
+    Sent,
 }
 
 /// So many chains within each other; the kernel allows 16 in nf_tables.
@@ -54,6 +63,7 @@ impl<'a> Flow<'a> {
             ct_mark: 0,
             marked_by: String::new(),
             endpoint: None,
+            scheduled: None,
             masquerade: None,
             out: None,
             steps: Vec::new(),
@@ -93,6 +103,19 @@ impl<'a> Flow<'a> {
         let to = SocketAddr::new(address.unwrap_or(to.ip()), port.unwrap_or(to.port()));
         self.packet.destination = to;
         self.endpoint = Some(to);
+    }
+
+    /// Whether connection tracking knows of another destination than it was sent to.
+    pub(crate) fn is_translated(&self) -> bool {
+        self.endpoint.is_some() && self.scheduled.is_none()
+    }
+
+    /// The mark of its connection changes.
+    pub(crate) fn set_ct_mark(&mut self, mark: u32, why: &str) {
+        if mark & !self.ct_mark != 0 {
+            self.marked_by = why.to_owned();
+        }
+        self.ct_mark = mark;
     }
 
     /// The source becomes one of this node's addresses, or the given one.

@@ -86,6 +86,11 @@ pub(crate) enum What {
     Local(Side),
     /// `statistic --mode random`.
     Random(f64),
+    /// `set`: whether an element of a set of ipset, of these places.
+    InSet {
+        name: String,
+        sides: Vec<Side>,
+    },
     /// `recent`: whether the source is in a list.
     Remembered(String),
     /// `recent --set`: always.
@@ -107,6 +112,25 @@ pub(crate) enum Target {
     Mark {
         value: u32,
         mask: u32,
+    },
+    /// `SET --map-set ... --map-mark`: the mark that a set of ipset has for these places.
+    MapMark {
+        name: String,
+        sides: Vec<Side>,
+    },
+    ConnMark {
+        value: u32,
+        mask: u32,
+    },
+    /// The mark of the connection becomes that of the packet, as far as the masks (of packet, connection) go.
+    SaveMark {
+        packet: u32,
+        connection: u32,
+    },
+    /// The other way round.
+    RestoreMark {
+        packet: u32,
+        connection: u32,
     },
     Dnat {
         address: Option<IpAddr>,

@@ -1,20 +1,24 @@
 //! What is asked while a packet goes: elements of sets one by one, for a large cluster has many; addresses; routes.
 
 mod routes;
+mod servers;
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fs,
     net::{IpAddr, SocketAddr, UdpSocket},
 };
 
 use anyhow::{Context as _, Result};
 use netlink::{
-    addresses,
+    addresses, ipset, ipvs,
     nft::{Data, Handle, Table, Verdict},
 };
 
+use crate::ipset::find;
 use routes::Routes;
+use servers::Servers;
+pub use servers::VirtualServer;
 
 /// What a set or map holds under a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +39,36 @@ pub trait Kernel {
     /// When the kernel does not answer.
     fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<Found>>;
 
+    /// A set of ipset, without its entries.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    fn ipset(&mut self, name: &str) -> Result<Option<ipset::Set>>;
+
+    /// Whether an entry is in a set of ipset, or in a range that is.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    fn ipset_has(&mut self, name: &str, entry: &ipset::Entry) -> Result<bool>;
+
+    /// The mark that a set of ipset gives what this entry stands for; `Some(0)` where it has no marks.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    fn ipset_mark(&mut self, name: &str, entry: &ipset::Entry) -> Result<Option<u32>>;
+
+    /// The virtual server of IPVS that is known by this.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    fn virtual_server(&mut self, known_by: &ipvs::Service) -> Result<Option<VirtualServer>>;
+
+    /// Where a virtual server sends a client that it remembers; port 0 where it remembers none.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    fn persistent(&mut self, server: &ipvs::Service, client: IpAddr) -> Result<Option<SocketAddr>>;
+
     /// Whether an address is one of this node's.
     fn is_local(&self, address: IpAddr) -> bool;
 
@@ -52,6 +86,13 @@ pub trait Kernel {
 #[derive(Debug)]
 pub struct Live {
     nft: Handle,
+    ipset: ipset::Handle,
+    /// Once they have been asked for.
+    sets: Option<Vec<ipset::Set>>,
+    /// Of the sets whose marks have been asked for.
+    entries: HashMap<String, Vec<ipset::Entry>>,
+    /// Once one has been asked for.
+    servers: Option<Servers>,
     own: HashSet<IpAddr>,
     interfaces: BTreeMap<String, HashSet<IpAddr>>,
     routes: Routes,
@@ -68,6 +109,10 @@ impl Live {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Ok(Self {
             nft: Handle::open().context("open nf_tables")?,
+            ipset: ipset::Handle::open().context("open ipset")?,
+            sets: None,
+            entries: HashMap::new(),
+            servers: None,
             own: addresses::own().context("read this node's addresses")?,
             interfaces: addresses::by_interface().context("read this node's interfaces")?,
             routes: Routes::parse(
@@ -102,6 +147,40 @@ impl Kernel for Live {
                 Ok(found)
             }
         }
+    }
+
+    fn ipset(&mut self, name: &str) -> Result<Option<ipset::Set>> {
+        let sets = match &mut self.sets {
+            Some(sets) => sets,
+            sets => sets.insert(self.ipset.sets().context("list sets of ipset")?),
+        };
+        Ok(sets.iter().find(|set| set.name == name).cloned())
+    }
+
+    fn ipset_has(&mut self, name: &str, entry: &ipset::Entry) -> Result<bool> {
+        self.ipset.contains(name, entry).with_context(|| format!("look into set {name} of ipset"))
+    }
+
+    fn ipset_mark(&mut self, name: &str, entry: &ipset::Entry) -> Result<Option<u32>> {
+        // The kernel does not say what one entry has: the whole set is listed.
+        if !self.entries.contains_key(name) {
+            let listed = self.ipset.entries(name).with_context(|| format!("list set {name} of ipset"))?;
+            self.entries.insert(name.to_owned(), listed);
+        }
+        let entries = self.entries.get(name).map_or(&[][..], |entries| entries);
+        Ok(find(entries, entry).map(|entry| entry.mark.unwrap_or(0)))
+    }
+
+    fn virtual_server(&mut self, known_by: &ipvs::Service) -> Result<Option<VirtualServer>> {
+        let servers = match &mut self.servers {
+            Some(servers) => servers,
+            servers => servers.insert(Servers::read()?),
+        };
+        servers.get(known_by)
+    }
+
+    fn persistent(&mut self, server: &ipvs::Service, client: IpAddr) -> Result<Option<SocketAddr>> {
+        servers::persistent(server, client)
     }
 
     fn is_local(&self, address: IpAddr) -> bool {

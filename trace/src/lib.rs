@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   nf_tables ──netlink──▶ nft::Tables ─┐
-//!   iptables-save ─────▶ iptables::Tables ─┴▶ walk: hook after hook, chain after chain in the order of their priorities
-//!                                                │ asks Kernel: is this an element, an address of this node, a remembered client?
+//!   iptables-save ─────▶ iptables::Tables ─┴▶ walk: hook after hook, chain after chain in the order of their priorities, IPVS between them
+//!                                                │ asks Kernel: is this an element, an address of this node, a remembered client, a virtual server?
 //!   Packet ─────────────────────────────────────▶│
 //!                                                ▼
 //!                               Trace: every way that it may take, how likely, with its steps and its end
@@ -20,12 +20,16 @@
 //! | `walk` | the order of hooks and chains |
 //! | [`nft`] | rules of nf_tables |
 //! | [`iptables`] | rules as `iptables-save` prints them |
+//! | `ipset` | what a rule looks for in a set |
+//! | `ipvs` | which virtual server takes it, and where to |
 //! | [`kernel`] | what is asked while it goes: the real kernel, or a made-up one |
 //! | [`Trace`] | what came out |
 
 mod choice;
 mod flow;
+mod ipset;
 pub mod iptables;
+mod ipvs;
 pub mod kernel;
 pub mod nft;
 mod outcome;
@@ -34,7 +38,7 @@ mod packet;
 mod testing;
 mod walk;
 
-pub use kernel::{Kernel, Live};
-pub use outcome::{Fate, Path, Step, Summary, Trace, Translation};
+pub use kernel::{Kernel, Live, VirtualServer};
+pub use outcome::{Choice, Fate, Path, Scheduled, Step, Summary, Trace, Translation};
 pub use packet::{Entry, Packet, Protocol};
 pub use walk::{Rules, trace};

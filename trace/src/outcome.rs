@@ -51,15 +51,44 @@ pub struct Translation {
     pub why: String,
 }
 
+/// How IPVS came to an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Scheduled {
+    /// The virtual server: `tcp 10.96.0.1:80`, or the `mark 0xfa000011` of packets.
+    pub server: String,
+    /// The kernel's name of its scheduler: `rr`.
+    pub scheduler: String,
+    /// What that goes by.
+    pub choice: Choice,
+    /// How long a client stays with its endpoint, if it does.
+    pub affinity_seconds: Option<u32>,
+}
+
+/// What a scheduler goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Choice {
+    /// One after the other, by weight if it looks at that.
+    InTurn,
+    /// The same for the same client; which, only its hash tells. Shares are not known.
+    ByClient,
+    /// Connections that there are, or what else it likes. Shares are not known.
+    ByScheduler,
+    /// The client has been here before.
+    Remembered,
+}
+
 /// One way that the packet may take.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Path {
-    /// Of all ways together 1.
+    /// Of all ways together 1. Where shares are not known ([`Choice`]) ways are given equal ones.
     pub probability: f64,
     /// What it met.
     pub steps: Vec<Step>,
     /// The endpoint that its destination was translated to.
     pub endpoint: Option<SocketAddr>,
+    /// If IPVS chose the endpoint.
+    pub scheduled: Option<Scheduled>,
     /// If its source was translated.
     pub masquerade: Option<Translation>,
     /// Its end.
@@ -99,6 +128,7 @@ impl Trace {
                 let example = summary.example;
                 example.fate == path.fate
                     && example.endpoint.is_some() == path.endpoint.is_some()
+                    && example.scheduled == path.scheduled
                     && is_same(example.masquerade.as_ref(), path.masquerade.as_ref())
             };
             let summary = match summaries.iter_mut().find(same) {
@@ -126,7 +156,31 @@ fn is_same(one: Option<&Translation>, other: Option<&Translation>) -> bool {
     one.map(|translation| &translation.why) == other.map(|translation| &translation.why)
 }
 
+// === impl Scheduled ===
+
+impl fmt::Display for Scheduled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = match self.choice {
+            Choice::InTurn => "in turn",
+            Choice::ByClient => "by the client's address",
+            Choice::ByScheduler => "as the scheduler decides",
+            Choice::Remembered => return f.write_str("where this client has been before"),
+        };
+        write!(f, "{how} ({})", self.scheduler)?;
+        match self.affinity_seconds {
+            Some(seconds) => write!(f, ", where it stays for {seconds} s"),
+            None => Ok(()),
+        }
+    }
+}
+
 // === impl Summary ===
+
+impl Summary<'_> {
+    fn is_remembered(&self) -> bool {
+        self.example.scheduled.as_ref().is_some_and(|scheduled| scheduled.choice == Choice::Remembered)
+    }
+}
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -142,13 +196,22 @@ impl fmt::Display for Summary<'_> {
                     "not translated: no rule here takes it for a Service's; it goes to its destination as it is"
                 )?;
             }
+            (Fate::Delivered, [(known, _)]) if self.is_remembered() => {
+                write!(f, "goes to {known}, where this client has been before")?;
+            }
             (Fate::Delivered, [(only, _)]) => write!(f, "goes to the only endpoint, {only}")?,
             (Fate::Delivered, endpoints) => {
+                let scheduled = self.example.scheduled.as_ref();
+                let has_shares = scheduled.is_none_or(|scheduled| scheduled.choice == Choice::InTurn);
                 let shown: Vec<_> = endpoints
                     .iter()
-                    .map(|(endpoint, share)| format!("{endpoint} ({})", percent(*share)))
+                    .map(|(endpoint, share)| match has_shares {
+                        true => format!("{endpoint} ({})", percent(*share)),
+                        false => endpoint.to_string(),
+                    })
                     .collect();
-                write!(f, "goes to one of {} endpoints: {}", endpoints.len(), shown.join(", "))?;
+                let how = scheduled.map(|scheduled| format!(", {scheduled}")).unwrap_or_default();
+                write!(f, "goes to one of {} endpoints{how}: {}", endpoints.len(), shown.join(", "))?;
             }
         }
         match &self.example.masquerade {

@@ -1,17 +1,26 @@
 //! For the tests of this crate: a kernel that is made up.
 
-use std::{collections::HashSet, net::IpAddr};
+use std::{
+    collections::{HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+};
 
 use anyhow::Result;
-use netlink::nft::Table;
+use netlink::{ipset, ipvs, nft::Table};
 
-use crate::kernel::{Found, Kernel};
+use crate::{
+    ipset::find,
+    kernel::{Found, Kernel, VirtualServer},
+};
 
 /// What it is asked, it knows by heart.
 #[derive(Debug, Default)]
 pub(crate) struct FakeKernel {
     pub(crate) own: HashSet<IpAddr>,
     pub(crate) remembered: HashSet<(String, IpAddr)>,
+    pub(crate) sets: Vec<(ipset::Set, Vec<ipset::Entry>)>,
+    pub(crate) servers: HashMap<ipvs::Service, VirtualServer>,
+    pub(crate) persistent: HashMap<(ipvs::Service, IpAddr), SocketAddr>,
 }
 
 impl FakeKernel {
@@ -20,11 +29,36 @@ impl FakeKernel {
         let own = addresses.iter().map(|address| address.parse().unwrap()).collect();
         Self { own, ..Self::default() }
     }
+
+    fn entry(&self, name: &str, entry: &ipset::Entry) -> Option<&ipset::Entry> {
+        let (_, entries) = self.sets.iter().find(|(set, _)| set.name == name)?;
+        find(entries, entry)
+    }
 }
 
 impl Kernel for FakeKernel {
     fn element(&mut self, _: &Table, _: &str, _: &[u8]) -> Result<Option<Found>> {
         Ok(None)
+    }
+
+    fn ipset(&mut self, name: &str) -> Result<Option<ipset::Set>> {
+        Ok(self.sets.iter().map(|(set, _)| set).find(|set| set.name == name).cloned())
+    }
+
+    fn ipset_has(&mut self, name: &str, entry: &ipset::Entry) -> Result<bool> {
+        Ok(self.entry(name, entry).is_some())
+    }
+
+    fn ipset_mark(&mut self, name: &str, entry: &ipset::Entry) -> Result<Option<u32>> {
+        Ok(self.entry(name, entry).map(|entry| entry.mark.unwrap_or(0)))
+    }
+
+    fn virtual_server(&mut self, known_by: &ipvs::Service) -> Result<Option<VirtualServer>> {
+        Ok(self.servers.get(known_by).cloned())
+    }
+
+    fn persistent(&mut self, server: &ipvs::Service, client: IpAddr) -> Result<Option<SocketAddr>> {
+        Ok(self.persistent.get(&(*server, client)).copied())
     }
 
     fn is_local(&self, address: IpAddr) -> bool {

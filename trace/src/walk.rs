@@ -5,6 +5,7 @@
 //!                                    └─ others' ─────▶ forward ──▶ postrouting
 //!   this node ─▶ output ──▶ route again ──▶ postrouting ──┬─ others'
 //!                                                         └─ this node's ─▶ prerouting ─▶ input  (over lo, without translation)
+//!   IPVS, which lies in input and output ──▶ output ──▶ postrouting
 //! ```
 
 use anyhow::{Result, bail};
@@ -13,7 +14,7 @@ use netlink::nft::{ChainKind, Hook};
 use crate::{
     choice::Choices,
     flow::{Decision, Flow},
-    iptables,
+    iptables, ipvs,
     kernel::Kernel,
     nft,
     outcome::{Fate, Path, Trace},
@@ -42,6 +43,16 @@ struct Called<'a> {
 enum Chain<'a> {
     Nft(&'a nft::Table, &'a str),
     Iptables(&'a iptables::Table, &'a str),
+    Ipvs,
+}
+
+/// How a packet leaves a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Left {
+    On,
+    Ended(Fate),
+    /// By IPVS.
+    Sent,
 }
 
 /// `NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC` of `linux/netfilter_ipv4.h`.
@@ -63,9 +74,9 @@ pub fn trace(rules: &Rules, packet: &Packet, kernel: &mut dyn Kernel) -> Result<
         }
         let mut flow = Flow::new(packet.clone(), &mut choices, kernel);
         let fate = run(rules, &mut flow)?;
-        let Flow { steps, endpoint, masquerade, unknown, .. } = flow;
+        let Flow { steps, endpoint, scheduled, masquerade, unknown, .. } = flow;
         let probability = choices.probability();
-        paths.push(Path { probability, steps, endpoint, masquerade, fate, unknown });
+        paths.push(Path { probability, steps, endpoint, scheduled, masquerade, fate, unknown });
         next = choices.next();
     }
     Ok(Trace { packet: packet.clone(), paths })
@@ -73,38 +84,44 @@ pub fn trace(rules: &Rules, packet: &Packet, kernel: &mut dyn Kernel) -> Result<
 
 /// One way, to its end.
 fn run(rules: &Rules, flow: &mut Flow<'_>) -> Result<Fate> {
+    use Translations::{Done, Over};
     let is_own = flow.packet.entry == Entry::Node;
     let first = if is_own { Hook::Output } else { Hook::Prerouting };
     if is_own {
-        route(flow)?;
+        route(flow);
     }
-    if let Some(fate) = at(rules, flow, first, Translations::Done)? {
-        return Ok(fate);
+    let mut left = at(rules, flow, first, Done)?;
+    if left == Left::On {
+        route(flow);
+        let to_this_node = flow.kernel.is_local(flow.packet.destination.ip());
+        let rest: &[_] = match (is_own, to_this_node) {
+            (false, true) => &[(Hook::Input, Done)],
+            (false, false) => &[(Hook::Forward, Done), (Hook::Postrouting, Done)],
+            (true, false) => &[(Hook::Postrouting, Done)],
+            (true, true) => &[(Hook::Postrouting, Done), (Hook::Prerouting, Over), (Hook::Input, Over)],
+        };
+        left = pass(rules, flow, rest)?;
     }
-    route(flow)?;
-    let to_this_node = flow.kernel.is_local(flow.packet.destination.ip());
-    let rest: &[Hook] = match (is_own, to_this_node) {
-        (false, true) => &[Hook::Input],
-        (false, false) => &[Hook::Forward, Hook::Postrouting],
-        (true, false) => &[Hook::Postrouting],
-        (true, true) => {
-            if let Some(fate) = at(rules, flow, Hook::Postrouting, Translations::Done)? {
-                return Ok(fate);
-            }
-            for hook in [Hook::Prerouting, Hook::Input] {
-                if let Some(fate) = at(rules, flow, hook, Translations::Over)? {
-                    return Ok(fate);
-                }
-            }
-            &[]
+    if left == Left::Sent {
+        route(flow);
+        // Chains that translate destinations have been asked before.
+        left = pass(rules, flow, &[(Hook::Output, Over), (Hook::Postrouting, Done)])?;
+    }
+    Ok(match left {
+        Left::Ended(fate) => fate,
+        Left::On | Left::Sent => Fate::Delivered,
+    })
+}
+
+/// Hook after hook, as long as it goes on.
+fn pass(rules: &Rules, flow: &mut Flow<'_>, hooks: &[(Hook, Translations)]) -> Result<Left> {
+    for (hook, translations) in hooks {
+        match at(rules, flow, *hook, *translations)? {
+            Left::On => {}
+            left => return Ok(left),
         }
-    };
-    for hook in rest {
-        if let Some(fate) = at(rules, flow, *hook, Translations::Done)? {
-            return Ok(fate);
-        }
     }
-    Ok(Fate::Delivered)
+    Ok(Left::On)
 }
 
 /// Whether chains that translate are asked: each connection asks them once.
@@ -114,13 +131,12 @@ enum Translations {
     Over,
 }
 
-fn route(flow: &mut Flow<'_>) -> Result<()> {
+fn route(flow: &mut Flow<'_>) {
     flow.out = flow.kernel.interface_towards(flow.packet.destination.ip());
-    Ok(())
 }
 
 /// All chains of a hook, until one decides against the packet.
-fn at(rules: &Rules, flow: &mut Flow<'_>, hook: Hook, translations: Translations) -> Result<Option<Fate>> {
+fn at(rules: &Rules, flow: &mut Flow<'_>, hook: Hook, translations: Translations) -> Result<Left> {
     flow.hook = hook;
     let mut translated = false;
     for called in called(rules, flow.packet.is_v4(), hook) {
@@ -132,8 +148,9 @@ fn at(rules: &Rules, flow: &mut Flow<'_>, hook: Hook, translations: Translations
         let decision = match called.chain {
             Chain::Nft(table, chain) => nft::base(flow, table, chain)?,
             Chain::Iptables(table, chain) => iptables::base(flow, table, chain)?,
+            Chain::Ipvs => ipvs::schedule(flow)?,
         };
-        let refused = decision != Decision::Accept;
+        let refused = matches!(decision, Decision::Drop { .. } | Decision::Refuse { .. });
         if flow.steps.len() == before.2 && (refused || called.chain.has_rules()) {
             let does =
                 if refused { "no rule matches: its policy is drop" } else { "no rule matches: passed" };
@@ -142,17 +159,19 @@ fn at(rules: &Rules, flow: &mut Flow<'_>, hook: Hook, translations: Translations
         translated |= translates && (before.0 != flow.endpoint || before.1 != flow.masquerade);
         match decision {
             Decision::Accept => {}
-            Decision::Drop { why } => return Ok(Some(Fate::Dropped { why })),
-            Decision::Refuse { with, why } => return Ok(Some(Fate::Refused { with, why })),
+            Decision::Drop { why } => return Ok(Left::Ended(Fate::Dropped { why })),
+            Decision::Refuse { with, why } => return Ok(Left::Ended(Fate::Refused { with, why })),
+            Decision::Sent => return Ok(Left::Sent),
         }
     }
-    Ok(None)
+    Ok(Left::On)
 }
 
 /// The chains that are called at a hook for packets of a family, in their order. At the same priority those of nf_tables come first;
 /// which were there first, nobody can see.
 fn called(rules: &Rules, v4: bool, hook: Hook) -> Vec<Called<'_>> {
     let mut all = Vec::new();
+    all.extend(ipvs::priority(hook).map(|priority| (priority, ChainKind::Filter, Chain::Ipvs)));
     for table in rules.nft.iter().filter(|table| table.sees(v4)) {
         all.extend(table.bases().filter(|(_, base)| base.hook == hook).map(|(name, base)| {
             let chain = Chain::Nft(table, name);
@@ -186,6 +205,7 @@ impl Chain<'_> {
         match self {
             Self::Nft(table, chain) => table.place(chain),
             Self::Iptables(table, chain) => table.place(chain),
+            Self::Ipvs => ipvs::PLACE.to_owned(),
         }
     }
 
@@ -193,6 +213,7 @@ impl Chain<'_> {
         match self {
             Self::Nft(table, chain) => table.rules.get(chain).is_some_and(|rules| !rules.is_empty()),
             Self::Iptables(table, chain) => table.rules.get(chain).is_some_and(|rules| !rules.is_empty()),
+            Self::Ipvs => false,
         }
     }
 }

@@ -30,7 +30,7 @@ pub fn other_ports_are_refused(backend: Backend) {
     let dns_ip = plan::cluster_ip(2);
     checks.extend(self::checks(cluster, &[Protocol::Tcp], dns_ip, 53, &Expected::Refused));
     checks.extend(served(cluster));
-    check_traced(backend, cluster, &checks);
+    check_traced(cluster, &checks);
 
     let gone = web(deployment.cluster());
     deployment.delete(&gone);

@@ -83,7 +83,7 @@ pub fn a_pod_reaches_itself(backend: Backend) {
             }
         }
     }
-    check_traced(backend, cluster, &checks);
+    check_traced(cluster, &checks);
 }
 
 fn everything(cluster: &Cluster, number: u8, policy: Policy) -> Service {

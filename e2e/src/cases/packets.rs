@@ -172,7 +172,7 @@ pub fn pod_cidrs_of_the_node_change(backend: Backend) {
 fn run(builder: DeploymentBuilder, setup: Setup, vip: Vip) {
     let deployment = builder.start(services);
     let cluster = deployment.cluster();
-    check_traced(deployment.backend(), cluster, &Table { cluster, setup, vip }.checks());
+    check_traced(cluster, &Table { cluster, setup, vip }.checks());
 }
 
 // === the services ===

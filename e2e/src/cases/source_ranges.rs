@@ -48,7 +48,7 @@ pub fn only_sources_in_a_range_connect(backend: Backend) {
     let mut node_port = checks_from(cluster, 8, cluster.node('a').address, &answers());
     node_port.iter_mut().for_each(|check| check.to.set_port(NODE_PORT));
     checks.extend(node_port);
-    check_traced(backend, cluster, &checks);
+    check_traced(cluster, &checks);
 }
 
 /// Ranges that overlap, follow each other or are there twice mean what all of them mean.
@@ -92,7 +92,7 @@ pub fn without_endpoints_the_others_are_told_nothing(backend: Backend) {
     let ip = plan::load_balancer_ip(1);
     let mut checks = checks_from(deployment.cluster(), 1, ip, &|_| Expected::Refused);
     checks.extend(checks_from(deployment.cluster(), 8, ip, &|_| Expected::Dropped));
-    check_traced(backend, deployment.cluster(), &checks);
+    check_traced(deployment.cluster(), &checks);
 }
 
 /// Ranges change under traffic: who is in one before and after notices nothing, nor does another service, and connections that exist go

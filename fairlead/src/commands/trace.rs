@@ -1,7 +1,5 @@
 //! `fairlead trace`: what the rules in this node's kernel do with a packet, step by step.
 
-use std::fs;
-
 use anyhow::{Result, ensure};
 use proto::model::Family;
 use serde::Serialize;
@@ -17,8 +15,6 @@ use crate::{
 struct Report {
     /// One sentence for each thing that may happen.
     summary: Vec<String>,
-    /// What else may happen here, of which nothing is known.
-    notes: Vec<String>,
     #[serde(flatten)]
     trace: Trace,
 }
@@ -53,14 +49,7 @@ async fn follow(args: &TraceArgs) -> Result<Report> {
     let packet = Packet { source, destination, protocol: args.protocol, entry };
     let trace = trace::trace(&rules, &packet, &mut kernel)?;
     let summary = trace.summaries().iter().map(ToString::to_string).collect();
-    let servers =
-        fs::read_to_string("/proc/thread-self/net/ip_vs").map_or(0, |listed| virtual_servers(&listed));
-    let notes = (servers > 0).then(|| {
-        format!(
-            "IPVS has {servers} virtual servers here, which are not followed: see `fairlead services --kernel`, or `ipvsadm -Ln`"
-        )
-    });
-    Ok(Report { summary, notes: notes.into_iter().collect(), trace })
+    Ok(Report { summary, trace })
 }
 
 impl Report {
@@ -86,26 +75,6 @@ impl Report {
                 text += &format!("not known: {unknown}\n");
             }
         }
-        self.notes.iter().for_each(|note| text += &format!("not known: {note}\n"));
         text
-    }
-}
-
-/// How many virtual servers the kernel lists.
-fn virtual_servers(listed: &str) -> usize {
-    let kinds = ["TCP ", "UDP ", "SCTP ", "FWM "];
-    listed.lines().filter(|line| kinds.iter().any(|kind| line.starts_with(kind))).count()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::virtual_servers;
-
-    #[test]
-    fn virtual_servers_are_counted_without_their_destinations() {
-        let listed = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  \
-            -> RemoteAddress:Port Forward Weight ActiveConn InActConn\nTCP  0A600001:0050 rr\n  -> 0AF40101:1F90 Masq 1 0 0\nFWM  FA000001 rr\n";
-        assert_eq!(virtual_servers(listed), 2);
-        assert_eq!(virtual_servers(""), 0);
     }
 }

@@ -92,6 +92,14 @@ pub(super) fn write_entries(buf: &mut Vec<u8>, command: u16, name: &str, entries
     count
 }
 
+/// Appends a question whether an entry is in a set, be it in a range of it.
+pub(super) fn write_test(buf: &mut Vec<u8>, name: &str, entry: &Entry) {
+    let at = start(buf, cmd::TEST, flags::ACK);
+    buf.put_str(attr::SETNAME, name);
+    entry.write(buf, 0);
+    message::finish(buf, at);
+}
+
 /// Which entry was refused, counted from 1, by what came back of the request.
 pub(super) fn read_refused_line(error: &[u8]) -> Option<u32> {
     let request = error.get(4 + message::HEADER + abi::NFGENMSG..)?;

@@ -62,6 +62,17 @@ impl Handle {
         Ok(list)
     }
 
+    /// Whether an entry is in a set, or in a range that is: as a rule finds it.
+    ///
+    /// # Errors
+    /// When the kernel refuses; [`Error::is_not_found`] when there is no such set.
+    pub fn contains(&mut self, name: &str, entry: &Entry) -> Result<bool> {
+        match self.request(&format!("look into set {name}"), |buf| codec::write_test(buf, name, entry)) {
+            Err(Error::Request { errno: Errno(abi::EXIST | abi::TYPE_SPECIFIC..), .. }) => Ok(false),
+            asked => asked.map(|()| true),
+        }
+    }
+
     /// Makes a set. The kernel loads what it needs for that.
     ///
     /// # Errors

@@ -3,7 +3,10 @@
 use anyhow::{Result, bail};
 
 use super::{Match, Policy, Rule, Sense, Side, Table, Target, What};
-use crate::flow::{DEEPEST, Decision, Flow};
+use crate::{
+    flow::{DEEPEST, Decision, Flow},
+    ipset::{self, Wanted},
+};
 
 /// How a chain ends.
 enum Left {
@@ -27,7 +30,7 @@ fn chain(flow: &mut Flow<'_>, table: &Table, name: &str, depth: usize) -> Result
         bail!("{}: chains lead to each other without end", table.place(name));
     }
     for rule in table.rules.get(name).into_iter().flatten() {
-        if !matches(flow, table, name, rule) {
+        if !matches(flow, table, name, rule)? {
             continue;
         }
         let place = table.place(name);
@@ -35,7 +38,7 @@ fn chain(flow: &mut Flow<'_>, table: &Table, name: &str, depth: usize) -> Result
         if let Target::Unknown(target) = &rule.target {
             flow.unknown(format!("{place}: target {target}, taken for one that does nothing: {}", rule.text));
         }
-        let does = act(flow, rule);
+        let Some(does) = act(flow, rule, &place)? else { continue };
         flow.step(place.clone(), rule.text.clone(), does);
         let decision = match &rule.target {
             Target::Accept | Target::Dnat { .. } | Target::Snat(_) | Target::Masquerade => Decision::Accept,
@@ -51,16 +54,23 @@ fn chain(flow: &mut Flow<'_>, table: &Table, name: &str, depth: usize) -> Result
                     (left, _) => return Ok(left),
                 }
             }
-            Target::None | Target::Mark { .. } | Target::Harmless | Target::Unknown(_) => continue,
+            Target::None
+            | Target::Mark { .. }
+            | Target::MapMark { .. }
+            | Target::ConnMark { .. }
+            | Target::SaveMark { .. }
+            | Target::RestoreMark { .. }
+            | Target::Harmless
+            | Target::Unknown(_) => continue,
         };
         return Ok(Left::Decided(decision));
     }
     Ok(Left::Back)
 }
 
-/// Does what the target does to the packet; in words.
-fn act(flow: &mut Flow<'_>, rule: &Rule) -> String {
-    match &rule.target {
+/// Does what the target does to the packet; in words. `None` where it is as if the rule did not match.
+fn act(flow: &mut Flow<'_>, rule: &Rule, place: &str) -> Result<Option<String>> {
+    Ok(Some(match &rule.target {
         Target::None => "counted".to_owned(),
         Target::Accept => "accept".to_owned(),
         Target::Drop => "drop".to_owned(),
@@ -73,21 +83,58 @@ fn act(flow: &mut Flow<'_>, rule: &Rule) -> String {
             flow.set_mark((before & !mask) ^ value, &rule.comment);
             format!("mark {before:#x} becomes {:#x}", flow.mark)
         }
+        Target::MapMark { name, sides } => return map_mark(flow, name, sides, place),
+        Target::ConnMark { value, mask } => {
+            let mark = (flow.ct_mark & !mask) ^ value;
+            flow.set_ct_mark(mark, why(rule, &rule.text));
+            format!("the connection's mark becomes {mark:#x}")
+        }
+        Target::SaveMark { packet, connection } => {
+            let mark = (flow.ct_mark & !connection) ^ (flow.mark & packet);
+            flow.set_ct_mark(mark, why(rule, &rule.text));
+            format!("the connection's mark becomes {mark:#x}")
+        }
+        Target::RestoreMark { packet, connection } => {
+            let mark = (flow.mark & !packet) ^ (flow.ct_mark & connection);
+            flow.set_mark(mark, &rule.comment);
+            format!("mark becomes {mark:#x}")
+        }
         Target::Dnat { address, port } => {
             flow.translate(*address, *port);
             format!("the destination becomes {}", flow.packet.destination)
         }
         Target::Snat(address) => {
-            flow.masquerade(*address, why(rule, "SNAT"));
+            flow.masquerade(*address, why(rule, &rule.text));
             format!("the source becomes {}", flow.packet.source.ip())
         }
         Target::Masquerade => {
-            flow.masquerade(None, why(rule, "MASQUERADE"));
+            flow.masquerade(None, why(rule, &rule.text));
             "the source becomes an address of this node".to_owned()
         }
         Target::Harmless => "goes on".to_owned(),
         Target::Unknown(target) => format!("not understood: {target}"),
-    }
+    }))
+}
+
+/// The mark that the packet's element of a set has; it stays where the set has no such element.
+fn map_mark(flow: &mut Flow<'_>, name: &str, sides: &[Side], place: &str) -> Result<Option<String>> {
+    let entry = match look_for(flow, name, sides)? {
+        Wanted::Entry(entry) => entry,
+        Wanted::Nothing => return Ok(None),
+        Wanted::Unknown => {
+            flow.unknown(format!("{place}: set {name} of ipset, taken for one without elements"));
+            return Ok(None);
+        }
+    };
+    let Some(mark) = flow.kernel.ipset_mark(name, &entry)? else { return Ok(None) };
+    let before = std::mem::replace(&mut flow.mark, mark);
+    Ok(Some(format!("{} is in {name}: mark {before:#x} becomes {mark:#x}", ipset::words(&entry))))
+}
+
+/// What to look for in a set of ipset. A rule keeps its set from going; one that is not there all the same has nothing.
+fn look_for(flow: &mut Flow<'_>, name: &str, sides: &[Side]) -> Result<Wanted> {
+    let set = flow.kernel.ipset(name)?;
+    Ok(set.map_or(Wanted::Nothing, |set| ipset::wanted(&set, sides, &flow.packet)))
 }
 
 fn why<'a>(rule: &'a Rule, otherwise: &'a str) -> &'a str {
@@ -105,26 +152,29 @@ fn reject(with: &str) -> String {
 }
 
 /// Whether all conditions hold. What is not understood does not.
-fn matches(flow: &mut Flow<'_>, table: &Table, chain: &str, rule: &Rule) -> bool {
-    rule.matches.iter().all(|Match { sense, what }| match holds(flow, what) {
-        Some(holds) => holds == (*sense == Sense::Is),
-        None => {
+fn matches(flow: &mut Flow<'_>, table: &Table, chain: &str, rule: &Rule) -> Result<bool> {
+    for Match { sense, what } in &rule.matches {
+        let Some(holds) = holds(flow, what)? else {
             let rule = format!("{}: {}", table.place(chain), rule.text);
             flow.unknown(format!(
                 "a rule that is not understood, and taken for one that does not match: {rule}"
             ));
-            false
+            return Ok(false);
+        };
+        if holds != (*sense == Sense::Is) {
+            return Ok(false);
         }
-    })
+    }
+    Ok(true)
 }
 
 /// `None`: nobody here knows.
-fn holds(flow: &mut Flow<'_>, what: &What) -> Option<bool> {
+fn holds(flow: &mut Flow<'_>, what: &What) -> Result<Option<bool>> {
     let end = |flow: &Flow<'_>, side: &Side| match side {
         Side::Source => flow.packet.source,
         Side::Destination => flow.packet.destination,
     };
-    Some(match what {
+    Ok(Some(match what {
         What::Address(side, net) => net.contains(&end(flow, side).ip()),
         What::Protocol(number) => *number == flow.packet.protocol.number() || *number == 0,
         What::Interface(side, wanted) => {
@@ -145,7 +195,7 @@ fn holds(flow: &mut Flow<'_>, what: &What) -> Option<bool> {
         What::ConnMark { value, mask } => flow.ct_mark & mask == *value,
         What::State(words) => words.iter().any(|word| match word.as_str() {
             "NEW" => true,
-            "DNAT" => flow.endpoint.is_some(),
+            "DNAT" => flow.is_translated(),
             "SNAT" => flow.masquerade.is_some(),
             _ => false,
         }),
@@ -156,6 +206,11 @@ fn holds(flow: &mut Flow<'_>, what: &What) -> Option<bool> {
         What::Random(probability) => flow.choices.choose(&[*probability, 1.0 - probability]) == 0,
         What::Remembered(list) => flow.kernel.remembers(list, flow.packet.source.ip()),
         What::Remember(_) => true,
-        What::Unknown(_) => return None,
-    })
+        What::InSet { name, sides } => match look_for(flow, name, sides)? {
+            Wanted::Entry(entry) => flow.kernel.ipset_has(name, &entry)?,
+            Wanted::Nothing => false,
+            Wanted::Unknown => return Ok(None),
+        },
+        What::Unknown(_) => return Ok(None),
+    }))
 }

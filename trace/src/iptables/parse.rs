@@ -136,6 +136,14 @@ impl Reader {
                     *list = name;
                 }
             }
+            "--match-set" => {
+                let (name, sides) = (self.next(), self.next());
+                let text = format!("{name} {sides}");
+                let what = sides_of(&sides).map(|sides| What::InSet { name, sides });
+                self.push(what, option, &text);
+            }
+            // Whether it comes over a bridge that filters; without a value.
+            "--physdev-is-in" | "--physdev-is-out" | "--physdev-is-bridged" => self.push(None, option, ""),
             "--mode" => {
                 let mode = self.next();
                 if mode != "random" {
@@ -194,6 +202,10 @@ fn target(name: &str, options: &[String]) -> Target {
             Some((value, mask)) => Target::Mark { value, mask },
             None => unknown(),
         },
+        "SET" if options.iter().any(|option| option == "--map-set") => {
+            map_mark(options).unwrap_or_else(unknown)
+        }
+        "CONNMARK" => conn_mark(options, &value).unwrap_or_else(unknown),
         "DNAT" => match value("--to-destination").and_then(socket) {
             Some((address, port)) => Target::Dnat { address, port },
             None => unknown(),
@@ -205,6 +217,40 @@ fn target(name: &str, options: &[String]) -> Target {
         name if HARMLESS.contains(&name) => Target::Harmless,
         _ => unknown(),
     }
+}
+
+/// `--map-set NAME dst,dst --map-mark`.
+fn map_mark(options: &[String]) -> Option<Target> {
+    match options {
+        [map_set, name, sides, what] if map_set == "--map-set" && what == "--map-mark" => {
+            Some(Target::MapMark { name: name.clone(), sides: sides_of(sides)? })
+        }
+        _ => None,
+    }
+}
+
+fn conn_mark<'a>(options: &[String], value: &impl Fn(&str) -> Option<&'a str>) -> Option<Target> {
+    if let Some(to) = value("--set-xmark") {
+        let (value, mask) = masked(to)?;
+        return Some(Target::ConnMark { value, mask });
+    }
+    let mask = |option| value(option).map_or(Some(u32::MAX), |mask| Some(masked(mask)?.0));
+    let (packet, connection) = (mask("--nfmask")?, mask("--ctmask")?);
+    match options.first()?.as_str() {
+        "--save-mark" => Some(Target::SaveMark { packet, connection }),
+        "--restore-mark" => Some(Target::RestoreMark { packet, connection }),
+        _ => None,
+    }
+}
+
+/// `dst,dst,src`.
+fn sides_of(text: &str) -> Option<Vec<Side>> {
+    let side = |word| match word {
+        "src" => Some(Side::Source),
+        "dst" => Some(Side::Destination),
+        _ => None,
+    };
+    text.split(',').map(side).collect()
 }
 
 fn net(text: &str) -> Option<IpNet> {

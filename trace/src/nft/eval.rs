@@ -268,7 +268,7 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
             CtKey::State => CtKey::STATE_NEW.to_ne_bytes().to_vec(),
             CtKey::Direction => vec![0],
             CtKey::Status => {
-                let status = if self.flow.endpoint.is_some() { STATUS_DNAT } else { 0 };
+                let status = if self.flow.is_translated() { STATUS_DNAT } else { 0 };
                 status.to_ne_bytes().to_vec()
             }
             CtKey::Mark => self.flow.ct_mark.to_ne_bytes().to_vec(),

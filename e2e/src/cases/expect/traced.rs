@@ -8,7 +8,6 @@ use trace::{Entry, Fate, Kernel as _, Live, Packet, Rules, Trace};
 
 use super::{Check, Expected, check_all};
 use crate::cluster::Cluster;
-use crate::deployment::Backend;
 use crate::wire::Protocol;
 
 /// The source port of a packet; none of the cases says which.
@@ -16,12 +15,8 @@ const SOURCE_PORT: u16 = 40_000;
 
 /// Runs all checks, of which the packets arrive at node-a, and then says of each what the rules say.
 #[track_caller]
-pub(in super::super) fn check_traced(backend: Backend, cluster: &Cluster, checks: &[Check]) {
+pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
     check_all(checks);
-    // IPVS chooses endpoints without a rule.
-    if backend == Backend::Ipvs {
-        return;
-    }
     let node = cluster.node('a');
     let packets: Vec<_> = checks
         .iter()

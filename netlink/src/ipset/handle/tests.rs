@@ -258,3 +258,36 @@ fn many_entries_come_and_go_and_one_that_cannot_be_holds_up_nobody() {
         assert!(handle.add("missing", &rest).unwrap_err().is_not_found());
     });
 }
+
+#[test]
+fn entries_are_found_as_rules_find_them() {
+    in_netns(|| {
+        let mut handle = Handle::open().unwrap();
+        for args in [
+            "create ports bitmap:port range 80-90",
+            "add ports 81",
+            "create vips hash:ip,port",
+            "add vips 10.96.0.10,tcp:80",
+            "create sources hash:ip,port,net",
+            "add sources 10.96.0.10,tcp:80,192.0.2.0/24",
+            "add sources 10.96.0.10,tcp:80,192.0.2.128/25 nomatch",
+        ] {
+            let status = Command::new("ipset").args(args.split_whitespace()).status().unwrap();
+            assert!(status.success(), "{args}");
+        }
+        let source = |ip: &str| Entry { second: Some(ip.parse().unwrap()), ..entry("10.96.0.10", 6, 80) };
+        for (set, asked, expected) in [
+            ("ports", port(81), true),
+            ("ports", port(82), false),
+            ("ports", port(443), false),
+            ("vips", entry("10.96.0.10", 6, 80), true),
+            ("vips", entry("10.96.0.10", 17, 80), false),
+            ("sources", source("192.0.2.7"), true),
+            ("sources", source("192.0.2.200"), false),
+            ("sources", source("192.0.3.7"), false),
+        ] {
+            assert_eq!(handle.contains(set, &asked), Ok(expected), "{set} {asked:?}");
+        }
+        assert!(handle.contains("missing", &port(80)).unwrap_err().is_not_found());
+    });
+}

@@ -1,0 +1,298 @@
+//! What virtual servers do with packets, and kube-proxy's rules in mode ipvs and ours around them.
+
+use std::net::IpAddr;
+
+use netlink::{
+    ipset::{self, Entry as Element},
+    ipvs::Scheduling,
+};
+
+use super::*;
+use crate::{Entry, Fate, Path, Rules, Trace, iptables, testing::FakeKernel, trace};
+
+const NODE: &str = "172.18.0.2";
+const CLUSTER_IP: &str = "10.96.0.10";
+/// The mark of a virtual server.
+const MARK: u32 = 0xfa00_0011;
+
+/// As kube-proxy has it, without a word about what is a pod.
+const KUBE_PROXYS: &str = r#"*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+-A KUBE-SERVICES ! -s 10.244.0.0/16 -m comment --comment "cluster IPs, for masquerade" -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-MARK-MASQ
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT
+-A KUBE-NODE-PORT -p tcp -m comment --comment "node ports, for masquerade" -m set --match-set KUBE-NODE-PORT-TCP dst -j KUBE-MARK-MASQ
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m comment --comment "hairpin" -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -m comment --comment "needs SNAT" -j MASQUERADE --random-fully
+COMMIT
+"#;
+
+/// As ours are, where marks lead to virtual servers.
+const OURS: &str = r"*mangle
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:FAIRLEAD-IPVS - [0:0]
+:FAIRLEAD-IPVS-MASQ - [0:0]
+:FAIRLEAD-IPVS-END - [0:0]
+-A INPUT -m conntrack --ctstate NEW -j FAIRLEAD-IPVS
+-A OUTPUT -m conntrack --ctstate NEW -j FAIRLEAD-IPVS
+-A POSTROUTING -j FAIRLEAD-IPVS-END
+-A FAIRLEAD-IPVS -m mark --mark 0xfa000000/0xff000000 -j RETURN
+-A FAIRLEAD-IPVS -m set --match-set RESTRICTED dst,dst -m set ! --match-set SOURCES dst,dst,src -j DROP
+-A FAIRLEAD-IPVS -j SET --map-set VIPS dst,dst --map-mark
+-A FAIRLEAD-IPVS -m mark --mark 0xfa000000/0xff000000 -j FAIRLEAD-IPVS-MASQ
+-A FAIRLEAD-IPVS-MASQ -m mark --mark 0xfa000001/0xff000003 -j CONNMARK --set-xmark 0x4000/0x4000
+-A FAIRLEAD-IPVS-END -m mark --mark 0xfa000000/0xff000000 -j MARK --set-xmark 0x0/0xffffffff
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+-A POSTROUTING -m connmark --mark 0x4000/0x4000 -j MASQUERADE --random-fully
+COMMIT
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+-A INPUT -m mark --mark 0xfa000004 -j REJECT --reject-with tcp-reset
+-A OUTPUT -m mark --mark 0xfa000004 -j REJECT --reject-with tcp-reset
+COMMIT
+";
+
+fn ip(text: &str) -> Option<IpAddr> {
+    Some(text.parse().unwrap())
+}
+
+fn element(address: &str, port: u16) -> Element {
+    Element { ip: ip(address), protocol: Some(6), port: Some(port), ..Element::default() }
+}
+
+fn set(name: &str, kind: &str, entries: &[Element]) -> (ipset::Set, Vec<Element>) {
+    let family = (kind != "bitmap:port").then_some(ipset::Family::V4);
+    (ipset::Set { name: name.to_owned(), kind: kind.to_owned(), family }, entries.to_vec())
+}
+
+fn server(scheduler: &str, flags: u32, destinations: &[(&str, u32)]) -> VirtualServer {
+    let destinations =
+        destinations.iter().map(|(address, weight)| Destination::new(address.parse().unwrap(), *weight));
+    let scheduling = Scheduling { scheduler: scheduler.into(), flags, timeout: 180 };
+    VirtualServer { scheduling, destinations: destinations.collect() }
+}
+
+fn tcp(address: &str) -> Service {
+    Service::Address(Served::Tcp, address.parse().unwrap())
+}
+
+/// Three endpoints, of which the last drains.
+const ENDPOINTS: [(&str, u32); 3] = [("10.244.1.1:8080", 1), ("10.244.2.1:8080", 1), ("10.244.3.1:8080", 0)];
+
+fn kernel() -> FakeKernel {
+    let mut kernel = FakeKernel::with(&[NODE, CLUSTER_IP, "10.96.0.11"]);
+    kernel.servers.insert(tcp("10.96.0.10:80"), server("rr", 0, &ENDPOINTS));
+    kernel
+}
+
+fn outside() -> Entry {
+    Entry::Interface("eth0".to_owned())
+}
+
+fn follow(saved: &str, source: &str, destination: &str, entry: Entry, kernel: &mut FakeKernel) -> Trace {
+    let rules = Rules { nft: Vec::new(), iptables: iptables::read("iptables-legacy", true, saved) };
+    let (source, destination) = (format!("{source}:40000").parse().unwrap(), destination.parse().unwrap());
+    trace(&rules, &Packet { source, destination, protocol: Protocol::Tcp, entry }, kernel).unwrap()
+}
+
+fn words(trace: &Trace) -> Vec<String> {
+    assert!(trace.paths.iter().all(|path| path.unknown.is_empty()), "{:?}", trace.paths[0].unknown);
+    trace.summaries().iter().map(ToString::to_string).collect()
+}
+
+/// Without a rule.
+fn summary(kernel: &mut FakeKernel, destination: &str) -> Vec<String> {
+    words(&follow("", "10.244.1.9", destination, outside(), kernel))
+}
+
+fn places(path: &Path) -> Vec<(&str, &str)> {
+    path.steps.iter().map(|step| (step.hook, step.place.trim_start_matches("iptables-legacy "))).collect()
+}
+
+#[test]
+fn endpoints_in_turn_without_those_that_drain() {
+    let expected = "goes to one of 2 endpoints, in turn (rr): 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %); \
+        it keeps its source";
+    let trace = follow("", "10.244.1.9", "10.96.0.10:80", outside(), &mut kernel());
+    assert_eq!(words(&trace), [expected]);
+    let does = &trace.paths[0].steps[0].does;
+    assert_eq!(
+        does,
+        "destination 10.244.1.1:8080 of 2, in turn (rr); no new ones go to 10.244.3.1:8080 (weight 0)"
+    );
+}
+
+#[test]
+fn schedulers_are_named() {
+    let mut kernel = kernel();
+    let weights = [("10.244.1.1:8080", 3), ("10.244.2.1:8080", 1)];
+    for (scheduler, flags, expected) in [
+        ("wrr", 0, "in turn (wrr): 10.244.1.1:8080 (75 %), 10.244.2.1:8080 (25 %)"),
+        ("wlc", 0, "as the scheduler decides (wlc): 10.244.1.1:8080, 10.244.2.1:8080"),
+        ("mh", 0, "by the client's address (mh): 10.244.1.1:8080, 10.244.2.1:8080"),
+        (
+            "rr",
+            PERSISTENT,
+            "in turn (rr), where it stays for 180 s: 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %)",
+        ),
+    ] {
+        kernel.servers.insert(tcp("10.96.0.10:80"), server(scheduler, flags, &weights));
+        let expected = format!("goes to one of 2 endpoints, {expected}; it keeps its source");
+        assert_eq!(summary(&mut kernel, "10.96.0.10:80"), [expected]);
+    }
+}
+
+#[test]
+fn a_client_that_is_remembered_stays() {
+    let mut kernel = kernel();
+    let known_by = tcp("10.96.0.10:80");
+    kernel.servers.insert(known_by, server("rr", PERSISTENT, &ENDPOINTS));
+    let client = "10.244.1.9".parse().unwrap();
+    kernel.persistent.insert((known_by, client), "10.244.2.1:8080".parse().unwrap());
+    let stays = "goes to 10.244.2.1:8080, where this client has been before; it keeps its source";
+    assert_eq!(summary(&mut kernel, "10.96.0.10:80"), [stays]);
+    // Where it was drains.
+    kernel.persistent.insert((known_by, client), "10.244.3.1:8080".parse().unwrap());
+    assert!(summary(&mut kernel, "10.96.0.10:80")[0].starts_with("goes to one of 2"));
+}
+
+#[test]
+fn without_destinations_it_is_refused() {
+    let mut kernel = kernel();
+    for destinations in [&[][..], &ENDPOINTS[2..]] {
+        kernel.servers.insert(tcp("10.96.0.10:80"), server("rr", 0, destinations));
+        let refused = "refused with ICMP port unreachable: virtual server tcp 10.96.0.10:80 has no destination \
+            for new connections";
+        assert_eq!(summary(&mut kernel, "10.96.0.10:80"), [refused]);
+    }
+}
+
+#[test]
+fn only_what_comes_up_or_is_the_nodes_own_is_asked() {
+    let mut kernel = kernel();
+    kernel.servers.insert(tcp("192.0.2.77:80"), server("rr", 0, &ENDPOINTS));
+    assert!(summary(&mut kernel, "192.0.2.77:80")[0].starts_with("not translated"));
+    let own = follow("", NODE, "192.0.2.77:80", Entry::Node, &mut kernel);
+    assert!(words(&own)[0].starts_with("goes to one of 2"));
+    assert!(summary(&mut kernel, "10.96.0.10:81")[0].starts_with("not translated"));
+}
+
+#[test]
+fn an_endpoint_that_is_the_node_itself_is_not_sent_away() {
+    let mut kernel = kernel();
+    kernel.servers.insert(tcp("10.96.0.10:80"), server("rr", 0, &[("172.18.0.2:8080", 1)]));
+    for entry in [outside(), Entry::Node] {
+        let trace = follow(OURS, "10.244.1.9", "10.96.0.10:80", entry.clone(), &mut kernel);
+        let hooks: Vec<_> = trace.paths[0].steps.iter().map(|step| step.hook).collect();
+        assert_eq!(hooks.contains(&"output"), entry == Entry::Node, "{hooks:?}");
+        assert_eq!(trace.paths[0].endpoint, Some("172.18.0.2:8080".parse().unwrap()));
+    }
+}
+
+#[test]
+fn kube_proxys_sets_say_who_is_masqueraded() {
+    let mut kernel = kernel();
+    kernel.servers.insert(tcp("172.18.0.2:30080"), server("rr", 0, &ENDPOINTS));
+    let hairpin = Element { second: ip("10.244.1.1"), ..element("10.244.1.1", 8080) };
+    kernel.sets = vec![
+        set("KUBE-CLUSTER-IP", "hash:ip,port", &[element(CLUSTER_IP, 80)]),
+        set("KUBE-NODE-PORT-TCP", "bitmap:port", &[Element { port: Some(30080), ..Element::default() }]),
+        set("KUBE-LOOP-BACK", "hash:ip,port,ip", &[hairpin]),
+    ];
+    let mut why = |source: &str, destination: &str| {
+        let trace = follow(KUBE_PROXYS, source, destination, outside(), &mut kernel);
+        let why = |path: &Path| path.masquerade.as_ref().map(|translation| translation.why.clone());
+        trace.paths.iter().map(why).collect::<Vec<_>>()
+    };
+    assert_eq!(why("10.244.1.9", "10.96.0.10:80"), [None, None]);
+    assert_eq!(why("10.244.1.1", "10.96.0.10:80"), [Some("hairpin".to_owned()), None]);
+    let expected = || Some("cluster IPs, for masquerade".to_owned());
+    assert_eq!(why("192.0.2.1", "10.96.0.10:80"), [expected(), expected()]);
+    let expected = || Some("node ports, for masquerade".to_owned());
+    assert_eq!(why("192.0.2.1", "172.18.0.2:30080"), [expected(), expected()]);
+}
+
+/// A VIP that leads to a mark's virtual server, and one that is refused.
+fn with_marks() -> FakeKernel {
+    let mut kernel = kernel();
+    let marked = |address, mark| Element { mark: Some(mark), ..element(address, 443) };
+    let range = Element { second: ip("192.0.2.0"), second_prefix: Some(24), ..element(CLUSTER_IP, 443) };
+    kernel.sets = vec![
+        set("VIPS", "hash:ip,port", &[marked(CLUSTER_IP, MARK), marked("10.96.0.11", 0xfa00_0004)]),
+        set("RESTRICTED", "hash:ip,port", &[element(CLUSTER_IP, 443)]),
+        set("SOURCES", "hash:ip,port,net", &[range]),
+    ];
+    kernel.servers.insert(Service::Mark(Family::V4, MARK), server("rr", 0, &ENDPOINTS));
+    kernel
+}
+
+#[test]
+fn a_mark_from_a_set_leads_to_its_virtual_server() {
+    let trace = follow(OURS, "192.0.2.1", "10.96.0.10:443", outside(), &mut with_marks());
+    let expected = "goes to one of 2 endpoints, in turn (rr): 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %); \
+        masqueraded as 10.96.0.10, because: -m mark --mark 0xfa000001/0xff000003 -j CONNMARK --set-xmark \
+        0x4000/0x4000";
+    assert_eq!(words(&trace), [expected]);
+    let expected = [
+        ("input", "mangle INPUT"),
+        ("input", "mangle FAIRLEAD-IPVS"),
+        ("input", "mangle FAIRLEAD-IPVS"),
+        ("input", "mangle FAIRLEAD-IPVS-MASQ"),
+        ("input", "filter INPUT"),
+        ("input", "IPVS"),
+        ("output", "mangle OUTPUT"),
+        ("output", "mangle FAIRLEAD-IPVS"),
+        ("output", "filter OUTPUT"),
+        ("postrouting", "mangle POSTROUTING"),
+        ("postrouting", "mangle FAIRLEAD-IPVS-END"),
+        ("postrouting", "nat POSTROUTING"),
+    ];
+    assert_eq!(places(&trace.paths[0]), expected);
+    // Of the node itself it is asked before filter OUTPUT.
+    let trace = follow(OURS, "192.0.2.1", "10.96.0.10:443", Entry::Node, &mut with_marks());
+    let hooks: Vec<_> = places(&trace.paths[0]).into_iter().map(|(hook, _)| hook).collect();
+    assert!(!hooks.contains(&"input") && hooks.contains(&"postrouting"), "{hooks:?}");
+    assert_eq!(places(&trace.paths[0]).iter().filter(|place| place.1 == "filter OUTPUT").count(), 1);
+}
+
+#[test]
+fn who_is_in_no_range_is_dropped_and_a_verdict_is_a_mark() {
+    let mut kernel = with_marks();
+    let fate = |trace: Trace| trace.paths.into_iter().map(|path| path.fate).collect::<Vec<_>>();
+    let dropped = fate(follow(OURS, "198.51.100.1", "10.96.0.10:443", outside(), &mut kernel));
+    assert_eq!(dropped, [Fate::Dropped { why: "iptables-legacy mangle FAIRLEAD-IPVS".to_owned() }]);
+    let refused = fate(follow(OURS, "192.0.2.1", "10.96.0.11:443", outside(), &mut kernel));
+    let why = "iptables-legacy filter INPUT".to_owned();
+    assert_eq!(refused, [Fate::Refused { with: "a TCP reset".to_owned(), why }]);
+}
+
+#[test]
+fn a_mark_that_remembers_clients_leaves_ports_alone() {
+    let mut kernel = with_marks();
+    kernel.servers.insert(Service::Mark(Family::V4, MARK), server("rr", PERSISTENT, &ENDPOINTS));
+    let trace = follow(OURS, "192.0.2.1", "10.96.0.10:443", outside(), &mut kernel);
+    assert_eq!(trace.paths[0].endpoint, Some("10.244.1.1:443".parse().unwrap()));
+}

@@ -1,0 +1,116 @@
+//! Virtual servers of IPVS, and the clients that they remember, as the kernel has them. No module is loaded for that.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+};
+
+use anyhow::{Context as _, Result};
+use netlink::ipvs::{self, Destination, Family, Handle, Scheduling, Service};
+
+/// Where connections are listed, and with them, without a client's port, which client stays where.
+const CONNECTIONS: &str = "/proc/thread-self/net/ip_vs_conn";
+
+/// A virtual server of IPVS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VirtualServer {
+    /// How it chooses.
+    pub scheduling: Scheduling,
+    /// Among whom.
+    pub destinations: Vec<Destination>,
+}
+
+/// All virtual servers, without their destinations; these are asked for one by one.
+#[derive(Debug)]
+pub(super) struct Servers {
+    handle: Option<Handle>,
+    known: Vec<(Service, Scheduling)>,
+}
+
+// === impl Servers ===
+
+impl Servers {
+    pub(super) fn read() -> Result<Self> {
+        let mut handle = match ipvs::is_loaded() {
+            true => Handle::open().context("open IPVS")?,
+            false => None,
+        };
+        let known = match &mut handle {
+            Some(handle) => handle.schedulings().context("list virtual servers")?,
+            None => Vec::new(),
+        };
+        Ok(Self { handle, known })
+    }
+
+    pub(super) fn get(&mut self, known_by: &Service) -> Result<Option<VirtualServer>> {
+        let found = self.known.iter().find(|(service, _)| service == known_by);
+        let (Some((_, scheduling)), Some(handle)) = (found, &mut self.handle) else { return Ok(None) };
+        let destinations = handle.destinations(known_by).with_context(|| format!("look at {known_by}"))?;
+        Ok(Some(VirtualServer { scheduling: scheduling.clone(), destinations }))
+    }
+}
+
+/// Where a virtual server sends a client that it remembers.
+pub(super) fn persistent(server: &Service, client: IpAddr) -> Result<Option<SocketAddr>> {
+    let listed = fs::read_to_string(CONNECTIONS).context("read the connections of IPVS")?;
+    Ok(find(&listed, server, client))
+}
+
+/// The same, in what the kernel lists: numbers are hexadecimal, IPv6 addresses written in full.
+fn find(listed: &str, server: &Service, client: IpAddr) -> Option<SocketAddr> {
+    let (protocol, at) = match server {
+        Service::Address(protocol, address) => (protocol.to_string().to_uppercase(), *address),
+        // A mark stands where an address would.
+        Service::Mark(Family::V4, mark) => ("IP".to_owned(), (Ipv4Addr::from(*mark), 0).into()),
+        Service::Mark(Family::V6, mark) => {
+            let [a, b, c, d] = mark.to_be_bytes().map(u16::from);
+            let (high, low) = (a << 8 | b, c << 8 | d);
+            ("IP".to_owned(), ([high, low, 0, 0, 0, 0, 0, 0], 0).into())
+        }
+    };
+    let destination = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let &[of, from, from_port, to, to_port, destination, port, ..] = &words[..] else { return None };
+        let socket = |ip, port| Some(SocketAddr::new(address(ip)?, u16::from_str_radix(port, 16).ok()?));
+        let is_it = of == protocol
+            && socket(from, from_port)? == SocketAddr::new(client, 0)
+            && socket(to, to_port)? == at;
+        is_it.then(|| socket(destination, port))?
+    };
+    listed.lines().find_map(destination)
+}
+
+fn address(text: &str) -> Option<IpAddr> {
+    if text.contains(':') {
+        return text.parse().ok();
+    }
+    Some(Ipv4Addr::from(u32::from_str_radix(text, 16).ok()?).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink::ipvs::Protocol;
+
+    use super::*;
+
+    #[test]
+    fn a_client_is_found_by_what_has_no_port_of_its() {
+        let listed = "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\n\
+            TCP 0AF40109 9C40 0A600001 0050 0AF40101 1F90 ESTABLISHED     899\n\
+            TCP 0AF40109 0000 0A600001 0050 0AF40102 1F90 NONE            180\n\
+            IP  0AF40109 0000 FA000011 0000 0AF40103 0000 NONE            180\n\
+            UDP fd00:0010:0244:0001:0000:0000:0000:0009 0000 fd00:0010:0096:0000:0000:0000:0000:0001 0035 \
+            fd00:0010:0244:0001:0000:0000:0000:0002 0035 NONE 180\n";
+        let socket = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let v4 = "10.244.1.9".parse().unwrap();
+        let tcp = |text| Service::Address(Protocol::Tcp, socket(text));
+        assert_eq!(find(listed, &tcp("10.96.0.1:80"), v4), Some(socket("10.244.1.2:8080")));
+        assert_eq!(find(listed, &tcp("10.96.0.1:81"), v4), None);
+        assert_eq!(find(listed, &tcp("10.96.0.1:80"), "10.244.1.8".parse().unwrap()), None);
+        let by_mark = Service::Mark(Family::V4, 0xfa00_0011);
+        assert_eq!(find(listed, &by_mark, v4), Some(socket("10.244.1.3:0")));
+        let udp = Service::Address(Protocol::Udp, socket("[fd00:10:96::1]:53"));
+        let v6 = "fd00:10:244:1::9".parse().unwrap();
+        assert_eq!(find(listed, &udp, v6), Some(socket("[fd00:10:244:1::2]:53")));
+    }
+}
