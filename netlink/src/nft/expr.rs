@@ -164,6 +164,19 @@ pub enum Expr {
         /// The element's timeout, in milliseconds at the kernel.
         timeout: Option<Duration>,
     },
+    /// Turns the bytes of numbers round, from the machine's order to the network's or back.
+    Byteorder {
+        /// Where from.
+        sreg: Register,
+        /// Where to.
+        dreg: Register,
+        /// Which way: `enum nft_byteorder_ops`.
+        op: u32,
+        /// In bytes.
+        len: u32,
+        /// Of each number, in bytes.
+        size: u32,
+    },
     /// Loads a number from `offset` to `offset + modulus - 1`, in host byte order.
     Numgen {
         /// Where to.

@@ -196,6 +196,14 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
                 let value: Vec<_> = value.map(|((value, mask), xor)| (value & mask) ^ xor).collect();
                 self.registers.load(*dreg, &value);
             }
+            Expr::Byteorder { sreg, dreg, len, size, .. } => {
+                let mut value = self.registers.get(*sreg, *len as usize).to_vec();
+                // To and from the network's order is the same: on a machine that has it already, nothing.
+                if cfg!(target_endian = "little") {
+                    value.chunks_mut((*size).max(1) as usize).for_each(<[u8]>::reverse);
+                }
+                self.registers.load(*dreg, &value);
+            }
             Expr::Immediate { dreg, data } => self.registers.load(*dreg, data),
             Expr::Verdict(verdict) => self.verdict = Some(verdict.clone()),
             Expr::Lookup { set, sreg, dreg, matches } => return self.lookup(set, *sreg, *dreg, *matches),

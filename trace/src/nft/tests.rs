@@ -30,10 +30,17 @@ table ip proxy {
     flags interval
     elements = { 10.96.0.10 . 53 . 192.0.2.0-192.0.2.127 }
   }
+  set marked {
+    type mark . ipv4_addr
+    flags interval
+    elements = { 1-5 . 203.0.113.200-203.0.113.210 }
+  }
   chain early {
     type filter hook prerouting priority -110; policy accept;
     ct state new ip daddr . meta l4proto . th dport vmap @firewall
     ip daddr 10.96.0.10 meta l4proto udp ip daddr . th dport . ip saddr != @ranges drop comment "not in a range"
+    ip saddr 203.0.113.200/31 meta mark set 2
+    meta mark . ip saddr @marked drop comment "marked, and from there"
   }
   chain nat-prerouting {
     type nat hook prerouting priority dstnat; policy accept;
@@ -151,6 +158,8 @@ fn firewalls_and_missing_endpoints_have_their_words() {
         ("192.0.2.128", "cali7", "10.96.0.10:53", Protocol::Udp),
         ("192.0.2.127", "cali7", "10.96.0.10:53", Protocol::Udp),
         ("192.0.2.1", "veth1", "203.0.113.9:443", Protocol::Tcp),
+        ("203.0.113.201", "veth1", "10.244.1.1:443", Protocol::Tcp),
+        ("203.0.113.202", "veth1", "10.244.1.1:443", Protocol::Tcp),
     ]);
     assert_eq!(*only(&paths[0]), dropped("not allowed"));
     let with = "ICMP port unreachable".to_owned();
@@ -159,6 +168,8 @@ fn firewalls_and_missing_endpoints_have_their_words() {
     assert_eq!(*only(&paths[3]), dropped("not in a range"));
     assert_eq!((only(&paths[4]), paths[4][0].endpoint), (&Fate::Delivered, None));
     assert_eq!(*only(&paths[5]), dropped("the policy of inet firewall forward"));
+    assert_eq!(*only(&paths[6]), dropped("marked, and from there"));
+    assert_eq!(*only(&paths[7]), Fate::Delivered);
 }
 
 #[test]

@@ -127,6 +127,11 @@ fn read(name: &str, data: &[u8]) -> Option<Expr> {
             let (sreg, dreg) = (parts.register(1)?, parts.register(2)?);
             plain.then(|| Expr::Bitwise { sreg, dreg, mask: mask.into(), xor: xor.into() })
         }
+        "byteorder" => {
+            let parts = Parts::read(data, &[1, 2, 3, 4, 5])?;
+            let (sreg, dreg) = (parts.register(1)?, parts.register(2)?);
+            Some(Expr::Byteorder { sreg, dreg, op: parts.u32(3)?, len: parts.u32(4)?, size: parts.u32(5)? })
+        }
         "immediate" => {
             let parts = Parts::read(data, &[1, 2])?;
             match (parts.register(1)?, Data::read(&parts.get(2)?)?) {

@@ -35,6 +35,7 @@ impl Expr {
             Expr::Immediate { .. } | Expr::Verdict(_) => "immediate",
             Expr::Lookup { .. } => "lookup",
             Expr::Dynset { .. } => "dynset",
+            Expr::Byteorder { .. } => "byteorder",
             Expr::Numgen { .. } => "numgen",
             Expr::Nat { .. } => "nat",
             Expr::Masquerade { .. } => "masq",
@@ -121,6 +122,13 @@ fn put_data(buf: &mut Vec<u8>, expr: &Expr) {
                 buf.put_u64(6, timeout.as_millis() as u64);
             }
             buf.put_str(1, set);
+        }
+        Expr::Byteorder { sreg, dreg, op, len, size } => {
+            buf.put_u32(1, sreg.wire());
+            buf.put_u32(2, dreg.wire());
+            buf.put_u32(3, *op);
+            buf.put_u32(4, *len);
+            buf.put_u32(5, *size);
         }
         Expr::Numgen { dreg, kind, modulus, offset } => {
             buf.put_u32(1, dreg.wire());

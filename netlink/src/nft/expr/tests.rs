@@ -51,6 +51,8 @@ fn loads() -> impl Strategy<Value = Expr> {
             flags: FibFlags(flags)
         }),
         (register(), bytes()).prop_map(|(dreg, data)| Expr::Immediate { dreg, data }),
+        (register(), register(), 0..2u32, any::<u32>(), any::<u32>())
+            .prop_map(|(sreg, dreg, op, len, size)| Expr::Byteorder { sreg, dreg, op, len, size }),
         (register(), choice(NumgenKind::from_number), any::<u32>(), any::<u32>())
             .prop_map(|(dreg, kind, modulus, offset)| Expr::Numgen { dreg, kind, modulus, offset }),
     ]

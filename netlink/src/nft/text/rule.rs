@@ -94,6 +94,11 @@ impl Writer<'_> {
                 self.parts.push(format!("{value} {not}{from}-{to}"));
             }
             Expr::Bitwise { sreg, dreg, mask, xor } => self.bitwise(*sreg, *dreg, mask, xor),
+            Expr::Byteorder { sreg, dreg, len, .. } => {
+                // What it is compared with is turned round as well.
+                let text = self.take(*sreg, Some((*len as usize).div_ceil(4) as u8));
+                self.registers.load(*dreg, Value::new(text, Kind::Raw, *len as usize));
+            }
             Expr::Immediate { dreg, data } => {
                 let text = words::constant(Kind::Raw, data);
                 self.registers.load(*dreg, Value::new(text, Kind::Raw, data.len()));
