@@ -17,7 +17,8 @@ Examples:
   fairlead trace 192.0.2.7 172.18.0.2:30080 --from outside      somebody, to a node port
   fairlead trace 172.18.0.2 '[fd00:10:96::a]:53' -p udp         this node itself
 
-No packet is sent: the rules of nf_tables and iptables are read and followed, whoever has written them.")]
+No packet is sent: the rules of nf_tables and iptables, sets of ipset and virtual servers of IPVS are read and
+followed, whoever has written them.")]
 pub(crate) struct TraceArgs {
     /// Who sends it: an address, with or without a port.
     #[arg(value_name = "SRC", value_parser = source)]
