@@ -111,6 +111,14 @@ fn the_page_shows_what_is_and_follows_what_changes() {
         "it is new",
         &format!("{}.innerText.includes('added')", row("changes", "default/late")),
     );
+    let mut command = fairlead();
+    command.args(["backend", "nft", "--shadow", "--node-name", "node-b", "--frontend", &address]);
+    let _shadow = Process::spawn(&cluster.node('b').netns, command, &directory.path().join("shadow.log"));
+    becomes(
+        &mut browser,
+        "node-b has a shadow",
+        &format!("{}?.innerText.includes('shadow')", row("nodes", "node-b")),
+    );
     assert_eq!(browser.evaluate("window.mark"), 1);
 
     let look = |browser: &mut Browser, name: &str| {

@@ -7,7 +7,7 @@ use std::{
 
 use proto::model::{Family, Revision, ServicePort};
 
-use crate::{StreamStatus, engine::Shared, log::Log, recent::Change};
+use crate::{StreamStatus, engine::Shared, log::Log, recent::Change, streams::Absent};
 
 /// For so long a change may be on its way before a node is called behind: as `fairlead status` has it.
 const MAX_LAG: Duration = Duration::from_secs(5);
@@ -52,6 +52,8 @@ pub(super) enum Condition {
     Behind,
     /// Something could not be programmed.
     Failing,
+    /// A shadow follows it, which programs nothing.
+    Shadow,
     Well,
 }
 
@@ -74,14 +76,12 @@ impl Model {
         let fleet = shared.streams.fleet();
         let mut nodes: Vec<_> =
             fleet.speakers().map(|status| NodeRow::of(status, fleet.last_error(&status.node))).collect();
-        nodes.extend(fleet.absent.iter().map(|absent| NodeRow {
-            name: absent.node.clone(),
-            condition: Condition::Absent,
-            backend: String::new(),
-            held: None,
-            lag: absent.alone,
-            failures: 0,
-            trouble: fleet.last_error(&absent.node).unwrap_or_default().to_owned(),
+        nodes.extend(fleet.absent.iter().map(|absent| {
+            let error = fleet.last_error(&absent.node);
+            match fleet.shadow(&absent.node) {
+                Some(shadow) => NodeRow { condition: Condition::Shadow, ..NodeRow::of(shadow, error) },
+                None => NodeRow::absent(absent, error),
+            }
         }));
         nodes.sort_by(|left, right| (left.condition, &left.name).cmp(&(right.condition, &right.name)));
         let mut services = Vec::new();
@@ -116,6 +116,18 @@ impl Model {
 }
 
 impl NodeRow {
+    fn absent(absent: &Absent, error: Option<&str>) -> Self {
+        Self {
+            name: absent.node.clone(),
+            condition: Condition::Absent,
+            backend: String::new(),
+            held: None,
+            lag: absent.alone,
+            failures: 0,
+            trouble: error.unwrap_or_default().to_owned(),
+        }
+    }
+
     fn of(status: &StreamStatus, error: Option<&str>) -> Self {
         let lag = status.lag();
         let first = status.failures.first().map(|failure| format!("{}: {}", failure.key, failure.reason));

@@ -116,8 +116,8 @@ pub(super) fn live(model: &Model, query: &Query) -> String {
 
 /// The figures at the top.
 fn figures(model: &Model) -> String {
-    let [absent, behind, failing, well] =
-        [Condition::Absent, Condition::Behind, Condition::Failing, Condition::Well]
+    let [absent, behind, failing, shadows, well] =
+        [Condition::Absent, Condition::Behind, Condition::Failing, Condition::Shadow, Condition::Well]
             .map(|condition| model.count(condition));
     let class = |count: usize, class: &'static str| if count == 0 { "" } else { class };
     let mut html = String::from("<dl class=\"figures\">\n");
@@ -132,6 +132,9 @@ fn figures(model: &Model) -> String {
     figure(class(absent, "bad"), "Without a stream", &absent);
     figure(class(behind, "bad"), "Behind", &behind);
     figure(class(failing, "warn"), "With failures", &failing);
+    if shadows > 0 {
+        figure("warn", "Shadows", &shadows);
+    }
     figure(class(model.problems.len(), "warn"), "Problems", &model.problems.len());
     let ports = model.services.len();
     figure("", "Service ports", &format_args!("{ports}<small> · {} endpoints</small>", model.endpoints));
@@ -145,7 +148,7 @@ fn node_row(node: &NodeRow, html: &mut String) {
     let NodeRow { name, condition, backend, held, lag, failures, trouble } = node;
     let class = match condition {
         Condition::Absent | Condition::Behind => "bad",
-        Condition::Failing => "warn",
+        Condition::Failing | Condition::Shadow => "warn",
         Condition::Well => "good",
     };
     let trouble =
@@ -153,7 +156,7 @@ fn node_row(node: &NodeRow, html: &mut String) {
     let state = format!("<span class=\"state {class}\">{}</span>{trouble}", label(*condition));
     let held = held.map_or_else(|| "–".to_owned(), |held| held.to_string());
     let lag = match condition {
-        Condition::Well | Condition::Failing if lag.as_secs() == 0 => "–".to_owned(),
+        Condition::Well | Condition::Shadow | Condition::Failing if lag.as_secs() == 0 => "–".to_owned(),
         _ => length(*lag),
     };
     let failures: &dyn Display = if *condition == Condition::Absent { &"–" } else { failures };
@@ -175,6 +178,7 @@ fn label(condition: Condition) -> &'static str {
         Condition::Absent => "no stream",
         Condition::Behind => "behind",
         Condition::Failing => "failures",
+        Condition::Shadow => "shadow",
         Condition::Well => "up to date",
     }
 }

@@ -49,6 +49,11 @@ impl Fleet {
         nodes.filter_map(<[_]>::last)
     }
 
+    /// The stream of a shadow on a node.
+    pub(crate) fn shadow(&self, node: &str) -> Option<&StreamStatus> {
+        self.observers.iter().find(|status| status.role == Role::Shadow && *status.node == *node)
+    }
+
     /// The newest revision that every agent holds; `None` when there is no agent.
     pub(crate) fn in_every_kernel(&self) -> Option<Revision> {
         self.speakers().map(|status| status.held).min()
