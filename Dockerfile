@@ -9,11 +9,12 @@ FROM rust:1.95-slim-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends musl-tools && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-# Static: it needs no library of the image that it is in.
+# Static: it needs no library of the image that it is in. It keeps its symbols: backtraces and profiles have names by them.
 RUN target="$(uname -m)-unknown-linux-musl" \
  && rustup target add "$target" \
  && cargo build --release --locked --package fairlead --target "$target" \
- && install -D --strip --mode 0755 "target/$target/release/fairlead" /out/usr/bin/fairlead
+ && install -D --mode 0755 "target/$target/release/fairlead" /out/usr/bin/fairlead \
+ && strip --strip-debug /out/usr/bin/fairlead
 
 FROM scratch AS fairlead
 COPY --from=build /out/ /

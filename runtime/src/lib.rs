@@ -10,6 +10,7 @@
 //! set_oom_score_adj              who goes last when memory runs out
 //! http::serve, http::serve_at    metrics and health, to whoever asks
 //! metrics::scrape                what Prometheus reads
+//! Profiling                      where the processor time goes, to whoever asks
 //! ```
 
 mod backoff;
@@ -18,6 +19,7 @@ pub mod http;
 pub mod log;
 pub mod metrics;
 mod oom;
+mod profile;
 mod ready;
 mod shutdown;
 mod tasks;
@@ -26,6 +28,7 @@ pub use backoff::Backoff;
 pub use files::raise_file_limit;
 pub use log::LogFormat;
 pub use oom::set_oom_score_adj;
+pub use profile::Profiling;
 pub use ready::{Ready, ReadyGuard};
 pub use shutdown::{Shutdown, Trigger};
 pub use tasks::Tasks;

@@ -8,7 +8,10 @@ use anyhow::{Result, bail};
 use clap::Args;
 use ipnet::IpNet;
 
-use super::{DEFAULT_ADDRESS, HttpAddress, observe};
+use super::{
+    DEFAULT_ADDRESS, HttpAddress,
+    observe::{self, ProfilingArgs},
+};
 pub(crate) use tls::TlsArgs;
 
 #[derive(Debug, Args)]
@@ -40,6 +43,9 @@ pub(crate) struct FrontendArgs {
     /// No answer has names of Services or nodes in it.
     #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS", value_parser = observe::address)]
     pub(crate) metrics: HttpAddress,
+
+    #[command(flatten)]
+    pub(crate) profiling: ProfilingArgs,
 
     /// Where to serve a page for people, which shows how nodes and Services are: ADDRESS:PORT, such as 127.0.0.1:7602, or `none` for
     /// nowhere. Everybody who can connect reads names of Services and nodes there.

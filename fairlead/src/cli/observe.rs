@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
-use runtime::http::Taken;
+use runtime::{Profiling, http::Taken};
 
 use super::Effective;
 
@@ -22,6 +22,23 @@ pub(crate) struct ObserveArgs {
     /// End when --healthz or --metrics cannot be listened at. Otherwise that is tried again every five seconds.
     #[arg(long)]
     pub(crate) bind_address_hard_fail: bool,
+
+    #[command(flatten)]
+    pub(crate) profiling: ProfilingArgs,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct ProfilingArgs {
+    /// Answer /debug/pprof/profile?seconds=N at --metrics too: where this process spends its time, for `go tool pprof`.
+    #[arg(long)]
+    profiling: bool,
+}
+
+impl ProfilingArgs {
+    /// Whether profiles are made.
+    pub(crate) fn profiling(self) -> Profiling {
+        if self.profiling { Profiling::On } else { Profiling::Off }
+    }
 }
 
 /// Where something is served over HTTP.

@@ -43,11 +43,10 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let config = Config { max_stream_age: age, ..Config::default() };
     let frontend = spawn(&args.source, &args.cluster, config, &mut tasks).await?;
     if let Some(listener) = metrics {
-        let frontend = frontend.clone();
-        tasks.spawn(
-            "metrics",
-            move |shutdown| async move { frontend.serve_metrics(listener, shutdown).await },
-        );
+        let (frontend, profiling) = (frontend.clone(), args.profiling.profiling());
+        tasks.spawn("metrics", move |shutdown| async move {
+            frontend.serve_metrics(listener, profiling, shutdown).await
+        });
     }
     if let Some(listener) = page {
         let frontend = frontend.clone();

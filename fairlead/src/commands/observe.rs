@@ -17,7 +17,7 @@ pub(super) fn spawn(
     others: Vec<Registry>,
     tasks: &mut Tasks,
 ) {
-    let taken = args.taken();
+    let (taken, profiling) = (args.taken(), args.profiling.profiling());
     if let Some(address) = args.healthz.address() {
         let observer = observer.clone();
         tasks.spawn("health", move |shutdown| async move {
@@ -28,7 +28,7 @@ pub(super) fn spawn(
     if let Some(address) = args.metrics.address() {
         let pages = Pages::new(observer, config.to_json(), others.into_iter().chain([metrics::process()]));
         tasks.spawn("metrics", move |shutdown| async move {
-            let answer = move |request: &_| pages.answer(request);
+            let answer = move |request: &_| profiling.answer(request, || pages.answer(request));
             Ok(serve_at(address, "metrics", taken, answer, shutdown).await?)
         });
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use hyper::{Method, Request, Response, StatusCode};
 use runtime::{
-    Shutdown,
+    Profiling, Shutdown,
     http::{self, TEXT, response},
     metrics::{self, Registry},
 };
@@ -24,17 +24,24 @@ impl Frontend {
     }
 
     /// Answers `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown. For everybody who can connect: there are no
-    /// names of objects or nodes in the answers.
+    /// names of objects or nodes in the answers. Profiles too, if they are on.
     ///
     /// # Errors
     /// None so far; the type is that of a task.
-    pub async fn serve_metrics(&self, listener: TcpListener, mut shutdown: Shutdown) -> Result<()> {
+    pub async fn serve_metrics(
+        &self,
+        listener: TcpListener,
+        profiling: Profiling,
+        mut shutdown: Shutdown,
+    ) -> Result<()> {
         if let Ok(address) = listener.local_addr() {
             info!(%address, "metrics are served");
         }
         let shared = self.shared.clone();
         let registries = [self.metrics(), metrics::process()];
-        let serving = http::serve(listener, "metrics", move |request| answer(request, &shared, &registries));
+        let serving = http::serve(listener, "metrics", move |request| {
+            profiling.answer(request, || answer(request, &shared, &registries))
+        });
         tokio::select! {
             () = serving => {}
             () = shutdown.recv() => {}

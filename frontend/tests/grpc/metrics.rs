@@ -7,7 +7,7 @@ use fairlead_frontend::{
     object::{Kind, Update},
 };
 use proto::v1::{self, client_message};
-use runtime::{Ready, Shutdown};
+use runtime::{Profiling, Ready, Shutdown};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -43,7 +43,7 @@ async fn metrics_of(frontend: &Frontend, shutdown: Shutdown) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let frontend = frontend.clone();
-    tokio::spawn(async move { frontend.serve_metrics(listener, shutdown).await });
+    tokio::spawn(async move { frontend.serve_metrics(listener, Profiling::Off, shutdown).await });
     address
 }
 

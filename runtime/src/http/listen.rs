@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use hyper::{Request, Response, body::Incoming};
+use hyper::{Request, body::Incoming};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpListener, time::sleep};
 use tracing::{info, warn};
 
-use super::serve;
+use super::{Answer, serve};
 use crate::Shutdown;
 
 /// How long until an address that could not be had is tried again.
@@ -50,7 +50,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 ///
 /// # Errors
 /// When the address cannot be had and that is to be an error. A machine without one of the families has the other one.
-pub async fn serve_at<A>(
+pub async fn serve_at<A, R>(
     address: SocketAddr,
     name: &'static str,
     taken: Taken,
@@ -58,7 +58,8 @@ pub async fn serve_at<A>(
     mut shutdown: Shutdown,
 ) -> io::Result<()>
 where
-    A: Fn(&Request<Incoming>) -> Response<String> + Send + Sync + 'static,
+    A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
+    R: Into<Answer> + 'static,
 {
     let answer = Arc::new(answer);
     let one = |address| one(address, name, taken, answer.clone());
@@ -77,9 +78,10 @@ where
     }
 }
 
-async fn one<A>(address: SocketAddr, name: &'static str, taken: Taken, answer: Arc<A>) -> io::Result<()>
+async fn one<A, R>(address: SocketAddr, name: &'static str, taken: Taken, answer: Arc<A>) -> io::Result<()>
 where
-    A: Fn(&Request<Incoming>) -> Response<String> + Send + Sync + 'static,
+    A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
+    R: Into<Answer> + 'static,
 {
     let mut said = None;
     loop {
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
     use crate::http::{TEXT, response};
 
-    fn hello(_: &Request<Incoming>) -> Response<String> {
+    fn hello(_: &Request<Incoming>) -> hyper::Response<String> {
         response(StatusCode::OK, TEXT, "hello".to_owned())
     }
 

@@ -104,12 +104,7 @@ pub(crate) const FIELDS: &[Field] = &[
     Field::new("healthzBindAddress", "healthz-bind-address", Text, Joint),
     Field::new("metricsBindAddress", "metrics-bind-address", Text, Joint),
     Field::new("bindAddressHardFail", "bind-address-hard-fail", Bool, Becomes("bind-address-hard-fail")),
-    Field::new(
-        "enableProfiling",
-        "profiling",
-        Bool,
-        Nothing("Fairlead serves no profiles; use `perf` on its process"),
-    ),
+    Field::new("enableProfiling", "profiling", Bool, Becomes("profiling")),
     Field::new(
         "showHiddenMetricsForVersion",
         "show-hidden-metrics-for-version",
