@@ -40,7 +40,7 @@ pub(crate) use self::{
     frontend::{ClusterArgs, FrontendArgs, SourceArgs},
     iptables::{IptablesArgs, VariantArgs},
     ipvs::{ExcludeArgs, IpvsArgs},
-    node::{FrontendAddressArgs, NodeArgs},
+    node::{FrontendAddressArgs, HereArgs, NodeArgs},
     observe::{HttpAddress, ObserveArgs},
     services::ServicesArgs,
     status::{SHOWN_NODES, StatusArgs},

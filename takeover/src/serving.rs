@@ -52,6 +52,13 @@ pub enum To {
     NodePort(u16),
 }
 
+/// Where a connection may be sent: from this node and its pods, and from outside.
+#[derive(Debug, Default)]
+struct Reached {
+    inside: BTreeSet<SocketAddr>,
+    outside: BTreeSet<SocketAddr>,
+}
+
 /// What becomes of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Served {
@@ -75,6 +82,26 @@ pub enum Outcome {
     Reject,
     /// Nowhere, in silence.
     Drop,
+}
+
+impl Reached {
+    /// Whoever connects.
+    fn by_all(endpoints: BTreeSet<SocketAddr>) -> Self {
+        Self { inside: endpoints.clone(), outside: endpoints }
+    }
+
+    /// A rule says so of what comes from here.
+    fn from_here(&mut self, endpoints: BTreeSet<SocketAddr>) {
+        self.inside.extend(endpoints);
+    }
+
+    /// A rule says so of everybody: of what comes from here too, unless a rule before it has.
+    fn from_all(&mut self, endpoints: BTreeSet<SocketAddr>) {
+        if self.inside.is_empty() {
+            self.inside.extend(&endpoints);
+        }
+        self.outside.extend(endpoints);
+    }
 }
 
 impl Serving {

@@ -75,7 +75,7 @@ impl<'a> Flow<'a> {
     }
 
     pub(crate) fn step(&mut self, place: String, rule: String, does: String) {
-        let hook = hook_name(self.hook);
+        let hook = self.hook.name();
         self.steps.push(Step { hook, place, rule, does });
     }
 
@@ -149,17 +149,5 @@ impl<'a> Flow<'a> {
             Hook::Forward | Hook::Output | Hook::Postrouting => self.out.clone().unwrap_or_default(),
             _ => String::new(),
         }
-    }
-}
-
-/// nft's name of a hook.
-pub(crate) const fn hook_name(hook: Hook) -> &'static str {
-    match hook {
-        Hook::Prerouting => "prerouting",
-        Hook::Input => "input",
-        Hook::Forward => "forward",
-        Hook::Output => "output",
-        Hook::Postrouting => "postrouting",
-        Hook::Other(_) => "unknown",
     }
 }

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 
-use super::{BackendName, FrontendAddressArgs};
+use super::HereArgs;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -19,20 +19,8 @@ pub(crate) struct BundleArgs {
     #[arg(long)]
     pub(crate) redact_ips: bool,
 
-    /// Which backend runs here.
-    #[arg(long, value_enum, default_value = "nft")]
-    pub(crate) backend: BackendName,
-
     #[command(flatten)]
-    pub(crate) frontend: FrontendAddressArgs,
-
-    /// Node metadata.name of this machine. The default is the host name in lower case.
-    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
-    pub(crate) node_name: Option<String>,
-
-    /// Where the backend keeps its state.
-    #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
-    pub(crate) state_dir: PathBuf,
+    pub(crate) here: HereArgs,
 
     /// Where the agent answers /metrics, /statusz and /configz.
     #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS")]

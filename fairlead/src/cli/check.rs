@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
 use clap::Args;
 
-use super::{BackendName, FrontendAddressArgs, Output, node};
+use super::{HereArgs, Output};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -20,20 +19,8 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     pub(crate) pre: bool,
 
-    /// Which backend runs here, or will.
-    #[arg(long, value_enum, default_value = "nft")]
-    pub(crate) backend: BackendName,
-
     #[command(flatten)]
-    pub(crate) frontend: FrontendAddressArgs,
-
-    /// Node metadata.name of this machine. The default is the host name in lower case.
-    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
-    pub(crate) node_name: Option<String>,
-
-    /// Where the backend keeps its state, or will.
-    #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
-    pub(crate) state_dir: PathBuf,
+    pub(crate) here: HereArgs,
 
     /// A kubeconfig with the identity of a frontend: asks the API server whether it may do what a frontend does.
     #[arg(long, value_name = "FILE")]
@@ -42,13 +29,6 @@ pub(crate) struct CheckArgs {
     /// How to print it.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
-}
-
-impl CheckArgs {
-    /// `--node-name`, or this machine's host name.
-    pub(crate) fn node(&self) -> Result<String> {
-        node::node_name(self.node_name.as_deref())
-    }
 }
 
 #[cfg(test)]

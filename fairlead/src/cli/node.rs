@@ -6,7 +6,7 @@ use agent::{Credentials, Discover, Duty, Grpc, GrpcOptions, LossLimit};
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 
-use super::DEFAULT_ADDRESS;
+use super::{BackendName, DEFAULT_ADDRESS};
 use crate::discovery::{EndpointsOf, FrontendService};
 
 #[derive(Clone, Debug, Args)]
@@ -68,6 +68,32 @@ pub(crate) struct NodeArgs {
     /// where it cannot be written, that is logged. Without it, it stays as it is.
     #[arg(long, value_name = "SCORE", allow_negative_numbers = true, value_parser = clap::value_parser!(i16).range(-1000..=1000))]
     pub(crate) oom_score_adj: Option<i16>,
+}
+
+/// A node that is looked at from itself.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct HereArgs {
+    /// Which backend runs here, or will.
+    #[arg(long, value_enum, default_value = "nft")]
+    pub(crate) backend: BackendName,
+
+    #[command(flatten)]
+    pub(crate) frontend: FrontendAddressArgs,
+
+    /// Node metadata.name of this machine. The default is the host name in lower case.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+
+    /// Where the backend keeps its state, or will.
+    #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
+    pub(crate) state_dir: PathBuf,
+}
+
+impl HereArgs {
+    /// `--node-name`, or this machine's host name.
+    pub(crate) fn node(&self) -> Result<String> {
+        node_name(self.node_name.as_deref())
+    }
 }
 
 impl FrontendAddressArgs {

@@ -37,7 +37,7 @@ const ANSWERS: [(&str, &str); 4] = [
 /// Gathers, writes, and says what was left out.
 pub(crate) async fn run(args: BundleArgs, mut shutdown: Shutdown) -> Result<()> {
     let check = check_args(&args);
-    let node = check.node()?;
+    let node = args.here.node()?;
     let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("fairlead-bundle-{node}.tar.gz")));
     if path.exists() {
         bail!("{} is there already: give another name with --output", path.display());
@@ -78,7 +78,7 @@ async fn gather(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Add
         Err(error) => archive.add("iptables", Err(error)),
     }
     archive.add("ipvs.txt", gather::ipvs().await);
-    archive.add("state.json", gather::state(&args.state_dir, node));
+    archive.add("state.json", gather::state(&args.here.state_dir, node));
     archive.add("frontend.json", told(args, node).await);
     for (path, name) in ANSWERS {
         archive.add(name, gather::ask(args.agent, path).await);
@@ -88,7 +88,8 @@ async fn gather(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Add
 
 /// What the frontend tells this node.
 async fn told(args: &BundleArgs, node: &str) -> Result<String> {
-    let of = ViewArgs { frontend: args.frontend.clone(), node: Some(node.to_owned()), output: Output::Json };
+    let of =
+        ViewArgs { frontend: args.here.frontend.clone(), node: Some(node.to_owned()), output: Output::Json };
     let follow = async {
         let mut view = View::open(&of).await?;
         while !matches!(view.next().await?, Event::Batch(batch) if batch.commit) {}
@@ -98,13 +99,5 @@ async fn told(args: &BundleArgs, node: &str) -> Result<String> {
 }
 
 fn check_args(args: &BundleArgs) -> CheckArgs {
-    CheckArgs {
-        pre: false,
-        backend: args.backend,
-        frontend: args.frontend.clone(),
-        node_name: args.node_name.clone(),
-        state_dir: args.state_dir.clone(),
-        kubeconfig: None,
-        output: Output::Table,
-    }
+    CheckArgs { pre: false, here: args.here.clone(), kubeconfig: None, output: Output::Table }
 }

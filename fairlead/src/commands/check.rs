@@ -52,10 +52,10 @@ pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode> {
 /// All findings. What cannot be looked at is one.
 pub(crate) async fn look(args: &CheckArgs) -> Result<Report> {
     let stage = if args.pre { Stage::BeforeInstallation } else { Stage::Installed };
-    let mut findings = kernel::check(args.backend);
-    findings.extend(sysctl::check(args.backend));
-    findings.extend(rules::check(args.backend, stage).await);
-    findings.extend(node::check(&args.state_dir, stage));
+    let mut findings = kernel::check(args.here.backend);
+    findings.extend(sysctl::check(args.here.backend));
+    findings.extend(rules::check(args.here.backend, stage).await);
+    findings.extend(node::check(&args.here.state_dir, stage));
     if stage == Stage::Installed {
         findings.extend(frontend::check(args).await?);
     }

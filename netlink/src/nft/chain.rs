@@ -112,7 +112,9 @@ impl Hook {
         }
     }
 
-    pub(crate) const fn name(self) -> &'static str {
+    /// nft's name of it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
             Hook::Prerouting => "prerouting",
             Hook::Input => "input",

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use super::{Outcome, Served, To, Way};
+use super::{Outcome, Reached, Served, To, Way};
 use crate::{
     Family,
     iptables::{
@@ -27,13 +27,6 @@ const REMARKS: [&str; 6] = [
 
 /// The chains of a table.
 struct Chains<'a>(BTreeMap<&'a str, Vec<&'a Rule>>);
-
-/// Where a connection may be sent: by whoever, or only from this node.
-#[derive(Debug, Default)]
-struct Reached {
-    inside: BTreeSet<SocketAddr>,
-    outside: BTreeSet<SocketAddr>,
-}
 
 pub(super) fn read(family: Family, saved: &str) -> BTreeMap<Way, Served> {
     let tables = parse(saved);
@@ -113,19 +106,16 @@ impl<'a> Chains<'a> {
         }
         if !matches!(kind, Some("KUBE-EXT-" | "KUBE-XLB-")) {
             let endpoints = self.endpoints(chain, DEPTH);
-            return Reached { inside: endpoints.clone(), outside: endpoints };
+            return Reached::by_all(endpoints);
         }
         let mut reached = Reached::default();
         for rule in self.rules(chain) {
             let Some(target) = rule.target() else { continue };
             let endpoints = self.endpoints(target, DEPTH);
             if rule.has("-s") || rule.has("--src-type") || rule.has("-i") {
-                reached.inside.extend(endpoints);
+                reached.from_here(endpoints);
             } else {
-                if reached.inside.is_empty() {
-                    reached.inside.extend(&endpoints);
-                }
-                reached.outside.extend(endpoints);
+                reached.from_all(endpoints);
             }
         }
         reached

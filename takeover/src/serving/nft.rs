@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use netlink::nft::{Data, Expr, FieldReader, Handle, Register, Rule, Table, Verdict};
 
-use super::{Outcome, Served, To, Way};
+use super::{Outcome, Reached, Served, To, Way};
 use crate::{Family, nft::NAME};
 
 const MODE: &str = "nftables";
@@ -27,13 +27,6 @@ struct Tables {
 enum Entry {
     Endpoint(SocketAddr),
     Chain(String),
-}
-
-/// Where a connection may be sent: by whoever, or only from this node.
-#[derive(Debug, Default)]
-struct Reached {
-    inside: BTreeSet<SocketAddr>,
-    outside: BTreeSet<SocketAddr>,
 }
 
 pub(super) fn read(family: Family) -> Result<BTreeMap<Way, Served>> {
@@ -135,19 +128,16 @@ impl Tables {
     fn reached(&self, chain: &str) -> Reached {
         if !chain.starts_with("external-") {
             let endpoints = self.endpoints(chain, DEPTH);
-            return Reached { inside: endpoints.clone(), outside: endpoints };
+            return Reached::by_all(endpoints);
         }
         let mut reached = Reached::default();
         for rule in self.chains.get(chain).into_iter().flatten() {
             let Some(target) = goto(rule) else { continue };
             let endpoints = self.endpoints(target, DEPTH);
             if is_conditional(rule) {
-                reached.inside.extend(endpoints);
+                reached.from_here(endpoints);
             } else {
-                if reached.inside.is_empty() {
-                    reached.inside.extend(&endpoints);
-                }
-                reached.outside.extend(endpoints);
+                reached.from_all(endpoints);
             }
         }
         reached

@@ -20,13 +20,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The files, and a stream.
 pub(super) async fn check(args: &CheckArgs) -> Result<Vec<Finding>> {
-    let of = &args.frontend;
+    let of = &args.here.frontend;
     let certificates = [("--tls-ca", &of.tls_ca), ("--tls-cert", &of.tls_cert)];
     let secrets = [("--tls-key", &of.tls_key), ("--token-file", &of.token_file)];
     let mut findings: Vec<_> =
         certificates.into_iter().filter_map(|(flag, path)| Some(certificate(flag, path.as_ref()?))).collect();
     findings.extend(secrets.into_iter().filter_map(|(flag, path)| Some(secret(flag, path.as_ref()?))));
-    let node = args.node()?;
+    let node = args.here.node()?;
     let view = ViewArgs { frontend: of.clone(), node: Some(node.clone()), output: Output::Table };
     let followed = timeout(PATIENCE, follow(&view)).await;
     let followed = followed.with_context(|| format!("no answer within {PATIENCE:?}")).flatten();
