@@ -91,12 +91,12 @@ impl Reached {
     }
 
     /// A rule says so of what comes from here.
-    fn from_here(&mut self, endpoints: BTreeSet<SocketAddr>) {
+    fn add_inside(&mut self, endpoints: BTreeSet<SocketAddr>) {
         self.inside.extend(endpoints);
     }
 
     /// A rule says so of everybody: of what comes from here too, unless a rule before it has.
-    fn from_all(&mut self, endpoints: BTreeSet<SocketAddr>) {
+    fn add_everywhere(&mut self, endpoints: BTreeSet<SocketAddr>) {
         if self.inside.is_empty() {
             self.inside.extend(&endpoints);
         }

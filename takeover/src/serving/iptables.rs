@@ -113,9 +113,9 @@ impl<'a> Chains<'a> {
             let Some(target) = rule.target() else { continue };
             let endpoints = self.endpoints(target, DEPTH);
             if rule.has("-s") || rule.has("--src-type") || rule.has("-i") {
-                reached.from_here(endpoints);
+                reached.add_inside(endpoints);
             } else {
-                reached.from_all(endpoints);
+                reached.add_everywhere(endpoints);
             }
         }
         reached

@@ -135,9 +135,9 @@ impl Tables {
             let Some(target) = goto(rule) else { continue };
             let endpoints = self.endpoints(target, DEPTH);
             if is_conditional(rule) {
-                reached.from_here(endpoints);
+                reached.add_inside(endpoints);
             } else {
-                reached.from_all(endpoints);
+                reached.add_everywhere(endpoints);
             }
         }
         reached
