@@ -27,8 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .output_type("crate::v1::StatusResponse")
         .codec_path("tonic_prost::ProstCodec")
         .build();
-    let service =
-        Service::builder().name("Fairlead").package("fairlead.v1").method(watch).method(status).build();
+    let service = Service::builder().name("Fairlead").package("fairlead.v1").method(watch).method(status).build();
     let out = std::env::var("OUT_DIR")?;
     let out = Path::new(&out).join("server");
     std::fs::create_dir_all(&out)?;

@@ -122,8 +122,7 @@ impl<B: Backend, C: Connect> Agent<B, C> {
     /// When the task of the health-check node ports panicked. Whatever else goes wrong is logged and tried again.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, progress, started, metrics, ready } = self;
-        let AgentOptions { node, state_file, feed, retry, max_loss, conntrack, duty, backend_version } =
-            options;
+        let AgentOptions { node, state_file, feed, retry, max_loss, conntrack, duty, backend_version } = options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
         let mirror = Mirror::new(&node, stored.flatten(), max_loss).on(duty);
         progress.send_modify(|progress| {

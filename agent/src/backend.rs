@@ -28,8 +28,7 @@ pub trait Backend: Send + 'static {
     ///
     /// # Errors
     /// As [`Self::reconcile`], which is called next.
-    fn apply(&mut self, state: &NodeState, changes: &Changes)
-    -> impl Future<Output = Result<Applied>> + Send;
+    fn apply(&mut self, state: &NodeState, changes: &Changes) -> impl Future<Output = Result<Applied>> + Send;
 
     /// Returns when somebody else has changed, or may have changed, what was applied last; [`Self::reconcile`] is called next.
     /// Waited for while there is nothing else to do, and dropped when there is. A backend that cannot tell never returns.

@@ -104,8 +104,7 @@ impl Vips {
 fn allowed(service: &Service, family: Family) -> Endpoints {
     let pools = [PoolClass::Cluster, PoolClass::Local].map(|class| service.pool(class, family));
     let endpoints = pools.into_iter().flat_map(|pool| pool.iter());
-    let mut all: Vec<_> =
-        endpoints.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect();
+    let mut all: Vec<_> = endpoints.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect();
     all.sort_unstable();
     all.dedup();
     all.into()

@@ -49,10 +49,7 @@ impl Drifts {
                 // Two programs that undo each other's work say so ever more rarely.
                 if self.times.is_power_of_two() {
                     let times = self.times;
-                    warn!(
-                        what,
-                        by, pid, times, "somebody else changed what is programmed; it will be repaired"
-                    );
+                    warn!(what, by, pid, times, "somebody else changed what is programmed; it will be repaired");
                 }
             }
         }

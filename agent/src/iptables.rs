@@ -49,8 +49,7 @@ impl Variant {
     pub fn choose(saved: &[(Self, String)], default: Self) -> Self {
         let only = |prefix: &str| {
             let marker = format!("\n:{prefix}");
-            let mut found =
-                saved.iter().filter(|(_, saved)| saved.contains(&marker)).map(|(variant, _)| *variant);
+            let mut found = saved.iter().filter(|(_, saved)| saved.contains(&marker)).map(|(variant, _)| *variant);
             found.next().filter(|_| found.next().is_none())
         };
         only("FAIRLEAD-").or_else(|| only("KUBE-")).unwrap_or(default)
@@ -85,8 +84,7 @@ mod tests {
         let ours = "*filter\n:KUBE-SERVICES - [0:0]\n:FAIRLEAD-REJECT - [0:0]\nCOMMIT\n";
         let foreign = "*nat\n:CNI-KUBE - [0:0]\nCOMMIT\n";
         let ipvs = "*mangle\n:INPUT ACCEPT [0:0]\n:FAIRLEAD-IPVS - [0:0]\nCOMMIT\n";
-        let saved =
-            |nft: &str, legacy: &str| [(Variant::Nft, nft.to_owned()), (Variant::Legacy, legacy.to_owned())];
+        let saved = |nft: &str, legacy: &str| [(Variant::Nft, nft.to_owned()), (Variant::Legacy, legacy.to_owned())];
         let choose = |nft: &str, legacy: &str| Variant::choose(&saved(nft, legacy), Variant::Nft);
         assert_eq!(choose("", ""), Variant::Nft);
         assert_eq!(choose(foreign, kubelet), Variant::Legacy);

@@ -11,8 +11,8 @@ use std::time::SystemTime;
 use proto::{
     digest::{BUCKETS, Digest, Digests},
     model::{
-        Batch, ClientEvent, Cluster, Epoch, Hello, Mode, Node, Operation, Revision, Role, ServerEvent,
-        SourceVersion, Welcome,
+        Batch, ClientEvent, Cluster, Epoch, Hello, Mode, Node, Operation, Revision, Role, ServerEvent, SourceVersion,
+        Welcome,
     },
 };
 use tracing::{debug, info, warn};
@@ -100,9 +100,7 @@ impl Mirror {
     /// Holds what was stored, or nothing.
     pub(crate) fn new(node: &str, stored: Option<Stored>, limit: LossLimit) -> Self {
         let (state, held, source_version) = match stored {
-            Some(Stored { state, epoch, revision, source_version }) => {
-                (state, Some((epoch, revision)), source_version)
-            }
+            Some(Stored { state, epoch, revision, source_version }) => (state, Some((epoch, revision)), source_version),
             None => (NodeState::new(Node::unknown(node)), None, SourceVersion::default()),
         };
         let (stage, trust) = (Stage::default(), Trust::Usual);
@@ -162,19 +160,13 @@ impl Mirror {
     }
 
     /// Takes in the next event. A commit is recorded in `store` as well.
-    pub(crate) fn take(
-        &mut self,
-        event: ServerEvent,
-        store: Option<&mut Store>,
-    ) -> Result<Outcome, Violation> {
+    pub(crate) fn take(&mut self, event: ServerEvent, store: Option<&mut Store>) -> Result<Outcome, Violation> {
         match (event, self.session) {
             (ServerEvent::Welcome(welcome), None) => self.welcome(welcome).map(|()| Outcome::Nothing),
             (ServerEvent::Welcome(_), Some(_)) => Err(Violation::SecondWelcome),
             (_, None) => Err(Violation::NoWelcome),
             (ServerEvent::Batch(batch), Some(position)) => self.batch(batch, position, store),
-            (ServerEvent::Bookmark(revision, digest), Some(position)) => {
-                self.bookmark(revision, digest, position)
-            }
+            (ServerEvent::Bookmark(revision, digest), Some(position)) => self.bookmark(revision, digest, position),
             (ServerEvent::DigestRequest, Some(_)) => Ok(Outcome::Reply(self.digests())),
             // The feed keeps this to itself.
             (ServerEvent::Drain(_), Some(_)) => Ok(Outcome::Nothing),
@@ -224,8 +216,7 @@ impl Mirror {
             return Ok(Outcome::Nothing);
         }
         // One that does not know takes nothing back.
-        let reflected =
-            if source_version == SourceVersion::default() { self.source_version } else { source_version };
+        let reflected = if source_version == SourceVersion::default() { self.source_version } else { source_version };
         let mut store = store.map(|store| (store.staged(), store));
         if let Some((_, store)) = &mut store {
             store.stage(epoch, (base, target), reflected, self.stage.operations());

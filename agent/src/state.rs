@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 
 use proto::{
     digest::{Digest, Digests, FACTS, KeyHash},
-    model::{
-        Cluster, Endpoint, Family, Node, PerFamily, Pool, PoolClass, PoolId, ServicePort, ServicePortKey,
-    },
+    model::{Cluster, Endpoint, Family, Node, PerFamily, Pool, PoolClass, PoolId, ServicePort, ServicePortKey},
 };
 
 /// A service port and what can serve it here.
@@ -56,9 +54,7 @@ impl Service {
 
     /// Whether there is an endpoint in any pool.
     pub(crate) fn has_endpoints(&self) -> bool {
-        Family::ALL
-            .into_iter()
-            .any(|family| !self.cluster[family].is_empty() || !self.local[family].is_empty())
+        Family::ALL.into_iter().any(|family| !self.cluster[family].is_empty() || !self.local[family].is_empty())
     }
 
     /// The content hashes of the service port and of all its endpoints.
@@ -78,8 +74,7 @@ impl NodeState {
     /// A node that does nothing yet.
     #[must_use]
     pub fn new(node: Node) -> Self {
-        let mut state =
-            Self { node, cluster: Cluster::default(), services: BTreeMap::new(), digests: Box::default() };
+        let mut state = Self { node, cluster: Cluster::default(), services: BTreeMap::new(), digests: Box::default() };
         state.digest_facts();
         state
     }

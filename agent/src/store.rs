@@ -175,9 +175,7 @@ impl Store {
                 frame::put_bookmark(&mut self.staged, revision, state.digests().total());
                 self.append()
             }
-            Current::Open { .. } | Current::Failed(_) | Current::Absent => {
-                self.rewrite(state, epoch, revision)
-            }
+            Current::Open { .. } | Current::Failed(_) | Current::Absent => self.rewrite(state, epoch, revision),
         };
         match result {
             Ok(()) => self.written = Some((epoch, revision)),
@@ -253,8 +251,7 @@ fn reopen(path: &Path, snapshot: u64, len: u64) -> Current {
 
 /// Everything that a state consists of.
 fn snapshot(state: &NodeState) -> Vec<Operation> {
-    let mut operations =
-        vec![Operation::PutNode(state.node().clone()), Operation::PutCluster(state.cluster().clone())];
+    let mut operations = vec![Operation::PutNode(state.node().clone()), Operation::PutCluster(state.cluster().clone())];
     for (key, service) in state.services() {
         operations.push(Operation::PutServicePort(service.port.clone()));
         for class in [PoolClass::Cluster, PoolClass::Local] {

@@ -93,8 +93,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             }
             self.settle();
             let wake = self.pending.wake();
-            let Self { feed, mirror, backend, backend_version, started, pending, progress, health, .. } =
-                &mut self;
+            let Self { feed, mirror, backend, backend_version, started, pending, progress, health, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
                 event = feed.next(pending.turn(), || mirror.hello(B::NAME, backend_version, *started)) => {

@@ -91,15 +91,7 @@ impl Default for ConntrackSettings {
 impl ConntrackSettings {
     /// All settings that are not left as they are.
     fn wanted(&self, cores: u32) -> BTreeMap<Setting, u64> {
-        let Self {
-            max_per_core: _,
-            min: _,
-            tcp_established,
-            tcp_close_wait,
-            udp,
-            udp_stream,
-            tcp_be_liberal,
-        } = self;
+        let Self { max_per_core: _, min: _, tcp_established, tcp_close_wait, udp, udp_stream, tcp_be_liberal } = self;
         let max = self.max(cores);
         let all = [
             (Setting::Max, max),

@@ -11,8 +11,6 @@ mod urgent;
 pub use claims::Claims;
 pub use front::{Front, VipClass, fronts};
 pub use interface::{BadInterface, Interface, NAME_BYTES};
-pub use options::{
-    LocalPods, LocalhostNodePorts, Masquerade, NodePortAddresses, Options, Pods, Traffic, of_family,
-};
+pub use options::{LocalPods, LocalhostNodePorts, Masquerade, NodePortAddresses, Options, Pods, Traffic, of_family};
 pub use sources::allowed_sources;
 pub use urgent::is_urgent;

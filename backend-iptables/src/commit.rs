@@ -77,11 +77,7 @@ impl<K: Kernel> Committer<'_, K> {
             } else if active.is_empty() {
                 bail!("what belongs to no service port was refused: {}", refused.reason);
             } else {
-                debug!(
-                    reason = refused.reason,
-                    services = active.len(),
-                    "nobody says what is refused: halving"
-                );
+                debug!(reason = refused.reason, services = active.len(), "nobody says what is refused: halving");
                 active = self.halve(active, &mut outcome).await?;
             }
             present = self.again().await?;

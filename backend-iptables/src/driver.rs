@@ -65,14 +65,8 @@ impl<K: Kernel> Driver<K> {
         let mut reasons = BTreeMap::new();
         for family in Family::ALL {
             let (base, hooks) = (&base[family], &self.hooks);
-            let committer = Committer {
-                kernel: &mut self.kernel,
-                family,
-                base,
-                hooks,
-                edits: &edits,
-                urgent: urgent.len(),
-            };
+            let committer =
+                Committer { kernel: &mut self.kernel, family, base, hooks, edits: &edits, urgent: urgent.len() };
             let Some(outcome) = committer.run().await? else {
                 if self.served.contains(&family) {
                     warn!(%family, "there is no iptables for this family: its Services are not served");
@@ -215,8 +209,7 @@ impl<K: Kernel> Driver<K> {
         if programmed.traffic != *traffic {
             touched.extend(state.services().keys().cloned());
         } else if programmed.node != state.node().addresses {
-            let restricted =
-                state.services().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());
+            let restricted = state.services().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());
             touched.extend(restricted.map(|(key, _)| key.clone()));
         }
         touched

@@ -32,11 +32,7 @@ pub(crate) trait Kernel: Send + 'static {
     fn at_once(&self) -> usize;
 
     /// Executes the parts of a script in their order, each as a whole or not at all, up to the first that is refused.
-    fn restore(
-        &mut self,
-        family: Family,
-        script: &Script,
-    ) -> impl Future<Output = Result<(), RestoreError>> + Send;
+    fn restore(&mut self, family: Family, script: &Script) -> impl Future<Output = Result<(), RestoreError>> + Send;
 
     /// Whether packets may pass between loopback addresses and other hosts. Of no meaning without a network.
     fn route_localnet(&mut self, _localnet: Localnet) -> Result<()> {

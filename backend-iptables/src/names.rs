@@ -109,10 +109,8 @@ fn hash(text: &str) -> String {
 
 /// Whether a chain bears a name that we give.
 pub(crate) fn is_ours(chain: &str) -> bool {
-    let is_hash =
-        |text: &str| text.len() == HASH && text.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'2'..=b'7'));
-    COMMON.contains(&chain)
-        || PREFIXES.into_iter().any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash))
+    let is_hash = |text: &str| text.len() == HASH && text.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'2'..=b'7'));
+    COMMON.contains(&chain) || PREFIXES.into_iter().any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash))
 }
 
 /// How many chains of ours a packet may meet behind this one: a chain leads only to those with fewer. 0 for those without a hash.
@@ -147,9 +145,7 @@ mod tests {
             ("ns1/svc1:p80/udp", "OJWW7NSBVZTDHXNW"),
         ] {
             let names = Names::new(&mk_key(key));
-            for (kind, prefix) in
-                [(Kind::Svc, "SVC"), (Kind::Svl, "SVL"), (Kind::Ext, "EXT"), (Kind::Fw, "FW")]
-            {
+            for (kind, prefix) in [(Kind::Svc, "SVC"), (Kind::Svl, "SVL"), (Kind::Ext, "EXT"), (Kind::Fw, "FW")] {
                 let chain = names.chain(kind);
                 assert_eq!(chain, format!("KUBE-{prefix}-{expected}"));
                 assert!(is_ours(&chain));

@@ -116,10 +116,7 @@ impl From<Desired> for Installed {
         let Desired { fronts, chains, lines } = desired;
         Self {
             fronts: fronts.into(),
-            chains: chains
-                .iter()
-                .map(|chain| (chain.table, chain.name.as_str().into(), chain.mark()))
-                .collect(),
+            chains: chains.iter().map(|chain| (chain.table, chain.name.as_str().into(), chain.mark())).collect(),
             lines: lines.into_iter().map(|(dispatch, line)| (dispatch, line.into())).collect(),
         }
     }

@@ -24,8 +24,7 @@ impl<'a> Owners<'a> {
             let kinds = [Kind::Svc, Kind::Svl, Kind::Ext, Kind::Fw].map(|kind| names.chain(kind));
             let pools = Family::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
             let endpoints = pools.iter().flatten().flat_map(|pool| pool.endpoints());
-            let of_endpoints =
-                endpoints.map(|endpoint| names.endpoint((endpoint.address, endpoint.port.get()).into()));
+            let of_endpoints = endpoints.map(|endpoint| names.endpoint((endpoint.address, endpoint.port.get()).into()));
             owners.extend(kinds.into_iter().chain(of_endpoints).map(|chain| (chain, key)));
         }
         Self(owners)
@@ -40,19 +39,11 @@ impl<'a> Owners<'a> {
 }
 
 /// What would be written.
-pub(crate) fn differences(
-    dry: Dry,
-    program: impl Fn(Family) -> String,
-    owners: &Owners<'_>,
-) -> Vec<Difference> {
+pub(crate) fn differences(dry: Dry, program: impl Fn(Family) -> String, owners: &Owners<'_>) -> Vec<Difference> {
     let mut list = Vec::new();
     if let Some(localnet) = dry.localnet {
         let value = if localnet == Localnet::Routed { "1" } else { "0" };
-        list.push(Difference::new(
-            Verb::Change,
-            "sysctl",
-            format!("net.ipv4.conf.all.route_localnet={value}"),
-        ));
+        list.push(Difference::new(Verb::Change, "sysctl", format!("net.ipv4.conf.all.route_localnet={value}")));
     }
     for (family, before, after) in dry.tables {
         compare(&program(family), &before, &after, owners, &mut list);
@@ -88,10 +79,7 @@ fn compare(program: &str, before: &Chains, after: &Chains, owners: &Owners<'_>, 
         let ordered = Dispatch::of(*table, name).is_none();
         if ordered && gone.is_empty() && come.is_empty() && old.rules != new.rules {
             let owner = owners.owner(name, "");
-            list.push(
-                Difference::new(Verb::Change, place, format!("chain {name}, the order of its rules"))
-                    .of(owner),
-            );
+            list.push(Difference::new(Verb::Change, place, format!("chain {name}, the order of its rules")).of(owner));
         }
     }
 }

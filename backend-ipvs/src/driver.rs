@@ -70,8 +70,7 @@ impl<K: Kernel> Driver<K> {
         let rules = self.rules(state);
         let mut writes = self.prepare(rules.clone()).await?;
 
-        let Listing { pieces, elsewhere } =
-            self.kernel.list(self.ours(state)).await.context("list what is there")?;
+        let Listing { pieces, elsewhere } = self.kernel.list(self.ours(state)).await.context("list what is there")?;
         let node = state.node().addresses.clone();
         let mut programmed = Programmed::new(pieces, rules, node, elsewhere);
         for key in state.services().keys() {
@@ -132,8 +131,7 @@ impl<K: Kernel> Driver<K> {
         writes += self.change(&mut programmed, touched, &HashSet::new()).await?;
         // What leads nowhere any more need not wait for the next look.
         let unwanted = programmed.draining().map(|(server, ..)| server);
-        let unwanted =
-            unwanted.filter(|server| programmed.wanted(&Object::Server(*server)).is_none()).collect();
+        let unwanted = unwanted.filter(|server| programmed.wanted(&Object::Server(*server)).is_none()).collect();
         writes += self.release(&mut programmed, unwanted).await?;
         debug!(services = services.len(), writes, "applied");
         self.programmed = Some(programmed);
@@ -177,8 +175,7 @@ impl<K: Kernel> Driver<K> {
         idle: &HashSet<Object>,
     ) -> Result<usize> {
         touched.extend(programmed.leftovers());
-        let until =
-            Some(self.settings.drain).filter(|drain| !drain.is_zero()).map(|drain| now() + seconds(drain));
+        let until = Some(self.settings.drain).filter(|drain| !drain.is_zero()).map(|drain| now() + seconds(drain));
         let wanted = |object: &Object| programmed.wanted(object);
         let operations = plan(&programmed.present, wanted, touched.iter().copied(), Drain { until, idle });
         if operations.is_empty() {
@@ -211,12 +208,7 @@ impl<K: Kernel> Driver<K> {
 
     /// The service ports to look at: those that changed, those that gain or lose a contested front by it, and, when the node has
     /// other addresses, those with source ranges.
-    fn touched(
-        &mut self,
-        state: &NodeState,
-        changes: &Changes,
-        programmed: &Programmed,
-    ) -> BTreeSet<ServicePortKey> {
+    fn touched(&mut self, state: &NodeState, changes: &Changes, programmed: &Programmed) -> BTreeSet<ServicePortKey> {
         let mut touched = self.claims.follow(state, changes, |key| programmed.fronts(key));
         if changes.node && programmed.node != state.node().addresses {
             // Their ranges may hold them, and with affinity there are virtual servers at them.
@@ -228,12 +220,7 @@ impl<K: Kernel> Driver<K> {
         touched
     }
 
-    fn desired(
-        &self,
-        state: &NodeState,
-        key: &ServicePortKey,
-        programmed: &mut Programmed,
-    ) -> Result<Desired> {
+    fn desired(&self, state: &NodeState, key: &ServicePortKey, programmed: &mut Programmed) -> Result<Desired> {
         let Some(service) = state.service(key) else {
             programmed.release_id(key);
             return Ok(Desired::default());

@@ -140,8 +140,7 @@ impl Ours {
             Service::Mark(_, mark) => crate::mark::Mark::from_raw(*mark).is_some(),
             Service::Address(_, address) => {
                 let ip = address.ip();
-                !self.excludes(&ip)
-                    && (addresses.contains(&ip) || self.wanted.contains(server) || fronts.have(server))
+                !self.excludes(&ip) && (addresses.contains(&ip) || self.wanted.contains(server) || fronts.have(server))
             }
         }
     }

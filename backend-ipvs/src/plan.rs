@@ -124,9 +124,7 @@ impl Planner<'_> {
             }
             // New connections are refused there, and its address stays.
             Object::Entry(Set { content: Content::Vips, .. }, _) if self.leads_to_draining(&object) => return,
-            Object::Entry(Set { content: Content::NodePorts, .. }, entry)
-                if self.serves_node_port(&entry) =>
-            {
+            Object::Entry(Set { content: Content::NodePorts, .. }, entry) if self.serves_node_port(&entry) => {
                 self.leave(object, Mark::REJECT);
                 return;
             }
@@ -167,7 +165,8 @@ impl Planner<'_> {
     fn leads_from(&self, address: IpAddr) -> bool {
         let set = Set { content: Content::Vips, family: Family::of(&address) };
         let first = Object::Entry(set, set::address(address));
-        let is_its = |object: &&Object| matches!(object, Object::Entry(of, entry) if *of == set && entry.ip == Some(address));
+        let is_its =
+            |object: &&Object| matches!(object, Object::Entry(of, entry) if *of == set && entry.ip == Some(address));
         let mut vips = self.present.range(first..).map(|(object, _)| object).take_while(is_its);
         vips.any(|vip| !(self.is_wanted)(vip) && self.leads_to_draining(vip))
     }
@@ -205,8 +204,7 @@ fn at_ports(pieces: &Pieces) -> AtPorts {
 /// The destinations of a virtual server.
 pub(crate) fn destinations(pieces: &Pieces, server: Service) -> impl Iterator<Item = (&Object, &Value)> {
     let first = Object::Destination(server, SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0));
-    let is_its =
-        move |(object, _): &(&Object, &Value)| matches!(object, Object::Destination(of, _) if *of == server);
+    let is_its = move |(object, _): &(&Object, &Value)| matches!(object, Object::Destination(of, _) if *of == server);
     pieces.range(first..).take_while(is_its)
 }
 

@@ -130,11 +130,7 @@ pub(crate) fn hairpin(ip: IpAddr, protocol: Protocol, port: u16) -> Entry {
 
 /// That of a VIP and a range of sources.
 pub(crate) fn source(ip: IpAddr, protocol: Protocol, port: u16, range: &IpNet) -> Entry {
-    Entry {
-        second: Some(range.network()),
-        second_prefix: Some(range.prefix_len()),
-        ..socket(ip, protocol, port)
-    }
+    Entry { second: Some(range.network()), second_prefix: Some(range.prefix_len()), ..socket(ip, protocol, port) }
 }
 
 /// Those of a front. A node port is entered with all addresses, in two halves: there is no network of all. Rules see to it that only the
@@ -145,9 +141,7 @@ pub(crate) fn front(front: &Front, family: Family) -> Vec<Entry> {
         Front::NodePort { port, protocol } => {
             let halves: [IpAddr; 2] = match family {
                 Family::V4 => [Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(128, 0, 0, 0).into()],
-                Family::V6 => {
-                    [Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x8000, 0, 0, 0, 0, 0, 0, 0).into()]
-                }
+                Family::V6 => [Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x8000, 0, 0, 0, 0, 0, 0, 0).into()],
             };
             halves.map(|half| Entry { prefix: Some(1), ..socket(half, protocol, port) }).to_vec()
         }

@@ -88,17 +88,12 @@ impl<K: Kernel> Committer<'_, K> {
     }
 
     /// Commits the active ones of the edits: in one transaction, if they change little and the kernel has nothing against it.
-    pub(crate) async fn run(
-        mut self,
-        mut active: Vec<u32>,
-        mut repairs: PerFamily<Repairs>,
-    ) -> Result<Outcome> {
+    pub(crate) async fn run(mut self, mut active: Vec<u32>, mut repairs: PerFamily<Repairs>) -> Result<Outcome> {
         let whole = rebuilds(&repairs);
         let mut ahead = Ahead::Chains;
         loop {
             let room = if whole { Room::Enough } else { self.pace.room() };
-            let Part { taken, result } =
-                self.commit(&active, repairs.clone(), (room, ahead), Sweep::Delete).await?;
+            let Part { taken, result } = self.commit(&active, repairs.clone(), (room, ahead), Sweep::Delete).await?;
             match result {
                 Ok(()) if taken == active.len() => return Ok(self.outcome),
                 Ok(()) => {

@@ -90,8 +90,7 @@ impl<K: Kernel> Driver<K> {
         let Outcome { writes, refused } = committer.run(active, repairs).await?;
 
         let node = state.node().addresses.clone();
-        let mut programmed =
-            Programmed { services: BTreeMap::new(), base, traffic, node, refs: present.into_refs() };
+        let mut programmed = Programmed { services: BTreeMap::new(), base, traffic, node, refs: present.into_refs() };
         self.refused.clear();
         for (index, edit) in (0..).zip(edits) {
             match refused.get(&index) {
@@ -178,8 +177,7 @@ impl<K: Kernel> Driver<K> {
     pub(crate) async fn cleanup(&mut self) -> Result<()> {
         self.programmed = None;
         let families = self.kernel.tables().await?;
-        let operations: Vec<_> =
-            families.into_iter().map(|family| (family, Operation::DeleteTable)).collect();
+        let operations: Vec<_> = families.into_iter().map(|family| (family, Operation::DeleteTable)).collect();
         if !operations.is_empty() {
             self.kernel.commit(operations).await.context("delete our tables")?;
         }
@@ -188,16 +186,10 @@ impl<K: Kernel> Driver<K> {
 
     /// The service ports to look at: those that changed, those that gain or lose a contested front by it, and, when the node has
     /// other addresses, those with source ranges.
-    fn touched(
-        &mut self,
-        state: &NodeState,
-        changes: &Changes,
-        programmed: &Programmed,
-    ) -> BTreeSet<ServicePortKey> {
+    fn touched(&mut self, state: &NodeState, changes: &Changes, programmed: &Programmed) -> BTreeSet<ServicePortKey> {
         let mut touched = self.claims.follow(state, changes, |key| programmed.fronts(key));
         if changes.node && programmed.node != state.node().addresses {
-            let restricted =
-                state.services().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());
+            let restricted = state.services().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());
             touched.extend(restricted.map(|(key, _)| key.clone()));
         }
         touched

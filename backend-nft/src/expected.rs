@@ -73,17 +73,10 @@ mod tests {
             expected.add(family, &elements);
             for map in Map::ALL {
                 let of_map = elements.iter().filter(|element| element.map == map);
-                let keys: Vec<_> = of_map
-                    .filter(|element| matches!(element.data, Data::Endpoint(..)))
-                    .map(Element::key)
-                    .collect();
+                let keys: Vec<_> =
+                    of_map.filter(|element| matches!(element.data, Data::Endpoint(..))).map(Element::key).collect();
                 assert_eq!(expected.len(family, map), keys.len(), "{}", map.name());
-                assert!(
-                    expected
-                        .keys(family, map)
-                        .map(|key| key.to_vec())
-                        .eq(keys.iter().map(|key| key.to_vec()))
-                );
+                assert!(expected.keys(family, map).map(|key| key.to_vec()).eq(keys.iter().map(|key| key.to_vec())));
             }
         }
     }

@@ -34,9 +34,8 @@ impl Programmed {
 
     /// All that leads to a service port.
     pub(crate) fn fronts(&self, key: &ServicePortKey) -> Vec<(Family, Front)> {
-        let of = |family| {
-            self.get(key, family).into_iter().flat_map(Desired::fronts).map(move |front| (family, *front))
-        };
+        let of =
+            |family| self.get(key, family).into_iter().flat_map(Desired::fronts).map(move |front| (family, *front));
         Family::ALL.into_iter().flat_map(of).collect()
     }
 

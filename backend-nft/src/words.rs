@@ -86,11 +86,7 @@ impl Change {
         self.elements.entry((element.map, key.into())).or_default()
     }
 
-    fn differences<'a>(
-        self,
-        family: Family,
-        owner: impl Fn(&Front) -> Option<&'a ServicePortKey>,
-    ) -> Vec<Difference> {
+    fn differences<'a>(self, family: Family, owner: impl Fn(&Front) -> Option<&'a ServicePortKey>) -> Vec<Difference> {
         let table = table(family);
         let place = format!("table {} {}", table.family, table.name);
         let mut list = Vec::new();
@@ -100,9 +96,7 @@ impl Change {
         match (self.deleted, self.added) {
             (true, true) => say(Verb::Change, "the table, built anew".to_owned(), None),
             (true, false) => say(Verb::Remove, "the table".to_owned(), None),
-            (false, true) if self.maps.is_empty() => {
-                say(Verb::Change, "the table, which sleeps".to_owned(), None)
-            }
+            (false, true) if self.maps.is_empty() => say(Verb::Change, "the table, which sleeps".to_owned(), None),
             (false, true) => {
                 let (maps, chains) = (self.maps.len(), self.chains.len());
                 say(Verb::Add, format!("the table, with {maps} maps and sets and {chains} chains"), None);

@@ -82,8 +82,7 @@ pub async fn run(mut server: Server, options: Options, mut told: impl FnMut(&Out
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static Scenario>> {
-    if let Some(unknown) = names.iter().find(|name| SCENARIOS.iter().all(|scenario| scenario.name != **name))
-    {
+    if let Some(unknown) = names.iter().find(|name| SCENARIOS.iter().all(|scenario| scenario.name != **name)) {
         bail!("there is no scenario {unknown:?}; --list shows all");
     }
     let is_wanted = |scenario: &&Scenario| names.is_empty() || names.iter().any(|name| name == scenario.name);

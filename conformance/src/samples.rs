@@ -25,9 +25,8 @@ pub(crate) fn key(name: &str, protocol: Protocol) -> ServicePortKey {
 
 /// A service port that is put, with two endpoints in each cluster pool and one in a local pool.
 pub(crate) fn service(key: &ServicePortKey, number: u8) -> Vec<Operation> {
-    let cluster = |family| {
-        replace(key, PoolClass::Cluster, family, &[endpoint(family, number), endpoint(family, number + 100)])
-    };
+    let cluster =
+        |family| replace(key, PoolClass::Cluster, family, &[endpoint(family, number), endpoint(family, number + 100)]);
     vec![
         Operation::PutServicePort(port(key, number)),
         cluster(Family::V4),
@@ -61,12 +60,7 @@ pub(crate) fn pool(key: &ServicePortKey, class: PoolClass, family: Family) -> Po
 }
 
 /// A pool that holds exactly this.
-pub(crate) fn replace(
-    key: &ServicePortKey,
-    class: PoolClass,
-    family: Family,
-    endpoints: &[Endpoint],
-) -> Operation {
+pub(crate) fn replace(key: &ServicePortKey, class: PoolClass, family: Family, endpoints: &[Endpoint]) -> Operation {
     let endpoints = endpoints.iter().copied().collect();
     Operation::ReplacePool { pool: pool(key, class, family), endpoints }
 }

@@ -187,9 +187,8 @@ mod tests {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/protocol.md");
         let page = fs::read_to_string(page).unwrap();
         let headings = page.lines().filter_map(|line| line.strip_prefix('#'));
-        let headings: BTreeSet<_> = headings
-            .map(|line| line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-"))
-            .collect();
+        let headings: BTreeSet<_> =
+            headings.map(|line| line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-")).collect();
         let mut names = BTreeSet::new();
         for scenario in SCENARIOS {
             assert!(names.insert(scenario.name), "{}", scenario.name);

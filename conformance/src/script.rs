@@ -66,12 +66,7 @@ pub(crate) struct Script<'a> {
 }
 
 impl<'a> Script<'a> {
-    pub(crate) fn new(
-        server: &'a mut Server,
-        subject: &'a mut Subject,
-        node: Arc<str>,
-        patience: Duration,
-    ) -> Self {
+    pub(crate) fn new(server: &'a mut Server, subject: &'a mut Subject, node: Arc<str>, patience: Duration) -> Self {
         Self {
             server,
             subject,
@@ -149,9 +144,7 @@ impl<'a> Script<'a> {
                 return broken(format!("has programmed {key}, which was not committed"));
             };
             if endpoints.as_ref().is_some_and(|endpoints| *endpoints != wanted) {
-                return broken(format!(
-                    "has programmed {key} with {endpoints:?}, but {wanted:?} was committed"
-                ));
+                return broken(format!("has programmed {key} with {endpoints:?}, but {wanted:?} was committed"));
             }
         }
         // Where nobody serves there may be nothing to be programmed.

@@ -21,11 +21,7 @@ const BROKEN: &[(Fault, &str, &str)] = &[
     (Fault::OtherRevision, "snapshot", "has acked revision 1001, but 1000 was sent"),
     (Fault::OtherDigest, "snapshot", "but what was committed has"),
     (Fault::Nanoseconds, "snapshot", "says that applying took"),
-    (
-        Fault::StrangeFailure,
-        "empty-snapshot",
-        "could not program elsewhere/nothing/tcp, of which it was told nothing",
-    ),
+    (Fault::StrangeFailure, "empty-snapshot", "could not program elsewhere/nothing/tcp, of which it was told nothing"),
     (Fault::SecondStream, "snapshot", "a second stream of the same agent"),
     (Fault::AcksEachBatch, "several-batches", "says an Ack of revision 1001 before the batch with commit"),
     (Fault::KeepsUncommitted, "uncommitted", "but what was committed has"),
@@ -67,8 +63,7 @@ async fn played(fault: Fault, scenarios: &[&str]) -> Vec<Outcome> {
 
 #[tokio::test]
 async fn each_broken_rule_is_found_and_named() {
-    let found =
-        join_all(BROKEN.iter().map(|(fault, scenario, _)| played(*fault, std::slice::from_ref(scenario))));
+    let found = join_all(BROKEN.iter().map(|(fault, scenario, _)| played(*fault, std::slice::from_ref(scenario))));
     let mut missed = Vec::new();
     for ((fault, scenario, words), outcomes) in BROKEN.iter().zip(found.await) {
         let is_found = |outcome: &Outcome| outcome.verdict == Verdict::Fail && outcome.seen.contains(words);

@@ -70,10 +70,7 @@ async fn measure() {
             tools += took;
         }
     }
-    println!(
-        "cold load : ipvsadm -R and ipset restore = 1 : {:.1}",
-        tools.as_secs_f64() / cold.as_secs_f64()
-    );
+    println!("cold load : ipvsadm -R and ipset restore = 1 : {:.1}", tools.as_secs_f64() / cold.as_secs_f64());
 }
 
 /// One endpoint of one service is replaced.
@@ -85,35 +82,28 @@ async fn change(state: &NodeState) {
     let pool = state.service(&key).unwrap().cluster.v4.clone();
     let id = proto::model::PoolId { key, class: PoolClass::Cluster, family: proto::model::Family::V4 };
     let new = Endpoint::new([10, 250, 0, 1].into(), pool[0].port);
-    let operations =
-        [proto::model::Operation::ChangePool { pool: id, add: vec![new], remove: vec![pool[0]] }];
+    let operations = [proto::model::Operation::ChangePool { pool: id, add: vec![new], remove: vec![pool[0]] }];
     agent::testing::apply(&mut target, operations);
     let changes = transition(&mut state, &target);
     let begun = Instant::now();
     let applied = backend.apply(&state, &changes).await.unwrap();
     let took = begun.elapsed();
-    println!(
-        "one endpoint replaced: {:.2} ms, {} writes, each a message",
-        took.as_secs_f64() * 1e3,
-        applied.writes
-    );
+    println!("one endpoint replaced: {:.2} ms, {} writes, each a message", took.as_secs_f64() * 1e3, applied.writes);
 }
 
 /// What the tools would be given to make what is there.
 fn save() -> Vec<(&'static str, Vec<&'static str>, String)> {
     let directory = env::temp_dir();
     let mut saved = Vec::new();
-    for (program, save, load, name) in [
-        ("ipset", vec!["save"], vec!["-exist", "restore"], "sets"),
-        ("ipvsadm", vec!["-Sn"], vec!["-R"], "servers"),
-    ] {
+    for (program, save, load, name) in
+        [("ipset", vec!["save"], vec!["-exist", "restore"], "sets"), ("ipvsadm", vec!["-Sn"], vec!["-R"], "servers")]
+    {
         let path = directory.join(name).display().to_string();
         let output = File::create(&path).unwrap();
         assert!(Command::new(program).args(save).stdout(Stdio::from(output)).status().unwrap().success());
         saved.push((program, load, path));
     }
-    let addresses =
-        Command::new("ip").args(["-oneline", "address", "show", "dev", "fairlead-ipvs0"]).output().unwrap();
+    let addresses = Command::new("ip").args(["-oneline", "address", "show", "dev", "fairlead-ipvs0"]).output().unwrap();
     let addresses = String::from_utf8(addresses.stdout).unwrap();
     let words = addresses.lines().filter_map(|line| line.split_whitespace().nth(3));
     let batch: String = words.map(|address| format!("address add {address} dev fairlead-ipvs0\n")).collect();

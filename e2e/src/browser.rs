@@ -72,8 +72,7 @@ impl Browser {
                 }
             }
         });
-        let mut browser =
-            Self { child, input, messages, events: Vec::new(), session: String::new(), calls: 0 };
+        let mut browser = Self { child, input, messages, events: Vec::new(), session: String::new(), calls: 0 };
         let target = browser.call("Target.createTarget", json!({ "url": "about:blank" }));
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let session = browser.call("Target.attachToTarget", attach)["sessionId"].as_str().map(str::to_owned);
@@ -113,16 +112,14 @@ impl Browser {
     /// The value of an expression in the page.
     #[track_caller]
     pub fn evaluate(&mut self, expression: &str) -> Value {
-        let answer =
-            self.call("Runtime.evaluate", json!({ "expression": expression, "returnByValue": true }));
+        let answer = self.call("Runtime.evaluate", json!({ "expression": expression, "returnByValue": true }));
         assert!(answer["exceptionDetails"].is_null(), "{expression}: {answer}");
         answer["result"]["value"].clone()
     }
 
     /// A window of this size, in a scheme: `light` or `dark`.
     pub fn looks(&mut self, width: u32, height: u32, scheme: &str) {
-        let metrics =
-            json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500 });
+        let metrics = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500 });
         self.call("Emulation.setDeviceMetricsOverride", metrics);
         let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
         self.call("Emulation.setEmulatedMedia", json!({ "features": [feature] }));

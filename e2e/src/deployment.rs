@@ -253,9 +253,7 @@ impl Deployment {
                 let log = self.path(&format!("monitor-{}.log", node.name));
                 Monitor::Nft(NftMonitor::start(&node.netns, &log))
             }
-            Backend::IptablesNft | Backend::IptablesLegacy => {
-                Monitor::Iptables(Notes::open(self.notes(node)))
-            }
+            Backend::IptablesNft | Backend::IptablesLegacy => Monitor::Iptables(Notes::open(self.notes(node))),
             Backend::Ipvs => Monitor::Ipvs(Snapshot::take(node.netns.clone())),
         }
     }
@@ -324,11 +322,8 @@ impl Deployment {
         let agents = agents.map(|agent| (agent, agent.mark())).collect::<Vec<_>>();
         let fence = Service::new("fence").namespace("e2e").single_stack(plan::cluster_ip(FENCE).v4.into());
         self.manifests.apply(&fence.port(Protocol::Tcp, port, port));
-        let line = watch.wait_for_line(
-            &format!("e2e/fence:tcp-{port}/tcp {}", plan::cluster_ip(FENCE).v4),
-            seen,
-            PATIENCE,
-        );
+        let line =
+            watch.wait_for_line(&format!("e2e/fence:tcp-{port}/tcp {}", plan::cluster_ip(FENCE).v4), seen, PATIENCE);
         let revision = line.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
         let revision = revision.unwrap_or_else(|| panic!("a line of watch begins with a revision: {line}"));
         for (agent, mark) in agents {
@@ -351,8 +346,7 @@ impl Drop for Deployment {
         }
         let Ok(entries) = fs::read_dir(self.directory.path()) else { return };
         let logs = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        logs.filter(|path| path.extension().is_some_and(|extension| extension == "log"))
-            .for_each(|log| show(&log));
+        logs.filter(|path| path.extension().is_some_and(|extension| extension == "log")).for_each(|log| show(&log));
     }
 }
 

@@ -104,13 +104,7 @@ impl Process {
 
     /// Waits for a line that satisfies `wanted`, as [`Self::wait_for_line`] does.
     #[track_caller]
-    pub fn wait_for(
-        &self,
-        what: &str,
-        mark: usize,
-        deadline: Duration,
-        wanted: impl Fn(&str) -> bool,
-    ) -> String {
+    pub fn wait_for(&self, what: &str, mark: usize, deadline: Duration, wanted: impl Fn(&str) -> bool) -> String {
         let find = |state: &State| state.lines[mark..].iter().find(|line| wanted(line)).cloned();
         let state = self.shared.wait_while(deadline, |state| state.open_pipes > 0 && find(state).is_none());
         find(&state).unwrap_or_else(|| {
@@ -199,11 +193,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn wait_while(
-        &self,
-        deadline: Duration,
-        mut condition: impl FnMut(&State) -> bool,
-    ) -> MutexGuard<'_, State> {
+    fn wait_while(&self, deadline: Duration, mut condition: impl FnMut(&State) -> bool) -> MutexGuard<'_, State> {
         let waited = self.changed.wait_timeout_while(self.lock(), deadline, |state| condition(state));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }

@@ -129,10 +129,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 /// CRC-32C (Castagnoli), bit by bit: packets are few and short.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| {
-        (0..8).fold(
-            crc ^ u32::from(*byte),
-            |crc, _| if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 },
-        )
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 })
     })
 }
 
@@ -147,11 +144,8 @@ mod tests {
 
     #[test]
     fn packets_survive_the_wire_and_damage_is_noticed() {
-        let chunks = [
-            Chunk::Init { tag: 7 },
-            Chunk::InitAck { tag: 8, cookie: b"pod-a-1 odd length".to_vec() },
-            Chunk::Abort,
-        ];
+        let chunks =
+            [Chunk::Init { tag: 7 }, Chunk::InitAck { tag: 8, cookie: b"pod-a-1 odd length".to_vec() }, Chunk::Abort];
         for chunk in chunks {
             let packet = Packet { source_port: 40_000, destination_port: 80, verification_tag: 9, chunk };
             let mut bytes = packet.encode();

@@ -55,9 +55,8 @@ impl<R: Clone> Progress<R> {
 
     /// Waits until the report satisfies `enough`; `false` if it does not within `deadline`, or never will.
     fn wait_until(&self, deadline: Duration, mut enough: impl FnMut(&R) -> bool) -> bool {
-        let waited = self
-            .changed
-            .wait_timeout_while(self.lock(), deadline, |state| !state.ended && !enough(&state.report));
+        let waited =
+            self.changed.wait_timeout_while(self.lock(), deadline, |state| !state.ended && !enough(&state.report));
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         enough(&state.report)
     }

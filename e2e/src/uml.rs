@@ -137,9 +137,7 @@ struct Guest {
 impl Guest {
     #[track_caller]
     fn boot(directory: TempDir, program: &Path, arguments: &[&str]) -> Self {
-        for (path, package) in
-            [(KERNEL, "user-mode-linux"), (MODULES, "user-mode-linux"), ("/sbin/modprobe", "kmod")]
-        {
+        for (path, package) in [(KERNEL, "user-mode-linux"), (MODULES, "user-mode-linux"), ("/sbin/modprobe", "kmod")] {
             assert!(Path::new(path).exists(), "{path} is missing: ci/setup installs it (package {package})");
         }
         let at = directory.path();
@@ -222,10 +220,8 @@ fn test_name<F>() -> &'static str {
 
 /// A script that becomes the program.
 fn job(program: &Path, arguments: &[&str]) -> String {
-    let mut script = format!(
-        "#!/bin/sh\nexport {GUEST}=1 RUST_BACKTRACE=1\nexec {}",
-        quoted(&program.display().to_string())
-    );
+    let mut script =
+        format!("#!/bin/sh\nexport {GUEST}=1 RUST_BACKTRACE=1\nexec {}", quoted(&program.display().to_string()));
     for argument in arguments {
         // Writing to a String cannot fail.
         let _ = write!(script, " {}", quoted(argument));

@@ -86,8 +86,7 @@ impl FromStr for Reply {
     fn from_str(line: &str) -> Result<Self, Failure> {
         let garbled = || Failure::Other(format!("not a reply: {line:?}"));
         let mut words = line.split_whitespace();
-        let (Some(pod), Some(source), Some(endpoint), None) =
-            (words.next(), words.next(), words.next(), words.next())
+        let (Some(pod), Some(source), Some(endpoint), None) = (words.next(), words.next(), words.next(), words.next())
         else {
             return Err(garbled());
         };
@@ -106,9 +105,9 @@ impl From<io::Error> for Failure {
         match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => Self::Refused,
             // The last two: ICMP protocol unreachable, and what ICMPv6 has for it.
-            Some(
-                libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EACCES | libc::ENOPROTOOPT | libc::EPROTO,
-            ) => Self::Unreachable,
+            Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EACCES | libc::ENOPROTOOPT | libc::EPROTO) => {
+                Self::Unreachable
+            }
             Some(libc::ECONNRESET | libc::EPIPE) => Self::Lost,
             // EAGAIN: a socket's read timeout.
             Some(libc::ETIMEDOUT | libc::EAGAIN) => Self::TimedOut,

@@ -37,12 +37,7 @@ const CUSTOM: &[(&str, &str, &[&str])] = &[
     (
         "monitoring.coreos.com/v1",
         "ServiceMonitor",
-        &[
-            "spec.selector.matchLabels.*",
-            "spec.endpoints.port",
-            "spec.endpoints.path",
-            "spec.endpoints.interval",
-        ],
+        &["spec.selector.matchLabels.*", "spec.endpoints.port", "spec.endpoints.path", "spec.endpoints.interval"],
     ),
     (
         "monitoring.coreos.com/v1",
@@ -84,9 +79,7 @@ fn objects() -> Vec<(String, Value)> {
         let documents: Vec<Value> =
             serde_saphyr::from_multiple(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let name = path.file_name().expect("a name").to_string_lossy().into_owned();
-        objects.extend(
-            documents.into_iter().filter(|object| !object.is_null()).map(|object| (name.clone(), object)),
-        );
+        objects.extend(documents.into_iter().filter(|object| !object.is_null()).map(|object| (name.clone(), object)));
     }
     assert!(objects.len() > 50, "only {} objects", objects.len());
     objects
@@ -189,10 +182,8 @@ fn objects_are_what_kubernetes_takes() {
 
 #[test]
 fn a_field_that_no_type_has_is_found() {
-    let (_, object) = objects()
-        .into_iter()
-        .find(|(_, object)| text(object, "kind") == "DaemonSet")
-        .expect("there is a DaemonSet");
+    let (_, object) =
+        objects().into_iter().find(|(_, object)| text(object, "kind") == "DaemonSet").expect("there is a DaemonSet");
     let changed = |pointer: &str, key: &str, value: Value| {
         let mut object = object.clone();
         object.pointer_mut(pointer).and_then(Value::as_object_mut).expect(pointer).insert(key.into(), value);

@@ -39,10 +39,7 @@ fn a_flag_goes_before_the_environment_and_that_before_the_file() {
     let variable = [("FAIRLEAD_FRONTEND", "kubernetes:of/environment")];
     assert!(said(&[], &[]).contains("--frontend kubernetes:of/file needs"), "{}", said(&[], &[]));
     assert!(said(&[], &variable).contains("--frontend kubernetes:of/environment needs"));
-    assert!(
-        said(&["--frontend", "kubernetes:of/flag"], &variable)
-            .contains("--frontend kubernetes:of/flag needs")
-    );
+    assert!(said(&["--frontend", "kubernetes:of/flag"], &variable).contains("--frontend kubernetes:of/flag needs"));
 }
 
 #[test]
@@ -50,10 +47,8 @@ fn what_has_no_effect_is_logged_at_the_start() {
     let (_directory, config) = file(
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\niptables: {syncPeriod: 30s}\n",
     );
-    let output = run(
-        &["--log-format=json", "backend", "iptables", "--config", &config, "--frontend=kubernetes:a/b"],
-        &[],
-    );
+    let output =
+        run(&["--log-format=json", "backend", "iptables", "--config", &config, "--frontend=kubernetes:a/b"], &[]);
     let said = stderr(&output);
     let line = said.lines().find(|line| line.contains("iptables.syncPeriod")).expect("a warning");
     let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
@@ -62,7 +57,8 @@ fn what_has_no_effect_is_logged_at_the_start() {
 
 #[test]
 fn kube_proxys_configuration_becomes_one_of_ours() {
-    let kube_proxys = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\noomScoreAdj: -5\n";
+    let kube_proxys =
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\noomScoreAdj: -5\n";
     let (_directory, config) = file(kube_proxys);
     for (process, kind) in [("local", "LocalConfiguration"), ("backend", "BackendConfiguration")] {
         let output = run(&["config", "convert", &config, "--for", process], &[]);

@@ -21,9 +21,7 @@ fn ipvs_is_shown() {
 #[track_caller]
 fn shows(backend: &str) {
     let mut demo = Command::new(env!("CARGO_BIN_EXE_demo"));
-    let Ok(output) = demo.arg(backend).stdin(Stdio::null()).output() else {
-        panic!("the demo does not start")
-    };
+    let Ok(output) = demo.arg(backend).stdin(Stdio::null()).output() else { panic!("the demo does not start") };
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}\n{stdout}\n{stderr}", output.status);

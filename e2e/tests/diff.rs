@@ -95,9 +95,8 @@ COMMIT
 
 #[test]
 fn endpoints_are_explained() {
-    let deployment = Deployment::start(Backend::Nft, |cluster| {
-        vec![web().pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])]
-    });
+    let deployment =
+        Deployment::start(Backend::Nft, |cluster| vec![web().pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])]);
     let ask = ["endpoints", "default/web", "--node", "node-b", "--port", "80"];
     let (code, said) = run(&deployment, &ask);
     assert_eq!(code, 0, "{said}");

@@ -28,11 +28,7 @@ const OTHERS: [(&str, &[&str], &str); 3] = [
         "-A -t 192.0.2.77:80 -s rr\n-a -t 192.0.2.77:80 -r 10.244.1.12:8080 -m\n-A -t 172.16.0.11:30081 -s rr\n\
          -A -u 172.16.0.11:30080 -s rr\n-A -f 7 -s rr\n",
     ),
-    (
-        "ipset",
-        &["restore"],
-        "create others hash:ip\nadd others 192.0.2.77\ncreate KUBE-ROUTER-PODS hash:ip\n",
-    ),
+    ("ipset", &["restore"], "create others hash:ip\nadd others 192.0.2.77\ncreate KUBE-ROUTER-PODS hash:ip\n"),
 ];
 
 /// What kube-proxy has, for a service on two addresses and a node port of each family, whose pod is pod-a-1.
@@ -191,7 +187,8 @@ fn what_drains_is_listed() {
             let destinations = server.and_then(|server| server["destinations"].as_array());
             destinations?.iter().find(|destination| destination["address"] == address).cloned()
         };
-        let serving = json!({ "address": "10.244.1.11:8080", "weight": 1, "active": 1, "inactive": 0, "draining": null });
+        let serving =
+            json!({ "address": "10.244.1.11:8080", "weight": 1, "active": 1, "inactive": 0, "draining": null });
         eventually("it is listed", PATIENCE, || (destination("10.244.1.11:8080")? == serving).then_some(()));
         let marked = |server: &Value| server["mark"].is_string() && server["fronts"] == json!(["*:30080"]);
         assert!(listed(&node).iter().any(marked), "{:#?}", listed(&node));

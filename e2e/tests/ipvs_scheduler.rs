@@ -106,8 +106,7 @@ fn schedulers(node: &Netns) -> (Vec<String>, BTreeSet<String>) {
     let saved = node.output("ipvsadm", &["-Sn"]);
     let servers = saved.lines().filter(|line| line.starts_with("-A "));
     let vip = plan::cluster_ip(1);
-    let its =
-        ["-A -f ".to_owned(), format!("-A -t {}:{PORT} ", vip.v4), format!("-A -t [{}]:{PORT} ", vip.v6)];
+    let its = ["-A -f ".to_owned(), format!("-A -t {}:{PORT} ", vip.v4), format!("-A -t [{}]:{PORT} ", vip.v6)];
     let is_its = |line: &&str| its.iter().any(|start| line.starts_with(start));
     let (its, others): (Vec<_>, Vec<_>) = servers.partition(is_its);
     let scheduler = |line: &str| line.find("-s ").map_or("", |at| &line[at..]).trim().to_owned();

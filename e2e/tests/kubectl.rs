@@ -66,10 +66,5 @@ fn bash_completes_by_the_script() {
     std::fs::write(&file, script.stdout).expect("a file");
     let asked = ". \"$0\" && COMP_WORDS=(fairlead stat) COMP_CWORD=1 && _fairlead fairlead stat fairlead && echo \"${COMPREPLY[@]}\"";
     let answer = Command::new("bash").args(["-c", asked]).arg(&file).output().expect("bash");
-    assert_eq!(
-        String::from_utf8_lossy(&answer.stdout),
-        "status\n",
-        "{}",
-        String::from_utf8_lossy(&answer.stderr)
-    );
+    assert_eq!(String::from_utf8_lossy(&answer.stdout), "status\n", "{}", String::from_utf8_lossy(&answer.stderr));
 }

@@ -35,8 +35,7 @@ impl World {
         command.arg("--state-dir").arg(directory.path().join("state"));
         let agent = Process::spawn(&cluster.node('a').netns, command, &directory.path().join("agent.log"));
         for server in ["health", "metrics"] {
-            let listens =
-                |line: &str| line.contains("listening") && line.contains(&format!("server=\"{server}\""));
+            let listens = |line: &str| line.contains("listening") && line.contains(&format!("server=\"{server}\""));
             agent.wait_for(&format!("{server} listening"), 0, PATIENCE, listens);
         }
         Self { agent, frontend: None, manifests, cluster, directory }
@@ -152,11 +151,7 @@ fn metrics_move_with_a_change() {
     world.manifests.write("slice", &[slice("one", &["10.244.1.77"])]);
     world.start_frontend();
     world.until([200, 200, 200]);
-    assert_eq!(
-        world.metric("fairlead_agent_propagation_seconds_count"),
-        0.0,
-        "what was there before is no change"
-    );
+    assert_eq!(world.metric("fairlead_agent_propagation_seconds_count"), 0.0, "what was there before is no change");
     let partial = "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}";
     let (changes, pools) = (world.metric(partial), "kubeproxy_sync_proxy_rules_endpoint_changes_total");
     let before = world.metric(pools);

@@ -61,16 +61,7 @@ fn the_page_shows_what_is_and_follows_what_changes() {
     manifests.apply(&service("web", 1));
     let address = format!("unix:{}", directory.path().join("frontend.sock").display());
     let mut command = fairlead();
-    command.args([
-        "frontend",
-        "--metrics",
-        "none",
-        "--page",
-        "127.0.0.1:7602",
-        "--listen",
-        &address,
-        "--manifests",
-    ]);
+    command.args(["frontend", "--metrics", "none", "--page", "127.0.0.1:7602", "--listen", &address, "--manifests"]);
     command.arg(manifests.directory());
     let frontend = Process::spawn(cluster.outside(), command, &directory.path().join("frontend.log"));
     frontend.wait_for_line("listening", 0, PATIENCE);
@@ -91,11 +82,7 @@ fn the_page_shows_what_is_and_follows_what_changes() {
         "node-a is up to date",
         &format!("{}?.innerText.includes('up to date')", row("nodes", "node-a")),
     );
-    becomes(
-        &mut browser,
-        "node-b is missed",
-        &format!("{}?.innerText.includes('no stream')", row("nodes", "node-b")),
-    );
+    becomes(&mut browser, "node-b is missed", &format!("{}?.innerText.includes('no stream')", row("nodes", "node-b")));
     becomes(
         &mut browser,
         "the service is there",
@@ -106,19 +93,11 @@ fn the_page_shows_what_is_and_follows_what_changes() {
     browser.evaluate("window.mark = 1");
     manifests.apply(&service("late", 2));
     becomes(&mut browser, "a new service is there", &row("services", "default/late"));
-    becomes(
-        &mut browser,
-        "it is new",
-        &format!("{}.innerText.includes('added')", row("changes", "default/late")),
-    );
+    becomes(&mut browser, "it is new", &format!("{}.innerText.includes('added')", row("changes", "default/late")));
     let mut command = fairlead();
     command.args(["backend", "nft", "--shadow", "--node-name", "node-b", "--frontend", &address]);
     let _shadow = Process::spawn(&cluster.node('b').netns, command, &directory.path().join("shadow.log"));
-    becomes(
-        &mut browser,
-        "node-b has a shadow",
-        &format!("{}?.innerText.includes('shadow')", row("nodes", "node-b")),
-    );
+    becomes(&mut browser, "node-b has a shadow", &format!("{}?.innerText.includes('shadow')", row("nodes", "node-b")));
     assert_eq!(browser.evaluate("window.mark"), 1);
 
     let look = |browser: &mut Browser, name: &str| {
@@ -143,18 +122,10 @@ fn the_page_shows_what_is_and_follows_what_changes() {
         )
     };
     browser.evaluate(&type_in("default/LATE"));
-    becomes(
-        &mut browser,
-        "the filter works",
-        &format!("{count} === 3 && !({})", row("services", "default/web")),
-    );
+    becomes(&mut browser, "the filter works", &format!("{count} === 3 && !({})", row("services", "default/web")));
     assert_eq!(browser.evaluate("location.search"), "?q=default%2FLATE");
     browser.evaluate(&type_in("nowhere"));
-    becomes(
-        &mut browser,
-        "nothing is left",
-        "document.body.innerText.includes('Nothing matches the filter.')",
-    );
+    becomes(&mut browser, "nothing is left", "document.body.innerText.includes('Nothing matches the filter.')");
     browser.evaluate(&type_in(""));
     becomes(&mut browser, "all are there again", &format!("{count} === 6 && {}", row("nodes", "node-b")));
     // Every table has headings for its columns and names for its rows.

@@ -95,11 +95,7 @@ fn nobody_home_times_out() {
         for ip in plan::cluster_ip(1).both() {
             for protocol in Protocol::ALL {
                 let start = Instant::now();
-                assert_eq!(
-                    client.ask(protocol, SocketAddr::new(ip, 80)),
-                    Err(Failure::TimedOut),
-                    "{protocol} {ip}"
-                );
+                assert_eq!(client.ask(protocol, SocketAddr::new(ip, 80)), Err(Failure::TimedOut), "{protocol} {ip}");
                 assert!(start.elapsed() >= Duration::from_millis(90));
             }
         }
@@ -125,8 +121,7 @@ fn no_route_is_unreachable() {
 fn a_server_stops_and_serves_other_ports() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
     let pod = cluster.pod("pod-a-1");
-    let ask =
-        |port| cluster.client().tcp(SocketAddr::new(pod.address.v4.into(), port)).map(|reply| reply.pod);
+    let ask = |port| cluster.client().tcp(SocketAddr::new(pod.address.v4.into(), port)).map(|reply| reply.pod);
     assert_eq!(ask(8080).as_deref(), Ok("pod-a-1"));
     pod.serve(&[9090, 9091]);
     assert_eq!(ask(8080), Err(Failure::Refused));

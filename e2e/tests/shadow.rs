@@ -17,8 +17,7 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What writes, where strace can read it: links and addresses, programs, and listening.
-const WRITES: [&str; 6] =
-    ["RTM_NEWLINK", "RTM_NEWADDR", "NLM_F_CREATE", "-restore\"", "\"modprobe\"", "listen("];
+const WRITES: [&str; 6] = ["RTM_NEWLINK", "RTM_NEWADDR", "NLM_F_CREATE", "-restore\"", "\"modprobe\"", "listen("];
 /// `NFNL_MSG_BATCH_BEGIN` of `linux/netfilter/nfnetlink.h`: a transaction of nf_tables.
 const BATCH_BEGIN: u16 = 16;
 /// How many bytes one has that changes nothing: its begin and its end.
@@ -59,9 +58,7 @@ impl Rig {
         backend.args(arguments);
         let calls = self.directory.path().join(format!("{name}.calls"));
         let mut command = Command::new("strace");
-        command
-            .args(["-f", "-s", "200", "-e", "trace=execve,sendto,sendmsg,openat,listen", "-o"])
-            .arg(&calls);
+        command.args(["-f", "-s", "200", "-e", "trace=execve,sendto,sendmsg,openat,listen", "-o"]).arg(&calls);
         command.arg(backend.get_program()).args(backend.get_args());
         let log = self.directory.path().join(format!("{name}.log"));
         (Process::spawn(self.node(), command, &log), calls)
@@ -92,8 +89,7 @@ fn web(cluster: &Cluster, pod: &str) -> Service {
 fn writes(calls: &Path) -> Vec<String> {
     let calls = fs::read_to_string(calls).expect("what strace wrote");
     let opens = |line: &str| line.contains("/proc/sys/") && !line.contains("O_RDONLY");
-    let is_write =
-        |line: &&str| WRITES.iter().any(|word| line.contains(word)) || opens(line) || sends_changes(line);
+    let is_write = |line: &&str| WRITES.iter().any(|word| line.contains(word)) || opens(line) || sends_changes(line);
     calls.lines().filter(is_write).map(str::to_owned).collect()
 }
 

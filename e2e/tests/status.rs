@@ -16,8 +16,7 @@ fn status(deployment: &Deployment, arguments: &[&str]) -> (i32, Value) {
     let output = deployment.cluster().outside().run(|| command.output()).expect("fairlead runs");
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let document = serde_json::from_str(&printed);
-    let document =
-        document.unwrap_or_else(|_| panic!("{printed:?} {}", String::from_utf8_lossy(&output.stderr)));
+    let document = document.unwrap_or_else(|_| panic!("{printed:?} {}", String::from_utf8_lossy(&output.stderr)));
     (output.status.code().expect("an exit code"), document)
 }
 
@@ -63,8 +62,7 @@ fn metrics_are_there_for_this_machine() {
     let deployment = Deployment::start(Backend::Nft, |_| Vec::new());
     let get = |path: &str| {
         deployment.cluster().outside().run(|| {
-            let mut stream =
-                TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, 7601))).expect("a listener");
+            let mut stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, 7601))).expect("a listener");
             write!(stream, "GET {path} HTTP/1.1\r\nhost: frontend\r\n\r\n").expect("a request");
             let mut answer = String::new();
             stream.read_to_string(&mut answer).expect("an answer");

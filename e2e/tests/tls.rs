@@ -72,11 +72,7 @@ impl World {
     fn frontend(&self) -> Command {
         let mut command = fairlead();
         command.args(["frontend", "--admin-identity", "ops", "--listen", &format!("0.0.0.0:{PORT}")]);
-        command
-            .arg("--manifests")
-            .arg(self.path("manifests"))
-            .arg("--tls-client-ca")
-            .arg(self.path("ca.crt"));
+        command.arg("--manifests").arg(self.path("manifests")).arg("--tls-client-ca").arg(self.path("ca.crt"));
         with_certificate(&mut command, self.directory.path(), "frontend");
         command
     }
@@ -93,8 +89,7 @@ impl World {
 
     fn backend(&self, node: &str, whose: &str) -> Command {
         let arguments = ["backend", "nft", "--node-name", node, "--conntrack-max-per-core", "0"];
-        let mut command =
-            self.client(&[&arguments[..], &["--cluster-cidr", "10.244.0.0/16"]].concat(), whose);
+        let mut command = self.client(&[&arguments[..], &["--cluster-cidr", "10.244.0.0/16"]].concat(), whose);
         command.arg("--state-dir").arg(self.path(&format!("state-{node}-{whose}")));
         command
     }

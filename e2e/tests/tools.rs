@@ -77,10 +77,7 @@ fn tools(backend: Backend, name: &str) {
     let known = traced(&deployment, &["172.16.0.11", "10.96.0.3:80"]);
     assert!(known.contains("goes to the only endpoint"), "{known}");
     let unknown = traced(&deployment, &["10.244.1.13", "10.96.0.3:80"]);
-    assert!(
-        unknown.contains("goes to one of 3 endpoints") && unknown.contains("keeps its source"),
-        "{unknown}"
-    );
+    assert!(unknown.contains("goes to one of 3 endpoints") && unknown.contains("keeps its source"), "{unknown}");
 
     deployment.cluster().pod("pod-a-1").stop();
     deployment.cluster().pod("pod-b-1").stop();

@@ -178,8 +178,7 @@ fn a_stream_notices_resets_and_losses() {
     let (tcp, udp) = (open(Protocol::Tcp), open(Protocol::Udp));
     assert!(tcp.wait_echoes(1, PATIENCE) && udp.wait_echoes(1, PATIENCE));
 
-    let drop_all =
-        "table inet by-hand { chain forward { type filter hook forward priority filter; policy drop; }\n}\n";
+    let drop_all = "table inet by-hand { chain forward { type filter hook forward priority filter; policy drop; }\n}\n";
     tools::nft(&cluster.node('a').netns, drop_all);
     let lost = |report: &StreamReport| report.lost > 0;
     assert!(tcp.wait_until(PATIENCE, lost) && udp.wait_until(PATIENCE, lost));

@@ -34,14 +34,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("prost", &["fairlead-proto"]),
     (
         "tonic",
-        &[
-            "fairlead-proto",
-            "fairlead-frontend",
-            "fairlead-agent",
-            "fairlead-conformance",
-            "fairlead",
-            "fairlead-e2e",
-        ],
+        &["fairlead-proto", "fairlead-frontend", "fairlead-agent", "fairlead-conformance", "fairlead", "fairlead-e2e"],
     ),
 ];
 
@@ -145,16 +138,12 @@ fn wrong_arrows(metadata: &Value) -> Vec<String> {
         };
         for used in list(package, "dependencies").iter().map(|dependency| text(dependency, "name")) {
             if ours.contains(used) && !may_use.iter().any(|pattern| matches(pattern, used)) {
-                problems
-                    .push(format!("{manifest}: {name} may not use {used}; move the code to where it may"));
+                problems.push(format!("{manifest}: {name} may not use {used}; move the code to where it may"));
             }
             if let Some((_, by)) = CONFINED.iter().find(|(confined, _)| *confined == used)
                 && !by.contains(&name)
             {
-                problems.push(format!(
-                    "{manifest}: {used} belongs to {} only; convert at its edge",
-                    by.join(", ")
-                ));
+                problems.push(format!("{manifest}: {used} belongs to {} only; convert at its edge", by.join(", ")));
             }
         }
     }
@@ -208,8 +197,7 @@ fn roots(metadata: &Value) -> BTreeMap<PathBuf, Use> {
 /// of their own. Modules within inline modules are not followed.
 fn reachable(roots: &BTreeMap<PathBuf, Use>) -> Result<BTreeMap<PathBuf, Use>> {
     let mut reached = BTreeMap::new();
-    let mut open: Vec<_> =
-        roots.iter().map(|(path, used)| (path.clone(), *used, path.with_file_name(""))).collect();
+    let mut open: Vec<_> = roots.iter().map(|(path, used)| (path.clone(), *used, path.with_file_name(""))).collect();
     while let Some((path, used, children)) = open.pop() {
         // A file that both a test and the product reach is shipped.
         if reached.get(&path).is_some_and(|known| *known <= used) {
@@ -241,17 +229,14 @@ fn reachable(roots: &BTreeMap<PathBuf, Use>) -> Result<BTreeMap<PathBuf, Use>> {
 fn module(line: &str) -> Option<&str> {
     let (before, name) = line.strip_suffix(';')?.rsplit_once("mod ")?;
     let visibility = before.trim_end();
-    (visibility.is_empty()
-        || visibility == "pub"
-        || (visibility.starts_with("pub(") && visibility.ends_with(')')))
-    .then_some(name)
+    (visibility.is_empty() || visibility == "pub" || (visibility.starts_with("pub(") && visibility.ends_with(')')))
+        .then_some(name)
 }
 
 /// Files in some `src/` that no crate contains, so that nobody compiles them.
 fn orphans(top: &Path, roots: &BTreeMap<PathBuf, Use>) -> Result<Vec<String>> {
     let reached = reachable(roots)?;
-    let in_src =
-        |path: &PathBuf| path.strip_prefix(top).is_ok_and(|path| path.iter().any(|part| part == "src"));
+    let in_src = |path: &PathBuf| path.strip_prefix(top).is_ok_and(|path| path.iter().any(|part| part == "src"));
     Ok(sources(top)?
         .iter()
         .filter(|path| in_src(path) && !reached.contains_key(*path))
@@ -321,11 +306,7 @@ fn local_paths(dir: &Path) -> Result<Vec<String>> {
         // What is not text is captured bytes.
         for (number, line) in std::str::from_utf8(&bytes).unwrap_or_default().lines().enumerate() {
             if let Some(word) = LOCAL_PATHS.iter().find(|word| line.contains(**word)) {
-                problems.push(format!(
-                    "{}:{}: {word} is a path of one machine; remove it",
-                    path.display(),
-                    number + 1
-                ));
+                problems.push(format!("{}:{}: {word} is a path of one machine; remove it", path.display(), number + 1));
             }
         }
     }
@@ -336,11 +317,9 @@ fn local_paths(dir: &Path) -> Result<Vec<String>> {
 fn unpinned(dir: &Path) -> Result<Vec<String>> {
     let cases = cases(&fs::read_to_string(dir.join("e2e/src/cases.rs"))?)?;
     let page = fs::read_to_string(dir.join("docs/semantics.md"))?;
-    let named =
-        page.split('`').skip(1).step_by(2).filter(|code| code.contains("::") && *code != "module::case");
+    let named = page.split('`').skip(1).step_by(2).filter(|code| code.contains("::") && *code != "module::case");
     let named: BTreeSet<_> = named.map(str::to_owned).collect();
-    let missing =
-        cases.difference(&named).map(|case| format!("docs/semantics.md: name {case}, and what it pins"));
+    let missing = cases.difference(&named).map(|case| format!("docs/semantics.md: name {case}, and what it pins"));
     let unknown = named.difference(&cases).map(|case| format!("docs/semantics.md: {case} is no case"));
     Ok(missing.chain(unknown).collect())
 }
@@ -378,8 +357,8 @@ fn tree(files: &[(&str, &str)]) -> Result<tempfile::TempDir> {
 /// The problems must be about these files, in this order.
 #[track_caller]
 fn assert_about(problems: &[String], files: &[&str]) {
-    let about = problems.len() == files.len()
-        && problems.iter().zip(files).all(|(problem, file)| problem.contains(file));
+    let about =
+        problems.len() == files.len() && problems.iter().zip(files).all(|(problem, file)| problem.contains(file));
     assert!(about, "expected problems with {files:?}, found {problems:#?}");
 }
 
@@ -470,16 +449,14 @@ fn long_files_are_found() -> Result<()> {
 #[test]
 fn local_paths_are_found() -> Result<()> {
     let bad = format!("fine\nsee {}notes\n", LOCAL_PATHS[0]);
-    let dir =
-        tree(&[("a.md", "/etc/hosts\n"), ("docs/b.md", &bad), ("target/c.md", &bad), (".ci/run", &bad)])?;
+    let dir = tree(&[("a.md", "/etc/hosts\n"), ("docs/b.md", &bad), ("target/c.md", &bad), (".ci/run", &bad)])?;
     assert_about(&local_paths(dir.path())?, &[".ci/run:2", "docs/b.md:2"]);
     Ok(())
 }
 
 #[test]
 fn cases_that_are_not_explained_are_found() -> Result<()> {
-    let list =
-        "macro { { conformance! { @modules $backend;\n a {\n b,\n c,\n }\n d {\n e,\n }\n } };\n f { g, } }";
+    let list = "macro { { conformance! { @modules $backend;\n a {\n b,\n c,\n }\n d {\n e,\n }\n } };\n f { g, } }";
     let page = "`module::case`\n| b | – | `a::b`, `d::e` |\n| c | `x` | `a::gone` |\n";
     let dir = tree(&[("e2e/src/cases.rs", list), ("docs/semantics.md", page)])?;
     assert_about(&unpinned(dir.path())?, &["name a::c", "a::gone is no case"]);

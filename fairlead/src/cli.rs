@@ -292,8 +292,7 @@ mod testing {
     use super::*;
 
     pub(super) fn parse(args: &[&str]) -> Result<Cli, String> {
-        Cli::try_parse_from(std::iter::once("fairlead").chain(args.iter().copied()))
-            .map_err(|error| error.to_string())
+        Cli::try_parse_from(std::iter::once("fairlead").chain(args.iter().copied())).map_err(|error| error.to_string())
     }
 
     /// `fairlead local` with these flags besides those that it needs.

@@ -32,16 +32,14 @@ impl FromStr for FrontendService {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parts = text.strip_prefix(SCHEME).and_then(|rest| rest.split_once('/'));
-        let (namespace, rest) = parts.ok_or_else(|| {
-            format!("{text:?}: expected {SCHEME}NAMESPACE/SERVICE or {SCHEME}NAMESPACE/SERVICE:PORT")
-        })?;
+        let (namespace, rest) = parts
+            .ok_or_else(|| format!("{text:?}: expected {SCHEME}NAMESPACE/SERVICE or {SCHEME}NAMESPACE/SERVICE:PORT"))?;
         let (name, port) = match rest.split_once(':') {
             Some((name, port)) => (name, Some(port)),
             None => (rest, None),
         };
-        let is_word = |word: &str| {
-            !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c))
-        };
+        let is_word =
+            |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c));
         for word in [Some(namespace), Some(name), port].into_iter().flatten() {
             if !is_word(word) {
                 return Err(format!("{text:?}: {word:?} is no name"));

@@ -73,8 +73,7 @@ fn candidates(command: &Command, before: &[String], last: &str) -> (Vec<(String,
     }
     if last.starts_with('-') {
         let flags = command.get_arguments().filter(|arg| !arg.is_hide_set());
-        let flags =
-            flags.filter_map(|arg| Some((format!("--{}", arg.get_long()?), first_sentence(arg.get_help()))));
+        let flags = flags.filter_map(|arg| Some((format!("--{}", arg.get_long()?), first_sentence(arg.get_help()))));
         return (flags.collect(), Directive::NoFiles);
     }
     let subcommands = command.get_subcommands().filter(|inner| !inner.is_hide_set());
@@ -98,8 +97,7 @@ fn flag<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
 /// What a flag may be set to, as far as that is known.
 fn values(arg: &Arg, prefix: &str) -> (Vec<(String, String)>, Directive) {
     let possible = arg.get_possible_values().into_iter().filter(|value| !value.is_hide_set());
-    let words =
-        possible.map(|value| (format!("{prefix}{}", value.get_name()), first_sentence(value.get_help())));
+    let words = possible.map(|value| (format!("{prefix}{}", value.get_name()), first_sentence(value.get_help())));
     let is_path = arg
         .get_value_names()
         .is_some_and(|names| PATHS.iter().any(|path| names.iter().any(|name| name.as_str() == *path)));
@@ -152,9 +150,7 @@ mod tests {
     #[test]
     fn every_flag_with_a_path_is_completed_by_files() {
         fn walk(command: &Command, seen: &mut usize) {
-            for arg in
-                command.get_arguments().filter(|arg| arg.get_long().is_some_and(|long| long.contains("tls")))
-            {
+            for arg in command.get_arguments().filter(|arg| arg.get_long().is_some_and(|long| long.contains("tls"))) {
                 assert_eq!(values(arg, "").1, Directive::Files, "{arg}");
                 *seen += 1;
             }

@@ -18,8 +18,7 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     let done = match CalledBy::of(arguments.first().map(AsRef::as_ref)) {
         CalledBy::Completion => {
-            let words: Vec<_> =
-                arguments.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+            let words: Vec<_> = arguments.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
             print::text(kubectl::complete(config::command(), &words)).map(|()| ExitCode::SUCCESS)
         }
         CalledBy::Name | CalledBy::Kubectl => config::parse(arguments).and_then(commands::run),

@@ -24,9 +24,7 @@ pub async fn endpoints_of(
     let its = ListParams::default().labels(&format!("kubernetes.io/service-name={service}"));
     let list = slices.list(&its).await;
     let list = list.with_context(|| {
-        format!(
-            "list the EndpointSlices of {namespace}/{service}: that takes the permission to list them there"
-        )
+        format!("list the EndpointSlices of {namespace}/{service}: that takes the permission to list them there")
     })?;
     Ok(list.items.iter().flat_map(|slice| ready(slice, port)).collect())
 }
@@ -40,10 +38,11 @@ fn ready(slice: &EndpointSlice, port: Option<&str>) -> Vec<SocketAddr> {
     });
     let Some(number) = number else { return Vec::new() };
     let is_ready = |ready: Option<bool>| ready != Some(false);
-    let endpoints =
-        slice.endpoints.iter().flatten().filter(|endpoint| {
-            is_ready(endpoint.conditions.as_ref().and_then(|conditions| conditions.ready))
-        });
+    let endpoints = slice
+        .endpoints
+        .iter()
+        .flatten()
+        .filter(|endpoint| is_ready(endpoint.conditions.as_ref().and_then(|conditions| conditions.ready)));
     let addresses = endpoints.flat_map(|endpoint| &endpoint.addresses);
     addresses.filter_map(|address| Some(SocketAddr::new(address.parse().ok()?, number))).collect()
 }

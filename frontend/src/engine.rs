@@ -192,12 +192,7 @@ impl Frontend {
     ///
     /// # Errors
     /// None so far; the type is that of a task.
-    pub async fn run(
-        &self,
-        updates: mpsc::Receiver<Update>,
-        ready: ReadyGuard,
-        shutdown: Shutdown,
-    ) -> Result<()> {
+    pub async fn run(&self, updates: mpsc::Receiver<Update>, ready: ReadyGuard, shutdown: Shutdown) -> Result<()> {
         self.take_in(updates, ready, shutdown).await;
         let Figures { rebuilds, encoded, sent, .. } = self.figures();
         info!(rebuilds, encoded, sent, "nothing is committed any more");

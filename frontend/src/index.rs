@@ -178,12 +178,7 @@ impl Index {
     }
 
     /// Why each endpoint of a Service is in the pools of a node or not, for those of its ports that are `wanted`; `None` when it is not there.
-    pub fn explain(
-        &self,
-        name: &ObjectName,
-        node: &str,
-        wanted: impl Fn(&Port) -> bool,
-    ) -> Option<Vec<Explanation>> {
+    pub fn explain(&self, name: &ObjectName, node: &str, wanted: impl Fn(&Port) -> bool) -> Option<Vec<Explanation>> {
         let service = self.services.get(name)?;
         let zone = self.nodes.get(node).map_or("", |node| &node.zone);
         let slices = || self.slices.get(name).into_iter().flat_map(BTreeMap::values);
@@ -212,9 +207,7 @@ impl Index {
             Kind::Node | Kind::ServiceCidr => false,
         };
         let of_it = self.problems().filter(move |(kind, object, _)| is_its(*kind, object));
-        of_it.flat_map(|(kind, object, problems)| {
-            problems.into_iter().map(move |problem| (kind, object, problem))
-        })
+        of_it.flat_map(|(kind, object, problems)| problems.into_iter().map(move |problem| (kind, object, problem)))
     }
 
     /// The view of a service port as of now, and what is wrong with its claims.

@@ -18,11 +18,7 @@ impl Frontend {
     ///
     /// The stream ends when either is dropped, or at the shutdown; it needs no other owner.
     #[must_use]
-    pub fn attach(
-        &self,
-        hello: Hello,
-        shutdown: Shutdown,
-    ) -> (mpsc::Sender<ClientEvent>, mpsc::Receiver<ServerEvent>) {
+    pub fn attach(&self, hello: Hello, shutdown: Shutdown) -> (mpsc::Sender<ClientEvent>, mpsc::Receiver<ServerEvent>) {
         let (events, inbox) = mpsc::channel(EVENTS);
         let (frames, mut outbox) = mpsc::channel(MESSAGES);
         let (updates, receiver) = mpsc::channel(1);

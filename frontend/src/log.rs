@@ -298,11 +298,7 @@ impl Log {
             if *revision > self.history.floor() {
                 break;
             }
-            if self
-                .recipients
-                .get(name)
-                .is_some_and(|recipient| recipient.is_forgettable(self.history.floor()))
-            {
+            if self.recipients.get(name).is_some_and(|recipient| recipient.is_forgettable(self.history.floor())) {
                 self.recipients.remove(name);
             }
             self.retired.pop_front();

@@ -4,9 +4,7 @@ use std::{fmt, path::Path};
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
-};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
 
 use crate::source::kubernetes_client;
@@ -69,10 +67,8 @@ async fn ask(client: Client, permission: Permission) -> Result<Permission> {
         verb: Some(verb.to_owned()),
         ..ResourceAttributes::default()
     };
-    let spec = SelfSubjectAccessReviewSpec {
-        resource_attributes: Some(attributes),
-        ..SelfSubjectAccessReviewSpec::default()
-    };
+    let spec =
+        SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..SelfSubjectAccessReviewSpec::default() };
     let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
     let answer = Api::all(client).create(&PostParams::default(), &review).await;
     let status = answer.context("SelfSubjectAccessReview")?.status;

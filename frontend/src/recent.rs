@@ -35,11 +35,7 @@ pub(crate) enum What {
 
 impl Recent {
     /// Takes in what one commit did. Of a large one only some is remembered.
-    pub(crate) fn record<'a>(
-        &mut self,
-        revision: Revision,
-        changes: impl Iterator<Item = (&'a ServicePortKey, What)>,
-    ) {
+    pub(crate) fn record<'a>(&mut self, revision: Revision, changes: impl Iterator<Item = (&'a ServicePortKey, What)>) {
         let at = SystemTime::now();
         for (key, what) in changes.take(REMEMBERED) {
             if self.0.len() == REMEMBERED {

@@ -94,9 +94,8 @@ impl Frontend {
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
                 Listener::Unix(incoming, _) => {
-                    let connections = incoming.map(|accepted| {
-                        accepted.map(|stream| Connection::new(stream, Peer::new(None, None), &limits))
-                    });
+                    let connections = incoming
+                        .map(|accepted| accepted.map(|stream| Connection::new(stream, Peer::new(None, None), &limits)));
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
             }
@@ -168,10 +167,7 @@ impl Service {
         Ok(WatchStream::new(self.frontend.shared.clone(), identity, messages, call, self.shutdown.clone()))
     }
 
-    async fn status(
-        &self,
-        request: Request<v1::StatusRequest>,
-    ) -> Result<Response<v1::StatusResponse>, Status> {
+    async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
         let _call = request.extensions().get().map(Peer::call);
         self.must_see_all(&request).await?;
         let shared = &self.frontend.shared;

@@ -57,12 +57,7 @@ impl Source {
     /// delivered: what has been delivered stays in force. Fails only if there is no way to start.
     ///
     /// What an API confirms is written down in `freshness`; a directory needs no confirmation, and says nothing there.
-    pub async fn run(
-        self,
-        updates: mpsc::Sender<Update>,
-        freshness: Freshness,
-        shutdown: Shutdown,
-    ) -> Result<()> {
+    pub async fn run(self, updates: mpsc::Sender<Update>, freshness: Freshness, shutdown: Shutdown) -> Result<()> {
         match self {
             Self::Manifests(directory) => manifests::run(directory, updates, shutdown).await,
             Self::Kubernetes(client) => kubernetes::run(client, updates, freshness, shutdown).await,

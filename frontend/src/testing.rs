@@ -25,12 +25,8 @@ const CLUSTER_IPS_V6: [&str; 2] = ["fd00::1", "fd00::2"];
 /// Two of them are somebody's own.
 const EXTERNAL_IPS: [&str; 5] = ["192.0.2.1", "192.0.2.2", "10.96.0.1", "172.16.0.1", "2001:db8::1"];
 const NODE_ADDRESSES: [&str; 3] = ["172.16.0.1", "172.16.0.2", "192.0.2.2"];
-const PORTS: [(&str, Protocol, u16); 4] = [
-    ("", Protocol::Tcp, 80),
-    ("dns", Protocol::Udp, 53),
-    ("http", Protocol::Tcp, 80),
-    ("web", Protocol::Tcp, 8080),
-];
+const PORTS: [(&str, Protocol, u16); 4] =
+    [("", Protocol::Tcp, 80), ("dns", Protocol::Udp, 53), ("http", Protocol::Tcp, 80), ("web", Protocol::Tcp, 8080)];
 
 pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -187,17 +183,15 @@ pub(crate) fn any_service() -> impl Strategy<Value = Service> {
     let names = proptest::sample::select(SERVICES.to_vec());
     let vips = (some_ips(EXTERNAL_IPS), prop_oneof![Just(Vec::new()), some_ips(EXTERNAL_IPS)]);
     (names, option::of(0..3u64), cluster_ips, vips, policy(), policy(), ports()).prop_map(
-        |(name, created, (v4, v6), (external, load_balancer), internal_policy, external_policy, ports)| {
-            Service {
-                created: created.map(time),
-                cluster_ips: PerFamily { v4: v4.map(ip), v6: v6.map(ip) },
-                external_ips: external,
-                load_balancer_ips: load_balancer,
-                internal_policy,
-                external_policy,
-                ports,
-                ..service(name, CLUSTER_IPS[0])
-            }
+        |(name, created, (v4, v6), (external, load_balancer), internal_policy, external_policy, ports)| Service {
+            created: created.map(time),
+            cluster_ips: PerFamily { v4: v4.map(ip), v6: v6.map(ip) },
+            external_ips: external,
+            load_balancer_ips: load_balancer,
+            internal_policy,
+            external_policy,
+            ports,
+            ..service(name, CLUSTER_IPS[0])
         },
     )
 }
@@ -221,34 +215,29 @@ fn any_endpoints(family: Family) -> impl Strategy<Value = Vec<SliceEndpoint>> {
         )
     };
     (vec(endpoint(), 0..6), 0..5u8).prop_map(move |(endpoints, hints)| {
-        let one = |(last, node, (ready, serving, terminating), zones, nodes): (
-            u8,
-            Option<&str>,
-            _,
-            Vec<&str>,
-            Vec<&str>,
-        )| {
-            let all = |some: Vec<&str>, fallback: &str, wanted: bool| -> Vec<Arc<str>> {
-                match (hints, wanted) {
-                    (4, _) => some.into_iter().map(Into::into).collect(),
-                    (_, false) => Vec::new(),
-                    (_, true) if some.is_empty() => vec![fallback.into()],
-                    (_, true) => some.into_iter().map(Into::into).collect(),
+        let one =
+            |(last, node, (ready, serving, terminating), zones, nodes): (u8, Option<&str>, _, Vec<&str>, Vec<&str>)| {
+                let all = |some: Vec<&str>, fallback: &str, wanted: bool| -> Vec<Arc<str>> {
+                    match (hints, wanted) {
+                        (4, _) => some.into_iter().map(Into::into).collect(),
+                        (_, false) => Vec::new(),
+                        (_, true) if some.is_empty() => vec![fallback.into()],
+                        (_, true) => some.into_iter().map(Into::into).collect(),
+                    }
+                };
+                SliceEndpoint {
+                    address: match family {
+                        Family::V4 => IpAddr::from([10, 0, 0, last]),
+                        Family::V6 => IpAddr::from([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, last]),
+                    },
+                    node: node.map(Into::into),
+                    ready,
+                    serving,
+                    terminating,
+                    zone_hints: all(zones, ZONES[0], matches!(hints, 1 | 3)),
+                    node_hints: all(nodes, NODES[0], matches!(hints, 2 | 3)),
                 }
             };
-            SliceEndpoint {
-                address: match family {
-                    Family::V4 => IpAddr::from([10, 0, 0, last]),
-                    Family::V6 => IpAddr::from([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, last]),
-                },
-                node: node.map(Into::into),
-                ready,
-                serving,
-                terminating,
-                zone_hints: all(zones, ZONES[0], matches!(hints, 1 | 3)),
-                node_hints: all(nodes, NODES[0], matches!(hints, 2 | 3)),
-            }
-        };
         endpoints.into_iter().map(one).collect()
     })
 }
@@ -306,8 +295,7 @@ pub(crate) fn any_update() -> impl Strategy<Value = Update> {
         let kind = objects.first().map_or(Kind::Service, |first| parsed(first.clone()).kind);
         let of_kind = objects.into_iter().map(parsed).filter(|parsed| parsed.kind == kind);
         // A list has each object once.
-        let by_name: std::collections::BTreeMap<_, _> =
-            of_kind.map(|parsed| (parsed.name.clone(), parsed)).collect();
+        let by_name: std::collections::BTreeMap<_, _> = of_kind.map(|parsed| (parsed.name.clone(), parsed)).collect();
         Update::Replace(kind, by_name.into_values().collect())
     };
     prop_oneof![

@@ -50,11 +50,7 @@ pub struct View {
 /// `port` is what the service port is besides its endpoints, after conflicts over VIPs have been settled; `slices` are
 /// all EndpointSlices of the service. A family of which the service has no cluster IP has no endpoints.
 #[must_use]
-pub fn view<'a>(
-    service: &Service,
-    mut port: ServicePort,
-    slices: impl IntoIterator<Item = &'a Slice>,
-) -> View {
+pub fn view<'a>(service: &Service, mut port: ServicePort, slices: impl IntoIterator<Item = &'a Slice>) -> View {
     let merged = merge(&port.key, slices);
     let Decisions { any_endpoints, cluster, local } = Decisions::of(service, &port, &merged);
     port.any_endpoints = any_endpoints;
@@ -64,8 +60,7 @@ pub fn view<'a>(
             by_node.entry(node.clone()).or_default()[family] = local_pool(used);
         }
     }
-    let cluster =
-        PerFamily::from_fn(|family| cluster[family].as_ref().map(Choice::pools).unwrap_or_default());
+    let cluster = PerFamily::from_fn(|family| cluster[family].as_ref().map(Choice::pools).unwrap_or_default());
     View { port, cluster, local: by_node }
 }
 
@@ -87,8 +82,7 @@ impl<'a> Decisions<'a> {
             if service.cluster_ips[family].is_none() {
                 continue;
             }
-            let endpoints: Vec<_> =
-                merged.iter().filter(|merged| merged.family() == family).copied().collect();
+            let endpoints: Vec<_> = merged.iter().filter(|merged| merged.family() == family).copied().collect();
             let can_serve = |merged: &Merged<'_>| merged.ready() || merged.fallback();
             decisions.any_endpoints[family] = endpoints.iter().any(can_serve);
             if uses_cluster(port) {

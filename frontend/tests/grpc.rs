@@ -87,9 +87,7 @@ impl Server {
         let served = frontend.clone();
         let serving = tokio::spawn(async move { served.serve(listener, shutdown).await });
         let channel = match tcp {
-            Some(address) => {
-                Endpoint::try_from(format!("http://{address}")).unwrap().connect().await.unwrap()
-            }
+            Some(address) => Endpoint::try_from(format!("http://{address}")).unwrap().connect().await.unwrap(),
             None => unix_channel(path).await,
         };
         for update in updates {
@@ -260,11 +258,7 @@ async fn a_client_that_does_not_read_delays_nobody() {
     let status = server.status().await;
     assert_eq!(status.nodes.len(), 4);
     let behind = status.nodes.iter().filter(|node| node.node == "node-1");
-    assert!(
-        behind.clone().all(|node| node.acked_revision == 0),
-        "they never read: {:?}",
-        behind.collect::<Vec<_>>()
-    );
+    assert!(behind.clone().all(|node| node.acked_revision == 0), "they never read: {:?}", behind.collect::<Vec<_>>());
     server.trigger.fire();
     drop(stream);
     timeout(PATIENCE, server.serving).await.expect("it goes on serving").unwrap().unwrap();
@@ -274,8 +268,7 @@ async fn a_client_that_does_not_read_delays_nobody() {
 async fn status_has_figures_streams_and_problems() {
     let mut taken = service(1);
     taken.name = ObjectName::new("ns", "zz");
-    taken.problems =
-        vec![Problem { field: "spec.externalIPs[0]".to_owned(), message: "is no address".to_owned() }];
+    taken.problems = vec![Problem { field: "spec.externalIPs[0]".to_owned(), message: "is no address".to_owned() }];
     if let Some(Object::Service(service)) = &mut taken.object {
         service.name = taken.name.clone();
     }
@@ -290,13 +283,9 @@ async fn status_has_figures_streams_and_problems() {
     assert_eq!((status.service_ports, status.endpoints), (4, 2005));
     assert_ne!(status.epoch, 0);
     let [node] = &status.nodes[..] else { panic!("{:?}", status.nodes) };
-    assert_eq!(
-        (node.node.as_str(), node.role(), node.mode()),
-        ("node-1", v1::Role::Observer, v1::Mode::Snapshot)
-    );
+    assert_eq!((node.node.as_str(), node.role(), node.mode()), ("node-1", v1::Role::Observer, v1::Mode::Snapshot));
     assert!(node.acked_revision > 0 && node.connected_micros > 0);
-    let problems: Vec<_> =
-        status.problems.iter().map(|problem| (&*problem.object, &*problem.field)).collect();
+    let problems: Vec<_> = status.problems.iter().map(|problem| (&*problem.object, &*problem.field)).collect();
     assert_eq!(problems, [("Service ns/zz", "spec.clusterIPs"), ("Service ns/zz", "spec.externalIPs[0]")]);
 }
 

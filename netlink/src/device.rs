@@ -110,8 +110,7 @@ impl Handle {
             self.buf.clear();
             codec::write_list(&mut self.buf, family, device.index);
             exchange(&mut self.socket, &self.buf, "list addresses", |message| {
-                let (index, address) =
-                    codec::read_address(message.payload).ok_or(Error::Malformed("an address"))?;
+                let (index, address) = codec::read_address(message.payload).ok_or(Error::Malformed("an address"))?;
                 // Older kernels list those of all devices.
                 list.extend(address.filter(|_| index == device.index));
                 Ok(())

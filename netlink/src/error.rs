@@ -238,9 +238,6 @@ mod tests {
     #[test]
     fn an_errno_without_a_name_keeps_its_number() {
         assert_eq!(Errno(4103).to_string(), "errno 4103");
-        assert_eq!(
-            Errno(libc::ERESTART).to_string(),
-            "Interrupted system call should be restarted (ERESTART)"
-        );
+        assert_eq!(Errno(libc::ERESTART).to_string(), "Interrupted system call should be restarted (ERESTART)");
     }
 }

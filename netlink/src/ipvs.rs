@@ -119,15 +119,7 @@ impl Destination {
     /// One of a weight that is reached by translation, without connections or limits.
     #[must_use]
     pub fn new(address: SocketAddr, weight: u32) -> Self {
-        Self {
-            address,
-            forwarding: 0,
-            weight,
-            upper_threshold: 0,
-            lower_threshold: 0,
-            active: 0,
-            inactive: 0,
-        }
+        Self { address, forwarding: 0, weight, upper_threshold: 0, lower_threshold: 0, active: 0, inactive: 0 }
     }
 }
 

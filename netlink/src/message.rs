@@ -97,9 +97,7 @@ impl Message<'_> {
         for attr in attrs(rest) {
             match attr.kind {
                 ATTR_MSG => answer.message = attr.str().map(str::to_owned),
-                ATTR_OFFS => {
-                    answer.offset = attr.payload.try_into().ok().map(|b| u32::from_ne_bytes(b) as usize)
-                }
+                ATTR_OFFS => answer.offset = attr.payload.try_into().ok().map(|b| u32::from_ne_bytes(b) as usize),
                 _ => {}
             }
         }
@@ -112,8 +110,7 @@ pub(crate) fn messages(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
         let header = rest.first_chunk::<HEADER>()?;
-        let word =
-            |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
         let len = word(0) as usize;
         let payload = rest.get(HEADER..len)?;

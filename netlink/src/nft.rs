@@ -29,8 +29,8 @@ pub use batch::Batch;
 pub use chain::{BaseChain, Chain, ChainKind, Hook, Policy, priority};
 pub use element::{Data, Element, Verdict};
 pub use expr::{
-    Bytes, CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, ListedRule, Matches, MetaKey,
-    NatFlags, NatKind, NumgenKind, PayloadBase, RangeOp, Register, RejectWith, Rule,
+    Bytes, CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, ListedRule, Matches, MetaKey, NatFlags,
+    NatKind, NumgenKind, PayloadBase, RangeOp, Register, RejectWith, Rule,
 };
 pub use fields::{FieldReader, Fields};
 pub use handle::Handle;

@@ -129,15 +129,12 @@ impl Socket {
                 // A timeout of zero would mean forever.
                 let micros = i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX).max(1);
                 let value = TimeVal::new(micros / 1_000_000, micros % 1_000_000);
-                setsockopt(&self.inner, sockopt::ReceiveTimeout, &value)
-                    .map_err(failed("set SO_RCVTIMEO"))?;
+                setsockopt(&self.inner, sockopt::ReceiveTimeout, &value).map_err(failed("set SO_RCVTIMEO"))?;
                 0
             }
         };
         match self.inner.recv(&mut &mut self.buf[..], flags | libc::MSG_TRUNC) {
-            Ok(len) if len > self.buf.len() => {
-                Err(Error::Malformed("a datagram larger than the protocol allows"))
-            }
+            Ok(len) if len > self.buf.len() => Err(Error::Malformed("a datagram larger than the protocol allows")),
             Ok(len) => Ok(Received::Datagram(&self.buf[..len])),
             Err(error) => match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::EINTR) => Ok(Received::Nothing),

@@ -57,8 +57,7 @@ impl EncodedOperation {
     pub fn new(operation: &model::Operation) -> Self {
         let operation = v1::Operation::from(operation);
         let len = operation.encoded_len();
-        let mut bytes =
-            BytesMut::with_capacity(key_len(FIELD_OPERATIONS) + encoded_len_varint(len as u64) + len);
+        let mut bytes = BytesMut::with_capacity(key_len(FIELD_OPERATIONS) + encoded_len_varint(len as u64) + len);
         encode_key(FIELD_OPERATIONS, WireType::LengthDelimited, &mut bytes);
         encode_varint(len as u64, &mut bytes);
         operation.encode_raw(&mut bytes);

@@ -42,12 +42,7 @@ pub fn init(format: LogFormat, filter: &str) -> Result<()> {
     subscriber(format, filter, colour, io::stderr)?.try_init().context("logging is already set up")
 }
 
-fn subscriber<W>(
-    format: LogFormat,
-    filter: &str,
-    colour: Colour,
-    to: W,
-) -> Result<Box<dyn Subscriber + Send + Sync>>
+fn subscriber<W>(format: LogFormat, filter: &str, colour: Colour, to: W) -> Result<Box<dyn Subscriber + Send + Sync>>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {

@@ -18,8 +18,7 @@ pub use process::process;
 pub use prometheus_client::registry::Registry;
 
 /// Prometheus' text format in its standardised form, which scrapers know by this name.
-const OPENMETRICS: HeaderValue =
-    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+const OPENMETRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
 /// Writes metrics one after the other, for a collector.
 pub struct Writer<'a>(DescriptorEncoder<'a>);

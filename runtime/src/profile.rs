@@ -94,9 +94,7 @@ mod tests {
     #[tokio::test]
     async fn a_profile_names_what_takes_the_time() {
         let busy = thread::spawn(|| a_busy_function(Instant::now() + Duration::from_secs(3)));
-        let Answer::Later(takes, mut first) = ask("/debug/pprof/profile?seconds=2") else {
-            panic!("no profile")
-        };
+        let Answer::Later(takes, mut first) = ask("/debug/pprof/profile?seconds=2") else { panic!("no profile") };
         assert_eq!(takes, Duration::from_secs(2));
         // It begins when it is asked for the first time.
         tokio::time::timeout(Duration::from_millis(1), &mut first).await.unwrap_err();

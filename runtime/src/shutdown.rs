@@ -39,10 +39,8 @@ impl Shutdown {
     ///
     /// Must be called within a tokio runtime. From then on these signals no longer have their default effect.
     pub fn on_signals() -> io::Result<Self> {
-        let mut signals = Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        };
+        let mut signals =
+            Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
         let (trigger, shutdown) = Self::channel();
         tokio::spawn(async move {
             let name = signals.recv().await;

@@ -114,10 +114,7 @@ impl Tasks {
         self.trigger.fire();
         if timeout(deadline, self.join_rest(&mut result)).await.is_err() {
             let names: Vec<_> = self.names.values().copied().collect();
-            keep_first(
-                &mut result,
-                Err(anyhow!("still running {deadline:?} after the stop: {}", names.join(", "))),
-            );
+            keep_first(&mut result, Err(anyhow!("still running {deadline:?} after the stop: {}", names.join(", "))));
             // Not awaited: a task that blocks its thread would never get to see it.
             self.running.abort_all();
         }
@@ -255,9 +252,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn panic_is_an_error_with_the_name() {
-        for (number, expected) in
-            [(None, "task watch: panicked: plain"), (Some(7), "task watch: panicked: number 7")]
-        {
+        for (number, expected) in [(None, "task watch: panicked: plain"), (Some(7), "task watch: panicked: number 7")] {
             let (_trigger, shutdown) = Shutdown::channel();
             let mut tasks = Tasks::new();
             tasks.spawn("watch", async move |_| match number {

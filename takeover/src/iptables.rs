@@ -67,10 +67,7 @@ impl Removal {
         let mut notes = Vec::new();
         for table in &tables {
             for (rule, chain) in &table.kept {
-                notes.push(format!(
-                    "{program}, table {}: {chain} stays, for this rule uses it: {rule}",
-                    table.table
-                ));
+                notes.push(format!("{program}, table {}: {chain} stays, for this rule uses it: {rule}", table.table));
             }
         }
         let forwards = |table: &TableRemoval| table.chains.contains(names::FORWARD);
@@ -114,9 +111,7 @@ impl Removal {
             return Ok(());
         }
         let script: String = self.tables.iter().map(TableRemoval::script).collect();
-        self.program
-            .restore(&script)
-            .with_context(|| format!("remove kube-proxy's chains with {}", self.program))
+        self.program.restore(&script).with_context(|| format!("remove kube-proxy's chains with {}", self.program))
     }
 }
 
@@ -124,11 +119,7 @@ impl Removal {
 
 impl Owner {
     fn of(saved: &[Table]) -> Self {
-        if saved.iter().flat_map(Table::chains).any(names::is_fairleads) {
-            Self::Fairlead
-        } else {
-            Self::KubeProxy
-        }
+        if saved.iter().flat_map(Table::chains).any(names::is_fairleads) { Self::Fairlead } else { Self::KubeProxy }
     }
 
     fn is_kube_proxys(self, chain: &str) -> bool {
@@ -141,8 +132,7 @@ impl Owner {
 impl TableRemoval {
     fn new(table: &Table, owner: Owner) -> Self {
         let ours: BTreeSet<&str> = table.chains().filter(|chain| owner.is_kube_proxys(chain)).collect();
-        let is_jump =
-            |rule: &&Rule| table.is_built_in(&rule.chain) && rule.plain_jump().is_some_and(names::is_hooked);
+        let is_jump = |rule: &&Rule| table.is_built_in(&rule.chain) && rule.plain_jump().is_some_and(names::is_hooked);
         let mut kept = Vec::new();
         let mut open = Vec::new();
         let others = table.rules.iter().filter(|rule| !ours.contains(&*rule.chain) && !is_jump(rule));
@@ -160,11 +150,8 @@ impl TableRemoval {
                 open.extend(targets.filter(|target| ours.contains(target)));
             }
         }
-        let jumps = table
-            .rules
-            .iter()
-            .filter(is_jump)
-            .filter(|rule| rule.target().is_some_and(|target| ours.contains(target)));
+        let jumps =
+            table.rules.iter().filter(is_jump).filter(|rule| rule.target().is_some_and(|target| ours.contains(target)));
         Self {
             table: table.name.clone(),
             jumps: jumps.map(Rule::to_string).collect(),

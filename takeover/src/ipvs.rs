@@ -80,10 +80,8 @@ impl Leftovers {
 
     fn new(servers: Vec<Server>, has_device: bool, mut sets: Vec<(Family, String)>) -> Self {
         let (busy, idle): (Vec<_>, Vec<_>) = servers.into_iter().partition(Server::is_busy);
-        let device =
-            if has_device && busy.iter().all(Server::is_on_node_port) { Fate::Goes } else { Fate::Stays };
-        let needed: BTreeSet<_> =
-            busy.iter().filter(|server| server.is_on_node_port()).map(Server::family).collect();
+        let device = if has_device && busy.iter().all(Server::is_on_node_port) { Fate::Goes } else { Fate::Stays };
+        let needed: BTreeSet<_> = busy.iter().filter(|server| server.is_on_node_port()).map(Server::family).collect();
         sets.retain(|(family, name)| !(needed.contains(family) && names::holds_node_ports(name)));
         sets.sort();
         Self { idle, busy, device, sets }
@@ -96,8 +94,7 @@ impl Leftovers {
             for (what, on_node_port) in
                 [("virtual server on kube-ipvs0", false), ("virtual server on a node port", true)]
             {
-                let is_one =
-                    |server: &&Server| server.family() == family && server.is_on_node_port() == on_node_port;
+                let is_one = |server: &&Server| server.family() == family && server.is_on_node_port() == on_node_port;
                 let count = self.idle.iter().filter(is_one).count();
                 if count > 0 {
                     let (place, what) = ("ipvs".to_owned(), format!("{family} {what}"));
@@ -106,12 +103,7 @@ impl Leftovers {
             }
         }
         if self.device == Fate::Goes {
-            items.push(Item {
-                place: "link".into(),
-                family: None,
-                what: format!("device {DEVICE}"),
-                count: 1,
-            });
+            items.push(Item { place: "link".into(), family: None, what: format!("device {DEVICE}"), count: 1 });
         }
         items.extend(self.sets.iter().map(|(family, name)| set_item(*family, name)));
         items

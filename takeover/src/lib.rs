@@ -68,11 +68,7 @@ impl Leftovers {
     /// # Errors
     /// When some part of the kernel cannot be asked. What is not installed or not loaded holds nothing.
     pub fn find() -> Result<Self> {
-        Ok(Self {
-            iptables: iptables::Removal::find()?,
-            nft: nft::Tables::find()?,
-            ipvs: ipvs::Leftovers::find()?,
-        })
+        Ok(Self { iptables: iptables::Removal::find()?, nft: nft::Tables::find()?, ipvs: ipvs::Leftovers::find()? })
     }
 
     /// Nothing is there, or only what stays.
@@ -90,9 +86,7 @@ impl Leftovers {
     pub fn notes(&self) -> Vec<String> {
         let mut notes: Vec<_> = self.iptables.iter().flat_map(|removal| removal.notes.clone()).collect();
         if self.iptables.is_empty() {
-            notes.push(
-                "no iptables is installed here: rules that were made with it are not looked for".to_owned(),
-            );
+            notes.push("no iptables is installed here: rules that were made with it are not looked for".to_owned());
         }
         notes.extend(self.ipvs.notes());
         notes

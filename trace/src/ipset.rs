@@ -132,11 +132,8 @@ mod tests {
             mark: Some(mark),
             ..Entry::default()
         };
-        let entries = [
-            entry("0.0.0.0", Some(1), 80, 1),
-            entry("10.96.0.0", Some(16), 80, 2),
-            entry("10.96.0.1", None, 80, 3),
-        ];
+        let entries =
+            [entry("0.0.0.0", Some(1), 80, 1), entry("10.96.0.0", Some(16), 80, 2), entry("10.96.0.1", None, 80, 3)];
         let mark = |address, port| {
             let wanted = Entry { ip: ip(address), port: Some(port), ..Entry::default() };
             find(&entries, &wanted).and_then(|entry| entry.mark)

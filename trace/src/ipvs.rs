@@ -66,15 +66,11 @@ pub(crate) fn schedule(flow: &mut Flow<'_>) -> Result<Decision> {
         }
     };
     if destination.forwarding & FORWARDING != 0 {
-        flow.unknown(format!(
-            "{} is not reached by translation, which alone is followed",
-            destination.address
-        ));
+        flow.unknown(format!("{} is not reached by translation, which alone is followed", destination.address));
     }
     let affinity_seconds = is_persistent.then_some(server.scheduling.timeout);
     let scheduled = Scheduled { server: name, scheduler, choice, affinity_seconds };
-    let to =
-        SocketAddr::new(destination.address.ip(), port(&known_by, destination, &flow.packet, is_persistent));
+    let to = SocketAddr::new(destination.address.ip(), port(&known_by, destination, &flow.packet, is_persistent));
     flow.translate(Some(to.ip()), Some(to.port()));
     let of = if able.len() > 1 { format!(" of {}", able.len()) } else { String::new() };
     flow.step(PLACE.to_owned(), rule, format!("destination {to}{of}, {scheduled}{unable}"));

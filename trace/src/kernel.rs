@@ -115,10 +115,7 @@ impl Live {
             servers: None,
             own: addresses::own().context("read this node's addresses")?,
             interfaces: addresses::by_interface().context("read this node's interfaces")?,
-            routes: Routes::parse(
-                &read("/proc/thread-self/net/route"),
-                &read("/proc/thread-self/net/ipv6_route"),
-            ),
+            routes: Routes::parse(&read("/proc/thread-self/net/route"), &read("/proc/thread-self/net/ipv6_route")),
         })
     }
 
@@ -141,9 +138,7 @@ impl Kernel for Live {
         match asked {
             Err(error) if error.is_not_found() => Ok(None),
             asked => {
-                asked.with_context(|| {
-                    format!("look into set {set} of table {} {}", table.family, table.name)
-                })?;
+                asked.with_context(|| format!("look into set {set} of table {} {}", table.family, table.name))?;
                 Ok(found)
             }
         }

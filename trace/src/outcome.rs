@@ -229,9 +229,5 @@ impl fmt::Display for Summary<'_> {
 
 fn percent(share: f64) -> String {
     let percent = share * 100.0;
-    if (percent - percent.round()).abs() < 0.05 {
-        format!("{percent:.0} %")
-    } else {
-        format!("{percent:.1} %")
-    }
+    if (percent - percent.round()).abs() < 0.05 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
 }

@@ -152,8 +152,7 @@ fn at(rules: &Rules, flow: &mut Flow<'_>, hook: Hook, translations: Translations
         };
         let refused = matches!(decision, Decision::Drop { .. } | Decision::Refuse { .. });
         if flow.steps.len() == before.2 && (refused || called.chain.has_rules()) {
-            let does =
-                if refused { "no rule matches: its policy is drop" } else { "no rule matches: passed" };
+            let does = if refused { "no rule matches: its policy is drop" } else { "no rule matches: passed" };
             flow.step(called.chain.place(), String::new(), does.to_owned());
         }
         translated |= translates && (before.0 != flow.endpoint || before.1 != flow.masquerade);
@@ -179,9 +178,7 @@ fn called(rules: &Rules, v4: bool, hook: Hook) -> Vec<Called<'_>> {
         }));
     }
     for table in rules.iptables.iter().filter(|table| table.v4 == v4) {
-        all.extend(
-            table.base(hook).map(|(name, priority, kind)| (priority, kind, Chain::Iptables(table, name))),
-        );
+        all.extend(table.base(hook).map(|(name, priority, kind)| (priority, kind, Chain::Iptables(table, name))));
     }
     let mut all: Vec<_> = all
         .into_iter()

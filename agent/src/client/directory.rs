@@ -88,14 +88,11 @@ impl Directory {
 
     /// All candidates: those that work in any order, then that of the last session, then those that failed, longest ago first.
     pub(super) fn order(&self) -> Vec<Candidate> {
-        let mut list: Vec<_> =
-            self.places.iter().flat_map(|known| known.candidates.iter().cloned()).collect();
+        let mut list: Vec<_> = self.places.iter().flat_map(|known| known.candidates.iter().cloned()).collect();
         list.sort();
         list.dedup();
         fastrand::shuffle(&mut list);
-        list.sort_by_key(|candidate| {
-            (self.failed.get(candidate).copied(), self.last.as_ref() == Some(candidate))
-        });
+        list.sort_by_key(|candidate| (self.failed.get(candidate).copied(), self.last.as_ref() == Some(candidate)));
         list
     }
 
@@ -219,10 +216,7 @@ mod tests {
         let file = temporary.path().join("frontends");
         let mut directory = Directory::new(named(), Some(file.clone()));
         assert_eq!(directory.order(), []);
-        let found = vec![
-            candidate("https://10.0.0.1:1"),
-            Candidate { name: None, ..candidate("https://10.0.0.2:1") },
-        ];
+        let found = vec![candidate("https://10.0.0.1:1"), Candidate { name: None, ..candidate("https://10.0.0.2:1") }];
         directory.looked_up(0, Ok(found.clone()));
 
         let mut directory = Directory::new(named(), Some(file.clone()));

@@ -17,11 +17,7 @@ impl Grpc {
     ///
     /// # Errors
     /// When there is no such Service, none may be asked, or none answers.
-    pub async fn endpoints(
-        &self,
-        request: &EndpointsRequest,
-        patience: Duration,
-    ) -> Result<EndpointsResponse> {
+    pub async fn endpoints(&self, request: &EndpointsRequest, patience: Duration) -> Result<EndpointsResponse> {
         self.look_up().await;
         let mut error = None;
         let candidates = self.directory().order();

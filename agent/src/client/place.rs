@@ -55,9 +55,7 @@ impl Place {
             return Ok(fixed());
         }
         let expected = || {
-            format!(
-                "{address:?} is no frontend's address: expected unix:/path, https://host:port or http://host:port"
-            )
+            format!("{address:?} is no frontend's address: expected unix:/path, https://host:port or http://host:port")
         };
         let uri: Uri = address.parse().with_context(expected)?;
         let (Some(scheme @ ("http" | "https")), Some(host)) = (uri.scheme_str(), uri.host()) else {
@@ -98,10 +96,8 @@ impl fmt::Display for Place {
 impl Named {
     async fn look_up(&self) -> Result<Vec<Candidate>> {
         let Self { scheme, host, port } = self;
-        let addresses =
-            lookup_host((host.as_str(), *port)).await.with_context(|| format!("look up {host}"))?;
-        let candidate =
-            |address| Candidate { address: format!("{scheme}://{address}"), name: Some(host.clone()) };
+        let addresses = lookup_host((host.as_str(), *port)).await.with_context(|| format!("look up {host}"))?;
+        let candidate = |address| Candidate { address: format!("{scheme}://{address}"), name: Some(host.clone()) };
         Ok(addresses.map(candidate).collect())
     }
 }

@@ -31,10 +31,7 @@ struct Peer {
 impl server::Fairlead for Scripted {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<EncodedMessage, Status>> + Send>>;
 
-    async fn watch(
-        &self,
-        request: Request<Streaming<ClientMessage>>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch(&self, request: Request<Streaming<ClientMessage>>) -> Result<Response<Self::WatchStream>, Status> {
         let (say, said) = mpsc::channel(64);
         let peer = Peer { metadata: request.metadata().clone(), heard: request.into_inner(), say };
         self.0.send(peer).map_err(|_| Status::unavailable("the test is over"))?;
@@ -119,11 +116,7 @@ async fn everything_goes_through_both_ways() {
     assert_eq!(peer.hear().await, ClientEvent::Hello(mk_hello()));
     let operations = operations_between(&mk_state().build(), &synthetic(500, 4, crate::testing::Stack::Dual));
     let events = [
-        ServerEvent::Welcome(Welcome {
-            epoch: Epoch(9),
-            mode: Mode::Repair,
-            source_version: SourceVersion(0),
-        }),
+        ServerEvent::Welcome(Welcome { epoch: Epoch(9), mode: Mode::Repair, source_version: SourceVersion(0) }),
         batch(operations),
         ServerEvent::Bookmark(Revision(1), Digest(5)),
         ServerEvent::DigestRequest,
@@ -217,11 +210,8 @@ async fn sessions_in_turn_go_to_all_frontends() {
 #[tokio::test]
 async fn a_frontend_that_is_complete_is_preferred_to_one_that_is_not() {
     let (mut silent, mut complete) = (serve(), serve());
-    let welcome = ServerEvent::Welcome(Welcome {
-        epoch: Epoch(9),
-        mode: Mode::Repair,
-        source_version: SourceVersion(0),
-    });
+    let welcome =
+        ServerEvent::Welcome(Welcome { epoch: Epoch(9), mode: Mode::Repair, source_version: SourceVersion(0) });
     for _ in 0..3 {
         let mut grpc = mk_grpc(&[&silent.address, &complete.address]);
         let welcomed = async {
@@ -290,17 +280,11 @@ async fn refusal_is_an_error_with_its_reason() {
     impl server::Fairlead for Closed {
         type WatchStream = Pin<Box<dyn Stream<Item = Result<EncodedMessage, Status>> + Send>>;
 
-        async fn watch(
-            &self,
-            _: Request<Streaming<ClientMessage>>,
-        ) -> Result<Response<Self::WatchStream>, Status> {
+        async fn watch(&self, _: Request<Streaming<ClientMessage>>) -> Result<Response<Self::WatchStream>, Status> {
             Err(Status::permission_denied("not your node"))
         }
 
-        async fn status(
-            &self,
-            _: Request<v1::StatusRequest>,
-        ) -> Result<Response<v1::StatusResponse>, Status> {
+        async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
             Err(Status::unimplemented("not asked here"))
         }
     }

@@ -89,9 +89,7 @@ impl Sweeper {
 fn concerns_udp(work: &Work) -> bool {
     match work {
         Work::Reconcile => true,
-        Work::Apply(changes) => {
-            changes.node || changes.services.iter().any(|key| key.protocol == Protocol::Udp)
-        }
+        Work::Apply(changes) => changes.node || changes.services.iter().any(|key| key.protocol == Protocol::Udp),
     }
 }
 

@@ -38,9 +38,7 @@ fn dns() -> StateBuilder {
 #[test]
 fn flows_to_endpoints_of_the_vip_are_live_and_all_others_stale() {
     let state = dns()
-        .service("default/same-ip/udp", |web| {
-            web.port(54).cluster_ip("10.96.0.10").endpoints(["10.244.1.7:54"])
-        })
+        .service("default/same-ip/udp", |web| web.port(54).cluster_ip("10.96.0.10").endpoints(["10.244.1.7:54"]))
         .service("default/web", |web| {
             web.port(80).cluster_ip("10.96.0.1").node_port(30080).endpoints(["10.244.1.8:80"])
         })
@@ -84,9 +82,8 @@ fn without_endpoints_every_flow_is_stale() {
 
 #[test]
 fn an_endpoint_at_the_vip_itself_is_one() {
-    let state = mk_state().service("default/host/udp", |host| {
-        host.port(53).external_ip("192.168.1.1").endpoints(["192.168.1.1:53"])
-    });
+    let state = mk_state()
+        .service("default/host/udp", |host| host.port(53).external_ip("192.168.1.1").endpoints(["192.168.1.1:53"]));
     assert!(!is_stale(&Vips::of(&state.build(), &[]), &flow("192.168.1.1:53", "192.168.1.1:53")));
 }
 
@@ -101,12 +98,8 @@ fn what_is_not_programmed_is_left_alone() {
 #[test]
 fn the_first_of_two_that_claim_a_vip_has_it() {
     let state = mk_state()
-        .service("default/b/udp", |b| {
-            b.port(53).external_ip("192.0.2.1").node_port(30053).endpoints(["10.244.1.2:1"])
-        })
-        .service("default/a/udp", |a| {
-            a.port(53).external_ip("192.0.2.1").node_port(30053).endpoints(["10.244.1.1:1"])
-        })
+        .service("default/b/udp", |b| b.port(53).external_ip("192.0.2.1").node_port(30053).endpoints(["10.244.1.2:1"]))
+        .service("default/a/udp", |a| a.port(53).external_ip("192.0.2.1").node_port(30053).endpoints(["10.244.1.1:1"]))
         .build();
     let vips = Vips::of(&state, &[]);
     for vip in ["192.0.2.1:53", "192.168.1.1:30053"] {
@@ -162,9 +155,10 @@ fn the_lookup_says_what_a_search_says() {
             let state = history.state();
             let vips = Vips::of(state, &[]);
             let ways_in = ways_in(state);
-            let all_pools = state.services().values().flat_map(|service| {
-                Family::ALL.into_iter().flat_map(|family| allowed(service, family).to_vec())
-            });
+            let all_pools = state
+                .services()
+                .values()
+                .flat_map(|service| Family::ALL.into_iter().flat_map(|family| allowed(service, family).to_vec()));
             let mut sources: Vec<_> = all_pools.chain(ways_in.clone()).collect();
             sources.sort_unstable();
             sources.dedup();

@@ -61,8 +61,7 @@ impl Facts {
 impl Check<'_> {
     fn to_response(self, healthy: bool) -> Response<String> {
         let Self { service, local_endpoints } = self;
-        let status =
-            if local_endpoints > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        let status = if local_endpoints > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         let body = Body {
             service: BodyService { namespace: &service.namespace, name: &service.name },
             local_endpoints,

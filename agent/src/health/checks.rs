@@ -152,8 +152,7 @@ impl Checks {
         let mut losers = Vec::new();
         for (place, name) in claimed {
             let claimants = self.claimants.entry(place).or_default();
-            losers
-                .extend(claimants.first().filter(|first| name < *first).map(|first| (place, first.clone())));
+            losers.extend(claimants.first().filter(|first| name < *first).map(|first| (place, first.clone())));
             claimants.insert(name.clone());
             losers.push((place, name.clone()));
         }
@@ -186,15 +185,13 @@ impl Claim {
     /// What the Service of this name asks for, if anything.
     fn of(state: &NodeState, name: &ServiceName) -> Option<Self> {
         let ports = || service_ports(state, name);
-        let (key, port) =
-            ports().find_map(|Service { port, .. }| Some((&port.key, port.health_check_node_port?)))?;
+        let (key, port) = ports().find_map(|Service { port, .. }| Some((&port.key, port.health_check_node_port?)))?;
         let key = key.clone();
         let local_endpoints = PerFamily::from_fn(|family| {
             let present = ports().any(|service| service.port.cluster_ips[family].is_some());
             present.then(|| {
                 let endpoints = ports().flat_map(|service| service.local[family].iter());
-                let addresses =
-                    endpoints.filter(|endpoint| !endpoint.terminating).map(|endpoint| endpoint.address);
+                let addresses = endpoints.filter(|endpoint| !endpoint.terminating).map(|endpoint| endpoint.address);
                 addresses.collect::<BTreeSet<_>>().len()
             })
         });

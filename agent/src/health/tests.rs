@@ -200,8 +200,7 @@ fn a_port_is_closed_with_its_service_and_opens_again() {
 fn a_port_goes_to_the_service_that_is_left() {
     run(|| async {
         let world = start();
-        let both =
-            mk_state().service("default/other", web(&[])).service("default/web", web(&["10.244.1.1:80"]));
+        let both = mk_state().service("default/other", web(&[])).service("default/web", web(&["10.244.1.1:80"]));
         world.reconcile(&both.build());
         let other = eventually(Family::V4).await;
         assert!(other.status == 503 && other.body.contains(r#""name":"other""#), "{other:?}");
@@ -253,11 +252,7 @@ fn silent_clients_are_cut_off_and_others_get_their_turn() {
         }
         let begun = Instant::now();
         assert_eq!(ask(Family::V4).await.unwrap(), answer(200, 1, "true"));
-        assert!(
-            begun.elapsed() > Duration::from_secs(1),
-            "connections are not bounded: {:?}",
-            begun.elapsed()
-        );
+        assert!(begun.elapsed() > Duration::from_secs(1), "connections are not bounded: {:?}", begun.elapsed());
         for mut stream in silent {
             let mut nothing = Vec::new();
             let _ = stream.read_to_end(&mut nothing).await;

@@ -65,9 +65,7 @@ fn lacks(service: &Service) -> PerFamily<Lacks> {
         let elsewhere = port.any_endpoints[family] && local[family].is_empty();
         Lacks {
             internal: elsewhere && port.internal_policy == TrafficPolicy::Local,
-            external: elsewhere
-                && port.external_policy == TrafficPolicy::Local
-                && port.externally_accessible(),
+            external: elsewhere && port.external_policy == TrafficPolicy::Local && port.externally_accessible(),
         }
     })
 }

@@ -19,9 +19,7 @@ struct UnderEachFamily<M>(M);
 
 impl<M: EncodeMetric> EncodeMetric for UnderEachFamily<M> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        Family::ALL
-            .into_iter()
-            .try_for_each(|family| self.0.encode(encoder.encode_family(&family_label(family))?))
+        Family::ALL.into_iter().try_for_each(|family| self.0.encode(encoder.encode_family(&family_label(family))?))
     }
 
     fn metric_type(&self) -> MetricType {
@@ -30,11 +28,7 @@ impl<M: EncodeMetric> EncodeMetric for UnderEachFamily<M> {
 }
 
 /// Everything that there is to tell, when somebody asks.
-pub(crate) fn registry(
-    metrics: &Metrics,
-    identity: &Arc<Identity>,
-    progress: &watch::Receiver<Progress>,
-) -> Registry {
+pub(crate) fn registry(metrics: &Metrics, identity: &Arc<Identity>, progress: &watch::Receiver<Progress>) -> Registry {
     let mut registry = Registry::default();
     kube_proxy(metrics, identity, registry.sub_registry_with_prefix("kubeproxy"));
     let collector = scrape::KubeProxy(progress.clone());

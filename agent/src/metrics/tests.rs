@@ -44,8 +44,7 @@ fn the_page_lists_every_metric_and_no_other() {
     let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `"));
     let rows = rows.map(|row| row.split(['`', '{']).next().unwrap().to_owned());
     let prefixes = ["kubeproxy_", "fairlead_agent_", "process_"];
-    let listed: BTreeSet<_> =
-        rows.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix))).collect();
+    let listed: BTreeSet<_> = rows.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix))).collect();
     assert_eq!(listed, names());
 }
 
@@ -93,10 +92,7 @@ fn propagation_is_from_the_change_to_the_kernel() {
     metrics.programmed(changed, changed + Duration::from_millis(5));
     metrics.programmed(changed, changed - Duration::from_secs(1));
     let propagation = scraped("nft", &metrics, "fairlead_agent_propagation_seconds_");
-    assert!(
-        propagation.contains(&"count 1".to_owned()),
-        "a clock that is ahead says nothing: {propagation:?}"
-    );
+    assert!(propagation.contains(&"count 1".to_owned()), "a clock that is ahead says nothing: {propagation:?}");
     assert!(propagation.contains(&"bucket{le=\"0.008\"} 1".to_owned()), "{propagation:?}");
     assert!(propagation.contains(&"bucket{le=\"0.004\"} 0".to_owned()), "{propagation:?}");
 }

@@ -117,8 +117,7 @@ impl Condition {
     fn body(&self, healthy: bool, node_eligible: Option<bool>) -> Body {
         let now = SystemTime::now();
         // While all is well what is there is right as of now.
-        let last_updated =
-            if healthy { Some(now) } else { self.last_success }.map(rfc3339).unwrap_or_default();
+        let last_updated = if healthy { Some(now) } else { self.last_success }.map(rfc3339).unwrap_or_default();
         let family = FamilyStatus { last_updated: last_updated.clone(), healthy };
         let status = Families { v4: family.clone(), v6: family };
         Body { last_updated, current_time: rfc3339(now), node_eligible, healthy, status }

@@ -37,9 +37,7 @@ impl Pages {
             "/proxyMode" => response(StatusCode::OK, TEXT, self.observer.proxy_mode().to_owned()),
             // That there is an answer is all there is to say, as with kube-proxy. The health is at its own address.
             "/healthz" => response(StatusCode::OK, TEXT, "ok".to_owned()),
-            "/statusz" if wants_json(request) => {
-                response(StatusCode::OK, JSON, self.observer.status().to_json())
-            }
+            "/statusz" if wants_json(request) => response(StatusCode::OK, JSON, self.observer.status().to_json()),
             "/statusz" => response(StatusCode::OK, TEXT, self.observer.status().to_string()),
             "/configz" => response(StatusCode::OK, JSON, self.config.clone()),
             _ => {

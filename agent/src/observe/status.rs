@@ -61,8 +61,8 @@ impl Observer {
         let uptime = SystemTime::now().duration_since(identity.started).unwrap_or_default();
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let failures = progress.failures.iter();
-        let failures = failures
-            .map(|failure| Failure { service: failure.key.to_string(), reason: failure.reason.clone() });
+        let failures =
+            failures.map(|failure| Failure { service: failure.key.to_string(), reason: failure.reason.clone() });
         Status {
             node: identity.node.to_string(),
             backend: identity.backend,

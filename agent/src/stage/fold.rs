@@ -4,9 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
 use proto::{
     digest::{BUCKETS, KeyHash},
-    model::{
-        Cluster, Endpoint, Family, Node, Operation, Pool, PoolClass, PoolId, ServicePort, ServicePortKey,
-    },
+    model::{Cluster, Endpoint, Family, Node, Operation, Pool, PoolClass, PoolId, ServicePort, ServicePortKey},
 };
 
 use super::{RefusedOperation, check_family};
@@ -209,9 +207,7 @@ impl PoolEdit {
         match self {
             Self::Whole(pool) => pool.is_empty(),
             Self::Endpoints(edits) => {
-                let stays = |endpoint: &Endpoint| {
-                    !matches!(edits.get(&endpoint.identity()), Some(Presence::Absent(_)))
-                };
+                let stays = |endpoint: &Endpoint| !matches!(edits.get(&endpoint.identity()), Some(Presence::Absent(_)));
                 let comes = |edit: &Presence| matches!(edit, Presence::Present(_));
                 !edits.values().any(comes) && !pool.iter().any(stays)
             }
@@ -222,11 +218,9 @@ impl PoolEdit {
         match self {
             Self::Whole(pool) => change(pool, add, &remove),
             Self::Endpoints(edits) => {
-                let absent =
-                    remove.into_iter().map(|endpoint| (endpoint.identity(), Presence::Absent(endpoint)));
+                let absent = remove.into_iter().map(|endpoint| (endpoint.identity(), Presence::Absent(endpoint)));
                 edits.extend(absent);
-                let present =
-                    add.into_iter().map(|endpoint| (endpoint.identity(), Presence::Present(endpoint)));
+                let present = add.into_iter().map(|endpoint| (endpoint.identity(), Presence::Present(endpoint)));
                 edits.extend(present);
             }
         }

@@ -111,10 +111,8 @@ fn losses_in_random_histories() {
                 history.step()
             };
             let after = history.state();
-            let lost =
-                before.services().keys().filter(|key| serves(&before, key) && !serves(after, key)).count();
-            for operations in [everything(after), repair(&before, after), operations_between(&before, after)]
-            {
+            let lost = before.services().keys().filter(|key| serves(&before, key) && !serves(after, key)).count();
+            for operations in [everything(after), repair(&before, after), operations_between(&before, after)] {
                 let mut stage = Stage::default();
                 stage.extend(operations);
                 assert_eq!(stage.fold(&before).0.lost(&before), lost, "seed {seed}, step {step}");
@@ -193,10 +191,7 @@ fn put_keeps_pools_and_a_new_one_has_none() {
     let port = ServicePort::new(mk_key("default/web"), 8080.try_into().unwrap());
     commit(&mut state, vec![Operation::PutServicePort(port.clone())]);
     assert_eq!(state.service(&port.key).unwrap().cluster.v4.len(), 1);
-    commit(
-        &mut state,
-        vec![Operation::RemoveServicePort(port.key.clone()), Operation::PutServicePort(port.clone())],
-    );
+    commit(&mut state, vec![Operation::RemoveServicePort(port.key.clone()), Operation::PutServicePort(port.clone())]);
     assert_eq!(state.service(&port.key), Some(&Service::new(port)));
 }
 

@@ -47,8 +47,7 @@ pub(super) fn put_batches<'a>(
     source_version: SourceVersion,
     operations: impl Iterator<Item = &'a Operation>,
 ) {
-    let batch =
-        |commit| Batch { base, target, operations: Vec::new(), commit, oldest_trigger: None, source_version };
+    let batch = |commit| Batch { base, target, operations: Vec::new(), commit, oldest_trigger: None, source_version };
     let (mut part, mut len) = (Vec::new(), 0);
     for operation in operations.map(EncodedOperation::new) {
         if len + operation.len() > BATCH_BYTES && !part.is_empty() {

@@ -39,11 +39,7 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
             ServerEvent::Bookmark(revision, digest) => {
                 refused.append(&mut stage.commit(&mut state).refused);
                 let held = state.digests().total();
-                ensure!(
-                    held == digest,
-                    "revision {revision} has not the digest it should have{}",
-                    why(&refused)
-                );
+                ensure!(held == digest, "revision {revision} has not the digest it should have{}", why(&refused));
                 let epoch: Epoch = epoch.context("there is no epoch")?;
                 let len = total - frames.len();
                 first.get_or_insert(len);

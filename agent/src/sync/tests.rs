@@ -10,8 +10,8 @@ use std::path::Path;
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, Epoch, FailureKind, Hello, Mode, Operation, Revision, ServerEvent, ServicePortKey,
-        SourceVersion, Welcome,
+        Ack, Batch, Epoch, FailureKind, Hello, Mode, Operation, Revision, ServerEvent, ServicePortKey, SourceVersion,
+        Welcome,
     },
 };
 use runtime::{Ready, Trigger};
@@ -156,9 +156,7 @@ fn total(state: &NodeState) -> Digest {
 /// Services with one endpoint each.
 fn mk_services(names: &[&str]) -> NodeState {
     let state = names.iter().enumerate().fold(mk_state(), |state, (n, name)| {
-        state.service(name, |service| {
-            service.cluster_ip(&format!("10.96.0.{}", n + 1)).endpoints(["10.244.1.1:8080"])
-        })
+        state.service(name, |service| service.cluster_ip(&format!("10.96.0.{}", n + 1)).endpoints(["10.244.1.1:8080"]))
     });
     state.build()
 }

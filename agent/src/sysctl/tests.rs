@@ -20,9 +20,8 @@ fn writes(settings: &ConntrackSettings, present: &[(Setting, u64)]) -> Vec<(Sett
 
 #[test]
 fn the_limit_is_by_cpus_within_bounds() {
-    let max = |per_core, min, cores| {
-        settings(|settings| (settings.max_per_core, settings.min) = (per_core, min)).max(cores)
-    };
+    let max =
+        |per_core, min, cores| settings(|settings| (settings.max_per_core, settings.min) = (per_core, min)).max(cores);
     assert_eq!(max(32_768, 131_072, 2), 131_072, "the least");
     assert_eq!(max(32_768, 131_072, 8), 262_144, "by CPUs");
     assert_eq!(max(32_768, 131_072, 64), 1 << 20, "the most");
@@ -116,9 +115,7 @@ fn a_file_that_cannot_be_written_is_named_with_what_to_do() {
     let root = machine();
     fs::remove_file(root.path().join(Setting::Max.path())).unwrap();
     let error = format!("{:#}", ConntrackSettings::default().apply(root.path()).unwrap_err());
-    assert!(
-        error.starts_with("cannot read /proc/sys/net/netfilter/nf_conntrack_max, which should be 262144: ")
-    );
+    assert!(error.starts_with("cannot read /proc/sys/net/netfilter/nf_conntrack_max, which should be 262144: "));
     assert!(error.ends_with("No such file or directory (os error 2)"), "{error}");
 }
 
@@ -140,13 +137,8 @@ fn number(setting: Setting) -> u32 {
 
 #[test]
 fn the_timeouts_of_a_network_namespace_are_set() {
-    let timeouts = [
-        Setting::TcpEstablished,
-        Setting::TcpCloseWait,
-        Setting::Udp,
-        Setting::UdpStream,
-        Setting::TcpBeLiberal,
-    ];
+    let timeouts =
+        [Setting::TcpEstablished, Setting::TcpCloseWait, Setting::Udp, Setting::UdpStream, Setting::TcpBeLiberal];
     let outside = timeouts.map(number);
     in_netns(move || {
         let settings = settings(|settings| {

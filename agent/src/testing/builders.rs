@@ -7,9 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use proto::model::{
-    Cluster, Endpoint, Family, Node, PoolClass, Protocol, ServicePort, ServicePortKey, TrafficPolicy,
-};
+use proto::model::{Cluster, Endpoint, Family, Node, PoolClass, Protocol, ServicePort, ServicePortKey, TrafficPolicy};
 
 use crate::{NodeState, Service};
 

@@ -264,12 +264,7 @@ impl History {
     }
 
     /// Changes a service port that is there.
-    fn change(
-        &mut self,
-        target: &mut NodeState,
-        key: &ServicePortKey,
-        change: impl FnOnce(&mut Self, &mut Service),
-    ) {
+    fn change(&mut self, target: &mut NodeState, key: &ServicePortKey, change: impl FnOnce(&mut Self, &mut Service)) {
         if let Some(mut service) = target.service(key).cloned() {
             change(self, &mut service);
             self.settle(&mut service);

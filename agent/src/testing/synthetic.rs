@@ -28,9 +28,7 @@ const ENDPOINTS: u32 = 0x0a80_0001;
 pub fn synthetic(services: u32, endpoints_each: u32, stack: Stack) -> NodeState {
     (0..services)
         .fold(mk_state(), |state, number| {
-            state.service(&format!("default/svc-{number}"), |service| {
-                build(service, number, endpoints_each, stack)
-            })
+            state.service(&format!("default/svc-{number}"), |service| build(service, number, endpoints_each, stack))
         })
         .build()
 }

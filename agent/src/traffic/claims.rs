@@ -93,11 +93,7 @@ impl Claims {
     }
 
     /// A service port gives up those of `had` that it has. Tells who comes into them.
-    fn release(
-        &mut self,
-        key: &ServicePortKey,
-        had: impl IntoIterator<Item = (Family, Front)>,
-    ) -> Vec<ServicePortKey> {
+    fn release(&mut self, key: &ServicePortKey, had: impl IntoIterator<Item = (Family, Front)>) -> Vec<ServicePortKey> {
         self.lost.remove(key);
         let mut heirs = Vec::new();
         for (family, front) in had {
@@ -105,10 +101,7 @@ impl Claims {
                 continue;
             }
             self.owners[family].remove(&front);
-            let heir = self
-                .lost
-                .iter_mut()
-                .find_map(|(key, lost)| lost.remove(&(family, front)).then(|| key.clone()));
+            let heir = self.lost.iter_mut().find_map(|(key, lost)| lost.remove(&(family, front)).then(|| key.clone()));
             if let Some(heir) = heir {
                 self.owners[family].insert(front, heir.clone());
                 heirs.push(heir);

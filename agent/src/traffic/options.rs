@@ -117,9 +117,7 @@ impl Options {
                 let anybody = cidrs.iter().any(|cidr| cidr.prefix_len() == 0);
                 if cidrs.is_empty() || anybody { Masquerade::Never } else { Masquerade::UnlessPod }
             }
-            LocalPods::NodeCidr | LocalPods::Bridge(_) | LocalPods::InterfacePrefix(_) => {
-                Masquerade::UnlessPod
-            }
+            LocalPods::NodeCidr | LocalPods::Bridge(_) | LocalPods::InterfacePrefix(_) => Masquerade::UnlessPod,
         }
     }
 

@@ -21,8 +21,7 @@ pub fn allowed_sources(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Opti
         return None;
     }
     let itself = IpNet::from(vip);
-    if node.iter().any(|address| cidrs.iter().any(|cidr| cidr.contains(address))) && !cidrs.contains(&itself)
-    {
+    if node.iter().any(|address| cidrs.iter().any(|cidr| cidr.contains(address))) && !cidrs.contains(&itself) {
         cidrs.push(itself);
     }
     Some(cidrs)

@@ -82,8 +82,7 @@ pub(crate) fn saved(variant: Variant) -> [String; 2] {
 
 fn restore(program: &str, text: &str) -> Duration {
     let start = Instant::now();
-    let mut child =
-        Command::new(program).args(["--noflush", "--wait", "60"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new(program).args(["--noflush", "--wait", "60"]).stdin(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     assert!(child.wait().unwrap().success());
     start.elapsed()

@@ -32,8 +32,7 @@ impl Rules {
                 table = name;
             } else if let Some((name, _)) = line.strip_prefix(':').and_then(|line| line.split_once(' ')) {
                 chains.insert((table.to_owned(), name.to_owned()), Vec::new());
-            } else if let Some((chain, rule)) = line.strip_prefix("-A ").and_then(|line| line.split_once(' '))
-            {
+            } else if let Some((chain, rule)) = line.strip_prefix("-A ").and_then(|line| line.split_once(' ')) {
                 chains.get_mut(&(table.to_owned(), chain.to_owned())).unwrap().push(rule.to_owned());
             }
         }

@@ -71,10 +71,8 @@ pub(crate) async fn measure(
     let middle = format!("{}/{}", key.namespace, key.name);
     let service = state.service(&key).unwrap().clone();
     let endpoints = service.pool(PoolClass::Cluster, Family::V4).clone();
-    let whole = vec![
-        Operation::PutServicePort(service.port.clone()),
-        Operation::ReplacePool { pool: pool(&key), endpoints },
-    ];
+    let whole =
+        vec![Operation::PutServicePort(service.port.clone()), Operation::ReplacePool { pool: pool(&key), endpoints }];
     let (replace, back) = (change(&key, new, old), change(&key, old, new));
     let (there, replaced) = (Rules::parse(&texts.saved[0]), &texts.replaced);
     let without = there.without(&middle);

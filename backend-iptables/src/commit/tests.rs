@@ -80,20 +80,14 @@ async fn a_refused_change_is_tried_again_when_it_is_touched() {
 
         // One cannot have its endpoint; the other one, which changes with it, has its own.
         let other = service(mk_state(), 1, ["10.244.1.1:80", "10.244.1.8:80"]);
-        let target = service(
-            service(other, 2, ["10.244.1.1:80", "10.244.1.9:80"]),
-            3,
-            ["10.244.1.1:80", "10.244.1.2:80"],
-        );
+        let target =
+            service(service(other, 2, ["10.244.1.1:80", "10.244.1.9:80"]), 3, ["10.244.1.1:80", "10.244.1.2:80"]);
         let target = target.build();
         let changes = transition(&mut current, &target);
         let applied = driver.apply(&current, &changes).await.unwrap();
         let names: Vec<_> = applied.failures.iter().map(|failure| failure.key.name.as_ref()).collect();
         assert_eq!(names, ["svc-002"]);
-        assert_eq!(
-            kernel.tables(Family::V4).shape(),
-            shape(&without(target.clone(), &["default/svc-002"])).await
-        );
+        assert_eq!(kernel.tables(Family::V4).shape(), shape(&without(target.clone(), &["default/svc-002"])).await);
 
         // A change of another one still reports it, and writes what it is.
         let fewer = without(target.clone(), &["default/svc-003"]);
@@ -122,10 +116,7 @@ async fn what_was_there_stays_while_a_culprit_is_looked_for() {
     for n in 2..=20 {
         let vip = format!("-d 10.96.0.{n}/32");
         let leads = |tables: &&&crate::kernel::fake::Tables| {
-            tables
-                .rules(crate::table::Table::Nat, crate::names::SERVICES)
-                .iter()
-                .any(|line| line.contains(&vip))
+            tables.rules(crate::table::Table::Nat, crate::names::SERVICES).iter().any(|line| line.contains(&vip))
         };
         assert_eq!(steps.iter().filter(leads).count(), steps.len(), "{vip}");
     }
@@ -143,9 +134,7 @@ async fn too_many_refusals_are_something_else() {
 async fn on_an_empty_node_the_urgent_ones_come_first() {
     let urgent = mk_state()
         .service("default/kubernetes", |api| api.cluster_ip("10.200.0.1").endpoints(["10.0.0.1:6443"]))
-        .service("kube-system/kube-dns", |dns| {
-            dns.port(53).cluster_ip("10.200.0.10").endpoints(["10.244.0.2:53"])
-        });
+        .service("kube-system/kube-dns", |dns| dns.port(53).cluster_ip("10.200.0.10").endpoints(["10.244.0.2:53"]));
     let mut all = synthetic(MANY as u32, 2, Stack::V4);
     apply(&mut all, operations_between(&mk_state().build(), &urgent.build()));
     for poison in [None, Some("10.200.0.10/32")] {

@@ -33,9 +33,7 @@ pub(crate) fn base(family: Family, options: &Options, node: &Node, cluster: &Clu
             [
                 format!("-m mark ! --mark {mark:#x}/{mark:#x} -j RETURN"),
                 format!("-j MARK --set-xmark {mark:#x}/0x0"),
-                Line::new()
-                    .comment("kubernetes service traffic requiring SNAT")
-                    .jump("MASQUERADE --random-fully"),
+                Line::new().comment("kubernetes service traffic requiring SNAT").jump("MASQUERADE --random-fully"),
             ],
         ),
         chain(
@@ -55,10 +53,7 @@ pub(crate) fn base(family: Family, options: &Options, node: &Node, cluster: &Clu
         chain(
             Table::Filter,
             names::REJECT,
-            [
-                Line::new().protocol(Protocol::Tcp).reject(family, Protocol::Tcp),
-                Line::new().reject_any(family),
-            ],
+            [Line::new().protocol(Protocol::Tcp).reject(family, Protocol::Tcp), Line::new().reject_any(family)],
         ),
     ];
     if let Pods::Within(cidrs) = &traffic.pods[family]
@@ -151,9 +146,7 @@ fn ends(dispatch: Dispatch, family: Family, options: &Options, node: &Node, clus
 /// A jump for each address, or range of addresses, where node ports answer.
 fn to_node_ports(family: Family, options: &Options, node: &Node, comment: &str, to: &str) -> Vec<String> {
     let mut cidrs = match &options.nodeport_addresses {
-        NodePortAddresses::Primary => {
-            node.primary_address(family).into_iter().map(IpNet::from).collect::<Vec<_>>()
-        }
+        NodePortAddresses::Primary => node.primary_address(family).into_iter().map(IpNet::from).collect::<Vec<_>>(),
         NodePortAddresses::Cidrs(cidrs) => of_family(cidrs, family),
     };
     let loopback = loopback(family);

@@ -42,9 +42,7 @@ impl Port<'_> {
             let line = Line::new().comment(&self.arrow(endpoint));
             let line = match endpoints.len() - index {
                 1 => line,
-                left => {
-                    line.matching(&format!("-m statistic --mode random --probability {}", probability(left)))
-                }
+                left => line.matching(&format!("-m statistic --mode random --probability {}", probability(left))),
             };
             line.jump(&self.endpoint_chain(endpoint))
         }));
@@ -81,9 +79,7 @@ impl Port<'_> {
         let pods = pods.pods(Sense::Is, self.context.pods(self.family));
         let mut rules: Vec<String> = pods.into_iter().map(|line| line.jump(to_all)).collect();
         let local = |verb: &str| {
-            Line::new()
-                .comment(&format!("{verb} LOCAL traffic for {name} external destinations"))
-                .local_source()
+            Line::new().comment(&format!("{verb} LOCAL traffic for {name} external destinations")).local_source()
         };
         rules.extend([local("masquerade").jump(names::MARK_MASQ), local("route").jump(to_all)]);
         if filled.local {
@@ -176,8 +172,7 @@ mod tests {
     /// Those that iptables 1.8.9 prints for what kube-proxy writes.
     #[test]
     fn probabilities_are_printed_as_the_kernel_keeps_them() {
-        for (left, printed) in
-            [(2, "0.50000000000"), (3, "0.33333333349"), (7, "0.14285714272"), (10, "0.10000000009")]
+        for (left, printed) in [(2, "0.50000000000"), (3, "0.33333333349"), (7, "0.14285714272"), (10, "0.10000000009")]
         {
             assert_eq!(probability(left), printed);
         }

@@ -52,8 +52,7 @@ pub(crate) fn desired(
     context: Context<'_>,
     owned: impl Fn(&Front) -> bool,
 ) -> Option<Desired> {
-    let fronts: Vec<_> =
-        fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
+    let fronts: Vec<_> = fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
     if fronts.is_empty() {
         return None;
     }

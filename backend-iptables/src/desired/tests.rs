@@ -48,15 +48,15 @@ fn written(service: &Service, family: Family, options: &Options) -> Vec<String> 
     let Some(Desired { mut chains, lines, .. }) = desired(service, family, context, |_| true) else {
         return Vec::new();
     };
-    let mut written: Vec<String> = lines
-        .iter()
-        .map(|(dispatch, line)| format!("{} -A {} {line}", dispatch.table(), dispatch.chain()))
-        .collect();
+    let mut written: Vec<String> =
+        lines.iter().map(|(dispatch, line)| format!("{} -A {} {line}", dispatch.table(), dispatch.chain())).collect();
     written.sort_unstable();
     chains.sort_by(|one, two| (one.table, &one.name).cmp(&(two.table, &two.name)));
-    written.extend(chains.iter().flat_map(|chain| {
-        chain.rules.iter().map(move |rule| format!("{} -A {} {rule}", chain.table, chain.name))
-    }));
+    written.extend(
+        chains
+            .iter()
+            .flat_map(|chain| chain.rules.iter().map(move |rule| format!("{} -A {} {rule}", chain.table, chain.name))),
+    );
     written
 }
 

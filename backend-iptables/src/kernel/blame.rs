@@ -13,8 +13,7 @@ pub(super) fn lines(complaint: &str) -> Vec<usize> {
 
 /// The complaint on one line, without what every complaint has.
 pub(super) fn reason(complaint: &str) -> String {
-    let useful =
-        |line: &&str| !line.is_empty() && !line.starts_with("Try `") && !line.ends_with("(nf_tables):");
+    let useful = |line: &&str| !line.is_empty() && !line.starts_with("Try `") && !line.ends_with("(nf_tables):");
     let lines: Vec<&str> = complaint.lines().map(str::trim).filter(useful).collect();
     lines.join("; ")
 }
@@ -47,8 +46,7 @@ mod tests {
 
     #[test]
     fn a_reason_is_one_line() {
-        let complaint =
-            "iptables-nft-restore v1.8.9 (nf_tables): \nline 16: RULE_APPEND failed\n\nTry `x -h'\n";
+        let complaint = "iptables-nft-restore v1.8.9 (nf_tables): \nline 16: RULE_APPEND failed\n\nTry `x -h'\n";
         assert_eq!(reason(complaint), "line 16: RULE_APPEND failed");
     }
 }

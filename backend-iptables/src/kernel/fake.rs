@@ -139,8 +139,7 @@ impl Kernel for Fake {
     async fn restore(&mut self, family: Family, script: &Script) -> Result<(), RestoreError> {
         let mut state = self.0.lock().unwrap();
         let dies_after = state.dies_after.take().unwrap_or(usize::MAX);
-        let mut asked =
-            Asked { family, script: script.text().to_owned(), accepted: false, steps: Vec::new() };
+        let mut asked = Asked { family, script: script.text().to_owned(), accepted: false, steps: Vec::new() };
         let mut result = Ok(());
         for (number, part) in parts(script.text()).into_iter().enumerate() {
             if number == dies_after {

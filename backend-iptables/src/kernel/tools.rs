@@ -61,14 +61,7 @@ struct Found {
 
 impl Tools {
     pub(crate) fn new(wanted: Option<Variant>) -> Self {
-        Self {
-            wanted,
-            found: None,
-            took: Duration::ZERO,
-            next: Family::V4,
-            due: None,
-            waited: Duration::ZERO,
-        }
+        Self { wanted, found: None, took: Duration::ZERO, next: Family::V4, due: None, waited: Duration::ZERO }
     }
 
     /// Whether there is any iptables.
@@ -229,8 +222,7 @@ async fn restore(program: &str, script: &Script, waited: &mut Duration) -> Resul
     let failed = |reason: anyhow::Error| RestoreError::Failed(reason.context(format!("run {program}")));
     for attempt in 1.. {
         let begun = Instant::now();
-        let ended =
-            exec::run(program, &["--noflush", "--wait", WAIT], script.text()).await.map_err(failed)?;
+        let ended = exec::run(program, &["--noflush", "--wait", WAIT], script.text()).await.map_err(failed)?;
         let Ended { code, complaint, .. } = ended.context("it is not installed").map_err(failed)?;
         let took_us = begun.elapsed().as_micros() as u64;
         debug!(program, lines = script.writes(), bytes = script.text().len(), took_us, code, "restored");

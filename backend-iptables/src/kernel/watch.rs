@@ -105,8 +105,7 @@ impl Watch {
 
     fn listen(&mut self) -> Result<()> {
         loop {
-            let notices =
-                self.monitor.wait(Duration::ZERO).context("listen to the kernel's announcements")?;
+            let notices = self.monitor.wait(Duration::ZERO).context("listen to the kernel's announcements")?;
             if notices.is_empty() {
                 return Ok(());
             }

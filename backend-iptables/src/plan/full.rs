@@ -126,12 +126,7 @@ pub(crate) fn remove(present: &Present, hooks: &[Hook]) -> Plan {
 }
 
 /// Deletes a chain; one that rules of others lead to is only emptied.
-fn give_up(
-    plan: &mut Plan,
-    present: &Present,
-    hooks: &[Hook],
-    (table, name, rules): (Table, &str, &[String]),
-) {
+fn give_up(plan: &mut Plan, present: &Present, hooks: &[Hook], (table, name, rules): (Table, &str, &[String])) {
     let name = name.to_owned();
     if !present.is_used(table, &name, hooks) {
         plan.gone.insert((table, name));

@@ -15,12 +15,7 @@ use crate::{
 pub(crate) type Deltas = BTreeMap<(Dispatch, String), i32>;
 
 /// What the edits change, and the fixed part, if there is another one.
-pub(crate) fn partial(
-    programmed: &Programmed,
-    family: Family,
-    edits: &[Edit],
-    base: Option<&Base>,
-) -> (Plan, Deltas) {
+pub(crate) fn partial(programmed: &Programmed, family: Family, edits: &[Edit], base: Option<&Base>) -> (Plan, Deltas) {
     let mut plan = Plan::default();
     let ends = base.unwrap_or(&programmed.base[family]);
     let mut deltas = BTreeMap::<(Dispatch, String), (Owner, i32)>::new();
@@ -90,13 +85,10 @@ impl Difference<'_> {
 
 /// Another fixed part.
 fn rebase(plan: &mut Plan, old: &Base, new: &Base) {
-    plan.chains.extend(
-        new.chains.iter().filter(|chain| !old.chains.contains(chain)).map(|chain| (None, chain.clone())),
-    );
-    let gone = old
-        .chains
-        .iter()
-        .filter(|old| !new.chains.iter().any(|new| (new.table, &new.name) == (old.table, &old.name)));
+    plan.chains
+        .extend(new.chains.iter().filter(|chain| !old.chains.contains(chain)).map(|chain| (None, chain.clone())));
+    let gone =
+        old.chains.iter().filter(|old| !new.chains.iter().any(|new| (new.table, &new.name) == (old.table, &old.name)));
     plan.gone.extend(gone.map(|chain| (chain.table, chain.name.clone())));
     for dispatch in Dispatch::ALL {
         let (old, new) = (&old.ends(dispatch).tail, &new.ends(dispatch).tail);

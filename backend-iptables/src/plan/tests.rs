@@ -59,9 +59,8 @@ const TWO: [&str; 2] = ["10.180.0.1:80", "10.180.0.2:80"];
 /// touched.
 #[tokio::test]
 async fn an_endpoint_is_replaced() {
-    let (before, after) = (state(|web| web.endpoints(TWO)), |web: ServiceBuilder| {
-        web.endpoints(["10.180.0.1:80", "10.180.0.3:80"])
-    });
+    let (before, after) =
+        (state(|web| web.endpoints(TWO)), |web: ServiceBuilder| web.endpoints(["10.180.0.1:80", "10.180.0.3:80"]));
     assert_script(
         &scripts(&before, &state(after)).await,
         r#"

@@ -134,9 +134,7 @@ fn jumps_are_counted() {
     let hook = hooks.iter().find(|hook| hook.chain == "FORWARD" && hook.rule.ends_with("-j KUBE-SERVICES"));
     let hook = hook.unwrap();
     let jump = format!("-A FORWARD {}\n", hook.rule);
-    for (count, saved) in
-        [(1, NFT.to_owned()), (0, NFT.replace(&jump, "")), (3, NFT.replace(&jump, &jump.repeat(3)))]
-    {
+    for (count, saved) in [(1, NFT.to_owned()), (0, NFT.replace(&jump, "")), (3, NFT.replace(&jump, &jump.repeat(3)))] {
         let present = parse(&saved);
         assert_eq!(present.count(hook), count);
         // One is what it should be; none and many are not.
@@ -193,19 +191,12 @@ fn what_cannot_be_read_is_an_error() {
         assert_eq!(error(NFT.strip_suffix(cut).unwrap()), "the list of rules breaks off");
     }
     let nat = |line: &str| format!("*nat\n:KUBE-MARK-MASQ - [0:0]\n{line}\nCOMMIT\n");
-    for line in [
-        "-A KUBE-SEP-SXIVWICOYRO3J4NJ -j DROP",
-        "-P INPUT ACCEPT",
-        "[0:0] -A KUBE-MARK-MASQ -j DROP",
-        ":KUBE",
-        "?",
-    ] {
+    for line in
+        ["-A KUBE-SEP-SXIVWICOYRO3J4NJ -j DROP", "-P INPUT ACCEPT", "[0:0] -A KUBE-MARK-MASQ -j DROP", ":KUBE", "?"]
+    {
         assert_eq!(error(&nat(line)), format!("line 3, {line:?}"));
     }
-    assert_eq!(
-        parse(&nat("-A KUBE-MARK-MASQ")).rules(Table::Nat, names::MARK_MASQ),
-        Some(&[String::new()][..])
-    );
+    assert_eq!(parse(&nat("-A KUBE-MARK-MASQ")).rules(Table::Nat, names::MARK_MASQ), Some(&[String::new()][..]));
     assert!(Present::parse(&nat("?").replace("*nat", "*raw")).is_ok());
 }
 

@@ -24,9 +24,7 @@ fn apply_is_as_good_as_reconcile() {
 #[test]
 fn reconcile_leads_from_any_state_to_any_other() {
     for variant in Variant::ALL {
-        run(move || {
-            conformance::reconcile_leads_from_any_state_to_any_other(move || backend(variant), 7, 20)
-        });
+        run(move || conformance::reconcile_leads_from_any_state_to_any_other(move || backend(variant), 7, 20));
     }
 }
 

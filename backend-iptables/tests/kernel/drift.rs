@@ -114,10 +114,7 @@ fn what_others_do_to_theirs_is_not_noticed() {
         run(move || async move {
             let mut backend = backend(variant);
             backend.reconcile(&state()).await.unwrap();
-            change(
-                variant,
-                "*nat\n:MINE - [0:0]\n-A MINE -j RETURN\n-A PREROUTING -j MINE\n-F MINE\nCOMMIT\n",
-            );
+            change(variant, "*nat\n:MINE - [0:0]\n-A MINE -j RETURN\n-A PREROUTING -j MINE\n-F MINE\nCOMMIT\n");
             change(variant, "*mangle\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j RETURN\nCOMMIT\n");
             assert_eq!(noticed(&mut backend, LOOKS).await, None, "{variant}");
             assert_eq!(backend.reconcile(&state()).await.unwrap().writes, 0);

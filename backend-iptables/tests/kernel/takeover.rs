@@ -64,12 +64,10 @@ fn only_the_difference_is_written() {
             let taken = backend.reconcile(&state()).await.unwrap();
             assert_eq!(taken.failures, []);
             let after = saved(variant);
-            let gone: BTreeSet<&str> =
-                before.iter().filter(|line| !after.contains(line)).map(|line| &**line).collect();
+            let gone: BTreeSet<&str> = before.iter().filter(|line| !after.contains(line)).map(|line| &**line).collect();
             assert_eq!(gone, BTreeSet::from(GONE), "{variant}");
             let of_services = |line: &&String| PER_SERVICE.iter().any(|prefix| line.starts_with(prefix));
-            let new: Vec<_> =
-                after.iter().filter(|line| !before.contains(line)).filter(of_services).collect();
+            let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).filter(of_services).collect();
             assert_eq!(new, [""; 0], "{variant}");
             assert_eq!(taken.writes, WRITES, "{variant}");
             assert_eq!(like_kube_proxy(variant).reconcile(&state()).await.unwrap().writes, 0);

@@ -74,20 +74,12 @@ pub(crate) fn rules(family: Family, options: &Options, node: &Node, cluster: &Cl
         chain(Table::Mangle, MAIN, writer.marks()),
         chain(Table::Mangle, PORTS, writer.node_ports()),
         chain(Table::Mangle, MASQ, writer.decisions()),
-        chain(
-            Table::Mangle,
-            END,
-            vec![format!("-m mark --mark {} -j MARK --set-xmark 0x0/0xffffffff", Mark::any())],
-        ),
+        chain(Table::Mangle, END, vec![format!("-m mark --mark {} -j MARK --set-xmark 0x0/0xffffffff", Mark::any())]),
         chain(Table::Nat, MAIN, writer.masquerade()),
         chain(Table::Filter, MAIN, vec![format!("{} -j {REJECT}", Mark::REJECT.exactly())]),
         chain(Table::Filter, REJECT, writer.reject()),
         chain(Table::Filter, NOBODY, writer.nobody(cluster)),
-        chain(
-            Table::Filter,
-            FORWARD,
-            vec!["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".to_owned()],
-        ),
+        chain(Table::Filter, FORWARD, vec!["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".to_owned()]),
     ];
     Rules { chains, hooks: hooks() }
 }
@@ -192,10 +184,7 @@ impl Writer<'_> {
         };
         vec![
             format!("-m connmark --mark {} -j MASQUERADE --random-fully", self.masquerade_bit()),
-            format!(
-                "-m set --match-set {} dst,dst,src -j MASQUERADE --random-fully",
-                self.set(Content::Hairpin)
-            ),
+            format!("-m set --match-set {} dst,dst,src -j MASQUERADE --random-fully", self.set(Content::Hairpin)),
             format!("-m set --match-set {} src -j {own}", self.set(Content::Addresses)),
         ]
     }
@@ -205,10 +194,7 @@ impl Writer<'_> {
             Family::V4 => "icmp-port-unreachable",
             Family::V6 => "icmp6-port-unreachable",
         };
-        vec![
-            "-p tcp -j REJECT --reject-with tcp-reset".to_owned(),
-            format!("-j REJECT --reject-with {unreachable}"),
-        ]
+        vec!["-p tcp -j REJECT --reject-with tcp-reset".to_owned(), format!("-j REJECT --reject-with {unreachable}")]
     }
 
     fn nobody(&self, cluster: &Cluster) -> Vec<String> {
@@ -231,9 +217,7 @@ impl Writer<'_> {
     /// How rules ask for packets to addresses where node ports answer.
     fn node_port_ranges(&self) -> Vec<String> {
         let ranges: Vec<IpNet> = match &self.options.nodeport_addresses {
-            NodePortAddresses::Primary => {
-                self.node.primary_address(self.family).into_iter().map(IpNet::from).collect()
-            }
+            NodePortAddresses::Primary => self.node.primary_address(self.family).into_iter().map(IpNet::from).collect(),
             NodePortAddresses::Cidrs(ranges) => of_family(ranges, self.family),
         };
         ranges.iter().map(|range| within("-d", range)).collect()

@@ -22,19 +22,13 @@ const ID: u32 = 5;
 /// What leads where, and which virtual servers there are with how many destinations.
 fn table(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, Vec<String>) {
     let state = mk_state()
-        .service("default/web", |web| {
-            build(web.cluster_ip("10.96.0.1").external_ip("198.51.100.1").node_port(30_080))
-        })
+        .service("default/web", |web| build(web.cluster_ip("10.96.0.1").external_ip("198.51.100.1").node_port(30_080)))
         .build();
     let settings = Settings::default();
     let elsewhere = HashSet::new();
     let node_ports = state.node().primary_address(Family::V4).into_iter().collect::<Vec<_>>();
-    let context = Context {
-        settings: &settings,
-        node: &state.node().addresses,
-        elsewhere: &elsewhere,
-        node_ports: &node_ports,
-    };
+    let context =
+        Context { settings: &settings, node: &state.node().addresses, elsewhere: &elsewhere, node_ports: &node_ports };
     let service = state.service(&mk_key("default/web")).unwrap();
     let desired = desired(service, context, ID, |_, _| true);
     let mut leads = Vec::new();
@@ -67,13 +61,11 @@ fn name(mark: Mark) -> String {
         (Mark::DROP, ..) => "drop".to_owned(),
         (Mark::REJECT, ..) => "reject".to_owned(),
         (Mark::CLUSTER_IP, ..) => "cluster-ip".to_owned(),
-        (_, id, variant) => format!(
-            "{} {}",
-            ["?", "external", "inside", "local"][variant as usize],
-            id.map_or("by address", |_| "")
-        )
-        .trim()
-        .to_owned(),
+        (_, id, variant) => {
+            format!("{} {}", ["?", "external", "inside", "local"][variant as usize], id.map_or("by address", |_| ""))
+                .trim()
+                .to_owned()
+        }
     }
 }
 
@@ -163,13 +155,7 @@ fn rules_are_as_iptables_prints_them() {
     let state = mk_state().service_cidrs(["10.96.0.0/16"]).build();
     let rules = rules(Family::V4, &options, state.node(), state.cluster());
     let of = |table, name: &str| {
-        rules
-            .chains
-            .iter()
-            .find(|chain: &&Chain| chain.table == table && chain.name == name)
-            .unwrap()
-            .rules
-            .clone()
+        rules.chains.iter().find(|chain: &&Chain| chain.table == table && chain.name == name).unwrap().rules.clone()
     };
     let expected = [
         "-m mark --mark 0xfa000000/0xff000000 -j RETURN",

@@ -36,12 +36,7 @@ pub(super) struct Programmed {
 // === impl Programmed ===
 
 impl Programmed {
-    pub(super) fn new(
-        present: Pieces,
-        rules: PerFamily<Rules>,
-        node: Vec<IpAddr>,
-        elsewhere: HashSet<IpAddr>,
-    ) -> Self {
+    pub(super) fn new(present: Pieces, rules: PerFamily<Rules>, node: Vec<IpAddr>, elsewhere: HashSet<IpAddr>) -> Self {
         let (services, leftovers) = (BTreeMap::new(), BTreeSet::new());
         let (wanted, ids) = (HashMap::new(), Ids::default());
         Self { present, rules, node, elsewhere, services, leftovers, wanted, ids }

@@ -80,8 +80,7 @@ async fn any_history_leads_to_what_a_fresh_start_would_make_and_a_restart_writes
         let kernel = Fake::default();
         let mut history = History::new(seed);
         history.jump();
-        let mut driver =
-            Driver::new(kernel.clone(), Settings { drain: Duration::ZERO, ..Settings::default() });
+        let mut driver = Driver::new(kernel.clone(), Settings { drain: Duration::ZERO, ..Settings::default() });
         driver.reconcile(history.state()).await.unwrap();
         for step in 0..40 {
             let changes = history.step();
@@ -146,8 +145,7 @@ async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connect
     kernel.connect(3);
     let changes = transition(&mut state, &web(&[TWO]));
     driver.apply(&state, &changes).await.unwrap();
-    let drains =
-        |kernel: &Fake| matches!(kernel.pieces()[&destination(ONE)], Value::Weight(Weight::Draining(_)));
+    let drains = |kernel: &Fake| matches!(kernel.pieces()[&destination(ONE)], Value::Weight(Weight::Draining(_)));
     assert!(drains(&kernel));
     driver.watch().await.unwrap();
     assert!(drains(&kernel), "it has connections");
@@ -314,8 +312,7 @@ async fn another_scheduler_changes_virtual_servers_and_nothing_else() {
     };
     let mut state = with(None);
     driver.reconcile(&state).await.unwrap();
-    for (scheduler, name) in [(Some("wlc"), "wlc"), (Some("mh:port"), "mh"), (Some("mh"), "mh"), (None, "rr")]
-    {
+    for (scheduler, name) in [(Some("wlc"), "wlc"), (Some("mh:port"), "mh"), (Some("mh"), "mh"), (None, "rr")] {
         kernel.log();
         let changes = transition(&mut state, &with(scheduler));
         driver.apply(&state, &changes).await.unwrap();
@@ -346,10 +343,8 @@ async fn a_scheduler_that_is_missing_is_stood_in_for() {
     let kernel = Fake::default();
     kernel.lack(Some("wlc"));
     let web = |endpoints: Vec<&'static str>| {
-        let state =
-            mk_state().service("default/other", |other| other.cluster_ip("10.96.0.2").endpoints([ONE]));
-        let web =
-            |web: ServiceBuilder| web.cluster_ip("10.96.0.1").ipvs_scheduler("wlc").endpoints(endpoints);
+        let state = mk_state().service("default/other", |other| other.cluster_ip("10.96.0.2").endpoints([ONE]));
+        let web = |web: ServiceBuilder| web.cluster_ip("10.96.0.1").ipvs_scheduler("wlc").endpoints(endpoints);
         state.service("default/web", web).build()
     };
     let scheduler = |kernel: &Fake| match &kernel.pieces()[&Object::Server(cluster_ip())] {

@@ -68,27 +68,20 @@ impl<K: Kernel> Driver<K> {
 
     /// Removes those destinations of these virtual servers whose connections have ended, or whose time is over. Where the virtual server
     /// goes too, for nobody leads there any more, only established connections count: its address may be needed elsewhere.
-    pub(super) async fn release(
-        &mut self,
-        programmed: &mut Programmed,
-        servers: HashSet<Service>,
-    ) -> Result<usize> {
+    pub(super) async fn release(&mut self, programmed: &mut Programmed, servers: HashSet<Service>) -> Result<usize> {
         if servers.is_empty() {
             return Ok(0);
         }
         let connections = self.kernel.connections(servers.iter().copied().collect()).await?;
         let now = now();
         let is_idle = |(server, address, until): &(Service, SocketAddr, u32)| {
-            let Connections { active, inactive } =
-                connections.get(&(*server, *address)).copied().unwrap_or_default();
+            let Connections { active, inactive } = connections.get(&(*server, *address)).copied().unwrap_or_default();
             let stays = programmed.wanted(&Object::Server(*server)).is_some();
             *until <= now || (active == 0 && (inactive == 0 || !stays))
         };
         let draining = programmed.draining().filter(|(server, ..)| servers.contains(server));
-        let idle: HashSet<_> = draining
-            .filter(is_idle)
-            .map(|(server, address, _)| Object::Destination(server, address))
-            .collect();
+        let idle: HashSet<_> =
+            draining.filter(is_idle).map(|(server, address, _)| Object::Destination(server, address)).collect();
         if idle.is_empty() {
             return Ok(0);
         }

@@ -189,8 +189,7 @@ impl Saved {
         let mut script = String::new();
         for table in Table::ALL {
             let chains: Vec<_> = self.chains.iter().filter(|(of, _)| *of == table).collect();
-            let jumps: Vec<_> =
-                self.rules.iter().filter(|(of, chain, _)| *of == table && !is_ours(chain)).collect();
+            let jumps: Vec<_> = self.rules.iter().filter(|(of, chain, _)| *of == table && !is_ours(chain)).collect();
             if chains.is_empty() && jumps.is_empty() {
                 continue;
             }
@@ -263,8 +262,7 @@ mod tests {
     #[test]
     fn what_differs_is_written_and_others_are_not_touched() {
         let empty = "*mangle\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
-        let whole =
-            "*mangle\n:FAIRLEAD-IPVS - [0:0]\n-A FAIRLEAD-IPVS -j DROP\n-I INPUT -j FAIRLEAD-IPVS\nCOMMIT\n";
+        let whole = "*mangle\n:FAIRLEAD-IPVS - [0:0]\n-A FAIRLEAD-IPVS -j DROP\n-I INPUT -j FAIRLEAD-IPVS\nCOMMIT\n";
         assert_eq!(Saved::parse(empty).script(&wanted()), (whole.to_owned(), 3));
         let changed = SAVED.replace("FAIRLEAD-IPVS -j DROP", "FAIRLEAD-IPVS -j ACCEPT");
         let chain = "*mangle\n:FAIRLEAD-IPVS - [0:0]\n-A FAIRLEAD-IPVS -j DROP\nCOMMIT\n";
@@ -273,8 +271,7 @@ mod tests {
 
     #[test]
     fn what_is_ours_is_removed_and_nothing_else() {
-        let removal =
-            "*mangle\n:FAIRLEAD-IPVS - [0:0]\n-D INPUT -j FAIRLEAD-IPVS\n-X FAIRLEAD-IPVS\nCOMMIT\n";
+        let removal = "*mangle\n:FAIRLEAD-IPVS - [0:0]\n-D INPUT -j FAIRLEAD-IPVS\n-X FAIRLEAD-IPVS\nCOMMIT\n";
         assert_eq!(Saved::parse(SAVED).removal(), removal);
         assert_eq!(Saved::parse("*mangle\n:OTHERS - [0:0]\n-A INPUT -j OTHERS\nCOMMIT\n").removal(), "");
     }

@@ -39,10 +39,7 @@ impl Netlink {
         Ok(Self { jobs })
     }
 
-    async fn ask<T: Send + 'static>(
-        &self,
-        job: impl FnOnce(&mut Worker) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
+    async fn ask<T: Send + 'static>(&self, job: impl FnOnce(&mut Worker) -> Result<T> + Send + 'static) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let job = move |worker: &mut Worker| {
             // Nobody waits for it any more when the caller was cancelled.

@@ -17,11 +17,7 @@ fn entry(content: Content) -> Object {
     let ip = "10.96.0.1".parse().unwrap();
     Object::Entry(
         set,
-        if content == Content::Addresses {
-            set::address(ip)
-        } else {
-            set::socket(ip, proto::model::Protocol::Tcp, 80)
-        },
+        if content == Content::Addresses { set::address(ip) } else { set::socket(ip, proto::model::Protocol::Tcp, 80) },
     )
 }
 
@@ -89,8 +85,5 @@ fn what_is_the_same_is_left_alone() {
     assert_eq!(diff(&pieces(), &pieces(), None), []);
     let mut other = pieces();
     other.insert(Object::Server(server()), scheduling("mh"));
-    assert_eq!(
-        diff(&pieces(), &other, None),
-        [Operation::Change(Object::Server(server()), scheduling("mh"))]
-    );
+    assert_eq!(diff(&pieces(), &other, None), [Operation::Change(Object::Server(server()), scheduling("mh"))]);
 }

@@ -17,8 +17,8 @@ async fn shown(history: [&[&str]; 2]) -> Vec<VirtualServer> {
     let kernel = Fake::default();
     for endpoints in history {
         let endpoints = endpoints.to_vec();
-        let state = mk_state()
-            .service("default/web", |web| web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(endpoints));
+        let state =
+            mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(endpoints));
         Driver::new(kernel.clone(), Settings::default()).reconcile(&state.build()).await.unwrap();
         kernel.connect(3);
     }

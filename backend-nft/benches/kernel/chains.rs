@@ -88,8 +88,7 @@ fn table(services: u32, each: u32) -> String {
         text.push_str(&rules(service, each, 128));
         let vip = Ipv4Addr::from(0x0a60_0001 + service);
         writeln!(text, "add element ip chains cluster-ips {{ {vip} }}").unwrap();
-        writeln!(text, "add element ip chains service-ips {{ {vip} . tcp . 80 : goto {} }}", name(service))
-            .unwrap();
+        writeln!(text, "add element ip chains service-ips {{ {vip} . tcp . 80 : goto {} }}", name(service)).unwrap();
     }
     text
 }
@@ -100,9 +99,7 @@ fn rules(service: u32, each: u32, net: u8) -> String {
     let endpoints = (0..each).map(|n| format!("{n} : {} . 8080", Ipv4Addr::from(first + n)));
     let endpoints = endpoints.collect::<Vec<_>>().join(", ");
     let name = name(service);
-    format!(
-        "add rule ip chains {name} meta l4proto tcp dnat ip to numgen random mod {each} map {{ {endpoints} }}\n"
-    )
+    format!("add rule ip chains {name} meta l4proto tcp dnat ip to numgen random mod {each} map {{ {endpoints} }}\n")
 }
 
 fn name(service: u32) -> String {

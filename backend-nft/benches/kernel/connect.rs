@@ -51,11 +51,8 @@ enum Layout {
 
 /// Connect times among few and many services, beside a chain per service.
 pub(crate) fn measure(few: u32, many: u32, chains: u32) -> Vec<Report> {
-    let subjects = [
-        (few, "", Layout::Fairlead),
-        (many, "", Layout::Fairlead),
-        (chains, "chain per service: ", Layout::Chains),
-    ];
+    let subjects =
+        [(few, "", Layout::Fairlead), (many, "", Layout::Fairlead), (chains, "chain per service: ", Layout::Chains)];
     let labs = subjects.map(|(services, _, layout)| Lab::start(services, layout));
     // For each layout: the median of each round, in microseconds, and how it compares with the first layout's.
     let mut medians = subjects.map(|_| (Vec::new(), Vec::new()));

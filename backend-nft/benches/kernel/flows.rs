@@ -42,9 +42,7 @@ pub(crate) fn measure() -> Report {
 /// The second endpoint is gone.
 fn state() -> NodeState {
     let endpoint = format!("{}:53", ENDPOINTS[0]);
-    mk_state()
-        .service("kube-system/dns/udp", |dns| dns.port(53).cluster_ip(VIP).endpoints([&*endpoint]))
-        .build()
+    mk_state().service("kube-system/dns/udp", |dns| dns.port(53).cluster_ip(VIP).endpoints([&*endpoint])).build()
 }
 
 /// Puts flows into the namespace's table.

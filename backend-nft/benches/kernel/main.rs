@@ -138,9 +138,10 @@ fn mixed(services: u32) -> NodeState {
         .map(|(n, key)| {
             // One in fifty is large.
             let len = if n % 50 == 0 { 20 + n % 181 } else { 1 + n % 17 };
-            let endpoints = addresses.by_ref().take(len).map(|address: u32| {
-                Endpoint::new(IpAddr::V4(address.into()), NonZeroU16::new(8080).unwrap())
-            });
+            let endpoints = addresses
+                .by_ref()
+                .take(len)
+                .map(|address: u32| Endpoint::new(IpAddr::V4(address.into()), NonZeroU16::new(8080).unwrap()));
             let pool = PoolId { key, class: PoolClass::Cluster, family: Family::V4 };
             Operation::ReplacePool { pool, endpoints: endpoints.collect() }
         })

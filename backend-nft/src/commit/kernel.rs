@@ -69,9 +69,7 @@ impl Kernel for Spoiler {
                 && how == Spoil::Element
             {
                 for element in list.iter_mut().filter(|element| element.front == POISON) {
-                    let Data::Verdict(Verdict::Pool(chain)) = &mut element.data else {
-                        panic!("{element:?}")
-                    };
+                    let Data::Verdict(Verdict::Pool(chain)) = &mut element.data else { panic!("{element:?}") };
                     chain.count = 9_999;
                 }
             }

@@ -28,9 +28,7 @@ fn vip(address: u32) -> Front {
 fn large(services: u32) -> NodeState {
     let mut state = synthetic(services, 3, Stack::V4);
     let urgent = mk_state()
-        .service("default/kubernetes", |api| {
-            api.port(443).cluster_ip("10.200.0.1").endpoints(["10.0.0.1:6443"])
-        })
+        .service("default/kubernetes", |api| api.port(443).cluster_ip("10.200.0.1").endpoints(["10.0.0.1:6443"]))
         .service("kube-system/kube-dns/udp", |dns| {
             dns.port(53).cluster_ip("10.200.0.10").endpoints(["10.0.0.2:53", "10.0.0.3:53"])
         })
@@ -157,10 +155,7 @@ async fn poison_spoils_no_part() {
 async fn an_urgent_one_that_is_refused_holds_up_nobody() {
     for explains in [Explains::Yes, Explains::No] {
         let kernel = Fake::default();
-        kernel.refuse(
-            [Front::Vip { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp }],
-            explains,
-        );
+        kernel.refuse([Front::Vip { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp }], explains);
         let applied = driver(&kernel).reconcile(&large(300)).await.unwrap();
         let failures: Vec<&str> = applied.failures.iter().map(|failure| &*failure.key.name).collect();
         assert_eq!(failures, ["kubernetes"], "{explains:?}");

@@ -82,9 +82,7 @@ pub(super) fn rules(
         .dnat_to(at.endpoint);
     let [endpoints, clients, live] = [endpoints, clients, live].map(Map::name);
     vec![
-        known.comment(format!(
-            "a known client: to its endpoint in @{clients}, if in @{live} (shown as the reply's)"
-        )),
+        known.comment(format!("a known client: to its endpoint in @{clients}, if in @{live} (shown as the reply's)")),
         unknown.comment(format!(
             "a new client: to one of {} in @{endpoints}, remembered (shown as the reply's)",
             pool.count

@@ -37,8 +37,7 @@ pub(crate) struct FixedChain {
 
 /// The table of a family.
 pub(crate) fn table(family: Family) -> Table {
-    Table::new(nft_family(family), "fairlead")
-        .comment("Kubernetes Services, kept by Fairlead: changes are undone")
+    Table::new(nft_family(family), "fairlead").comment("Kubernetes Services, kept by Fairlead: changes are undone")
 }
 
 /// The fixed part for a family on a node.
@@ -47,10 +46,7 @@ pub(crate) fn base(family: Family, options: &Options, node: &Node, cluster: &Clu
     let chains = vec![
         FixedChain {
             chain: Chain::regular(REJECT).comment("nobody serves this in the whole cluster"),
-            rules: vec![
-                Line::new(family).protocol(Protocol::Tcp).reset().end(),
-                Line::new(family).reject().end(),
-            ],
+            rules: vec![Line::new(family).protocol(Protocol::Tcp).reset().end(), Line::new(family).reject().end()],
         },
         policy_local(
             family,

@@ -107,11 +107,9 @@ impl PoolKind {
             Self::Pool | Self::ClusterIpPool | Self::MasqPool => {
                 affinity::Maps { endpoints: Map::AffineEndpoints, clients: Map::Affinity, live: Map::Live }
             }
-            Self::LocalPool | Self::ClusterIpLocalPool => affinity::Maps {
-                endpoints: Map::LocalAffineEndpoints,
-                clients: Map::Affinity,
-                live: Map::LocalLive,
-            },
+            Self::LocalPool | Self::ClusterIpLocalPool => {
+                affinity::Maps { endpoints: Map::LocalAffineEndpoints, clients: Map::Affinity, live: Map::LocalLive }
+            }
             Self::NodePortPool | Self::MasqNodePortPool => affinity::Maps {
                 endpoints: Map::NodePortAffineEndpoints,
                 clients: Map::NodePortAffinity,

@@ -5,8 +5,8 @@
 use agent::traffic::{Interface, NAME_BYTES};
 use ipnet::IpNet;
 use netlink::nft::{
-    CmpOp, CtKey, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind, PayloadBase,
-    Register, RejectWith, Rule, Verdict,
+    CmpOp, CtKey, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind, PayloadBase, Register,
+    RejectWith, Rule, Verdict,
 };
 use proto::model::{Family, Protocol};
 
@@ -137,8 +137,11 @@ impl Line {
     /// The first register has one of these bits.
     fn any_bit(self, mask: u32) -> Self {
         let (mask, zero) = (mask.to_ne_bytes(), 0u32.to_ne_bytes());
-        self.push(Expr::Bitwise { sreg: FIRST, dreg: FIRST, mask: mask.into(), xor: zero.into() })
-            .push(Expr::Cmp { sreg: FIRST, op: CmpOp::Neq, data: zero.into() })
+        self.push(Expr::Bitwise { sreg: FIRST, dreg: FIRST, mask: mask.into(), xor: zero.into() }).push(Expr::Cmp {
+            sreg: FIRST,
+            op: CmpOp::Neq,
+            data: zero.into(),
+        })
     }
 
     /// `ip daddr . meta l4proto . th dport @policy-local-vips`, or another set of what packets are addressed to.

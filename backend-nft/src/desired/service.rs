@@ -69,8 +69,7 @@ pub(crate) fn desired(
     orders: &Orders,
     node: &[IpAddr],
 ) -> Option<Desired> {
-    let fronts: Vec<_> =
-        fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
+    let fronts: Vec<_> = fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
     let restricted = fronts.iter().filter_map(|(front, _)| match front {
         Front::Vip { address, .. } => Some((*front, sources::allowed(&service.port, *address, node)?)),
         Front::NodePort { .. } | Front::Address(_) => None,
@@ -85,9 +84,7 @@ pub(crate) fn desired(
         fronts: fronts
             .into_iter()
             // With nothing anywhere, one rejection for everybody does.
-            .map(|(front, class)| {
-                (front, if nothing { EVERYBODY } else { dispatch(class, &service.port, masquerade) })
-            })
+            .map(|(front, class)| (front, if nothing { EVERYBODY } else { dispatch(class, &service.port, masquerade) }))
             .collect(),
         cluster: order::assign(&orders.cluster, &service.cluster[family]).into(),
         local: order::assign(&orders.local, &service.local[family]).into(),
@@ -152,12 +149,7 @@ impl Desired {
                 (Dispatch::PolicyLocal, FrontKind::NodePort) => {
                     self.places(to, *front, PoolKind::NodePortPool);
                     self.places(to, *front, PoolKind::NodePortLocalPool);
-                    to.push(Element {
-                        front: *front,
-                        map: Map::PolicyLocalNodePorts,
-                        index: 0,
-                        data: Data::None,
-                    });
+                    to.push(Element { front: *front, map: Map::PolicyLocalNodePorts, index: 0, data: Data::None });
                     to.push(self.verdict(*front, Map::ClusterNodePorts, PoolKind::NodePortPool));
                     to.push(self.verdict(*front, Map::LocalNodePorts, PoolKind::NodePortLocalPool));
                 }
@@ -174,22 +166,13 @@ impl Desired {
         let Ok(at) = self.restricted.binary_search_by_key(&front, |(front, _)| *front) else { return };
         to.push(Element { front, map: Map::Restricted, index: 0, data: Data::None });
         let ranges = self.restricted[at].1.iter();
-        to.extend(ranges.map(|range| Element {
-            front,
-            map: Map::SourceRanges,
-            index: 0,
-            data: Data::Range(*range),
-        }));
+        to.extend(ranges.map(|range| Element { front, map: Map::SourceRanges, index: 0, data: Data::Range(*range) }));
     }
 
     /// Appends those that other service ports may need as well, sorted: of its endpoints on this node, and of its cluster IP.
     pub(crate) fn shared(&self, to: &mut Vec<Element>) {
         to.extend(self.local.iter().map(|endpoint| Element {
-            front: Front::Vip {
-                address: endpoint.address,
-                port: endpoint.port.get(),
-                protocol: self.protocol,
-            },
+            front: Front::Vip { address: endpoint.address, port: endpoint.port.get(), protocol: self.protocol },
             map: Map::Hairpin,
             index: 0,
             data: Data::None,

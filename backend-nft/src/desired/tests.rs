@@ -42,13 +42,11 @@ const LOCAL: [&str; 1] = ["10.244.1.1:80"];
 
 #[test]
 fn cluster_ips_follow_the_internal_policy() {
-    let cluster =
-        service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).local_endpoints(LOCAL).external_local());
+    let cluster = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).local_endpoints(LOCAL).external_local());
     assert_eq!(dispatches(&cluster, Masquerade::UnlessPod), ["vips 10.96.0.1:80/tcp cluster-ip-pool-2"]);
     assert_eq!(dispatches(&cluster, Masquerade::Always), ["vips 10.96.0.1:80/tcp cluster-ip-pool-2"]);
     assert_eq!(dispatches(&cluster, Masquerade::Never), ["vips 10.96.0.1:80/tcp pool-2"]);
-    let local =
-        service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).local_endpoints(LOCAL).internal_local());
+    let local = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).local_endpoints(LOCAL).internal_local());
     assert_eq!(dispatches(&local, Masquerade::UnlessPod), ["vips 10.96.0.1:80/tcp cluster-ip-local-pool-1"]);
     assert_eq!(dispatches(&local, Masquerade::Never), ["vips 10.96.0.1:80/tcp local-pool-1"]);
 }
@@ -74,8 +72,7 @@ fn external_policy_cluster_masquerades() {
 fn external_policy_local_asks_where_a_packet_comes_from() {
     let web = |local: &'static [&'static str]| {
         service(move |web| {
-            let web =
-                web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").node_port(30080).external_local();
+            let web = web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").node_port(30080).external_local();
             web.endpoints(TWO).local_endpoints(local.iter().copied())
         })
     };
@@ -99,19 +96,11 @@ fn external_policy_local_asks_where_a_packet_comes_from() {
 #[test]
 fn with_nothing_anywhere_everything_is_rejected() {
     let web = service(|web| {
-        web.cluster_ip("10.96.0.1")
-            .external_ip("203.0.113.1")
-            .node_port(30080)
-            .external_local()
-            .internal_local()
+        web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").node_port(30080).external_local().internal_local()
     });
     assert_eq!(
         dispatches(&web, Masquerade::UnlessPod),
-        [
-            "vips 10.96.0.1:80/tcp reject",
-            "vips 203.0.113.1:80/tcp reject",
-            "nodeports node port 30080/tcp reject",
-        ]
+        ["vips 10.96.0.1:80/tcp reject", "vips 203.0.113.1:80/tcp reject", "nodeports node port 30080/tcp reject",]
     );
     let elsewhere = service(|web| web.cluster_ip("10.96.0.1").any_endpoints(Family::V4));
     assert_eq!(dispatches(&elsewhere, Masquerade::UnlessPod), ["vips 10.96.0.1:80/tcp drop"]);
@@ -120,10 +109,7 @@ fn with_nothing_anywhere_everything_is_rejected() {
 #[test]
 fn an_address_that_is_named_twice_is_one_front() {
     let web = service(|web| {
-        web.cluster_ip("10.96.0.1")
-            .external_ip("10.96.0.1")
-            .external_ip("203.0.113.1")
-            .load_balancer_ip("203.0.113.1")
+        web.cluster_ip("10.96.0.1").external_ip("10.96.0.1").external_ip("203.0.113.1").load_balancer_ip("203.0.113.1")
     });
     let classes: Vec<_> = fronts(&web.port, Family::V4).into_iter().map(|(_, class)| class).collect();
     assert_eq!(classes, [VipClass::ClusterIp, VipClass::External]);
@@ -140,13 +126,9 @@ fn a_restricted_vip_says_so_besides() {
         })
     };
     let of_lb = |lines: Vec<String>| -> Vec<String> {
-        lines
-            .into_iter()
-            .filter(|line| line.contains("restricted") || line.contains("source-ranges"))
-            .collect()
+        lines.into_iter().filter(|line| line.contains("restricted") || line.contains("source-ranges")).collect()
     };
-    let restricted =
-        ["restricted 203.0.113.1:80/tcp -", "source-ranges 203.0.113.1:80/tcp 10.0.0.0-11.255.255.255"];
+    let restricted = ["restricted 203.0.113.1:80/tcp -", "source-ranges 203.0.113.1:80/tcp 10.0.0.0-11.255.255.255"];
     assert_eq!(of_lb(dispatches(&lb(false), Masquerade::UnlessPod)), restricted);
     assert_eq!(of_lb(dispatches(&lb(true), Masquerade::UnlessPod)), restricted);
     let none = service(|lb| lb.load_balancer_ip("203.0.113.1").source_range("10.0.0.0/8"));
@@ -224,9 +206,8 @@ fn affinity_is_for_every_way_in() {
 
 #[test]
 fn affine_chains_lead_to_plain_ones() {
-    let path = |name: &str| -> Vec<String> {
-        PoolChain::parse(name).unwrap().path().map(|chain| chain.to_string()).collect()
-    };
+    let path =
+        |name: &str| -> Vec<String> { PoolChain::parse(name).unwrap().path().map(|chain| chain.to_string()).collect() };
     let [masked, affine, plain] = ["affine-masq-pool-2-60s", "affine-pool-2-60s", "pool-2"];
     assert_eq!(path(masked), [masked, affine, plain]);
     let rules = PoolChain::parse(affine).unwrap().rules(Family::V4, &traffic(LocalPods::Unknown));
@@ -314,9 +295,7 @@ fn pods_are_told_from_others() {
     };
     let go_on = "goto pool-2";
     let marking = |of: &str| {
-        format!(
-            "{of} meta mark set meta mark | 0x00004000 comment \"masquerade, unless from a pod\"; {go_on}"
-        )
+        format!("{of} meta mark set meta mark | 0x00004000 comment \"masquerade, unless from a pod\"; {go_on}")
     };
     assert_eq!(rules(LocalPods::Unknown, Family::V4), go_on);
     let pods = cluster_cidr(&["10.0.0.7/8", "10.0.0.0/8", "11.0.0.0/8"]);

@@ -181,9 +181,7 @@ impl Writer {
                 match verdict {
                     Verdict::Drop => nft::Verdict::Drop,
                     Verdict::Reject => nft::Verdict::goto(REJECT),
-                    Verdict::Pool(chain) => {
-                        nft::Verdict::goto(self.chains.get(chain).map_or("", |name| name))
-                    }
+                    Verdict::Pool(chain) => nft::Verdict::goto(self.chains.get(chain).map_or("", |name| name)),
                 },
             ),
         })

@@ -169,12 +169,7 @@ impl FakeTable {
 }
 
 impl State {
-    fn execute(
-        &self,
-        place: &mut Option<FakeTable>,
-        family: Family,
-        operation: &Operation,
-    ) -> Result<(), Refusal> {
+    fn execute(&self, place: &mut Option<FakeTable>, family: Family, operation: &Operation) -> Result<(), Refusal> {
         match operation {
             Operation::AddTable => drop(place.get_or_insert_default()),
             Operation::DeleteTable => ensure(place.take().is_some(), "no such table")?,
@@ -211,9 +206,7 @@ impl FakeTable {
             chains: self.chains.values().map(|(chain, _)| chain.clone()).collect(),
             sets: self.sets.values().cloned().collect(),
             rules: rules.collect(),
-            elements: elements
-                .map(|((map, front, index, _), data)| element(*map, *front, *index, *data))
-                .collect(),
+            elements: elements.map(|((map, front, index, _), data)| element(*map, *front, *index, *data)).collect(),
             foreign: Vec::new(),
         }
     }
@@ -231,9 +224,7 @@ impl FakeTable {
                 for named in names(rule) {
                     let known = match named {
                         Named::Set(set) => self.sets.contains_key(set),
-                        Named::Changed(set) => {
-                            self.sets.get(set).is_some_and(|set| set.flags.contains(SetFlags::EVAL))
-                        }
+                        Named::Changed(set) => self.sets.get(set).is_some_and(|set| set.flags.contains(SetFlags::EVAL)),
                         Named::Chain(chain) => self.chains.contains_key(chain),
                     };
                     ensure(known, &format!("rule in {name}: no {named:?}"))?;
@@ -259,10 +250,7 @@ impl FakeTable {
             Operation::AddElements(map, elements) => each(elements, |element| {
                 ensure(!poison(element), &format!("{} is poisonous", element.front))?;
                 ensure(self.sets.contains_key(map.name()), "no such set")?;
-                ensure(
-                    map.takes(&element.data) && map.kind() == FrontKind::of(&element.front),
-                    "of another shape",
-                )?;
+                ensure(map.takes(&element.data) && map.kind() == FrontKind::of(&element.front), "of another shape")?;
                 let target = leads_to(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
                 ensure(!self.overlaps(element), &format!("{element:?} overlaps"))?;
@@ -288,13 +276,12 @@ impl FakeTable {
 }
 
 /// Stops at the first that is refused, as the kernel does within a message.
-fn each(
-    elements: &Elements,
-    mut execute: impl FnMut(&Element) -> Result<(), Refusal>,
-) -> Result<(), Refusal> {
-    elements.list.iter().enumerate().try_for_each(|(index, element)| {
-        execute(element).map_err(|(_, reason)| (elements.owner(index), reason))
-    })
+fn each(elements: &Elements, mut execute: impl FnMut(&Element) -> Result<(), Refusal>) -> Result<(), Refusal> {
+    elements
+        .list
+        .iter()
+        .enumerate()
+        .try_for_each(|(index, element)| execute(element).map_err(|(_, reason)| (elements.owner(index), reason)))
 }
 
 fn ensure(condition: bool, reason: &str) -> Result<(), Refusal> {

@@ -180,18 +180,10 @@ impl Worker {
     }
 
     /// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other ones.
-    fn lookup(
-        &mut self,
-        family: Family,
-        map: Map,
-        expected: &Expected,
-        listing: &mut Listing,
-    ) -> Result<bool> {
+    fn lookup(&mut self, family: Family, map: Map, expected: &Expected, listing: &mut Listing) -> Result<bool> {
         let (len, table) = (expected.len(family, map), self.names.table(family));
         let count = |handle: &mut Handle| handle.count(table, map.name());
-        if len < MIN_LOOKED_UP
-            || count(&mut self.handle).context("count elements")? != u32::try_from(len).ok()
-        {
+        if len < MIN_LOOKED_UP || count(&mut self.handle).context("count elements")? != u32::try_from(len).ok() {
             return Ok(false);
         }
         let (keys, known) = (expected.keys(family, map), listing.elements.len());

@@ -103,12 +103,10 @@ impl Stage {
     ) -> (Vec<Operation>, Delta) {
         let mut delta = self.delta(refs, &repairs.pools, sweep);
         let ahead = self.ahead.iter().filter(|chain| !refs.chains.contains_key(chain));
-        let ahead: Vec<_> =
-            ahead.filter(|chain| delta.chains.iter().all(|(other, _)| other != *chain)).collect();
+        let ahead: Vec<_> = ahead.filter(|chain| delta.chains.iter().all(|(other, _)| other != *chain)).collect();
         delta.chains.extend(ahead.into_iter().map(|chain| (*chain, Some(0))));
         let Repairs { first, mut pools, leftovers: _, foreign, rules, last } = repairs;
-        let made =
-            delta.chains.iter().filter(|(chain, count)| count.is_some() && !refs.chains.contains_key(chain));
+        let made = delta.chains.iter().filter(|(chain, count)| count.is_some() && !refs.chains.contains_key(chain));
         let made: Vec<PoolChain> = made.map(|(chain, _)| *chain).collect();
         let gone = delta.chains.iter().filter(|(_, count)| count.is_none());
         let mut gone: Vec<PoolChain> = gone.map(|(chain, _)| *chain).collect();
@@ -120,8 +118,7 @@ impl Stage {
         operations.extend(made.iter().map(|chain| Operation::AddChain(Chain::regular(chain.to_string()))));
         operations.extend(pools.iter().map(|chain| Operation::FlushChain(chain.to_string())));
         for map in Map::ALL {
-            let foreign: Vec<_> =
-                foreign.iter().filter(|(of, _)| *of == map).map(|(_, key)| key.clone()).collect();
+            let foreign: Vec<_> = foreign.iter().filter(|(of, _)| *of == map).map(|(_, key)| key.clone()).collect();
             operations.extend((!foreign.is_empty()).then_some(Operation::DeleteForeign(map, foreign)));
             let gone = std::mem::take(&mut self.gone[map as usize]);
             operations.extend((!gone.list.is_empty()).then_some(Operation::DeleteElements(map, gone)));
@@ -165,11 +162,7 @@ impl Stage {
 }
 
 /// Deletes chains that nobody needs: those that do not do what they should, and all of them when they have become too many.
-fn delete_idle(
-    before: &BTreeMap<PoolChain, u32>,
-    broken: &[PoolChain],
-    changes: &mut Vec<(PoolChain, Option<u32>)>,
-) {
+fn delete_idle(before: &BTreeMap<PoolChain, u32>, broken: &[PoolChain], changes: &mut Vec<(PoolChain, Option<u32>)>) {
     let mut counts: BTreeMap<PoolChain, u32> = before.clone();
     counts.extend(changes.iter().map(|(chain, count)| (*chain, count.unwrap_or(0))));
     counts.retain(|_, count| *count == 0);

@@ -62,8 +62,7 @@ async fn sizes(kernel: &Fake, state: &NodeState) -> Vec<String> {
 async fn chains_of_earlier_sizes_stay_for_a_while() {
     let (kernel, sized) = (Fake::default(), |size: u8| {
         let endpoints: Vec<_> = (1..=size).map(|n| format!("10.244.1.{n}:80")).collect();
-        let web =
-            |web: ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.iter().map(String::as_str));
+        let web = |web: ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.iter().map(String::as_str));
         mk_state().service("default/web", web).build()
     });
     let (mut driver, mut state) = (driver(&kernel), sized(1));
@@ -134,9 +133,7 @@ async fn a_change_of_one_endpoint_writes_a_handful() {
     // A second service with as many keeps the chains.
     let mut state = mk_state()
         .service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints))
-        .service("default/two", |two| {
-            two.cluster_ip("10.96.0.2").endpoints(["10.244.1.7:80", "10.244.1.8:80"])
-        })
+        .service("default/two", |two| two.cluster_ip("10.96.0.2").endpoints(["10.244.1.7:80", "10.244.1.8:80"]))
         .service("default/three", |three| three.cluster_ip("10.96.0.3").endpoints(endpoints))
         .build();
     driver.reconcile(&state).await.unwrap();
@@ -161,9 +158,7 @@ async fn a_pool_that_outgrows_its_map_moves() {
     let mut driver = driver(&kernel);
     let endpoints: Vec<String> = (1..=16).map(|n| format!("10.244.1.{n}:80")).collect();
     let mut state = mk_state()
-        .service("default/web", |web| {
-            web.cluster_ip("10.96.0.1").endpoints(endpoints.iter().map(String::as_str))
-        })
+        .service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints.iter().map(String::as_str)))
         .build();
     driver.reconcile(&state).await.unwrap();
     let before = kernel.tables();
@@ -219,9 +214,8 @@ async fn an_endpoint_that_leaves_is_in_the_pool_no_more() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let endpoints = ["10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80"];
-    let mut state = mk_state()
-        .service("default/web", |web| web.cluster_ip("10.96.0.1").affinity(60).endpoints(endpoints))
-        .build();
+    let mut state =
+        mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").affinity(60).endpoints(endpoints)).build();
     driver.reconcile(&state).await.unwrap();
     let changes = apply(&mut state, [pool_change(&[], &["10.244.1.1:80"])]);
     driver.apply(&state, &changes).await.unwrap();
@@ -238,12 +232,8 @@ async fn a_contested_vip_goes_to_the_first_and_on_to_the_next() {
     let mut driver = driver(&kernel);
     let both = |a: &str, b: &str| {
         mk_state()
-            .service("x/a", |service| {
-                service.cluster_ip("10.96.0.1").external_ip(a).endpoints(["10.244.1.1:80"])
-            })
-            .service("x/b", |service| {
-                service.cluster_ip("10.96.0.2").external_ip(b).endpoints(["10.244.1.2:80"])
-            })
+            .service("x/a", |service| service.cluster_ip("10.96.0.1").external_ip(a).endpoints(["10.244.1.1:80"]))
+            .service("x/b", |service| service.cluster_ip("10.96.0.2").external_ip(b).endpoints(["10.244.1.2:80"]))
             .build()
     };
     let mut state = both("203.0.113.9", "203.0.113.1");
@@ -288,9 +278,7 @@ async fn ports_share_a_cluster_ip() {
     let mut state = with(&[]);
     driver.reconcile(&state).await.unwrap();
     // A VIP that is refused, and the address.
-    for (ports, writes) in
-        [(&["dns/tcp", "dns/udp"][..], 2 + 1), (&["dns/udp"], 1), (&["dns/sctp"], 2), (&[], 1 + 1)]
-    {
+    for (ports, writes) in [(&["dns/tcp", "dns/udp"][..], 2 + 1), (&["dns/udp"], 1), (&["dns/sctp"], 2), (&[], 1 + 1)] {
         let changes = agent::testing::transition(&mut state, &with(ports));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ports:?}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ports:?}");
@@ -398,9 +386,7 @@ async fn another_node_address_changes_who_may_use_a_vip() {
     let mut state = on("192.168.1.1");
     driver.reconcile(&state).await.unwrap();
     // With other rules for node ports: flush, and the rules of the chain in each family that has the address.
-    for (address, elements) in
-        [("192.168.1.2", 0), ("192.168.2.1", 1), ("192.168.2.2", 0), ("192.168.1.1", 1)]
-    {
+    for (address, elements) in [("192.168.1.2", 0), ("192.168.2.1", 1), ("192.168.2.2", 0), ("192.168.1.1", 1)] {
         let changes = agent::testing::transition(&mut state, &on(address));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4 + elements, "{address}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
@@ -411,9 +397,8 @@ async fn another_node_address_changes_who_may_use_a_vip() {
 async fn drift_is_noticed_by_apply_and_repaired() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
-    let mut state = mk_state()
-        .service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(["10.244.1.1:80"]))
-        .build();
+    let mut state =
+        mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(["10.244.1.1:80"])).build();
     driver.reconcile(&state).await.unwrap();
     kernel.tamper(|elements| elements.retain(|(map, ..), _| *map != Map::Endpoints));
     let changes = apply(&mut state, [pool_change(&[], &["10.244.1.1:80"])]);
@@ -428,9 +413,6 @@ fn owners_are_found_by_element() {
     for owner in [None, Some(3), Some(3), Some(5)] {
         elements.push(Element { front, map: Map::NodePorts, index: 0, data: Data::None }, owner);
     }
-    assert_eq!(
-        [0, 1, 2, 3, 9].map(|index| elements.owner(index)),
-        [None, Some(3), Some(3), Some(5), Some(5)]
-    );
+    assert_eq!([0, 1, 2, 3, 9].map(|index| elements.owner(index)), [None, Some(3), Some(3), Some(5), Some(5)]);
     assert_eq!(Elements::default().owner(0), None);
 }

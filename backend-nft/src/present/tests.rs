@@ -21,8 +21,7 @@ fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
 fn present(elements: Vec<Element>) -> (Present, PerFamily<Repairs>) {
     let options = agent::traffic::Options::default();
     let node = proto::model::Node::unknown("node");
-    let base =
-        PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &Cluster::default()));
+    let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &Cluster::default()));
     let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
     let listings = PerFamily { v4, v6: Listing::default() };
     Present::new(listings, &base, &options.traffic(&node), |_, found| *found != front(9))
@@ -51,8 +50,7 @@ fn places_are_taken_over_from_the_first_front_that_has_any() {
 
 #[test]
 fn an_absurd_place_is_not_taken_over() {
-    let (present, _) =
-        present(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
+    let (present, _) = present(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
     assert_eq!(places(&present.orders(Family::V4, [front(2)].iter()).cluster), [5]);
 }
 

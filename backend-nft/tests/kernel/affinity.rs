@@ -146,8 +146,7 @@ fn fill() {
     let mut handle = Handle::open().unwrap();
     let table = handle.tables(netlink::nft::Family::Ip).unwrap().remove(0);
     let affinity = handle.sets(&table).unwrap().into_iter().find(|set| set.name == "affinity").unwrap();
-    let key =
-        |client| Fields::new().addr([10, 96, 0, 9]).proto(17).port(80).addr(Ipv4Addr::from_bits(client));
+    let key = |client| Fields::new().addr([10, 96, 0, 9]).proto(17).port(80).addr(Ipv4Addr::from_bits(client));
     let keys: Vec<Fields> = (1..=affinity.size.unwrap()).map(key).collect();
     let endpoint = Fields::new().mark(0).addr([10, 244, 1, 1]).port(8080);
     let timeout = Some(Duration::from_secs(3600));

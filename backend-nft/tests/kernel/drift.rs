@@ -52,14 +52,12 @@ fn sorted(listing: &str) -> Vec<&str> {
 fn an_element_that_was_deleted_or_added_or_changed() {
     run(|| async {
         repaired_after("delete element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 1 }", 1).await;
-        repaired_after("delete element ip fairlead hairpin { 10.244.1.1 . 10.244.1.1 . tcp . 8080 }", 1)
-            .await;
+        repaired_after("delete element ip fairlead hairpin { 10.244.1.1 . 10.244.1.1 . tcp . 8080 }", 1).await;
         repaired_after("delete element ip fairlead cluster-ips { 10.96.0.1 }", 1).await;
         repaired_after("add element ip fairlead cluster-ips { 10.96.0.3 }", 1).await;
         repaired_after("add element ip fairlead vips { 1.2.3.4 . udp . 53 : drop }", 1).await;
         repaired_after("add element ip fairlead vips { 1.2.3.4 . udp . 53 : accept }", 1).await;
-        repaired_after("add element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 7 : 10.0.0.1 . 1 }", 1)
-            .await;
+        repaired_after("add element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 7 : 10.0.0.1 . 1 }", 1).await;
         repaired_after(
             "delete element ip fairlead vips { 10.96.0.1 . tcp . 80 } ; \
              add element ip fairlead vips { 10.96.0.1 . tcp . 80 : jump pool-2 }",

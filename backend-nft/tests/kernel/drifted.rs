@@ -144,9 +144,7 @@ fn packets_are_no_drift() {
         nft("add set ip other seen { type ipv4_addr ; flags dynamic, timeout ; timeout 1m ; }");
         nft("add chain ip other out { type filter hook output priority 0 ; }");
         nft("add rule ip other out add @seen { ip daddr }");
-        assert!(
-            std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success()
-        );
+        assert!(std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
         assert_quiet(&mut backend).await;
         let mut monitor = Monitor::open().unwrap();
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -12,8 +12,7 @@ fn a_large_map_is_found_as_it_is() {
         let state = synthetic(2_500, 10, Stack::Dual);
         assert!(reconcile(&state).await.writes > 50_000);
         assert_eq!(reconcile(&state).await.writes, 0);
-        let element =
-            |place: &str| format!("element ip fairlead endpoints {{ 10.96.0.9 . tcp . 80 . {place} }}");
+        let element = |place: &str| format!("element ip fairlead endpoints {{ 10.96.0.9 . tcp . 80 . {place} }}");
         let foreign = element("77 : 192.0.2.1 . 80");
         for (changes, writes) in [
             (&["delete", &element("3")][..], 1),

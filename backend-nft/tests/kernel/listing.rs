@@ -33,8 +33,7 @@ fn state() -> NodeState {
             dns.internal_local().endpoints(["10.244.2.3:53"])
         })
         .service("default/sticky", |sticky| {
-            let sticky =
-                sticky.cluster_ip("10.96.0.4").cluster_ip("fd00:96::4").node_port(30081).affinity(60);
+            let sticky = sticky.cluster_ip("10.96.0.4").cluster_ip("fd00:96::4").node_port(30081).affinity(60);
             let sticky = sticky.load_balancer_ip("203.0.113.4").external_local();
             sticky
                 .endpoints(["10.244.1.4:8080", "10.244.2.4:8080", "[fd00:244:2::4]:8080"])

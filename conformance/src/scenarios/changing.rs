@@ -52,8 +52,7 @@ pub(super) async fn deltas(script: &mut Script<'_>) -> Played {
     let endpoint = |number| samples::endpoint(Family::V4, number);
     let pool = |class| samples::pool(&web, class, Family::V4);
     let terminating = proto::model::Endpoint { terminating: true, ..endpoint(1) };
-    let change =
-        |class, add: Vec<_>, remove: Vec<_>| Operation::ChangePool { pool: pool(class), add, remove };
+    let change = |class, add: Vec<_>, remove: Vec<_>| Operation::ChangePool { pool: pool(class), add, remove };
     let mut port = samples::port(&web, 1);
     port.port = port.port.saturating_add(1);
     let unknown = samples::key("unknown", Protocol::Tcp);
@@ -64,10 +63,7 @@ pub(super) async fn deltas(script: &mut Script<'_>) -> Played {
         ("replace_pool", vec![samples::replace(&web, PoolClass::Cluster, Family::V4, &[endpoint(12)])]),
         ("put_service_port of one that is there", vec![Operation::PutServicePort(port)]),
         ("remove_service_port", vec![Operation::RemoveServicePort(dns.clone())]),
-        (
-            "put_service_port after a removal, without pools",
-            vec![Operation::PutServicePort(samples::port(&dns, 2))],
-        ),
+        ("put_service_port after a removal, without pools", vec![Operation::PutServicePort(samples::port(&dns, 2))]),
         (
             "change_pool of one that is unknown",
             vec![samples::replace(&unknown, PoolClass::Cluster, Family::V4, &[endpoint(1)])],

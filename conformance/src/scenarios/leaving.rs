@@ -54,9 +54,7 @@ pub(super) async fn reconnect(script: &mut Script<'_>) -> Played {
         let (_, since) = script.connect_at().await?;
         let gap = since.saturating_duration_since(ended);
         if gap + COARSE < SHORTEST_BACKOFF {
-            return broken(format!(
-                "connected again {gap:?} after an error: {SHORTEST_BACKOFF:?} is the least"
-            ));
+            return broken(format!("connected again {gap:?} after an error: {SHORTEST_BACKOFF:?} is the least"));
         }
         waited.push(format!("{gap:.1?}"));
     }

@@ -44,8 +44,7 @@ pub(super) async fn another_frontend(script: &mut Script<'_>) -> Played {
     script.end().await;
     script.become_another();
     let hello = script.connect().await?;
-    let other =
-        script.state.clone().with(&[Operation::RemoveServicePort(samples::key("web", Protocol::Tcp))]);
+    let other = script.state.clone().with(&[Operation::RemoveServicePort(samples::key("web", Protocol::Tcp))]);
     script.rebuild(&hello, other).await?;
     let how = if hello.digests.is_some() { "by digests" } else { "by snapshots" };
     Ok(format!("followed two others, {how}"))

@@ -54,9 +54,7 @@ impl Script<'_> {
         match self.held {
             Some(held) if held == (epoch, revision) => {}
             Some((_, held)) => {
-                return broken(format!(
-                    "says in Hello that it holds revision {revision}, but it has acked {held}"
-                ));
+                return broken(format!("says in Hello that it holds revision {revision}, but it has acked {held}"));
             }
             None => {
                 return broken(format!("says in Hello that it holds revision {revision}, but acked nothing"));
@@ -94,10 +92,7 @@ impl Script<'_> {
         (self.acked, self.held) = (Some(revision), Some((self.epoch, revision)));
         let took = self.sent.elapsed();
         if ack.apply_time > took + APPLY_SLACK {
-            return broken(format!(
-                "says that applying took {:?}, {took:?} after the commit was sent",
-                ack.apply_time
-            ));
+            return broken(format!("says that applying took {:?}, {took:?} after the commit was sent", ack.apply_time));
         }
         if let Some(failure) = ack.failures.iter().find(|failure| !self.state.has(&failure.key)) {
             return broken(format!("could not program {}, of which it was told nothing", failure.key));

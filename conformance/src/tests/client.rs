@@ -7,8 +7,8 @@ use proto::{
     digest::{Digest, Digests},
     encoded::{EncodedMessage, of_client},
     model::{
-        Ack, Batch, ClientEvent, Epoch, Failure, FailureKind, Hello, Mode, Operation, Protocol, Revision,
-        Role, ServerEvent, ServicePortKey, SourceVersion,
+        Ack, Batch, ClientEvent, Epoch, Failure, FailureKind, Hello, Mode, Operation, Protocol, Revision, Role,
+        ServerEvent, ServicePortKey, SourceVersion,
     },
     v1,
 };
@@ -132,8 +132,7 @@ impl Client {
                 self.greet(&say);
                 second.ready().await.ok()?;
                 let path = PathAndQuery::from_static("/fairlead.v1.Fairlead/Watch");
-                let _open =
-                    second.streaming(Request::new(UnboundedReceiverStream::new(said)), path, Raw).await;
+                let _open = second.streaming(Request::new(UnboundedReceiverStream::new(said)), path, Raw).await;
                 // Both stay open.
                 std::mem::forget((say, _open));
             }
@@ -229,8 +228,7 @@ impl Client {
         if is_other && self.fault != Fault::IgnoresBase {
             return None;
         }
-        let resets =
-            batch.operations.iter().filter(|operation| matches!(operation, Operation::ResetBucket(_)));
+        let resets = batch.operations.iter().filter(|operation| matches!(operation, Operation::ResetBucket(_)));
         if self.fault == Fault::OnlyOneSnapshot && self.base.is_some() && resets.count() > 1 {
             return None;
         }

@@ -120,8 +120,7 @@ pub fn clients_outlive_backends(backend: Backend) {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         deployment.stop_backends(signal);
         assert_eq!(ask_vip(deployment.cluster()), homes, "while there is none");
-        let mut monitors =
-            deployment.cluster().nodes().iter().map(|node| deployment.monitor(node)).collect::<Vec<_>>();
+        let mut monitors = deployment.cluster().nodes().iter().map(|node| deployment.monitor(node)).collect::<Vec<_>>();
         deployment.start_backends();
         deployment.settle();
         for monitor in &mut monitors {
@@ -191,8 +190,7 @@ fn ask(cluster: &Cluster, to: SocketAddr) -> Homes {
 #[track_caller]
 fn ask_as_outsiders(cluster: &Cluster, to: SocketAddr) -> Homes {
     let mut homes = Homes::new();
-    for source in (1..=plan::CLIENT_SOURCES).map(|number| plan::client_source(number).ip(Family::of(to.ip())))
-    {
+    for source in (1..=plan::CLIENT_SOURCES).map(|number| plan::client_source(number).ip(Family::of(to.ip()))) {
         ask_as(&mut homes, &source.to_string(), &outsider(cluster, source), to);
     }
     homes

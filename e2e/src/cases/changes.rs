@@ -138,9 +138,7 @@ pub fn services_come_and_go(backend: Backend) {
         assert_nobody(&client, Family::BOTH.map(vip));
         deployment.apply(&other);
         for family in Family::BOTH {
-            Protocol::ALL
-                .into_iter()
-                .for_each(|protocol| assert_pods(&client, protocol, vip(family), &["pod-b-2"]));
+            Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), &["pod-b-2"]));
         }
         deployment.delete(&other);
     }

@@ -98,13 +98,7 @@ fn take_unallocated(cluster: &Cluster) {
 }
 
 /// From a pod of node-a, from node-a itself, and from outside through node-a.
-fn checks(
-    cluster: &Cluster,
-    protocols: &[Protocol],
-    to: DualStack,
-    port: u16,
-    expected: &Expected,
-) -> Vec<Check> {
+fn checks(cluster: &Cluster, protocols: &[Protocol], to: DualStack, port: u16, expected: &Expected) -> Vec<Check> {
     let clients = [
         ("pod-a-3", cluster.pod("pod-a-3").client()),
         ("node-a", cluster.node('a').client()),

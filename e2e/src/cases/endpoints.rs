@@ -103,9 +103,7 @@ pub fn draining_endpoints_are_the_last_resort(backend: Backend) {
     let service = web(1);
     let states = |cluster: &Cluster, states: [State; 4]| {
         let pods = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"].map(|name| cluster.pod(name));
-        service
-            .clone()
-            .endpoints(pods.into_iter().zip(states).map(|(pod, state)| Endpoint::of(pod).state(state)))
+        service.clone().endpoints(pods.into_iter().zip(states).map(|(pod, state)| Endpoint::of(pod).state(state)))
     };
     let steps: [([State; 4], &[&str]); 6] = [
         ([Ready, NotReady, Draining, Terminating], &["pod-a-1"]),
@@ -197,12 +195,7 @@ fn assert_everywhere(deployment: &Deployment, number: u8, expected: &[&[&str]; 2
             for protocol in Protocol::ALL {
                 let client = node.pod(3).client();
                 if expected.is_empty() {
-                    assert_eq!(
-                        client.ask(protocol, to),
-                        Err(Failure::Refused),
-                        "{protocol} {to} on {}",
-                        node.name
-                    );
+                    assert_eq!(client.ask(protocol, to), Err(Failure::Refused), "{protocol} {to} on {}", node.name);
                 } else {
                     assert_pods(&client, protocol, to, expected);
                 }

@@ -66,9 +66,7 @@ impl Check {
         let seen = match &self.expected {
             Expected::Answers(expected) => self.answers(expected),
             Expected::Refused => seen_once(self.client.ask(self.protocol, self.to)),
-            Expected::Dropped => {
-                seen_once(self.client.clone().with_deadline(SILENCE).ask(self.protocol, self.to))
-            }
+            Expected::Dropped => seen_once(self.client.clone().with_deadline(SILENCE).ask(self.protocol, self.to)),
         };
         let right = seen.as_ref().is_ok_and(|seen| *seen == self.expected);
         let seen = seen.map_or_else(|failure| failure.to_string(), |seen| seen.to_string());
@@ -137,8 +135,7 @@ pub(super) fn assert_answers(client: &Client, to: impl IntoIterator<Item = Socke
 pub(super) fn assert_nobody(client: &Client, to: impl IntoIterator<Item = SocketAddr>) {
     let client = &client.clone().with_deadline(SHORT_SILENCE);
     let asked = thread::scope(|scope| {
-        let ask =
-            |to| Protocol::ALL.map(|protocol| scope.spawn(move || (protocol, to, client.ask(protocol, to))));
+        let ask = |to| Protocol::ALL.map(|protocol| scope.spawn(move || (protocol, to, client.ask(protocol, to))));
         let asking = to.into_iter().flat_map(ask).collect::<Vec<_>>();
         asking.into_iter().map(|asking| asking.join().expect("a client does not panic")).collect::<Vec<_>>()
     });

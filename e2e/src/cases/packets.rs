@@ -144,8 +144,7 @@ pub fn node_port_with_interface_prefix(backend: Backend) {
 
 const NODE_CIDR: [&str; 2] = ["--detect-local-mode", "NodeCIDR"];
 const BRIDGE: [&str; 4] = ["--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "pod-a-3"];
-const PREFIX: [&str; 4] =
-    ["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "pod-a-"];
+const PREFIX: [&str; 4] = ["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "pod-a-"];
 
 fn own_pods(backend: Backend, arguments: &[&str]) -> DeploymentBuilder {
     let builder = Deployment::builder(backend).without_cluster_cidr();
@@ -228,10 +227,7 @@ impl Table<'_> {
                     for family in Family::BOTH {
                         for protocol in Protocol::ALL {
                             checks.push(Check {
-                                what: format!(
-                                    "{:?}, {policy:?}, from {source:?}, endpoints {pool:?}",
-                                    self.vip
-                                ),
+                                what: format!("{:?}, {policy:?}, from {source:?}, endpoints {pool:?}", self.vip),
                                 client: self.client(source),
                                 protocol,
                                 to: self.address(number(policy, pool), family),

@@ -61,8 +61,7 @@ pub fn draining_endpoints_are_the_last_resort_for_external_traffic(backend: Back
         let checks = external(cluster, 1).into_iter().flat_map(|to| {
             let seen = plan::OUTSIDE.ip(Family::of(to.ip()));
             let answers = from_outside.iter().map(|pod| ((*pod).to_owned(), seen)).collect();
-            let expected =
-                if from_outside.is_empty() { Expected::Dropped } else { Expected::Answers(answers) };
+            let expected = if from_outside.is_empty() { Expected::Dropped } else { Expected::Answers(answers) };
             Protocol::ALL.map(|protocol| Check {
                 what: format!("from outside, {states:?}"),
                 client: cluster.client(),
@@ -88,11 +87,9 @@ pub fn nodes_are_endpoints_too(backend: Backend) {
     let (both, only_b) = (service(1).endpoints([node_a, node_b.clone()]), service(1).endpoints([node_b]));
     let local = both.clone().internal_policy(Policy::Local).external_policy(Policy::Local);
     let all = &["node-a", "node-b"][..];
-    for (service, on_a, on_b, from_outside) in [
-        (both, all, all, all),
-        (only_b, &all[1..], &all[1..], &all[1..]),
-        (local, &all[..1], &all[1..], &all[..1]),
-    ] {
+    for (service, on_a, on_b, from_outside) in
+        [(both, all, all, all), (only_b, &all[1..], &all[1..], &all[1..]), (local, &all[..1], &all[1..], &all[..1])]
+    {
         deployment.apply(&service);
         let cluster = deployment.cluster();
         for (node, expected) in cluster.nodes().iter().zip([on_a, on_b]) {
@@ -108,8 +105,7 @@ pub fn nodes_are_endpoints_too(backend: Backend) {
 /// A service with each kind of VIP.
 fn service(number: u8) -> Service {
     let service = Service::new(&format!("web-{number}")).cluster_ip(plan::cluster_ip(number));
-    let service =
-        service.external_ip(plan::external_ip(number)).load_balancer_ip(plan::load_balancer_ip(number));
+    let service = service.external_ip(plan::external_ip(number)).load_balancer_ip(plan::load_balancer_ip(number));
     service.port_all(PORT, 8080).node_port(NODE_PORT + u16::from(number))
 }
 

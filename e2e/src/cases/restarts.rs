@@ -61,9 +61,7 @@ pub fn changes_wait_for_the_frontend(backend: Backend) {
     deployment.start_frontend();
     deployment.settle();
     for family in Family::BOTH {
-        Protocol::ALL
-            .into_iter()
-            .for_each(|protocol| assert_pods(&client, protocol, vip(family), &["pod-b-1"]));
+        Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), &["pod-b-1"]));
     }
 }
 
@@ -120,8 +118,7 @@ pub fn a_rebooted_node_comes_up_alone(backend: Backend) {
 #[track_caller]
 fn run(backend: Backend, part: Part, signal: Signal) {
     let mut deployment = Deployment::start(backend, services);
-    let mut monitors =
-        deployment.cluster().nodes().iter().map(|node| deployment.monitor(node)).collect::<Vec<_>>();
+    let mut monitors = deployment.cluster().nodes().iter().map(|node| deployment.monitor(node)).collect::<Vec<_>>();
     let traffic = Traffic::start(deployment.cluster());
 
     match part {
@@ -181,12 +178,8 @@ impl Traffic {
     /// Lets it run for a while.
     #[track_caller]
     fn wait(&self) {
-        self.churns
-            .iter()
-            .for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, PATIENCE), "{:?}", churn.report()));
-        self.streams
-            .iter()
-            .for_each(|stream| assert!(stream.wait_echoes(3, PATIENCE), "{:?}", stream.report()));
+        self.churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, PATIENCE), "{:?}", churn.report()));
+        self.streams.iter().for_each(|stream| assert!(stream.wait_echoes(3, PATIENCE), "{:?}", stream.report()));
     }
 
     /// Nothing was lost, and nobody came to another endpoint.
@@ -206,8 +199,7 @@ impl Traffic {
 
 fn services(cluster: &Cluster) -> Vec<Service> {
     let local = Service::new("local").cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080).node_port(30_080);
-    let local =
-        local.external_ip(plan::external_ip(2)).internal_policy(Policy::Local).external_policy(Policy::Local);
+    let local = local.external_ip(plan::external_ip(2)).internal_policy(Policy::Local).external_policy(Policy::Local);
     vec![
         web(cluster, &PODS),
         local.pods(PODS.map(|name| cluster.pod(name))),

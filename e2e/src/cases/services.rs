@@ -109,8 +109,7 @@ pub fn services_of_one_family(backend: Backend) {
         let of = |number: u8, family| {
             let address = plan::cluster_ip(number).ip(family);
             let service = Service::new(&format!("web-{number}")).single_stack(address).port_all(PORT, 8080);
-            let service =
-                service.node_port(NODE_PORT + u16::from(number)).external_ip(plan::external_ip(number));
+            let service = service.node_port(NODE_PORT + u16::from(number)).external_ip(plan::external_ip(number));
             service.pods([cluster.pod("pod-a-1")])
         };
         vec![of(1, Family::V4), of(2, Family::V6)]
@@ -196,9 +195,7 @@ pub fn protocols_are_independent(backend: Backend) {
     let check = |deployment: &Deployment, gone: Option<Protocol>| {
         let cluster = deployment.cluster();
         let client = cluster.pod("pod-a-3").client();
-        for (protocol, pod) in
-            Protocol::ALL.into_iter().zip(pods).filter(|(protocol, _)| Some(*protocol) != gone)
-        {
+        for (protocol, pod) in Protocol::ALL.into_iter().zip(pods).filter(|(protocol, _)| Some(*protocol) != gone) {
             for to in Family::BOTH.into_iter().flat_map(|family| ways(cluster, family).into_iter().skip(1)) {
                 assert_pods(&client, protocol, to, &[pod]);
             }
@@ -219,8 +216,7 @@ pub fn ports_are_independent(backend: Backend) {
     let builder = Deployment::builder(backend).cluster(Cluster::builder().ports(&[8080, 9090]));
     let deployment = builder.start(|cluster| {
         let service = Service::new("web").cluster_ip(plan::cluster_ip(1));
-        let service =
-            targets.into_iter().fold(service, |service, (port, target)| service.port_all(port, target));
+        let service = targets.into_iter().fold(service, |service, (port, target)| service.port_all(port, target));
         vec![service.pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])]
     });
     let client = deployment.cluster().pod("pod-a-3").client();
@@ -228,8 +224,7 @@ pub fn ports_are_independent(backend: Backend) {
         for family in Family::BOTH {
             for protocol in Protocol::ALL {
                 let to = SocketAddr::new(plan::cluster_ip(1).ip(family), port);
-                let reply =
-                    client.ask(protocol, to).unwrap_or_else(|error| panic!("{protocol} {to}: {error}"));
+                let reply = client.ask(protocol, to).unwrap_or_else(|error| panic!("{protocol} {to}: {error}"));
                 assert_eq!(reply.endpoint.port(), target, "{protocol} {to}");
             }
         }
@@ -280,9 +275,8 @@ pub fn a_service_is_made_anew(backend: Backend) {
     let addresses = |number| Family::BOTH.map(|family| vip(plan::cluster_ip(number), family));
     let ways = Family::BOTH.map(|family| ways(deployment.cluster(), family));
     let inside = addresses(1).map(|to| client.stream(Protocol::Tcp, to, INTERVAL));
-    let streams = inside
-        .into_iter()
-        .chain(ways.into_iter().flatten().map(|to| outside.stream(Protocol::Tcp, to, INTERVAL)));
+    let streams =
+        inside.into_iter().chain(ways.into_iter().flatten().map(|to| outside.stream(Protocol::Tcp, to, INTERVAL)));
     let streams = streams.map(|stream| stream.expect("a connection")).collect::<Vec<_>>();
 
     deployment.delete(&old);

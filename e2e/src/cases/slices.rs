@@ -32,8 +32,7 @@ pub fn slices_add_up(backend: Backend) {
     apply(&[&[&a1], &[]]);
     assert_answers(&client, vips(), &["pod-a-1"]);
     let churns = vips().map(|vip| client.churn(Protocol::Tcp, vip, PER_SECOND, PATIENCE * 3));
-    let moves: [&[&[&Endpoint]]; 4] =
-        [&[&[&a1], &[&a1]], &[&[], &[&a1]], &[&[&a1], &[]], &[&[], &[], &[&a1]]];
+    let moves: [&[&[&Endpoint]]; 4] = [&[&[&a1], &[&a1]], &[&[], &[&a1]], &[&[&a1], &[]], &[&[], &[], &[&a1]]];
     for slices in moves {
         apply(slices);
         churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, PATIENCE)));
@@ -54,9 +53,7 @@ pub fn an_address_in_two_slices(backend: Backend) {
         (in_state(Ready), in_state(Draining), in_state(Terminating), in_state(NotReady));
     let other = Endpoint::of(cluster.pod("pod-b-2")).state(Draining);
     let client = cluster.pod("pod-a-3").client();
-    for slices in
-        [[&ready, &gone], [&gone, &ready], [&ready, &draining], [&draining, &ready], [&ready, &ready]]
-    {
+    for slices in [[&ready, &gone], [&gone, &ready], [&ready, &draining], [&draining, &ready], [&ready, &ready]] {
         apply_slices(&mut deployment, &[&[slices[0], &other], &[slices[1]]]);
         // It is ready, so nobody needs the one that drains.
         assert_answers(&client, vips(), &["pod-b-1"]);
@@ -113,9 +110,7 @@ pub fn conditions_in_every_combination(backend: Backend) {
     ] {
         let service = web().endpoints([subject.clone(), drains.clone()]);
         deployment.apply_changed(&service, |objects| {
-            objects[1..]
-                .iter_mut()
-                .for_each(|slice| slice["endpoints"][0]["conditions"] = conditions.clone());
+            objects[1..].iter_mut().for_each(|slice| slice["endpoints"][0]["conditions"] = conditions.clone());
         });
         let [v4, v6] = vips();
         assert_pods(&client, Protocol::Tcp, v4, expected);

@@ -34,14 +34,10 @@ pub fn only_sources_in_a_range_connect(backend: Backend) {
     for (number, answered, dropped) in [(1, [1, 3], [4, 8]), (2, [4, 7], [3, 8])] {
         let ip = plan::load_balancer_ip(number);
         checks.extend(answered.into_iter().flat_map(|source| checks_from(cluster, source, ip, &answers())));
-        checks.extend(
-            dropped.into_iter().flat_map(|source| checks_from(cluster, source, ip, &|_| Expected::Dropped)),
-        );
+        checks.extend(dropped.into_iter().flat_map(|source| checks_from(cluster, source, ip, &|_| Expected::Dropped)));
     }
     let pod = cluster.pod("pod-a-3").client();
-    checks.extend(self::checks("from a pod", |_| pod.clone(), plan::load_balancer_ip(1), &|_| {
-        Expected::Dropped
-    }));
+    checks.extend(self::checks("from a pod", |_| pod.clone(), plan::load_balancer_ip(1), &|_| Expected::Dropped));
     for ip in [plan::load_balancer_ip(3), plan::cluster_ip(1), plan::external_ip(1)] {
         checks.extend(checks_from(cluster, 8, ip, &answers()));
     }
@@ -56,12 +52,10 @@ pub fn ranges_may_overlap(backend: Backend) {
     let ranges = ["203.0.113.2/31", "203.0.113.0/30", "203.0.113.3/32", "203.0.113.4/31", "203.0.113.3/30"];
     let ranges6 = ["2001:db8:203::2/127", "2001:db8:203::/126", "2001:db8:203::3/128", "2001:db8:203::4/127"];
     let ranges = [&ranges[..], &ranges6].concat();
-    let mut deployment =
-        Deployment::start(backend, |cluster| vec![service(cluster, 1).source_ranges(&ranges)]);
+    let mut deployment = Deployment::start(backend, |cluster| vec![service(cluster, 1).source_ranges(&ranges)]);
     assert_answered(&deployment, [1, 2, 3, 4, 5], [6, 7, 8]);
     // Without the ones in the middle, what they shared with others stays.
-    let fewer =
-        service(deployment.cluster(), 1).source_ranges(&[ranges[2], ranges[3], ranges6[2], ranges6[3]]);
+    let fewer = service(deployment.cluster(), 1).source_ranges(&[ranges[2], ranges[3], ranges6[2], ranges6[3]]);
     deployment.apply(&fewer);
     assert_answered(&deployment, [3, 4, 5], [1, 2, 6, 7, 8]);
 }
@@ -153,19 +147,12 @@ pub fn a_node_in_a_range_may_come_as_the_load_balancer(backend: Backend) {
     let cluster = deployment.cluster();
     own_load_balancer_ips(cluster, &[1, 2]);
     let mut checks = Vec::new();
-    for (to, source, expected) in [
-        (1, 1, &answers() as &dyn Fn(_) -> _),
-        (1, 2, &|_| Expected::Dropped),
-        (2, 2, &|_| Expected::Dropped),
-    ] {
+    for (to, source, expected) in
+        [(1, 1, &answers() as &dyn Fn(_) -> _), (1, 2, &|_| Expected::Dropped), (2, 2, &|_| Expected::Dropped)]
+    {
         let source = plan::load_balancer_ip(source);
         let client = |family| cluster.client().with_source(source.ip(family));
-        checks.extend(self::checks(
-            &format!("from {source:?}"),
-            client,
-            plan::load_balancer_ip(to),
-            expected,
-        ));
+        checks.extend(self::checks(&format!("from {source:?}"), client, plan::load_balancer_ip(to), expected));
     }
     check_all(&checks);
 }
@@ -216,12 +203,7 @@ fn checks(
     Family::BOTH.into_iter().flat_map(of).collect()
 }
 
-fn checks_from(
-    cluster: &Cluster,
-    source: u8,
-    to: DualStack,
-    expected: &dyn Fn(Family) -> Expected,
-) -> Vec<Check> {
+fn checks_from(cluster: &Cluster, source: u8, to: DualStack, expected: &dyn Fn(Family) -> Expected) -> Vec<Check> {
     checks(&format!("from outside, {source}"), |family| from(cluster, source, family), to, expected)
 }
 
@@ -234,8 +216,7 @@ fn assert_answered(
 ) {
     let (cluster, ip) = (deployment.cluster(), plan::load_balancer_ip(1));
     let answered = answered.into_iter().flat_map(|source| checks_from(cluster, source, ip, &answers()));
-    let dropped =
-        dropped.into_iter().flat_map(|source| checks_from(cluster, source, ip, &|_| Expected::Dropped));
+    let dropped = dropped.into_iter().flat_map(|source| checks_from(cluster, source, ip, &|_| Expected::Dropped));
     check_all(&answered.chain(dropped).collect::<Vec<_>>());
 }
 

@@ -25,12 +25,7 @@ pub fn hints_fall_back(backend: Backend) {
     let steps: [([Hinted; 4], [&[&str]; 2]); 7] = [
         // One without node hints: the zones count.
         (
-            [
-                (Ready, &["a"], &["node-a"]),
-                (Ready, &["a"], &[]),
-                (Ready, &["b"], &["node-b"]),
-                (Ready, &["b"], &[]),
-            ],
+            [(Ready, &["a"], &["node-a"]), (Ready, &["a"], &[]), (Ready, &["b"], &["node-b"]), (Ready, &["b"], &[])],
             [&all[..2], &all[2..]],
         ),
         // Nodes before zones, and per node: nobody for node-b, which has its zone.
@@ -44,10 +39,7 @@ pub fn hints_fall_back(backend: Backend) {
             [&all[..1], &all[2..]],
         ),
         // Nobody for zone b.
-        (
-            [(Ready, &["a"], &[]), (Ready, &["a"], &[]), (Ready, &["a"], &[]), (Ready, &["c"], &[])],
-            [&all[..3], all],
-        ),
+        ([(Ready, &["a"], &[]), (Ready, &["a"], &[]), (Ready, &["a"], &[]), (Ready, &["c"], &[])], [&all[..3], all]),
         // Those that are not ready are not asked, with hints or without.
         (
             [(Ready, &["a"], &[]), (NotReady, &[], &[]), (Ready, &["b"], &[]), (Draining, &[], &[])],
@@ -86,21 +78,17 @@ pub fn local_traffic_knows_no_hints(backend: Backend) {
         (Ready, &["a"], &["node-a"]),
         (Ready, &["a"], &["node-a"]),
     ];
-    let deployment =
-        Deployment::start(backend, |cluster| vec![web(cluster, elsewhere).internal_policy(Policy::Local)]);
+    let deployment = Deployment::start(backend, |cluster| vec![web(cluster, elsewhere).internal_policy(Policy::Local)]);
     assert_each_node(&deployment, &[&PODS[..2], &PODS[2..]]);
 }
 
 /// A node moves to another zone, and to none: it uses the endpoints for where it is.
 pub fn a_node_changes_zones(backend: Backend) {
-    let hints: [Hinted; 4] =
-        [(Ready, &["a"], &[]), (Ready, &["b"], &[]), (Ready, &["b"], &[]), (Ready, &["c"], &[])];
+    let hints: [Hinted; 4] = [(Ready, &["a"], &[]), (Ready, &["b"], &[]), (Ready, &["b"], &[]), (Ready, &["c"], &[])];
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, hints)]);
     let [in_a, in_b, in_c, all] = [&PODS[..1], &PODS[1..3], &PODS[3..], &PODS[..]];
     assert_each_node(&deployment, &[in_a, in_b]);
-    for (zone, expected) in
-        [(Some("b"), in_b), (Some("c"), in_c), (None, all), (Some("z"), all), (Some("a"), in_a)]
-    {
+    for (zone, expected) in [(Some("b"), in_b), (Some("c"), in_c), (None, all), (Some("z"), all), (Some("a"), in_a)] {
         write_node(&deployment, zone);
         deployment.settle();
         assert_each_node(&deployment, &[expected, in_b]);

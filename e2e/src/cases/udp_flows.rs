@@ -95,9 +95,8 @@ pub fn clients_move_at_all_node_addresses(backend: Backend) {
 
 /// Flows stay with an endpoint that stays, also when it drains and nobody else is there, whatever else changes.
 pub fn live_flows_stay(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |cluster| {
-        vec![web(cluster, &["pod-a-1", "pod-a-2"]), other(cluster, State::Ready)]
-    });
+    let mut deployment =
+        Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1", "pod-a-2"]), other(cluster, State::Ready)]);
     let cluster = deployment.cluster();
     let client = cluster.pod("pod-a-3").client();
     let streams = (0..FLOWS).map(|number| {
@@ -118,10 +117,7 @@ pub fn live_flows_stay(backend: Backend) {
     let steps = [
         (web(cluster, &["pod-a-2", "pod-b-1"]), other(cluster, State::Ready)),
         (web(cluster, &["pod-a-2"]), other(cluster, State::Draining)),
-        (
-            web(cluster, &["pod-a-2", "pod-b-2", "pod-a-1"]).node_port(NODE_PORT + 1),
-            other(cluster, State::Draining),
-        ),
+        (web(cluster, &["pod-a-2", "pod-b-2", "pod-a-1"]).node_port(NODE_PORT + 1), other(cluster, State::Draining)),
     ];
     for (web, other) in steps {
         deployment.manifests().apply(&other);
@@ -146,8 +142,7 @@ pub fn live_flows_stay(backend: Backend) {
 /// A service with each kind of VIP.
 fn web(cluster: &Cluster, pods: &[&str]) -> Service {
     let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).external_ip(plan::external_ip(1));
-    let service =
-        service.load_balancer_ip(plan::load_balancer_ip(1)).port_all(PORT, 8080).node_port(NODE_PORT);
+    let service = service.load_balancer_ip(plan::load_balancer_ip(1)).port_all(PORT, 8080).node_port(NODE_PORT);
     service.pods(pods.iter().map(|name| cluster.pod(name)))
 }
 
@@ -172,9 +167,8 @@ fn streams(cluster: &Cluster) -> Vec<(String, Stream)> {
     ];
     let open = |(what, client, address, port): (&str, &Client, plan::DualStack, u16)| {
         let client = client.clone().with_deadline(SHORT);
-        Family::BOTH.map(|family| {
-            (format!("{what}, {family}"), stream(&client, SocketAddr::new(address.ip(family), port)))
-        })
+        Family::BOTH
+            .map(|family| (format!("{what}, {family}"), stream(&client, SocketAddr::new(address.ip(family), port))))
     };
     ways.into_iter().flat_map(open).collect()
 }

@@ -73,12 +73,7 @@ impl Probe {
             Some(source) if source.port() != 0 => source.port(),
             _ => fresh_port(tag),
         };
-        let init = Packet {
-            source_port,
-            destination_port: to.port(),
-            verification_tag: 0,
-            chunk: Chunk::Init { tag },
-        };
+        let init = Packet { source_port, destination_port: to.port(), verification_tag: 0, chunk: Chunk::Init { tag } };
         sent((&socket).write(&init.encode()))?;
         loop {
             socket.set_read_timeout(Some(self.left(start)))?;
@@ -86,9 +81,7 @@ impl Probe {
             let length = (&socket).read(&mut buffer)?;
             let Some(packet) = Packet::decode(strip_ip_header(to, &buffer[..length])) else { continue };
             // A raw socket hears the whole host: other probes' answers are passed over.
-            if (packet.source_port, packet.destination_port, packet.verification_tag)
-                != (to.port(), source_port, tag)
-            {
+            if (packet.source_port, packet.destination_port, packet.verification_tag) != (to.port(), source_port, tag) {
                 continue;
             }
             match packet.chunk {
@@ -99,12 +92,7 @@ impl Probe {
         }
     }
 
-    fn socket(
-        self,
-        to: SocketAddr,
-        kind: Type,
-        protocol: Option<socket2::Protocol>,
-    ) -> Result<Socket, Failure> {
+    fn socket(self, to: SocketAddr, kind: Type, protocol: Option<socket2::Protocol>) -> Result<Socket, Failure> {
         let socket = Socket::new(Domain::for_address(to), kind, protocol)?;
         hear_icmp_errors(&socket, to, IcmpErrors::All)?;
         let chosen_later = |source: &SocketAddr| kind == Type::DGRAM && source.port() == 0;

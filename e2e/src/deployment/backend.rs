@@ -30,11 +30,7 @@ const OTHERS: &str = "table inet others { set seen { type ipv4_addr; elements = 
 /// Others' device, virtual server with a destination, set and chain: which program is fed what.
 const OTHERS_OF_IPVS: [(&str, &[&str], &str); 4] = [
     ("ip", &["-batch", "-"], "link add others0 type dummy\naddress add 192.0.2.77/32 dev others0\n"),
-    (
-        "ipvsadm",
-        &["-R"],
-        "-A -t 192.0.2.77:80 -s rr\n-a -t 192.0.2.77:80 -r 10.244.1.12:8080 -m\n-A -f 7 -s rr\n",
-    ),
+    ("ipvsadm", &["-R"], "-A -t 192.0.2.77:80 -s rr\n-a -t 192.0.2.77:80 -r 10.244.1.12:8080 -m\n-A -f 7 -s rr\n"),
     ("ipset", &["restore"], "create others hash:ip\nadd others 192.0.2.77\n"),
     (
         "iptables-legacy-restore",
@@ -179,8 +175,7 @@ impl Backend {
             rules += &ipvs(netns);
         }
         let lines = rules.lines().filter(|line| !line.starts_with('#'));
-        let mut lines: Vec<_> =
-            lines.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect();
+        let mut lines: Vec<_> = lines.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect();
         lines.sort();
         lines
     }

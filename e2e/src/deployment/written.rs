@@ -13,8 +13,7 @@ use crate::tools::NftMonitor;
 /// Notes what is fed before it is in force.
 const RESTORE: &str = "#!/bin/sh\nPATH=${PATH#*:}\ntee -a \"${0%/*}/restored\" | exec \"${0##*/}\" \"$@\"\n";
 /// Notes that it was run.
-const SAVE: &str =
-    "#!/bin/sh\nPATH=${PATH#*:}\necho \"${0##*/}\" >> \"${0%/*}/saved\"\nexec \"${0##*/}\" \"$@\"\n";
+const SAVE: &str = "#!/bin/sh\nPATH=${PATH#*:}\necho \"${0##*/}\" >> \"${0%/*}/saved\"\nexec \"${0##*/}\" \"$@\"\n";
 
 /// Sees what is written from the moment it was made.
 #[derive(Debug)]

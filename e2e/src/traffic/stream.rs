@@ -164,8 +164,7 @@ fn run(channel: &mut Channel, interval: Duration, progress: &Progress<StreamRepo
         progress.update(|report| report.sent += 1);
         let echoed = channel.echo(number.to_be_bytes());
         let took = start.elapsed();
-        let ends =
-            matches!(channel, Channel::Tcp { .. }) && !matches!(echoed, Ok(_) | Err(Failure::TimedOut));
+        let ends = matches!(channel, Channel::Tcp { .. }) && !matches!(echoed, Ok(_) | Err(Failure::TimedOut));
         progress.update(|report| match echoed {
             Ok(pod) => {
                 report.echoed += 1;

@@ -10,15 +10,12 @@ use std::{
 };
 
 use agent::{
-    Agent, AgentOptions, Attach, Connect, FeedOptions, Grpc, GrpcOptions, NodeState, Progress, Session,
-    Stage, Store,
+    Agent, AgentOptions, Attach, Connect, FeedOptions, Grpc, GrpcOptions, NodeState, Progress, Session, Stage, Store,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, Listener, Rate, VisitLimits, log::Limits, object::Update};
 use proto::{
-    model::{
-        Ack, ClientEvent, Epoch, Hello, Node, Revision, Role, ServerEvent, ServicePortKey, SourceVersion,
-    },
+    model::{Ack, ClientEvent, Epoch, Hello, Node, Revision, Role, ServerEvent, ServicePortKey, SourceVersion},
     v1::{StatusRequest, fairlead_client::FairleadClient},
 };
 use runtime::{Ready, Shutdown, Trigger};
@@ -161,8 +158,7 @@ impl Rig {
     pub(crate) async fn start(way: Way, world: &World) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let kernel = FakeKernel::default();
-        let scissors =
-            Scissors { now: watch::Sender::default(), after: Arc::new(AtomicUsize::new(usize::MAX)) };
+        let scissors = Scissors { now: watch::Sender::default(), after: Arc::new(AtomicUsize::new(usize::MAX)) };
         let address = format!("unix:{}", directory.path().join("socket").display());
         let server = Arc::new(Mutex::new(Server::start(&address, world, 1000).await));
         let agent = Running::start(way, &address, &directory, &kernel, &server, &scissors);
@@ -212,8 +208,7 @@ impl Rig {
         let ended = timeout(PATIENCE, &mut self.agent.task).await.expect("the agent ends");
         assert_eq!(ended.is_ok(), matches!(ending, Ending::Asked));
         let address = self.address();
-        self.agent =
-            Running::start(self.way, &address, &self.directory, &self.kernel, &self.server, &self.scissors);
+        self.agent = Running::start(self.way, &address, &self.directory, &self.kernel, &self.server, &self.scissors);
     }
 
     /// How many operations have been written to the kernel.

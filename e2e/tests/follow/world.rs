@@ -2,9 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
-use frontend::object::{
-    Kind, Object, ObjectName, Parsed, Port, Service, Slice, SliceEndpoint, SlicePort, Update,
-};
+use frontend::object::{Kind, Object, ObjectName, Parsed, Port, Service, Slice, SliceEndpoint, SlicePort, Update};
 use proto::model::{Family, Node, PerFamily, Protocol, TrafficPolicy};
 
 /// The node that the agent is on.
@@ -119,12 +117,7 @@ impl World {
         for (name, port) in [("http", 80), ("https", 443)] {
             if self.rng.u8(..4) > 0 {
                 let node_port = self.rng.bool().then(|| number(self.rng.u16(30000..30004)));
-                service.ports.push(Port {
-                    name: name.into(),
-                    protocol: Protocol::Tcp,
-                    port: number(port),
-                    node_port,
-                });
+                service.ports.push(Port { name: name.into(), protocol: Protocol::Tcp, port: number(port), node_port });
             }
         }
         self.put(Kind::Service, service.name.clone(), Object::Service(service))
@@ -136,8 +129,7 @@ impl World {
         let hints = self.rng.u8(..4);
         let count = if self.rng.u8(..24) == 0 { HUGE } else { self.rng.u16(..6) };
         let endpoints = (0..count).map(|n| self.any_endpoint(family, n, hints)).collect();
-        let port =
-            |name: &str, port| SlicePort { name: name.into(), protocol: Protocol::Tcp, port: number(port) };
+        let port = |name: &str, port| SlicePort { name: name.into(), protocol: Protocol::Tcp, port: number(port) };
         let slice = Slice {
             name: name.clone(),
             service: (*self.rng.choice(&SERVICES).unwrap()).into(),

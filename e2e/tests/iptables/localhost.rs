@@ -44,11 +44,7 @@ fn node_ports_answer_there_when_asked_for() {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let reply = client.ask(protocol, localhost(NODE_PORT)).expect("an answer");
             // Not from a loopback address: the answer would find no way back.
-            assert_eq!(
-                (&*reply.pod, reply.seen_source.ip()),
-                ("pod-b-1", node.address.ip(Family::V4)),
-                "{protocol}"
-            );
+            assert_eq!((&*reply.pod, reply.seen_source.ip()), ("pod-b-1", node.address.ip(Family::V4)), "{protocol}");
             assert_eq!(client.ask(protocol, localhost(EMPTY_PORT)), Err(Failure::Refused), "{protocol}");
             // And where they answer anyway.
             let primary = SocketAddr::new(node.address.ip(Family::V4), NODE_PORT);
@@ -62,9 +58,7 @@ fn node_ports_answer_there_when_asked_for() {
 
 #[test]
 fn others_do_not_reach_loopback_addresses() {
-    for (backend, tool) in
-        [(Backend::IptablesNft, "iptables-nft"), (Backend::IptablesLegacy, "iptables-legacy")]
-    {
+    for (backend, tool) in [(Backend::IptablesNft, "iptables-nft"), (Backend::IptablesLegacy, "iptables-legacy")] {
         let mut deployment = Deployment::builder(backend).argument(FLAG).start(services);
         let cluster = deployment.cluster();
         let node = cluster.node('a');

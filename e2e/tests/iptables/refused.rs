@@ -60,9 +60,7 @@ fn the_rest_is_in_force() {
         let start = |log: &str, matches: &Path| {
             let mut command = fairlead();
             command.args(["local", "--backend", "iptables", "--iptables-variant", variant, "--node-name"]);
-            command
-                .args([&node.name, "--conntrack-max-per-core", "0", "--manifests"])
-                .arg(manifests.directory());
+            command.args([&node.name, "--conntrack-max-per-core", "0", "--manifests"]).arg(manifests.directory());
             command.arg("--state-dir").arg(&state).env(VARIABLE, matches);
             let process = Process::spawn(&node.netns, command, &directory.path().join(log));
             process.wait_for_line("ready: the kernel holds", 0, PATIENCE);
@@ -89,10 +87,7 @@ fn the_rest_is_in_force() {
         let process = start("refused.log", &matches);
         let said = refusals(&process);
         assert_eq!(said.len(), 3, "{said:?}");
-        assert!(
-            said.iter().all(|line| line.contains("default/web-7") && line.contains("recent")),
-            "{said:?}"
-        );
+        assert!(said.iter().all(|line| line.contains("default/web-7") && line.contains("recent")), "{said:?}");
         assert_unserved(7);
         (1..=20).filter(|number| *number != 7).for_each(assert_served);
         // And one that comes later.
@@ -102,8 +97,7 @@ fn the_rest_is_in_force() {
         process.wait_for("the refusal", mark, PATIENCE, |line| {
             line.contains("service port not programmed") && line.contains("default/web-9")
         });
-        process
-            .wait_for("more", mark, PATIENCE, |line| line.contains("reconciled") || line.contains("applied"));
+        process.wait_for("more", mark, PATIENCE, |line| line.contains("reconciled") || line.contains("applied"));
         [7, 9].into_iter().for_each(assert_unserved);
         [1, 8].into_iter().for_each(assert_served);
         assert!(process.terminate().success());

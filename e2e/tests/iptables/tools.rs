@@ -51,7 +51,5 @@ fn the_lock_is_waited_for_and_the_wait_is_told() {
     deployment.manifests().apply(&more.pods([deployment.cluster().pod("pod-a-2")]));
     agent.wait_for("a wait", mark, PATIENCE, |line| line.contains("the lock is held by others"));
     drop(lock);
-    agent.wait_for("the change", mark, PATIENCE, |line| {
-        line.contains("applied") && line.contains("lock_wait_ms=")
-    });
+    agent.wait_for("the change", mark, PATIENCE, |line| line.contains("applied") && line.contains("lock_wait_ms="));
 }

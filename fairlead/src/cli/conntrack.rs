@@ -39,15 +39,8 @@ pub(crate) struct ConntrackArgs {
 
 impl From<ConntrackArgs> for ConntrackSettings {
     fn from(args: ConntrackArgs) -> Self {
-        let ConntrackArgs {
-            max_per_core,
-            min,
-            tcp_established,
-            tcp_close_wait,
-            udp,
-            udp_stream,
-            tcp_be_liberal,
-        } = args;
+        let ConntrackArgs { max_per_core, min, tcp_established, tcp_close_wait, udp, udp_stream, tcp_be_liberal } =
+            args;
         Self { max_per_core, min, tcp_established, tcp_close_wait, udp, udp_stream, tcp_be_liberal }
     }
 }
@@ -72,11 +65,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         let number: u64 = number.parse().map_err(|_| wrong())?;
         seconds = number.checked_mul(unit).and_then(|more| seconds.checked_add(more)).ok_or_else(wrong)?;
     }
-    if text.is_empty() || seconds > u64::from(u32::MAX) {
-        Err(wrong())
-    } else {
-        Ok(Duration::from_secs(seconds))
-    }
+    if text.is_empty() || seconds > u64::from(u32::MAX) { Err(wrong()) } else { Ok(Duration::from_secs(seconds)) }
 }
 
 #[cfg(test)]

@@ -51,9 +51,7 @@ mod tests {
     #[test]
     fn one_thing_is_compared_with() {
         assert!(parse(&["diff", "--backend", "nft", "--of", "kube-proxy"]).is_err());
-        let Command::Diff(args) = parse(&["diff", "--state", "--of", "kube-proxy"]).unwrap().command else {
-            panic!()
-        };
+        let Command::Diff(args) = parse(&["diff", "--state", "--of", "kube-proxy"]).unwrap().command else { panic!() };
         assert_eq!(args.state.unwrap().to_str(), Some("/var/lib/fairlead/state"));
     }
 }

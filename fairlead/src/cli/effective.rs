@@ -12,11 +12,7 @@ pub(crate) struct Effective(Value);
 
 impl Effective {
     /// What was read by a command, with the flags that a file has said.
-    pub(crate) fn of<'a>(
-        command: &Command,
-        matches: &ArgMatches,
-        filed: impl Iterator<Item = &'a str>,
-    ) -> Self {
+    pub(crate) fn of<'a>(command: &Command, matches: &ArgMatches, filed: impl Iterator<Item = &'a str>) -> Self {
         let filed: BTreeSet<_> = filed.collect();
         let (mut words, mut flags) = (Vec::new(), Map::new());
         let (mut command, mut matches) = (command, matches);
@@ -65,17 +61,8 @@ mod tests {
     #[test]
     fn every_flag_is_there_with_where_it_is_from() {
         let mut command = crate::config::command();
-        let line = [
-            "fairlead",
-            "backend",
-            "nft",
-            "--metrics",
-            "none",
-            "--frontend",
-            "http://a:1",
-            "--frontend",
-            "http://b:1",
-        ];
+        let line =
+            ["fairlead", "backend", "nft", "--metrics", "none", "--frontend", "http://a:1", "--frontend", "http://b:1"];
         let matches = command.try_get_matches_from_mut(line).unwrap();
         let Effective(config) = Effective::of(&command, &matches, ["frontend"].into_iter());
         let config = &config["fairlead"];

@@ -81,8 +81,7 @@ pub(crate) struct ClusterArgs {
 
 /// Reads one CIDR of `--service-cidr`.
 fn service_cidr(text: &str) -> Result<IpNet, String> {
-    let cidr: IpNet =
-        text.trim().parse().map_err(|_| format!("{text:?} is no CIDR, such as 10.96.0.0/12"))?;
+    let cidr: IpNet = text.trim().parse().map_err(|_| format!("{text:?} is no CIDR, such as 10.96.0.0/12"))?;
     if cidr.prefix_len() == 0 {
         return Err(format!("{cidr} is all addresses there are"));
     }
@@ -92,8 +91,7 @@ fn service_cidr(text: &str) -> Result<IpNet, String> {
 impl SourceArgs {
     /// `--kubeconfig`, or else the environment's. Not left to the parser: a variable must not exclude `--manifests`.
     pub(crate) fn kubeconfig(&self) -> Option<PathBuf> {
-        let environment =
-            || std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let environment = || std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
         self.kubeconfig.clone().or_else(environment)
     }
 }

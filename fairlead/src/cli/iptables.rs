@@ -100,9 +100,7 @@ mod tests {
 
     #[test]
     fn the_variant_is_one_of_two_or_whichever_is_in_use() {
-        for (given, expected) in
-            [("auto", None), ("nft", Some(Variant::Nft)), ("legacy", Some(Variant::Legacy))]
-        {
+        for (given, expected) in [("auto", None), ("nft", Some(Variant::Nft)), ("legacy", Some(Variant::Legacy))] {
             assert_eq!(local(&["--iptables-variant", given]).any.iptables.variant.variant(), expected);
         }
         let error = parse(&["local", "--backend", "iptables", "--iptables-variant", "old"]).unwrap_err();

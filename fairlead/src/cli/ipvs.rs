@@ -61,9 +61,8 @@ impl IpvsArgs {
             ipvs_drain_timeout,
             exclude,
         } = self;
-        let seconds = |duration: Option<Duration>| {
-            duration.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX))
-        };
+        let seconds =
+            |duration: Option<Duration>| duration.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
         let default = Settings::default();
         Settings {
             traffic,
@@ -93,9 +92,8 @@ impl IpvsArgs {
         } = self;
         exclude.check(Some(backend))?;
         let durations = [ipvs_tcp_timeout, ipvs_tcpfin_timeout, ipvs_udp_timeout, ipvs_drain_timeout];
-        let is_given = ipvs_scheduler.is_some()
-            || *ipvs_strict_arp
-            || durations.iter().any(|duration| duration.is_some());
+        let is_given =
+            ipvs_scheduler.is_some() || *ipvs_strict_arp || durations.iter().any(|duration| duration.is_some());
         if is_given && backend != BackendName::Ipvs {
             bail!("the flags --ipvs-... are of no use without the ipvs backend");
         }

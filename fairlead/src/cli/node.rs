@@ -101,12 +101,8 @@ impl FrontendAddressArgs {
     pub(crate) fn grpc(&self, known: Option<PathBuf>) -> Result<Grpc> {
         let Self { addresses, discovery_kubeconfig, tls_ca, frontend_name, tls_cert, tls_key, token_file } =
             self.clone();
-        let credentials = Credentials {
-            authorities: tls_ca,
-            identity: tls_cert.zip(tls_key),
-            token: token_file,
-            frontend_name,
-        };
+        let credentials =
+            Credentials { authorities: tls_ca, identity: tls_cert.zip(tls_key), token: token_file, frontend_name };
         let (services, endpoints): (Vec<_>, Vec<_>) =
             addresses.into_iter().partition(|address| FrontendService::is_meant(address));
         let discover = |address: String| -> Result<Arc<dyn Discover>> {

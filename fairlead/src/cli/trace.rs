@@ -59,9 +59,7 @@ pub(crate) enum Origin {
 /// An address, with or without a port.
 fn source(text: &str) -> Result<SocketAddr, String> {
     let address = |text: &str| text.parse::<IpAddr>().map(|address| SocketAddr::new(address, SOME_PORT));
-    text.parse()
-        .or_else(|_| address(text))
-        .map_err(|_| format!("{text:?} is no address, with or without a port"))
+    text.parse().or_else(|_| address(text)).map_err(|_| format!("{text:?} is no address, with or without a port"))
 }
 
 #[cfg(test)]
@@ -76,8 +74,6 @@ mod tests {
         }
         assert!(parse(&["trace", "10.0.0.1", "10.96.0.1"]).is_err());
         assert!(parse(&["trace", "pod", "10.96.0.1:80"]).is_err());
-        assert!(
-            parse(&["trace", "10.0.0.1", "10.96.0.1:80", "--from", "pod", "--interface", "veth1"]).is_err()
-        );
+        assert!(parse(&["trace", "10.0.0.1", "10.96.0.1:80", "--from", "pod", "--interface", "veth1"]).is_err());
     }
 }

@@ -134,10 +134,7 @@ mod tests {
             (&[mode, "ClusterCIDR", "--cluster-cidr", cidr], cluster_cidr),
             (&[mode, "NodeCIDR"], LocalPods::NodeCidr),
             (&[mode, "BridgeInterface", "--pod-bridge-interface", "cbr0"], LocalPods::Bridge(cbr0())),
-            (
-                &[mode, "InterfaceNamePrefix", "--pod-interface-name-prefix", "cbr0"],
-                LocalPods::InterfacePrefix(cbr0()),
-            ),
+            (&[mode, "InterfaceNamePrefix", "--pod-interface-name-prefix", "cbr0"], LocalPods::InterfacePrefix(cbr0())),
         ] {
             assert_eq!(pods(args), Ok(expected), "{args:?}");
         }
@@ -147,16 +144,12 @@ mod tests {
             (&[mode, "InterfaceNamePrefix"], "InterfaceNamePrefix needs --pod-interface-name-prefix"),
             (&[mode, "NodeCIDR", "--cluster-cidr", cidr], "--cluster-cidr is of no use"),
             (&["--pod-bridge-interface", "cbr0"], "without --detect-local-mode BridgeInterface"),
-            (
-                &["--cluster-cidr", cidr, "--pod-interface-name-prefix", "v"],
-                "--pod-interface-name-prefix is of no use",
-            ),
+            (&["--cluster-cidr", cidr, "--pod-interface-name-prefix", "v"], "--pod-interface-name-prefix is of no use"),
         ] {
             let error = pods(args).unwrap_err();
             assert!(error.contains(part), "{args:?}: {error}");
         }
-        let error =
-            parse(&["local", "--backend", "nft", "--pod-interface-name-prefix", "veth+"]).unwrap_err();
+        let error = parse(&["local", "--backend", "nft", "--pod-interface-name-prefix", "veth+"]).unwrap_err();
         assert!(error.contains("without `*` or `+`"), "{error}");
     }
 
@@ -166,8 +159,7 @@ mod tests {
         let cidrs = traffic(&["--nodeport-addresses", "192.168.1.7/16, fd00::/8"]).nodeport_addresses;
         let expected = ["192.168.0.0/16", "fd00::/8"].map(|cidr| cidr.parse().unwrap()).to_vec();
         assert_eq!(cidrs, NodePortAddresses::Cidrs(expected));
-        let error =
-            parse(&["local", "--backend", "nft", "--nodeport-addresses", "primary,10.0.0.0/8"]).unwrap_err();
+        let error = parse(&["local", "--backend", "nft", "--nodeport-addresses", "primary,10.0.0.0/8"]).unwrap_err();
         assert!(error.contains("`primary` alone"), "{error}");
     }
 }

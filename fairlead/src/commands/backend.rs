@@ -34,11 +34,7 @@ pub(crate) async fn run_nft(args: BackendNftArgs, config: &Effective, shutdown: 
 }
 
 /// The same with iptables.
-pub(crate) async fn run_iptables(
-    args: BackendIptablesArgs,
-    config: &Effective,
-    shutdown: Shutdown,
-) -> Result<()> {
+pub(crate) async fn run_iptables(args: BackendIptablesArgs, config: &Effective, shutdown: Shutdown) -> Result<()> {
     let BackendIptablesArgs { frontend, node, traffic, conntrack, observe, iptables } = args;
     let connect = frontend.grpc(node.known_frontends())?;
     let mut tasks = Tasks::new();
@@ -58,11 +54,7 @@ pub(crate) async fn run_ipvs(args: BackendIpvsArgs, config: &Effective, shutdown
 }
 
 /// The same with the one that is named.
-pub(crate) async fn run_configured(
-    args: BackendConfiguredArgs,
-    config: &Effective,
-    shutdown: Shutdown,
-) -> Result<()> {
+pub(crate) async fn run_configured(args: BackendConfiguredArgs, config: &Effective, shutdown: Shutdown) -> Result<()> {
     let BackendConfiguredArgs { frontend, any } = args;
     any.check()?;
     let connect = frontend.grpc(any.node.known_frontends())?;
@@ -112,13 +104,7 @@ impl<'a> Setup<'a> {
         }
     }
 
-    fn iptables(
-        self,
-        args: &IptablesArgs,
-        options: Options,
-        connect: impl Connect,
-        tasks: &mut Tasks,
-    ) -> Result<()> {
+    fn iptables(self, args: &IptablesArgs, options: Options, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
         match self.node.duty() {
             Duty::Program => self.spawn(args.backend(options), connect, tasks),
             Duty::Shadow => self.spawn(Shadow::new(args.preview(options)), connect, tasks),
@@ -146,9 +132,8 @@ impl<'a> Setup<'a> {
             Duty::Program => {
                 // Before the first rule, from which on the kernel tracks every connection.
                 ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
-                std::fs::create_dir_all(&node.state_dir).with_context(|| {
-                    format!("cannot make the state directory {}", node.state_dir.display())
-                })?;
+                std::fs::create_dir_all(&node.state_dir)
+                    .with_context(|| format!("cannot make the state directory {}", node.state_dir.display()))?;
                 let state_file = Some(node.state_dir.join("state"));
                 let options = AgentOptions { state_file, conntrack: Conntrack::Reconcile, ..defaults };
                 (options, "ready: the kernel holds this node's state")
@@ -157,10 +142,7 @@ impl<'a> Setup<'a> {
                 // At these ports is whoever programs the node.
                 observe.leave_to_others(config);
                 let options = AgentOptions { state_file: None, duty: Duty::Shadow, ..defaults };
-                (
-                    options,
-                    "shadow: this node's state has been compared with the kernel, and nothing was written",
-                )
+                (options, "shadow: this node's state has been compared with the kernel, and nothing was written")
             }
         };
         let ready = Ready::new();

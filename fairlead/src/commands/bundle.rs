@@ -71,9 +71,7 @@ async fn gather(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Add
     }
     match backend_iptables::saved().await {
         Ok(saved) => {
-            saved
-                .into_iter()
-                .for_each(|saved| archive.add(format!("iptables/{}.txt", saved.program), Ok(saved.text)));
+            saved.into_iter().for_each(|saved| archive.add(format!("iptables/{}.txt", saved.program), Ok(saved.text)));
         }
         Err(error) => archive.add("iptables", Err(error)),
     }
@@ -88,8 +86,7 @@ async fn gather(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Add
 
 /// What the frontend tells this node.
 async fn told(args: &BundleArgs, node: &str) -> Result<String> {
-    let of =
-        ViewArgs { frontend: args.here.frontend.clone(), node: Some(node.to_owned()), output: Output::Json };
+    let of = ViewArgs { frontend: args.here.frontend.clone(), node: Some(node.to_owned()), output: Output::Json };
     let follow = async {
         let mut view = View::open(&of).await?;
         while !matches!(view.next().await?, Event::Batch(batch) if batch.commit) {}

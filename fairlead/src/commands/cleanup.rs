@@ -32,15 +32,7 @@ enum Successor {
 
 /// Removes everything of a backend, or of kube-proxy.
 pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
-    let CleanupArgs {
-        whose: WhoseArgs { backend, of },
-        dry_run,
-        force,
-        state_dir,
-        output,
-        iptables,
-        exclude,
-    } = args;
+    let CleanupArgs { whose: WhoseArgs { backend, of }, dry_run, force, state_dir, output, iptables, exclude } = args;
     iptables.check(backend)?;
     exclude.check(backend)?;
     let mode = if dry_run { Mode::DryRun } else { Mode::Remove };

@@ -46,13 +46,12 @@ fn checked(document: Document, role: Role, name: &str) -> Result<(Kind, Vec<Sett
         (Kind::KubeProxy, Role::Backend) => Kind::Backend,
         (ours, _) => ours,
     };
-    let (settings, warnings) = config::settings(document, Target { role, backend: None }, kind.command())
-        .with_context(|| name.to_owned())?;
+    let (settings, warnings) =
+        config::settings(document, Target { role, backend: None }, kind.command()).with_context(|| name.to_owned())?;
     for warning in warnings {
         warn(name, &warning);
     }
-    let (cli, _) =
-        config::with_settings(&[&["fairlead"], kind.command()].concat(), &settings, Path::new(name))?;
+    let (cli, _) = config::with_settings(&[&["fairlead"], kind.command()].concat(), &settings, Path::new(name))?;
     consistent(cli).with_context(|| name.to_owned())?;
     Ok((kind, settings))
 }

@@ -15,17 +15,7 @@ use crate::{
 
 /// Plays what is asked for, and says by the exit code whether all is well.
 pub(crate) async fn run(args: ConformanceArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
-    let ConformanceArgs {
-        listen,
-        node,
-        scenario,
-        list,
-        patience,
-        state_command,
-        backend_log,
-        output,
-        command,
-    } = args;
+    let ConformanceArgs { listen, node, scenario, list, patience, state_command, backend_log, output, command } = args;
     if list {
         let values: Vec<_> = SCENARIOS
             .iter()
@@ -73,8 +63,7 @@ fn render(report: &Report) -> String {
         // Writing to a string does not fail.
         let _ = write!(text, "\n{scenario}: the backend {seen}.\n  {rule}\n  {link}\n");
     }
-    let [passed, failed, skipped] =
-        [Verdict::Pass, Verdict::Fail, Verdict::Skip].map(|verdict| report.count(verdict));
+    let [passed, failed, skipped] = [Verdict::Pass, Verdict::Fail, Verdict::Skip].map(|verdict| report.count(verdict));
     let _ = writeln!(text, "\n{passed} passed, {failed} failed, {skipped} skipped");
     text
 }

@@ -70,8 +70,7 @@ async fn look(args: &TestArgs) -> Result<Report> {
     timeout(PATIENCE, first).await.context("the frontend has said nothing yet")??;
     let wanted = |service: &agent::Service| {
         let key = &service.port.key;
-        let is =
-            |name: &crate::cli::ServiceName| *name.namespace == *key.namespace && *name.name == *key.name;
+        let is = |name: &crate::cli::ServiceName| *name.namespace == *key.namespace && *name.name == *key.name;
         args.services.is_empty() || args.services.iter().any(is)
     };
     let mut targets = targets(&view.state, wanted, source_towards);
@@ -111,18 +110,10 @@ impl Report {
             };
             let slowest = format!("{:.1} ms", row.slowest_us as f64 / 1_000.0);
             let (service, address) = (row.service.clone(), row.address.clone());
-            table.row([
-                verdict.to_owned(),
-                service,
-                address,
-                row.expected.clone(),
-                row.seen.clone(),
-                slowest,
-            ]);
+            table.row([verdict.to_owned(), service, address, row.expected.clone(), row.seen.clone(), slowest]);
         }
         let failed = self.rows.iter().filter(|row| row.verdict == Verdict::Fail).count();
-        let mut text =
-            format!("{table}{failed} of {} addresses are not as they should be.\n", self.rows.len());
+        let mut text = format!("{table}{failed} of {} addresses are not as they should be.\n", self.rows.len());
         if self.left_out > 0 {
             text += &format!("{} more were not tried: see --most.\n", self.left_out);
         }

@@ -91,9 +91,7 @@ async fn preview(
     match backend {
         BackendName::Nft => NftPreview::new(options)?.preview(state).await,
         BackendName::Iptables => iptables.preview(options).preview(state).await,
-        BackendName::Ipvs => {
-            IpvsPreview::new(ipvs.settings(options, &iptables.variant))?.preview(state).await
-        }
+        BackendName::Ipvs => IpvsPreview::new(ipvs.settings(options, &iptables.variant))?.preview(state).await,
     }
 }
 

@@ -92,8 +92,7 @@ impl Report {
     fn new(node: String, response: EndpointsResponse) -> Result<Self> {
         let EndpointsResponse { epoch: _, revision, node_known, zone, ports, problems } = response;
         let ports = ports.into_iter().map(OfPort::new).collect::<Result<_>>()?;
-        let problems =
-            problems.into_iter().map(|Problem { object, field, message }| Wrong { object, field, message });
+        let problems = problems.into_iter().map(|Problem { object, field, message }| Wrong { object, field, message });
         Ok(Self { node, node_known, zone, revision, ports, problems: problems.collect() })
     }
 
@@ -132,14 +131,9 @@ impl OfPort {
         for note in &self.notes {
             let _ = writeln!(text, "  {note}");
         }
-        for (family, any) in
-            port.any_endpoints.iter().filter(|(family, _)| port.cluster_ips[*family].is_some())
-        {
+        for (family, any) in port.any_endpoints.iter().filter(|(family, _)| port.cluster_ips[*family].is_some()) {
             if !any {
-                let _ = writeln!(
-                    text,
-                    "  {family}: nothing in the cluster can serve, so connections are refused"
-                );
+                let _ = writeln!(text, "  {family}: nothing in the cluster can serve, so connections are refused");
             }
         }
         if self.endpoints.is_empty() {

@@ -26,9 +26,7 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let mut listeners = Vec::new();
     for address in addresses {
         let listener = match &secured {
-            Some((_, gate)) if !address.starts_with("unix:") => {
-                Listener::bind_tls(address, gate.clone()).await?
-            }
+            Some((_, gate)) if !address.starts_with("unix:") => Listener::bind_tls(address, gate.clone()).await?,
             _ => Listener::bind(address).await?,
         };
         if matches!(listener, Listener::Tcp(..)) {
@@ -44,9 +42,10 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let frontend = spawn(&args.source, &args.cluster, config, &mut tasks).await?;
     if let Some(listener) = metrics {
         let (frontend, profiling) = (frontend.clone(), args.profiling.profiling());
-        tasks.spawn("metrics", move |shutdown| async move {
-            frontend.serve_metrics(listener, profiling, shutdown).await
-        });
+        tasks.spawn(
+            "metrics",
+            move |shutdown| async move { frontend.serve_metrics(listener, profiling, shutdown).await },
+        );
     }
     if let Some(listener) = page {
         let frontend = frontend.clone();
@@ -91,9 +90,7 @@ pub(crate) async fn spawn(
     let (updates, receiver) = mpsc::channel(UPDATES);
     if let Some(client) = recorded {
         let (frontend, instance) = (frontend.clone(), instance());
-        tasks.spawn("events", move |shutdown| async move {
-            frontend.record_events(client, instance, shutdown).await
-        });
+        tasks.spawn("events", move |shutdown| async move { frontend.record_events(client, instance, shutdown).await });
     }
     let freshness = frontend.freshness();
     tasks.spawn("source", move |shutdown| source.run(updates, freshness, shutdown));

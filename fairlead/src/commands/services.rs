@@ -30,9 +30,9 @@ pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()
         }
     }
     let services = view.state.services().values();
-    let list = services.clone().map(
-        |service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }),
-    );
+    let list = services
+        .clone()
+        .map(|service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }));
     print::value(args.output, &list.collect::<Vec<_>>(), || {
         let mut table = Table::new(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"]);
         services.for_each(|service| table.row(row(service)));
@@ -46,21 +46,14 @@ fn row(service: &Service) -> [String; 5] {
         endpoints.iter().sum::<usize>().to_string()
     };
     let port = &service.port;
-    [
-        port.key.to_string(),
-        vips(port).join(" "),
-        policy(port),
-        count(PoolClass::Cluster),
-        count(PoolClass::Local),
-    ]
+    [port.key.to_string(), vips(port).join(" "), policy(port), count(PoolClass::Cluster), count(PoolClass::Local)]
 }
 
 /// The ways in, each with its port: cluster IPs first, the node port last.
 pub(crate) fn vips(port: &ServicePort) -> Vec<String> {
     let cluster_ips = port.cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref());
     let ips = cluster_ips.chain(&port.external_ips).chain(&port.load_balancer_ips);
-    let mut vips: Vec<_> =
-        ips.map(|ip| std::net::SocketAddr::new(*ip, port.port.get()).to_string()).collect();
+    let mut vips: Vec<_> = ips.map(|ip| std::net::SocketAddr::new(*ip, port.port.get()).to_string()).collect();
     vips.extend(port.node_port.map(|number| format!("*:{number}")));
     vips
 }

@@ -51,8 +51,7 @@ async fn look(args: &StatusArgs) -> Result<Overview> {
     let node = args.node.clone().unwrap_or_default();
     let ask = async |wait: Duration| -> Result<Vec<_>> {
         let wait_millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        grpc.status(&StatusRequest { wait_millis, node: node.clone(), ..StatusRequest::default() }, PATIENCE)
-            .await
+        grpc.status(&StatusRequest { wait_millis, node: node.clone(), ..StatusRequest::default() }, PATIENCE).await
     };
     let mut limits = Limits::new(args.max_lag, args.node.clone());
     let mut overview = Overview::of(ask(Duration::ZERO).await?, &limits);

@@ -33,9 +33,8 @@ async fn follow(args: &TraceArgs) -> Result<Report> {
     );
     let saved = backend_iptables::saved().await?;
     let mut kernel = Live::open()?;
-    let tables = saved
-        .iter()
-        .flat_map(|saved| trace::iptables::read(&saved.program, saved.family == Family::V4, &saved.text));
+    let tables =
+        saved.iter().flat_map(|saved| trace::iptables::read(&saved.program, saved.family == Family::V4, &saved.text));
     let rules = Rules { iptables: tables.collect(), nft: trace::nft::read(&mut kernel)? };
     let is_own = kernel.is_local(source.ip());
     let through = || Entry::Interface(kernel.interface_towards(source.ip()).unwrap_or_default());

@@ -31,9 +31,7 @@ pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
 /// One line an operation: revision, verb, object, detail.
 fn print_lines(event: &Event) -> Result<()> {
     match event {
-        Event::Welcome(welcome) => {
-            print::line(format_args!("epoch {}: {}", welcome.epoch, mode(welcome.mode)))
-        }
+        Event::Welcome(welcome) => print::line(format_args!("epoch {}: {}", welcome.epoch, mode(welcome.mode))),
         Event::Batch(batch) => {
             for operation in batch.operations.iter().filter(|operation| !is_reset(operation)) {
                 print::line(line(batch.target, operation))?;
@@ -70,13 +68,9 @@ fn is_reset(operation: &Operation) -> bool {
 
 fn line(revision: Revision, operation: &Operation) -> String {
     let (verb, object, detail) = match operation {
-        Operation::PutServicePort(port) => {
-            ("put service port", port.key.to_string(), services::vips(port).join(" "))
-        }
+        Operation::PutServicePort(port) => ("put service port", port.key.to_string(), services::vips(port).join(" ")),
         Operation::RemoveServicePort(key) => ("remove service port", key.to_string(), String::new()),
-        Operation::ChangePool { pool, add, remove } => {
-            ("change pool", pool_name(pool), changes(add, remove).join(" "))
-        }
+        Operation::ChangePool { pool, add, remove } => ("change pool", pool_name(pool), changes(add, remove).join(" ")),
         Operation::ReplacePool { pool, endpoints } => {
             ("replace pool", pool_name(pool), format!("[{}]", join(endpoints.iter())))
         }

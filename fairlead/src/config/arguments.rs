@@ -37,20 +37,14 @@ const CONFIG_HELP: &str = "Take from this file (YAML) what neither the command l
 
 /// The command line: that of [`Cli`], and `--config` where it is of use.
 pub(crate) fn command() -> Command {
-    let arg = Arg::new("config")
-        .long("config")
-        .value_name("FILE")
-        .value_parser(value_parser!(PathBuf))
-        .help(CONFIG_HELP);
+    let arg =
+        Arg::new("config").long("config").value_name("FILE").value_parser(value_parser!(PathBuf)).help(CONFIG_HELP);
     let with = |command: Command| command.arg(arg.clone());
     let backends = |command: Command| {
         let names: Vec<_> = command.get_subcommands().map(|backend| backend.get_name().to_owned()).collect();
         names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with))
     };
-    Cli::command()
-        .mut_subcommand("frontend", with)
-        .mut_subcommand("local", with)
-        .mut_subcommand("backend", backends)
+    Cli::command().mut_subcommand("frontend", with).mut_subcommand("local", with).mut_subcommand("backend", backends)
 }
 
 /// Reads a command line, which begins with the program's name.
@@ -81,21 +75,14 @@ pub(crate) fn with_settings(
 ) -> Result<(Cli, Effective)> {
     let from_file = settings.iter().flat_map(Setting::to_arguments).map(OsString::from);
     let arguments = arguments.iter().cloned().map(Into::into).chain(from_file);
-    read(arguments, settings).map_err(|error| {
-        match settings.iter().find(|setting| is_about(&error, &setting.flag)) {
-            Some(Setting { field, .. }) => {
-                Error::msg(format!("{}: {field}: {}", file.display(), first_line(&error)))
-            }
-            None => error.into(),
-        }
+    read(arguments, settings).map_err(|error| match settings.iter().find(|setting| is_about(&error, &setting.flag)) {
+        Some(Setting { field, .. }) => Error::msg(format!("{}: {field}: {}", file.display(), first_line(&error))),
+        None => error.into(),
     })
 }
 
 /// Reads a whole command line, of which these settings are from a file.
-fn read(
-    arguments: impl IntoIterator<Item = OsString>,
-    settings: &[Setting],
-) -> Result<(Cli, Effective), clap::Error> {
+fn read(arguments: impl IntoIterator<Item = OsString>, settings: &[Setting]) -> Result<(Cli, Effective), clap::Error> {
     let mut arguments = arguments.into_iter().peekable();
     let mut command = match CalledBy::of(arguments.peek().map(AsRef::as_ref)) {
         CalledBy::Kubectl => command().bin_name("kubectl fairlead"),
@@ -200,8 +187,7 @@ impl Given {
         let mut groups: Vec<_> = self.command.get_groups().filter(|group| is_in(group)).cloned().collect();
         groups.retain_mut(|group| !group.is_multiple());
         let rivals = groups.iter().flat_map(|group| group.get_args());
-        let excluded =
-            rivals.filter_map(|id| self.command.get_arguments().find(|rival| rival.get_id() == id));
+        let excluded = rivals.filter_map(|id| self.command.get_arguments().find(|rival| rival.get_id() == id));
         let excluded = excluded.chain(self.command.get_arg_conflicts_with(arg));
         !by_itself && !excluded.into_iter().any(|rival| source(rival) == Some(ValueSource::CommandLine))
     }

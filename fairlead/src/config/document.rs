@@ -82,9 +82,7 @@ impl Document {
         } else {
             fs::read_to_string(path)
         };
-        text.context("cannot be read")
-            .and_then(|text| Self::parse(&text))
-            .with_context(|| path.display().to_string())
+        text.context("cannot be read").and_then(|text| Self::parse(&text)).with_context(|| path.display().to_string())
     }
 
     /// Reads YAML, or JSON, which is YAML too.
@@ -114,8 +112,7 @@ impl Document {
 
     /// The configuration in a ConfigMap.
     fn within(config_map: &Map<String, Value>) -> Result<Self> {
-        let data =
-            config_map.get("data").and_then(Value::as_object).context("data: the ConfigMap has none")?;
+        let data = config_map.get("data").and_then(Value::as_object).context("data: the ConfigMap has none")?;
         let known = [KUBE_PROXY_API_VERSION, API_VERSION];
         let is_meant = |text: &str| known.iter().any(|version| text.contains(version));
         let found = data.get(KUBEADM_KEY).into_iter().chain(data.values()).filter_map(Value::as_str);
@@ -146,8 +143,7 @@ mod tests {
         }
         assert!(ours("Frontend").unwrap_err().to_string().contains("FrontendConfiguration, Backend"));
         assert_eq!(Document::parse(HEAD).unwrap().kind, Kind::KubeProxy);
-        let json =
-            r#"{"apiVersion": "fairlead.io/v1alpha1", "kind": "LocalConfiguration", "backend": "nft"}"#;
+        let json = r#"{"apiVersion": "fairlead.io/v1alpha1", "kind": "LocalConfiguration", "backend": "nft"}"#;
         assert_eq!(Document::parse(json).unwrap().fields["backend"], "nft");
         for (text, part) in [
             ("", "expected fields"),
@@ -172,12 +168,10 @@ mod tests {
 
     #[test]
     fn what_is_there_twice_is_refused_in_our_own_files_only() {
-        let twice =
-            Document::parse(&format!("{HEAD}iptables:\n  masqueradeBit: 1\n  masqueradeBit: 2\n")).unwrap();
+        let twice = Document::parse(&format!("{HEAD}iptables:\n  masqueradeBit: 1\n  masqueradeBit: 2\n")).unwrap();
         assert_eq!(twice.fields["iptables"]["masqueradeBit"], 2);
         assert!(twice.warnings[0].reason.contains("masqueradeBit"), "{:?}", twice.warnings);
-        let ours =
-            format!("apiVersion: {API_VERSION}\nkind: LocalConfiguration\nbackend: nft\nbackend: ipvs\n");
+        let ours = format!("apiVersion: {API_VERSION}\nkind: LocalConfiguration\nbackend: nft\nbackend: ipvs\n");
         assert!(Document::parse(&ours).unwrap_err().to_string().contains("backend"));
     }
 }

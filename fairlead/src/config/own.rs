@@ -27,8 +27,7 @@ pub(crate) fn to_yaml(kind: Kind, settings: &[Setting]) -> anyhow::Result<String
         },
         Values::Many(values) => values.as_slice().into(),
     };
-    let fields: Map<_, _> =
-        settings.iter().map(|setting| (field_of(&setting.flag), value(&setting.values))).collect();
+    let fields: Map<_, _> = settings.iter().map(|setting| (field_of(&setting.flag), value(&setting.values))).collect();
     Ok(format!("apiVersion: {API_VERSION}\nkind: {}\n{}", kind.name(), crate::print::yaml(&fields)?))
 }
 
@@ -89,10 +88,7 @@ mod tests {
 
     #[test]
     fn flags_and_fields_are_the_same_names() {
-        assert_eq!(
-            ["backend", "max-loss", "tls-client-ca"].map(field_of),
-            ["backend", "maxLoss", "tlsClientCa"]
-        );
+        assert_eq!(["backend", "max-loss", "tls-client-ca"].map(field_of), ["backend", "maxLoss", "tlsClientCa"]);
         let mut command = super::super::command();
         command.build();
         for kind in Kind::OURS {

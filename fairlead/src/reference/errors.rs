@@ -128,8 +128,7 @@ pub(super) fn page() -> String {
 /// The message and the doc comment of each variant. Those that only pass another error on are left out.
 fn variants(source: &str, name: &str) -> Vec<(String, String)> {
     let start = format!("enum {name} {{");
-    let body =
-        source.lines().skip_while(|line| !line.ends_with(&start)).skip(1).take_while(|line| *line != "}");
+    let body = source.lines().skip_while(|line| !line.ends_with(&start)).skip(1).take_while(|line| *line != "}");
     let (mut about, mut rows) = (Vec::new(), Vec::new());
     for line in body.filter(|line| line.starts_with("    ") && !line.starts_with("     ")) {
         let line = line.trim();

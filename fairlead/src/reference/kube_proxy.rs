@@ -13,10 +13,7 @@ modes is passed over in others, with a warning.
 
 /// What becomes of those that take more than a flag of the same value.
 const JOINT: &[(&str, &str)] = &[
-    (
-        "featureGates",
-        "`AllowServiceExternalIPs: true` is so anyway; `false`, and other gates, have no effect",
-    ),
+    ("featureGates", "`AllowServiceExternalIPs: true` is so anyway; `false`, and other gates, have no effect"),
     ("clientConnection.kubeconfig", "`--kubeconfig` of `local`; `--discovery-kubeconfig` of a backend"),
     ("logging.format", "`--log-format`"),
     ("logging.verbosity", "`--log info`, from 4 on `debug`"),

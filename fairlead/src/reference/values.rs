@@ -22,12 +22,7 @@ pub(super) fn page() -> String {
     for (path, about) in documented {
         let default = path.iter().fold(&values, |value, name| &value[name]);
         let of = path.iter().fold(&schema, |node, name| &resolved(&schema, node)["properties"][name]);
-        page.push_str(&row(&[
-            &code(&path.join(".")),
-            &kind(&schema, of),
-            &code(&default.to_string()),
-            &about,
-        ]));
+        page.push_str(&row(&[&code(&path.join(".")), &kind(&schema, of), &code(&default.to_string()), &about]));
     }
     page
 }

@@ -99,11 +99,7 @@ impl Series {
         let (port, (reason, action, note)) = (&key.port, key.words(&self.node));
         let namespace = Some(port.namespace.to_string());
         Event {
-            metadata: ObjectMeta {
-                name: Some(key.name()),
-                namespace: namespace.clone(),
-                ..Default::default()
-            },
+            metadata: ObjectMeta { name: Some(key.name()), namespace: namespace.clone(), ..Default::default() },
             event_time: Some(MicroTime(self.first)),
             type_: Some("Warning".to_owned()),
             reason: Some(reason.to_owned()),

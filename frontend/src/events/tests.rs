@@ -63,11 +63,8 @@ async fn serve(listener: TcpListener, server: Arc<Mutex<Server>>, seen: mpsc::Un
                 let body: Value = serde_json::from_slice(&body).unwrap();
                 let code = server.lock().unwrap().answer(&call, &body);
                 seen.send((call, body.clone())).ok();
-                let answer = if code == 200 {
-                    body
-                } else {
-                    json!({"kind": "Status", "apiVersion": "v1", "code": code})
-                };
+                let answer =
+                    if code == 200 { body } else { json!({"kind": "Status", "apiVersion": "v1", "code": code}) };
                 let status = StatusCode::from_u16(code).unwrap();
                 let answer = Response::builder().status(status).body(answer.to_string()).unwrap();
                 Ok::<_, Infallible>(answer)
@@ -120,10 +117,7 @@ async fn a_reason_is_one_event_on_its_service_whatever_the_number_of_nodes() {
         );
         assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"FailedToProgram".into()));
         assert_eq!(event["reportingInstance"], "frontend-0");
-        assert!(
-            event["eventTime"].is_string() && event["note"].as_str().unwrap().contains("node-0"),
-            "{event}"
-        );
+        assert!(event["eventTime"].is_string() && event["note"].as_str().unwrap().contains("node-0"), "{event}");
         names.insert(event["metadata"]["name"].as_str().unwrap().to_owned());
     }
     assert_eq!(names.len(), 2);
@@ -150,21 +144,10 @@ async fn an_event_that_another_replica_has_made_is_counted() {
 #[tokio::test]
 async fn a_health_check_that_nobody_serves_is_told_as_by_kube_proxy() {
     let mut world = start().await;
-    world.failed_to(
-        FailureKind::HealthCheck,
-        "node-a",
-        "web",
-        "health-check node port 32000 (IPv4) is taken",
-    );
+    world.failed_to(FailureKind::HealthCheck, "node-a", "web", "health-check node port 32000 (IPv4) is taken");
     let (_, event) = world.call().await;
-    assert_eq!(
-        (&event["type"], &event["reason"]),
-        (&"Warning".into(), &"FailedToStartServiceHealthcheck".into())
-    );
-    assert_eq!(
-        (&event["regarding"]["kind"], &event["regarding"]["name"]),
-        (&"Service".into(), &"web".into())
-    );
+    assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"FailedToStartServiceHealthcheck".into()));
+    assert_eq!((&event["regarding"]["kind"], &event["regarding"]["name"]), (&"Service".into(), &"web".into()));
     assert_eq!(event["note"], "shop/web, first on node node-a: health-check node port 32000 (IPv4) is taken");
 }
 
@@ -175,10 +158,7 @@ async fn a_start_is_one_event_on_its_node_whoever_tells_it() {
     first.events.started(begun.clone());
     let (call, event) = first.call().await;
     assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/default/events");
-    assert_eq!(
-        event["regarding"],
-        json!({"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"})
-    );
+    assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}));
     assert_eq!((&event["type"], &event["reason"]), (&"Normal".into(), &"Starting".into()));
     assert_eq!(event["note"], "Starting fairlead backend nft 1.2.3");
     // Another replica: asks, and leaves it at that. A later run is another event.
@@ -208,8 +188,6 @@ async fn one_who_may_not_stops_asking() {
 fn nobody_waits_where_nobody_listens() {
     let events = Events::default();
     let key = ServicePortKey::new("shop", "web", "http", Protocol::Tcp);
-    events.failed(
-        &"node-a".into(),
-        &Failure { key, reason: String::new(), retryable: true, kind: FailureKind::Program },
-    );
+    events
+        .failed(&"node-a".into(), &Failure { key, reason: String::new(), retryable: true, kind: FailureKind::Program });
 }

@@ -79,11 +79,7 @@ impl Access {
     }
 
     /// Who a client with these credentials is. A certificate that names somebody goes before a token.
-    pub(crate) async fn identify(
-        &self,
-        names: Option<&Names>,
-        token: Option<&str>,
-    ) -> Result<Identity, Unidentified> {
+    pub(crate) async fn identify(&self, names: Option<&Names>, token: Option<&str>) -> Result<Identity, Unidentified> {
         let unknown = match names.map(|names| self.by_certificate(names)) {
             Some(Ok(identity)) => return Ok(identity),
             Some(Err(unknown)) => unknown,
@@ -104,8 +100,7 @@ impl Access {
         if let Some(admin) = own.find(|name| self.admins.contains(*name)) {
             return Ok(Identity::Admin(admin.as_str().into()));
         }
-        let of_subject =
-            common_name.as_ref().filter(|_| organizations.iter().any(|group| group == NODE_GROUP));
+        let of_subject = common_name.as_ref().filter(|_| organizations.iter().any(|group| group == NODE_GROUP));
         let of_subject = of_subject.and_then(|name| name.strip_prefix(NODE_USER));
         let prefix = self.node_uri_prefix.as_deref();
         let of_uris = uris.iter().filter_map(|uri| uri.strip_prefix(prefix?));
@@ -122,8 +117,7 @@ impl Access {
 
 /// Whether Kubernetes would let a Node have this name (a DNS subdomain).
 pub(super) fn is_node_name(name: &str) -> bool {
-    let allowed =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
     !name.is_empty() && name.len() <= 253 && name.bytes().all(allowed)
 }
 
@@ -157,10 +151,7 @@ mod tests {
             (names("system:node:a", "system:nodes", &["spiffe://example.org/node/a"]), node("a")),
             (names("a", "", &["https://example.org", "spiffe://example.org/node/a"]), node("a")),
             (names("ops", "", &[]), Ok(Identity::Admin("ops".into()))),
-            (
-                names("x", "", &["spiffe://example.org/ops"]),
-                Ok(Identity::Admin("spiffe://example.org/ops".into())),
-            ),
+            (names("x", "", &["spiffe://example.org/ops"]), Ok(Identity::Admin("spiffe://example.org/ops".into()))),
         ];
         for (names, expected) in cases {
             assert_eq!(access.by_certificate(&names), expected);

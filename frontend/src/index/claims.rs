@@ -134,8 +134,7 @@ impl Claims {
         let mut settling = Settling { claims: self, service, port, me: &me, problems };
         ServicePort {
             cluster_ips: PerFamily::from_fn(|family| {
-                cluster_ips[family]
-                    .filter(|ip| settling.wins(Claim::cluster_ip(*ip, port), "spec.clusterIPs"))
+                cluster_ips[family].filter(|ip| settling.wins(Claim::cluster_ip(*ip, port), "spec.clusterIPs"))
             }),
             node_port: port.node_port.filter(|number| {
                 let field = format!("spec.ports[{}].nodePort", port_label(port));

@@ -24,9 +24,7 @@ fn apply_changes(index: &mut Index, views: &mut Views) -> Vec<ServicePortKey> {
 
 fn problems(index: &Index) -> Vec<(Kind, ObjectName, Vec<Problem>)> {
     let problems = index.problems();
-    problems
-        .map(|(kind, name, problems)| (kind, name.clone(), problems.into_iter().cloned().collect()))
-        .collect()
+    problems.map(|(kind, name, problems)| (kind, name.clone(), problems.into_iter().cloned().collect())).collect()
 }
 
 /// The messages about one service.
@@ -141,9 +139,7 @@ fn the_older_service_wins_and_the_other_gets_it_when_that_goes() {
     assert!(has_vip(&views, "z-old") && !has_vip(&views, "a-new") && !has_vip(&views, "a-undated"));
     assert_eq!(
         messages(&index, "a-new"),
-        [
-            "spec.clusterIPs: 10.96.0.1, port 80/TCP is taken by ns/z-old:http/tcp, which comes first; dropped here"
-        ]
+        ["spec.clusterIPs: 10.96.0.1, port 80/TCP is taken by ns/z-old:http/tcp, which comes first; dropped here"]
     );
     index.apply(Update::Delete(Kind::Service, ObjectName::new("ns", "z-old")));
     apply_changes(&mut index, &mut views);
@@ -159,16 +155,13 @@ fn one_node_port_belongs_to_one_service() {
         service.ports[0].node_port = Some(number(30000));
         service
     };
-    let (index, views) =
-        indexed([put(with_node_port("a", "10.96.0.1", 2)), put(with_node_port("b", "10.96.0.2", 1))]);
+    let (index, views) = indexed([put(with_node_port("a", "10.96.0.1", 2)), put(with_node_port("b", "10.96.0.2", 1))]);
     assert_eq!(views[&key("a")].port.node_port, None);
     assert_eq!(views[&key("b")].port.node_port, Some(number(30000)));
     assert!(views[&key("a")].port.cluster_ips.v4.is_some(), "the rest of the loser stays in force");
     assert_eq!(
         messages(&index, "a"),
-        [
-            "spec.ports[http/TCP].nodePort: 30000/TCP is taken by ns/b:http/tcp, which comes first; dropped here"
-        ]
+        ["spec.ports[http/TCP].nodePort: 30000/TCP is taken by ns/b:http/tcp, which comes first; dropped here"]
     );
 }
 
@@ -218,21 +211,15 @@ fn an_external_ip_that_is_also_a_load_balancer_ip_is_no_conflict() {
 #[test]
 fn trigger_times_count_once_and_only_after_the_start() {
     let mut index = Index::new(time(100), Cluster::default());
-    let triggered = |seconds, address| Slice {
-        trigger: Some(time(seconds)),
-        ..slice("x", "s", vec![endpoint(address, "node-0")])
-    };
+    let triggered =
+        |seconds, address| Slice { trigger: Some(time(seconds)), ..slice("x", "s", vec![endpoint(address, "node-0")]) };
     let mut oldest_after = |update| {
         index.apply(update);
         index.take_changes().oldest_trigger
     };
     assert_eq!(oldest_after(put(triggered(99, "10.0.0.1"))), None, "before the start");
     assert_eq!(oldest_after(put(triggered(101, "10.0.0.2"))), Some(time(101)));
-    assert_eq!(
-        oldest_after(put(triggered(101, "10.0.0.3"))),
-        None,
-        "the same time again is of an older change"
-    );
+    assert_eq!(oldest_after(put(triggered(101, "10.0.0.3"))), None, "the same time again is of an older change");
     index.apply(put(triggered(103, "10.0.0.4")));
     index.apply(put(triggered(105, "10.0.0.5")));
     assert_eq!(index.take_changes().oldest_trigger, Some(time(103)), "the oldest of several");

@@ -107,13 +107,7 @@ impl Log {
         }
         pieces.extend(Piece::pack(own));
         let digest = self.digest(node);
-        Update {
-            target: self.revision,
-            pieces,
-            oldest_trigger: None,
-            digest,
-            source_version: self.source_version,
-        }
+        Update { target: self.revision, pieces, oldest_trigger: None, digest, source_version: self.source_version }
     }
 
     /// Tells a node its own facts.

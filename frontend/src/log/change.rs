@@ -55,11 +55,7 @@ impl Changed {
 
 impl PortChange {
     /// What differs between two views. `zone_of` says in which zone a node is.
-    pub(super) fn between<'a>(
-        old: Option<&View>,
-        new: Option<&View>,
-        zone_of: impl Fn(&str) -> &'a str,
-    ) -> Self {
+    pub(super) fn between<'a>(old: Option<&View>, new: Option<&View>, zone_of: impl Fn(&str) -> &'a str) -> Self {
         match (old, new) {
             (_, None) => Self::Removed,
             (None, Some(_)) => Self::Created,
@@ -89,12 +85,8 @@ impl PortChange {
     /// The zones for which it is something else than for everyone.
     pub(super) fn zones<'a>(&'a self, new: Option<&'a View>) -> BTreeSet<&'a Arc<str>> {
         match (self, new) {
-            (Self::Created, Some(view)) => {
-                view.cluster.iter().flat_map(|(_, pools)| pools.zones.keys()).collect()
-            }
-            (Self::Changed(changed), _) => {
-                changed.cluster.iter().flat_map(|(_, steps)| steps.zones.keys()).collect()
-            }
+            (Self::Created, Some(view)) => view.cluster.iter().flat_map(|(_, pools)| pools.zones.keys()).collect(),
+            (Self::Changed(changed), _) => changed.cluster.iter().flat_map(|(_, steps)| steps.zones.keys()).collect(),
             _ => BTreeSet::new(),
         }
     }
@@ -231,11 +223,7 @@ pub(super) fn nodes_of_view(view: &View) -> impl Iterator<Item = &Arc<str>> {
     view.cluster.iter().flat_map(|(_, pools)| pools.nodes.keys()).chain(view.local.keys())
 }
 
-fn scoped_steps<'a>(
-    old: &Scoped<Pool>,
-    new: &Scoped<Pool>,
-    zone_of: impl Fn(&str) -> &'a str,
-) -> Scoped<Step> {
+fn scoped_steps<'a>(old: &Scoped<Pool>, new: &Scoped<Pool>, zone_of: impl Fn(&str) -> &'a str) -> Scoped<Step> {
     let zones: BTreeSet<_> = old.zones.keys().chain(new.zones.keys()).collect();
     let nodes: BTreeSet<_> = old.nodes.keys().chain(new.nodes.keys()).collect();
     // A place without a change is listed too: otherwise the step of the wider scope would be taken for its own.

@@ -65,9 +65,7 @@ impl Log {
     /// What leads a node from a revision to the present one. `None` when that is not known any more, because the
     /// revision is too old or the node has come into another zone since: then buckets must be compared.
     pub fn difference(&mut self, node: &str, from: Revision) -> Option<Update> {
-        if from > self.revision
-            || self.recipients.get(node).is_some_and(|recipient| recipient.moved_since(from))
-        {
+        if from > self.revision || self.recipients.get(node).is_some_and(|recipient| recipient.moved_since(from)) {
             return None;
         }
         let entries = self.history.since(from)?;
@@ -92,13 +90,7 @@ impl Log {
         let mut pieces = if instead.is_empty() { shared.to_vec() } else { without(&shared, &instead) };
         pieces.extend(Piece::pack(own));
         let digest = self.digest(node);
-        Some(Update {
-            target: self.revision,
-            pieces,
-            oldest_trigger,
-            digest,
-            source_version: self.source_version,
-        })
+        Some(Update { target: self.revision, pieces, oldest_trigger, digest, source_version: self.source_version })
     }
 
     /// What all nodes of a zone need, but for what is special for each.

@@ -120,12 +120,7 @@ pub(super) fn replace(pool: PoolId, endpoints: &Pool, operations: &mut Vec<Opera
 }
 
 /// The operations that add and remove endpoints of a pool.
-pub(super) fn change(
-    pool: PoolId,
-    add: Vec<Endpoint>,
-    remove: Vec<Endpoint>,
-    operations: &mut Vec<Operation>,
-) {
+pub(super) fn change(pool: PoolId, add: Vec<Endpoint>, remove: Vec<Endpoint>, operations: &mut Vec<Operation>) {
     if add.len() + remove.len() <= OPERATION_ENDPOINTS {
         operations.push(Operation::ChangePool { pool, add, remove });
         return;
@@ -148,10 +143,7 @@ fn size_bound(operation: &Operation) -> usize {
         }
         Operation::ReplacePool { pool, endpoints } => key_bytes(&pool.key) + ENDPOINT_BYTES * endpoints.len(),
         Operation::PutNode(node) => {
-            node.name.len()
-                + node.zone.len()
-                + ADDRESS_BYTES * node.addresses.len()
-                + CIDR_BYTES * node.pod_cidrs.len()
+            node.name.len() + node.zone.len() + ADDRESS_BYTES * node.addresses.len() + CIDR_BYTES * node.pod_cidrs.len()
         }
         Operation::PutCluster(cluster) => CIDR_BYTES * cluster.service_cidrs.len(),
         Operation::ResetBucket(_) => 0,

@@ -295,8 +295,7 @@ fn zones_share_too_and_see_only_their_own() {
     };
     let (a, b) = (|last| hinted(last, "zone-a"), |last| hinted(last, "zone-b"));
     let nodes = ["node-0", "node-1", "node-2"].map(|name| put(node(name, "zone-a")));
-    let start =
-        [put(service("web", "10.96.0.1")), web(vec![a(1), a(2), b(3), b(4)]), put(node("node-8", "zone-b"))];
+    let start = [put(service("web", "10.96.0.1")), web(vec![a(1), a(2), b(3), b(4)]), put(node("node-8", "zone-b"))];
     let mut cluster = Cluster::of(nodes.into_iter().chain(start));
     let from = cluster.log.revision();
     cluster.commit([web(vec![a(1), a(2), b(3), b(4), b(5)])]);

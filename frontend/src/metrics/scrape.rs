@@ -87,12 +87,7 @@ impl Scrape {
             *streams.entry([("role", role), ("mode", mode_name(status.mode))]).or_default() += 1;
         }
         let text = "Open streams, by role (agent, observer or shadow) and by the mode in which they started.";
-        writer.labelled_gauge(
-            "streams",
-            text,
-            None,
-            streams.into_iter().map(|(labels, n)| (labels, n as f64)),
-        )?;
+        writer.labelled_gauge("streams", text, None, streams.into_iter().map(|(labels, n)| (labels, n as f64)))?;
         lags(writer, &fleet, revision)
     }
 
@@ -104,7 +99,8 @@ impl Scrape {
         writer.gauge("rebuilds_waiting", text, None, waiting as f64)?;
         let text = "Snapshots and repairs that have been put together, at the start of streams and later.";
         writer.counter("rebuilds", text, rebuilds)?;
-        let text = "Pieces of messages that were encoded. What many nodes are sent is encoded once: compare with pieces_sent.";
+        let text =
+            "Pieces of messages that were encoded. What many nodes are sent is encoded once: compare with pieces_sent.";
         writer.counter("pieces_encoded", text, encoded)?;
         let text = "Pieces of messages that were sent, each counted once for each stream.";
         writer.counter("pieces_sent", text, sent)?;
@@ -125,7 +121,8 @@ impl Scrape {
         let text = "Requests to the API that have failed since the last confirmation, by kind.";
         let failures = rows().map(|(row, labels)| (labels, f64::from(row.failures)));
         writer.labelled_gauge("watch_failures_in_a_row", text, None, failures)?;
-        let text = "Complete lists from the API, by kind: beyond the first, something was lost or not confirmed for too long.";
+        let text =
+            "Complete lists from the API, by kind: beyond the first, something was lost or not confirmed for too long.";
         writer.labelled_counter("watch_lists", text, rows().map(|(row, labels)| (labels, row.lists)))
     }
 }
@@ -171,9 +168,8 @@ mod tests {
 
     #[test]
     fn quantiles_are_values_that_occur() {
-        let values = |mut values: Vec<f64>| -> Vec<f64> {
-            quantiles(&mut values).into_iter().map(|(_, value)| value).collect()
-        };
+        let values =
+            |mut values: Vec<f64>| -> Vec<f64> { quantiles(&mut values).into_iter().map(|(_, value)| value).collect() };
         assert_eq!(values(Vec::new()), [0.0; 0]);
         assert_eq!(values(vec![3.0]), [3.0; 3]);
         assert_eq!(values((1..=200).rev().map(f64::from).collect()), [100.0, 198.0, 200.0]);

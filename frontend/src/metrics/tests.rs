@@ -31,8 +31,7 @@ fn names() -> BTreeSet<String> {
 #[test]
 fn the_page_lists_every_metric_and_no_other() {
     let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `fairlead_frontend_"));
-    let listed: BTreeSet<_> =
-        rows.map(|row| format!("{PREFIX}_{}", row.split(['`', '{']).next().unwrap())).collect();
+    let listed: BTreeSet<_> = rows.map(|row| format!("{PREFIX}_{}", row.split(['`', '{']).next().unwrap())).collect();
     assert_eq!(listed, names());
 }
 

@@ -72,29 +72,19 @@ pub(super) fn live(model: &Model, query: &Query) -> String {
     let table = Table { id: "nodes", title: "Nodes", columns: &columns, nothing: "No node." };
     table.write(&mut html, nodes, query, node_row);
 
-    let problems = model
-        .problems
-        .iter()
-        .filter(|problem| query.wants(&[&problem.object, &problem.field, &problem.message]));
+    let problems =
+        model.problems.iter().filter(|problem| query.wants(&[&problem.object, &problem.field, &problem.message]));
     let columns = ["Object", "Field", "What is wrong"];
-    let table = Table {
-        id: "problems",
-        title: "Problems",
-        columns: &columns,
-        nothing: "Nothing is wrong with any object.",
-    };
+    let table =
+        Table { id: "problems", title: "Problems", columns: &columns, nothing: "Nothing is wrong with any object." };
     table.write(&mut html, problems, query, |ProblemRow { object, field, message }, html| {
         cells(html, &[("", &Text(object)), ("code", &Text(field)), ("", &Text(message))])
     });
 
     let changes = model.changes.iter().filter(|change| query.wants(&[&change.key.to_string()]));
     let columns = ["Service port", "What", "When", "Revision"];
-    let table = Table {
-        id: "changes",
-        title: "Changed lately",
-        columns: &columns,
-        nothing: "Nothing since the start.",
-    };
+    let table =
+        Table { id: "changes", title: "Changed lately", columns: &columns, nothing: "Nothing since the start." };
     table.write(&mut html, changes, query, |Change { at, revision, key, what }, html| {
         let ago = ago(*at, model.now);
         cells(html, &[("", &Name(key)), ("", &happened(*what)), ("", &ago), ("number", revision)])
@@ -107,8 +97,7 @@ pub(super) fn live(model: &Model, query: &Query) -> String {
     let columns = ["Service port", "Addresses", "Endpoints"];
     let table = Table { id: "services", title: "Services", columns: &columns, nothing: "No service port." };
     table.write(&mut html, services, query, |ServiceRow { key, vips, endpoints }, html| {
-        let addresses =
-            vips.iter().map(|vip| format!("<span>{}</span>", Text(vip))).collect::<Vec<_>>().join(" ");
+        let addresses = vips.iter().map(|vip| format!("<span>{}</span>", Text(vip))).collect::<Vec<_>>().join(" ");
         cells(html, &[("", &Name(key)), ("addresses", &addresses), ("number", endpoints)])
     });
     html
@@ -151,8 +140,7 @@ fn node_row(node: &NodeRow, html: &mut String) {
         Condition::Failing | Condition::Shadow => "warn",
         Condition::Well => "good",
     };
-    let trouble =
-        if trouble.is_empty() { String::new() } else { format!("<small>{}</small>", Text(trouble)) };
+    let trouble = if trouble.is_empty() { String::new() } else { format!("<small>{}</small>", Text(trouble)) };
     let state = format!("<span class=\"state {class}\">{}</span>{trouble}", label(*condition));
     let held = held.map_or_else(|| "–".to_owned(), |held| held.to_string());
     let lag = match condition {
@@ -211,10 +199,8 @@ impl Table<'_> {
                 body.push_str("</tr>\n");
             }
         }
-        let _ = writeln!(
-            html,
-            "<section aria-labelledby=\"{id}\">\n<h2 id=\"{id}\">{title} <small>{count}</small></h2>"
-        );
+        let _ =
+            writeln!(html, "<section aria-labelledby=\"{id}\">\n<h2 id=\"{id}\">{title} <small>{count}</small></h2>");
         if count == 0 {
             let nothing = if query.filter.is_empty() { nothing } else { "Nothing matches the filter." };
             let _ = writeln!(html, "<p class=\"nothing\">{nothing}</p>\n</section>");
@@ -248,8 +234,7 @@ fn is_number(column: &str) -> bool {
 /// The cells of a row, each with its class; the first one names the row. What is given is HTML.
 fn cells(html: &mut String, cells: &[(&str, &dyn Display)]) {
     for (at, (class, content)) in cells.iter().enumerate() {
-        let class: &dyn Display =
-            if class.is_empty() { &"" } else { &format_args!(" class=\"{class}\"").to_string() };
+        let class: &dyn Display = if class.is_empty() { &"" } else { &format_args!(" class=\"{class}\"").to_string() };
         let _ = match at {
             0 => write!(html, "<th scope=\"row\"{class}>{content}</th>"),
             _ => write!(html, "<td{class}>{content}</td>"),
@@ -286,8 +271,7 @@ impl Display for Utc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (mut day, second) = (self.0 / 86400, self.0 % 86400);
         let mut year = 1970;
-        let is_leap =
-            |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+        let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
         while day >= 365 + u64::from(is_leap(year)) {
             day -= 365 + u64::from(is_leap(year));
             year += 1;

@@ -9,10 +9,7 @@ use crate::{
     view::{Explained, Explanation, Reason},
 };
 
-pub(super) fn response(
-    shared: &Shared,
-    request: &v1::EndpointsRequest,
-) -> Result<v1::EndpointsResponse, Status> {
+pub(super) fn response(shared: &Shared, request: &v1::EndpointsRequest) -> Result<v1::EndpointsResponse, Status> {
     let v1::EndpointsRequest { namespace, name, node, port } = request;
     if node.is_empty() {
         return Err(Status::invalid_argument("no node is named"));

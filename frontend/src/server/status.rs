@@ -21,11 +21,7 @@ const MAX_WAIT: Duration = Duration::from_secs(600);
 const FAILURES: usize = 10;
 
 /// Puts off the answer as the request wants it.
-pub(super) async fn wait(
-    shared: &Shared,
-    request: &v1::StatusRequest,
-    mut shutdown: Shutdown,
-) -> Result<(), Status> {
+pub(super) async fn wait(shared: &Shared, request: &v1::StatusRequest, mut shutdown: Shutdown) -> Result<(), Status> {
     let v1::StatusRequest { wait_millis, until_revision, until_epoch, node: _ } = request;
     let (epoch, revision) = {
         let log = shared.log();

@@ -83,9 +83,7 @@ fn to_status(error: SessionError) -> Status {
     match error {
         SessionError::Denied(error) => gate::denied(&error),
         SessionError::NoHello(_) => Status::deadline_exceeded(message),
-        SessionError::TooManyRepeats(_) | SessionError::TooManyStreams(_) => {
-            Status::resource_exhausted(message)
-        }
+        SessionError::TooManyRepeats(_) | SessionError::TooManyStreams(_) => Status::resource_exhausted(message),
         SessionError::Invalid(error) if error.field.ends_with("protocol_version") => {
             Status::failed_precondition(message)
         }

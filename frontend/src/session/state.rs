@@ -254,8 +254,7 @@ impl Session {
         let before: BTreeSet<_> = before.iter().map(reason).collect();
         let log = self.shared.log();
         // What a node makes up is no Service of the cluster's.
-        let is_new =
-            |failure: &&Failure| !before.contains(&reason(failure)) && log.view(&failure.key).is_some();
+        let is_new = |failure: &&Failure| !before.contains(&reason(failure)) && log.view(&failure.key).is_some();
         for failure in failures.iter().filter(is_new) {
             self.shared.events.failed(&self.node, failure);
         }
@@ -386,12 +385,7 @@ impl Session {
         Ok(())
     }
 
-    async fn send_bookmark(
-        &mut self,
-        revision: Revision,
-        digest: Digest,
-        output: &mut Output,
-    ) -> Result<(), End> {
+    async fn send_bookmark(&mut self, revision: Revision, digest: Digest, output: &mut Output) -> Result<(), End> {
         self.owes(Instant::now());
         output.send(Frame::Event(ServerEvent::Bookmark(revision, digest))).await?;
         self.expect_ack(revision, digest);
@@ -428,8 +422,7 @@ impl Session {
 fn kept(failures: Vec<Failure>) -> Vec<Failure> {
     let mut bytes = 0;
     let fits = failures.into_iter().take_while(|Failure { key, reason, .. }| {
-        bytes +=
-            key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<Failure>();
+        bytes += key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<Failure>();
         bytes <= FAILURES
     });
     fits.collect()

@@ -30,9 +30,8 @@ fn small() -> Vec<Object> {
 /// Many services with endpoints on every node.
 fn large() -> Vec<Object> {
     let services = (0..100u8).flat_map(|number| {
-        let endpoints: Vec<SliceEndpoint> = (0..100u8)
-            .map(|last| endpoint(&format!("10.1.{number}.{last}"), &format!("node-{}", last % 3)))
-            .collect();
+        let endpoints: Vec<SliceEndpoint> =
+            (0..100u8).map(|last| endpoint(&format!("10.1.{number}.{last}"), &format!("node-{}", last % 3))).collect();
         let name = format!("s{number}");
         let service = service(&name, &format!("10.96.1.{number}"));
         [Object::from(service), slice(&name, &name, endpoints).into()]
@@ -98,9 +97,7 @@ async fn a_change_is_a_difference_and_the_first_after_a_quiet_time_comes_at_once
     assert_eq!(start.elapsed(), Duration::ZERO);
     let [batch] = &batches[..] else { panic!("{batches:?}") };
     assert_eq!((batch.base, batch.target), (before, Revision(before.0 + 1)));
-    assert!(
-        matches!(&batch.operations[..], [Operation::ChangePool { add, .. }] if add[0].address == ip("10.0.0.6"))
-    );
+    assert!(matches!(&batch.operations[..], [Operation::ChangePool { add, .. }] if add[0].address == ip("10.0.0.6")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -295,8 +292,7 @@ async fn a_start_is_told_of_agents_of_the_clusters_nodes() {
         let mut client = fixture.connect(Hello { role, started, ..hello(node) }).await;
         client.welcome().await;
         let report = reports.try_recv().ok();
-        let of_it =
-            matches!(&report, Some(Report::Started(start)) if &*start.node == node && start.at == now);
+        let of_it = matches!(&report, Some(Report::Started(start)) if &*start.node == node && start.at == now);
         assert_eq!((report.is_some(), of_it), (told, told), "{node} {role:?} {started:?}: {report:?}");
         client.leaves().await.unwrap();
     }

@@ -159,8 +159,7 @@ mod tests {
     use super::*;
     use crate::session::tests::hello;
 
-    const LIMITS: VisitLimits =
-        VisitLimits { streams: 2, views: Rate { burst: 1, every: Duration::from_secs(1) } };
+    const LIMITS: VisitLimits = VisitLimits { streams: 2, views: Rate { burst: 1, every: Duration::from_secs(1) } };
 
     #[test]
     fn so_many_streams_for_a_node_and_role() {

@@ -84,8 +84,7 @@ impl Freshness {
 
     /// Begins to follow a kind.
     pub(super) fn recorder(&self, kind: Kind) -> Recorder {
-        let record =
-            Record { phase: Phase::Listing, confirmed: None, lists: 0, failures: 0, last_error: None };
+        let record = Record { phase: Phase::Listing, confirmed: None, lists: 0, failures: 0, last_error: None };
         self.lock().insert(kind, record);
         Recorder { freshness: self.clone(), kind }
     }
@@ -167,9 +166,6 @@ mod tests {
         );
         recorder.confirmed();
         let row = freshness.snapshot().remove(0);
-        assert_eq!(
-            (row.age, row.failures, row.last_error.as_deref()),
-            (Some(Duration::ZERO), 0, Some("cut"))
-        );
+        assert_eq!((row.age, row.failures, row.last_error.as_deref()), (Some(Duration::ZERO), 0, Some("cut")));
     }
 }

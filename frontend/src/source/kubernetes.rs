@@ -80,8 +80,7 @@ impl Deadlines {
 pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client> {
     let config = match kubeconfig {
         Some(path) => {
-            let file =
-                Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()))?;
+            let file = Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()))?;
             let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
             config.with_context(|| format!("kubeconfig {}", path.display()))?
         }

@@ -57,13 +57,9 @@ enum Presence {
 }
 
 /// Delivers what is in `directory` until the shutdown, or until nobody receives it.
-pub(super) async fn run(
-    directory: PathBuf,
-    updates: mpsc::Sender<Update>,
-    mut shutdown: Shutdown,
-) -> Result<()> {
-    let directory = std::path::absolute(&directory)
-        .with_context(|| format!("manifests directory {}", directory.display()))?;
+pub(super) async fn run(directory: PathBuf, updates: mpsc::Sender<Update>, mut shutdown: Shutdown) -> Result<()> {
+    let directory =
+        std::path::absolute(&directory).with_context(|| format!("manifests directory {}", directory.display()))?;
     let mut follower = Follower::new(directory)?;
     let follow = async {
         let mut next = follower.start().await?;
@@ -80,10 +76,7 @@ pub(super) async fn run(
     }
 }
 
-async fn send(
-    updates: &mpsc::Sender<Update>,
-    next: Vec<Update>,
-) -> Result<(), mpsc::error::SendError<Update>> {
+async fn send(updates: &mpsc::Sender<Update>, next: Vec<Update>) -> Result<(), mpsc::error::SendError<Update>> {
     for update in next {
         updates.send(update).await?;
     }
@@ -141,8 +134,7 @@ impl Follower {
         let now = Instant::now();
         let Happened { mut changed, vanished, touched, .. } = happened;
         self.vanishing.retain(|name, _| !changed.contains(name));
-        let gone =
-            self.vanishing.extract_if(.., |_, believe| *believe <= now).map(|(name, _)| name).collect();
+        let gone = self.vanishing.extract_if(.., |_, believe| *believe <= now).map(|(name, _)| name).collect();
         self.vanishing.extend(vanished.into_iter().map(|name| (name, now + VANISH)));
         changed.extend(touched.into_iter().filter(|name| self.catalog.is_unreadable(name)));
         Scope::Files { changed, gone }

@@ -79,10 +79,7 @@ fn metadata_field<'a>(json: &'a Value, field: &str) -> &'a str {
 }
 
 fn object_name(metadata: &ObjectMeta) -> ObjectName {
-    ObjectName::new(
-        metadata.namespace.as_deref().unwrap_or_default(),
-        metadata.name.as_deref().unwrap_or_default(),
-    )
+    ObjectName::new(metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())
 }
 
 // === What the kinds share ===

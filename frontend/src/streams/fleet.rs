@@ -37,9 +37,8 @@ impl Fleet {
         let mut observers: Vec<_> = observers.cloned().collect();
         observers.sort_by(|left, right| left.node.cmp(&right.node));
         let absent = registry.nodes.iter().filter(|(name, _)| !registry.agents.contains_key(*name));
-        let absent = absent
-            .map(|(name, alone_since)| Absent { node: name.clone(), alone: alone_since.elapsed() })
-            .collect();
+        let absent =
+            absent.map(|(name, alone_since)| Absent { node: name.clone(), alone: alone_since.elapsed() }).collect();
         Self { agents, observers, absent, nodes: registry.nodes.len(), errors: registry.errors.clone() }
     }
 

@@ -142,8 +142,7 @@ impl<'a> Hints<'a> {
         let mut places = BTreeMap::<Arc<str>, Vec<_>>::new();
         for merged in ready {
             // The empty name is how a node without a zone says so; no hint can mean it.
-            let names: BTreeSet<_> =
-                hints(merged.endpoint).iter().filter(|place| !place.is_empty()).collect();
+            let names: BTreeSet<_> = hints(merged.endpoint).iter().filter(|place| !place.is_empty()).collect();
             for place in names {
                 places.entry(place.clone()).or_default().push(*merged);
             }

@@ -41,10 +41,7 @@ impl Merged<'_> {
 }
 
 /// The endpoints of a service port in the order of address and port: of each the best entry.
-pub(super) fn merge<'a>(
-    key: &ServicePortKey,
-    slices: impl IntoIterator<Item = &'a Slice>,
-) -> Vec<Merged<'a>> {
+pub(super) fn merge<'a>(key: &ServicePortKey, slices: impl IntoIterator<Item = &'a Slice>) -> Vec<Merged<'a>> {
     let mut entries = entries(key, slices);
     entries.dedup_by_key(|entry| entry.identity());
     entries
@@ -55,25 +52,16 @@ pub(super) fn merge<'a>(
 /// The same address and port can be listed twice, while an endpoint moves between slices or when an address is used
 /// again; the best comes first then. One that is not terminating wins; beyond that the choice is arbitrary but always the same: ready,
 /// then serving, then the name of the slice, then the place in it.
-pub(super) fn entries<'a>(
-    key: &ServicePortKey,
-    slices: impl IntoIterator<Item = &'a Slice>,
-) -> Vec<Merged<'a>> {
+pub(super) fn entries<'a>(key: &ServicePortKey, slices: impl IntoIterator<Item = &'a Slice>) -> Vec<Merged<'a>> {
     let mut candidates = Vec::new();
     for slice in slices {
-        let ports =
-            slice.ports.iter().filter(|port| port.name == key.port_name && port.protocol == key.protocol);
+        let ports = slice.ports.iter().filter(|port| port.name == key.port_name && port.protocol == key.protocol);
         for port in ports {
             let endpoints = slice.endpoints.iter().enumerate();
             candidates.extend(endpoints.map(|(at, endpoint)| {
                 let merged = Merged { endpoint, slice, port: port.port };
-                let preference = (
-                    endpoint.terminating,
-                    Reverse(endpoint.ready),
-                    Reverse(endpoint.serving),
-                    &slice.name,
-                    at,
-                );
+                let preference =
+                    (endpoint.terminating, Reverse(endpoint.ready), Reverse(endpoint.serving), &slice.name, at);
                 (merged, preference)
             }));
         }

@@ -21,11 +21,8 @@ pub(super) fn seen(
     node: &str,
     zone: &str,
 ) -> Seen {
-    let mut seen = Seen {
-        any_endpoints: PerFamily::default(),
-        cluster: PerFamily::default(),
-        local: PerFamily::default(),
-    };
+    let mut seen =
+        Seen { any_endpoints: PerFamily::default(), cluster: PerFamily::default(), local: PerFamily::default() };
     for family in Family::ALL {
         if service.cluster_ips[family].is_none() {
             continue;
@@ -60,23 +57,18 @@ fn cluster(all: &[(Endpoint, &SliceEndpoint)], node: &str, zone: &str) -> Vec<En
     let for_zone = |ep: &SliceEndpoint| ep.zone_hints.iter().any(|hint| **hint == *zone);
     let every_node_hint = ready.iter().all(|(_, ep)| !ep.node_hints.is_empty());
     let every_zone_hint = ready.iter().all(|(_, ep)| !ep.zone_hints.is_empty());
-    let filter: &dyn Fn(&SliceEndpoint) -> bool =
-        if every_node_hint && ready.iter().any(|(_, ep)| for_node(ep)) {
-            &for_node
-        } else if !zone.is_empty() && every_zone_hint && ready.iter().any(|(_, ep)| for_zone(ep)) {
-            &for_zone
-        } else {
-            &|_| true
-        };
+    let filter: &dyn Fn(&SliceEndpoint) -> bool = if every_node_hint && ready.iter().any(|(_, ep)| for_node(ep)) {
+        &for_node
+    } else if !zone.is_empty() && every_zone_hint && ready.iter().any(|(_, ep)| for_zone(ep)) {
+        &for_zone
+    } else {
+        &|_| true
+    };
     ready.iter().filter(|(_, ep)| filter(ep)).map(|(endpoint, _)| *endpoint).collect()
 }
 
 /// The union of the slices; of one address and port the best entry.
-fn endpoints<'a>(
-    key: &ServicePortKey,
-    slices: &'a [Slice],
-    family: Family,
-) -> Vec<(Endpoint, &'a SliceEndpoint)> {
+fn endpoints<'a>(key: &ServicePortKey, slices: &'a [Slice], family: Family) -> Vec<(Endpoint, &'a SliceEndpoint)> {
     let mut slices: Vec<_> = slices.iter().filter(|slice| slice.service == key.name).collect();
     slices.sort_by(|left, right| left.name.cmp(&right.name));
     let mut all: Vec<(Endpoint, &SliceEndpoint)> = Vec::new();

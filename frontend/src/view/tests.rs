@@ -145,8 +145,7 @@ fn terminating_endpoints_serve_when_nothing_is_ready_and_ignore_hints() {
 #[test]
 fn one_ready_endpoint_without_hint_vetoes_but_one_that_is_not_ready_does_not() {
     let service = service("s", "10.96.0.1");
-    let hinted =
-        |address, zone: &str| SliceEndpoint { zone_hints: vec![zone.into()], ..endpoint(address, "node-0") };
+    let hinted = |address, zone: &str| SliceEndpoint { zone_hints: vec![zone.into()], ..endpoint(address, "node-0") };
     let unready = SliceEndpoint { ready: false, ..endpoint("10.0.0.9", "node-0") };
     let two = vec![hinted("10.0.0.1", "zone-a"), hinted("10.0.0.2", "zone-b"), unready];
     let view = view_of(&service, &[slice("a", "s", two.clone())]);
@@ -221,8 +220,7 @@ fn a_family_without_cluster_ip_has_no_endpoints() {
 
 /// Of each endpoint: its address, why it is in the cluster pool or not, and the same of the local pool.
 fn reasons(explanation: &Explanation) -> Vec<[String; 3]> {
-    let one =
-        |one: &Explained| [one.endpoint.address.to_string(), one.cluster.to_string(), one.local.to_string()];
+    let one = |one: &Explained| [one.endpoint.address.to_string(), one.cluster.to_string(), one.local.to_string()];
     explanation.endpoints.iter().map(one).collect()
 }
 
@@ -230,19 +228,14 @@ fn reasons(explanation: &Explanation) -> Vec<[String; 3]> {
 fn every_endpoint_is_told_why() {
     let service = service("s", "10.96.0.1");
     let port = || unopposed(&service, &service.ports[0]);
-    let hinted =
-        |address, zone: &str| SliceEndpoint { zone_hints: vec![zone.into()], ..endpoint(address, "node-0") };
+    let hinted = |address, zone: &str| SliceEndpoint { zone_hints: vec![zone.into()], ..endpoint(address, "node-0") };
     let going = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.4", "node-0") };
     let stopped = SliceEndpoint { serving: false, address: "10.0.0.5".parse().unwrap(), ..going.clone() };
     let unready = SliceEndpoint { ready: false, ..endpoint("10.0.0.6", "node-1") };
     let mut other = slice("c", "s", vec![endpoint("10.0.0.7", "node-0")]);
     other.ports[0].name = "metrics".into();
     let slices = [
-        slice(
-            "a",
-            "s",
-            vec![hinted("10.0.0.1", "zone-a"), hinted("10.0.0.2", "zone-b"), going, stopped, unready],
-        ),
+        slice("a", "s", vec![hinted("10.0.0.1", "zone-a"), hinted("10.0.0.2", "zone-b"), going, stopped, unready]),
         slice("b", "s", vec![hinted("10.0.0.1", "zone-a")]),
         other,
     ];

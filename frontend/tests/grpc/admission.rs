@@ -69,20 +69,15 @@ async fn who_does_not_read_gives_its_place_back() {
 
 #[tokio::test]
 async fn who_waits_hears_from_time_to_time_and_is_drained_too() {
-    let config = Config {
-        drain_delay: Duration::from_millis(100),
-        drain_grace: Duration::from_millis(100),
-        ..config(1)
-    };
+    let config =
+        Config { drain_delay: Duration::from_millis(100), drain_grace: Duration::from_millis(100), ..config(1) };
     let server = Server::start(Transport::Unix, config, cluster(SERVICES)).await;
     let _stuck = stuck(&server).await;
     until(&server, |figures| figures.admitted == 1).await;
     let mut waits = server.hello(hello("node-2")).await;
     let Some(server_message::Message::Welcome(_)) = waits.next().await.unwrap() else { panic!("no welcome") };
     for _ in 0..3 {
-        let Some(server_message::Message::Batch(batch)) = waits.next().await.unwrap() else {
-            panic!("no batch")
-        };
+        let Some(server_message::Message::Batch(batch)) = waits.next().await.unwrap() else { panic!("no batch") };
         assert!(!batch.commit && batch.operations.is_empty(), "{batch:?}");
     }
     server.trigger.fire();
@@ -106,9 +101,7 @@ async fn resuming_does_not_wait_and_neither_do_changes() {
     let _stuck = stuck(&server).await;
     until(&server, |figures| figures.admitted == 1).await;
     let mut again = server.hello(v1::Hello { epoch, revision, ..hello("node-2") }).await;
-    let Some(server_message::Message::Welcome(welcome)) = again.next().await.unwrap() else {
-        panic!("no welcome")
-    };
+    let Some(server_message::Message::Welcome(welcome)) = again.next().await.unwrap() else { panic!("no welcome") };
     assert_eq!(welcome.mode(), v1::Mode::Resume);
     let bookmark = again.next().await.unwrap();
     assert!(matches!(bookmark, Some(server_message::Message::Bookmark(_))), "{bookmark:?}");

@@ -15,12 +15,7 @@ use tonic::Code;
 
 use super::{HOME, Server, Transport, cluster, service, slice};
 
-async fn ask(
-    server: &Server,
-    name: &str,
-    node: &str,
-    port: &str,
-) -> Result<EndpointsResponse, tonic::Status> {
+async fn ask(server: &Server, name: &str, node: &str, port: &str) -> Result<EndpointsResponse, tonic::Status> {
     let mut client = FairleadClient::new(server.channel.clone());
     let [namespace, name, node, port] = ["ns", name, node, port].map(str::to_owned);
     let answer = client.endpoints(EndpointsRequest { namespace, name, node, port }).await;
@@ -47,8 +42,7 @@ fn updates() -> Vec<Update> {
     };
     let mut of_zero = service(0);
     let Some(Object::Service(web)) = &mut of_zero.object else { panic!() };
-    let metrics =
-        Port { name: "metrics".into(), port: NonZeroU16::new(9090).unwrap(), ..web.ports[0].clone() };
+    let metrics = Port { name: "metrics".into(), port: NonZeroU16::new(9090).unwrap(), ..web.ports[0].clone() };
     web.ports.push(metrics);
     let mut of_slice = slice(0, 3);
     let Some(Object::Slice(endpoints)) = &mut of_slice.object else { panic!() };
@@ -77,11 +71,9 @@ async fn each_endpoint_is_told_with_the_reason() {
     assert_eq!(answer.zone, "zone-a");
     assert_eq!(answer.revision, server.status().await.revision);
     let [web, metrics] = &answer.ports[..] else { panic!("{answer:?}") };
-    let row = |last: u8, cluster: &str, local: &str| {
-        (format!("10.0.0.{last}"), 8080, cluster.to_owned(), local.to_owned())
-    };
-    let expected =
-        [row(0, "ready", "ready"), row(1, "not-ready", "not-ready"), row(2, "ready", "not-on-this-node")];
+    let row =
+        |last: u8, cluster: &str, local: &str| (format!("10.0.0.{last}"), 8080, cluster.to_owned(), local.to_owned());
+    let expected = [row(0, "ready", "ready"), row(1, "not-ready", "not-ready"), row(2, "ready", "not-on-this-node")];
     assert_eq!(said(web), expected);
     assert!(said(metrics).iter().all(|(_, port, cluster, _)| *port == 0 && cluster == "no-such-port"));
     let [problem] = &answer.problems[..] else { panic!("those of others too: {:?}", answer.problems) };
@@ -93,11 +85,9 @@ async fn each_endpoint_is_told_with_the_reason() {
     assert!(said(web).iter().all(|(.., local)| matches!(&**local, "not-on-this-node" | "not-ready")));
     assert_eq!(ask(&server, "s0", HOME, "metrics").await.unwrap().ports.len(), 1);
 
-    for (name, node, port, code) in [
-        ("s2", HOME, "", Code::NotFound),
-        ("s0", HOME, "81", Code::NotFound),
-        ("s0", "", "", Code::InvalidArgument),
-    ] {
+    for (name, node, port, code) in
+        [("s2", HOME, "", Code::NotFound), ("s0", HOME, "81", Code::NotFound), ("s0", "", "", Code::InvalidArgument)]
+    {
         assert_eq!(ask(&server, name, node, port).await.unwrap_err().code(), code, "{name} {node} {port}");
     }
 }

@@ -20,12 +20,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 fn node(name: &str) -> Parsed {
     let node = Node { eligible: true, ..Node::unknown(name) };
-    Parsed {
-        kind: Kind::Node,
-        name: ObjectName::new("", name),
-        object: Some(Object::Node(node)),
-        problems: Vec::new(),
-    }
+    Parsed { kind: Kind::Node, name: ObjectName::new("", name), object: Some(Object::Node(node)), problems: Vec::new() }
 }
 
 /// A cluster with these nodes, of which none is connected.
@@ -128,10 +123,7 @@ async fn a_node_that_does_not_ack_lags_from_the_commit_on() {
     let revision = take(&mut bad).await;
     let status = until(&server, |status| of(status, "node-1").held_revision == revision).await;
     assert_eq!(status.in_every_kernel, before.revision);
-    assert_eq!(
-        (of(&status, "node-1").lag_micros, of(&status, "node-2").acked_revision),
-        (0, before.revision)
-    );
+    assert_eq!((of(&status, "node-1").lag_micros, of(&status, "node-2").acked_revision), (0, before.revision));
     // What comes later makes the lag no shorter, and it goes on growing.
     server.updates.send(Update::Apply(slice(1, 6))).await.unwrap();
     good.commit().await;

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use proto::{
     digest::{Digest, Digests, FACTS, KeyHash},
-    model::{
-        Cluster, Family, Node, Operation, PerFamily, Pool, PoolClass, PoolId, ServicePort, ServicePortKey,
-    },
+    model::{Cluster, Family, Node, Operation, PerFamily, Pool, PoolClass, PoolId, ServicePort, ServicePortKey},
 };
 
 /// The state of a node.
@@ -29,11 +27,7 @@ impl Held {
     pub(crate) fn apply(&mut self, operation: Operation) {
         match operation {
             Operation::PutServicePort(port) => {
-                let new = Service {
-                    port: port.clone(),
-                    cluster: PerFamily::default(),
-                    local: PerFamily::default(),
-                };
+                let new = Service { port: port.clone(), cluster: PerFamily::default(), local: PerFamily::default() };
                 let held = self.services.entry(port.key.clone()).or_insert(new);
                 held.port = port;
             }

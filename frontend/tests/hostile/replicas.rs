@@ -17,8 +17,7 @@ use crate::{
 
 #[tokio::test]
 async fn moving_to_another_replica_costs_the_digests() {
-    let (first, second) =
-        (Server::start(Config::default(), 100).await, Server::start(Config::default(), 100).await);
+    let (first, second) = (Server::start(Config::default(), 100).await, Server::start(Config::default(), 100).await);
     let good = Good::join(&first, "node").await;
     let (channel, carried) = transport::channel(second.endpoint(), second.address, Pace::Full).await;
     let mut good = good.moves_over(channel).await;
@@ -30,8 +29,7 @@ async fn moving_to_another_replica_costs_the_digests() {
 
 #[tokio::test]
 async fn another_state_is_repaired_where_it_differs() {
-    let (first, second) =
-        (Server::start(Config::default(), 100).await, Server::start(Config::default(), 100).await);
+    let (first, second) = (Server::start(Config::default(), 100).await, Server::start(Config::default(), 100).await);
     // One Service is new, and one has other endpoints.
     second.updates.send(Update::Apply(service(200))).await.unwrap();
     second.updates.send(Update::Apply(slice(7, 10))).await.unwrap();

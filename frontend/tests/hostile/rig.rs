@@ -6,9 +6,7 @@ use std::{
 };
 
 use fairlead_frontend::{Config, Figures, Frontend, Listener, object::Update};
-use proto::v1::{
-    self, client_message::Message as Said, fairlead_client::FairleadClient, server_message::Message,
-};
+use proto::v1::{self, client_message::Message as Said, fairlead_client::FairleadClient, server_message::Message};
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
     sync::mpsc,

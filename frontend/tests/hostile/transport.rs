@@ -43,11 +43,7 @@ struct Paced {
 }
 
 /// Connects; the number counts the bytes of both directions.
-pub(crate) async fn channel(
-    endpoint: Endpoint,
-    address: SocketAddr,
-    pace: Pace,
-) -> (Channel, Arc<AtomicU64>) {
+pub(crate) async fn channel(endpoint: Endpoint, address: SocketAddr, pace: Pace) -> (Channel, Arc<AtomicU64>) {
     let carried = Arc::new(AtomicU64::new(0));
     let counter = carried.clone();
     let connect = move |_| {
@@ -78,11 +74,7 @@ impl Paced {
 }
 
 impl AsyncRead for Paced {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<Result<()>> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
         match this.pace {
             Pace::Until(most) if this.read >= most => Poll::Pending,

@@ -28,10 +28,8 @@ async fn new_files_are_for_new_connections_and_streams_stay() {
     stream.commit().await;
     let next = Authority::new();
     write(&server.directory, &next.server("localhost"), &next);
-    eventually("the new certificate is shown", async || {
-        server.connect(&next, Some(next.node("node-b"))).await.is_ok()
-    })
-    .await;
+    eventually("the new certificate is shown", async || server.connect(&next, Some(next.node("node-b"))).await.is_ok())
+        .await;
     let second = server.connect(&next, Some(next.node("node-b"))).await.unwrap();
     second.watch("node-b", Role::Agent).await.unwrap().commit().await;
     server.connect(&server.authority, None).await.err().expect("the old one is not shown any more");

@@ -47,11 +47,7 @@ async fn an_admin_looks_at_everything_and_is_no_agent() {
     admin.status().await.unwrap();
     let refused = admin.endpoints().await.err().map(|status| status.code());
     assert_ne!(refused, Some(Code::PermissionDenied));
-    assert_refused(
-        admin.watch("node-b", Role::Agent).await,
-        Code::PermissionDenied,
-        &["admin ops", "node-b"],
-    );
+    assert_refused(admin.watch("node-b", Role::Agent).await, Code::PermissionDenied, &["admin ops", "node-b"]);
 }
 
 #[tokio::test]
@@ -79,11 +75,7 @@ async fn nobody_is_let_in_without_an_identity() {
     let token = client.with_token("agent@node-a");
     assert_refused(token.status().await, Code::Unauthenticated, &["not told to take any"]);
     let stranger = server.client(Some(server.authority.named("node-a"))).await;
-    assert_refused(
-        stranger.watch("node-a", Role::Agent).await,
-        Code::Unauthenticated,
-        &["of nobody", "people"],
-    );
+    assert_refused(stranger.watch("node-a", Role::Agent).await, Code::Unauthenticated, &["of nobody", "people"]);
 }
 
 #[tokio::test]

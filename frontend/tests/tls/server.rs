@@ -101,11 +101,7 @@ impl Server {
 /// Where a server has its files.
 pub(crate) fn files(directory: &tempfile::TempDir) -> TlsFiles {
     let path = |name| directory.path().join(name);
-    TlsFiles {
-        certificate: path("tls.crt"),
-        key: path("tls.key"),
-        client_authorities: Some(path("clients.crt")),
-    }
+    TlsFiles { certificate: path("tls.crt"), key: path("tls.key"), client_authorities: Some(path("clients.crt")) }
 }
 
 pub(crate) fn write(directory: &tempfile::TempDir, pair: &Pair, clients: &Authority) {

@@ -65,8 +65,7 @@ fn a_deletion_names_the_flow_as_conntrack_does() {
     flow::write_delete(&mut ours, &in_zone_7(), flags::ACK, 1);
     assert_eq!(ours[4..8], theirs[4..8], "type and flags");
     assert_eq!(ours[16..20 + 52], theirs[16..20 + 52], "family and tuple");
-    let attribute =
-        |bytes: &[u8], kind| crate::attr::attrs(&bytes[20..]).find(kind).map(|attr| attr.payload.to_vec());
+    let attribute = |bytes: &[u8], kind| crate::attr::attrs(&bytes[20..]).find(kind).map(|attr| attr.payload.to_vec());
     let zone = attribute(&theirs, super::abi::ZONE);
     assert_eq!(zone.as_deref(), Some(&[0, 7][..]));
     assert_eq!(attribute(&ours, super::abi::ZONE), zone);

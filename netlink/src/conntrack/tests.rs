@@ -47,9 +47,8 @@ fn only_udp_of_the_family_is_dumped_from_all_zones() {
              -r fd00:244::5 -q fd00::1 --reply-port-src 5353 --reply-port-dst 4003",
         );
         let mut handle = Handle::open().unwrap();
-        let seen = |list: Vec<Flow>| -> Vec<_> {
-            list.iter().map(|flow| (flow.original.source.port(), flow.zone)).collect()
-        };
+        let seen =
+            |list: Vec<Flow>| -> Vec<_> { list.iter().map(|flow| (flow.original.source.port(), flow.zone)).collect() };
         let expected = [(4000, Zone::Both(0)), (4001, Zone::Both(7)), (4002, Zone::Original(8))];
         assert_eq!(seen(list(&mut handle, Family::V4)), expected);
         let v6 = list(&mut handle, Family::V6);
@@ -169,11 +168,8 @@ fn line(number: usize) -> String {
 }
 
 fn load(lines: &str) {
-    let path = std::env::temp_dir().join(format!(
-        "fairlead-flows-{}-{:?}",
-        std::process::id(),
-        std::thread::current().id()
-    ));
+    let path =
+        std::env::temp_dir().join(format!("fairlead-flows-{}-{:?}", std::process::id(), std::thread::current().id()));
     std::fs::write(&path, lines).unwrap();
     let output = Command::new("conntrack").arg("-R").arg(&path).output();
     std::fs::remove_file(&path).unwrap();

@@ -79,10 +79,7 @@ fn addresses_are_read_as_ip_prints_them() {
         .map(|message| codec::read_address(message.payload))
         .collect();
     // The last is `fe80::`, which the kernel has made.
-    assert_eq!(
-        list,
-        [Some((2, Some(ip("10.96.0.11")))), Some((2, Some(ip("fd00:10:96::a")))), Some((2, None))]
-    );
+    assert_eq!(list, [Some((2, Some(ip("10.96.0.11")))), Some((2, Some(ip("fd00:10:96::a")))), Some((2, None))]);
     assert_eq!(codec::read_address(&[0; 7]), None);
 }
 
@@ -126,8 +123,7 @@ fn many_addresses_come_and_go() {
         handle.bring_up(device).unwrap();
         assert_eq!(handle.find("one").unwrap().unwrap().state, State::Up);
 
-        let mut all: Vec<IpAddr> =
-            (0..3000u32).map(|n| IpAddr::from((0x0a60_0000 + n).to_be_bytes())).collect();
+        let mut all: Vec<IpAddr> = (0..3000u32).map(|n| IpAddr::from((0x0a60_0000 + n).to_be_bytes())).collect();
         all.extend([ip("fd00:10:96::1"), ip("fd00:10:96::2")]);
         assert_eq!(handle.add(device, &all), Ok(vec![]));
         assert_eq!(handle.add(device, &all[1..3]), Ok(vec![]), "they are there");

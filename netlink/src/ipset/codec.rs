@@ -133,11 +133,7 @@ pub(super) fn read_set(payload: &[u8]) -> Option<Set> {
 /// The entries in a message of a list. A large set comes in several messages.
 pub(super) fn read_entries(payload: &[u8]) -> Option<Vec<Entry>> {
     let Some(entries) = content(payload)?.find(attr::ADT) else { return Some(Vec::new()) };
-    entries
-        .nested()
-        .filter(|entry| entry.kind == attr::DATA)
-        .map(|entry| Entry::read(entry.nested()))
-        .collect()
+    entries.nested().filter(|entry| entry.kind == attr::DATA).map(|entry| Entry::read(entry.nested())).collect()
 }
 
 fn content(payload: &[u8]) -> Option<Attrs<'_>> {

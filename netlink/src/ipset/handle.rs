@@ -116,9 +116,7 @@ impl Handle {
             })?;
             match stopped {
                 None => done += count,
-                Some((Some(line), errno))
-                    if (1..=count).contains(&(line as usize)) && errno.0 != libc::ENOENT =>
-                {
+                Some((Some(line), errno)) if (1..=count).contains(&(line as usize)) && errno.0 != libc::ENOENT => {
                     refused.push(RefusedEntry { index: done + line as usize - 1, errno });
                     done += line as usize;
                 }

@@ -126,13 +126,7 @@ impl Handle {
     /// of that name is no error.
     pub fn delete_service(&mut self, service: &Service) -> Result<()> {
         let name = |buf: &mut Vec<u8>| codec::write_service(buf, service);
-        match self.ask(
-            cmd::DEL_SERVICE,
-            flags::ACK,
-            name,
-            &format!("delete virtual server {service}"),
-            |_| Ok(()),
-        ) {
+        match self.ask(cmd::DEL_SERVICE, flags::ACK, name, &format!("delete virtual server {service}"), |_| Ok(())) {
             Err(Error::Request { errno: Errno(libc::ESRCH), .. }) => Ok(()),
             result => result,
         }

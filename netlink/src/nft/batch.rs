@@ -179,23 +179,13 @@ impl Batch {
     }
 
     /// `add element`: as many as there are, in as few messages as possible.
-    pub fn add_elements<'e>(
-        &mut self,
-        table: &Table,
-        to: &Set,
-        added: impl IntoIterator<Item = Element<'e>>,
-    ) {
+    pub fn add_elements<'e>(&mut self, table: &Table, to: &Set, added: impl IntoIterator<Item = Element<'e>>) {
         self.elements(msg::NEWSETELEM, flags::CREATE, Part::All, table, to, added);
     }
 
     /// `delete element`: as many as there are, in as few messages as possible. Only keys (and the ends of ranges) count.
     /// An interval set deletes **by the start of the range**: give exactly the ranges that were added.
-    pub fn delete_elements<'e>(
-        &mut self,
-        table: &Table,
-        from: &Set,
-        deleted: impl IntoIterator<Item = Element<'e>>,
-    ) {
+    pub fn delete_elements<'e>(&mut self, table: &Table, from: &Set, deleted: impl IntoIterator<Item = Element<'e>>) {
         self.elements(msg::DELSETELEM, 0, Part::Key, table, from, deleted);
     }
 

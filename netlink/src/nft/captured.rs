@@ -50,22 +50,18 @@ fn objects() -> Vec<(&'static str, Wire, Batch)> {
     });
     let out = "add chain ip t out { type filter hook output priority -10; policy drop; comment \"first\"; }";
     case(out, Same, &|b| {
-        let base =
-            BaseChain { kind: ChainKind::Filter, hook: Hook::Output, priority: -10, policy: Policy::Drop };
+        let base = BaseChain { kind: ChainKind::Filter, hook: Hook::Output, priority: -10, policy: Policy::Drop };
         b.add_chain(&t(), &Chain { base: Some(base), ..Chain::regular("out").comment("first") });
     });
     case("delete chain ip t pool-3", Same, &|b| b.delete_chain(&t(), "pool-3"));
     case("flush chain ip t f", Same, &|b| b.flush_chain(&t(), "f"));
-    let m1 =
-        "add map ip t m1 { type ipv4_addr . inet_proto . inet_service : verdict; comment \"VIP to pool\"; }";
+    let m1 = "add map ip t m1 { type ipv4_addr . inet_proto . inet_service : verdict; comment \"VIP to pool\"; }";
     case(m1, TYPEOF, &|b| b.add_set(&t(), &Set::verdict_map("m1", VIP).comment("VIP to pool")));
-    let m2 =
-        "add map ip t m2 { type ipv4_addr . inet_proto . inet_service . mark : ipv4_addr . inet_service; }";
+    let m2 = "add map ip t m2 { type ipv4_addr . inet_proto . inet_service . mark : ipv4_addr . inet_service; }";
     case(m2, TYPEOF, &|b| b.add_set(&t(), &Set::map("m2", [&VIP[..], &[DataType::Mark]].concat(), SOCKET)));
     let m3 = "add map ip t m3 { type ipv4_addr . inet_service : mark; flags dynamic,timeout; size 1000; timeout 10s; }";
     case(m3, TYPEOF, &|b| {
-        let map =
-            Set::map("m3", SOCKET, [DataType::Mark]).flags(SetFlags::EVAL | SetFlags::TIMEOUT).size(1000);
+        let map = Set::map("m3", SOCKET, [DataType::Mark]).flags(SetFlags::EVAL | SetFlags::TIMEOUT).size(1000);
         b.add_set(&t(), &Set { timeout: Some(Duration::from_secs(10)), ..map });
     });
     let s1 = "add set ip t s1 { type ipv4_addr . inet_proto . inet_service . ipv4_addr; flags interval; }";
@@ -113,27 +109,18 @@ fn elements() -> Vec<(&'static str, Wire, Batch)> {
     });
     case("delete element ip t ranges { 10.96.0.3 . tcp . 80 . 10.0.0.0/24 }", Same, &|b| {
         let key = vip(3, 6, 80);
-        b.delete_elements(
-            &t(),
-            &ranges,
-            [Element::range(&key.addr([10, 0, 0, 0]), &key.addr([10, 0, 0, 255]))],
-        );
+        b.delete_elements(&t(), &ranges, [Element::range(&key.addr([10, 0, 0, 0]), &key.addr([10, 0, 0, 255]))]);
     });
     list
 }
 
 fn rules() -> Vec<(&'static str, Wire, Batch)> {
     let network = |dreg, offset| Expr::Payload { dreg: r(dreg), base: PayloadBase::Network, offset, len: 4 };
-    let transport =
-        |dreg, offset| Expr::Payload { dreg: r(dreg), base: PayloadBase::Transport, offset, len: 2 };
+    let transport = |dreg, offset| Expr::Payload { dreg: r(dreg), base: PayloadBase::Transport, offset, len: 2 };
     let cmp = |op, data: &[u8]| Expr::Cmp { sreg: r(8), op, data: data.into() };
     let host = |number: u32| number.to_ne_bytes();
-    let bitwise = |mask: [u8; 4], xor: [u8; 4]| Expr::Bitwise {
-        sreg: r(8),
-        dreg: r(8),
-        mask: mask.into(),
-        xor: xor.into(),
-    };
+    let bitwise =
+        |mask: [u8; 4], xor: [u8; 4]| Expr::Bitwise { sreg: r(8), dreg: r(8), mask: mask.into(), xor: xor.into() };
     let load = |dreg, data: &[u8]| Expr::Immediate { dreg: r(dreg), data: data.into() };
     let meta = |key| Expr::Meta { dreg: r(8), key };
     let set_mark = Expr::MetaSet { sreg: r(8), key: MetaKey::Mark };
@@ -149,8 +136,7 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
         port_max: None,
         flags,
     };
-    let dynset =
-        |op, timeout| Expr::Dynset { set: "affinity".into(), op, key: r(8), data: Some(r(12)), timeout };
+    let dynset = |op, timeout| Expr::Dynset { set: "affinity".into(), op, key: r(8), data: Some(r(12)), timeout };
     let written = vec![network(8, 16), transport(9, 2), network(12, 12), transport(13, 0)];
     let accept = || Expr::Verdict(Verdict::Accept);
     let with = |mut exprs: Vec<Expr>, last: &[Expr]| {
@@ -175,10 +161,7 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
         (
             "f meta mark set numgen random mod 3 offset 100",
             Same,
-            vec![
-                Expr::Numgen { dreg: r(8), kind: NumgenKind::Random, modulus: 3, offset: 100 },
-                set_mark.clone(),
-            ],
+            vec![Expr::Numgen { dreg: r(8), kind: NumgenKind::Random, modulus: 3, offset: 100 }, set_mark.clone()],
         ),
         (
             "c meta l4proto tcp dnat to 10.244.0.5:8080",
@@ -196,20 +179,11 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
                 Expr::Verdict(Verdict::jump("pool-3")),
             ],
         ),
-        (
-            "f ip saddr != 10.244.0.1 accept",
-            Same,
-            vec![network(8, 12), cmp(CmpOp::Neq, &[10, 244, 0, 1]), accept()],
-        ),
+        ("f ip saddr != 10.244.0.1 accept", Same, vec![network(8, 12), cmp(CmpOp::Neq, &[10, 244, 0, 1]), accept()]),
         (
             "f th dport 80-90 drop",
             Same,
-            vec![
-                transport(8, 2),
-                cmp(CmpOp::Gte, &[0, 80]),
-                cmp(CmpOp::Lte, &[0, 90]),
-                Expr::Verdict(Verdict::Drop),
-            ],
+            vec![transport(8, 2), cmp(CmpOp::Gte, &[0, 80]), cmp(CmpOp::Lte, &[0, 90]), Expr::Verdict(Verdict::Drop)],
         ),
         (
             "f th dport != 80-90 return",
@@ -248,11 +222,7 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
             Same,
             vec![fib(FibFlags::SADDR, FibResult::AddrType), cmp(CmpOp::Eq, &host(2)), accept()],
         ),
-        (
-            "f fib daddr . iif oif lo accept",
-            Same,
-            vec![fib(iif, FibResult::Oif), cmp(CmpOp::Eq, &host(1)), accept()],
-        ),
+        ("f fib daddr . iif oif lo accept", Same, vec![fib(iif, FibResult::Oif), cmp(CmpOp::Eq, &host(1)), accept()]),
         (
             "f meta mark set meta mark | 0x4000",
             Differ("the default operation, which nft names here and not elsewhere"),
@@ -279,11 +249,7 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
             SET_ID,
             with(written, &[dynset(DynsetOp::Add, None)]),
         ),
-        (
-            "f meta l4proto tcp reject with tcp reset",
-            Same,
-            with(tcp(), &[Expr::Reject(RejectWith::TcpReset)]),
-        ),
+        ("f meta l4proto tcp reject with tcp reset", Same, with(tcp(), &[Expr::Reject(RejectWith::TcpReset)])),
         ("f reject with icmp port-unreachable", Same, vec![Expr::Reject(RejectWith::PORT_UNREACHABLE)]),
         ("p masquerade random", Same, vec![Expr::Masquerade { flags: NatFlags::RANDOM }]),
         ("p masquerade", Same, vec![Expr::Masquerade { flags: NatFlags::NONE }]),
@@ -352,18 +318,11 @@ fn check(command: &str, expected: Wire, batch: &Batch) {
     // Behind BATCH_BEGIN.
     let ours = &ours[20..];
     let [theirs] = &theirs[..] else { panic!("{command}: {} messages", theirs.len()) };
-    assert!(
-        !meaning(ours).contains("None []") || !batch.to_string().contains('{'),
-        "{command}: nothing was read"
-    );
+    assert!(!meaning(ours).contains("None []") || !batch.to_string().contains('{'), "{command}: nothing was read");
     assert_eq!(meaning(ours), meaning(theirs), "{command}");
     let same = ours[16..] == theirs[16..];
     let found = if same { Same } else { Differ("bytes") };
-    assert_eq!(
-        same,
-        expected == Same,
-        "{command}: expected {expected:?}, found {found:?}\n{ours:02x?}\n{theirs:02x?}"
-    );
+    assert_eq!(same, expected == Same, "{command}: expected {expected:?}, found {found:?}\n{ours:02x?}\n{theirs:02x?}");
 }
 
 #[test]

@@ -47,11 +47,7 @@ pub(crate) fn vips() -> Set {
 
 /// A map of concatenations.
 pub(crate) fn endpoints() -> Set {
-    Set::map(
-        "endpoints",
-        [VIP.as_slice(), &[DataType::Mark]].concat(),
-        [DataType::Ipv4Addr, DataType::InetService],
-    )
+    Set::map("endpoints", [VIP.as_slice(), &[DataType::Mark]].concat(), [DataType::Ipv4Addr, DataType::InetService])
 }
 
 /// A map whose data has a word of padding in front, for [`affine_rules`].
@@ -97,8 +93,7 @@ pub(crate) fn affine_rules() -> Vec<Rule> {
     ];
     let client = Expr::Payload { dreg: r(14), base: PayloadBase::Network, offset: 12, len: 4 };
     let padding = Expr::Immediate { dreg: r(8), data: [0; 4].into() };
-    let remember =
-        |op, timeout| Expr::Dynset { set: "affinity".into(), op, key: r(11), data: Some(r(8)), timeout };
+    let remember = |op, timeout| Expr::Dynset { set: "affinity".into(), op, key: r(11), data: Some(r(8)), timeout };
     let timeout = Some(Duration::from_secs(10));
 
     let mut known = labels.to_vec();

@@ -58,9 +58,7 @@ impl Handle {
     pub fn tables(&mut self, family: Family) -> Result<Vec<Table>> {
         let request = Request::new(msg::GETTABLE, family.number(), format!("list tables {family}"));
         request.collect(&mut self.socket, |body| match Family::from_number(body.family) {
-            Some(found) if found == family => {
-                Ok(Some(decode::table(body).ok_or(Error::Malformed("a table"))?))
-            }
+            Some(found) if found == family => Ok(Some(decode::table(body).ok_or(Error::Malformed("a table"))?)),
             _ => Ok(None),
         })
     }
@@ -70,9 +68,7 @@ impl Handle {
         // The kernel cannot select a table's chains.
         let request = Request::of(table, msg::GETCHAIN, "list chains");
         request.collect(&mut self.socket, |body| match body.table() {
-            Some(name) if name == table.name => {
-                Ok(Some(decode::chain(body).ok_or(Error::Malformed("a chain"))?))
-            }
+            Some(name) if name == table.name => Ok(Some(decode::chain(body).ok_or(Error::Malformed("a chain"))?)),
             _ => Ok(None),
         })
     }
@@ -80,8 +76,8 @@ impl Handle {
     /// `list sets` and `list maps`: those of the table; none when there is no such table.
     pub fn sets(&mut self, table: &Table) -> Result<Vec<Set>> {
         let request = Request::of(table, msg::GETSET, "list sets");
-        let sets = request
-            .collect(&mut self.socket, |body| Ok(Some(decode::set(body).ok_or(Error::Malformed("a set"))?)));
+        let sets =
+            request.collect(&mut self.socket, |body| Ok(Some(decode::set(body).ok_or(Error::Malformed("a set"))?)));
         match sets {
             Err(error) if error.is_not_found() => Ok(Vec::new()),
             other => other,
@@ -91,8 +87,7 @@ impl Handle {
     /// The rules of all chains of the table, each chain's in their order; none when there is no such table.
     pub fn rules(&mut self, table: &Table) -> Result<Vec<ListedRule>> {
         let request = Request::of(table, msg::GETRULE, "list rules");
-        request
-            .collect(&mut self.socket, |body| Ok(Some(decode::rule(body).ok_or(Error::Malformed("a rule"))?)))
+        request.collect(&mut self.socket, |body| Ok(Some(decode::rule(body).ok_or(Error::Malformed("a rule"))?)))
     }
 
     /// `list set` or `list map`: calls `visit` with each element, borrowed from the receive buffer. What it gathers is

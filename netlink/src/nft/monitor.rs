@@ -100,9 +100,7 @@ impl Monitor {
                 Received::Nothing => return Ok(notices),
                 Received::Overrun => push(&mut notices, Notice::Lost),
                 Received::Datagram(datagram) => {
-                    messages(datagram)
-                        .filter_map(|message| notice(&message))
-                        .for_each(|new| push(&mut notices, new));
+                    messages(datagram).filter_map(|message| notice(&message)).for_each(|new| push(&mut notices, new));
                 }
             }
             wait = Wait::No;
@@ -150,7 +148,6 @@ fn notice(message: &Message<'_>) -> Option<Notice> {
         "rule" => body.str(abi::rule::CHAIN),
         _ => None,
     };
-    let (family, table, chain) =
-        (Family::from_number(body.family), body.table()?.into(), chain.map(Into::into));
+    let (family, table, chain) = (Family::from_number(body.family), body.table()?.into(), chain.map(Into::into));
     Some(Notice::Changed { family, table, object, chain, verb, port: message.port })
 }

@@ -42,11 +42,7 @@ impl Set {
     }
 
     /// A map from such keys to such data.
-    pub fn map(
-        name: impl Into<String>,
-        key: impl Into<Vec<DataType>>,
-        data: impl Into<Vec<DataType>>,
-    ) -> Self {
+    pub fn map(name: impl Into<String>, key: impl Into<Vec<DataType>>, data: impl Into<Vec<DataType>>) -> Self {
         Set { data: data.into(), ..Set::new(name, key) }
     }
 

@@ -54,8 +54,7 @@ pub(crate) fn set_body(f: &mut fmt::Formatter<'_>, set: &Set) -> fmt::Result {
         (SetFlags::TIMEOUT, "timeout"),
         (SetFlags::EVAL, "dynamic"),
     ];
-    let flags: Vec<&str> =
-        named.iter().filter(|(flag, _)| set.flags.contains(*flag)).map(|(_, name)| *name).collect();
+    let flags: Vec<&str> = named.iter().filter(|(flag, _)| set.flags.contains(*flag)).map(|(_, name)| *name).collect();
     if !flags.is_empty() {
         write!(f, " flags {} ;", flags.join(","))?;
     }

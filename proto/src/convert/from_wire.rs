@@ -18,9 +18,9 @@ use crate::{
     PROTOCOL_VERSION,
     digest::{BUCKETS, Digest, Digests},
     model::{
-        Ack, BadScheduler, Batch, ClientEvent, Cluster, Epoch, Failure, FailureKind, Family, Hello,
-        IpvsScheduler, Mode, Node, Operation, PerFamily, Pool, PoolClass, PoolId, Protocol, Revision, Role,
-        ServerEvent, ServicePort, ServicePortKey, SourceVersion, TrafficPolicy, Welcome,
+        Ack, BadScheduler, Batch, ClientEvent, Cluster, Epoch, Failure, FailureKind, Family, Hello, IpvsScheduler,
+        Mode, Node, Operation, PerFamily, Pool, PoolClass, PoolId, Protocol, Revision, Role, ServerEvent, ServicePort,
+        ServicePortKey, SourceVersion, TrafficPolicy, Welcome,
     },
     v1,
 };
@@ -87,9 +87,7 @@ fn policy(value: i32, field: &str) -> Result<TrafficPolicy, InvalidUpdate> {
 
 fn digests(entries: &[u64], field: &str) -> Result<Box<Digests>, InvalidUpdate> {
     let digests = Digests::from_slice(entries).map(Box::new);
-    digests.ok_or_else(|| {
-        InvalidUpdate::new(field, format!("{} entries, expected {}", entries.len(), BUCKETS + 1))
-    })
+    digests.ok_or_else(|| InvalidUpdate::new(field, format!("{} entries, expected {}", entries.len(), BUCKETS + 1)))
 }
 
 fn protocol_version(version: u32) -> Result<(), InvalidUpdate> {
@@ -210,9 +208,7 @@ impl TryFrom<v1::Operation> for Operation {
         })?;
         Ok(match operation {
             Wire::PutServicePort(port) => Self::PutServicePort(port.try_into().within("put_service_port")?),
-            Wire::RemoveServicePort(key) => {
-                Self::RemoveServicePort(key.try_into().within("remove_service_port")?)
-            }
+            Wire::RemoveServicePort(key) => Self::RemoveServicePort(key.try_into().within("remove_service_port")?),
             Wire::ChangePool(change) => Self::try_from(change).within("change_pool")?,
             Wire::ReplacePool(replacement) => Self::try_from(replacement).within("replace_pool")?,
             Wire::PutNode(node) => Self::PutNode(node.try_into().within("put_node")?),
@@ -220,10 +216,7 @@ impl TryFrom<v1::Operation> for Operation {
             Wire::ResetBucket(bucket) => {
                 let number = u8::try_from(bucket).ok().filter(|number| usize::from(*number) < BUCKETS);
                 Self::ResetBucket(number.ok_or_else(|| {
-                    InvalidUpdate::new(
-                        "reset_bucket",
-                        format!("{bucket} is no bucket (0 to {})", BUCKETS - 1),
-                    )
+                    InvalidUpdate::new("reset_bucket", format!("{bucket} is no bucket (0 to {})", BUCKETS - 1))
                 })?)
             }
         })
@@ -296,9 +289,7 @@ impl TryFrom<v1::ServerMessage> for ServerEvent {
         Ok(match required(wire.message, "message")? {
             Message::Welcome(welcome) => Self::Welcome(welcome.try_into().within("welcome")?),
             Message::Batch(batch) => Self::Batch(batch.try_into().within("batch")?),
-            Message::Bookmark(v1::Bookmark { revision, digest }) => {
-                Self::Bookmark(Revision(revision), Digest(digest))
-            }
+            Message::Bookmark(v1::Bookmark { revision, digest }) => Self::Bookmark(Revision(revision), Digest(digest)),
             Message::Drain(drain) => Self::Drain(Duration::from_millis(drain.max_delay_millis.into())),
             Message::DigestRequest(v1::DigestRequest {}) => Self::DigestRequest,
         })

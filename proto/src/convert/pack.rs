@@ -52,8 +52,8 @@ pub(super) fn unpack_endpoints(
             let (address, rest) = entry.split_at(address_len);
             let address = unpack_address(address, &format!("{field}[{at}]"))?;
             let port = u16::from_be_bytes([rest[0], rest[1]]);
-            let port = NonZeroU16::new(port)
-                .ok_or_else(|| InvalidUpdate::new(format!("{field}[{at}]"), "port is 0"))?;
+            let port =
+                NonZeroU16::new(port).ok_or_else(|| InvalidUpdate::new(format!("{field}[{at}]"), "port is 0"))?;
             let terminating = rest.get(2).is_some_and(|flags| flags & FLAG_TERMINATING != 0);
             Ok(Endpoint { address, port, terminating })
         })

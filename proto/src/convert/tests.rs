@@ -116,14 +116,15 @@ fn class() -> impl Strategy<Value = PoolClass> {
 }
 
 fn node() -> impl Strategy<Value = Node> {
-    ("[a-z]{1,9}", vec(family().prop_flat_map(address), 0..3), vec(cidr(), 0..3), "[a-z]{0,3}", any::<bool>())
-        .prop_map(|(name, addresses, pod_cidrs, zone, eligible)| Node {
+    ("[a-z]{1,9}", vec(family().prop_flat_map(address), 0..3), vec(cidr(), 0..3), "[a-z]{0,3}", any::<bool>()).prop_map(
+        |(name, addresses, pod_cidrs, zone, eligible)| Node {
             name: name.into(),
             addresses,
             pod_cidrs,
             zone: zone.into(),
             eligible,
-        })
+        },
+    )
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -138,13 +139,8 @@ fn operation() -> impl Strategy<Value = Operation> {
             })
             .prop_map(|(pool, add, remove)| Operation::ChangePool { pool, add, remove }),
         pool()
-            .prop_flat_map(|(key, class, family)| {
-                (Just(PoolId { key, class, family }), endpoints(class, family))
-            })
-            .prop_map(|(pool, endpoints)| Operation::ReplacePool {
-                pool,
-                endpoints: endpoints.into_iter().collect()
-            }),
+            .prop_flat_map(|(key, class, family)| { (Just(PoolId { key, class, family }), endpoints(class, family)) })
+            .prop_map(|(pool, endpoints)| Operation::ReplacePool { pool, endpoints: endpoints.into_iter().collect() }),
         node().prop_map(Operation::PutNode),
         sorted_cidrs().prop_map(|service_cidrs| Operation::PutCluster(Cluster { service_cidrs })),
         (0..BUCKETS as u8).prop_map(Operation::ResetBucket),
@@ -174,8 +170,7 @@ fn server_event() -> impl Strategy<Value = ServerEvent> {
             ServerEvent::Welcome(Welcome { epoch, mode, source_version })
         }),
         batch().prop_map(ServerEvent::Batch),
-        any::<(u64, u64)>()
-            .prop_map(|(revision, sum)| ServerEvent::Bookmark(Revision(revision), Digest(sum))),
+        any::<(u64, u64)>().prop_map(|(revision, sum)| ServerEvent::Bookmark(Revision(revision), Digest(sum))),
         any::<u32>().prop_map(|millis| ServerEvent::Drain(Duration::from_millis(millis.into()))),
         Just(ServerEvent::DigestRequest),
     ]
@@ -188,14 +183,7 @@ fn digests() -> impl Strategy<Value = Box<Digests>> {
 fn client_event() -> impl Strategy<Value = ClientEvent> {
     let resume = option::of((1..u64::MAX, any::<u64>()));
     let roles = prop_oneof![Just(Role::Agent), Just(Role::Observer), Just(Role::Shadow)];
-    let hello = (
-        "[a-z]{1,9}",
-        roles,
-        resume,
-        option::of(digests()),
-        any::<u64>(),
-        option::of(1..u64::MAX / 1_000_000),
-    )
+    let hello = ("[a-z]{1,9}", roles, resume, option::of(digests()), any::<u64>(), option::of(1..u64::MAX / 1_000_000))
         .prop_map(|(node, role, resume, digests, version, started)| {
             ClientEvent::Hello(Hello {
                 node: node.into(),
@@ -209,8 +197,12 @@ fn client_event() -> impl Strategy<Value = ClientEvent> {
             })
         });
     let kind = prop_oneof![Just(FailureKind::Program), Just(FailureKind::HealthCheck)];
-    let failure = (key(), "[ -~]{0,20}", any::<bool>(), kind)
-        .prop_map(|(key, reason, retryable, kind)| Failure { key, reason, retryable, kind });
+    let failure = (key(), "[ -~]{0,20}", any::<bool>(), kind).prop_map(|(key, reason, retryable, kind)| Failure {
+        key,
+        reason,
+        retryable,
+        kind,
+    });
     let ack = (any::<u64>(), option::of(1..u64::MAX), 0..u64::MAX / 1_000_000, vec(failure, 0..3)).prop_map(
         |(revision, digest, micros, failures)| {
             ClientEvent::Ack(Ack {
@@ -224,8 +216,7 @@ fn client_event() -> impl Strategy<Value = ClientEvent> {
     prop_oneof![
         hello,
         ack,
-        (any::<u64>(), digests())
-            .prop_map(|(revision, digests)| ClientEvent::Digests(Revision(revision), digests)),
+        (any::<u64>(), digests()).prop_map(|(revision, digests)| ClientEvent::Digests(Revision(revision), digests)),
     ]
 }
 
@@ -371,11 +362,8 @@ fn the_digest_definition_is_fixed() {
     let by_hand = xxhash_rust::xxh64::xxh64(b"default\0web\0http\0\x06", 0);
     assert_eq!(hash.bucket(), (by_hand % 128) as u8);
 
-    let endpoint = Endpoint {
-        address: [10, 244, 1, 11].into(),
-        port: NonZeroU16::new(8080).unwrap(),
-        terminating: true,
-    };
+    let endpoint =
+        Endpoint { address: [10, 244, 1, 11].into(), port: NonZeroU16::new(8080).unwrap(), terminating: true };
     let mut bytes = by_hand.to_le_bytes().to_vec();
     bytes.extend([2, 10, 244, 1, 11, 0x1f, 0x90, 1]);
     assert_eq!(hash.endpoint(PoolClass::Local, &endpoint), Digest(xxhash_rust::xxh64::xxh64(&bytes, 2)));

@@ -8,8 +8,8 @@ use super::pack::{pack_address, pack_endpoints};
 use crate::{
     digest::Digests,
     model::{
-        Ack, Batch, ClientEvent, Cluster, Failure, FailureKind, Family, Hello, Mode, Node, Operation,
-        PoolClass, Protocol, Role, ServerEvent, ServicePort, ServicePortKey, TrafficPolicy, Welcome,
+        Ack, Batch, ClientEvent, Cluster, Failure, FailureKind, Family, Hello, Mode, Node, Operation, PoolClass,
+        Protocol, Role, ServerEvent, ServicePort, ServicePortKey, TrafficPolicy, Welcome,
     },
     v1,
 };
@@ -242,8 +242,7 @@ impl From<&ClientEvent> for v1::ClientMessage {
         use v1::client_message::Message;
         let message = match event {
             ClientEvent::Hello(hello) => {
-                let Hello { node, role, backend, backend_version, resume, digests, source_version, started } =
-                    hello;
+                let Hello { node, role, backend, backend_version, resume, digests, source_version, started } = hello;
                 let (epoch, revision) = resume.unwrap_or_default();
                 Message::Hello(v1::Hello {
                     protocol_version: crate::PROTOCOL_VERSION,

@@ -34,13 +34,7 @@ impl Node {
     /// A node of which nothing but the name is known.
     #[must_use]
     pub fn unknown(name: impl Into<Arc<str>>) -> Self {
-        Self {
-            name: name.into(),
-            addresses: Vec::new(),
-            pod_cidrs: Vec::new(),
-            zone: "".into(),
-            eligible: false,
-        }
+        Self { name: name.into(), addresses: Vec::new(), pod_cidrs: Vec::new(), zone: "".into(), eligible: false }
     }
 
     /// The node's primary address of a family: the first InternalIP, else the first ExternalIP. The loopback address is none.

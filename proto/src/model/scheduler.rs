@@ -75,9 +75,7 @@ impl IpvsScheduler {
     pub fn flags(self) -> HashFlags {
         match self {
             Self::Sh(flags) | Self::Mh(flags) => flags,
-            Self::Rr | Self::Wrr | Self::Lc | Self::Wlc | Self::Dh | Self::Sed | Self::Nq => {
-                HashFlags::default()
-            }
+            Self::Rr | Self::Wrr | Self::Lc | Self::Wlc | Self::Dh | Self::Sed | Self::Nq => HashFlags::default(),
         }
     }
 

@@ -96,10 +96,7 @@ where
                 return Ok(());
             }
             Err(error) if taken == Taken::Fail => {
-                return Err(io::Error::new(
-                    error.kind(),
-                    format!("{name}: cannot listen at {address}: {error}"),
-                ));
+                return Err(io::Error::new(error.kind(), format!("{name}: cannot listen at {address}: {error}")));
             }
             Err(error) => {
                 let error = error.to_string();

@@ -72,11 +72,7 @@ impl Program {
     pub(super) fn restore(self, script: &str) -> Result<()> {
         let name = format!("{self}-restore");
         let mut command = Command::new(&name);
-        command
-            .args(["--noflush", "--wait", "5"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
+        command.args(["--noflush", "--wait", "5"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("start {name}"))?;
         // It reads to the end before it says anything but an error, which is short.
         let fed = child.stdin.take().map(|mut stdin| stdin.write_all(script.as_bytes()));

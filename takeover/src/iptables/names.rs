@@ -18,8 +18,7 @@ const HOOKED: [&str; 9] = [
 
 /// Chains that only its own rules lead to, and the one by which it notices that somebody has flushed a table. Not among them are
 /// those that kubelet makes: KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT.
-const INNER: [&str; 4] =
-    ["KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ", "KUBE-PROXY-CANARY", "KUBE-SOURCE-RANGES-FIREWALL"];
+const INNER: [&str; 4] = ["KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ", "KUBE-PROXY-CANARY", "KUBE-SOURCE-RANGES-FIREWALL"];
 
 /// Before a hash: the chains of one service port, or of one endpoint. KUBE-XLB- is what KUBE-EXT- was called until 1.23.
 const PER_SERVICE: [&str; 6] = ["KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-SVC-", "KUBE-SVL-", "KUBE-XLB-"];
@@ -62,7 +61,6 @@ pub(super) fn is_shared(chain: &str) -> bool {
 
 /// Of which kind the chain of one service port or endpoint is: its name without the hash.
 pub(crate) fn kind(chain: &str) -> Option<&'static str> {
-    let is_hash =
-        |text: &str| text.len() == HASH && text.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'2'..=b'7'));
+    let is_hash = |text: &str| text.len() == HASH && text.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'2'..=b'7'));
     PER_SERVICE.into_iter().find(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash))
 }

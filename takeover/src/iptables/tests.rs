@@ -147,9 +147,7 @@ fn only_the_rules_of_others_are_left() {
             load(tool, &all(family));
             assert_ne!(saved(tool), expected);
             let found = Leftovers::find().unwrap();
-            assert!(
-                found.items().iter().all(|item| item.place.starts_with(tool) && item.family == Some(family))
-            );
+            assert!(found.items().iter().all(|item| item.place.starts_with(tool) && item.family == Some(family)));
             found.remove().unwrap();
             assert_eq!(saved(tool), expected, "{tool}");
             let left = Leftovers::find().unwrap();
@@ -183,12 +181,8 @@ fn a_refused_table_stays_whole_and_is_named() {
         run("iptables-nft", &["-t", "nat", "-A", "INPUT", "-j", "KUBE-MARK-MASQ"], "");
         let before = saved("iptables-nft");
         let error = format!("{:#}", found.remove().unwrap_err());
-        assert!(
-            error.starts_with("remove kube-proxy's chains with iptables-nft: iptables-nft-restore: "),
-            "{error}"
-        );
-        let nat =
-            |lines: &[String]| lines.iter().skip_while(|line| *line != "*nat").cloned().collect::<Vec<_>>();
+        assert!(error.starts_with("remove kube-proxy's chains with iptables-nft: iptables-nft-restore: "), "{error}");
+        let nat = |lines: &[String]| lines.iter().skip_while(|line| *line != "*nat").cloned().collect::<Vec<_>>();
         assert_eq!(nat(&saved("iptables-nft")), nat(&before));
         // Looked at again, that chain stays.
         let found = Leftovers::find().unwrap();

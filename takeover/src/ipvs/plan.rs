@@ -40,11 +40,7 @@ pub(super) struct NodePorts {
 }
 
 /// Where kube-proxy has it; `None` for one of somebody else's.
-pub(super) fn place(
-    service: &Service,
-    device: Option<&HashSet<IpAddr>>,
-    node_ports: &NodePorts,
-) -> Option<Place> {
+pub(super) fn place(service: &Service, device: Option<&HashSet<IpAddr>>, node_ports: &NodePorts) -> Option<Place> {
     // kube-proxy makes none for marks.
     let &Service::Address(protocol, address) = service else { return None };
     if device.is_some_and(|addresses| addresses.contains(&address.ip())) {
@@ -79,9 +75,8 @@ impl NodePorts {
             let family = Family::of(*ip);
             let is_it = |of: Protocol, other: u16| of.number() == *protocol && other == *port;
             self.ports.retain(|(of, protocol, port)| *of != family || !is_it(*protocol, *port));
-            self.sockets.retain(|(protocol, socket)| {
-                Family::of(socket.ip()) != family || !is_it(*protocol, socket.port())
-            });
+            self.sockets
+                .retain(|(protocol, socket)| Family::of(socket.ip()) != family || !is_it(*protocol, socket.port()));
         }
     }
 

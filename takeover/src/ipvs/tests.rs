@@ -95,8 +95,7 @@ fn a_node_port_that_fairlead_forwards_is_not_its_any_more() {
     node_ports.extend(Family::V4, Protocol::Sctp, &[sctp]);
     // In two halves, as Fairlead has it.
     let halves = ["0.0.0.0", "128.0.0.0"];
-    let fairleads =
-        halves.map(|half| Entry { ip: Some(ip(half)), protocol: Some(6), prefix: Some(1), ..port(30080) });
+    let fairleads = halves.map(|half| Entry { ip: Some(ip(half)), protocol: Some(6), prefix: Some(1), ..port(30080) });
     node_ports.retain_others(&fairleads);
     let is_its = |protocol, address| plan::place(&service(protocol, address), None, &node_ports).is_some();
     assert!(!is_its(Protocol::Tcp, "172.16.0.11:30080"));
@@ -104,12 +103,7 @@ fn a_node_port_that_fairlead_forwards_is_not_its_any_more() {
     assert!(is_its(Protocol::Udp, "172.16.0.11:30080"));
     assert!(is_its(Protocol::Tcp, "[fd00:172:16::11]:30080"));
     assert!(is_its(Protocol::Sctp, "172.16.0.11:30080"));
-    node_ports.retain_others(&[Entry {
-        ip: Some(ip("0.0.0.0")),
-        protocol: Some(132),
-        prefix: Some(1),
-        ..port(30080)
-    }]);
+    node_ports.retain_others(&[Entry { ip: Some(ip("0.0.0.0")), protocol: Some(132), prefix: Some(1), ..port(30080) }]);
     let is_its = |protocol, address| plan::place(&service(protocol, address), None, &node_ports).is_some();
     assert!(!is_its(Protocol::Sctp, "172.16.0.11:30080"));
 }
@@ -158,11 +152,7 @@ fn without_ipvs_the_device_and_the_sets_go() {
     in_netns(|| {
         assert_eq!(Leftovers::find().unwrap().items(), []);
         for name in [DEVICE, "not-kube-ipvs0"] {
-            run(
-                "ip",
-                &["link", "add", name, "type", "veth", "peer", "name", &name.replace("ipvs0", "x")],
-                "",
-            );
+            run("ip", &["link", "add", name, "type", "veth", "peer", "name", &name.replace("ipvs0", "x")], "");
         }
         run(
             "ipset",
@@ -172,14 +162,9 @@ fn without_ipvs_the_device_and_the_sets_go() {
              add others KUBE-LOOP-BACK\n",
         );
         let found = Leftovers::find().unwrap();
-        let expected =
-            ["device kube-ipvs0", "set KUBE-CLUSTER-IP", "set KUBE-LOOP-BACK", "set KUBE-6-CLUSTER-IP"];
+        let expected = ["device kube-ipvs0", "set KUBE-CLUSTER-IP", "set KUBE-LOOP-BACK", "set KUBE-6-CLUSTER-IP"];
         assert_eq!(whats(&found), expected.map(|what| (what.to_owned(), 1)));
-        assert_eq!(
-            found.remove().unwrap(),
-            [set_item(Family::V4, "KUBE-LOOP-BACK")],
-            "a set of others holds it"
-        );
+        assert_eq!(found.remove().unwrap(), [set_item(Family::V4, "KUBE-LOOP-BACK")], "a set of others holds it");
         assert_eq!(whats(&Leftovers::find().unwrap()), [("set KUBE-LOOP-BACK".to_owned(), 1)]);
         assert_eq!(run("ipset", &["list", "-name"], ""), "KUBE-ROUTER-PODS\nKUBE-LOOP-BACK\nothers\n");
         assert!(addresses::by_interface().unwrap().contains_key("not-kube-ipvs0"));

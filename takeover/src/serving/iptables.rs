@@ -126,8 +126,9 @@ impl<'a> Chains<'a> {
         let mut endpoints = BTreeSet::new();
         for rule in self.rules(chain) {
             match rule.target() {
-                Some("DNAT") => endpoints
-                    .extend(rule.value("--to-destination").and_then(|to| to.parse::<SocketAddr>().ok())),
+                Some("DNAT") => {
+                    endpoints.extend(rule.value("--to-destination").and_then(|to| to.parse::<SocketAddr>().ok()))
+                }
                 Some(target) if depth > 0 => endpoints.extend(self.endpoints(target, depth - 1)),
                 _ => {}
             }

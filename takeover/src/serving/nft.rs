@@ -107,18 +107,17 @@ impl Tables {
         let mut maps = BTreeMap::new();
         // Those with a name hold clients, and ways in.
         for name in names.into_iter().filter(|name| name.starts_with("__")) {
-            let entries =
-                handle.elements(table, &name, Vec::new, |list: &mut Vec<_>, element| match element.data {
-                    Data::Value(value) => {
-                        let mut fields = FieldReader::new(value);
-                        let endpoint = address(&mut fields, family).zip(fields.port());
-                        list.extend(endpoint.map(|endpoint| Entry::Endpoint(endpoint.into())));
-                    }
-                    Data::Verdict(verdict) => {
-                        list.extend(verdict.chain().map(|chain| Entry::Chain(chain.to_owned())));
-                    }
-                    Data::None => {}
-                });
+            let entries = handle.elements(table, &name, Vec::new, |list: &mut Vec<_>, element| match element.data {
+                Data::Value(value) => {
+                    let mut fields = FieldReader::new(value);
+                    let endpoint = address(&mut fields, family).zip(fields.port());
+                    list.extend(endpoint.map(|endpoint| Entry::Endpoint(endpoint.into())));
+                }
+                Data::Verdict(verdict) => {
+                    list.extend(verdict.chain().map(|chain| Entry::Chain(chain.to_owned())));
+                }
+                Data::None => {}
+            });
             maps.insert(name, entries.context("list the endpoints of a chain")?);
         }
         Ok(Self { family, chains, maps })
@@ -200,8 +199,7 @@ fn goto(rule: &Rule) -> Option<&str> {
 
 /// Whether it is not for every packet.
 fn is_conditional(rule: &Rule) -> bool {
-    let asks = |expr: &Expr| {
-        matches!(expr, Expr::Cmp { .. } | Expr::Range { .. } | Expr::Lookup { .. } | Expr::Fib { .. })
-    };
+    let asks =
+        |expr: &Expr| matches!(expr, Expr::Cmp { .. } | Expr::Range { .. } | Expr::Lookup { .. } | Expr::Fib { .. });
     rule.exprs.iter().any(asks)
 }

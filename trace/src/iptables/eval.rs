@@ -156,9 +156,7 @@ fn matches(flow: &mut Flow<'_>, table: &Table, chain: &str, rule: &Rule) -> Resu
     for Match { sense, what } in &rule.matches {
         let Some(holds) = holds(flow, what)? else {
             let rule = format!("{}: {}", table.place(chain), rule.text);
-            flow.unknown(format!(
-                "a rule that is not understood, and taken for one that does not match: {rule}"
-            ));
+            flow.unknown(format!("a rule that is not understood, and taken for one that does not match: {rule}"));
             return Ok(false);
         };
         if holds != (*sense == Sense::Is) {

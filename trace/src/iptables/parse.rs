@@ -11,10 +11,8 @@ use ipnet::IpNet;
 use super::{Match, Policy, Rule, Sense, Side, Table, Target, What};
 
 /// Targets that let a packet go on as it was, as far as its way is concerned.
-const HARMLESS: [&str; 12] = [
-    "LOG", "NFLOG", "TRACE", "CT", "NOTRACK", "TCPMSS", "CHECKSUM", "CLASSIFY", "NFACCT", "SET", "DSCP",
-    "TOS",
-];
+const HARMLESS: [&str; 12] =
+    ["LOG", "NFLOG", "TRACE", "CT", "NOTRACK", "TCPMSS", "CHECKSUM", "CLASSIFY", "NFACCT", "SET", "DSCP", "TOS"];
 /// Options of matches that say nothing about a packet, or what holds of every one here.
 const PLAIN: [&str; 5] = ["--reap", "--rsource", "--fragment", "--syn", "--rttl"];
 
@@ -65,8 +63,7 @@ struct Reader {
 
 /// One rule. `chains`: the names of the table's chains.
 pub(super) fn parse(text: &str, chains: &HashSet<String>) -> Rule {
-    let rule =
-        Rule { text: text.to_owned(), comment: String::new(), matches: Vec::new(), target: Target::None };
+    let rule = Rule { text: text.to_owned(), comment: String::new(), matches: Vec::new(), target: Target::None };
     let words = split(text).into_iter();
     let mut reader = Reader { words, sense: Sense::Is, module: String::new(), rule };
     while let Some(word) = reader.words.next() {
@@ -171,11 +168,7 @@ impl Reader {
             "--dport" | "--dports" => What::Ports(destination, ports(value)?),
             "--mark" => {
                 let (value, mask) = masked(value)?;
-                if self.module == "connmark" {
-                    What::ConnMark { value, mask }
-                } else {
-                    What::Mark { value, mask }
-                }
+                if self.module == "connmark" { What::ConnMark { value, mask } } else { What::Mark { value, mask } }
             }
             "--ctstate" | "--state" => What::State(value.split(',').map(str::to_owned).collect()),
             "--src-type" if value == "LOCAL" => What::Local(source),
@@ -202,9 +195,7 @@ fn target(name: &str, options: &[String]) -> Target {
             Some((value, mask)) => Target::Mark { value, mask },
             None => unknown(),
         },
-        "SET" if options.iter().any(|option| option == "--map-set") => {
-            map_mark(options).unwrap_or_else(unknown)
-        }
+        "SET" if options.iter().any(|option| option == "--map-set") => map_mark(options).unwrap_or_else(unknown),
         "CONNMARK" => conn_mark(options, &value).unwrap_or_else(unknown),
         "DNAT" => match value("--to-destination").and_then(socket) {
             Some((address, port)) => Target::Dnat { address, port },

@@ -64,10 +64,7 @@ fn outside() -> Entry {
 
 fn endpoints(paths: &[Path]) -> Vec<(String, u32)> {
     let share = |path: &Path| (path.probability * 1_000.0).round() as u32;
-    paths
-        .iter()
-        .map(|path| (path.endpoint.map_or_else(String::new, |e| e.to_string()), share(path)))
-        .collect()
+    paths.iter().map(|path| (path.endpoint.map_or_else(String::new, |e| e.to_string()), share(path))).collect()
 }
 
 #[test]
@@ -83,9 +80,8 @@ fn all_endpoints_are_found_with_their_shares() {
 #[test]
 fn masquerade_says_why() {
     let mut kernel = FakeKernel::with(&["172.18.0.2"]);
-    let reason = |paths: &[Path]| {
-        paths[0].masquerade.as_ref().map(|it| (it.why.clone(), it.source.unwrap().to_string()))
-    };
+    let reason =
+        |paths: &[Path]| paths[0].masquerade.as_ref().map(|it| (it.why.clone(), it.source.unwrap().to_string()));
     let own = "172.18.0.2".to_owned();
     let paths = follow("192.0.2.1", "10.96.0.10:80", outside(), &mut kernel);
     assert_eq!(reason(&paths), Some(("default/web cluster IP".to_owned(), own.clone())));
@@ -108,10 +104,8 @@ fn without_endpoints_it_is_refused() {
     let mut kernel = FakeKernel::with(&["172.18.0.2"]);
     for entry in [outside(), Entry::Node] {
         let paths = follow("172.18.0.2", "10.96.0.9:80", entry, &mut kernel);
-        let refused = Fate::Refused {
-            with: "ICMP port unreachable".to_owned(),
-            why: "default/none has no endpoints".to_owned(),
-        };
+        let refused =
+            Fate::Refused { with: "ICMP port unreachable".to_owned(), why: "default/none has no endpoints".to_owned() };
         assert_eq!(paths.iter().map(|path| &path.fate).collect::<Vec<_>>(), [&refused]);
     }
 }
@@ -137,8 +131,5 @@ fn what_is_not_understood_is_said() {
     };
     let paths = trace(&rules, &packet, &mut FakeKernel::default()).unwrap().paths;
     assert!(paths[0].unknown[0].contains("-m bpf"), "{:?}", paths[0].unknown);
-    assert_eq!(
-        paths[0].fate,
-        Fate::Dropped { why: "the policy of iptables-legacy filter FORWARD".to_owned() }
-    );
+    assert_eq!(paths[0].fate, Fate::Dropped { why: "the policy of iptables-legacy filter FORWARD".to_owned() });
 }

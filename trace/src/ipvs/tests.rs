@@ -89,8 +89,7 @@ fn set(name: &str, kind: &str, entries: &[Element]) -> (ipset::Set, Vec<Element>
 }
 
 fn server(scheduler: &str, flags: u32, destinations: &[(&str, u32)]) -> VirtualServer {
-    let destinations =
-        destinations.iter().map(|(address, weight)| Destination::new(address.parse().unwrap(), *weight));
+    let destinations = destinations.iter().map(|(address, weight)| Destination::new(address.parse().unwrap(), *weight));
     let scheduling = Scheduling { scheduler: scheduler.into(), flags, timeout: 180 };
     VirtualServer { scheduling, destinations: destinations.collect() }
 }
@@ -139,10 +138,7 @@ fn endpoints_in_turn_without_those_that_drain() {
     let trace = follow("", "10.244.1.9", "10.96.0.10:80", outside(), &mut kernel());
     assert_eq!(words(&trace), [expected]);
     let does = &trace.paths[0].steps[0].does;
-    assert_eq!(
-        does,
-        "destination 10.244.1.1:8080 of 2, in turn (rr); no new ones go to 10.244.3.1:8080 (weight 0)"
-    );
+    assert_eq!(does, "destination 10.244.1.1:8080 of 2, in turn (rr); no new ones go to 10.244.3.1:8080 (weight 0)");
 }
 
 #[test]
@@ -153,11 +149,7 @@ fn schedulers_are_named() {
         ("wrr", 0, "in turn (wrr): 10.244.1.1:8080 (75 %), 10.244.2.1:8080 (25 %)"),
         ("wlc", 0, "as the scheduler decides (wlc): 10.244.1.1:8080, 10.244.2.1:8080"),
         ("mh", 0, "by the client's address (mh): 10.244.1.1:8080, 10.244.2.1:8080"),
-        (
-            "rr",
-            PERSISTENT,
-            "in turn (rr), where it stays for 180 s: 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %)",
-        ),
+        ("rr", PERSISTENT, "in turn (rr), where it stays for 180 s: 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %)"),
     ] {
         kernel.servers.insert(tcp("10.96.0.10:80"), server(scheduler, flags, &weights));
         let expected = format!("goes to one of 2 endpoints, {expected}; it keeps its source");

@@ -41,8 +41,7 @@ fn parse_v4(line: &str) -> Option<Route> {
     let address = |word: &str| Some(Ipv4Addr::from(u32::from_str_radix(word, 16).ok()?.to_ne_bytes()));
     let flags = u32::from_str_radix(words.get(3)?, 16).ok()?;
     let to = Ipv4Net::with_netmask(address(words.get(1)?)?, address(words.get(7)?)?).ok()?;
-    let route =
-        Route { to: to.into(), metric: words.get(6)?.parse().ok()?, interface: words.first()?.to_string() };
+    let route = Route { to: to.into(), metric: words.get(6)?.parse().ok()?, interface: words.first()?.to_string() };
     (flags & UP != 0 && flags & REJECT == 0).then_some(route)
 }
 

@@ -72,9 +72,8 @@ fn find(listed: &str, server: &Service, client: IpAddr) -> Option<SocketAddr> {
         let words: Vec<_> = line.split_whitespace().collect();
         let &[of, from, from_port, to, to_port, destination, port, ..] = &words[..] else { return None };
         let socket = |ip, port| Some(SocketAddr::new(address(ip)?, u16::from_str_radix(port, 16).ok()?));
-        let is_it = of == protocol
-            && socket(from, from_port)? == SocketAddr::new(client, 0)
-            && socket(to, to_port)? == at;
+        let is_it =
+            of == protocol && socket(from, from_port)? == SocketAddr::new(client, 0) && socket(to, to_port)? == at;
         is_it.then(|| socket(destination, port))?
     };
     listed.lines().find_map(destination)

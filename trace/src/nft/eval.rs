@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Result, bail};
 use netlink::nft::{
-    CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, Matches, MetaKey, NatKind, NumgenKind,
-    Policy, RangeOp, Register, RejectWith, Rule, Verdict,
+    CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, Matches, MetaKey, NatKind, NumgenKind, Policy,
+    RangeOp, Register, RejectWith, Rule, Verdict,
 };
 
 use super::{Table, registers::Registers, words};
@@ -237,8 +237,7 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
     /// An expression that is not understood is taken for one that does not match.
     fn unknown(&mut self, what: &str) -> Goes {
         let rule = format!("{} ({what}): {}", self.table.place(self.chain), self.rule);
-        self.flow
-            .unknown(format!("a rule that is not understood, and taken for one that does not match: {rule}"));
+        self.flow.unknown(format!("a rule that is not understood, and taken for one that does not match: {rule}"));
         Goes::No
     }
 
@@ -301,13 +300,7 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
         }
     }
 
-    fn lookup(
-        &mut self,
-        set: &str,
-        sreg: Register,
-        dreg: Option<Register>,
-        matches: Matches,
-    ) -> Result<Goes> {
+    fn lookup(&mut self, set: &str, sreg: Register, dreg: Option<Register>, matches: Matches) -> Result<Goes> {
         let Some(known) = self.table.sets.get(set) else { return Ok(self.unknown("lookup")) };
         let key = self.registers.get(sreg, words::len(&known.key)).to_vec();
         let found = self.flow.kernel.element(&self.table.table, set, &key)?;
@@ -379,8 +372,7 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
             RejectWith::Icmp(code) | RejectWith::Icmpx(code) => format!("ICMP unreachable, code {code}"),
         };
         self.does.push(format!("refused with {with}"));
-        let why = match (comment(self.rule), self.table.chains.iter().find(|chain| chain.name == self.chain))
-        {
+        let why = match (comment(self.rule), self.table.chains.iter().find(|chain| chain.name == self.chain)) {
             ("", Some(netlink::nft::Chain { comment: Some(comment), .. })) => comment.to_string(),
             ("", _) => self.flow.led_by.last().cloned().unwrap_or_else(|| self.table.place(self.chain)),
             (comment, _) => comment.to_owned(),

@@ -117,8 +117,7 @@ fn dropped(why: &str) -> Fate {
 #[test]
 fn a_pod_reaches_both_endpoints_with_its_own_address() {
     let paths = follow(&[("10.244.1.9", "cali7", "10.96.0.10:80", Protocol::Tcp)]).remove(0);
-    let seen: Vec<_> =
-        paths.iter().map(|path| (path.endpoint.unwrap().to_string(), path.probability)).collect();
+    let seen: Vec<_> = paths.iter().map(|path| (path.endpoint.unwrap().to_string(), path.probability)).collect();
     assert_eq!(seen, [("10.244.1.1:8080".to_owned(), 0.5), ("10.244.1.2:8080".to_owned(), 0.5)]);
     assert!(paths.iter().all(|path| path.fate == Fate::Delivered && path.masquerade.is_none()));
     let steps: Vec<_> =

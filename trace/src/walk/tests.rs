@@ -1,8 +1,6 @@
 //! The order of chains, and which of them a packet meets.
 
-use netlink::nft::{
-    BaseChain, Chain, Expr, Family, NatFlags, NatKind, Policy, Register, Rule, Table, Verdict,
-};
+use netlink::nft::{BaseChain, Chain, Expr, Family, NatFlags, NatKind, Policy, Register, Rule, Table, Verdict};
 
 use super::*;
 use crate::{packet::Protocol, testing::FakeKernel};
@@ -95,13 +93,7 @@ fn where_it_goes_decides_what_it_meets() {
 fn who_drops_is_named() {
     let drop = Rule::new([Expr::Verdict(Verdict::Drop)]).comment("no way");
     let rules = vec![
-        table(
-            "accepts",
-            ChainKind::Filter,
-            Hook::Forward,
-            -1,
-            vec![Rule::new([Expr::Verdict(Verdict::Accept)])],
-        ),
+        table("accepts", ChainKind::Filter, Hook::Forward, -1, vec![Rule::new([Expr::Verdict(Verdict::Accept)])]),
         table("drops", ChainKind::Filter, Hook::Forward, 1, vec![drop]),
     ];
     let path = path(rules, arrives(), "10.0.0.2:53");

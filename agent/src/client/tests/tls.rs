@@ -88,8 +88,7 @@ async fn write(dir: &Path, authorities: &Authority, signer: &Authority, token: &
 
 /// What connecting to a frontend comes to.
 async fn failure(address: String, credentials: Credentials) -> String {
-    let mut grpc =
-        Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
+    let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
     format!("{:#}", grpc.connect(mk_hello()).await.expect_err("it connects"))
 }
 
@@ -99,8 +98,7 @@ async fn both_ends_are_checked_and_files_may_be_replaced() {
     let (ours, other) = (Authority::new(), Authority::new());
     let (address, mut tokens) = serve(&ours).await;
     let credentials = write(dir.path(), &ours, &ours, "first\n").await;
-    let mut grpc =
-        Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
+    let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
     grpc.connect(mk_hello()).await.unwrap();
     assert_eq!(tokens.recv().await.unwrap().as_deref(), Some("Bearer first"));
 
@@ -132,15 +130,13 @@ async fn the_certificate_must_be_for_the_name_that_is_expected() {
         assert!(error.contains("--frontend-name") && error.contains("frontend.example"), "{error}");
         let named = Credentials { frontend_name: Some("frontend.example".to_owned()), ..credentials.clone() };
         let mut grpc =
-            Grpc::new(GrpcOptions { endpoints: vec![address], credentials: named, ..GrpcOptions::default() })
-                .unwrap();
+            Grpc::new(GrpcOptions { endpoints: vec![address], credentials: named, ..GrpcOptions::default() }).unwrap();
         grpc.connect(mk_hello()).await.unwrap();
     }
     // An address of the certificate needs no name.
     let (address, _tokens) = serve_as(&ours, ours.sign("127.0.0.1")).await;
     let address = address.replace("localhost", "127.0.0.1");
-    let mut grpc =
-        Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
+    let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
     grpc.connect(mk_hello()).await.unwrap();
 }
 
@@ -168,8 +164,7 @@ async fn failures_say_what_to_do() {
     let error = failure(address, credentials.clone()).await;
     assert!(error.contains("the frontend's certificate has expired"), "{error}");
 
-    let plain =
-        Server::builder().add_service(server::FairleadServer::new(Scripted(mpsc::unbounded_channel().0)));
+    let plain = Server::builder().add_service(server::FairleadServer::new(Scripted(mpsc::unbounded_channel().0)));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("https://localhost:{}", listener.local_addr().unwrap().port());
     tokio::spawn(plain.serve_with_incoming(TcpListenerStream::new(listener)));
@@ -180,9 +175,7 @@ async fn failures_say_what_to_do() {
 #[test]
 fn refusals_say_what_to_do() {
     let advice = |status: Status| advice::advice(&Ended::from(status)).unwrap_or_default();
-    assert!(
-        advice(Status::permission_denied("node a may not follow the view of node b")).contains("--node-name")
-    );
+    assert!(advice(Status::permission_denied("node a may not follow the view of node b")).contains("--node-name"));
     assert!(advice(Status::unauthenticated("no identity")).contains("--token-file"));
     assert_eq!(advice(Status::unavailable("going")), "");
 }

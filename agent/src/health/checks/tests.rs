@@ -42,16 +42,8 @@ fn local_endpoints_that_are_not_terminating_count() {
         ("two", count(|web| v4(web).local_endpoints([one, two])), vec![(V4, 2)]),
         ("elsewhere", count(|web| v4(web).endpoints([one])), vec![(V4, 0)]),
         ("terminating", count(|web| v4(web).terminating_endpoints([one, two])), vec![(V4, 0)]),
-        (
-            "one of two ports of an address",
-            count(|web| v4(web).local_endpoints([one, "10.244.1.1:81"])),
-            vec![(V4, 1)],
-        ),
-        (
-            "each family by itself",
-            count(|web| both(web).local_endpoints([one, two, six])),
-            vec![(V4, 2), (V6, 1)],
-        ),
+        ("one of two ports of an address", count(|web| v4(web).local_endpoints([one, "10.244.1.1:81"])), vec![(V4, 1)]),
+        ("each family by itself", count(|web| both(web).local_endpoints([one, two, six])), vec![(V4, 2), (V6, 1)]),
         ("no cluster IP, no family", count(|web| web.local_endpoints([one, six])), vec![]),
     ];
     for (what, told, expected) in cases {
@@ -97,8 +89,7 @@ fn names(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 #[test]
 fn the_first_in_order_has_the_port_and_others_are_told_of() {
     use Claims::{Changed, Same};
-    type Step =
-        (&'static [&'static str], Claims, &'static [(&'static str, &'static str)], Option<&'static str>);
+    type Step = (&'static [&'static str], Claims, &'static [(&'static str, &'static str)], Option<&'static str>);
     let steps: [Step; 7] = [
         (&["default/b"], Changed, &[], Some("default/b")),
         (&["default/b", "default/c"], Changed, &[("default/c", "default/b")], Some("default/b")),
@@ -130,9 +121,8 @@ fn the_first_in_order_has_the_port_and_others_are_told_of() {
 #[test]
 fn only_who_claims_what_changes_claims() {
     let mk = |port, addresses: &[&'static str]| {
-        let service = |web: ServiceBuilder| {
-            v4(web).health_check_node_port(port).local_endpoints(addresses.iter().copied())
-        };
+        let service =
+            |web: ServiceBuilder| v4(web).health_check_node_port(port).local_endpoints(addresses.iter().copied());
         mk_state().service("default/web", service).build()
     };
     let mut checks = of(&mk(PORT, &["10.244.1.1:80"]));

@@ -95,20 +95,17 @@ fn a_port_that_cannot_be_had_is_in_each_ack_until_it_can() {
     run(|| async {
         let taken = std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap();
         let mut world = start(&FakeKernel::default(), None);
-        let state = mk_state()
-            .service("default/other", |other| other.cluster_ip("10.96.0.2").health_check_node_port(PORT));
         let state =
-            state.service("default/web", |web| web.cluster_ip("10.96.0.1").health_check_node_port(PORT));
+            mk_state().service("default/other", |other| other.cluster_ip("10.96.0.2").health_check_node_port(PORT));
+        let state = state.service("default/web", |web| web.cluster_ip("10.96.0.1").health_check_node_port(PORT));
         let mut peer = world.following(&state.build()).await;
         let failing = world.progress.wait_for(|progress| progress.failures.len() == 2).await.unwrap().clone();
         let digest = peer.barrier().await;
         peer.bookmark(2, digest).await;
         let failures = peer.ack().await.failures;
         assert_eq!(failures, failing.failures);
-        let told: Vec<_> =
-            failures.iter().map(|one| (&*one.key.name, one.kind, one.reason.as_str())).collect();
-        let in_use =
-            "health-check node port 32000 (IPv4) cannot be opened: Address already in use (os error 98)";
+        let told: Vec<_> = failures.iter().map(|one| (&*one.key.name, one.kind, one.reason.as_str())).collect();
+        let in_use = "health-check node port 32000 (IPv4) cannot be opened: Address already in use (os error 98)";
         let others = "health-check node port 32000 (IPv4) belongs to default/other";
         let kind = FailureKind::HealthCheck;
         assert_eq!(told, [("other", kind, in_use), ("web", kind, others)]);

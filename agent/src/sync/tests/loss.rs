@@ -65,9 +65,7 @@ async fn a_large_loss_that_nobody_repeats_never_happened() {
 #[tokio::test(start_paused = true)]
 async fn endpoints_count_and_not_names() {
     let empty = (0..ALL).fold(mk_state(), |state, number| {
-        state.service(&format!("default/s{number}"), |service| {
-            service.cluster_ip(&format!("10.96.0.{}", number + 1))
-        })
+        state.service(&format!("default/s{number}"), |service| service.cluster_ip(&format!("10.96.0.{}", number + 1)))
     });
     let empty = empty.build();
     let mut world = start(&FakeKernel::default(), None);

@@ -190,8 +190,7 @@ async fn what_breaks_the_protocol_ends_the_session_and_changes_nothing() {
     let state = mk_services(&["default/web"]);
     let mut world = start(&FakeKernel::default(), None);
     let mut peer = world.following(&state).await;
-    let removal =
-        || everything(&state).into_iter().map(|_| Operation::RemoveServicePort(mk_key("default/web")));
+    let removal = || everything(&state).into_iter().map(|_| Operation::RemoveServicePort(mk_key("default/web")));
     let wrong = [
         (None, batch(1, 2, removal().collect(), true)),
         (Some(Mode::Resume), batch(0, 2, removal().collect(), true)),

@@ -5,9 +5,8 @@ use crate::testing::{mk_key, mk_state};
 use super::*;
 
 fn port(key: &str, ips: &[&str]) -> ServicePort {
-    let state = mk_state()
-        .service(key, |service| ips.iter().fold(service, |service, ip| service.external_ip(ip)))
-        .build();
+    let state =
+        mk_state().service(key, |service| ips.iter().fold(service, |service, ip| service.external_ip(ip))).build();
     state.services().values().next().unwrap().port.clone()
 }
 
@@ -23,8 +22,7 @@ fn owner(claims: &Claims, port: &ServicePort) -> Option<String> {
 
 #[test]
 fn the_first_in_key_order_has_it_whoever_comes_first() {
-    let (a, b, c) =
-        (port("x/a", &["203.0.113.1"]), port("x/b", &["203.0.113.1"]), port("x/c", &["203.0.113.1"]));
+    let (a, b, c) = (port("x/a", &["203.0.113.1"]), port("x/b", &["203.0.113.1"]), port("x/c", &["203.0.113.1"]));
     let mut claims = Claims::default();
     assert_eq!(claims.claim(&b), []);
     assert_eq!(claims.claim(&c), []);

@@ -9,9 +9,10 @@ use crate::table::{Dispatch, Place};
 fn fixed(family: Family, options: &Options) -> Vec<String> {
     let state = mk_state().build();
     let base = base(family, options, state.node(), state.cluster());
-    let chains = base.chains.iter().flat_map(|chain| {
-        chain.rules.iter().map(move |rule| format!("{} -A {} {rule}", chain.table, chain.name))
-    });
+    let chains = base
+        .chains
+        .iter()
+        .flat_map(|chain| chain.rules.iter().map(move |rule| format!("{} -A {} {rule}", chain.table, chain.name)));
     let ends = Dispatch::ALL.into_iter().flat_map(|dispatch| {
         let ends = base.ends(dispatch);
         assert!(ends.head.is_empty() || ends.tail.is_empty());

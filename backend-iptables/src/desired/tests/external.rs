@@ -122,9 +122,8 @@ nat -A KUBE-FW-XPGD46QRK7WJZT7O -m comment --comment "other traffic to ns1/svc1:
 /// kube-proxy refuses whoever asks. Here those outside of the ranges hear nothing, as when there are endpoints.
 #[test]
 fn source_ranges_without_endpoints() {
-    let web = service(|web| {
-        web.cluster_ip("172.30.0.41").load_balancer_ip("203.0.113.1").source_range("198.51.100.0/25")
-    });
+    let web =
+        service(|web| web.cluster_ip("172.30.0.41").load_balancer_ip("203.0.113.1").source_range("198.51.100.0/25"));
     assert_lines(
         &external(&web, Family::V4),
         r#"

@@ -62,9 +62,8 @@ nat -A KUBE-SVC-{svc} ! -s 10.0.0.0/8 -d 172.30.0.41/32 -p {protocol} -m comment
 /// One of three, one of two, and the last whatever comes.
 #[test]
 fn endpoints_are_equally_likely() {
-    let web = service(|web| {
-        web.cluster_ip("172.30.0.41").endpoints(["10.180.0.1:80", "10.180.0.2:80", "10.180.0.3:80"])
-    });
+    let web =
+        service(|web| web.cluster_ip("172.30.0.41").endpoints(["10.180.0.1:80", "10.180.0.2:80", "10.180.0.3:80"]));
     assert_lines(
         &with(" -> ", written(&web, Family::V4, &pods())),
         r#"
@@ -122,8 +121,7 @@ nat -A KUBE-SVL-XPGD46QRK7WJZT7O ! -s 10.0.0.0/8 -d 172.30.0.41/32 -p tcp -m com
 nat -A KUBE-SVL-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.1:80" -j KUBE-SEP-SXIVWICOYRO3J4NJ
 "#,
     );
-    let elsewhere =
-        service(|web| web.cluster_ip("172.30.0.41").internal_local().endpoints(["10.180.0.2:80"]));
+    let elsewhere = service(|web| web.cluster_ip("172.30.0.41").internal_local().endpoints(["10.180.0.2:80"]));
     assert_written(
         &elsewhere,
         Family::V4,
@@ -191,8 +189,7 @@ fn who_is_masqueraded_on_the_way_to_a_cluster_ip() {
 /// What leads to another service port is that one's.
 #[test]
 fn only_what_it_owns() {
-    let web =
-        service(|web| web.cluster_ip("172.30.0.41").external_ip("203.0.113.1").endpoints(["10.180.0.1:80"]));
+    let web = service(|web| web.cluster_ip("172.30.0.41").external_ip("203.0.113.1").endpoints(["10.180.0.1:80"]));
     let node = mk_state().build().node().clone();
     let traffic = pods().traffic(&node);
     let context = Context { traffic: &traffic, node: &node.addresses };

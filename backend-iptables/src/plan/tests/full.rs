@@ -113,10 +113,7 @@ COMMIT
     driver.reconcile(&many(3)).await.unwrap();
     assert_eq!(kernel.tables(Family::V4).rules(Table::Filter, "CNI-FORWARD"), ["-j ACCEPT"]);
     driver.cleanup().await.unwrap();
-    assert_eq!(
-        (kernel.tables(Family::V4), kernel.tables(Family::V6)),
-        (before, Fake::default().tables(Family::V6))
-    );
+    assert_eq!((kernel.tables(Family::V4), kernel.tables(Family::V6)), (before, Fake::default().tables(Family::V6)));
     kernel.asked();
     driver.cleanup().await.unwrap();
     assert_eq!(kernel.asked(), []);
@@ -132,8 +129,7 @@ COMMIT
 /// The tool is killed between any two parts: who comes next makes it right, whatever was to be done.
 #[tokio::test]
 async fn from_wherever_it_was_killed() {
-    let states =
-        [many(3), state(|web| web.endpoints(TWO).node_port(30080)), state(|web| web), beside(mk_state())];
+    let states = [many(3), state(|web| web.endpoints(TWO).node_port(30080)), state(|web| web), beside(mk_state())];
     for (from, to) in (0..4).flat_map(|from| (0..4).map(move |to| (from, to))) {
         for parts in 0..3 {
             let kernel = with(&states[from]).await;

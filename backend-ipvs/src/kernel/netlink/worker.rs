@@ -16,9 +16,7 @@ use netlink::{
 };
 use proto::model::{Family, PerFamily};
 
-use super::super::{
-    Base, Carried, Connections, DEVICE, Fronts, Listing, Ours, RulesFound, Survey, iptables::Tools,
-};
+use super::super::{Base, Carried, Connections, DEVICE, Fronts, Listing, Ours, RulesFound, Survey, iptables::Tools};
 use crate::{
     desired::Rules,
     mark::Mark,
@@ -175,8 +173,7 @@ impl Worker {
     /// See [`super::Kernel::survey`].
     pub(super) fn survey(&mut self) -> Result<Survey> {
         let mut survey = Survey { elsewhere: elsewhere()?, ..Survey::default() };
-        let sizes: HashMap<String, u32> =
-            self.ipset.sizes()?.into_iter().map(|(set, size)| (set.name, size)).collect();
+        let sizes: HashMap<String, u32> = self.ipset.sizes()?.into_iter().map(|(set, size)| (set.name, size)).collect();
         let size = |set: Set| Some((set, *sizes.get(set.name())? as usize));
         survey.sets = Set::all().filter_map(size).collect();
         survey.addresses = self.addresses()?.len();
@@ -223,8 +220,7 @@ impl Worker {
     /// What [`Self::cleanup`] would remove: where, what, how many.
     pub(super) fn items(&mut self, ours: Ours) -> Result<Vec<Item>> {
         let mut items = Vec::new();
-        let mut item =
-            |place: &str, what: String, count| items.push(Item { place: place.to_owned(), what, count });
+        let mut item = |place: &str, what: String, count| items.push(Item { place: place.to_owned(), what, count });
         for (program, chains) in self.tools.count()? {
             item(program, "chain".to_owned(), chains);
         }

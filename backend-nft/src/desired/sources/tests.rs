@@ -13,11 +13,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 /// `first-last`, of a service with that load-balancer IP, on a node with these addresses.
-fn ranges(
-    build: impl FnOnce(ServiceBuilder) -> ServiceBuilder,
-    vip: &str,
-    node: &[&str],
-) -> Option<Vec<String>> {
+fn ranges(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder, vip: &str, node: &[&str]) -> Option<Vec<String>> {
     let state = mk_state().service("default/lb", build).build();
     let node: Vec<IpAddr> = node.iter().map(|address| ip(address)).collect();
     let allowed = allowed(&state.services().values().next().unwrap().port, ip(vip), &node)?;
@@ -55,9 +51,7 @@ fn each_family_has_its_own_ranges() {
     assert_eq!(of(&["fd00::/64"], &[]), None);
     assert_eq!(of(&["10.0.0.0/8", "0.0.0.0/0"], &[]), None);
     assert_ranges(of(&["10.0.0.0/8", "::/0"], &[]), &["10.0.0.0-10.255.255.255"]);
-    let six = |lb: ServiceBuilder| {
-        lb.load_balancer_ip("fd00::1").source_range("fd00:2::/64").source_range("0.0.0.0/0")
-    };
+    let six = |lb: ServiceBuilder| lb.load_balancer_ip("fd00::1").source_range("fd00:2::/64").source_range("0.0.0.0/0");
     assert_ranges(ranges(six, "fd00::1", &[]), &["fd00:2::-fd00:2::ffff:ffff:ffff:ffff"]);
 }
 

@@ -25,8 +25,7 @@ fn verdict(port: u16, verdict: Verdict) -> Element {
 fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(Family, Operation)> {
     let node = proto::model::Node::unknown("node");
     let base = PerFamily::from_fn(|family| base(family, &Options::default(), &node, &Cluster::default()));
-    let (_, repairs) =
-        Present::new(PerFamily::default(), &base, &Options::default().traffic(&node), |_, _| true);
+    let (_, repairs) = Present::new(PerFamily::default(), &base, &Options::default().traffic(&node), |_, _| true);
     let mut elements = Elements::default();
     for (owner, to) in (0..).zip(verdicts) {
         elements.push(verdict(owner + 1, to), Some(owner.into()));
@@ -57,8 +56,7 @@ fn refused(operations: Vec<(Family, Operation)>) -> Refused {
 #[test]
 fn the_element_that_is_refused_names_its_owner() {
     let nowhere = Verdict::Pool(PoolChain { kind: PoolKind::Pool, count: 9, affinity: None });
-    let verdicts =
-        (0..MANY).map(move |owner| if [700, 1_900].contains(&owner) { nowhere } else { Verdict::Drop });
+    let verdicts = (0..MANY).map(move |owner| if [700, 1_900].contains(&owner) { nowhere } else { Verdict::Drop });
     let refused = refused(transaction(verdicts));
     assert_eq!(refused.unexplained, None);
     let blamed: Vec<u32> = refused.blamed.iter().map(|(owner, _)| *owner).collect();
@@ -73,10 +71,7 @@ fn what_belongs_to_nobody_explains_nothing() {
     operations.push((Family::V4, Operation::DeleteChain("no-such-chain".into())));
     let refused = refused(operations);
     assert_eq!(refused.blamed, []);
-    assert!(
-        refused.unexplained.as_ref().is_some_and(|reason| reason.contains("no-such-chain")),
-        "{refused:?}"
-    );
+    assert!(refused.unexplained.as_ref().is_some_and(|reason| reason.contains("no-such-chain")), "{refused:?}");
 }
 
 #[test]

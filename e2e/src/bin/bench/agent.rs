@@ -66,13 +66,7 @@ fn restart(report: &mut Report, lab: &Lab, what: &str) -> Result<Process> {
 }
 
 /// Waits for the first state in the kernel. Gives the number of writes.
-fn reconciled(
-    report: &mut Report,
-    backend: &Process,
-    started: Instant,
-    what: &str,
-    goal: Goal,
-) -> Result<f64> {
+fn reconciled(report: &mut Report, backend: &Process, started: Instant, what: &str, goal: Goal) -> Result<f64> {
     let line = backend.wait_for_line("reconciled", 0, DEADLINE);
     report.duration(&format!("{what}: from the start of the program"), started.elapsed(), goal);
     let number = |name| -> Result<f64> { field(&line, name)?.parse().with_context(|| line.clone()) };

@@ -154,9 +154,7 @@ pub(crate) fn memory(process: &Process) -> Result<Memory> {
     let kilobytes = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         let number = line.and_then(|line| line.trim_start_matches(':').trim().strip_suffix(" kB"));
-        number
-            .and_then(|number| number.parse().ok())
-            .with_context(|| format!("no {name} in {}", path.display()))
+        number.and_then(|number| number.parse().ok()).with_context(|| format!("no {name} in {}", path.display()))
     };
     Ok(Memory { resident: kilobytes("VmRSS")?, peak: kilobytes("VmHWM")? })
 }

@@ -33,21 +33,14 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
     frontend.wait_for_line("all objects are known", 0, DEADLINE);
     let backend = lab.spawn_backend();
     backend.wait_for_line("reconciled", 0, DEADLINE);
-    edits(report, lab, &manifests, "edit to kernel, frontend and backend, 1,000 x 10", EDITS)
-        .context("gRPC")?;
+    edits(report, lab, &manifests, "edit to kernel, frontend and backend, 1,000 x 10", EDITS).context("gRPC")?;
     stop(backend)?;
     stop(frontend)
 }
 
 /// Edits one endpoint at a time, and reports the time from each rename to the announcement of the kernel's commit. `first` is the
 /// number of the first edit: each must be a change.
-pub(crate) fn edits(
-    report: &mut Report,
-    lab: &Lab,
-    manifests: &Manifests,
-    what: &str,
-    first: u32,
-) -> Result<()> {
+pub(crate) fn edits(report: &mut Report, lab: &Lab, manifests: &Manifests, what: &str, first: u32) -> Result<()> {
     let mut kernel = lab.monitor()?;
     let mut times = Vec::new();
     for number in first..first + EDITS {

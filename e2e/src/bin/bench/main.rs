@@ -52,9 +52,7 @@ fn run() -> Result<()> {
         ["-o", "json", parts @ ..] | [parts @ .., "-o", "json"] => (Report::print_json as fn(&Report), parts),
         parts => (Report::print as fn(&Report), parts),
     };
-    if let Some(unknown) =
-        parts.iter().find(|part| !["latency", "agent", "wire", "api", "scale"].contains(*part))
-    {
+    if let Some(unknown) = parts.iter().find(|part| !["latency", "agent", "wire", "api", "scale"].contains(*part)) {
         bail!("there is no part {unknown:?}; there are: latency, agent, wire, api, scale");
     }
     let wanted = |part| parts.is_empty() || parts.contains(&part);

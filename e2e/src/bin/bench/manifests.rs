@@ -100,10 +100,8 @@ endpoints:
         for (number, pod) in numbers.zip([first].into_iter().chain(others)) {
             let node = number % NODES;
             // A String takes everything.
-            let _ = writeln!(
-                text,
-                "  - {{ addresses: [{pod}], nodeName: node-{node}, conditions: {{ ready: true }} }}"
-            );
+            let _ =
+                writeln!(text, "  - {{ addresses: [{pod}], nodeName: node-{node}, conditions: {{ ready: true }} }}");
         }
         text
     }

@@ -69,9 +69,9 @@ impl Report {
     }
 
     pub(crate) fn print_json(&self) {
-        let lines = self.0.iter().map(|Line { what, value, unit, goal }| {
-            json!({ "what": what, "value": value, "unit": unit, "goal": goal })
-        });
+        let lines = self.0.iter().map(
+            |Line { what, value, unit, goal }| json!({ "what": what, "value": value, "unit": unit, "goal": goal }),
+        );
         println!("{}", json!({ "measurements": lines.collect::<Vec<_>>() }));
     }
 }

@@ -100,8 +100,7 @@ impl<'a> Stage<'a> {
         let address: SocketAddr = ADDRESS.parse()?;
         let board = Arc::new(Board::new());
         let listener = lab.netns().run(|| TcpListener::bind("127.0.0.1:0")).context("bind the API")?;
-        fs::write(lab.path("kubeconfig"), kubeconfig(listener.local_addr()?))
-            .context("write a kubeconfig")?;
+        fs::write(lab.path("kubeconfig"), kubeconfig(listener.local_addr()?)).context("write a kubeconfig")?;
         let api = Api::new(Cluster::new(SIZE));
         let worker = Worker::start(lab.netns())?;
         worker.handle.spawn(api.clone().serve(listener));
@@ -184,23 +183,13 @@ impl<'a> Stage<'a> {
         let digests = Connect::Digests(self.api.with(|cluster| cluster.digests())?);
         let usage = Usage::of(frontend)?;
         self.storm(report, "all reconnect after a restart", &digests, &usage, frontend)?;
-        ensure!(
-            self.board.repaired.load(Ordering::Relaxed) == u64::from(SIZE.nodes),
-            "not all were compared"
-        );
+        ensure!(self.board.repaired.load(Ordering::Relaxed) == u64::from(SIZE.nodes), "not all were compared");
         self.agree()?;
         report.memory("frontend, memory after that", memory(frontend)?.resident, Goal::AtMost(512.0));
         Ok(())
     }
 
-    fn storm(
-        &self,
-        report: &mut Report,
-        what: &str,
-        how: &Connect,
-        usage: &Usage,
-        frontend: &Process,
-    ) -> Result<()> {
+    fn storm(&self, report: &mut Report, what: &str, how: &Connect, usage: &Usage, frontend: &Process) -> Result<()> {
         self.connect(report, what, how, Goal::AtMost(10_000.0))?;
         report.add(&format!("{what}, processor time"), usage.since(frontend)?, "s", Goal::AtMost(8.0));
         let bytes = self.per_node(&self.board.received) + self.per_node(&self.board.sent);
@@ -232,12 +221,7 @@ impl<'a> Stage<'a> {
         let number = |name| Ok::<f64, anyhow::Error>(crate::lab::field(&line, name)?.parse()?);
         let (encoded, sent) = (number("encoded")?, number("sent")?);
         report.add("pieces of messages that were sent", sent, "", Goal::None);
-        report.add(
-            "of these encoded for another stream before",
-            100.0 * (1.0 - encoded / sent),
-            "%",
-            Goal::None,
-        );
+        report.add("of these encoded for another stream before", 100.0 * (1.0 - encoded / sent), "%", Goal::None);
         Ok(())
     }
 

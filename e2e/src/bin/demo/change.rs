@@ -31,10 +31,7 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
     ensure!(churn.wait_attempts(SOME, DEADLINE), "no traffic");
 
     let file = scene.manifest("web.yaml");
-    show.command(
-        "outside",
-        &format!("sed -i 's/10.244.2.11/10.244.2.12/; s/:2::11/:2::12/' {}", file.display()),
-    );
+    show.command("outside", &format!("sed -i 's/10.244.2.11/10.244.2.12/; s/:2::11/:2::12/' {}", file.display()));
     let text = fs::read_to_string(&file).context("read web.yaml")?;
     let edited = text.replace("10.244.2.11", "10.244.2.12").replace(":2::11", ":2::12");
     ensure!(edited != text, "web.yaml does not name pod-b-1");
@@ -111,11 +108,7 @@ pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     let after = kernel::ours(scene.backend, &scene.cluster.node('a').netns);
     let lost = churn.failures.len();
     show.result(&format!("new connections: {}, lost: {lost}", churn.attempts));
-    show.result(&format!(
-        "one connection throughout: {} messages, lost: {}",
-        stream.sent,
-        stream.lost + stream.resets
-    ));
+    show.result(&format!("one connection throughout: {} messages, lost: {}", stream.sent, stream.lost + stream.resets));
     show.result(&format!("kernel writes: {}", notices.len()));
     ensure!(reconciled.contains("writes=0"), "the backend wrote at its start: {reconciled}");
     ensure!(notices.is_empty(), "the kernel was written to: {notices:?}");

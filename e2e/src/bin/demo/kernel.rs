@@ -16,9 +16,7 @@ pub(crate) fn show(show: &Show, backend: Backend, netns: &Netns) {
     let commands: &[&[&str]] = match backend {
         // `ip6 fairlead` looks the same.
         Backend::Nft => &[&["nft", "list", "table", "ip", "fairlead"]],
-        Backend::IptablesNft => {
-            &[&["iptables-nft-save", "-t", "nat"], &["iptables-nft-save", "-t", "filter"]]
-        }
+        Backend::IptablesNft => &[&["iptables-nft-save", "-t", "nat"], &["iptables-nft-save", "-t", "filter"]],
         Backend::IptablesLegacy => &[&["iptables-legacy-save"]],
         Backend::Ipvs => &[
             &["ipvsadm", "-L", "-n"],
@@ -45,9 +43,7 @@ pub(crate) fn ours(backend: Backend, netns: &Netns) -> Vec<String> {
 impl Announcements {
     pub(crate) fn listen(backend: Backend, netns: &Netns) -> Result<Self> {
         let monitor = match backend {
-            Backend::Nft | Backend::IptablesNft => {
-                Some(netns.run(Monitor::open).context("listen to the kernel")?)
-            }
+            Backend::Nft | Backend::IptablesNft => Some(netns.run(Monitor::open).context("listen to the kernel")?),
             Backend::IptablesLegacy | Backend::Ipvs => None,
         };
         Ok(Self(monitor))

@@ -46,22 +46,13 @@ pub(crate) fn everywhere(show: &mut Show, scene: &Scene) -> Result<()> {
 pub(crate) fn policy_local(show: &mut Show, scene: &Scene) -> Result<()> {
     show.step("Reach `local-only` (externalTrafficPolicy: Local, one endpoint, on node-a)");
     let cluster = &scene.cluster;
-    let [a, b] =
-        ['a', 'b'].map(|letter| SocketAddr::new(cluster.node(letter).address.v4.into(), LOCAL_NODE_PORT));
+    let [a, b] = ['a', 'b'].map(|letter| SocketAddr::new(cluster.node(letter).address.v4.into(), LOCAL_NODE_PORT));
 
     show.command("outside", &connect(a));
     let reply = cluster.client().tcp(a).context("node-a")?;
-    show.result(&format!(
-        "node-a: {}, which sees the client's own address {}",
-        reply.pod,
-        reply.seen_source.ip()
-    ));
+    show.result(&format!("node-a: {}, which sees the client's own address {}", reply.pod, reply.seen_source.ip()));
     ensure!(reply.pod == "pod-a-2", "node-a leads to {}", reply.pod);
-    ensure!(
-        reply.seen_source.ip() == IpAddr::from(plan::OUTSIDE.v4),
-        "the client is seen as {}",
-        reply.seen_source
-    );
+    ensure!(reply.seen_source.ip() == IpAddr::from(plan::OUTSIDE.v4), "the client is seen as {}", reply.seen_source);
 
     show.command("outside", &connect(b));
     let answer = cluster.client().tcp(b);

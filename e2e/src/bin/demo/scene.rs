@@ -52,10 +52,7 @@ impl Scene {
         ));
 
         let address = listen_address(&directory);
-        show.command(
-            "outside",
-            &format!("fairlead frontend --manifests {} --listen {address}", manifests.display()),
-        );
+        show.command("outside", &format!("fairlead frontend --manifests {} --listen {address}", manifests.display()));
         let mut command = Command::new(&program);
         command.arg("frontend").arg("--manifests").arg(&manifests).args(["--listen", &address]);
         let frontend = spawn(cluster.outside(), command, &directory.path().join("frontend.log"));

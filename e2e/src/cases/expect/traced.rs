@@ -30,8 +30,7 @@ pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
         let says = |(check, source, is_node): &(&Check, SocketAddr, bool)| {
             let through = kernel.interface_towards(source.ip()).unwrap_or_default();
             let entry = if *is_node { Entry::Node } else { Entry::Interface(through) };
-            let packet =
-                Packet { source: *source, destination: check.to, protocol: to_trace(check.protocol), entry };
+            let packet = Packet { source: *source, destination: check.to, protocol: to_trace(check.protocol), entry };
             let trace = trace::trace(&rules, &packet, &mut kernel).expect("a trace");
             let said = expected(cluster, &trace);
             let Check { what, protocol, to, expected, .. } = check;
@@ -39,10 +38,7 @@ pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
                 let summaries = trace.summaries();
                 let said: Vec<_> = summaries.iter().map(ToString::to_string).collect();
                 let steps: Vec<_> = summaries.iter().flat_map(|summary| &summary.example.steps).collect();
-                format!(
-                    "{what}, {protocol} {to}:\n    is    {expected}\n    trace {}\n{steps:#?}",
-                    said.join("; ")
-                )
+                format!("{what}, {protocol} {to}:\n    is    {expected}\n    trace {}\n{steps:#?}", said.join("; "))
             })
         };
         packets.iter().filter_map(says).collect()
@@ -55,9 +51,8 @@ pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
 fn read() -> (Rules, Live) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let saved = runtime.block_on(backend_iptables::saved()).expect("iptables-save");
-    let tables = saved
-        .iter()
-        .flat_map(|saved| trace::iptables::read(&saved.program, saved.family == Family::V4, &saved.text));
+    let tables =
+        saved.iter().flat_map(|saved| trace::iptables::read(&saved.program, saved.family == Family::V4, &saved.text));
     let mut kernel = Live::open().expect("a kernel");
     let rules = Rules { iptables: tables.collect(), nft: trace::nft::read(&mut kernel).expect("nf_tables") };
     (rules, kernel)

@@ -70,10 +70,7 @@ impl Mode {
             node.feed(&format!("{tool}-restore"), &[], OTHERS);
         }
         if self == Self::Nftables {
-            tools::nft(
-                node,
-                "table inet others {\nset kept {\ntype ipv4_addr\nelements = { 192.0.2.77 }\n}\n}\n",
-            );
+            tools::nft(node, "table inet others {\nset kept {\ntype ipv4_addr\nelements = { 192.0.2.77 }\n}\n}\n");
         }
     }
 
@@ -101,11 +98,7 @@ impl Mode {
                 let others = tables.lines().filter(|line| !ours.iter().any(|name| line.ends_with(name)));
                 others.map(|line| node.output("nft", &["list", "table", &line["table ".len()..]])).collect()
             }
-            _ => self
-                .tools()
-                .iter()
-                .map(|(_, tool)| node.output(&format!("{tool}-save"), &[]))
-                .collect::<String>(),
+            _ => self.tools().iter().map(|(_, tool)| node.output(&format!("{tool}-save"), &[])).collect::<String>(),
         };
         // What bears this name is beside kube-proxy's, and nobody else's.
         let lines = listed.lines().filter(|line| !line.starts_with('#') && !line.contains("FAIRLEAD-IPVS"));
@@ -115,10 +108,7 @@ impl Mode {
 
 /// A name of a chain: a kind, and a number as if it were a hash.
 fn chain(kind: &str, number: usize) -> String {
-    format!(
-        "KUBE-{kind}-{}",
-        ["XPGD46QRK7WJZT7O", "SXIVWICOYRO3J4NJ", "OJWW7NSBVZTDHXNW", "I77PXRDZVX7PMWMN"][number]
-    )
+    format!("KUBE-{kind}-{}", ["XPGD46QRK7WJZT7O", "SXIVWICOYRO3J4NJ", "OJWW7NSBVZTDHXNW", "I77PXRDZVX7PMWMN"][number])
 }
 
 fn iptables(family: Family, endpoints: [SocketAddr; 2]) -> String {
@@ -131,9 +121,8 @@ fn iptables(family: Family, endpoints: [SocketAddr; 2]) -> String {
         let name = format!("-m comment --comment \"default/web:{protocol} cluster IP\"");
         let matched = format!("-d {vip} -p {protocol} {name} -m {protocol} --dport {PORT}");
         chains += &format!(":{service} - [0:0]\n");
-        rules += &format!(
-            "-A KUBE-SERVICES {matched} -j {service}\n-A {service} ! -s {pods} {matched} -j KUBE-MARK-MASQ\n"
-        );
+        rules +=
+            &format!("-A KUBE-SERVICES {matched} -j {service}\n-A {service} ! -s {pods} {matched} -j KUBE-MARK-MASQ\n");
         let chance = ["-m statistic --mode random --probability 0.50000000000 ", ""];
         for ((number, endpoint), chance) in endpoints.iter().enumerate().zip(chance) {
             let name = format!("-m comment --comment \"default/web:{protocol} -> {endpoint}\"");
@@ -201,9 +190,8 @@ fn nftables(family: Family, [first, second]: [SocketAddr; 2]) -> String {
             choose(1)
         )
     };
-    let element = |protocol: &str| {
-        format!("{vip} . {protocol} . {PORT} : goto service-ULMVA6XW-default/web/{protocol}__")
-    };
+    let element =
+        |protocol: &str| format!("{vip} . {protocol} . {PORT} : goto service-ULMVA6XW-default/web/{protocol}__");
     format!(
         "\
 table {ip} kube-proxy {{

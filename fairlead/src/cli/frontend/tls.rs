@@ -61,10 +61,8 @@ impl TlsArgs {
         let files = TlsFiles { certificate, key, client_authorities: self.tls_client_ca.clone() };
         let tls = Tls::load(files).await.context("TLS")?;
         let agents = &self.agent_service_account;
-        let tokens = (!agents.is_empty()).then(|| TokenOptions {
-            audience: self.token_audience.clone(),
-            agents: agents.iter().cloned().collect(),
-        });
+        let tokens = (!agents.is_empty())
+            .then(|| TokenOptions { audience: self.token_audience.clone(), agents: agents.iter().cloned().collect() });
         let access = Access::new(AccessOptions {
             node_uri_prefix: self.node_uri_prefix.clone(),
             admins: self.admin_identity.iter().cloned().collect(),
@@ -100,15 +98,10 @@ mod tests {
     fn flags_that_would_mean_nothing_are_refused() {
         let with_tls = |args: &[&str]| frontend(&[&CERT[..], args].concat());
         assert_eq!(with_tls(&["--tls-client-ca", "a", "--node-uri-prefix", "spiffe://a/node/"]), Ok(()));
-        assert_eq!(
-            with_tls(&["--agent-service-account", "kube-system/fairlead", "--admin-identity", "ops"]),
-            Ok(())
-        );
+        assert_eq!(with_tls(&["--agent-service-account", "kube-system/fairlead", "--admin-identity", "ops"]), Ok(()));
         frontend(&["--tls-cert", "c"]).unwrap_err();
         frontend(&["--tls-key", "k"]).unwrap_err();
-        for args in
-            [["--tls-client-ca", "a"], ["--agent-service-account", "a/b"], ["--admin-identity", "ops"]]
-        {
+        for args in [["--tls-client-ca", "a"], ["--agent-service-account", "a/b"], ["--admin-identity", "ops"]] {
             frontend(&args).unwrap_err();
         }
         with_tls(&["--node-uri-prefix", "spiffe://a/node/"]).unwrap_err();

@@ -63,12 +63,7 @@ impl Archive {
 
     /// Writes everything to a file that must not be there yet, below a directory named after the node. Says how many files there are,
     /// and what was left out.
-    pub(super) fn write(
-        mut self,
-        path: &Path,
-        node: &str,
-        addresses: Addresses,
-    ) -> Result<(usize, Vec<String>)> {
+    pub(super) fn write(mut self, path: &Path, node: &str, addresses: Addresses) -> Result<(usize, Vec<String>)> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let manifest = Manifest {
             version: env!("CARGO_PKG_VERSION"),
@@ -93,9 +88,6 @@ impl Archive {
             archive.append_data(&mut header, format!("fairlead-{node}/{name}"), text.as_bytes())?;
         }
         archive.into_inner().and_then(GzEncoder::finish).context("cannot write the archive")?;
-        Ok((
-            self.files.len(),
-            self.left_out.into_iter().map(|it| format!("{}: {}", it.name, it.why)).collect(),
-        ))
+        Ok((self.files.len(), self.left_out.into_iter().map(|it| format!("{}: {}", it.name, it.why)).collect()))
     }
 }

@@ -132,9 +132,10 @@ pub(super) fn state(dir: &Path, node: &str) -> Result<String> {
 
 /// What a node is told.
 pub(super) fn to_json(state: &agent::NodeState) -> serde_json::Value {
-    let services = state.services().values().map(
-        |service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }),
-    );
+    let services = state
+        .services()
+        .values()
+        .map(|service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }));
     json!({ "node": state.node(), "cluster": state.cluster(), "services": services.collect::<Vec<_>>() })
 }
 
@@ -148,8 +149,7 @@ pub(super) async fn ask(agent: SocketAddr, path: &str) -> Result<String> {
         stream.read_to_end(&mut answer).await?;
         anyhow::Ok(String::from_utf8_lossy(&answer).into_owned())
     };
-    let answer =
-        timeout(PATIENCE, asked).await.with_context(|| format!("no answer within {PATIENCE:?}"))??;
+    let answer = timeout(PATIENCE, asked).await.with_context(|| format!("no answer within {PATIENCE:?}"))??;
     let (head, body) = answer.split_once("\r\n\r\n").context("no answer in HTTP")?;
     let status = head.lines().next().unwrap_or_default();
     if !status.contains(" 200 ") && !status.ends_with(" 200") {

@@ -152,9 +152,9 @@ mod tests {
 
     #[test]
     fn a_word_that_is_no_key_hides_none() {
-        let text =
-            "tokens_total 3 password=hunter2\n--token-file=/t --secret=abc\nBearer abc\ntoken of honour\n";
-        let expected = "tokens_total 3 password=REDACTED\n--token-file=/t --secret=REDACTED\nBearer REDACTED\ntoken of honour\n";
+        let text = "tokens_total 3 password=hunter2\n--token-file=/t --secret=abc\nBearer abc\ntoken of honour\n";
+        let expected =
+            "tokens_total 3 password=REDACTED\n--token-file=/t --secret=REDACTED\nBearer REDACTED\ntoken of honour\n";
         assert_eq!(Redactor::default().text(text), expected);
     }
 
@@ -162,8 +162,7 @@ mod tests {
     fn addresses_get_names_of_their_own() {
         let mut redactor = Redactor::new(Addresses::Replaced);
         let text = "10.96.0.1:80 -> 10.244.1.1:8080, [fd00::a]:53 fd00:: 10.96.0.1/32 via 127.0.0.1. 1.2.3 12:30:45 abc:def cafe\n";
-        let expected =
-            "v4-1:80 -> v4-2:8080, [v6-3]:53 v6-4 v4-1/32 via 127.0.0.1. 1.2.3 12:30:45 abc:def cafe\n";
+        let expected = "v4-1:80 -> v4-2:8080, [v6-3]:53 v6-4 v4-1/32 via 127.0.0.1. 1.2.3 12:30:45 abc:def cafe\n";
         assert_eq!(redactor.text(text), expected);
         assert_eq!(redactor.text("at 10.244.1.1.\n"), "at v4-2.\n");
         assert_eq!(Redactor::default().text("10.96.0.1\n"), "10.96.0.1\n");

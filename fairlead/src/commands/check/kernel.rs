@@ -17,8 +17,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 use proto::model::{
-    Endpoint, Family, Node, Operation, Pool, PoolClass, PoolId, Protocol, ServicePort, ServicePortKey,
-    TrafficPolicy,
+    Endpoint, Family, Node, Operation, Pool, PoolClass, PoolId, Protocol, ServicePort, ServicePortKey, TrafficPolicy,
 };
 
 use super::Finding;
@@ -55,12 +54,7 @@ pub(super) fn check(backend: BackendName) -> Vec<Finding> {
 
 fn version() -> Finding {
     let Ok(release) = fs::read_to_string("/proc/sys/kernel/osrelease") else {
-        return Finding::warn(
-            "kernel",
-            "its version is unknown",
-            "older ones lack features",
-            "run `uname -r`",
-        );
+        return Finding::warn("kernel", "its version is unknown", "older ones lack features", "run `uname -r`");
     };
     let release = release.trim();
     match parse(release) {

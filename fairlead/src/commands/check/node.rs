@@ -17,8 +17,7 @@ const FEW_FILES: u64 = 1_024;
 
 /// All of it.
 pub(super) fn check(state_dir: &Path, stage: Stage) -> Vec<Finding> {
-    let mut findings: Vec<_> =
-        PORTS.into_iter().map(|(port, address)| listens(port, address, stage)).collect();
+    let mut findings: Vec<_> = PORTS.into_iter().map(|(port, address)| listens(port, address, stage)).collect();
     findings.push(writable(state_dir, stage));
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     findings.push(files(&limits));
@@ -36,9 +35,7 @@ fn listens(port: u16, address: Ipv4Addr, stage: Stage) -> Finding {
             "run this as root",
         ),
         Err(_) => match (holder(port).as_deref(), stage) {
-            (Some(name @ "fairlead"), _) => {
-                Finding::ok("ports", format!("{name} listens on {address}:{port}"))
-            }
+            (Some(name @ "fairlead"), _) => Finding::ok("ports", format!("{name} listens on {address}:{port}")),
             (Some(name @ "kube-proxy"), Stage::BeforeInstallation) => {
                 Finding::ok("ports", format!("{name} listens on {address}:{port}, until it goes"))
             }
@@ -162,8 +159,7 @@ mod tests {
 
     #[test]
     fn few_files_are_too_few() {
-        let limits =
-            |soft| format!("Max processes 1 2\nMax open files            {soft}    524288   files\n");
+        let limits = |soft| format!("Max processes 1 2\nMax open files            {soft}    524288   files\n");
         assert_eq!(files(&limits("256")).level, Level::Warn);
         assert_eq!(files(&limits("1048576")).level, Level::Ok);
         assert_eq!(files(&limits("unlimited")).level, Level::Ok);

@@ -51,9 +51,7 @@ fn predecessor(stage: Stage) -> Result<Vec<Finding>> {
     let places: Vec<_> = places.iter().map(|(place, count)| format!("{count} in {place}")).collect();
     let what = format!("its rules are here: {}", places.join(", "));
     Ok(vec![match stage {
-        Stage::BeforeInstallation => {
-            Finding::ok("kube-proxy", format!("{what}; Services work until ours do"))
-        }
+        Stage::BeforeInstallation => Finding::ok("kube-proxy", format!("{what}; Services work until ours do")),
         Stage::Installed => Finding::warn(
             "kube-proxy",
             what,
@@ -72,9 +70,7 @@ async fn others_of_ours(backend: BackendName) -> Result<Vec<Finding>> {
     present.push((BackendName::Iptables, iptables.into_iter().map(item).collect()));
     // A kernel without IPVS has none of its servers.
     let items = match ipvs(Settings::default()) {
-        Ok(mut backend) if !Ipvs::programmed().await.unwrap_or_default().is_empty() => {
-            backend.items().await?
-        }
+        Ok(mut backend) if !Ipvs::programmed().await.unwrap_or_default().is_empty() => backend.items().await?,
         _ => Vec::new(),
     };
     present.push((BackendName::Ipvs, items));
@@ -113,8 +109,7 @@ fn foreign() -> Result<Vec<Finding>> {
         }
     }
     if findings.iter().all(|finding| finding.level == Level::Ok) && findings.is_empty() {
-        findings
-            .push(Finding::ok("firewall", "no other table of nf_tables has chains at the hooks of packets"));
+        findings.push(Finding::ok("firewall", "no other table of nf_tables has chains at the hooks of packets"));
     }
     Ok(findings)
 }
@@ -224,9 +219,6 @@ mod tests {
         let both = [saved(Variant::Nft, rule), saved(Variant::Legacy, rule)];
         assert_eq!(levels(&both), [(Level::Warn, "iptables")]);
         let drops = rule.replace("FORWARD ACCEPT [", "FORWARD DROP [").replace("COMMIT", ":ufw-user - [0:0]");
-        assert_eq!(
-            levels(&[saved(Variant::Nft, &drops)]),
-            [(Level::Warn, "firewall"), (Level::Warn, "firewall")]
-        );
+        assert_eq!(levels(&[saved(Variant::Nft, &drops)]), [(Level::Warn, "firewall"), (Level::Warn, "firewall")]);
     }
 }

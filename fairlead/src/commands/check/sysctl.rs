@@ -24,8 +24,7 @@ fn check_in(root: &Path, backend: BackendName) -> Vec<Finding> {
         reverse_path(read("ipv4/conf/all/rp_filter")),
     ];
     let number = |name| read(name).and_then(|value| value.parse().ok());
-    findings
-        .extend(connections(number("netfilter/nf_conntrack_count"), number("netfilter/nf_conntrack_max")));
+    findings.extend(connections(number("netfilter/nf_conntrack_count"), number("netfilter/nf_conntrack_max")));
     findings.push(bridges(backend, read("bridge/bridge-nf-call-iptables")));
     let routed = read("ipv4/conf/all/route_localnet").as_deref() == Some("1");
     findings.push(match (routed, backend) {

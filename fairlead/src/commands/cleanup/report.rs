@@ -43,8 +43,7 @@ impl Report {
         if self.removed.is_empty() {
             return format!("There is nothing to remove.\n{notes}");
         }
-        let mut table =
-            Table::new(&[if self.dry_run { "WOULD REMOVE FROM" } else { "REMOVED FROM" }, "WHAT", "COUNT"]);
+        let mut table = Table::new(&[if self.dry_run { "WOULD REMOVE FROM" } else { "REMOVED FROM" }, "WHAT", "COUNT"]);
         for Removed { place, what, count } in &self.removed {
             table.row([place.clone(), what.clone(), count.to_string()]);
         }

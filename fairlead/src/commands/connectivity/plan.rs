@@ -55,9 +55,7 @@ pub(super) fn targets(
 fn of(service: &Service, state: &NodeState, source: impl Fn(IpAddr) -> Option<IpAddr>) -> Vec<Target> {
     let port = &service.port;
     let mut ways = Vec::new();
-    ways.extend(
-        port.cluster_ips.iter().filter_map(|(_, ip)| Some((Way::ClusterIp, (*ip)?, port.port.get()))),
-    );
+    ways.extend(port.cluster_ips.iter().filter_map(|(_, ip)| Some((Way::ClusterIp, (*ip)?, port.port.get()))));
     ways.extend(port.external_ips.iter().map(|ip| (Way::ExternalIp, *ip, port.port.get())));
     ways.extend(port.load_balancer_ips.iter().map(|ip| (Way::LoadBalancerIp, *ip, port.port.get())));
     if let Some(number) = port.node_port {

@@ -86,11 +86,7 @@ impl Prober {
         let status = match &self.http {
             Some(path) => {
                 let asked = timeout(self.patience, ask(&mut stream, to, path)).await;
-                Some(
-                    asked
-                        .unwrap_or_else(|_| Ok("no answer".to_owned()))
-                        .unwrap_or_else(|error| error.to_string()),
-                )
+                Some(asked.unwrap_or_else(|_| Ok("no answer".to_owned())).unwrap_or_else(|error| error.to_string()))
             }
             None => None,
         };
@@ -131,8 +127,7 @@ impl Prober {
 }
 
 async fn ask(stream: &mut TcpStream, to: SocketAddr, path: &str) -> io::Result<String> {
-    let request =
-        format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = [0; ANSWER];
     let length = stream.read(&mut answer).await?;

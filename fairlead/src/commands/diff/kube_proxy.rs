@@ -73,11 +73,11 @@ const SHOWN: usize = 4;
 const IPVS: &str = "ipvs";
 const IPVS_LOCAL: &str = "kube-proxy's ipvs mode makes no difference between pods and others under policy Local, and without an \
                           endpoint here uses those elsewhere";
-const SOMEBODYS: &str =
-    "the address is a cluster IP or the node's own, and Fairlead lets no Service take that over";
+const SOMEBODYS: &str = "the address is a cluster IP or the node's own, and Fairlead lets no Service take that over";
 const ALL_ADDRESSES: &str = "node ports: kube-proxy's iptables and ipvs modes answer at all addresses of the node, Fairlead at the primary \
                              one of each family unless --nodeport-addresses says otherwise";
-const NOT_COMPARED: &str = "not compared: who is masqueraded, source ranges, session affinity, and ports and addresses that no Service has";
+const NOT_COMPARED: &str =
+    "not compared: who is masqueraded, source ranges, session affinity, and ports and addresses that no Service has";
 
 /// Reads kube-proxy's rules in this network namespace, and compares. Blocks.
 pub(crate) fn compare(state: &NodeState) -> Result<Report> {
@@ -99,9 +99,7 @@ impl Report {
             let ours = ours.remove(&way);
             let why = match (&ours, way.to) {
                 (None, To::Vip(address, _)) if somebodys.contains(&address) => Some(SOMEBODYS),
-                (Some(ours), _) if theirs.mode == IPVS && ours.policy == TrafficPolicy::Local => {
-                    Some(IPVS_LOCAL)
-                }
+                (Some(ours), _) if theirs.mode == IPVS && ours.policy == TrafficPolicy::Local => Some(IPVS_LOCAL),
                 _ => None,
             };
             report.add(way, ours, Some(theirs), why);
@@ -255,8 +253,7 @@ fn ours(state: &NodeState) -> BTreeMap<Way, Ours> {
                     Front::Address(_) => continue,
                 };
                 let port = &service.port;
-                let policy =
-                    if class == VipClass::ClusterIp { port.internal_policy } else { port.external_policy };
+                let policy = if class == VipClass::ClusterIp { port.internal_policy } else { port.external_policy };
                 let inside = match (class, policy) {
                     (VipClass::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
                     _ => PoolClass::Cluster,
@@ -286,10 +283,8 @@ fn outcome(service: &Service, class: PoolClass, family: Family) -> Outcome {
 
 /// Addresses that no Service may take over.
 fn somebodys(state: &NodeState) -> BTreeSet<std::net::IpAddr> {
-    let cluster_ips = state
-        .services()
-        .values()
-        .flat_map(|service| Family::ALL.map(|family| service.port.cluster_ips[family]));
+    let cluster_ips =
+        state.services().values().flat_map(|service| Family::ALL.map(|family| service.port.cluster_ips[family]));
     cluster_ips.flatten().chain(state.node().addresses.iter().copied()).collect()
 }
 

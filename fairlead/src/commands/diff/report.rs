@@ -24,9 +24,8 @@ struct Failure {
 impl Report {
     pub(crate) fn new(backend: &'static str, node: &str, previewed: Previewed) -> Self {
         let Previewed { differences, failures } = previewed;
-        let failures = failures
-            .into_iter()
-            .map(|failure| Failure { service: failure.key.to_string(), reason: failure.reason });
+        let failures =
+            failures.into_iter().map(|failure| Failure { service: failure.key.to_string(), reason: failure.reason });
         Self { backend, node: node.to_owned(), differences, failures: failures.collect() }
     }
 
@@ -82,8 +81,7 @@ mod tests {
         let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
         let place = "table ip fairlead";
         let of_web = Difference::new(Verb::Change, place, "vips 10.96.0.1:80/tcp: pool-2 -> pool-3");
-        let differences =
-            vec![of_web.of(Some(&key)), Difference::new(Verb::Remove, place, "cluster-ips 10.96.0.3")];
+        let differences = vec![of_web.of(Some(&key)), Difference::new(Verb::Remove, place, "cluster-ips 10.96.0.3")];
         let report = Report::new("nft", "node-a", Previewed { differences, failures: Vec::new() });
         let expected = "\
 of no service port in particular

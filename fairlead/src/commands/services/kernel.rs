@@ -67,9 +67,9 @@ fn to_json(server: &VirtualServer, now: SystemTime) -> Value {
     let destinations = server.destinations.iter().map(|destination| {
         let Destination { address, weight, active, inactive, draining_until } = destination;
         let until = draining_until.and_then(|until| until.duration_since(UNIX_EPOCH).ok());
-        let draining = until.zip(time_left(destination, now)).map(
-            |(until, left)| json!({ "until_unix_seconds": until.as_secs(), "at_most_seconds": left.as_secs() }),
-        );
+        let draining = until
+            .zip(time_left(destination, now))
+            .map(|(until, left)| json!({ "until_unix_seconds": until.as_secs(), "at_most_seconds": left.as_secs() }));
         json!({
             "address": address, "weight": weight, "active": active, "inactive": inactive, "draining": draining,
         })

@@ -10,8 +10,7 @@ use super::{
 };
 
 pub(super) fn of(overview: &Overview) -> Value {
-    let frontends: Vec<_> =
-        overview.frontends.iter().map(|(address, status)| frontend(address, status)).collect();
+    let frontends: Vec<_> = overview.frontends.iter().map(|(address, status)| frontend(address, status)).collect();
     let silent = overview.silent.iter();
     let silent: Vec<_> =
         silent.map(|(address, error)| json!({ "address": address, "error": format!("{error:#}") })).collect();
@@ -35,9 +34,7 @@ pub(super) fn of(overview: &Overview) -> Value {
 fn frontend(address: &str, status: &StatusResponse) -> Value {
     let problems = status.problems.iter();
     let problems: Vec<_> = problems
-        .map(
-            |problem| json!({ "object": problem.object, "field": problem.field, "message": problem.message }),
-        )
+        .map(|problem| json!({ "object": problem.object, "field": problem.field, "message": problem.message }))
         .collect();
     let kinds = status.kinds.iter().map(|kind| {
         let phase = match kind.phase() {
@@ -72,8 +69,7 @@ fn frontend(address: &str, status: &StatusResponse) -> Value {
 }
 
 fn node(row: &Row) -> Value {
-    let NodeStatus { node, backend, backend_version, acked_revision, held_revision, connected, .. } =
-        &row.status;
+    let NodeStatus { node, backend, backend_version, acked_revision, held_revision, connected, .. } = &row.status;
     let state = match row.state {
         State::Absent => "without_stream",
         State::Behind => "behind",

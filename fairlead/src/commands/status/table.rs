@@ -33,8 +33,7 @@ pub(super) fn render(overview: &Overview, args: &StatusArgs) -> String {
 fn nodes(text: &mut String, overview: &Overview, shown: usize) {
     let several = overview.frontends.len() > 1;
     let header = ["NODE", "BACKEND", "VERSION", "REVISION", "LAG", "APPLIED IN", "STATE"];
-    let mut table =
-        Table::new(&if several { [&header[..], &["FRONTEND"]].concat() } else { header.to_vec() });
+    let mut table = Table::new(&if several { [&header[..], &["FRONTEND"]].concat() } else { header.to_vec() });
     for row in overview.nodes.iter().take(shown) {
         let status = &row.status;
         let connected = |text: String| if status.connected { text } else { String::new() };
@@ -129,16 +128,14 @@ fn failures(text: &mut String, overview: &Overview) {
 fn problems(text: &mut String, overview: &Overview) {
     let frontends = || overview.frontends.iter();
     let problems = frontends().flat_map(|(_, status)| &status.problems);
-    let problems: BTreeSet<_> =
-        problems.map(|problem| [&problem.object, &problem.field, &problem.message]).collect();
+    let problems: BTreeSet<_> = problems.map(|problem| [&problem.object, &problem.field, &problem.message]).collect();
     if !problems.is_empty() {
         let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
         problems.into_iter().for_each(|problem| table.row(problem.map(Clone::clone)));
         let _ = writeln!(text, "{table}");
     }
-    let kinds: Vec<_> = frontends()
-        .flat_map(|(address, status)| status.kinds.iter().map(move |kind| (address, kind)))
-        .collect();
+    let kinds: Vec<_> =
+        frontends().flat_map(|(address, status)| status.kinds.iter().map(move |kind| (address, kind))).collect();
     if !kinds.is_empty() {
         let mut table = Table::new(&["FRONTEND", "KIND", "CONFIRMED", "LISTS", "FAILURES", "LAST ERROR"]);
         for (address, kind) in kinds {

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Error, anyhow};
 use clap::Parser as _;
-use proto::v1::{
-    Failure, KindPhase, KindStatus, NodeStatus, Problem, Protocol, Role, ServicePortKey, StatusResponse,
-};
+use proto::v1::{Failure, KindPhase, KindStatus, NodeStatus, Problem, Protocol, Role, ServicePortKey, StatusResponse};
 
 use super::{
     join::{Limits, Overview, State},
@@ -82,14 +80,8 @@ fn states(overview: &Overview) -> Vec<(&str, State)> {
 
 #[test]
 fn what_is_wrong_comes_first() {
-    let nodes = vec![
-        node("a", 9),
-        failing("b", 9),
-        behind("c", 7, 6),
-        behind("d", 9, 4),
-        absent("e", 3),
-        absent("f", 300),
-    ];
+    let nodes =
+        vec![node("a", 9), failing("b", 9), behind("c", 7, 6), behind("d", 9, 4), absent("e", 3), absent("f", 300)];
     let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &limits());
     let expected = [
         ("f", State::Absent),

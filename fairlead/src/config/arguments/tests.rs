@@ -21,9 +21,7 @@ impl File {
     }
 
     fn kube_proxys(fields: &str) -> Self {
-        Self::new(&format!(
-            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}"
-        ))
+        Self::new(&format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}"))
     }
 
     fn parse(&self, arguments: &[&str]) -> Result<Parsed> {
@@ -104,9 +102,7 @@ fn errors_name_the_file_and_the_field() {
     }
     let file = File::ours(Kind::Local, "backend: nft\n");
     assert!(file.error(&["frontend"]).contains("is for `fairlead local`, not for `frontend`"));
-    assert!(
-        parse(["fairlead", "local", "--config", "/nowhere"]).unwrap_err().to_string().contains("/nowhere")
-    );
+    assert!(parse(["fairlead", "local", "--config", "/nowhere"]).unwrap_err().to_string().contains("/nowhere"));
     // What only the command line has to do with is said as it would be without a file.
     let error = file.parse(&["local", "--max-loss=101"]).unwrap_err();
     assert!(error.is::<clap::Error>(), "{error:#}");
@@ -123,8 +119,7 @@ fn what_a_file_leaves_out_is_no_less_checked() {
 #[test]
 fn a_backend_is_named_by_the_file_or_by_the_command() {
     let named = |file: &File, name: &str| file.parse(&["backend", name]).map(|parsed| parsed.cli.command);
-    let file =
-        File::ours(Kind::Backend, "backend: ipvs\nipvsStrictArp: true\nfrontend: ['unix:/a', 'unix:/b']\n");
+    let file = File::ours(Kind::Backend, "backend: ipvs\nipvsStrictArp: true\nfrontend: ['unix:/a', 'unix:/b']\n");
     match named(&file, "configured").unwrap() {
         Asked::Backend(backend) => match backend.backend {
             BackendCommand::Configured(args) => {

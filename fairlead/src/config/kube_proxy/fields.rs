@@ -58,7 +58,8 @@ pub(crate) enum Effect {
 
 const MAX: i64 = i32::MAX as i64;
 
-const NO_CLIENT: &str = "Fairlead's client for the API has no such setting: it makes one list and one watch for each kind of object";
+const NO_CLIENT: &str =
+    "Fairlead's client for the API has no such setting: it makes one list and one watch for each kind of object";
 const NO_PERIOD: &str = "nothing is written at intervals here: a change is written when it comes, and what others change in the kernel is noticed";
 const NO_BUFFER: &str = "log lines are written to stderr one by one";
 const WINDOWS: &str = "Fairlead runs on Linux only";
@@ -89,12 +90,7 @@ pub(crate) const FIELDS: &[Field] = &[
     Field::new("logging.format", "logging-format", Text, Joint),
     Field::new("logging.flushFrequency", "log-flush-frequency", Any, Nothing(NO_BUFFER)),
     Field::new("logging.verbosity", "v", Integer(0, MAX), Joint),
-    Field::new(
-        "logging.vmodule",
-        "vmodule",
-        Any,
-        Nothing("give `log` directives such as info,fairlead_agent=debug"),
-    ),
+    Field::new("logging.vmodule", "vmodule", Any, Nothing("give `log` directives such as info,fairlead_agent=debug")),
     Field::new("logging.options.text.splitStream", "log-text-split-stream", Bool, Nothing(NO_BUFFER)),
     Field::new("logging.options.text.infoBufferSize", "log-text-info-buffer-size", Any, Nothing(NO_BUFFER)),
     Field::new("logging.options.json.splitStream", "log-json-split-stream", Bool, Nothing(NO_BUFFER)),
@@ -112,34 +108,22 @@ pub(crate) const FIELDS: &[Field] = &[
         Nothing("no metric of Fairlead's is hidden"),
     ),
     Field::new("mode", "proxy-mode", Text, Joint),
-    Field::new(
-        "iptables.masqueradeBit",
-        "iptables-masquerade-bit",
-        Integer(0, 31),
-        Becomes("masquerade-bit"),
-    )
-    .pointer()
-    .only(&[Iptables, Ipvs]),
-    Field::new("iptables.masqueradeAll", "masquerade-all", Bool, Becomes("masquerade-all"))
-        .only(&[Iptables, Ipvs]),
-    Field::new("iptables.localhostNodePorts", "iptables-localhost-nodeports", Bool, Joint)
+    Field::new("iptables.masqueradeBit", "iptables-masquerade-bit", Integer(0, 31), Becomes("masquerade-bit"))
         .pointer()
-        .only(&[Iptables]),
+        .only(&[Iptables, Ipvs]),
+    Field::new("iptables.masqueradeAll", "masquerade-all", Bool, Becomes("masquerade-all")).only(&[Iptables, Ipvs]),
+    Field::new("iptables.localhostNodePorts", "iptables-localhost-nodeports", Bool, Joint).pointer().only(&[Iptables]),
     Field::new("iptables.syncPeriod", "iptables-sync-period", Time, Nothing(NO_PERIOD)).only(&[Iptables]),
-    Field::new("iptables.minSyncPeriod", "iptables-min-sync-period", Time, Nothing(NO_PERIOD))
-        .only(&[Iptables]),
+    Field::new("iptables.minSyncPeriod", "iptables-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Iptables]),
     Field::new("ipvs.syncPeriod", "ipvs-sync-period", Time, Nothing(NO_PERIOD)).only(&[Ipvs]),
     Field::new("ipvs.minSyncPeriod", "ipvs-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Ipvs]),
     Field::new("ipvs.scheduler", "ipvs-scheduler", Text, Becomes("ipvs-scheduler")).only(&[Ipvs]),
     Field::new("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", Cidrs, Becomes("ipvs-exclude-cidrs")).only(&[Ipvs]),
     Field::new("ipvs.strictARP", "ipvs-strict-arp", Bool, Becomes("ipvs-strict-arp")).only(&[Ipvs]),
     Field::new("ipvs.tcpTimeout", "ipvs-tcp-timeout", Time, Becomes("ipvs-tcp-timeout")).only(&[Ipvs]),
-    Field::new("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", Time, Becomes("ipvs-tcpfin-timeout"))
-        .only(&[Ipvs]),
+    Field::new("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", Time, Becomes("ipvs-tcpfin-timeout")).only(&[Ipvs]),
     Field::new("ipvs.udpTimeout", "ipvs-udp-timeout", Time, Becomes("ipvs-udp-timeout")).only(&[Ipvs]),
-    Field::new("nftables.masqueradeBit", "", Integer(0, 31), Becomes("masquerade-bit"))
-        .pointer()
-        .only(&[Nft]),
+    Field::new("nftables.masqueradeBit", "", Integer(0, 31), Becomes("masquerade-bit")).pointer().only(&[Nft]),
     Field::new("nftables.masqueradeAll", "masquerade-all", Bool, Becomes("masquerade-all")).only(&[Nft]),
     Field::new("nftables.syncPeriod", "iptables-sync-period", Time, Nothing(NO_PERIOD)).only(&[Nft]),
     Field::new("nftables.minSyncPeriod", "iptables-min-sync-period", Time, Nothing(NO_PERIOD)).only(&[Nft]),
@@ -154,13 +138,8 @@ pub(crate) const FIELDS: &[Field] = &[
     Field::new("clusterCIDR", "cluster-cidr", Text, Joint),
     Field::new("nodePortAddresses", "nodeport-addresses", Cidrs, Joint),
     Field::new("oomScoreAdj", "oom-score-adj", Integer(-1000, 1000), Becomes("oom-score-adj")).pointer(),
-    Field::new(
-        "conntrack.maxPerCore",
-        "conntrack-max-per-core",
-        Integer(0, MAX),
-        Becomes("conntrack-max-per-core"),
-    )
-    .pointer(),
+    Field::new("conntrack.maxPerCore", "conntrack-max-per-core", Integer(0, MAX), Becomes("conntrack-max-per-core"))
+        .pointer(),
     Field::new("conntrack.min", "conntrack-min", Integer(0, MAX), Becomes("conntrack-min")).pointer(),
     Field::new(
         "conntrack.tcpEstablishedTimeout",
@@ -176,12 +155,7 @@ pub(crate) const FIELDS: &[Field] = &[
         Becomes("conntrack-tcp-timeout-close-wait"),
     )
     .pointer(),
-    Field::new(
-        "conntrack.tcpBeLiberal",
-        "conntrack-tcp-be-liberal",
-        Bool,
-        Becomes("conntrack-tcp-be-liberal"),
-    ),
+    Field::new("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", Bool, Becomes("conntrack-tcp-be-liberal")),
     Field::new("conntrack.udpTimeout", "conntrack-udp-timeout", Time, Becomes("conntrack-udp-timeout")),
     Field::new(
         "conntrack.udpStreamTimeout",
@@ -193,9 +167,7 @@ pub(crate) const FIELDS: &[Field] = &[
         "configSyncPeriod",
         "config-sync-period",
         Time,
-        Nothing(
-            "objects are never listed again at intervals: a kind of which nothing was confirmed for 150 s is",
-        ),
+        Nothing("objects are never listed again at intervals: a kind of which nothing was confirmed for 150 s is"),
     ),
     Field::new(
         "portRange",

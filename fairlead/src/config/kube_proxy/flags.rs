@@ -42,11 +42,7 @@ pub(crate) fn document(flags: &[String]) -> Result<Document, Problems> {
             (None, None) => problems.push(Invalid::new(format!("--{name}"), "kube-proxy has no such flag")),
         }
     }
-    if problems.is_empty() {
-        Ok(Document { kind: Kind::KubeProxy, fields, warnings })
-    } else {
-        Err(Problems(problems))
-    }
+    if problems.is_empty() { Ok(Document { kind: Kind::KubeProxy, fields, warnings }) } else { Err(Problems(problems)) }
 }
 
 fn pair(flag: &str) -> (&str, &str) {

@@ -54,8 +54,7 @@ pub(super) fn backend(
         && !text.is_empty()
     {
         let named = mode_of(named);
-        warnings
-            .push(Warning::new("mode", format!("{mode} has no effect: the command line asks for {named}")));
+        warnings.push(Warning::new("mode", format!("{mode} has no effect: the command line asks for {named}")));
     }
     Ok(named.unwrap_or(*of_mode))
 }
@@ -195,8 +194,7 @@ impl Joint<'_> {
         ];
         let chosen = mode.unwrap_or("ClusterCIDR");
         if chosen != "NodeCIDR" && flags.iter().all(|(mode, ..)| *mode != chosen) {
-            let why =
-                format!("{chosen:?}: expected ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix");
+            let why = format!("{chosen:?}: expected ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix");
             return Err(Invalid::new(MODE, why));
         }
         self.cluster_cidrs()?;
@@ -206,9 +204,7 @@ impl Joint<'_> {
                 Some(text) if of == chosen => {
                     is_told = true;
                     let values = match of {
-                        "ClusterCIDR" => {
-                            Values::Many(text.split(',').map(|cidr| cidr.trim().to_owned()).collect())
-                        }
+                        "ClusterCIDR" => Values::Many(text.split(',').map(|cidr| cidr.trim().to_owned()).collect()),
                         _ => Values::One(text.to_owned()),
                     };
                     settings.push(Setting::new(path, flag, values));
@@ -226,9 +222,8 @@ impl Joint<'_> {
         if is_told {
             settings.push(Setting::new(MODE, "detect-local-mode", Values::One(chosen.to_owned())));
         } else if mode.is_some() {
-            let why = format!(
-                "{chosen} has no effect without clusterCIDR: nobody says what a pod is, in kube-proxy as here"
-            );
+            let why =
+                format!("{chosen} has no effect without clusterCIDR: nobody says what a pod is, in kube-proxy as here");
             warnings.push(Warning::new(MODE, why));
         }
         Ok(())

@@ -206,10 +206,7 @@ fn kinds_file_is_translated() {
         ],
     );
     let warned: Vec<_> = kind.warnings.iter().map(ToString::to_string).collect();
-    assert_eq!(
-        warned,
-        ["iptables.minSyncPeriod: kube-proxy reads it in mode iptables only, and this is nftables"]
-    );
+    assert_eq!(warned, ["iptables.minSyncPeriod: kube-proxy reads it in mode iptables only, and this is nftables"]);
 }
 
 #[test]
@@ -254,13 +251,8 @@ fn flags_are_translated_as_k3s_gives_them() {
     // One flag, another section in another mode.
     let nft = document(&["proxy-mode=nftables", "masquerade-all"]).unwrap();
     assert_eq!(nft.fields["nftables"]["masqueradeAll"], true);
-    assert_eq!(
-        document(&["userspace=1"]).unwrap_err().to_string(),
-        "--userspace: kube-proxy has no such flag"
-    );
-    assert!(
-        document(&["proxy-mode=userspace"]).unwrap_err().to_string().contains("expected one of iptables")
-    );
+    assert_eq!(document(&["userspace=1"]).unwrap_err().to_string(), "--userspace: kube-proxy has no such flag");
+    assert!(document(&["proxy-mode=userspace"]).unwrap_err().to_string().contains("expected one of iptables"));
 }
 
 #[test]
@@ -288,23 +280,16 @@ fn pods_and_node_ports_are_what_the_fields_say_together() {
         (json!({"bindAddressHardFail": true}), &["bind-address-hard-fail"], &[]),
         (json!({"unknown": {"field": 1}}), &[], &["unknown"]),
         (json!({"iptables": {"unknown": 1}}), &[], &["iptables.unknown"]),
-        (
-            json!({"featureGates": {"AllowServiceExternalIPs": true, "Other": true}}),
-            &[],
-            &["featureGates.Other"],
-        ),
+        (json!({"featureGates": {"AllowServiceExternalIPs": true, "Other": true}}), &[], &["featureGates.Other"]),
         (json!({"iptables": {"syncPeriod": "30s"}}), &[], &["iptables.syncPeriod"]),
         (json!({"nftables": {"masqueradeBit": 0}}), &["masquerade-bit=0"], &[]),
     ] {
         let mut with_mode = fields(document.clone());
-        with_mode.insert(
-            "mode".to_owned(),
-            if document["iptables"].is_object() { "iptables" } else { "nftables" }.into(),
-        );
+        with_mode
+            .insert("mode".to_owned(), if document["iptables"].is_object() { "iptables" } else { "nftables" }.into());
         let translation = translate(with_mode.into());
         let arguments = arguments(&translation);
-        let always =
-            ["--backend=", "--nodeport-addresses=", "--oom-score-adj=", "--iptables-localhost-nodeports"];
+        let always = ["--backend=", "--nodeport-addresses=", "--oom-score-adj=", "--iptables-localhost-nodeports"];
         let special: Vec<_> =
             arguments.iter().filter(|flag| !always.iter().any(|prefix| flag.starts_with(prefix))).collect();
         assert_eq!(
@@ -336,21 +321,12 @@ fn what_kube_proxy_refuses_is_refused_with_field_and_value() {
     for (document, error) in [
         (json!({"mode": "userspace"}), "mode: \"userspace\": expected one of iptables, ipvs, nftables"),
         (json!({"mode": "kernelspace"}), "mode: \"kernelspace\""),
-        (
-            json!({"iptables": {"masqueradeBit": 32}}),
-            "iptables.masqueradeBit: 32: expected a number from 0 to 31",
-        ),
+        (json!({"iptables": {"masqueradeBit": 32}}), "iptables.masqueradeBit: 32: expected a number from 0 to 31"),
         (json!({"oomScoreAdj": -1001}), "oomScoreAdj: -1001: expected a number from -1000 to 1000"),
         (json!({"iptables": {"syncPeriod": "-1s"}}), "iptables.syncPeriod: \"-1s\": expected 0 or more"),
-        (
-            json!({"iptables": {"minSyncPeriod": "31s"}}),
-            "iptables.minSyncPeriod: is longer than iptables.syncPeriod",
-        ),
+        (json!({"iptables": {"minSyncPeriod": "31s"}}), "iptables.minSyncPeriod: is longer than iptables.syncPeriod"),
         (json!({"configSyncPeriod": "-1m"}), "configSyncPeriod: \"-1m\""),
-        (
-            json!({"clusterCIDR": "10.0.0.0/8,10.1.0.0/16"}),
-            "clusterCIDR: \"10.0.0.0/8,10.1.0.0/16\": expected one",
-        ),
+        (json!({"clusterCIDR": "10.0.0.0/8,10.1.0.0/16"}), "clusterCIDR: \"10.0.0.0/8,10.1.0.0/16\": expected one"),
         (json!({"clusterCIDR": "10.0.0.0"}), "clusterCIDR: \"10.0.0.0\": expected a CIDR"),
         (json!({"nodePortAddresses": ["primary", "10.0.0.0/8"]}), "nodePortAddresses: \"primary\""),
         (json!({"nodePortAddresses": ["10.0.0.1"]}), "nodePortAddresses: \"10.0.0.1\""),
@@ -360,10 +336,7 @@ fn what_kube_proxy_refuses_is_refused_with_field_and_value() {
         (json!({"conntrack": {"maxPerCore": -1}}), "conntrack.maxPerCore: -1: expected a number from 0"),
         (json!({"conntrack": {"udpTimeout": "-1s"}}), "conntrack.udpTimeout: \"-1s\""),
         (json!({"bindAddress": "node-a"}), "bindAddress: \"node-a\": expected an IP address"),
-        (
-            json!({"healthzBindAddress": "node-a:10256"}),
-            "healthzBindAddress: \"node-a:10256\": expected an IP",
-        ),
+        (json!({"healthzBindAddress": "node-a:10256"}), "healthzBindAddress: \"node-a:10256\": expected an IP"),
         (json!({"metricsBindAddress": "127.0.0.1:0"}), "metricsBindAddress: \"127.0.0.1:0\": expected an IP"),
         (json!({"logging": {"verbosity": "5"}}), "logging.verbosity: \"5\": expected a number"),
     ] {
@@ -379,12 +352,10 @@ fn what_kube_proxy_refuses_is_refused_with_field_and_value() {
 #[test]
 fn what_the_command_line_names_goes_before_the_mode() {
     let target = Target { role: Role::Backend, backend: Some(BackendName::Nft) };
-    let named =
-        target.translate(&fields(json!({"mode": "ipvs", "clientConnection": {"kubeconfig": "/k"}}))).unwrap();
+    let named = target.translate(&fields(json!({"mode": "ipvs", "clientConnection": {"kubeconfig": "/k"}}))).unwrap();
     assert!(arguments(&named).contains("--backend=nft"));
     assert!(named.warnings[0].to_string().contains("ipvs has no effect: the command line asks for nftables"));
-    let kubeconfig =
-        Setting::new("clientConnection.kubeconfig", "discovery-kubeconfig", Values::One("/k".to_owned()));
+    let kubeconfig = Setting::new("clientConnection.kubeconfig", "discovery-kubeconfig", Values::One("/k".to_owned()));
     assert!(named.settings.contains(&kubeconfig));
     assert_eq!(target.translate(&fields(json!({"mode": ""}))).unwrap().warnings, []);
 }

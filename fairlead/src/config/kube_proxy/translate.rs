@@ -108,18 +108,12 @@ fn gather<'a>(
                 gather(fields, &inner, found, warnings);
             }
             (None, Value::Null) => {}
-            (None, _) => {
-                warnings.push(Warning::new(path, "kube-proxy has no such field, and passes it over too"))
-            }
+            (None, _) => warnings.push(Warning::new(path, "kube-proxy has no such field, and passes it over too")),
         }
     }
 }
 
 fn other_mode(field: &Field, backend: BackendName) -> String {
     let modes: Vec<_> = field.modes.iter().map(|mode| joint::mode_of(*mode)).collect();
-    format!(
-        "kube-proxy reads it in mode {} only, and this is {}",
-        modes.join(" and "),
-        joint::mode_of(backend)
-    )
+    format!("kube-proxy reads it in mode {} only, and this is {}", modes.join(" and "), joint::mode_of(backend))
 }

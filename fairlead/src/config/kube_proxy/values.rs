@@ -156,14 +156,10 @@ mod tests {
 
     #[test]
     fn what_nobody_has_set_is_zero() {
-        for zero in
-            [json!(null), json!(""), json!(0), json!("0s"), json!(false), json!([]), json!({"a": {"b": "0"}})]
-        {
+        for zero in [json!(null), json!(""), json!(0), json!("0s"), json!(false), json!([]), json!({"a": {"b": "0"}})] {
             assert!(is_zero(&zero), "{zero}");
         }
-        for value in
-            [json!("a"), json!(1), json!("1s"), json!(true), json!(["a"]), json!({"a": 1}), json!(-1)]
-        {
+        for value in [json!("a"), json!(1), json!("1s"), json!(true), json!(["a"]), json!({"a": 1}), json!(-1)] {
             assert!(!is_zero(&value), "{value}");
         }
     }

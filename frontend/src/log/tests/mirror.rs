@@ -5,8 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use proto::{
     digest::{Digest, Digests, FACTS, KeyHash},
     model::{
-        Cluster, Family, Node, Operation, PerFamily, Pool, PoolClass, PoolId, Revision, ServicePort,
-        ServicePortKey,
+        Cluster, Family, Node, Operation, PerFamily, Pool, PoolClass, PoolId, Revision, ServicePort, ServicePortKey,
     },
 };
 
@@ -32,13 +31,7 @@ pub(crate) struct Held {
 
 impl Mirror {
     pub(crate) fn new(name: &str) -> Self {
-        Self {
-            name: name.into(),
-            revision: Revision(0),
-            node: None,
-            cluster: None,
-            services: BTreeMap::new(),
-        }
+        Self { name: name.into(), revision: Revision(0), node: None, cluster: None, services: BTreeMap::new() }
     }
 
     /// Holds what a view is on a node.

@@ -43,21 +43,18 @@ impl Contents {
     pub(super) fn config(&self, files: &TlsFiles) -> Result<ServerConfig> {
         let provider = Arc::new(ring::default_provider());
         // Both sides are ours or follow docs/protocol.md, and only TLS 1.3 hides who the client is.
-        let builder =
-            ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&TLS13])?;
+        let builder = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&TLS13])?;
         let builder = match self.client_authorities.as_ref().zip(files.client_authorities.as_ref()) {
             Some((pem, path)) => {
                 let roots = Arc::new(roots(pem).with_context(|| name("--tls-client-ca", path))?);
                 // Who shows none may have a token.
-                let verifier =
-                    WebPkiClientVerifier::builder_with_provider(roots, provider).allow_unauthenticated();
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).allow_unauthenticated();
                 let verifier = verifier.build().with_context(|| name("--tls-client-ca", path))?;
                 builder.with_client_cert_verifier(verifier)
             }
             None => builder.with_no_client_auth(),
         };
-        let chain =
-            certificates(&self.certificate).with_context(|| name("--tls-cert", &files.certificate))?;
+        let chain = certificates(&self.certificate).with_context(|| name("--tls-cert", &files.certificate))?;
         let key = PrivateKeyDer::from_pem_slice(&self.key);
         let key = key.map_err(readable).with_context(|| name("--tls-key", &files.key))?;
         let config = builder.with_single_cert(chain, key);

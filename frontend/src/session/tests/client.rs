@@ -5,8 +5,7 @@ use std::{sync::Arc, time::Duration};
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, ClientEvent, Epoch, Failure, Hello, Mode, Revision, Role, ServerEvent, SourceVersion,
-        Welcome,
+        Ack, Batch, ClientEvent, Epoch, Failure, Hello, Mode, Revision, Role, ServerEvent, SourceVersion, Welcome,
     },
 };
 use runtime::{Ready, Shutdown, Trigger};
@@ -127,23 +126,10 @@ impl Fixture {
         let (events, receiver) = mpsc::channel(16);
         let (sender, frames) = mpsc::channel(1);
         let shared = self.frontend.shared.clone();
-        let session = session::run(
-            shared,
-            Identity::Trusted,
-            ReceiverStream::new(receiver),
-            sender,
-            self.shutdown.clone(),
-        );
+        let session =
+            session::run(shared, Identity::Trusted, ReceiverStream::new(receiver), sender, self.shutdown.clone());
         let session = tokio::spawn(session);
-        Client {
-            mirror: Mirror::new(node),
-            largest: 0,
-            epoch: Epoch(0),
-            base: Revision(0),
-            events,
-            frames,
-            session,
-        }
+        Client { mirror: Mirror::new(node), largest: 0, epoch: Epoch(0), base: Revision(0), events, frames, session }
     }
 
     /// A node that holds everything.

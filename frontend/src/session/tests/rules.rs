@@ -85,8 +85,7 @@ async fn digests_that_nobody_wanted() {
 async fn something_unreadable() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
-    let invalid =
-        proto::InvalidUpdate { field: "ack.failures[0].key".to_owned(), reason: "is missing".to_owned() };
+    let invalid = proto::InvalidUpdate { field: "ack.failures[0].key".to_owned(), reason: "is missing".to_owned() };
     client.say_unreadable(SessionError::from(invalid)).await;
     ends_with(client, "ack.failures[0].key: is missing").await;
 }

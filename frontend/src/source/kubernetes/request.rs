@@ -144,10 +144,7 @@ impl<K: Watchable> Requests<K> {
     }
 }
 
-async fn by<T>(
-    deadline: Duration,
-    answer: impl Future<Output = Result<T, RequestError>>,
-) -> Result<T, RequestError> {
+async fn by<T>(deadline: Duration, answer: impl Future<Output = Result<T, RequestError>>) -> Result<T, RequestError> {
     timeout_at(Instant::now() + deadline, answer).await.unwrap_or(Err(RequestError::Silent(deadline)))
 }
 

@@ -82,8 +82,7 @@ impl Fixture {
     /// The next thing that is said of objects.
     async fn next(&mut self) -> Update {
         loop {
-            let update =
-                timeout(PATIENCE, self.updates.recv()).await.expect("an update").expect("the source runs");
+            let update = timeout(PATIENCE, self.updates.recv()).await.expect("an update").expect("the source runs");
             match update {
                 Update::Seen(kind, seen) => self.seen.push((kind, seen)),
                 update => return update,
@@ -166,10 +165,8 @@ fn samples() -> [(Kind, Value, &'static [&'static str]); 4] {
         "metadata": {"name": "kubernetes", "resourceVersion": "8"},
         "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
     });
-    let services = &[
-        "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name",
-        "fieldSelector=spec.clusterIP%21%3DNone",
-    ];
+    let services =
+        &["labelSelector=%21service.kubernetes.io%2Fservice-proxy-name", "fieldSelector=spec.clusterIP%21%3DNone"];
     [
         (Kind::Service, service, services),
         (Kind::EndpointSlice, slice, &["labelSelector=%21service.kubernetes.io%2Fheadless"]),

@@ -110,8 +110,7 @@ impl Contents {
                 let item = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
                 self.add_items(place, version.to_owned(), item.map(str::to_owned), document["items"].take());
             }
-            (_, "Service" | "Node" | "EndpointSlice" | "Endpoints" | "ServiceCIDR")
-            | (CORE_API_VERSION, _)
+            (_, "Service" | "Node" | "EndpointSlice" | "Endpoints" | "ServiceCIDR") | (CORE_API_VERSION, _)
                 if is_builtin_group(version) && !OTHER_CORE_KINDS.contains(&kind) =>
             {
                 self.complain(place, &format!("{kind} of {version} is not read"));
@@ -199,11 +198,7 @@ fn yaml_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
 fn json_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
     let documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let number = |(n, document): (usize, _)| Ok((format!("document {}", n + 1), document?));
-    documents
-        .enumerate()
-        .map(number)
-        .collect::<Result<_, serde_json::Error>>()
-        .map_err(|error| error.to_string())
+    documents.enumerate().map(number).collect::<Result<_, serde_json::Error>>().map_err(|error| error.to_string())
 }
 
 fn string<'a>(document: &'a Value, field: &str) -> Option<&'a str> {

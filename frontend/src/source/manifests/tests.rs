@@ -92,17 +92,14 @@ fn in_short(update: &Update) -> String {
 
 #[tokio::test]
 async fn starts_with_everything() {
-    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.0.0.1}\n";
+    let service =
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.0.0.1}\n";
     let slices = "apiVersion: v1\nkind: List\nitems: [{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, \
                   metadata: {name: s, labels: {kubernetes.io/service-name: web}}, addressType: IPv4}]\n";
     let cidr = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\n\
                 spec: {cidrs: [10.96.0.0/16]}\n";
-    let files = [
-        ("b.yaml", slices),
-        ("a.yml", &(node("n1", "x") + "---\n" + service)),
-        ("c.json", "{}"),
-        ("d.yaml", cidr),
-    ];
+    let files =
+        [("b.yaml", slices), ("a.yml", &(node("n1", "x") + "---\n" + service)), ("c.json", "{}"), ("d.yaml", cidr)];
     let (_fixture, initial) = Fixture::new(&files).await;
     let names: Vec<_> = initial
         .iter()
@@ -310,9 +307,7 @@ async fn one_edit_in_a_thousand_files() {
     let (opened, opens) = std::sync::mpsc::channel();
     let mut witness = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         let event = event.unwrap();
-        if event.kind
-            == notify::EventKind::Access(notify::event::AccessKind::Open(notify::event::AccessMode::Any))
-        {
+        if event.kind == notify::EventKind::Access(notify::event::AccessKind::Open(notify::event::AccessMode::Any)) {
             opened.send(event.paths[0].clone()).unwrap();
         }
     })

@@ -127,8 +127,7 @@ impl Gathered {
 impl Happened {
     /// Says whether the event is of interest.
     fn add(&mut self, directory: &Path, path: &Path, kind: EventKind) -> bool {
-        let vanishes =
-            matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
+        let vanishes = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
         let appears = matches!(kind, EventKind::Modify(ModifyKind::Name(RenameMode::To)))
             || matches!(kind, EventKind::Create(_)) && is_complete(path);
         let completes = appears || kind == EventKind::Access(AccessKind::Close(AccessMode::Write));

@@ -45,11 +45,7 @@ impl Resource for Service {
             external_ips: vips.external_ips,
             load_balancer_ips: vips.load_balancer_ips,
             source_ranges: vips.source_ranges,
-            internal_policy: policy(
-                "spec.internalTrafficPolicy",
-                spec.internal_traffic_policy.as_deref(),
-                problems,
-            ),
+            internal_policy: policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref(), problems),
             external_policy,
             affinity_seconds: affinity_seconds(spec, problems),
             health_check_node_port: health_check_node_port(spec, external_policy, problems),
@@ -105,8 +101,7 @@ fn affinity_seconds(spec: &ServiceSpec, problems: &mut Problems) -> Option<NonZe
         None | Some("" | "None") => return None,
         Some("ClientIP") => {}
         Some(other) => {
-            problems
-                .add("spec.sessionAffinity", format!("{other:?}: expected ClientIP or None; None is used"));
+            problems.add("spec.sessionAffinity", format!("{other:?}: expected ClientIP or None; None is used"));
             return None;
         }
     }
@@ -137,8 +132,7 @@ fn ports(specs: &[ServicePort], problems: &mut Problems) -> Vec<Port> {
         let path = format!("spec.ports[{n}]");
         let Some(port) = port(&path, spec, problems) else { continue };
         if ports.iter().any(|other| (&other.name, other.protocol) == (&port.name, port.protocol)) {
-            let taken =
-                format!("{:?}, {}: an earlier port has this name and protocol", port.name, port.protocol);
+            let taken = format!("{:?}, {}: an earlier port has this name and protocol", port.name, port.protocol);
             problems.add(path, format!("{taken}; ignored"));
             continue;
         }
@@ -153,12 +147,7 @@ fn port(path: &str, spec: &ServicePort, problems: &mut Problems) -> Option<Port>
     let port = problems.ignored(format!("{path}.port"), port_number(spec.port))?;
     let protocol = problems.ignored(format!("{path}.protocol"), protocol(spec.protocol.as_deref()))?;
     let node_port = problems.ignored(format!("{path}.nodePort"), optional_port_number(spec.node_port));
-    Some(Port {
-        name: spec.name.as_deref().unwrap_or_default().into(),
-        protocol,
-        port,
-        node_port: node_port.flatten(),
-    })
+    Some(Port { name: spec.name.as_deref().unwrap_or_default().into(), protocol, port, node_port: node_port.flatten() })
 }
 
 #[cfg(test)]

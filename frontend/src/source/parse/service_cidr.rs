@@ -23,10 +23,7 @@ impl Resource for ServiceCIDR {
         }
         cidrs.sort_unstable();
         cidrs.dedup();
-        Some(Object::ServiceCidr(ServiceCidr {
-            name: self.metadata.name.as_deref().unwrap_or_default().into(),
-            cidrs,
-        }))
+        Some(Object::ServiceCidr(ServiceCidr { name: self.metadata.name.as_deref().unwrap_or_default().into(), cidrs }))
     }
 }
 
@@ -55,8 +52,7 @@ mod tests {
             "spec": spec,
         }));
         assert_eq!((parsed.kind, parsed.name), (Kind::ServiceCidr, ObjectName::new("", "kubernetes")));
-        let problems =
-            parsed.problems.iter().map(|problem| format!("{}: {}", problem.field, problem.message));
+        let problems = parsed.problems.iter().map(|problem| format!("{}: {}", problem.field, problem.message));
         match parsed.object {
             Some(Object::ServiceCidr(ServiceCidr { name, cidrs })) => {
                 assert_eq!(&*name, "kubernetes");
@@ -81,8 +77,7 @@ mod tests {
 
     #[test]
     fn what_is_no_range_of_its_own_is_named() {
-        let (cidrs, problems) =
-            in_force(json!({"cidrs": ["10.96.0.0", "0.0.0.0/0", "10.97.0.0/16", "::/0"]}));
+        let (cidrs, problems) = in_force(json!({"cidrs": ["10.96.0.0", "0.0.0.0/0", "10.97.0.0/16", "::/0"]}));
         assert_eq!(cidrs, ["10.97.0.0/16"]);
         assert_eq!(
             problems,

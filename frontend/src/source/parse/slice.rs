@@ -70,8 +70,7 @@ fn trigger(metadata: &ObjectMeta, problems: &mut Problems) -> Option<SystemTime>
 // === Ports ===
 
 fn ports(ports: &[EndpointPort], problems: &mut Problems) -> Vec<SlicePort> {
-    let mut ports: Vec<_> =
-        ports.iter().enumerate().filter_map(|(n, port)| slice_port(n, port, problems)).collect();
+    let mut ports: Vec<_> = ports.iter().enumerate().filter_map(|(n, port)| slice_port(n, port, problems)).collect();
     ports.sort_unstable();
     ports.dedup();
     ports
@@ -91,20 +90,11 @@ fn slice_port(n: usize, port: &EndpointPort, problems: &mut Problems) -> Option<
 // === Endpoints ===
 
 fn endpoints(endpoints: &[Endpoint], family: Family, problems: &mut Problems) -> Vec<SliceEndpoint> {
-    endpoints
-        .iter()
-        .enumerate()
-        .filter_map(|(n, endpoint)| slice_endpoint(n, endpoint, family, problems))
-        .collect()
+    endpoints.iter().enumerate().filter_map(|(n, endpoint)| slice_endpoint(n, endpoint, family, problems)).collect()
 }
 
 /// Further addresses of an endpoint have no meaning; the API says to use the first.
-fn slice_endpoint(
-    n: usize,
-    endpoint: &Endpoint,
-    family: Family,
-    problems: &mut Problems,
-) -> Option<SliceEndpoint> {
+fn slice_endpoint(n: usize, endpoint: &Endpoint, family: Family, problems: &mut Problems) -> Option<SliceEndpoint> {
     let path = format!("endpoints[{n}].addresses");
     let Some(text) = endpoint.addresses.first() else {
         problems.add(path, "empty; the endpoint is ignored");

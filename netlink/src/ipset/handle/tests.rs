@@ -43,16 +43,12 @@ fn answers(command: &str) -> Vec<Vec<u8>> {
 
 #[test]
 fn sets_and_entries_are_read_as_ipset_prints_them() {
-    let headers: Vec<_> =
-        answers("ipset list -terse").iter().map(|payload| codec::read_set(payload)).collect();
+    let headers: Vec<_> = answers("ipset list -terse").iter().map(|payload| codec::read_set(payload)).collect();
     assert_eq!(headers, sets().map(Some));
     let whole = answers("ipset list");
     let entries: Vec<_> = whole.iter().map(|payload| codec::read_entries(payload).unwrap()).collect();
-    let expected = [
-        vec![entry("10.96.0.10", 6, 80)],
-        vec![port(30080), port(30443)],
-        vec![entry("fd00::1", 132, 30080)],
-    ];
+    let expected =
+        [vec![entry("10.96.0.10", 6, 80)], vec![port(30080), port(30443)], vec![entry("fd00::1", 132, 30080)]];
     assert_eq!(entries, expected);
     assert_eq!(codec::read_set(&whole[0][..20]), None);
 }

@@ -48,8 +48,7 @@ fn virtual_servers_are_read_as_ipvsadm_prints_them() {
 fn destinations_are_read_as_ipvsadm_prints_them() {
     // The kernel answers with IPVS_CMD_NEW_DEST.
     let answers = answers(5);
-    let v4: Vec<_> =
-        answers[..2].iter().map(|payload| codec::read_destination(payload, Family::V4)).collect();
+    let v4: Vec<_> = answers[..2].iter().map(|payload| codec::read_destination(payload, Family::V4)).collect();
     assert_eq!(v4, [Some(destination("10.244.0.3:8080", 0)), Some(destination("10.244.0.2:8080", 1))]);
     let v6 = codec::read_destination(&answers[2], Family::V6);
     assert_eq!(v6, Some(destination("[fd00:10:244::2]:5353", 1)));
@@ -58,9 +57,7 @@ fn destinations_are_read_as_ipvsadm_prints_them() {
 
 #[test]
 fn a_virtual_server_is_named_as_ipvsadm_does() {
-    for (command, service) in
-        [("ipvsadm -D -t 10.96.0.10:80", web()), ("ipvsadm -D -u [fd00:10:96::a]:53", dns())]
-    {
+    for (command, service) in [("ipvsadm -D -t 10.96.0.10:80", web()), ("ipvsadm -D -u [fd00:10:96::a]:53", dns())] {
         let theirs = captured::sent(CAPTURED, command);
         let mut ours = Vec::new();
         let at = genl::start(&mut ours, 0x1c, cmd::DEL_SERVICE, flags::ACK);
@@ -95,8 +92,7 @@ fn a_destination_is_set_as_ipvsadm_does() {
         let mut ours = Vec::new();
         codec::write_destination(&mut ours, &destination(address, 0));
         let read = |nest: &[u8]| {
-            let mut list: Vec<_> =
-                crate::attr::attrs(nest).map(|attr| (attr.kind, attr.payload.to_vec())).collect();
+            let mut list: Vec<_> = crate::attr::attrs(nest).map(|attr| (attr.kind, attr.payload.to_vec())).collect();
             list.sort();
             list
         };
@@ -112,9 +108,8 @@ fn a_destination_is_set_as_ipvsadm_does() {
 /// All attributes, with those inside of nests, sorted.
 fn attributes(message: &[u8]) -> Vec<(u16, u16, Vec<u8>)> {
     let nests = crate::attr::attrs(&message[20..]);
-    let mut list: Vec<_> = nests
-        .flat_map(|nest| nest.nested().map(move |attr| (nest.kind, attr.kind, attr.payload.to_vec())))
-        .collect();
+    let mut list: Vec<_> =
+        nests.flat_map(|nest| nest.nested().map(move |attr| (nest.kind, attr.kind, attr.payload.to_vec()))).collect();
     list.sort();
     list
 }

@@ -67,9 +67,8 @@ fn rule_text(rule: &Rule) -> String {
 
 #[test]
 fn rules_read_like_nft() {
-    let pool = Rule::new(
-        [load_vip(8).as_slice(), &[random(11, 3), lookup("endpoints", 8, Some(r(8))), dnat(8, 9)]].concat(),
-    );
+    let pool =
+        Rule::new([load_vip(8).as_slice(), &[random(11, 3), lookup("endpoints", 8, Some(r(8))), dnat(8, 9)]].concat());
     let expected = "dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints";
     assert_eq!(rule_text(&pool), expected);
     assert_eq!(pool.to_string(), expected, "without knowing the map");
@@ -94,8 +93,7 @@ fn rules_read_like_nft() {
     let cmp = Expr::Cmp { sreg: r(8), op: CmpOp::Neq, data: [0; 4].into() };
     let toggle = [load.clone(), mark(0x4000, 0), cmp, load, mark(!0, 0x4000), store];
     let masquerade = Rule::new([&toggle[..], &[Expr::Masquerade { flags: NatFlags::RANDOM }]].concat());
-    let expected =
-        "meta mark & 0x00004000 != 0x00000000 meta mark set meta mark ^ 0x00004000 masquerade random";
+    let expected = "meta mark & 0x00004000 != 0x00000000 meta mark set meta mark ^ 0x00004000 masquerade random";
     assert_eq!(masquerade.to_string(), expected);
 }
 

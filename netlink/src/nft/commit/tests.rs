@@ -63,10 +63,7 @@ fn the_first_and_the_last() {
         batch.delete_rule(&table(), "pool-1", 7777);
         let refusals = refused(&mut handle, &batch);
         let found: Vec<_> = refusals.iter().map(|refusal| (refusal.operation, &*refusal.label)).collect();
-        assert_eq!(
-            found,
-            [(Some(0), "delete set ip fairlead first"), (Some(2), "delete rule ip fairlead pool-1")]
-        );
+        assert_eq!(found, [(Some(0), "delete set ip fairlead first"), (Some(2), "delete rule ip fairlead pool-1")]);
         let error = handle.commit(&batch).unwrap_err();
         assert!(error.is_not_found());
         assert!(error.to_string().starts_with("delete set ip fairlead first: No such file"), "{error}");
@@ -159,8 +156,7 @@ fn a_masquerade_that_prerouting_can_reach() {
     in_netns(|| {
         let mut handle = Handle::open().unwrap();
         let mut batch = start();
-        let dispatch =
-            Rule::new([load_vip(8).as_slice(), &[lookup("vips", 8, Some(Register::VERDICT))]].concat());
+        let dispatch = Rule::new([load_vip(8).as_slice(), &[lookup("vips", 8, Some(Register::VERDICT))]].concat());
         batch.add_chain(&table(), &Chain::base("nat", ChainKind::Nat, Hook::Prerouting, priority::DSTNAT));
         batch.add_rule(&table(), "nat", &dispatch);
         batch.add_rule(&table(), "pool-1", &Rule::new([Expr::Masquerade { flags: NatFlags::NONE }]));
@@ -244,15 +240,11 @@ fn bulk(comment: Option<&str>) {
     let written = start.elapsed();
     handle.commit(&batch).unwrap();
     let committed = start.elapsed() - written;
-    let mut expected: HashMap<&[u8], Data<'_>> =
-        elements().map(|element| (element.key, element.data)).collect();
+    let mut expected: HashMap<&[u8], Data<'_>> = elements().map(|element| (element.key, element.data)).collect();
     let start = Instant::now();
     let found = handle.elements(&table(), "endpoints", || 0, |found, _| *found += 1).unwrap();
     let dumped = start.elapsed();
-    eprintln!(
-        "{} bytes: written in {written:?}, committed in {committed:?}, dumped in {dumped:?}",
-        batch.bytes()
-    );
+    eprintln!("{} bytes: written in {written:?}, committed in {committed:?}, dumped in {dumped:?}", batch.bytes());
     assert_eq!(found, count);
     let check = |(): &mut (), element: Element<'_>| {
         assert_eq!(expected.remove(element.key), Some(element.data.clone()));
@@ -274,11 +266,7 @@ fn without_privileges_small_batches_work_and_large_ones_say_so() {
     if std::env::var_os(INSIDE).is_none() {
         let name = "nft::commit::tests::without_privileges_small_batches_work_and_large_ones_say_so";
         let mut command = std::process::Command::new("unshare");
-        command
-            .args(["-Urn", "--"])
-            .arg(std::env::current_exe().unwrap())
-            .args([name, "--exact"])
-            .env(INSIDE, "1");
+        command.args(["-Urn", "--"]).arg(std::env::current_exe().unwrap()).args([name, "--exact"]).env(INSIDE, "1");
         let output = command.output().unwrap();
         let stdout = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
@@ -287,8 +275,7 @@ fn without_privileges_small_batches_work_and_large_ones_say_so() {
     let mut handle = Handle::open().unwrap();
     handle.commit(&start()).unwrap();
     // The kernel doubles what it is asked for, and caps that.
-    let limit: usize =
-        std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap().trim().parse().unwrap();
+    let limit: usize = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap().trim().parse().unwrap();
     let keys: Vec<Fields> = (0..20_000).map(vip).collect();
     let mut batch = Batch::new();
     while batch.bytes() < 2 * limit {

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::{
-    CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind,
-    NumgenKind, PayloadBase, RangeOp, Register, RejectWith,
+    CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind,
+    PayloadBase, RangeOp, Register, RejectWith,
 };
 use crate::{
     attr::{Attr, Attrs, attrs},

@@ -60,13 +60,13 @@ fn loads() -> impl Strategy<Value = Expr> {
 
 fn tests() -> impl Strategy<Value = Expr> {
     prop_oneof![
-        (register(), choice(CmpOp::from_number), bytes()).prop_map(|(sreg, op, data)| Expr::Cmp {
+        (register(), choice(CmpOp::from_number), bytes()).prop_map(|(sreg, op, data)| Expr::Cmp { sreg, op, data }),
+        (register(), choice(RangeOp::from_number), bytes(), bytes()).prop_map(|(sreg, op, from, to)| Expr::Range {
             sreg,
             op,
-            data
+            from,
+            to
         }),
-        (register(), choice(RangeOp::from_number), bytes(), bytes())
-            .prop_map(|(sreg, op, from, to)| Expr::Range { sreg, op, from, to }),
         (register(), register(), bytes(), bytes()).prop_map(|(sreg, dreg, mask, xor)| Expr::Bitwise {
             sreg,
             dreg,
@@ -91,14 +91,7 @@ fn statements() -> impl Strategy<Value = Expr> {
         any::<u8>().prop_map(|code| Expr::Reject(RejectWith::Icmpx(code))),
         Just(Expr::Counter),
         // A range of one is written as a single value, as the kernel dumps it.
-        (
-            choice(NatKind::from_number),
-            register(),
-            option::of(register()),
-            register(),
-            option::of(register()),
-            0..8u32
-        )
+        (choice(NatKind::from_number), register(), option::of(register()), register(), option::of(register()), 0..8u32)
             .prop_map(|(kind, addr, addr_max, port, port_max, bits)| Expr::Nat {
                 kind,
                 family: Family::Ip6,
@@ -139,9 +132,7 @@ fn read_one(name: &str, write: impl Fn(&mut Vec<u8>)) -> Expr {
 #[test]
 fn what_is_not_known_is_kept() {
     // `meta iifgroup`, and a masquerade to a range of ports.
-    for (name, attributes) in
-        [("meta", &[(1u16, 1u32), (2, 21)][..]), ("masq", &[(2, 1), (3, 2)]), ("quota", &[])]
-    {
+    for (name, attributes) in [("meta", &[(1u16, 1u32), (2, 21)][..]), ("masq", &[(2, 1), (3, 2)]), ("quota", &[])] {
         let write = |buf: &mut Vec<u8>| attributes.iter().for_each(|&(kind, value)| buf.put_u32(kind, value));
         let read = read_one(name, write);
         let mut data = Vec::new();

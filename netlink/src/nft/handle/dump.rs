@@ -74,11 +74,7 @@ pub(super) struct Once {
 impl Once {
     /// Breaks when these bytes were there before.
     pub(super) fn visit(&mut self, bytes: &[u8]) -> ControlFlow<()> {
-        if self.seen.insert(self.hasher.hash_one(bytes)) {
-            ControlFlow::Continue(())
-        } else {
-            ControlFlow::Break(())
-        }
+        if self.seen.insert(self.hasher.hash_one(bytes)) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }
 
@@ -196,11 +192,7 @@ impl Request {
     }
 
     /// The kernel queues the first datagram when it is asked, and the next whenever one is read.
-    fn read(
-        &self,
-        socket: &mut Socket,
-        mut visit: impl FnMut(&Body<'_>) -> Result<ControlFlow<()>>,
-    ) -> Result<End> {
+    fn read(&self, socket: &mut Socket, mut visit: impl FnMut(&Body<'_>) -> Result<ControlFlow<()>>) -> Result<End> {
         let mut disturbed = false;
         loop {
             let datagram = match socket.receive(Wait::No)? {
@@ -242,11 +234,9 @@ impl Request {
     fn refused(&self, message: &Message<'_>) -> Error {
         match message.answer() {
             None => Error::Malformed("an error without errno"),
-            Some(answer) => Error::Request {
-                request: self.label.clone(),
-                errno: Errno(answer.errno),
-                message: answer.message,
-            },
+            Some(answer) => {
+                Error::Request { request: self.label.clone(), errno: Errno(answer.errno), message: answer.message }
+            }
         }
     }
 }

@@ -26,8 +26,7 @@ fn every_rule() -> Vec<(&'static str, Rule)> {
         xor: xor.into(),
     };
     let saddr = Expr::Payload { dreg: r(8), base: PayloadBase::Network, offset: 12, len: 4 };
-    let bits =
-        |mask: [u8; 4]| Expr::Bitwise { sreg: r(8), dreg: r(8), mask: mask.into(), xor: [0; 4].into() };
+    let bits = |mask: [u8; 4]| Expr::Bitwise { sreg: r(8), dreg: r(8), mask: mask.into(), xor: [0; 4].into() };
     let cmp = |op, data: &[u8]| Expr::Cmp { sreg: r(8), op, data: data.into() };
     let fib = |flags, result| Expr::Fib { dreg: r(8), result, flags };
     let vip = |last: &[Expr]| [load_vip(8).as_slice(), last].concat();
@@ -49,21 +48,12 @@ fn every_rule() -> Vec<(&'static str, Rule)> {
                 Expr::Verdict(Verdict::jump("mark")),
             ]),
         ),
+        ("local", Rule::new([fib(FibFlags::SADDR, FibResult::AddrType), cmp(CmpOp::Eq, &2u32.to_ne_bytes())])),
         (
             "local",
-            Rule::new([fib(FibFlags::SADDR, FibResult::AddrType), cmp(CmpOp::Eq, &2u32.to_ne_bytes())]),
+            Rule::new([fib(FibFlags::DADDR | FibFlags::IIF, FibResult::Oif), cmp(CmpOp::Eq, &1u32.to_ne_bytes())]),
         ),
-        (
-            "local",
-            Rule::new([
-                fib(FibFlags::DADDR | FibFlags::IIF, FibResult::Oif),
-                cmp(CmpOp::Eq, &1u32.to_ne_bytes()),
-            ]),
-        ),
-        (
-            "mark",
-            Rule::new([load_mark.clone(), clear(mark), Expr::MetaSet { sreg: r(8), key: MetaKey::Mark }]),
-        ),
+        ("mark", Rule::new([load_mark.clone(), clear(mark), Expr::MetaSet { sreg: r(8), key: MetaKey::Mark }])),
         (
             "check",
             Rule::new(
@@ -73,12 +63,7 @@ fn every_rule() -> Vec<(&'static str, Rule)> {
                     &load_vip(8),
                     &[
                         Expr::Payload { dreg: r(11), base: PayloadBase::Network, offset: 12, len: 4 },
-                        Expr::Lookup {
-                            set: "source-ranges".into(),
-                            sreg: r(8),
-                            dreg: None,
-                            matches: Matches::Missing,
-                        },
+                        Expr::Lookup { set: "source-ranges".into(), sreg: r(8), dreg: None, matches: Matches::Missing },
                         Expr::Verdict(Verdict::Return),
                     ],
                 ]
@@ -136,8 +121,7 @@ fn load() -> Batch {
 
 /// Sorted by chain; the kernel lists the chains' rules in no promised order of chains.
 fn listed(handle: &mut Handle) -> Vec<(String, Rule)> {
-    let mut rules: Vec<_> =
-        handle.rules(&table()).unwrap().into_iter().map(|rule| (rule.chain, rule.rule)).collect();
+    let mut rules: Vec<_> = handle.rules(&table()).unwrap().into_iter().map(|rule| (rule.chain, rule.rule)).collect();
     rules.sort_by(|a, b| a.0.cmp(&b.0));
     rules
 }
@@ -161,8 +145,7 @@ fn what_was_written_is_what_is_dumped() {
         sets.sort_by(|a, b| a.name.cmp(&b.name));
         expected.sort_by(|a, b| a.name.cmp(&b.name));
         assert_eq!(sets, expected);
-        let mut expected: Vec<_> =
-            every_rule().into_iter().map(|(chain, rule)| (chain.to_owned(), rule)).collect();
+        let mut expected: Vec<_> = every_rule().into_iter().map(|(chain, rule)| (chain.to_owned(), rule)).collect();
         expected.sort_by(|a, b| a.0.cmp(&b.0));
         assert_eq!(listed(&mut handle), expected);
     });
@@ -193,8 +176,7 @@ fn the_distributions_nft_lists_it() {
         ] {
             assert!(listing.contains(line), "no {line:?} in\n{listing}");
         }
-        let json: serde_json::Value =
-            serde_json::from_str(&nft(&["-j", "list", "table", "ip", "fairlead"])).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&nft(&["-j", "list", "table", "ip", "fairlead"])).unwrap();
         assert!(json["nftables"].as_array().unwrap().len() > every_rule().len());
     });
 }
@@ -234,17 +216,12 @@ fn elements_come_back_as_they_went() {
         batch.add_elements(&table(), &vips(), [commented]);
         let data = Fields::new().addr([10, 244, 0, 5]).port(5353);
         batch.add_elements(&table(), &endpoints(), [Element::value(&vip.mark(7), &data)]);
-        let (client, sticky) =
-            (vip.addr([10, 244, 0, 9]), Fields::new().mark(0).addr([10, 244, 0, 5]).port(5353));
+        let (client, sticky) = (vip.addr([10, 244, 0, 9]), Fields::new().mark(0).addr([10, 244, 0, 5]).port(5353));
         let affine = Element { timeout: Some(Duration::from_secs(60)), ..Element::value(&client, &sticky) };
         batch.add_elements(&table(), &affinity(), [affine]);
         let (from, to) = (vip.addr([10, 0, 0, 0]), vip.addr([10, 0, 0, 255]));
         batch.add_elements(&table(), &source_ranges(), [Element::range(&from, &to)]);
-        batch.add_elements(
-            &table(),
-            &numbers(),
-            [Element::value(&102u32.to_ne_bytes(), &7u32.to_ne_bytes())],
-        );
+        batch.add_elements(&table(), &numbers(), [Element::value(&102u32.to_ne_bytes(), &7u32.to_ne_bytes())]);
         handle.commit(&batch).unwrap();
 
         let line = |set: &str, text: &str| format!("add element ip fairlead {set} {{ {text} }}\n");
@@ -386,11 +363,7 @@ fn a_dump_is_one_generation() {
         let lists = [0, 1].map(|list| (0..3000u32).map(|n| vip_number(2 * n + list)).collect::<Vec<_>>());
         let mut batch = Batch::new();
         batch.flush_set(&table(), "vips");
-        batch.add_elements(
-            &table(),
-            &vips(),
-            lists[0].iter().map(|key| Element::verdict(key, Verdict::Drop)),
-        );
+        batch.add_elements(&table(), &vips(), lists[0].iter().map(|key| Element::verdict(key, Verdict::Drop)));
         handle.commit(&batch).unwrap();
 
         let (stop, mut attempts) = (AtomicBool::new(false), 0);
@@ -405,11 +378,7 @@ fn a_dump_is_one_generation() {
                     let [old, new] = [round % 2, 1 - round % 2].map(|list| lists[list].iter());
                     let mut batch = Batch::new();
                     batch.delete_elements(&table(), &vips(), old.map(|key| Element::key(key)));
-                    batch.add_elements(
-                        &table(),
-                        &vips(),
-                        new.map(|key| Element::verdict(key, Verdict::Drop)),
-                    );
+                    batch.add_elements(&table(), &vips(), new.map(|key| Element::verdict(key, Verdict::Drop)));
                     handle.commit(&batch).unwrap();
                 }
             });
@@ -447,13 +416,10 @@ fn elements_are_found_by_their_keys() {
         assert!(count.is_none_or(|count| count == 2_500), "{count:?}");
 
         let mut found = Vec::new();
-        let visit = |element: Element<'_>| {
-            found.push((element.key.to_vec(), element.data == Data::Verdict(Verdict::Drop)))
-        };
+        let visit =
+            |element: Element<'_>| found.push((element.key.to_vec(), element.data == Data::Verdict(Verdict::Drop)));
         handle.get_elements(&table(), "vips", keys.iter().copied(), visit).unwrap();
-        assert!(
-            found.iter().map(|(key, drop)| (&key[..], *drop)).eq(keys.iter().map(|key| (&key[..], true)))
-        );
+        assert!(found.iter().map(|(key, drop)| (&key[..], *drop)).eq(keys.iter().map(|key| (&key[..], true))));
 
         let missing = [keys[0], vip_number(2_500), keys[1]];
         let error = handle.get_elements(&table(), "vips", missing, |_| ()).unwrap_err();

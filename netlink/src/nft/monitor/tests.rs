@@ -52,9 +52,7 @@ fn tells_ours_from_others() {
 
         nft(&["flush", "ruleset"]);
         let notices = transaction(&mut monitor);
-        let Some(Notice::Generation { process, id: told, port, .. }) = notices.last() else {
-            panic!("{notices:?}")
-        };
+        let Some(Notice::Generation { process, id: told, port, .. }) = notices.last() else { panic!("{notices:?}") };
         assert_ne!(*port, handle.port());
         assert_eq!((&**process, *told), ("nft", id + 1));
         let of_others = |notice: &Notice| matches!(notice, Notice::Changed { table, port, verb: Verb::Delete, .. } if table == "fairlead" && *port != handle.port());
@@ -101,9 +99,8 @@ fn says_when_announcements_were_lost() {
         let mut handle = Handle::open().unwrap();
         let mut monitor = Monitor::open().unwrap();
         let table = Table::new(Family::Ip, "fairlead");
-        let keys: Vec<_> = (0..200_000u32)
-            .map(|n| crate::nft::Fields::new().addr(n.to_be_bytes()).proto(6).port(80))
-            .collect();
+        let keys: Vec<_> =
+            (0..200_000u32).map(|n| crate::nft::Fields::new().addr(n.to_be_bytes()).proto(6).port(80)).collect();
         let mut batch = Batch::new();
         batch.add_table(&table);
         batch.add_set(&table, &vips());

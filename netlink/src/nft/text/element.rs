@@ -42,12 +42,7 @@ impl fmt::Display for ElementText<'_> {
 }
 
 /// A value, or a range: field by field, in hexadecimal when the fields are not known.
-fn put_value(
-    f: &mut fmt::Formatter<'_>,
-    value: &[u8],
-    end: Option<&[u8]>,
-    fields: &[DataType],
-) -> fmt::Result {
+fn put_value(f: &mut fmt::Formatter<'_>, value: &[u8], end: Option<&[u8]>, fields: &[DataType]) -> fmt::Result {
     if fields.is_empty() {
         put_hex(f, value)?;
         return end.map_or(Ok(()), |end| {

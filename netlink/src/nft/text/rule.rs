@@ -163,9 +163,7 @@ impl Writer<'_> {
             (Some(mask), CmpOp::Neq) if kind == Kind::CtState && words::is_zero(data) => {
                 format!("{text} {}", words::ct_states(&mask))
             }
-            (Some(mask), CmpOp::Eq | CmpOp::Neq)
-                if kind == Kind::Addr && words::prefix_len(&mask).is_some() =>
-            {
+            (Some(mask), CmpOp::Eq | CmpOp::Neq) if kind == Kind::Addr && words::prefix_len(&mask).is_some() => {
                 let prefix = words::prefix_len(&mask).unwrap_or_default();
                 format!("{text} {}{}/{prefix}", words::operator(op), words::constant(kind, data))
             }

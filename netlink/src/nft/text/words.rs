@@ -72,8 +72,7 @@ pub(super) fn fib(result: FibResult, flags: FibFlags) -> (String, Kind, usize) {
         (FibFlags::IIF, "iif"),
         (FibFlags::OIF, "oif"),
     ];
-    let of: Vec<&str> =
-        named.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, name)| *name).collect();
+    let of: Vec<&str> = named.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, name)| *name).collect();
     let (result, kind, len) = match result {
         FibResult::Oif => ("oif", Kind::Number, 4),
         FibResult::Oifname => ("oifname", Kind::Name, 16),

@@ -64,11 +64,7 @@ impl Worker {
         for run in operations.chunk_by(|one, other| batch(one) == batch(other)) {
             let mut refuse = |index: usize, errno: Errno| {
                 let what = run.get(index).map(|operation| operation.object().to_string()).unwrap_or_default();
-                refused.push(Refused {
-                    index: done + index,
-                    reason: format!("{what}: {errno}"),
-                    instead: None,
-                });
+                refused.push(Refused { index: done + index, reason: format!("{what}: {errno}"), instead: None });
             };
             match run.first().map(batch) {
                 Some(Batch::AddEntries(set)) => {
@@ -113,9 +109,7 @@ impl Worker {
             let commands: Vec<Command> = round.iter().map(|(_, command)| command.clone()).collect();
             let refused = self.ipvs()?.execute(&commands)?;
             let (mut next, mut remade) = (Vec::new(), HashSet::new());
-            for (one, (index, command)) in
-                refused.iter().filter_map(|one| Some((one, round.get(one.index)?.clone())))
-            {
+            for (one, (index, command)) in refused.iter().filter_map(|one| Some((one, round.get(one.index)?.clone()))) {
                 match left(command, one.errno, &remade) {
                     Left::Nothing => {}
                     Left::Refusal => {
@@ -123,8 +117,8 @@ impl Worker {
                         outcome.refused.push((index, one.errno));
                     }
                     Left::Command(command) => {
-                        if let Command::AddService(server, scheduling)
-                        | Command::SetService(server, scheduling) = &command
+                        if let Command::AddService(server, scheduling) | Command::SetService(server, scheduling) =
+                            &command
                         {
                             remade.insert(*server);
                             if one.errno.0 == libc::ENOENT {
@@ -148,11 +142,10 @@ fn left(command: Command, errno: Errno, remade: &HashSet<Service>) -> Left {
         (Command::AddService(server, scheduling), libc::EEXIST) => {
             Left::Command(Command::SetService(server, scheduling))
         }
-        (Command::AddDestination(server, to), libc::EEXIST) => {
-            Left::Command(Command::SetDestination(server, to))
+        (Command::AddDestination(server, to), libc::EEXIST) => Left::Command(Command::SetDestination(server, to)),
+        (Command::DeleteService(_), libc::ESRCH) | (Command::DeleteDestination(..), libc::ESRCH | libc::ENOENT) => {
+            Left::Nothing
         }
-        (Command::DeleteService(_), libc::ESRCH)
-        | (Command::DeleteDestination(..), libc::ESRCH | libc::ENOENT) => Left::Nothing,
         // No such scheduler. `ip_vs_rr` comes with IPVS everywhere.
         (Command::AddService(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
             if *scheduler != *MAKESHIFT =>

@@ -24,8 +24,7 @@ const IPVS: [(&str, &str); 4] = [
     ("ipv4/vs/conn_reuse_mode", "0"),
 ];
 /// `Documentation/networking/ip-sysctl.rst`.
-const STRICT_ARP: [(&str, &str); 2] =
-    [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")];
+const STRICT_ARP: [(&str, &str); 2] = [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")];
 
 /// A setting that is not what it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

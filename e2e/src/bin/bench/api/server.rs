@@ -87,8 +87,7 @@ impl Server {
         watches.forgotten += 1;
         watches.begun = 0;
         self.state.changed.notify_all();
-        let waited =
-            self.state.changed.wait_timeout_while(watches, DEADLINE, |watches| watches.begun < KINDS);
+        let waited = self.state.changed.wait_timeout_while(watches, DEADLINE, |watches| watches.begun < KINDS);
         let (watches, _) = waited.unwrap_or_else(PoisonError::into_inner);
         ensure!(watches.begun >= KINDS, "not everything was listed anew within {DEADLINE:?}");
         Ok(())
@@ -162,10 +161,7 @@ impl State {
 }
 
 fn answer(stream: &mut TcpStream, status: &str, body: &str) -> Result<()> {
-    let head = format!(
-        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
+    let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes())?;
     Ok(stream.write_all(body.as_bytes())?)
 }

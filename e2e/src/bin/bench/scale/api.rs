@@ -119,15 +119,12 @@ impl Api {
         let number = |name: &str| query.get(name).and_then(|value| value.parse::<u64>().ok());
         let until = Instant::now() + number("timeoutSeconds").map_or(WATCH, Duration::from_secs);
         stream
-            .write_all(
-                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
-            )
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
             .await?;
         let mut sent = if query.contains_key("sendInitialEvents") {
             self.everything(stream, *kind).await?
         } else {
-            usize::try_from(number("resourceVersion").context("a watch without a version")?)?
-                .saturating_sub(1)
+            usize::try_from(number("resourceVersion").context("a watch without a version")?)?.saturating_sub(1)
         };
         let mut versions = self.0.version.subscribe();
         loop {
@@ -179,9 +176,7 @@ impl State {
     fn objects(&self, kind: Kind, from: usize, limit: usize) -> Vec<String> {
         let (cluster, version) = (&self.cluster, self.events.len() as u64 + 1);
         match kind {
-            Kind::Node => {
-                (0..cluster.nodes()).skip(from).take(limit).map(|node| cluster.node_json(node)).collect()
-            }
+            Kind::Node => (0..cluster.nodes()).skip(from).take(limit).map(|node| cluster.node_json(node)).collect(),
             Kind::Service => {
                 let services = (0..cluster.services()).skip(from).take(limit);
                 services.map(|service| cluster.service_json(service)).collect()
@@ -238,8 +233,5 @@ async fn request(stream: &mut TcpStream) -> Result<Option<Request>> {
         other => bail!("nobody asks for {other}"),
     };
     let query = query.split('&').filter_map(|part| part.split_once('='));
-    Ok(Some(Request {
-        kind,
-        query: query.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-    }))
+    Ok(Some(Request { kind, query: query.map(|(name, value)| (name.to_owned(), value.to_owned())).collect() }))
 }

@@ -148,8 +148,7 @@ impl Board {
 
     /// Starts all counts anew.
     pub(crate) fn forget(&self) {
-        for count in [&self.received, &self.sent, &self.commits, &self.refused, &self.resumed, &self.repaired]
-        {
+        for count in [&self.received, &self.sent, &self.commits, &self.refused, &self.resumed, &self.repaired] {
             count.store(0, Ordering::Relaxed);
         }
         let mut latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);

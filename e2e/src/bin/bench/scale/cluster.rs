@@ -239,11 +239,7 @@ fn rfc3339(micros: u64) -> String {
     let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
     let (hours, minutes) = (second / 3_600, second / 60 % 60);
     let year = era * 400 + year + next;
-    format!(
-        "{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{:02}.{:06}Z",
-        second % 60,
-        micros % 1_000_000
-    )
+    format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{:02}.{:06}Z", second % 60, micros % 1_000_000)
 }
 
 fn facts(node: u32) -> Result<Node> {

@@ -125,9 +125,8 @@ impl Fleet {
     pub(crate) fn consistent(&self, start: Instant, deadline: Duration) -> Result<Duration> {
         let all = self.nodes.len() as u64;
         let board = &self.common.board;
-        self.until(start, deadline, || board.consistent.load(Ordering::Relaxed) == all).with_context(|| {
-            format!("{} of {all} nodes are up to date", board.consistent.load(Ordering::Relaxed))
-        })
+        self.until(start, deadline, || board.consistent.load(Ordering::Relaxed) == all)
+            .with_context(|| format!("{} of {all} nodes are up to date", board.consistent.load(Ordering::Relaxed)))
     }
 
     /// Closes all streams.

@@ -149,12 +149,7 @@ impl Reader {
 }
 
 impl Message {
-    fn take(
-        &mut self,
-        mut bytes: &[u8],
-        keep: usize,
-        mut on_message: impl FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
+    fn take(&mut self, mut bytes: &[u8], keep: usize, mut on_message: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         while !bytes.is_empty() {
             if self.got < GRPC_HEAD {
                 let (head, rest) = bytes.split_at(bytes.len().min(GRPC_HEAD - self.got));

@@ -11,9 +11,7 @@ use agent::{NodeState, Stage};
 use anyhow::{Context as _, Result, ensure};
 use proto::digest::{Digest, Digests};
 use proto::encoded::{self, EncodedMessage};
-use proto::model::{
-    Ack, ClientEvent, Epoch, Hello, Node as Facts, Revision, Role, ServerEvent, SourceVersion,
-};
+use proto::model::{Ack, ClientEvent, Epoch, Hello, Node as Facts, Revision, Role, ServerEvent, SourceVersion};
 use runtime::Backoff;
 use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
@@ -112,12 +110,7 @@ impl Node {
 
     /// Connects, as often as it takes, and follows the stream until `leave` changes, the frontend ends it or asks to go and the
     /// delay is over.
-    pub(crate) async fn follow(
-        &self,
-        common: &Common,
-        start: Start,
-        mut leave: watch::Receiver<u32>,
-    ) -> Result<()> {
+    pub(crate) async fn follow(&self, common: &Common, start: Start, mut leave: watch::Receiver<u32>) -> Result<()> {
         let mut backoff = Backoff::new(RECONNECT.0, RECONNECT.1);
         loop {
             let mut progress = Progress::Connecting;
@@ -145,8 +138,7 @@ impl Node {
         let hello = encoded::of_client(&ClientEvent::Hello(self.hello(start)));
         let mut out = http2::call(PATH, "frontend", &hello);
         let mut reader = Reader::default();
-        let mut session =
-            Session { node: self, board, arrivals: board.arrivals(), consistent: false, drain: None };
+        let mut session = Session { node: self, board, arrivals: board.arrivals(), consistent: false, drain: None };
         let keep = if self.mirror.is_some() { usize::MAX } else { HEAD };
         // Not all at the same moment, which would be a load that there is nowhere.
         let first = Instant::now() + KEEPALIVE.mul_f64(fastrand::f64());
@@ -185,8 +177,7 @@ impl Node {
     }
 
     fn hello(&self, start: Start) -> Hello {
-        let held =
-            (Epoch(self.epoch.load(Ordering::Relaxed)), Revision(self.revision.load(Ordering::Relaxed)));
+        let held = (Epoch(self.epoch.load(Ordering::Relaxed)), Revision(self.revision.load(Ordering::Relaxed)));
         let (resume, digests) = match start {
             Start::Empty => (None, None),
             Start::Resume => (Some(held), None),

@@ -32,9 +32,7 @@ fn state() -> NodeState {
                 .endpoints(["10.244.1.1:8080", "10.244.2.1:8080"])
                 .local_endpoints(["10.244.1.1:8080"])
         })
-        .service("default/there", |there| {
-            there.cluster_ip("10.96.0.11").internal_local().any_endpoints(Family::V4)
-        })
+        .service("default/there", |there| there.cluster_ip("10.96.0.11").internal_local().any_endpoints(Family::V4))
         .service("default/idle", |idle| idle.cluster_ip("10.96.0.12"))
         .build()
 }
@@ -55,10 +53,7 @@ fn what_is_the_same_is_no_difference() {
     assert!(report.is_as_meant(), "{}", report.text());
     assert_eq!((report.alike, report.meant.len()), (4, 0));
     assert_eq!(report.notes, [NOT_COMPARED]);
-    assert_eq!(
-        Report::new(&state(), Serving { ways: right("iptables") }).notes,
-        [NOT_COMPARED, ALL_ADDRESSES]
-    );
+    assert_eq!(Report::new(&state(), Serving { ways: right("iptables") }).notes, [NOT_COMPARED, ALL_ADDRESSES]);
 }
 
 #[test]

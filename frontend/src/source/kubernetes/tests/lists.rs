@@ -130,8 +130,7 @@ async fn token_that_has_expired_begins_the_list_anew() {
 
 #[tokio::test]
 async fn objects_that_vanished_unseen_are_not_in_the_next_list() {
-    let (mut fixture, mut watch) =
-        Fixture::on_nodes(deadlines(), &[node("n1", "x", "1"), node("n2", "x", "2")]).await;
+    let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[node("n1", "x", "1"), node("n2", "x", "2")]).await;
     watch.error(410).await;
     let _watch = fixture.server.stream(Kind::Node, "50", &[node("n2", "y", "40")]).await;
     assert_eq!(fixture.next_in_short().await, "all Node: n2 in y");

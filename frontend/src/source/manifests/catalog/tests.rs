@@ -35,10 +35,7 @@ impl Fixture {
     /// Looks for changes everywhere; they and the notices in short.
     fn changes(&mut self) -> (Vec<String>, Vec<String>) {
         let pass = self.refresh();
-        (
-            pass.updates.iter().map(in_short).collect(),
-            pass.notices.iter().map(|notice| format!("{notice:?}")).collect(),
-        )
+        (pass.updates.iter().map(in_short).collect(), pass.notices.iter().map(|notice| format!("{notice:?}")).collect())
     }
 }
 
@@ -87,10 +84,7 @@ fn only_what_differs_is_an_update() {
     fixture.write("a.yaml", &node("n2", "w"));
     assert_eq!(fixture.changes(), only("n1 gone"));
     let objects = fixture.catalog.objects(Kind::Node);
-    assert_eq!(
-        objects.iter().map(|parsed| parsed.name.clone()).collect::<Vec<_>>(),
-        [ObjectName::new("", "n2")]
-    );
+    assert_eq!(objects.iter().map(|parsed| parsed.name.clone()).collect::<Vec<_>>(), [ObjectName::new("", "n2")]);
     assert_eq!(fixture.catalog.objects(Kind::Service), []);
     fs::remove_file(fixture.path("a.yaml")).unwrap();
     assert_eq!(fixture.changes().0, ["n2 gone"]);
@@ -128,10 +122,7 @@ fn only_named_files_are_looked_at() {
         Scope::Files { changed: names(changed), gone: names(gone) }
     };
     let pass = fixture.catalog.refresh(&files(&["b.yaml", "missing.yaml"], &["a.yaml"])).unwrap();
-    assert_eq!(
-        (pass.updates.iter().map(in_short).collect::<Vec<_>>(), pass.read),
-        (vec!["n2 in w".to_owned()], 1)
-    );
+    assert_eq!((pass.updates.iter().map(in_short).collect::<Vec<_>>(), pass.read), (vec!["n2 in w".to_owned()], 1));
     // Missing, but not yet known to be gone.
     fs::remove_file(fixture.path("a.yaml")).unwrap();
     let pass = fixture.catalog.refresh(&files(&["a.yaml"], &[])).unwrap();
@@ -159,10 +150,7 @@ fn broken_file_keeps_what_it_held() {
     assert!(fixture.catalog.is_unreadable(OsStr::new("a.yaml")));
     assert_eq!(fixture.catalog.objects(Kind::Node).len(), 1);
     fixture.write("a.yaml", &node("n1", "w"));
-    assert_eq!(
-        fixture.changes(),
-        (vec!["n1 in w".to_owned()], vec!["Readable { file: \"a.yaml\" }".to_owned()])
-    );
+    assert_eq!(fixture.changes(), (vec!["n1 in w".to_owned()], vec!["Readable { file: \"a.yaml\" }".to_owned()]));
 }
 
 #[test]

@@ -67,8 +67,7 @@ fn lists() {
 
 #[test]
 fn json() {
-    let node =
-        |name: &str| format!(r#"{{"apiVersion": "v1", "kind": "Node", "metadata": {{"name": "{name}"}}}}"#);
+    let node = |name: &str| format!(r#"{{"apiVersion": "v1", "kind": "Node", "metadata": {{"name": "{name}"}}}}"#);
     let text = format!("\u{feff}{}\n{} []", node("n1"), node("n2"));
     let contents = Contents::read(&text, Format::Json).unwrap();
     assert_eq!(names(&contents), ["Node n1", "Node n2"]);
@@ -90,10 +89,7 @@ fn documents_that_are_of_no_use() {
             Some("EndpointSlice of discovery.k8s.io/v1beta1 is not read"),
         ),
         ("apiVersion: v2\nkind: Service", Some("Service of v2 is not known")),
-        (
-            "apiVersion: serving.knative.dev/v1\nkind: Service",
-            Some("Service of serving.knative.dev/v1 is not known"),
-        ),
+        ("apiVersion: serving.knative.dev/v1\nkind: Service", Some("Service of serving.knative.dev/v1 is not known")),
         ("apiVersion: v1", Some("apiVersion or kind is missing")),
         ("kind: Service", Some("apiVersion or kind is missing")),
         ("kind: 5\napiVersion: v1", Some("apiVersion or kind is missing")),
@@ -102,19 +98,16 @@ fn documents_that_are_of_no_use() {
         ("apiVersion: v1\nkind: Service", Some("metadata.name is missing")),
         ("apiVersion: v1\nkind: Service\nmetadata: text", Some("metadata.name is missing")),
     ] {
-        let contents =
-            read(&format!("{document}\n---\napiVersion: v1\nkind: Node\nmetadata: {{name: good}}\n"));
+        let contents = read(&format!("{document}\n---\napiVersion: v1\nkind: Node\nmetadata: {{name: good}}\n"));
         assert_eq!(names(&contents), ["Node good"], "{document}");
-        let expected: Vec<_> =
-            complaint.iter().map(|complaint| format!("document 1 (line 1): {complaint}")).collect();
+        let expected: Vec<_> = complaint.iter().map(|complaint| format!("document 1 (line 1): {complaint}")).collect();
         assert_eq!(contents.complaints, expected, "{document}");
     }
 }
 
 #[test]
 fn document_of_the_wrong_shape_is_a_problem_of_its_object() {
-    let contents =
-        read("apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: http}]}\n");
+    let contents = read("apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: http}]}\n");
     let parsed = contents.objects.values().next().unwrap();
     assert_eq!(parsed.name, ObjectName::new("default", "a"));
     assert_eq!((parsed.object.as_ref(), parsed.problems[0].field.as_str()), (None, "spec.ports[0].port"));
@@ -122,8 +115,7 @@ fn document_of_the_wrong_shape_is_a_problem_of_its_object() {
 
 #[test]
 fn service_without_a_cluster_ip() {
-    let service =
-        |spec: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {spec}\n");
+    let service = |spec: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {spec}\n");
     for (spec, complaints) in [
         ("{clusterIP: 10.0.0.1}", 0),
         ("{clusterIPs: [10.0.0.1]}", 0),
@@ -140,9 +132,8 @@ fn service_without_a_cluster_ip() {
 
 #[test]
 fn first_of_two_documents_wins() {
-    let service = |ip: &str| {
-        format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{clusterIP: {ip}}}\n")
-    };
+    let service =
+        |ip: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{clusterIP: {ip}}}\n");
     let contents = read(&format!("{}---\n{}", service("10.0.0.1"), service("10.0.0.2")));
     assert_eq!(contents.objects, read(&service("10.0.0.1")).objects);
     assert_eq!(
@@ -187,7 +178,10 @@ fn text_that_is_no_yaml() {
 
 #[test]
 fn large_file() {
-    let documents: String =
-        (0..5_000).map(|n| format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: n{n}}}\nspec: {{podCIDRs: [10.0.0.0/24]}}\n")).collect();
+    let documents: String = (0..5_000)
+        .map(|n| {
+            format!("---\napiVersion: v1\nkind: Node\nmetadata: {{name: n{n}}}\nspec: {{podCIDRs: [10.0.0.0/24]}}\n")
+        })
+        .collect();
     assert_eq!(read(&documents).objects.len(), 5_000);
 }

@@ -76,8 +76,7 @@ fn pod_cidrs() {
 
 #[test]
 fn zone() {
-    let labels =
-        json!({"labels": {"topology.kubernetes.io/zone": "a", "topology.kubernetes.io/region": "r"}});
+    let labels = json!({"labels": {"topology.kubernetes.io/zone": "a", "topology.kubernetes.io/region": "r"}});
     assert_eq!(&*in_force(&node(labels, json!({}), json!([]))).0.zone, "a");
 }
 

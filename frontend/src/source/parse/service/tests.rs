@@ -194,8 +194,7 @@ fn cluster_ips() {
 #[test]
 fn without_a_usable_cluster_ip_it_is_nothing() {
     for ip in ["10.96.0", "0.0.0.0", "127.0.0.1", "224.0.0.1", "::ffff:10.96.0.10"] {
-        let Parsed { object, problems, .. } =
-            parsed(&with_spec(json!({"clusterIP": ip, "clusterIPs": [ip]})));
+        let Parsed { object, problems, .. } = parsed(&with_spec(json!({"clusterIP": ip, "clusterIPs": [ip]})));
         assert_eq!(object, None);
         assert_eq!(problems.len(), 1);
         assert_eq!(problems[0].field, "spec.clusterIPs[0]");
@@ -271,11 +270,7 @@ fn unreadable_source_range_opens_nothing() {
         (
             json!(["all"]),
             vec![],
-            vec![
-                "spec.loadBalancerSourceRanges[0]",
-                "spec.loadBalancerSourceRanges",
-                "spec.loadBalancerSourceRanges",
-            ],
+            vec!["spec.loadBalancerSourceRanges[0]", "spec.loadBalancerSourceRanges", "spec.loadBalancerSourceRanges"],
         ),
     ];
     for (ranges, ips, problems) in cases {
@@ -292,14 +287,9 @@ fn a_service_of_any_size_fits_into_a_message() {
     let ranges: Vec<_> = many("::").into_iter().skip(10).map(|ip| format!("{ip}/128")).collect();
     let fields = json!({ "externalIPs": many("2001:db8::"), "loadBalancerSourceRanges": ranges });
     let (service, problems) = in_force(&with_ingress(json!(ingress), fields));
-    assert_eq!(
-        problems,
-        ["spec.loadBalancerSourceRanges", "spec.externalIPs", "status.loadBalancer.ingress"]
-    );
-    let mut port = proto::model::ServicePort::new(
-        proto::model::ServicePortKey::new("n", "s", "", Protocol::Tcp),
-        NonZeroU16::MIN,
-    );
+    assert_eq!(problems, ["spec.loadBalancerSourceRanges", "spec.externalIPs", "status.loadBalancer.ingress"]);
+    let mut port =
+        proto::model::ServicePort::new(proto::model::ServicePortKey::new("n", "s", "", Protocol::Tcp), NonZeroU16::MIN);
     port.external_ips = service.external_ips;
     port.load_balancer_ips = service.load_balancer_ips;
     port.source_ranges = service.source_ranges;
@@ -313,12 +303,7 @@ fn policies() {
     let cases = [
         (json!({}), Cluster, Cluster, vec![]),
         (json!({"internalTrafficPolicy": "Local"}), Local, Cluster, vec![]),
-        (
-            json!({"internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster"}),
-            Cluster,
-            Cluster,
-            vec![],
-        ),
+        (json!({"internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster"}), Cluster, Cluster, vec![]),
         (json!({"type": "NodePort", "externalTrafficPolicy": "Local"}), Cluster, Local, vec![]),
         (json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local"}), Cluster, Local, vec![]),
         (json!({"type": "ClusterIP", "externalTrafficPolicy": "Local"}), Cluster, Cluster, vec![]),
@@ -341,8 +326,7 @@ fn policies() {
 
 #[test]
 fn health_check_node_ports() {
-    let local =
-        json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000});
+    let local = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000});
     let with = |field: &str, value: Value| {
         let mut fields = local.clone();
         fields[field] = value;
@@ -376,11 +360,7 @@ fn session_affinity() {
         (json!({"sessionAffinity": "None"}), None, vec![]),
         (json!({"sessionAffinity": "Cookie"}), None, vec!["spec.sessionAffinity"]),
         (json!({"sessionAffinity": "ClientIP"}), Some(10_800), vec![]),
-        (
-            json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {}}}),
-            Some(10_800),
-            vec![],
-        ),
+        (json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {}}}), Some(10_800), vec![]),
         (client_ip(1), Some(1), vec![]),
         (client_ip(86_400), Some(86_400), vec![]),
         (client_ip(86_401), Some(10_800), vec![timeout]),
@@ -448,16 +428,14 @@ fn first_port_of_a_name_and_protocol_wins() {
         {"port": 2},
     ]});
     let (service, problems) = in_force(&with_spec(ports));
-    let numbers: Vec<_> =
-        service.ports.iter().map(|port| (&*port.name, port.protocol, port.port.get())).collect();
+    let numbers: Vec<_> = service.ports.iter().map(|port| (&*port.name, port.protocol, port.port.get())).collect();
     assert_eq!(numbers, [("", Protocol::Tcp, 1), ("dns", Protocol::Tcp, 53), ("dns", Protocol::Udp, 53)]);
     assert_eq!(problems, ["spec.ports[2]", "spec.ports[4]"]);
 }
 
 #[test]
 fn object_of_the_wrong_shape_is_named_with_its_field() {
-    let Parsed { object, problems, .. } =
-        parsed(&with_spec(json!({"ports": [{"port": 80}, {"port": "http"}]})));
+    let Parsed { object, problems, .. } = parsed(&with_spec(json!({"ports": [{"port": 80}, {"port": "http"}]})));
     assert_eq!((object, problems.len()), (None, 1));
     assert_eq!(problems[0].field, "spec.ports[1].port");
     assert!(problems[0].message.contains("\"http\""), "{problems:?}");

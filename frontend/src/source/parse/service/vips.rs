@@ -91,14 +91,9 @@ fn add_cluster_ip(
 
 // === External and load-balancer IPs ===
 
-fn external_ips(
-    spec: &ServiceSpec,
-    cluster_ips: &PerFamily<Option<IpAddr>>,
-    problems: &mut Problems,
-) -> Vec<IpAddr> {
+fn external_ips(spec: &ServiceSpec, cluster_ips: &PerFamily<Option<IpAddr>>, problems: &mut Problems) -> Vec<IpAddr> {
     let texts = items(spec.external_ips.as_ref()).iter().enumerate();
-    let ips = texts
-        .filter_map(|(n, text)| external_ip(format!("spec.externalIPs[{n}]"), text, cluster_ips, problems));
+    let ips = texts.filter_map(|(n, text)| external_ip(format!("spec.externalIPs[{n}]"), text, cluster_ips, problems));
     let ips = sorted(ips);
     limited("spec.externalIPs", ips, problems)
 }
@@ -151,9 +146,10 @@ fn external_ip(
 
 fn source_ranges(spec: &ServiceSpec, problems: &mut Problems) -> SourceRanges {
     let texts = items(spec.load_balancer_source_ranges.as_ref());
-    let read = texts.iter().enumerate().filter_map(|(n, text)| {
-        problems.ignored(format!("spec.loadBalancerSourceRanges[{n}]"), address::cidr(text))
-    });
+    let read = texts
+        .iter()
+        .enumerate()
+        .filter_map(|(n, text)| problems.ignored(format!("spec.loadBalancerSourceRanges[{n}]"), address::cidr(text)));
     let read: Vec<_> = read.collect();
     let readable = read.len() == texts.len();
     let all = sorted(read);
@@ -181,8 +177,7 @@ fn sorted<T: Ord>(items: impl IntoIterator<Item = T>) -> Vec<T> {
 
 fn limited<T>(path: &str, mut items: Vec<T>, problems: &mut Problems) -> Vec<T> {
     if items.len() > MAX_ENTRIES {
-        problems
-            .add(path, format!("{} entries: only the first {MAX_ENTRIES} in order are used", items.len()));
+        problems.add(path, format!("{} entries: only the first {MAX_ENTRIES} in order are used", items.len()));
         items.truncate(MAX_ENTRIES);
     }
     items

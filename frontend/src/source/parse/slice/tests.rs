@@ -113,10 +113,7 @@ fn slices_that_are_not_used() {
         (slice("", json!([]), json!([])), Some("addressType")),
         (with_labels(Value::Null), Some(service)),
         (with_labels(json!({"kubernetes.io/service-name": ""})), Some(service)),
-        (
-            with_labels(json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""})),
-            None,
-        ),
+        (with_labels(json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""})), None),
         (with_labels(json!({"service.kubernetes.io/headless": ""})), None),
     ] {
         let Parsed { object, problems, .. } = parsed(&slice);
@@ -157,11 +154,7 @@ fn bad_addresses_leave_the_others() {
             "10.0.0.1",
             &["", "name", "0.0.0.0", "224.0.0.5", "127.0.0.1", "127.8.0.1", "169.254.169.254", "fd00::1"][..],
         ),
-        (
-            "IPv6",
-            "fd00::1",
-            &["::", "ff02::1", "::1", "fe80::1", "fe80::1%eth0", "::ffff:10.0.0.1", "10.0.0.1"][..],
-        ),
+        ("IPv6", "fd00::1", &["::", "ff02::1", "::1", "fe80::1", "fe80::1%eth0", "::ffff:10.0.0.1", "10.0.0.1"][..]),
     ] {
         for bad in bad {
             let endpoints = json!([{"addresses": [bad, good]}, {"addresses": [good]}]);
@@ -176,11 +169,7 @@ fn bad_addresses_leave_the_others() {
 fn endpoint_without_addresses() {
     for endpoint in [json!({"addresses": []}), json!({"addresses": null}), json!({})] {
         let (slice, problems) = in_force(&slice("IPv4", json!([]), json!([endpoint])));
-        assert_eq!(
-            (slice.endpoints, problems),
-            (vec![], vec!["endpoints[0].addresses".to_owned()]),
-            "{endpoint}"
-        );
+        assert_eq!((slice.endpoints, problems), (vec![], vec!["endpoints[0].addresses".to_owned()]), "{endpoint}");
     }
 }
 
@@ -209,8 +198,7 @@ fn conditions() {
 #[test]
 fn unreadable_trigger_time_is_dropped() {
     let mut slice = slice("IPv4", json!([]), json!([]));
-    slice["metadata"]["annotations"] =
-        json!({"endpoints.kubernetes.io/last-change-trigger-time": "yesterday"});
+    slice["metadata"]["annotations"] = json!({"endpoints.kubernetes.io/last-change-trigger-time": "yesterday"});
     let (slice, problems) = in_force(&slice);
     assert_eq!(slice.trigger, None);
     assert_eq!(problems, ["metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]"]);
