@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent::{
+use anyhow::{Context as _, Result, bail};
+use backend::{
     Applied, Changes, Drift, NodeState, Previewed,
     traffic::{Claims, Options, Traffic, is_urgent},
 };
-use anyhow::{Context as _, Result, bail};
 use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePortKey};
 use tracing::{debug, warn};
 
@@ -50,7 +50,7 @@ impl<K: Kernel> Driver<K> {
         }
     }
 
-    /// See [`agent::Backend::reconcile`].
+    /// See [`backend::Backend::reconcile`].
     pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
         self.programmed = None;
         self.claims = Claims::of(state);
@@ -94,7 +94,7 @@ impl<K: Kernel> Driver<K> {
         Ok(self.applied(writes))
     }
 
-    /// See [`agent::Backend::apply`].
+    /// See [`backend::Backend::apply`].
     pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
         // What is refused in one family may be in force in the other.
         let unknown = changes.services.iter().any(|key| self.refused.contains_key(key))
@@ -135,7 +135,7 @@ impl<K: Kernel> Driver<K> {
         Ok(self.applied(writes))
     }
 
-    /// See [`agent::Backend::drifted`].
+    /// See [`backend::Backend::drifted`].
     pub(crate) async fn drifted(&mut self) -> Drift {
         loop {
             match self.kernel.suspect().await {
@@ -181,7 +181,7 @@ impl<K: Kernel> Driver<K> {
         Ok(found)
     }
 
-    /// See [`agent::Backend::cleanup`].
+    /// See [`backend::Backend::cleanup`].
     pub(crate) async fn cleanup(&mut self) -> Result<()> {
         self.programmed = None;
         for (family, present) in self.present().await? {
@@ -241,7 +241,7 @@ impl<K: Kernel> Driver<K> {
 }
 
 impl Driver<DryRun<Tools>> {
-    /// See [`agent::Preview::preview`]: a reconcile, and what came of it.
+    /// See [`backend::Preview::preview`]: a reconcile, and what came of it.
     pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
         self.kernel.take();
         let Applied { failures, .. } = self.reconcile(state).await?;

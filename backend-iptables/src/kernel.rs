@@ -13,8 +13,8 @@ mod watch;
 
 use std::{future::Future, time::Duration};
 
-use agent::Drift;
 use anyhow::Result;
+use backend::Drift;
 use proto::model::Family;
 
 use crate::plan::Script;

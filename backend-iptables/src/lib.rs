@@ -32,9 +32,9 @@ mod programmed;
 mod table;
 mod words;
 
-pub use agent::iptables::{UnknownVariant, Variant};
-use agent::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed, traffic::Options};
 use anyhow::Result;
+pub use backend::iptables::{UnknownVariant, Variant};
+use backend::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed, traffic::Options};
 use proto::model::Family;
 
 use driver::Driver;

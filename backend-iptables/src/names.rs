@@ -132,7 +132,7 @@ pub(crate) fn is_only_ours(chain: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use agent::testing::mk_key;
+    use backend::testing::mk_key;
 
     use super::*;
 

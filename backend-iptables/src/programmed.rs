@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use agent::traffic::{Front, Traffic};
+use backend::traffic::{Front, Traffic};
 use proto::model::{Family, PerFamily, ServicePortKey};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use agent::{Difference, NodeState, Verb};
+use backend::{Difference, NodeState, Verb};
 use proto::model::{Family, ServicePortKey};
 
 use crate::{

@@ -11,11 +11,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use agent::{
+use anyhow::{Context as _, Result};
+use backend::{
     Applied, Changes, Drift, Item, NodeState, Previewed,
     traffic::{Claims, Front, NodePortAddresses, is_urgent},
 };
-use anyhow::{Context as _, Result};
 use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePortKey};
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -63,7 +63,7 @@ impl<K: Kernel> Driver<K> {
         }
     }
 
-    /// See [`agent::Backend::reconcile`].
+    /// See [`backend::Backend::reconcile`].
     pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
         self.programmed = None;
         self.claims = Claims::of(state);
@@ -100,7 +100,7 @@ impl<K: Kernel> Driver<K> {
         Ok(self.applied(writes))
     }
 
-    /// See [`agent::Backend::apply`].
+    /// See [`backend::Backend::apply`].
     pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
         // Of a refused service port the kernel may hold anything; the node's facts may touch any of them.
         let unknown = changes.services.iter().any(|key| self.refused.contains_key(key))
@@ -138,13 +138,13 @@ impl<K: Kernel> Driver<K> {
         Ok(self.applied(writes))
     }
 
-    /// See [`agent::Backend::cleanup`].
+    /// See [`backend::Backend::cleanup`].
     pub(crate) async fn cleanup(&mut self) -> Result<()> {
         self.programmed = None;
         self.kernel.cleanup(self.settings.exclude.clone()).await
     }
 
-    /// See [`agent::Backend::drifted`].
+    /// See [`backend::Backend::drifted`].
     pub(crate) async fn drifted(&mut self) -> Drift {
         loop {
             tokio::time::sleep_until(self.look).await;
@@ -259,8 +259,8 @@ impl<K: Kernel> Driver<K> {
         let Some(service) = state.service(key) else { return Vec::new() };
         let mut list = Vec::new();
         for family in Family::ALL {
-            for (front, class) in agent::traffic::fronts(&service.port, family) {
-                if class == agent::traffic::VipClass::ClusterIp || !self.claims.owns(key, family, &front) {
+            for (front, class) in backend::traffic::fronts(&service.port, family) {
+                if class == backend::traffic::VipClass::ClusterIp || !self.claims.owns(key, family, &front) {
                     continue;
                 }
                 let contents = match front {
@@ -334,7 +334,7 @@ impl Driver<crate::kernel::Netlink> {
 }
 
 impl Driver<DryRun> {
-    /// See [`agent::Preview::preview`]: a reconcile, and what came of it.
+    /// See [`backend::Preview::preview`]: a reconcile, and what came of it.
     pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
         self.kernel.take();
         let Applied { failures, .. } = self.reconcile(state).await?;

@@ -43,8 +43,8 @@ mod settings;
 mod view;
 mod words;
 
-use agent::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed};
 use anyhow::Result;
+use backend::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed};
 use proto::model::Family;
 
 use driver::Driver;

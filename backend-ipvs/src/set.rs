@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use agent::traffic::Front;
+use backend::traffic::Front;
 use ipnet::IpNet;
 use netlink::ipset::{self, Entry, Kind, Marks, NewSet};
 use proto::model::{Family, Protocol};

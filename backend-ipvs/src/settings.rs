@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent::{iptables::Variant, traffic::Options};
+use backend::{iptables::Variant, traffic::Options};
 use ipnet::IpNet;
 use netlink::ipvs::Timeouts;
 use proto::model::IpvsScheduler;

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use agent::traffic::Front;
+use backend::traffic::Front;
 use netlink::{
     ipset::Entry,
     ipvs::{self, Service},

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use agent::{Difference, Verb};
+use backend::{Difference, Verb};
 use netlink::ipvs::{PERSISTENT, Scheduling};
 use proto::model::ServicePortKey;
 

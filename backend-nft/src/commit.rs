@@ -18,8 +18,8 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use agent::traffic::Traffic;
 use anyhow::{Context, Result, bail};
+use backend::traffic::Traffic;
 use proto::model::PerFamily;
 use tracing::debug;
 

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent::{
+use anyhow::{Context, Result};
+use backend::{
     Applied, Changes, Drift, NodeState, Previewed,
     traffic::{Claims, Masquerade, Options, Traffic, fronts, is_urgent},
 };
-use anyhow::{Context, Result};
 use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePortKey};
 use tracing::{debug, warn};
 
@@ -61,7 +61,7 @@ impl<K: Kernel> Driver<K> {
         Self { pace, ..self }
     }
 
-    /// See [`agent::Backend::reconcile`].
+    /// See [`backend::Backend::reconcile`].
     pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
         self.programmed = None;
         self.claims = Claims::of(state);
@@ -117,7 +117,7 @@ impl<K: Kernel> Driver<K> {
         Ok(expected)
     }
 
-    /// See [`agent::Backend::apply`].
+    /// See [`backend::Backend::apply`].
     pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
         // Of a refused service port the kernel may hold anything; the node's facts may touch any of them.
         let unknown = changes.services.iter().any(|key| self.refused.contains_key(key))
@@ -163,7 +163,7 @@ impl<K: Kernel> Driver<K> {
         Ok(self.applied(writes))
     }
 
-    /// See [`agent::Backend::drifted`].
+    /// See [`backend::Backend::drifted`].
     pub(crate) async fn drifted(&mut self) -> Drift {
         self.kernel.drifted().await
     }
@@ -173,7 +173,7 @@ impl<K: Kernel> Driver<K> {
         self.kernel.tables().await
     }
 
-    /// See [`agent::Backend::cleanup`].
+    /// See [`backend::Backend::cleanup`].
     pub(crate) async fn cleanup(&mut self) -> Result<()> {
         self.programmed = None;
         let families = self.kernel.tables().await?;
@@ -241,7 +241,7 @@ impl<K: Kernel> Driver<K> {
 }
 
 impl<K: Kernel> Driver<DryRun<K>> {
-    /// See [`agent::Preview::preview`]: a reconcile, and what came of it.
+    /// See [`backend::Preview::preview`]: a reconcile, and what came of it.
     pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
         let Applied { failures, .. } = self.reconcile(state).await?;
         // Nothing of it is in force.

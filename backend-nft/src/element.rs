@@ -5,7 +5,7 @@ mod front;
 
 use std::net::IpAddr;
 
-use agent::traffic::Front;
+use backend::traffic::Front;
 use netlink::nft::{self, DataType, FieldReader, Fields, Set, SetFlags};
 use proto::model::Family;
 

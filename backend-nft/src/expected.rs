@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use agent::traffic::Front;
+use backend::traffic::Front;
 use netlink::nft::Fields;
 use proto::model::{Family, PerFamily};
 
@@ -49,7 +49,7 @@ impl Expected {
 
 #[cfg(test)]
 mod tests {
-    use agent::{testing::mk_state, traffic::Masquerade};
+    use backend::{testing::mk_state, traffic::Masquerade};
 
     use super::*;
     use crate::desired::{Orders, desired};

@@ -10,8 +10,8 @@ mod watch;
 
 use std::{future::Future, time::Duration};
 
-use agent::Drift;
 use anyhow::Result;
+use backend::Drift;
 use proto::model::{Family, PerFamily};
 
 use crate::{expected::Expected, plan::Operation, present::Listing};

@@ -55,8 +55,8 @@ mod present;
 mod programmed;
 mod words;
 
-use agent::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed, traffic::Options};
 use anyhow::Result;
+use backend::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed, traffic::Options};
 use proto::model::Family;
 
 use driver::Driver;

@@ -15,7 +15,7 @@ mod stage;
 #[cfg(test)]
 mod tests;
 
-use agent::traffic::Traffic;
+use backend::traffic::Traffic;
 use netlink::nft::{Chain, Rule, Set};
 use proto::model::{Family, PerFamily, ServicePortKey};
 

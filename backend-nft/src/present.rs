@@ -5,7 +5,7 @@ mod tests;
 
 use std::collections::HashMap;
 
-use agent::traffic::{Front, Traffic};
+use backend::traffic::{Front, Traffic};
 use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags, Table};
 use proto::model::{Endpoint, Family, PerFamily};
 

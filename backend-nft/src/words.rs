@@ -5,7 +5,7 @@ use std::{
     fmt::{self, Display},
 };
 
-use agent::{Difference, Verb, traffic::Front};
+use backend::{Difference, Verb, traffic::Front};
 use proto::model::{Family, ServicePortKey};
 
 use crate::{

@@ -8,9 +8,9 @@ use std::fs::{self, File};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use agent::iptables::Variant;
-use agent::testing::{Stack, synthetic, transition};
-use agent::{Backend, NodeState};
+use backend::iptables::Variant;
+use backend::testing::{Stack, synthetic, transition};
+use backend::{Backend, NodeState};
 use backend_ipvs::{Ipvs, Settings};
 use fairlead_e2e::uml;
 use proto::model::{Endpoint, PoolClass};
@@ -83,7 +83,7 @@ async fn change(state: &NodeState) {
     let id = proto::model::PoolId { key, class: PoolClass::Cluster, family: proto::model::Family::V4 };
     let new = Endpoint::new([10, 250, 0, 1].into(), pool[0].port);
     let operations = [proto::model::Operation::ChangePool { pool: id, add: vec![new], remove: vec![pool[0]] }];
-    agent::testing::apply(&mut target, operations);
+    backend::testing::apply(&mut target, operations);
     let changes = transition(&mut state, &target);
     let begun = Instant::now();
     let applied = backend.apply(&state, &changes).await.unwrap();

@@ -1,8 +1,8 @@
 //! What every backend must do, by the IPVS backend on a kernel that has IPVS: user-mode-linux.
 
-use agent::iptables::Variant;
-use agent::testing::conformance;
-use agent::traffic::{LocalPods, Options};
+use backend::iptables::Variant;
+use backend::testing::conformance;
+use backend::traffic::{LocalPods, Options};
 use backend_ipvs::{Ipvs, Settings};
 use fairlead_e2e::uml;
 

@@ -151,20 +151,20 @@ fn metrics_move_with_a_change() {
     world.manifests.write("slice", &[slice("one", &["10.244.1.77"])]);
     world.start_frontend();
     world.until([200, 200, 200]);
-    assert_eq!(world.metric("fairlead_agent_propagation_seconds_count"), 0.0, "what was there before is no change");
+    assert_eq!(world.metric("fairlead_backend_propagation_seconds_count"), 0.0, "what was there before is no change");
     let partial = "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}";
     let (changes, pools) = (world.metric(partial), "kubeproxy_sync_proxy_rules_endpoint_changes_total");
     let before = world.metric(pools);
 
     world.manifests.write("slice", &[slice("one", &["10.244.1.77", "10.244.1.78"])]);
-    world.until_metric("fairlead_agent_propagation_seconds_count", |count| count == 1.0);
-    assert!(world.metric("fairlead_agent_propagation_seconds_sum") < PATIENCE.as_secs_f64());
+    world.until_metric("fairlead_backend_propagation_seconds_count", |count| count == 1.0);
+    assert!(world.metric("fairlead_backend_propagation_seconds_sum") < PATIENCE.as_secs_f64());
     let programming = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv6\"}";
     assert_eq!(world.metric(programming), 1.0);
     assert_eq!((world.metric(partial), world.metric(pools)), (changes + 1.0, before + 1.0));
-    assert!(world.metric("fairlead_agent_sync_kernel_operations_sum") > 0.0);
-    assert_eq!(world.metric("fairlead_agent_sessions_total{mode=\"snapshot\"}"), 1.0);
-    assert!(world.metric("fairlead_agent_staleness_seconds") < PATIENCE.as_secs_f64());
+    assert!(world.metric("fairlead_backend_sync_kernel_operations_sum") > 0.0);
+    assert_eq!(world.metric("fairlead_backend_sessions_total{mode=\"snapshot\"}"), 1.0);
+    assert!(world.metric("fairlead_backend_staleness_seconds") < PATIENCE.as_secs_f64());
 
     assert_eq!(world.get(METRICS, "/proxyMode"), (200, "nftables".to_owned()));
     let (_, status) = world.get(METRICS, "/statusz");

@@ -17,12 +17,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fairlead-runtime", &[]),
     ("fairlead-netlink", &[]),
     ("fairlead-frontend", &["fairlead-proto", "fairlead-runtime"]),
-    ("fairlead-agent", &["fairlead-proto", "fairlead-runtime", "fairlead-netlink"]),
+    ("fairlead-backend", &["fairlead-proto", "fairlead-runtime", "fairlead-netlink"]),
     ("fairlead-takeover", &["fairlead-netlink"]),
     ("fairlead-trace", &["fairlead-netlink"]),
     ("fairlead-conformance", &["fairlead-proto"]),
-    ("fairlead-backend-*", &["fairlead-agent", "fairlead-proto", "fairlead-netlink"]),
-    ("fairlead-example-*", &["fairlead-agent", "fairlead-proto", "fairlead-runtime"]),
+    ("fairlead-backend-*", &["fairlead-backend", "fairlead-proto", "fairlead-netlink"]),
+    ("fairlead-example-*", &["fairlead-backend", "fairlead-proto", "fairlead-runtime"]),
     ("fairlead", &["*"]),
     ("fairlead-e2e", &["*"]),
 ];
@@ -34,7 +34,14 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("prost", &["fairlead-proto"]),
     (
         "tonic",
-        &["fairlead-proto", "fairlead-frontend", "fairlead-agent", "fairlead-conformance", "fairlead", "fairlead-e2e"],
+        &[
+            "fairlead-proto",
+            "fairlead-frontend",
+            "fairlead-backend",
+            "fairlead-conformance",
+            "fairlead",
+            "fairlead-e2e",
+        ],
     ),
 ];
 
@@ -371,16 +378,16 @@ fn package(name: &str, uses: &[&str]) -> Value {
 fn wrong_arrows_are_found() {
     let packages = [
         package("fairlead-proto", &["prost", "tonic"]),
-        package("fairlead-agent", &["fairlead-proto", "kube", "fairlead-frontend"]),
+        package("fairlead-backend", &["fairlead-proto", "kube", "fairlead-frontend"]),
         package("fairlead-frontend", &["fairlead-proto", "kube", "prost"]),
-        package("fairlead-backend-nft", &["fairlead-agent", "fairlead-backend-ipvs", "tonic"]),
+        package("fairlead-backend-nft", &["fairlead-backend", "fairlead-backend-ipvs", "tonic"]),
         package("fairlead-backend-ipvs", &["fairlead-netlink"]),
         package("fairlead", &["fairlead-backend-nft", "fairlead-frontend"]),
         package("fairlead-helpers", &[]),
     ];
     let expected = [
-        "fairlead-agent/Cargo.toml: kube",
-        "fairlead-agent may not use fairlead-frontend",
+        "fairlead-backend/Cargo.toml: kube",
+        "fairlead-backend may not use fairlead-frontend",
         "fairlead-frontend/Cargo.toml: prost",
         "fairlead-backend-nft may not use fairlead-backend-ipvs",
         "fairlead-backend-nft/Cargo.toml: tonic",
@@ -392,16 +399,16 @@ fn wrong_arrows_are_found() {
 #[test]
 fn orphans_are_found() -> Result<()> {
     let dir = tree(&[
-        ("agent/src/lib.rs", "mod a;\npub(crate) mod b;\n#[path = \"odd.rs\"]\nmod c;\n// mod lost;\n"),
-        ("agent/src/a.rs", "pub mod deep;\n"),
-        ("agent/src/a/deep.rs", ""),
-        ("agent/src/b/mod.rs", ""),
-        ("agent/src/odd.rs", ""),
-        ("agent/src/lost.rs", "mod child;\n"),
-        ("agent/src/lost/child.rs", ""),
-        ("agent/src/deep.rs", ""),
+        ("backend/src/lib.rs", "mod a;\npub(crate) mod b;\n#[path = \"odd.rs\"]\nmod c;\n// mod lost;\n"),
+        ("backend/src/a.rs", "pub mod deep;\n"),
+        ("backend/src/a/deep.rs", ""),
+        ("backend/src/b/mod.rs", ""),
+        ("backend/src/odd.rs", ""),
+        ("backend/src/lost.rs", "mod child;\n"),
+        ("backend/src/lost/child.rs", ""),
+        ("backend/src/deep.rs", ""),
     ])?;
-    let roots = BTreeMap::from([(dir.path().join("agent/src/lib.rs"), Use::Shipped)]);
+    let roots = BTreeMap::from([(dir.path().join("backend/src/lib.rs"), Use::Shipped)]);
     assert_about(&orphans(dir.path(), &roots)?, &["src/deep.rs", "src/lost/child.rs", "src/lost.rs"]);
     Ok(())
 }
@@ -410,25 +417,25 @@ fn orphans_are_found() -> Result<()> {
 fn spawned_processes_are_found() -> Result<()> {
     let spawn = "use std::process::Command;\n";
     let dir = tree(&[
-        ("agent/src/lib.rs", "mod a;\nmod b;\nmod c;\n#[cfg(test)]\nmod d;\nmod e;\n"),
-        ("agent/src/a.rs", "use std::process::{\n    Command,\n    Stdio,\n};\n"),
-        ("agent/src/b.rs", "fn f() {\n    tokio::process::Command::new(\"true\");\n}\n"),
-        ("agent/src/c.rs", "// std::process::Command\nuse std::process::{ExitCode};\n"),
-        ("agent/src/d.rs", spawn),
-        ("agent/src/e.rs", "#[cfg(test)]\nmod tests {\n    use std::process::Command;\n}\n"),
-        ("agent/tests/f.rs", spawn),
+        ("backend/src/lib.rs", "mod a;\nmod b;\nmod c;\n#[cfg(test)]\nmod d;\nmod e;\n"),
+        ("backend/src/a.rs", "use std::process::{\n    Command,\n    Stdio,\n};\n"),
+        ("backend/src/b.rs", "fn f() {\n    tokio::process::Command::new(\"true\");\n}\n"),
+        ("backend/src/c.rs", "// std::process::Command\nuse std::process::{ExitCode};\n"),
+        ("backend/src/d.rs", spawn),
+        ("backend/src/e.rs", "#[cfg(test)]\nmod tests {\n    use std::process::Command;\n}\n"),
+        ("backend/tests/f.rs", spawn),
         ("backend-iptables/src/lib.rs", "mod exec;\nuse std::process::Command;\n"),
         ("backend-iptables/src/exec.rs", spawn),
         ("takeover/src/lib.rs", spawn),
     ])?;
     let roots = BTreeMap::from([
-        (dir.path().join("agent/src/lib.rs"), Use::Shipped),
-        (dir.path().join("agent/tests/f.rs"), Use::TestOnly),
+        (dir.path().join("backend/src/lib.rs"), Use::Shipped),
+        (dir.path().join("backend/tests/f.rs"), Use::TestOnly),
         (dir.path().join("backend-iptables/src/lib.rs"), Use::Shipped),
         (dir.path().join("takeover/src/lib.rs"), Use::Shipped),
     ]);
     let found = spawned_processes(dir.path(), &roots)?;
-    assert_about(&found, &["agent/src/a.rs", "agent/src/b.rs", "backend-iptables/src/lib.rs"]);
+    assert_about(&found, &["backend/src/a.rs", "backend/src/b.rs", "backend-iptables/src/lib.rs"]);
     Ok(())
 }
 

@@ -76,7 +76,7 @@ pub(crate) struct Cli {
     #[arg(long, global = true, env = "FAIRLEAD_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub(crate) log_format: LogFormat,
 
-    /// What is logged: a level, or directives such as `info,fairlead_agent=debug`. The default is `info`, and `warn` for
+    /// What is logged: a level, or directives such as `info,fairlead_backend=debug`. The default is `info`, and `warn` for
     /// commands that print something.
     #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", value_name = "FILTER")]
     pub(crate) log_filter: Option<String>,

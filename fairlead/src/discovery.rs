@@ -3,8 +3,8 @@
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-use agent::{Candidate, Discover};
 use anyhow::Result;
+use backend::{Candidate, Discover};
 use futures::future::BoxFuture;
 
 /// Those of one Service, over TLS.

@@ -62,7 +62,7 @@ impl Identity {
             (Self::Trusted, _) | (Self::Admin(_), Role::Observer) => Ok(()),
             (Self::Node(own), _) if own == node => Ok(()),
             (Self::Node(_), _) => Err(Denied::OtherNode { identity: self.clone(), wanted: node.clone() }),
-            (Self::Admin(_), Role::Agent | Role::Shadow) => {
+            (Self::Admin(_), Role::Backend | Role::Shadow) => {
                 Err(Denied::NotItsAgent { identity: self.clone(), wanted: node.clone() })
             }
         }
@@ -95,14 +95,14 @@ mod tests {
     fn a_node_is_given_its_own_view_and_an_admin_looks_at_all() {
         let (a, b): (Arc<str>, Arc<str>) = ("node-a".into(), "node-b".into());
         let (node, admin) = (Identity::Node(a.clone()), Identity::Admin("ops".into()));
-        for role in [Role::Agent, Role::Observer, Role::Shadow] {
+        for role in [Role::Backend, Role::Observer, Role::Shadow] {
             assert_eq!(node.may_follow(&a, role), Ok(()));
             let denied = node.may_follow(&b, role).unwrap_err().to_string();
             assert!(denied.contains("node node-a") && denied.contains("node node-b"), "{denied}");
             assert_eq!(Identity::Trusted.may_follow(&b, role), Ok(()));
         }
         assert_eq!(admin.may_follow(&a, Role::Observer), Ok(()));
-        for role in [Role::Agent, Role::Shadow] {
+        for role in [Role::Backend, Role::Shadow] {
             assert!(admin.may_follow(&a, role).unwrap_err().to_string().contains("not as its agent"));
         }
         assert_eq!(admin.may_see_all(), Ok(()));

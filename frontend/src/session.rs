@@ -168,7 +168,7 @@ pub(crate) async fn run(
             End::Broken(error) => {
                 info!(%error, "stream ended by a protocol error");
                 shared.metrics.rejected(Rejection::Protocol);
-                if role == Role::Agent {
+                if role == Role::Backend {
                     shared.streams.broke(&node, &error);
                 }
                 return Err(error);

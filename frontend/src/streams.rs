@@ -126,7 +126,7 @@ impl Streams {
         let id = self.with(|registry| {
             registry.next += 1;
             let id = registry.next;
-            if status.role == Role::Agent {
+            if status.role == Role::Backend {
                 registry.agents.entry(status.node.clone()).or_default().insert(id);
             }
             registry.streams.insert(id, status);
@@ -228,7 +228,7 @@ impl StreamGuard {
             if registry.errors.is_empty() {
                 return;
             }
-            let status = registry.streams.get(&self.id).filter(|status| status.role == Role::Agent);
+            let status = registry.streams.get(&self.id).filter(|status| status.role == Role::Backend);
             if let Some(status) = status {
                 registry.errors.remove(&status.node);
             }

@@ -14,6 +14,7 @@
 //! ```
 
 mod backoff;
+pub mod failure;
 mod files;
 pub mod http;
 pub mod log;

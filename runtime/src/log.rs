@@ -34,7 +34,7 @@ enum Colour {
     Plain,
 }
 
-/// Sends all events of this process to stderr. `filter` is a list of directives, as in `info,fairlead_agent=debug`.
+/// Sends all events of this process to stderr. `filter` is a list of directives, as in `info,fairlead_backend=debug`.
 ///
 /// Fails if a directive cannot be parsed, or if logging has been set up before.
 pub fn init(format: LogFormat, filter: &str) -> Result<()> {
@@ -47,7 +47,7 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let filter = EnvFilter::builder().parse(filter).with_context(|| {
-        format!("log filter {filter:?} is not a list of directives such as info,fairlead_agent=debug")
+        format!("log filter {filter:?} is not a list of directives such as info,fairlead_backend=debug")
     })?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(to);
     Ok(match format {

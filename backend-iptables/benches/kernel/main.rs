@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::{
+use backend::{
     Backend, NodeState,
     testing::{Stack, synthetic},
     traffic::{LocalPods, Options},

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::NodeState;
+use backend::NodeState;
 use backend_iptables::Variant;
 use netlink::testing::in_netns;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use agent::{
+use backend::{
     Backend, NodeState,
     testing::{self, Stack, mk_key, synthetic},
 };

@@ -1,6 +1,6 @@
 //! A kernel that refuses, or breaks off: the others are programmed all the same, and what was not is tried again.
 
-use agent::{
+use backend::{
     NodeState,
     testing::{Stack, apply, mk_key, mk_state, operations_between, synthetic, transition},
     traffic::Options,
@@ -18,7 +18,7 @@ fn state(services: u8) -> NodeState {
     (1..=services).fold(mk_state(), |state, n| service(state, n, ["10.244.1.1:80", "10.244.1.2:80"])).build()
 }
 
-fn service(state: agent::testing::StateBuilder, n: u8, endpoints: [&str; 2]) -> agent::testing::StateBuilder {
+fn service(state: backend::testing::StateBuilder, n: u8, endpoints: [&str; 2]) -> backend::testing::StateBuilder {
     state.service(&format!("default/svc-{n:03}"), |service| {
         service.cluster_ip(&format!("10.96.0.{n}")).endpoints(endpoints)
     })

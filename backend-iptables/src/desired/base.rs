@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use agent::traffic::{LocalhostNodePorts, NodePortAddresses, Options, Pods, of_family};
+use backend::traffic::{LocalhostNodePorts, NodePortAddresses, Options, Pods, of_family};
 use ipnet::IpNet;
 use proto::model::{Cluster, Family, Node, Protocol};
 

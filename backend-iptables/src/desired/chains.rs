@@ -9,7 +9,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use agent::traffic::{Masquerade, Pods};
+use backend::traffic::{Masquerade, Pods};
 use ipnet::IpNet;
 use proto::model::{Endpoint, Family, TrafficPolicy};
 

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt::Write as _, net::IpAddr};
 
-use agent::traffic::{Interface, Pods};
+use backend::traffic::{Interface, Pods};
 use ipnet::IpNet;
 use proto::model::{Family, Protocol};
 

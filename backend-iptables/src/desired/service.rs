@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use agent::{
+use backend::{
     Service,
     traffic::{Front, Masquerade, Pods, Traffic, VipClass, allowed_sources, fronts},
 };

@@ -4,7 +4,7 @@ mod base;
 mod external;
 mod internal;
 
-use agent::{
+use backend::{
     Service,
     testing::{ServiceBuilder, mk_state},
     traffic::{LocalPods, Options},

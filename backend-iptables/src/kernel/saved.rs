@@ -1,7 +1,7 @@
 //! What every iptables that is installed has saved, ours or not: for people who look into a node.
 
-use agent::iptables::Variant;
 use anyhow::Result;
+use backend::iptables::Variant;
 use proto::model::Family;
 
 use super::{exec, tools::save};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use agent::{Drift, iptables::Variant};
 use anyhow::{Context as _, Result, bail};
+use backend::{Drift, iptables::Variant};
 use proto::model::Family;
 use tracing::{debug, info, warn};
 

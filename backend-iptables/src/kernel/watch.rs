@@ -15,8 +15,8 @@ use std::{
     time::Duration,
 };
 
-use agent::Drift;
 use anyhow::{Context, Result};
+use backend::Drift;
 use netlink::nft::{Family, Handle, Monitor, Notice, Verb};
 use tokio::io::{Interest, unix::AsyncFd};
 

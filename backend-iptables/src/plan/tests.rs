@@ -3,7 +3,7 @@
 mod full;
 mod histories;
 
-use agent::{
+use backend::{
     NodeState,
     testing::{ServiceBuilder, Stack, apply, mk_key, mk_state, synthetic},
     traffic::{LocalPods, Options},
@@ -28,7 +28,7 @@ fn state(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> NodeState {
     beside(mk_state().service("ns1/svc1:p80", |web| build(web.cluster_ip("10.96.0.1"))))
 }
 
-fn beside(state: agent::testing::StateBuilder) -> NodeState {
+fn beside(state: backend::testing::StateBuilder) -> NodeState {
     state.service("ns2/svc2:p80", |two| two.cluster_ip("10.96.0.2").endpoints(["10.180.0.9:80"])).build()
 }
 
@@ -38,7 +38,7 @@ async fn scripts(before: &NodeState, after: &NodeState) -> Vec<Asked> {
     let mut driver = driver(&kernel);
     driver.reconcile(before).await.unwrap();
     kernel.asked();
-    let changes = agent::testing::transition(&mut current, after);
+    let changes = backend::testing::transition(&mut current, after);
     driver.apply(&current, &changes).await.unwrap();
     let asked = kernel.asked();
     assert!(asked.iter().all(|asked| asked.accepted), "{asked:?}");

@@ -1,6 +1,6 @@
 //! What every backend must do.
 
-use agent::testing::conformance;
+use backend::testing::conformance;
 use backend_iptables::Variant;
 
 use super::support::{backend, run};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use agent::{
+use backend::{
     Backend, Drift, NodeState,
     testing::{History, mk_state},
 };

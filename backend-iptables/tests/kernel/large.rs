@@ -1,6 +1,6 @@
 //! More than is written at once.
 
-use agent::{
+use backend::{
     Backend as _,
     testing::{Stack, synthetic, transition},
 };

@@ -1,6 +1,6 @@
 //! What would be written is said, and nothing is written.
 
-use agent::{
+use backend::{
     Preview, Verb,
     testing::{History, mk_key, mk_state},
 };
@@ -38,7 +38,7 @@ fn differences_are_lines_of_iptables_by_service_port() {
     run(|| async {
         let variant = Variant::Nft;
         let state = |endpoints: &'static [&'static str]| {
-            let web = |web: agent::testing::ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.to_vec());
+            let web = |web: backend::testing::ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.to_vec());
             mk_state().service("default/web", web).build()
         };
         let both = state(&["10.244.1.1:80", "10.244.2.1:80"]);

@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use agent::{
+use backend::{
     Applied, Backend, NodeState,
     traffic::{LocalPods, Options},
 };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use agent::{
+use backend::{
     Backend, NodeState,
     testing::mk_state,
     traffic::{NodePortAddresses, Options},

@@ -12,7 +12,7 @@
 //!   nat    POSTROUTING ─▶ FAIRLEAD-IPVS : masquerade what is to be, endpoints that reach themselves, and VIPs as sources
 //! ```
 
-use agent::traffic::{Masquerade, NodePortAddresses, Options, Pods, of_family};
+use backend::traffic::{Masquerade, NodePortAddresses, Options, Pods, of_family};
 use ipnet::IpNet;
 use proto::model::{Cluster, Family, Node};
 

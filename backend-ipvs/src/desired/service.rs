@@ -13,7 +13,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use agent::{
+use backend::{
     Service,
     traffic::{Front, VipClass, allowed_sources, fronts},
 };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use agent::{
+use backend::{
     testing::{ServiceBuilder, mk_key, mk_state},
     traffic::{LocalPods, Options},
 };

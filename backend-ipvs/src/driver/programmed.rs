@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use agent::traffic::Front;
+use backend::traffic::Front;
 use netlink::ipvs::Service;
 use proto::model::{Family, PerFamily, ServicePortKey};
 

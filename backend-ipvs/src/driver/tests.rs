@@ -1,6 +1,6 @@
 //! The driver over a kernel that checks what it is told: any history, restarts, drains, refusals, strangers.
 
-use agent::testing::{History, ServiceBuilder, StateBuilder, mk_key, mk_state, transition};
+use backend::testing::{History, ServiceBuilder, StateBuilder, mk_key, mk_state, transition};
 use netlink::ipvs::{Protocol, Scheduling, Service};
 
 use super::*;

@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use agent::Drift;
 use anyhow::Result;
+use backend::Drift;
 use netlink::ipvs::Service;
 use tokio::time::Instant;
 use tracing::debug;

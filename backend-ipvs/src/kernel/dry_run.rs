@@ -1,7 +1,7 @@
 //! A kernel that is only read: what is to be written to it is kept instead.
 
-use agent::Difference;
 use anyhow::Result;
+use backend::Difference;
 use ipnet::IpNet;
 use netlink::ipvs::Service;
 use proto::model::PerFamily;

@@ -7,8 +7,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use agent::iptables::Variant;
 use anyhow::{Context as _, Result, bail};
+use backend::iptables::Variant;
 use proto::model::Family;
 use tracing::info;
 

@@ -4,8 +4,8 @@ mod worker;
 
 use std::{sync::mpsc, thread};
 
-use agent::{Difference, Item, iptables::Variant};
 use anyhow::{Context, Result, anyhow};
+use backend::{Difference, Item, iptables::Variant};
 use ipnet::IpNet;
 use netlink::ipvs::Service;
 use proto::model::{Family, PerFamily};

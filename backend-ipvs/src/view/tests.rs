@@ -1,6 +1,6 @@
 //! The listing of what a driver has written: what leads where, and what drains.
 
-use agent::testing::mk_state;
+use backend::testing::mk_state;
 
 use super::*;
 use crate::{

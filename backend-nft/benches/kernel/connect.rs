@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::testing::{Stack, synthetic};
+use backend::testing::{Stack, synthetic};
 use netlink::testing::in_netns;
 use socket2::{Domain, Socket, Type};
 

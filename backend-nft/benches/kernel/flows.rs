@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use agent::{
+use backend::{
     NodeState,
     testing::{mk_state, sweep_udp_flows},
 };

@@ -26,8 +26,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::traffic::{LocalPods, Options};
-use agent::{
+use backend::traffic::{LocalPods, Options};
+use backend::{
     Backend, NodeState,
     testing::{Stack, apply, synthetic},
 };

@@ -1,6 +1,6 @@
 //! A snapshot as it comes over the wire, in messages as large as a frontend makes them.
 
-use agent::{
+use backend::{
     NodeState, Stage,
     testing::{Stack, mk_state, operations_between, synthetic},
 };
@@ -45,5 +45,5 @@ pub(crate) fn decode(messages: &[Vec<u8>]) -> NodeState {
 }
 
 fn nothing() -> NodeState {
-    NodeState::new(Node::unknown(agent::testing::NODE_NAME))
+    NodeState::new(Node::unknown(backend::testing::NODE_NAME))
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use agent::{Backend, NodeState, testing};
+use backend::{Backend, NodeState, testing};
 use backend_nft::Nft;
 use proto::model::{Endpoint, Family, Operation, PoolClass, PoolId, ServicePortKey};
 

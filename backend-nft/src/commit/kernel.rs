@@ -5,12 +5,12 @@ use std::{
     time::Duration,
 };
 
-use agent::{
+use anyhow::Result;
+use backend::{
     Drift,
     testing::{Stack, mk_key, synthetic, transition},
     traffic::{Front, Options},
 };
-use anyhow::Result;
 use netlink::{nft::Rule, testing::in_netns};
 use proto::model::{Family, PerFamily, Protocol};
 
@@ -104,7 +104,7 @@ async fn poison(spoil: Spoil, words: &[&str]) {
 
     // Changes of others cost what they are, and still tell of it.
     let mut target = state.clone();
-    agent::testing::apply(&mut target, [proto::model::Operation::RemoveServicePort(mk_key("default/svc-1"))]);
+    backend::testing::apply(&mut target, [proto::model::Operation::RemoveServicePort(mk_key("default/svc-1"))]);
     let changes = transition(&mut state, &target);
     let applied = driver.apply(&state, &changes).await.unwrap();
     assert!(applied.writes < 10, "{applied:?}");

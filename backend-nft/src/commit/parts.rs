@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use agent::{
+use backend::{
     NodeState,
     testing::{History, Stack, mk_state, operations_between, synthetic},
     traffic::{Front, Options},
@@ -34,7 +34,7 @@ fn large(services: u32) -> NodeState {
         })
         .build();
     let node = NodeState::new(state.node().clone());
-    agent::testing::apply(&mut state, operations_between(&node, &urgent));
+    backend::testing::apply(&mut state, operations_between(&node, &urgent));
     state
 }
 
@@ -51,7 +51,7 @@ async fn compare(seed: u64, elements: usize) {
         // It knows what it has done.
         let mut changed = history.state().clone();
         let changes = history.step();
-        agent::testing::transition(&mut changed, history.state());
+        backend::testing::transition(&mut changed, history.state());
         paced.apply(&changed, &changes).await.unwrap();
         assert_eq!(driver(&parts).reconcile(&changed).await.unwrap().writes, 0);
         driver(&whole).reconcile(&changed).await.unwrap();
@@ -77,7 +77,7 @@ async fn a_small_difference_is_one_transaction_and_none_is_none() {
     assert_eq!(driver(&kernel).reconcile(&state).await.unwrap().writes, 0);
     assert_eq!(kernel.asked(), 0);
     let target = large(3_990);
-    agent::testing::transition(&mut state, &target);
+    backend::testing::transition(&mut state, &target);
     driver(&kernel).reconcile(&state).await.unwrap();
     assert_eq!(kernel.asked(), 1);
 }

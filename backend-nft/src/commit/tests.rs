@@ -1,6 +1,6 @@
 //! A kernel that refuses: the others are programmed all the same.
 
-use agent::{
+use backend::{
     NodeState,
     testing::mk_state,
     traffic::{Front, Options},
@@ -79,16 +79,16 @@ async fn a_refused_change_is_tried_again_when_it_is_touched() {
             service.cluster_ip("10.96.0.3").endpoints(["10.244.1.1:80", "10.244.1.2:80"])
         })
         .build();
-    let changes = agent::testing::transition(&mut current, &target);
+    let changes = backend::testing::transition(&mut current, &target);
     let applied = driver.apply(&current, &changes).await.unwrap();
     assert_eq!(applied.failures.len(), 1);
     assert_eq!(applied.failures[0].key.name.as_ref(), "svc-002");
 
     // A change of another one still reports it; one that removes it takes away what it had before.
-    let changes = agent::testing::transition(&mut current, &without(target.clone(), "default/svc-003"));
+    let changes = backend::testing::transition(&mut current, &without(target.clone(), "default/svc-003"));
     assert_eq!(driver.apply(&current, &changes).await.unwrap().failures.len(), 1);
     let target = without(current.clone(), "default/svc-002");
-    let changes = agent::testing::transition(&mut current, &target);
+    let changes = backend::testing::transition(&mut current, &target);
     assert_eq!(driver.apply(&current, &changes).await.unwrap().failures, []);
     let fresh = Fake::default();
     driver_on(&fresh, &target).await;
@@ -107,7 +107,7 @@ async fn driver_on(kernel: &Fake, state: &NodeState) {
 }
 
 fn without(mut state: NodeState, key: &str) -> NodeState {
-    use agent::testing::{apply, mk_key};
+    use backend::testing::{apply, mk_key};
     use proto::model::Operation;
 
     apply(&mut state, [Operation::RemoveServicePort(mk_key(key))]);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use agent::traffic::{NodePortAddresses, Options, Pods, Traffic, of_family};
+use backend::traffic::{NodePortAddresses, Options, Pods, Traffic, of_family};
 use ipnet::IpNet;
 use netlink::nft::{Chain, ChainKind, CmpOp, Hook, Rule, Set, Table, priority};
 use proto::model::{Cluster, Family, Node, Protocol};

@@ -11,7 +11,7 @@
 
 use std::{fmt, num::NonZeroU32};
 
-use agent::traffic::{Masquerade, Pods, Traffic};
+use backend::traffic::{Masquerade, Pods, Traffic};
 use netlink::nft::{CmpOp, Rule};
 use proto::model::{Family, PoolClass};
 

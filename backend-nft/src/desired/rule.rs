@@ -2,7 +2,7 @@
 //!
 //! A key is built in the registers from the first one on, field after field; what comes out of a map lands in the same place.
 
-use agent::traffic::{Interface, NAME_BYTES};
+use backend::traffic::{Interface, NAME_BYTES};
 use ipnet::IpNet;
 use netlink::nft::{
     CmpOp, CtKey, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind, PayloadBase, Register,

@@ -11,7 +11,7 @@
 
 use std::{net::IpAddr, num::NonZeroU32};
 
-use agent::{
+use backend::{
     Service,
     traffic::{Front, Masquerade, VipClass, fronts},
 };

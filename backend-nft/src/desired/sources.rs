@@ -8,7 +8,7 @@ mod tests;
 
 use std::net::IpAddr;
 
-use agent::traffic::allowed_sources;
+use backend::traffic::allowed_sources;
 use ipnet::IpNet;
 use proto::model::ServicePort;
 

@@ -1,6 +1,6 @@
 //! The table of what happens to whom, and the names that carry it.
 
-use agent::{
+use backend::{
     Service,
     testing::{ServiceBuilder, mk_state},
     traffic::{LocalPods, Masquerade, Options, Traffic, VipClass, fronts},

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use agent::traffic::Front;
+use backend::traffic::Front;
 use netlink::nft::{FieldReader, Fields};
 use proto::model::{Family, Protocol};
 

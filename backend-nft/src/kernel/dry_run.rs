@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use agent::Drift;
 use anyhow::Result;
+use backend::Drift;
 use proto::model::{Family, PerFamily};
 
 use super::{CommitError, Kernel};

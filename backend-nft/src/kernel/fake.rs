@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use agent::{Drift, traffic::Front};
 use anyhow::Result;
+use backend::{Drift, traffic::Front};
 use netlink::nft::{Chain, Expr, ListedRule, Rule, Set, SetFlags};
 use proto::model::{Family, PerFamily};
 

@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::Drift;
 use anyhow::{Context, Result, anyhow};
+use backend::Drift;
 use netlink::{
     Error,
     nft::{self, Handle},

@@ -13,8 +13,8 @@ use std::{
     time::Duration,
 };
 
-use agent::Drift;
 use anyhow::{Context, Result};
+use backend::Drift;
 use netlink::nft::Monitor;
 use tokio::io::{Interest, unix::AsyncFd};
 

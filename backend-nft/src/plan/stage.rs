@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent::traffic::Traffic;
+use backend::traffic::Traffic;
 use netlink::nft::Chain;
 use proto::model::Family;
 

@@ -1,6 +1,6 @@
 //! Random histories against the fake: what changes lead to is what is built from scratch, in transactions that a kernel takes.
 
-use agent::{
+use backend::{
     NodeState,
     testing::{History, ServiceBuilder, apply, mk_key, mk_state},
     traffic::{Front, LocalPods, Options},
@@ -70,7 +70,7 @@ async fn chains_of_earlier_sizes_stay_for_a_while() {
     kernel.made();
     let mut most = 0;
     for size in (2..=200).chain([199, 200, 199]) {
-        let changes = agent::testing::transition(&mut state, &sized(size));
+        let changes = backend::testing::transition(&mut state, &sized(size));
         driver.apply(&state, &changes).await.unwrap();
         most = most.max(kernel.idle());
     }
@@ -91,21 +91,21 @@ async fn conforms() {
             0 => driver(&kernel),
             _ => driver_for(&kernel, LocalPods::NodeCidr),
         };
-        agent::testing::conformance::conformance(|| Backend(backend()), seed).await;
+        backend::testing::conformance::conformance(|| Backend(backend()), seed).await;
     }
 }
 
 /// The driver over a fake, as a backend.
 struct Backend(Driver<Fake>);
 
-impl agent::Backend for Backend {
+impl backend::Backend for Backend {
     const NAME: &'static str = "nft-fake";
 
-    async fn reconcile(&mut self, state: &NodeState) -> anyhow::Result<agent::Applied> {
+    async fn reconcile(&mut self, state: &NodeState) -> anyhow::Result<backend::Applied> {
         self.0.reconcile(state).await
     }
 
-    async fn apply(&mut self, state: &NodeState, changes: &agent::Changes) -> anyhow::Result<agent::Applied> {
+    async fn apply(&mut self, state: &NodeState, changes: &backend::Changes) -> anyhow::Result<backend::Applied> {
         self.0.apply(state, changes).await
     }
 
@@ -200,7 +200,7 @@ async fn affinity_comes_changes_and_goes() {
         ([70, 0], elements),
         ([0, 0], elements),
     ] {
-        let changes = agent::testing::transition(&mut state, &with(seconds));
+        let changes = backend::testing::transition(&mut state, &with(seconds));
         kernel.asked();
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{seconds:?}");
         assert!(kernel.asked() <= 1, "{seconds:?}: the fake refused something");
@@ -243,11 +243,11 @@ async fn a_contested_vip_goes_to_the_first_and_on_to_the_next() {
         (both("203.0.113.9", "203.0.113.1"), 0),
         (both("203.0.113.1", "203.0.113.9"), 0),
     ] {
-        let changes = agent::testing::transition(&mut state, &target);
+        let changes = backend::testing::transition(&mut state, &target);
         let applied = driver.apply(&state, &changes).await.unwrap();
         assert_eq!(applied.failures.len(), failures);
         assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
-        assert_eq!(driver.reconcile(&target).await.unwrap(), agent::Applied { writes: 0, ..applied });
+        assert_eq!(driver.reconcile(&target).await.unwrap(), backend::Applied { writes: 0, ..applied });
     }
 }
 
@@ -258,7 +258,7 @@ async fn another_node_address_is_another_rule() {
     let mut state = mk_state().build();
     driver.reconcile(&state).await.unwrap();
     let target = mk_state().node_addresses(["192.168.1.9", "fd00:1::1"]).build();
-    let changes = agent::testing::transition(&mut state, &target);
+    let changes = backend::testing::transition(&mut state, &target);
     // The chain is flushed, and has three rules.
     assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4);
     assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
@@ -279,7 +279,7 @@ async fn ports_share_a_cluster_ip() {
     driver.reconcile(&state).await.unwrap();
     // A VIP that is refused, and the address.
     for (ports, writes) in [(&["dns/tcp", "dns/udp"][..], 2 + 1), (&["dns/udp"], 1), (&["dns/sctp"], 2), (&[], 1 + 1)] {
-        let changes = agent::testing::transition(&mut state, &with(ports));
+        let changes = backend::testing::transition(&mut state, &with(ports));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ports:?}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ports:?}");
     }
@@ -308,7 +308,7 @@ async fn another_pod_cidr_of_the_node_is_another_rule() {
         (&["10.244.2.0/24", "fd00:244:2::/64"], 2 * (1 + 4)),
         (&["fd00:244:2::/64"], 2 * (1 + 3) + (1 + 1)),
     ] {
-        let changes = agent::testing::transition(&mut state, &with(cidrs));
+        let changes = backend::testing::transition(&mut state, &with(cidrs));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{cidrs:?}");
         let fresh = Fake::default();
         driver_for(&fresh, LocalPods::NodeCidr).reconcile(&state).await.unwrap();
@@ -331,7 +331,7 @@ async fn service_cidrs_come_and_go() {
         (&["10.97.0.0/16", "fd00:96::/112", "::/0"], 0),
         (&[], 2 * 2),
     ] {
-        let changes = agent::testing::transition(&mut state, &with(cidrs));
+        let changes = backend::testing::transition(&mut state, &with(cidrs));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{cidrs:?}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{cidrs:?}");
     }
@@ -365,7 +365,7 @@ async fn source_ranges_change() {
         (&["192.168.1.0/24"], 1 + 2),
         (&["fd00::/8"], 1 + 2),
     ] {
-        let changes = agent::testing::transition(&mut state, &with(ranges));
+        let changes = backend::testing::transition(&mut state, &with(ranges));
         kernel.asked();
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ranges:?}");
         assert!(kernel.asked() <= 1, "{ranges:?}: the fake refused something");
@@ -387,7 +387,7 @@ async fn another_node_address_changes_who_may_use_a_vip() {
     driver.reconcile(&state).await.unwrap();
     // With other rules for node ports: flush, and the rules of the chain in each family that has the address.
     for (address, elements) in [("192.168.1.2", 0), ("192.168.2.1", 1), ("192.168.2.2", 0), ("192.168.1.1", 1)] {
-        let changes = agent::testing::transition(&mut state, &on(address));
+        let changes = backend::testing::transition(&mut state, &on(address));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4 + elements, "{address}");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
     }

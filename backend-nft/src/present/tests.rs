@@ -19,7 +19,7 @@ fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
 }
 
 fn present(elements: Vec<Element>) -> (Present, PerFamily<Repairs>) {
-    let options = agent::traffic::Options::default();
+    let options = backend::traffic::Options::default();
     let node = proto::model::Node::unknown("node");
     let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &Cluster::default()));
     let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };

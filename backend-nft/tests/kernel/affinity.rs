@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use agent::{
+use backend::{
     Backend, NodeState,
     testing::{mk_state, transition},
 };

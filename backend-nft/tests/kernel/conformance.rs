@@ -1,6 +1,6 @@
 //! What every backend must do.
 
-use agent::{
+use backend::{
     Backend, NodeState,
     testing::{History, conformance, mk_state, transition},
 };

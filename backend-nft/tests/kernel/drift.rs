@@ -1,6 +1,6 @@
 //! Somebody else changes our tables, or others have tables of their own.
 
-use agent::{Backend, NodeState, testing::mk_state};
+use backend::{Backend, NodeState, testing::mk_state};
 use netlink::nft::Handle;
 
 use super::support::{assert_readable, backend, nft, reconcile, run};
@@ -160,8 +160,8 @@ fn a_change_of_a_table_that_somebody_deleted() {
         backend.reconcile(&state()).await.unwrap();
         nft("flush ruleset");
         let mut target = state();
-        let operations = agent::testing::operations_between(&target, &mk_state().build());
-        let changes = agent::testing::apply(&mut target, operations);
+        let operations = backend::testing::operations_between(&target, &mk_state().build());
+        let changes = backend::testing::apply(&mut target, operations);
         let applied = backend.apply(&target, &changes).await.unwrap();
         assert_eq!(applied.failures, []);
         assert_eq!(reconcile(&target).await.writes, 0);

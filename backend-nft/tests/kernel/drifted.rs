@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent::{
+use backend::{
     Backend, Drift, NodeState,
     testing::{Stack, mk_state, synthetic, transition},
 };
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_millis(100);
 
 fn state(endpoints: &[&str]) -> NodeState {
-    let web = |web: agent::testing::ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.to_vec());
+    let web = |web: backend::testing::ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.to_vec());
     mk_state().service("default/web", web).build()
 }
 

@@ -1,7 +1,7 @@
 //! Maps that are too large to be dumped: they are asked for what they should have, and what they should not have is noticed all the
 //! same.
 
-use agent::testing::{Stack, synthetic};
+use backend::testing::{Stack, synthetic};
 
 use crate::support::{nft, reconcile, run};
 

@@ -1,6 +1,6 @@
 //! What an operator sees: the same text each time, for one small cluster.
 
-use agent::{NodeState, testing::mk_state};
+use backend::{NodeState, testing::mk_state};
 use netlink::nft::Handle;
 
 use super::support::{assert_readable, nft, reconcile, run};

@@ -1,6 +1,6 @@
 //! What would be written is said, and nothing is written.
 
-use agent::{
+use backend::{
     Preview, Verb,
     testing::{History, mk_key, mk_state},
 };
@@ -41,7 +41,7 @@ fn it_says_something_exactly_when_something_would_be_written_and_writes_nothing(
 fn differences_are_told_by_service_port() {
     run(|| async {
         let state = |endpoints: &'static [&'static str]| {
-            let web = |web: agent::testing::ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.to_vec());
+            let web = |web: backend::testing::ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.to_vec());
             mk_state().service("default/web", web).build()
         };
         let new = preview().preview(&state(&["10.244.1.1:80"])).await.unwrap();

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use agent::traffic::{LocalPods, Options};
-use agent::{Applied, Backend, NodeState};
+use backend::traffic::{LocalPods, Options};
+use backend::{Applied, Backend, NodeState};
 use backend_nft::Nft;
 use netlink::testing::in_netns;
 

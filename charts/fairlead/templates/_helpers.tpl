@@ -69,8 +69,8 @@ annotations:
 {{- default (printf "%s-frontend" (include "fairlead.fullname" .)) .Values.frontend.serviceAccount.name -}}
 {{- end -}}
 
-{{- define "fairlead.agentAccount" -}}
-{{- default (printf "%s-agent" (include "fairlead.fullname" .)) .Values.backend.serviceAccount.name -}}
+{{- define "fairlead.backendAccount" -}}
+{{- default (printf "%s-backend" (include "fairlead.fullname" .)) .Values.backend.serviceAccount.name -}}
 {{- end -}}
 
 {{/* What the frontend's certificate is for, and what nodes ask for at whichever address. */}}

@@ -41,7 +41,7 @@ impl Script<'_> {
         if *hello.node != *self.node {
             return broken(format!("says Hello for node {:?}, and not {:?}", hello.node, self.node));
         }
-        if hello.role != Role::Agent {
+        if hello.role != Role::Backend {
             return broken("says that it only observes");
         }
         if hello.backend.is_empty() {

@@ -144,7 +144,7 @@ impl Client {
         let resume = self.held.filter(|_| self.fault != Fault::Minimal);
         let hello = Hello {
             node: if self.fault == Fault::OtherNode { "other" } else { NODE }.into(),
-            role: Role::Agent,
+            role: Role::Backend,
             backend: "test".to_owned(),
             backend_version: "1".to_owned(),
             resume,

@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use agent::{
-    Agent, AgentOptions, Attach, Connect, FeedOptions, Grpc, GrpcOptions, NodeState, Progress, Session, Stage, Store,
+use backend::{
+    Attach, Connect, FeedOptions, Grpc, GrpcOptions, NodeState, Progress, Runner, RunnerOptions, Session, Stage, Store,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, Listener, Rate, VisitLimits, log::Limits, object::Update};
@@ -316,13 +316,13 @@ impl Running {
         scissors: &Scissors,
     ) -> Self {
         let state_file: PathBuf = directory.path().join("state");
-        let options = AgentOptions {
+        let options = RunnerOptions {
             state_file: Some(state_file),
             feed: FeedOptions {
                 reconnect: (Duration::from_millis(1), Duration::from_millis(5)),
                 ..FeedOptions::default()
             },
-            ..AgentOptions::new(NODE)
+            ..RunnerOptions::new(NODE)
         };
         let scissors = scissors.clone();
         match way {
@@ -339,8 +339,8 @@ impl Running {
         }
     }
 
-    fn run(options: AgentOptions, kernel: &FakeKernel, connect: impl Connect) -> Self {
-        let agent = Agent::new(options, kernel.backend(), connect);
+    fn run(options: RunnerOptions, kernel: &FakeKernel, connect: impl Connect) -> Self {
+        let agent = Runner::new(options, kernel.backend(), connect);
         let progress = agent.progress();
         let (trigger, shutdown) = Shutdown::channel();
         Self { progress, trigger, task: tokio::spawn(agent.run(shutdown)) }

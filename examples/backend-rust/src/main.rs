@@ -10,8 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::{net::SocketAddr, time::Duration};
 
-use agent::{Agent, AgentOptions, Applied, Backend, Changes, Grpc, GrpcOptions, NodeState, Service};
 use anyhow::{Result, bail};
+use backend::{Applied, Backend, Changes, Grpc, GrpcOptions, NodeState, Runner, RunnerOptions, Service};
 use proto::model::{Failure, FailureKind, Family, PoolClass, Protocol, ServicePortKey, TrafficPolicy};
 use runtime::{LogFormat, Shutdown};
 use socket2::{Domain, Socket, Type};
@@ -143,7 +143,7 @@ async fn main() -> Result<()> {
         bail!("usage: fairlead-example-forwarder NODE unix:/PATH|http://HOST:PORT STATE-FILE");
     };
     runtime::log::init(LogFormat::Text, "info")?;
-    let options = AgentOptions { state_file: Some(state_file.into()), ..AgentOptions::new(node.as_str()) };
+    let options = RunnerOptions { state_file: Some(state_file.into()), ..RunnerOptions::new(node.as_str()) };
     let connect = Grpc::new(GrpcOptions { endpoints: vec![frontend.clone()], ..GrpcOptions::default() })?;
-    Agent::new(options, Forwarder::default(), connect).run(Shutdown::on_signals()?).await
+    Runner::new(options, Forwarder::default(), connect).run(Shutdown::on_signals()?).await
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent::ConntrackSettings;
+use backend::ConntrackSettings;
 use clap::Args;
 
 #[derive(Clone, Debug, Args)]

@@ -1,7 +1,7 @@
 //! The flags of the iptables backend.
 
-use agent::traffic::{LocalhostNodePorts, Options};
 use anyhow::{Result, bail};
+use backend::traffic::{LocalhostNodePorts, Options};
 use backend_iptables::{Iptables, IptablesPreview, Variant};
 use clap::Args;
 

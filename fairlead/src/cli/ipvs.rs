@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use agent::traffic::Options;
 use anyhow::{Result, bail};
+use backend::traffic::Options;
 use backend_ipvs::{Arp, Settings, Timeouts};
 use clap::Args;
 use ipnet::IpNet;
@@ -113,7 +113,7 @@ impl ExcludeArgs {
 
 #[cfg(test)]
 mod tests {
-    use agent::iptables::Variant;
+    use backend::iptables::Variant;
 
     use super::{
         super::testing::{local, parse},

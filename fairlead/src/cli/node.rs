@@ -2,8 +2,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use agent::{Credentials, Discover, Duty, Grpc, GrpcOptions, LossLimit};
 use anyhow::{Context as _, Result, anyhow, bail};
+use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit, RunMode};
 use clap::Args;
 
 use super::{BackendName, DEFAULT_ADDRESS};
@@ -120,12 +120,12 @@ impl FrontendAddressArgs {
 impl NodeArgs {
     /// Where the addresses of frontends that were found last are kept; nowhere by a shadow.
     pub(crate) fn known_frontends(&self) -> Option<PathBuf> {
-        (self.duty() == Duty::Program).then(|| self.state_dir.join("frontends"))
+        (self.duty() == RunMode::Program).then(|| self.state_dir.join("frontends"))
     }
 
     /// `--shadow`.
-    pub(crate) fn duty(&self) -> Duty {
-        if self.shadow { Duty::Shadow } else { Duty::Program }
+    pub(crate) fn duty(&self) -> RunMode {
+        if self.shadow { RunMode::Shadow } else { RunMode::Program }
     }
 
     /// `--node-name`, or this machine's host name.

@@ -1,7 +1,7 @@
 //! The flags that say how packets are treated.
 
-use agent::traffic::{Interface, LocalPods, NodePortAddresses, Options};
 use anyhow::{Result, bail};
+use backend::traffic::{Interface, LocalPods, NodePortAddresses, Options};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 

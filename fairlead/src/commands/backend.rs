@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use agent::{Agent, AgentOptions, Backend, Connect, Conntrack, ConntrackSettings, Duty, traffic::Options};
 use anyhow::{Context as _, Result};
+use backend::{Backend, Connect, Conntrack, ConntrackSettings, RunMode, Runner, RunnerOptions, traffic::Options};
 use backend_ipvs::{Ipvs, IpvsPreview, Settings};
 use backend_nft::{Nft, NftPreview};
 use runtime::{Ready, Shutdown, Tasks, metrics::Registry};
@@ -99,22 +99,22 @@ impl<'a> Setup<'a> {
 
     fn nft(self, options: Options, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
         match self.node.duty() {
-            Duty::Program => self.spawn(nft(options)?, connect, tasks),
-            Duty::Shadow => self.spawn(Shadow::new(NftPreview::new(options)?), connect, tasks),
+            RunMode::Program => self.spawn(nft(options)?, connect, tasks),
+            RunMode::Shadow => self.spawn(Shadow::new(NftPreview::new(options)?), connect, tasks),
         }
     }
 
     fn iptables(self, args: &IptablesArgs, options: Options, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
         match self.node.duty() {
-            Duty::Program => self.spawn(args.backend(options), connect, tasks),
-            Duty::Shadow => self.spawn(Shadow::new(args.preview(options)), connect, tasks),
+            RunMode::Program => self.spawn(args.backend(options), connect, tasks),
+            RunMode::Shadow => self.spawn(Shadow::new(args.preview(options)), connect, tasks),
         }
     }
 
     fn ipvs(self, settings: Settings, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
         match self.node.duty() {
-            Duty::Program => self.spawn(ipvs(settings)?, connect, tasks),
-            Duty::Shadow => self.spawn(Shadow::new(IpvsPreview::new(settings)?), connect, tasks),
+            RunMode::Program => self.spawn(ipvs(settings)?, connect, tasks),
+            RunMode::Shadow => self.spawn(Shadow::new(IpvsPreview::new(settings)?), connect, tasks),
         }
     }
 
@@ -127,26 +127,26 @@ impl<'a> Setup<'a> {
         {
             warn!(score, %error, "the OOM score stays as it is");
         }
-        let defaults = AgentOptions { max_loss: node.max_loss, ..AgentOptions::new(name.as_str()) };
+        let defaults = RunnerOptions { max_loss: node.max_loss, ..RunnerOptions::new(name.as_str()) };
         let (options, said) = match node.duty() {
-            Duty::Program => {
+            RunMode::Program => {
                 // Before the first rule, from which on the kernel tracks every connection.
                 ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
                 std::fs::create_dir_all(&node.state_dir)
                     .with_context(|| format!("cannot make the state directory {}", node.state_dir.display()))?;
                 let state_file = Some(node.state_dir.join("state"));
-                let options = AgentOptions { state_file, conntrack: Conntrack::Reconcile, ..defaults };
+                let options = RunnerOptions { state_file, conntrack: Conntrack::Reconcile, ..defaults };
                 (options, "ready: the kernel holds this node's state")
             }
-            Duty::Shadow => {
+            RunMode::Shadow => {
                 // At these ports is whoever programs the node.
                 observe.leave_to_others(config);
-                let options = AgentOptions { state_file: None, duty: Duty::Shadow, ..defaults };
+                let options = RunnerOptions { state_file: None, duty: RunMode::Shadow, ..defaults };
                 (options, "shadow: this node's state has been compared with the kernel, and nothing was written")
             }
         };
         let ready = Ready::new();
-        let agent = Agent::new(options, backend, connect).with_ready(ready.guard("first state"));
+        let agent = Runner::new(options, backend, connect).with_ready(ready.guard("first state"));
         observe::spawn(&observe, agent.observer(), config, others, tasks);
         tasks.spawn("agent", move |shutdown| agent.run(shutdown));
         tasks.spawn("readiness", move |mut shutdown| async move {

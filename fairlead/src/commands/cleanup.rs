@@ -4,8 +4,8 @@ mod report;
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use agent::{Backend, Item, Store, traffic::Options};
 use anyhow::{Context as _, Result, bail};
+use backend::{Backend, Item, Store, traffic::Options};
 use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, Settings};
 use proto::model::Family;

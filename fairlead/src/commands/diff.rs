@@ -10,8 +10,8 @@ mod report;
 
 use std::{path::Path, process::ExitCode};
 
-use agent::{NodeState, Preview, Previewed, Stored, traffic::Options};
 use anyhow::{Context as _, Result, bail};
+use backend::{NodeState, Preview, Previewed, Stored, traffic::Options};
 use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, IpvsPreview};
 use backend_nft::NftPreview;

@@ -1,6 +1,6 @@
 //! `fairlead local`: frontend and agent in one process, joined by channels.
 
-use agent::Attach;
+use ::backend::Attach;
 use anyhow::Result;
 use runtime::{Shutdown, Tasks};
 

@@ -1,6 +1,6 @@
 //! The HTTP servers of a node's agent.
 
-use agent::{Observer, Pages};
+use backend::{Observer, Pages};
 use runtime::{
     Tasks,
     http::serve_at,

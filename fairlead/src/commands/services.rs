@@ -4,8 +4,8 @@ mod kernel;
 
 use std::fmt::Display;
 
-use agent::Service;
 use anyhow::Result;
+use backend::Service;
 use proto::model::{Family, PoolClass, ServicePort, TrafficPolicy};
 use runtime::Shutdown;
 use serde_json::json;

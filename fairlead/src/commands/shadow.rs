@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
-use agent::{Applied, Backend, Changes, Difference, Drift, NodeState, Preview, Previewed};
 use anyhow::{Context as _, Result};
+use backend::{Applied, Backend, Changes, Difference, Drift, NodeState, Preview, Previewed};
 use tokio::{
     task::block_in_place,
     time::{Instant, sleep_until},

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use agent::{Connect as _, NodeState, Session, Stage};
 use anyhow::{Context as _, Result, bail};
+use backend::{Connect as _, NodeState, Session, Stage};
 use proto::model::{Ack, Batch, ClientEvent, Hello, Node, Revision, Role, ServerEvent, SourceVersion, Welcome};
 
 use crate::cli::ViewArgs;

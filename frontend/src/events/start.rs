@@ -39,7 +39,7 @@ impl Start {
     /// When an agent says since when it runs; not all do.
     pub(crate) fn of(hello: &Hello) -> Option<Self> {
         let Hello { node, role, backend, backend_version, started, .. } = hello;
-        let at = started.filter(|_| *role == Role::Agent)?;
+        let at = started.filter(|_| *role == Role::Backend)?;
         let backend = format!("{backend} {backend_version}").chars().take(WORDS).collect();
         Some(Self { node: node.clone(), at, backend })
     }

@@ -80,7 +80,7 @@ impl Scrape {
         let mut streams = BTreeMap::<_, usize>::new();
         for status in fleet.agents.iter().chain(&fleet.observers) {
             let role = match status.role {
-                Role::Agent => "agent",
+                Role::Backend => "agent",
                 Role::Observer => "observer",
                 Role::Shadow => "shadow",
             };

@@ -125,7 +125,7 @@ fn connected(status: &StreamStatus, failures: usize) -> v1::NodeStatus {
 fn without_stream(absent: &Absent) -> v1::NodeStatus {
     v1::NodeStatus {
         node: absent.node.to_string(),
-        role: v1::Role::Agent.into(),
+        role: v1::Role::Backend.into(),
         lag_micros: micros(absent.alone),
         ..v1::NodeStatus::default()
     }

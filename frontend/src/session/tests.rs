@@ -282,11 +282,11 @@ async fn a_start_is_told_of_agents_of_the_clusters_nodes() {
     let now = SystemTime::now();
     let hour_ago = now - Duration::from_secs(3600);
     let cases = [
-        ("node-0", Role::Agent, Some(now), true),
-        ("node-0", Role::Agent, Some(hour_ago), false),
-        ("node-0", Role::Agent, None, false),
+        ("node-0", Role::Backend, Some(now), true),
+        ("node-0", Role::Backend, Some(hour_ago), false),
+        ("node-0", Role::Backend, None, false),
         ("node-0", Role::Observer, Some(now), false),
-        ("made-up", Role::Agent, Some(now), false),
+        ("made-up", Role::Backend, Some(now), false),
     ];
     for (node, role, started, told) in cases {
         let mut client = fixture.connect(Hello { role, started, ..hello(node) }).await;

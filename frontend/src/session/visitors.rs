@@ -78,7 +78,7 @@ impl Visitors {
     /// One stream more, if the node may have it.
     pub(super) fn enter(&self, hello: &Hello) -> Result<Visit, SessionError> {
         let place = match hello.role {
-            Role::Agent => Place::Agent,
+            Role::Backend => Place::Agent,
             Role::Observer => Place::Observer,
             Role::Shadow => Place::Shadow,
         };

@@ -33,7 +33,7 @@ impl Fleet {
     pub(super) fn of(registry: &Registry) -> Self {
         let ids = registry.agents.values().flatten();
         let agents = ids.filter_map(|id| registry.streams.get(id)).cloned().collect();
-        let observers = registry.streams.values().filter(|status| status.role != Role::Agent);
+        let observers = registry.streams.values().filter(|status| status.role != Role::Backend);
         let mut observers: Vec<_> = observers.cloned().collect();
         observers.sort_by(|left, right| left.node.cmp(&right.node));
         let absent = registry.nodes.iter().filter(|(name, _)| !registry.agents.contains_key(*name));

@@ -24,18 +24,18 @@ async fn eventually(what: &str, mut asked: impl AsyncFnMut() -> bool) {
 async fn new_files_are_for_new_connections_and_streams_stay() {
     let server = Server::plain().await;
     let first = server.client(Some(server.authority.node("node-a"))).await;
-    let mut stream = first.watch("node-a", Role::Agent).await.unwrap();
+    let mut stream = first.watch("node-a", Role::Backend).await.unwrap();
     stream.commit().await;
     let next = Authority::new();
     write(&server.directory, &next.server("localhost"), &next);
     eventually("the new certificate is shown", async || server.connect(&next, Some(next.node("node-b"))).await.is_ok())
         .await;
     let second = server.connect(&next, Some(next.node("node-b"))).await.unwrap();
-    second.watch("node-b", Role::Agent).await.unwrap().commit().await;
+    second.watch("node-b", Role::Backend).await.unwrap().commit().await;
     server.connect(&server.authority, None).await.err().expect("the old one is not shown any more");
     // What the old authority has signed does not pass any more.
     if let Ok(old) = server.connect(&next, Some(server.authority.node("node-a"))).await {
-        old.watch("node-a", Role::Agent).await.err().expect("not refused");
+        old.watch("node-a", Role::Backend).await.err().expect("not refused");
     }
     // The stream of before goes on, and so does its connection.
     tokio::time::timeout(Duration::from_millis(100), stream.next()).await.expect_err("nothing is to be said");

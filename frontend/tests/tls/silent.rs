@@ -30,7 +30,7 @@ async fn a_client_that_does_not_go_on_delays_nobody_and_is_cut_off() {
     }
     let others = async {
         let node = server.client(Some(server.authority.node("node-a"))).await;
-        node.watch("node-a", Role::Agent).await.unwrap().commit().await;
+        node.watch("node-a", Role::Backend).await.unwrap().commit().await;
     };
     timeout(SOON, others).await.expect("the others are delayed");
     for mut stream in silent {

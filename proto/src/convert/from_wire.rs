@@ -323,7 +323,7 @@ impl TryFrom<v1::Hello> for Hello {
             return Err(InvalidUpdate::new("node", "is empty: say which node's view is wanted"));
         }
         let role = match v1::Role::try_from(wire.role) {
-            Ok(v1::Role::Unspecified | v1::Role::Agent) => Role::Agent,
+            Ok(v1::Role::Unspecified | v1::Role::Backend) => Role::Backend,
             Ok(v1::Role::Observer) => Role::Observer,
             Ok(v1::Role::Shadow) => Role::Shadow,
             Err(_) => return Err(InvalidUpdate::new("role", format!("unknown role {}", wire.role))),

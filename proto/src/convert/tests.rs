@@ -182,7 +182,7 @@ fn digests() -> impl Strategy<Value = Box<Digests>> {
 
 fn client_event() -> impl Strategy<Value = ClientEvent> {
     let resume = option::of((1..u64::MAX, any::<u64>()));
-    let roles = prop_oneof![Just(Role::Agent), Just(Role::Observer), Just(Role::Shadow)];
+    let roles = prop_oneof![Just(Role::Backend), Just(Role::Observer), Just(Role::Shadow)];
     let hello = ("[a-z]{1,9}", roles, resume, option::of(digests()), any::<u64>(), option::of(1..u64::MAX / 1_000_000))
         .prop_map(|(node, role, resume, digests, version, started)| {
             ClientEvent::Hello(Hello {

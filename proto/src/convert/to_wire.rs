@@ -63,7 +63,7 @@ impl From<Family> for v1::IpFamily {
 impl From<Role> for v1::Role {
     fn from(role: Role) -> Self {
         match role {
-            Role::Agent => Self::Agent,
+            Role::Backend => Self::Backend,
             Role::Observer => Self::Observer,
             Role::Shadow => Self::Shadow,
         }

@@ -13,7 +13,7 @@ use crate::digest::{Digest, Digests};
 pub enum Role {
     /// Programs the node.
     #[default]
-    Agent,
+    Backend,
     /// Only looks.
     Observer,
     /// Runs on the node as an agent does, but writes nothing.

@@ -1,6 +1,6 @@
 //! What is there without any service: fixed chains, ends, and jumps from the built-in chains.
 
-use agent::traffic::NodePortAddresses;
+use backend::traffic::NodePortAddresses;
 
 use super::*;
 use crate::table::{Dispatch, Place};

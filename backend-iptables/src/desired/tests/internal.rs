@@ -195,7 +195,7 @@ fn only_what_it_owns() {
     let context = Context { traffic: &traffic, node: &node.addresses };
     assert_eq!(desired(&web, Family::V4, context, |_| false), None);
     assert_eq!(desired(&web, Family::V6, context, |_| true), None);
-    let external = |front: &agent::traffic::Front| front.to_string() == "203.0.113.1:80/tcp";
+    let external = |front: &backend::traffic::Front| front.to_string() == "203.0.113.1:80/tcp";
     let Desired { fronts, lines, chains } = desired(&web, Family::V4, context, external).unwrap();
     assert_eq!(fronts.len(), 1);
     assert!(lines.iter().all(|(_, line)| line.contains("203.0.113.1/32")), "{lines:?}");

@@ -136,7 +136,7 @@ async fn from_wherever_it_was_killed() {
             let mut driver = driver(&kernel);
             driver.reconcile(&states[from]).await.unwrap();
             let mut current = states[from].clone();
-            let changes = agent::testing::transition(&mut current, &states[to]);
+            let changes = backend::testing::transition(&mut current, &states[to]);
             kernel.die_after(parts);
             if driver.apply(&current, &changes).await.is_ok() {
                 // There were not so many parts.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use agent::{
+use backend::{
     Applied, Backend, Changes, Drift,
     testing::{History, conformance::conformance},
 };

@@ -8,8 +8,8 @@ use std::{
     net::IpAddr,
 };
 
-use agent::{Difference, Item, Verb, iptables::Variant};
 use anyhow::{Context, Result};
+use backend::{Difference, Item, Verb, iptables::Variant};
 use netlink::{
     addresses, device, ipset,
     ipvs::{self, Destination, Service},

@@ -1,6 +1,6 @@
 //! Merged ranges hold the same addresses, each once.
 
-use agent::testing::{ServiceBuilder, mk_state};
+use backend::testing::{ServiceBuilder, mk_state};
 use proptest::prelude::*;
 use proto::model::Family;
 

@@ -1,6 +1,6 @@
 //! What the kernel says of a transaction that it refuses. Each in a network namespace of its own; needs root.
 
-use agent::traffic::{Front, Options};
+use backend::traffic::{Front, Options};
 use netlink::testing::in_netns;
 use proto::model::{Cluster, PerFamily, Protocol};
 

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use agent::Drift;
+use backend::Drift;
 use netlink::nft::{Family, Notice};
 use proto::model::Family as Ours;
 

@@ -18,11 +18,11 @@
 //!
 //! Needs root. Goals are those of two otherwise idle processors.
 
-mod agent;
 mod api;
 mod lab;
 mod latency;
 mod manifests;
+mod node_memory;
 mod report;
 mod scale;
 mod wire;
@@ -62,7 +62,7 @@ fn run() -> Result<()> {
         latency::measure(&mut report, &Lab::new()?)?;
     }
     if wanted("agent") {
-        agent::measure(&mut report, &Lab::new()?)?;
+        node_memory::measure(&mut report, &Lab::new()?)?;
     }
     if wanted("wire") {
         wire::measure(&mut report)?;

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use agent::{NodeState, Stage};
 use anyhow::{Context as _, Result, bail, ensure};
+use backend::{NodeState, Stage};
 use frontend::{Config, Frontend, source::Source};
 use proto::encoded::EncodedMessage;
 use proto::model::{Ack, ClientEvent, Epoch, Hello, Mode, Node, Revision, Role, ServerEvent, SourceVersion};

@@ -35,14 +35,14 @@ pub(crate) struct TlsArgs {
     /// Take the tokens of this ServiceAccount from agents: each is the node that its pod runs on. The API server is asked
     /// (TokenReview). May be given several times.
     #[arg(long, value_name = "NAMESPACE/NAME", requires = "tls_cert")]
-    pub(crate) agent_service_account: Vec<ServiceAccount>,
+    pub(crate) backend_service_account: Vec<ServiceAccount>,
 
     /// What tokens must be meant for: `audience` of the projected volume.
     #[arg(long, value_name = "AUDIENCE", default_value = "fairlead")]
     pub(crate) token_audience: String,
 
     /// Who may look at every node's view and at the status, without being an agent: the CN or a URI of a client's
-    /// certificate, or, with --agent-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
+    /// certificate, or, with --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
     #[arg(long, value_name = "NAME", requires = "tls_cert")]
     pub(crate) admin_identity: Vec<String>,
 }
@@ -53,14 +53,14 @@ impl TlsArgs {
         let Some((certificate, key)) = self.tls_cert.clone().zip(self.tls_key.clone()) else {
             return Ok(None);
         };
-        if self.tls_client_ca.is_none() && self.agent_service_account.is_empty() {
+        if self.tls_client_ca.is_none() && self.backend_service_account.is_empty() {
             bail!(
-                "with --tls-cert alone no client could say who it is: give --tls-client-ca or --agent-service-account"
+                "with --tls-cert alone no client could say who it is: give --tls-client-ca or --backend-service-account"
             );
         }
         let files = TlsFiles { certificate, key, client_authorities: self.tls_client_ca.clone() };
         let tls = Tls::load(files).await.context("TLS")?;
-        let agents = &self.agent_service_account;
+        let agents = &self.backend_service_account;
         let tokens = (!agents.is_empty())
             .then(|| TokenOptions { audience: self.token_audience.clone(), agents: agents.iter().cloned().collect() });
         let access = Access::new(AccessOptions {
@@ -98,15 +98,15 @@ mod tests {
     fn flags_that_would_mean_nothing_are_refused() {
         let with_tls = |args: &[&str]| frontend(&[&CERT[..], args].concat());
         assert_eq!(with_tls(&["--tls-client-ca", "a", "--node-uri-prefix", "spiffe://a/node/"]), Ok(()));
-        assert_eq!(with_tls(&["--agent-service-account", "kube-system/fairlead", "--admin-identity", "ops"]), Ok(()));
+        assert_eq!(with_tls(&["--backend-service-account", "kube-system/fairlead", "--admin-identity", "ops"]), Ok(()));
         frontend(&["--tls-cert", "c"]).unwrap_err();
         frontend(&["--tls-key", "k"]).unwrap_err();
-        for args in [["--tls-client-ca", "a"], ["--agent-service-account", "a/b"], ["--admin-identity", "ops"]] {
+        for args in [["--tls-client-ca", "a"], ["--backend-service-account", "a/b"], ["--admin-identity", "ops"]] {
             frontend(&args).unwrap_err();
         }
         with_tls(&["--node-uri-prefix", "spiffe://a/node/"]).unwrap_err();
         with_tls(&["--tls-client-ca", "a", "--node-uri-prefix", "spiffe://a/node"]).unwrap_err();
-        with_tls(&["--agent-service-account", "fairlead"]).unwrap_err();
+        with_tls(&["--backend-service-account", "fairlead"]).unwrap_err();
         with_tls(&["--insecure"]).unwrap_err();
     }
 }

@@ -2,8 +2,8 @@
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
-use agent::Store;
 use anyhow::{Context as _, Result, bail};
+use backend::Store;
 use backend_ipvs::Ipvs;
 use netlink::nft::{Batch, Element, Family, Handle, Table};
 use serde_json::json;
@@ -131,7 +131,7 @@ pub(super) fn state(dir: &Path, node: &str) -> Result<String> {
 }
 
 /// What a node is told.
-pub(super) fn to_json(state: &agent::NodeState) -> serde_json::Value {
+pub(super) fn to_json(state: &backend::NodeState) -> serde_json::Value {
     let services = state
         .services()
         .values()

@@ -8,8 +8,8 @@ use std::{
     thread,
 };
 
-use agent::{Backend, NodeState, Stage, traffic::Options};
 use anyhow::{Context as _, Result, anyhow, bail};
+use backend::{Backend, NodeState, Stage, traffic::Options};
 use backend_iptables::Iptables;
 use backend_ipvs::Settings;
 use nix::{

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use agent::{Item, iptables::Variant, traffic::Options};
 use anyhow::{Context as _, Result};
+use backend::{Item, iptables::Variant, traffic::Options};
 use backend_iptables::{Iptables, Saved};
 use backend_ipvs::{Ipvs, Settings};
 use netlink::nft::{Family, Handle, Hook, Policy};

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use agent::{NodeState, Service, traffic::allowed_sources};
+use backend::{NodeState, Service, traffic::allowed_sources};
 use proto::model::{Family, PoolClass, Protocol, TrafficPolicy};
 use serde::Serialize;
 

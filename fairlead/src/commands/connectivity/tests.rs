@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use agent::testing::mk_state;
+use backend::testing::mk_state;
 use proto::model::Protocol;
 
 use super::{

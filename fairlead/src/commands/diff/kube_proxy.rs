@@ -10,11 +10,11 @@ use std::{
     net::SocketAddr,
 };
 
-use agent::{
+use anyhow::Result;
+use backend::{
     NodeState, Service,
     traffic::{Claims, Front, VipClass, fronts},
 };
-use anyhow::Result;
 use proto::model::{Family, PoolClass, TrafficPolicy};
 use serde::Serialize;
 use takeover::{Outcome, Served, Serving, To, Way};

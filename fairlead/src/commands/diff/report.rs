@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use agent::{Difference, Previewed, Verb};
+use backend::{Difference, Previewed, Verb};
 use serde::Serialize;
 
 /// How a kernel is not what it should be.

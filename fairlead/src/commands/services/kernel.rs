@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use agent::traffic::Front;
 use anyhow::{Context as _, Result};
+use backend::traffic::Front;
 use backend_ipvs::{At, Destination, Ipvs, VirtualServer};
 use serde_json::{Value, json};
 

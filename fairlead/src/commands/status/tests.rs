@@ -15,7 +15,7 @@ use crate::cli::{Cli, Command, StatusArgs};
 fn node(name: &str, held: u64) -> NodeStatus {
     NodeStatus {
         node: name.to_owned(),
-        role: Role::Agent.into(),
+        role: Role::Backend.into(),
         backend: "nft".to_owned(),
         backend_version: "0.1.0".to_owned(),
         acked_revision: held,

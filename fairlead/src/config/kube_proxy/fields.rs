@@ -90,7 +90,7 @@ pub(crate) const FIELDS: &[Field] = &[
     Field::new("logging.format", "logging-format", Text, Joint),
     Field::new("logging.flushFrequency", "log-flush-frequency", Any, Nothing(NO_BUFFER)),
     Field::new("logging.verbosity", "v", Integer(0, MAX), Joint),
-    Field::new("logging.vmodule", "vmodule", Any, Nothing("give `log` directives such as info,fairlead_agent=debug")),
+    Field::new("logging.vmodule", "vmodule", Any, Nothing("give `log` directives such as info,fairlead_backend=debug")),
     Field::new("logging.options.text.splitStream", "log-text-split-stream", Bool, Nothing(NO_BUFFER)),
     Field::new("logging.options.text.infoBufferSize", "log-text-info-buffer-size", Any, Nothing(NO_BUFFER)),
     Field::new("logging.options.json.splitStream", "log-json-split-stream", Bool, Nothing(NO_BUFFER)),

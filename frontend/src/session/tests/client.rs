@@ -50,7 +50,7 @@ pub(super) struct Client {
 pub(in crate::session) fn hello(node: &str) -> Hello {
     Hello {
         node: node.into(),
-        role: Role::Agent,
+        role: Role::Backend,
         backend: "nft".to_owned(),
         backend_version: "1.2.3".to_owned(),
         resume: None,

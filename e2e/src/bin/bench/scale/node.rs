@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use agent::{NodeState, Stage};
 use anyhow::{Context as _, Result, ensure};
+use backend::{NodeState, Stage};
 use proto::digest::{Digest, Digests};
 use proto::encoded::{self, EncodedMessage};
 use proto::model::{Ack, ClientEvent, Epoch, Hello, Node as Facts, Revision, Role, ServerEvent, SourceVersion};
@@ -185,7 +185,7 @@ impl Node {
         };
         Hello {
             node: node_name(self.number).into(),
-            role: Role::Agent,
+            role: Role::Backend,
             backend: "bench".to_owned(),
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
             resume,

@@ -1,6 +1,6 @@
 //! Made-up rules of kube-proxy's against a state.
 
-use agent::testing::mk_state;
+use backend::testing::mk_state;
 
 use super::*;
 

@@ -46,9 +46,9 @@ pub struct Progress {
     /// The service ports that were committed last.
     pub service_ports: usize,
     /// What frontends have said, since the start.
-    pub received: Tally,
+    pub received: ChangeCounts,
     /// How much of it is not in the kernel.
-    pub pending: Tally,
+    pub pending: ChangeCounts,
     /// Since when there is something that should be in the kernel and is not, or is not known to be.
     pub pending_since: Option<Instant>,
     /// When there was something to do last.
@@ -63,14 +63,14 @@ pub struct Progress {
 
 /// Operations, as kube-proxy counts them: by what they change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct ChangeCounts {
     /// Service ports that are put or removed.
     pub services: u64,
     /// Pools that are changed or replaced.
     pub endpoints: u64,
 }
 
-impl Tally {
+impl ChangeCounts {
     /// Counts operations. Facts and resets are none of these.
     pub(crate) fn of(operations: &[Operation]) -> Self {
         let mut tally = Self::default();
@@ -85,7 +85,7 @@ impl Tally {
     }
 }
 
-impl AddAssign for Tally {
+impl AddAssign for ChangeCounts {
     fn add_assign(&mut self, Self { services, endpoints }: Self) {
         self.services += services;
         self.endpoints += endpoints;

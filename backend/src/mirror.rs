@@ -17,7 +17,7 @@ use proto::{
 };
 use tracing::{debug, info, warn};
 
-use crate::{Changes, Committed, Duty, Loss, LossLimit, NodeState, Stage, Store, Stored, Tally};
+use crate::{ChangeCounts, Changes, Committed, Loss, LossLimit, NodeState, RunMode, Stage, Store, Stored};
 
 /// The node's copy of what the frontend says.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub(crate) struct Origin {
     /// When the oldest of them was made in the cluster, as far as that is known.
     pub(crate) trigger: Option<SystemTime>,
     /// The operations that told of them.
-    pub(crate) tally: Tally,
+    pub(crate) tally: ChangeCounts,
 }
 
 /// Something that a frontend must not do. The session is given up.
@@ -111,7 +111,7 @@ impl Mirror {
             source_version,
             session: None,
             limit,
-            role: Role::Agent,
+            role: Role::Backend,
             trust,
             refused: 0,
             mismatches: 0,
@@ -120,10 +120,10 @@ impl Mirror {
     }
 
     /// The frontend is told what the backend is there for.
-    pub(crate) fn on(self, duty: Duty) -> Self {
+    pub(crate) fn on(self, duty: RunMode) -> Self {
         let role = match duty {
-            Duty::Program => Role::Agent,
-            Duty::Shadow => Role::Shadow,
+            RunMode::Program => Role::Backend,
+            RunMode::Shadow => Role::Shadow,
         };
         Self { role, ..self }
     }
@@ -221,7 +221,7 @@ impl Mirror {
         if let Some((_, store)) = &mut store {
             store.stage(epoch, (base, target), reflected, self.stage.operations());
         }
-        let tally = Tally::of(self.stage.operations());
+        let tally = ChangeCounts::of(self.stage.operations());
         let limit = match (self.held, self.trust) {
             (Some(_), Trust::Usual) => self.limit,
             (None, _) | (_, Trust::Doubted) => LossLimit::NONE,

@@ -9,9 +9,8 @@
 //!                                                                        Progress, metrics ──▶ observe (HTTP)
 //! ```
 //!
-//! [`Agent`] puts these together; `sync` is the loop in which they work, and the only place where the backend is called.
+//! [`Runner`] puts these together; `sync` is the loop in which they work, and the only place where the backend is called.
 
-mod agent;
 mod backend;
 mod changes;
 mod client;
@@ -26,6 +25,7 @@ mod observe;
 mod pending;
 mod preview;
 mod progress;
+mod runner;
 mod stage;
 mod state;
 mod store;
@@ -36,7 +36,6 @@ pub mod traffic;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use agent::{Agent, AgentOptions, Duty};
 pub use backend::{Applied, Backend, Drift, Item};
 pub use changes::Changes;
 pub use client::{Candidate, Credentials, Discover, Grpc, GrpcOptions};
@@ -45,7 +44,8 @@ pub use feed::{Attach, Connect, FeedOptions, Session};
 pub use metrics::NoLocalCounts;
 pub use observe::{Observer, Pages};
 pub use preview::{Difference, Preview, Previewed, Verb};
-pub use progress::{Progress, Tally};
+pub use progress::{ChangeCounts, Progress};
+pub use runner::{RunMode, Runner, RunnerOptions};
 pub use stage::{Committed, Loss, LossLimit, RefusedOperation, Stage};
 pub use state::{NodeState, Service};
 pub use store::{DEFAULT_STATE_FILE, Store, Stored};

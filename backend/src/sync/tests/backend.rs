@@ -270,7 +270,7 @@ async fn what_is_not_in_the_kernel_is_pending_since_it_came() {
     let mut world = start(&FakeKernel::default(), None);
     let mut peer = world.following(&states[0]).await;
     let progress = world.progress.borrow().clone();
-    assert_eq!((progress.pending_since, progress.pending), (None, Tally::default()));
+    assert_eq!((progress.pending_since, progress.pending), (None, ChangeCounts::default()));
     assert!(progress.eligible && progress.last_success.is_some());
 
     world.kernel.fail("no memory");
@@ -281,11 +281,11 @@ async fn what_is_not_in_the_kernel_is_pending_since_it_came() {
     peer.barrier().await;
     let progress = world.progress.borrow().clone();
     assert_eq!(progress.pending_since, Some(begun), "since the commit, not since the last failure");
-    assert_eq!(progress.pending, Tally { services: 1, endpoints: 1 });
+    assert_eq!(progress.pending, ChangeCounts { services: 1, endpoints: 1 });
     world.kernel.heal();
     peer.ack().await;
     let progress = world.progress.borrow().clone();
-    assert_eq!((progress.pending_since, progress.pending), (None, Tally::default()));
+    assert_eq!((progress.pending_since, progress.pending), (None, ChangeCounts::default()));
     world.stop().await;
 }
 

@@ -28,7 +28,7 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    Applied, Backend, Changes, Connect, Progress, Store, Tally,
+    Applied, Backend, ChangeCounts, Changes, Connect, Progress, Store,
     conntrack::Sweeper,
     feed::{Feed, FeedEvent, Turn},
     health::Health,
@@ -194,7 +194,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                     progress.deleted_flows = self.sweeper.deleted;
                     progress.failed_sweeps = self.sweeper.failed;
                     progress.no_local = no_local;
-                    (progress.pending, progress.pending_since) = (Tally::default(), None);
+                    (progress.pending, progress.pending_since) = (ChangeCounts::default(), None);
                     progress.last_success = Some(at);
                 });
                 self.ready = None;

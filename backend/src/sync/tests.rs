@@ -19,7 +19,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::*;
 use crate::{
-    Agent, AgentOptions, Attach, NodeState,
+    Attach, NodeState, Runner, RunnerOptions,
     testing::{Call, FakeKernel, NODE_NAME, mk_key, mk_state, operations_between},
 };
 
@@ -52,8 +52,8 @@ fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> World {
     });
     let ready = Ready::new();
     let state_file = state_file.map(Into::into);
-    let options = AgentOptions { state_file, ..AgentOptions::new(NODE_NAME) };
-    let agent = Agent::new(options, kernel.backend(), attach).with_ready(ready.guard("first state"));
+    let options = RunnerOptions { state_file, ..RunnerOptions::new(NODE_NAME) };
+    let agent = Runner::new(options, kernel.backend(), attach).with_ready(ready.guard("first state"));
     let progress = agent.progress();
     let (trigger, shutdown) = Shutdown::channel();
     let agent = tokio::spawn(agent.run(shutdown));

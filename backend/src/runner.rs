@@ -23,7 +23,7 @@ use crate::{
 
 /// What an agent needs to know.
 #[derive(Clone, Debug)]
-pub struct AgentOptions {
+pub struct RunnerOptions {
     /// Node `metadata.name`.
     pub node: Arc<str>,
     /// Where the last committed state is kept; `None` for nowhere.
@@ -37,14 +37,14 @@ pub struct AgentOptions {
     /// Whether stale UDP flows are deleted from this network namespace; not for a backend that programs another kernel.
     pub conntrack: Conntrack,
     /// Whether the backend writes.
-    pub duty: Duty,
+    pub duty: RunMode,
     /// What the frontend is told about this build.
     pub backend_version: String,
 }
 
 /// What a backend is there for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Duty {
+pub enum RunMode {
     /// To program the node's kernel.
     #[default]
     Program,
@@ -55,8 +55,8 @@ pub enum Duty {
 
 /// Keeps one node's kernel as a frontend says.
 #[derive(Debug)]
-pub struct Agent<B, C> {
-    options: AgentOptions,
+pub struct Runner<B, C> {
+    options: RunnerOptions,
     backend: B,
     connect: C,
     progress: watch::Sender<Progress>,
@@ -65,7 +65,7 @@ pub struct Agent<B, C> {
     ready: Option<ReadyGuard>,
 }
 
-impl AgentOptions {
+impl RunnerOptions {
     /// The defaults, for a node. Flows are left as they are.
     #[must_use]
     pub fn new(node: impl Into<Arc<str>>) -> Self {
@@ -76,16 +76,16 @@ impl AgentOptions {
             retry: (Duration::from_millis(200), Duration::from_secs(30)),
             max_loss: LossLimit::default(),
             conntrack: Conntrack::Leave,
-            duty: Duty::Program,
+            duty: RunMode::Program,
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
 }
 
-impl<B: Backend, C: Connect> Agent<B, C> {
+impl<B: Backend, C: Connect> Runner<B, C> {
     /// Programs `backend` with what sessions from `connect` say.
     #[must_use]
-    pub fn new(options: AgentOptions, backend: B, connect: C) -> Self {
+    pub fn new(options: RunnerOptions, backend: B, connect: C) -> Self {
         Self {
             options,
             backend,
@@ -112,7 +112,7 @@ impl<B: Backend, C: Connect> Agent<B, C> {
     /// Answers questions about it, from now on.
     #[must_use]
     pub fn observer(&self) -> Observer {
-        let AgentOptions { node, backend_version, .. } = &self.options;
+        let RunnerOptions { node, backend_version, .. } = &self.options;
         Observer::new(node, B::NAME, backend_version, self.started, self.progress(), self.metrics.clone())
     }
 
@@ -122,7 +122,7 @@ impl<B: Backend, C: Connect> Agent<B, C> {
     /// When the task of the health-check node ports panicked. Whatever else goes wrong is logged and tried again.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, progress, started, metrics, ready } = self;
-        let AgentOptions { node, state_file, feed, retry, max_loss, conntrack, duty, backend_version } = options;
+        let RunnerOptions { node, state_file, feed, retry, max_loss, conntrack, duty, backend_version } = options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
         let mirror = Mirror::new(&node, stored.flatten(), max_loss).on(duty);
         progress.send_modify(|progress| {
@@ -136,7 +136,7 @@ impl<B: Backend, C: Connect> Agent<B, C> {
         let health = Health::default();
         // A task of its own: a load balancer is not to wait for the loop. Dropped at the end, and all listeners with it.
         let mut servers = JoinSet::new();
-        if duty == Duty::Program {
+        if duty == RunMode::Program {
             servers.spawn(Servers::new(&health, progress.subscribe()).run());
         }
         let no_local = NoLocal::default();

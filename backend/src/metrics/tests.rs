@@ -43,7 +43,7 @@ fn names() -> BTreeSet<String> {
 fn the_page_lists_every_metric_and_no_other() {
     let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `"));
     let rows = rows.map(|row| row.split(['`', '{']).next().unwrap().to_owned());
-    let prefixes = ["kubeproxy_", "fairlead_agent_", "process_"];
+    let prefixes = ["kubeproxy_", "fairlead_backend_", "process_"];
     let listed: BTreeSet<_> = rows.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix))).collect();
     assert_eq!(listed, names());
 }
@@ -82,7 +82,7 @@ fn a_sync_counts_under_each_family_and_by_its_kind() {
         let partial = "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total";
         assert_eq!(count(&format!("{partial}{labels}")), [" 0"]);
     }
-    assert_eq!(count("fairlead_agent_sync_kernel_operations_sum"), [" 13.0"]);
+    assert_eq!(count("fairlead_backend_sync_kernel_operations_sum"), [" 13.0"]);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn propagation_is_from_the_change_to_the_kernel() {
     let changed = UNIX_EPOCH + Duration::from_secs(100);
     metrics.programmed(changed, changed + Duration::from_millis(5));
     metrics.programmed(changed, changed - Duration::from_secs(1));
-    let propagation = scraped("nft", &metrics, "fairlead_agent_propagation_seconds_");
+    let propagation = scraped("nft", &metrics, "fairlead_backend_propagation_seconds_");
     assert!(propagation.contains(&"count 1".to_owned()), "a clock that is ahead says nothing: {propagation:?}");
     assert!(propagation.contains(&"bucket{le=\"0.008\"} 1".to_owned()), "{propagation:?}");
     assert!(propagation.contains(&"bucket{le=\"0.004\"} 0".to_owned()), "{propagation:?}");

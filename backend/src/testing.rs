@@ -2,8 +2,8 @@
 //! that a [`Backend`](crate::Backend) must pass, and a backend that programs nothing.
 //!
 //! ```
-//! # use fairlead_agent as agent;
-//! use agent::testing::mk_state;
+//! # use fairlead_backend as agent;
+//! use backend::testing::mk_state;
 //!
 //! let state = mk_state()
 //!     .service("default/web", |web| web.cluster_ip("10.96.0.1").port(80).endpoints(["10.244.1.1:8080"]))

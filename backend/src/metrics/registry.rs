@@ -33,9 +33,9 @@ pub(crate) fn registry(metrics: &Metrics, identity: &Arc<Identity>, progress: &w
     kube_proxy(metrics, identity, registry.sub_registry_with_prefix("kubeproxy"));
     let collector = scrape::KubeProxy(progress.clone());
     registry.sub_registry_with_prefix("kubeproxy").register_collector(Box::new(collector));
-    ours(metrics, registry.sub_registry_with_prefix("fairlead_agent"));
+    ours(metrics, registry.sub_registry_with_prefix("fairlead_backend"));
     let collector = scrape::Ours { progress: progress.clone(), identity: identity.clone() };
-    registry.sub_registry_with_prefix("fairlead_agent").register_collector(Box::new(collector));
+    registry.sub_registry_with_prefix("fairlead_backend").register_collector(Box::new(collector));
     registry
 }
 

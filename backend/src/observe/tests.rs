@@ -154,7 +154,7 @@ async fn pages_tell_what_kube_proxys_do() {
     assert_eq!(asked("/healthz"), "ok");
     assert_eq!(asked("/configz"), "{}");
     let metrics = asked("/metrics");
-    assert!(metrics.contains("\nfairlead_agent_failures 1"), "{metrics}");
+    assert!(metrics.contains("\nfairlead_backend_failures 1"), "{metrics}");
     assert!(metrics.contains("\nprocess_cpu_seconds_total "), "{metrics}");
     assert!(metrics.ends_with("# EOF\n"), "{metrics}");
 
