@@ -234,7 +234,7 @@ class Refusals(unittest.TestCase):
             ({**pods, "backend": {"discovery": "api"}}, "apiServer.host"),
             ({**API, "tls": {"mode": "existingSecret"}}, "tls.existingSecret"),
             ({**API, "monitoring": {"serviceMonitor": {"enabled": True}}}, "frontend.metrics.exposed"),
-            ({**API, "monitoring": {"agents": {"enabled": True}}}, "backend.metrics.exposed"),
+            ({**API, "monitoring": {"backends": {"enabled": True}}}, "backend.metrics.exposed"),
             ({**API, **pods, "backend": {"discovery": "api"}, "networkPolicy": {"enabled": True}}, "nodeCIDRs"),
         ]:
             with self.subTest(values), self.assertRaises(HelmError) as caught:
