@@ -72,7 +72,7 @@ impl EndpointsOf {
 
     async fn find(&self) -> Result<Vec<Candidate>> {
         let FrontendService { namespace, name, port } = &self.service;
-        let found = frontend::endpoints_of(&self.kubeconfig, namespace, name, port.as_deref()).await?;
+        let found = frontend::discover_frontends(&self.kubeconfig, namespace, name, port.as_deref()).await?;
         let candidate = |address| Candidate {
             address: format!("https://{address}"),
             name: Some(format!("{name}.{namespace}.svc")),

@@ -13,7 +13,7 @@ use crate::source::kubernetes_client;
 ///
 /// # Errors
 /// When the API does not answer, or does not let us list EndpointSlices in that namespace.
-pub async fn endpoints_of(
+pub async fn discover_frontends(
     kubeconfig: &Path,
     namespace: &str,
     service: &str,

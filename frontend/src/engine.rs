@@ -25,11 +25,11 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    events::Events,
+    events::EventQueue,
     index::Index,
     log::{Encodings, Limits, Log},
     metrics::Metrics,
-    object::Update,
+    object::SourceUpdate,
     recent::Recent,
     server::{ConnectionLimits, Tls},
     session::{Admission, Rate, VisitLimits, Visitors},
@@ -103,7 +103,7 @@ pub(crate) struct Shared {
     /// Clients that held more of the cluster than was known here in time.
     pub(crate) set_back: AtomicU64,
     pub(crate) metrics: Metrics,
-    pub(crate) events: Events,
+    pub(crate) events: EventQueue,
     pub(crate) started: SystemTime,
 }
 
@@ -174,7 +174,7 @@ impl Frontend {
                 encodings: Encodings::default(),
                 set_back: AtomicU64::new(0),
                 metrics: Metrics::default(),
-                events: Events::default(),
+                events: EventQueue::default(),
                 started,
             }),
         }
@@ -192,7 +192,12 @@ impl Frontend {
     ///
     /// # Errors
     /// None so far; the type is that of a task.
-    pub async fn run(&self, updates: mpsc::Receiver<Update>, ready: ReadyGuard, shutdown: Shutdown) -> Result<()> {
+    pub async fn run(
+        &self,
+        updates: mpsc::Receiver<SourceUpdate>,
+        ready: ReadyGuard,
+        shutdown: Shutdown,
+    ) -> Result<()> {
         self.take_in(updates, ready, shutdown).await;
         let Figures { rebuilds, encoded, sent, .. } = self.figures();
         info!(rebuilds, encoded, sent, "nothing is committed any more");
@@ -205,7 +210,7 @@ impl Frontend {
         self.shared.figures()
     }
 
-    async fn take_in(&self, mut updates: mpsc::Receiver<Update>, ready: ReadyGuard, mut shutdown: Shutdown) {
+    async fn take_in(&self, mut updates: mpsc::Receiver<SourceUpdate>, ready: ReadyGuard, mut shutdown: Shutdown) {
         let mut ready = Some(ready);
         let mut due = Instant::now();
         loop {
@@ -250,7 +255,7 @@ impl Frontend {
         *commit_interval + *commit_interval_per_stream * streams
     }
 
-    fn apply(&self, update: Update) {
+    fn apply(&self, update: SourceUpdate) {
         self.shared.index().apply(update);
     }
 

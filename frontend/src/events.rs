@@ -25,8 +25,8 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-use self::recorder::Recorder;
-pub(crate) use self::start::Start;
+use self::recorder::EventRecorder;
+pub(crate) use self::start::BackendStart;
 use crate::Frontend;
 
 /// How many reports wait to be counted. More than that of one moment are not told.
@@ -34,37 +34,37 @@ const QUEUE: usize = 4096;
 
 /// What a node has said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Report {
+pub(crate) enum NodeReport {
     /// The node cannot do something.
     Failed(Arc<str>, Failure),
     /// Its agent has started.
-    Started(Start),
+    Started(BackendStart),
 }
 
 /// Where reports go, if anywhere.
 #[derive(Debug, Default)]
-pub(crate) struct Events(OnceLock<mpsc::Sender<Report>>);
+pub(crate) struct EventQueue(OnceLock<mpsc::Sender<NodeReport>>);
 
-impl Events {
+impl EventQueue {
     /// Takes all reports from now on; `None` when somebody does already.
-    pub(crate) fn listen(&self) -> Option<mpsc::Receiver<Report>> {
+    pub(crate) fn listen(&self) -> Option<mpsc::Receiver<NodeReport>> {
         let (sender, reports) = mpsc::channel(QUEUE);
         self.0.set(sender).is_ok().then_some(reports)
     }
 
     /// A node cannot do this, and has not said so before on its stream.
     pub(crate) fn failed(&self, node: &Arc<str>, failure: &Failure) {
-        self.report(|| Report::Failed(node.clone(), failure.clone()));
+        self.report(|| NodeReport::Failed(node.clone(), failure.clone()));
     }
 
     /// An agent is here that began its run not long ago; maybe it was here, or elsewhere, before.
-    pub(crate) fn started(&self, start: Start) {
+    pub(crate) fn started(&self, start: BackendStart) {
         if start.is_recent() {
-            self.report(|| Report::Started(start));
+            self.report(|| NodeReport::Started(start));
         }
     }
 
-    fn report(&self, report: impl FnOnce() -> Report) {
+    fn report(&self, report: impl FnOnce() -> NodeReport) {
         let Some(reports) = self.0.get() else { return };
         if let Err(error) = reports.try_send(report()) {
             debug!(report = ?error.into_inner(), "no event: too much happens at once");
@@ -85,7 +85,7 @@ impl Frontend {
     ) -> anyhow::Result<()> {
         if let Some(reports) = self.shared.events.listen() {
             tokio::select! {
-                () = Recorder::new(client, instance).run(reports) => {}
+                () = EventRecorder::new(client, instance).run(reports) => {}
                 () = shutdown.recv() => {}
             }
         }

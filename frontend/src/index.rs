@@ -7,11 +7,11 @@
 //! What comes out depends on the objects that are there, never on the order in which they came: an index after any
 //! history answers like one that was filled from scratch.
 
-mod claims;
 mod problems;
 #[cfg(test)]
 mod tests;
 mod versions;
+mod vip_conflicts;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -23,31 +23,34 @@ use ipnet::IpNet;
 use proto::model::{Cluster, Node, ServicePortKey, SourceVersion};
 
 use crate::{
-    object::{Kind, Object, ObjectName, Parsed, Port, Problem, Service, Slice, Update},
-    view::{Explanation, View, explain, view},
+    object::{
+        ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObject, ServiceObjectPort,
+        SliceObject, SourceUpdate,
+    },
+    view::{ServicePortExplanation, ServicePortView, explain, view},
 };
 
-use self::{claims::Claims, problems::Problems, versions::Versions};
+use self::{problems::Problems, versions::Versions, vip_conflicts::VipClaims};
 
 /// All objects of the cluster that matter.
 #[derive(Debug)]
 pub struct Index {
     /// Trigger times before this are of no interest: they say how long this process was not there.
     started: SystemTime,
-    services: HashMap<ObjectName, Service>,
+    services: HashMap<ObjectName, ServiceObject>,
     /// By the service they belong to, then by their own name.
-    slices: HashMap<ObjectName, BTreeMap<Arc<str>, Slice>>,
+    slices: HashMap<ObjectName, BTreeMap<Arc<str>, SliceObject>>,
     /// The service of each slice, because a slice can change it and a deletion does not name it.
     slice_services: HashMap<ObjectName, Arc<str>>,
     nodes: HashMap<Arc<str>, Arc<Node>>,
     /// What is known without any object.
     given: Cluster,
     service_cidrs: BTreeMap<Arc<str>, Vec<IpNet>>,
-    claims: Claims,
+    claims: VipClaims,
     problems: Problems,
     versions: Versions,
     /// Kinds that have been delivered as a whole at least once.
-    complete: BTreeSet<Kind>,
+    complete: BTreeSet<ObjectKind>,
     /// What may look different than at the last `take_changes`, and when the oldest of its changes was made.
     dirty: BTreeMap<ServicePortKey, Option<SystemTime>>,
     dirty_nodes: BTreeSet<Arc<str>>,
@@ -57,9 +60,9 @@ pub struct Index {
 
 /// What may have changed since the last time, computed anew.
 #[derive(Debug, Default)]
-pub struct Changes {
+pub struct IndexChanges {
     /// Service ports; `None` when there is no such any more.
-    pub ports: Vec<(ServicePortKey, Option<View>)>,
+    pub ports: Vec<(ServicePortKey, Option<ServicePortView>)>,
     /// Nodes.
     pub nodes: NodeChanges,
     /// The facts about the cluster.
@@ -87,7 +90,7 @@ impl Index {
             nodes: HashMap::new(),
             given,
             service_cidrs: BTreeMap::new(),
-            claims: Claims::default(),
+            claims: VipClaims::default(),
             problems: Problems::default(),
             versions: Versions::default(),
             complete: BTreeSet::new(),
@@ -98,11 +101,11 @@ impl Index {
     }
 
     /// Takes in what a source says.
-    pub fn apply(&mut self, update: Update) {
+    pub fn apply(&mut self, update: SourceUpdate) {
         match update {
-            Update::Apply(parsed) => self.apply_one(parsed),
-            Update::Delete(kind, name) => self.delete(kind, &name),
-            Update::Replace(kind, all) => {
+            SourceUpdate::Apply(parsed) => self.apply_one(parsed),
+            SourceUpdate::Delete(kind, name) => self.delete(kind, &name),
+            SourceUpdate::Replace(kind, all) => {
                 let mut gone = self.known(kind);
                 for parsed in all {
                     gone.remove(&parsed.name);
@@ -113,19 +116,19 @@ impl Index {
                 }
                 self.complete.insert(kind);
             }
-            Update::Seen(kind, seen) => self.versions.record(kind, seen),
+            SourceUpdate::Progress(kind, seen) => self.versions.record(kind, seen),
         }
     }
 
     /// Whether every kind has been delivered as a whole. Before that the cluster must not be served to anybody.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        Kind::ALL.iter().all(|kind| self.complete.contains(kind))
+        ObjectKind::ALL.iter().all(|kind| self.complete.contains(kind))
     }
 
     /// The kinds that have not been delivered yet.
-    pub fn missing(&self) -> impl Iterator<Item = Kind> {
-        Kind::ALL.into_iter().filter(|kind| !self.complete.contains(kind))
+    pub fn missing(&self) -> impl Iterator<Item = ObjectKind> {
+        ObjectKind::ALL.into_iter().filter(|kind| !self.complete.contains(kind))
     }
 
     /// Whether something may have changed since the last [`Self::take_changes`].
@@ -135,12 +138,12 @@ impl Index {
     }
 
     /// Computes the views that may have changed since the last time.
-    pub fn take_changes(&mut self) -> Changes {
+    pub fn take_changes(&mut self) -> IndexChanges {
         let dirty = std::mem::take(&mut self.dirty);
         let dirty_nodes = std::mem::take(&mut self.dirty_nodes);
         let oldest_trigger = dirty.values().flatten().min().copied();
         let ports = dirty.into_keys().map(|key| {
-            let view = self.settle(&key);
+            let view = self.resolve(&key);
             (key, view)
         });
         let ports = ports.collect();
@@ -151,7 +154,7 @@ impl Index {
         let nodes = nodes.collect();
         let cluster = std::mem::take(&mut self.dirty_cluster).then(|| self.cluster());
         let (reflected, known) = (self.versions.reflected(), self.versions.known());
-        Changes { ports, nodes, cluster, oldest_trigger, reflected, known }
+        IndexChanges { ports, nodes, cluster, oldest_trigger, reflected, known }
     }
 
     /// The facts about the cluster as of now.
@@ -163,28 +166,33 @@ impl Index {
 
     /// How many objects of a kind are in force.
     #[must_use]
-    pub fn count(&self, kind: Kind) -> usize {
+    pub fn count(&self, kind: ObjectKind) -> usize {
         match kind {
-            Kind::Service => self.services.len(),
-            Kind::EndpointSlice => self.slice_services.len(),
-            Kind::Node => self.nodes.len(),
-            Kind::ServiceCidr => self.service_cidrs.len(),
+            ObjectKind::Service => self.services.len(),
+            ObjectKind::EndpointSlice => self.slice_services.len(),
+            ObjectKind::Node => self.nodes.len(),
+            ObjectKind::ServiceCidr => self.service_cidrs.len(),
         }
     }
 
     /// Everything that is wrong with objects of the cluster, by object. Up to date after [`Self::take_changes`].
-    pub fn problems(&self) -> impl Iterator<Item = (Kind, &ObjectName, Vec<&Problem>)> {
+    pub fn problems(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<&ObjectProblem>)> {
         self.problems.iter()
     }
 
     /// Why each endpoint of a Service is in the pools of a node or not, for those of its ports that are `wanted`; `None` when it is not there.
-    pub fn explain(&self, name: &ObjectName, node: &str, wanted: impl Fn(&Port) -> bool) -> Option<Vec<Explanation>> {
+    pub fn explain(
+        &self,
+        name: &ObjectName,
+        node: &str,
+        wanted: impl Fn(&ServiceObjectPort) -> bool,
+    ) -> Option<Vec<ServicePortExplanation>> {
         let service = self.services.get(name)?;
         let zone = self.nodes.get(node).map_or("", |node| &node.zone);
         let slices = || self.slices.get(name).into_iter().flat_map(BTreeMap::values);
         let explanation = |port| {
             // What is wrong with its claims has been said when it was committed.
-            let port = self.claims.settle(service, port, &mut Vec::new());
+            let port = self.claims.resolve(service, port, &mut Vec::new());
             explain(service, port, slices(), node, zone)
         };
         Some(service.ports.iter().filter(|port| wanted(port)).map(explanation).collect())
@@ -197,26 +205,26 @@ impl Index {
     }
 
     /// What is wrong with a Service and with the slices that are its own.
-    pub fn problems_of(&self, name: &ObjectName) -> impl Iterator<Item = (Kind, &ObjectName, &Problem)> {
+    pub fn problems_of(&self, name: &ObjectName) -> impl Iterator<Item = (ObjectKind, &ObjectName, &ObjectProblem)> {
         let is_its = move |kind, object: &ObjectName| match kind {
-            Kind::Service => object == name,
-            Kind::EndpointSlice => {
+            ObjectKind::Service => object == name,
+            ObjectKind::EndpointSlice => {
                 let service = self.slice_services.get(object);
                 object.namespace == name.namespace && service.is_some_and(|service| *service == name.name)
             }
-            Kind::Node | Kind::ServiceCidr => false,
+            ObjectKind::Node | ObjectKind::ServiceCidr => false,
         };
         let of_it = self.problems().filter(move |(kind, object, _)| is_its(*kind, object));
         of_it.flat_map(|(kind, object, problems)| problems.into_iter().map(move |problem| (kind, object, problem)))
     }
 
     /// The view of a service port as of now, and what is wrong with its claims.
-    fn settle(&mut self, key: &ServicePortKey) -> Option<View> {
+    fn resolve(&mut self, key: &ServicePortKey) -> Option<ServicePortView> {
         let name = service_of(key);
         let mut problems = Vec::new();
         let view = self.services.get(&name).and_then(|service| {
             let port = find_port(service, key)?;
-            let port = self.claims.settle(service, port, &mut problems);
+            let port = self.claims.resolve(service, port, &mut problems);
             let slices = self.slices.get(&name).into_iter().flat_map(BTreeMap::values);
             Some(view(service, port, slices))
         });
@@ -224,47 +232,47 @@ impl Index {
         view
     }
 
-    fn apply_one(&mut self, parsed: Parsed) {
-        let Parsed { kind, name, object, problems } = parsed;
+    fn apply_one(&mut self, parsed: ParsedObject) {
+        let ParsedObject { kind, name, object, problems } = parsed;
         self.problems.set_source(kind, &name, problems);
         match (kind, object) {
-            (_, Some(Object::Service(service))) => self.put_service(name, Some(service)),
-            (_, Some(Object::Slice(slice))) => self.put_slice(&name, Some(slice)),
-            (_, Some(Object::Node(node))) => self.put_node(name.name, Some(node)),
-            (_, Some(Object::ServiceCidr(object))) => self.put_service_cidrs(name.name, object.cidrs),
+            (_, Some(ClusterObject::Service(service))) => self.put_service(name, Some(service)),
+            (_, Some(ClusterObject::EndpointSlice(slice))) => self.put_slice(&name, Some(slice)),
+            (_, Some(ClusterObject::Node(node))) => self.put_node(name.name, Some(node)),
+            (_, Some(ClusterObject::ServiceCidr(object))) => self.put_service_cidrs(name.name, object.cidrs),
             (kind, None) => self.remove(kind, &name),
         }
     }
 
-    fn delete(&mut self, kind: Kind, name: &ObjectName) {
+    fn delete(&mut self, kind: ObjectKind, name: &ObjectName) {
         self.problems.set_source(kind, name, Vec::new());
         self.remove(kind, name);
     }
 
-    fn remove(&mut self, kind: Kind, name: &ObjectName) {
+    fn remove(&mut self, kind: ObjectKind, name: &ObjectName) {
         match kind {
-            Kind::Service => self.put_service(name.clone(), None),
-            Kind::EndpointSlice => self.put_slice(name, None),
-            Kind::Node => self.put_node(name.name.clone(), None),
-            Kind::ServiceCidr => self.put_service_cidrs(name.name.clone(), Vec::new()),
+            ObjectKind::Service => self.put_service(name.clone(), None),
+            ObjectKind::EndpointSlice => self.put_slice(name, None),
+            ObjectKind::Node => self.put_node(name.name.clone(), None),
+            ObjectKind::ServiceCidr => self.put_service_cidrs(name.name.clone(), Vec::new()),
         }
     }
 
     /// The names of all objects of a kind that are in force or have problems.
-    fn known(&self, kind: Kind) -> BTreeSet<ObjectName> {
+    fn known(&self, kind: ObjectKind) -> BTreeSet<ObjectName> {
         let mut names: BTreeSet<_> = self.problems.names(kind).cloned().collect();
         match kind {
-            Kind::Service => names.extend(self.services.keys().cloned()),
-            Kind::EndpointSlice => names.extend(self.slice_services.keys().cloned()),
-            Kind::Node => names.extend(self.nodes.keys().map(|name| ObjectName::new("", name.clone()))),
-            Kind::ServiceCidr => {
+            ObjectKind::Service => names.extend(self.services.keys().cloned()),
+            ObjectKind::EndpointSlice => names.extend(self.slice_services.keys().cloned()),
+            ObjectKind::Node => names.extend(self.nodes.keys().map(|name| ObjectName::new("", name.clone()))),
+            ObjectKind::ServiceCidr => {
                 names.extend(self.service_cidrs.keys().map(|name| ObjectName::new("", name.clone())));
             }
         }
         names
     }
 
-    fn put_service(&mut self, name: ObjectName, new: Option<Service>) {
+    fn put_service(&mut self, name: ObjectName, new: Option<ServiceObject>) {
         if self.services.get(&name) == new.as_ref() {
             return;
         }
@@ -287,7 +295,7 @@ impl Index {
         self.touch(touched);
     }
 
-    fn put_slice(&mut self, name: &ObjectName, new: Option<Slice>) {
+    fn put_slice(&mut self, name: &ObjectName, new: Option<SliceObject>) {
         let old_service = self.slice_services.get(name).map(|service| sibling(name, service));
         let old = old_service.as_ref().and_then(|service| self.slices.get(service)?.get(&name.name));
         if same_content(old, new.as_ref()) {
@@ -321,7 +329,7 @@ impl Index {
     }
 
     /// When the change between two versions of a slice was made: only a time that is new says so.
-    fn new_trigger(&self, old: Option<&Slice>, new: Option<&Slice>) -> Option<SystemTime> {
+    fn new_trigger(&self, old: Option<&SliceObject>, new: Option<&SliceObject>) -> Option<SystemTime> {
         let trigger = new?.trigger.filter(|trigger| *trigger > self.started)?;
         (old.and_then(|old| old.trigger) != Some(trigger)).then_some(trigger)
     }
@@ -359,13 +367,13 @@ impl Index {
 }
 
 /// The key of a port of a service.
-fn key_of(service: &Service, port: &Port) -> ServicePortKey {
+fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePortKey {
     let ObjectName { namespace, name } = &service.name;
     ServicePortKey::new(namespace.clone(), name.clone(), port.name.clone(), port.protocol)
 }
 
 /// The port of a service that a key names; the first, should there be two of one name.
-fn find_port<'a>(service: &'a Service, key: &ServicePortKey) -> Option<&'a Port> {
+fn find_port<'a>(service: &'a ServiceObject, key: &ServicePortKey) -> Option<&'a ServiceObjectPort> {
     service.ports.iter().find(|port| port.name == key.port_name && port.protocol == key.protocol)
 }
 
@@ -379,7 +387,7 @@ fn sibling(name: &ObjectName, other: &Arc<str>) -> ObjectName {
 }
 
 /// The service ports that a slice has endpoints for.
-fn slice_keys(slice: &Slice) -> impl Iterator<Item = ServicePortKey> {
+fn slice_keys(slice: &SliceObject) -> impl Iterator<Item = ServicePortKey> {
     slice.ports.iter().map(|port| {
         let namespace = slice.name.namespace.clone();
         ServicePortKey::new(namespace, slice.service.clone(), port.name.clone(), port.protocol)
@@ -387,11 +395,11 @@ fn slice_keys(slice: &Slice) -> impl Iterator<Item = ServicePortKey> {
 }
 
 /// Whether two versions of a slice say the same about its endpoints.
-fn same_content(old: Option<&Slice>, new: Option<&Slice>) -> bool {
+fn same_content(old: Option<&SliceObject>, new: Option<&SliceObject>) -> bool {
     match (old, new) {
         (None, None) => true,
         (Some(old), Some(new)) => {
-            let Slice { name: _, service, family, ports, endpoints, trigger: _ } = old;
+            let SliceObject { name: _, service, family, ports, endpoints, trigger: _ } = old;
             (service, family, ports, endpoints) == (&new.service, &new.family, &new.ports, &new.endpoints)
         }
         _ => false,

@@ -48,10 +48,10 @@ mod streams;
 mod testing;
 pub mod view;
 
-pub use discovery::endpoints_of;
+pub use discovery::discover_frontends;
 pub use engine::{Config, Figures, Frontend};
 pub use frame::Frame;
-pub use permissions::{Permission, permissions};
+pub use permissions::{Permission, check_permissions};
 pub use server::{ConnectionLimits, Gate, Listener, Tls, TlsFiles};
 pub use session::{Rate, SessionError, VisitLimits};
 pub use streams::StreamStatus;

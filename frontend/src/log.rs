@@ -34,7 +34,7 @@ use proto::{
 
 use tokio::time::Instant;
 
-use crate::{index::Changes, view::View};
+use crate::{index::IndexChanges, view::ServicePortView};
 
 use self::{
     buckets::Bucket,
@@ -153,8 +153,8 @@ impl Log {
     }
 
     /// Takes in what may have changed. Gives the new revision, or `None` when nothing is different.
-    pub fn commit(&mut self, changes: Changes) -> Option<Revision> {
-        let Changes { mut ports, mut nodes, cluster, oldest_trigger, reflected, known: _ } = changes;
+    pub fn commit(&mut self, changes: IndexChanges) -> Option<Revision> {
+        let IndexChanges { mut ports, mut nodes, cluster, oldest_trigger, reflected, known: _ } = changes;
         self.source_version = reflected;
         let cluster = cluster.filter(|cluster| *cluster != self.cluster);
         nodes.retain(|(name, node)| self.node(name) != node.as_ref());
@@ -243,7 +243,7 @@ impl Log {
         self.retire(name);
     }
 
-    fn put_view(&mut self, key: ServicePortKey, view: Option<View>, entry: &mut Entry) {
+    fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>, entry: &mut Entry) {
         let hash = KeyHash::of(&key);
         let bucket = hash.bucket();
         let old = self.buckets[usize::from(bucket)].remove(&key);
@@ -276,7 +276,7 @@ impl Log {
     }
 
     /// Adds or removes the digests of a view, for everyone, for zones and for nodes.
-    fn account(&mut self, hash: KeyHash, view: &View, sign: Sign) {
+    fn account(&mut self, hash: KeyHash, view: &ServicePortView, sign: Sign) {
         let in_zones = self.ledger.account(hash, view, sign);
         for (name, digest) in ledger::own_digests(hash, view, &in_zones, |node| self.zone(node)) {
             if let Some(recipient) = self.recipients.get_mut(name) {

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 /// The kinds of objects that a source delivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ObjectKind {
     /// core/v1 Service.
     Service,
     /// discovery.k8s.io/v1 EndpointSlice.
@@ -36,7 +36,7 @@ pub struct ObjectName {
 
 /// A Service that gets programmed: neither headless nor ExternalName, and ours by its labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Service {
+pub struct ServiceObject {
     /// Identity.
     pub name: ObjectName,
     /// `metadata.creationTimestamp`: of two services that claim one VIP and port, the older wins.
@@ -60,12 +60,12 @@ pub struct Service {
     /// Annotation `fairlead.io/ipvs-scheduler`.
     pub ipvs_scheduler: Option<IpvsScheduler>,
     /// `spec.ports`, sorted by name and protocol.
-    pub ports: Vec<Port>,
+    pub ports: Vec<ServiceObjectPort>,
 }
 
 /// One entry of `spec.ports` of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Port {
+pub struct ServiceObjectPort {
     /// `name`; empty when there is none.
     pub name: Arc<str>,
     /// `protocol`.
@@ -78,7 +78,7 @@ pub struct Port {
 
 /// An EndpointSlice with addresses (not names).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Slice {
+pub struct SliceObject {
     /// Identity.
     pub name: ObjectName,
     /// Label `kubernetes.io/service-name`: the Service in the same namespace.
@@ -125,7 +125,7 @@ pub struct SliceEndpoint {
 
 /// A ServiceCIDR: where cluster IPs are allocated from. There may be several.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServiceCidr {
+pub struct ServiceCidrObject {
     /// `metadata.name`.
     pub name: Arc<str>,
     /// `spec.cidrs`, sorted, their host bits cleared.
@@ -134,20 +134,20 @@ pub struct ServiceCidr {
 
 /// An object of any kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Object {
+pub enum ClusterObject {
     /// A Service.
-    Service(Service),
+    Service(ServiceObject),
     /// An EndpointSlice.
-    Slice(Slice),
+    EndpointSlice(SliceObject),
     /// A Node, as it travels to the node itself.
     Node(Node),
     /// A ServiceCIDR.
-    ServiceCidr(ServiceCidr),
+    ServiceCidr(ServiceCidrObject),
 }
 
 /// Something wrong with an object. What is not named by a problem is in force.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Problem {
+pub struct ObjectProblem {
     /// The path of the field: `spec.externalIPs[1]`.
     pub field: String,
     /// What is wrong with it, with the value, and what became of it.
@@ -156,15 +156,15 @@ pub struct Problem {
 
 /// What a source says about one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parsed {
+pub struct ParsedObject {
     /// Which object.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Its name.
     pub name: ObjectName,
     /// What is in force of it; `None` when it is not for us, or unusable as a whole.
-    pub object: Option<Object>,
+    pub object: Option<ClusterObject>,
     /// What was dropped, and why.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<ObjectProblem>,
 }
 
 /// What a source delivers. Sources are interchangeable: a Kubernetes API, a directory of manifests, another frontend.
@@ -173,22 +173,22 @@ pub struct Parsed {
     clippy::large_enum_variant,
     reason = "moved once through a short queue, while a box would be one more allocation an object"
 )]
-pub enum Update {
+pub enum SourceUpdate {
     /// An object appeared or changed.
-    Apply(Parsed),
+    Apply(ParsedObject),
     /// An object is gone.
-    Delete(Kind, ObjectName),
+    Delete(ObjectKind, ObjectName),
     /// Everything of a kind: what is not in here is gone. Each kind comes once like this before anything is served.
-    Replace(Kind, Vec<Parsed>),
+    Replace(ObjectKind, Vec<ParsedObject>),
     /// What was said of a kind before this is so much. Of a source that has versions.
-    Seen(Kind, Seen),
+    Progress(ObjectKind, VersionProgress),
 }
 
 /// How far a kind has been delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum VersionProgress {
     /// Up to a change of this version.
-    Object(SourceVersion),
+    Changed(SourceVersion),
     /// Up to this version, at which nothing need have changed.
     Confirmed(SourceVersion),
 }
@@ -201,7 +201,7 @@ impl ObjectName {
     }
 }
 
-impl Kind {
+impl ObjectKind {
     /// All kinds, in an order in which they can be applied.
     pub const ALL: [Self; 4] = [Self::Node, Self::Service, Self::EndpointSlice, Self::ServiceCidr];
 
@@ -215,7 +215,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ObjectKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Service => "Service",

@@ -54,7 +54,7 @@ const PERMISSIONS: [Permission; 11] = [
 ///
 /// # Errors
 /// When the API server does not answer.
-pub async fn permissions(kubeconfig: &Path) -> Result<Vec<Permission>> {
+pub async fn check_permissions(kubeconfig: &Path) -> Result<Vec<Permission>> {
     let client = kubernetes_client(Some(kubeconfig)).await?;
     try_join_all(PERMISSIONS.map(|permission| ask(client.clone(), permission))).await
 }

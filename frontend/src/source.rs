@@ -17,8 +17,8 @@ use anyhow::Result;
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 
-pub use self::freshness::{Freshness, KindFreshness, Phase};
-use crate::object::Update;
+pub use self::freshness::{Freshness, KindFreshness, WatchPhase};
+use crate::object::SourceUpdate;
 
 /// A client for the API that a kubeconfig file leads to; without one, for that of the cluster this process runs in.
 pub(crate) async fn kubernetes_client(kubeconfig: Option<&Path>) -> Result<kube::Client> {
@@ -57,7 +57,12 @@ impl Source {
     /// delivered: what has been delivered stays in force. Fails only if there is no way to start.
     ///
     /// What an API confirms is written down in `freshness`; a directory needs no confirmation, and says nothing there.
-    pub async fn run(self, updates: mpsc::Sender<Update>, freshness: Freshness, shutdown: Shutdown) -> Result<()> {
+    pub async fn run(
+        self,
+        updates: mpsc::Sender<SourceUpdate>,
+        freshness: Freshness,
+        shutdown: Shutdown,
+    ) -> Result<()> {
         match self {
             Self::Manifests(directory) => manifests::run(directory, updates, shutdown).await,
             Self::Kubernetes(client) => kubernetes::run(client, updates, freshness, shutdown).await,

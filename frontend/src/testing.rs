@@ -12,7 +12,8 @@ use proptest::{collection::vec, option, prelude::*, sample::subsequence};
 use proto::model::{Family, Node, PerFamily, Protocol, TrafficPolicy};
 
 use crate::object::{
-    Kind, Object, ObjectName, Parsed, Port, Service, ServiceCidr, Slice, SliceEndpoint, SlicePort, Update,
+    ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceCidrObject, ServiceObject, ServiceObjectPort,
+    SliceEndpoint, SliceObject, SlicePort, SourceUpdate,
 };
 
 pub(crate) const NODES: [&str; 3] = ["node-0", "node-1", "node-2"];
@@ -41,8 +42,8 @@ pub(crate) fn time(seconds: u64) -> SystemTime {
 }
 
 /// A service `ns/<name>` with one port `http`, 80/TCP.
-pub(crate) fn service(name: &str, cluster_ip: &str) -> Service {
-    Service {
+pub(crate) fn service(name: &str, cluster_ip: &str) -> ServiceObject {
+    ServiceObject {
         name: ObjectName::new("ns", name),
         created: Some(time(1)),
         cluster_ips: PerFamily { v4: Some(ip(cluster_ip)), v6: None },
@@ -54,13 +55,18 @@ pub(crate) fn service(name: &str, cluster_ip: &str) -> Service {
         affinity_seconds: None,
         health_check_node_port: None,
         ipvs_scheduler: None,
-        ports: vec![Port { name: "http".into(), protocol: Protocol::Tcp, port: number(80), node_port: None }],
+        ports: vec![ServiceObjectPort {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port: number(80),
+            node_port: None,
+        }],
     }
 }
 
 /// A slice `ns/<name>` of a service, for its port `http`, with endpoints on port 8080.
-pub(crate) fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> Slice {
-    Slice {
+pub(crate) fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) -> SliceObject {
+    SliceObject {
         name: ObjectName::new("ns", name),
         service: service.into(),
         family: Family::V4,
@@ -88,54 +94,54 @@ pub(crate) fn node(name: &str, zone: &str) -> Node {
 }
 
 /// A ServiceCIDR.
-pub(crate) fn service_cidr(name: &str, cidrs: &[&str]) -> ServiceCidr {
+pub(crate) fn service_cidr(name: &str, cidrs: &[&str]) -> ServiceCidrObject {
     let mut cidrs: Vec<_> = cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect();
     cidrs.sort_unstable();
-    ServiceCidr { name: name.into(), cidrs }
+    ServiceCidrObject { name: name.into(), cidrs }
 }
 
 /// An object as a source delivers it, without problems.
-pub(crate) fn parsed(object: impl Into<Object>) -> Parsed {
+pub(crate) fn parsed(object: impl Into<ClusterObject>) -> ParsedObject {
     let object = object.into();
     let (kind, name) = match &object {
-        Object::Service(service) => (Kind::Service, service.name.clone()),
-        Object::Slice(slice) => (Kind::EndpointSlice, slice.name.clone()),
-        Object::Node(node) => (Kind::Node, ObjectName::new("", node.name.clone())),
-        Object::ServiceCidr(object) => (Kind::ServiceCidr, ObjectName::new("", object.name.clone())),
+        ClusterObject::Service(service) => (ObjectKind::Service, service.name.clone()),
+        ClusterObject::EndpointSlice(slice) => (ObjectKind::EndpointSlice, slice.name.clone()),
+        ClusterObject::Node(node) => (ObjectKind::Node, ObjectName::new("", node.name.clone())),
+        ClusterObject::ServiceCidr(object) => (ObjectKind::ServiceCidr, ObjectName::new("", object.name.clone())),
     };
-    Parsed { kind, name, object: Some(object), problems: Vec::new() }
+    ParsedObject { kind, name, object: Some(object), problems: Vec::new() }
 }
 
-pub(crate) fn put(object: impl Into<Object>) -> Update {
-    Update::Apply(parsed(object))
+pub(crate) fn put(object: impl Into<ClusterObject>) -> SourceUpdate {
+    SourceUpdate::Apply(parsed(object))
 }
 
 /// What a source says first when there are these objects.
-pub(crate) fn initial(objects: impl IntoIterator<Item = Object>) -> Vec<Update> {
+pub(crate) fn initial(objects: impl IntoIterator<Item = ClusterObject>) -> Vec<SourceUpdate> {
     let parsed: Vec<_> = objects.into_iter().map(parsed).collect();
     let of_kind = |kind| parsed.iter().filter(move |parsed| parsed.kind == kind).cloned().collect();
-    Kind::ALL.into_iter().map(|kind| Update::Replace(kind, of_kind(kind))).collect()
+    ObjectKind::ALL.into_iter().map(|kind| SourceUpdate::Replace(kind, of_kind(kind))).collect()
 }
 
-impl From<Service> for Object {
-    fn from(service: Service) -> Self {
+impl From<ServiceObject> for ClusterObject {
+    fn from(service: ServiceObject) -> Self {
         Self::Service(service)
     }
 }
 
-impl From<Slice> for Object {
-    fn from(slice: Slice) -> Self {
-        Self::Slice(slice)
+impl From<SliceObject> for ClusterObject {
+    fn from(slice: SliceObject) -> Self {
+        Self::EndpointSlice(slice)
     }
 }
 
-impl From<ServiceCidr> for Object {
-    fn from(object: ServiceCidr) -> Self {
+impl From<ServiceCidrObject> for ClusterObject {
+    fn from(object: ServiceCidrObject) -> Self {
         Self::ServiceCidr(object)
     }
 }
 
-impl From<Node> for Object {
+impl From<Node> for ClusterObject {
     fn from(node: Node) -> Self {
         Self::Node(node)
     }
@@ -158,13 +164,13 @@ fn policy() -> impl Strategy<Value = TrafficPolicy> {
     prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)]
 }
 
-fn ports() -> impl Strategy<Value = Vec<Port>> {
+fn ports() -> impl Strategy<Value = Vec<ServiceObjectPort>> {
     let node_port = option::weighted(0.4, prop_oneof![Just(30000), Just(30001)]);
     subsequence(PORTS.to_vec(), 1..=3).prop_flat_map(move |ports| {
         let count = ports.len();
         (Just(ports), vec(node_port.clone(), count)).prop_map(|(ports, node_ports)| {
             let ports = ports.into_iter().zip(node_ports);
-            let port = |((name, protocol, port), node_port): ((&str, _, _), Option<u16>)| Port {
+            let port = |((name, protocol, port), node_port): ((&str, _, _), Option<u16>)| ServiceObjectPort {
                 name: name.into(),
                 protocol,
                 port: number(port),
@@ -175,7 +181,7 @@ fn ports() -> impl Strategy<Value = Vec<Port>> {
     })
 }
 
-pub(crate) fn any_service() -> impl Strategy<Value = Service> {
+pub(crate) fn any_service() -> impl Strategy<Value = ServiceObject> {
     let cluster_ips = (
         option::weighted(0.9, proptest::sample::select(CLUSTER_IPS.to_vec())),
         option::weighted(0.5, proptest::sample::select(CLUSTER_IPS_V6.to_vec())),
@@ -183,7 +189,7 @@ pub(crate) fn any_service() -> impl Strategy<Value = Service> {
     let names = proptest::sample::select(SERVICES.to_vec());
     let vips = (some_ips(EXTERNAL_IPS), prop_oneof![Just(Vec::new()), some_ips(EXTERNAL_IPS)]);
     (names, option::of(0..3u64), cluster_ips, vips, policy(), policy(), ports()).prop_map(
-        |(name, created, (v4, v6), (external, load_balancer), internal_policy, external_policy, ports)| Service {
+        |(name, created, (v4, v6), (external, load_balancer), internal_policy, external_policy, ports)| ServiceObject {
             created: created.map(time),
             cluster_ips: PerFamily { v4: v4.map(ip), v6: v6.map(ip) },
             external_ips: external,
@@ -242,13 +248,13 @@ fn any_endpoints(family: Family) -> impl Strategy<Value = Vec<SliceEndpoint>> {
     })
 }
 
-pub(crate) fn any_slice() -> impl Strategy<Value = Slice> {
+pub(crate) fn any_slice() -> impl Strategy<Value = SliceObject> {
     let family = prop_oneof![3 => Just(Family::V4), 1 => Just(Family::V6)];
     let ports = subsequence(PORTS.to_vec(), 1..=3);
     let names = (proptest::sample::select(SLICES.to_vec()), proptest::sample::select(SERVICES.to_vec()));
     let endpoints = family.prop_flat_map(|family| (Just(family), any_endpoints(family)));
     (names, ports, endpoints, option::of(0..100u64)).prop_map(
-        |((name, service), ports, (family, endpoints), trigger)| Slice {
+        |((name, service), ports, (family, endpoints), trigger)| SliceObject {
             family,
             ports: ports
                 .into_iter()
@@ -266,37 +272,37 @@ pub(crate) fn any_node() -> impl Strategy<Value = Node> {
         .prop_map(|(name, zone, addresses)| Node { addresses, ..node(name, zone) })
 }
 
-fn any_service_cidr() -> impl Strategy<Value = ServiceCidr> {
+fn any_service_cidr() -> impl Strategy<Value = ServiceCidrObject> {
     (some_of(["cidr-0", "cidr-1"]), some_of(["10.96.0.0/16", "10.97.0.0/16", "fd00::/112"]))
         .prop_map(|(names, cidrs)| service_cidr(names.first().unwrap_or(&"cidr-2"), &cidrs))
 }
 
-fn any_object() -> impl Strategy<Value = Object> {
+fn any_object() -> impl Strategy<Value = ClusterObject> {
     prop_oneof![
-        3 => any_service().prop_map(Object::Service),
-        5 => any_slice().prop_map(Object::Slice),
-        1 => any_node().prop_map(Object::Node),
-        1 => any_service_cidr().prop_map(Object::ServiceCidr),
+        3 => any_service().prop_map(ClusterObject::Service),
+        5 => any_slice().prop_map(ClusterObject::EndpointSlice),
+        1 => any_node().prop_map(ClusterObject::Node),
+        1 => any_service_cidr().prop_map(ClusterObject::ServiceCidr),
     ]
 }
 
 /// An update of any sort: mostly objects that appear or change, some that go, some that are no longer usable, and now and
 /// then a whole kind.
-pub(crate) fn any_update() -> impl Strategy<Value = Update> {
-    let gone = |object: Object| {
-        let Parsed { kind, name, .. } = parsed(object);
-        Update::Delete(kind, name)
+pub(crate) fn any_update() -> impl Strategy<Value = SourceUpdate> {
+    let gone = |object: ClusterObject| {
+        let ParsedObject { kind, name, .. } = parsed(object);
+        SourceUpdate::Delete(kind, name)
     };
-    let unusable = |object: Object| {
-        let problem = crate::object::Problem { field: "spec".to_owned(), message: "unusable".to_owned() };
-        Update::Apply(Parsed { object: None, problems: vec![problem], ..parsed(object) })
+    let unusable = |object: ClusterObject| {
+        let problem = crate::object::ObjectProblem { field: "spec".to_owned(), message: "unusable".to_owned() };
+        SourceUpdate::Apply(ParsedObject { object: None, problems: vec![problem], ..parsed(object) })
     };
-    let all = |objects: Vec<Object>| {
-        let kind = objects.first().map_or(Kind::Service, |first| parsed(first.clone()).kind);
+    let all = |objects: Vec<ClusterObject>| {
+        let kind = objects.first().map_or(ObjectKind::Service, |first| parsed(first.clone()).kind);
         let of_kind = objects.into_iter().map(parsed).filter(|parsed| parsed.kind == kind);
         // A list has each object once.
         let by_name: std::collections::BTreeMap<_, _> = of_kind.map(|parsed| (parsed.name.clone(), parsed)).collect();
-        Update::Replace(kind, by_name.into_values().collect())
+        SourceUpdate::Replace(kind, by_name.into_values().collect())
     };
     prop_oneof![
         12 => any_object().prop_map(put),

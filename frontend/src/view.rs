@@ -23,20 +23,20 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use proto::model::{Family, PerFamily, Pool, ServicePort, TrafficPolicy};
 
-use crate::object::{Service, Slice};
+use crate::object::{ServiceObject, SliceObject};
 
 use self::{
     choice::{Choice, Used, local, local_pool},
     merge::{Merged, merge},
 };
 pub use self::{
-    explain::{Explained, Explanation, Reason, explain},
+    explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain},
     scoped::Scoped,
 };
 
 /// One service port with its pools, as every node sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct View {
+pub struct ServicePortView {
     /// The same for every node.
     pub port: ServicePort,
     /// For traffic policy Cluster. Empty when no traffic follows that policy.
@@ -50,7 +50,11 @@ pub struct View {
 /// `port` is what the service port is besides its endpoints, after conflicts over VIPs have been settled; `slices` are
 /// all EndpointSlices of the service. A family of which the service has no cluster IP has no endpoints.
 #[must_use]
-pub fn view<'a>(service: &Service, mut port: ServicePort, slices: impl IntoIterator<Item = &'a Slice>) -> View {
+pub fn view<'a>(
+    service: &ServiceObject,
+    mut port: ServicePort,
+    slices: impl IntoIterator<Item = &'a SliceObject>,
+) -> ServicePortView {
     let merged = merge(&port.key, slices);
     let Decisions { any_endpoints, cluster, local } = Decisions::of(service, &port, &merged);
     port.any_endpoints = any_endpoints;
@@ -61,7 +65,7 @@ pub fn view<'a>(service: &Service, mut port: ServicePort, slices: impl IntoItera
         }
     }
     let cluster = PerFamily::from_fn(|family| cluster[family].as_ref().map(Choice::pools).unwrap_or_default());
-    View { port, cluster, local: by_node }
+    ServicePortView { port, cluster, local: by_node }
 }
 
 /// What is decided about the endpoints of a service port, from which everything else follows.
@@ -76,7 +80,7 @@ struct Decisions<'a> {
 }
 
 impl<'a> Decisions<'a> {
-    fn of(service: &Service, port: &ServicePort, merged: &[Merged<'a>]) -> Self {
+    fn of(service: &ServiceObject, port: &ServicePort, merged: &[Merged<'a>]) -> Self {
         let mut decisions = Self::default();
         for family in Family::ALL {
             if service.cluster_ips[family].is_none() {
@@ -99,7 +103,7 @@ fn uses_cluster(port: &ServicePort) -> bool {
     port.internal_policy == TrafficPolicy::Cluster || port.externally_accessible()
 }
 
-impl View {
+impl ServicePortView {
     /// The cluster pool of a node in a zone.
     #[must_use]
     pub fn cluster_pool(&self, family: Family, node: &str, zone: &str) -> &Pool {

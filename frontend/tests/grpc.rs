@@ -18,7 +18,7 @@ use std::{path::PathBuf, time::Duration};
 
 use fairlead_frontend::{
     Config, Frontend, Listener,
-    object::{Object, ObjectName, Problem, Update},
+    object::{ClusterObject, ObjectName, ObjectProblem, SourceUpdate},
 };
 use hyper_util::rt::TokioIo;
 use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
@@ -39,7 +39,7 @@ const SOCKET: &str = "frontend.sock";
 
 struct Server {
     frontend: Frontend,
-    updates: mpsc::Sender<Update>,
+    updates: mpsc::Sender<SourceUpdate>,
     trigger: Trigger,
     serving: JoinHandle<anyhow::Result<()>>,
     channel: Channel,
@@ -67,7 +67,7 @@ async fn unix_channel(path: PathBuf) -> Channel {
 }
 
 impl Server {
-    async fn start(transport: Transport, config: Config, updates: Vec<Update>) -> Self {
+    async fn start(transport: Transport, config: Config, updates: Vec<SourceUpdate>) -> Self {
         let frontend = Frontend::new(config);
         let (trigger, shutdown) = Shutdown::channel();
         let (sender, receiver) = mpsc::channel(16);
@@ -188,7 +188,7 @@ async fn a_stream_follows_changes_over_both_transports() {
         };
         assert_eq!((welcome.mode(), welcome.protocol_version), (v1::Mode::Snapshot, proto::PROTOCOL_VERSION));
         let snapshot = stream.commit().await;
-        server.updates.send(Update::Apply(slice(1, 1001))).await.unwrap();
+        server.updates.send(SourceUpdate::Apply(slice(1, 1001))).await.unwrap();
         let change = stream.commit().await;
         assert_eq!(change[0].base_revision, snapshot[0].target_revision);
         assert_eq!(change[0].operations.len(), 2, "the cluster pool and the local one");
@@ -251,7 +251,7 @@ async fn a_client_that_does_not_read_delays_nobody() {
     let mut stream = server.hello(hello("node-2")).await;
     stream.commit().await;
     for endpoints in 900..950 {
-        server.updates.send(Update::Apply(slice(7, endpoints))).await.unwrap();
+        server.updates.send(SourceUpdate::Apply(slice(7, endpoints))).await.unwrap();
         let batches = stream.commit().await;
         assert_eq!(batches.len(), 1);
     }
@@ -268,16 +268,17 @@ async fn a_client_that_does_not_read_delays_nobody() {
 async fn status_has_figures_streams_and_problems() {
     let mut taken = service(1);
     taken.name = ObjectName::new("ns", "zz");
-    taken.problems = vec![Problem { field: "spec.externalIPs[0]".to_owned(), message: "is no address".to_owned() }];
-    if let Some(Object::Service(service)) = &mut taken.object {
+    taken.problems =
+        vec![ObjectProblem { field: "spec.externalIPs[0]".to_owned(), message: "is no address".to_owned() }];
+    if let Some(ClusterObject::Service(service)) = &mut taken.object {
         service.name = taken.name.clone();
     }
     let server = Server::of(3).await;
-    server.updates.send(Update::Apply(taken)).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(taken)).await.unwrap();
     let mut stream = server.hello(v1::Hello { role: v1::Role::Observer.into(), ..hello("node-1") }).await;
     stream.commit().await;
     // A second commit is only sent after the first ack has been read.
-    server.updates.send(Update::Apply(slice(1, 5))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(1, 5))).await.unwrap();
     stream.commit().await;
     let status = server.status().await;
     assert_eq!((status.service_ports, status.endpoints), (4, 2005));

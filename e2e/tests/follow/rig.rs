@@ -13,7 +13,7 @@ use backend::{
     Attach, Connect, FeedOptions, Grpc, GrpcOptions, NodeState, Progress, Runner, RunnerOptions, Session, Stage, Store,
     testing::{Call, FakeKernel},
 };
-use frontend::{Config, Frontend, Listener, Rate, VisitLimits, log::Limits, object::Update};
+use frontend::{Config, Frontend, Listener, Rate, VisitLimits, log::Limits, object::SourceUpdate};
 use proto::{
     model::{Ack, ClientEvent, Epoch, Hello, Node, Revision, Role, ServerEvent, ServicePortKey, SourceVersion},
     v1::{StatusRequest, fairlead_client::FairleadClient},
@@ -56,7 +56,7 @@ pub(crate) struct Rig {
 /// One run of a frontend.
 struct Server {
     frontend: Frontend,
-    updates: mpsc::Sender<Update>,
+    updates: mpsc::Sender<SourceUpdate>,
     shutdown: Shutdown,
     trigger: Trigger,
     serving: JoinHandle<anyhow::Result<()>>,
@@ -170,7 +170,7 @@ impl Rig {
     }
 
     /// Delivers updates.
-    pub(crate) async fn update(&self, updates: Vec<Update>) {
+    pub(crate) async fn update(&self, updates: Vec<SourceUpdate>) {
         let sender = self.server.lock().unwrap().updates.clone();
         for update in updates {
             sender.send(update).await.unwrap();

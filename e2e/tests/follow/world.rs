@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
-use frontend::object::{Kind, Object, ObjectName, Parsed, Port, Service, Slice, SliceEndpoint, SlicePort, Update};
+use frontend::object::{
+    ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint, SliceObject,
+    SlicePort, SourceUpdate,
+};
 use proto::model::{Family, Node, PerFamily, Protocol, TrafficPolicy};
 
 /// The node that the agent is on.
@@ -20,7 +23,7 @@ const HUGE: u16 = 8000;
 
 /// Everything there is.
 pub(crate) struct World {
-    objects: BTreeMap<(Kind, ObjectName), Object>,
+    objects: BTreeMap<(ObjectKind, ObjectName), ClusterObject>,
     rng: fastrand::Rng,
     changes: u16,
 }
@@ -35,26 +38,26 @@ impl World {
     }
 
     /// What a source says first.
-    pub(crate) fn initial(&self) -> Vec<Update> {
+    pub(crate) fn initial(&self) -> Vec<SourceUpdate> {
         let of_kind = |kind| {
             let objects = self.objects.iter().filter(|((of, _), _)| *of == kind);
             objects.map(|((kind, name), object)| parsed(*kind, name, object)).collect()
         };
-        Kind::ALL.into_iter().map(|kind| Update::Replace(kind, of_kind(kind))).collect()
+        ObjectKind::ALL.into_iter().map(|kind| SourceUpdate::Replace(kind, of_kind(kind))).collect()
     }
 
     /// A few random changes, and one of the marker after them.
-    pub(crate) fn change(&mut self) -> Vec<Update> {
+    pub(crate) fn change(&mut self) -> Vec<SourceUpdate> {
         let mut updates: Vec<_> = (0..self.rng.usize(1..6)).map(|_| self.any_update()).collect();
         self.changes += 1;
-        let marker = Service { ports: vec![self.mark()], ..service(MARKER, [10, 96, 9, 9].into()) };
-        updates.push(self.put(Kind::Service, marker.name.clone(), Object::Service(marker)));
+        let marker = ServiceObject { ports: vec![self.mark()], ..service(MARKER, [10, 96, 9, 9].into()) };
+        updates.push(self.put(ObjectKind::Service, marker.name.clone(), ClusterObject::Service(marker)));
         updates
     }
 
     /// The port of the marker at this point.
-    pub(crate) fn mark(&self) -> Port {
-        Port { name: "".into(), protocol: Protocol::Tcp, port: number(1 + self.changes), node_port: None }
+    pub(crate) fn mark(&self) -> ServiceObjectPort {
+        ServiceObjectPort { name: "".into(), protocol: Protocol::Tcp, port: number(1 + self.changes), node_port: None }
     }
 
     /// Whether a service is the marker.
@@ -62,7 +65,7 @@ impl World {
         name == MARKER
     }
 
-    fn any_update(&mut self) -> Update {
+    fn any_update(&mut self) -> SourceUpdate {
         match self.rng.u8(..12) {
             0..4 => self.any_slice(),
             4..7 => self.any_service(),
@@ -71,13 +74,13 @@ impl World {
         }
     }
 
-    fn put(&mut self, kind: Kind, name: ObjectName, object: Object) -> Update {
-        let update = Update::Apply(parsed(kind, &name, &object));
+    fn put(&mut self, kind: ObjectKind, name: ObjectName, object: ClusterObject) -> SourceUpdate {
+        let update = SourceUpdate::Apply(parsed(kind, &name, &object));
         self.objects.insert((kind, name), object);
         update
     }
 
-    fn any_deletion(&mut self) -> Update {
+    fn any_deletion(&mut self) -> SourceUpdate {
         let Some(at) = (!self.objects.is_empty()).then(|| self.rng.usize(..self.objects.len())) else {
             return self.any_node();
         };
@@ -86,10 +89,10 @@ impl World {
             return self.any_slice();
         }
         self.objects.remove(&(kind, name.clone()));
-        Update::Delete(kind, name)
+        SourceUpdate::Delete(kind, name)
     }
 
-    fn any_node(&mut self) -> Update {
+    fn any_node(&mut self) -> SourceUpdate {
         let name = *self.rng.choice(&NODES).unwrap();
         let node = Node {
             zone: (*self.rng.choice(&ZONES).unwrap()).into(),
@@ -97,10 +100,10 @@ impl World {
             addresses: vec![[172, 16, 0, self.rng.u8(1..4)].into()],
             ..Node::unknown(name)
         };
-        self.put(Kind::Node, ObjectName::new("", name), Object::Node(node))
+        self.put(ObjectKind::Node, ObjectName::new("", name), ClusterObject::Node(node))
     }
 
-    fn any_service(&mut self) -> Update {
+    fn any_service(&mut self) -> SourceUpdate {
         let name = *self.rng.choice(&SERVICES).unwrap();
         let last = self.rng.u8(1..4);
         let mut service = service(name, [10, 96, 0, last].into());
@@ -117,20 +120,25 @@ impl World {
         for (name, port) in [("http", 80), ("https", 443)] {
             if self.rng.u8(..4) > 0 {
                 let node_port = self.rng.bool().then(|| number(self.rng.u16(30000..30004)));
-                service.ports.push(Port { name: name.into(), protocol: Protocol::Tcp, port: number(port), node_port });
+                service.ports.push(ServiceObjectPort {
+                    name: name.into(),
+                    protocol: Protocol::Tcp,
+                    port: number(port),
+                    node_port,
+                });
             }
         }
-        self.put(Kind::Service, service.name.clone(), Object::Service(service))
+        self.put(ObjectKind::Service, service.name.clone(), ClusterObject::Service(service))
     }
 
-    fn any_slice(&mut self) -> Update {
+    fn any_slice(&mut self) -> SourceUpdate {
         let name = ObjectName::new("default", format!("slice-{}", self.rng.u8(..6)));
         let family = if self.rng.bool() { Family::V4 } else { Family::V6 };
         let hints = self.rng.u8(..4);
         let count = if self.rng.u8(..24) == 0 { HUGE } else { self.rng.u16(..6) };
         let endpoints = (0..count).map(|n| self.any_endpoint(family, n, hints)).collect();
         let port = |name: &str, port| SlicePort { name: name.into(), protocol: Protocol::Tcp, port: number(port) };
-        let slice = Slice {
+        let slice = SliceObject {
             name: name.clone(),
             service: (*self.rng.choice(&SERVICES).unwrap()).into(),
             family,
@@ -138,7 +146,7 @@ impl World {
             endpoints,
             trigger: None,
         };
-        self.put(Kind::EndpointSlice, name, Object::Slice(slice))
+        self.put(ObjectKind::EndpointSlice, name, ClusterObject::EndpointSlice(slice))
     }
 
     fn any_endpoint(&mut self, family: Family, n: u16, hints: u8) -> SliceEndpoint {
@@ -177,8 +185,8 @@ fn number(port: u16) -> NonZeroU16 {
     NonZeroU16::new(port).unwrap()
 }
 
-fn service(name: &str, cluster_ip: IpAddr) -> Service {
-    Service {
+fn service(name: &str, cluster_ip: IpAddr) -> ServiceObject {
+    ServiceObject {
         name: ObjectName::new("default", name),
         created: None,
         cluster_ips: PerFamily { v4: Some(cluster_ip), v6: None },
@@ -194,6 +202,6 @@ fn service(name: &str, cluster_ip: IpAddr) -> Service {
     }
 }
 
-fn parsed(kind: Kind, name: &ObjectName, object: &Object) -> Parsed {
-    Parsed { kind, name: name.clone(), object: Some(object.clone()), problems: Vec::new() }
+fn parsed(kind: ObjectKind, name: &ObjectName, object: &ClusterObject) -> ParsedObject {
+    ParsedObject { kind, name: name.clone(), object: Some(object.clone()), problems: Vec::new() }
 }

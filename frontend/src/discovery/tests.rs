@@ -60,7 +60,7 @@ async fn the_api_server_is_asked_at_its_own_address() {
         "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
     });
     std::fs::write(&kubeconfig, config.to_string()).unwrap();
-    let ask = async || endpoints_of(&kubeconfig, "kube-system", "fairlead", Some("grpc")).await;
+    let ask = async || discover_frontends(&kubeconfig, "kube-system", "fairlead", Some("grpc")).await;
     assert_eq!(ask().await.unwrap(), ["10.0.0.1:7600".parse().unwrap()]);
     let request = server.join().unwrap();
     assert!(request.starts_with("GET /apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices?"), "{request}");

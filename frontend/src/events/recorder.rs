@@ -20,7 +20,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    Report, Start,
+    BackendStart, NodeReport,
     series::{Key, Series},
     start::NAMESPACE,
 };
@@ -50,29 +50,29 @@ enum Taken {
 }
 
 /// Knows what has been reported, and what of it is told.
-pub(super) struct Recorder {
+pub(super) struct EventRecorder {
     client: Client,
     instance: String,
     series: HashMap<Key, Series>,
     /// Not told yet.
-    starts: VecDeque<Start>,
+    starts: VecDeque<BackendStart>,
     silent_until: Option<Instant>,
 }
 
-impl Recorder {
+impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
         Self { client, instance, series: HashMap::new(), starts: VecDeque::new(), silent_until: None }
     }
 
     /// Until nobody reports any more.
-    pub(super) async fn run(mut self, mut reports: mpsc::Receiver<Report>) {
+    pub(super) async fn run(mut self, mut reports: mpsc::Receiver<NodeReport>) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 report = reports.recv() => match report {
-                    Some(Report::Failed(node, failure)) => self.count(node, failure),
-                    Some(Report::Started(start)) => self.keep(start),
+                    Some(NodeReport::Failed(node, failure)) => self.count(node, failure),
+                    Some(NodeReport::Started(start)) => self.keep(start),
                     None => return,
                 },
                 _ = ticks.tick() => self.tell().await,
@@ -89,7 +89,7 @@ impl Recorder {
         }
     }
 
-    fn keep(&mut self, start: Start) {
+    fn keep(&mut self, start: BackendStart) {
         if self.starts.len() < MAX_STARTS && !self.starts.contains(&start) {
             self.starts.push_back(start);
         }
@@ -141,7 +141,7 @@ fn taken(about: impl Display, told: Result<kube::Result<()>, Elapsed>) -> Taken 
 }
 
 /// Makes the Event. One that is there was made by another replica, or for another session of the run.
-async fn tell_start(client: &Client, instance: &str, start: &Start) -> kube::Result<()> {
+async fn tell_start(client: &Client, instance: &str, start: &BackendStart) -> kube::Result<()> {
     let api: Api<Event> = Api::namespaced(client.clone(), NAMESPACE);
     match api.create(&PostParams::default(), &start.event(instance)).await {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),

@@ -26,7 +26,7 @@ const NAME: usize = 230;
 
 /// An agent's run has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Start {
+pub(crate) struct BackendStart {
     /// Node `metadata.name`.
     pub(crate) node: Arc<str>,
     /// Since when the run lasts, as the agent says.
@@ -35,7 +35,7 @@ pub(crate) struct Start {
     pub(crate) backend: String,
 }
 
-impl Start {
+impl BackendStart {
     /// When an agent says since when it runs; not all do.
     pub(crate) fn of(hello: &Hello) -> Option<Self> {
         let Hello { node, role, backend, backend_version, started, .. } = hello;

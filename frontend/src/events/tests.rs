@@ -30,7 +30,7 @@ struct Server {
 }
 
 struct World {
-    events: Arc<Events>,
+    events: Arc<EventQueue>,
     calls: mpsc::UnboundedReceiver<Call>,
     server: Arc<Mutex<Server>>,
 }
@@ -43,10 +43,10 @@ async fn start() -> World {
     tokio::spawn(serve(listener, server.clone(), seen));
     let mut config = Config::new(format!("http://{address}").parse().unwrap());
     config.default_retry = false;
-    let events = Arc::<Events>::default();
+    let events = Arc::<EventQueue>::default();
     let reports = events.listen().unwrap();
     assert!(events.listen().is_none(), "one recorder");
-    let recorder = Recorder::new(Client::try_from(config).unwrap(), "frontend-0".to_owned());
+    let recorder = EventRecorder::new(Client::try_from(config).unwrap(), "frontend-0".to_owned());
     tokio::spawn(recorder.run(reports));
     World { events, calls, server }
 }
@@ -153,7 +153,7 @@ async fn a_health_check_that_nobody_serves_is_told_as_by_kube_proxy() {
 
 #[tokio::test]
 async fn a_start_is_one_event_on_its_node_whoever_tells_it() {
-    let begun = Start { node: "node-a".into(), at: SystemTime::now(), backend: "nft 1.2.3".to_owned() };
+    let begun = BackendStart { node: "node-a".into(), at: SystemTime::now(), backend: "nft 1.2.3".to_owned() };
     let mut first = start().await;
     first.events.started(begun.clone());
     let (call, event) = first.call().await;
@@ -167,7 +167,7 @@ async fn a_start_is_one_event_on_its_node_whoever_tells_it() {
     second.server.lock().unwrap().there.insert(name.clone());
     second.events.started(begun.clone());
     assert_eq!(second.call().await.1["metadata"]["name"], name.as_str());
-    second.events.started(Start { at: begun.at + Duration::from_secs(1), ..begun });
+    second.events.started(BackendStart { at: begun.at + Duration::from_secs(1), ..begun });
     let (call, later) = second.call().await;
     assert!(call.starts_with("POST") && later["metadata"]["name"] != name.as_str(), "{call} {later}");
 }
@@ -186,7 +186,7 @@ async fn one_who_may_not_stops_asking() {
 
 #[test]
 fn nobody_waits_where_nobody_listens() {
-    let events = Events::default();
+    let events = EventQueue::default();
     let key = ServicePortKey::new("shop", "web", "http", Protocol::Tcp);
     events
         .failed(&"node-a".into(), &Failure { key, reason: String::new(), retryable: true, kind: FailureKind::Program });

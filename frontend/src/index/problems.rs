@@ -5,34 +5,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use proto::model::ServicePortKey;
 use tracing::{info, warn};
 
-use crate::object::{Kind, ObjectName, Problem};
+use crate::object::{ObjectKind, ObjectName, ObjectProblem};
 
 /// The problems of all objects.
 #[derive(Debug, Default)]
-pub(super) struct Problems(BTreeMap<(Kind, ObjectName), OfObject>);
+pub(super) struct Problems(BTreeMap<(ObjectKind, ObjectName), OfObject>);
 
 /// The problems of one object.
 #[derive(Debug, Default)]
 struct OfObject {
     /// Found by the source when it read the object.
-    source: Vec<Problem>,
+    source: Vec<ObjectProblem>,
     /// Found when claims were settled. Service ports of one service can report the same.
-    claims: BTreeMap<ServicePortKey, Vec<Problem>>,
+    claims: BTreeMap<ServicePortKey, Vec<ObjectProblem>>,
 }
 
 impl Problems {
     /// By object, each problem once.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Kind, &ObjectName, Vec<&Problem>)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<&ObjectProblem>)> {
         self.0.iter().map(|((kind, name), object)| (*kind, name, object.all().into_iter().collect()))
     }
 
     /// The objects of a kind that have problems.
-    pub(super) fn names(&self, kind: Kind) -> impl Iterator<Item = &ObjectName> {
+    pub(super) fn names(&self, kind: ObjectKind) -> impl Iterator<Item = &ObjectName> {
         self.0.keys().filter(move |(of, _)| *of == kind).map(|(_, name)| name)
     }
 
     /// Replaces what the source says about an object.
-    pub(super) fn set_source(&mut self, kind: Kind, name: &ObjectName, problems: Vec<Problem>) {
+    pub(super) fn set_source(&mut self, kind: ObjectKind, name: &ObjectName, problems: Vec<ObjectProblem>) {
         let known = self.0.get(&(kind, name.clone())).map_or(&[][..], |object| &object.source);
         if known != problems {
             self.change(kind, name, |object| object.source = problems);
@@ -40,13 +40,13 @@ impl Problems {
     }
 
     /// Replaces what is wrong with the claims of one service port.
-    pub(super) fn set_claims(&mut self, service: &ObjectName, key: &ServicePortKey, problems: Vec<Problem>) {
-        let object = self.0.get(&(Kind::Service, service.clone()));
+    pub(super) fn set_claims(&mut self, service: &ObjectName, key: &ServicePortKey, problems: Vec<ObjectProblem>) {
+        let object = self.0.get(&(ObjectKind::Service, service.clone()));
         let known = object.and_then(|object| object.claims.get(key)).map_or(&[][..], Vec::as_slice);
         if known == problems {
             return;
         }
-        self.change(Kind::Service, service, |object| {
+        self.change(ObjectKind::Service, service, |object| {
             if problems.is_empty() {
                 object.claims.remove(key);
             } else {
@@ -55,16 +55,16 @@ impl Problems {
         });
     }
 
-    fn change(&mut self, kind: Kind, name: &ObjectName, change: impl FnOnce(&mut OfObject)) {
+    fn change(&mut self, kind: ObjectKind, name: &ObjectName, change: impl FnOnce(&mut OfObject)) {
         let object = self.0.entry((kind, name.clone())).or_default();
         let before: BTreeSet<_> = object.all().into_iter().cloned().collect();
         change(object);
         let after = object.all();
-        for Problem { field, message } in after.iter().filter(|problem| !before.contains(**problem)) {
+        for ObjectProblem { field, message } in after.iter().filter(|problem| !before.contains(**problem)) {
             warn!(%kind, object = %name, field, message, "problem with an object");
         }
         for problem in before.iter().filter(|problem| !after.contains(problem)) {
-            let Problem { field, message } = problem;
+            let ObjectProblem { field, message } = problem;
             info!(%kind, object = %name, field, message, "problem is gone");
         }
         if after.is_empty() {
@@ -74,7 +74,7 @@ impl Problems {
 }
 
 impl OfObject {
-    fn all(&self) -> BTreeSet<&Problem> {
+    fn all(&self) -> BTreeSet<&ObjectProblem> {
         self.source.iter().chain(self.claims.values().flatten()).collect()
     }
 }

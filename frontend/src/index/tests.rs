@@ -8,7 +8,7 @@ use crate::testing::{any_update, endpoint, ip, node, number, put, service, servi
 
 use super::*;
 
-type Views = BTreeMap<ServicePortKey, View>;
+type Views = BTreeMap<ServicePortKey, ServicePortView>;
 
 fn apply_changes(index: &mut Index, views: &mut Views) -> Vec<ServicePortKey> {
     let changes = index.take_changes();
@@ -22,7 +22,7 @@ fn apply_changes(index: &mut Index, views: &mut Views) -> Vec<ServicePortKey> {
     keys
 }
 
-fn problems(index: &Index) -> Vec<(Kind, ObjectName, Vec<Problem>)> {
+fn problems(index: &Index) -> Vec<(ObjectKind, ObjectName, Vec<ObjectProblem>)> {
     let problems = index.problems();
     problems.map(|(kind, name, problems)| (kind, name.clone(), problems.into_iter().cloned().collect())).collect()
 }
@@ -40,7 +40,7 @@ fn new_index() -> Index {
     Index::new(UNIX_EPOCH, Cluster::default())
 }
 
-fn indexed(updates: impl IntoIterator<Item = Update>) -> (Index, Views) {
+fn indexed(updates: impl IntoIterator<Item = SourceUpdate>) -> (Index, Views) {
     let (mut index, mut views) = (new_index(), Views::new());
     for update in updates {
         index.apply(update);
@@ -54,19 +54,19 @@ fn key(service: &str) -> ServicePortKey {
 }
 
 /// What is there after an update, without looking at what was there before.
-fn remember(objects: &mut BTreeMap<(Kind, ObjectName), Parsed>, update: &Update) {
+fn remember(objects: &mut BTreeMap<(ObjectKind, ObjectName), ParsedObject>, update: &SourceUpdate) {
     match update {
-        Update::Apply(parsed) => {
+        SourceUpdate::Apply(parsed) => {
             objects.insert((parsed.kind, parsed.name.clone()), parsed.clone());
         }
-        Update::Delete(kind, name) => {
+        SourceUpdate::Delete(kind, name) => {
             objects.remove(&(*kind, name.clone()));
         }
-        Update::Replace(kind, all) => {
+        SourceUpdate::Replace(kind, all) => {
             objects.retain(|(of, _), _| of != kind);
             objects.extend(all.iter().map(|parsed| ((*kind, parsed.name.clone()), parsed.clone())));
         }
-        Update::Seen(..) => {}
+        SourceUpdate::Progress(..) => {}
     }
 }
 
@@ -85,7 +85,7 @@ proptest! {
         }
         apply_changes(&mut index, &mut views);
 
-        let (scratch, expected) = indexed(objects.into_values().rev().map(Update::Apply));
+        let (scratch, expected) = indexed(objects.into_values().rev().map(SourceUpdate::Apply));
         prop_assert_eq!(views, expected);
         prop_assert_eq!(problems(&index), problems(&scratch));
         let nodes = |index: &Index| index.nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect::<BTreeMap<_, _>>();
@@ -109,7 +109,7 @@ fn an_equal_object_dirties_nothing() {
         index.apply(object);
         assert!(!index.is_dirty());
     }
-    let newer = Slice { trigger: Some(time(9)), ..slice("x", "s", vec![endpoint("10.0.0.1", "node-0")]) };
+    let newer = SliceObject { trigger: Some(time(9)), ..slice("x", "s", vec![endpoint("10.0.0.1", "node-0")]) };
     index.apply(put(newer));
     assert!(!index.is_dirty(), "a trigger time alone is no change");
 }
@@ -131,9 +131,9 @@ fn only_what_is_touched_is_dirty() {
 
 #[test]
 fn the_older_service_wins_and_the_other_gets_it_when_that_goes() {
-    let old = Service { created: Some(time(1)), ..service("z-old", "10.96.0.1") };
-    let new = Service { created: Some(time(2)), ..service("a-new", "10.96.0.1") };
-    let undated = Service { created: None, ..service("a-undated", "10.96.0.1") };
+    let old = ServiceObject { created: Some(time(1)), ..service("z-old", "10.96.0.1") };
+    let new = ServiceObject { created: Some(time(2)), ..service("a-new", "10.96.0.1") };
+    let undated = ServiceObject { created: None, ..service("a-undated", "10.96.0.1") };
     let (mut index, mut views) = indexed([put(undated), put(new), put(old)]);
     let has_vip = |views: &Views, name| views[&key(name)].port.cluster_ips.v4.is_some();
     assert!(has_vip(&views, "z-old") && !has_vip(&views, "a-new") && !has_vip(&views, "a-undated"));
@@ -141,7 +141,7 @@ fn the_older_service_wins_and_the_other_gets_it_when_that_goes() {
         messages(&index, "a-new"),
         ["spec.clusterIPs: 10.96.0.1, port 80/TCP is taken by ns/z-old:http/tcp, which comes first; dropped here"]
     );
-    index.apply(Update::Delete(Kind::Service, ObjectName::new("ns", "z-old")));
+    index.apply(SourceUpdate::Delete(ObjectKind::Service, ObjectName::new("ns", "z-old")));
     apply_changes(&mut index, &mut views);
     assert!(has_vip(&views, "a-new") && !has_vip(&views, "a-undated"));
     assert!(messages(&index, "a-new").is_empty());
@@ -151,7 +151,7 @@ fn the_older_service_wins_and_the_other_gets_it_when_that_goes() {
 #[test]
 fn one_node_port_belongs_to_one_service() {
     let with_node_port = |name, cluster_ip, created| {
-        let mut service = Service { created: Some(time(created)), ..service(name, cluster_ip) };
+        let mut service = ServiceObject { created: Some(time(created)), ..service(name, cluster_ip) };
         service.ports[0].node_port = Some(number(30000));
         service
     };
@@ -167,7 +167,7 @@ fn one_node_port_belongs_to_one_service() {
 
 #[test]
 fn an_external_ip_shadows_nobody() {
-    let greedy = Service {
+    let greedy = ServiceObject {
         created: Some(time(0)),
         external_ips: vec![ip("10.96.0.2"), ip("172.16.0.1"), ip("192.0.2.1")],
         load_balancer_ips: vec![ip("10.96.0.2")],
@@ -189,8 +189,8 @@ fn an_external_ip_shadows_nobody() {
             "status.loadBalancer.ingress: 10.96.0.2 dropped: would shadow the cluster IP of Service ns/victim",
         ]
     );
-    index.apply(Update::Delete(Kind::Node, ObjectName::new("", "node-0")));
-    index.apply(Update::Delete(Kind::Service, ObjectName::new("ns", "victim")));
+    index.apply(SourceUpdate::Delete(ObjectKind::Node, ObjectName::new("", "node-0")));
+    index.apply(SourceUpdate::Delete(ObjectKind::Service, ObjectName::new("ns", "victim")));
     apply_changes(&mut index, &mut views);
     assert_eq!(views[&key("greedy")].port.external_ips.len(), 3);
     assert!(messages(&index, "greedy").is_empty());
@@ -198,7 +198,7 @@ fn an_external_ip_shadows_nobody() {
 
 #[test]
 fn an_external_ip_that_is_also_a_load_balancer_ip_is_no_conflict() {
-    let both = Service {
+    let both = ServiceObject {
         external_ips: vec![ip("192.0.2.1")],
         load_balancer_ips: vec![ip("192.0.2.1")],
         ..service("s", "10.96.0.1")
@@ -211,8 +211,10 @@ fn an_external_ip_that_is_also_a_load_balancer_ip_is_no_conflict() {
 #[test]
 fn trigger_times_count_once_and_only_after_the_start() {
     let mut index = Index::new(time(100), Cluster::default());
-    let triggered =
-        |seconds, address| Slice { trigger: Some(time(seconds)), ..slice("x", "s", vec![endpoint(address, "node-0")]) };
+    let triggered = |seconds, address| SliceObject {
+        trigger: Some(time(seconds)),
+        ..slice("x", "s", vec![endpoint(address, "node-0")])
+    };
     let mut oldest_after = |update| {
         index.apply(update);
         index.take_changes().oldest_trigger
@@ -229,9 +231,9 @@ fn trigger_times_count_once_and_only_after_the_start() {
 fn complete_when_every_kind_has_come_as_a_whole() {
     let mut index = new_index();
     index.apply(put(service("s", "10.96.0.1")));
-    for kind in Kind::ALL {
+    for kind in ObjectKind::ALL {
         assert!(!index.is_complete());
-        index.apply(Update::Replace(kind, Vec::new()));
+        index.apply(SourceUpdate::Replace(kind, Vec::new()));
     }
     assert!(index.is_complete());
 }
@@ -240,7 +242,7 @@ fn complete_when_every_kind_has_come_as_a_whole() {
 fn service_cidrs_are_those_given_and_those_of_all_objects() {
     let given = service_cidr("", &["10.96.0.0/16"]).cidrs;
     let mut index = Index::new(UNIX_EPOCH, Cluster { service_cidrs: given });
-    let mut after = |update: Option<Update>| {
+    let mut after = |update: Option<SourceUpdate>| {
         update.into_iter().for_each(|update| index.apply(update));
         let cluster = index.take_changes().cluster?;
         Some(cluster.service_cidrs.iter().map(IpNet::to_string).collect::<Vec<_>>().join(" "))
@@ -252,9 +254,9 @@ fn service_cidrs_are_those_given_and_those_of_all_objects() {
     assert_eq!(after(Some(put(one))), is("10.96.0.0/16 fd00::/112"));
     let two = service_cidr("two", &["10.90.0.0/16"]);
     assert_eq!(after(Some(put(two.clone()))), is("10.90.0.0/16 10.96.0.0/16 fd00::/112"));
-    let gone = Update::Delete(Kind::ServiceCidr, ObjectName::new("", "one"));
+    let gone = SourceUpdate::Delete(ObjectKind::ServiceCidr, ObjectName::new("", "one"));
     assert_eq!(after(Some(gone)), is("10.90.0.0/16 10.96.0.0/16"));
     let other = service_cidr("two", &["10.91.0.0/16"]);
     assert_eq!(after(Some(put(other))), is("10.91.0.0/16 10.96.0.0/16"));
-    assert_eq!(after(Some(Update::Replace(Kind::ServiceCidr, Vec::new()))), is("10.96.0.0/16"));
+    assert_eq!(after(Some(SourceUpdate::Replace(ObjectKind::ServiceCidr, Vec::new()))), is("10.96.0.0/16"));
 }

@@ -4,27 +4,27 @@ use std::collections::BTreeMap;
 
 use proto::model::SourceVersion;
 
-use crate::object::{Kind, Seen};
+use crate::object::{ObjectKind, VersionProgress};
 
 /// How far each kind is known. What an API without such numbers has is unknown.
 #[derive(Debug, Default)]
 pub(super) struct Versions {
     /// The newest object, or deletion of one.
-    objects: BTreeMap<Kind, SourceVersion>,
+    objects: BTreeMap<ObjectKind, SourceVersion>,
     /// Up to where nothing is missing, also where nothing happened.
-    confirmed: BTreeMap<Kind, SourceVersion>,
+    confirmed: BTreeMap<ObjectKind, SourceVersion>,
 }
 
 // === impl Versions ===
 
 impl Versions {
-    pub(super) fn record(&mut self, kind: Kind, seen: Seen) {
+    pub(super) fn record(&mut self, kind: ObjectKind, seen: VersionProgress) {
         match seen {
-            Seen::Object(version) => {
+            VersionProgress::Changed(version) => {
                 self.objects.insert(kind, version);
                 self.confirmed.insert(kind, version);
             }
-            Seen::Confirmed(version) => {
+            VersionProgress::Confirmed(version) => {
                 self.confirmed.insert(kind, version);
                 // An API that was restored from a backup: what there was beyond is gone.
                 if self.objects.get(&kind).is_some_and(|newest| *newest > version) {
@@ -53,19 +53,19 @@ mod tests {
     fn objects_are_reflected_and_bookmarks_only_known() {
         let mut versions = Versions::default();
         assert_eq!((versions.reflected(), versions.known()), (SourceVersion(0), SourceVersion(0)));
-        versions.record(Kind::Service, Seen::Confirmed(SourceVersion(90)));
+        versions.record(ObjectKind::Service, VersionProgress::Confirmed(SourceVersion(90)));
         assert_eq!((versions.reflected(), versions.known()), (SourceVersion(0), SourceVersion(90)));
-        versions.record(Kind::Service, Seen::Object(SourceVersion(100)));
-        versions.record(Kind::EndpointSlice, Seen::Object(SourceVersion(95)));
-        versions.record(Kind::EndpointSlice, Seen::Confirmed(SourceVersion(120)));
+        versions.record(ObjectKind::Service, VersionProgress::Changed(SourceVersion(100)));
+        versions.record(ObjectKind::EndpointSlice, VersionProgress::Changed(SourceVersion(95)));
+        versions.record(ObjectKind::EndpointSlice, VersionProgress::Confirmed(SourceVersion(120)));
         assert_eq!((versions.reflected(), versions.known()), (SourceVersion(100), SourceVersion(120)));
     }
 
     #[test]
     fn a_restored_api_is_believed() {
         let mut versions = Versions::default();
-        versions.record(Kind::Service, Seen::Object(SourceVersion(100)));
-        versions.record(Kind::Service, Seen::Confirmed(SourceVersion(50)));
+        versions.record(ObjectKind::Service, VersionProgress::Changed(SourceVersion(100)));
+        versions.record(ObjectKind::Service, VersionProgress::Confirmed(SourceVersion(50)));
         assert_eq!((versions.reflected(), versions.known()), (SourceVersion(0), SourceVersion(50)));
     }
 }

@@ -10,14 +10,14 @@ use proto::{
     model::{Node, Operation, ServicePortKey},
 };
 
-use crate::view::View;
+use crate::view::ServicePortView;
 
 use super::{Log, Update, change, piece::Piece, recipient::Recipient};
 
 /// The service ports whose keys fall into one digest bucket.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
-    ports: BTreeMap<ServicePortKey, View>,
+    ports: BTreeMap<ServicePortKey, ServicePortView>,
     /// What was built since the bucket last changed.
     built: Option<Built>,
 }
@@ -32,20 +32,20 @@ struct Built {
 }
 
 impl Bucket {
-    pub(super) fn get(&self, key: &ServicePortKey) -> Option<&View> {
+    pub(super) fn get(&self, key: &ServicePortKey) -> Option<&ServicePortView> {
         self.ports.get(key)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&ServicePortKey, &View)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&ServicePortKey, &ServicePortView)> {
         self.ports.iter()
     }
 
-    pub(super) fn put(&mut self, key: ServicePortKey, view: View) {
+    pub(super) fn put(&mut self, key: ServicePortKey, view: ServicePortView) {
         self.built = None;
         self.ports.insert(key, view);
     }
 
-    pub(super) fn remove(&mut self, key: &ServicePortKey) -> Option<View> {
+    pub(super) fn remove(&mut self, key: &ServicePortKey) -> Option<ServicePortView> {
         self.built = None;
         self.ports.remove(key)
     }
@@ -66,8 +66,8 @@ impl Bucket {
 }
 
 impl Built {
-    fn of(ports: &BTreeMap<ServicePortKey, View>) -> Self {
-        let special = |view: &View| [view.cluster.v4.zones.clone(), view.cluster.v6.zones.clone()];
+    fn of(ports: &BTreeMap<ServicePortKey, ServicePortView>) -> Self {
+        let special = |view: &ServicePortView| [view.cluster.v4.zones.clone(), view.cluster.v6.zones.clone()];
         let zones = ports.values().flat_map(special).flat_map(BTreeMap::into_keys).collect();
         Self { zones, pieces: HashMap::new() }
     }
@@ -75,7 +75,7 @@ impl Built {
 
 impl Log {
     /// The current view of a service port.
-    pub(crate) fn view(&self, key: &ServicePortKey) -> Option<&View> {
+    pub(crate) fn view(&self, key: &ServicePortKey) -> Option<&ServicePortView> {
         self.buckets[usize::from(proto::digest::KeyHash::of(key).bucket())].get(key)
     }
 

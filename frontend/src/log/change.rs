@@ -10,7 +10,7 @@ use proto::{
     model::{Family, Operation, PerFamily, Pool, PoolClass, PoolId, ServicePortKey},
 };
 
-use crate::view::{Scoped, View};
+use crate::view::{Scoped, ServicePortView};
 
 use super::{piece, step::Step};
 
@@ -55,7 +55,11 @@ impl Changed {
 
 impl PortChange {
     /// What differs between two views. `zone_of` says in which zone a node is.
-    pub(super) fn between<'a>(old: Option<&View>, new: Option<&View>, zone_of: impl Fn(&str) -> &'a str) -> Self {
+    pub(super) fn between<'a>(
+        old: Option<&ServicePortView>,
+        new: Option<&ServicePortView>,
+        zone_of: impl Fn(&str) -> &'a str,
+    ) -> Self {
         match (old, new) {
             (_, None) => Self::Removed,
             (None, Some(_)) => Self::Created,
@@ -71,7 +75,7 @@ impl PortChange {
     }
 
     /// The nodes for which it is something else than for their zone.
-    pub(super) fn nodes<'a>(&'a self, new: Option<&'a View>) -> BTreeSet<&'a Arc<str>> {
+    pub(super) fn nodes<'a>(&'a self, new: Option<&'a ServicePortView>) -> BTreeSet<&'a Arc<str>> {
         match self {
             Self::Removed => BTreeSet::new(),
             Self::Created => new.into_iter().flat_map(nodes_of_view).collect(),
@@ -83,7 +87,7 @@ impl PortChange {
     }
 
     /// The zones for which it is something else than for everyone.
-    pub(super) fn zones<'a>(&'a self, new: Option<&'a View>) -> BTreeSet<&'a Arc<str>> {
+    pub(super) fn zones<'a>(&'a self, new: Option<&'a ServicePortView>) -> BTreeSet<&'a Arc<str>> {
         match (self, new) {
             (Self::Created, Some(view)) => view.cluster.iter().flat_map(|(_, pools)| pools.zones.keys()).collect(),
             (Self::Changed(changed), _) => changed.cluster.iter().flat_map(|(_, steps)| steps.zones.keys()).collect(),
@@ -132,7 +136,7 @@ impl Net {
 pub(super) fn net_for_zone(
     key: &ServicePortKey,
     changes: &[&PortChange],
-    current: Option<&View>,
+    current: Option<&ServicePortView>,
     zone: &str,
     operations: &mut Vec<Operation>,
 ) {
@@ -166,7 +170,7 @@ pub(super) fn net_for_zone(
 pub(super) fn net_for_node(
     key: &ServicePortKey,
     changes: &[&PortChange],
-    current: Option<&View>,
+    current: Option<&ServicePortView>,
     (node, zone): (&str, &str),
     operations: &mut Vec<Operation>,
 ) -> Vec<PoolId> {
@@ -196,7 +200,7 @@ pub(super) fn net_for_node(
 }
 
 /// Appends a service port that the receiver does not have, with its cluster pools in a zone.
-pub(super) fn put_for_zone(view: &View, zone: &str, operations: &mut Vec<Operation>) {
+pub(super) fn put_for_zone(view: &ServicePortView, zone: &str, operations: &mut Vec<Operation>) {
     operations.push(Operation::PutServicePort(view.port.clone()));
     for (family, pools) in view.cluster.iter() {
         let pool = pools.in_zone(zone);
@@ -207,7 +211,7 @@ pub(super) fn put_for_zone(view: &View, zone: &str, operations: &mut Vec<Operati
 }
 
 /// Appends what one node has besides [`put_for_zone`]: its local pools, and its cluster pools where they are special.
-pub(super) fn put_for_node(view: &View, node: &str, operations: &mut Vec<Operation>) {
+pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut Vec<Operation>) {
     for family in Family::ALL {
         if let Some(pool) = view.cluster[family].nodes.get(node) {
             piece::replace(pool_id(&view.port.key, PoolClass::Cluster, family), pool, operations);
@@ -219,7 +223,7 @@ pub(super) fn put_for_node(view: &View, node: &str, operations: &mut Vec<Operati
 }
 
 /// The nodes for which a view is something else than for their zone.
-pub(super) fn nodes_of_view(view: &View) -> impl Iterator<Item = &Arc<str>> {
+pub(super) fn nodes_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc<str>> {
     view.cluster.iter().flat_map(|(_, pools)| pools.nodes.keys()).chain(view.local.keys())
 }
 

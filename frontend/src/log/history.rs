@@ -9,7 +9,7 @@ use std::{
 use proto::model::{Revision, ServicePortKey};
 use tokio::time::Instant;
 
-use crate::view::View;
+use crate::view::ServicePortView;
 
 use super::{Limits, change::PortChange};
 
@@ -88,7 +88,7 @@ impl Entry {
     }
 
     /// Records what happened to a service port that is `new` now.
-    pub(super) fn record(&mut self, key: &ServicePortKey, change: PortChange, new: Option<&View>) {
+    pub(super) fn record(&mut self, key: &ServicePortKey, change: PortChange, new: Option<&ServicePortView>) {
         /// What an element of a map needs around a key.
         const ELEMENT: usize = 64;
         let nodes = change.nodes(new);

@@ -8,7 +8,7 @@ use proto::{
     model::{Family, PerFamily, Pool, PoolClass},
 };
 
-use crate::view::{Scoped, View};
+use crate::view::{Scoped, ServicePortView};
 
 /// The digests for everyone and for zones.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Ledger {
     }
 
     /// Adds or removes a service port with its cluster pools. Gives their digests, to account for nodes.
-    pub(super) fn account(&mut self, hash: KeyHash, view: &View, sign: Sign) -> InZones {
+    pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, sign: Sign) -> InZones {
         let bucket = hash.bucket();
         sign.apply(&mut self.everyone[bucket], Digest::of_service_port(&view.port));
         PerFamily::from_fn(|family| {
@@ -83,7 +83,7 @@ impl Ledger {
 /// What a service port adds to the digests of the nodes that it is special for, beyond those of their zones.
 pub(super) fn own_digests<'a, 'z>(
     hash: KeyHash,
-    view: &'a View,
+    view: &'a ServicePortView,
     in_zones: &InZones,
     zone_of: impl Fn(&str) -> &'z str,
 ) -> Vec<(&'a Arc<str>, Digest)> {
@@ -100,7 +100,7 @@ pub(super) fn own_digests<'a, 'z>(
 }
 
 /// What a service port adds to the digests of one node, beyond those of its zone.
-pub(super) fn own_digest(hash: KeyHash, view: &View, node: &str, zone: &str) -> Digest {
+pub(super) fn own_digest(hash: KeyHash, view: &ServicePortView, node: &str, zone: &str) -> Digest {
     let mut own = view.local.get(node).map_or_else(Digest::default, |pools| local_digest(hash, pools));
     for family in Family::ALL {
         let pools = &view.cluster[family];

@@ -2,7 +2,7 @@
 
 use proto::{digest::BUCKETS, model::ServicePortKey};
 
-use crate::{recent::What, view::View};
+use crate::{recent::What, view::ServicePortView};
 
 use super::{Log, change::PortChange, history::Entry};
 
@@ -11,7 +11,7 @@ impl Log {
     pub(crate) const PARTS: usize = BUCKETS;
 
     /// The service ports of one part, so that nobody has to hold the log for all of them.
-    pub(crate) fn part(&self, part: usize) -> impl Iterator<Item = (&ServicePortKey, &View)> {
+    pub(crate) fn part(&self, part: usize) -> impl Iterator<Item = (&ServicePortKey, &ServicePortView)> {
         self.buckets.get(part).into_iter().flat_map(super::Bucket::iter)
     }
 

@@ -13,9 +13,9 @@ use proto::model::{Operation, ServicePortKey};
 
 use crate::{
     index::Index,
-    object::{Kind, ObjectName, SliceEndpoint, Update as Change},
+    object::{ObjectKind, ObjectName, SliceEndpoint, SourceUpdate as Change},
     testing::{NODES, any_update, endpoint, ip, node, put, service, service_cidr, slice, time},
-    view::View,
+    view::ServicePortView,
 };
 
 use self::mirror::Mirror;
@@ -27,7 +27,7 @@ const ROOMY: Limits = Limits { entries: 1000, bytes: 1 << 20 };
 struct Cluster {
     index: Index,
     log: Log,
-    views: BTreeMap<ServicePortKey, View>,
+    views: BTreeMap<ServicePortKey, ServicePortView>,
     nodes: BTreeMap<Arc<str>, Arc<Node>>,
     facts: proto::model::Cluster,
 }
@@ -212,7 +212,7 @@ fn what_comes_and_goes_between_two_looks_was_never_there() {
     let from = cluster.log.revision();
     cluster.commit([web(endpoints(1..=6))]);
     cluster.commit([put(service("short", "10.96.0.2"))]);
-    cluster.commit([web(endpoints(1..=5)), Change::Delete(Kind::Service, ObjectName::new("ns", "short"))]);
+    cluster.commit([web(endpoints(1..=5)), Change::Delete(ObjectKind::Service, ObjectName::new("ns", "short"))]);
     assert!(cluster.difference("node-0", from).is_empty());
 
     cluster.commit([web(endpoints(1..=7))]);
@@ -233,7 +233,7 @@ fn a_service_that_went_and_came_back_is_sent_whole() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
     let mut mirror = cluster.joined("node-9");
     let from = mirror.revision;
-    cluster.commit([Change::Delete(Kind::Service, ObjectName::new("ns", "web"))]);
+    cluster.commit([Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))]);
     cluster.commit([put(service("web", "10.96.0.1")), web(endpoints(1..=1))]);
     assert_eq!(
         cluster.difference("node-9", from),
@@ -380,7 +380,7 @@ fn clients_that_come_from_everywhere_do_not_fill_the_memory() {
     let mut cluster = Cluster::new(ROOMY);
     cluster.commit([put(service("web", "10.96.0.1"))]);
     for round in 0..200 {
-        let gone = Change::Delete(Kind::Service, ObjectName::new("default", "web"));
+        let gone = Change::Delete(ObjectKind::Service, ObjectName::new("default", "web"));
         cluster.commit([if round % 2 == 0 { gone } else { put(service("web", "10.96.0.1")) }]);
         cluster.commit([web(endpoints(0..=250))]);
         cluster.commit([web(Vec::new())]);
@@ -413,7 +413,7 @@ fn zones_that_nobody_names_any_more_are_forgotten() {
 fn nodes_that_are_gone_are_forgotten_with_the_past() {
     let mut cluster = Cluster::new(Limits { entries: 2, bytes: 1 << 20 });
     cluster.commit([put(service("web", "10.96.0.1")), web(endpoints(1..=1)), put(node("node-0", "zone-a"))]);
-    cluster.commit([web(Vec::new()), Change::Delete(Kind::Node, ObjectName::new("", "node-0"))]);
+    cluster.commit([web(Vec::new()), Change::Delete(ObjectKind::Node, ObjectName::new("", "node-0"))]);
     assert!(!cluster.log.recipients.is_empty());
     for last in 1..5 {
         let mut other = service("other", "10.96.0.2");
@@ -428,7 +428,7 @@ fn nodes_that_are_gone_are_forgotten_with_the_past() {
 fn the_oldest_trigger_of_what_is_sent_is_told() {
     let triggered = |last, seconds| {
         let slice = slice("x", "web", endpoints(1..=last));
-        put(crate::object::Slice { trigger: Some(time(seconds)), ..slice })
+        put(crate::object::SliceObject { trigger: Some(time(seconds)), ..slice })
     };
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1"))]);
     let from = cluster.log.revision();
@@ -463,7 +463,7 @@ fn figures_are_those_of_the_cluster() {
     assert_eq!((cluster.log.service_ports(), cluster.log.endpoints()), (1, 5));
     cluster.commit([web(endpoints(1..=3))]);
     assert_eq!((cluster.log.service_ports(), cluster.log.endpoints()), (1, 3));
-    cluster.commit([Change::Delete(Kind::Service, ObjectName::new("ns", "web"))]);
+    cluster.commit([Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))]);
     assert_eq!((cluster.log.service_ports(), cluster.log.endpoints()), (0, 0));
 }
 

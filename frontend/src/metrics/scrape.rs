@@ -8,8 +8,8 @@ use runtime::metrics::{Labels, Writer};
 
 use crate::{
     engine::{Figures, Shared},
-    object::Kind,
-    source::{KindFreshness, Phase},
+    object::ObjectKind,
+    source::{KindFreshness, WatchPhase},
     streams::Fleet,
 };
 
@@ -32,7 +32,7 @@ impl Scrape {
             (log.revision(), log.service_ports(), log.endpoints())
         };
         let index = self.shared.index();
-        let objects = Kind::ALL.map(|kind| (kind.to_string(), index.count(kind)));
+        let objects = ObjectKind::ALL.map(|kind| (kind.to_string(), index.count(kind)));
         let problems: usize = index.problems().map(|(_, _, problems)| problems.len()).sum();
         drop(index);
         let tls = usize::from(self.shared.tls.get().is_some_and(|tls| tls.trouble().is_some()));
@@ -113,7 +113,7 @@ impl Scrape {
         let kinds = self.shared.freshness.snapshot();
         let names: Vec<_> = kinds.iter().map(|row| row.kind.to_string()).collect();
         let rows = || kinds.iter().zip(&names).map(|(row, name)| (row, [("kind", name.as_str())]));
-        let age = |row: &KindFreshness| row.age.filter(|_| row.phase != Phase::NotOffered);
+        let age = |row: &KindFreshness| row.age.filter(|_| row.phase != WatchPhase::NotOffered);
         let text = "How long ago the API last confirmed what is known, by kind: by a list, an event or a bookmark. Above 150 s \
                     everything is listed anew; if it goes on growing, nodes are told old things. Absent before the first time.";
         let ages = rows().filter_map(|(row, labels)| Some((labels, age(row)?.as_secs_f64())));

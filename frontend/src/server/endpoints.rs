@@ -5,8 +5,8 @@ use tonic::Status;
 
 use crate::{
     engine::Shared,
-    object::{ObjectName, Port},
-    view::{Explained, Explanation, Reason},
+    object::{ObjectName, ServiceObjectPort},
+    view::{EndpointExplanation, EndpointReason, ServicePortExplanation},
 };
 
 pub(super) fn response(shared: &Shared, request: &v1::EndpointsRequest) -> Result<v1::EndpointsResponse, Status> {
@@ -18,7 +18,7 @@ pub(super) fn response(shared: &Shared, request: &v1::EndpointsRequest) -> Resul
         return Err(Status::unavailable("not all objects of the cluster are known yet"));
     }
     let name = ObjectName::new(namespace.as_str(), name.as_str());
-    let is_wanted = |of: &Port| port.is_empty() || *of.name == **port || of.port.to_string() == *port;
+    let is_wanted = |of: &ServiceObjectPort| port.is_empty() || *of.name == **port || of.port.to_string() == *port;
     let (epoch, revision) = {
         let log = shared.log();
         (log.epoch(), log.revision())
@@ -48,14 +48,14 @@ pub(super) fn response(shared: &Shared, request: &v1::EndpointsRequest) -> Resul
     })
 }
 
-fn port_endpoints(explanation: Explanation) -> v1::PortEndpoints {
-    let Explanation { port, endpoints, notes } = explanation;
+fn port_endpoints(explanation: ServicePortExplanation) -> v1::PortEndpoints {
+    let ServicePortExplanation { port, endpoints, notes } = explanation;
     let endpoints = endpoints.into_iter().map(state).collect();
     v1::PortEndpoints { service_port: Some((&port).into()), endpoints, notes }
 }
 
-fn state(explained: Explained) -> v1::EndpointState {
-    let Explained { slice, endpoint, port, cluster, local } = explained;
+fn state(explained: EndpointExplanation) -> v1::EndpointState {
+    let EndpointExplanation { slice, endpoint, port, cluster, local } = explained;
     let words = |names: &[std::sync::Arc<str>]| names.iter().map(ToString::to_string).collect();
     v1::EndpointState {
         slice: slice.name.to_string(),
@@ -72,6 +72,6 @@ fn state(explained: Explained) -> v1::EndpointState {
     }
 }
 
-fn verdict(reason: &Reason) -> v1::Verdict {
-    v1::Verdict { in_pool: reason.is_in(), reason: reason.word().to_owned(), detail: reason.to_string() }
+fn verdict(reason: &EndpointReason) -> v1::Verdict {
+    v1::Verdict { in_pool: reason.is_in(), reason: reason.code().to_owned(), detail: reason.to_string() }
 }

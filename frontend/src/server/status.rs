@@ -10,7 +10,7 @@ use tonic::Status;
 use crate::{
     StreamStatus,
     engine::Shared,
-    source::{KindFreshness, Phase},
+    source::{KindFreshness, WatchPhase},
     streams::{Absent, Fleet},
 };
 
@@ -134,9 +134,9 @@ fn without_stream(absent: &Absent) -> v1::NodeStatus {
 fn kind(row: KindFreshness) -> v1::KindStatus {
     let KindFreshness { kind, phase, age, lists, failures, last_error } = row;
     let phase = match phase {
-        Phase::Listing => v1::KindPhase::Listing,
-        Phase::Watching => v1::KindPhase::Watching,
-        Phase::NotOffered => v1::KindPhase::NotOffered,
+        WatchPhase::Listing => v1::KindPhase::Listing,
+        WatchPhase::Watching => v1::KindPhase::Watching,
+        WatchPhase::NotOffered => v1::KindPhase::NotOffered,
     };
     v1::KindStatus {
         kind: kind.to_string(),

@@ -11,7 +11,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::{
     engine::Shared,
-    events::Start,
+    events::BackendStart,
     frame::Frame,
     log::{PIECE_BYTES, Update},
     streams::StreamGuard,
@@ -101,7 +101,7 @@ impl Session {
         };
         let status = shared.streams.register(&hello, mode);
         shared.metrics.started(mode);
-        if let Some(start) = Start::of(&hello).filter(|_| shared.streams.expects(&node)) {
+        if let Some(start) = BackendStart::of(&hello).filter(|_| shared.streams.expects(&node)) {
             shared.events.started(start);
         }
         info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");

@@ -10,31 +10,31 @@ use proto::model::{Hello, Mode, Operation, Revision, Role, ServerEvent};
 
 use crate::{
     Config,
-    events::Report,
-    object::{Kind, Object, ObjectName, Slice, SliceEndpoint, Update},
+    events::NodeReport,
+    object::{ClusterObject, ObjectKind, ObjectName, SliceEndpoint, SliceObject, SourceUpdate},
     testing::{endpoint, initial, ip, node, put, service, slice},
 };
 
 pub(super) use self::client::hello;
 use self::client::{Client, Fixture};
 
-fn web(last: impl IntoIterator<Item = u8>) -> Slice {
+fn web(last: impl IntoIterator<Item = u8>) -> SliceObject {
     let endpoints = last.into_iter().map(|last| endpoint(&format!("10.0.0.{last}"), "node-9"));
     slice("x", "web", endpoints.collect())
 }
 
-fn small() -> Vec<Object> {
+fn small() -> Vec<ClusterObject> {
     vec![service("web", "10.96.0.1").into(), web(1..=5).into(), node("node-0", "zone-a").into()]
 }
 
 /// Many services with endpoints on every node.
-fn large() -> Vec<Object> {
+fn large() -> Vec<ClusterObject> {
     let services = (0..100u8).flat_map(|number| {
         let endpoints: Vec<SliceEndpoint> =
             (0..100u8).map(|last| endpoint(&format!("10.1.{number}.{last}"), &format!("node-{}", last % 3))).collect();
         let name = format!("s{number}");
         let service = service(&name, &format!("10.96.1.{number}"));
-        [Object::from(service), slice(&name, &name, endpoints).into()]
+        [ClusterObject::from(service), slice(&name, &name, endpoints).into()]
     });
     services.collect()
 }
@@ -128,7 +128,7 @@ async fn a_slow_node_is_sent_the_net_difference() {
     }
     fixture.update(put(service("short", "10.96.0.9"))).await;
     fixture.committed().await;
-    fixture.update(Update::Delete(Kind::Service, ObjectName::new("ns", "short"))).await;
+    fixture.update(SourceUpdate::Delete(ObjectKind::Service, ObjectName::new("ns", "short"))).await;
     fixture.committed().await;
     client.hears_nothing(Duration::from_secs(60)).await;
     client.ack().await;
@@ -202,7 +202,7 @@ async fn another_frontend_with_the_same_cluster_repairs_nothing() {
 async fn another_frontend_repairs_what_differs() {
     let held = Fixture::of(large()).await.joined("node-0").await;
     let mut objects = large();
-    objects.retain(|object| !matches!(object, Object::Service(service) if &*service.name.name == "s7"));
+    objects.retain(|object| !matches!(object, ClusterObject::Service(service) if &*service.name.name == "s7"));
     let other = Fixture::of(objects).await;
     let mut client = other.connect(held.resume()).await.holding(held.mirror);
     assert_eq!(client.welcome().await, Mode::Repair);
@@ -262,7 +262,7 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
     client.ack_with(vec![failure.clone(), made_up]).await;
     client.ack_with(vec![failure.clone()]).await;
     client.settles().await;
-    assert_eq!(reports.try_recv().unwrap(), Report::Failed("node-0".into(), failure.clone()));
+    assert_eq!(reports.try_recv().unwrap(), NodeReport::Failed("node-0".into(), failure.clone()));
     assert!(reports.try_recv().is_err(), "once, and of no service that there is not");
     let fleet = fixture.frontend.shared.streams.fleet();
     let ([agent], [looking]) = (&fleet.agents[..], &fleet.observers[..]) else { panic!("{fleet:?}") };
@@ -292,7 +292,7 @@ async fn a_start_is_told_of_agents_of_the_clusters_nodes() {
         let mut client = fixture.connect(Hello { role, started, ..hello(node) }).await;
         client.welcome().await;
         let report = reports.try_recv().ok();
-        let of_it = matches!(&report, Some(Report::Started(start)) if &*start.node == node && start.at == now);
+        let of_it = matches!(&report, Some(NodeReport::Started(start)) if &*start.node == node && start.at == now);
         assert_eq!((report.is_some(), of_it), (told, told), "{node} {role:?} {started:?}: {report:?}");
         client.leaves().await.unwrap();
     }

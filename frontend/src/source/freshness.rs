@@ -1,7 +1,7 @@
 //! How well a source hears from its API, kind by kind: what tells "nothing has changed" from "nothing has been heard".
 //!
 //! ```text
-//!   source ──Recorder──▶ Freshness ──snapshot──▶ Status, metrics
+//!   source ──FreshnessRecorder──▶ Freshness ──snapshot──▶ Status, metrics
 //! ```
 
 use std::{
@@ -12,21 +12,21 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::object::Kind;
+use crate::object::ObjectKind;
 
 /// What a source has heard from its API. Clones are the same one; the source writes, everybody may read.
 #[derive(Clone, Debug, Default)]
 pub struct Freshness {
-    kinds: Arc<Mutex<BTreeMap<Kind, Record>>>,
+    kinds: Arc<Mutex<BTreeMap<ObjectKind, KindRecord>>>,
 }
 
 /// What has been heard about one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KindFreshness {
     /// Which kind.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// What is being done about it.
-    pub phase: Phase,
+    pub phase: WatchPhase,
     /// How long ago the API last confirmed what is known: by a complete list, an event or a bookmark. Neither an accepted
     /// request nor an error does. `None` before the first time.
     pub age: Option<Duration>,
@@ -40,7 +40,7 @@ pub struct KindFreshness {
 
 /// What a source does about a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum WatchPhase {
     /// It is listed, for the first time or anew.
     Listing,
     /// It is watched from the last list on.
@@ -51,14 +51,14 @@ pub enum Phase {
 
 /// Writes down what is heard about one kind.
 #[derive(Debug)]
-pub(super) struct Recorder {
+pub(super) struct FreshnessRecorder {
     freshness: Freshness,
-    kind: Kind,
+    kind: ObjectKind,
 }
 
 #[derive(Debug)]
-struct Record {
-    phase: Phase,
+struct KindRecord {
+    phase: WatchPhase,
     confirmed: Option<Instant>,
     lists: u64,
     failures: u32,
@@ -71,7 +71,7 @@ impl Freshness {
     /// What has been heard by now, a row for each kind that is followed. Nothing for a source that is no API.
     #[must_use]
     pub fn snapshot(&self) -> Vec<KindFreshness> {
-        let row = |(kind, record): (&Kind, &Record)| KindFreshness {
+        let row = |(kind, record): (&ObjectKind, &KindRecord)| KindFreshness {
             kind: *kind,
             phase: record.phase,
             age: record.confirmed.map(|confirmed| confirmed.elapsed()),
@@ -83,22 +83,23 @@ impl Freshness {
     }
 
     /// Begins to follow a kind.
-    pub(super) fn recorder(&self, kind: Kind) -> Recorder {
-        let record = Record { phase: Phase::Listing, confirmed: None, lists: 0, failures: 0, last_error: None };
+    pub(super) fn recorder(&self, kind: ObjectKind) -> FreshnessRecorder {
+        let record =
+            KindRecord { phase: WatchPhase::Listing, confirmed: None, lists: 0, failures: 0, last_error: None };
         self.lock().insert(kind, record);
-        Recorder { freshness: self.clone(), kind }
+        FreshnessRecorder { freshness: self.clone(), kind }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Kind, Record>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectKind, KindRecord>> {
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl Recorder ===
+// === impl FreshnessRecorder ===
 
-impl Recorder {
+impl FreshnessRecorder {
     /// What is done from now on.
-    pub(super) fn phase(&self, phase: Phase) {
+    pub(super) fn phase(&self, phase: WatchPhase) {
         self.update(|record| record.phase = phase);
     }
 
@@ -130,7 +131,7 @@ impl Recorder {
         self.freshness.lock().get(&self.kind)?.confirmed.map(|confirmed| confirmed.elapsed())
     }
 
-    fn update(&self, change: impl FnOnce(&mut Record)) {
+    fn update(&self, change: impl FnOnce(&mut KindRecord)) {
         if let Some(record) = self.freshness.lock().get_mut(&self.kind) {
             change(record);
         }
@@ -145,19 +146,19 @@ mod tests {
     async fn only_what_confirms_makes_fresh() {
         let freshness = Freshness::default();
         assert_eq!(freshness.snapshot(), []);
-        let recorder = freshness.recorder(Kind::Node);
+        let recorder = freshness.recorder(ObjectKind::Node);
         recorder.failed("refused");
         let row = freshness.snapshot().remove(0);
         assert_eq!((row.age, row.lists, row.failures), (None, 0, 1));
         recorder.listed();
         tokio::time::advance(Duration::from_secs(5)).await;
-        recorder.phase(Phase::Watching);
+        recorder.phase(WatchPhase::Watching);
         recorder.failed("cut");
         assert_eq!(
             freshness.snapshot(),
             [KindFreshness {
-                kind: Kind::Node,
-                phase: Phase::Watching,
+                kind: ObjectKind::Node,
+                phase: WatchPhase::Watching,
                 age: Some(Duration::from_secs(5)),
                 lists: 1,
                 failures: 1,

@@ -7,19 +7,19 @@
 //!     └─▶ what is confirmed ─▶ Freshness
 //! ```
 //!
-//! Trouble never ends a watch and never empties anything: what has been delivered stays in force until a list has succeeded.
+//! Retry never ends a watch and never empties anything: what has been delivered stays in force until a list has succeeded.
 //!
 //! | module | answers |
 //! |---|---|
-//! | `follower` | What is done next about a kind, whatever happens? |
-//! | `request` | What does the API say, and why not? |
-//! | `arrived` | What is in an answer? |
-//! | `trouble` | How long to wait after a failure? |
+//! | `watcher` | EventChange is done next about a kind, whatever happens? |
+//! | `request` | EventChange does the API say, and why not? |
+//! | `decode` | EventChange is in an answer? |
+//! | `retry` | How long to wait after a failure? |
 
-mod arrived;
-mod follower;
+mod decode;
 mod request;
-mod trouble;
+mod retry;
+mod watcher;
 
 use std::path::Path;
 use std::time::Duration;
@@ -34,9 +34,9 @@ use kube::{Client, Config};
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 
-use self::follower::{Follower, Streaming};
+use self::watcher::{KindWatcher, Streaming};
 use super::Freshness;
-use crate::object::Update;
+use crate::object::SourceUpdate;
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +100,7 @@ fn client_from(mut config: Config) -> Result<Client> {
 /// Delivers what the API has until the shutdown, or until nobody receives it.
 pub(super) async fn run(
     client: Client,
-    updates: mpsc::Sender<Update>,
+    updates: mpsc::Sender<SourceUpdate>,
     freshness: Freshness,
     shutdown: Shutdown,
 ) -> Result<()> {
@@ -110,16 +110,16 @@ pub(super) async fn run(
 async fn run_with(
     client: Client,
     deadlines: Deadlines,
-    updates: mpsc::Sender<Update>,
+    updates: mpsc::Sender<SourceUpdate>,
     freshness: Freshness,
     mut shutdown: Shutdown,
 ) -> Result<()> {
     let streaming = Streaming::default();
     let watches = future::join4(
-        Follower::<Node>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
-        Follower::<Service>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
-        Follower::<EndpointSlice>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
-        Follower::<ServiceCIDR>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
+        KindWatcher::<Node>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
+        KindWatcher::<Service>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
+        KindWatcher::<EndpointSlice>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
+        KindWatcher::<ServiceCIDR>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
     );
     tokio::select! {
         _ = watches => {}

@@ -27,7 +27,7 @@ use tracing::{debug, error, info, warn};
 use self::catalog::{Catalog, Pass, Scope};
 use self::notice::Notice;
 use self::watch::{Happened, Watch};
-use crate::object::{Kind, Update};
+use crate::object::{ObjectKind, SourceUpdate};
 
 /// How long to gather what happens together, such as several files that one command writes.
 const GATHER: Duration = Duration::from_millis(2);
@@ -57,7 +57,7 @@ enum Presence {
 }
 
 /// Delivers what is in `directory` until the shutdown, or until nobody receives it.
-pub(super) async fn run(directory: PathBuf, updates: mpsc::Sender<Update>, mut shutdown: Shutdown) -> Result<()> {
+pub(super) async fn run(directory: PathBuf, updates: mpsc::Sender<SourceUpdate>, mut shutdown: Shutdown) -> Result<()> {
     let directory =
         std::path::absolute(&directory).with_context(|| format!("manifests directory {}", directory.display()))?;
     let mut follower = Follower::new(directory)?;
@@ -76,7 +76,10 @@ pub(super) async fn run(directory: PathBuf, updates: mpsc::Sender<Update>, mut s
     }
 }
 
-async fn send(updates: &mpsc::Sender<Update>, next: Vec<Update>) -> Result<(), mpsc::error::SendError<Update>> {
+async fn send(
+    updates: &mpsc::Sender<SourceUpdate>,
+    next: Vec<SourceUpdate>,
+) -> Result<(), mpsc::error::SendError<SourceUpdate>> {
     for update in next {
         updates.send(update).await?;
     }
@@ -101,14 +104,14 @@ impl Follower {
     }
 
     /// Everything there is, one update for each kind.
-    async fn start(&mut self) -> Result<Vec<Update>> {
+    async fn start(&mut self) -> Result<Vec<SourceUpdate>> {
         let listed = self.refresh(Scope::Everything).await?;
         listed.with_context(|| format!("list manifests directory {}", self.directory.display()))?;
-        Ok(Kind::ALL.into_iter().map(|kind| Update::Replace(kind, self.catalog.objects(kind))).collect())
+        Ok(ObjectKind::ALL.into_iter().map(|kind| SourceUpdate::Replace(kind, self.catalog.objects(kind))).collect())
     }
 
     /// Waits for the next changes. May be none that matter.
-    async fn next(&mut self) -> Result<Vec<Update>> {
+    async fn next(&mut self) -> Result<Vec<SourceUpdate>> {
         let vanished = self.vanishing.values().min().copied();
         tokio::select! {
             () = self.watch.any() => sleep(GATHER).await,
@@ -159,7 +162,7 @@ impl Follower {
         self.presence = Presence::Lost;
     }
 
-    async fn refresh_or_lose(&mut self, scope: Scope) -> Result<Vec<Update>> {
+    async fn refresh_or_lose(&mut self, scope: Scope) -> Result<Vec<SourceUpdate>> {
         let updates = self.refresh(scope).await?;
         Ok(updates.unwrap_or_else(|error| {
             warn!(%error, "cannot list the manifests directory");
@@ -168,7 +171,7 @@ impl Follower {
         }))
     }
 
-    async fn refresh(&mut self, scope: Scope) -> Result<io::Result<Vec<Update>>> {
+    async fn refresh(&mut self, scope: Scope) -> Result<io::Result<Vec<SourceUpdate>>> {
         let mut catalog = std::mem::take(&mut self.catalog);
         let (catalog, pass) = spawn_blocking(move || {
             let pass = catalog.refresh(&scope);
@@ -181,7 +184,7 @@ impl Follower {
     }
 }
 
-fn report(pass: Pass) -> Vec<Update> {
+fn report(pass: Pass) -> Vec<SourceUpdate> {
     pass.notices.iter().for_each(Notice::log);
     debug!(files = pass.read, updates = pass.updates.len(), "read manifests");
     pass.updates

@@ -12,30 +12,30 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::object::{Kind, Object, ObjectName, Parsed, Problem};
+use crate::object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject};
 
 /// A Kubernetes type that a source can deliver.
 pub(super) trait Resource: DeserializeOwned {
     /// Its kind.
-    const KIND: Kind;
+    const KIND: ObjectKind;
 
     /// Its `metadata`.
     fn metadata(&self) -> &ObjectMeta;
 
     /// What is in force of it; `None` when it is not for us or unusable as a whole.
-    fn parse(&self, problems: &mut Problems) -> Option<Object>;
+    fn parse(&self, problems: &mut Problems) -> Option<ClusterObject>;
 }
 
 /// Collects what is wrong with an object.
 #[derive(Debug, Default)]
-pub(super) struct Problems(Vec<Problem>);
+pub(super) struct Problems(Vec<ObjectProblem>);
 
 // === impl Problems ===
 
 impl Problems {
     /// `message` says what is wrong with the field at `path`, and what becomes of it.
     fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Problem { field: path.into(), message: message.into() });
+        self.0.push(ObjectProblem { field: path.into(), message: message.into() });
     }
 
     /// Passes on the value; an error becomes a problem of the field at `path`, which is then ignored.
@@ -47,20 +47,20 @@ impl Problems {
 // === From resources ===
 
 /// Parses an object as the API delivers it.
-pub(super) fn from_resource<R: Resource>(resource: &R) -> Parsed {
+pub(super) fn from_resource<R: Resource>(resource: &R) -> ParsedObject {
     let mut problems = Problems::default();
     let object = resource.parse(&mut problems);
-    Parsed { kind: R::KIND, name: object_name(resource.metadata()), object, problems: problems.0 }
+    ParsedObject { kind: R::KIND, name: object_name(resource.metadata()), object, problems: problems.0 }
 }
 
 /// Parses an object from its JSON. One that is not of its type is named and unusable, with the field that is wrong.
-pub(super) fn from_json<R: Resource>(json: &Value) -> Parsed {
+pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
     serde_path_to_error::deserialize(json).map_or_else(
-        |error| Parsed {
+        |error| ParsedObject {
             kind: R::KIND,
             name: json_name(json),
             object: None,
-            problems: vec![Problem {
+            problems: vec![ObjectProblem {
                 field: error.path().to_string(),
                 message: format!("{}; the whole object is ignored", error.inner()),
             }],

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use proto::model::{Family, PerFamily, ServicePort};
 
-use crate::object::{ObjectName, Service, Slice, SliceEndpoint};
+use crate::object::{ObjectName, ServiceObject, SliceEndpoint, SliceObject};
 
 use super::{
     Decisions,
@@ -14,18 +14,18 @@ use super::{
 
 /// What a node is told of a service port, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explanation {
+pub struct ServicePortExplanation {
     /// The same for every node.
     pub port: ServicePort,
     /// Every endpoint of every slice, in the order of address and port.
-    pub endpoints: Vec<Explained>,
+    pub endpoints: Vec<EndpointExplanation>,
     /// What is true of all endpoints together: which hints are in force here, and why others are not.
     pub notes: Vec<String>,
 }
 
 /// An endpoint as a slice lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explained {
+pub struct EndpointExplanation {
     /// The slice.
     pub slice: ObjectName,
     /// What it says.
@@ -33,14 +33,14 @@ pub struct Explained {
     /// The number of the port; `None` when the slice has no such port.
     pub port: Option<NonZeroU16>,
     /// Whether it is in the cluster pool of the node.
-    pub cluster: Reason,
+    pub cluster: EndpointReason,
     /// Whether it is in the local pool of the node.
-    pub local: Reason,
+    pub local: EndpointReason,
 }
 
 /// Why an endpoint is in a pool, or why not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum EndpointReason {
     /// In: it is ready.
     Ready,
     /// In: it is ready, and hinted to be used from this node.
@@ -74,12 +74,12 @@ pub enum Reason {
 /// Explains what a node in a zone is told of a service port. `port` and `slices` are those of [`view`](super::view).
 #[must_use]
 pub fn explain<'a>(
-    service: &Service,
+    service: &ServiceObject,
     mut port: ServicePort,
-    slices: impl IntoIterator<Item = &'a Slice> + Clone,
+    slices: impl IntoIterator<Item = &'a SliceObject> + Clone,
     node: &str,
     zone: &str,
-) -> Explanation {
+) -> ServicePortExplanation {
     let merged = merge(&port.key, slices.clone());
     let decisions = Decisions::of(service, &port, &merged);
     port.any_endpoints = decisions.any_endpoints;
@@ -89,7 +89,7 @@ pub fn explain<'a>(
         let twin = counts.filter(|counts| counts.identity() == entry.identity());
         let (cluster, local) = match twin {
             Some(twin) => {
-                let duplicate = Reason::Duplicate(twin.slice.name.clone());
+                let duplicate = EndpointReason::Duplicate(twin.slice.name.clone());
                 (duplicate.clone(), duplicate)
             }
             None => {
@@ -98,19 +98,19 @@ pub fn explain<'a>(
             }
         };
         let (slice, endpoint) = (entry.slice.name.clone(), entry.endpoint.clone());
-        endpoints.push(Explained { slice, endpoint, port: Some(entry.port), cluster, local });
+        endpoints.push(EndpointExplanation { slice, endpoint, port: Some(entry.port), cluster, local });
     }
-    let is_its = |slice: &&Slice| {
+    let is_its = |slice: &&SliceObject| {
         let mut ports = slice.ports.iter();
         ports.any(|of| of.name == port.key.port_name && of.protocol == port.key.protocol)
     };
     for slice in slices.into_iter().filter(|slice| !is_its(slice)) {
-        endpoints.extend(slice.endpoints.iter().map(|endpoint| Explained {
+        endpoints.extend(slice.endpoints.iter().map(|endpoint| EndpointExplanation {
             slice: slice.name.clone(),
             endpoint: endpoint.clone(),
             port: None,
-            cluster: Reason::NoSuchPort,
-            local: Reason::NoSuchPort,
+            cluster: EndpointReason::NoSuchPort,
+            local: EndpointReason::NoSuchPort,
         }));
     }
     endpoints.sort_by_key(|explained| explained.endpoint.address);
@@ -123,18 +123,24 @@ pub fn explain<'a>(
         Some(notes.into_iter().flatten().map(move |note| format!("{family}: {note}")))
     });
     let notes = notes.flatten().collect();
-    Explanation { port, endpoints, notes }
+    ServicePortExplanation { port, endpoints, notes }
 }
 
 impl Decisions<'_> {
     /// For an endpoint that counts: the cluster pool, the local pool.
-    fn explain(&self, service: &Service, merged: &Merged<'_>, node: &str, zone: &str) -> (Reason, Reason) {
+    fn explain(
+        &self,
+        service: &ServiceObject,
+        merged: &Merged<'_>,
+        node: &str,
+        zone: &str,
+    ) -> (EndpointReason, EndpointReason) {
         let family = merged.family();
         if service.cluster_ips[family].is_none() {
-            return (Reason::NoClusterIp(family), Reason::NoClusterIp(family));
+            return (EndpointReason::NoClusterIp(family), EndpointReason::NoClusterIp(family));
         }
         let cluster = match &self.cluster[family] {
-            None => Reason::PolicyLocal,
+            None => EndpointReason::PolicyLocal,
             Some(choice) => choice.explain(merged, node, zone),
         };
         (cluster, explain_local(&self.local, merged, node))
@@ -142,16 +148,16 @@ impl Decisions<'_> {
 }
 
 impl Choice<'_> {
-    fn explain(&self, merged: &Merged<'_>, node: &str, zone: &str) -> Reason {
+    fn explain(&self, merged: &Merged<'_>, node: &str, zone: &str) -> EndpointReason {
         let state = self.used.explain(merged);
         let of_node = |hints: &[Arc<str>]| hints.iter().any(|hint| **hint == *node);
         let of_zone = |hints: &[Arc<str>]| hints.iter().any(|hint| **hint == *zone);
         let SliceEndpoint { node_hints, zone_hints, .. } = merged.endpoint;
         match (state, self.scope(node, zone)) {
-            (Reason::Ready, Scope::Node) if of_node(node_hints) => Reason::NodeHint,
-            (Reason::Ready, Scope::Node) => Reason::OtherNodes(node_hints.clone()),
-            (Reason::Ready, Scope::Zone) if of_zone(zone_hints) => Reason::ZoneHint(zone.into()),
-            (Reason::Ready, Scope::Zone) => Reason::OtherZones(zone_hints.clone()),
+            (EndpointReason::Ready, Scope::Node) if of_node(node_hints) => EndpointReason::NodeHint,
+            (EndpointReason::Ready, Scope::Node) => EndpointReason::OtherNodes(node_hints.clone()),
+            (EndpointReason::Ready, Scope::Zone) if of_zone(zone_hints) => EndpointReason::ZoneHint(zone.into()),
+            (EndpointReason::Ready, Scope::Zone) => EndpointReason::OtherZones(zone_hints.clone()),
             (state, _) => state,
         }
     }
@@ -159,25 +165,25 @@ impl Choice<'_> {
 
 impl Used<'_> {
     /// By its own state and that of the others.
-    fn explain(&self, merged: &Merged<'_>) -> Reason {
+    fn explain(&self, merged: &Merged<'_>) -> EndpointReason {
         match self.basis {
-            _ if merged.ready() => Reason::Ready,
-            Basis::Fallback if merged.fallback() => Reason::Fallback,
-            Basis::Ready if merged.fallback() => Reason::OthersReady,
-            _ if merged.endpoint.terminating => Reason::NotServing,
-            _ => Reason::NotReady,
+            _ if merged.ready() => EndpointReason::Ready,
+            Basis::Fallback if merged.fallback() => EndpointReason::Fallback,
+            Basis::Ready if merged.fallback() => EndpointReason::OthersReady,
+            _ if merged.endpoint.terminating => EndpointReason::NotServing,
+            _ => EndpointReason::NotReady,
         }
     }
 }
 
-fn explain_local(local: &PerFamily<BTreeMap<Arc<str>, Used<'_>>>, merged: &Merged<'_>, node: &str) -> Reason {
+fn explain_local(local: &PerFamily<BTreeMap<Arc<str>, Used<'_>>>, merged: &Merged<'_>, node: &str) -> EndpointReason {
     match &merged.endpoint.node {
         Some(its) if **its == *node => match local[merged.family()].get(node) {
             Some(used) => used.explain(merged),
-            None if merged.endpoint.terminating => Reason::NotServing,
-            None => Reason::NotReady,
+            None if merged.endpoint.terminating => EndpointReason::NotServing,
+            None => EndpointReason::NotReady,
         },
-        other => Reason::Elsewhere(other.clone()),
+        other => EndpointReason::Elsewhere(other.clone()),
     }
 }
 
@@ -202,7 +208,7 @@ fn hints(kind: &str, hints: &Hints<'_>, in_force: bool, place: &str) -> Option<S
     }
 }
 
-impl Explained {
+impl EndpointExplanation {
     /// The endpoint's address.
     #[must_use]
     pub fn address(&self) -> IpAddr {
@@ -210,7 +216,7 @@ impl Explained {
     }
 }
 
-impl Reason {
+impl EndpointReason {
     /// Whether it is in the pool.
     #[must_use]
     pub const fn is_in(&self) -> bool {
@@ -219,7 +225,7 @@ impl Reason {
 
     /// One word for it, for scripts; it stays.
     #[must_use]
-    pub const fn word(&self) -> &'static str {
+    pub const fn code(&self) -> &'static str {
         match self {
             Self::Ready => "ready",
             Self::NodeHint => "node-hint",
@@ -239,7 +245,7 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for EndpointReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ready => f.write_str("ready"),

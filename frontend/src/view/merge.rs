@@ -4,7 +4,7 @@ use std::{cmp::Reverse, net::IpAddr, num::NonZeroU16};
 
 use proto::model::{Endpoint, Family, ServicePortKey};
 
-use crate::object::{Slice, SliceEndpoint};
+use crate::object::{SliceEndpoint, SliceObject};
 
 /// One endpoint of a service port.
 #[derive(Clone, Copy, Debug)]
@@ -12,7 +12,7 @@ pub(super) struct Merged<'a> {
     /// What its slice says about it.
     pub(super) endpoint: &'a SliceEndpoint,
     /// That slice.
-    pub(super) slice: &'a Slice,
+    pub(super) slice: &'a SliceObject,
     pub(super) port: NonZeroU16,
 }
 
@@ -41,7 +41,7 @@ impl Merged<'_> {
 }
 
 /// The endpoints of a service port in the order of address and port: of each the best entry.
-pub(super) fn merge<'a>(key: &ServicePortKey, slices: impl IntoIterator<Item = &'a Slice>) -> Vec<Merged<'a>> {
+pub(super) fn merge<'a>(key: &ServicePortKey, slices: impl IntoIterator<Item = &'a SliceObject>) -> Vec<Merged<'a>> {
     let mut entries = entries(key, slices);
     entries.dedup_by_key(|entry| entry.identity());
     entries
@@ -52,7 +52,7 @@ pub(super) fn merge<'a>(key: &ServicePortKey, slices: impl IntoIterator<Item = &
 /// The same address and port can be listed twice, while an endpoint moves between slices or when an address is used
 /// again; the best comes first then. One that is not terminating wins; beyond that the choice is arbitrary but always the same: ready,
 /// then serving, then the name of the slice, then the place in it.
-pub(super) fn entries<'a>(key: &ServicePortKey, slices: impl IntoIterator<Item = &'a Slice>) -> Vec<Merged<'a>> {
+pub(super) fn entries<'a>(key: &ServicePortKey, slices: impl IntoIterator<Item = &'a SliceObject>) -> Vec<Merged<'a>> {
     let mut candidates = Vec::new();
     for slice in slices {
         let ports = slice.ports.iter().filter(|port| port.name == key.port_name && port.protocol == key.protocol);

@@ -3,7 +3,7 @@
 
 use proto::model::{Endpoint, Family, PerFamily, Pool, ServicePortKey, TrafficPolicy};
 
-use crate::object::{Service, Slice, SliceEndpoint};
+use crate::object::{ServiceObject, SliceEndpoint, SliceObject};
 
 /// What one node holds of one service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,10 +14,10 @@ pub(super) struct Seen {
 }
 
 pub(super) fn seen(
-    service: &Service,
+    service: &ServiceObject,
     key: &ServicePortKey,
     uses_external: bool,
-    slices: &[Slice],
+    slices: &[SliceObject],
     node: &str,
     zone: &str,
 ) -> Seen {
@@ -68,7 +68,11 @@ fn cluster(all: &[(Endpoint, &SliceEndpoint)], node: &str, zone: &str) -> Vec<En
 }
 
 /// The union of the slices; of one address and port the best entry.
-fn endpoints<'a>(key: &ServicePortKey, slices: &'a [Slice], family: Family) -> Vec<(Endpoint, &'a SliceEndpoint)> {
+fn endpoints<'a>(
+    key: &ServicePortKey,
+    slices: &'a [SliceObject],
+    family: Family,
+) -> Vec<(Endpoint, &'a SliceEndpoint)> {
     let mut slices: Vec<_> = slices.iter().filter(|slice| slice.service == key.name).collect();
     slices.sort_by(|left, right| left.name.cmp(&right.name));
     let mut all: Vec<(Endpoint, &SliceEndpoint)> = Vec::new();

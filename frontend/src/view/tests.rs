@@ -4,22 +4,22 @@ use proptest::{collection::vec, prelude::*};
 use proto::model::{Endpoint, Protocol, ServicePortKey};
 
 use crate::{
-    object::{Port, SliceEndpoint, SlicePort},
+    object::{ServiceObjectPort, SliceEndpoint, SlicePort},
     testing::{NODES, ZONES, any_service, any_slice, endpoint, number, service, slice},
 };
 
 use super::*;
 
-fn key_of(service: &Service, port: &Port) -> ServicePortKey {
+fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePortKey {
     ServicePortKey::new("ns", service.name.name.clone(), port.name.clone(), port.protocol)
 }
 
 /// The view of the first port, which gets all it claims.
-fn view_of(service: &Service, slices: &[Slice]) -> View {
+fn view_of(service: &ServiceObject, slices: &[SliceObject]) -> ServicePortView {
     view(service, unopposed(service, &service.ports[0]), slices)
 }
 
-fn unopposed(service: &Service, port: &Port) -> ServicePort {
+fn unopposed(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePort {
     ServicePort {
         cluster_ips: service.cluster_ips,
         node_port: port.node_port,
@@ -37,9 +37,9 @@ fn addresses(pool: &[Endpoint]) -> Vec<String> {
 
 /// The endpoints that an explanation lets into a pool.
 fn said(
-    explanation: &Explanation,
+    explanation: &ServicePortExplanation,
     family: Family,
-    reason: impl Fn(&Explained) -> &Reason,
+    reason: impl Fn(&EndpointExplanation) -> &EndpointReason,
 ) -> Vec<(std::net::IpAddr, std::num::NonZeroU16)> {
     let of_family = explanation.endpoints.iter().filter(|one| Family::of(&one.endpoint.address) == family);
     let members = of_family.filter(|one| reason(one).is_in());
@@ -60,7 +60,7 @@ proptest! {
         let slices: Vec<_> = slices
             .into_iter()
             .enumerate()
-            .map(|(at, slice)| Slice {
+            .map(|(at, slice)| SliceObject {
                 service: service.name.name.clone(),
                 name: crate::object::ObjectName::new("ns", format!("x{at}")),
                 ..slice
@@ -219,8 +219,9 @@ fn a_family_without_cluster_ip_has_no_endpoints() {
 }
 
 /// Of each endpoint: its address, why it is in the cluster pool or not, and the same of the local pool.
-fn reasons(explanation: &Explanation) -> Vec<[String; 3]> {
-    let one = |one: &Explained| [one.endpoint.address.to_string(), one.cluster.to_string(), one.local.to_string()];
+fn reasons(explanation: &ServicePortExplanation) -> Vec<[String; 3]> {
+    let one =
+        |one: &EndpointExplanation| [one.endpoint.address.to_string(), one.cluster.to_string(), one.local.to_string()];
     explanation.endpoints.iter().map(one).collect()
 }
 

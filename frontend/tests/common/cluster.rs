@@ -3,14 +3,15 @@
 use std::num::NonZeroU16;
 
 use fairlead_frontend::object::{
-    Kind, Object, ObjectName, Parsed, Port, Service, Slice, SliceEndpoint, SlicePort, Update,
+    ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint, SliceObject,
+    SlicePort, SourceUpdate,
 };
 use proto::model::{Family, PerFamily, Protocol, TrafficPolicy};
 
 /// A Service without endpoints.
-pub(crate) fn service(number: u8) -> Parsed {
+pub(crate) fn service(number: u8) -> ParsedObject {
     let name = ObjectName::new("ns", format!("s{number}"));
-    let service = Service {
+    let service = ServiceObject {
         name: name.clone(),
         created: None,
         cluster_ips: PerFamily { v4: Some([10, 96, 0, number].into()), v6: None },
@@ -22,18 +23,23 @@ pub(crate) fn service(number: u8) -> Parsed {
         affinity_seconds: None,
         health_check_node_port: None,
         ipvs_scheduler: None,
-        ports: vec![Port {
+        ports: vec![ServiceObjectPort {
             name: "".into(),
             protocol: Protocol::Tcp,
             port: NonZeroU16::new(80).unwrap(),
             node_port: None,
         }],
     };
-    Parsed { kind: Kind::Service, name, object: Some(Object::Service(service)), problems: Vec::new() }
+    ParsedObject {
+        kind: ObjectKind::Service,
+        name,
+        object: Some(ClusterObject::Service(service)),
+        problems: Vec::new(),
+    }
 }
 
 /// So many endpoints of that Service.
-pub(crate) fn slice(number: u8, endpoints: u16) -> Parsed {
+pub(crate) fn slice(number: u8, endpoints: u16) -> ParsedObject {
     let name = ObjectName::new("ns", format!("s{number}"));
     let endpoint = |at: u16| SliceEndpoint {
         address: [10, number, at.to_be_bytes()[0], at.to_be_bytes()[1]].into(),
@@ -45,7 +51,7 @@ pub(crate) fn slice(number: u8, endpoints: u16) -> Parsed {
         node_hints: Vec::new(),
     };
     let port = NonZeroU16::new(8080).unwrap();
-    let slice = Slice {
+    let slice = SliceObject {
         service: name.name.clone(),
         family: Family::V4,
         ports: vec![SlicePort { name: "".into(), protocol: Protocol::Tcp, port }],
@@ -53,15 +59,20 @@ pub(crate) fn slice(number: u8, endpoints: u16) -> Parsed {
         trigger: None,
         name: name.clone(),
     };
-    Parsed { kind: Kind::EndpointSlice, name, object: Some(Object::Slice(slice)), problems: Vec::new() }
+    ParsedObject {
+        kind: ObjectKind::EndpointSlice,
+        name,
+        object: Some(ClusterObject::EndpointSlice(slice)),
+        problems: Vec::new(),
+    }
 }
 
 /// So many Services with 1,000 endpoints each: 6 KB of a snapshot for each.
-pub(crate) fn cluster(services: u8) -> Vec<Update> {
+pub(crate) fn cluster(services: u8) -> Vec<SourceUpdate> {
     vec![
-        Update::Replace(Kind::Node, Vec::new()),
-        Update::Replace(Kind::ServiceCidr, Vec::new()),
-        Update::Replace(Kind::Service, (0..services).map(service).collect()),
-        Update::Replace(Kind::EndpointSlice, (0..services).map(|number| slice(number, 1000)).collect()),
+        SourceUpdate::Replace(ObjectKind::Node, Vec::new()),
+        SourceUpdate::Replace(ObjectKind::ServiceCidr, Vec::new()),
+        SourceUpdate::Replace(ObjectKind::Service, (0..services).map(service).collect()),
+        SourceUpdate::Replace(ObjectKind::EndpointSlice, (0..services).map(|number| slice(number, 1000)).collect()),
     ]
 }

@@ -7,7 +7,7 @@ use proto::v1::{self, client_message, server_message};
 use tokio::time::{sleep, timeout};
 
 use super::{PATIENCE, Server, Stream, Transport, cluster, hello, slice, unix_channel};
-use fairlead_frontend::object::Update;
+use fairlead_frontend::object::SourceUpdate;
 
 /// More than a client takes that does not read: its window is 2 MiB.
 const SERVICES: u8 = 200;
@@ -106,7 +106,7 @@ async fn resuming_does_not_wait_and_neither_do_changes() {
     let bookmark = again.next().await.unwrap();
     assert!(matches!(bookmark, Some(server_message::Message::Bookmark(_))), "{bookmark:?}");
     again.say(client_message::Message::Ack(v1::Ack { revision, ..v1::Ack::default() })).await;
-    server.updates.send(Update::Apply(slice(7, 900))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(7, 900))).await.unwrap();
     assert_eq!(again.change().await.operations.len(), 1);
 }
 
@@ -124,7 +124,7 @@ async fn what_all_nodes_get_is_encoded_once() {
     let all = server.frontend.figures();
     assert_eq!(all.sent, 5 * first.sent);
     assert_eq!(all.encoded, first.encoded + 4, "but for the facts of each node");
-    server.updates.send(Update::Apply(slice(7, 900))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(7, 900))).await.unwrap();
     for stream in &mut streams {
         assert_eq!(stream.change().await.operations.len(), 1);
     }

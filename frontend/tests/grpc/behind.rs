@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairlead_frontend::{
     Config,
-    object::{Kind, Seen, Update},
+    object::{ObjectKind, SourceUpdate, VersionProgress},
 };
 use proto::{
     model::SourceVersion,
@@ -16,9 +16,9 @@ use super::{Server, Stream, Transport, cluster, hello, service};
 /// A frontend that knows the cluster up to version 100, of which objects reflect 90.
 async fn serve(catch_up_patience: Duration) -> Server {
     let mut updates = cluster(2);
-    updates.push(Update::Apply(service(1)));
-    updates.push(Update::Seen(Kind::Service, Seen::Object(SourceVersion(90))));
-    updates.push(Update::Seen(Kind::Node, Seen::Confirmed(SourceVersion(100))));
+    updates.push(SourceUpdate::Apply(service(1)));
+    updates.push(SourceUpdate::Progress(ObjectKind::Service, VersionProgress::Changed(SourceVersion(90))));
+    updates.push(SourceUpdate::Progress(ObjectKind::Node, VersionProgress::Confirmed(SourceVersion(100))));
     let config = Config { catch_up_patience, ..Config::default() };
     let server = Server::start(Transport::Unix, config, updates).await;
     // When one that holds nothing of this has been served, all of it was taken in.
@@ -58,7 +58,11 @@ async fn who_holds_more_waits_until_that_is_known_here() {
     // Served at once although it came later: it holds less.
     let mut other = come(&server, 99).await;
     assert_eq!(welcome(&mut other).await.source_version, 100);
-    server.updates.send(Update::Seen(Kind::Node, Seen::Confirmed(SourceVersion(105)))).await.unwrap();
+    server
+        .updates
+        .send(SourceUpdate::Progress(ObjectKind::Node, VersionProgress::Confirmed(SourceVersion(105))))
+        .await
+        .unwrap();
     assert_eq!(welcome(&mut stream).await.source_version, 105);
     assert_eq!(server.frontend.figures().set_back, 0);
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 
 use fairlead_frontend::{
     Config,
-    object::{Kind, Object, ObjectName, Parsed, Port, Problem, Update},
+    object::{ClusterObject, ObjectKind, ObjectName, ObjectProblem, ParsedObject, ServiceObjectPort, SourceUpdate},
 };
 use proto::{
     convert::unpack_address,
@@ -33,30 +33,31 @@ fn said(port: &PortEndpoints) -> Vec<(String, u32, String, String)> {
 }
 
 /// A node in a zone, and a Service with two ports of which only one has endpoints: ready, not ready, and on no node.
-fn updates() -> Vec<Update> {
-    let home = Parsed {
-        kind: Kind::Node,
+fn updates() -> Vec<SourceUpdate> {
+    let home = ParsedObject {
+        kind: ObjectKind::Node,
         name: ObjectName::new("", HOME),
-        object: Some(Object::Node(Node { zone: "zone-a".into(), eligible: true, ..Node::unknown(HOME) })),
+        object: Some(ClusterObject::Node(Node { zone: "zone-a".into(), eligible: true, ..Node::unknown(HOME) })),
         problems: Vec::new(),
     };
     let mut of_zero = service(0);
-    let Some(Object::Service(web)) = &mut of_zero.object else { panic!() };
-    let metrics = Port { name: "metrics".into(), port: NonZeroU16::new(9090).unwrap(), ..web.ports[0].clone() };
+    let Some(ClusterObject::Service(web)) = &mut of_zero.object else { panic!() };
+    let metrics =
+        ServiceObjectPort { name: "metrics".into(), port: NonZeroU16::new(9090).unwrap(), ..web.ports[0].clone() };
     web.ports.push(metrics);
     let mut of_slice = slice(0, 3);
-    let Some(Object::Slice(endpoints)) = &mut of_slice.object else { panic!() };
+    let Some(ClusterObject::EndpointSlice(endpoints)) = &mut of_slice.object else { panic!() };
     endpoints.endpoints[1].ready = false;
     endpoints.endpoints[2].node = None;
     let field = "endpoints[3].addresses[0]".to_owned();
-    of_slice.problems = vec![Problem { field, message: "no address".to_owned() }];
+    of_slice.problems = vec![ObjectProblem { field, message: "no address".to_owned() }];
     let mut of_other = slice(1, 1);
     of_other.problems = of_slice.problems.clone();
     vec![
-        Update::Replace(Kind::Node, vec![home]),
-        Update::Replace(Kind::ServiceCidr, Vec::new()),
-        Update::Replace(Kind::Service, vec![of_zero, service(1)]),
-        Update::Replace(Kind::EndpointSlice, vec![of_slice, of_other]),
+        SourceUpdate::Replace(ObjectKind::Node, vec![home]),
+        SourceUpdate::Replace(ObjectKind::ServiceCidr, Vec::new()),
+        SourceUpdate::Replace(ObjectKind::Service, vec![of_zero, service(1)]),
+        SourceUpdate::Replace(ObjectKind::EndpointSlice, vec![of_slice, of_other]),
     ]
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::SocketAddr};
 
 use fairlead_frontend::{
     Config, Frontend,
-    object::{Kind, Update},
+    object::{ObjectKind, SourceUpdate},
 };
 use proto::v1::{self, client_message};
 use runtime::{Profiling, Ready, Shutdown};
@@ -74,12 +74,12 @@ async fn a_scrape_tells_what_has_happened() {
         stream.commit().await;
         streams.push(stream);
     }
-    server.updates.send(Update::Apply(slice(1, 5))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(1, 5))).await.unwrap();
     for stream in &mut streams {
         stream.commit().await;
     }
     // Another one is sent only after the ack of the one before has been read.
-    server.updates.send(Update::Apply(slice(1, 6))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(1, 6))).await.unwrap();
     streams[0].commit().await;
     streams[1].commit().await;
     server.hello(v1::Hello { protocol_version: 99, ..hello("node-3") }).await.refused().await;
@@ -120,8 +120,8 @@ async fn a_frontend_is_ready_when_every_kind_has_been_listed() {
     assert_eq!(answer.status, "503");
     assert_eq!(answer.body, "not listed yet: Node, Service, EndpointSlice, ServiceCIDR\n");
     assert_eq!(samples(address).await["ready"], 0.0);
-    for kind in Kind::ALL {
-        updates.send(Update::Replace(kind, Vec::new())).await.unwrap();
+    for kind in ObjectKind::ALL {
+        updates.send(SourceUpdate::Replace(kind, Vec::new())).await.unwrap();
     }
     ready.wait().await;
     let answer = get(address, "/readyz").await;

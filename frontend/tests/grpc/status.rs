@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_frontend::{
     Config,
-    object::{Kind, Object, ObjectName, Parsed, Update},
+    object::{ClusterObject, ObjectKind, ObjectName, ParsedObject, SourceUpdate},
 };
 use proto::{
     model::Node,
@@ -18,15 +18,20 @@ use super::{PATIENCE, Server, Stream, Transport, cluster, hello, slice};
 /// What is far longer than anything in here takes.
 const LONG: Duration = Duration::from_secs(60);
 
-fn node(name: &str) -> Parsed {
+fn node(name: &str) -> ParsedObject {
     let node = Node { eligible: true, ..Node::unknown(name) };
-    Parsed { kind: Kind::Node, name: ObjectName::new("", name), object: Some(Object::Node(node)), problems: Vec::new() }
+    ParsedObject {
+        kind: ObjectKind::Node,
+        name: ObjectName::new("", name),
+        object: Some(ClusterObject::Node(node)),
+        problems: Vec::new(),
+    }
 }
 
 /// A cluster with these nodes, of which none is connected.
 async fn server(nodes: &[&str]) -> Server {
     let mut updates = cluster(3);
-    updates[0] = Update::Replace(Kind::Node, nodes.iter().map(|name| node(name)).collect());
+    updates[0] = SourceUpdate::Replace(ObjectKind::Node, nodes.iter().map(|name| node(name)).collect());
     let server = Server::start(Transport::Unix, Config::default(), updates).await;
     until(&server, |status| status.ready).await;
     server
@@ -90,7 +95,7 @@ async fn nodes_of_the_cluster_without_a_stream_are_listed() {
     let names: Vec<_> = status.nodes.iter().map(|node| (node.node.as_str(), node.connected)).collect();
     assert_eq!(names, [("node-2", true), ("node-1", false)]);
     // A node that leaves the cluster is not missed any more; one that only leaves is, from then on.
-    server.updates.send(Update::Delete(Kind::Node, ObjectName::new("", "node-1"))).await.unwrap();
+    server.updates.send(SourceUpdate::Delete(ObjectKind::Node, ObjectName::new("", "node-1"))).await.unwrap();
     until(&server, |status| status.nodes_without_stream == 0).await;
     let begun = Instant::now();
     drop(stream);
@@ -118,14 +123,14 @@ async fn a_node_that_does_not_ack_lags_from_the_commit_on() {
     let before = until(&server, |status| status.nodes.iter().all(|node| node.lag_micros == 0)).await;
     assert_eq!(before.in_every_kernel, before.revision);
     let begun = Instant::now();
-    server.updates.send(Update::Apply(slice(1, 5))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(1, 5))).await.unwrap();
     good.commit().await;
     let revision = take(&mut bad).await;
     let status = until(&server, |status| of(status, "node-1").held_revision == revision).await;
     assert_eq!(status.in_every_kernel, before.revision);
     assert_eq!((of(&status, "node-1").lag_micros, of(&status, "node-2").acked_revision), (0, before.revision));
     // What comes later makes the lag no shorter, and it goes on growing.
-    server.updates.send(Update::Apply(slice(1, 6))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(1, 6))).await.unwrap();
     good.commit().await;
     let lag = |status: &v1::StatusResponse| Duration::from_micros(of(status, "node-2").lag_micros);
     let first = lag(&server.status().await);
@@ -146,7 +151,7 @@ async fn what_concerns_nobody_is_in_every_kernel_at_once() {
     let mut stream = server.hello(hello("node-1")).await;
     stream.commit().await;
     let before = until(&server, |status| of(status, "node-1").lag_micros == 0).await;
-    server.updates.send(Update::Apply(node("node-2"))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(node("node-2"))).await.unwrap();
     let after = until(&server, |status| status.revision > before.revision).await;
     let after = ask(&server, wait(after.revision, LONG)).await.unwrap();
     assert_eq!(after.in_every_kernel, after.revision);
@@ -176,7 +181,7 @@ async fn the_answer_waits_until_the_revision_is_in_every_kernel() {
     // A revision that is still to come is waited for too.
     let waiting = ask(&server, wait(revision + 1, LONG));
     let changing = async {
-        server.updates.send(Update::Apply(slice(1, 5))).await.unwrap();
+        server.updates.send(SourceUpdate::Apply(slice(1, 5))).await.unwrap();
         stream.commit().await;
     };
     let (reached, _) = tokio::join!(waiting, changing);

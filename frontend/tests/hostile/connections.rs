@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairlead_frontend::{Config, ConnectionLimits, object::Update};
+use fairlead_frontend::{Config, ConnectionLimits, object::SourceUpdate};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -56,7 +56,7 @@ async fn are_closed(beginning: Beginning, limits: ConnectionLimits) {
     }
     // Quiet for longer than any of that, and still there.
     sleep(2 * SHORT).await;
-    server.updates.send(Update::Apply(slice(2, 3))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(2, 3))).await.unwrap();
     good.change().await;
 }
 

@@ -45,7 +45,7 @@ async fn a_few_repeated_acks_are_welcome() {
     for _ in 0..60 {
         assert!(stream.ack(revision).await);
     }
-    server.updates.send(fairlead_frontend::object::Update::Apply(crate::cluster::slice(1, 7))).await.unwrap();
+    server.updates.send(fairlead_frontend::object::SourceUpdate::Apply(crate::cluster::slice(1, 7))).await.unwrap();
     assert!(stream.commit().await.unwrap() > revision);
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::atomic::Ordering};
 
-use fairlead_frontend::{Config, object::Update};
+use fairlead_frontend::{Config, object::SourceUpdate};
 use proto::{
     digest::KeyHash,
     model::{Family, Mode, Operation},
@@ -31,8 +31,8 @@ async fn moving_to_another_replica_costs_the_digests() {
 async fn another_state_is_repaired_where_it_differs() {
     let (first, second) = (Server::start(Config::default(), 100).await, Server::start(Config::default(), 100).await);
     // One Service is new, and one has other endpoints.
-    second.updates.send(Update::Apply(service(200))).await.unwrap();
-    second.updates.send(Update::Apply(slice(7, 10))).await.unwrap();
+    second.updates.send(SourceUpdate::Apply(service(200))).await.unwrap();
+    second.updates.send(SourceUpdate::Apply(slice(7, 10))).await.unwrap();
     let wanted = loop {
         let wanted = Good::join(&second, "other").await.state;
         let endpoints = |name: &str| {
@@ -67,13 +67,13 @@ async fn another_state_is_repaired_where_it_differs() {
 async fn a_wrong_digest_is_noticed_repaired_and_counted() {
     let server = Server::start(Config::default(), 20).await;
     let mut good = Good::join(&server, "node").await;
-    server.updates.send(Update::Apply(slice(3, 8))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(3, 8))).await.unwrap();
     good.commit().await;
     good.ack(4711).await;
     // The request for the digests is answered on the way; they are right.
     assert_eq!(good.change().await, 0);
     let status = server.status().await;
     assert_eq!(status.nodes[0].repairs, 1);
-    server.updates.send(Update::Apply(slice(3, 9))).await.unwrap();
+    server.updates.send(SourceUpdate::Apply(slice(3, 9))).await.unwrap();
     assert_eq!(good.change().await, 1);
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fairlead_frontend::{Config, Figures, Frontend, Listener, object::Update};
+use fairlead_frontend::{Config, Figures, Frontend, Listener, object::SourceUpdate};
 use proto::v1::{self, client_message::Message as Said, fairlead_client::FairleadClient, server_message::Message};
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
@@ -35,7 +35,7 @@ const SHORTEST_ROUND: Duration = Duration::from_secs(1);
 /// A frontend.
 pub(crate) struct Server {
     pub(crate) frontend: Frontend,
-    pub(crate) updates: mpsc::Sender<Update>,
+    pub(crate) updates: mpsc::Sender<SourceUpdate>,
     pub(crate) address: SocketAddr,
     _trigger: Trigger,
 }
@@ -94,7 +94,7 @@ impl Server {
         let begun = Instant::now();
         for number in 0..CHANGES {
             // Each differs from the one before, also from the last one of an earlier round.
-            self.updates.send(Update::Apply(slice(1, 900 - number))).await.unwrap();
+            self.updates.send(SourceUpdate::Apply(slice(1, 900 - number))).await.unwrap();
             assert_eq!(good.change().await, 1, "one pool");
         }
         begun.elapsed()

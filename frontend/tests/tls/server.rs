@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use fairlead_frontend::{
     Config, Frontend, Gate, Listener, Tls, TlsFiles,
     identity::{Access, AccessOptions},
-    object::{Kind, Update},
+    object::{ObjectKind, SourceUpdate},
 };
 use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
 use runtime::{Ready, Shutdown, Trigger};
@@ -25,7 +25,7 @@ pub(crate) struct Server {
     pub(crate) authority: Authority,
     pub(crate) address: SocketAddr,
     pub(crate) directory: tempfile::TempDir,
-    _updates: mpsc::Sender<Update>,
+    _updates: mpsc::Sender<SourceUpdate>,
     _trigger: Trigger,
 }
 
@@ -56,8 +56,8 @@ impl Server {
         let guard = ready.guard("cluster");
         let (running, stop) = (frontend.clone(), shutdown.clone());
         tokio::spawn(async move { running.run(receiver, guard, stop).await });
-        for kind in [Kind::Node, Kind::ServiceCidr, Kind::Service, Kind::EndpointSlice] {
-            updates.send(Update::Replace(kind, Vec::new())).await.unwrap();
+        for kind in [ObjectKind::Node, ObjectKind::ServiceCidr, ObjectKind::Service, ObjectKind::EndpointSlice] {
+            updates.send(SourceUpdate::Replace(kind, Vec::new())).await.unwrap();
         }
         let listener = Listener::bind_tls("127.0.0.1:0", gate).await.unwrap();
         let address = listener.tcp_address().unwrap();

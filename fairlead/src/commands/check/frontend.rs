@@ -58,7 +58,7 @@ async fn follow(args: &ViewArgs) -> Result<usize> {
 
 /// What the holder of a kubeconfig may do.
 pub(super) async fn permissions(kubeconfig: &Path) -> Vec<Finding> {
-    let asked = timeout(PATIENCE, frontend::permissions(kubeconfig)).await;
+    let asked = timeout(PATIENCE, frontend::check_permissions(kubeconfig)).await;
     let asked = asked.with_context(|| format!("no answer within {PATIENCE:?}")).flatten();
     let permissions = match asked {
         Ok(permissions) => permissions,

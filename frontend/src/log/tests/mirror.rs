@@ -9,7 +9,7 @@ use proto::{
     },
 };
 
-use crate::view::View;
+use crate::view::ServicePortView;
 
 use super::super::Update;
 
@@ -35,7 +35,7 @@ impl Mirror {
     }
 
     /// Holds what a view is on a node.
-    pub(crate) fn put(&mut self, view: &View, node: &str, zone: &str) {
+    pub(crate) fn put(&mut self, view: &ServicePortView, node: &str, zone: &str) {
         let held = Held {
             port: view.port.clone(),
             cluster: PerFamily::from_fn(|family| view.cluster_pool(family, node, zone).clone()),

@@ -20,7 +20,7 @@ use crate::{
     Config, Frame, Frontend,
     identity::Identity,
     log::tests::mirror::Mirror,
-    object::{Object, Update},
+    object::{ClusterObject, SourceUpdate},
     session::{self, SessionError},
     testing::initial,
 };
@@ -29,7 +29,7 @@ pub(super) struct Fixture {
     pub(super) frontend: Frontend,
     pub(super) ready: Ready,
     pub(super) shutdown: Shutdown,
-    updates: mpsc::Sender<Update>,
+    updates: mpsc::Sender<SourceUpdate>,
     trigger: Trigger,
     revisions: watch::Receiver<Option<Revision>>,
 }
@@ -75,11 +75,11 @@ impl Fixture {
     }
 
     /// A frontend that knows these objects.
-    pub(super) async fn of(objects: Vec<Object>) -> Self {
+    pub(super) async fn of(objects: Vec<ClusterObject>) -> Self {
         Self::with(Config::default(), objects).await
     }
 
-    pub(super) async fn with(config: Config, objects: Vec<Object>) -> Self {
+    pub(super) async fn with(config: Config, objects: Vec<ClusterObject>) -> Self {
         let mut fixture = Self::new(config);
         for update in initial(objects) {
             fixture.update(update).await;
@@ -91,7 +91,7 @@ impl Fixture {
         fixture
     }
 
-    pub(super) async fn update(&self, update: Update) {
+    pub(super) async fn update(&self, update: SourceUpdate) {
         self.updates.send(update).await.unwrap();
     }
 

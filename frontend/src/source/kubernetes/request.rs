@@ -17,7 +17,7 @@ use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
 use super::Deadlines;
-use super::arrived::{Event, Page, Watchable};
+use super::decode::{Event, Page, Watchable};
 
 /// How many objects a page has at most: what one answer costs the server, and us, in memory. As client-go has it.
 const PAGE: u32 = 500;
@@ -49,9 +49,9 @@ pub(super) enum RequestError {
     /// The order of events is broken, so that nobody knows which of them are the newer ones.
     #[error("version {found} came after version {last}")]
     Backwards {
-        /// What had been reached.
+        /// EventChange had been reached.
         last: String,
-        /// What came then.
+        /// EventChange came then.
         found: String,
     },
     /// The server does not stream lists, although it has not refused to.

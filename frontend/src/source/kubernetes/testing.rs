@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::object::Kind;
+use crate::object::ObjectKind;
 
 /// Long enough for any machine; nothing waits for it unless it fails.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,17 +33,17 @@ type Body = Channel<Bytes, Cut>;
 pub(super) struct ApiServer {
     /// Where it listens.
     pub(super) address: std::net::SocketAddr,
-    calls: HashMap<Kind, mpsc::UnboundedReceiver<Call>>,
+    calls: HashMap<ObjectKind, mpsc::UnboundedReceiver<Call>>,
     reached: Reached,
 }
 
-/// What a request for one object only is answered at once: a version, or a refusal.
+/// EventChange a request for one object only is answered at once: a version, or a refusal.
 type Reached = Arc<Mutex<Result<String, u16>>>;
 
 /// A request that has not been answered.
 pub(super) struct Call {
-    kind: Kind,
-    /// What follows the `?`, as it was sent.
+    kind: ObjectKind,
+    /// EventChange follows the `?`, as it was sent.
     pub(super) query: String,
     answer: oneshot::Sender<Response<Body>>,
 }
@@ -57,10 +57,10 @@ impl ApiServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let paths = [
-            (Kind::Node, "/api/v1/nodes"),
-            (Kind::Service, "/api/v1/services"),
-            (Kind::EndpointSlice, "/apis/discovery.k8s.io/v1/endpointslices"),
-            (Kind::ServiceCidr, "/apis/networking.k8s.io/v1/servicecidrs"),
+            (ObjectKind::Node, "/api/v1/nodes"),
+            (ObjectKind::Service, "/api/v1/services"),
+            (ObjectKind::EndpointSlice, "/apis/discovery.k8s.io/v1/endpointslices"),
+            (ObjectKind::ServiceCidr, "/apis/networking.k8s.io/v1/servicecidrs"),
         ];
         let (mut senders, mut calls) = (HashMap::new(), HashMap::new());
         for (kind, path) in paths {
@@ -79,13 +79,13 @@ impl ApiServer {
     }
 
     /// The next request for a kind.
-    pub(super) async fn call(&mut self, kind: Kind) -> Call {
+    pub(super) async fn call(&mut self, kind: ObjectKind) -> Call {
         let call = timeout(PATIENCE, self.calls.get_mut(&kind).unwrap().recv()).await;
         call.unwrap_or_else(|_| panic!("no request for {kind}")).unwrap()
     }
 
     /// Answers the next request for a kind, which must be a streaming list, and goes on with the watch that follows.
-    pub(super) async fn stream(&mut self, kind: Kind, version: &str, items: &[Value]) -> Watch {
+    pub(super) async fn stream(&mut self, kind: ObjectKind, version: &str, items: &[Value]) -> Watch {
         let mut watch = self.call(kind).await.stream();
         for item in items {
             watch.send("ADDED", item).await;
@@ -95,21 +95,21 @@ impl ApiServer {
     }
 
     /// Refuses to stream lists of a kind, as a server from before Kubernetes 1.32 does.
-    pub(super) async fn refuse_stream(&mut self, kind: Kind) {
+    pub(super) async fn refuse_stream(&mut self, kind: ObjectKind) {
         let call = self.call(kind).await;
         call.assert(&["sendInitialEvents=true"]);
         call.refuse(422);
     }
 
     /// Answers the next request for a kind, which must be one for the first page of a list, with everything there is.
-    pub(super) async fn list(&mut self, kind: Kind, version: &str, items: &[Value]) {
+    pub(super) async fn list(&mut self, kind: ObjectKind, version: &str, items: &[Value]) {
         let call = self.call(kind).await;
         assert!(!call.query.contains("continue="), "{}", call.query);
         call.list(version, items, None);
     }
 
     /// Answers the next request for a kind, which must be a watch from `version`.
-    pub(super) async fn watch(&mut self, kind: Kind, version: &str) -> Watch {
+    pub(super) async fn watch(&mut self, kind: ObjectKind, version: &str) -> Watch {
         let call = self.call(kind).await;
         call.assert(&["watch=true", &format!("resourceVersion={version}")]);
         call.watch()
@@ -118,7 +118,7 @@ impl ApiServer {
 
 async fn serve(
     listener: TcpListener,
-    calls: HashMap<&'static str, (Kind, mpsc::UnboundedSender<Call>)>,
+    calls: HashMap<&'static str, (ObjectKind, mpsc::UnboundedSender<Call>)>,
     reached: Reached,
 ) {
     loop {
@@ -226,16 +226,16 @@ impl Watch {
         self.0.send_data(bytes.to_owned().into()).await.unwrap();
     }
 
-    pub(super) async fn bookmark(&mut self, kind: Kind, version: &str) {
+    pub(super) async fn bookmark(&mut self, kind: ObjectKind, version: &str) {
         self.mark(kind, json!({"resourceVersion": version, "creationTimestamp": null})).await;
     }
 
-    pub(super) async fn initial_end(&mut self, kind: Kind, version: &str) {
+    pub(super) async fn initial_end(&mut self, kind: ObjectKind, version: &str) {
         let annotations = json!({"k8s.io/initial-events-end": "true"});
         self.mark(kind, json!({"resourceVersion": version, "annotations": annotations})).await;
     }
 
-    async fn mark(&mut self, kind: Kind, metadata: Value) {
+    async fn mark(&mut self, kind: ObjectKind, metadata: Value) {
         let object = json!({"kind": kind.to_string(), "apiVersion": api_version(kind), "metadata": metadata});
         self.send("BOOKMARK", &object).await;
     }
@@ -249,17 +249,17 @@ impl Watch {
         self.bytes("{\"type\": \"ADDED\", \"obj").await;
     }
 
-    /// Breaks the connection. What was sent may arrive or not.
+    /// Breaks the connection. EventChange was sent may arrive or not.
     pub(super) fn break_off(self) {
         self.0.abort(Cut);
     }
 }
 
-fn api_version(kind: Kind) -> &'static str {
+fn api_version(kind: ObjectKind) -> &'static str {
     match kind {
-        Kind::Service | Kind::Node => "v1",
-        Kind::EndpointSlice => "discovery.k8s.io/v1",
-        Kind::ServiceCidr => "networking.k8s.io/v1",
+        ObjectKind::Service | ObjectKind::Node => "v1",
+        ObjectKind::EndpointSlice => "discovery.k8s.io/v1",
+        ObjectKind::ServiceCidr => "networking.k8s.io/v1",
     }
 }
 

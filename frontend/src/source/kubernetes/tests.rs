@@ -21,13 +21,13 @@ use super::testing::{ApiServer, PATIENCE, Watch};
 use super::*;
 use proto::model::SourceVersion;
 
-use crate::object::{Kind, Object, ObjectName, Parsed, Seen};
-use crate::source::{KindFreshness, Phase};
+use crate::object::{ClusterObject, ObjectKind, ObjectName, ParsedObject, VersionProgress};
+use crate::source::{KindFreshness, WatchPhase};
 
 /// For what a test waits for to pass.
 const SHORT: Duration = Duration::from_millis(400);
 
-/// What a test starts from: it waits for answers as the source does, but not long between two tries.
+/// EventChange a test starts from: it waits for answers as the source does, but not long between two tries.
 fn deadlines() -> Deadlines {
     let retry = (Duration::from_millis(1), Duration::from_millis(20));
     Deadlines { retry, ..Deadlines::default() }
@@ -36,9 +36,9 @@ fn deadlines() -> Deadlines {
 /// A source on a server of its own.
 struct Fixture {
     server: ApiServer,
-    updates: mpsc::Receiver<Update>,
+    updates: mpsc::Receiver<SourceUpdate>,
     /// How far it has come, between the updates.
-    seen: Vec<(Kind, Seen)>,
+    seen: Vec<(ObjectKind, VersionProgress)>,
     freshness: Freshness,
     running: JoinHandle<Result<()>>,
     trigger: Trigger,
@@ -60,7 +60,7 @@ impl Fixture {
     /// Starts on nodes alone: version 10 has been delivered from a streaming list, whose watch goes on.
     async fn on_nodes(deadlines: Deadlines, nodes: &[Value]) -> (Self, Watch) {
         let mut fixture = Self::new(deadlines).await;
-        let watch = fixture.server.stream(Kind::Node, "10", nodes).await;
+        let watch = fixture.server.stream(ObjectKind::Node, "10", nodes).await;
         fixture.all_nodes(nodes.len()).await;
         (fixture, watch)
     }
@@ -68,23 +68,23 @@ impl Fixture {
     /// The same, but of a server that does not stream lists.
     async fn on_pages(deadlines: Deadlines, nodes: &[Value]) -> (Self, Watch) {
         let mut fixture = Self::new(deadlines).await;
-        fixture.server.refuse_stream(Kind::Node).await;
-        fixture.server.list(Kind::Node, "10", nodes).await;
+        fixture.server.refuse_stream(ObjectKind::Node).await;
+        fixture.server.list(ObjectKind::Node, "10", nodes).await;
         fixture.all_nodes(nodes.len()).await;
-        let watch = fixture.server.watch(Kind::Node, "10").await;
+        let watch = fixture.server.watch(ObjectKind::Node, "10").await;
         (fixture, watch)
     }
 
     async fn all_nodes(&mut self, count: usize) {
-        assert!(matches!(self.next().await, Update::Replace(Kind::Node, found) if found.len() == count));
+        assert!(matches!(self.next().await, SourceUpdate::Replace(ObjectKind::Node, found) if found.len() == count));
     }
 
     /// The next thing that is said of objects.
-    async fn next(&mut self) -> Update {
+    async fn next(&mut self) -> SourceUpdate {
         loop {
             let update = timeout(PATIENCE, self.updates.recv()).await.expect("an update").expect("the source runs");
             match update {
-                Update::Seen(kind, seen) => self.seen.push((kind, seen)),
+                SourceUpdate::Progress(kind, seen) => self.seen.push((kind, seen)),
                 update => return update,
             }
         }
@@ -94,14 +94,14 @@ impl Fixture {
         in_short(&self.next().await)
     }
 
-    fn row(&self, kind: Kind) -> KindFreshness {
+    fn row(&self, kind: ObjectKind) -> KindFreshness {
         self.freshness.snapshot().into_iter().find(|row| row.kind == kind).unwrap()
     }
 
     /// Waits until nodes could not be had for a reason.
     async fn failed(&self, reason: &str) {
         let failed = async {
-            while !self.row(Kind::Node).last_error.is_some_and(|error| error.contains(reason)) {
+            while !self.row(ObjectKind::Node).last_error.is_some_and(|error| error.contains(reason)) {
                 sleep(Duration::from_millis(1)).await;
             }
         };
@@ -111,7 +111,7 @@ impl Fixture {
     #[track_caller]
     fn assert_silent(&mut self) {
         while let Ok(update) = self.updates.try_recv() {
-            assert!(matches!(update, Update::Seen(..)), "an update came of failures alone");
+            assert!(matches!(update, SourceUpdate::Progress(..)), "an update came of failures alone");
         }
     }
 }
@@ -129,23 +129,23 @@ fn node(name: &str, zone: &str, version: &str) -> Value {
     })
 }
 
-fn in_short(update: &Update) -> String {
-    let nodes = |parsed: &Parsed| match &parsed.object {
-        Some(Object::Node(node)) => format!("{} in {}", parsed.name, node.zone),
+fn in_short(update: &SourceUpdate) -> String {
+    let nodes = |parsed: &ParsedObject| match &parsed.object {
+        Some(ClusterObject::Node(node)) => format!("{} in {}", parsed.name, node.zone),
         other => panic!("{other:?}"),
     };
     match update {
-        Update::Apply(parsed) => nodes(parsed),
-        Update::Delete(kind, name) => format!("{kind} {name} gone"),
-        Update::Replace(kind, all) => {
+        SourceUpdate::Apply(parsed) => nodes(parsed),
+        SourceUpdate::Delete(kind, name) => format!("{kind} {name} gone"),
+        SourceUpdate::Replace(kind, all) => {
             format!("all {kind}: {}", all.iter().map(nodes).collect::<Vec<_>>().join(", "))
         }
-        Update::Seen(kind, seen) => format!("{kind} {seen:?}"),
+        SourceUpdate::Progress(kind, seen) => format!("{kind} {seen:?}"),
     }
 }
 
 /// One object of each kind.
-fn samples() -> [(Kind, Value, &'static [&'static str]); 4] {
+fn samples() -> [(ObjectKind, Value, &'static [&'static str]); 4] {
     let service = json!({
         "metadata": {"namespace": "shop", "name": "web", "resourceVersion": "5"},
         "spec": {"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"], "ipFamilies": ["IPv4"]},
@@ -168,10 +168,10 @@ fn samples() -> [(Kind, Value, &'static [&'static str]); 4] {
     let services =
         &["labelSelector=%21service.kubernetes.io%2Fservice-proxy-name", "fieldSelector=spec.clusterIP%21%3DNone"];
     [
-        (Kind::Service, service, services),
-        (Kind::EndpointSlice, slice, &["labelSelector=%21service.kubernetes.io%2Fheadless"]),
-        (Kind::Node, node("n1", "x", "7"), &[]),
-        (Kind::ServiceCidr, cidr, &[]),
+        (ObjectKind::Service, service, services),
+        (ObjectKind::EndpointSlice, slice, &["labelSelector=%21service.kubernetes.io%2Fheadless"]),
+        (ObjectKind::Node, node("n1", "x", "7"), &[]),
+        (ObjectKind::ServiceCidr, cidr, &[]),
     ]
 }
 
@@ -185,7 +185,7 @@ async fn streams_and_watches_each_kind_with_its_selectors() {
         let mut watch = call.stream();
         watch.send("ADDED", &object).await;
         watch.initial_end(kind, "10").await;
-        let Update::Replace(replaced, objects) = fixture.next().await else { panic!("no Replace of {kind}") };
+        let SourceUpdate::Replace(replaced, objects) = fixture.next().await else { panic!("no Replace of {kind}") };
         assert_eq!((replaced, objects.len()), (kind, 1));
         assert_eq!((objects[0].object.is_some(), &objects[0].problems[..]), (true, &[][..]));
         drop(watch);
@@ -211,7 +211,7 @@ async fn lists_each_kind_with_its_selectors() {
         call.assert(&["limit=500"]);
         assert_eq!(call.query.matches("Selector=").count(), selectors.len(), "{}", call.query);
         call.list("10", &[object], None);
-        let Update::Replace(replaced, objects) = fixture.next().await else { panic!("no Replace of {kind}") };
+        let SourceUpdate::Replace(replaced, objects) = fixture.next().await else { panic!("no Replace of {kind}") };
         assert_eq!((replaced, objects.len()), (kind, 1));
         assert_eq!((objects[0].object.is_some(), &objects[0].problems[..]), (true, &[][..]));
         fixture.server.watch(kind, "10").await;
@@ -221,9 +221,9 @@ async fn lists_each_kind_with_its_selectors() {
 #[tokio::test]
 async fn kind_that_hangs_holds_up_no_other() {
     let mut fixture = Fixture::new(deadlines()).await;
-    fixture.server.call(Kind::Service).await.hang();
-    fixture.server.call(Kind::EndpointSlice).await.refuse(500);
-    fixture.server.stream(Kind::Node, "10", &[]).await;
+    fixture.server.call(ObjectKind::Service).await.hang();
+    fixture.server.call(ObjectKind::EndpointSlice).await.refuse(500);
+    fixture.server.stream(ObjectKind::Node, "10", &[]).await;
     assert_eq!(fixture.next_in_short().await, "all Node: ");
 }
 
@@ -232,18 +232,18 @@ async fn object_of_the_wrong_shape_stands_in_nobodys_way() {
     let mut poison = node("poison", "x", "2");
     poison["spec"] = json!({"taints": "none"});
     let mut fixture = Fixture::new(deadlines()).await;
-    fixture.server.refuse_stream(Kind::Node).await;
-    fixture.server.list(Kind::Node, "10", &[node("n1", "x", "1"), poison.clone()]).await;
-    let Update::Replace(Kind::Node, nodes) = fixture.next().await else { panic!("no Replace") };
+    fixture.server.refuse_stream(ObjectKind::Node).await;
+    fixture.server.list(ObjectKind::Node, "10", &[node("n1", "x", "1"), poison.clone()]).await;
+    let SourceUpdate::Replace(ObjectKind::Node, nodes) = fixture.next().await else { panic!("no Replace") };
     assert_eq!(nodes[1].name, ObjectName::new("", "poison"));
     assert_eq!((&nodes[1].object, nodes[1].problems[0].field.as_str()), (&None, "spec.taints"));
     assert!(nodes[0].object.is_some());
-    let mut watch = fixture.server.watch(Kind::Node, "10").await;
+    let mut watch = fixture.server.watch(ObjectKind::Node, "10").await;
     poison["metadata"]["resourceVersion"] = "11".into();
     watch.send("MODIFIED", &poison).await;
-    assert!(matches!(fixture.next().await, Update::Apply(Parsed { object: None, .. })));
+    assert!(matches!(fixture.next().await, SourceUpdate::Apply(ParsedObject { object: None, .. })));
     drop(watch);
-    fixture.server.watch(Kind::Node, "11").await;
+    fixture.server.watch(ObjectKind::Node, "11").await;
 }
 
 #[tokio::test]

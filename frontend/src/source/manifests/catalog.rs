@@ -8,7 +8,7 @@ use std::{fs, io};
 
 use super::document::{Contents, Format, Key};
 use super::notice::Notice;
-use crate::object::{Kind, Parsed, Update};
+use crate::object::{ObjectKind, ParsedObject, SourceUpdate};
 
 /// A directory as it was last read.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ pub(super) enum Scope {
 #[derive(Debug, Default)]
 pub(super) struct Pass {
     /// The difference, in the order of the keys.
-    pub(super) updates: Vec<Update>,
+    pub(super) updates: Vec<SourceUpdate>,
     /// What people should know of.
     pub(super) notices: Vec<Notice>,
     /// How many files were opened.
@@ -98,7 +98,7 @@ impl Catalog {
     }
 
     /// All objects of a kind that count.
-    pub(super) fn objects(&self, kind: Kind) -> Vec<Parsed> {
+    pub(super) fn objects(&self, kind: ObjectKind) -> Vec<ParsedObject> {
         self.holders.keys().filter(|key| key.0 == kind).filter_map(|key| self.get(key)).cloned().collect()
     }
 
@@ -201,16 +201,16 @@ impl Catalog {
             let after = self.get(&key);
             match (&object, after) {
                 (before, Some(after)) if before.as_ref() != Some(after) => {
-                    pass.updates.push(Update::Apply(after.clone()));
+                    pass.updates.push(SourceUpdate::Apply(after.clone()));
                 }
-                (Some(_), None) => pass.updates.push(Update::Delete(key.0, key.1.clone())),
+                (Some(_), None) => pass.updates.push(SourceUpdate::Delete(key.0, key.1.clone())),
                 _ => {}
             }
             pass.notices.extend(Notice::of_holders(&key, &holders, self.holders.get(&key)));
         }
     }
 
-    fn snapshot(&self, key: Key) -> (Key, Option<Parsed>, BTreeSet<OsString>) {
+    fn snapshot(&self, key: Key) -> (Key, Option<ParsedObject>, BTreeSet<OsString>) {
         let object = self.get(&key).cloned();
         let holders = self.holders.get(&key).cloned().unwrap_or_default();
         (key, object, holders)
@@ -234,7 +234,7 @@ impl Catalog {
     }
 
     /// The object that counts.
-    fn get(&self, key: &Key) -> Option<&Parsed> {
+    fn get(&self, key: &Key) -> Option<&ParsedObject> {
         self.files.get(self.holders.get(key)?.first()?)?.contents.objects.get(key)
     }
 }

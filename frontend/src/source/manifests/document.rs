@@ -11,7 +11,7 @@ use serde_saphyr::Spanned;
 use tracing::debug;
 
 use super::super::parse;
-use crate::object::{Kind, ObjectName, Parsed};
+use crate::object::{ObjectKind, ObjectName, ParsedObject};
 
 /// What `kubectl` uses where an object names no namespace.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -42,7 +42,7 @@ const OTHER_GROUPS: &[&str] = &["apps", "autoscaling", "batch", "extensions", "p
 const OTHER_GROUPS_SUFFIX: &str = ".k8s.io";
 
 /// Identifies an object among all of a directory.
-pub(super) type Key = (Kind, ObjectName);
+pub(super) type Key = (ObjectKind, ObjectName);
 
 /// How a file is written, by the end of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(super) enum Format {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Contents {
     /// The objects of our kinds.
-    pub(super) objects: BTreeMap<Key, Parsed>,
+    pub(super) objects: BTreeMap<Key, ParsedObject>,
     /// Documents that could not be used, each with its place in the file and the reason.
     pub(super) complaints: Vec<String>,
 }
@@ -137,7 +137,7 @@ impl Contents {
         }
     }
 
-    fn add_object(&mut self, place: &str, mut document: Value, parse: fn(&Value) -> Parsed) {
+    fn add_object(&mut self, place: &str, mut document: Value, parse: fn(&Value) -> ParsedObject) {
         if document["metadata"]["name"].as_str().is_none_or(str::is_empty) {
             self.complain(place, "metadata.name is missing");
             return;
@@ -213,9 +213,9 @@ fn is_builtin_group(api_version: &str) -> bool {
 }
 
 /// Neither headless nor ExternalName by intent: in a cluster the API server would have filled it in.
-fn is_without_cluster_ip(document: &Value, kind: Kind) -> bool {
+fn is_without_cluster_ip(document: &Value, kind: ObjectKind) -> bool {
     let spec = &document["spec"];
-    kind == Kind::Service
+    kind == ObjectKind::Service
         && spec["type"] != "ExternalName"
         && string(spec, "clusterIP").is_none()
         && spec["clusterIPs"].as_array().is_none_or(Vec::is_empty)

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::object::{Object, ObjectName, Parsed};
+use crate::object::{ClusterObject, ObjectName, ParsedObject};
 
 /// Long enough for any machine; nothing waits for it unless it fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -20,14 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A source that follows the directory `m` within a temporary one.
 struct Fixture {
     top: TempDir,
-    updates: mpsc::Receiver<Update>,
+    updates: mpsc::Receiver<SourceUpdate>,
     running: JoinHandle<Result<()>>,
     trigger: Trigger,
 }
 
 impl Fixture {
     /// Starts on files, and takes the initial updates off.
-    async fn new(files: &[(&str, &str)]) -> (Self, Vec<Update>) {
+    async fn new(files: &[(&str, &str)]) -> (Self, Vec<SourceUpdate>) {
         let top = TempDir::new().unwrap();
         fs::create_dir(top.path().join("m")).unwrap();
         for (name, text) in files {
@@ -37,13 +37,13 @@ impl Fixture {
     }
 
     /// Starts on a directory that is there.
-    async fn on(top: TempDir) -> (Self, Vec<Update>) {
+    async fn on(top: TempDir) -> (Self, Vec<SourceUpdate>) {
         let (sender, updates) = mpsc::channel(1);
         let (trigger, shutdown) = Shutdown::channel();
         let running = tokio::spawn(run(top.path().join("m"), sender, shutdown));
         let mut fixture = Self { top, updates, running, trigger };
         let mut initial = Vec::new();
-        for _ in Kind::ALL {
+        for _ in ObjectKind::ALL {
             initial.push(fixture.next().await);
         }
         (fixture, initial)
@@ -57,7 +57,7 @@ impl Fixture {
         fs::write(self.path(name), text).unwrap();
     }
 
-    async fn next(&mut self) -> Update {
+    async fn next(&mut self) -> SourceUpdate {
         timeout(PATIENCE, self.updates.recv()).await.expect("an update").expect("the source runs")
     }
 
@@ -80,12 +80,12 @@ fn node(name: &str, zone: &str) -> String {
     )
 }
 
-fn in_short(update: &Update) -> String {
+fn in_short(update: &SourceUpdate) -> String {
     match update {
-        Update::Apply(Parsed { name, object: Some(Object::Node(node)), .. }) => {
+        SourceUpdate::Apply(ParsedObject { name, object: Some(ClusterObject::Node(node)), .. }) => {
             format!("{name} in {}", node.zone)
         }
-        Update::Delete(Kind::Node, name) => format!("{name} gone"),
+        SourceUpdate::Delete(ObjectKind::Node, name) => format!("{name} gone"),
         other => panic!("{other:?}"),
     }
 }
@@ -104,7 +104,7 @@ async fn starts_with_everything() {
     let names: Vec<_> = initial
         .iter()
         .map(|update| match update {
-            Update::Replace(kind, objects) => {
+            SourceUpdate::Replace(kind, objects) => {
                 (*kind, objects.iter().map(|parsed| parsed.name.clone()).collect::<Vec<_>>())
             }
             other => panic!("{other:?}"),
@@ -113,10 +113,10 @@ async fn starts_with_everything() {
     assert_eq!(
         names,
         [
-            (Kind::Node, vec![ObjectName::new("", "n1")]),
-            (Kind::Service, vec![ObjectName::new("shop", "web")]),
-            (Kind::EndpointSlice, vec![ObjectName::new("default", "s")]),
-            (Kind::ServiceCidr, vec![ObjectName::new("", "kubernetes")]),
+            (ObjectKind::Node, vec![ObjectName::new("", "n1")]),
+            (ObjectKind::Service, vec![ObjectName::new("shop", "web")]),
+            (ObjectKind::EndpointSlice, vec![ObjectName::new("default", "s")]),
+            (ObjectKind::ServiceCidr, vec![ObjectName::new("", "kubernetes")]),
         ]
     );
 }
@@ -124,7 +124,7 @@ async fn starts_with_everything() {
 #[tokio::test]
 async fn empty_directory_is_an_empty_cluster() {
     let (_fixture, initial) = Fixture::new(&[]).await;
-    assert_eq!(initial, Kind::ALL.map(|kind| Update::Replace(kind, vec![])));
+    assert_eq!(initial, ObjectKind::ALL.map(|kind| SourceUpdate::Replace(kind, vec![])));
 }
 
 #[tokio::test]
@@ -233,7 +233,7 @@ async fn config_map_volume_is_swapped() {
     publish("..1", "x");
     symlink("..data/a.yaml", directory.join("a.yaml")).unwrap();
     let (mut fixture, initial) = Fixture::on(top).await;
-    assert!(matches!(&initial[0], Update::Replace(Kind::Node, nodes) if nodes.len() == 1));
+    assert!(matches!(&initial[0], SourceUpdate::Replace(ObjectKind::Node, nodes) if nodes.len() == 1));
     publish("..2", "w");
     fs::remove_dir_all(directory.join("..1")).unwrap();
     assert_eq!(fixture.next_in_short().await, "n1 in w");
@@ -303,7 +303,7 @@ async fn one_edit_in_a_thousand_files() {
     let files: Vec<_> = (0..1_000).map(|n| (format!("{n}.yaml"), node(&format!("n{n}"), "x"))).collect();
     let files: Vec<_> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
     let (mut fixture, initial) = Fixture::new(&files).await;
-    assert!(matches!(&initial[0], Update::Replace(Kind::Node, nodes) if nodes.len() == 1_000));
+    assert!(matches!(&initial[0], SourceUpdate::Replace(ObjectKind::Node, nodes) if nodes.len() == 1_000));
     let (opened, opens) = std::sync::mpsc::channel();
     let mut witness = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         let event = event.unwrap();

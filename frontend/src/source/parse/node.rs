@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::model;
 
 use super::{Problems, Resource, address, items, label};
-use crate::object::{Kind, Object};
+use crate::object::{ClusterObject, ObjectKind};
 
 /// The well-known label with the zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -17,15 +17,15 @@ const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 impl Resource for Node {
-    const KIND: Kind = Kind::Node;
+    const KIND: ObjectKind = ObjectKind::Node;
 
     fn metadata(&self) -> &ObjectMeta {
         &self.metadata
     }
 
-    fn parse(&self, problems: &mut Problems) -> Option<Object> {
+    fn parse(&self, problems: &mut Problems) -> Option<ClusterObject> {
         let spec = self.spec.as_ref();
-        Some(Object::Node(model::Node {
+        Some(ClusterObject::Node(model::Node {
             name: self.metadata.name.as_deref().unwrap_or_default().into(),
             addresses: self.status.as_ref().map(|status| addresses(status, problems)).unwrap_or_default(),
             pod_cidrs: spec.map(|spec| pod_cidrs(spec, problems)).unwrap_or_default(),

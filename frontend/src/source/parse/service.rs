@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::model::{IpvsScheduler, TrafficPolicy};
 
 use super::{Problems, Resource, has_label, items, object_name, optional_port_number, port_number, protocol};
-use crate::object::{self, Kind, Object, Port};
+use crate::object::{self, ClusterObject, ObjectKind, ServiceObjectPort};
 
 /// A Service with this label is for another proxy, whatever its value.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -25,20 +25,20 @@ const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
 
 impl Resource for Service {
-    const KIND: Kind = Kind::Service;
+    const KIND: ObjectKind = ObjectKind::Service;
 
     fn metadata(&self) -> &ObjectMeta {
         &self.metadata
     }
 
-    fn parse(&self, problems: &mut Problems) -> Option<Object> {
+    fn parse(&self, problems: &mut Problems) -> Option<ClusterObject> {
         let spec = self.spec.as_ref()?;
         if has_label(&self.metadata, PROXY_NAME_LABEL) || type_of(spec) == "ExternalName" {
             return None;
         }
         let vips = vips::from_resource(self, problems)?;
         let external_policy = external_policy(spec, problems);
-        Some(Object::Service(object::Service {
+        Some(ClusterObject::Service(object::ServiceObject {
             name: object_name(&self.metadata),
             created: self.metadata.creation_timestamp.as_ref().map(|time| SystemTime::from(time.0)),
             cluster_ips: vips.cluster_ips,
@@ -126,8 +126,8 @@ fn ipvs_scheduler(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Ipvs
 
 // === Ports ===
 
-fn ports(specs: &[ServicePort], problems: &mut Problems) -> Vec<Port> {
-    let mut ports: Vec<Port> = Vec::with_capacity(specs.len());
+fn ports(specs: &[ServicePort], problems: &mut Problems) -> Vec<ServiceObjectPort> {
+    let mut ports: Vec<ServiceObjectPort> = Vec::with_capacity(specs.len());
     for (n, spec) in specs.iter().enumerate() {
         let path = format!("spec.ports[{n}]");
         let Some(port) = port(&path, spec, problems) else { continue };
@@ -143,11 +143,16 @@ fn ports(specs: &[ServicePort], problems: &mut Problems) -> Vec<Port> {
 }
 
 /// Without a usable number or protocol there is no port; without a usable node port there is still the rest.
-fn port(path: &str, spec: &ServicePort, problems: &mut Problems) -> Option<Port> {
+fn port(path: &str, spec: &ServicePort, problems: &mut Problems) -> Option<ServiceObjectPort> {
     let port = problems.ignored(format!("{path}.port"), port_number(spec.port))?;
     let protocol = problems.ignored(format!("{path}.protocol"), protocol(spec.protocol.as_deref()))?;
     let node_port = problems.ignored(format!("{path}.nodePort"), optional_port_number(spec.node_port));
-    Some(Port { name: spec.name.as_deref().unwrap_or_default().into(), protocol, port, node_port: node_port.flatten() })
+    Some(ServiceObjectPort {
+        name: spec.name.as_deref().unwrap_or_default().into(),
+        protocol,
+        port,
+        node_port: node_port.flatten(),
+    })
 }
 
 #[cfg(test)]

@@ -5,17 +5,17 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Problems, Resource, address, items};
-use crate::object::{Kind, Object, ServiceCidr};
+use crate::object::{ClusterObject, ObjectKind, ServiceCidrObject};
 
 impl Resource for ServiceCIDR {
-    const KIND: Kind = Kind::ServiceCidr;
+    const KIND: ObjectKind = ObjectKind::ServiceCidr;
 
     fn metadata(&self) -> &ObjectMeta {
         &self.metadata
     }
 
     /// One that is being deleted counts until it is gone: services keep it for as long as they have addresses of it.
-    fn parse(&self, problems: &mut Problems) -> Option<Object> {
+    fn parse(&self, problems: &mut Problems) -> Option<ClusterObject> {
         let texts = items(self.spec.as_ref().and_then(|spec| spec.cidrs.as_ref()));
         let mut cidrs: Vec<IpNet> = Vec::with_capacity(texts.len());
         for (n, text) in texts.iter().enumerate() {
@@ -23,7 +23,10 @@ impl Resource for ServiceCIDR {
         }
         cidrs.sort_unstable();
         cidrs.dedup();
-        Some(Object::ServiceCidr(ServiceCidr { name: self.metadata.name.as_deref().unwrap_or_default().into(), cidrs }))
+        Some(ClusterObject::ServiceCidr(ServiceCidrObject {
+            name: self.metadata.name.as_deref().unwrap_or_default().into(),
+            cidrs,
+        }))
     }
 }
 
@@ -51,10 +54,10 @@ mod tests {
             "metadata": {"name": "kubernetes"},
             "spec": spec,
         }));
-        assert_eq!((parsed.kind, parsed.name), (Kind::ServiceCidr, ObjectName::new("", "kubernetes")));
+        assert_eq!((parsed.kind, parsed.name), (ObjectKind::ServiceCidr, ObjectName::new("", "kubernetes")));
         let problems = parsed.problems.iter().map(|problem| format!("{}: {}", problem.field, problem.message));
         match parsed.object {
-            Some(Object::ServiceCidr(ServiceCidr { name, cidrs })) => {
+            Some(ClusterObject::ServiceCidr(ServiceCidrObject { name, cidrs })) => {
                 assert_eq!(&*name, "kubernetes");
                 (cidrs.iter().map(IpNet::to_string).collect(), problems.collect())
             }

@@ -12,7 +12,7 @@ use super::{
     address::{self, Role},
     has_label, items, label, object_name, optional_port_number, protocol,
 };
-use crate::object::{Kind, Object, Slice, SliceEndpoint, SlicePort};
+use crate::object::{ClusterObject, ObjectKind, SliceEndpoint, SliceObject, SlicePort};
 
 /// The Service that a slice belongs to.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -24,13 +24,13 @@ const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 impl Resource for EndpointSlice {
-    const KIND: Kind = Kind::EndpointSlice;
+    const KIND: ObjectKind = ObjectKind::EndpointSlice;
 
     fn metadata(&self) -> &ObjectMeta {
         &self.metadata
     }
 
-    fn parse(&self, problems: &mut Problems) -> Option<Object> {
+    fn parse(&self, problems: &mut Problems) -> Option<ClusterObject> {
         if has_label(&self.metadata, HEADLESS_LABEL) {
             return None;
         }
@@ -50,7 +50,7 @@ impl Resource for EndpointSlice {
             problems.add(path, "absent or empty: belongs to no Service; the slice is ignored");
             return None;
         }
-        Some(Object::Slice(Slice {
+        Some(ClusterObject::EndpointSlice(SliceObject {
             name: object_name(&self.metadata),
             service: service.into(),
             family,

@@ -11,11 +11,11 @@ use crate::{Config as FrontendConfig, Frontend};
 async fn each_kind_has_a_row_from_the_start() {
     let (fixture, _watch) = Fixture::on_nodes(deadlines(), &[]).await;
     let rows = fixture.freshness.snapshot();
-    assert_eq!(rows.len(), Kind::ALL.len());
+    assert_eq!(rows.len(), ObjectKind::ALL.len());
     for row in rows {
-        let expected = if row.kind == Kind::Node { (Phase::Watching, 1) } else { (Phase::Listing, 0) };
+        let expected = if row.kind == ObjectKind::Node { (WatchPhase::Watching, 1) } else { (WatchPhase::Listing, 0) };
         assert_eq!((row.phase, row.lists), expected, "{}", row.kind);
-        assert_eq!(row.age.is_some(), row.kind == Kind::Node);
+        assert_eq!(row.age.is_some(), row.kind == ObjectKind::Node);
     }
 }
 
@@ -25,19 +25,19 @@ async fn age_is_that_of_the_last_confirmation() {
     let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[]).await;
     let listed = Instant::now();
     watch.error(500).await;
-    let watch = fixture.server.watch(Kind::Node, "10").await;
+    let watch = fixture.server.watch(ObjectKind::Node, "10").await;
     drop(watch);
-    let mut watch = fixture.server.watch(Kind::Node, "10").await;
-    let row = fixture.row(Kind::Node);
+    let mut watch = fixture.server.watch(ObjectKind::Node, "10").await;
+    let row = fixture.row(ObjectKind::Node);
     assert!(row.age.unwrap() >= listed.elapsed(), "{row:?}");
     assert_eq!(row.failures, 2);
     assert_eq!(row.lists, 1);
 
     let before = Instant::now();
-    watch.bookmark(Kind::Node, "20").await;
+    watch.bookmark(ObjectKind::Node, "20").await;
     drop(watch);
-    let mut watch = fixture.server.watch(Kind::Node, "20").await;
-    let row = fixture.row(Kind::Node);
+    let mut watch = fixture.server.watch(ObjectKind::Node, "20").await;
+    let row = fixture.row(ObjectKind::Node);
     assert!(row.age.unwrap() <= before.elapsed(), "{row:?}");
     // That it ended so early.
     assert_eq!(row.failures, 1);
@@ -45,7 +45,7 @@ async fn age_is_that_of_the_last_confirmation() {
     let before = Instant::now();
     watch.send("ADDED", &node("n1", "x", "21")).await;
     fixture.next().await;
-    let row = fixture.row(Kind::Node);
+    let row = fixture.row(ObjectKind::Node);
     assert!(row.age.unwrap() <= before.elapsed(), "{row:?}");
     assert_eq!(row.failures, 0);
     assert!(row.last_error.unwrap().contains("the watch ended"));
@@ -55,11 +55,11 @@ async fn age_is_that_of_the_last_confirmation() {
 async fn failures_before_the_first_list_are_counted_and_named() {
     let mut fixture = Fixture::new(deadlines()).await;
     for _ in 0..2 {
-        fixture.server.call(Kind::Node).await.refuse(500);
+        fixture.server.call(ObjectKind::Node).await.refuse(500);
     }
-    let call = fixture.server.call(Kind::Node).await;
-    let row = fixture.row(Kind::Node);
-    assert_eq!((row.phase, row.age, row.lists, row.failures), (Phase::Listing, None, 0, 2));
+    let call = fixture.server.call(ObjectKind::Node).await;
+    let row = fixture.row(ObjectKind::Node);
+    assert_eq!((row.phase, row.age, row.lists, row.failures), (WatchPhase::Listing, None, 0, 2));
     assert_eq!(row.last_error.as_deref(), Some("code 500 (500)"));
     drop(call);
 }
@@ -75,7 +75,7 @@ async fn nobody_is_served_before_each_kind_has_been_listed() {
     tokio::spawn(async move { engine.run(receiver, listed, shutdown).await });
     let mut revisions = frontend.shared.revisions();
     let mut watches = Vec::new();
-    for kind in [Kind::Service, Kind::Node, Kind::ServiceCidr, Kind::EndpointSlice] {
+    for kind in [ObjectKind::Service, ObjectKind::Node, ObjectKind::ServiceCidr, ObjectKind::EndpointSlice] {
         assert_eq!(*revisions.borrow(), None);
         watches.push(fixture.server.stream(kind, "10", &[]).await);
         sender.send(fixture.next().await).await.unwrap();
@@ -86,11 +86,11 @@ async fn nobody_is_served_before_each_kind_has_been_listed() {
     watches[1].send("DELETED", &node("never-seen", "x", "11")).await;
     sender.send(fixture.next().await).await.unwrap();
     drop((watches, fixture));
-    sender.send(Update::Apply(parsed_node())).await.unwrap();
+    sender.send(SourceUpdate::Apply(parsed_node())).await.unwrap();
     timeout(PATIENCE, revisions.changed()).await.unwrap().unwrap();
     assert_eq!(revisions.borrow().map(|revision| revision.0), served.map(|revision| revision.0 + 1));
 }
 
-fn parsed_node() -> Parsed {
+fn parsed_node() -> ParsedObject {
     crate::testing::parsed(crate::testing::node("n1", "x"))
 }

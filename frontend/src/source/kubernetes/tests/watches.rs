@@ -20,14 +20,14 @@ async fn watch_that_ends_is_taken_up_where_it_ended() {
     assert_eq!(fixture.next_in_short().await, "n1 in x");
     // In order.
     drop(watch);
-    let mut watch = fixture.server.watch(Kind::Node, "11").await;
-    watch.bookmark(Kind::Node, "20").await;
+    let mut watch = fixture.server.watch(ObjectKind::Node, "11").await;
+    watch.bookmark(ObjectKind::Node, "20").await;
     drop(watch);
     // In the middle of an event.
-    fixture.server.watch(Kind::Node, "20").await.cut().await;
+    fixture.server.watch(ObjectKind::Node, "20").await.cut().await;
     // With the connection.
-    fixture.server.watch(Kind::Node, "20").await.break_off();
-    let mut watch = fixture.server.watch(Kind::Node, "20").await;
+    fixture.server.watch(ObjectKind::Node, "20").await.break_off();
+    let mut watch = fixture.server.watch(ObjectKind::Node, "20").await;
     watch.send("MODIFIED", &node("n1", "y", "21")).await;
     assert_eq!(fixture.next_in_short().await, "n1 in y");
 }
@@ -40,7 +40,7 @@ async fn api_from_a_backup_is_listed_anew() {
     assert_eq!(fixture.next_in_short().await, "n2 in x");
     fixture.server.has_reached(Ok("11"));
     drop(watch);
-    fixture.server.stream(Kind::Node, "11", &[node("n1", "x", "1")]).await;
+    fixture.server.stream(ObjectKind::Node, "11", &[node("n1", "x", "1")]).await;
     assert_eq!(fixture.next_in_short().await, "all Node: n1 in x");
 }
 
@@ -51,7 +51,7 @@ async fn watch_waits_until_the_api_has_said_where_it_is() {
     drop(watch);
     fixture.failed("code 503").await;
     fixture.server.has_reached(Ok("9"));
-    fixture.server.stream(Kind::Node, "9", &[]).await;
+    fixture.server.stream(ObjectKind::Node, "9", &[]).await;
     assert_eq!(fixture.next_in_short().await, "all Node: ");
 }
 
@@ -61,7 +61,7 @@ async fn watch_goes_on_where_lists_are_not_allowed() {
     let (mut fixture, watch) = Fixture::on_nodes(deadlines(), &[]).await;
     fixture.server.has_reached(Err(403));
     drop(watch);
-    let mut watch = fixture.server.watch(Kind::Node, "10").await;
+    let mut watch = fixture.server.watch(ObjectKind::Node, "10").await;
     watch.send("ADDED", &node("n1", "x", "11")).await;
     assert_eq!(fixture.next_in_short().await, "n1 in x");
 }
@@ -89,7 +89,7 @@ async fn event_that_makes_no_sense_is_not_passed_over() {
         json!({"type": "DELETED", "object": null}).to_string() + "\n",
     ] {
         watch.bytes(&nonsense).await;
-        watch = fixture.server.watch(Kind::Node, "10").await;
+        watch = fixture.server.watch(ObjectKind::Node, "10").await;
     }
     watch.send("ADDED", &node("n1", "x", "11")).await;
     assert_eq!(fixture.next_in_short().await, "n1 in x");
@@ -100,7 +100,7 @@ async fn gone_within_a_watch_lists_anew() {
     for code in [410, 504] {
         let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[]).await;
         watch.error(code).await;
-        fixture.server.stream(Kind::Node, "50", &[node("n2", "y", "40")]).await;
+        fixture.server.stream(ObjectKind::Node, "50", &[node("n2", "y", "40")]).await;
         assert_eq!(fixture.next_in_short().await, "all Node: n2 in y");
     }
 }
@@ -111,11 +111,11 @@ async fn watch_that_the_server_refuses_to_begin_lists_anew() {
     for code in [400, 410, 504] {
         let (mut fixture, watch) = Fixture::on_pages(deadlines(), &[node("n1", "x", "1")]).await;
         drop(watch);
-        fixture.server.call(Kind::Node).await.refuse(code);
-        fixture.server.list(Kind::Node, "5", &[node("n1", "y", "3")]).await;
+        fixture.server.call(ObjectKind::Node).await.refuse(code);
+        fixture.server.list(ObjectKind::Node, "5", &[node("n1", "y", "3")]).await;
         assert_eq!(fixture.next_in_short().await, "all Node: n1 in y");
         // A version below the earlier one is as good as any.
-        let mut watch = fixture.server.watch(Kind::Node, "5").await;
+        let mut watch = fixture.server.watch(ObjectKind::Node, "5").await;
         watch.send("MODIFIED", &node("n1", "z", "6")).await;
         assert_eq!(fixture.next_in_short().await, "n1 in z");
     }
@@ -127,11 +127,11 @@ async fn watches_that_fail_empty_nothing() {
     // An error of the server's own, within the watch.
     watch.error(500).await;
     for code in [500, 503, 429, 401, 403] {
-        let call = fixture.server.call(Kind::Node).await;
+        let call = fixture.server.call(ObjectKind::Node).await;
         call.assert(&["watch=true", "resourceVersion=10"]);
         call.refuse(code);
     }
-    let mut watch = fixture.server.watch(Kind::Node, "10").await;
+    let mut watch = fixture.server.watch(ObjectKind::Node, "10").await;
     fixture.assert_silent();
     watch.send("MODIFIED", &node("n1", "y", "11")).await;
     assert_eq!(fixture.next_in_short().await, "n1 in y");
@@ -165,7 +165,7 @@ async fn event_that_goes_back_lists_anew() {
         watch.send("MODIFIED", &node("n1", "y", "12")).await;
         assert_eq!(fixture.next_in_short().await, "n1 in y");
         watch.send(event, &node("n1", "old", version)).await;
-        fixture.server.stream(Kind::Node, "5", &[node("n1", "z", "4")]).await;
+        fixture.server.stream(ObjectKind::Node, "5", &[node("n1", "z", "4")]).await;
         assert_eq!(fixture.next_in_short().await, "all Node: n1 in z");
     }
 }
@@ -179,7 +179,7 @@ async fn versions_that_are_no_numbers_are_not_compared() {
         assert_eq!(fixture.next_in_short().await, format!("n1 in {version}"));
     }
     drop(watch);
-    fixture.server.watch(Kind::Node, "1").await;
+    fixture.server.watch(ObjectKind::Node, "1").await;
 }
 
 #[tokio::test]
@@ -189,9 +189,9 @@ async fn watch_that_has_died_without_a_word_is_noticed() {
     silent.send("ADDED", &node("n1", "x", "11")).await;
     assert_eq!(fixture.next_in_short().await, "n1 in x");
     // Once within an event.
-    let mut half = fixture.server.watch(Kind::Node, "11").await;
+    let mut half = fixture.server.watch(ObjectKind::Node, "11").await;
     half.bytes("{\"type\": \"ADDED\", \"obj").await;
-    let mut watch = fixture.server.watch(Kind::Node, "11").await;
+    let mut watch = fixture.server.watch(ObjectKind::Node, "11").await;
     watch.send("ADDED", &node("n2", "x", "12")).await;
     assert_eq!(fixture.next_in_short().await, "n2 in x");
     drop((silent, half));
@@ -202,8 +202,8 @@ async fn watch_that_the_server_does_not_even_begin_is_noticed() {
     let short = Deadlines { answer: SHORT, ..deadlines() };
     let (mut fixture, watch) = Fixture::on_nodes(short, &[]).await;
     drop(watch);
-    fixture.server.call(Kind::Node).await.hang();
-    let mut watch = fixture.server.watch(Kind::Node, "10").await;
+    fixture.server.call(ObjectKind::Node).await.hang();
+    let mut watch = fixture.server.watch(ObjectKind::Node, "10").await;
     watch.send("ADDED", &node("n1", "x", "11")).await;
     assert_eq!(fixture.next_in_short().await, "n1 in x");
 }
@@ -215,11 +215,11 @@ async fn watches_that_confirm_nothing_for_too_long_list_anew() {
     let (mut fixture, mut watch) = Fixture::on_nodes(short, &[node("n1", "x", "1")]).await;
     loop {
         drop(watch);
-        let call = fixture.server.call(Kind::Node).await;
+        let call = fixture.server.call(ObjectKind::Node).await;
         if call.query.contains("sendInitialEvents") {
             let mut watch = call.stream();
             watch.send("ADDED", &node("n1", "y", "15")).await;
-            watch.initial_end(Kind::Node, "15").await;
+            watch.initial_end(ObjectKind::Node, "15").await;
             break;
         }
         watch = call.watch();
@@ -234,7 +234,7 @@ async fn watches_that_are_refused_for_too_long_list_anew() {
     let (mut fixture, mut watch) = Fixture::on_pages(short, &[node("n1", "x", "1")]).await;
     watch.error(403).await;
     loop {
-        let call = fixture.server.call(Kind::Node).await;
+        let call = fixture.server.call(ObjectKind::Node).await;
         if !call.query.contains("watch=true") {
             call.list("15", &[node("n1", "y", "15")], None);
             break;
@@ -250,12 +250,12 @@ async fn how_far_a_kind_has_come_is_said() {
     let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[node("a", "z1", "7")]).await;
     watch.send("MODIFIED", &node("a", "z2", "15")).await;
     fixture.next().await;
-    watch.bookmark(Kind::Node, "20").await;
+    watch.bookmark(ObjectKind::Node, "20").await;
     watch.send("DELETED", &node("a", "z2", "25")).await;
     fixture.next().await;
     watch.send("ADDED", &node("b", "z2", "26")).await;
     fixture.next().await;
-    let [confirmed, object] =
-        [Seen::Confirmed, Seen::Object].map(|seen| move |version| (Kind::Node, seen(SourceVersion(version))));
+    let [confirmed, object] = [VersionProgress::Confirmed, VersionProgress::Changed]
+        .map(|seen| move |version| (ObjectKind::Node, seen(SourceVersion(version))));
     assert_eq!(fixture.seen, [confirmed(10), object(15), confirmed(20), object(25)]);
 }

@@ -45,19 +45,19 @@ fn node(name: &str, zone: &str) -> String {
     )
 }
 
-fn zone(parsed: &Parsed) -> &str {
+fn zone(parsed: &ParsedObject) -> &str {
     match &parsed.object {
-        Some(crate::object::Object::Node(node)) => &node.zone,
+        Some(crate::object::ClusterObject::Node(node)) => &node.zone,
         other => panic!("{other:?}"),
     }
 }
 
-fn in_short(update: &Update) -> String {
+fn in_short(update: &SourceUpdate) -> String {
     match update {
-        Update::Apply(parsed) => format!("{} in {}", parsed.name, zone(parsed)),
-        Update::Delete(_, name) => format!("{name} gone"),
-        Update::Replace(kind, _) => panic!("replaced {kind}"),
-        Update::Seen(kind, seen) => panic!("{kind} {seen:?}"),
+        SourceUpdate::Apply(parsed) => format!("{} in {}", parsed.name, zone(parsed)),
+        SourceUpdate::Delete(_, name) => format!("{name} gone"),
+        SourceUpdate::Replace(kind, _) => panic!("replaced {kind}"),
+        SourceUpdate::Progress(kind, seen) => panic!("{kind} {seen:?}"),
     }
 }
 
@@ -83,9 +83,9 @@ fn only_what_differs_is_an_update() {
     assert_eq!(fixture.changes(), only("n2 in w"));
     fixture.write("a.yaml", &node("n2", "w"));
     assert_eq!(fixture.changes(), only("n1 gone"));
-    let objects = fixture.catalog.objects(Kind::Node);
+    let objects = fixture.catalog.objects(ObjectKind::Node);
     assert_eq!(objects.iter().map(|parsed| parsed.name.clone()).collect::<Vec<_>>(), [ObjectName::new("", "n2")]);
-    assert_eq!(fixture.catalog.objects(Kind::Service), []);
+    assert_eq!(fixture.catalog.objects(ObjectKind::Service), []);
     fs::remove_file(fixture.path("a.yaml")).unwrap();
     assert_eq!(fixture.changes().0, ["n2 gone"]);
 }
@@ -148,7 +148,7 @@ fn broken_file_keeps_what_it_held() {
     fixture.write("a.yaml", "{");
     assert_eq!(fixture.changes(), NOTHING);
     assert!(fixture.catalog.is_unreadable(OsStr::new("a.yaml")));
-    assert_eq!(fixture.catalog.objects(Kind::Node).len(), 1);
+    assert_eq!(fixture.catalog.objects(ObjectKind::Node).len(), 1);
     fixture.write("a.yaml", &node("n1", "w"));
     assert_eq!(fixture.changes(), (vec!["n1 in w".to_owned()], vec!["Readable { file: \"a.yaml\" }".to_owned()]));
 }
@@ -223,7 +223,7 @@ fn directory_that_cannot_be_listed_changes_nothing() {
     fixture.refresh();
     fs::remove_dir_all(fixture.directory.path()).unwrap();
     fixture.catalog.refresh(&Scope::Everything).unwrap_err();
-    assert_eq!(fixture.catalog.objects(Kind::Node).len(), 1);
+    assert_eq!(fixture.catalog.objects(ObjectKind::Node).len(), 1);
     fixture.catalog.any_manifest().unwrap_err();
 }
 

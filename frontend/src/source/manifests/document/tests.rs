@@ -150,7 +150,9 @@ fn port_of_a_slice_needs_no_name() {
     );
     let parsed = contents.objects.values().next().unwrap();
     assert_eq!(parsed.problems, []);
-    assert!(matches!(&parsed.object, Some(crate::object::Object::Slice(slice)) if slice.ports.len() == 1));
+    assert!(
+        matches!(&parsed.object, Some(crate::object::ClusterObject::EndpointSlice(slice)) if slice.ports.len() == 1)
+    );
 }
 
 #[test]

@@ -3,16 +3,16 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::object::{ObjectName, Parsed};
+use crate::object::{ObjectName, ParsedObject};
 use crate::source::parse::from_json;
 
 /// The node and the fields with problems.
 #[track_caller]
 fn in_force(node: &Value) -> (model::Node, Vec<String>) {
-    let Parsed { kind, name, object, problems } = from_json::<Node>(node);
-    assert_eq!((kind, name), (Kind::Node, ObjectName::new("", "n1")));
+    let ParsedObject { kind, name, object, problems } = from_json::<Node>(node);
+    assert_eq!((kind, name), (ObjectKind::Node, ObjectName::new("", "n1")));
     match object {
-        Some(Object::Node(node)) => (node, problems.into_iter().map(|problem| problem.field).collect()),
+        Some(ClusterObject::Node(node)) => (node, problems.into_iter().map(|problem| problem.field).collect()),
         other => panic!("{other:?}"),
     }
 }

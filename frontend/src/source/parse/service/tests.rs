@@ -6,7 +6,7 @@ use proto::model::Protocol;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::object::{ObjectName, Parsed};
+use crate::object::{ObjectName, ParsedObject};
 use crate::source::parse::from_json;
 
 /// A plain service with `fields` merged into its spec.
@@ -42,19 +42,19 @@ fn with_ingress(ingress: Value, fields: Value) -> Value {
     service
 }
 
-fn parsed(service: &Value) -> Parsed {
+fn parsed(service: &Value) -> ParsedObject {
     let parsed = from_json::<Service>(service);
-    assert_eq!((parsed.kind, &parsed.name), (Kind::Service, &ObjectName::new("shop", "web")));
+    assert_eq!((parsed.kind, &parsed.name), (ObjectKind::Service, &ObjectName::new("shop", "web")));
     parsed
 }
 
 /// The service and the fields with problems.
 #[track_caller]
-fn in_force(service: &Value) -> (object::Service, Vec<String>) {
+fn in_force(service: &Value) -> (object::ServiceObject, Vec<String>) {
     let parsed = parsed(service);
     let fields = parsed.problems.into_iter().map(|problem| problem.field).collect();
     match parsed.object {
-        Some(Object::Service(service)) => (service, fields),
+        Some(ClusterObject::Service(service)) => (service, fields),
         other => panic!("{other:?}, {fields:?}"),
     }
 }
@@ -86,13 +86,13 @@ fn whole_service() {
     );
     service["metadata"]["creationTimestamp"] = json!("1970-01-02T00:00:00Z");
     service["metadata"]["annotations"] = json!({"fairlead.io/ipvs-scheduler": "wlc", "a/b": "c"});
-    let port = |name: &str, protocol, port, node_port| Port {
+    let port = |name: &str, protocol, port, node_port| ServiceObjectPort {
         name: name.into(),
         protocol,
         port: NonZeroU16::new(port).unwrap(),
         node_port: NonZeroU16::new(node_port),
     };
-    let expected = object::Service {
+    let expected = object::ServiceObject {
         name: ObjectName::new("shop", "web"),
         created: Some(UNIX_EPOCH + Duration::from_secs(86_400)),
         cluster_ips: proto::model::PerFamily {
@@ -132,7 +132,7 @@ fn services_that_are_not_ours() {
         labelled,
         without_spec,
     ] {
-        let Parsed { object, problems, .. } = parsed(&service);
+        let ParsedObject { object, problems, .. } = parsed(&service);
         assert_eq!((object, problems), (None, vec![]), "{service}");
     }
 }
@@ -194,7 +194,7 @@ fn cluster_ips() {
 #[test]
 fn without_a_usable_cluster_ip_it_is_nothing() {
     for ip in ["10.96.0", "0.0.0.0", "127.0.0.1", "224.0.0.1", "::ffff:10.96.0.10"] {
-        let Parsed { object, problems, .. } = parsed(&with_spec(json!({"clusterIP": ip, "clusterIPs": [ip]})));
+        let ParsedObject { object, problems, .. } = parsed(&with_spec(json!({"clusterIP": ip, "clusterIPs": [ip]})));
         assert_eq!(object, None);
         assert_eq!(problems.len(), 1);
         assert_eq!(problems[0].field, "spec.clusterIPs[0]");
@@ -435,7 +435,7 @@ fn first_port_of_a_name_and_protocol_wins() {
 
 #[test]
 fn object_of_the_wrong_shape_is_named_with_its_field() {
-    let Parsed { object, problems, .. } = parsed(&with_spec(json!({"ports": [{"port": 80}, {"port": "http"}]})));
+    let ParsedObject { object, problems, .. } = parsed(&with_spec(json!({"ports": [{"port": 80}, {"port": "http"}]})));
     assert_eq!((object, problems.len()), (None, 1));
     assert_eq!(problems[0].field, "spec.ports[1].port");
     assert!(problems[0].message.contains("\"http\""), "{problems:?}");

@@ -7,7 +7,7 @@ use proto::model::Protocol;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::object::{ObjectName, Parsed};
+use crate::object::{ObjectName, ParsedObject};
 use crate::source::parse::from_json;
 
 fn slice(address_type: &str, ports: Value, endpoints: Value) -> Value {
@@ -25,19 +25,19 @@ fn slice(address_type: &str, ports: Value, endpoints: Value) -> Value {
     })
 }
 
-fn parsed(slice: &Value) -> Parsed {
+fn parsed(slice: &Value) -> ParsedObject {
     let parsed = from_json::<EndpointSlice>(slice);
-    assert_eq!((parsed.kind, &parsed.name), (Kind::EndpointSlice, &ObjectName::new("shop", "web-x1")));
+    assert_eq!((parsed.kind, &parsed.name), (ObjectKind::EndpointSlice, &ObjectName::new("shop", "web-x1")));
     parsed
 }
 
 /// The slice and the fields with problems.
 #[track_caller]
-fn in_force(slice: &Value) -> (Slice, Vec<String>) {
+fn in_force(slice: &Value) -> (SliceObject, Vec<String>) {
     let parsed = parsed(slice);
     let fields = parsed.problems.into_iter().map(|problem| problem.field).collect();
     match parsed.object {
-        Some(Object::Slice(slice)) => (slice, fields),
+        Some(ClusterObject::EndpointSlice(slice)) => (slice, fields),
         other => panic!("{other:?}, {fields:?}"),
     }
 }
@@ -78,7 +78,7 @@ fn whole_slice() {
     );
     slice["metadata"]["annotations"] =
         json!({"endpoints.kubernetes.io/last-change-trigger-time": "1970-01-01T00:01:00.5Z"});
-    let expected = Slice {
+    let expected = SliceObject {
         name: ObjectName::new("shop", "web-x1"),
         service: "web".into(),
         family: Family::V4,
@@ -116,7 +116,7 @@ fn slices_that_are_not_used() {
         (with_labels(json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""})), None),
         (with_labels(json!({"service.kubernetes.io/headless": ""})), None),
     ] {
-        let Parsed { object, problems, .. } = parsed(&slice);
+        let ParsedObject { object, problems, .. } = parsed(&slice);
         assert_eq!(object, None, "{slice}");
         assert_eq!(problems.first().map(|problem| problem.field.as_str()), problem, "{slice}");
     }

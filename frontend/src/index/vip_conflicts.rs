@@ -5,7 +5,7 @@
 //! - An external or load-balancer IP that is a cluster IP of any service, or an address of any node, is not served on
 //!   any port: whoever may write a Service could otherwise take over the traffic of others.
 //!
-//! Claims say who is touched when something is added or removed; `settle` answers for one service port.
+//! VipClaims say who is touched when something is added or removed; `resolve` answers for one service port.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,14 +18,14 @@ use std::{
 
 use proto::model::{Family, Node, PerFamily, Protocol, ServicePort, ServicePortKey};
 
-use crate::object::{ObjectName, Port, Problem, Service};
+use crate::object::{ObjectName, ObjectProblem, ServiceObject, ServiceObjectPort};
 
 use super::key_of;
 
 /// Everything that is claimed.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Claims {
-    claimants: Groups<Claim, Claimant>,
+pub(super) struct VipClaims {
+    claimants: Groups<VipClaim, Claimant>,
     /// By cluster IP, the services that have it.
     cluster_ips: Groups<IpAddr, ObjectName>,
     /// By address, the nodes that have it.
@@ -37,7 +37,7 @@ pub(super) struct Claims {
 
 /// What only one service port can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Claim {
+enum VipClaim {
     ClusterIp(IpAddr, NonZeroU16, Protocol),
     ExternalIp(IpAddr, NonZeroU16, Protocol),
     NodePort(NonZeroU16, Protocol),
@@ -55,9 +55,9 @@ struct Claimant {
 #[derive(Debug, PartialEq, Eq)]
 struct Groups<K: Eq + Hash, V: Ord>(HashMap<K, BTreeSet<V>>);
 
-impl Claims {
+impl VipClaims {
     /// Adds the claims of a service; `touched` gets the service ports of others that may look different now.
-    pub(super) fn add_service(&mut self, service: &Service, touched: &mut BTreeSet<ServicePortKey>) {
+    pub(super) fn add_service(&mut self, service: &ServiceObject, touched: &mut BTreeSet<ServicePortKey>) {
         for ip in service.cluster_ips.iter().filter_map(|(_, ip)| *ip) {
             if self.cluster_ips.insert(ip, service.name.clone()) {
                 touched.extend(self.external_ips.members(&ip).cloned());
@@ -77,7 +77,7 @@ impl Claims {
     }
 
     /// Takes the claims of a service out again.
-    pub(super) fn remove_service(&mut self, service: &Service, touched: &mut BTreeSet<ServicePortKey>) {
+    pub(super) fn remove_service(&mut self, service: &ServiceObject, touched: &mut BTreeSet<ServicePortKey>) {
         for ip in service.cluster_ips.iter().filter_map(|(_, ip)| *ip) {
             if self.cluster_ips.remove(&ip, &service.name) {
                 touched.extend(self.external_ips.members(&ip).cloned());
@@ -115,9 +115,14 @@ impl Claims {
     }
 
     /// A service port with what it gets of what it claims. What it does not get is in `problems`.
-    pub(super) fn settle(&self, service: &Service, port: &Port, problems: &mut Vec<Problem>) -> ServicePort {
+    pub(super) fn resolve(
+        &self,
+        service: &ServiceObject,
+        port: &ServiceObjectPort,
+        problems: &mut Vec<ObjectProblem>,
+    ) -> ServicePort {
         let me = Claimant::new(service, port);
-        let Service {
+        let ServiceObject {
             name: _,
             created: _,
             cluster_ips,
@@ -131,17 +136,17 @@ impl Claims {
             ipvs_scheduler,
             ports: _,
         } = service;
-        let mut settling = Settling { claims: self, service, port, me: &me, problems };
+        let mut resolution = Resolution { claims: self, service, port, me: &me, problems };
         ServicePort {
             cluster_ips: PerFamily::from_fn(|family| {
-                cluster_ips[family].filter(|ip| settling.wins(Claim::cluster_ip(*ip, port), "spec.clusterIPs"))
+                cluster_ips[family].filter(|ip| resolution.wins(VipClaim::cluster_ip(*ip, port), "spec.clusterIPs"))
             }),
             node_port: port.node_port.filter(|number| {
                 let field = format!("spec.ports[{}].nodePort", port_label(port));
-                settling.wins(Claim::NodePort(*number, port.protocol), &field)
+                resolution.wins(VipClaim::NodePort(*number, port.protocol), &field)
             }),
-            external_ips: settling.external(external_ips, "spec.externalIPs"),
-            load_balancer_ips: settling.external(load_balancer_ips, "status.loadBalancer.ingress"),
+            external_ips: resolution.external(external_ips, "spec.externalIPs"),
+            load_balancer_ips: resolution.external(load_balancer_ips, "status.loadBalancer.ingress"),
             source_ranges: source_ranges.clone(),
             internal_policy: *internal_policy,
             external_policy: *external_policy,
@@ -162,23 +167,23 @@ impl Claims {
 }
 
 /// One service port while it is settled.
-struct Settling<'a> {
-    claims: &'a Claims,
-    service: &'a Service,
-    port: &'a Port,
+struct Resolution<'a> {
+    claims: &'a VipClaims,
+    service: &'a ServiceObject,
+    port: &'a ServiceObjectPort,
     me: &'a Claimant,
-    problems: &'a mut Vec<Problem>,
+    problems: &'a mut Vec<ObjectProblem>,
 }
 
-impl Settling<'_> {
-    fn wins(&mut self, claim: Claim, field: &str) -> bool {
+impl Resolution<'_> {
+    fn wins(&mut self, claim: VipClaim, field: &str) -> bool {
         let winner = self.claims.claimants.first(&claim);
         let Some(winner) = winner.filter(|winner| winner.key != self.me.key) else { return true };
         let claimed = match claim {
-            Claim::ClusterIp(ip, ..) | Claim::ExternalIp(ip, ..) => {
+            VipClaim::ClusterIp(ip, ..) | VipClaim::ExternalIp(ip, ..) => {
                 format!("{ip}, port {}/{}", self.port.port, self.port.protocol)
             }
-            Claim::NodePort(number, protocol) => format!("{number}/{protocol}"),
+            VipClaim::NodePort(number, protocol) => format!("{number}/{protocol}"),
         };
         self.report(field, format!("{claimed} is taken by {}, which comes first; dropped here", winner.key));
         false
@@ -196,48 +201,48 @@ impl Settling<'_> {
                 self.report(field, format!("{ip} dropped: would shadow {owner}"));
                 return false;
             }
-            self.wins(Claim::external_ip(**ip, self.port), field)
+            self.wins(VipClaim::external_ip(**ip, self.port), field)
         };
         ips.iter().filter(gets).copied().collect()
     }
 
     fn report(&mut self, field: &str, message: String) {
-        self.problems.push(Problem { field: field.to_owned(), message });
+        self.problems.push(ObjectProblem { field: field.to_owned(), message });
     }
 }
 
-impl Claim {
-    fn cluster_ip(ip: IpAddr, port: &Port) -> Self {
+impl VipClaim {
+    fn cluster_ip(ip: IpAddr, port: &ServiceObjectPort) -> Self {
         Self::ClusterIp(ip, port.port, port.protocol)
     }
 
-    fn external_ip(ip: IpAddr, port: &Port) -> Self {
+    fn external_ip(ip: IpAddr, port: &ServiceObjectPort) -> Self {
         Self::ExternalIp(ip, port.port, port.protocol)
     }
 }
 
 impl Claimant {
-    fn new(service: &Service, port: &Port) -> Self {
+    fn new(service: &ServiceObject, port: &ServiceObjectPort) -> Self {
         let created = service.created;
         Self { undated: created.is_none(), created, key: key_of(service, port) }
     }
 }
 
 /// The external and load-balancer IPs that a service can have at all.
-fn external_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
+fn external_ips(service: &ServiceObject) -> impl Iterator<Item = IpAddr> {
     let ips = service.external_ips.iter().chain(&service.load_balancer_ips).copied();
     ips.filter(|ip| service.cluster_ips[Family::of(ip)].is_some())
 }
 
-fn claims(service: &Service, port: &Port) -> impl Iterator<Item = Claim> {
+fn claims(service: &ServiceObject, port: &ServiceObjectPort) -> impl Iterator<Item = VipClaim> {
     let cluster_ips = [service.cluster_ips.v4, service.cluster_ips.v6].into_iter().flatten();
-    let node_port = port.node_port.map(|number| Claim::NodePort(number, port.protocol));
-    let external = external_ips(service).map(|ip| Claim::external_ip(ip, port));
-    cluster_ips.map(|ip| Claim::cluster_ip(ip, port)).chain(external).chain(node_port)
+    let node_port = port.node_port.map(|number| VipClaim::NodePort(number, port.protocol));
+    let external = external_ips(service).map(|ip| VipClaim::external_ip(ip, port));
+    cluster_ips.map(|ip| VipClaim::cluster_ip(ip, port)).chain(external).chain(node_port)
 }
 
 /// `http/TCP`, or `80/TCP` for a port without a name.
-fn port_label(port: &Port) -> String {
+fn port_label(port: &ServiceObjectPort) -> String {
     if port.name.is_empty() {
         format!("{}/{}", port.port, port.protocol)
     } else {

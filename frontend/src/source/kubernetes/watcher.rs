@@ -11,7 +11,7 @@
 //!            └── version of no use, order broken, API set back, or not confirmed for too long ──▶ list
 //! ```
 //!
-//! What is right is what the API says, in the order of one watch. So nothing is ever compared with what is known: duplicates are
+//! EventChange is right is what the API says, in the order of one watch. So nothing is ever compared with what is known: duplicates are
 //! applied again, and a list is taken as it is, even if its version is an older one. Only within a watch versions must not go back.
 //! They are numbers there, in all of Kubernetes; where they are not, nothing is concluded.
 //!
@@ -29,20 +29,20 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::Deadlines;
-use super::arrived::{Event, Need, Watchable, What};
+use super::decode::{Event, EventChange, Need, Watchable};
 use super::request::{RequestError, Requests, Start, Watch};
-use super::trouble::Trouble;
-use crate::object::{ObjectName, Parsed, Seen, Update};
+use super::retry::Retry;
+use crate::object::{ObjectName, ParsedObject, SourceUpdate, VersionProgress};
 use crate::source::Freshness;
-use crate::source::freshness::{Phase, Recorder};
+use crate::source::freshness::{FreshnessRecorder, WatchPhase};
 
 /// Nobody receives updates any more.
-pub(super) struct NobodyReceives;
+pub(super) struct ReceiverClosed;
 
 /// Why a watch has ended.
 enum Failure {
     Request(RequestError),
-    NobodyReceives,
+    ReceiverClosed,
 }
 
 /// Whether the server streams lists (`sendInitialEvents`, Kubernetes 1.32): supposed until it shows that it does not. One for all
@@ -55,7 +55,7 @@ pub(super) struct Streaming {
 
 /// How to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum ListMethod {
     /// As a watch that begins with everything.
     Stream,
     /// Page by page.
@@ -70,20 +70,20 @@ enum Delivery {
 }
 
 /// Follows one kind.
-pub(super) struct Follower<'a, K> {
+pub(super) struct KindWatcher<'a, K> {
     requests: Requests<K>,
     deadlines: Deadlines,
     streaming: &'a Streaming,
-    updates: &'a mpsc::Sender<Update>,
-    recorder: Recorder,
-    trouble: Trouble,
+    updates: &'a mpsc::Sender<SourceUpdate>,
+    recorder: FreshnessRecorder,
+    retry: Retry,
     delivery: Delivery,
     /// How the next list is tried.
-    way: Way,
+    way: ListMethod,
 }
 
 /// How far a kind is known.
-struct Position<K> {
+struct WatchPosition<K> {
     version: String,
     /// How it goes on from here.
     next: Next<K>,
@@ -99,8 +99,8 @@ enum Next<K> {
     TakeUp,
 }
 
-/// What a list has brought so far.
-type Listing = BTreeMap<ObjectName, Parsed>;
+/// EventChange a list has brought so far.
+type ListedObjects = BTreeMap<ObjectName, ParsedObject>;
 
 // === impl Streaming ===
 
@@ -116,14 +116,14 @@ impl Streaming {
     }
 }
 
-// === impl Follower ===
+// === impl KindWatcher ===
 
-impl<'a, K: Watchable> Follower<'a, K> {
+impl<'a, K: Watchable> KindWatcher<'a, K> {
     pub(super) fn new(
         client: &Client,
         deadlines: Deadlines,
         streaming: &'a Streaming,
-        updates: &'a mpsc::Sender<Update>,
+        updates: &'a mpsc::Sender<SourceUpdate>,
         freshness: &Freshness,
     ) -> Self {
         Self {
@@ -132,14 +132,14 @@ impl<'a, K: Watchable> Follower<'a, K> {
             streaming,
             updates,
             recorder: freshness.recorder(K::KIND),
-            trouble: Trouble::new(K::KIND, deadlines.retry),
+            retry: Retry::new(K::KIND, deadlines.retry),
             delivery: Delivery::Due,
-            way: Way::Stream,
+            way: ListMethod::Stream,
         }
     }
 
     /// Follows until nobody receives.
-    pub(super) async fn run(mut self) -> NobodyReceives {
+    pub(super) async fn run(mut self) -> ReceiverClosed {
         loop {
             let position = match self.list().await {
                 Ok(position) => position,
@@ -152,39 +152,39 @@ impl<'a, K: Watchable> Follower<'a, K> {
     }
 
     /// Says how far this kind has been delivered, where the API's versions are numbers.
-    async fn seen(&self, version: &str, as_what: fn(SourceVersion) -> Seen) -> Result<(), NobodyReceives> {
+    async fn seen(&self, version: &str, as_what: fn(SourceVersion) -> VersionProgress) -> Result<(), ReceiverClosed> {
         match version.parse() {
-            Ok(number) => self.deliver(Update::Seen(K::KIND, as_what(SourceVersion(number)))).await,
+            Ok(number) => self.deliver(SourceUpdate::Progress(K::KIND, as_what(SourceVersion(number)))).await,
             Err(_) => Ok(()),
         }
     }
 
-    async fn deliver(&self, update: Update) -> Result<(), NobodyReceives> {
-        self.updates.send(update).await.map_err(|_| NobodyReceives)
+    async fn deliver(&self, update: SourceUpdate) -> Result<(), ReceiverClosed> {
+        self.updates.send(update).await.map_err(|_| ReceiverClosed)
     }
 }
 
 // === Lists ===
 
-impl<K: Watchable> Follower<'_, K> {
+impl<K: Watchable> KindWatcher<'_, K> {
     /// Lists until it succeeds.
-    async fn list(&mut self) -> Result<Position<K>, NobodyReceives> {
-        self.recorder.phase(Phase::Listing);
-        self.way = Way::Stream;
+    async fn list(&mut self) -> Result<WatchPosition<K>, ReceiverClosed> {
+        self.recorder.phase(WatchPhase::Listing);
+        self.way = ListMethod::Stream;
         loop {
             if !self.streaming.is_supposed() {
-                self.way = Way::Pages;
+                self.way = ListMethod::Pages;
             }
-            let mut listing = Listing::new();
+            let mut listing = ListedObjects::new();
             let listed = match self.way {
-                Way::Stream => self.stream(&mut listing).await,
-                Way::Pages => self.pages(&mut listing).await,
+                ListMethod::Stream => self.stream(&mut listing).await,
+                ListMethod::Pages => self.pages(&mut listing).await,
             };
             match listed {
                 Ok(position) => {
                     debug!(kind = %K::KIND, objects = listing.len(), way = ?self.way, "listed");
                     self.recorder.listed();
-                    self.trouble.over();
+                    self.retry.over();
                     self.replace(listing).await?;
                     return Ok(position);
                 }
@@ -194,27 +194,27 @@ impl<K: Watchable> Follower<'_, K> {
     }
 
     /// Decides how the next list is tried, and when.
-    async fn failed(&mut self, error: RequestError) -> Result<(), NobodyReceives> {
+    async fn failed(&mut self, error: RequestError) -> Result<(), ReceiverClosed> {
         let way = self.way;
         self.way = match way {
-            Way::Stream => Way::Pages,
-            Way::Pages => Way::Stream,
+            ListMethod::Stream => ListMethod::Pages,
+            ListMethod::Pages => ListMethod::Stream,
         };
-        if way == Way::Stream && error.is_of_no_streaming() {
+        if way == ListMethod::Stream && error.is_of_no_streaming() {
             self.streaming.give_up(&error);
-        } else if way == Way::Stream && error.is_not_offered() {
+        } else if way == ListMethod::Stream && error.is_not_offered() {
             // It may be just watching that we are not allowed.
         } else if K::NEED == Need::Optional && error.is_not_offered() {
             self.do_without(&error).await?;
             sleep(self.deadlines.watch()).await;
         } else {
-            self.trouble.wait(&error, &self.recorder).await;
+            self.retry.wait(&error, &self.recorder).await;
         }
         Ok(())
     }
 
     /// Streams everything. Objects that change meanwhile come once more, or are deleted again.
-    async fn stream(&self, listing: &mut Listing) -> Result<Position<K>, RequestError> {
+    async fn stream(&self, listing: &mut ListedObjects) -> Result<WatchPosition<K>, RequestError> {
         let mut watch = self.requests.watch(Start::Everything).await?;
         loop {
             let event = match watch.next(self.deadlines.initial_event).await {
@@ -224,36 +224,36 @@ impl<K: Watchable> Follower<'_, K> {
                 Err(error) => return Err(error),
             };
             match event.what {
-                What::Put(parsed) => {
+                EventChange::Put(parsed) => {
                     listing.insert(parsed.name.clone(), parsed);
                 }
-                What::Gone(name) => {
+                EventChange::Gone(name) => {
                     listing.remove(&name);
                 }
-                What::Bookmark => {}
-                What::InitialEnd => {
-                    return Ok(Position { version: event.version, next: Next::Ready(watch) });
+                EventChange::Bookmark => {}
+                EventChange::InitialEnd => {
+                    return Ok(WatchPosition { version: event.version, next: Next::Ready(watch) });
                 }
             }
         }
     }
 
     /// Fetches page after page. A token that has expired meanwhile (410) fails like anything else: the next try begins anew.
-    async fn pages(&self, listing: &mut Listing) -> Result<Position<K>, RequestError> {
+    async fn pages(&self, listing: &mut ListedObjects) -> Result<WatchPosition<K>, RequestError> {
         let mut token = None;
         loop {
             let page = self.requests.page(token).await?;
             listing.extend(page.objects.into_iter().map(|parsed| (parsed.name.clone(), parsed)));
             if page.next.is_none() {
-                return Ok(Position { version: page.version, next: Next::Begin });
+                return Ok(WatchPosition { version: page.version, next: Next::Begin });
             }
             token = page.next;
         }
     }
 
-    /// The API does not offer this kind. What is known of it stays; if that is nothing, there is nothing.
-    async fn do_without(&mut self, error: &RequestError) -> Result<(), NobodyReceives> {
-        self.recorder.phase(Phase::NotOffered);
+    /// The API does not offer this kind. EventChange is known of it stays; if that is nothing, there is nothing.
+    async fn do_without(&mut self, error: &RequestError) -> Result<(), ReceiverClosed> {
+        self.recorder.phase(WatchPhase::NotOffered);
         match self.delivery {
             Delivery::Done => {
                 debug!(kind = %K::KIND, %error, "the API does not offer this kind");
@@ -261,32 +261,32 @@ impl<K: Watchable> Follower<'_, K> {
             }
             Delivery::Due => {
                 warn!(kind = %K::KIND, %error, "the API does not offer this kind: doing without");
-                self.replace(Listing::new()).await
+                self.replace(ListedObjects::new()).await
             }
         }
     }
 
     /// Delivers everything there is.
-    async fn replace(&mut self, listing: Listing) -> Result<(), NobodyReceives> {
+    async fn replace(&mut self, listing: ListedObjects) -> Result<(), ReceiverClosed> {
         self.delivery = Delivery::Done;
-        self.deliver(Update::Replace(K::KIND, listing.into_values().collect())).await
+        self.deliver(SourceUpdate::Replace(K::KIND, listing.into_values().collect())).await
     }
 }
 
 // === Watches ===
 
-impl<K: Watchable> Follower<'_, K> {
+impl<K: Watchable> KindWatcher<'_, K> {
     /// Watches until everything must be listed anew.
-    async fn watch(&mut self, mut position: Position<K>) -> Result<(), NobodyReceives> {
-        self.recorder.phase(Phase::Watching);
-        self.seen(&position.version, Seen::Confirmed).await?;
+    async fn watch(&mut self, mut position: WatchPosition<K>) -> Result<(), ReceiverClosed> {
+        self.recorder.phase(WatchPhase::Watching);
+        self.seen(&position.version, VersionProgress::Confirmed).await?;
         while self.recorder.age().is_some_and(|age| age < self.deadlines.confirmation) {
             let error = match self.watch_on(&mut position).await {
                 Ok(()) => continue,
-                Err(Failure::NobodyReceives) => return Err(NobodyReceives),
+                Err(Failure::ReceiverClosed) => return Err(ReceiverClosed),
                 Err(Failure::Request(error)) => error,
             };
-            self.trouble.wait(&error, &self.recorder).await;
+            self.retry.wait(&error, &self.recorder).await;
             if error.needs_list() {
                 return Ok(());
             }
@@ -296,7 +296,7 @@ impl<K: Watchable> Follower<'_, K> {
     }
 
     /// Watches until the watch ends; in order, if nothing is wrong.
-    async fn watch_on(&mut self, position: &mut Position<K>) -> Result<(), Failure> {
+    async fn watch_on(&mut self, position: &mut WatchPosition<K>) -> Result<(), Failure> {
         let begin = Start::Behind(&position.version);
         let mut watch = match mem::replace(&mut position.next, Next::TakeUp) {
             Next::Ready(watch) => watch,
@@ -312,17 +312,17 @@ impl<K: Watchable> Follower<'_, K> {
             }
             position.version = version;
             self.recorder.confirmed();
-            self.trouble.over();
+            self.retry.over();
             let as_what = match what {
-                What::Put(parsed) => {
-                    self.deliver(Update::Apply(parsed)).await?;
-                    Seen::Object
+                EventChange::Put(parsed) => {
+                    self.deliver(SourceUpdate::Apply(parsed)).await?;
+                    VersionProgress::Changed
                 }
-                What::Gone(name) => {
-                    self.deliver(Update::Delete(K::KIND, name)).await?;
-                    Seen::Object
+                EventChange::Gone(name) => {
+                    self.deliver(SourceUpdate::Delete(K::KIND, name)).await?;
+                    VersionProgress::Changed
                 }
-                What::Bookmark | What::InitialEnd => Seen::Confirmed,
+                EventChange::Bookmark | EventChange::InitialEnd => VersionProgress::Confirmed,
             };
             self.seen(&position.version, as_what).await?;
         }
@@ -333,7 +333,7 @@ impl<K: Watchable> Follower<'_, K> {
     }
 }
 
-impl<K: Watchable> Follower<'_, K> {
+impl<K: Watchable> KindWatcher<'_, K> {
     /// Fails if the API has not got to a version that it has told before.
     async fn reaches(&self, last: &str) -> Result<(), RequestError> {
         let found = match self.requests.version().await {
@@ -362,8 +362,8 @@ impl From<RequestError> for Failure {
     }
 }
 
-impl From<NobodyReceives> for Failure {
-    fn from(NobodyReceives: NobodyReceives) -> Self {
-        Self::NobodyReceives
+impl From<ReceiverClosed> for Failure {
+    fn from(ReceiverClosed: ReceiverClosed) -> Self {
+        Self::ReceiverClosed
     }
 }

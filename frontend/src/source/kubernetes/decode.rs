@@ -1,4 +1,4 @@
-//! What arrives: pages of a list and events of a watch, whose objects are parsed while they are decoded, so that nothing else of
+//! EventChange arrives: pages of a list and events of a watch, whose objects are parsed while they are decoded, so that nothing else of
 //! them is ever kept.
 
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Error, Value};
 
 use super::super::parse;
-use crate::object::{ObjectName, Parsed};
+use crate::object::{ObjectName, ParsedObject};
 
 /// Marks the bookmark that ends the initial events of a streaming list.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
@@ -27,7 +27,7 @@ pub(super) trait Watchable: parse::Resource + kube::Resource<DynamicType = ()> +
     const NEED: Need;
 }
 
-/// What it means when the API does not offer a kind.
+/// EventChange it means when the API does not offer a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     /// Something is wrong: nobody can be served before it is mended.
@@ -40,7 +40,7 @@ pub(super) enum Need {
 #[derive(Debug)]
 pub(super) struct Page {
     /// Its objects.
-    pub(super) objects: Vec<Parsed>,
+    pub(super) objects: Vec<ParsedObject>,
     /// The `resourceVersion` of the list.
     pub(super) version: String,
     /// The token (`continue`) for the next page; `None` after the last one.
@@ -52,19 +52,19 @@ pub(super) struct Page {
 pub(super) struct Event {
     /// The `resourceVersion` that the watch has reached with it.
     pub(super) version: String,
-    /// What has happened.
-    pub(super) what: What,
+    /// EventChange has happened.
+    pub(super) what: EventChange,
 }
 
-/// What an event tells.
+/// EventChange an event tells.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "taken apart at once, while a box would be one more allocation an object"
 )]
-pub(super) enum What {
+pub(super) enum EventChange {
     /// An object appeared or changed.
-    Put(Parsed),
+    Put(ParsedObject),
     /// An object is gone, whether it was known or not.
     Gone(ObjectName),
     /// Nothing: everything up to this version has been sent.
@@ -95,7 +95,7 @@ struct PageMetadata {
 /// An object of a list. One that does not decode as a `K` arrives as well, as one that is unusable: it must not stand in the
 /// way of the others on its page.
 struct Item<K> {
-    parsed: Parsed,
+    parsed: ParsedObject,
     of: PhantomData<K>,
 }
 
@@ -181,13 +181,13 @@ impl Event {
         let RawEvent { r#type, object } = serde_json::from_slice(line)?;
         let metadata = &object["metadata"];
         let what = match r#type {
-            EventType::Added | EventType::Modified => What::Put(parse::from_json::<K>(&object)),
-            EventType::Deleted => What::Gone(parse::json_name(&object)),
-            EventType::Bookmark if metadata["annotations"][INITIAL_EVENTS_END] == "true" => What::InitialEnd,
-            EventType::Bookmark => What::Bookmark,
+            EventType::Added | EventType::Modified => EventChange::Put(parse::from_json::<K>(&object)),
+            EventType::Deleted => EventChange::Gone(parse::json_name(&object)),
+            EventType::Bookmark if metadata["annotations"][INITIAL_EVENTS_END] == "true" => EventChange::InitialEnd,
+            EventType::Bookmark => EventChange::Bookmark,
             EventType::Error => return serde_json::from_value(object).map(Err),
         };
-        if let What::Put(Parsed { name, .. }) | What::Gone(name) = &what
+        if let EventChange::Put(ParsedObject { name, .. }) | EventChange::Gone(name) = &what
             && name.name.is_empty()
         {
             return Err(Error::custom("an event about an object without a name"));

@@ -7,12 +7,12 @@ use runtime::Backoff;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use crate::object::Kind;
-use crate::source::freshness::Recorder;
+use crate::object::ObjectKind;
+use crate::source::freshness::FreshnessRecorder;
 
 /// Failures in a row at one kind.
-pub(super) struct Trouble {
-    kind: Kind,
+pub(super) struct Retry {
+    kind: ObjectKind,
     backoff: Backoff,
     max_delay: Duration,
     /// When the last one was.
@@ -26,16 +26,16 @@ enum State {
     Failing,
 }
 
-// === impl Trouble ===
+// === impl Retry ===
 
-impl Trouble {
+impl Retry {
     /// Delays go from one to the other.
-    pub(super) fn new(kind: Kind, (min, max): (Duration, Duration)) -> Self {
+    pub(super) fn new(kind: ObjectKind, (min, max): (Duration, Duration)) -> Self {
         Self { kind, backoff: Backoff::new(min, max), max_delay: max, last: None, state: State::Fine }
     }
 
     /// Tells of a failure and waits, longer after each one.
-    pub(super) async fn wait(&mut self, error: impl Display, recorder: &Recorder) {
+    pub(super) async fn wait(&mut self, error: impl Display, recorder: &FreshnessRecorder) {
         recorder.failed(&error);
         let delay = self.next_delay();
         warn!(kind = %self.kind, %error, ?delay, "the API failed, what is known stays in force");
@@ -72,32 +72,32 @@ mod tests {
     const MAX_DELAY: Duration = Duration::from_secs(10);
 
     /// How long the next failure is waited after.
-    async fn waited(trouble: &mut Trouble) -> Duration {
-        let recorder = Freshness::default().recorder(Kind::Node);
+    async fn waited(retry: &mut Retry) -> Duration {
+        let recorder = Freshness::default().recorder(ObjectKind::Node);
         let begun = Instant::now();
-        trouble.wait("refused", &recorder).await;
+        retry.wait("refused", &recorder).await;
         begun.elapsed()
     }
 
     #[tokio::test(start_paused = true)]
     async fn lists_between_failures_do_not_shorten_the_wait() {
-        let mut trouble = Trouble::new(Kind::Node, (MIN_DELAY, MAX_DELAY));
+        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY));
         let mut total = Duration::ZERO;
         for _ in 0..30 {
-            total += waited(&mut trouble).await;
-            trouble.over();
+            total += waited(&mut retry).await;
+            retry.over();
         }
         assert!(total > Duration::from_secs(60), "{total:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn quiet_time_shortens_the_wait() {
-        let mut trouble = Trouble::new(Kind::Node, (MIN_DELAY, MAX_DELAY));
+        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY));
         for _ in 0..30 {
-            waited(&mut trouble).await;
+            waited(&mut retry).await;
         }
         tokio::time::advance(MAX_DELAY + Duration::from_secs(1)).await;
-        let first = waited(&mut trouble).await;
+        let first = waited(&mut retry).await;
         assert!(first <= 2 * MIN_DELAY, "{first:?}");
     }
 }
