@@ -1,13 +1,13 @@
-//! How long to wait before the next try: longer after each failure, and never the same for two processes.
+//! Delays between retries: exponential backoff with jitter.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 
-/// Exponential backoff with full jitter: each delay is drawn evenly between `min` and a ceiling that doubles up to `max`.
+/// Exponential backoff with full jitter: each delay is drawn uniformly between `min` and a ceiling that doubles up to `max`.
 ///
-/// The ceiling starts at `2 * min`, not at `min`: when a frontend goes away all its nodes fail in the same instant, and the
-/// first retry is the one that has to be spread out.
+/// The ceiling starts at `2 * min`, not at `min`: when a frontend goes away, all its backends reconnect at the same moment, so the first
+/// retry already needs jitter.
 #[derive(Debug)]
 pub struct Backoff {
     min: Duration,
@@ -27,14 +27,14 @@ impl Backoff {
         Self { min, max, ceiling: first_ceiling(min, max), rng }
     }
 
-    /// How long to wait after one more failure.
+    /// The delay after one more failure.
     pub fn next_delay(&mut self) -> Duration {
         let delay = self.min + (self.ceiling - self.min).mul_f64(self.rng.f64());
         self.ceiling = self.ceiling.saturating_mul(2).min(self.max);
         delay
     }
 
-    /// Starts from short delays again: the last try was a success.
+    /// Starts from short delays again, after a success.
     pub fn reset(&mut self) {
         self.ceiling = first_ceiling(self.min, self.max);
     }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn extreme_bounds_are_kept() {
+    fn delays_stay_within_extreme_bounds() {
         let mut forever = Backoff::with_rng(MIN, Duration::MAX, Rng::with_seed(0));
         assert!((0..200).all(|_| forever.next_delay() >= MIN));
         let mut fixed = Backoff::new(MAX, MIN);

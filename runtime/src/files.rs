@@ -1,14 +1,14 @@
-//! How many files a process may have open.
+//! The limit of open files.
 
 use std::io;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Allows this process, and those that it starts, as many open files as it may allow itself. Every connection is one, and the
-/// limit that most systems start with is 1,024. Gives the new limit.
+/// Raises the soft limit of open files of this process to its hard limit, and returns it. Each connection takes a file descriptor, and
+/// the usual soft limit is 1,024.
 ///
 /// # Errors
-/// When the kernel refuses, which leaves the limit as it was.
+/// The kernel rejects the change; the limit is unchanged then.
 pub fn raise_file_limit() -> io::Result<u64> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_left_to_be_allowed() {
+    fn soft_limit_becomes_hard_limit() {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         setrlimit(Resource::RLIMIT_NOFILE, 64.min(hard), hard).unwrap();
         assert_eq!(raise_file_limit().unwrap(), hard);

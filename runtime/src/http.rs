@@ -1,5 +1,5 @@
-//! A small HTTP/1.1 server for what is asked now and then: metrics and health. A request is answered at once, from memory, but for
-//! what has to be measured first; a client that is slow, or one of too many, delays nobody.
+//! A small HTTP/1.1 server for metrics and health. Most responses are ready in memory; profiles take time to record. Timeouts and a limit of
+//! connections keep slow clients from blocking others.
 
 mod listen;
 
@@ -27,41 +27,42 @@ use tokio::{
 };
 use tracing::{Instrument as _, debug, warn};
 
-pub use listen::{Taken, bind, serve_at};
+use crate::failure::chain;
 
-/// What people read.
+pub use listen::{OnBindError, bind, serve_at};
+
+/// Content type of plain text.
 pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-/// What programs read.
+/// Content type of JSON.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// The most connections that one listener has open. More have to wait.
+/// Connections that one listener serves at the same time; further ones wait in the backlog.
 const MAX_CONNECTIONS: usize = 64;
-/// How long a client may take for its request.
+/// The time a client has to send its request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long it may take for everything, reading the answer included, beside the time in which an answer is made.
+/// The time a connection may last, without the time that a deferred response takes.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long nothing is accepted when that fails: what a process or a machine has run out of does not come back at once.
+/// The pause after a failed accept: exhausted file descriptors or memory do not come back at once.
 const ACCEPT_DELAY: Duration = Duration::from_secs(1);
 
-/// What a request is answered with.
+/// The response to a request.
 pub enum Answer {
-    /// What there is already.
-    Now(Response<String>),
-    /// What takes so long to be made.
-    Later(Duration, Making),
+    /// It is ready.
+    Ready(Response<String>),
+    /// It takes about this long to compute.
+    Deferred(Duration, DeferredResponse),
 }
 
-/// An answer that is being made.
-pub type Making = Pin<Box<dyn Future<Output = Response<Vec<u8>>> + Send>>;
+/// A response that is being computed.
+pub type DeferredResponse = Pin<Box<dyn Future<Output = Response<Vec<u8>>> + Send>>;
 
 impl From<Response<String>> for Answer {
     fn from(response: Response<String>) -> Self {
-        Self::Now(response)
+        Self::Ready(response)
     }
 }
 
-/// Answers everybody who connects, one request each, until it is dropped, and all connections with it. `name` is what log lines
-/// call it.
+/// Serves all connections, one request each, until the future is dropped. `name` names the server in log lines.
 pub async fn serve<A, R>(listener: TcpListener, name: &'static str, answer: A)
 where
     A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
@@ -79,20 +80,20 @@ where
                 connections.spawn(connection(stream, name, answer.clone()).in_current_span());
             }
             Err(error) => {
-                warn!(server = name, %error, "connections are not accepted");
+                warn!(server = name, %error, "cannot accept connections");
                 sleep(ACCEPT_DELAY).await;
             }
         }
     }
 }
 
-/// An answer of this kind. Nobody is to guess another kind from its content.
+/// A response of this content type, which browsers must not guess otherwise.
 #[must_use]
-pub fn response(status: StatusCode, kind: HeaderValue, body: String) -> Response<String> {
+pub fn response(status: StatusCode, content_type: HeaderValue, body: String) -> Response<String> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, kind);
+    headers.insert(CONTENT_TYPE, content_type);
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }
@@ -105,13 +106,13 @@ where
     let (deadline, until) = watch::channel(Instant::now() + CONNECTION_TIMEOUT);
     let service = service_fn(|request| {
         let answer = answer(&request).into();
-        if let Answer::Later(takes, _) = &answer {
-            deadline.send_modify(|deadline| *deadline += *takes);
+        if let Answer::Deferred(duration, _) = &answer {
+            deadline.send_modify(|deadline| *deadline += *duration);
         }
         async {
             Ok::<_, Infallible>(match answer {
-                Answer::Now(response) => response.map(|text| Full::new(Bytes::from(text))),
-                Answer::Later(_, making) => making.await.map(|bytes| Full::new(Bytes::from(bytes))),
+                Answer::Ready(response) => response.map(|text| Full::new(Bytes::from(text))),
+                Answer::Deferred(_, response) => response.await.map(|bytes| Full::new(Bytes::from(bytes))),
             })
         }
     });
@@ -126,11 +127,11 @@ where
         let deadline = *until.borrow();
         tokio::select! {
             ended = &mut connection => {
-                return ended.unwrap_or_else(|error| debug!(server = name, %error, "a request failed"));
+                return ended.unwrap_or_else(|error| debug!(server = name, error = chain(&error), "request failed"));
             }
-            // It may have been put off meanwhile.
+            // A deferred response extends the deadline.
             () = sleep_until(deadline) => if deadline == *until.borrow() {
-                return debug!(server = name, "a request took too long");
+                return debug!(server = name, "request timed out");
             }
         }
     }

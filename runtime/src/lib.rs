@@ -1,16 +1,17 @@
-//! The process shell that `fairlead frontend` and `fairlead backend` share; it knows nothing of Services or of the kernel.
+//! The process runtime that `fairlead frontend` and `fairlead backend` share. It knows nothing about Services or the kernel's rules.
 //!
 //! ```text
-//! log::init                      one line per event on stderr, text or JSON
+//! log::init                      one event per line on stderr, text or JSON
+//! failure                        error chains, and repeated failures logged once
 //! Shutdown::on_signals ──┐
 //! Ready::guard ─ Ready   │       ready once every guard has been dropped
 //! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others
-//! Backoff                        how long to wait before the next try
-//! raise_file_limit               for thousands of connections
-//! set_oom_score_adj              who goes last when memory runs out
-//! http::serve, http::serve_at    metrics and health, to whoever asks
-//! metrics::scrape                what Prometheus reads
-//! Profiling                      where the processor time goes, to whoever asks
+//! Backoff                        delays between retries
+//! raise_file_limit               RLIMIT_NOFILE, for thousands of connections
+//! set_oom_score_adj              oom_score_adj of this process
+//! http::serve, http::serve_at    HTTP/1.1 for metrics and health
+//! metrics::scrape                the response to a Prometheus scrape
+//! Profiling                      CPU profiles over HTTP
 //! ```
 
 mod backoff;

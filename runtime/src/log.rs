@@ -1,4 +1,4 @@
-//! Log lines on stderr, for people or for machines, with keys that stay the same.
+//! Log lines on stderr, as text or JSON.
 //!
 //! JSON keys: `timestamp` (RFC 3339, UTC), `level`, `target`, `message`, `spans` (outermost first), and the event's own
 //! fields beside them.
@@ -13,19 +13,19 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// How a log line is written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// One line of text, for people.
+    /// A line of text per event, for people.
     #[default]
     Text,
-    /// One JSON object a line, for log collectors.
+    /// A JSON object per line, for log collectors.
     Json,
 }
 
-/// The name given is not that of a log format.
+/// Not the name of a log format.
 #[derive(Debug, thiserror::Error)]
-#[error("unknown log format {0:?}: use \"text\" or \"json\"")]
+#[error("unknown log format {0:?}, expected text or json")]
 pub struct UnknownLogFormat(String);
 
 #[derive(Clone, Copy)]
@@ -34,9 +34,10 @@ enum Colour {
     Plain,
 }
 
-/// Sends all events of this process to stderr. `filter` is a list of directives, as in `info,fairlead_backend=debug`.
+/// Writes all events of this process to stderr. `filter` is a list of directives, as in `info,fairlead_backend=debug`.
 ///
-/// Fails if a directive cannot be parsed, or if logging has been set up before.
+/// # Errors
+/// A directive cannot be parsed, or logging is already set up.
 pub fn init(format: LogFormat, filter: &str) -> Result<()> {
     let colour = if io::stderr().is_terminal() { Colour::Ansi } else { Colour::Plain };
     subscriber(format, filter, colour, io::stderr)?.try_init().context("logging is already set up")
@@ -46,9 +47,9 @@ fn subscriber<W>(format: LogFormat, filter: &str, colour: Colour, to: W) -> Resu
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let filter = EnvFilter::builder().parse(filter).with_context(|| {
-        format!("log filter {filter:?} is not a list of directives such as info,fairlead_backend=debug")
-    })?;
+    let filter = EnvFilter::builder()
+        .parse(filter)
+        .with_context(|| format!("log filter {filter:?}: expected directives such as info,fairlead_backend=debug"))?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(to);
     Ok(match format {
         LogFormat::Text => Box::new(lines.with_ansi(matches!(colour, Colour::Ansi)).finish()),
@@ -106,7 +107,7 @@ mod tests {
             let span = tracing::error_span!("task", task = "watch");
             let _entered = span.enter();
             tracing::info!(service = "default/web", endpoints = 3, "pool changed");
-            tracing::debug!("not asked for");
+            tracing::debug!("filtered out");
         });
         String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap()
     }
@@ -147,9 +148,9 @@ mod tests {
     }
 
     #[test]
-    fn bad_filter_is_named() {
-        let error = subscriber(LogFormat::Text, "info,agent=loud", Colour::Plain, io::sink).err().unwrap();
-        assert!(error.to_string().contains("info,agent=loud"), "{error:#}");
+    fn error_names_the_invalid_filter() {
+        let error = subscriber(LogFormat::Text, "info,backend=loud", Colour::Plain, io::sink).err().unwrap();
+        assert!(error.to_string().contains("info,backend=loud"), "{error:#}");
     }
 
     #[test]

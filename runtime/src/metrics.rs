@@ -1,4 +1,4 @@
-//! Metrics in the text format of Prometheus: what is looked up when somebody asks, and how it is all written down.
+//! Metrics in the OpenMetrics text format: the response to a scrape, and a writer for collectors.
 
 mod process;
 
@@ -17,16 +17,16 @@ use crate::http::{TEXT, response};
 pub use process::process;
 pub use prometheus_client::registry::Registry;
 
-/// Prometheus' text format in its standardised form, which scrapers know by this name.
+/// Content type of OpenMetrics.
 const OPENMETRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// Writes metrics one after the other, for a collector.
+/// Writes the metrics of a collector.
 pub struct Writer<'a>(DescriptorEncoder<'a>);
 
-/// Labels with their values.
+/// Label names and values.
 pub type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
 
-/// What all of these tell, as an answer.
+/// The response to a scrape, with the metrics of all registries.
 pub fn scrape<'a>(registries: impl IntoIterator<Item = &'a Registry>) -> Response<String> {
     let mut body = String::new();
     let written = registries
@@ -36,76 +36,76 @@ pub fn scrape<'a>(registries: impl IntoIterator<Item = &'a Registry>) -> Respons
     match written {
         Ok(()) => response(StatusCode::OK, OPENMETRICS, body),
         Err(error) => {
-            warn!(%error, "the metrics cannot be written");
-            response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "the metrics cannot be written\n".to_owned())
+            warn!(%error, "cannot encode metrics");
+            response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("cannot encode metrics: {error}\n"))
         }
     }
 }
 
 impl<'a> Writer<'a> {
-    /// Writes where a collector is told to.
+    /// A writer to the encoder that a collector is given.
     #[must_use]
     pub fn new(encoder: DescriptorEncoder<'a>) -> Self {
         Self(encoder)
     }
 
-    /// A gauge without labels.
+    /// Writes a gauge without labels.
     ///
     /// # Errors
-    /// When it cannot be written; so for all of these.
+    /// The encoder fails.
     pub fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: f64) -> fmt::Result {
         let encoder = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
         ConstGauge::new(value).encode(encoder)
     }
 
-    /// A counter without labels.
+    /// Writes a counter without labels.
     ///
     /// # Errors
-    /// See [`Self::gauge`].
+    /// The encoder fails.
     pub fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         let encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         ConstCounter::new(value).encode(encoder)
     }
 
-    /// A counter of seconds.
+    /// Writes a counter of seconds.
     ///
     /// # Errors
-    /// See [`Self::gauge`].
+    /// The encoder fails.
     pub fn seconds_counter(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         let encoder = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Counter)?;
         ConstCounter::new(value).encode(encoder)
     }
 
-    /// A gauge for each of these labels.
+    /// Writes a gauge for each set of labels.
     ///
     /// # Errors
-    /// See [`Self::gauge`].
+    /// The encoder fails.
     pub fn labelled_gauge<'b, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
         unit: Option<Unit>,
-        rows: impl IntoIterator<Item = (Labels<'b, N>, f64)>,
+        samples: impl IntoIterator<Item = (Labels<'b, N>, f64)>,
     ) -> fmt::Result {
         let mut encoder = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
-        for (labels, value) in rows {
+        for (labels, value) in samples {
             ConstGauge::new(value).encode(encoder.encode_family(&labels)?)?;
         }
         Ok(())
     }
 
-    /// A counter for each of these labels.
+    /// Writes a counter for each set of labels.
     ///
     /// # Errors
-    /// See [`Self::gauge`].
+    /// The encoder fails.
     pub fn labelled_counter<'b, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
-        rows: impl IntoIterator<Item = (Labels<'b, N>, u64)>,
+        samples: impl IntoIterator<Item = (Labels<'b, N>, u64)>,
     ) -> fmt::Result {
         let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in rows {
+        for (labels, value) in samples {
             ConstCounter::new(value).encode(encoder.encode_family(&labels)?)?;
         }
         Ok(())

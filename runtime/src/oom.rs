@@ -1,11 +1,11 @@
-//! Whom the kernel ends first when memory runs out.
+//! How likely the kernel kills this process when memory runs out.
 
 use std::{fs, io};
 
-/// Says how readily the kernel ends this process then: from -1000, never, to 1000, before others (proc(5), `oom_score_adj`).
+/// Sets `oom_score_adj` of this process (proc(5)): -1000 is never killed, 1000 is killed first.
 ///
 /// # Errors
-/// Without `CAP_SYS_RESOURCE` it can only be raised.
+/// The score is out of range, or lower than the current one without `CAP_SYS_RESOURCE`.
 pub fn set_oom_score_adj(score: i16) -> io::Result<()> {
     fs::write("/proc/self/oom_score_adj", score.to_string())
 }
@@ -15,8 +15,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_score_is_written() {
-        // Raised by one at most, which everybody may.
+    fn score_is_written() {
+        // Raising it needs no capability.
         let read = || fs::read_to_string("/proc/self/oom_score_adj").unwrap().trim().parse::<i16>().unwrap();
         let score = (read() + 1).min(1000);
         set_oom_score_adj(score).unwrap();

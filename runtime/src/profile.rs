@@ -1,4 +1,4 @@
-//! Where the processor time of this process goes: samples over some seconds, in the format of pprof.
+//! CPU profiles of this process over HTTP, in the format of pprof.
 
 use std::{fmt::Display, time::Duration};
 
@@ -11,56 +11,55 @@ use tokio::{task::spawn_blocking, time::sleep};
 
 use crate::http::{Answer, TEXT, response};
 
-/// Samples a second of processor time. A number that programs do not do things at, so that nothing is missed for keeping step.
+/// Samples per second of CPU time. Not a round number, so that samples do not run in lockstep with periodic work.
 const FREQUENCY: i32 = 99;
-/// For how long, in seconds, unless told otherwise: as Go has it.
-const DEFAULT: u64 = 30;
-/// At most.
-const MAX: u64 = 60;
+/// Default length of a profile in seconds, that of Go's net/http/pprof.
+const DEFAULT_SECONDS: u64 = 30;
+const MAX_SECONDS: u64 = 60;
 
-/// Whether profiles are made for whoever asks.
+/// Whether profiles are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profiling {
-    /// They are not.
+    /// Not at all.
     Off,
     /// At `/debug/pprof/profile?seconds=N`, one at a time.
     On,
 }
 
 impl Profiling {
-    /// Answers a request for a profile; whatever else is asked for is answered by `others`.
+    /// Answers a request for a profile; passes all others to `others`.
     pub fn answer<B>(self, request: &Request<B>, others: impl FnOnce() -> Response<String>) -> Answer {
         if self == Self::Off || request.uri().path() != "/debug/pprof/profile" {
             return others().into();
         }
         let Some(seconds) = seconds(request.uri().query().unwrap_or_default()) else {
-            let text = format!("seconds: a number from 1 to {MAX}\n");
+            let text = format!("seconds: expected a number from 1 to {MAX_SECONDS}\n");
             return response(StatusCode::BAD_REQUEST, TEXT, text).into();
         };
         let length = Duration::from_secs(seconds);
-        Answer::Later(length, Box::pin(profile(length)))
+        Answer::Deferred(length, Box::pin(profile(length)))
     }
 }
 
 fn seconds(query: &str) -> Option<u64> {
     let given = query.split('&').find_map(|part| part.strip_prefix("seconds="));
-    given.map_or(Some(DEFAULT), |text| text.parse().ok()).filter(|seconds| (1..=MAX).contains(seconds))
+    let seconds = given.map_or(Some(DEFAULT_SECONDS), |text| text.parse().ok());
+    seconds.filter(|seconds| (1..=MAX_SECONDS).contains(seconds))
 }
 
 async fn profile(length: Duration) -> Response<Vec<u8>> {
     let guard = match ProfilerGuardBuilder::default().frequency(FREQUENCY).build() {
         Ok(guard) => guard,
-        Err(pprof::Error::Running) => return failed(StatusCode::CONFLICT, "another profile is being made"),
+        Err(pprof::Error::Running) => return failed(StatusCode::CONFLICT, "another profile is being recorded"),
         Err(error) => return failed(StatusCode::INTERNAL_SERVER_ERROR, error),
     };
     sleep(length).await;
-    // Names have to be looked up.
-    let made = spawn_blocking(move || guard.report().build()?.pprof().map(|profile| profile.encode_to_vec()));
-    match made.await {
+    // Resolving symbols takes CPU time.
+    let encoded = spawn_blocking(move || guard.report().build()?.pprof().map(|profile| profile.encode_to_vec()));
+    match encoded.await {
         Ok(Ok(bytes)) => {
             let mut response = Response::new(bytes);
-            let kind = HeaderValue::from_static("application/octet-stream");
-            response.headers_mut().insert(CONTENT_TYPE, kind);
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
             response
         }
         Ok(Err(error)) => failed(StatusCode::INTERNAL_SERVER_ERROR, error),
@@ -86,19 +85,19 @@ mod tests {
         }
     }
 
-    fn ask(path: &str) -> Answer {
+    fn get(path: &str) -> Answer {
         let request = Request::builder().uri(path).body(()).unwrap();
         Profiling::On.answer(&request, || response(StatusCode::NOT_FOUND, TEXT, String::new()))
     }
 
     #[tokio::test]
-    async fn a_profile_names_what_takes_the_time() {
+    async fn profile_names_the_busy_function() {
         let busy = thread::spawn(|| a_busy_function(Instant::now() + Duration::from_secs(3)));
-        let Answer::Later(takes, mut first) = ask("/debug/pprof/profile?seconds=2") else { panic!("no profile") };
-        assert_eq!(takes, Duration::from_secs(2));
-        // It begins when it is asked for the first time.
+        let Answer::Deferred(length, mut first) = get("/debug/pprof/profile?seconds=2") else { panic!("no profile") };
+        assert_eq!(length, Duration::from_secs(2));
+        // Recording starts when the response is polled for the first time.
         tokio::time::timeout(Duration::from_millis(1), &mut first).await.unwrap_err();
-        let Answer::Later(_, second) = ask("/debug/pprof/profile?seconds=1") else { panic!("no profile") };
+        let Answer::Deferred(_, second) = get("/debug/pprof/profile?seconds=1") else { panic!("no profile") };
         assert_eq!(second.await.status(), StatusCode::CONFLICT);
         let answer = first.await;
         assert_eq!(answer.status(), StatusCode::OK);
@@ -109,13 +108,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_and_what_is_off_is_not_there() {
+    fn invalid_length_is_rejected_and_profiling_can_be_off() {
         for query in ["seconds=0", "seconds=61", "seconds=x", "seconds="] {
             assert_eq!(seconds(query), None, "{query}");
         }
-        assert_eq!((seconds(""), seconds("debug=1&seconds=5")), (Some(DEFAULT), Some(5)));
+        assert_eq!((seconds(""), seconds("debug=1&seconds=5")), (Some(DEFAULT_SECONDS), Some(5)));
         let request = Request::builder().uri("/debug/pprof/profile").body(()).unwrap();
         let answer = Profiling::Off.answer(&request, || response(StatusCode::NOT_FOUND, TEXT, String::new()));
-        assert!(matches!(answer, Answer::Now(response) if response.status() == StatusCode::NOT_FOUND));
+        assert!(matches!(answer, Answer::Ready(response) if response.status() == StatusCode::NOT_FOUND));
     }
 }

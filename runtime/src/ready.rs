@@ -1,4 +1,4 @@
-//! Readiness by dropping guards: whoever must have done something first holds a guard, and drops it when it is done.
+//! Readiness gates: each part of the process that must finish something first holds a guard and drops it when done.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::info;
 
-/// How often [`Ready::wait`] says what it is still waiting for.
+/// How often [`Ready::wait`] logs the pending gates.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 
-/// Ready when every guard has been dropped; so take all guards before anything is started.
+/// Ready when every guard has been dropped. Take all guards before the first task starts.
 #[derive(Clone, Debug, Default)]
 pub struct Ready {
-    /// Names of the guards that are held, oldest first. Two guards may have the same name.
+    /// Names of the guards that have not been dropped, oldest first. Names may repeat.
     pending: Arc<watch::Sender<Vec<&'static str>>>,
 }
 
-/// Holds back readiness until it is dropped.
-#[must_use = "a guard that is dropped at once holds nothing back"]
+/// Delays readiness until it is dropped.
+#[must_use = "a guard that is dropped at once delays nothing"]
 #[derive(Debug)]
 pub struct ReadyGuard {
     name: &'static str,
@@ -28,18 +28,18 @@ pub struct ReadyGuard {
 // === impl Ready ===
 
 impl Ready {
-    /// Nothing to wait for yet.
+    /// Without gates, so ready.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Waits for one more thing. `name` is what the log calls it, as in "kubernetes list".
+    /// Adds a gate. `name` names it in log lines, as in "kubernetes list".
     pub fn guard(&self, name: &'static str) -> ReadyGuard {
         self.pending.send_modify(|pending| pending.push(name));
         ReadyGuard { name, ready: self.clone() }
     }
 
-    /// Names of what is still awaited, oldest first.
+    /// Names of the gates that have not passed, oldest first.
     pub fn pending(&self) -> Vec<&'static str> {
         self.pending.borrow().clone()
     }
@@ -49,11 +49,11 @@ impl Ready {
         self.pending.borrow().is_empty()
     }
 
-    /// Returns once all guards have been dropped, and logs now and then which ones are still held.
+    /// Returns once all guards have been dropped. Logs the pending gates every ten seconds.
     pub async fn wait(&self) {
         let mut pending = self.pending.subscribe();
         while timeout(REPORT_EVERY, pending.wait_for(Vec::is_empty)).await.is_err() {
-            info!(pending = ?self.pending(), "not ready yet");
+            info!(pending = ?self.pending(), "not ready");
         }
     }
 }
@@ -67,7 +67,7 @@ impl Drop for ReadyGuard {
                 pending.remove(at);
             }
         });
-        info!(done = self.name, pending = ?self.ready.pending(), "one step closer to ready");
+        info!(gate = self.name, pending = ?self.ready.pending(), "readiness gate passed");
     }
 }
 
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn guards_of_one_name_count_each() {
+    async fn guards_of_the_same_name_count_separately() {
         let ready = Ready::new();
         let (first, second) = (ready.guard("list"), ready.guard("list"));
         drop(first);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_outlasts_its_reports() {
+    async fn waiting_continues_after_each_log_line() {
         let ready = Ready::new();
         let guard = ready.guard("kubernetes list");
         let start = Instant::now();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_guards_it_is_ready() {
+    async fn ready_without_guards() {
         Ready::new().wait().await;
     }
 }

@@ -1,6 +1,6 @@
-//! A token that says "stop": every long-running function takes a [`Shutdown`], one owner holds the [`Trigger`].
+//! Graceful shutdown: every long-running function takes a [`Shutdown`], one owner holds the [`Trigger`].
 //!
-//! SIGTERM or SIGINT asks for a graceful stop; a second signal ends the process at once, for whoever does not want to wait.
+//! The first SIGTERM or SIGINT starts the shutdown; the second one exits at once.
 
 use std::io;
 
@@ -8,13 +8,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{error, info};
 
-/// Waits for the stop. Clones wait for the same one.
+/// Waits for the shutdown. Clones wait for the same one.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     triggered: watch::Receiver<bool>,
 }
 
-/// Starts the stop. Dropping it does so too: nobody would be left to ask the holders of the [`Shutdown`] to end.
+/// Starts the shutdown, also when it is dropped.
 #[must_use = "dropping the trigger starts the shutdown"]
 #[derive(Debug)]
 pub struct Trigger {
@@ -29,22 +29,22 @@ struct Signals {
 // === impl Shutdown ===
 
 impl Shutdown {
-    /// A stop that is started by hand.
+    /// A shutdown that the [`Trigger`] starts.
     pub fn channel() -> (Trigger, Self) {
         let (sender, receiver) = watch::channel(false);
         (Trigger { triggered: sender }, Self { triggered: receiver })
     }
 
-    /// A stop that is started by the first SIGTERM or SIGINT. The second one exits the process with code 1.
+    /// A shutdown that the first SIGTERM or SIGINT starts. The second one exits the process with code 1.
     ///
-    /// Must be called within a tokio runtime. From then on these signals no longer have their default effect.
+    /// Must be called within a tokio runtime, and replaces the default handlers of both signals.
     pub fn on_signals() -> io::Result<Self> {
         let mut signals =
             Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
         let (trigger, shutdown) = Self::channel();
         tokio::spawn(async move {
             let name = signals.recv().await;
-            info!(signal = name, "stopping; a second signal exits at once");
+            info!(signal = name, "shutting down; a second signal exits at once");
             trigger.fire();
             let name = signals.recv().await;
             error!(signal = name, "second signal, exiting without waiting for tasks");
@@ -53,13 +53,13 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Returns once the stop has started; at once if it already has. May be dropped and called again.
+    /// Returns once the shutdown has started. Cancel safe.
     pub async fn recv(&mut self) {
-        // An error means that the trigger is gone, which its `drop` has announced before.
+        // An error means that the trigger was dropped, which starts the shutdown too.
         let _ = self.triggered.wait_for(|triggered| *triggered).await;
     }
 
-    /// Whether the stop has started.
+    /// Whether the shutdown has started.
     pub fn is_triggered(&self) -> bool {
         *self.triggered.borrow()
     }
@@ -68,7 +68,7 @@ impl Shutdown {
 // === impl Trigger ===
 
 impl Trigger {
-    /// Starts the stop. Doing so again changes nothing.
+    /// Starts the shutdown. Idempotent.
     pub fn fire(&self) {
         self.triggered.send_replace(true);
     }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn all_clones_see_the_stop() {
+    async fn all_clones_see_the_shutdown() {
         let (trigger, mut first) = Shutdown::channel();
         let mut second = first.clone();
         assert!(!first.is_triggered());
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_the_trigger_starts_the_stop() {
+    async fn dropping_the_trigger_starts_the_shutdown() {
         let (trigger, mut shutdown) = Shutdown::channel();
         drop(trigger);
         assert!(shutdown.is_triggered());
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_happens_without_a_trigger() {
+    async fn no_shutdown_before_the_trigger() {
         let (_trigger, mut shutdown) = Shutdown::channel();
         let hour = std::time::Duration::from_secs(3600);
         assert!(tokio::time::timeout(hour, shutdown.recv()).await.is_err());

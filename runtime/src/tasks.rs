@@ -1,7 +1,7 @@
-//! A group of named tasks that live and end together; no task runs without an owner who sees how it ended.
+//! A group of named tasks that end together. The group observes how each of them ended.
 //!
 //! ```text
-//! spawn("watch", ..) ─┐                      ┌ ended by itself (Ok, Err or panic) ┐
+//! spawn("watch", ..) ──┐                     ┌ one ends (Ok, Err or panic)        ┐
 //! spawn("server", ..) ─┴─> run: wait until ──┤                                    ├─> Shutdown to all ─> deadline ─> abort
 //!                                            └ the outer Shutdown is triggered    ┘
 //! ```
@@ -20,7 +20,7 @@ use tracing::{Instrument, debug, error, error_span, info};
 
 use crate::shutdown::{Shutdown, Trigger};
 
-/// Tasks that are stopped together. Dropping the group aborts those that still run.
+/// Tasks that are shut down together. Dropping the group aborts those that still run.
 #[derive(Debug)]
 pub struct Tasks {
     running: JoinSet<Result<()>>,
@@ -29,16 +29,16 @@ pub struct Tasks {
     shutdown: Shutdown,
 }
 
-/// A runtime that may be dropped within another one.
-struct Apart(Option<Runtime>);
+/// A runtime that may be dropped within another runtime: it shuts down in the background.
+struct OwnThreads(Option<Runtime>);
 
-/// How one task of the group ended; the error names it.
-struct Ended {
+/// A task that has ended; its error names it.
+struct EndedTask {
     name: &'static str,
     result: Result<()>,
 }
 
-impl Drop for Apart {
+impl Drop for OwnThreads {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
@@ -59,35 +59,35 @@ impl Tasks {
         Self::default()
     }
 
-    /// Starts a task, in a span of that name. It must end soon after the shutdown it is given has been triggered.
+    /// Starts a task in a span of that name. It must end soon after its shutdown has been triggered.
     ///
-    /// What can fail at once, such as binding a port, belongs before this call, where the error is seen at once.
+    /// Do what can fail early, such as binding a port, before this call, so that the caller sees the error.
     pub fn spawn<F>(&mut self, name: &'static str, task: impl FnOnce(Shutdown) -> F)
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        // At level error, so that no filter takes the name from the lines of its task.
+        // At level ERROR, so that no filter removes the task's name from its log lines.
         let span = error_span!("task", task = name);
         let handle = self.running.spawn(task(self.shutdown.clone()).instrument(span));
         self.names.insert(handle.id(), name);
     }
 
-    /// As [`Self::spawn`], on threads of its own, as many as there are processors: however much this task and those that it
-    /// starts have to do, the kernel sees to it that others have their turn.
+    /// As [`Self::spawn`], on its own worker threads, one per CPU: the kernel's scheduler then shares the CPUs fairly between this task,
+    /// with all that it spawns, and the others.
     ///
     /// # Errors
-    /// When there are no threads to be had.
-    pub fn spawn_apart<F>(&mut self, name: &'static str, task: impl FnOnce(Shutdown) -> F) -> io::Result<()>
+    /// The threads cannot be started.
+    pub fn spawn_on_own_threads<F>(&mut self, name: &'static str, task: impl FnOnce(Shutdown) -> F) -> io::Result<()>
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        let apart = Apart(Some(Builder::new_multi_thread().thread_name(name).enable_all().build()?));
+        let own_threads = OwnThreads(Some(Builder::new_multi_thread().thread_name(name).enable_all().build()?));
         let span = error_span!("task", task = name);
         let task = task(self.shutdown.clone()).instrument(span);
-        let running = apart.0.as_ref().map(|runtime| runtime.spawn(task));
+        let running = own_threads.0.as_ref().map(|runtime| runtime.spawn(task));
         self.spawn(name, |_| async move {
-            // Until the task has ended, or is aborted.
-            let _apart = apart;
+            // Dropped when the task ends or is aborted.
+            let _apart = own_threads;
             match running {
                 Some(running) => running.await?,
                 None => Ok(()),
@@ -96,26 +96,28 @@ impl Tasks {
         Ok(())
     }
 
-    /// Runs until any task ends or `shutdown` is triggered; then the others have until `deadline` to end as well.
+    /// Runs until any task ends or `shutdown` is triggered; then gives the others `deadline` to end, and aborts the rest.
     ///
-    /// Fails with the first error or panic of a task, under the task's name, or if some task had to be aborted. A task that
-    /// ends with `Ok` ends the group without an error.
+    /// # Errors
+    /// The first error or panic of a task, with its name, or the names of the aborted tasks. A task that returns `Ok` ends the group without
+    /// an error.
     pub async fn run(mut self, mut shutdown: Shutdown, deadline: Duration) -> Result<()> {
         let mut result = tokio::select! {
             ended = self.join_next() => ended.map_or(Ok(()), |ended| {
-                info!(task = ended.name, "task ended, stopping the others");
+                info!(task = ended.name, "task ended, shutting down the others");
                 ended.result
             }),
             () = shutdown.recv() => {
-                info!(tasks = ?self.names.values(), "stopping tasks");
+                info!(tasks = ?self.names.values(), "shutting down tasks");
                 Ok(())
             }
         };
         self.trigger.fire();
         if timeout(deadline, self.join_rest(&mut result)).await.is_err() {
             let names: Vec<_> = self.names.values().copied().collect();
-            keep_first(&mut result, Err(anyhow!("still running {deadline:?} after the stop: {}", names.join(", "))));
-            // Not awaited: a task that blocks its thread would never get to see it.
+            let names = names.join(", ");
+            keep_first(&mut result, Err(anyhow!("tasks still running {deadline:?} after the shutdown: {names}")));
+            // Not awaited: a task that blocks its thread never observes the abort.
             self.running.abort_all();
         }
         result
@@ -128,22 +130,22 @@ impl Tasks {
         }
     }
 
-    async fn join_next(&mut self) -> Option<Ended> {
+    async fn join_next(&mut self) -> Option<EndedTask> {
         let joined = self.running.join_next_with_id().await?;
         let (id, result) = match joined {
             Ok((id, result)) => (id, result),
             Err(failed) => (failed.id(), Err(describe(failed))),
         };
         let name = self.names.remove(&id).unwrap_or("unnamed");
-        Some(Ended { name, result: result.with_context(|| format!("task {name}")) })
+        Some(EndedTask { name, result: result.with_context(|| format!("task {name}")) })
     }
 }
 
-/// The first error is the cause; those that follow are most often its effects, so they are only logged.
+/// Keeps the first error, which is usually the cause of the later ones; logs those.
 fn keep_first(first: &mut Result<()>, next: Result<()>) {
     match next {
         Err(error) if first.is_err() => {
-            error!(error = format!("{error:#}"), "another failure while stopping")
+            error!(error = format!("{error:#}"), "task failed during the shutdown")
         }
         Err(error) => *first = Err(error),
         Ok(()) => {}
@@ -157,7 +159,7 @@ fn describe(failed: JoinError) -> Error {
     }
 }
 
-/// `panic!` with a literal carries a `&str`, with arguments a `String`.
+/// The payload of `panic!` is a `&str` for a literal, and a `String` with arguments.
 fn panic_message(payload: &(dyn Any + Send)) -> &str {
     let literal = payload.downcast_ref::<&str>().copied();
     literal.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_apart_keeps_nobody_waiting() {
+    async fn task_that_blocks_its_own_threads_does_not_block_others() {
         let (trigger, shutdown) = Shutdown::channel();
         let (go_on, goes_on) = std::sync::mpsc::channel();
         let mut tasks = Tasks::new();
@@ -201,7 +203,7 @@ mod tests {
             goes_on.recv()?;
             until_shutdown(shutdown).await
         };
-        tasks.spawn_apart("server", blocked).unwrap();
+        tasks.spawn_on_own_threads("server", blocked).unwrap();
         tasks.spawn("engine", |shutdown| async move {
             go_on.send(())?;
             until_shutdown(shutdown).await
@@ -212,11 +214,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_apart_is_named() {
+    async fn failure_on_own_threads_is_named() {
         let (_trigger, shutdown) = Shutdown::channel();
         let mut tasks = Tasks::new();
         tasks.spawn("engine", until_shutdown);
-        tasks.spawn_apart("server", |_| async { Err(anyhow!("no room")) }).unwrap();
+        tasks.spawn_on_own_threads("server", |_| async { Err(anyhow!("out of memory")) }).unwrap();
         let error = tasks.run(shutdown, DEADLINE).await.unwrap_err();
         assert!(format!("{error:#}").contains("server"), "{error:#}");
     }
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn error_while_stopping_is_not_lost() {
+    async fn error_during_the_shutdown_is_returned() {
         let (trigger, shutdown) = Shutdown::channel();
         let mut tasks = Tasks::new();
         tasks.spawn("state file", async |shutdown| {
@@ -278,12 +280,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn late_task_is_aborted_and_named() {
+    async fn task_past_the_deadline_is_aborted_and_named() {
         let (trigger, shutdown) = Shutdown::channel();
-        let (held_by_task, dropped) = oneshot::channel::<()>();
+        let (kept_by_task, dropped) = oneshot::channel::<()>();
         let mut tasks = Tasks::new();
         tasks.spawn("stuck", async move |_| {
-            let _held = held_by_task;
+            let _kept = kept_by_task;
             pending().await
         });
         tasks.spawn("server", until_shutdown);
@@ -291,7 +293,7 @@ mod tests {
         let start = Instant::now();
         let error = tasks.run(shutdown, DEADLINE).await.unwrap_err();
         assert_eq!(start.elapsed(), DEADLINE);
-        assert_eq!(error.to_string(), "still running 10s after the stop: stuck");
+        assert_eq!(error.to_string(), "tasks still running 10s after the shutdown: stuck");
         assert!(dropped.await.is_err(), "the task must have been aborted");
     }
 }

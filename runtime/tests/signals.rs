@@ -1,4 +1,4 @@
-//! Real signals to a real process: the test starts itself once more, as the process that is signalled, and reads its log.
+//! Real signals to a real process: the test runs its own binary as the process under test, and reads its log.
 
 use std::io::{self, BufRead, BufReader, Lines};
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -7,7 +7,7 @@ use fairlead_runtime::{LogFormat, Shutdown, log};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Set in the environment of the process that is signalled.
+/// Set in the environment of the process under test.
 const CHILD: &str = "FAIRLEAD_TEST_SIGNALLED";
 
 struct Signalled {
@@ -45,32 +45,32 @@ impl Signalled {
 
 impl Drop for Signalled {
     fn drop(&mut self) {
-        // Both fail if the process has ended, which is how a test that passes leaves it.
+        // Both fail if the process has exited, as in a test that passes.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// What the signalled process does: it sees the shutdown and stays all the same, as a task that hangs would.
+/// The process under test: it receives the shutdown and hangs.
 async fn ignore_shutdown() -> anyhow::Result<()> {
     log::init(LogFormat::Text, "info")?;
     let mut shutdown = Shutdown::on_signals()?;
     tracing::info!("waiting for a signal");
     shutdown.recv().await;
-    tracing::info!("seen the shutdown");
+    tracing::info!("shutdown received");
     std::future::pending().await
 }
 
 #[tokio::test]
-async fn first_signal_asks_second_exits() -> anyhow::Result<()> {
+async fn first_signal_shuts_down_second_exits() -> anyhow::Result<()> {
     if std::env::var_os(CHILD).is_some() {
         return ignore_shutdown().await;
     }
     for (first, second) in [(Signal::SIGTERM, Signal::SIGINT), (Signal::SIGINT, Signal::SIGTERM)] {
-        let mut signalled = Signalled::start("first_signal_asks_second_exits")?;
+        let mut signalled = Signalled::start("first_signal_shuts_down_second_exits")?;
         signalled.read_until("waiting for a signal")?;
         signalled.send(first)?;
-        signalled.read_until("seen the shutdown")?;
+        signalled.read_until("shutdown received")?;
         assert!(signalled.process.try_wait()?.is_none(), "the first signal must not end the process");
         signalled.send(second)?;
         let line = signalled.read_until("second signal")?;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
-use runtime::{Profiling, http::Taken};
+use runtime::{Profiling, http::OnBindError};
 
 use super::Effective;
 
@@ -69,8 +69,8 @@ impl ObserveArgs {
     }
 
     /// `--bind-address-hard-fail`.
-    pub(crate) fn taken(&self) -> Taken {
-        if self.bind_address_hard_fail { Taken::Fail } else { Taken::Retry }
+    pub(crate) fn on_bind_error(&self) -> OnBindError {
+        if self.bind_address_hard_fail { OnBindError::Fail } else { OnBindError::Retry }
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_taken_address_is_tried_again_unless_told_otherwise() {
-        assert_eq!(local(&[]).any.observe.taken(), Taken::Retry);
-        assert_eq!(local(&["--bind-address-hard-fail"]).any.observe.taken(), Taken::Fail);
+        assert_eq!(local(&[]).any.observe.on_bind_error(), OnBindError::Retry);
+        assert_eq!(local(&["--bind-address-hard-fail"]).any.observe.on_bind_error(), OnBindError::Fail);
     }
 }

@@ -59,7 +59,7 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
         let frontend = frontend.clone();
         // Thousands of streams that are all told something must not keep the source and the engine from their work.
         let serve = move |shutdown| async move { frontend.serve(listener, shutdown).await };
-        tasks.spawn_apart("server", serve).context("threads for the server")?;
+        tasks.spawn_on_own_threads("server", serve).context("threads for the server")?;
     }
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }

@@ -17,19 +17,19 @@ pub(super) fn spawn(
     others: Vec<Registry>,
     tasks: &mut Tasks,
 ) {
-    let (taken, profiling) = (args.taken(), args.profiling.profiling());
+    let (on_bind_error, profiling) = (args.on_bind_error(), args.profiling.profiling());
     if let Some(address) = args.healthz.address() {
         let observer = observer.clone();
         tasks.spawn("health", move |shutdown| async move {
             let answer = move |request: &_| observer.health(request);
-            Ok(serve_at(address, "health", taken, answer, shutdown).await?)
+            Ok(serve_at(address, "health", on_bind_error, answer, shutdown).await?)
         });
     }
     if let Some(address) = args.metrics.address() {
         let pages = Pages::new(observer, config.to_json(), others.into_iter().chain([metrics::process()]));
         tasks.spawn("metrics", move |shutdown| async move {
             let answer = move |request: &_| profiling.answer(request, || pages.answer(request));
-            Ok(serve_at(address, "metrics", taken, answer, shutdown).await?)
+            Ok(serve_at(address, "metrics", on_bind_error, answer, shutdown).await?)
         });
     }
 }

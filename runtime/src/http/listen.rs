@@ -1,4 +1,4 @@
-//! Where a server listens: in both families where its address is none in particular, and again as long as somebody else is there.
+//! Binds the addresses of HTTP servers: both IP families for an unspecified address, with retries while the address is in use.
 
 use std::{
     io,
@@ -13,47 +13,46 @@ use tokio::{net::TcpListener, time::sleep};
 use tracing::{info, warn};
 
 use super::{Answer, serve};
-use crate::Shutdown;
+use crate::{Shutdown, failure::Repeated};
 
-/// How long until an address that could not be had is tried again.
+/// The delay between attempts to bind.
 const RETRY: Duration = Duration::from_secs(5);
-/// How many connections the kernel keeps for a listener that has enough.
+/// Connections that the kernel queues while the server accepts none.
 const BACKLOG: i32 = 128;
 
-/// What becomes of a server whose address cannot be had.
+/// What a server does when it cannot bind its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// It says so and tries again.
+pub enum OnBindError {
+    /// It logs the error and retries.
     Retry,
-    /// It fails.
+    /// It returns the error.
     Fail,
 }
 
-/// Listens at an address. IPv6 is for itself: who wants IPv4 too has another listener for that.
+/// Listens at an address. An IPv6 listener takes no IPv4 connections.
 ///
 /// # Errors
-/// When the address cannot be had.
+/// The address cannot be bound.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
-    // Connections that linger from before do not keep the port.
+    // Connections in TIME_WAIT from a previous run do not block the port.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
 }
 
-/// Answers everybody who connects to `address` until the shutdown; where that is unspecified, in both families. `name` is what log
-/// lines call it.
+/// Serves HTTP at `address` until the shutdown; at both IP families if it is unspecified. `name` names the server in log lines.
 ///
 /// # Errors
-/// When the address cannot be had and that is to be an error. A machine without one of the families has the other one.
+/// The address cannot be bound, with [`OnBindError::Fail`]. A machine that lacks one IP family serves the other.
 pub async fn serve_at<A, R>(
     address: SocketAddr,
     name: &'static str,
-    taken: Taken,
+    on_error: OnBindError,
     answer: A,
     mut shutdown: Shutdown,
 ) -> io::Result<()>
@@ -62,14 +61,14 @@ where
     R: Into<Answer> + 'static,
 {
     let answer = Arc::new(answer);
-    let one = |address| one(address, name, taken, answer.clone());
+    let one = |address| one(address, name, on_error, answer.clone());
     let all = async {
         if !address.ip().is_unspecified() {
             return one(address).await;
         }
         let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let [v4, v6] = any.map(|ip| one(SocketAddr::new(ip, address.port())));
-        // Either ends only when it must not go on.
+        // Each ends early only with an error, or where the machine lacks its IP family.
         tokio::try_join!(v4, v6).map(drop)
     };
     tokio::select! {
@@ -78,12 +77,12 @@ where
     }
 }
 
-async fn one<A, R>(address: SocketAddr, name: &'static str, taken: Taken, answer: Arc<A>) -> io::Result<()>
+async fn one<A, R>(address: SocketAddr, name: &'static str, on_error: OnBindError, answer: Arc<A>) -> io::Result<()>
 where
     A: Fn(&Request<Incoming>) -> R + Send + Sync + 'static,
     R: Into<Answer> + 'static,
 {
-    let mut said = None;
+    let mut binding = Repeated::default();
     loop {
         match bind(address) {
             Ok(listener) => {
@@ -92,17 +91,15 @@ where
                 return Ok(());
             }
             Err(error) if address.ip().is_unspecified() && is_no_such_family(&error) => {
-                info!(server = name, %address, "not listening: this machine does not have that family");
+                info!(server = name, %address, "not listening: this machine lacks the IP family");
                 return Ok(());
             }
-            Err(error) if taken == Taken::Fail => {
+            Err(error) if on_error == OnBindError::Fail => {
                 return Err(io::Error::new(error.kind(), format!("{name}: cannot listen at {address}: {error}")));
             }
             Err(error) => {
-                let error = error.to_string();
-                if said.as_ref() != Some(&error) {
-                    warn!(server = name, %address, error, retry_in = ?RETRY, "cannot listen, trying again");
-                    said = Some(error);
+                if binding.failed(&error.to_string()).is_news() {
+                    warn!(server = name, %address, %error, retry_in_ms = RETRY.as_millis(), "cannot listen, retrying");
                 }
                 sleep(RETRY).await;
             }
@@ -110,9 +107,9 @@ where
     }
 }
 
-/// Whether the machine was told to do without this family.
+/// Whether this machine lacks the IP family, for example because of `ipv6.disable=1`.
 fn is_no_such_family(error: &io::Error) -> bool {
-    // EAFNOSUPPORT, which has no kind of its own: without the module.
+    // The kernel lacks the module. `io::ErrorKind` has no equivalent.
     const EAFNOSUPPORT: i32 = nix::errno::Errno::EAFNOSUPPORT as i32;
     error.raw_os_error() == Some(EAFNOSUPPORT) || error.kind() == io::ErrorKind::AddrNotAvailable
 }
@@ -134,7 +131,7 @@ mod tests {
         response(StatusCode::OK, TEXT, "hello".to_owned())
     }
 
-    async fn asked(address: SocketAddr) -> io::Result<String> {
+    async fn get(address: SocketAddr) -> io::Result<String> {
         let mut stream = TcpStream::connect(address).await?;
         stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await?;
         let mut answer = String::new();
@@ -142,20 +139,20 @@ mod tests {
         Ok(answer)
     }
 
-    /// A port that nobody listens at.
+    /// A port without a listener.
     fn free_port() -> u16 {
         Blocking::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
     }
 
     #[tokio::test]
-    async fn an_unspecified_address_is_one_of_each_family() {
+    async fn unspecified_address_listens_in_both_families() {
         let (_trigger, shutdown) = Shutdown::channel();
         let any = SocketAddr::from(([0, 0, 0, 0], free_port()));
-        let server = tokio::spawn(serve_at(any, "test", Taken::Retry, hello, shutdown));
+        let server = tokio::spawn(serve_at(any, "test", OnBindError::Retry, hello, shutdown));
         for ip in ["127.0.0.1", "::1"] {
             let address = SocketAddr::new(ip.parse().unwrap(), any.port());
             let answer = loop {
-                match asked(address).await {
+                match get(address).await {
                     Ok(answer) => break answer,
                     Err(_) => tokio::task::yield_now().await,
                 }
@@ -166,29 +163,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_taken_address_is_an_error_only_where_that_is_wanted() {
+    async fn address_in_use_is_retried_or_an_error() {
         let taken = Blocking::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
         let (_trigger, shutdown) = Shutdown::channel();
-        let error = serve_at(address, "test", Taken::Fail, hello, shutdown.clone()).await.unwrap_err();
+        let error = serve_at(address, "test", OnBindError::Fail, hello, shutdown.clone()).await.unwrap_err();
         assert!(error.to_string().contains(&format!("cannot listen at {address}")), "{error}");
 
         tokio::time::pause();
-        let server = tokio::spawn(serve_at(address, "test", Taken::Retry, hello, shutdown));
+        let server = tokio::spawn(serve_at(address, "test", OnBindError::Retry, hello, shutdown));
         sleep(2 * RETRY).await;
         assert!(!server.is_finished());
         drop(taken);
         sleep(2 * RETRY).await;
         tokio::time::resume();
-        assert!(asked(address).await.unwrap().ends_with("hello"));
+        assert!(get(address).await.unwrap().ends_with("hello"));
         server.abort();
     }
 
     #[tokio::test]
-    async fn the_shutdown_ends_it() {
+    async fn shutdown_ends_the_server() {
         let (trigger, shutdown) = Shutdown::channel();
         trigger.fire();
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        serve_at(any, "test", Taken::Retry, hello, shutdown).await.unwrap();
+        serve_at(any, "test", OnBindError::Retry, hello, shutdown).await.unwrap();
     }
 }

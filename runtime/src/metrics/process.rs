@@ -1,4 +1,4 @@
-//! What the process costs its machine, by the names that Prometheus' own clients use for that.
+//! Resource usage of this process, under the names that Prometheus client libraries use.
 
 use std::{fmt, fs};
 
@@ -10,11 +10,11 @@ use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, regis
 
 use super::{Registry, Writer};
 
-/// Looks it up.
+/// Reads the usage at each scrape.
 #[derive(Debug)]
 struct Process;
 
-/// Processor time, memory, files and threads of this process.
+/// CPU time, memory, open files and threads of this process.
 #[must_use]
 pub fn process() -> Registry {
     let mut registry = Registry::default();
@@ -28,20 +28,20 @@ impl Collector for Process {
         if let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) {
             let (user, system) = (usage.user_time(), usage.system_time());
             let micros = 1_000_000 * (user.tv_sec() + system.tv_sec()) + user.tv_usec() + system.tv_usec();
-            let text = "Processor time of this process, in user mode and in the kernel.";
+            let text = "Total user and system CPU time spent.";
             writer.seconds_counter("process_cpu", text, micros as f64 / 1e6)?;
         }
         if let Some(bytes) = resident() {
-            let text = "Memory of this process that is in use and not swapped out.";
+            let text = "Resident memory size.";
             writer.gauge("process_resident_memory", text, Some(Unit::Bytes), bytes)?;
         }
         if let Ok(files) = fs::read_dir("/proc/self/fd") {
-            let text = "Files and sockets that this process has open.";
+            let text = "Number of open file descriptors.";
             // One of them is the directory that is being read.
             writer.gauge("process_open_fds", text, None, files.count().saturating_sub(1) as f64)?;
         }
         if let Ok(threads) = fs::read_dir("/proc/self/task") {
-            let text = "Threads of this process, as the kernel counts them.";
+            let text = "Number of threads.";
             writer.gauge("process_threads", text, None, threads.count() as f64)?;
         }
         Ok(())
