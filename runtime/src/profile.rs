@@ -73,14 +73,18 @@ fn failed(status: StatusCode, why: impl Display) -> Response<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{hint::black_box, thread, time::Instant};
+    use std::{
+        hint::black_box,
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
 
     use super::*;
 
     #[inline(never)]
-    fn a_busy_function(until: Instant) {
+    fn a_busy_function(done: &AtomicBool) {
         let mut number = 1_u64;
-        while Instant::now() < until {
+        while !done.load(Ordering::Relaxed) {
             (0..10_000).for_each(|step| number = black_box(number.wrapping_mul(31).wrapping_add(step)));
         }
     }
@@ -92,7 +96,8 @@ mod tests {
 
     #[tokio::test]
     async fn profile_names_the_busy_function() {
-        let busy = thread::spawn(|| a_busy_function(Instant::now() + Duration::from_secs(3)));
+        static DONE: AtomicBool = AtomicBool::new(false);
+        let busy = thread::spawn(|| a_busy_function(&DONE));
         let Answer::Deferred(length, mut first) = get("/debug/pprof/profile?seconds=2") else { panic!("no profile") };
         assert_eq!(length, Duration::from_secs(2));
         // Recording starts when the response is polled for the first time.
@@ -100,6 +105,7 @@ mod tests {
         let Answer::Deferred(_, second) = get("/debug/pprof/profile?seconds=1") else { panic!("no profile") };
         assert_eq!(second.await.status(), StatusCode::CONFLICT);
         let answer = first.await;
+        DONE.store(true, Ordering::Relaxed);
         assert_eq!(answer.status(), StatusCode::OK);
         let profile = pprof::protos::Profile::decode(&**answer.body()).unwrap();
         assert!(!profile.sample.is_empty());
