@@ -1,10 +1,10 @@
 //! The frontend as a whole: one writer that turns updates into revisions, and the state that all streams read.
 //!
 //! ```text
-//!   source ──mpsc──▶ run ──▶ Index ──take_changes──▶ Log ──watch──▶ sessions: Log::difference
+//!   source ──mpsc──▶ run ──▶ Index ──take_changes──▶ ChangeLog ──watch──▶ sessions: ChangeLog::difference
 //! ```
 //!
-//! Two plain mutexes, each held for microseconds and never across an await. The one of the `Log` is taken by every session
+//! Two plain mutexes, each held for microseconds and never across an await. The one of the `ChangeLog` is taken by every session
 //! for every commit; the one of the `Index` only by the writer and by `Status`.
 
 use std::{
@@ -25,14 +25,14 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    change_history::ChangeHistory,
     events::EventQueue,
     index::Index,
-    log::{Encodings, Limits, Log},
+    log::{ChangeLog, EncodingCounters, HistoryLimits},
     metrics::Metrics,
     object::SourceUpdate,
-    recent::Recent,
-    server::{ConnectionLimits, Tls},
-    session::{Admission, Rate, VisitLimits, Visitors},
+    server::{ConnectionLimits, ReloadingTls},
+    session::{NodeLimits, Rate, RateLimiter, RebuildQueue},
     source::Freshness,
     streams::Streams,
 };
@@ -58,15 +58,15 @@ pub struct Config {
     /// How long after that they may take to close their streams.
     pub drain_grace: Duration,
     /// So many clients at a time are sent everything, or what a comparison has shown to be missing. The others wait.
-    pub snapshots_at_once: usize,
+    pub max_concurrent_rebuilds: usize,
     /// A client that has not taken that within this time no longer keeps another one waiting.
-    pub snapshot_patience: Duration,
+    pub rebuild_timeout: Duration,
     /// How long a client that holds more of the cluster than is known here waits for that, before it is set back.
-    pub catch_up_patience: Duration,
+    pub catch_up_timeout: Duration,
     /// How much of the past is kept for nodes that come back.
-    pub history: Limits,
+    pub history: HistoryLimits,
     /// What one node may ask for.
-    pub visits: VisitLimits,
+    pub node_limits: NodeLimits,
     /// How often a client may repeat its last Ack on one stream.
     pub repeats: Rate,
     /// What one connection may do.
@@ -87,8 +87,8 @@ pub struct Frontend {
 pub(crate) struct Shared {
     pub(crate) config: Config,
     index: Mutex<Index>,
-    log: Mutex<Log>,
-    recent: Mutex<Recent>,
+    log: Mutex<ChangeLog>,
+    recent: Mutex<ChangeHistory>,
     /// The present revision; `None` until every kind of object has been delivered.
     revision: watch::Sender<Option<Revision>>,
     /// Up to where the source would have told of changes.
@@ -96,10 +96,10 @@ pub(crate) struct Shared {
     pub(crate) streams: Streams,
     pub(crate) freshness: Freshness,
     /// The TLS of its listeners, where there are such.
-    pub(crate) tls: OnceLock<Tls>,
-    pub(crate) admission: Admission,
-    pub(crate) visitors: Visitors,
-    pub(crate) encodings: Encodings,
+    pub(crate) tls: OnceLock<ReloadingTls>,
+    pub(crate) admission: RebuildQueue,
+    pub(crate) rate_limiter: RateLimiter,
+    pub(crate) encodings: EncodingCounters,
     /// Clients that held more of the cluster than was known here in time.
     pub(crate) set_back: AtomicU64,
     pub(crate) metrics: Metrics,
@@ -107,21 +107,21 @@ pub(crate) struct Shared {
     pub(crate) started: SystemTime,
 }
 
-/// What the streams cost so far, and who waits.
+/// Counts of the work done for streams, and how many streams are waiting for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Figures {
-    /// Clients that are being sent a snapshot or a repair.
-    pub admitted: usize,
-    /// Clients that wait for that.
-    pub waiting: usize,
-    /// Snapshots and repairs that have been put together.
+pub struct StreamStats {
+    /// Streams that are being sent a snapshot or a repair.
+    pub rebuilds_running: usize,
+    /// Streams that wait for their turn to be sent one.
+    pub rebuilds_waiting: usize,
+    /// Snapshots and repairs built so far.
     pub rebuilds: u64,
-    /// Pieces of messages that were encoded.
-    pub encoded: u64,
-    /// Pieces of messages that were sent, each counted once for each stream.
-    pub sent: u64,
-    /// Clients that held more of the cluster than was known here, and were told less all the same.
-    pub set_back: u64,
+    /// Chunks of operations encoded so far.
+    pub chunks_encoded: u64,
+    /// Chunks of operations sent so far, each counted once per stream.
+    pub chunks_sent: u64,
+    /// Streams that started although their client had a newer source version than this frontend.
+    pub rollbacks: u64,
 }
 
 impl Default for Config {
@@ -135,12 +135,12 @@ impl Default for Config {
             hello_deadline: Duration::from_secs(10),
             drain_delay: Duration::from_secs(5),
             drain_grace: Duration::from_secs(10),
-            snapshots_at_once: 16,
-            snapshot_patience: Duration::from_secs(10),
-            catch_up_patience: Duration::from_secs(5),
+            max_concurrent_rebuilds: 16,
+            rebuild_timeout: Duration::from_secs(10),
+            catch_up_timeout: Duration::from_secs(5),
             // Hours of a busy cluster; a reconnect beyond that costs a comparison of digests.
-            history: Limits { entries: 100_000, bytes: 64 << 20 },
-            visits: VisitLimits { streams: 16, views: Rate { burst: 4, every: Duration::from_secs(1) } },
+            history: HistoryLimits { entries: 100_000, bytes: 64 << 20 },
+            node_limits: NodeLimits { streams: 16, syncs: Rate { burst: 4, every: Duration::from_secs(1) } },
             repeats: Rate { burst: 64, every: Duration::from_millis(125) },
             connections: ConnectionLimits::default(),
             max_stream_age: None,
@@ -155,9 +155,9 @@ impl Frontend {
         let epoch = Epoch(fastrand::u64(1..));
         let started = SystemTime::now();
         let index = Index::new(started, config.cluster.clone());
-        let log = Log::new(epoch, config.history);
-        let admission = Admission::new(config.snapshots_at_once, config.snapshot_patience);
-        let visitors = Visitors::new(config.visits);
+        let log = ChangeLog::new(epoch, config.history);
+        let admission = RebuildQueue::new(config.max_concurrent_rebuilds, config.rebuild_timeout);
+        let rate_limiter = RateLimiter::new(config.node_limits);
         Self {
             shared: Arc::new(Shared {
                 config,
@@ -170,8 +170,8 @@ impl Frontend {
                 freshness: Freshness::default(),
                 tls: OnceLock::new(),
                 admission,
-                visitors,
-                encodings: Encodings::default(),
+                rate_limiter,
+                encodings: EncodingCounters::default(),
                 set_back: AtomicU64::new(0),
                 metrics: Metrics::default(),
                 events: EventQueue::default(),
@@ -199,15 +199,15 @@ impl Frontend {
         shutdown: Shutdown,
     ) -> Result<()> {
         self.take_in(updates, ready, shutdown).await;
-        let Figures { rebuilds, encoded, sent, .. } = self.figures();
-        info!(rebuilds, encoded, sent, "nothing is committed any more");
+        let StreamStats { rebuilds, chunks_encoded, chunks_sent, .. } = self.stream_stats();
+        info!(rebuilds, chunks_encoded, chunks_sent, "nothing is committed any more");
         Ok(())
     }
 
     /// What the streams cost so far.
     #[must_use]
-    pub fn figures(&self) -> Figures {
-        self.shared.figures()
+    pub fn stream_stats(&self) -> StreamStats {
+        self.shared.stream_stats()
     }
 
     async fn take_in(&self, mut updates: mpsc::Receiver<SourceUpdate>, ready: ReadyGuard, mut shutdown: Shutdown) {
@@ -303,11 +303,11 @@ impl Shared {
     }
 
     /// Never held while waiting for another lock.
-    pub(crate) fn recent(&self) -> MutexGuard<'_, Recent> {
+    pub(crate) fn recent(&self) -> MutexGuard<'_, ChangeHistory> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
+    pub(crate) fn log(&self) -> MutexGuard<'_, ChangeLog> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -316,15 +316,15 @@ impl Shared {
         self.known.subscribe()
     }
 
-    pub(crate) fn figures(&self) -> Figures {
+    pub(crate) fn stream_stats(&self) -> StreamStats {
         let Self { admission, encodings, set_back, .. } = self;
-        Figures {
-            admitted: admission.admitted(),
-            waiting: admission.waiting(),
+        StreamStats {
+            rebuilds_running: admission.admitted(),
+            rebuilds_waiting: admission.waiting(),
             rebuilds: self.log().rebuilds(),
-            encoded: encodings.encoded(),
-            sent: encodings.sent(),
-            set_back: set_back.load(Ordering::Relaxed),
+            chunks_encoded: encodings.encoded(),
+            chunks_sent: encodings.sent(),
+            rollbacks: set_back.load(Ordering::Relaxed),
         }
     }
 

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   client certificate ──▶ certificate::Names ──┐
-//!                                               ├─▶ Access ──▶ Identity ──▶ may_follow(node, role), may_see_all()
+//!                                               ├─▶ Authenticator ──▶ Identity ──▶ may_follow(node, role), may_see_all()
 //!   bearer token ──▶ tokens: TokenReview ───────┘                 ▲
 //!   unix socket, --insecure ──────────────────────────────────────┘ Trusted
 //! ```
 
-mod access;
+mod authenticator;
 pub(crate) mod certificate;
 mod tokens;
 
@@ -16,7 +16,7 @@ use std::{fmt, sync::Arc};
 use proto::model::Role;
 
 pub use self::{
-    access::{Access, AccessOptions, Unidentified},
+    authenticator::{Authenticator, AuthnError, AuthnOptions},
     tokens::{ServiceAccount, TokenOptions},
 };
 
@@ -33,7 +33,7 @@ pub enum Identity {
 
 /// Why somebody is not given what they ask for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum AccessDenied {
     /// A node asks for the view of another.
     #[error("{identity} may not follow the view of node {wanted}: a node is given its own view only")]
     OtherNode {
@@ -44,7 +44,7 @@ pub enum Denied {
     },
     /// An admin wants to be taken for an agent.
     #[error("{identity} may look at the view of node {wanted}, but not as its agent")]
-    NotItsAgent {
+    NotItsBackend {
         /// Who asks.
         identity: Identity,
         /// Whose view was asked for.
@@ -57,22 +57,22 @@ pub enum Denied {
 
 impl Identity {
     /// Whether this is somebody who may follow the view of a node in this role.
-    pub(crate) fn may_follow(&self, node: &Arc<str>, role: Role) -> Result<(), Denied> {
+    pub(crate) fn may_follow(&self, node: &Arc<str>, role: Role) -> Result<(), AccessDenied> {
         match (self, role) {
             (Self::Trusted, _) | (Self::Admin(_), Role::Observer) => Ok(()),
             (Self::Node(own), _) if own == node => Ok(()),
-            (Self::Node(_), _) => Err(Denied::OtherNode { identity: self.clone(), wanted: node.clone() }),
+            (Self::Node(_), _) => Err(AccessDenied::OtherNode { identity: self.clone(), wanted: node.clone() }),
             (Self::Admin(_), Role::Backend | Role::Shadow) => {
-                Err(Denied::NotItsAgent { identity: self.clone(), wanted: node.clone() })
+                Err(AccessDenied::NotItsBackend { identity: self.clone(), wanted: node.clone() })
             }
         }
     }
 
     /// Whether this is somebody who may see the status, which tells of all nodes.
-    pub(crate) fn may_see_all(&self) -> Result<(), Denied> {
+    pub(crate) fn may_see_all(&self) -> Result<(), AccessDenied> {
         match self {
             Self::Trusted | Self::Admin(_) => Ok(()),
-            Self::Node(_) => Err(Denied::NotAdmin(self.clone())),
+            Self::Node(_) => Err(AccessDenied::NotAdmin(self.clone())),
         }
     }
 }
@@ -107,6 +107,6 @@ mod tests {
         }
         assert_eq!(admin.may_see_all(), Ok(()));
         assert_eq!(Identity::Trusted.may_see_all(), Ok(()));
-        assert_eq!(node.may_see_all(), Err(Denied::NotAdmin(node)));
+        assert_eq!(node.may_see_all(), Err(AccessDenied::NotAdmin(node)));
     }
 }

@@ -4,7 +4,7 @@
 //!   source ──Update──▶ Frontend::run: index ──▶ view ──▶ log      one writer; what is dirty, what it looks like, what changed
 //!                                                         │
 //!                            node 1 ◀── session ◀─────────┤ watch: a new revision
-//!                            node 2 ◀── session ◀─────────┘       each computes its own net difference, from shared pieces
+//!                            node 2 ◀── session ◀─────────┘       each computes its own net difference, from shared chunks
 //!                                          ▲
 //!                 server (gRPC) or local (channels in one process)
 //! ```
@@ -27,19 +27,19 @@
 //! | `discovery` | Where are frontends? |
 //! | `permissions` | May it do what it has to? |
 
+mod change_history;
 mod discovery;
 mod engine;
 mod events;
-mod frame;
 pub mod identity;
 pub mod index;
 mod local;
 pub mod log;
 mod metrics;
 pub mod object;
+mod outgoing;
 mod page;
 mod permissions;
-mod recent;
 mod server;
 mod session;
 pub mod source;
@@ -49,9 +49,9 @@ mod testing;
 pub mod view;
 
 pub use discovery::discover_frontends;
-pub use engine::{Config, Figures, Frontend};
-pub use frame::Frame;
+pub use engine::{Config, Frontend, StreamStats};
+pub use outgoing::OutgoingMessage;
 pub use permissions::{Permission, check_permissions};
-pub use server::{ConnectionLimits, Gate, Listener, Tls, TlsFiles};
-pub use session::{Rate, SessionError, VisitLimits};
+pub use server::{ConnectionLimits, Listener, ReloadingTls, TlsAuth, TlsFiles};
+pub use session::{NodeLimits, Rate, SessionError};
 pub use streams::StreamStatus;

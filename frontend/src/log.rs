@@ -7,17 +7,17 @@
 //! ```
 //!
 //! A node is a name and a cursor; nothing is queued for it. What many nodes need is built and encoded once and shared
-//! as [`Piece`]s: everything that is the same for everyone or for a zone. What only one node needs is appended.
+//! as [`EncodedChunk`]s: everything that is the same for everyone or for a zone. What only one node needs is appended.
 
 mod buckets;
-mod change;
+mod chunk;
 mod difference;
+mod digest_index;
 mod history;
-mod ledger;
-mod look;
-mod piece;
-mod recipient;
-mod step;
+mod inspect;
+mod node_entry;
+mod pool_delta;
+mod port_change;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -38,19 +38,19 @@ use crate::{index::IndexChanges, view::ServicePortView};
 
 use self::{
     buckets::Bucket,
-    change::PortChange,
-    difference::Shared,
-    history::{Entry, History},
-    ledger::{Ledger, Sign},
-    recipient::Recipient,
+    difference::DifferenceCache,
+    digest_index::{DigestIndex, Sign},
+    history::{CommitRecord, History},
+    node_entry::NodeEntry,
+    port_change::PortChange,
 };
 
-pub(crate) use self::piece::PIECE_BYTES;
-pub use self::piece::{Encodings, Piece};
+pub(crate) use self::chunk::CHUNK_BYTES;
+pub use self::chunk::{EncodedChunk, EncodingCounters};
 
 /// How much of the past is kept.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct HistoryLimits {
     /// Commits.
     pub entries: usize,
     /// Memory in bytes, roughly; as much again for what was made of it for nodes at several revisions.
@@ -59,11 +59,11 @@ pub struct Limits {
 
 /// What leads a node from one revision to the present one.
 #[derive(Clone, Debug)]
-pub struct Update {
+pub struct NodeUpdate {
     /// The present revision.
     pub target: Revision,
     /// The operations; none when nothing changed for this node.
-    pub pieces: Vec<Arc<Piece>>,
+    pub chunks: Vec<Arc<EncodedChunk>>,
     /// When the oldest change in it was made in the cluster.
     pub oldest_trigger: Option<SystemTime>,
     /// The sum of the digests of all that the node holds afterwards.
@@ -74,29 +74,29 @@ pub struct Update {
 
 /// The state of the cluster as the nodes see it, and its history.
 #[derive(Debug)]
-pub struct Log {
+pub struct ChangeLog {
     epoch: Epoch,
     revision: Revision,
     cluster: Cluster,
     /// Since when the cluster's facts are what they are.
     cluster_since: Revision,
     buckets: Vec<Bucket>,
-    ledger: Ledger,
-    recipients: HashMap<Arc<str>, Recipient>,
+    digest_index: DigestIndex,
+    nodes: HashMap<Arc<str>, NodeEntry>,
     /// Nodes that are gone, with the revision below which a cursor may not know it yet.
     retired: VecDeque<(Revision, Arc<str>)>,
     history: History,
-    shared: Shared,
+    shared: DifferenceCache,
     service_ports: usize,
     endpoints: usize,
     rebuilds: u64,
     source_version: SourceVersion,
 }
 
-impl Log {
+impl ChangeLog {
     /// A cluster without services and nodes, at revision 1.
     #[must_use]
-    pub fn new(epoch: Epoch, limits: Limits) -> Self {
+    pub fn new(epoch: Epoch, limits: HistoryLimits) -> Self {
         let revision = Revision(1);
         Self {
             epoch,
@@ -104,11 +104,11 @@ impl Log {
             cluster: Cluster::default(),
             cluster_since: revision,
             buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
-            ledger: Ledger::default(),
-            recipients: HashMap::new(),
+            digest_index: DigestIndex::default(),
+            nodes: HashMap::new(),
             retired: VecDeque::new(),
             history: History::new(limits, revision),
-            shared: Shared::new(limits.bytes),
+            shared: DifferenceCache::new(limits.bytes),
             service_ports: 0,
             endpoints: 0,
             rebuilds: 0,
@@ -149,7 +149,7 @@ impl Log {
     /// When the oldest change after a revision was committed, whomever it concerns; `None` when there is none, or it is too long ago.
     #[must_use]
     pub fn changed_since(&self, revision: Revision) -> Option<Instant> {
-        self.history.since(revision)?.next().map(Entry::committed)
+        self.history.since(revision)?.next().map(CommitRecord::committed)
     }
 
     /// Takes in what may have changed. Gives the new revision, or `None` when nothing is different.
@@ -170,7 +170,7 @@ impl Log {
         for (name, node) in nodes {
             self.put_node(name, node);
         }
-        let mut entry = Entry::new(oldest_trigger);
+        let mut entry = CommitRecord::new(oldest_trigger);
         for (key, view) in ports {
             self.put_view(key, view, &mut entry);
         }
@@ -189,12 +189,12 @@ impl Log {
     /// The digests of what a node must hold at the present revision.
     #[must_use]
     pub fn digests(&self, node: &str) -> Digests {
-        let recipient = self.recipients.get(node);
-        let mut digests = self.ledger.digests(self.zone(node));
-        if let Some(own) = recipient.and_then(Recipient::own) {
+        let node_entry = self.nodes.get(node);
+        let mut digests = self.digest_index.digests(self.zone(node));
+        if let Some(own) = node_entry.and_then(NodeEntry::own) {
             digests.add_all(own);
         }
-        let facts = recipient.and_then(Recipient::facts_digest);
+        let facts = node_entry.and_then(NodeEntry::facts_digest);
         digests[FACTS].add(facts.unwrap_or_else(|| Digest::of_node(&Node::unknown(node))));
         digests[FACTS].add(Digest::of_cluster(&self.cluster));
         digests
@@ -203,20 +203,20 @@ impl Log {
     /// The sum of [`Self::digests`]: what is asked for with every message.
     #[must_use]
     pub fn digest(&self, node: &str) -> Digest {
-        let recipient = self.recipients.get(node);
-        let zone = recipient.and_then(Recipient::node).map_or("", |node| &node.zone);
-        let mut sum = self.ledger.digest(zone);
-        if let Some(own) = recipient.and_then(Recipient::own) {
+        let node_entry = self.nodes.get(node);
+        let zone = node_entry.and_then(NodeEntry::node).map_or("", |node| &node.zone);
+        let mut sum = self.digest_index.digest(zone);
+        if let Some(own) = node_entry.and_then(NodeEntry::own) {
             sum.add(own.total());
         }
-        let facts = recipient.and_then(Recipient::facts_digest);
+        let facts = node_entry.and_then(NodeEntry::facts_digest);
         sum.add(facts.unwrap_or_else(|| Digest::of_node(&Node::unknown(node))));
         sum.add(Digest::of_cluster(&self.cluster));
         sum
     }
 
     fn node(&self, name: &str) -> Option<&Arc<Node>> {
-        self.recipients.get(name)?.node()
+        self.nodes.get(name)?.node()
     }
 
     /// The zone of a node; empty when it has none or is not known.
@@ -225,25 +225,25 @@ impl Log {
     }
 
     fn put_node(&mut self, name: Arc<str>, node: Option<Arc<Node>>) {
-        let recipient = self.recipients.entry(name.clone()).or_default();
-        let moved = recipient.put_node(node, self.revision);
+        let node_entry = self.nodes.entry(name.clone()).or_default();
+        let moved = node_entry.put_node(node, self.revision);
         if moved {
             // Where node hints are in force, what a node holds beyond its zone depends on the zone.
             let zone = self.zone(&name);
             let mut own = Digests::default();
-            for (bucket, key) in self.recipients.get(&name).into_iter().flat_map(Recipient::ports) {
+            for (bucket, key) in self.nodes.get(&name).into_iter().flat_map(NodeEntry::ports) {
                 if let Some(view) = self.buckets[usize::from(*bucket)].get(key) {
-                    own[*bucket].add(ledger::own_digest(KeyHash::of(key), view, &name, zone));
+                    own[*bucket].add(digest_index::own_digest(KeyHash::of(key), view, &name, zone));
                 }
             }
-            if let Some(recipient) = self.recipients.get_mut(&name) {
-                recipient.set_own(own);
+            if let Some(node_entry) = self.nodes.get_mut(&name) {
+                node_entry.set_own(own);
             }
         }
         self.retire(name);
     }
 
-    fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>, entry: &mut Entry) {
+    fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>, entry: &mut CommitRecord) {
         let hash = KeyHash::of(&key);
         let bucket = hash.bucket();
         let old = self.buckets[usize::from(bucket)].remove(&key);
@@ -252,9 +252,9 @@ impl Log {
         let mut left = BTreeSet::new();
         if let Some(old) = old {
             self.account(hash, &old, Sign::Remove);
-            for name in change::nodes_of_view(&old) {
-                if let Some(recipient) = self.recipients.get_mut(name) {
-                    recipient.remove_port(bucket, &key);
+            for name in port_change::nodes_of_view(&old) {
+                if let Some(node_entry) = self.nodes.get_mut(name) {
+                    node_entry.remove_port(bucket, &key);
                 }
                 left.insert(name.clone());
             }
@@ -262,8 +262,8 @@ impl Log {
             self.endpoints -= old.endpoints();
         }
         if let Some(view) = view {
-            for name in change::nodes_of_view(&view) {
-                self.recipients.entry(name.clone()).or_default().add_port(bucket, key.clone());
+            for name in port_change::nodes_of_view(&view) {
+                self.nodes.entry(name.clone()).or_default().add_port(bucket, key.clone());
             }
             self.account(hash, &view, Sign::Add);
             self.service_ports += 1;
@@ -277,17 +277,17 @@ impl Log {
 
     /// Adds or removes the digests of a view, for everyone, for zones and for nodes.
     fn account(&mut self, hash: KeyHash, view: &ServicePortView, sign: Sign) {
-        let in_zones = self.ledger.account(hash, view, sign);
-        for (name, digest) in ledger::own_digests(hash, view, &in_zones, |node| self.zone(node)) {
-            if let Some(recipient) = self.recipients.get_mut(name) {
-                recipient.account(hash.bucket(), digest, sign);
+        let zone_digests = self.digest_index.account(hash, view, sign);
+        for (name, digest) in digest_index::own_digests(hash, view, &zone_digests, |node| self.zone(node)) {
+            if let Some(node_entry) = self.nodes.get_mut(name) {
+                node_entry.account(hash.bucket(), digest, sign);
             }
         }
     }
 
     /// Remembers to forget a node, when there is nothing to know about it any more.
     fn retire(&mut self, name: Arc<str>) {
-        if self.recipients.get(&name).is_some_and(Recipient::is_retired) {
+        if self.nodes.get(&name).is_some_and(NodeEntry::is_retired) {
             self.retired.push_back((self.revision, name));
         }
     }
@@ -298,8 +298,8 @@ impl Log {
             if *revision > self.history.floor() {
                 break;
             }
-            if self.recipients.get(name).is_some_and(|recipient| recipient.is_forgettable(self.history.floor())) {
-                self.recipients.remove(name);
+            if self.nodes.get(name).is_some_and(|node_entry| node_entry.is_forgettable(self.history.floor())) {
+                self.nodes.remove(name);
             }
             self.retired.pop_front();
         }

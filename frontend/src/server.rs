@@ -8,15 +8,15 @@
 //! A session lives exactly as long as the stream of its answers, and stops when the client goes away. What a client may do to the
 //! connection itself is bounded here and in `connection`; what it may ask for, by its session.
 
-mod body;
-mod calls;
+mod authn;
 mod connection;
 mod endpoints;
-mod gate;
 mod listener;
+mod router;
 mod status;
 mod tls;
 mod watch;
+mod watch_body;
 
 use std::time::Duration;
 
@@ -30,16 +30,16 @@ use tracing::info;
 use crate::{Config, Frontend, identity::Identity, metrics::Rejection, session::oldest};
 
 use self::{
-    calls::Calls,
+    authn::ListenerAuth,
     connection::{Connection, Peer},
-    gate::Entrance,
+    router::CallRouter,
     watch::WatchStream,
 };
 pub use self::{
+    authn::TlsAuth,
     connection::ConnectionLimits,
-    gate::Gate,
     listener::Listener,
-    tls::{Tls, TlsFiles},
+    tls::{ReloadingTls, TlsFiles},
 };
 
 /// How much of what a client says is kept for a session that does not listen at the moment, in bytes. Larger messages come in
@@ -60,7 +60,7 @@ const DRAIN_SLACK: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 struct Service {
     frontend: Frontend,
-    entrance: Entrance,
+    auth: ListenerAuth,
     shutdown: Shutdown,
 }
 
@@ -71,10 +71,10 @@ impl Frontend {
     /// When the listener fails.
     pub async fn serve(&self, listener: Listener, shutdown: Shutdown) -> Result<()> {
         info!(address = %listener, "listening");
-        let entrance = listener.entrance();
-        let service = Service { frontend: self.clone(), entrance, shutdown: shutdown.clone() };
+        let auth = listener.auth();
+        let service = Service { frontend: self.clone(), auth, shutdown: shutdown.clone() };
         let limits = self.shared.config.connections;
-        let router = self.server().add_service(Calls::new(service));
+        let router = self.server().add_service(CallRouter::new(service));
         let mut stop = shutdown.clone();
         let stop = async move { stop.recv().await };
         let serving = async {
@@ -88,8 +88,8 @@ impl Frontend {
                     });
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
-                Listener::Tls(incoming, _, gate) => {
-                    let connections = ReceiverStream::new(tls::accept(incoming, gate.tls, limits));
+                Listener::Tls(incoming, _, auth) => {
+                    let connections = ReceiverStream::new(tls::accept(incoming, auth.tls, limits));
                     let connections = connections.map(Ok::<_, std::convert::Infallible>);
                     router.serve_with_incoming_shutdown(connections, stop).await
                 }
@@ -113,7 +113,7 @@ impl Frontend {
     ///
     /// # Errors
     /// Never: what cannot be used changes nothing.
-    pub async fn follow_tls(&self, tls: Tls, shutdown: Shutdown) -> Result<()> {
+    pub async fn watch_tls_files(&self, tls: ReloadingTls, shutdown: Shutdown) -> Result<()> {
         self.shared.tls.get_or_init(|| tls.clone());
         tls.follow(shutdown).await
     }
@@ -150,7 +150,7 @@ impl Frontend {
 
 impl Service {
     async fn identify<T: Sync>(&self, request: &Request<T>) -> Result<Identity, Status> {
-        let identified = self.entrance.identify(request).await;
+        let identified = self.auth.identify(request).await;
         identified.inspect_err(|status| {
             let why = match status.code() {
                 Code::Unavailable => Rejection::Unavailable,
@@ -190,7 +190,7 @@ impl Service {
         let identity = self.identify(request).await?;
         identity.may_see_all().map_err(|denied| {
             self.frontend.shared.metrics.rejected(Rejection::NotPermitted);
-            gate::denied(&denied)
+            authn::denied(&denied)
         })
     }
 }

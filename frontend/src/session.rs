@@ -11,18 +11,18 @@
 //! net difference each time. Welcome is sent when every kind of object is known; until then a client hears nothing.
 //!
 //! A snapshot or a repair is put together and sent when the client is admitted (`admission`): only so many are at a time. Before
-//! that, and before its Welcome, a node that asks often waits (`visitors`).
+//! that, and before its Welcome, a node that asks often waits (`rate_limiter`).
 //!
 //! `Batch.base` is the revision that the client was told last, also when buckets are repaired on the way; 0 in the snapshot
 //! or repair that a stream starts with.
 
-mod admission;
-mod allowance;
-mod output;
+mod rate_limiter;
+mod rebuild_queue;
+mod sink;
 mod state;
 #[cfg(test)]
 mod tests;
-mod visitors;
+mod token_bucket;
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -43,14 +43,14 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use crate::{
     engine::Shared,
-    frame::Frame,
-    identity::{Denied, Identity},
+    identity::{AccessDenied, Identity},
     metrics::Rejection,
+    outgoing::OutgoingMessage,
 };
 
-pub(crate) use self::{admission::Admission, visitors::Visitors};
-pub use self::{allowance::Rate, visitors::VisitLimits};
-use self::{output::Output, state::Session, visitors::Visit};
+pub use self::{rate_limiter::NodeLimits, token_bucket::Rate};
+pub(crate) use self::{rate_limiter::RateLimiter, rebuild_queue::RebuildQueue};
+use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
 
 /// How much the age of a stream may differ from the configured one, as a part of it.
 const AGE_JITTER: f64 = 0.2;
@@ -91,7 +91,7 @@ pub enum SessionError {
     TooManyStreams(usize),
     /// It asked for what is not for it.
     #[error(transparent)]
-    Denied(#[from] Denied),
+    Denied(#[from] AccessDenied),
     /// It sent something that cannot be read.
     #[error(transparent)]
     Invalid(#[from] InvalidUpdate),
@@ -99,7 +99,7 @@ pub enum SessionError {
 
 /// How a session ends.
 #[derive(Debug)]
-enum End {
+enum SessionEnd {
     /// The client is gone, or the writer is.
     Gone,
     /// The process stops.
@@ -118,7 +118,7 @@ pub(crate) async fn run(
     shared: Arc<Shared>,
     identity: Identity,
     mut input: impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin,
-    output: mpsc::Sender<Frame>,
+    output: mpsc::Sender<OutgoingMessage>,
     shutdown: Shutdown,
 ) -> Result<(), SessionError> {
     let hello = match timeout(shared.config.hello_deadline, input.next()).await {
@@ -139,8 +139,8 @@ pub(crate) async fn run(
     }
     let span = info_span!("stream", node = %hello.node, role = ?hello.role);
     let (node, role) = (hello.node.clone(), hello.role);
-    let visit = match shared.visitors.enter(&hello) {
-        Ok(visit) => visit,
+    let permit = match shared.rate_limiter.enter(&hello) {
+        Ok(permit) => permit,
         Err(error) => {
             info!(parent: &span, %error, "stream refused");
             shared.metrics.rejected(Rejection::Protocol);
@@ -148,24 +148,24 @@ pub(crate) async fn run(
         }
     };
     async {
-        let mut output = Output::new(output, shutdown);
+        let mut output = MessageSink::new(output, shutdown);
         let age = shared.config.max_stream_age.map(jittered);
         let end = tokio::select! {
-            followed = follow(&shared, hello, visit, &mut input, &mut output) => match followed {
+            followed = follow(&shared, hello, permit, &mut input, &mut output) => match followed {
                 Ok(never) => match never {},
                 Err(end) => end,
             },
             // Also of a client that has stopped reading: it may be anywhere.
-            () = sleep(age.unwrap_or_default()), if age.is_some() => End::Aged,
+            () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Aged,
         };
         match end {
-            End::Gone => debug!("stream ended"),
-            End::Stopping => drain(&shared, input, output).await,
-            End::Aged => {
+            SessionEnd::Gone => debug!("stream ended"),
+            SessionEnd::Stopping => drain(&shared, input, output).await,
+            SessionEnd::Aged => {
                 debug!("the stream has become old, its client may go to another frontend");
                 drain(&shared, input, output).await;
             }
-            End::Broken(error) => {
+            SessionEnd::Broken(error) => {
                 info!(%error, "stream ended by a protocol error");
                 shared.metrics.rejected(Rejection::Protocol);
                 if role == Role::Backend {
@@ -184,27 +184,27 @@ pub(crate) async fn run(
 async fn follow(
     shared: &Arc<Shared>,
     hello: Hello,
-    visit: Visit,
+    permit: StreamPermit,
     input: &mut (impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin),
-    output: &mut Output,
-) -> Result<std::convert::Infallible, End> {
+    output: &mut MessageSink,
+) -> Result<std::convert::Infallible, SessionEnd> {
     let mut revisions = shared.revisions();
     tokio::select! {
         welcome = async {
-            revisions.wait_for(Option::is_some).await.map_err(|_| End::Gone)?;
-            visit.turn().await;
-            Ok::<_, End>(())
+            revisions.wait_for(Option::is_some).await.map_err(|_| SessionEnd::Gone)?;
+            permit.turn().await;
+            Ok::<_, SessionEnd>(())
         } => welcome?,
         end = output.ended() => return Err(end),
         event = input.next() => {
-            event.ok_or(End::Gone)??;
+            event.ok_or(SessionEnd::Gone)??;
             return Err(SessionError::TooEarly.into());
         }
     }
     if hello.resume.is_none_or(|(epoch, _)| epoch != shared.log().epoch()) {
         catch_up(shared, hello.source_version, input, output).await?;
     }
-    let mut session = Session::start(shared.clone(), hello, visit, output).await?;
+    let mut session = Session::start(shared.clone(), hello, permit, output).await?;
     // For the whole stream, so that what is sent costs neither a timer nor a place among those who wait for the shutdown. The
     // timer is set anew when it rings too early.
     let (timer, ended) = (sleep_until(session.bookmark_at()), output.ended());
@@ -216,8 +216,8 @@ async fn follow(
         let slot_until = output.slot_until();
         tokio::select! {
             end = &mut ended => return Err(end),
-            event = input.next() => session.on_event(event.ok_or(End::Gone)??, output).await?,
-            changed = revisions.changed(), if idle => changed.map_err(|_| End::Gone)?,
+            event = input.next() => session.on_event(event.ok_or(SessionEnd::Gone)??, output).await?,
+            changed = revisions.changed(), if idle => changed.map_err(|_| SessionEnd::Gone)?,
             () = sleep_until(slot_until.unwrap_or_else(Instant::now)), if slot_until.is_some() => output.release(),
             () = &mut timer, if idle => {
                 if session.bookmark_at() <= Instant::now() {
@@ -235,8 +235,8 @@ async fn catch_up(
     shared: &Shared,
     held: SourceVersion,
     input: &mut (impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin),
-    output: &Output,
-) -> Result<(), End> {
+    output: &MessageSink,
+) -> Result<(), SessionEnd> {
     let mut known = shared.known();
     let here = *known.borrow_and_update();
     if here == SourceVersion::default() || here >= held {
@@ -244,14 +244,14 @@ async fn catch_up(
     }
     info!(%held, %here, "the client holds more of the cluster than is known here, waiting");
     tokio::select! {
-        caught_up = known.wait_for(|here| *here >= held) => { caught_up.map_err(|_| End::Gone)?; }
-        () = sleep(shared.config.catch_up_patience) => {
+        caught_up = known.wait_for(|here| *here >= held) => { caught_up.map_err(|_| SessionEnd::Gone)?; }
+        () = sleep(shared.config.catch_up_timeout) => {
             shared.set_back.fetch_add(1, Ordering::Relaxed);
             warn!(%held, %here, "the client is set back to what is known here");
         }
         end = output.ended() => return Err(end),
         event = input.next() => {
-            event.ok_or(End::Gone)??;
+            event.ok_or(SessionEnd::Gone)??;
             return Err(SessionError::TooEarly.into());
         }
     }
@@ -262,10 +262,10 @@ async fn catch_up(
 async fn drain(
     shared: &Shared,
     mut input: impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin,
-    mut output: Output,
+    mut output: MessageSink,
 ) {
     let deadline = Instant::now() + shared.config.drain_delay + shared.config.drain_grace;
-    let drain = Frame::Event(ServerEvent::Drain(shared.config.drain_delay));
+    let drain = OutgoingMessage::Event(ServerEvent::Drain(shared.config.drain_delay));
     let drained = async {
         if output.send_last(drain).await.is_err() {
             return;
@@ -294,7 +294,7 @@ pub(crate) fn oldest(age: Duration) -> Duration {
     age.mul_f64(1.0 + AGE_JITTER)
 }
 
-impl From<SessionError> for End {
+impl From<SessionError> for SessionEnd {
     fn from(error: SessionError) -> Self {
         Self::Broken(error)
     }

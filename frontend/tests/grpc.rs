@@ -1,16 +1,16 @@
 //! Real streams over a unix socket and over loopback.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
-#[path = "grpc/admission.rs"]
-mod admission;
-#[path = "grpc/behind.rs"]
-mod behind;
+#[path = "grpc/catch_up.rs"]
+mod catch_up;
 #[path = "common/cluster.rs"]
 mod cluster;
 #[path = "grpc/endpoints.rs"]
 mod endpoints;
 #[path = "grpc/metrics.rs"]
 mod metrics;
+#[path = "grpc/rebuild_queue.rs"]
+mod rebuild_queue;
 #[path = "grpc/status.rs"]
 mod status;
 

@@ -13,7 +13,7 @@ use backend::{
     Attach, Connect, FeedOptions, Grpc, GrpcOptions, NodeState, Progress, Runner, RunnerOptions, Session, Stage, Store,
     testing::{Call, FakeKernel},
 };
-use frontend::{Config, Frontend, Listener, Rate, VisitLimits, log::Limits, object::SourceUpdate};
+use frontend::{Config, Frontend, Listener, NodeLimits, Rate, log::HistoryLimits, object::SourceUpdate};
 use proto::{
     model::{Ack, ClientEvent, Epoch, Hello, Node, Revision, Role, ServerEvent, ServicePortKey, SourceVersion},
     v1::{StatusRequest, fairlead_client::FairleadClient},
@@ -123,15 +123,15 @@ impl<C: Connect> Connect for Cuttable<C> {
 
 impl Server {
     async fn start(address: &str, world: &World, history: usize) -> Self {
-        let visits = Config::default().visits;
+        let node_limits = Config::default().node_limits;
         let config = Config {
             commit_interval: Duration::from_millis(1),
             bookmark_interval: Duration::from_millis(20),
             drain_delay: Duration::from_millis(5),
             drain_grace: Duration::from_millis(50),
-            history: Limits { entries: history, bytes: 16 << 20 },
+            history: HistoryLimits { entries: history, bytes: 16 << 20 },
             // Streams are cut far more often here than a frontend lets a node come back.
-            visits: VisitLimits { views: Rate { burst: 1000, every: Duration::from_millis(1) }, ..visits },
+            node_limits: NodeLimits { syncs: Rate { burst: 1000, every: Duration::from_millis(1) }, ..node_limits },
             ..Config::default()
         };
         let frontend = Frontend::new(config);

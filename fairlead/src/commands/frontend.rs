@@ -18,7 +18,7 @@ const UPDATES: usize = 1024;
 /// Runs until the shutdown.
 pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let addresses = args.addresses()?;
-    let secured = args.tls.gate(args.source.kubeconfig()).await?;
+    let secured = args.tls.tls_auth(args.source.kubeconfig()).await?;
     // With a lower limit it works too, for fewer nodes.
     if let Err(error) = runtime::raise_file_limit() {
         warn!(%error, "the limit of open files stays as it is");
@@ -26,7 +26,7 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     let mut listeners = Vec::new();
     for address in addresses {
         let listener = match &secured {
-            Some((_, gate)) if !address.starts_with("unix:") => Listener::bind_tls(address, gate.clone()).await?,
+            Some((_, auth)) if !address.starts_with("unix:") => Listener::bind_tls(address, auth.clone()).await?,
             _ => Listener::bind(address).await?,
         };
         if matches!(listener, Listener::Tcp(..)) {
@@ -53,7 +53,7 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     }
     if let Some((tls, _)) = secured {
         let frontend = frontend.clone();
-        tasks.spawn("TLS files", move |shutdown| async move { frontend.follow_tls(tls, shutdown).await });
+        tasks.spawn("TLS files", move |shutdown| async move { frontend.watch_tls_files(tls, shutdown).await });
     }
     for listener in listeners {
         let frontend = frontend.clone();

@@ -29,15 +29,15 @@ struct Messages {
 
 const TYPES: &[Type] = &[
     Type {
-        file: "frontend/src/identity/access.rs",
-        name: "Unidentified",
+        file: "frontend/src/identity/authenticator.rs",
+        name: "AuthnError",
         heading: "A frontend does not know who a client is",
         todo: "The call ends with `UNAUTHENTICATED`, or with `UNAVAILABLE` where it is only for the moment; an agent logs it and tries again. Compare the flags of both sides with \
                [security.md](../security.md).",
     },
     Type {
         file: "frontend/src/identity.rs",
-        name: "Denied",
+        name: "AccessDenied",
         heading: "A client may not have what it asks for",
         todo: "The call ends with `PERMISSION_DENIED`. Nodes are given their own view; who may see all of them is named by `--admin-identity`.",
     },

@@ -26,7 +26,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use self::review::{ApiServer, Review};
-use super::{Identity, access::Unidentified};
+use super::{Identity, authenticator::AuthnError};
 
 /// How long a good token is believed without asking again; never longer than it is valid.
 const GOOD: Duration = Duration::from_secs(120);
@@ -47,7 +47,7 @@ pub struct TokenOptions {
     /// What the token must be meant for: `audience` of a projected volume.
     pub audience: String,
     /// Whose token makes its holder the node that it is bound to.
-    pub agents: BTreeSet<ServiceAccount>,
+    pub backend_accounts: BTreeSet<ServiceAccount>,
 }
 
 /// A ServiceAccount: `NAMESPACE/NAME`.
@@ -74,7 +74,7 @@ type Entry = OnceCell<Verdict>;
 
 #[derive(Debug)]
 struct Verdict {
-    identity: Result<Identity, Unidentified>,
+    identity: Result<Identity, AuthnError>,
     /// Until when it holds.
     until: Instant,
 }
@@ -93,9 +93,9 @@ impl Tokens {
     }
 
     /// Who holds a token.
-    pub(super) async fn identify(&self, token: &str) -> Result<Identity, Unidentified> {
+    pub(super) async fn identify(&self, token: &str) -> Result<Identity, AuthnError> {
         if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
-            return Err(Unidentified::Token(format!("it has {} bytes", token.len())));
+            return Err(AuthnError::Token(format!("it has {} bytes", token.len())));
         }
         let entry = self.entry(token);
         // Whoever comes while a review is under way waits for it; when it fails, the next one tries.
@@ -123,7 +123,7 @@ impl Tokens {
         entry
     }
 
-    async fn ask(&self, token: &str) -> Result<Verdict, Unidentified> {
+    async fn ask(&self, token: &str) -> Result<Verdict, AuthnError> {
         let reviewed = timeout(REVIEW_TIMEOUT, async {
             let _turn = self.reviews.acquire().await?;
             self.review.review(token).await
@@ -131,9 +131,9 @@ impl Tokens {
         let reviewed = reviewed.await.unwrap_or_else(|_| Err(anyhow!("no answer within {REVIEW_TIMEOUT:?}")));
         let status = reviewed.map_err(|error| {
             warn!(error = format!("{error:#}"), "a token could not be reviewed");
-            Unidentified::Unavailable(format!("{error:#}"))
+            AuthnError::Unavailable(format!("{error:#}"))
         })?;
-        let identity = review::identity(&status, &self.options, &self.admins).map_err(Unidentified::Token);
+        let identity = review::identity(&status, &self.options, &self.admins).map_err(AuthnError::Token);
         debug!(?identity, "a token was reviewed");
         let lifetime = match identity {
             Ok(_) => lifetime(SystemTime::now(), review::expiry(token)),

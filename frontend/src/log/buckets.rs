@@ -12,23 +12,23 @@ use proto::{
 
 use crate::view::ServicePortView;
 
-use super::{Log, Update, change, piece::Piece, recipient::Recipient};
+use super::{ChangeLog, NodeUpdate, chunk::EncodedChunk, node_entry::NodeEntry, port_change};
 
 /// The service ports whose keys fall into one digest bucket.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     ports: BTreeMap<ServicePortKey, ServicePortView>,
     /// What was built since the bucket last changed.
-    built: Option<Built>,
+    built: Option<BucketChunks>,
 }
 
 /// A bucket as it is sent to nodes, but for what is special for each.
 #[derive(Debug, Default)]
-struct Built {
+struct BucketChunks {
     /// Zones for which something in it is special.
     zones: BTreeSet<Arc<str>>,
     /// By such a zone; the empty one stands for all others.
-    pieces: HashMap<Arc<str>, Vec<Arc<Piece>>>,
+    chunks: HashMap<Arc<str>, Vec<Arc<EncodedChunk>>>,
 }
 
 impl Bucket {
@@ -51,63 +51,63 @@ impl Bucket {
     }
 
     /// Everything in the bucket as nodes of a zone see it, after forgetting what they had.
-    fn pieces(&mut self, bucket: u8, zone: &str) -> &[Arc<Piece>] {
+    fn chunks(&mut self, bucket: u8, zone: &str) -> &[Arc<EncodedChunk>] {
         let Self { ports, built } = self;
-        let Built { zones, pieces } = built.get_or_insert_with(|| Built::of(ports));
+        let BucketChunks { zones, chunks } = built.get_or_insert_with(|| BucketChunks::of(ports));
         let zone = zones.get(zone).cloned().unwrap_or_default();
-        pieces.entry(zone).or_insert_with_key(|zone| {
+        chunks.entry(zone).or_insert_with_key(|zone| {
             let mut operations = vec![Operation::ResetBucket(bucket)];
             for view in ports.values() {
-                change::put_for_zone(view, zone, &mut operations);
+                port_change::put_for_zone(view, zone, &mut operations);
             }
-            Piece::pack(operations)
+            EncodedChunk::pack(operations)
         })
     }
 }
 
-impl Built {
+impl BucketChunks {
     fn of(ports: &BTreeMap<ServicePortKey, ServicePortView>) -> Self {
         let special = |view: &ServicePortView| [view.cluster.v4.zones.clone(), view.cluster.v6.zones.clone()];
         let zones = ports.values().flat_map(special).flat_map(BTreeMap::into_keys).collect();
-        Self { zones, pieces: HashMap::new() }
+        Self { zones, chunks: HashMap::new() }
     }
 }
 
-impl Log {
+impl ChangeLog {
     /// The current view of a service port.
     pub(crate) fn view(&self, key: &ServicePortKey) -> Option<&ServicePortView> {
         self.buckets[usize::from(proto::digest::KeyHash::of(key).bucket())].get(key)
     }
 
     /// Everything that a node must hold at the present revision, from nothing.
-    pub fn snapshot(&mut self, node: &str) -> Update {
+    pub fn snapshot(&mut self, node: &str) -> NodeUpdate {
         self.rebuild(node, (0..=BUCKETS).collect())
     }
 
     /// What makes the given digest entries (buckets and [`FACTS`]) of a node right, whatever it holds there.
-    pub fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> Update {
+    pub fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
         self.rebuilds += 1;
         let zone: Arc<str> = self.zone(node).into();
-        let mut pieces = Vec::new();
+        let mut chunks = Vec::new();
         if entries.contains(&usize::from(FACTS)) {
-            pieces.extend(Piece::pack([self.facts(node), Operation::PutCluster(self.cluster.clone())]));
+            chunks.extend(EncodedChunk::pack([self.facts(node), Operation::PutCluster(self.cluster.clone())]));
         }
         for (number, bucket) in (0..=u8::MAX).zip(&mut self.buckets) {
             if entries.contains(&usize::from(number)) {
-                pieces.extend_from_slice(bucket.pieces(number, &zone));
+                chunks.extend_from_slice(bucket.chunks(number, &zone));
             }
         }
         let mut own = Vec::new();
-        for (bucket, key) in self.recipients.get(node).into_iter().flat_map(Recipient::ports) {
+        for (bucket, key) in self.nodes.get(node).into_iter().flat_map(NodeEntry::ports) {
             if entries.contains(&usize::from(*bucket))
                 && let Some(view) = self.buckets[usize::from(*bucket)].get(key)
             {
-                change::put_for_node(view, node, &mut own);
+                port_change::put_for_node(view, node, &mut own);
             }
         }
-        pieces.extend(Piece::pack(own));
+        chunks.extend(EncodedChunk::pack(own));
         let digest = self.digest(node);
-        Update { target: self.revision, pieces, oldest_trigger: None, digest, source_version: self.source_version }
+        NodeUpdate { target: self.revision, chunks, oldest_trigger: None, digest, source_version: self.source_version }
     }
 
     /// Tells a node its own facts.

@@ -11,21 +11,21 @@ use tokio::time::Instant;
 
 use crate::view::ServicePortView;
 
-use super::{Limits, change::PortChange};
+use super::{HistoryLimits, port_change::PortChange};
 
 /// The entries of the revisions after `floor`.
 #[derive(Debug)]
 pub(super) struct History {
-    limits: Limits,
+    limits: HistoryLimits,
     floor: Revision,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<CommitRecord>,
     /// Of all entries, in bytes.
     size: usize,
 }
 
 /// What one commit did.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct CommitRecord {
     committed: Instant,
     changes: BTreeMap<ServicePortKey, PortChange>,
     /// By node, the service ports whose change is something else there than in its zone.
@@ -38,7 +38,7 @@ pub(super) struct Entry {
 
 impl History {
     /// Starts at a revision: what led to it is not known.
-    pub(super) fn new(limits: Limits, floor: Revision) -> Self {
+    pub(super) fn new(limits: HistoryLimits, floor: Revision) -> Self {
         Self { limits, floor, entries: VecDeque::new(), size: 0 }
     }
 
@@ -53,7 +53,7 @@ impl History {
     }
 
     /// Adds the entry of the next revision, and forgets old ones beyond the limits.
-    pub(super) fn push(&mut self, entry: Entry) {
+    pub(super) fn push(&mut self, entry: CommitRecord) {
         self.size += entry.size;
         self.entries.push_back(entry);
         while self.entries.len() > self.limits.entries || self.size > self.limits.bytes {
@@ -64,18 +64,18 @@ impl History {
     }
 
     /// What the last commit did, unless that has been forgotten.
-    pub(super) fn last(&self) -> Option<&Entry> {
+    pub(super) fn last(&self) -> Option<&CommitRecord> {
         self.entries.back()
     }
 
     /// The entries after a revision, oldest first; `None` when they are not all known.
-    pub(super) fn since(&self, from: Revision) -> Option<impl Iterator<Item = &Entry> + Clone> {
+    pub(super) fn since(&self, from: Revision) -> Option<impl Iterator<Item = &CommitRecord> + Clone> {
         let skip = usize::try_from(from.0.checked_sub(self.floor.0)?).ok()?;
         (skip <= self.entries.len()).then(|| self.entries.range(skip..))
     }
 }
 
-impl Entry {
+impl CommitRecord {
     pub(super) fn new(oldest_trigger: Option<SystemTime>) -> Self {
         Self {
             committed: Instant::now(),

@@ -21,22 +21,22 @@ use crate::{
 use self::mirror::Mirror;
 use super::*;
 
-const ROOMY: Limits = Limits { entries: 1000, bytes: 1 << 20 };
+const ROOMY: HistoryLimits = HistoryLimits { entries: 1000, bytes: 1 << 20 };
 
 /// An index and a log, and the views that have come out of the index.
 struct Cluster {
     index: Index,
-    log: Log,
+    log: ChangeLog,
     views: BTreeMap<ServicePortKey, ServicePortView>,
     nodes: BTreeMap<Arc<str>, Arc<Node>>,
     facts: proto::model::Cluster,
 }
 
 impl Cluster {
-    fn new(limits: Limits) -> Self {
+    fn new(limits: HistoryLimits) -> Self {
         Self {
             index: Index::new(UNIX_EPOCH, Default::default()),
-            log: Log::new(Epoch(7), limits),
+            log: ChangeLog::new(Epoch(7), limits),
             views: BTreeMap::new(),
             nodes: BTreeMap::new(),
             facts: Default::default(),
@@ -97,7 +97,7 @@ impl Cluster {
             let differing = self.log.digests(&name).differing(&mirror.digests()).collect();
             self.log.rebuild(&name, differing)
         });
-        let sent = !update.pieces.is_empty();
+        let sent = !update.chunks.is_empty();
         let digest = update.digest;
         mirror.apply(update);
         assert_eq!(*mirror, self.expected(&name), "{name} holds something else");
@@ -115,7 +115,7 @@ impl Cluster {
     /// The operations that lead a node from a revision to now, as lines.
     fn difference(&mut self, name: &str, from: Revision) -> Vec<String> {
         let update = self.log.difference(name, from).expect("the history reaches back");
-        update.pieces.iter().flat_map(|piece| piece.operations()).map(describe).collect()
+        update.chunks.iter().flat_map(|chunk| chunk.operations()).map(describe).collect()
     }
 }
 
@@ -155,7 +155,7 @@ fn any_event() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn follow(events: Vec<Event>, limits: Limits) {
+fn follow(events: Vec<Event>, limits: HistoryLimits) {
     let mut cluster = Cluster::new(limits);
     let names = NODES.into_iter().chain(["unheard-of"]);
     let mut mirrors: Vec<_> = names.map(|name| cluster.joined(name)).collect();
@@ -189,12 +189,12 @@ proptest! {
 
     #[test]
     fn also_when_the_past_is_short(events in vec(any_event(), 0..80)) {
-        follow(events, Limits { entries: 2, bytes: 1 << 20 });
+        follow(events, HistoryLimits { entries: 2, bytes: 1 << 20 });
     }
 
     #[test]
     fn also_without_a_past(events in vec(any_event(), 0..40)) {
-        follow(events, Limits { entries: 1000, bytes: 0 });
+        follow(events, HistoryLimits { entries: 1000, bytes: 0 });
     }
 }
 
@@ -270,19 +270,19 @@ fn nodes_at_one_cursor_share_their_bytes() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
     let from = cluster.log.revision();
     cluster.commit([web(endpoints(1..=4)), put(node("node-0", "zone-a"))]);
-    let mut pieces = |name, from| cluster.log.difference(name, from).unwrap().pieces;
-    let (first, second) = (pieces("node-1", from), pieces("node-2", from));
+    let mut chunks = |name, from| cluster.log.difference(name, from).unwrap().chunks;
+    let (first, second) = (chunks("node-1", from), chunks("node-2", from));
     assert!(Arc::ptr_eq(&first[0], &second[0]));
     assert_eq!(first.len(), 1);
-    let own = pieces("node-9", from);
+    let own = chunks("node-9", from);
     assert!(Arc::ptr_eq(&first[0], &own[0]), "what only one node needs is appended");
     assert_eq!(own.len(), 2);
-    let (first, second) = (cluster.log.snapshot("node-1").pieces, cluster.log.snapshot("node-2").pieces);
+    let (first, second) = (cluster.log.snapshot("node-1").chunks, cluster.log.snapshot("node-2").chunks);
     let shared = first.iter().zip(&second).filter(|(first, second)| Arc::ptr_eq(first, second)).count();
     assert_eq!(shared, first.len() - 1, "all but the facts");
-    let unchanged = cluster.log.snapshot("node-1").pieces;
+    let unchanged = cluster.log.snapshot("node-1").chunks;
     cluster.commit([web(endpoints(1..=5))]);
-    let changed = cluster.log.snapshot("node-1").pieces;
+    let changed = cluster.log.snapshot("node-1").chunks;
     let kept = unchanged.iter().zip(&changed).filter(|(first, second)| Arc::ptr_eq(first, second)).count();
     assert_eq!(kept, changed.len() - 2, "all but the facts and one bucket");
 }
@@ -303,8 +303,8 @@ fn zones_share_too_and_see_only_their_own() {
     assert!(cluster.difference("node-0", from).is_empty(), "nothing changed in zone-a");
     assert_eq!(cluster.difference("nowhere", from), ["change web cluster +10.0.0.5 -"]);
     cluster.commit([web(vec![a(1), a(2), a(6), b(3), b(4), b(5)])]);
-    let mut pieces = |name| cluster.log.difference(name, from).unwrap().pieces;
-    assert!(Arc::ptr_eq(&pieces("node-0")[0], &pieces("node-1")[0]));
+    let mut chunks = |name| cluster.log.difference(name, from).unwrap().chunks;
+    assert!(Arc::ptr_eq(&chunks("node-0")[0], &chunks("node-1")[0]));
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn a_node_that_moves_to_another_zone_is_compared() {
     let mut mirror = cluster.joined("node-0");
     cluster.commit([put(node("node-0", "zone-b"))]);
     assert!(cluster.log.difference("node-0", from).is_none());
-    assert!(cluster.log.difference("node-1", from).is_some_and(|update| update.pieces.is_empty()));
+    assert!(cluster.log.difference("node-1", from).is_some_and(|update| update.chunks.is_empty()));
     cluster.sync(&mut mirror);
     assert!(cluster.log.difference("node-0", mirror.revision).is_some());
 }
@@ -348,7 +348,7 @@ fn other_facts_are_told_to_their_node_alone() {
 
 #[test]
 fn the_past_is_bounded_by_number_and_by_memory() {
-    for limits in [Limits { entries: 3, bytes: 1 << 20 }, Limits { entries: 1000, bytes: 3000 }] {
+    for limits in [HistoryLimits { entries: 3, bytes: 1 << 20 }, HistoryLimits { entries: 1000, bytes: 3000 }] {
         let mut cluster = Cluster::new(limits);
         cluster.commit([put(service("web", "10.96.0.1"))]);
         for last in 1..20 {
@@ -370,7 +370,7 @@ fn the_past_can_be_forgotten() {
     let second = cluster.log.revision();
     cluster.log.forget_past();
     assert!(cluster.log.difference("node-0", first).is_none());
-    assert!(cluster.log.difference("node-0", second).is_some_and(|update| update.pieces.is_empty()));
+    assert!(cluster.log.difference("node-0", second).is_some_and(|update| update.chunks.is_empty()));
     cluster.commit([web(endpoints(1..=3))]);
     assert_eq!(cluster.difference("node-0", second), ["change web cluster + -10.0.0.4"]);
 }
@@ -406,21 +406,21 @@ fn zones_that_nobody_names_any_more_are_forgotten() {
         cluster.commit([hinted(zone)]);
     }
     cluster.commit([web(Vec::new())]);
-    assert_eq!(cluster.log.ledger, Cluster::of([put(service("web", "10.96.0.1"))]).log.ledger);
+    assert_eq!(cluster.log.digest_index, Cluster::of([put(service("web", "10.96.0.1"))]).log.digest_index);
 }
 
 #[test]
 fn nodes_that_are_gone_are_forgotten_with_the_past() {
-    let mut cluster = Cluster::new(Limits { entries: 2, bytes: 1 << 20 });
+    let mut cluster = Cluster::new(HistoryLimits { entries: 2, bytes: 1 << 20 });
     cluster.commit([put(service("web", "10.96.0.1")), web(endpoints(1..=1)), put(node("node-0", "zone-a"))]);
     cluster.commit([web(Vec::new()), Change::Delete(ObjectKind::Node, ObjectName::new("", "node-0"))]);
-    assert!(!cluster.log.recipients.is_empty());
+    assert!(!cluster.log.nodes.is_empty());
     for last in 1..5 {
         let mut other = service("other", "10.96.0.2");
         other.ports[0].port = crate::testing::number(last);
         cluster.commit([put(other)]);
     }
-    assert!(cluster.log.recipients.is_empty());
+    assert!(cluster.log.nodes.is_empty());
     assert!(cluster.log.retired.is_empty());
 }
 
@@ -472,8 +472,8 @@ fn a_repair_has_the_asked_buckets_and_nothing_else() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
     let key = cluster.views.keys().next().unwrap().clone();
     let bucket = usize::from(KeyHash::of(&key).bucket());
-    let describe_all = |update: Update| -> Vec<_> {
-        update.pieces.iter().flat_map(|piece| piece.operations()).map(describe).collect()
+    let describe_all = |update: NodeUpdate| -> Vec<_> {
+        update.chunks.iter().flat_map(|chunk| chunk.operations()).map(describe).collect()
     };
     assert_eq!(describe_all(cluster.log.rebuild("node-9", BTreeSet::new())), [""; 0]);
     let facts = describe_all(cluster.log.rebuild("node-9", [usize::from(FACTS)].into()));

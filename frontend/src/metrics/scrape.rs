@@ -7,7 +7,7 @@ use proto::model::{Revision, Role};
 use runtime::metrics::{Labels, Writer};
 
 use crate::{
-    engine::{Figures, Shared},
+    engine::{Shared, StreamStats},
     object::ObjectKind,
     source::{KindFreshness, WatchPhase},
     streams::Fleet,
@@ -92,21 +92,22 @@ impl Scrape {
     }
 
     fn work(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        let Figures { admitted, waiting, rebuilds, encoded, sent, set_back } = self.shared.figures();
+        let StreamStats { rebuilds_running, rebuilds_waiting, rebuilds, chunks_encoded, chunks_sent, rollbacks } =
+            self.shared.stream_stats();
         let text = "Streams that are being sent a snapshot or a repair.";
-        writer.gauge("rebuilds_under_way", text, None, admitted as f64)?;
+        writer.gauge("rebuilds_under_way", text, None, rebuilds_running as f64)?;
         let text = "Streams that wait for their turn to be sent a snapshot or a repair.";
-        writer.gauge("rebuilds_waiting", text, None, waiting as f64)?;
+        writer.gauge("rebuilds_waiting", text, None, rebuilds_waiting as f64)?;
         let text = "Snapshots and repairs that have been put together, at the start of streams and later.";
         writer.counter("rebuilds", text, rebuilds)?;
         let text =
-            "Pieces of messages that were encoded. What many nodes are sent is encoded once: compare with pieces_sent.";
-        writer.counter("pieces_encoded", text, encoded)?;
-        let text = "Pieces of messages that were sent, each counted once for each stream.";
-        writer.counter("pieces_sent", text, sent)?;
+            "Chunks of messages that were encoded. What many nodes are sent is encoded once: compare with pieces_sent.";
+        writer.counter("pieces_encoded", text, chunks_encoded)?;
+        let text = "Chunks of messages that were sent, each counted once for each stream.";
+        writer.counter("pieces_sent", text, chunks_sent)?;
         let text = "Clients that knew more of the cluster than this replica and were told what it knows all the same, since it had not \
                     caught up in time.";
-        writer.counter("set_backs", text, set_back)
+        writer.counter("set_backs", text, rollbacks)
     }
 
     fn watches(&self, writer: &mut Writer<'_>) -> fmt::Result {

@@ -7,7 +7,7 @@ use std::{
 
 use proto::model::{Family, Revision, ServicePort};
 
-use crate::{StreamStatus, engine::Shared, log::Log, recent::Change, streams::Absent};
+use crate::{StreamStatus, change_history::ChangeRecord, engine::Shared, log::ChangeLog, streams::Absent};
 
 /// For so long a change may be on its way before a node is called behind: as `fairlead status` has it.
 const MAX_LAG: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ pub(super) struct Model {
     /// In the order of their keys.
     pub(super) services: Vec<ServiceRow>,
     /// Newest first.
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<ChangeRecord>,
     pub(super) problems: Vec<ProblemRow>,
 }
 
@@ -85,7 +85,7 @@ impl Model {
         }));
         nodes.sort_by(|left, right| (left.condition, &left.name).cmp(&(right.condition, &right.name)));
         let mut services = Vec::new();
-        for part in 0..Log::PARTS {
+        for part in 0..ChangeLog::PARTS {
             let log = shared.log();
             services.extend(log.part(part).map(|(key, view)| ServiceRow {
                 key: key.to_string(),

@@ -10,7 +10,7 @@ use super::{
     model::{Condition, Model, NodeRow, ProblemRow, ServiceRow},
     query::{Extent, Query},
 };
-use crate::recent::{Change, What};
+use crate::change_history::{ChangeKind, ChangeRecord};
 
 /// How many rows of a table are shown at first.
 pub(super) const ROWS: usize = 100;
@@ -85,7 +85,7 @@ pub(super) fn live(model: &Model, query: &Query) -> String {
     let columns = ["Service port", "What", "When", "Revision"];
     let table =
         Table { id: "changes", title: "Changed lately", columns: &columns, nothing: "Nothing since the start." };
-    table.write(&mut html, changes, query, |Change { at, revision, key, what }, html| {
+    table.write(&mut html, changes, query, |ChangeRecord { at, revision, key, what }, html| {
         let ago = ago(*at, model.now);
         cells(html, &[("", &Name(key)), ("", &happened(*what)), ("", &ago), ("number", revision)])
     });
@@ -171,12 +171,12 @@ fn label(condition: Condition) -> &'static str {
     }
 }
 
-fn happened(what: What) -> &'static str {
+fn happened(what: ChangeKind) -> &'static str {
     match what {
-        What::Added => "added",
-        What::Removed => "removed",
-        What::Changed => "changed",
-        What::Endpoints => "endpoints",
+        ChangeKind::Added => "added",
+        ChangeKind::Removed => "removed",
+        ChangeKind::Changed => "changed",
+        ChangeKind::Endpoints => "endpoints",
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Config, Frontend,
-    recent::{Change, What},
+    change_history::{ChangeKind, ChangeRecord},
 };
 
 const HOSTILE: &str = "<script>alert('1')</script>\" onload=\"x";
@@ -44,7 +44,7 @@ fn model(nodes: usize, services: usize, name: &str) -> Model {
         endpoints: 3 * services,
         nodes: (0..nodes).map(node).collect(),
         services: (0..services).map(service).collect(),
-        changes: vec![Change { at: now, revision: Revision(7), key, what: What::Endpoints }],
+        changes: vec![ChangeRecord { at: now, revision: Revision(7), key, what: ChangeKind::Endpoints }],
         problems: vec![ProblemRow {
             object: format!("Service ns/{name}"),
             field: name.to_owned(),

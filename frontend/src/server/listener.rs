@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::TcpIncoming;
 
-use super::gate::{Entrance, Gate};
+use super::authn::{ListenerAuth, TlsAuth};
 
 /// How long a connection is silent before the kernel probes it, besides HTTP/2's own probes.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
@@ -32,8 +32,8 @@ const BACKLOG: i32 = 4096;
 pub enum Listener {
     /// A TCP address, in the clear: for everybody who can reach it.
     Tcp(TcpIncoming, SocketAddr),
-    /// A TCP address, with TLS, for those whom the gate knows.
-    Tls(TcpIncoming, SocketAddr, Gate),
+    /// A TCP address, with TLS, for those that [`TlsAuth`] identifies.
+    Tls(TcpIncoming, SocketAddr, TlsAuth),
     /// A unix socket.
     Unix(UnixListenerStream, PathBuf),
 }
@@ -57,9 +57,9 @@ impl Listener {
     ///
     /// # Errors
     /// When the address cannot be read or bound.
-    pub async fn bind_tls(address: &str, gate: Gate) -> Result<Self> {
+    pub async fn bind_tls(address: &str, auth: TlsAuth) -> Result<Self> {
         let bound = bind_tcp(address).await.with_context(|| format!("bind {address}"));
-        bound.map(|(incoming, address)| Self::Tls(incoming, address, gate))
+        bound.map(|(incoming, address)| Self::Tls(incoming, address, auth))
     }
 
     /// The TCP address, with the port that was chosen when 0 was asked for.
@@ -71,10 +71,10 @@ impl Listener {
         }
     }
 
-    pub(super) fn entrance(&self) -> Entrance {
+    pub(super) fn auth(&self) -> ListenerAuth {
         match self {
-            Self::Tcp(..) | Self::Unix(..) => Entrance::Open,
-            Self::Tls(_, _, gate) => Entrance::Guarded(gate.clone()),
+            Self::Tcp(..) | Self::Unix(..) => ListenerAuth::Trusted,
+            Self::Tls(_, _, auth) => ListenerAuth::Tls(auth.clone()),
         }
     }
 

@@ -41,7 +41,7 @@ pub struct TlsFiles {
 
 /// The present TLS configuration of a frontend. Clones are the same one.
 #[derive(Clone, Debug)]
-pub struct Tls(Arc<Inner>);
+pub struct ReloadingTls(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -58,7 +58,7 @@ struct Current {
     trouble: Option<String>,
 }
 
-impl Tls {
+impl ReloadingTls {
     /// Reads the files.
     ///
     /// # Errors

@@ -13,8 +13,8 @@ use tokio::{sync::mpsc, task::JoinSet};
 use tonic::{Status, Streaming};
 use tracing::debug;
 
-use super::{connection::Call, gate};
-use crate::{Frame, SessionError, engine::Shared, identity::Identity, session};
+use super::{authn, connection::Call};
+use crate::{OutgoingMessage, SessionError, engine::Shared, identity::Identity, session};
 
 /// How many messages wait in a stream for its connection. More would only take memory: they are computed as late as
 /// possible.
@@ -25,7 +25,7 @@ pub(super) struct WatchStream {
     /// A task of its own: answers are not asked for while the client does not read, but time goes on. One task, or none once its
     /// end has been told; it ends at the latest with this.
     session: JoinSet<Result<(), SessionError>>,
-    frames: mpsc::Receiver<Frame>,
+    frames: mpsc::Receiver<OutgoingMessage>,
     shared: Arc<Shared>,
     _call: Option<Call>,
 }
@@ -81,7 +81,7 @@ fn events(
 fn to_status(error: SessionError) -> Status {
     let message = error.to_string();
     match error {
-        SessionError::Denied(error) => gate::denied(&error),
+        SessionError::Denied(error) => authn::denied(&error),
         SessionError::NoHello(_) => Status::deadline_exceeded(message),
         SessionError::TooManyRepeats(_) | SessionError::TooManyStreams(_) => Status::resource_exhausted(message),
         SessionError::Invalid(error) if error.field.ends_with("protocol_version") => {

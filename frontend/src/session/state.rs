@@ -12,12 +12,12 @@ use tracing::{debug, error, info, warn};
 use crate::{
     engine::Shared,
     events::BackendStart,
-    frame::Frame,
-    log::{PIECE_BYTES, Update},
+    log::{CHUNK_BYTES, NodeUpdate},
+    outgoing::OutgoingMessage,
     streams::StreamGuard,
 };
 
-use super::{End, Output, SessionError, Visit, allowance::Allowance};
+use super::{MessageSink, SessionEnd, SessionError, StreamPermit, token_bucket::TokenBucket};
 
 /// The base of what is sent to a client that was told no revision yet on this stream and does not resume.
 const FROM_ANYTHING: Revision = Revision(0);
@@ -34,11 +34,11 @@ const FAILURES: usize = 256 << 10;
 pub(super) struct Session {
     shared: Arc<Shared>,
     status: StreamGuard,
-    visit: Visit,
+    permit: StreamPermit,
     /// What may be sent without waiting for another turn: that which the stream started with.
     turn: Option<Turn>,
     /// How often the last ack may yet be repeated.
-    repeats: Allowance,
+    repeats: TokenBucket,
     node: Arc<str>,
     /// The client holds, or will hold once it has dealt with what is under way, what is right at this revision.
     cursor: Revision,
@@ -46,10 +46,10 @@ pub(super) struct Session {
     told: Revision,
     /// The last revision that the client has acknowledged on this stream.
     acked: Revision,
-    expects: Expects,
+    expects: Awaiting,
     /// Whether the client computes digests at all.
     computes: bool,
-    trust: Trust,
+    trust: DigestTrust,
     bookmark_at: Instant,
     /// When the oldest change in what is under way was committed; `None` when that is no difference.
     committed: Option<Instant>,
@@ -61,7 +61,7 @@ struct Turn;
 
 /// What the client has to answer before anything else is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expects {
+enum Awaiting {
     Nothing,
     /// An ack of `told`, with this digest.
     Ack(Digest),
@@ -70,7 +70,7 @@ enum Expects {
 
 /// What has been tried since the digests last agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trust {
+enum DigestTrust {
     Agreed,
     Repaired,
     /// Everything was sent anew. If that does not help, the two sides compute differently, and going on without the check
@@ -84,9 +84,9 @@ impl Session {
     pub(super) async fn start(
         shared: Arc<Shared>,
         hello: Hello,
-        visit: Visit,
-        output: &mut Output,
-    ) -> Result<Self, End> {
+        permit: StreamPermit,
+        output: &mut MessageSink,
+    ) -> Result<Self, SessionEnd> {
         let node = hello.node.clone();
         let (epoch, resumed) = {
             let mut log = shared.log();
@@ -108,25 +108,25 @@ impl Session {
         let mut session = Self {
             shared,
             status,
-            visit,
+            permit,
             turn: Some(Turn),
-            repeats: Allowance::full(Instant::now()),
+            repeats: TokenBucket::full(Instant::now()),
             node,
             cursor: base,
             told: base,
             acked: FROM_ANYTHING,
-            expects: Expects::Nothing,
+            expects: Awaiting::Nothing,
             computes: hello.digests.is_some(),
-            trust: Trust::Agreed,
+            trust: DigestTrust::Agreed,
             bookmark_at: Instant::now(),
             committed: None,
         };
         session.holds(base);
         let source_version = *session.shared.known().borrow();
-        output.send(Frame::Event(ServerEvent::Welcome(Welcome { epoch, mode, source_version }))).await?;
+        output.send(OutgoingMessage::Event(ServerEvent::Welcome(Welcome { epoch, mode, source_version }))).await?;
         match (resumed, hello.digests) {
             // The client learns that it is up to date, and its digest is checked.
-            (Some((_, update)), _) if update.pieces.is_empty() => {
+            (Some((_, update)), _) if update.chunks.is_empty() => {
                 session.holds(update.target);
                 session.send_bookmark(update.target, update.digest, output).await?;
             }
@@ -143,7 +143,7 @@ impl Session {
 
     /// Whether the client has nothing to answer.
     pub(super) fn is_idle(&self) -> bool {
-        self.expects == Expects::Nothing
+        self.expects == Awaiting::Nothing
     }
 
     /// When to send a bookmark if nothing else happens.
@@ -152,7 +152,7 @@ impl Session {
     }
 
     /// Sends what has changed, if anything has and the client is ready for it.
-    pub(super) async fn advance(&mut self, output: &mut Output) -> Result<(), End> {
+    pub(super) async fn advance(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         if !self.is_idle() {
             return Ok(());
         }
@@ -164,7 +164,7 @@ impl Session {
             (log.changed_since(self.cursor), log.difference(&self.node, self.cursor))
         };
         match update {
-            Some(update) if update.pieces.is_empty() => {
+            Some(update) if update.chunks.is_empty() => {
                 self.cursor = update.target;
                 self.holds(update.target);
                 Ok(())
@@ -182,7 +182,7 @@ impl Session {
     }
 
     /// Tells an idle client that it is up to date.
-    pub(super) async fn bookmark(&mut self, output: &mut Output) -> Result<(), End> {
+    pub(super) async fn bookmark(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let (revision, digest) = {
             let log = self.shared.log();
             (log.revision(), log.digest(&self.node))
@@ -195,7 +195,7 @@ impl Session {
     }
 
     /// Deals with what the client says.
-    pub(super) async fn on_event(&mut self, event: ClientEvent, output: &mut Output) -> Result<(), End> {
+    pub(super) async fn on_event(&mut self, event: ClientEvent, output: &mut MessageSink) -> Result<(), SessionEnd> {
         match event {
             ClientEvent::Hello(_) => Err(SessionError::SecondHello.into()),
             ClientEvent::Ack(ack) => self.on_ack(ack, output).await,
@@ -203,10 +203,10 @@ impl Session {
         }
     }
 
-    async fn on_ack(&mut self, ack: Ack, output: &mut Output) -> Result<(), End> {
+    async fn on_ack(&mut self, ack: Ack, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let Ack { revision, digest, apply_time, failures } = ack;
         let expected = match self.expects {
-            Expects::Ack(expected) if revision == self.told => Some(expected),
+            Awaiting::Ack(expected) if revision == self.told => Some(expected),
             // The last ack may be repeated at any time, to report that a failure has come or gone.
             _ if revision == self.acked && revision != FROM_ANYTHING => {
                 let rate = self.shared.config.repeats;
@@ -227,18 +227,18 @@ impl Session {
         self.tell_new(&before, &failures);
         self.computes |= digest.is_some();
         let Some(expected) = expected else { return Ok(()) };
-        self.expects = Expects::Nothing;
+        self.expects = Awaiting::Nothing;
         output.release();
         self.status.recovered();
         if let Some(committed) = self.committed.take() {
             self.shared.metrics.acked(committed.elapsed());
         }
         if let Some(held) = digest {
-            if held != expected && self.trust != Trust::GivenUp {
+            if held != expected && self.trust != DigestTrust::GivenUp {
                 return self.on_mismatch(revision, held, expected, output).await;
             }
             if held == expected {
-                self.trust = Trust::Agreed;
+                self.trust = DigestTrust::Agreed;
             }
         }
         self.holds(revision);
@@ -265,8 +265,8 @@ impl Session {
         revision: Revision,
         held: Digest,
         expected: Digest,
-        output: &mut Output,
-    ) -> Result<(), End> {
+        output: &mut MessageSink,
+    ) -> Result<(), SessionEnd> {
         warn!(%revision, held = held.0, expected = expected.0, "the node does not hold what it should");
         self.shared.metrics.mismatched();
         self.status.update(|status| {
@@ -275,17 +275,17 @@ impl Session {
         });
         self.owes(Instant::now());
         match self.trust {
-            Trust::Agreed => {
-                self.trust = Trust::Repaired;
+            DigestTrust::Agreed => {
+                self.trust = DigestTrust::Repaired;
                 self.compare(output).await
             }
-            Trust::Repaired => {
-                self.trust = Trust::Resent;
+            DigestTrust::Repaired => {
+                self.trust = DigestTrust::Resent;
                 self.resend(output).await
             }
-            Trust::Resent | Trust::GivenUp => {
+            DigestTrust::Resent | DigestTrust::GivenUp => {
                 error!("digests differ even after a snapshot: going on without them on this stream");
-                self.trust = Trust::GivenUp;
+                self.trust = DigestTrust::GivenUp;
                 self.holds(revision);
                 Ok(())
             }
@@ -293,24 +293,24 @@ impl Session {
     }
 
     /// Finds out what the client holds; if it cannot say, sends everything.
-    async fn compare(&mut self, output: &mut Output) -> Result<(), End> {
+    async fn compare(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         if !self.computes {
             return self.resend(output).await;
         }
-        self.expects = Expects::Digests;
+        self.expects = Awaiting::Digests;
         self.owes(Instant::now());
-        output.send(Frame::Event(ServerEvent::DigestRequest)).await
+        output.send(OutgoingMessage::Event(ServerEvent::DigestRequest)).await
     }
 
-    async fn on_digests(&mut self, held: &Digests, output: &mut Output) -> Result<(), End> {
-        if self.expects != Expects::Digests {
+    async fn on_digests(&mut self, held: &Digests, output: &mut MessageSink) -> Result<(), SessionEnd> {
+        if self.expects != Awaiting::Digests {
             return Err(SessionError::UnexpectedDigests.into());
         }
         self.repair(held, output).await
     }
 
     /// Makes right what differs. A client with which nothing is wrong need not wait for others to hear that.
-    async fn repair(&mut self, held: &Digests, output: &mut Output) -> Result<(), End> {
+    async fn repair(&mut self, held: &Digests, output: &mut MessageSink) -> Result<(), SessionEnd> {
         self.turn(output).await?;
         let right = {
             let mut log = self.shared.log();
@@ -332,7 +332,7 @@ impl Session {
         Ok(())
     }
 
-    async fn resend(&mut self, output: &mut Output) -> Result<(), End> {
+    async fn resend(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         self.turn(output).await?;
         self.admitted(output).await?;
         let update = self.shared.log().snapshot(&self.node);
@@ -343,25 +343,25 @@ impl Session {
     }
 
     /// Waits until this node may ask again.
-    async fn turn(&mut self, output: &mut Output) -> Result<(), End> {
+    async fn turn(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         if self.turn.take().is_some() {
             return Ok(());
         }
-        let turn = self.visit.turn();
+        let turn = self.permit.turn();
         waiting(&self.shared, self.told, turn, output).await
     }
 
     /// Waits until this client may be sent what it misses, whatever that is.
-    async fn admitted(&mut self, output: &mut Output) -> Result<(), End> {
+    async fn admitted(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let slot = waiting(&self.shared, self.told, self.shared.admission.admit(), output).await?;
         output.occupy(slot);
         Ok(())
     }
 
     /// Sends an update in messages that are small enough, the last of which commits, even when there is nothing in it.
-    async fn send(&mut self, update: Update, output: &mut Output) -> Result<(), End> {
+    async fn send(&mut self, update: NodeUpdate, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let base = self.told;
-        let Update { target, pieces, oldest_trigger, digest, source_version } = update;
+        let NodeUpdate { target, chunks, oldest_trigger, digest, source_version } = update;
         let header = |commit| Batch {
             base,
             target,
@@ -371,23 +371,28 @@ impl Session {
             source_version: if commit { source_version } else { SourceVersion::default() },
         };
         let (mut pending, mut size) = (Vec::new(), 0);
-        for piece in pieces {
-            if size + piece.size() > PIECE_BYTES && !pending.is_empty() {
-                let pieces = mem::take(&mut pending);
-                output.send(Frame::Batch { header: header(false), pieces }).await?;
+        for chunk in chunks {
+            if size + chunk.size() > CHUNK_BYTES && !pending.is_empty() {
+                let chunks = mem::take(&mut pending);
+                output.send(OutgoingMessage::Batch { header: header(false), chunks }).await?;
                 size = 0;
             }
-            size += piece.size();
-            pending.push(piece);
+            size += chunk.size();
+            pending.push(chunk);
         }
-        output.send(Frame::Batch { header: header(true), pieces: pending }).await?;
+        output.send(OutgoingMessage::Batch { header: header(true), chunks: pending }).await?;
         self.expect_ack(target, digest);
         Ok(())
     }
 
-    async fn send_bookmark(&mut self, revision: Revision, digest: Digest, output: &mut Output) -> Result<(), End> {
+    async fn send_bookmark(
+        &mut self,
+        revision: Revision,
+        digest: Digest,
+        output: &mut MessageSink,
+    ) -> Result<(), SessionEnd> {
         self.owes(Instant::now());
-        output.send(Frame::Event(ServerEvent::Bookmark(revision, digest))).await?;
+        output.send(OutgoingMessage::Event(ServerEvent::Bookmark(revision, digest))).await?;
         self.expect_ack(revision, digest);
         Ok(())
     }
@@ -413,7 +418,7 @@ impl Session {
     fn expect_ack(&mut self, revision: Revision, digest: Digest) {
         self.cursor = revision;
         self.told = revision;
-        self.expects = Expects::Ack(digest);
+        self.expects = Awaiting::Ack(digest);
         self.bookmark_at = Instant::now() + self.shared.config.bookmark_interval;
     }
 }
@@ -433,8 +438,8 @@ async fn waiting<T>(
     shared: &Shared,
     base: Revision,
     awaited: impl Future<Output = T>,
-    output: &mut Output,
-) -> Result<T, End> {
+    output: &mut MessageSink,
+) -> Result<T, SessionEnd> {
     let ended = output.ended();
     tokio::pin!(awaited, ended);
     loop {
@@ -448,7 +453,7 @@ async fn waiting<T>(
                 let source_version = SourceVersion::default();
                 let part = Batch { base, target, operations: Vec::new(), commit: false, oldest_trigger: None, source_version };
                 // Never waits: a client that does not read might be given what it waits for meanwhile, and nobody would notice.
-                output.try_send(Frame::Batch { header: part, pieces: Vec::new() })?;
+                output.try_send(OutgoingMessage::Batch { header: part, chunks: Vec::new() })?;
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Streams over channels, against a running frontend and with paused time: how they start, go on, go wrong and end.
 
 mod client;
-mod mending;
-mod rules;
+mod protocol_errors;
+mod repair;
 
 use std::time::{Duration, SystemTime};
 

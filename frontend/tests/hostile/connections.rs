@@ -9,7 +9,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{BAD, PATIENCE, cluster::slice, good::Good, rig::Server};
+use crate::{BAD, PATIENCE, client::Client, cluster::slice, fixture::Server};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// An empty SETTINGS frame.
@@ -42,7 +42,7 @@ impl Beginning {
 
 async fn are_closed(beginning: Beginning, limits: ConnectionLimits) {
     let server = Server::start(Config { connections: limits, ..Config::default() }, 5).await;
-    let mut good = Good::join(&server, "good").await;
+    let mut good = Client::join(&server, "good").await;
     let alone = server.alone(&mut good).await;
     let mut bad = Vec::new();
     for _ in 0..BAD {

@@ -6,14 +6,14 @@ use tonic::Code;
 
 use crate::{
     BAD,
-    good::Good,
-    rig::{Server, Stream, hello},
+    client::Client,
+    fixture::{Server, Stream, hello},
 };
 
 #[tokio::test]
 async fn repeated_acks_come_to_an_end() {
     let server = Server::start(Config::default(), 5).await;
-    let mut good = Good::join(&server, "good").await;
+    let mut good = Client::join(&server, "good").await;
     let alone = server.alone(&mut good).await;
     let mut bad = Vec::new();
     for number in 0..BAD {
@@ -52,7 +52,7 @@ async fn a_few_repeated_acks_are_welcome() {
 #[tokio::test]
 async fn acks_of_anything_end_the_stream() {
     let server = Server::start(Config::default(), 5).await;
-    let mut good = Good::join(&server, "good").await;
+    let mut good = Client::join(&server, "good").await;
     let alone = server.alone(&mut good).await;
     let mut bad = Vec::new();
     for number in 0..BAD {
@@ -72,7 +72,7 @@ async fn acks_of_anything_end_the_stream() {
 #[tokio::test]
 async fn calls_that_are_given_up_at_once() {
     let server = Server::start(Config::default(), 5).await;
-    let mut good = Good::join(&server, "good").await;
+    let mut good = Client::join(&server, "good").await;
     let alone = server.alone(&mut good).await;
     let mut bad = Vec::new();
     for number in 0..BAD {

@@ -4,18 +4,18 @@
 //! clients of one bad kind.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
-mod age;
+mod client;
 #[path = "../common/cluster.rs"]
 mod cluster;
 mod connections;
+mod fixture;
 mod floods;
-mod good;
 mod held;
-mod readers;
+mod limits;
 mod replicas;
-mod rig;
+mod slow_readers;
+mod stream_age;
 mod transport;
-mod views;
 
 use std::time::Duration;
 

@@ -9,16 +9,16 @@ use proto::{
 };
 
 use crate::{
+    client::Client,
     cluster::{service, slice},
-    good::Good,
-    rig::Server,
+    fixture::Server,
     transport::{self, Pace},
 };
 
 #[tokio::test]
 async fn moving_to_another_replica_costs_the_digests() {
     let (first, second) = (Server::start(Config::default(), 100).await, Server::start(Config::default(), 100).await);
-    let good = Good::join(&first, "node").await;
+    let good = Client::join(&first, "node").await;
     let (channel, carried) = transport::channel(second.endpoint(), second.address, Pace::Full).await;
     let mut good = good.moves_over(channel).await;
     assert_eq!(good.mode, Mode::Repair);
@@ -34,7 +34,7 @@ async fn another_state_is_repaired_where_it_differs() {
     second.updates.send(SourceUpdate::Apply(service(200))).await.unwrap();
     second.updates.send(SourceUpdate::Apply(slice(7, 10))).await.unwrap();
     let wanted = loop {
-        let wanted = Good::join(&second, "other").await.state;
+        let wanted = Client::join(&second, "other").await.state;
         let endpoints = |name: &str| {
             let service = wanted.services.iter().find(|(key, _)| &*key.name == name)?;
             Some(service.1.cluster[Family::V4].len())
@@ -43,7 +43,7 @@ async fn another_state_is_repaired_where_it_differs() {
             break wanted;
         }
     };
-    let mut good = Good::join(&first, "node").await.moves_to(&second).await;
+    let mut good = Client::join(&first, "node").await.moves_to(&second).await;
     assert_eq!(good.mode, Mode::Repair);
     let operations = good.commit().await;
     assert_eq!(good.state.services, wanted.services);
@@ -66,7 +66,7 @@ async fn another_state_is_repaired_where_it_differs() {
 #[tokio::test]
 async fn a_wrong_digest_is_noticed_repaired_and_counted() {
     let server = Server::start(Config::default(), 20).await;
-    let mut good = Good::join(&server, "node").await;
+    let mut good = Client::join(&server, "node").await;
     server.updates.send(SourceUpdate::Apply(slice(3, 8))).await.unwrap();
     good.commit().await;
     good.ack(4711).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairlead_frontend::Tls;
+use fairlead_frontend::ReloadingTls;
 use proto::v1::Role;
 use tokio::time::{Instant, sleep};
 
@@ -87,12 +87,12 @@ async fn there_is_no_start_with_a_broken_file() {
                 Some(content) => std::fs::write(&path, content).unwrap(),
                 None => std::fs::remove_file(&path).unwrap(),
             }
-            let error = format!("{:#}", Tls::load(files(&directory)).await.unwrap_err());
+            let error = format!("{:#}", ReloadingTls::load(files(&directory)).await.unwrap_err());
             assert!(error.contains(&format!("{flag} {}", path.display())), "{error}");
         }
     }
     write(&directory, &pair, &authority);
     std::fs::write(directory.path().join("tls.key"), authority.server("localhost").key).unwrap();
-    let error = format!("{:#}", Tls::load(files(&directory)).await.unwrap_err());
+    let error = format!("{:#}", ReloadingTls::load(files(&directory)).await.unwrap_err());
     assert!(error.contains("--tls-cert") && error.contains("--tls-key"), "{error}");
 }

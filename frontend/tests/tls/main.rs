@@ -4,10 +4,10 @@
 mod api;
 mod certificates;
 mod files;
+mod handshakes;
 mod server;
-mod silent;
 
-use fairlead_frontend::identity::{AccessOptions, TokenOptions};
+use fairlead_frontend::identity::{AuthnOptions, TokenOptions};
 use proto::v1::Role;
 use tonic::{Code, Status};
 
@@ -53,7 +53,7 @@ async fn an_admin_looks_at_everything_and_is_no_agent() {
 #[tokio::test]
 async fn a_uri_names_a_node_where_the_operator_says_so() {
     let prefix = "spiffe://example.org/node/";
-    let access = AccessOptions { node_uri_prefix: Some(prefix.to_owned()), ..AccessOptions::default() };
+    let access = AuthnOptions { node_uri_prefix: Some(prefix.to_owned()), ..AuthnOptions::default() };
     let server = Server::start(access).await;
     let node = server.client(Some(server.authority.uri(&format!("{prefix}node-a")))).await;
     node.watch("node-a", Role::Backend).await.unwrap().commit().await;
@@ -132,12 +132,12 @@ async fn without_an_api_server_tokens_are_for_later() {
     assert_refused(answer, Code::Unavailable, &["cannot be reviewed at present"]);
 }
 
-fn with_tokens(kubeconfig: std::path::PathBuf) -> AccessOptions {
-    let agents = ["kube-system/agent".parse().unwrap()].into();
-    AccessOptions {
+fn with_tokens(kubeconfig: std::path::PathBuf) -> AuthnOptions {
+    let backend_accounts = ["kube-system/agent".parse().unwrap()].into();
+    AuthnOptions {
         admins: ["system:serviceaccount:kube-system:looker".to_owned()].into(),
-        tokens: Some(TokenOptions { audience: "fairlead".to_owned(), agents }),
+        tokens: Some(TokenOptions { audience: "fairlead".to_owned(), backend_accounts }),
         kubeconfig: Some(kubeconfig),
-        ..AccessOptions::default()
+        ..AuthnOptions::default()
     }
 }

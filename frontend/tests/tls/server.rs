@@ -3,8 +3,8 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use fairlead_frontend::{
-    Config, Frontend, Gate, Listener, Tls, TlsFiles,
-    identity::{Access, AccessOptions},
+    Config, Frontend, Listener, ReloadingTls, TlsAuth, TlsFiles,
+    identity::{Authenticator, AuthnOptions},
     object::{ObjectKind, SourceUpdate},
 };
 use proto::v1::{self, client_message, fairlead_client::FairleadClient, server_message};
@@ -43,12 +43,12 @@ pub(crate) struct Client {
 }
 
 impl Server {
-    pub(crate) async fn start(access: AccessOptions) -> Self {
+    pub(crate) async fn start(access: AuthnOptions) -> Self {
         let authority = Authority::new();
         let directory = tempfile::tempdir().unwrap();
         write(&directory, &authority.server("localhost"), &authority);
-        let tls = Tls::load(files(&directory)).await.unwrap();
-        let gate = Gate::new(tls.clone(), Access::new(access).await.unwrap());
+        let tls = ReloadingTls::load(files(&directory)).await.unwrap();
+        let auth = TlsAuth::new(tls.clone(), Authenticator::new(access).await.unwrap());
         let frontend = Frontend::new(Config::default());
         let (trigger, shutdown) = Shutdown::channel();
         let (updates, receiver) = mpsc::channel(16);
@@ -59,10 +59,10 @@ impl Server {
         for kind in [ObjectKind::Node, ObjectKind::ServiceCidr, ObjectKind::Service, ObjectKind::EndpointSlice] {
             updates.send(SourceUpdate::Replace(kind, Vec::new())).await.unwrap();
         }
-        let listener = Listener::bind_tls("127.0.0.1:0", gate).await.unwrap();
+        let listener = Listener::bind_tls("127.0.0.1:0", auth).await.unwrap();
         let address = listener.tcp_address().unwrap();
         let (following, stop) = (frontend.clone(), shutdown.clone());
-        tokio::spawn(async move { following.follow_tls(tls, stop).await });
+        tokio::spawn(async move { following.watch_tls_files(tls, stop).await });
         tokio::spawn(async move { frontend.serve(listener, shutdown).await });
         Self { authority, address, directory, _updates: updates, _trigger: trigger }
     }
@@ -70,7 +70,7 @@ impl Server {
     /// Knows nodes by their certificates, and `ops` for an admin.
     pub(crate) async fn plain() -> Self {
         let admins = ["ops".to_owned()].into();
-        Self::start(AccessOptions { admins, ..AccessOptions::default() }).await
+        Self::start(AuthnOptions { admins, ..AuthnOptions::default() }).await
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

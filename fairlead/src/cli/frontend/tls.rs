@@ -1,12 +1,12 @@
 //! The flags of a frontend about TLS, and about whom it knows.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use frontend::{
-    Gate, Tls, TlsFiles,
-    identity::{Access, AccessOptions, ServiceAccount, TokenOptions},
+    ReloadingTls, TlsAuth, TlsFiles,
+    identity::{Authenticator, AuthnOptions, ServiceAccount, TokenOptions},
 };
 
 /// TLS on the TCP addresses of `--listen`. docs/security.md has the whole story.
@@ -49,7 +49,7 @@ pub(crate) struct TlsArgs {
 
 impl TlsArgs {
     /// What TLS listeners need; `None` without `--tls-cert`.
-    pub(crate) async fn gate(&self, kubeconfig: Option<PathBuf>) -> Result<Option<(Tls, Gate)>> {
+    pub(crate) async fn tls_auth(&self, kubeconfig: Option<PathBuf>) -> Result<Option<(ReloadingTls, TlsAuth)>> {
         let Some((certificate, key)) = self.tls_cert.clone().zip(self.tls_key.clone()) else {
             return Ok(None);
         };
@@ -59,18 +59,18 @@ impl TlsArgs {
             );
         }
         let files = TlsFiles { certificate, key, client_authorities: self.tls_client_ca.clone() };
-        let tls = Tls::load(files).await.context("TLS")?;
-        let agents = &self.backend_service_account;
-        let tokens = (!agents.is_empty())
-            .then(|| TokenOptions { audience: self.token_audience.clone(), agents: agents.iter().cloned().collect() });
-        let access = Access::new(AccessOptions {
+        let tls = ReloadingTls::load(files).await.context("TLS")?;
+        let backend_accounts: BTreeSet<_> = self.backend_service_account.iter().cloned().collect();
+        let tokens = (!backend_accounts.is_empty())
+            .then(|| TokenOptions { audience: self.token_audience.clone(), backend_accounts });
+        let authenticator = Authenticator::new(AuthnOptions {
             node_uri_prefix: self.node_uri_prefix.clone(),
             admins: self.admin_identity.iter().cloned().collect(),
             tokens,
             kubeconfig,
         });
-        let gate = Gate::new(tls.clone(), access.await?);
-        Ok(Some((tls, gate)))
+        let auth = TlsAuth::new(tls.clone(), authenticator.await?);
+        Ok(Some((tls, auth)))
     }
 }
 

@@ -13,7 +13,7 @@ use kube::{Api, Client, api::PostParams};
 use serde::Deserialize;
 
 use super::{ServiceAccount, TokenOptions};
-use crate::identity::{Identity, access::is_node_name};
+use crate::identity::{Identity, authenticator::is_node_name};
 
 /// Where Kubernetes says which node a token is bound to: `status.user.extra` (since 1.30, for the token of a pod).
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
@@ -66,7 +66,7 @@ pub(super) fn identity(
     if admins.contains(name) {
         return Ok(Identity::Admin(name.into()));
     }
-    if !options.agents.iter().map(ServiceAccount::user).any(|agent| agent == name) {
+    if !options.backend_accounts.iter().map(ServiceAccount::user).any(|agent| agent == name) {
         return Err(format!("it is of {name:?}, which is none of the agents' ServiceAccounts"));
     }
     let extra = user.and_then(|user| user.extra.as_ref()).and_then(|extra| extra.get(NODE_NAME));

@@ -42,8 +42,8 @@ impl Review for Fake {
 }
 
 fn options() -> TokenOptions {
-    let agents = ["kube-system/agent".parse().unwrap()].into();
-    TokenOptions { audience: "fairlead".to_owned(), agents }
+    let backend_accounts = ["kube-system/agent".parse().unwrap()].into();
+    TokenOptions { audience: "fairlead".to_owned(), backend_accounts }
 }
 
 fn status(user: &str, nodes: &[&str]) -> TokenReviewStatus {
@@ -60,7 +60,7 @@ fn status(user: &str, nodes: &[&str]) -> TokenReviewStatus {
     }
 }
 
-fn node() -> Result<Identity, Unidentified> {
+fn node() -> Result<Identity, AuthnError> {
     Ok(Identity::Node("node-a".into()))
 }
 
@@ -99,7 +99,7 @@ async fn failures_are_not_remembered() {
     let tokens = fake.tokens();
     for token in ["other", "other", "slow", "slow"] {
         let error = tokens.identify(token).await.unwrap_err();
-        assert!(matches!(error, Unidentified::Unavailable(_)), "{error}");
+        assert!(matches!(error, AuthnError::Unavailable(_)), "{error}");
     }
     assert_eq!(fake.asked(), 4);
 }

@@ -11,7 +11,7 @@ use proto::{
 
 use crate::view::ServicePortView;
 
-use super::super::Update;
+use super::super::NodeUpdate;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mirror {
@@ -44,8 +44,8 @@ impl Mirror {
         self.services.insert(view.port.key.clone(), held);
     }
 
-    pub(crate) fn apply(&mut self, update: Update) {
-        for operation in update.pieces.iter().flat_map(|piece| piece.operations()) {
+    pub(crate) fn apply(&mut self, update: NodeUpdate) {
+        for operation in update.chunks.iter().flat_map(|chunk| chunk.operations()) {
             self.operate(operation.clone());
         }
         self.revision = update.target;

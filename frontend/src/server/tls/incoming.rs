@@ -14,7 +14,7 @@ use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
 use tracing::{debug, info};
 
-use super::Tls;
+use super::ReloadingTls;
 use crate::{
     identity::certificate::Names,
     server::connection::{Connection, ConnectionLimits, Peer},
@@ -33,7 +33,7 @@ const CONNECTIONS: usize = 16;
 /// The connections that come through. Handshakes end when the receiver is dropped.
 pub(in crate::server) fn accept(
     mut incoming: TcpIncoming,
-    tls: Tls,
+    tls: ReloadingTls,
     limits: ConnectionLimits,
 ) -> mpsc::Receiver<Connection<TlsStream<TcpStream>>> {
     let (sender, receiver) = mpsc::channel(CONNECTIONS);
@@ -78,7 +78,7 @@ pub(in crate::server) fn accept(
 
 async fn handshake(
     stream: TcpStream,
-    tls: &Tls,
+    tls: &ReloadingTls,
     limits: &ConnectionLimits,
 ) -> Option<Connection<TlsStream<TcpStream>>> {
     let address = stream.peer_addr().ok()?;

@@ -17,7 +17,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
-    Config, Frame, Frontend,
+    Config, Frontend, OutgoingMessage,
     identity::Identity,
     log::tests::mirror::Mirror,
     object::{ClusterObject, SourceUpdate},
@@ -42,7 +42,7 @@ pub(super) struct Client {
     /// What the next batch must start from.
     base: Revision,
     events: mpsc::Sender<Result<ClientEvent, SessionError>>,
-    frames: mpsc::Receiver<Frame>,
+    frames: mpsc::Receiver<OutgoingMessage>,
     session: JoinHandle<Result<(), SessionError>>,
 }
 
@@ -176,7 +176,7 @@ impl Client {
     pub(super) async fn event(&mut self) -> ServerEvent {
         let frame = timeout(Duration::from_secs(3600), self.frames.recv()).await;
         let frame = frame.expect("nothing comes").expect("the stream has ended");
-        let encoded = frame.encode(&crate::log::Encodings::default());
+        let encoded = frame.encode(&crate::log::EncodingCounters::default());
         self.largest = self.largest.max(encoded.len());
         let decoded = ServerEvent::try_from(encoded.decode().unwrap()).unwrap();
         let event = frame.into_event();
@@ -267,15 +267,15 @@ impl Client {
         timeout(Duration::from_millis(1), self.session).await.expect("the stream goes on").unwrap()
     }
 
-    /// The first piece of a batch.
-    pub(super) fn shared_piece(frame: &Frame) -> Option<Arc<crate::log::Piece>> {
+    /// The first chunk of a batch.
+    pub(super) fn shared_chunk(frame: &OutgoingMessage) -> Option<Arc<crate::log::EncodedChunk>> {
         match frame {
-            Frame::Batch { pieces, .. } => pieces.first().cloned(),
-            Frame::Event(_) => None,
+            OutgoingMessage::Batch { chunks, .. } => chunks.first().cloned(),
+            OutgoingMessage::Event(_) => None,
         }
     }
 
-    pub(super) async fn frame(&mut self) -> Frame {
+    pub(super) async fn frame(&mut self) -> OutgoingMessage {
         self.frames.recv().await.expect("the stream has ended")
     }
 }

@@ -15,12 +15,12 @@ pub struct Rate {
 
 /// What is left of a [`Rate`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Allowance {
+pub(super) struct TokenBucket {
     /// Nothing is missing from then on.
     full_at: Instant,
 }
 
-impl Allowance {
+impl TokenBucket {
     pub(super) fn full(now: Instant) -> Self {
         Self { full_at: now }
     }
@@ -51,33 +51,33 @@ mod tests {
     #[test]
     fn a_burst_and_then_one_at_a_time() {
         let start = Instant::now();
-        let mut allowance = Allowance::full(start);
+        let mut token_bucket = TokenBucket::full(start);
         for _ in 0..3 {
-            allowance.take(RATE, start).unwrap();
+            token_bucket.take(RATE, start).unwrap();
         }
         let next = start + RATE.every;
-        assert_eq!(allowance.take(RATE, start), Err(next));
-        assert_eq!(allowance.take(RATE, next - Duration::from_millis(1)), Err(next));
-        allowance.take(RATE, next).unwrap();
-        assert_eq!(allowance.take(RATE, next), Err(next + RATE.every));
+        assert_eq!(token_bucket.take(RATE, start), Err(next));
+        assert_eq!(token_bucket.take(RATE, next - Duration::from_millis(1)), Err(next));
+        token_bucket.take(RATE, next).unwrap();
+        assert_eq!(token_bucket.take(RATE, next), Err(next + RATE.every));
     }
 
     #[test]
     fn a_long_quiet_time_is_worth_one_burst() {
         let start = Instant::now();
-        let mut allowance = Allowance::full(start);
-        allowance.take(RATE, start).unwrap();
-        assert!(!allowance.is_full(start + Duration::from_secs(1)) && allowance.is_full(start + RATE.every));
+        let mut token_bucket = TokenBucket::full(start);
+        token_bucket.take(RATE, start).unwrap();
+        assert!(!token_bucket.is_full(start + Duration::from_secs(1)) && token_bucket.is_full(start + RATE.every));
         let later = start + Duration::from_secs(3600);
-        let taken = (0..10).filter(|_| allowance.take(RATE, later).is_ok()).count();
+        let taken = (0..10).filter(|_| token_bucket.take(RATE, later).is_ok()).count();
         assert_eq!(taken, 3);
     }
 
     #[test]
     fn nothing_is_missing_where_there_is_no_limit() {
         let start = Instant::now();
-        let mut allowance = Allowance::full(start);
+        let mut token_bucket = TokenBucket::full(start);
         let rate = Rate { burst: 1, every: Duration::ZERO };
-        assert!((0..100).all(|_| allowance.take(rate, start).is_ok()));
+        assert!((0..100).all(|_| token_bucket.take(rate, start).is_ok()));
     }
 }

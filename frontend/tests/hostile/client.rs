@@ -8,12 +8,12 @@ use proto::{
 use tonic::transport::Channel;
 
 use crate::{
+    fixture::{Server, Stream, hello},
     held::Held,
-    rig::{Server, Stream, hello},
 };
 
 /// A good client.
-pub(crate) struct Good {
+pub(crate) struct Client {
     pub(crate) stream: Stream,
     pub(crate) state: Held,
     pub(crate) epoch: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Good {
     node: String,
 }
 
-impl Good {
+impl Client {
     /// A node that holds everything.
     pub(crate) async fn join(server: &Server, node: &str) -> Self {
         let state = Held::default();

@@ -2,24 +2,24 @@
 
 use std::time::{Duration, Instant};
 
-use fairlead_frontend::{Config, Rate, VisitLimits};
+use fairlead_frontend::{Config, NodeLimits, Rate};
 use tokio::time::{sleep, timeout};
 use tonic::Code;
 
 use crate::{
     BAD, PATIENCE,
-    good::Good,
-    rig::{Server, Stream, hello},
+    client::Client,
+    fixture::{Server, Stream, hello},
 };
 
 #[tokio::test]
 async fn a_view_every_millisecond() {
     let every = Duration::from_millis(500);
-    let visits = VisitLimits { streams: 4, views: Rate { burst: 3, every } };
-    let server = Server::start(Config { visits, ..Config::default() }, 20).await;
-    let mut good = Good::join(&server, "good").await;
+    let node_limits = NodeLimits { streams: 4, syncs: Rate { burst: 3, every } };
+    let server = Server::start(Config { node_limits, ..Config::default() }, 20).await;
+    let mut good = Client::join(&server, "good").await;
     let alone = server.alone(&mut good).await;
-    let (before, begun) = (server.frontend.figures(), Instant::now());
+    let (before, begun) = (server.frontend.stream_stats(), Instant::now());
     let mut bad = Vec::new();
     for _ in 0..BAD {
         let endpoint = server.endpoint();
@@ -35,8 +35,8 @@ async fn a_view_every_millisecond() {
         }));
     }
     server.beside(&mut good, &alone).await;
-    server.until(|figures| figures.rebuilds > before.rebuilds + 4).await;
-    let (given, took) = (server.frontend.figures().rebuilds - before.rebuilds, begun.elapsed());
+    server.until(|stats| stats.rebuilds > before.rebuilds + 4).await;
+    let (given, took) = (server.frontend.stream_stats().rebuilds - before.rebuilds, begun.elapsed());
     let most = 3 + u64::try_from(took.as_millis() / every.as_millis()).unwrap() + 1;
     assert!(given <= most, "{given} in {took:?}");
     bad.iter().for_each(tokio::task::JoinHandle::abort);
@@ -47,8 +47,8 @@ async fn a_view_every_millisecond() {
 #[tokio::test]
 async fn so_many_streams_of_one_node_and_no_more() {
     let rate = Rate { burst: 100, every: Duration::from_secs(1) };
-    let visits = VisitLimits { streams: 4, views: rate };
-    let server = Server::start(Config { visits, ..Config::default() }, 5).await;
+    let node_limits = NodeLimits { streams: 4, syncs: rate };
+    let server = Server::start(Config { node_limits, ..Config::default() }, 5).await;
     let mut streams = Vec::new();
     for _ in 0..4 {
         let mut stream = server.hello(hello("node")).await;

@@ -9,20 +9,20 @@ const REMEMBERED: usize = 200;
 
 /// The last changes. What is beyond that is forgotten.
 #[derive(Debug, Default)]
-pub(crate) struct Recent(VecDeque<Change>);
+pub(crate) struct ChangeHistory(VecDeque<ChangeRecord>);
 
 /// What a commit did to one service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct ChangeRecord {
     pub(crate) at: SystemTime,
     pub(crate) revision: Revision,
     pub(crate) key: ServicePortKey,
-    pub(crate) what: What,
+    pub(crate) what: ChangeKind,
 }
 
 /// In which way it is different.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum ChangeKind {
     /// It was not there.
     Added,
     /// It is not there any more.
@@ -33,20 +33,24 @@ pub(crate) enum What {
     Endpoints,
 }
 
-impl Recent {
+impl ChangeHistory {
     /// Takes in what one commit did. Of a large one only some is remembered.
-    pub(crate) fn record<'a>(&mut self, revision: Revision, changes: impl Iterator<Item = (&'a ServicePortKey, What)>) {
+    pub(crate) fn record<'a>(
+        &mut self,
+        revision: Revision,
+        changes: impl Iterator<Item = (&'a ServicePortKey, ChangeKind)>,
+    ) {
         let at = SystemTime::now();
         for (key, what) in changes.take(REMEMBERED) {
             if self.0.len() == REMEMBERED {
                 self.0.pop_front();
             }
-            self.0.push_back(Change { at, revision, key: key.clone(), what });
+            self.0.push_back(ChangeRecord { at, revision, key: key.clone(), what });
         }
     }
 
     /// Newest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Change> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &ChangeRecord> {
         self.0.iter().rev()
     }
 }
@@ -62,13 +66,13 @@ mod tests {
         let keys: Vec<_> = (0..REMEMBERED + 50)
             .map(|number| ServicePortKey::new("ns", format!("s{number}"), "", Protocol::Tcp))
             .collect();
-        let mut recent = Recent::default();
-        recent.record(Revision(2), keys.iter().map(|key| (key, What::Added)));
+        let mut recent = ChangeHistory::default();
+        recent.record(Revision(2), keys.iter().map(|key| (key, ChangeKind::Added)));
         assert_eq!(recent.iter().count(), REMEMBERED);
-        recent.record(Revision(3), [(&keys[0], What::Removed)].into_iter());
+        recent.record(Revision(3), [(&keys[0], ChangeKind::Removed)].into_iter());
         let newest = recent.iter().next().unwrap();
-        assert_eq!((newest.revision, newest.what), (Revision(3), What::Removed));
+        assert_eq!((newest.revision, newest.what), (Revision(3), ChangeKind::Removed));
         assert_eq!(recent.iter().count(), REMEMBERED);
-        assert!(recent.iter().all(|change| change.key != keys[0] || change.what == What::Removed));
+        assert!(recent.iter().all(|change| change.key != keys[0] || change.what == ChangeKind::Removed));
     }
 }

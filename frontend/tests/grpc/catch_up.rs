@@ -14,12 +14,12 @@ use proto::{
 use super::{Server, Stream, Transport, cluster, hello, service};
 
 /// A frontend that knows the cluster up to version 100, of which objects reflect 90.
-async fn serve(catch_up_patience: Duration) -> Server {
+async fn serve(catch_up_timeout: Duration) -> Server {
     let mut updates = cluster(2);
     updates.push(SourceUpdate::Apply(service(1)));
     updates.push(SourceUpdate::Progress(ObjectKind::Service, VersionProgress::Changed(SourceVersion(90))));
     updates.push(SourceUpdate::Progress(ObjectKind::Node, VersionProgress::Confirmed(SourceVersion(100))));
-    let config = Config { catch_up_patience, ..Config::default() };
+    let config = Config { catch_up_timeout, ..Config::default() };
     let server = Server::start(Transport::Unix, config, updates).await;
     // When one that holds nothing of this has been served, all of it was taken in.
     let mut first = server.hello(hello("node-9")).await;
@@ -48,7 +48,7 @@ async fn who_holds_no_more_is_served_at_once_and_told_what_it_gets() {
     assert_eq!(welcome(&mut stream).await.source_version, 100);
     let batches = stream.commit().await;
     assert_eq!(batches.last().unwrap().source_version, 90, "what the objects reflect at least");
-    assert_eq!(server.frontend.figures().set_back, 0);
+    assert_eq!(server.frontend.stream_stats().rollbacks, 0);
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn who_holds_more_waits_until_that_is_known_here() {
         .await
         .unwrap();
     assert_eq!(welcome(&mut stream).await.source_version, 105);
-    assert_eq!(server.frontend.figures().set_back, 0);
+    assert_eq!(server.frontend.stream_stats().rollbacks, 0);
 }
 
 #[tokio::test]
@@ -73,5 +73,5 @@ async fn who_waits_in_vain_is_set_back_and_counted() {
     let mut stream = come(&server, 500).await;
     assert_eq!(welcome(&mut stream).await.source_version, 100);
     assert_eq!(stream.commit().await.last().unwrap().source_version, 90);
-    assert_eq!(server.frontend.figures().set_back, 1);
+    assert_eq!(server.frontend.stream_stats().rollbacks, 1);
 }

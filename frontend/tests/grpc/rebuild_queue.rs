@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairlead_frontend::{Config, Figures};
+use fairlead_frontend::{Config, StreamStats};
 use proto::v1::{self, client_message, server_message};
 use tokio::time::{sleep, timeout};
 
@@ -13,9 +13,9 @@ use fairlead_frontend::object::SourceUpdate;
 const SERVICES: u8 = 200;
 
 /// A cluster of which only so many clients at a time are sent everything, for as long as they need.
-fn config(snapshots_at_once: usize) -> Config {
-    let (snapshot_patience, bookmark_interval) = (Duration::from_secs(600), Duration::from_millis(50));
-    Config { snapshots_at_once, snapshot_patience, bookmark_interval, ..Config::default() }
+fn config(max_concurrent_rebuilds: usize) -> Config {
+    let (rebuild_timeout, bookmark_interval) = (Duration::from_secs(600), Duration::from_millis(50));
+    Config { max_concurrent_rebuilds, rebuild_timeout, bookmark_interval, ..Config::default() }
 }
 
 /// A client that asks for everything and reads nothing.
@@ -25,15 +25,15 @@ async fn stuck(server: &Server) -> Stream {
     stream
 }
 
-async fn until(server: &Server, wanted: impl Fn(Figures) -> bool) -> Figures {
+async fn until(server: &Server, wanted: impl Fn(StreamStats) -> bool) -> StreamStats {
     let come = async {
-        while !wanted(server.frontend.figures()) {
+        while !wanted(server.frontend.stream_stats()) {
             sleep(Duration::from_millis(1)).await;
         }
     };
     let come = timeout(PATIENCE, come).await;
-    come.unwrap_or_else(|_| panic!("{:?}", server.frontend.figures()));
-    server.frontend.figures()
+    come.unwrap_or_else(|_| panic!("{:?}", server.frontend.stream_stats()));
+    server.frontend.stream_stats()
 }
 
 #[tokio::test]
@@ -43,28 +43,28 @@ async fn a_few_at_a_time_and_nothing_is_built_for_the_others() {
     for _ in 0..6 {
         streams.push(stuck(&server).await);
     }
-    let figures = until(&server, |figures| figures.waiting == 4).await;
-    assert_eq!((figures.admitted, figures.rebuilds), (2, 2));
+    let stats = until(&server, |stats| stats.rebuilds_waiting == 4).await;
+    assert_eq!((stats.rebuilds_running, stats.rebuilds), (2, 2));
     let status = server.status().await;
     assert_eq!(status.nodes.len(), 6, "who waits is connected");
     // Those who go make room, whether they wait or not.
     streams.truncate(3);
-    until(&server, |figures| figures.waiting == 1).await;
+    until(&server, |stats| stats.rebuilds_waiting == 1).await;
     streams.remove(0);
-    let figures = until(&server, |figures| figures.waiting == 0).await;
-    assert_eq!((figures.admitted, figures.rebuilds), (2, 3));
+    let stats = until(&server, |stats| stats.rebuilds_waiting == 0).await;
+    assert_eq!((stats.rebuilds_running, stats.rebuilds), (2, 3));
 }
 
 #[tokio::test]
 async fn who_does_not_read_gives_its_place_back() {
-    let config = Config { snapshot_patience: Duration::from_millis(200), ..config(1) };
+    let config = Config { rebuild_timeout: Duration::from_millis(200), ..config(1) };
     let server = Server::start(Transport::Unix, config, cluster(SERVICES)).await;
     let _stuck = stuck(&server).await;
-    until(&server, |figures| figures.admitted == 1).await;
+    until(&server, |stats| stats.rebuilds_running == 1).await;
     let mut stream = server.hello(hello("node-2")).await;
     let batches = stream.commit().await;
     assert!(batches.last().is_some_and(|batch| batch.commit));
-    assert_eq!(until(&server, |figures| figures.admitted == 0).await.rebuilds, 2);
+    assert_eq!(until(&server, |stats| stats.rebuilds_running == 0).await.rebuilds, 2);
 }
 
 #[tokio::test]
@@ -73,7 +73,7 @@ async fn who_waits_hears_from_time_to_time_and_is_drained_too() {
         Config { drain_delay: Duration::from_millis(100), drain_grace: Duration::from_millis(100), ..config(1) };
     let server = Server::start(Transport::Unix, config, cluster(SERVICES)).await;
     let _stuck = stuck(&server).await;
-    until(&server, |figures| figures.admitted == 1).await;
+    until(&server, |stats| stats.rebuilds_running == 1).await;
     let mut waits = server.hello(hello("node-2")).await;
     let Some(server_message::Message::Welcome(_)) = waits.next().await.unwrap() else { panic!("no welcome") };
     for _ in 0..3 {
@@ -99,7 +99,7 @@ async fn resuming_does_not_wait_and_neither_do_changes() {
     drop(stream);
     let epoch = server.status().await.epoch;
     let _stuck = stuck(&server).await;
-    until(&server, |figures| figures.admitted == 1).await;
+    until(&server, |stats| stats.rebuilds_running == 1).await;
     let mut again = server.hello(v1::Hello { epoch, revision, ..hello("node-2") }).await;
     let Some(server_message::Message::Welcome(welcome)) = again.next().await.unwrap() else { panic!("no welcome") };
     assert_eq!(welcome.mode(), v1::Mode::Resume);
@@ -115,19 +115,19 @@ async fn what_all_nodes_get_is_encoded_once() {
     let server = Server::start(Transport::Unix, Config::default(), cluster(20)).await;
     let mut streams = vec![server.hello(hello("node-2")).await];
     streams[0].commit().await;
-    let first = server.frontend.figures();
+    let first = server.frontend.stream_stats();
     for number in 3..7 {
         let mut stream = server.hello(hello(&format!("node-{number}"))).await;
         stream.commit().await;
         streams.push(stream);
     }
-    let all = server.frontend.figures();
-    assert_eq!(all.sent, 5 * first.sent);
-    assert_eq!(all.encoded, first.encoded + 4, "but for the facts of each node");
+    let all = server.frontend.stream_stats();
+    assert_eq!(all.chunks_sent, 5 * first.chunks_sent);
+    assert_eq!(all.chunks_encoded, first.chunks_encoded + 4, "but for the facts of each node");
     server.updates.send(SourceUpdate::Apply(slice(7, 900))).await.unwrap();
     for stream in &mut streams {
         assert_eq!(stream.change().await.operations.len(), 1);
     }
-    let changed = server.frontend.figures();
-    assert_eq!((changed.encoded - all.encoded, changed.sent - all.sent), (1, 5));
+    let changed = server.frontend.stream_stats();
+    assert_eq!((changed.chunks_encoded - all.chunks_encoded, changed.chunks_sent - all.chunks_sent), (1, 5));
 }

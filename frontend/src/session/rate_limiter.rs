@@ -17,7 +17,7 @@ use tracing::debug;
 
 use super::{
     SessionError,
-    allowance::{Allowance, Rate},
+    token_bucket::{Rate, TokenBucket},
 };
 
 /// What may be remembered in vain before it is looked through.
@@ -25,24 +25,24 @@ const FORGETTABLE: usize = 64;
 
 /// What one node may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VisitLimits {
+pub struct NodeLimits {
     /// Streams at a time. Observers of a node are counted apart from its agents, and so are its shadows.
     pub streams: usize,
     /// How often a stream may start, and be sent a snapshot or a repair later.
-    pub views: Rate,
+    pub syncs: Rate,
 }
 
 /// All nodes that have streams, or had some just now. Clones are the same.
 #[derive(Clone, Debug)]
-pub(crate) struct Visitors {
-    limits: VisitLimits,
+pub(crate) struct RateLimiter {
+    limits: NodeLimits,
     known: Arc<Mutex<Known>>,
 }
 
 /// One stream. Ends when it is dropped.
 #[derive(Debug)]
-pub(super) struct Visit {
-    visitors: Visitors,
+pub(super) struct StreamPermit {
+    rate_limiter: RateLimiter,
     key: Key,
 }
 
@@ -59,7 +59,7 @@ enum Place {
 
 #[derive(Debug, Default)]
 struct Known {
-    visitors: BTreeMap<Key, Visitor>,
+    rate_limiter: BTreeMap<Key, Visitor>,
     /// With so many it is time to forget some.
     sweep_at: usize,
 }
@@ -67,16 +67,16 @@ struct Known {
 #[derive(Debug)]
 struct Visitor {
     streams: usize,
-    turns: Allowance,
+    turns: TokenBucket,
 }
 
-impl Visitors {
-    pub(crate) fn new(limits: VisitLimits) -> Self {
+impl RateLimiter {
+    pub(crate) fn new(limits: NodeLimits) -> Self {
         Self { limits, known: Arc::default() }
     }
 
     /// One stream more, if the node may have it.
-    pub(super) fn enter(&self, hello: &Hello) -> Result<Visit, SessionError> {
+    pub(super) fn enter(&self, hello: &Hello) -> Result<StreamPermit, SessionError> {
         let place = match hello.role {
             Role::Backend => Place::Agent,
             Role::Observer => Place::Observer,
@@ -87,15 +87,15 @@ impl Visitors {
         let entered = self.with(|known| {
             known.sweep(now);
             let visitor = known
-                .visitors
+                .rate_limiter
                 .entry(key.clone())
-                .or_insert_with(|| Visitor { streams: 0, turns: Allowance::full(now) });
+                .or_insert_with(|| Visitor { streams: 0, turns: TokenBucket::full(now) });
             let free = visitor.streams < self.limits.streams;
             visitor.streams += usize::from(free);
             free
         });
         if entered {
-            Ok(Visit { visitors: self.clone(), key })
+            Ok(StreamPermit { rate_limiter: self.clone(), key })
         } else {
             Err(SessionError::TooManyStreams(self.limits.streams))
         }
@@ -107,17 +107,17 @@ impl Visitors {
 
     #[cfg(test)]
     fn remembered(&self) -> usize {
-        self.with(|known| known.visitors.len())
+        self.with(|known| known.rate_limiter.len())
     }
 }
 
-impl Visit {
+impl StreamPermit {
     /// Waits until the node may ask for its view again, and takes that turn. Whoever stops waiting has taken nothing.
     pub(super) async fn turn(&self) {
-        let Visitors { limits, .. } = self.visitors;
+        let RateLimiter { limits, .. } = self.rate_limiter;
         loop {
-            let taken = self.visitors.with(|known| match known.visitors.get_mut(&self.key) {
-                Some(visitor) => visitor.turns.take(limits.views, Instant::now()),
+            let taken = self.rate_limiter.with(|known| match known.rate_limiter.get_mut(&self.key) {
+                Some(visitor) => visitor.turns.take(limits.syncs, Instant::now()),
                 None => Ok(()),
             });
             match taken {
@@ -131,10 +131,10 @@ impl Visit {
     }
 }
 
-impl Drop for Visit {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
-        self.visitors.with(|known| {
-            if let Some(visitor) = known.visitors.get_mut(&self.key) {
+        self.rate_limiter.with(|known| {
+            if let Some(visitor) = known.rate_limiter.get_mut(&self.key) {
                 visitor.streams -= 1;
             }
         });
@@ -144,11 +144,11 @@ impl Drop for Visit {
 impl Known {
     /// Forgets those of whom there is nothing to know, if there may be many.
     fn sweep(&mut self, now: Instant) {
-        if self.visitors.len() < self.sweep_at.max(FORGETTABLE) {
+        if self.rate_limiter.len() < self.sweep_at.max(FORGETTABLE) {
             return;
         }
-        self.visitors.retain(|_, visitor| visitor.streams > 0 || !visitor.turns.is_full(now));
-        self.sweep_at = 2 * self.visitors.len();
+        self.rate_limiter.retain(|_, visitor| visitor.streams > 0 || !visitor.turns.is_full(now));
+        self.sweep_at = 2 * self.rate_limiter.len();
     }
 }
 
@@ -159,47 +159,47 @@ mod tests {
     use super::*;
     use crate::session::tests::hello;
 
-    const LIMITS: VisitLimits = VisitLimits { streams: 2, views: Rate { burst: 1, every: Duration::from_secs(1) } };
+    const LIMITS: NodeLimits = NodeLimits { streams: 2, syncs: Rate { burst: 1, every: Duration::from_secs(1) } };
 
     #[test]
     fn so_many_streams_for_a_node_and_role() {
-        let visitors = Visitors::new(LIMITS);
+        let rate_limiter = RateLimiter::new(LIMITS);
         let observer = Hello { role: Role::Observer, ..hello("node-0") };
-        let first = visitors.enter(&hello("node-0")).unwrap();
-        let _second = visitors.enter(&hello("node-0")).unwrap();
-        let refused = visitors.enter(&hello("node-0")).unwrap_err();
+        let first = rate_limiter.enter(&hello("node-0")).unwrap();
+        let _second = rate_limiter.enter(&hello("node-0")).unwrap();
+        let refused = rate_limiter.enter(&hello("node-0")).unwrap_err();
         assert!(matches!(refused, SessionError::TooManyStreams(2)), "{refused}");
-        let _others = [visitors.enter(&observer).unwrap(), visitors.enter(&hello("node-1")).unwrap()];
+        let _others = [rate_limiter.enter(&observer).unwrap(), rate_limiter.enter(&hello("node-1")).unwrap()];
         drop(first);
-        visitors.enter(&hello("node-0")).unwrap();
+        rate_limiter.enter(&hello("node-0")).unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn coming_back_is_no_way_to_a_turn_and_leaving_takes_none() {
-        let visitors = Visitors::new(LIMITS);
+        let rate_limiter = RateLimiter::new(LIMITS);
         let start = Instant::now();
-        visitors.enter(&hello("node-0")).unwrap().turn().await;
+        rate_limiter.enter(&hello("node-0")).unwrap().turn().await;
         for _ in 0..100 {
-            let visit = visitors.enter(&hello("node-0")).unwrap();
-            let left = tokio::time::timeout(Duration::from_millis(1), visit.turn()).await;
+            let permit = rate_limiter.enter(&hello("node-0")).unwrap();
+            let left = tokio::time::timeout(Duration::from_millis(1), permit.turn()).await;
             assert!(left.is_err());
         }
-        visitors.enter(&hello("node-1")).unwrap().turn().await;
+        rate_limiter.enter(&hello("node-1")).unwrap().turn().await;
         assert_eq!(start.elapsed(), Duration::from_millis(100));
-        visitors.enter(&hello("node-0")).unwrap().turn().await;
+        rate_limiter.enter(&hello("node-0")).unwrap().turn().await;
         assert_eq!(start.elapsed(), Duration::from_secs(1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn those_who_have_gone_are_forgotten() {
-        let visitors = Visitors::new(LIMITS);
-        let stays = visitors.enter(&hello("stays")).unwrap();
+        let rate_limiter = RateLimiter::new(LIMITS);
+        let stays = rate_limiter.enter(&hello("stays")).unwrap();
         for number in 0..10_000 {
-            visitors.enter(&hello(&format!("node-{number}"))).unwrap().turn().await;
+            rate_limiter.enter(&hello(&format!("node-{number}"))).unwrap().turn().await;
             tokio::time::advance(Duration::from_millis(50)).await;
         }
         // 20 come in the time for which one is remembered.
-        assert!(visitors.remembered() <= 2 * FORGETTABLE, "{}", visitors.remembered());
+        assert!(rate_limiter.remembered() <= 2 * FORGETTABLE, "{}", rate_limiter.remembered());
         drop(stays);
     }
 }

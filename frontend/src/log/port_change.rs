@@ -12,7 +12,7 @@ use proto::{
 
 use crate::view::{Scoped, ServicePortView};
 
-use super::{piece, step::Step};
+use super::{chunk, pool_delta::PoolDelta};
 
 /// What one commit did to one service port.
 #[derive(Debug)]
@@ -22,20 +22,20 @@ pub(super) enum PortChange {
     /// It is gone.
     Removed,
     /// It was there and still is.
-    Changed(Box<Changed>),
+    Changed(Box<ServicePortDelta>),
 }
 
 #[derive(Debug)]
-pub(super) struct Changed {
+pub(super) struct ServicePortDelta {
     /// The digests of the service port before and after, when it is not the same.
     port: Option<(Digest, Digest)>,
-    cluster: PerFamily<Scoped<Step>>,
-    local: BTreeMap<Arc<str>, PerFamily<Step>>,
+    cluster: PerFamily<Scoped<PoolDelta>>,
+    local: BTreeMap<Arc<str>, PerFamily<PoolDelta>>,
 }
 
 /// What a sequence of changes amounts to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Net {
+pub(super) enum NetChange {
     /// It was not there before and is not there now.
     Nothing,
     /// It was there and is gone.
@@ -46,7 +46,7 @@ pub(super) enum Net {
     Edited,
 }
 
-impl Changed {
+impl ServicePortDelta {
     /// Whether more than endpoints is different.
     pub(super) fn is_port_changed(&self) -> bool {
         self.port.is_some()
@@ -63,13 +63,13 @@ impl PortChange {
         match (old, new) {
             (_, None) => Self::Removed,
             (None, Some(_)) => Self::Created,
-            (Some(old), Some(new)) => Self::Changed(Box::new(Changed {
+            (Some(old), Some(new)) => Self::Changed(Box::new(ServicePortDelta {
                 port: (old.port != new.port)
                     .then(|| (Digest::of_service_port(&old.port), Digest::of_service_port(&new.port))),
                 cluster: PerFamily::from_fn(|family| {
-                    scoped_steps(&old.cluster[family], &new.cluster[family], &zone_of)
+                    scoped_deltas(&old.cluster[family], &new.cluster[family], &zone_of)
                 }),
-                local: local_steps(&old.local, &new.local),
+                local: local_deltas(&old.local, &new.local),
             })),
         }
     }
@@ -80,7 +80,7 @@ impl PortChange {
             Self::Removed => BTreeSet::new(),
             Self::Created => new.into_iter().flat_map(nodes_of_view).collect(),
             Self::Changed(changed) => {
-                let overridden = changed.cluster.iter().flat_map(|(_, steps)| steps.nodes.keys());
+                let overridden = changed.cluster.iter().flat_map(|(_, deltas)| deltas.nodes.keys());
                 overridden.chain(changed.local.keys()).collect()
             }
         }
@@ -90,7 +90,7 @@ impl PortChange {
     pub(super) fn zones<'a>(&'a self, new: Option<&'a ServicePortView>) -> BTreeSet<&'a Arc<str>> {
         match (self, new) {
             (Self::Created, Some(view)) => view.cluster.iter().flat_map(|(_, pools)| pools.zones.keys()).collect(),
-            (Self::Changed(changed), _) => changed.cluster.iter().flat_map(|(_, steps)| steps.zones.keys()).collect(),
+            (Self::Changed(changed), _) => changed.cluster.iter().flat_map(|(_, deltas)| deltas.zones.keys()).collect(),
             _ => BTreeSet::new(),
         }
     }
@@ -100,15 +100,15 @@ impl PortChange {
         /// What a map needs around a value.
         const NODE: usize = 64;
         let Self::Changed(changed) = self else { return size_of::<Self>() };
-        let scoped = changed.cluster.iter().map(|(_, steps)| {
-            let special = steps.zones.values().chain(steps.nodes.values());
-            steps.default.size() + special.map(|step| NODE + step.size()).sum::<usize>()
+        let scoped = changed.cluster.iter().map(|(_, deltas)| {
+            let special = deltas.zones.values().chain(deltas.nodes.values());
+            deltas.default.size() + special.map(|delta| NODE + delta.size()).sum::<usize>()
         });
-        let local = changed.local.values().map(|steps| NODE + steps.v4.size() + steps.v6.size());
-        size_of::<Changed>() + scoped.sum::<usize>() + local.sum::<usize>()
+        let local = changed.local.values().map(|deltas| NODE + deltas.v4.size() + deltas.v6.size());
+        size_of::<ServicePortDelta>() + scoped.sum::<usize>() + local.sum::<usize>()
     }
 
-    fn as_changed(&self) -> Option<&Changed> {
+    fn as_changed(&self) -> Option<&ServicePortDelta> {
         match self {
             Self::Changed(changed) => Some(changed),
             Self::Created | Self::Removed => None,
@@ -116,7 +116,7 @@ impl PortChange {
     }
 }
 
-impl Net {
+impl NetChange {
     /// Of the changes of one service port, in order.
     pub(super) fn of(changes: &[&PortChange]) -> Self {
         let existed = !matches!(changes.first(), Some(PortChange::Created));
@@ -140,15 +140,15 @@ pub(super) fn net_for_zone(
     zone: &str,
     operations: &mut Vec<Operation>,
 ) {
-    let net = Net::of(changes);
-    if matches!(net, Net::Removed | Net::Fresh { existed: true }) {
+    let net = NetChange::of(changes);
+    if matches!(net, NetChange::Removed | NetChange::Fresh { existed: true }) {
         operations.push(Operation::RemoveServicePort(key.clone()));
     }
     let Some(view) = current else { return };
     match net {
-        Net::Nothing | Net::Removed => {}
-        Net::Fresh { .. } => put_for_zone(view, zone, operations),
-        Net::Edited => {
+        NetChange::Nothing | NetChange::Removed => {}
+        NetChange::Fresh { .. } => put_for_zone(view, zone, operations),
+        NetChange::Edited => {
             let puts: Vec<_> = changes.iter().filter_map(|change| change.as_changed()?.port).collect();
             if let (Some((before, _)), Some((_, after))) = (puts.first(), puts.last())
                 && before != after
@@ -156,10 +156,10 @@ pub(super) fn net_for_zone(
                 operations.push(Operation::PutServicePort(view.port.clone()));
             }
             for (family, pools) in view.cluster.iter() {
-                let steps = changes.iter().filter_map(|change| change.as_changed());
-                let steps = steps.map(|changed| changed.cluster[family].in_zone(zone));
+                let deltas = changes.iter().filter_map(|change| change.as_changed());
+                let deltas = deltas.map(|changed| changed.cluster[family].in_zone(zone));
                 let pool = pool_id(key, PoolClass::Cluster, family);
-                Step::net(steps, pool, pools.in_zone(zone), operations);
+                PoolDelta::net(deltas, pool, pools.in_zone(zone), operations);
             }
         }
     }
@@ -176,23 +176,23 @@ pub(super) fn net_for_node(
 ) -> Vec<PoolId> {
     let mut instead = Vec::new();
     let Some(view) = current else { return instead };
-    match Net::of(changes) {
-        Net::Nothing | Net::Removed => {}
-        Net::Fresh { .. } => put_for_node(view, node, operations),
-        Net::Edited => {
+    match NetChange::of(changes) {
+        NetChange::Nothing | NetChange::Removed => {}
+        NetChange::Fresh { .. } => put_for_node(view, node, operations),
+        NetChange::Edited => {
             let changed: Vec<_> = changes.iter().filter_map(|change| change.as_changed()).collect();
             for family in Family::ALL {
                 if changed.iter().any(|changed| changed.cluster[family].nodes.contains_key(node)) {
-                    let steps = changed.iter().map(|changed| changed.cluster[family].resolve(node, zone));
+                    let deltas = changed.iter().map(|changed| changed.cluster[family].resolve(node, zone));
                     let pool = pool_id(key, PoolClass::Cluster, family);
                     let target = view.cluster_pool(family, node, zone);
-                    Step::net(steps, pool.clone(), target, operations);
+                    PoolDelta::net(deltas, pool.clone(), target, operations);
                     instead.push(pool);
                 }
-                let steps = changed.iter().filter_map(|changed| Some(&changed.local.get(node)?[family]));
+                let deltas = changed.iter().filter_map(|changed| Some(&changed.local.get(node)?[family]));
                 let target = view.local.get(node).map(|pools| &pools[family]);
                 let pool = pool_id(key, PoolClass::Local, family);
-                Step::net(steps, pool, target.unwrap_or(&Pool::default()), operations);
+                PoolDelta::net(deltas, pool, target.unwrap_or(&Pool::default()), operations);
             }
         }
     }
@@ -205,7 +205,7 @@ pub(super) fn put_for_zone(view: &ServicePortView, zone: &str, operations: &mut 
     for (family, pools) in view.cluster.iter() {
         let pool = pools.in_zone(zone);
         if !pool.is_empty() {
-            piece::replace(pool_id(&view.port.key, PoolClass::Cluster, family), pool, operations);
+            chunk::replace(pool_id(&view.port.key, PoolClass::Cluster, family), pool, operations);
         }
     }
 }
@@ -214,10 +214,10 @@ pub(super) fn put_for_zone(view: &ServicePortView, zone: &str, operations: &mut 
 pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut Vec<Operation>) {
     for family in Family::ALL {
         if let Some(pool) = view.cluster[family].nodes.get(node) {
-            piece::replace(pool_id(&view.port.key, PoolClass::Cluster, family), pool, operations);
+            chunk::replace(pool_id(&view.port.key, PoolClass::Cluster, family), pool, operations);
         }
         if let Some(pool) = view.local_pool(family, node) {
-            piece::replace(pool_id(&view.port.key, PoolClass::Local, family), pool, operations);
+            chunk::replace(pool_id(&view.port.key, PoolClass::Local, family), pool, operations);
         }
     }
 }
@@ -227,37 +227,37 @@ pub(super) fn nodes_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc
     view.cluster.iter().flat_map(|(_, pools)| pools.nodes.keys()).chain(view.local.keys())
 }
 
-fn scoped_steps<'a>(old: &Scoped<Pool>, new: &Scoped<Pool>, zone_of: impl Fn(&str) -> &'a str) -> Scoped<Step> {
+fn scoped_deltas<'a>(old: &Scoped<Pool>, new: &Scoped<Pool>, zone_of: impl Fn(&str) -> &'a str) -> Scoped<PoolDelta> {
     let zones: BTreeSet<_> = old.zones.keys().chain(new.zones.keys()).collect();
     let nodes: BTreeSet<_> = old.nodes.keys().chain(new.nodes.keys()).collect();
-    // A place without a change is listed too: otherwise the step of the wider scope would be taken for its own.
+    // A place without a change is listed too: otherwise the delta of the wider scope would be taken for its own.
     Scoped {
-        default: Step::between(&old.default, &new.default),
+        default: PoolDelta::between(&old.default, &new.default),
         zones: zones
             .into_iter()
-            .map(|zone| (zone.clone(), Step::between(old.in_zone(zone), new.in_zone(zone))))
+            .map(|zone| (zone.clone(), PoolDelta::between(old.in_zone(zone), new.in_zone(zone))))
             .collect(),
         nodes: nodes
             .into_iter()
             .map(|node| {
                 let zone = zone_of(node);
-                (node.clone(), Step::between(old.resolve(node, zone), new.resolve(node, zone)))
+                (node.clone(), PoolDelta::between(old.resolve(node, zone), new.resolve(node, zone)))
             })
             .collect(),
     }
 }
 
-fn local_steps(
+fn local_deltas(
     old: &BTreeMap<Arc<str>, PerFamily<Pool>>,
     new: &BTreeMap<Arc<str>, PerFamily<Pool>>,
-) -> BTreeMap<Arc<str>, PerFamily<Step>> {
+) -> BTreeMap<Arc<str>, PerFamily<PoolDelta>> {
     let empty = PerFamily::<Pool>::default();
     let nodes: BTreeSet<_> = old.keys().chain(new.keys()).collect();
-    let steps = nodes.into_iter().map(|node| {
+    let deltas = nodes.into_iter().map(|node| {
         let (old, new) = (old.get(node).unwrap_or(&empty), new.get(node).unwrap_or(&empty));
-        (node.clone(), PerFamily::from_fn(|family| Step::between(&old[family], &new[family])))
+        (node.clone(), PerFamily::from_fn(|family| PoolDelta::between(&old[family], &new[family])))
     });
-    steps.filter(|(_, steps)| !steps.v4.is_empty() || !steps.v6.is_empty()).collect()
+    deltas.filter(|(_, deltas)| !deltas.v4.is_empty() || !deltas.v6.is_empty()).collect()
 }
 
 fn pool_id(key: &ServicePortKey, class: PoolClass, family: Family) -> PoolId {

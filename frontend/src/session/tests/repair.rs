@@ -9,7 +9,7 @@ use proto::{
 
 use crate::{
     Config,
-    log::Limits,
+    log::HistoryLimits,
     testing::{node, put},
 };
 
@@ -77,7 +77,7 @@ async fn a_client_that_computes_otherwise_is_sent_everything_once_and_then_left_
 
 #[tokio::test(start_paused = true)]
 async fn a_client_without_digests_is_not_asked() {
-    let config = Config { history: Limits { entries: 1, bytes: 1 << 20 }, ..Config::default() };
+    let config = Config { history: HistoryLimits { entries: 1, bytes: 1 << 20 }, ..Config::default() };
     let fixture = Fixture::with(config, small()).await;
     let mut client = fixture.connect(hello("node-0")).await;
     client.welcome().await;
@@ -92,7 +92,7 @@ async fn a_client_without_digests_is_not_asked() {
 
 #[tokio::test(start_paused = true)]
 async fn a_node_that_fell_behind_the_past_is_compared() {
-    let config = Config { history: Limits { entries: 1, bytes: 1 << 20 }, ..Config::default() };
+    let config = Config { history: HistoryLimits { entries: 1, bytes: 1 << 20 }, ..Config::default() };
     let fixture = Fixture::with(config, small()).await;
     let mut client = fixture.joined("node-0").await;
     fixture.update(put(web(1..=6))).await;
@@ -137,6 +137,6 @@ async fn streams_at_one_cursor_share_what_they_send() {
     let mut second = fixture.joined("node-1").await;
     fixture.update(put(web(1..=6))).await;
     let (first, second) = (first.frame().await, second.frame().await);
-    let (first, second) = (Client::shared_piece(&first).unwrap(), Client::shared_piece(&second).unwrap());
+    let (first, second) = (Client::shared_chunk(&first).unwrap(), Client::shared_chunk(&second).unwrap());
     assert!(Arc::ptr_eq(&first, &second));
 }

@@ -1,7 +1,7 @@
 //! Who is sent everything now, and who waits: a snapshot is the one thing that costs more than what has changed.
 //!
 //! ```text
-//!   everything is missing ──▶ waiting (a place in a line, nothing else) ──▶ Slot ──all handed over, or too slow──▶ free again
+//!   everything is missing ──▶ waiting (a place in a line, nothing else) ──▶ RebuildPermit ──all handed over, or too slow──▶ free again
 //! ```
 
 use std::{
@@ -19,7 +19,7 @@ use tokio::{
 
 /// The line. The first to wait is the first to be admitted.
 #[derive(Debug)]
-pub(crate) struct Admission {
+pub(crate) struct RebuildQueue {
     slots: Arc<Semaphore>,
     at_once: usize,
     patience: Duration,
@@ -28,7 +28,7 @@ pub(crate) struct Admission {
 
 /// The right to be sent everything, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct RebuildPermit {
     /// When it is given to somebody else although its client has not taken everything.
     pub(super) until: Instant,
     _permit: Option<OwnedSemaphorePermit>,
@@ -37,7 +37,7 @@ pub(super) struct Slot {
 /// Counts a client that waits, for as long as it does.
 struct Waiting<'a>(&'a AtomicUsize);
 
-impl Admission {
+impl RebuildQueue {
     pub(crate) fn new(at_once: usize, patience: Duration) -> Self {
         // Without any slot nobody would ever be served.
         let at_once = at_once.clamp(1, Semaphore::MAX_PERMITS);
@@ -55,11 +55,11 @@ impl Admission {
     }
 
     /// Waits in line. Dropping this leaves the line.
-    pub(super) async fn admit(&self) -> Slot {
+    pub(super) async fn admit(&self) -> RebuildPermit {
         let _waiting = Waiting::new(&self.waiting);
         // Fails only when the semaphore is closed, which it never is.
         let permit = self.slots.clone().acquire_owned().await.ok();
-        Slot { until: Instant::now() + self.patience, _permit: permit }
+        RebuildPermit { until: Instant::now() + self.patience, _permit: permit }
     }
 }
 

@@ -18,9 +18,9 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::{Service, body::Answers};
+use super::{Service, watch_body::WatchBody};
 
-/// `Watch` of the service [`Calls::NAME`].
+/// `Watch` of the service [`CallRouter::NAME`].
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
 /// `Status` of it.
 const STATUS: &str = "/fairlead.v1.Fairlead/Status";
@@ -32,19 +32,19 @@ const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
 /// The service as the transport has it.
 #[derive(Clone, Debug)]
-pub(super) struct Calls(Arc<Service>);
+pub(super) struct CallRouter(Arc<Service>);
 
-impl Calls {
+impl CallRouter {
     pub(super) fn new(service: Service) -> Self {
         Self(Arc::new(service))
     }
 }
 
-impl NamedService for Calls {
+impl NamedService for CallRouter {
     const NAME: &'static str = "fairlead.v1.Fairlead";
 }
 
-impl tower::Service<http::Request<Body>> for Calls {
+impl tower::Service<http::Request<Body>> for CallRouter {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<http::Response<Body>, Infallible>>;
@@ -72,7 +72,7 @@ async fn watch(service: &Service, request: http::Request<Body>) -> Result<http::
     }
     let decode = |body| Streaming::new_request(ServerCodec.decoder(), body, None, Some(MAX_MESSAGE_BYTES));
     let answers = service.watch(Request::from_http(request.map(decode))).await?;
-    let mut response = http::Response::new(Body::new(Answers::new(answers)));
+    let mut response = http::Response::new(Body::new(WatchBody::new(answers)));
     response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     Ok(response)
 }

@@ -7,16 +7,16 @@ use proto::{
     model::{Node, Revision, ServicePortKey},
 };
 
-use super::ledger::Sign;
+use super::digest_index::Sign;
 
 /// A node that has a Node object, or endpoints, or had one not long ago.
 #[derive(Debug, Default)]
-pub(super) struct Recipient {
+pub(super) struct NodeEntry {
     /// With its digest.
     node: Option<(Arc<Node>, Digest)>,
     /// When `node` last changed.
     changed: Revision,
-    /// When the zone last changed: steps recorded before do not fit this node any more.
+    /// When the zone last changed: deltas recorded before do not fit this node any more.
     moved: Revision,
     /// The service ports that have something special for this node, with their buckets.
     ports: BTreeSet<(u8, ServicePortKey)>,
@@ -24,7 +24,7 @@ pub(super) struct Recipient {
     own: Option<Box<Digests>>,
 }
 
-impl Recipient {
+impl NodeEntry {
     pub(super) fn node(&self) -> Option<&Arc<Node>> {
         self.node.as_ref().map(|(node, _)| node)
     }

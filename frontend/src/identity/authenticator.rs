@@ -18,7 +18,7 @@ const NODE_GROUP: &str = "system:nodes";
 
 /// Whom to know.
 #[derive(Clone, Debug, Default)]
-pub struct AccessOptions {
+pub struct AuthnOptions {
     /// A certificate whose URI is this and a node's name is that node's: `spiffe://cluster.local/node/`.
     pub node_uri_prefix: Option<String>,
     /// Who may look at everything: common names or URIs of certificates, user names of ServiceAccounts.
@@ -31,7 +31,7 @@ pub struct AccessOptions {
 
 /// Finds out who clients are.
 #[derive(Debug)]
-pub struct Access {
+pub struct Authenticator {
     node_uri_prefix: Option<String>,
     admins: Arc<BTreeSet<String>>,
     tokens: Option<Tokens>,
@@ -39,7 +39,7 @@ pub struct Access {
 
 /// Why it is not known who a client is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unidentified {
+pub enum AuthnError {
     /// It shows nothing.
     #[error("no identity: show a client certificate{}", if *.tokens { ", or a token in `authorization: Bearer`" } else { "" })]
     NoCredential {
@@ -57,15 +57,15 @@ pub enum Unidentified {
     Unavailable(String),
 }
 
-// === impl Access ===
+// === impl Authenticator ===
 
-impl Access {
+impl Authenticator {
     /// Reads the options. The API server is asked only when a token comes.
     ///
     /// # Errors
     /// When tokens are taken and there is no way to an API server.
-    pub async fn new(options: AccessOptions) -> Result<Self> {
-        let AccessOptions { node_uri_prefix, admins, tokens, kubeconfig } = options;
+    pub async fn new(options: AuthnOptions) -> Result<Self> {
+        let AuthnOptions { node_uri_prefix, admins, tokens, kubeconfig } = options;
         let admins = Arc::new(admins);
         let tokens = match tokens {
             Some(options) => {
@@ -79,22 +79,22 @@ impl Access {
     }
 
     /// Who a client with these credentials is. A certificate that names somebody goes before a token.
-    pub(crate) async fn identify(&self, names: Option<&Names>, token: Option<&str>) -> Result<Identity, Unidentified> {
+    pub(crate) async fn identify(&self, names: Option<&Names>, token: Option<&str>) -> Result<Identity, AuthnError> {
         let unknown = match names.map(|names| self.by_certificate(names)) {
             Some(Ok(identity)) => return Ok(identity),
             Some(Err(unknown)) => unknown,
-            None => Unidentified::NoCredential { tokens: self.tokens.is_some() },
+            None => AuthnError::NoCredential { tokens: self.tokens.is_some() },
         };
         match (&self.tokens, token) {
             (Some(tokens), Some(token)) => tokens.identify(token).await,
             (None, Some(_)) if names.is_none() => {
-                Err(Unidentified::Token("this frontend is not told to take any".to_owned()))
+                Err(AuthnError::Token("this frontend is not told to take any".to_owned()))
             }
             _ => Err(unknown),
         }
     }
 
-    fn by_certificate(&self, names: &Names) -> Result<Identity, Unidentified> {
+    fn by_certificate(&self, names: &Names) -> Result<Identity, AuthnError> {
         let Names { common_name, organizations, uris } = names;
         let mut own = common_name.iter().chain(uris);
         if let Some(admin) = own.find(|name| self.admins.contains(*name)) {
@@ -107,10 +107,10 @@ impl Access {
         let nodes: BTreeSet<_> = of_subject.into_iter().chain(of_uris).collect();
         match nodes.iter().copied().collect::<Vec<_>>()[..] {
             [node] if is_node_name(node) => Ok(Identity::Node(node.into())),
-            [] => Err(Unidentified::UnknownNames(format!(
+            [] => Err(AuthnError::UnknownNames(format!(
                 "common name {common_name:?}, organizations {organizations:?}, URIs {uris:?}"
             ))),
-            _ => Err(Unidentified::UnknownNames(format!("it is not the one of one node: {nodes:?}"))),
+            _ => Err(AuthnError::UnknownNames(format!("it is not the one of one node: {nodes:?}"))),
         }
     }
 }
@@ -133,8 +133,8 @@ mod tests {
         }
     }
 
-    fn access() -> Access {
-        Access {
+    fn access() -> Authenticator {
+        Authenticator {
             node_uri_prefix: Some("spiffe://example.org/node/".to_owned()),
             admins: Arc::new(["ops", "spiffe://example.org/ops"].map(str::to_owned).into()),
             tokens: None,
@@ -178,9 +178,9 @@ mod tests {
         ];
         for names in others {
             let error = access.by_certificate(&names).unwrap_err();
-            assert!(matches!(error, Unidentified::UnknownNames(_)), "{names:?}: {error}");
+            assert!(matches!(error, AuthnError::UnknownNames(_)), "{names:?}: {error}");
         }
-        let plain = Access { node_uri_prefix: None, ..access };
+        let plain = Authenticator { node_uri_prefix: None, ..access };
         plain.by_certificate(&names("", "", &["spiffe://example.org/node/a"])).unwrap_err();
         plain.by_certificate(&names("", "", &["a"])).unwrap_err();
     }

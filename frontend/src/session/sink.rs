@@ -9,29 +9,29 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::frame::Frame;
+use crate::outgoing::OutgoingMessage;
 
-use super::{End, admission::Slot};
+use super::{SessionEnd, rebuild_queue::RebuildPermit};
 
 /// The sending side of a stream.
 #[derive(Debug)]
-pub(super) struct Output {
-    frames: mpsc::Sender<Frame>,
+pub(super) struct MessageSink {
+    frames: mpsc::Sender<OutgoingMessage>,
     shutdown: Shutdown,
-    slot: Option<Slot>,
+    slot: Option<RebuildPermit>,
 }
 
-impl Output {
-    pub(super) fn new(frames: mpsc::Sender<Frame>, shutdown: Shutdown) -> Self {
+impl MessageSink {
+    pub(super) fn new(frames: mpsc::Sender<OutgoingMessage>, shutdown: Shutdown) -> Self {
         Self { frames, shutdown, slot: None }
     }
 
     /// Waits until the transport takes the frame, which may be as long as the client does not read. When that takes longer
     /// than its slot lasts, another client gets the slot.
-    pub(super) async fn send(&mut self, frame: Frame) -> Result<(), End> {
+    pub(super) async fn send(&mut self, frame: OutgoingMessage) -> Result<(), SessionEnd> {
         let frame = match self.frames.try_send(frame) {
             Ok(()) => return Ok(()),
-            Err(TrySendError::Closed(_)) => return Err(End::Gone),
+            Err(TrySendError::Closed(_)) => return Err(SessionEnd::Gone),
             Err(TrySendError::Full(frame)) => frame,
         };
         let Self { frames, shutdown, slot } = self;
@@ -40,8 +40,8 @@ impl Output {
         loop {
             let until = slot.as_ref().map(|slot| slot.until);
             tokio::select! {
-                () = shutdown.recv() => return Err(End::Stopping),
-                sent = &mut sending => return sent.map_err(|_| End::Gone),
+                () = shutdown.recv() => return Err(SessionEnd::Stopping),
+                sent = &mut sending => return sent.map_err(|_| SessionEnd::Gone),
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
                     info!("everything is taken too slowly, another client is admitted meanwhile");
                     *slot = None;
@@ -51,21 +51,21 @@ impl Output {
     }
 
     /// Sends the frame if the transport takes it now.
-    pub(super) fn try_send(&self, frame: Frame) -> Result<(), End> {
+    pub(super) fn try_send(&self, frame: OutgoingMessage) -> Result<(), SessionEnd> {
         match self.frames.try_send(frame) {
             Ok(()) | Err(TrySendError::Full(_)) => Ok(()),
-            Err(TrySendError::Closed(_)) => Err(End::Gone),
+            Err(TrySendError::Closed(_)) => Err(SessionEnd::Gone),
         }
     }
 
     /// As [`Self::send`], also while the process stops.
-    pub(super) async fn send_last(&mut self, frame: Frame) -> Result<(), End> {
+    pub(super) async fn send_last(&mut self, frame: OutgoingMessage) -> Result<(), SessionEnd> {
         self.slot = None;
-        self.frames.send(frame).await.map_err(|_| End::Gone)
+        self.frames.send(frame).await.map_err(|_| SessionEnd::Gone)
     }
 
     /// What is sent from now on is a snapshot or a repair.
-    pub(super) fn occupy(&mut self, slot: Slot) {
+    pub(super) fn occupy(&mut self, slot: RebuildPermit) {
         self.slot = Some(slot);
     }
 
@@ -93,12 +93,12 @@ impl Output {
     }
 
     /// Returns when there is no use in going on.
-    pub(super) fn ended(&self) -> impl Future<Output = End> + Send + use<> {
+    pub(super) fn ended(&self) -> impl Future<Output = SessionEnd> + Send + use<> {
         let (mut shutdown, frames) = (self.shutdown.clone(), self.frames.clone());
         async move {
             tokio::select! {
-                () = shutdown.recv() => End::Stopping,
-                () = frames.closed() => End::Gone,
+                () = shutdown.recv() => SessionEnd::Stopping,
+                () = frames.closed() => SessionEnd::Gone,
             }
         }
     }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fairlead_frontend::{Config, Figures, Frontend, Listener, object::SourceUpdate};
+use fairlead_frontend::{Config, Frontend, Listener, StreamStats, object::SourceUpdate};
 use proto::v1::{self, client_message::Message as Said, fairlead_client::FairleadClient, server_message::Message};
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
@@ -20,8 +20,8 @@ use tonic::{
 
 use crate::{
     PATIENCE,
+    client::Client,
     cluster::{cluster, slice},
-    good::Good,
 };
 
 /// So many changes are told to a good client in one round.
@@ -90,7 +90,7 @@ impl Server {
     }
 
     /// Tells 50 changes, each of which the good client must have before the next is made.
-    pub(crate) async fn round(&self, good: &mut Good) -> Duration {
+    pub(crate) async fn round(&self, good: &mut Client) -> Duration {
         let begun = Instant::now();
         for number in 0..CHANGES {
             // Each differs from the one before, also from the last one of an earlier round.
@@ -101,26 +101,26 @@ impl Server {
     }
 
     /// A round without anybody bad.
-    pub(crate) async fn alone(&self, good: &mut Good) -> Alone {
+    pub(crate) async fn alone(&self, good: &mut Client) -> Alone {
         Alone(self.round(good).await.max(SHORTEST_ROUND))
     }
 
     /// A round beside bad clients.
-    pub(crate) async fn beside(&self, good: &mut Good, alone: &Alone) {
+    pub(crate) async fn beside(&self, good: &mut Client, alone: &Alone) {
         let took = self.round(good).await;
         assert!(took < alone.0 * FACTOR, "{took:?} instead of {:?}", alone.0);
     }
 
     /// Waits until the figures are as wanted.
-    pub(crate) async fn until(&self, wanted: impl Fn(Figures) -> bool) -> Figures {
+    pub(crate) async fn until(&self, wanted: impl Fn(StreamStats) -> bool) -> StreamStats {
         let come = async {
-            while !wanted(self.frontend.figures()) {
+            while !wanted(self.frontend.stream_stats()) {
                 sleep(Duration::from_millis(1)).await;
             }
         };
         let come = timeout(PATIENCE, come).await;
-        come.unwrap_or_else(|_| panic!("{:?}", self.frontend.figures()));
-        self.frontend.figures()
+        come.unwrap_or_else(|_| panic!("{:?}", self.frontend.stream_stats()));
+        self.frontend.stream_stats()
     }
 
     /// Waits until there are so many streams.

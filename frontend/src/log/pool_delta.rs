@@ -1,17 +1,17 @@
-//! How a pool changed in one commit, and what several such steps amount to.
+//! How a pool changed in one commit, and what several such deltas amount to.
 
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
 use proto::model::{Endpoint, Operation, Pool, PoolId};
 
-use super::piece;
+use super::chunk;
 
 /// The endpoints of a pool that one commit touched. None: the pool is what it was.
 #[derive(Debug, Default)]
-pub(super) struct Step(Box<[Touched]>);
+pub(super) struct PoolDelta(Box<[EndpointDelta]>);
 
 #[derive(Clone, Copy, Debug)]
-struct Touched {
+struct EndpointDelta {
     address: IpAddr,
     port: NonZeroU16,
     before: Presence,
@@ -26,11 +26,11 @@ enum Presence {
     Terminating,
 }
 
-impl Step {
+impl PoolDelta {
     /// What leads from one pool to another.
     pub(super) fn between(before: &Pool, after: &Pool) -> Self {
         let (add, remove) = before.diff(after);
-        let touched = |endpoint: &Endpoint| Touched {
+        let touched = |endpoint: &Endpoint| EndpointDelta {
             address: endpoint.address,
             port: endpoint.port,
             before: Presence::of(before.get(endpoint)),
@@ -45,20 +45,20 @@ impl Step {
 
     /// About how many bytes of memory it takes.
     pub(super) fn size(&self) -> usize {
-        size_of::<Self>() + self.0.len() * size_of::<Touched>()
+        size_of::<Self>() + self.0.len() * size_of::<EndpointDelta>()
     }
 
-    /// Appends the operations that do all at once what the steps, each following on the one before, did one by one.
+    /// Appends the operations that do all at once what the deltas, each following on the one before, did one by one.
     /// `current` is what the pool is after the last.
     pub(super) fn net<'a>(
-        steps: impl IntoIterator<Item = &'a Self>,
+        deltas: impl IntoIterator<Item = &'a Self>,
         pool: PoolId,
         current: &Pool,
         operations: &mut Vec<Operation>,
     ) {
         let mut net = BTreeMap::<(IpAddr, NonZeroU16), (Presence, Presence)>::new();
-        for touched in steps.into_iter().flat_map(|step| &step.0) {
-            let Touched { address, port, before, after } = *touched;
+        for touched in deltas.into_iter().flat_map(|delta| &delta.0) {
+            let EndpointDelta { address, port, before, after } = *touched;
             net.entry((address, port)).and_modify(|(_, last)| *last = after).or_insert((before, after));
         }
         let (mut add, mut remove) = (Vec::new(), Vec::new());
@@ -77,9 +77,9 @@ impl Step {
             return;
         }
         if add.len() + remove.len() >= current.len() {
-            piece::replace(pool, current, operations);
+            chunk::replace(pool, current, operations);
         } else {
-            piece::change(pool, add, remove, operations);
+            chunk::change(pool, add, remove, operations);
         }
     }
 }

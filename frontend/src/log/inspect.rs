@@ -2,11 +2,11 @@
 
 use proto::{digest::BUCKETS, model::ServicePortKey};
 
-use crate::{recent::What, view::ServicePortView};
+use crate::{change_history::ChangeKind, view::ServicePortView};
 
-use super::{Log, change::PortChange, history::Entry};
+use super::{ChangeLog, history::CommitRecord, port_change::PortChange};
 
-impl Log {
+impl ChangeLog {
     /// How many parts [`Self::part`] has.
     pub(crate) const PARTS: usize = BUCKETS;
 
@@ -16,14 +16,14 @@ impl Log {
     }
 
     /// What the last commit did to service ports, if it did anything.
-    pub(crate) fn last(&self) -> impl Iterator<Item = (&ServicePortKey, What)> {
-        let changes = self.history.last().map(Entry::changes);
+    pub(crate) fn last(&self) -> impl Iterator<Item = (&ServicePortKey, ChangeKind)> {
+        let changes = self.history.last().map(CommitRecord::changes);
         changes.into_iter().flatten().map(|(key, change)| {
             let what = match change {
-                PortChange::Created => What::Added,
-                PortChange::Removed => What::Removed,
-                PortChange::Changed(changed) if changed.is_port_changed() => What::Changed,
-                PortChange::Changed(_) => What::Endpoints,
+                PortChange::Created => ChangeKind::Added,
+                PortChange::Removed => ChangeKind::Removed,
+                PortChange::Changed(changed) if changed.is_port_changed() => ChangeKind::Changed,
+                PortChange::Changed(_) => ChangeKind::Endpoints,
             };
             (key, what)
         })

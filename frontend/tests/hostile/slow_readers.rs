@@ -6,8 +6,8 @@ use fairlead_frontend::{Config, ConnectionLimits};
 
 use crate::{
     BAD,
-    good::Good,
-    rig::{Alone, CHANGES, Server, Stream, hello},
+    client::Client,
+    fixture::{Alone, CHANGES, Server, Stream, hello},
     transport::{self, Pace},
 };
 
@@ -18,8 +18,8 @@ const SERVICES: u8 = 200;
 fn config() -> Config {
     let bookmark_interval = Duration::from_millis(50);
     Config {
-        snapshots_at_once: 4,
-        snapshot_patience: Duration::from_millis(100),
+        max_concurrent_rebuilds: 4,
+        rebuild_timeout: Duration::from_millis(100),
         bookmark_interval,
         ..Config::default()
     }
@@ -34,24 +34,24 @@ fn impatient() -> Config {
     Config { connections, ..config() }
 }
 
-/// All were given a place, gave it back, and cost nothing since but what is `under_way` to them: so many pieces of messages.
-async fn are_harmless(server: &Server, good: &mut Good, alone: &Alone, under_way: u64) {
-    let before = server.until(|figures| figures.waiting == 0 && figures.admitted == 0).await;
+/// All were given a place, gave it back, and cost nothing since but what is `under_way` to them: so many chunks of messages.
+async fn are_harmless(server: &Server, good: &mut Client, alone: &Alone, under_way: u64) {
+    let before = server.until(|stats| stats.rebuilds_waiting == 0 && stats.rebuilds_running == 0).await;
     assert_eq!(before.rebuilds, 1 + BAD as u64);
     server.beside(good, alone).await;
-    let after = server.frontend.figures();
-    assert_eq!((after.rebuilds, after.waiting, after.admitted), (before.rebuilds, 0, 0));
-    let sent = after.sent - before.sent;
+    let after = server.frontend.stream_stats();
+    assert_eq!((after.rebuilds, after.rebuilds_waiting, after.rebuilds_running), (before.rebuilds, 0, 0));
+    let sent = after.chunks_sent - before.chunks_sent;
     // All changes are the good client's.
     let changes = u64::from(CHANGES);
     assert!((changes..=changes + under_way).contains(&sent), "{before:?} {after:?}");
-    Good::join(server, "late").await;
+    Client::join(server, "late").await;
 }
 
 #[tokio::test]
 async fn streams_that_are_not_read() {
     let server = Server::start(config(), SERVICES).await;
-    let mut good = Good::join(&server, "good").await;
+    let mut good = Client::join(&server, "good").await;
     let alone = server.alone(&mut good).await;
     let mut bad = Vec::new();
     for number in 0..BAD {
@@ -60,7 +60,7 @@ async fn streams_that_are_not_read() {
         let stream = Stream::hello(channel, hello(&format!("bad-{number}")));
         bad.push(tokio::spawn(stream));
     }
-    server.until(|figures| figures.rebuilds == 1 + BAD as u64).await;
+    server.until(|stats| stats.rebuilds == 1 + BAD as u64).await;
     are_harmless(&server, &mut good, &alone, 0).await;
 }
 
@@ -77,15 +77,15 @@ async fn sockets_that_are_read_a_byte_a_second() {
 /// Pings are not answered by these, so that they go.
 async fn sockets(pace: Pace) {
     let server = Server::start(impatient(), SERVICES).await;
-    let mut good = Good::join(&server, "good").await;
-    let snapshot = server.frontend.figures().sent;
+    let mut good = Client::join(&server, "good").await;
+    let snapshot = server.frontend.stream_stats().chunks_sent;
     let alone = server.alone(&mut good).await;
     let mut bad = Vec::new();
     for number in 0..BAD {
         let (channel, _) = transport::channel(server.endpoint(), server.address, pace).await;
         bad.push(Stream::hello(channel, hello(&format!("bad-{number}"))).await.unwrap());
     }
-    server.until(|figures| figures.rebuilds == 1 + BAD as u64).await;
+    server.until(|stats| stats.rebuilds == 1 + BAD as u64).await;
     are_harmless(&server, &mut good, &alone, BAD as u64 * snapshot).await;
     server.until_streams(1).await;
 }

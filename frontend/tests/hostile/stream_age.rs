@@ -6,8 +6,8 @@ use fairlead_frontend::Config;
 use proto::model::Mode;
 
 use crate::{
-    good::Good,
-    rig::{Server, Stream, hello},
+    client::Client,
+    fixture::{Server, Stream, hello},
 };
 
 fn config() -> Config {
@@ -22,20 +22,20 @@ fn config() -> Config {
 #[tokio::test]
 async fn a_client_is_asked_to_go_and_comes_back_with_what_it_holds() {
     let server = Server::start(config(), 20).await;
-    let mut good = Good::join(&server, "node").await;
+    let mut good = Client::join(&server, "node").await;
     for _ in 0..3 {
         assert_eq!(good.drained().await, 100);
         let held = good.state.clone();
         good = good.moves_to(&server).await;
         assert_eq!((good.mode, &good.state), (Mode::Resume, &held));
     }
-    assert_eq!(server.frontend.figures().rebuilds, 1, "nothing is sent again");
+    assert_eq!(server.frontend.stream_stats().rebuilds, 1, "nothing is sent again");
 }
 
 #[tokio::test]
 async fn a_client_that_does_not_go_is_left() {
     let server = Server::start(config(), 20).await;
-    let mut good = Good::join(&server, "node").await;
+    let mut good = Client::join(&server, "node").await;
     good.drained().await;
     good.stream.ends().await.unwrap();
     server.until_streams(0).await;
@@ -46,7 +46,7 @@ async fn a_client_that_does_not_read_is_left_too() {
     let server = Server::start(config(), 200).await;
     let channel = server.endpoint().initial_stream_window_size(1).connect().await.unwrap();
     let stream = tokio::spawn(Stream::hello(channel, hello("node")));
-    server.until(|figures| figures.rebuilds == 1).await;
+    server.until(|stats| stats.rebuilds == 1).await;
     server.until_streams(0).await;
     // Its connection is ended, and with it the call.
     let mut stream = stream.await.unwrap().unwrap();

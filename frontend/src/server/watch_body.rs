@@ -17,7 +17,7 @@ use tonic::Status;
 use super::watch::WatchStream;
 
 /// The answers of one call.
-pub(super) struct Answers {
+pub(super) struct WatchBody {
     messages: WatchStream,
     /// What is left of a message.
     chunks: std::vec::IntoIter<Bytes>,
@@ -25,13 +25,13 @@ pub(super) struct Answers {
     is_ended: bool,
 }
 
-impl Answers {
+impl WatchBody {
     pub(super) fn new(messages: WatchStream) -> Self {
         Self { messages, chunks: Vec::new().into_iter(), is_ended: false }
     }
 }
 
-impl Body for Answers {
+impl Body for WatchBody {
     type Data = Bytes;
     type Error = Status;
 

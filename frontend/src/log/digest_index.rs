@@ -1,5 +1,5 @@
 //! The digests of what nodes hold, kept up to date by what changes: one vector for everyone, one per zone for what is
-//! different there, and (in `recipient`) one per node for what is different on it.
+//! different there, and (in `node_entry`) one per node for what is different on it.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::view::{Scoped, ServicePortView};
 
 /// The digests for everyone and for zones.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Ledger {
+pub(super) struct DigestIndex {
     everyone: Digests,
     /// What is to be added in a zone.
     zones: HashMap<Arc<str>, Digests>,
@@ -26,7 +26,7 @@ pub(super) enum Sign {
 }
 
 /// The digests of the cluster pools of a service port, except on special nodes.
-pub(super) type InZones = PerFamily<Scoped<Digest>>;
+pub(super) type ZoneDigests = PerFamily<Scoped<Digest>>;
 
 impl Sign {
     pub(super) fn apply(self, sum: &mut Digest, digest: Digest) {
@@ -37,7 +37,7 @@ impl Sign {
     }
 }
 
-impl Ledger {
+impl DigestIndex {
     /// The digests of all service ports and cluster pools in a zone.
     pub(super) fn digests(&self, zone: &str) -> Digests {
         let mut digests = self.everyone.clone();
@@ -57,14 +57,14 @@ impl Ledger {
     }
 
     /// Adds or removes a service port with its cluster pools. Gives their digests, to account for nodes.
-    pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, sign: Sign) -> InZones {
+    pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, sign: Sign) -> ZoneDigests {
         let bucket = hash.bucket();
         sign.apply(&mut self.everyone[bucket], Digest::of_service_port(&view.port));
         PerFamily::from_fn(|family| {
             let pools = &view.cluster[family];
             let default = cluster_digest(hash, &pools.default);
             sign.apply(&mut self.everyone[bucket], default);
-            let mut in_zones = Scoped::everywhere(default);
+            let mut zone_digests = Scoped::everywhere(default);
             for (zone, pool) in &pools.zones {
                 let digest = cluster_digest(hash, pool);
                 let special = self.zones.entry(zone.clone()).or_default();
@@ -73,9 +73,9 @@ impl Ledger {
                 if sign == Sign::Remove && *special == Digests::default() {
                     self.zones.remove(zone);
                 }
-                in_zones.zones.insert(zone.clone(), digest);
+                zone_digests.zones.insert(zone.clone(), digest);
             }
-            in_zones
+            zone_digests
         })
     }
 }
@@ -84,13 +84,13 @@ impl Ledger {
 pub(super) fn own_digests<'a, 'z>(
     hash: KeyHash,
     view: &'a ServicePortView,
-    in_zones: &InZones,
+    zone_digests: &ZoneDigests,
     zone_of: impl Fn(&str) -> &'z str,
 ) -> Vec<(&'a Arc<str>, Digest)> {
     let mut own = Vec::new();
     for (family, pools) in view.cluster.iter() {
         for (node, pool) in &pools.nodes {
-            let in_zone = *in_zones[family].in_zone(zone_of(node));
+            let in_zone = *zone_digests[family].in_zone(zone_of(node));
             own.push((node, minus(cluster_digest(hash, pool), in_zone)));
         }
     }

@@ -7,11 +7,11 @@ use proto::{
     model::{Batch, ServerEvent},
 };
 
-use crate::log::{Encodings, Piece};
+use crate::log::{EncodedChunk, EncodingCounters};
 
 /// One message to a client.
 #[derive(Clone, Debug)]
-pub enum Frame {
+pub enum OutgoingMessage {
     /// A message that is not worth sharing.
     Event(ServerEvent),
     /// A batch.
@@ -19,18 +19,18 @@ pub enum Frame {
         /// The batch but for its operations.
         header: Batch,
         /// Its operations.
-        pieces: Vec<Arc<Piece>>,
+        chunks: Vec<Arc<EncodedChunk>>,
     },
 }
 
-impl Frame {
+impl OutgoingMessage {
     /// For the wire. Operations that another stream has sent are not encoded again.
     #[must_use]
-    pub fn encode(&self, counts: &Encodings) -> EncodedMessage {
+    pub fn encode(&self, counts: &EncodingCounters) -> EncodedMessage {
         match self {
             Self::Event(event) => EncodedMessage::new(event),
-            Self::Batch { header, pieces } => {
-                EncodedMessage::batch(header, pieces.iter().map(|piece| piece.encoded(counts)))
+            Self::Batch { header, chunks } => {
+                EncodedMessage::batch(header, chunks.iter().map(|chunk| chunk.encoded(counts)))
             }
         }
     }
@@ -40,8 +40,8 @@ impl Frame {
     pub fn into_event(self) -> ServerEvent {
         match self {
             Self::Event(event) => event,
-            Self::Batch { header, pieces } => {
-                let operations = pieces.iter().flat_map(|piece| piece.operations()).cloned().collect();
+            Self::Batch { header, chunks } => {
+                let operations = chunks.iter().flat_map(|chunk| chunk.operations()).cloned().collect();
                 ServerEvent::Batch(Batch { operations, ..header })
             }
         }

@@ -10,11 +10,11 @@ use proto::{
     model::{Endpoint, Operation, Pool, PoolId, ServicePort, ServicePortKey},
 };
 
-/// How large a piece gets, in bytes, when it could be split. Far below the limit of a message, because the buffers of a client stay
-/// as large as its largest message. Here a piece is held once, however many streams it goes to.
-pub(crate) const PIECE_BYTES: usize = 24 << 10;
+/// How large a chunk gets, in bytes, when it could be split. Far below the limit of a message, because the buffers of a client stay
+/// as large as its largest message. Here a chunk is held once, however many streams it goes to.
+pub(crate) const CHUNK_BYTES: usize = 24 << 10;
 
-/// How many endpoints one operation carries at most: 19 bytes each in the worst case, so less than a piece.
+/// How many endpoints one operation carries at most: 19 bytes each in the worst case, so less than a chunk.
 const OPERATION_ENDPOINTS: usize = 1_000;
 
 /// The bytes of an address with tag and length, IPv6.
@@ -28,34 +28,34 @@ const FIXED_BYTES: usize = 128;
 
 /// A few operations, as values and, once somebody needs them, as bytes.
 #[derive(Debug)]
-pub struct Piece {
+pub struct EncodedChunk {
     operations: Box<[Operation]>,
     size: usize,
     encoded: OnceLock<EncodedOperation>,
 }
 
-/// How often pieces were sent, and how often that meant encoding them.
+/// How often chunks were sent, and how often that meant encoding them.
 #[derive(Debug, Default)]
-pub struct Encodings {
+pub struct EncodingCounters {
     encoded: AtomicU64,
     sent: AtomicU64,
 }
 
-impl Encodings {
-    /// Pieces that were encoded: none twice.
+impl EncodingCounters {
+    /// Chunks that were encoded: none twice.
     #[must_use]
     pub fn encoded(&self) -> u64 {
         self.encoded.load(Ordering::Relaxed)
     }
 
-    /// Pieces that were sent, each counted once for each stream.
+    /// Chunks that were sent, each counted once for each stream.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 }
 
-impl Piece {
+impl EncodedChunk {
     fn new(operations: Vec<Operation>, size: usize) -> Arc<Self> {
         Arc::new(Self { operations: operations.into(), size, encoded: OnceLock::new() })
     }
@@ -74,7 +74,7 @@ impl Piece {
 
     /// The bytes. The first call encodes.
     #[must_use]
-    pub fn encoded(&self, counts: &Encodings) -> EncodedOperation {
+    pub fn encoded(&self, counts: &EncodingCounters) -> EncodedOperation {
         let encode = || {
             counts.encoded.fetch_add(1, Ordering::Relaxed);
             match &*self.operations {
@@ -89,23 +89,23 @@ impl Piece {
         self.encoded.get_or_init(encode).clone()
     }
 
-    /// Packs operations into pieces of about [`PIECE_BYTES`], in order.
+    /// Packs operations into chunks of about [`CHUNK_BYTES`], in order.
     pub(super) fn pack(operations: impl IntoIterator<Item = Operation>) -> Vec<Arc<Self>> {
-        let mut pieces = Vec::new();
+        let mut chunks = Vec::new();
         let (mut pending, mut size) = (Vec::new(), 0);
         for operation in operations {
             let more = size_bound(&operation);
-            if size + more > PIECE_BYTES && !pending.is_empty() {
-                pieces.push(Self::new(std::mem::take(&mut pending), size));
+            if size + more > CHUNK_BYTES && !pending.is_empty() {
+                chunks.push(Self::new(std::mem::take(&mut pending), size));
                 size = 0;
             }
             pending.push(operation);
             size += more;
         }
         if !pending.is_empty() {
-            pieces.push(Self::new(pending, size));
+            chunks.push(Self::new(pending, size));
         }
-        pieces
+        chunks
     }
 }
 
@@ -228,9 +228,9 @@ mod tests {
         let mut operations = Vec::new();
         replace(pool_id(), &all, &mut operations);
         change(pool_id(), all.to_vec(), all.to_vec(), &mut operations);
-        let pieces = Piece::pack(operations);
-        assert!(pieces.iter().all(|piece| piece.size() < proto::MAX_MESSAGE_BYTES - 1024));
-        let sent = pieces.iter().flat_map(|piece| piece.operations()).map(|operation| match operation {
+        let chunks = EncodedChunk::pack(operations);
+        assert!(chunks.iter().all(|chunk| chunk.size() < proto::MAX_MESSAGE_BYTES - 1024));
+        let sent = chunks.iter().flat_map(|chunk| chunk.operations()).map(|operation| match operation {
             Operation::ReplacePool { endpoints, .. } => endpoints.len(),
             Operation::ChangePool { add, remove, .. } => add.len() + remove.len(),
             other => panic!("{other:?}"),
@@ -241,11 +241,11 @@ mod tests {
     #[test]
     fn packing_keeps_order_and_size() {
         let operations: Vec<_> = (0..2000).map(|n| Operation::ResetBucket((n % 128) as u8)).collect();
-        let pieces = Piece::pack(operations.clone());
-        assert!(pieces.len() > 1);
-        assert!(pieces.iter().all(|piece| piece.size() <= PIECE_BYTES));
-        let packed: Vec<_> = pieces.iter().flat_map(|piece| piece.operations().to_vec()).collect();
+        let chunks = EncodedChunk::pack(operations.clone());
+        assert!(chunks.len() > 1);
+        assert!(chunks.iter().all(|chunk| chunk.size() <= CHUNK_BYTES));
+        let packed: Vec<_> = chunks.iter().flat_map(|chunk| chunk.operations().to_vec()).collect();
         assert_eq!(packed, operations);
-        assert!(Piece::pack([]).is_empty());
+        assert!(EncodedChunk::pack([]).is_empty());
     }
 }
