@@ -270,7 +270,7 @@ impl<K: Kernel> Driver<K> {
                 let entries = set::front(&front, family);
                 for content in contents {
                     let set = Set { content, family };
-                    list.extend(entries.iter().map(|entry| Object::Entry(set, *entry)));
+                    list.extend(entries.iter().map(|entry| Object::SetEntry(set, *entry)));
                 }
             }
         }
@@ -285,7 +285,7 @@ impl<K: Kernel> Driver<K> {
             let addresses = Family::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
             addresses.map(|address| {
                 let protocol = crate::object::ipvs_protocol(port.key.protocol);
-                netlink::ipvs::Service::Address(protocol, (address, port.port.get()).into())
+                netlink::ipvs::VirtualServerKey::Address(protocol, (address, port.port.get()).into())
             })
         });
         Ours { wanted: servers.collect(), exclude: self.settings.exclude.clone() }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use netlink::ipvs::Service;
+use netlink::ipvs::VirtualServerKey;
 use proto::model::ServicePortKey;
 
 use crate::{
@@ -73,12 +73,12 @@ impl Ids {
 /// Whether there is a virtual server for a mark with this number.
 fn serves(present: &Pieces, id: u32) -> bool {
     use crate::mark::Variant;
-    use netlink::ipvs::{Family, Protocol};
-    [Family::V4, Family::V6].into_iter().any(|family| {
-        [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().any(|protocol| {
+    use netlink::{AddressFamily, ipvs::IpvsProtocol};
+    AddressFamily::ALL.into_iter().any(|family| {
+        [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp].into_iter().any(|protocol| {
             [Variant::External, Variant::Inside, Variant::Local].into_iter().any(|variant| {
                 let mark = Mark::new(id, protocol, variant).raw();
-                present.contains_key(&Object::Server(Service::Mark(family, mark)))
+                present.contains_key(&Object::Server(VirtualServerKey::FwMark(family, mark)))
             })
         })
     })

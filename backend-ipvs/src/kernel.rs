@@ -13,7 +13,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use ::netlink::ipvs::{Service, Timeouts};
+use ::netlink::ipvs::{IpvsTimeouts, VirtualServerKey};
 use anyhow::Result;
 use ipnet::IpNet;
 use proto::model::{Family, PerFamily};
@@ -44,7 +44,7 @@ pub(crate) trait Kernel: Send + 'static {
     fn commit(&mut self, operations: Vec<Operation>) -> impl Future<Output = Result<Vec<Refused>>> + Send;
 
     /// How many connections the destinations of these virtual servers have.
-    fn connections(&mut self, servers: Vec<Service>) -> impl Future<Output = Result<Carried>> + Send;
+    fn connections(&mut self, servers: Vec<VirtualServerKey>) -> impl Future<Output = Result<Carried>> + Send;
 
     /// How much there is, looked at quickly.
     fn survey(&mut self) -> impl Future<Output = Result<Survey>> + Send;
@@ -60,7 +60,7 @@ pub(crate) trait Kernel: Send + 'static {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
     pub(crate) rules: PerFamily<Rules>,
-    pub(crate) timeouts: Timeouts,
+    pub(crate) timeouts: IpvsTimeouts,
     pub(crate) arp: Arp,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Base {
 /// in our sets, or that should be there; but not in these ranges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ours {
-    pub(crate) wanted: HashSet<Service>,
+    pub(crate) wanted: HashSet<VirtualServerKey>,
     pub(crate) exclude: Vec<IpNet>,
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct Connections {
 }
 
 /// How many connections each destination of each virtual server has.
-pub(crate) type Carried = HashMap<(Service, SocketAddr), Connections>;
+pub(crate) type Carried = HashMap<(VirtualServerKey, SocketAddr), Connections>;
 
 /// An operation that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,7 +119,7 @@ pub(crate) struct Survey {
     /// On other devices.
     pub(crate) elsewhere: HashSet<IpAddr>,
     /// All, ours or not.
-    pub(crate) servers: HashSet<Service>,
+    pub(crate) servers: HashSet<VirtualServerKey>,
 }
 
 /// Whether rules are as they should be.
@@ -135,10 +135,10 @@ pub(crate) enum RulesFound {
 
 impl Ours {
     /// Whether a virtual server is ours, given the addresses that are, and what our sets hold.
-    pub(crate) fn has(&self, server: &Service, addresses: &HashSet<IpAddr>, fronts: &Fronts) -> bool {
+    pub(crate) fn has(&self, server: &VirtualServerKey, addresses: &HashSet<IpAddr>, fronts: &Fronts) -> bool {
         match server {
-            Service::Mark(_, mark) => crate::mark::Mark::from_raw(*mark).is_some(),
-            Service::Address(_, address) => {
+            VirtualServerKey::FwMark(_, mark) => crate::mark::Mark::from_raw(*mark).is_some(),
+            VirtualServerKey::Address(_, address) => {
                 let ip = address.ip();
                 !self.excludes(&ip) && (addresses.contains(&ip) || self.wanted.contains(server) || fronts.have(server))
             }
@@ -158,7 +158,7 @@ impl Fronts {
     pub(crate) fn of(pieces: &Pieces) -> Self {
         let mut fronts = Self::default();
         for object in pieces.keys() {
-            let Object::Entry(Set { content, family }, entry) = object else { continue };
+            let Object::SetEntry(Set { content, family }, entry) = object else { continue };
             let (Some(protocol), Some(port)) = (entry.protocol, entry.port) else { continue };
             match (content, entry.ip) {
                 (Content::NodePorts, _) => drop(fronts.node_ports.insert((*family, protocol, port))),
@@ -171,8 +171,8 @@ impl Fronts {
         fronts
     }
 
-    fn have(&self, server: &Service) -> bool {
-        let Service::Address(protocol, address) = server else { return false };
+    fn have(&self, server: &VirtualServerKey) -> bool {
+        let VirtualServerKey::Address(protocol, address) = server else { return false };
         let protocol = protocol.number();
         self.vips.contains(&(protocol, *address))
             || self.node_ports.contains(&(Family::of(&address.ip()), protocol, address.port()))

@@ -49,7 +49,7 @@ use proto::model::Family;
 
 use driver::Driver;
 use kernel::{DryRun, Netlink};
-pub use netlink::ipvs::Timeouts;
+pub use netlink::ipvs::IpvsTimeouts;
 pub use settings::{Arp, Settings};
 pub use view::{At, Destination, VirtualServer};
 

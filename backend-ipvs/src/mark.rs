@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use netlink::ipvs::Protocol;
+use netlink::ipvs::IpvsProtocol;
 
 /// A mark of ours.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,11 +50,11 @@ impl Mark {
     }
 
     /// That of a virtual server of the service port with this number.
-    pub(crate) fn new(id: u32, protocol: Protocol, variant: Variant) -> Self {
+    pub(crate) fn new(id: u32, protocol: IpvsProtocol, variant: Variant) -> Self {
         let protocol = match protocol {
-            Protocol::Tcp => 1,
-            Protocol::Udp => 2,
-            Protocol::Sctp => 3,
+            IpvsProtocol::Tcp => 1,
+            IpvsProtocol::Udp => 2,
+            IpvsProtocol::Sctp => 3,
         };
         let (high, low) = (id >> 10 & 0xff, id & 0x3ff);
         Self(TAG | high << 16 | low << 4 | protocol << 2 | variant as u32)
@@ -76,12 +76,12 @@ impl Mark {
     }
 
     /// What its virtual server serves.
-    pub(crate) fn protocol(self) -> Option<Protocol> {
+    pub(crate) fn protocol(self) -> Option<IpvsProtocol> {
         self.id()?;
         match self.0 >> 2 & 0x3 {
-            1 => Some(Protocol::Tcp),
-            2 => Some(Protocol::Udp),
-            3 => Some(Protocol::Sctp),
+            1 => Some(IpvsProtocol::Tcp),
+            2 => Some(IpvsProtocol::Udp),
+            3 => Some(IpvsProtocol::Sctp),
             _ => None,
         }
     }
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn marks_say_whose_they_are() {
         for id in [1, 2, 1_023, 1_024, 77_777, MAX_ID] {
-            for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
+            for protocol in [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp] {
                 for variant in [Variant::External, Variant::Inside, Variant::Local] {
                     let mark = Mark::new(id, protocol, variant);
                     assert_eq!(Mark::from_raw(mark.raw()), Some(mark));

@@ -7,8 +7,8 @@ use std::{
 };
 
 use netlink::{
-    ipset::Entry,
-    ipvs::{Protocol, Scheduling, Service},
+    ipset::IpsetEntry,
+    ipvs::{IpvsProtocol, Scheduling, VirtualServerKey},
 };
 use proto::model::Family;
 
@@ -18,13 +18,13 @@ use crate::{mark::Mark, set::Set};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Object {
     /// An entry of a set, without its mark.
-    Entry(Set, Entry),
+    SetEntry(Set, IpsetEntry),
     /// An address on our device.
     Address(IpAddr),
     /// A virtual server.
-    Server(Service),
+    Server(VirtualServerKey),
     /// A destination of one.
-    Destination(Service, SocketAddr),
+    Destination(VirtualServerKey, SocketAddr),
 }
 
 /// What else there is to say of it.
@@ -55,7 +55,7 @@ pub(crate) enum Weight {
 impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Entry(set, entry) => {
+            Self::SetEntry(set, entry) => {
                 f.write_str(set.name())?;
                 let words = [entry.ip.map(|ip| ip.to_string()), entry.port.map(|port| port.to_string())];
                 words.into_iter().flatten().try_for_each(|word| write!(f, " {word}"))
@@ -68,26 +68,26 @@ impl fmt::Display for Object {
 }
 
 /// The protocol that a virtual server of ours serves.
-pub(crate) fn protocol(server: &Service) -> Option<Protocol> {
+pub(crate) fn protocol(server: &VirtualServerKey) -> Option<IpvsProtocol> {
     match server {
-        Service::Address(protocol, _) => Some(*protocol),
-        Service::Mark(_, mark) => Mark::from_raw(*mark).and_then(|mark| mark.protocol()),
+        VirtualServerKey::Address(protocol, _) => Some(*protocol),
+        VirtualServerKey::FwMark(_, mark) => Mark::from_raw(*mark).and_then(|mark| mark.protocol()),
     }
 }
 
 /// The same in the words of IPVS.
-pub(crate) fn ipvs_protocol(protocol: proto::model::Protocol) -> Protocol {
+pub(crate) fn ipvs_protocol(protocol: proto::model::Protocol) -> IpvsProtocol {
     match protocol {
-        proto::model::Protocol::Tcp => Protocol::Tcp,
-        proto::model::Protocol::Udp => Protocol::Udp,
-        proto::model::Protocol::Sctp => Protocol::Sctp,
+        proto::model::Protocol::Tcp => IpvsProtocol::Tcp,
+        proto::model::Protocol::Udp => IpvsProtocol::Udp,
+        proto::model::Protocol::Sctp => IpvsProtocol::Sctp,
     }
 }
 
 /// The same in the words of IPVS.
-pub(crate) fn ipvs_family(family: Family) -> netlink::ipvs::Family {
+pub(crate) fn ipvs_family(family: Family) -> netlink::AddressFamily {
     match family {
-        Family::V4 => netlink::ipvs::Family::V4,
-        Family::V6 => netlink::ipvs::Family::V6,
+        Family::V4 => netlink::AddressFamily::V4,
+        Family::V6 => netlink::AddressFamily::V6,
     }
 }

@@ -15,8 +15,8 @@ use std::{
 };
 
 use netlink::{
-    ipset::Entry,
-    ipvs::{Protocol, Service},
+    ipset::IpsetEntry,
+    ipvs::{IpvsProtocol, VirtualServerKey},
 };
 use proto::model::Family;
 
@@ -94,14 +94,14 @@ struct Planner<'a> {
 }
 
 /// The virtual servers at addresses, by their ports.
-type AtPorts = HashMap<(Family, u8, u16), Vec<Service>>;
+type AtPorts = HashMap<(Family, u8, u16), Vec<VirtualServerKey>>;
 
 // === impl Planner ===
 
 impl Planner<'_> {
     fn remove(&mut self, object: Object, drain: Drain<'_>) {
         match object {
-            Object::Destination(server, _) if protocol(&server) == Some(Protocol::Tcp) => {
+            Object::Destination(server, _) if protocol(&server) == Some(IpvsProtocol::Tcp) => {
                 match (self.present.get(&object), drain.until) {
                     _ if drain.idle.contains(&object) => {}
                     (Some(Value::Weight(Weight::Draining(_))), Some(_)) => return,
@@ -115,7 +115,7 @@ impl Planner<'_> {
             }
             Object::Server(server) if self.destinations(server) => return,
             Object::Address(address) if self.serves(address) || self.leads_from(address) => return,
-            Object::Entry(Set { content: Content::Addresses, .. }, entry) => {
+            Object::SetEntry(Set { content: Content::Addresses, .. }, entry) => {
                 let address = entry.ip.map(Object::Address);
                 if address.is_some_and(|address| self.stays(&address)) {
                     self.leave(object, Mark::DROP);
@@ -123,12 +123,12 @@ impl Planner<'_> {
                 }
             }
             // New connections are refused there, and its address stays.
-            Object::Entry(Set { content: Content::Vips, .. }, _) if self.leads_to_draining(&object) => return,
-            Object::Entry(Set { content: Content::NodePorts, .. }, entry) if self.serves_node_port(&entry) => {
+            Object::SetEntry(Set { content: Content::Vips, .. }, _) if self.leads_to_draining(&object) => return,
+            Object::SetEntry(Set { content: Content::NodePorts, .. }, entry) if self.serves_node_port(&entry) => {
                 self.leave(object, Mark::REJECT);
                 return;
             }
-            Object::Destination(..) | Object::Server(_) | Object::Address(_) | Object::Entry(..) => {}
+            Object::Destination(..) | Object::Server(_) | Object::Address(_) | Object::SetEntry(..) => {}
         }
         self.gone.insert(object);
         self.operations.push(Operation::Remove(object));
@@ -143,7 +143,7 @@ impl Planner<'_> {
     }
 
     /// Whether there will be virtual servers at addresses of the node for a node port.
-    fn serves_node_port(&self, entry: &Entry) -> bool {
+    fn serves_node_port(&self, entry: &IpsetEntry) -> bool {
         let (Some(protocol), Some(port), Some(ip)) = (entry.protocol, entry.port, entry.ip) else {
             return false;
         };
@@ -154,19 +154,19 @@ impl Planner<'_> {
 
     /// Whether a VIP leads to a virtual server that is there only until its connections have ended.
     fn leads_to_draining(&self, object: &Object) -> bool {
-        let (Object::Entry(set, _), Some(Value::Mark(mark))) = (object, self.present.get(object)) else {
+        let (Object::SetEntry(set, _), Some(Value::Mark(mark))) = (object, self.present.get(object)) else {
             return false;
         };
-        let server = Object::Server(Service::Mark(ipvs_family(set.family), mark.raw()));
+        let server = Object::Server(VirtualServerKey::FwMark(ipvs_family(set.family), mark.raw()));
         self.stays(&server) && !(self.is_wanted)(&server)
     }
 
     /// The same of any VIP at an address.
     fn leads_from(&self, address: IpAddr) -> bool {
         let set = Set { content: Content::Vips, family: Family::of(&address) };
-        let first = Object::Entry(set, set::address(address));
+        let first = Object::SetEntry(set, set::address(address));
         let is_its =
-            |object: &&Object| matches!(object, Object::Entry(of, entry) if *of == set && entry.ip == Some(address));
+            |object: &&Object| matches!(object, Object::SetEntry(of, entry) if *of == set && entry.ip == Some(address));
         let mut vips = self.present.range(first..).map(|(object, _)| object).take_while(is_its);
         vips.any(|vip| !(self.is_wanted)(vip) && self.leads_to_draining(vip))
     }
@@ -176,14 +176,14 @@ impl Planner<'_> {
     }
 
     /// Whether there will be destinations of a virtual server.
-    fn destinations(&self, server: Service) -> bool {
+    fn destinations(&self, server: VirtualServerKey) -> bool {
         destinations(self.present, server).any(|(object, _)| !self.gone.contains(object))
     }
 
     /// Whether there will be virtual servers at an address.
     fn serves(&self, address: IpAddr) -> bool {
-        [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().any(|protocol| {
-            let at = |port| Object::Server(Service::Address(protocol, SocketAddr::new(address, port)));
+        [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp].into_iter().any(|protocol| {
+            let at = |port| Object::Server(VirtualServerKey::Address(protocol, SocketAddr::new(address, port)));
             let mut servers = self.present.range(at(0)..=at(u16::MAX));
             servers.any(|(server, _)| !self.gone.contains(server))
         })
@@ -193,7 +193,7 @@ impl Planner<'_> {
 fn at_ports(pieces: &Pieces) -> AtPorts {
     let mut ports = AtPorts::new();
     for object in pieces.keys() {
-        if let Object::Server(server @ Service::Address(protocol, address)) = object {
+        if let Object::Server(server @ VirtualServerKey::Address(protocol, address)) = object {
             let port = (Family::of(&address.ip()), protocol.number(), address.port());
             ports.entry(port).or_default().push(*server);
         }
@@ -202,7 +202,7 @@ fn at_ports(pieces: &Pieces) -> AtPorts {
 }
 
 /// The destinations of a virtual server.
-pub(crate) fn destinations(pieces: &Pieces, server: Service) -> impl Iterator<Item = (&Object, &Value)> {
+pub(crate) fn destinations(pieces: &Pieces, server: VirtualServerKey) -> impl Iterator<Item = (&Object, &Value)> {
     let first = Object::Destination(server, SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0));
     let is_its = move |(object, _): &(&Object, &Value)| matches!(object, Object::Destination(of, _) if *of == server);
     pieces.range(first..).take_while(is_its)
@@ -223,7 +223,7 @@ impl Operation {
         match self {
             Self::Change(Object::Destination(..), Value::Weight(Weight::Draining(_))) => 8,
             Self::Add(object, _) | Self::Change(object, _) => match object {
-                Object::Entry(set, _) => match set.content {
+                Object::SetEntry(set, _) => match set.content {
                     Content::Hairpin | Content::Sources => 0,
                     Content::Restricted => 1,
                     Content::Addresses => 2,
@@ -234,12 +234,12 @@ impl Operation {
                 Object::Server(_) | Object::Destination(..) => 4,
             },
             Self::Remove(object) => match object {
-                Object::Entry(set, _) if set.content.leads() => 7,
+                Object::SetEntry(set, _) if set.content.leads() => 7,
                 Object::Destination(..) => 8,
                 Object::Server(_) => 9,
                 Object::Address(_) => 10,
-                Object::Entry(set, _) if set.content == Content::Restricted => 11,
-                Object::Entry(..) => 12,
+                Object::SetEntry(set, _) if set.content == Content::Restricted => 11,
+                Object::SetEntry(..) => 12,
             },
         }
     }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use backend::traffic::Front;
 use ipnet::IpNet;
-use netlink::ipset::{self, Entry, Kind, Marks, NewSet};
+use netlink::ipset::{IpsetEntry, IpsetType, NewIpset, SkbInfo};
 use proto::model::{Family, Protocol};
 
 /// A set, of one family.
@@ -72,21 +72,21 @@ impl Set {
     }
 
     /// As it is made.
-    pub(crate) fn new_set(self) -> NewSet<'static> {
-        let (kind, marks) = match self.content {
-            Content::Hairpin => (Kind::IpPortIp, Marks::None),
-            Content::Sources => (Kind::IpPortNet, Marks::None),
-            Content::Restricted => (Kind::IpPort, Marks::None),
-            Content::Addresses => (Kind::Ip, Marks::Kept),
-            Content::Vips | Content::VipsInside => (Kind::IpPort, Marks::Kept),
-            Content::NodePorts | Content::NodePortsInside => (Kind::NetPort, Marks::Kept),
+    pub(crate) fn new_set(self) -> NewIpset<'static> {
+        let (set_type, skbinfo) = match self.content {
+            Content::Hairpin => (IpsetType::IpPortIp, SkbInfo::Disabled),
+            Content::Sources => (IpsetType::IpPortNet, SkbInfo::Disabled),
+            Content::Restricted => (IpsetType::IpPort, SkbInfo::Disabled),
+            Content::Addresses => (IpsetType::Ip, SkbInfo::Enabled),
+            Content::Vips | Content::VipsInside => (IpsetType::IpPort, SkbInfo::Enabled),
+            Content::NodePorts | Content::NodePortsInside => (IpsetType::NetPort, SkbInfo::Enabled),
         };
         let family = match self.family {
-            Family::V4 => ipset::Family::V4,
-            Family::V6 => ipset::Family::V6,
+            Family::V4 => netlink::AddressFamily::V4,
+            Family::V6 => netlink::AddressFamily::V6,
         };
         let (hash_size, max_entries) = (HASH_SIZE, MAX_ENTRIES);
-        NewSet { name: self.name(), kind, family, hash_size, max_entries, marks }
+        NewIpset { name: self.name(), set_type, family, hash_size, max_entries, skbinfo }
     }
 }
 
@@ -114,28 +114,28 @@ impl Content {
 // === entries ===
 
 /// That of an address.
-pub(crate) fn address(ip: IpAddr) -> Entry {
-    Entry { ip: Some(ip), ..Entry::default() }
+pub(crate) fn address(ip: IpAddr) -> IpsetEntry {
+    IpsetEntry { ip: Some(ip), ..IpsetEntry::default() }
 }
 
 /// That of an address and a port.
-pub(crate) fn socket(ip: IpAddr, protocol: Protocol, port: u16) -> Entry {
-    Entry { protocol: Some(protocol as u8), port: Some(port), ..address(ip) }
+pub(crate) fn socket(ip: IpAddr, protocol: Protocol, port: u16) -> IpsetEntry {
+    IpsetEntry { protocol: Some(protocol as u8), port: Some(port), ..address(ip) }
 }
 
 /// That of an endpoint that reaches itself.
-pub(crate) fn hairpin(ip: IpAddr, protocol: Protocol, port: u16) -> Entry {
-    Entry { second: Some(ip), ..socket(ip, protocol, port) }
+pub(crate) fn hairpin(ip: IpAddr, protocol: Protocol, port: u16) -> IpsetEntry {
+    IpsetEntry { second: Some(ip), ..socket(ip, protocol, port) }
 }
 
 /// That of a VIP and a range of sources.
-pub(crate) fn source(ip: IpAddr, protocol: Protocol, port: u16, range: &IpNet) -> Entry {
-    Entry { second: Some(range.network()), second_prefix: Some(range.prefix_len()), ..socket(ip, protocol, port) }
+pub(crate) fn source(ip: IpAddr, protocol: Protocol, port: u16, range: &IpNet) -> IpsetEntry {
+    IpsetEntry { second: Some(range.network()), second_prefix: Some(range.prefix_len()), ..socket(ip, protocol, port) }
 }
 
 /// Those of a front. A node port is entered with all addresses, in two halves: there is no network of all. Rules see to it that only the
 /// node's own are looked up.
-pub(crate) fn front(front: &Front, family: Family) -> Vec<Entry> {
+pub(crate) fn front(front: &Front, family: Family) -> Vec<IpsetEntry> {
     match *front {
         Front::Vip { address, port, protocol } => vec![socket(address, protocol, port)],
         Front::NodePort { port, protocol } => {
@@ -143,7 +143,7 @@ pub(crate) fn front(front: &Front, family: Family) -> Vec<Entry> {
                 Family::V4 => [Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(128, 0, 0, 0).into()],
                 Family::V6 => [Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x8000, 0, 0, 0, 0, 0, 0, 0).into()],
             };
-            halves.map(|half| Entry { prefix: Some(1), ..socket(half, protocol, port) }).to_vec()
+            halves.map(|half| IpsetEntry { prefix: Some(1), ..socket(half, protocol, port) }).to_vec()
         }
         Front::Address(ip) => vec![address(ip)],
     }

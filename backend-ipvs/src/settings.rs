@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use backend::{iptables::Variant, traffic::Options};
 use ipnet::IpNet;
-use netlink::ipvs::Timeouts;
+use netlink::ipvs::IpvsTimeouts;
 use proto::model::IpvsScheduler;
 
 /// How the backend works. The same for the life of the process.
@@ -15,7 +15,7 @@ pub struct Settings {
     /// How virtual servers choose among their destinations, where the Service does not say: kube-proxy's `--ipvs-scheduler`.
     pub scheduler: IpvsScheduler,
     /// How long IPVS remembers idle connections; 0 leaves a timeout as it is: kube-proxy's `--ipvs-tcp-timeout` and its siblings.
-    pub timeouts: Timeouts,
+    pub timeouts: IpvsTimeouts,
     /// Who is told that the node has the VIPs: kube-proxy's `--ipvs-strict-arp`.
     pub arp: Arp,
     /// What lies in these ranges is left alone: kube-proxy's `--ipvs-exclude-cidrs`.
@@ -43,7 +43,7 @@ impl Default for Settings {
         Self {
             traffic: Options::default(),
             scheduler: IpvsScheduler::default(),
-            timeouts: Timeouts::default(),
+            timeouts: IpvsTimeouts::default(),
             arp: Arp::default(),
             exclude: Vec::new(),
             drain: Duration::from_secs(15 * 60),

@@ -17,8 +17,8 @@ use std::{
 
 use backend::traffic::Front;
 use netlink::{
-    ipset::Entry,
-    ipvs::{self, Service},
+    ipset::IpsetEntry,
+    ipvs::{self, VirtualServerKey},
 };
 use proto::model::{Family, Protocol};
 
@@ -80,8 +80,8 @@ pub(crate) fn view(pieces: &Pieces, connections: &Carried) -> Vec<VirtualServer>
     });
     let view = servers.filter_map(|(server, scheduling)| {
         let (at, fronts) = match server {
-            Service::Address(_, address) => (At::Address(address), BTreeSet::new()),
-            Service::Mark(family, mark) => {
+            VirtualServerKey::Address(_, address) => (At::Address(address), BTreeSet::new()),
+            VirtualServerKey::FwMark(family, mark) => {
                 (At::Mark(mark), fronts.remove(&(family, Mark::from_raw(mark)?)).unwrap_or_default())
             }
         };
@@ -94,13 +94,13 @@ pub(crate) fn view(pieces: &Pieces, connections: &Carried) -> Vec<VirtualServer>
         });
         Some(VirtualServer {
             family: match server.family() {
-                ipvs::Family::V4 => Family::V4,
-                ipvs::Family::V6 => Family::V6,
+                netlink::AddressFamily::V4 => Family::V4,
+                netlink::AddressFamily::V6 => Family::V6,
             },
             protocol: match protocol(&server)? {
-                ipvs::Protocol::Tcp => Protocol::Tcp,
-                ipvs::Protocol::Udp => Protocol::Udp,
-                ipvs::Protocol::Sctp => Protocol::Sctp,
+                ipvs::IpvsProtocol::Tcp => Protocol::Tcp,
+                ipvs::IpvsProtocol::Udp => Protocol::Udp,
+                ipvs::IpvsProtocol::Sctp => Protocol::Sctp,
             },
             at,
             fronts,
@@ -112,10 +112,10 @@ pub(crate) fn view(pieces: &Pieces, connections: &Carried) -> Vec<VirtualServer>
 }
 
 /// What leads to which mark.
-fn fronts(pieces: &Pieces) -> BTreeMap<(ipvs::Family, Mark), BTreeSet<Front>> {
+fn fronts(pieces: &Pieces) -> BTreeMap<(netlink::AddressFamily, Mark), BTreeSet<Front>> {
     let mut fronts: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (object, value) in pieces {
-        if let (Object::Entry(set, entry), Value::Mark(mark)) = (object, value)
+        if let (Object::SetEntry(set, entry), Value::Mark(mark)) = (object, value)
             && let Some(front) = front(*set, entry)
         {
             fronts.entry((crate::object::ipvs_family(set.family), *mark)).or_default().insert(front);
@@ -125,7 +125,7 @@ fn fronts(pieces: &Pieces) -> BTreeMap<(ipvs::Family, Mark), BTreeSet<Front>> {
 }
 
 /// What an entry stands for, if it leads anywhere. A node port is entered in two halves, which are the same here.
-fn front(set: Set, entry: &Entry) -> Option<Front> {
+fn front(set: Set, entry: &IpsetEntry) -> Option<Front> {
     let port = entry.port?;
     let protocol = Protocol::ALL.into_iter().find(|protocol| entry.protocol == Some(*protocol as u8))?;
     match set.content {

@@ -28,7 +28,7 @@ pub(crate) fn differences(
             Operation::Remove(_) => (Verb::Remove, String::new()),
         };
         let (place, what) = match object {
-            Object::Entry(..) => ("ipset", object.to_string()),
+            Object::SetEntry(..) => ("ipset", object.to_string()),
             Object::Address(_) => ("links", object.to_string()),
             Object::Server(_) | Object::Destination(..) => ("IPVS", object.to_string()),
         };

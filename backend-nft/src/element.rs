@@ -427,17 +427,17 @@ impl Element {
             _ => 0,
         };
         let data = match (map.holds(), &element.data) {
-            (Holds::Nothing, nft::Data::None) => Data::None,
-            (Holds::Member, nft::Data::None) => member.map(|(address, port)| Data::Member(address, port))?,
-            (Holds::Verdict, nft::Data::Verdict(verdict)) => Data::Verdict(Verdict::read(verdict)?),
-            (holds @ (Holds::Endpoint | Holds::PaddedEndpoint), nft::Data::Value(value)) => {
+            (Holds::Nothing, nft::ElementData::None) => Data::None,
+            (Holds::Member, nft::ElementData::None) => member.map(|(address, port)| Data::Member(address, port))?,
+            (Holds::Verdict, nft::ElementData::Verdict(verdict)) => Data::Verdict(Verdict::read(verdict)?),
+            (holds @ (Holds::Endpoint | Holds::PaddedEndpoint), nft::ElementData::Value(value)) => {
                 let mut fields = FieldReader::new(value);
                 if holds == Holds::PaddedEndpoint {
                     fields.mark().filter(|padding| *padding == 0)?;
                 }
                 Data::Endpoint(address(&mut fields, family)?, fields.port()?)
             }
-            (Holds::Range, nft::Data::None) => {
+            (Holds::Range, nft::ElementData::None) => {
                 let mut end = FieldReader::new(key_end);
                 map.kind().read(&mut end, family)?;
                 Data::Range(Range { first: address(&mut fields, family)?, last: address(&mut end, family)? })

@@ -17,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-use netlink::conntrack::Flow;
+use netlink::conntrack::UdpFlow;
 use proto::model::{Family, PerFamily, PoolClass, Protocol, ServicePortKey};
 
 pub(crate) use sweep::Sweeper;
@@ -73,7 +73,7 @@ impl Vips {
 
     /// Whether the flow goes to one of these VIPs, and its answers come from no endpoint of it. That is so also for a flow that
     /// was never sent anywhere else, because it was there before the service, and for all flows of a service without endpoints.
-    pub(crate) fn is_stale(&self, flow: &Flow) -> bool {
+    pub(crate) fn is_stale(&self, flow: &UdpFlow) -> bool {
         let to = flow.original.destination;
         let node_port = || self.node_ports.get(&to.port()).filter(|_| self.addresses.contains(&to.ip()));
         let allowed = self.vips.get(&to).or_else(node_port);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fairlead_e2e::manifests::{Manifests, Service};
 use fairlead_e2e::{Cluster, Process, fairlead, plan};
-use netlink::nft::Handle;
+use netlink::nft::NftHandle;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// So many service ports, more than an agent believes to be gone at once.
@@ -73,7 +73,7 @@ impl World {
 
     /// Which transaction the node's kernel is at.
     fn generation(&self) -> u32 {
-        self.cluster.node('a').netns.run(|| Handle::open()?.generation()).expect("a generation")
+        self.cluster.node('a').netns.run(|| NftHandle::open()?.generation()).expect("a generation")
     }
 
     /// Which pod answers.

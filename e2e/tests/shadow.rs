@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fairlead_e2e::manifests::Service;
 use fairlead_e2e::{Cluster, Netns, Process, fairlead, plan};
-use netlink::nft::Handle;
+use netlink::nft::NftHandle;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -131,7 +131,7 @@ fn unescape(text: &str, count: usize) -> Vec<u8> {
 
 /// How many transactions of nf_tables a namespace has seen.
 fn generation(netns: &Netns) -> u32 {
-    netns.run(|| Handle::open().expect("a socket").generation().expect("an answer"))
+    netns.run(|| NftHandle::open().expect("a socket").generation().expect("an answer"))
 }
 
 #[test]

@@ -17,16 +17,7 @@ mod tests;
 
 use std::net::SocketAddr;
 
-pub use handle::Handle;
-
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
+pub use handle::ConntrackHandle;
 
 /// One direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +30,7 @@ pub struct Tuple {
 
 /// A UDP flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Flow {
+pub struct UdpFlow {
     /// The direction of its first packet, before NAT.
     pub original: Tuple,
     /// The direction of the answers, before NAT is undone.
@@ -47,24 +38,14 @@ pub struct Flow {
     /// The kernel's number for it (`CTA_ID`): another one when a flow of the same tuples is made later.
     pub id: u32,
     /// Where it is tracked.
-    pub zone: Zone,
+    pub zone: ConntrackZone,
 }
 
 /// A conntrack zone: flows of different zones may have the same tuples. Zone 0 is the usual one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Zone {
+pub enum ConntrackZone {
     /// For both directions (`CTA_ZONE`).
     Both(u16),
     /// For the original direction only (`CTA_TUPLE_ZONE`).
     Original(u16),
-}
-
-impl Family {
-    /// `nfgen_family`: `AF_INET`, `AF_INET6`.
-    fn number(self) -> u8 {
-        match self {
-            Family::V4 => 2,
-            Family::V6 => 10,
-        }
-    }
 }

@@ -30,7 +30,7 @@ pub enum Error {
     },
     /// The transaction was refused; nothing of it is in force.
     #[error("{0}")]
-    Refused(Refusals),
+    Rejected(RejectedOperations),
     /// The kernel had no room for its answers (`ENOBUFS`): the transaction may be in force or not. Look (compare
     /// `generation`, dump) or send everything again.
     #[error("the kernel dropped its answers: it is unknown whether the transaction was executed")]
@@ -60,7 +60,7 @@ impl Error {
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Error::Socket { errno, .. } | Error::Request { errno, .. } => Some(*errno),
-            Error::Refused(refusals) => refusals.first().map(|refusal| refusal.errno),
+            Error::Rejected(refusals) => refusals.first().map(|refusal| refusal.errno),
             Error::OutcomeUnknown => Some(Errno(libc::ENOBUFS)),
             Error::TooLarge { .. } => Some(Errno(libc::EMSGSIZE)),
             Error::Interrupted { .. } => Some(Errno(libc::EINTR)),
@@ -104,9 +104,9 @@ impl Error {
     }
 
     /// The refusals of a refused transaction; empty for every other error.
-    pub fn refusals(&self) -> &[Refusal] {
+    pub fn rejected_operations(&self) -> &[RejectedOperation] {
         match self {
-            Error::Refused(refusals) => refusals,
+            Error::Rejected(refusals) => refusals,
             _ => &[],
         }
     }
@@ -118,14 +118,14 @@ impl Error {
 
 /// All that the kernel refused of one transaction: it goes on after an error, so that each culprit is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusals {
-    list: Vec<Refusal>,
+pub struct RejectedOperations {
+    list: Vec<RejectedOperation>,
     complete: bool,
 }
 
-impl Refusals {
-    pub(crate) fn new(list: Vec<Refusal>, complete: bool) -> Self {
-        Refusals { list, complete }
+impl RejectedOperations {
+    pub(crate) fn new(list: Vec<RejectedOperation>, complete: bool) -> Self {
+        RejectedOperations { list, complete }
     }
 
     /// False when the kernel had more refusals than its queue could hold.
@@ -134,15 +134,15 @@ impl Refusals {
     }
 }
 
-impl std::ops::Deref for Refusals {
-    type Target = [Refusal];
+impl std::ops::Deref for RejectedOperations {
+    type Target = [RejectedOperation];
 
-    fn deref(&self) -> &[Refusal] {
+    fn deref(&self) -> &[RejectedOperation] {
         &self.list
     }
 }
 
-impl fmt::Display for Refusals {
+impl fmt::Display for RejectedOperations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.list[..] {
             [] => f.write_str("the transaction was refused"),
@@ -157,7 +157,7 @@ impl fmt::Display for Refusals {
 
 /// One operation of a transaction that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RejectedOperation {
     /// Why.
     pub errno: Errno,
     /// The index of the operation in its batch; `None` when the transaction as a whole was refused (at its commit, or
@@ -172,7 +172,7 @@ pub struct Refusal {
     pub message: Option<String>,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for RejectedOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}{}", self.label, self.errno, hint(&self.message))
     }
@@ -220,18 +220,18 @@ impl From<nix::errno::Errno> for Errno {
 mod tests {
     use super::*;
 
-    fn refusal(errno: i32, label: &str) -> Refusal {
-        Refusal { errno: Errno(errno), operation: Some(3), label: label.into(), element: None, message: None }
+    fn refusal(errno: i32, label: &str) -> RejectedOperation {
+        RejectedOperation { errno: Errno(errno), operation: Some(3), label: label.into(), element: None, message: None }
     }
 
     #[test]
     fn a_refused_transaction_names_the_first_and_counts_the_rest() {
-        let error = Error::Refused(Refusals::new(
+        let error = Error::Rejected(RejectedOperations::new(
             vec![refusal(libc::ENOENT, "delete chain ip t a"), refusal(libc::EBUSY, "delete chain ip t b")],
             true,
         ));
         assert!(error.is_not_found() && !error.is_busy());
-        assert_eq!(error.refusals().len(), 2);
+        assert_eq!(error.rejected_operations().len(), 2);
         assert_eq!(error.to_string(), "delete chain ip t a: No such file or directory (ENOENT) (and 1 more)");
     }
 

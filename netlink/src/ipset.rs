@@ -5,51 +5,42 @@ mod codec;
 mod entry;
 mod handle;
 
-pub use entry::Entry;
-pub use handle::Handle;
+pub use entry::IpsetEntry;
+pub use handle::IpsetHandle;
 
-use crate::Errno;
+use crate::{AddressFamily, Errno};
 
 /// A set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Set {
+pub struct Ipset {
     /// At most 31 characters.
     pub name: String,
     /// What it holds and how: `hash:ip,port`, `bitmap:port`.
-    pub kind: String,
+    pub type_name: String,
     /// Of its addresses; `None` where there are none.
-    pub family: Option<Family>,
-}
-
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
+    pub family: Option<AddressFamily>,
 }
 
 /// A set to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NewSet<'a> {
+pub struct NewIpset<'a> {
     /// At most 31 characters.
     pub name: &'a str,
     /// What it holds.
-    pub kind: Kind,
+    pub set_type: IpsetType,
     /// Of its addresses.
-    pub family: Family,
+    pub family: AddressFamily,
     /// Room in its hash table to begin with; it grows.
     pub hash_size: u32,
     /// It takes no more entries than these.
     pub max_entries: u32,
     /// Whether entries carry a packet mark.
-    pub marks: Marks,
+    pub skbinfo: SkbInfo,
 }
 
 /// What a set holds, of the kinds that can be made here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum IpsetType {
     /// `hash:ip`.
     Ip,
     /// `hash:ip,port`.
@@ -64,16 +55,16 @@ pub enum Kind {
 
 /// Whether the entries of a set carry packet marks (`skbinfo`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Marks {
+pub enum SkbInfo {
     /// They do.
-    Kept,
+    Enabled,
     /// They do not.
-    None,
+    Disabled,
 }
 
 /// An entry that the kernel refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RefusedEntry {
+pub struct RejectedEntry {
     /// Which one.
     pub index: usize,
     /// Why; numbers from 4096 on are ipset's own.
@@ -82,16 +73,16 @@ pub struct RefusedEntry {
 
 /// How the destruction of a set went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Destroyed {
+pub enum DestroyOutcome {
     /// It is gone, or was not there.
-    Done,
+    Destroyed,
     /// It stays: a rule or another set refers to it.
     InUse,
 }
 
-// === impl Kind ===
+// === impl IpsetType ===
 
-impl Kind {
+impl IpsetType {
     /// As ipset calls it.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -1,7 +1,7 @@
 //! IPVS: the kernel's virtual servers and the destinations behind them, over generic netlink.
 //!
 //! ```text
-//!   Service  tcp 10.96.0.10:80 ──┬──▶ Destination 10.244.1.5:8080  weight 1, 3 active connections
+//!   virtual server  tcp 10.96.0.10:80 ──┬──▶ Destination 10.244.1.5:8080  weight 1, 3 active connections
 //!                                └──▶ Destination 10.244.2.6:8080  weight 0: no new ones
 //! ```
 
@@ -12,24 +12,26 @@ mod handle;
 
 use std::{fmt, net::SocketAddr, path::Path, sync::Arc};
 
-pub use command::{Command, Refused};
-pub use handle::Handle;
+pub use command::{IpvsCommand, RejectedCommand};
+pub use handle::IpvsHandle;
+
+use crate::AddressFamily;
 
 /// Where the virtual servers of the thread's network namespace can be read; there as soon as the module is loaded.
 const TABLE: &str = "/proc/thread-self/net/ip_vs";
 
 /// What a virtual server is known by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Service {
+pub enum VirtualServerKey {
     /// Packets of a protocol to an address.
-    Address(Protocol, SocketAddr),
+    Address(IpvsProtocol, SocketAddr),
     /// Packets with a mark, of a family.
-    Mark(Family, u32),
+    FwMark(AddressFamily, u32),
 }
 
 /// A protocol that IPVS has ports for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
+pub enum IpvsProtocol {
     /// TCP.
     Tcp,
     /// UDP.
@@ -51,7 +53,7 @@ pub struct Scheduling {
 
 /// How long IPVS remembers idle connections, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timeouts {
+pub struct IpvsTimeouts {
     /// TCP connections.
     pub tcp: u32,
     /// TCP connections that have been closed from one side.
@@ -66,15 +68,6 @@ pub const PERSISTENT: u32 = 1;
 pub const SCHED_FALLBACK: u32 = 0x08;
 /// `IP_VS_SVC_F_SCHED2`: of `sh` and `mh`, hash the client's port too.
 pub const SCHED_PORT: u32 = 0x10;
-
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
 
 /// Where a virtual server sends its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,15 +93,15 @@ pub fn is_loaded() -> bool {
     Path::new(TABLE).exists()
 }
 
-// === impl Service ===
+// === impl VirtualServerKey ===
 
-impl Service {
+impl VirtualServerKey {
     /// The family of what it serves.
     #[must_use]
-    pub fn family(&self) -> Family {
+    pub fn family(&self) -> AddressFamily {
         match self {
-            Self::Address(_, address) => Family::of(address),
-            Self::Mark(family, _) => *family,
+            Self::Address(_, address) => AddressFamily::of(&address.ip()),
+            Self::FwMark(family, _) => *family,
         }
     }
 }
@@ -123,9 +116,9 @@ impl Destination {
     }
 }
 
-// === impl Protocol ===
+// === impl IpvsProtocol ===
 
-impl Protocol {
+impl IpvsProtocol {
     /// `IPPROTO_*`.
     #[must_use]
     pub fn number(self) -> u8 {
@@ -142,34 +135,18 @@ impl Protocol {
     }
 }
 
-// === impl Family ===
-
-impl Family {
-    /// `AF_INET`, `AF_INET6`.
-    fn number(self) -> u16 {
-        match self {
-            Self::V4 => 2,
-            Self::V6 => 10,
-        }
-    }
-
-    fn of(address: &SocketAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-}
-
 // === text ===
 
-impl fmt::Display for Service {
+impl fmt::Display for VirtualServerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(protocol, address) => write!(f, "{protocol} {address}"),
-            Self::Mark(family, mark) => write!(f, "{family:?} mark {mark}"),
+            Self::FwMark(family, mark) => write!(f, "{family:?} mark {mark}"),
         }
     }
 }
 
-impl fmt::Display for Protocol {
+impl fmt::Display for IpvsProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Tcp => "tcp",

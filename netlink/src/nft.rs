@@ -2,9 +2,9 @@
 //!
 //! - [`Table`], [`Chain`], [`Set`], [`Element`], [`Rule`] of [`Expr`]s: the objects. What was written equals (`==`)
 //!   what is dumped, so that a caller finds after a restart that nothing has to be done.
-//! - [`Batch`]: a transaction, append-only; its `Display` is nft-like text.
-//! - [`Handle`]: commits batches, dumps, generation.
-//! - [`Monitor`]: who changed which table.
+//! - [`NftBatch`]: a transaction, append-only; its `Display` is nft-like text.
+//! - [`NftHandle`]: commits batches, dumps, generation.
+//! - [`NftMonitor`]: who changed which table.
 
 mod abi;
 mod batch;
@@ -25,16 +25,16 @@ mod table;
 mod text;
 mod userdata;
 
-pub use batch::Batch;
-pub use chain::{BaseChain, Chain, ChainKind, Hook, Policy, priority};
-pub use element::{Data, Element, Verdict};
+pub use batch::NftBatch;
+pub use chain::{BaseChain, Chain, ChainType, Hook, Policy, priority};
+pub use element::{Element, ElementData, Verdict};
 pub use expr::{
-    Bytes, CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, ListedRule, Matches, MetaKey, NatFlags,
-    NatKind, NumgenKind, PayloadBase, RangeOp, Register, RejectWith, Rule,
+    CmpOp, Constant, CtDirection, CtKey, DynsetOp, Expr, FibFlags, FibResult, ListedRule, LookupMatch, MetaKey,
+    NatFlags, NatType, NumgenType, PayloadBase, RangeOp, Register, RejectWith, Rule,
 };
 pub use fields::{FieldReader, Fields};
-pub use handle::Handle;
-pub use monitor::{Monitor, Notice, Verb};
+pub use handle::NftHandle;
+pub use monitor::{NftChange, NftEvent, NftMonitor};
 pub use set::{DataType, Set, SetFlags};
-pub use table::{Family, Table};
+pub use table::{Table, TableFamily};
 pub use userdata::Comment;

@@ -34,8 +34,8 @@ use std::{
 use anyhow::{Context as _, Result};
 use netlink::{
     addresses, conntrack, device,
-    ipset::{self, Destroyed},
-    ipvs::{self, Protocol, Service},
+    ipset::{self, DestroyOutcome},
+    ipvs::{self, IpvsProtocol, VirtualServerKey},
 };
 
 use crate::{Family, Item};
@@ -127,22 +127,22 @@ impl Leftovers {
     /// Removes it; the iptables rules must be gone. Returns what stays after all, for somebody else's rules use it.
     pub(crate) fn remove(&self) -> Result<Vec<Item>> {
         if !self.idle.is_empty() || !self.busy.is_empty() {
-            let mut ipvs = ipvs::Handle::open()?.context("IPVS has left the kernel meanwhile")?;
+            let mut ipvs = ipvs::IpvsHandle::open()?.context("IPVS has left the kernel meanwhile")?;
             for server in &self.busy {
                 server.quiesce(&mut ipvs)?;
             }
             for server in &self.idle {
-                ipvs.delete_service(&server.service)?;
+                ipvs.delete_virtual_server(&server.service)?;
             }
             forget_flows(&self.idle)?;
         }
         if self.device == Fate::Goes {
             device::Handle::open()?.delete_device(DEVICE)?;
         }
-        let mut ipset = ipset::Handle::open()?;
+        let mut ipset = ipset::IpsetHandle::open()?;
         let mut used = Vec::new();
         for (family, name) in &self.sets {
-            if destroy(&mut ipset, name)? == Destroyed::InUse {
+            if destroy(&mut ipset, name)? == DestroyOutcome::InUse {
                 used.push(set_item(*family, name));
             }
         }
@@ -159,7 +159,7 @@ struct Found {
 }
 
 /// kube-proxy's virtual servers: where connections to each go now, and whether it is at a node port.
-pub(crate) fn destinations() -> Result<Vec<(Service, OnNodePort, Vec<SocketAddr>)>> {
+pub(crate) fn destinations() -> Result<Vec<(VirtualServerKey, OnNodePort, Vec<SocketAddr>)>> {
     let servers = found()?.servers.into_iter().map(|server| {
         let on_node_port = if server.is_on_node_port() { OnNodePort::Yes } else { OnNodePort::No };
         let taking = server.destinations.iter().filter(|destination| destination.weight > 0);
@@ -184,7 +184,7 @@ fn found() -> Result<Found> {
         addresses.retain(|address| !adopted.contains(address));
     }
     let local: HashSet<IpAddr> = interfaces.into_values().flatten().collect();
-    let mut ipset = ipset::Handle::open()?;
+    let mut ipset = ipset::IpsetHandle::open()?;
     let sets = ipset.sets().context("list the sets of ipset")?;
     let present: HashSet<String> = sets.into_iter().map(|set| set.name).collect();
     let sets: Vec<_> = present.iter().filter_map(|name| Some((names::family(name)?, name.clone()))).collect();
@@ -208,9 +208,9 @@ fn servers(device: Option<&HashSet<IpAddr>>, node_ports: &NodePorts) -> Result<V
     if !ipvs::is_loaded() {
         return Ok(Vec::new());
     }
-    let Some(mut handle) = ipvs::Handle::open()? else { return Ok(Vec::new()) };
+    let Some(mut handle) = ipvs::IpvsHandle::open()? else { return Ok(Vec::new()) };
     let mut servers = Vec::new();
-    for service in handle.services().context("list the virtual servers of IPVS")? {
+    for service in handle.virtual_servers().context("list the virtual servers of IPVS")? {
         if let Some(place) = plan::place(&service, device, node_ports) {
             let destinations = handle.destinations(&service)?;
             servers.push(Server { service, place, destinations });
@@ -223,16 +223,16 @@ fn servers(device: Option<&HashSet<IpAddr>>, node_ports: &NodePorts) -> Result<V
 /// remembers of them is deleted, and their next packets are translated like first ones.
 fn forget_flows(gone: &[Server]) -> Result<()> {
     let udp = gone.iter().filter_map(|server| match server.service {
-        Service::Address(Protocol::Udp, address) => Some(address),
+        VirtualServerKey::Address(IpvsProtocol::Udp, address) => Some(address),
         _ => None,
     });
     let udp: HashSet<SocketAddr> = udp.collect();
-    for family in [conntrack::Family::V4, conntrack::Family::V6] {
-        if !udp.iter().any(|address| address.is_ipv4() == (family == conntrack::Family::V4)) {
+    for family in netlink::AddressFamily::ALL {
+        if !udp.iter().any(|address| address.is_ipv4() == (family == netlink::AddressFamily::V4)) {
             continue;
         }
         let mut flows = Vec::new();
-        let mut handle = conntrack::Handle::open()?;
+        let mut handle = conntrack::ConntrackHandle::open()?;
         let listed = handle.udp_flows(family, |flow| {
             flows.extend(udp.contains(&flow.original.destination).then_some(flow));
             Ok(())
@@ -242,10 +242,10 @@ fn forget_flows(gone: &[Server]) -> Result<()> {
     Ok(())
 }
 
-fn destroy(ipset: &mut ipset::Handle, name: &str) -> Result<Destroyed> {
+fn destroy(ipset: &mut ipset::IpsetHandle, name: &str) -> Result<DestroyOutcome> {
     for _ in 1..ATTEMPTS {
-        if ipset.destroy(name)? == Destroyed::Done {
-            return Ok(Destroyed::Done);
+        if ipset.destroy(name)? == DestroyOutcome::Destroyed {
+            return Ok(DestroyOutcome::Destroyed);
         }
         thread::sleep(PAUSE);
     }

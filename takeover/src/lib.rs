@@ -118,10 +118,10 @@ impl Family {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    fn of_nft(self) -> netlink::nft::Family {
+    fn of_nft(self) -> netlink::nft::TableFamily {
         match self {
-            Self::V4 => netlink::nft::Family::Ip,
-            Self::V6 => netlink::nft::Family::Ip6,
+            Self::V4 => netlink::nft::TableFamily::Ip,
+            Self::V6 => netlink::nft::TableFamily::Ip6,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! kube-proxy's tables in nf_tables: `ip kube-proxy` and `ip6 kube-proxy`. It owns them whole.
 
 use anyhow::{Context as _, Result};
-use netlink::nft::{Batch, Handle, Table};
+use netlink::nft::{NftBatch, NftHandle, Table};
 
 use crate::{Family, Item};
 
@@ -14,7 +14,7 @@ pub(crate) struct Tables(Vec<(Family, Table)>);
 
 impl Tables {
     pub(crate) fn find() -> Result<Self> {
-        let mut handle = Handle::open()?;
+        let mut handle = NftHandle::open()?;
         let mut found = Vec::new();
         for family in Family::BOTH {
             let tables = handle.tables(family.of_nft()).context("list the tables of nf_tables")?;
@@ -38,8 +38,8 @@ impl Tables {
         if self.0.is_empty() {
             return Ok(());
         }
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         self.0.iter().for_each(|(_, table)| batch.delete_table(table));
-        Handle::open()?.commit(&batch).context("delete kube-proxy's tables")
+        NftHandle::open()?.commit(&batch).context("delete kube-proxy's tables")
     }
 }

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netlink::ipset::{Entry, Family, Set};
+use netlink::AddressFamily;
+use netlink::ipset::{Ipset, IpsetEntry};
 
 use crate::{iptables::Side, packet::Packet};
 
@@ -11,7 +12,7 @@ use crate::{iptables::Side, packet::Packet};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// This.
-    Entry(Entry),
+    Entry(IpsetEntry),
     /// Such a set never has such a packet: it is the other family's, or the rule names too few places.
     Nothing,
     /// A set of a kind that is not understood.
@@ -19,14 +20,14 @@ pub(crate) enum Wanted {
 }
 
 /// What a rule with these sides looks for in a set.
-pub(crate) fn wanted(set: &Set, sides: &[Side], packet: &Packet) -> Wanted {
-    let Some((_, kind)) = set.kind.split_once(':') else { return Wanted::Unknown };
+pub(crate) fn wanted(set: &Ipset, sides: &[Side], packet: &Packet) -> Wanted {
+    let Some((_, kind)) = set.type_name.split_once(':') else { return Wanted::Unknown };
     let places: Vec<_> = kind.split(',').collect();
-    let family = if packet.is_v4() { Family::V4 } else { Family::V6 };
+    let family = if packet.is_v4() { AddressFamily::V4 } else { AddressFamily::V6 };
     if set.family.is_some_and(|of| of != family) || sides.len() < places.len() {
         return Wanted::Nothing;
     }
-    let mut entry = Entry::default();
+    let mut entry = IpsetEntry::default();
     for (place, side) in places.iter().zip(sides) {
         let end = match side {
             Side::Source => packet.source,
@@ -47,8 +48,8 @@ pub(crate) fn wanted(set: &Set, sides: &[Side], packet: &Packet) -> Wanted {
 }
 
 /// The entry that has it, that of the longest prefix, as the kernel finds it.
-pub(crate) fn find<'a>(entries: &'a [Entry], wanted: &Entry) -> Option<&'a Entry> {
-    let has = |entry: &&Entry| {
+pub(crate) fn find<'a>(entries: &'a [IpsetEntry], wanted: &IpsetEntry) -> Option<&'a IpsetEntry> {
+    let has = |entry: &&IpsetEntry| {
         (entry.port, entry.protocol) == (wanted.port, wanted.protocol)
             && is_in(wanted.ip, entry.ip, entry.prefix)
             && is_in(wanted.second, entry.second, entry.second_prefix)
@@ -67,7 +68,7 @@ fn is_in(wanted: Option<IpAddr>, address: Option<IpAddr>, prefix: Option<u8>) ->
 }
 
 /// An entry in words: `10.96.0.10,tcp:80`, as `ipset` writes it.
-pub(crate) fn words(entry: &Entry) -> String {
+pub(crate) fn words(entry: &IpsetEntry) -> String {
     let protocol = match entry.protocol {
         Some(6) => "tcp:",
         Some(17) => "udp:",
@@ -94,7 +95,7 @@ mod tests {
     }
 
     fn asked(kind: &str, sides: &[Side]) -> Option<String> {
-        let set = Set { name: "set".to_owned(), kind: kind.to_owned(), family: Some(Family::V4) };
+        let set = Ipset { name: "set".to_owned(), type_name: kind.to_owned(), family: Some(AddressFamily::V4) };
         match wanted(&set, sides, &packet()) {
             Wanted::Entry(entry) => Some(words(&entry)),
             Wanted::Nothing => Some("nothing".to_owned()),
@@ -118,24 +119,24 @@ mod tests {
             assert_eq!(asked(kind, sides).as_deref(), Some(expected), "{kind}");
         }
         assert_eq!(asked("hash:net,iface", &[S, S]), None);
-        let other = Set { name: "set".to_owned(), kind: "hash:ip".to_owned(), family: Some(Family::V6) };
+        let other = Ipset { name: "set".to_owned(), type_name: "hash:ip".to_owned(), family: Some(AddressFamily::V6) };
         assert_eq!(wanted(&other, &[D], &packet()), Wanted::Nothing);
     }
 
     #[test]
     fn the_longest_prefix_is_found() {
         let ip = |text: &str| Some(text.parse().unwrap());
-        let entry = |net, prefix, port, mark| Entry {
+        let entry = |net, prefix, port, mark| IpsetEntry {
             ip: ip(net),
             prefix,
             port: Some(port),
             mark: Some(mark),
-            ..Entry::default()
+            ..IpsetEntry::default()
         };
         let entries =
             [entry("0.0.0.0", Some(1), 80, 1), entry("10.96.0.0", Some(16), 80, 2), entry("10.96.0.1", None, 80, 3)];
         let mark = |address, port| {
-            let wanted = Entry { ip: ip(address), port: Some(port), ..Entry::default() };
+            let wanted = IpsetEntry { ip: ip(address), port: Some(port), ..IpsetEntry::default() };
             find(&entries, &wanted).and_then(|entry| entry.mark)
         };
         assert_eq!(mark("10.96.0.1", 80), Some(3));

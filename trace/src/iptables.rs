@@ -11,7 +11,7 @@ mod tests;
 use std::{collections::HashMap, net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
-use netlink::nft::{ChainKind, Hook};
+use netlink::nft::{ChainType, Hook};
 
 pub(crate) use eval::base;
 pub use parse::read;
@@ -158,7 +158,7 @@ const NAT_SRC: i32 = 100;
 
 impl Table {
     /// Its chain that is called at a hook, with priority and kind.
-    pub(crate) fn base(&self, hook: Hook) -> Option<(&'static str, i32, ChainKind)> {
+    pub(crate) fn base(&self, hook: Hook) -> Option<(&'static str, i32, ChainType)> {
         let (_, priority, hooks) = TABLES.iter().find(|(name, ..)| *name == self.name)?;
         let chain = match hook {
             _ if !hooks.contains(&hook) => return None,
@@ -170,7 +170,7 @@ impl Table {
             Hook::Other(_) => return None,
         };
         let is_there = self.policies.contains_key(chain);
-        let kind = if self.name == "nat" { ChainKind::Nat } else { ChainKind::Filter };
+        let kind = if self.name == "nat" { ChainType::Nat } else { ChainType::Filter };
         let source = self.name == "nat" && matches!(hook, Hook::Input | Hook::Postrouting);
         is_there.then_some((chain, if source { NAT_SRC } else { *priority }, kind))
     }

@@ -9,8 +9,9 @@
 use std::net::SocketAddr;
 
 use anyhow::Result;
+use netlink::AddressFamily;
 use netlink::{
-    ipvs::{Destination, Family, PERSISTENT, Protocol as Served, Service},
+    ipvs::{Destination, IpvsProtocol as Served, PERSISTENT, VirtualServerKey},
     nft::Hook,
 };
 
@@ -80,12 +81,13 @@ pub(crate) fn schedule(flow: &mut Flow<'_>) -> Result<Decision> {
 }
 
 /// The virtual server that takes it: that of its mark comes first.
-fn find(flow: &mut Flow<'_>) -> Result<Option<(Service, VirtualServer)>> {
+fn find(flow: &mut Flow<'_>) -> Result<Option<(VirtualServerKey, VirtualServer)>> {
     let packet = &flow.packet;
-    let (family, protocol) = (if packet.is_v4() { Family::V4 } else { Family::V6 }, served(packet.protocol));
+    let (family, protocol) =
+        (if packet.is_v4() { AddressFamily::V4 } else { AddressFamily::V6 }, served(packet.protocol));
     let any_port = SocketAddr::new(packet.destination.ip(), 0);
-    let by_mark = (flow.mark != 0).then_some(Service::Mark(family, flow.mark));
-    let by_address = [packet.destination, any_port].map(|address| Service::Address(protocol, address));
+    let by_mark = (flow.mark != 0).then_some(VirtualServerKey::FwMark(family, flow.mark));
+    let by_address = [packet.destination, any_port].map(|address| VirtualServerKey::Address(protocol, address));
     for known_by in by_mark.into_iter().chain(by_address) {
         if let Some(server) = flow.kernel.virtual_server(&known_by)? {
             return Ok(Some((known_by, server)));
@@ -97,7 +99,7 @@ fn find(flow: &mut Flow<'_>) -> Result<Option<(Service, VirtualServer)>> {
 /// Where a client is sent that is remembered, if that is still there.
 fn remembered<'a>(
     flow: &mut Flow<'_>,
-    known_by: &Service,
+    known_by: &VirtualServerKey,
     able: &[&'a Destination],
 ) -> Result<Option<&'a Destination>> {
     let Some(address) = flow.kernel.persistent(known_by, flow.packet.source.ip())? else { return Ok(None) };
@@ -125,8 +127,8 @@ fn shares(scheduler: &str, able: &[&Destination]) -> (Choice, Vec<f64>) {
 }
 
 /// One that remembers its clients, and is known by a mark, leaves ports as they are (`ip_vs_sched_persist`).
-fn port(known_by: &Service, destination: &Destination, packet: &Packet, is_persistent: bool) -> u16 {
-    let keeps = is_persistent && matches!(known_by, Service::Mark(..));
+fn port(known_by: &VirtualServerKey, destination: &Destination, packet: &Packet, is_persistent: bool) -> u16 {
+    let keeps = is_persistent && matches!(known_by, VirtualServerKey::FwMark(..));
     match destination.address.port() {
         port if port != 0 && !keeps => port,
         _ => packet.destination.port(),
@@ -150,10 +152,10 @@ fn unable(destinations: &[&Destination]) -> String {
     }
 }
 
-fn name(service: &Service) -> String {
+fn name(service: &VirtualServerKey) -> String {
     match service {
-        Service::Address(..) => service.to_string(),
-        Service::Mark(_, mark) => format!("mark {mark:#x}"),
+        VirtualServerKey::Address(..) => service.to_string(),
+        VirtualServerKey::FwMark(_, mark) => format!("mark {mark:#x}"),
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use netlink::{
     addresses, ipset, ipvs,
-    nft::{Data, Handle, Table, Verdict},
+    nft::{ElementData, NftHandle, Table, Verdict},
 };
 
 use crate::ipset::find;
@@ -43,31 +43,31 @@ pub trait Kernel {
     ///
     /// # Errors
     /// When the kernel does not answer.
-    fn ipset(&mut self, name: &str) -> Result<Option<ipset::Set>>;
+    fn ipset(&mut self, name: &str) -> Result<Option<ipset::Ipset>>;
 
     /// Whether an entry is in a set of ipset, or in a range that is.
     ///
     /// # Errors
     /// When the kernel does not answer.
-    fn ipset_has(&mut self, name: &str, entry: &ipset::Entry) -> Result<bool>;
+    fn ipset_has(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<bool>;
 
     /// The mark that a set of ipset gives what this entry stands for; `Some(0)` where it has no marks.
     ///
     /// # Errors
     /// When the kernel does not answer.
-    fn ipset_mark(&mut self, name: &str, entry: &ipset::Entry) -> Result<Option<u32>>;
+    fn ipset_mark(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<Option<u32>>;
 
     /// The virtual server of IPVS that is known by this.
     ///
     /// # Errors
     /// When the kernel does not answer.
-    fn virtual_server(&mut self, known_by: &ipvs::Service) -> Result<Option<VirtualServer>>;
+    fn virtual_server(&mut self, known_by: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>>;
 
     /// Where a virtual server sends a client that it remembers; port 0 where it remembers none.
     ///
     /// # Errors
     /// When the kernel does not answer.
-    fn persistent(&mut self, server: &ipvs::Service, client: IpAddr) -> Result<Option<SocketAddr>>;
+    fn persistent(&mut self, server: &ipvs::VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>>;
 
     /// Whether an address is one of this node's.
     fn is_local(&self, address: IpAddr) -> bool;
@@ -85,12 +85,12 @@ pub trait Kernel {
 /// The kernel of this network namespace, read when it is asked.
 #[derive(Debug)]
 pub struct Live {
-    nft: Handle,
-    ipset: ipset::Handle,
+    nft: NftHandle,
+    ipset: ipset::IpsetHandle,
     /// Once they have been asked for.
-    sets: Option<Vec<ipset::Set>>,
+    sets: Option<Vec<ipset::Ipset>>,
     /// Of the sets whose marks have been asked for.
-    entries: HashMap<String, Vec<ipset::Entry>>,
+    entries: HashMap<String, Vec<ipset::IpsetEntry>>,
     /// Once one has been asked for.
     servers: Option<Servers>,
     own: HashSet<IpAddr>,
@@ -108,8 +108,8 @@ impl Live {
     pub fn open() -> Result<Self> {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Ok(Self {
-            nft: Handle::open().context("open nf_tables")?,
-            ipset: ipset::Handle::open().context("open ipset")?,
+            nft: NftHandle::open().context("open nf_tables")?,
+            ipset: ipset::IpsetHandle::open().context("open ipset")?,
             sets: None,
             entries: HashMap::new(),
             servers: None,
@@ -120,7 +120,7 @@ impl Live {
     }
 
     /// The socket, to read rules with.
-    pub(crate) fn nft(&mut self) -> &mut Handle {
+    pub(crate) fn nft(&mut self) -> &mut NftHandle {
         &mut self.nft
     }
 }
@@ -130,9 +130,9 @@ impl Kernel for Live {
         let mut found = None;
         let asked = self.nft.get_elements(table, set, [key], |element| {
             found = Some(match element.data {
-                Data::None => Found::Key,
-                Data::Value(value) => Found::Value(value.to_vec()),
-                Data::Verdict(verdict) => Found::Verdict(verdict.into_owned()),
+                ElementData::None => Found::Key,
+                ElementData::Value(value) => Found::Value(value.to_vec()),
+                ElementData::Verdict(verdict) => Found::Verdict(verdict.into_owned()),
             });
         });
         match asked {
@@ -144,7 +144,7 @@ impl Kernel for Live {
         }
     }
 
-    fn ipset(&mut self, name: &str) -> Result<Option<ipset::Set>> {
+    fn ipset(&mut self, name: &str) -> Result<Option<ipset::Ipset>> {
         let sets = match &mut self.sets {
             Some(sets) => sets,
             sets => sets.insert(self.ipset.sets().context("list sets of ipset")?),
@@ -152,11 +152,11 @@ impl Kernel for Live {
         Ok(sets.iter().find(|set| set.name == name).cloned())
     }
 
-    fn ipset_has(&mut self, name: &str, entry: &ipset::Entry) -> Result<bool> {
+    fn ipset_has(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<bool> {
         self.ipset.contains(name, entry).with_context(|| format!("look into set {name} of ipset"))
     }
 
-    fn ipset_mark(&mut self, name: &str, entry: &ipset::Entry) -> Result<Option<u32>> {
+    fn ipset_mark(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<Option<u32>> {
         // The kernel does not say what one entry has: the whole set is listed.
         if !self.entries.contains_key(name) {
             let listed = self.ipset.entries(name).with_context(|| format!("list set {name} of ipset"))?;
@@ -166,7 +166,7 @@ impl Kernel for Live {
         Ok(find(entries, entry).map(|entry| entry.mark.unwrap_or(0)))
     }
 
-    fn virtual_server(&mut self, known_by: &ipvs::Service) -> Result<Option<VirtualServer>> {
+    fn virtual_server(&mut self, known_by: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>> {
         let servers = match &mut self.servers {
             Some(servers) => servers,
             servers => servers.insert(Servers::read()?),
@@ -174,7 +174,7 @@ impl Kernel for Live {
         servers.get(known_by)
     }
 
-    fn persistent(&mut self, server: &ipvs::Service, client: IpAddr) -> Result<Option<SocketAddr>> {
+    fn persistent(&mut self, server: &ipvs::VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>> {
         servers::persistent(server, client)
     }
 

@@ -12,7 +12,7 @@ mod words;
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result};
-use netlink::nft::{self, BaseChain, Chain, Family, Handle, Rule, Set};
+use netlink::nft::{self, BaseChain, Chain, NftHandle, Rule, Set, TableFamily};
 
 use crate::kernel::Live;
 pub(crate) use eval::base;
@@ -38,9 +38,9 @@ const DORMANT: u32 = 1;
 pub fn read(kernel: &mut Live) -> Result<Vec<Table>> {
     let handle = kernel.nft();
     let mut tables = Vec::new();
-    for family in [Family::Ip, Family::Ip6, Family::Inet] {
+    for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in handle.tables(family).context("list tables")? {
-            let of_iptables = family != Family::Inet && OF_IPTABLES.contains(&table.name.as_str());
+            let of_iptables = family != TableFamily::Inet && OF_IPTABLES.contains(&table.name.as_str());
             if !of_iptables && table.flags & DORMANT == 0 {
                 tables.push(read_table(handle, table)?);
             }
@@ -49,7 +49,7 @@ pub fn read(kernel: &mut Live) -> Result<Vec<Table>> {
     Ok(tables)
 }
 
-fn read_table(handle: &mut Handle, table: nft::Table) -> Result<Table> {
+fn read_table(handle: &mut NftHandle, table: nft::Table) -> Result<Table> {
     let what = || format!("list table {} {}", table.family, table.name);
     let chains = handle.chains(&table).with_context(what)?;
     let sets = handle.sets(&table).with_context(what)?;
@@ -67,9 +67,9 @@ impl Table {
     /// Whether packets of a family come here.
     pub(crate) fn sees(&self, v4: bool) -> bool {
         match self.table.family {
-            Family::Ip => v4,
-            Family::Ip6 => !v4,
-            Family::Inet => true,
+            TableFamily::Ip => v4,
+            TableFamily::Ip6 => !v4,
+            TableFamily::Inet => true,
         }
     }
 

@@ -18,9 +18,9 @@ use crate::{
 pub(crate) struct FakeKernel {
     pub(crate) own: HashSet<IpAddr>,
     pub(crate) remembered: HashSet<(String, IpAddr)>,
-    pub(crate) sets: Vec<(ipset::Set, Vec<ipset::Entry>)>,
-    pub(crate) servers: HashMap<ipvs::Service, VirtualServer>,
-    pub(crate) persistent: HashMap<(ipvs::Service, IpAddr), SocketAddr>,
+    pub(crate) sets: Vec<(ipset::Ipset, Vec<ipset::IpsetEntry>)>,
+    pub(crate) servers: HashMap<ipvs::VirtualServerKey, VirtualServer>,
+    pub(crate) persistent: HashMap<(ipvs::VirtualServerKey, IpAddr), SocketAddr>,
 }
 
 impl FakeKernel {
@@ -30,7 +30,7 @@ impl FakeKernel {
         Self { own, ..Self::default() }
     }
 
-    fn entry(&self, name: &str, entry: &ipset::Entry) -> Option<&ipset::Entry> {
+    fn entry(&self, name: &str, entry: &ipset::IpsetEntry) -> Option<&ipset::IpsetEntry> {
         let (_, entries) = self.sets.iter().find(|(set, _)| set.name == name)?;
         find(entries, entry)
     }
@@ -41,23 +41,23 @@ impl Kernel for FakeKernel {
         Ok(None)
     }
 
-    fn ipset(&mut self, name: &str) -> Result<Option<ipset::Set>> {
+    fn ipset(&mut self, name: &str) -> Result<Option<ipset::Ipset>> {
         Ok(self.sets.iter().map(|(set, _)| set).find(|set| set.name == name).cloned())
     }
 
-    fn ipset_has(&mut self, name: &str, entry: &ipset::Entry) -> Result<bool> {
+    fn ipset_has(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<bool> {
         Ok(self.entry(name, entry).is_some())
     }
 
-    fn ipset_mark(&mut self, name: &str, entry: &ipset::Entry) -> Result<Option<u32>> {
+    fn ipset_mark(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<Option<u32>> {
         Ok(self.entry(name, entry).map(|entry| entry.mark.unwrap_or(0)))
     }
 
-    fn virtual_server(&mut self, known_by: &ipvs::Service) -> Result<Option<VirtualServer>> {
+    fn virtual_server(&mut self, known_by: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>> {
         Ok(self.servers.get(known_by).cloned())
     }
 
-    fn persistent(&mut self, server: &ipvs::Service, client: IpAddr) -> Result<Option<SocketAddr>> {
+    fn persistent(&mut self, server: &ipvs::VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>> {
         Ok(self.persistent.get(&(*server, client)).copied())
     }
 

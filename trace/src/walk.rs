@@ -9,7 +9,7 @@
 //! ```
 
 use anyhow::{Result, bail};
-use netlink::nft::{ChainKind, Hook};
+use netlink::nft::{ChainType, Hook};
 
 use crate::{
     choice::Choices,
@@ -35,7 +35,7 @@ pub struct Rules {
 struct Called<'a> {
     /// Where translation is done, for chains that translate; then their own; else their own twice.
     priority: (i32, i32),
-    kind: ChainKind,
+    kind: ChainType,
     chain: Chain<'a>,
 }
 
@@ -140,7 +140,7 @@ fn at(rules: &Rules, flow: &mut Flow<'_>, hook: Hook, translations: Translations
     flow.hook = hook;
     let mut translated = false;
     for called in called(rules, flow.packet.is_v4(), hook) {
-        let translates = called.kind == ChainKind::Nat;
+        let translates = called.kind == ChainType::Nat;
         if translates && (translated || translations == Translations::Over) {
             continue;
         }
@@ -170,7 +170,7 @@ fn at(rules: &Rules, flow: &mut Flow<'_>, hook: Hook, translations: Translations
 /// which were there first, nobody can see.
 fn called(rules: &Rules, v4: bool, hook: Hook) -> Vec<Called<'_>> {
     let mut all = Vec::new();
-    all.extend(ipvs::priority(hook).map(|priority| (priority, ChainKind::Filter, Chain::Ipvs)));
+    all.extend(ipvs::priority(hook).map(|priority| (priority, ChainType::Filter, Chain::Ipvs)));
     for table in rules.nft.iter().filter(|table| table.sees(v4)) {
         all.extend(table.bases().filter(|(_, base)| base.hook == hook).map(|(name, base)| {
             let chain = Chain::Nft(table, name);
@@ -187,7 +187,7 @@ fn called(rules: &Rules, v4: bool, hook: Hook) -> Vec<Called<'_>> {
                 Hook::Prerouting | Hook::Output => NAT_DST,
                 _ => NAT_SRC,
             };
-            let first = if kind == ChainKind::Nat { translation } else { own };
+            let first = if kind == ChainType::Nat { translation } else { own };
             Called { priority: (first, own), kind, chain }
         })
         .collect();

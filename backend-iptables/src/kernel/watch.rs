@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use backend::Drift;
-use netlink::nft::{Family, Handle, Monitor, Notice, Verb};
+use netlink::nft::{NftChange, NftEvent, NftHandle, NftMonitor, TableFamily};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{names, table::Table};
@@ -25,8 +25,8 @@ use crate::{names, table::Table};
 /// Listens to the network namespace in which it was opened.
 #[derive(Debug)]
 pub(super) struct Watch {
-    monitor: Monitor,
-    handle: Handle,
+    monitor: NftMonitor,
+    handle: NftHandle,
     ledger: Ledger,
     /// Made when it is first waited for: only then there must be a runtime with IO.
     readable: Option<AsyncFd<OwnedFd>>,
@@ -52,8 +52,8 @@ enum Touched {
 
 impl Watch {
     pub(super) fn open() -> Result<Self> {
-        let monitor = Monitor::open().context("listen to the kernel's announcements")?;
-        let handle = Handle::open().context("open a netlink socket")?;
+        let monitor = NftMonitor::open().context("listen to the kernel's announcements")?;
+        let handle = NftHandle::open().context("open a netlink socket")?;
         Ok(Self { monitor, handle, ledger: Ledger::default(), readable: None })
     }
 
@@ -115,7 +115,7 @@ impl Watch {
 }
 
 #[expect(deprecated, reason = "what is to replace it is unsafe code, and asks for what an `OwnedFd` ensures")]
-fn readable(monitor: &Monitor) -> io::Result<AsyncFd<OwnedFd>> {
+fn readable(monitor: &NftMonitor) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(monitor.as_fd().try_clone_to_owned()?, Interest::READABLE)
 }
 
@@ -127,24 +127,24 @@ fn next(generation: u32) -> u32 {
 // === impl Ledger ===
 
 impl Ledger {
-    fn hear(&mut self, notice: Notice) {
+    fn hear(&mut self, notice: NftEvent) {
         match notice {
-            Notice::Lost => drop(self.drift.get_or_insert(Drift::Unsure)),
-            Notice::Changed { family, table, object, chain, verb, port: _ } => {
-                let is_watched = matches!(family, Some(Family::Ip | Family::Ip6))
+            NftEvent::Lost => drop(self.drift.get_or_insert(Drift::Unsure)),
+            NftEvent::Changed { family, table, object, chain, verb, port: _ } => {
+                let is_watched = matches!(family, Some(TableFamily::Ip | TableFamily::Ip6))
                     && Table::ALL.iter().any(|ours| ours.name() == table);
                 let touched = match chain {
                     _ if !is_watched => None,
                     Some(chain) if names::is_ours(&chain) => Some(Touched::Ours(object)),
                     // Of a rule that has gone nobody can say whether it was a jump of ours.
-                    _ => (verb == Verb::Delete).then_some(Touched::Perhaps),
+                    _ => (verb == NftChange::Delete).then_some(Touched::Perhaps),
                 };
                 // What is ours for sure says more.
                 if !matches!(self.touched, Some(Touched::Ours(_))) {
                     self.touched = touched.or(self.touched);
                 }
             }
-            Notice::Generation { pid, process, .. } => {
+            NftEvent::Generation { pid, process, .. } => {
                 let Some(touched) = self.touched.take() else { return };
                 let drift = match touched {
                     Touched::Ours(what) => Drift::Changed { what: what.to_owned(), by: process, pid },

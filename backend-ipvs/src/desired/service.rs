@@ -128,7 +128,7 @@ impl Port<'_> {
         };
         let mark = if pool.is_empty() { self.verdict() } else { Mark::CLUSTER_IP };
         self.lead(Content::Vips, front, mark);
-        let server = ipvs::Service::Address(ipvs_protocol(protocol), SocketAddr::new(address, port));
+        let server = ipvs::VirtualServerKey::Address(ipvs_protocol(protocol), SocketAddr::new(address, port));
         self.server(server, pool, self.scheduling());
     }
 
@@ -168,7 +168,7 @@ impl Port<'_> {
         if has_affinity && variant != Variant::Inside {
             let addresses: Vec<_> = fronts.iter().flat_map(|front| self.sockets(*front)).collect();
             for address in addresses {
-                self.server(ipvs::Service::Address(protocol, address), pool, self.scheduling());
+                self.server(ipvs::VirtualServerKey::Address(protocol, address), pool, self.scheduling());
             }
             return Mark::by_address(variant);
         }
@@ -177,7 +177,7 @@ impl Port<'_> {
             false => self.scheduling(),
         };
         let mark = Mark::new(self.id, protocol, variant);
-        self.server(ipvs::Service::Mark(ipvs_family(self.family), mark.raw()), pool, scheduling);
+        self.server(ipvs::VirtualServerKey::FwMark(ipvs_family(self.family), mark.raw()), pool, scheduling);
         mark
     }
 
@@ -194,7 +194,7 @@ impl Port<'_> {
         }
     }
 
-    fn server(&mut self, server: ipvs::Service, pool: &Pool, scheduling: Scheduling) {
+    fn server(&mut self, server: ipvs::VirtualServerKey, pool: &Pool, scheduling: Scheduling) {
         if pool.is_empty() {
             return;
         }
@@ -238,8 +238,8 @@ impl Port<'_> {
         }
     }
 
-    fn entry(&self, content: Content, entry: netlink::ipset::Entry) -> Object {
-        Object::Entry(Set { content, family: self.family }, entry)
+    fn entry(&self, content: Content, entry: netlink::ipset::IpsetEntry) -> Object {
+        Object::SetEntry(Set { content, family: self.family }, entry)
     }
 
     fn add(&mut self, object: Object, value: Value) {

@@ -36,7 +36,7 @@ fn table(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, 
     for (object, value) in &desired.pieces {
         match (object, value) {
             // The other half of a node port says the same.
-            (Object::Entry(set, entry), Value::Mark(mark))
+            (Object::SetEntry(set, entry), Value::Mark(mark))
                 if set.content != Content::Addresses
                     && (entry.prefix.is_none() || entry.ip.unwrap().is_unspecified()) =>
             {
@@ -44,8 +44,8 @@ fn table(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, 
             }
             (Object::Destination(server, _), _) => {
                 let name = match server {
-                    ipvs::Service::Mark(_, raw) => name(Mark::from_raw(*raw).unwrap()),
-                    ipvs::Service::Address(..) => server.to_string(),
+                    ipvs::VirtualServerKey::FwMark(_, raw) => name(Mark::from_raw(*raw).unwrap()),
+                    ipvs::VirtualServerKey::Address(..) => server.to_string(),
                 };
                 *servers.entry(name).or_default() += 1;
             }

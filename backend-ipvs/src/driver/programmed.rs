@@ -6,7 +6,7 @@ use std::{
 };
 
 use backend::traffic::Front;
-use netlink::ipvs::Service;
+use netlink::ipvs::VirtualServerKey;
 use proto::model::{Family, PerFamily, ServicePortKey};
 
 use crate::{
@@ -126,7 +126,7 @@ impl Programmed {
     }
 
     /// The destinations that are being removed, and until when.
-    pub(super) fn draining(&self) -> impl Iterator<Item = (Service, SocketAddr, u32)> {
+    pub(super) fn draining(&self) -> impl Iterator<Item = (VirtualServerKey, SocketAddr, u32)> {
         self.leftovers.iter().filter_map(|object| match (object, self.present.get(object)) {
             (Object::Destination(server, address), Some(Value::Weight(Weight::Draining(until)))) => {
                 Some((*server, *address, *until))

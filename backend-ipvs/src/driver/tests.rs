@@ -1,7 +1,7 @@
 //! The driver over a kernel that checks what it is told: any history, restarts, drains, refusals, strangers.
 
 use backend::testing::{History, ServiceBuilder, StateBuilder, mk_key, mk_state, transition};
-use netlink::ipvs::{Protocol, Scheduling, Service};
+use netlink::ipvs::{IpvsProtocol, Scheduling, VirtualServerKey};
 
 use super::*;
 use crate::{
@@ -32,8 +32,8 @@ fn with_web(state: StateBuilder, endpoints: &[&str]) -> StateBuilder {
 const ONE: &str = "10.244.1.1:8080";
 const TWO: &str = "10.244.2.2:8080";
 
-fn cluster_ip() -> Service {
-    Service::Address(Protocol::Tcp, "10.96.0.1:80".parse().unwrap())
+fn cluster_ip() -> VirtualServerKey {
+    VirtualServerKey::Address(IpvsProtocol::Tcp, "10.96.0.1:80".parse().unwrap())
 }
 
 fn destination(address: &str) -> Object {
@@ -57,10 +57,10 @@ fn anonymous(pieces: Pieces) -> Vec<String> {
                 _ => None,
             };
             let name = match (server, object) {
-                (Some(Service::Mark(family, mark)), Object::Destination(_, to)) => {
+                (Some(VirtualServerKey::FwMark(family, mark)), Object::Destination(_, to)) => {
                     format!("{family:?} {} {to}", mark & 0xf)
                 }
-                (Some(Service::Mark(family, mark)), _) => format!("{family:?} {}", mark & 0xf),
+                (Some(VirtualServerKey::FwMark(family, mark)), _) => format!("{family:?} {}", mark & 0xf),
                 _ => format!("{object:?}"),
             };
             let value = match value {
@@ -122,7 +122,7 @@ async fn what_stays_is_never_removed_and_what_drains_is_gone_in_the_end() {
                 let stays = wanted.contains_key(&object) && after.contains_key(&object);
                 assert!(!(removed && stays), "seed {seed}, step {step}: {object} was removed");
                 let was_tcp = matches!(object, Object::Destination(server, _)
-                    if crate::object::protocol(&server) == Some(Protocol::Tcp));
+                    if crate::object::protocol(&server) == Some(IpvsProtocol::Tcp));
                 assert!(!(removed && was_tcp && before.contains_key(&object)), "{object} had connections");
             }
             kernel.log();
@@ -194,7 +194,7 @@ async fn a_service_that_goes_leaves_its_address_until_its_connections_have_ended
     driver.apply(&state, &changes).await.unwrap();
     let address = Object::Address("10.96.0.1".parse().unwrap());
     let entry = Set { content: Content::Addresses, family: Family::V4 };
-    let entry = Object::Entry(entry, set::address("10.96.0.1".parse().unwrap()));
+    let entry = Object::SetEntry(entry, set::address("10.96.0.1".parse().unwrap()));
     let pieces = kernel.pieces();
     assert!(pieces.contains_key(&address) && pieces.contains_key(&Object::Server(cluster_ip())));
     assert_eq!(pieces[&entry], Value::Mark(Mark::DROP), "new connections lead nowhere");
@@ -209,9 +209,9 @@ async fn strangers_survive_everything() {
     let scheduling = Value::Scheduling(Scheduling { scheduler: "rr".into(), flags: 0, timeout: 0 });
     let stranger = |server| (Object::Server(server), scheduling.clone());
     let strangers = [
-        stranger(Service::Mark(netlink::ipvs::Family::V4, 7)),
-        stranger(Service::Address(Protocol::Tcp, "192.0.2.77:80".parse().unwrap())),
-        stranger(Service::Address(Protocol::Udp, "192.168.1.1:30080".parse().unwrap())),
+        stranger(VirtualServerKey::FwMark(netlink::AddressFamily::V4, 7)),
+        stranger(VirtualServerKey::Address(IpvsProtocol::Tcp, "192.0.2.77:80".parse().unwrap())),
+        stranger(VirtualServerKey::Address(IpvsProtocol::Udp, "192.168.1.1:30080".parse().unwrap())),
     ];
     strangers.iter().for_each(|(object, value)| kernel.put(*object, value.clone()));
     let mut history = History::new(5);

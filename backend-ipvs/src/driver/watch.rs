@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use backend::Drift;
-use netlink::ipvs::Service;
+use netlink::ipvs::VirtualServerKey;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -68,13 +68,17 @@ impl<K: Kernel> Driver<K> {
 
     /// Removes those destinations of these virtual servers whose connections have ended, or whose time is over. Where the virtual server
     /// goes too, for nobody leads there any more, only established connections count: its address may be needed elsewhere.
-    pub(super) async fn release(&mut self, programmed: &mut Programmed, servers: HashSet<Service>) -> Result<usize> {
+    pub(super) async fn release(
+        &mut self,
+        programmed: &mut Programmed,
+        servers: HashSet<VirtualServerKey>,
+    ) -> Result<usize> {
         if servers.is_empty() {
             return Ok(0);
         }
         let connections = self.kernel.connections(servers.iter().copied().collect()).await?;
         let now = now();
-        let is_idle = |(server, address, until): &(Service, SocketAddr, u32)| {
+        let is_idle = |(server, address, until): &(VirtualServerKey, SocketAddr, u32)| {
             let Connections { active, inactive } = connections.get(&(*server, *address)).copied().unwrap_or_default();
             let stays = programmed.wanted(&Object::Server(*server)).is_some();
             *until <= now || (active == 0 && (inactive == 0 || !stays))
@@ -95,7 +99,7 @@ fn missing(programmed: &Programmed, survey: &Survey) -> Option<&'static str> {
     let (mut addresses, mut servers) = (0, true);
     for object in programmed.present.keys() {
         match object {
-            Object::Entry(set, _) => *sets.entry(*set).or_default() += 1,
+            Object::SetEntry(set, _) => *sets.entry(*set).or_default() += 1,
             Object::Address(_) => addresses += 1,
             Object::Server(server) => servers &= survey.servers.contains(server),
             Object::Destination(..) => {}

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use backend::Difference;
 use ipnet::IpNet;
-use netlink::ipvs::Service;
+use netlink::ipvs::VirtualServerKey;
 use proto::model::PerFamily;
 
 use super::{Base, Carried, Kernel, Listing, Netlink, Ours, Refused, RulesFound, Survey};
@@ -45,7 +45,7 @@ impl Kernel for DryRun {
         Ok(Vec::new())
     }
 
-    async fn connections(&mut self, servers: Vec<Service>) -> Result<Carried> {
+    async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<Carried> {
         self.kernel.connections(servers).await
     }
 

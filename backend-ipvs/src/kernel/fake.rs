@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use ipnet::IpNet;
-use netlink::ipvs::Service;
+use netlink::ipvs::VirtualServerKey;
 use proto::model::PerFamily;
 
 use super::{Base, Carried, Connections, Fronts, Kernel, Listing, Ours, Refused, RulesFound, Survey};
@@ -29,7 +29,7 @@ struct Inner {
     base: Option<Base>,
     pieces: Pieces,
     /// What destinations have.
-    connections: HashMap<(Service, SocketAddr), u32>,
+    connections: HashMap<(VirtualServerKey, SocketAddr), u32>,
     elsewhere: HashSet<IpAddr>,
     /// Refused whenever they are to be added.
     poison: BTreeSet<Object>,
@@ -119,7 +119,7 @@ impl Kernel for Fake {
         let is_ours = |object: &Object| match object {
             Object::Server(server) | Object::Destination(server, _) => ours.has(server, &addresses, &fronts),
             Object::Address(address) => !ours.excludes(address),
-            Object::Entry(..) => true,
+            Object::SetEntry(..) => true,
         };
         let pieces = inner.pieces.iter().filter(|(object, _)| is_ours(object));
         let pieces = pieces.map(|(object, value)| (*object, value.clone())).collect();
@@ -145,7 +145,7 @@ impl Kernel for Fake {
         Ok(refused)
     }
 
-    async fn connections(&mut self, servers: Vec<Service>) -> Result<Carried> {
+    async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<Carried> {
         let inner = self.lock();
         let mut found = HashMap::new();
         for (object, _) in servers.iter().flat_map(|server| destinations(&inner.pieces, *server)) {
@@ -164,7 +164,7 @@ impl Kernel for Fake {
         survey.sets = Set::all().map(|set| (set, 0)).collect();
         for object in inner.pieces.keys() {
             match object {
-                Object::Entry(set, _) => *survey.sets.entry(*set).or_default() += 1,
+                Object::SetEntry(set, _) => *survey.sets.entry(*set).or_default() += 1,
                 Object::Address(_) => survey.addresses += 1,
                 Object::Server(server) => drop(survey.servers.insert(*server)),
                 Object::Destination(..) => {}

@@ -7,7 +7,7 @@ use std::{sync::mpsc, thread};
 use anyhow::{Context, Result, anyhow};
 use backend::{Difference, Item, iptables::Variant};
 use ipnet::IpNet;
-use netlink::ipvs::Service;
+use netlink::ipvs::VirtualServerKey;
 use proto::model::{Family, PerFamily};
 use tokio::sync::oneshot;
 
@@ -89,7 +89,7 @@ impl Kernel for Netlink {
         self.ask(move |worker| worker.commit(&operations)).await
     }
 
-    async fn connections(&mut self, servers: Vec<Service>) -> Result<Carried> {
+    async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<Carried> {
         self.ask(move |worker| worker.connections(&servers)).await
     }
 

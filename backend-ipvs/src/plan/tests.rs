@@ -4,8 +4,8 @@ use netlink::ipvs::Scheduling;
 
 use super::*;
 
-fn server() -> Service {
-    Service::Address(Protocol::Tcp, "10.96.0.1:80".parse().unwrap())
+fn server() -> VirtualServerKey {
+    VirtualServerKey::Address(IpvsProtocol::Tcp, "10.96.0.1:80".parse().unwrap())
 }
 
 fn scheduling(scheduler: &str) -> Value {
@@ -15,7 +15,7 @@ fn scheduling(scheduler: &str) -> Value {
 fn entry(content: Content) -> Object {
     let set = Set { content, family: Family::V4 };
     let ip = "10.96.0.1".parse().unwrap();
-    Object::Entry(
+    Object::SetEntry(
         set,
         if content == Content::Addresses { set::address(ip) } else { set::socket(ip, proto::model::Protocol::Tcp, 80) },
     )

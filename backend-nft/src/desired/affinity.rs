@@ -23,7 +23,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use netlink::nft::{CtKey, Direction, DynsetOp, Expr, Matches, Register, Rule};
+use netlink::nft::{CtDirection, CtKey, DynsetOp, Expr, LookupMatch, Register, Rule};
 use proto::model::Family;
 
 use super::{
@@ -102,7 +102,7 @@ fn begin(family: Family, clients: Map) -> (Line, Layout) {
         Family::V4 => CtKey::SrcIp,
         Family::V6 => CtKey::SrcIp6,
     };
-    let reply = |dreg, key| Expr::Ct { dreg, key, direction: Some(Direction::Reply) };
+    let reply = |dreg, key| Expr::Ct { dreg, key, direction: Some(CtDirection::Reply) };
     let line = line.push(reply(endpoint, source)).push(reply(port, CtKey::ProtoSrc));
     let (line, end) = line.front_at(clients.kind(), front);
     (line, Layout { data, endpoint, front, end })
@@ -118,5 +118,5 @@ fn change(op: DynsetOp, clients: Map, at: Layout, timeout: Option<Duration>) -> 
 }
 
 fn lookup(map: Map, sreg: Register, dreg: Option<Register>) -> Expr {
-    Expr::Lookup { set: map.name().into(), sreg, dreg, matches: Matches::Found }
+    Expr::Lookup { set: map.name().into(), sreg, dreg, matches: LookupMatch::InSet }
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use backend::traffic::{NodePortAddresses, Options, Pods, Traffic, of_family};
 use ipnet::IpNet;
-use netlink::nft::{Chain, ChainKind, CmpOp, Hook, Rule, Set, Table, priority};
+use netlink::nft::{Chain, ChainType, CmpOp, Hook, Rule, Set, Table, priority};
 use proto::model::{Cluster, Family, Node, Protocol};
 
 use super::{
@@ -145,7 +145,7 @@ fn nodeports(family: Family, options: &Options, node: &Node) -> FixedChain {
 /// Before anything is translated: afterwards a packet is addressed to an endpoint, and a refused one is answered. Of
 /// connections that exist nothing is asked any more.
 fn source_check(family: Family) -> FixedChain {
-    let chain = Chain::base("source-check", ChainKind::Filter, Hook::Prerouting, priority::DSTNAT - 10);
+    let chain = Chain::base("source-check", ChainType::Filter, Hook::Prerouting, priority::DSTNAT - 10);
     FixedChain {
         chain: chain.comment("load-balancer source ranges"),
         rules: vec![
@@ -174,7 +174,7 @@ fn cluster_ips_check(family: Family, cluster: &Cluster) -> FixedChain {
 
 /// After the translation of destinations, before the packet leaves. Connections that exist are left alone.
 fn check(family: Family, name: &str, hook: Hook) -> FixedChain {
-    let chain = Chain::base(name, ChainKind::Filter, hook, priority::FILTER);
+    let chain = Chain::base(name, ChainType::Filter, hook, priority::FILTER);
     FixedChain {
         chain: chain.comment("addresses of services that lead nowhere"),
         rules: vec![Line::new(family).opening().jump(CLUSTER_IPS_CHECK).end()],
@@ -183,14 +183,14 @@ fn check(family: Family, name: &str, hook: Hook) -> FixedChain {
 
 fn hook(family: Family, name: &str, hook: Hook) -> FixedChain {
     FixedChain {
-        chain: Chain::base(name, ChainKind::Nat, hook, priority::DSTNAT),
+        chain: Chain::base(name, ChainType::Nat, hook, priority::DSTNAT),
         rules: vec![Line::new(family).jump(SERVICES).end()],
     }
 }
 
 fn postrouting(family: Family, mark: u32) -> FixedChain {
     FixedChain {
-        chain: Chain::base("postrouting", ChainKind::Nat, Hook::Postrouting, priority::SRCNAT),
+        chain: Chain::base("postrouting", ChainType::Nat, Hook::Postrouting, priority::SRCNAT),
         rules: vec![
             Line::new(family).marked(mark).unmark(mark).masquerade().comment("marked on the way in"),
             Line::new(family).hairpin().masquerade().comment("an endpoint that reached itself"),

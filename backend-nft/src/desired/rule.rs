@@ -5,8 +5,8 @@
 use backend::traffic::{Interface, NAME_BYTES};
 use ipnet::IpNet;
 use netlink::nft::{
-    CmpOp, CtKey, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind, PayloadBase, Register,
-    RejectWith, Rule, Verdict,
+    CmpOp, CtKey, Expr, FibFlags, FibResult, LookupMatch, MetaKey, NatFlags, NatType, NumgenType, PayloadBase,
+    Register, RejectWith, Rule, Verdict,
 };
 use proto::model::{Family, Protocol};
 
@@ -156,7 +156,7 @@ impl Line {
             set: set.name().into(),
             sreg: FIRST,
             dreg: None,
-            matches: Matches::Missing,
+            matches: LookupMatch::NotInSet,
         })
     }
 
@@ -199,14 +199,14 @@ impl Line {
 
     /// Loads a place in a pool of so many.
     pub(super) fn random(self, dreg: Register, modulus: u32) -> Self {
-        self.push(Expr::Numgen { dreg, kind: NumgenKind::Random, modulus, offset: 0 })
+        self.push(Expr::Numgen { dreg, kind: NumgenType::Random, modulus, offset: 0 })
     }
 
     /// `dnat ip to`: an address in the first of these registers, then a port.
     pub(super) fn dnat_to(self, endpoint: Register) -> Self {
         let (family, port) = (nft_family(self.family), endpoint.plus(self.words()));
         self.push(Expr::Nat {
-            kind: NatKind::Dnat,
+            kind: NatType::Dnat,
             family,
             addr: Some(endpoint),
             addr_max: None,
@@ -303,7 +303,7 @@ impl Line {
 }
 
 fn lookup(map: Map, dreg: Option<Register>) -> Expr {
-    Expr::Lookup { set: map.name().into(), sreg: FIRST, dreg, matches: Matches::Found }
+    Expr::Lookup { set: map.name().into(), sreg: FIRST, dreg, matches: LookupMatch::InSet }
 }
 
 fn octets(address: std::net::IpAddr) -> Vec<u8> {

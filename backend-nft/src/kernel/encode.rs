@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use netlink::{
-    Refusal,
-    nft::{self, Batch, Fields, Set, Table},
+    RejectedOperation,
+    nft::{self, Fields, NftBatch, Set, Table},
 };
 use proto::model::{Family, PerFamily};
 
@@ -21,7 +21,7 @@ const CHUNK: usize = 512;
 /// A transaction in the kernel's form.
 #[derive(Debug)]
 pub(super) struct Encoded<'a> {
-    pub(super) batch: Batch,
+    pub(super) batch: NftBatch,
     /// Messages with elements, sorted: the index of the message, the elements that it is from, and where in them it starts.
     origins: Vec<(usize, &'a Elements, usize)>,
 }
@@ -54,7 +54,7 @@ impl Names {
 
 impl<'a> Encoded<'a> {
     pub(super) fn new(names: &Names, operations: &'a [(Family, Operation)]) -> Self {
-        let mut encoded = Self { batch: Batch::new(), origins: Vec::new() };
+        let mut encoded = Self { batch: NftBatch::new(), origins: Vec::new() };
         let mut writer = Writer::default();
         for (family, operation) in operations {
             let table = names.table(*family);
@@ -89,7 +89,7 @@ impl<'a> Encoded<'a> {
         encoded
     }
 
-    fn chunks(&mut self, elements: &'a Elements, mut write: impl FnMut(&mut Batch, &[Element])) {
+    fn chunks(&mut self, elements: &'a Elements, mut write: impl FnMut(&mut NftBatch, &[Element])) {
         for (number, chunk) in elements.list.chunks(CHUNK).enumerate() {
             self.origins.push((self.batch.len(), elements, number * CHUNK));
             write(&mut self.batch, chunk);
@@ -97,7 +97,7 @@ impl<'a> Encoded<'a> {
     }
 
     /// Finds who asked for what was refused.
-    pub(super) fn blame(&self, refusals: &[Refusal]) -> Refused {
+    pub(super) fn blame(&self, refusals: &[RejectedOperation]) -> Refused {
         let mut refused = Refused::default();
         for refusal in refusals {
             match self.owner(refusal) {
@@ -115,7 +115,7 @@ impl<'a> Encoded<'a> {
         refused
     }
 
-    fn owner(&self, refusal: &Refusal) -> Option<u32> {
+    fn owner(&self, refusal: &RejectedOperation) -> Option<u32> {
         let (operation, element) = (refusal.operation?, refusal.element?);
         let at = self.origins.binary_search_by_key(&operation, |(message, ..)| *message).ok()?;
         let (_, elements, start) = self.origins[at];

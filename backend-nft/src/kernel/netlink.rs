@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow};
 use backend::Drift;
 use netlink::{
     Error,
-    nft::{self, Handle},
+    nft::{self, NftHandle},
 };
 use proto::model::{Family, PerFamily};
 use tokio::sync::oneshot;
@@ -52,7 +52,7 @@ type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 /// What lives on the thread.
 #[derive(Debug)]
 struct Worker {
-    handle: Handle,
+    handle: NftHandle,
     names: Names,
 }
 
@@ -61,7 +61,7 @@ struct Worker {
 impl Netlink {
     /// Opens the network namespace of the calling thread.
     pub(crate) fn open() -> Result<Self> {
-        let handle = Handle::open().context("open a netlink socket")?;
+        let handle = NftHandle::open().context("open a netlink socket")?;
         let watch = Watch::open(handle.port())?;
         let mut worker = Worker { handle, names: Names::new() };
         let (jobs, queue) = mpsc::channel::<Job>();
@@ -182,7 +182,7 @@ impl Worker {
     /// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other ones.
     fn lookup(&mut self, family: Family, map: Map, expected: &Expected, listing: &mut Listing) -> Result<bool> {
         let (len, table) = (expected.len(family, map), self.names.table(family));
-        let count = |handle: &mut Handle| handle.count(table, map.name());
+        let count = |handle: &mut NftHandle| handle.count(table, map.name());
         if len < MIN_LOOKED_UP || count(&mut self.handle).context("count elements")? != u32::try_from(len).ok() {
             return Ok(false);
         }
@@ -227,7 +227,7 @@ impl Worker {
         debug!(messages, bytes, took_us, accepted = result.is_ok(), "committed a transaction");
         result.map(|()| took).map_err(|error| match &error {
             // Lack of permission or memory, or somebody else's change: whatever is in it.
-            Error::Refused(refusals) if !error.is_not_permitted() && !error.is_interrupted() => {
+            Error::Rejected(refusals) if !error.is_not_permitted() && !error.is_interrupted() => {
                 CommitError::Refused(encoded.blame(refusals))
             }
             _ => CommitError::Failed(anyhow::Error::new(error).context("commit a transaction")),

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use backend::Drift;
-use netlink::nft::Monitor;
+use netlink::nft::NftMonitor;
 use tokio::io::{Interest, unix::AsyncFd};
 
 use ledger::Ledger;
@@ -24,7 +24,7 @@ pub(super) use ledger::Proof;
 /// Listens to the network namespace in which it was opened.
 #[derive(Debug)]
 pub(super) struct Watch {
-    monitor: Monitor,
+    monitor: NftMonitor,
     ledger: Ledger,
     /// Made when it is first waited for: only then there must be a runtime with IO.
     readable: Option<AsyncFd<OwnedFd>>,
@@ -33,7 +33,7 @@ pub(super) struct Watch {
 impl Watch {
     /// `port`: under which number our own changes are announced.
     pub(super) fn open(port: u32) -> Result<Self> {
-        let monitor = Monitor::open().context("listen to the kernel's announcements")?;
+        let monitor = NftMonitor::open().context("listen to the kernel's announcements")?;
         Ok(Self { monitor, ledger: Ledger::new(port), readable: None })
     }
 
@@ -99,12 +99,12 @@ impl Watch {
         Ok(())
     }
 
-    fn hear(&mut self) -> Result<Vec<netlink::nft::Notice>> {
+    fn hear(&mut self) -> Result<Vec<netlink::nft::NftEvent>> {
         self.monitor.wait(Duration::ZERO).context("listen to the kernel's announcements")
     }
 }
 
 #[expect(deprecated, reason = "what is to replace it is unsafe code, and asks for what an `OwnedFd` ensures")]
-fn readable(monitor: &Monitor) -> io::Result<AsyncFd<OwnedFd>> {
+fn readable(monitor: &NftMonitor) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(monitor.as_fd().try_clone_to_owned()?, Interest::READABLE)
 }

@@ -12,7 +12,7 @@ use backend::{
     Backend, NodeState,
     testing::{mk_state, transition},
 };
-use netlink::nft::{Batch, Element, Fields, Handle};
+use netlink::nft::{Element, Fields, NftBatch, NftHandle};
 
 use super::support::{assert_readable, backend, nft, reconcile, run};
 
@@ -143,15 +143,15 @@ fn who_answers(from: Range<u16>) -> BTreeSet<u16> {
 
 /// As many clients as there is room for, of another VIP.
 fn fill() {
-    let mut handle = Handle::open().unwrap();
-    let table = handle.tables(netlink::nft::Family::Ip).unwrap().remove(0);
+    let mut handle = NftHandle::open().unwrap();
+    let table = handle.tables(netlink::nft::TableFamily::Ip).unwrap().remove(0);
     let affinity = handle.sets(&table).unwrap().into_iter().find(|set| set.name == "affinity").unwrap();
     let key = |client| Fields::new().addr([10, 96, 0, 9]).proto(17).port(80).addr(Ipv4Addr::from_bits(client));
     let keys: Vec<Fields> = (1..=affinity.size.unwrap()).map(key).collect();
     let endpoint = Fields::new().mark(0).addr([10, 244, 1, 1]).port(8080);
     let timeout = Some(Duration::from_secs(3600));
     for keys in keys.chunks(4096) {
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         let elements = keys.iter().map(|key| Element { timeout, ..Element::value(key, &endpoint) });
         batch.add_elements(&table, &affinity, elements);
         handle.commit(&batch).unwrap();

@@ -1,7 +1,7 @@
 //! Somebody else changes our tables, or others have tables of their own.
 
 use backend::{Backend, NodeState, testing::mk_state};
-use netlink::nft::Handle;
+use netlink::nft::NftHandle;
 
 use super::support::{assert_readable, backend, nft, reconcile, run};
 
@@ -97,9 +97,9 @@ fn source_ranges_that_overlap() {
         ] {
             nft(&format!("add element ip fairlead source-ranges {{ {foreign} }}"));
             assert_ne!(listing(), before, "{foreign}");
-            let generation = Handle::open().unwrap().generation().unwrap();
+            let generation = NftHandle::open().unwrap().generation().unwrap();
             assert!(reconcile(&state()).await.writes > 0);
-            assert_eq!(Handle::open().unwrap().generation().unwrap(), generation + 1, "one transaction");
+            assert_eq!(NftHandle::open().unwrap().generation().unwrap(), generation + 1, "one transaction");
             assert_eq!(sorted(&listing()), sorted(&before), "{foreign}");
         }
     });
@@ -138,12 +138,12 @@ fn chains_and_sets_that_were_added_or_deleted() {
 fn a_table_that_was_deleted_or_put_to_sleep() {
     run(|| async {
         reconcile(&state()).await;
-        let (before, generation) = (listing(), Handle::open().unwrap().generation().unwrap());
+        let (before, generation) = (listing(), NftHandle::open().unwrap().generation().unwrap());
         nft("delete table ip fairlead");
         let repaired = reconcile(&state()).await;
         assert!(repaired.writes > 0);
         assert_eq!(sorted(&listing()), sorted(&before));
-        assert_eq!(Handle::open().unwrap().generation().unwrap(), generation + 2, "one transaction");
+        assert_eq!(NftHandle::open().unwrap().generation().unwrap(), generation + 2, "one transaction");
 
         repaired_after("add table ip fairlead { flags dormant ; }", 1).await;
         nft("flush ruleset");
@@ -181,9 +181,9 @@ fn another_layout_is_replaced() {
              add chain ip fairlead postrouting { type nat hook postrouting priority 50 ; }",
         ] {
             nft(change);
-            let generation = Handle::open().unwrap().generation().unwrap();
+            let generation = NftHandle::open().unwrap().generation().unwrap();
             assert!(reconcile(&state()).await.writes > 0);
-            assert_eq!(Handle::open().unwrap().generation().unwrap(), generation + 1, "one transaction");
+            assert_eq!(NftHandle::open().unwrap().generation().unwrap(), generation + 1, "one transaction");
             assert_eq!(sorted(&listing()), sorted(&before), "{change}");
         }
     });

@@ -7,7 +7,7 @@ use backend::{
     testing::{Stack, mk_state, synthetic, transition},
 };
 use backend_nft::Nft;
-use netlink::nft::{Batch, DataType, Element, Family, Handle, Monitor, Set, Table};
+use netlink::nft::{DataType, Element, NftBatch, NftHandle, NftMonitor, Set, Table, TableFamily};
 use tokio::time::timeout;
 
 use super::support::{backend, nft, run};
@@ -121,13 +121,13 @@ fn lost_announcements_are_a_reason_to_look_once() {
     run(|| async {
         let mut backend = backend();
         backend.reconcile(&two()).await.unwrap();
-        let (table, set) = (Table::new(Family::Ip, "other"), Set::new("big", [DataType::Ipv4Addr]));
-        let mut batch = Batch::new();
+        let (table, set) = (Table::new(TableFamily::Ip, "other"), Set::new("big", [DataType::Ipv4Addr]));
+        let mut batch = NftBatch::new();
         batch.add_table(&table);
         batch.add_set(&table, &set);
         let keys: Vec<[u8; 4]> = (0..200_000_u32).map(u32::to_be_bytes).collect();
         batch.add_elements(&table, &set, keys.iter().map(|key| Element::key(key)));
-        Handle::open().unwrap().commit(&batch).unwrap();
+        NftHandle::open().unwrap().commit(&batch).unwrap();
         assert_eq!(timeout(PATIENCE, backend.drifted()).await.unwrap(), Drift::Unsure);
         assert_eq!(backend.reconcile(&two()).await.unwrap().writes, 0);
         assert_quiet(&mut backend).await;
@@ -146,7 +146,7 @@ fn packets_are_no_drift() {
         nft("add rule ip other out add @seen { ip daddr }");
         assert!(std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
         assert_quiet(&mut backend).await;
-        let mut monitor = Monitor::open().unwrap();
+        let mut monitor = NftMonitor::open().unwrap();
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.send_to(b"x", "127.0.0.9:9").unwrap();
         assert!(nft("list set ip other seen").contains("127.0.0.9"));

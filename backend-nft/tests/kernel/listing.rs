@@ -1,7 +1,7 @@
 //! What an operator sees: the same text each time, for one small cluster.
 
 use backend::{NodeState, testing::mk_state};
-use netlink::nft::Handle;
+use netlink::nft::NftHandle;
 
 use super::support::{assert_readable, nft, reconcile, run};
 
@@ -67,7 +67,7 @@ fn assert_same(family: &str, expected: &str) {
 fn a_restart_writes_nothing() {
     run(|| async {
         assert!(reconcile(&state()).await.writes > 0);
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         let generation = handle.generation().unwrap();
         assert_eq!(reconcile(&state()).await.writes, 0);
         assert_eq!(handle.generation().unwrap(), generation, "not even an empty transaction");

@@ -5,7 +5,7 @@ use backend::{
     testing::{History, mk_key, mk_state},
 };
 use backend_nft::NftPreview;
-use netlink::nft::Handle;
+use netlink::nft::NftHandle;
 
 use super::support::{nft, options, reconcile, run};
 
@@ -15,7 +15,7 @@ fn preview() -> NftPreview {
 
 /// The number of transactions that this namespace has seen.
 fn generation() -> u32 {
-    Handle::open().unwrap().generation().unwrap()
+    NftHandle::open().unwrap().generation().unwrap()
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use netlink::conntrack::{Family as Kernel, Handle};
+use netlink::AddressFamily as Kernel;
+use netlink::conntrack::ConntrackHandle;
 use proto::model::{Failure, Family, PerFamily, Protocol};
 use tracing::{debug, info, warn};
 
@@ -116,7 +117,7 @@ fn sweep_family(family: Family, vips: &Vips) -> netlink::Result<usize> {
         Family::V4 => Kernel::V4,
         Family::V6 => Kernel::V6,
     };
-    let (mut reader, mut deleter) = (Handle::open()?, Handle::open()?);
+    let (mut reader, mut deleter) = (ConntrackHandle::open()?, ConntrackHandle::open()?);
     let (mut stale, mut deleted) = (Vec::new(), 0);
     reader.udp_flows(family, |flow| {
         if vips.is_stale(&flow) {

@@ -1,23 +1,23 @@
 //! Tests of the decision: a table of flows, and random ones against a plain search.
 
-use netlink::conntrack::{Tuple, Zone};
+use netlink::conntrack::{ConntrackZone, Tuple};
 
 use super::*;
 use crate::testing::{History, StateBuilder, mk_key, mk_state};
 
-fn flow(to: &str, answered_by: &str) -> Flow {
+fn flow(to: &str, answered_by: &str) -> UdpFlow {
     let (to, answered_by): (SocketAddr, SocketAddr) = (to.parse().unwrap(), answered_by.parse().unwrap());
     let client: IpAddr = if to.is_ipv4() { "10.244.9.9".parse() } else { "fd00:244:9::9".parse() }.unwrap();
     let client = SocketAddr::new(client, 4000);
-    Flow {
+    UdpFlow {
         original: Tuple { source: client, destination: to },
         reply: Tuple { source: answered_by, destination: client },
         id: 1,
-        zone: Zone::Both(0),
+        zone: ConntrackZone::Both(0),
     }
 }
 
-fn is_stale(vips: &PerFamily<Vips>, flow: &Flow) -> bool {
+fn is_stale(vips: &PerFamily<Vips>, flow: &UdpFlow) -> bool {
     vips[Family::of(&flow.original.destination.ip())].is_stale(flow)
 }
 
@@ -109,7 +109,7 @@ fn the_first_of_two_that_claim_a_vip_has_it() {
 }
 
 /// What is said about a flow, by looking at everything.
-fn stale_by_search(state: &NodeState, flow: &Flow) -> bool {
+fn stale_by_search(state: &NodeState, flow: &UdpFlow) -> bool {
     let (to, from) = (flow.original.destination, flow.reply.source);
     let claims = |service: &Service| {
         let port = &service.port;

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use anyhow::{Context as _, Result, anyhow};
-use netlink::conntrack::{Family, Handle};
+use netlink::AddressFamily;
+use netlink::conntrack::ConntrackHandle;
 use tracing::{debug, info, warn};
 
 use super::{ConntrackSettings, Setting, Write, plan};
@@ -100,7 +101,7 @@ fn unreadable(setting: Setting, wanted: u64) -> String {
 
 /// Asks for flows, upon which the kernel loads its connection tracking. There are none yet, or it would be loaded.
 fn load() {
-    let asked = Handle::open().and_then(|mut handle| handle.udp_flows(Family::V4, |_| Ok(())));
+    let asked = ConntrackHandle::open().and_then(|mut handle| handle.udp_flows(AddressFamily::V4, |_| Ok(())));
     if let Err(error) = asked {
         // Without it, the files are missing, and that is the error to show.
         debug!(%error, "cannot ask for conntrack");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use backend::traffic::Options;
-use backend_ipvs::{Arp, Settings, Timeouts};
+use backend_ipvs::{Arp, IpvsTimeouts, Settings};
 use clap::Args;
 use ipnet::IpNet;
 use proto::model::IpvsScheduler;
@@ -67,7 +67,7 @@ impl IpvsArgs {
         Settings {
             traffic,
             scheduler: ipvs_scheduler.unwrap_or(default.scheduler),
-            timeouts: Timeouts {
+            timeouts: IpvsTimeouts {
                 tcp: seconds(ipvs_tcp_timeout),
                 tcp_fin: seconds(ipvs_tcpfin_timeout),
                 udp: seconds(ipvs_udp_timeout),
@@ -138,7 +138,7 @@ mod tests {
             "--iptables-variant=legacy",
         ]);
         assert_eq!(given.scheduler, "mh:port".parse().unwrap());
-        assert_eq!(given.timeouts, Timeouts { tcp: 900, tcp_fin: 0, udp: 30 });
+        assert_eq!(given.timeouts, IpvsTimeouts { tcp: 900, tcp_fin: 0, udp: 30 });
         assert_eq!((given.arp, given.drain, given.exclude.len()), (Arp::Strict, Duration::ZERO, 2));
         assert_eq!(given.iptables, Some(Variant::Legacy));
         assert!(parse(&["local", "--backend", "ipvs", "--ipvs-scheduler", "best"]).is_err());

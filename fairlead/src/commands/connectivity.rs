@@ -19,7 +19,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use futures::{StreamExt as _, stream};
-use netlink::conntrack::Handle;
+use netlink::conntrack::ConntrackHandle;
 use runtime::Shutdown;
 use serde::Serialize;
 use tokio::time::timeout;
@@ -79,7 +79,7 @@ async fn look(args: &TestArgs) -> Result<Report> {
     }
     let left_out = targets.len().saturating_sub(args.most.get());
     targets.truncate(args.most.get());
-    let conntrack = Handle::open().context("open connection tracking")?;
+    let conntrack = ConntrackHandle::open().context("open connection tracking")?;
     let prober = Prober { conntrack: Mutex::new(conntrack), patience: args.timeout, http: args.http.clone() };
     let tried = stream::iter(&targets).map(async |target| {
         let seen = prober.try_out(target, args.count.get()).await;

@@ -3,10 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{
-    Family, Flow, Tuple, Zone,
+    ConntrackZone, Tuple, UdpFlow,
     abi::{self, ip, proto, tuple},
 };
 use crate::{
+    AddressFamily,
     attr::{Attr, Attrs, Put, attrs},
     message::{self, flags},
 };
@@ -14,14 +15,14 @@ use crate::{
 /// What a message of a dump holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tracked {
-    Udp(Flow),
+    Udp(UdpFlow),
     /// A flow of another protocol.
     Other,
 }
 
 /// The content of a message; `None` when something is missing that must be there.
 pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
-    let (mut original, mut reply, mut id, mut zone) = (None, None, None, Zone::Both(0));
+    let (mut original, mut reply, mut id, mut zone) = (None, None, None, ConntrackZone::Both(0));
     for attr in attrs(payload.get(abi::NFGENMSG..)?) {
         match attr.kind {
             abi::TUPLE_ORIG => {
@@ -30,16 +31,16 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
                 }
                 original = Some(read_tuple(attr.nested())?);
                 if let Some(of_tuple) = attr.nested().find(tuple::ZONE) {
-                    zone = Zone::Original(u16(&of_tuple)?);
+                    zone = ConntrackZone::Original(u16(&of_tuple)?);
                 }
             }
             abi::TUPLE_REPLY => reply = Some(read_tuple(attr.nested())?),
             abi::ID => id = Some(attr.u32()?),
-            abi::ZONE => zone = Zone::Both(u16(&attr)?),
+            abi::ZONE => zone = ConntrackZone::Both(u16(&attr)?),
             _ => {}
         }
     }
-    Some(Tracked::Udp(Flow { original: original?, reply: reply?, id: id?, zone }))
+    Some(Tracked::Udp(UdpFlow { original: original?, reply: reply?, id: id?, zone }))
 }
 
 fn protocol(tuple: Attrs<'_>) -> Option<u8> {
@@ -70,20 +71,20 @@ fn u16(attr: &Attr<'_>) -> Option<u16> {
 }
 
 /// Appends a request to delete this flow, and no later one of the same tuples.
-pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &Flow, more_flags: u16, seq: u32) {
-    let family = if flow.original.destination.is_ipv4() { Family::V4 } else { Family::V6 };
+pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &UdpFlow, more_flags: u16, seq: u32) {
+    let family = if flow.original.destination.is_ipv4() { AddressFamily::V4 } else { AddressFamily::V6 };
     let at = message::start(buf, abi::SUBSYSTEM | abi::msg::DELETE, flags::REQUEST | more_flags, seq);
     buf.extend_from_slice(&[family.number(), 0, 0, 0]);
     let original = buf.open(abi::TUPLE_ORIG);
     write_tuple(buf, abi::UDP, &flow.original);
-    if let Zone::Original(zone) = flow.zone {
+    if let ConntrackZone::Original(zone) = flow.zone {
         buf.put(tuple::ZONE, &zone.to_be_bytes());
     }
     buf.close(original);
     buf.put_u32(abi::ID, flow.id);
     match flow.zone {
-        Zone::Both(0) | Zone::Original(_) => {}
-        Zone::Both(zone) => buf.put(abi::ZONE, &zone.to_be_bytes()),
+        ConntrackZone::Both(0) | ConntrackZone::Original(_) => {}
+        ConntrackZone::Both(zone) => buf.put(abi::ZONE, &zone.to_be_bytes()),
     }
     message::finish(buf, at);
 }

@@ -1,12 +1,12 @@
 //! The kernel's table of flows: dumped and deleted from, over one socket.
 
 use super::{
-    Family, Flow,
+    UdpFlow,
     abi::{self, filter, proto, tuple},
     flow::{self, Tracked},
 };
 use crate::{
-    Errno, Error, Result, Socket,
+    AddressFamily, Errno, Error, Result, Socket,
     attr::Put,
     message::{self, Message, flags, messages},
     socket::{Received, Wait},
@@ -21,7 +21,7 @@ pub(super) const SEQ: u32 = 1;
 
 /// The flows of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
-pub struct Handle {
+pub struct ConntrackHandle {
     pub(super) socket: Socket,
     pub(super) filter: Filter,
     /// The request, to be sent; kept for its room.
@@ -37,10 +37,10 @@ pub(super) enum Filter {
     Ours,
 }
 
-impl Handle {
+impl ConntrackHandle {
     /// Opens a socket of its own.
     pub fn open() -> Result<Self> {
-        Ok(Handle { socket: Socket::open()?, filter: Filter::Kernel, buf: Vec::new() })
+        Ok(ConntrackHandle { socket: Socket::open()?, filter: Filter::Kernel, buf: Vec::new() })
     }
 
     /// Calls `visit` with each UDP flow of the family, while the kernel is still dumping: nothing is gathered. A flow may be
@@ -49,7 +49,7 @@ impl Handle {
     ///
     /// # Errors
     /// When the kernel refuses, or `visit` does: the dump ends then.
-    pub fn udp_flows(&mut self, family: Family, mut visit: impl FnMut(Flow) -> Result<()>) -> Result<()> {
+    pub fn udp_flows(&mut self, family: AddressFamily, mut visit: impl FnMut(UdpFlow) -> Result<()>) -> Result<()> {
         match self.dump(family, &mut visit) {
             // Refused before the first flow, if it is for the filter.
             Err(error) if self.filter == Filter::Kernel && is_filter_refused(&error) => {
@@ -64,7 +64,7 @@ impl Handle {
     ///
     /// # Errors
     /// The first refusal. The flows before it and after it in its batch are deleted, those of later batches are not.
-    pub fn delete(&mut self, list: &[Flow]) -> Result<usize> {
+    pub fn delete(&mut self, list: &[UdpFlow]) -> Result<usize> {
         let mut deleted = 0;
         for batch in list.chunks(BATCH) {
             deleted += self.delete_batch(batch)?;
@@ -78,7 +78,7 @@ impl Handle {
         self.buf.capacity()
     }
 
-    fn dump(&mut self, family: Family, visit: &mut impl FnMut(Flow) -> Result<()>) -> Result<()> {
+    fn dump(&mut self, family: AddressFamily, visit: &mut impl FnMut(UdpFlow) -> Result<()>) -> Result<()> {
         self.buf.clear();
         write_dump(&mut self.buf, family, self.filter);
         self.socket.drain()?;
@@ -107,7 +107,7 @@ impl Handle {
         }
     }
 
-    fn delete_batch(&mut self, batch: &[Flow]) -> Result<usize> {
+    fn delete_batch(&mut self, batch: &[UdpFlow]) -> Result<usize> {
         self.buf.clear();
         let last = batch.len() as u32;
         for (seq, flow) in (1..).zip(batch) {
@@ -142,7 +142,7 @@ impl Handle {
 }
 
 /// Appends a request for all flows of a family, of protocol UDP if the kernel is to filter.
-fn write_dump(buf: &mut Vec<u8>, family: Family, filter: Filter) {
+fn write_dump(buf: &mut Vec<u8>, family: AddressFamily, filter: Filter) {
     let at = message::start(buf, abi::SUBSYSTEM | abi::msg::GET, flags::REQUEST | flags::DUMP, SEQ);
     buf.extend_from_slice(&[family.number(), 0, 0, 0]);
     if filter == Filter::Kernel {
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn a_dump_is_asked_for_as_conntrack_does() {
         let mut ours = Vec::new();
-        write_dump(&mut ours, Family::V6, Filter::Ours);
+        write_dump(&mut ours, AddressFamily::V6, Filter::Ours);
         let theirs = sent("conntrack -L -f ipv6 -p udp");
         // But for the number of the request.
         assert_eq!((&ours[..8], &ours[16..]), (&theirs[..8], &theirs[16..]));

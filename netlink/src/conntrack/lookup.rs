@@ -3,19 +3,19 @@
 use nix::libc;
 
 use super::{
-    Family, Handle, Tuple,
+    ConntrackHandle, Tuple,
     abi::{self},
     flow,
     handle::{SEQ, errno, overrun, refused},
 };
 use crate::{
-    Error, Result,
+    AddressFamily, Error, Result,
     attr::{Put, attrs},
     message::{self, flags, messages},
     socket::{Received, Wait},
 };
 
-impl Handle {
+impl ConntrackHandle {
     /// The direction of the answers of a flow in zone 0; its source is the endpoint. `None` when there is no such flow. `protocol`:
     /// `IPPROTO_*` of one with ports.
     ///
@@ -50,7 +50,7 @@ impl Handle {
 }
 
 fn write_get(buf: &mut Vec<u8>, protocol: u8, original: &Tuple) {
-    let family = if original.destination.is_ipv4() { Family::V4 } else { Family::V6 };
+    let family = if original.destination.is_ipv4() { AddressFamily::V4 } else { AddressFamily::V6 };
     let at = message::start(buf, abi::SUBSYSTEM | abi::msg::GET, flags::REQUEST | flags::ACK, SEQ);
     buf.extend_from_slice(&[family.number(), 0, 0, 0]);
     let tuple = buf.open(abi::TUPLE_ORIG);

@@ -3,7 +3,7 @@
 use std::{net::UdpSocket, process::Command};
 
 use super::{handle::Filter, *};
-use crate::testing::in_netns;
+use crate::{AddressFamily, testing::in_netns};
 
 /// Runs a program in the thread's network namespace; what it prints.
 fn run(program: &str, args: &str) -> String {
@@ -22,7 +22,7 @@ fn insert(protocol: &str, port: u16, more: &str) {
     run("conntrack", &args);
 }
 
-fn list(handle: &mut Handle, family: Family) -> Vec<Flow> {
+fn list(handle: &mut ConntrackHandle, family: AddressFamily) -> Vec<UdpFlow> {
     let mut list = Vec::new();
     handle
         .udp_flows(family, |flow| {
@@ -46,23 +46,25 @@ fn only_udp_of_the_family_is_dumped_from_all_zones() {
             "-I -p udp -s fd00::1 -d fd00:96::a --sport 4003 --dport 53 --timeout 60 \
              -r fd00:244::5 -q fd00::1 --reply-port-src 5353 --reply-port-dst 4003",
         );
-        let mut handle = Handle::open().unwrap();
-        let seen =
-            |list: Vec<Flow>| -> Vec<_> { list.iter().map(|flow| (flow.original.source.port(), flow.zone)).collect() };
-        let expected = [(4000, Zone::Both(0)), (4001, Zone::Both(7)), (4002, Zone::Original(8))];
-        assert_eq!(seen(list(&mut handle, Family::V4)), expected);
-        let v6 = list(&mut handle, Family::V6);
+        let mut handle = ConntrackHandle::open().unwrap();
+        let seen = |list: Vec<UdpFlow>| -> Vec<_> {
+            list.iter().map(|flow| (flow.original.source.port(), flow.zone)).collect()
+        };
+        let expected =
+            [(4000, ConntrackZone::Both(0)), (4001, ConntrackZone::Both(7)), (4002, ConntrackZone::Original(8))];
+        assert_eq!(seen(list(&mut handle, AddressFamily::V4)), expected);
+        let v6 = list(&mut handle, AddressFamily::V6);
         assert_eq!(v6[0].reply.source, "[fd00:244::5]:5353".parse().unwrap());
-        assert_eq!(seen(v6), [(4003, Zone::Both(0))]);
+        assert_eq!(seen(v6), [(4003, ConntrackZone::Both(0))]);
 
         // The kernel has filtered; without its help the same flows are seen.
         assert_eq!(handle.filter, Filter::Kernel);
-        let mut own = Handle::open().unwrap();
+        let mut own = ConntrackHandle::open().unwrap();
         own.filter = Filter::Ours;
-        assert_eq!(list(&mut own, Family::V4), list(&mut handle, Family::V4));
+        assert_eq!(list(&mut own, AddressFamily::V4), list(&mut handle, AddressFamily::V4));
 
         // All of them can be deleted, and nothing else is.
-        for family in [Family::V4, Family::V6] {
+        for family in [AddressFamily::V4, AddressFamily::V6] {
             let flows = list(&mut handle, family);
             assert_eq!(handle.delete(&flows), Ok(flows.len()));
             assert_eq!(list(&mut handle, family), []);
@@ -75,20 +77,20 @@ fn only_udp_of_the_family_is_dumped_from_all_zones() {
 #[test]
 fn a_flow_that_was_made_anew_is_not_deleted_for_the_old_one() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = ConntrackHandle::open().unwrap();
         insert("udp", 4000, "");
-        let old = list(&mut handle, Family::V4);
+        let old = list(&mut handle, AddressFamily::V4);
         run("conntrack", "-F");
         insert("udp", 4000, "");
-        let new = list(&mut handle, Family::V4);
+        let new = list(&mut handle, AddressFamily::V4);
         assert_eq!(old[0].original, new[0].original);
         if old[0].id != new[0].id {
             assert_eq!(handle.delete(&old), Ok(0));
-            assert_eq!(list(&mut handle, Family::V4), new);
+            assert_eq!(list(&mut handle, AddressFamily::V4), new);
         }
-        let other = Flow { id: !new[0].id, ..new[0] };
+        let other = UdpFlow { id: !new[0].id, ..new[0] };
         assert_eq!(handle.delete(&[other, new[0], other]), Ok(1), "in the middle of what is not there");
-        assert_eq!(list(&mut handle, Family::V4), []);
+        assert_eq!(list(&mut handle, AddressFamily::V4), []);
     });
 }
 
@@ -103,17 +105,17 @@ fn a_real_packet_is_seen_with_what_nat_made_of_it() {
         let client = UdpSocket::bind("127.0.0.1:4000").unwrap();
         client.send_to(b"ping", "127.0.0.10:53").unwrap();
         server.recv(&mut [0; 4]).unwrap();
-        let mut handle = Handle::open().unwrap();
-        let flows = list(&mut handle, Family::V4);
+        let mut handle = ConntrackHandle::open().unwrap();
+        let flows = list(&mut handle, AddressFamily::V4);
         let address = |text: &str| text.parse().unwrap();
-        let expected = Flow {
+        let expected = UdpFlow {
             original: Tuple { source: address("127.0.0.1:4000"), destination: address("127.0.0.10:53") },
             reply: Tuple { source: address("127.0.0.1:5353"), destination: address("127.0.0.1:4000") },
             ..flows[0]
         };
         assert_eq!(flows, [expected]);
         assert_eq!(handle.delete(&flows), Ok(1));
-        assert_eq!(list(&mut handle, Family::V4), []);
+        assert_eq!(list(&mut handle, AddressFamily::V4), []);
     });
 }
 
@@ -122,13 +124,13 @@ fn a_dump_that_was_broken_off_does_not_disturb_the_next() {
     in_netns(|| {
         let lines: String = (1..=1000).map(line).collect();
         load(&lines);
-        let (mut handle, mut seen) = (Handle::open().unwrap(), 0);
-        let stopped = handle.udp_flows(Family::V4, |_| {
+        let (mut handle, mut seen) = (ConntrackHandle::open().unwrap(), 0);
+        let stopped = handle.udp_flows(AddressFamily::V4, |_| {
             seen += 1;
             if seen < 10 { Ok(()) } else { Err(crate::Error::Malformed("stop")) }
         });
         assert_eq!((stopped, seen), (Err(crate::Error::Malformed("stop")), 10));
-        assert_eq!(list(&mut handle, Family::V4).len(), 1000);
+        assert_eq!(list(&mut handle, AddressFamily::V4).len(), 1000);
     });
 }
 
@@ -138,9 +140,9 @@ fn a_hundred_thousand_flows_go_through_a_small_buffer() {
     const FLOWS: usize = 100_000;
     in_netns(|| {
         load(&(1..=FLOWS).map(line).collect::<String>());
-        let (mut reader, mut deleter) = (Handle::open().unwrap(), Handle::open().unwrap());
+        let (mut reader, mut deleter) = (ConntrackHandle::open().unwrap(), ConntrackHandle::open().unwrap());
         let (mut batch, mut deleted, mut seen) = (Vec::with_capacity(256), 0, 0);
-        let result = reader.udp_flows(Family::V4, |flow| {
+        let result = reader.udp_flows(AddressFamily::V4, |flow| {
             seen += 1;
             batch.push(flow);
             if batch.len() == 256 {
@@ -153,7 +155,7 @@ fn a_hundred_thousand_flows_go_through_a_small_buffer() {
         deleted += deleter.delete(&batch).unwrap();
         assert!(seen >= FLOWS, "{seen}");
         assert_eq!(deleted, FLOWS);
-        assert_eq!(list(&mut reader, Family::V4), []);
+        assert_eq!(list(&mut reader, AddressFamily::V4), []);
         assert!(reader.room() + deleter.room() < 128 << 10, "requests of a bounded size");
     });
 }
@@ -182,7 +184,7 @@ fn one_flow_is_looked_up_whatever_its_protocol() {
     in_netns(|| {
         insert("udp", 4000, "");
         insert("tcp", 4001, "--state ESTABLISHED");
-        let mut handle = Handle::open().unwrap();
+        let mut handle = ConntrackHandle::open().unwrap();
         let original = |port| Tuple {
             source: format!("10.0.0.1:{port}").parse().unwrap(),
             destination: "10.96.0.10:53".parse().unwrap(),

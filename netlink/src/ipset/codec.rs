@@ -1,7 +1,7 @@
 //! Sets and entries in messages, and the requests for them.
 
 use super::{
-    Entry, Family, Marks, NewSet, Set,
+    AddressFamily, Ipset, IpsetEntry, NewIpset, SkbInfo,
     abi::{self, attr, cmd, create},
 };
 use crate::{
@@ -39,14 +39,14 @@ pub(super) fn write_destroy(buf: &mut Vec<u8>, name: &str) {
 }
 
 /// Appends a request to make a set; it is refused when there is one of that name.
-pub(super) fn write_create(buf: &mut Vec<u8>, set: &NewSet<'_>) {
+pub(super) fn write_create(buf: &mut Vec<u8>, set: &NewIpset<'_>) {
     let at = start(buf, cmd::CREATE, flags::ACK | flags::CREATE | flags::EXCL);
     buf.put_str(attr::SETNAME, set.name);
-    buf.put_str(attr::TYPENAME, set.kind.name());
-    buf.put(attr::REVISION, &[set.kind.revision()]);
-    buf.put(attr::FAMILY, &[if set.family == Family::V4 { INET } else { INET6 }]);
+    buf.put_str(attr::TYPENAME, set.set_type.name());
+    buf.put(attr::REVISION, &[set.set_type.revision()]);
+    buf.put(attr::FAMILY, &[if set.family == AddressFamily::V4 { INET } else { INET6 }]);
     let nest = buf.open(attr::DATA);
-    if set.marks == Marks::Kept {
+    if set.skbinfo == SkbInfo::Enabled {
         buf.put_u32(create::CADT_FLAGS | abi::NET_BYTEORDER, abi::WITH_SKBINFO);
     }
     buf.put_u32(create::HASHSIZE | abi::NET_BYTEORDER, set.hash_size);
@@ -72,7 +72,7 @@ pub(super) fn write_swap(buf: &mut Vec<u8>, one: &str, other: &str) {
 
 /// Appends a request to add or delete as many of the entries as a message holds, and says how many these are. Entries that are there
 /// already, or are not, are no errors, and those that are get what is new of them.
-pub(super) fn write_entries(buf: &mut Vec<u8>, command: u16, name: &str, entries: &[Entry]) -> usize {
+pub(super) fn write_entries(buf: &mut Vec<u8>, command: u16, name: &str, entries: &[IpsetEntry]) -> usize {
     let at = start(buf, command, flags::ACK);
     buf.put_str(attr::SETNAME, name);
     // The kernel says in it which entry it refuses.
@@ -93,7 +93,7 @@ pub(super) fn write_entries(buf: &mut Vec<u8>, command: u16, name: &str, entries
 }
 
 /// Appends a question whether an entry is in a set, be it in a range of it.
-pub(super) fn write_test(buf: &mut Vec<u8>, name: &str, entry: &Entry) {
+pub(super) fn write_test(buf: &mut Vec<u8>, name: &str, entry: &IpsetEntry) {
     let at = start(buf, cmd::TEST, flags::ACK);
     buf.put_str(attr::SETNAME, name);
     entry.write(buf, 0);
@@ -119,21 +119,21 @@ fn start(buf: &mut Vec<u8>, command: u16, more_flags: u16) -> usize {
 }
 
 /// The set in a message of a list; `None` when something is missing that must be there.
-pub(super) fn read_set(payload: &[u8]) -> Option<Set> {
+pub(super) fn read_set(payload: &[u8]) -> Option<Ipset> {
     let attributes = content(payload)?;
     let text = |kind| attributes.clone().find(kind)?.str().map(str::to_owned);
     let family = match *attributes.clone().find(attr::FAMILY)?.payload.first()? {
-        INET => Some(Family::V4),
-        INET6 => Some(Family::V6),
+        INET => Some(AddressFamily::V4),
+        INET6 => Some(AddressFamily::V6),
         _ => None,
     };
-    Some(Set { name: text(attr::SETNAME)?, kind: text(attr::TYPENAME)?, family })
+    Some(Ipset { name: text(attr::SETNAME)?, type_name: text(attr::TYPENAME)?, family })
 }
 
 /// The entries in a message of a list. A large set comes in several messages.
-pub(super) fn read_entries(payload: &[u8]) -> Option<Vec<Entry>> {
+pub(super) fn read_entries(payload: &[u8]) -> Option<Vec<IpsetEntry>> {
     let Some(entries) = content(payload)?.find(attr::ADT) else { return Some(Vec::new()) };
-    entries.nested().filter(|entry| entry.kind == attr::DATA).map(|entry| Entry::read(entry.nested())).collect()
+    entries.nested().filter(|entry| entry.kind == attr::DATA).map(|entry| IpsetEntry::read(entry.nested())).collect()
 }
 
 fn content(payload: &[u8]) -> Option<Attrs<'_>> {

@@ -7,7 +7,7 @@ use crate::attr::{Attr, Attrs, Put};
 
 /// An entry, as far as its set's kind has these fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Entry {
+pub struct IpsetEntry {
     /// The (first) address.
     pub ip: Option<IpAddr>,
     /// Its prefix length, where it is a network.
@@ -24,9 +24,9 @@ pub struct Entry {
     pub mark: Option<u32>,
 }
 
-// === impl Entry ===
+// === impl IpsetEntry ===
 
-impl Entry {
+impl IpsetEntry {
     /// Appends it; `line` is what the kernel calls it by, if it refuses it.
     pub(super) fn write(&self, buf: &mut Vec<u8>, line: u32) {
         let nest = buf.open(attr::DATA);

@@ -2,7 +2,7 @@
 
 use nix::libc;
 
-use super::{Destroyed, Entry, NewSet, RefusedEntry, Set, abi, codec};
+use super::{DestroyOutcome, Ipset, IpsetEntry, NewIpset, RejectedEntry, abi, codec};
 use crate::{
     Errno, Error, Result, Socket,
     exchange::{SEQ, exchange, submit},
@@ -10,25 +10,25 @@ use crate::{
 
 /// The sets of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
-pub struct Handle {
+pub struct IpsetHandle {
     socket: Socket,
     /// The request, to be sent; kept for its room.
     buf: Vec<u8>,
 }
 
-impl Handle {
+impl IpsetHandle {
     /// Opens a socket of its own.
     pub fn open() -> Result<Self> {
         Ok(Self { socket: Socket::open()?, buf: Vec::new() })
     }
 
     /// All sets, without their entries. A kernel without ipset has none.
-    pub fn sets(&mut self) -> Result<Vec<Set>> {
+    pub fn sets(&mut self) -> Result<Vec<Ipset>> {
         self.headers(codec::read_set)
     }
 
     /// How many entries each set has, without reading them. A kernel without ipset has no sets.
-    pub fn sizes(&mut self) -> Result<Vec<(Set, u32)>> {
+    pub fn sizes(&mut self) -> Result<Vec<(Ipset, u32)>> {
         self.headers(|payload| codec::read_set(payload).zip(codec::read_size(payload)))
     }
 
@@ -51,7 +51,7 @@ impl Handle {
     ///
     /// # Errors
     /// When the kernel refuses; [`Error::is_not_found`] when there is no such set.
-    pub fn entries(&mut self, name: &str) -> Result<Vec<Entry>> {
+    pub fn entries(&mut self, name: &str) -> Result<Vec<IpsetEntry>> {
         let mut list = Vec::new();
         self.buf.clear();
         codec::write_list(&mut self.buf, name);
@@ -66,7 +66,7 @@ impl Handle {
     ///
     /// # Errors
     /// When the kernel refuses; [`Error::is_not_found`] when there is no such set.
-    pub fn contains(&mut self, name: &str, entry: &Entry) -> Result<bool> {
+    pub fn contains(&mut self, name: &str, entry: &IpsetEntry) -> Result<bool> {
         match self.request(&format!("look into set {name}"), |buf| codec::write_test(buf, name, entry)) {
             Err(Error::Request { errno: Errno(abi::EXIST | abi::TYPE_SPECIFIC..), .. }) => Ok(false),
             asked => asked.map(|()| true),
@@ -77,7 +77,7 @@ impl Handle {
     ///
     /// # Errors
     /// When the kernel refuses, also when there is a set of that name.
-    pub fn create(&mut self, set: &NewSet<'_>) -> Result<()> {
+    pub fn create(&mut self, set: &NewIpset<'_>) -> Result<()> {
         self.request(&format!("create set {}", set.name), |buf| codec::write_create(buf, set))
     }
 
@@ -95,17 +95,17 @@ impl Handle {
     ///
     /// # Errors
     /// When it is not known what came of them, or there is no such set.
-    pub fn add(&mut self, name: &str, entries: &[Entry]) -> Result<Vec<RefusedEntry>> {
+    pub fn add(&mut self, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedEntry>> {
         self.change(abi::cmd::ADD, name, entries)
     }
 
     /// Deletes entries; those that are not there are no errors. As [`Self::add`].
-    pub fn delete(&mut self, name: &str, entries: &[Entry]) -> Result<Vec<RefusedEntry>> {
+    pub fn delete(&mut self, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedEntry>> {
         self.change(abi::cmd::DELETE, name, entries)
     }
 
     /// Many entries in a message. The kernel stops at one that it refuses: the next message begins behind it.
-    fn change(&mut self, command: u16, name: &str, entries: &[Entry]) -> Result<Vec<RefusedEntry>> {
+    fn change(&mut self, command: u16, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedEntry>> {
         let (mut refused, mut done) = (Vec::new(), 0);
         while done < entries.len() {
             self.buf.clear();
@@ -117,7 +117,7 @@ impl Handle {
             match stopped {
                 None => done += count,
                 Some((Some(line), errno)) if (1..=count).contains(&(line as usize)) && errno.0 != libc::ENOENT => {
-                    refused.push(RefusedEntry { index: done + line as usize - 1, errno });
+                    refused.push(RejectedEntry { index: done + line as usize - 1, errno });
                     done += line as usize;
                 }
                 Some((_, errno)) => {
@@ -136,13 +136,13 @@ impl Handle {
     }
 
     /// Destroys a set with its entries, unless something refers to it.
-    pub fn destroy(&mut self, name: &str) -> Result<Destroyed> {
+    pub fn destroy(&mut self, name: &str) -> Result<DestroyOutcome> {
         self.buf.clear();
         codec::write_destroy(&mut self.buf, name);
         match exchange(&mut self.socket, &self.buf, &format!("destroy set {name}"), |_| Ok(())) {
-            Err(Error::Request { errno: Errno(abi::BUSY), .. }) => Ok(Destroyed::InUse),
-            Err(error) if error.is_not_found() => Ok(Destroyed::Done),
-            result => result.map(|()| Destroyed::Done),
+            Err(Error::Request { errno: Errno(abi::BUSY), .. }) => Ok(DestroyOutcome::InUse),
+            Err(error) if error.is_not_found() => Ok(DestroyOutcome::Destroyed),
+            result => result.map(|()| DestroyOutcome::Destroyed),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::{
-    Destination, Family, Protocol, Scheduling, Service, Timeouts,
+    AddressFamily, Destination, IpvsProtocol, IpvsTimeouts, Scheduling, VirtualServerKey,
     abi::{self, dest, svc},
 };
 use crate::{
@@ -15,14 +15,14 @@ use crate::{
 const ADDRESS: usize = 16;
 
 /// Appends what names a virtual server.
-pub(super) fn write_service(buf: &mut Vec<u8>, service: &Service) {
+pub(super) fn write_service(buf: &mut Vec<u8>, service: &VirtualServerKey) {
     let nest = buf.open(abi::SERVICE);
     write_name(buf, service);
     buf.close(nest);
 }
 
 /// Appends a virtual server and all that can be set of it.
-pub(super) fn write_scheduling(buf: &mut Vec<u8>, service: &Service, scheduling: &Scheduling) {
+pub(super) fn write_scheduling(buf: &mut Vec<u8>, service: &VirtualServerKey, scheduling: &Scheduling) {
     let nest = buf.open(abi::SERVICE);
     write_name(buf, service);
     buf.put_str(svc::SCHED_NAME, &scheduling.scheduler);
@@ -32,28 +32,28 @@ pub(super) fn write_scheduling(buf: &mut Vec<u8>, service: &Service, scheduling:
     buf.put(svc::FLAGS, &flags);
     buf.put(svc::TIMEOUT, &scheduling.timeout.to_ne_bytes());
     // Each client by itself: a mask in IPv4, the length of a prefix in IPv6.
-    let mask: u32 = if service.family() == Family::V4 { u32::MAX } else { 128 };
+    let mask: u32 = if service.family() == AddressFamily::V4 { u32::MAX } else { 128 };
     buf.put(svc::NETMASK, &mask.to_ne_bytes());
     buf.close(nest);
 }
 
 /// Appends all timeouts.
-pub(super) fn write_timeouts(buf: &mut Vec<u8>, timeouts: &Timeouts) {
+pub(super) fn write_timeouts(buf: &mut Vec<u8>, timeouts: &IpvsTimeouts) {
     buf.put(abi::TIMEOUT_TCP, &timeouts.tcp.to_ne_bytes());
     buf.put(abi::TIMEOUT_TCP_FIN, &timeouts.tcp_fin.to_ne_bytes());
     buf.put(abi::TIMEOUT_UDP, &timeouts.udp.to_ne_bytes());
 }
 
-fn write_name(buf: &mut Vec<u8>, service: &Service) {
+fn write_name(buf: &mut Vec<u8>, service: &VirtualServerKey) {
     match service {
-        Service::Address(protocol, address) => {
-            buf.put(svc::AF, &Family::of(address).number().to_ne_bytes());
+        VirtualServerKey::Address(protocol, address) => {
+            buf.put(svc::AF, &u16::from(AddressFamily::of(&address.ip()).number()).to_ne_bytes());
             buf.put(svc::PROTOCOL, &u16::from(protocol.number()).to_ne_bytes());
             buf.put(svc::ADDR, &address_bytes(address.ip()));
             buf.put(svc::PORT, &address.port().to_be_bytes());
         }
-        Service::Mark(family, mark) => {
-            buf.put(svc::AF, &family.number().to_ne_bytes());
+        VirtualServerKey::FwMark(family, mark) => {
+            buf.put(svc::AF, &u16::from(family.number()).to_ne_bytes());
             buf.put(svc::FWMARK, &mark.to_ne_bytes());
         }
     }
@@ -63,7 +63,7 @@ fn write_name(buf: &mut Vec<u8>, service: &Service) {
 pub(super) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
     let nest = buf.open(abi::DEST);
     let address = &destination.address;
-    buf.put(dest::ADDR_FAMILY, &Family::of(address).number().to_ne_bytes());
+    buf.put(dest::ADDR_FAMILY, &u16::from(AddressFamily::of(&address.ip()).number()).to_ne_bytes());
     buf.put(dest::ADDR, &address_bytes(address.ip()));
     buf.put(dest::PORT, &address.port().to_be_bytes());
     buf.put(dest::FWD_METHOD, &destination.forwarding.to_ne_bytes());
@@ -74,15 +74,15 @@ pub(super) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
 }
 
 /// The virtual server in a message of a dump; `None` when something is missing that must be there.
-pub(super) fn read_service(payload: &[u8]) -> Option<Service> {
+pub(super) fn read_service(payload: &[u8]) -> Option<VirtualServerKey> {
     let nest = content(payload, abi::SERVICE)?;
     let family = family(&nest.clone().find(svc::AF)?)?;
     if let Some(mark) = nest.clone().find(svc::FWMARK) {
-        return Some(Service::Mark(family, mark.ne_u32()?));
+        return Some(VirtualServerKey::FwMark(family, mark.ne_u32()?));
     }
-    let protocol = Protocol::from_number(nest.clone().find(svc::PROTOCOL)?.ne_u16()?)?;
+    let protocol = IpvsProtocol::from_number(nest.clone().find(svc::PROTOCOL)?.ne_u16()?)?;
     let ip = ip(family, &nest.clone().find(svc::ADDR)?)?;
-    Some(Service::Address(protocol, SocketAddr::new(ip, port(&nest.clone().find(svc::PORT)?)?)))
+    Some(VirtualServerKey::Address(protocol, SocketAddr::new(ip, port(&nest.clone().find(svc::PORT)?)?)))
 }
 
 /// How the virtual server in a message of a dump schedules.
@@ -97,10 +97,10 @@ pub(super) fn read_scheduling(payload: &[u8]) -> Option<Scheduling> {
 }
 
 /// The timeouts in an answer.
-pub(super) fn read_timeouts(payload: &[u8]) -> Option<Timeouts> {
+pub(super) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
     let attributes = attrs(payload.get(genl::HEADER..)?);
     let number = |kind| attributes.clone().find(kind)?.ne_u32();
-    Some(Timeouts {
+    Some(IpvsTimeouts {
         tcp: number(abi::TIMEOUT_TCP)?,
         tcp_fin: number(abi::TIMEOUT_TCP_FIN)?,
         udp: number(abi::TIMEOUT_UDP)?,
@@ -109,7 +109,7 @@ pub(super) fn read_timeouts(payload: &[u8]) -> Option<Timeouts> {
 
 /// The destination in a message of a dump. `of` is the family of its virtual server: older kernels do not tell the destination's,
 /// which is the same there.
-pub(super) fn read_destination(payload: &[u8], of: Family) -> Option<Destination> {
+pub(super) fn read_destination(payload: &[u8], of: AddressFamily) -> Option<Destination> {
     let nest = content(payload, abi::DEST)?;
     let number = |kind| nest.clone().find(kind)?.ne_u32();
     let family = match nest.clone().find(dest::ADDR_FAMILY) {
@@ -132,20 +132,19 @@ fn content(payload: &[u8], kind: u16) -> Option<Attrs<'_>> {
     Some(attrs(payload.get(genl::HEADER..)?).find(kind)?.nested())
 }
 
-fn family(attr: &Attr<'_>) -> Option<Family> {
-    let number = attr.ne_u16()?;
-    [Family::V4, Family::V6].into_iter().find(|family| family.number() == number)
+fn family(attr: &Attr<'_>) -> Option<AddressFamily> {
+    AddressFamily::from_number(attr.ne_u16()?)
 }
 
 fn port(attr: &Attr<'_>) -> Option<u16> {
     Some(u16::from_be_bytes(attr.payload.try_into().ok()?))
 }
 
-fn ip(family: Family, attr: &Attr<'_>) -> Option<IpAddr> {
+fn ip(family: AddressFamily, attr: &Attr<'_>) -> Option<IpAddr> {
     let bytes = attr.payload.first_chunk::<ADDRESS>()?;
     Some(match family {
-        Family::V4 => IpAddr::from(*bytes.first_chunk::<4>()?),
-        Family::V6 => Ipv6Addr::from(*bytes).into(),
+        AddressFamily::V4 => IpAddr::from(*bytes.first_chunk::<4>()?),
+        AddressFamily::V6 => Ipv6Addr::from(*bytes).into(),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr};
 
-use super::{Destination, Scheduling, Service, abi::cmd, codec};
+use super::{Destination, Scheduling, VirtualServerKey, abi::cmd, codec};
 use crate::{
     Errno, genl,
     message::{self, flags},
@@ -10,39 +10,39 @@ use crate::{
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum IpvsCommand {
     /// Makes a virtual server; refused (`EEXIST`) when it is there.
-    AddService(Service, Scheduling),
+    AddServer(VirtualServerKey, Scheduling),
     /// Gives one another scheduler, other flags or another timeout. Its destinations and connections stay.
-    SetService(Service, Scheduling),
+    SetServer(VirtualServerKey, Scheduling),
     /// Deletes one with its destinations.
-    DeleteService(Service),
+    DeleteServer(VirtualServerKey),
     /// Makes a destination; refused (`EEXIST`) when it is there.
-    AddDestination(Service, Destination),
+    AddDestination(VirtualServerKey, Destination),
     /// Gives one another weight, or other thresholds. Its connections go on.
-    SetDestination(Service, Destination),
+    SetDestination(VirtualServerKey, Destination),
     /// Deletes one. Its connections end with their next packet, if `expire_nodest_conn` is set.
-    DeleteDestination(Service, SocketAddr),
+    DeleteDestination(VirtualServerKey, SocketAddr),
 }
 
 /// A command that the kernel refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct RejectedCommand {
     /// Which one.
     pub index: usize,
     /// Why.
     pub errno: Errno,
 }
 
-// === impl Command ===
+// === impl IpvsCommand ===
 
-impl Command {
+impl IpvsCommand {
     /// Appends it as a message of its own.
     pub(super) fn write(&self, buf: &mut Vec<u8>, family: u16, seq: u32, more_flags: u16) {
         let (number, service) = match self {
-            Self::AddService(service, _) => (cmd::NEW_SERVICE, service),
-            Self::SetService(service, _) => (cmd::SET_SERVICE, service),
-            Self::DeleteService(service) => (cmd::DEL_SERVICE, service),
+            Self::AddServer(service, _) => (cmd::NEW_SERVICE, service),
+            Self::SetServer(service, _) => (cmd::SET_SERVICE, service),
+            Self::DeleteServer(service) => (cmd::DEL_SERVICE, service),
             Self::AddDestination(service, _) => (cmd::NEW_DEST, service),
             Self::SetDestination(service, _) => (cmd::SET_DEST, service),
             Self::DeleteDestination(service, _) => (cmd::DEL_DEST, service),
@@ -50,10 +50,10 @@ impl Command {
         let at = message::start(buf, family, flags::REQUEST | more_flags, seq);
         buf.extend_from_slice(&[number, genl::VERSION, 0, 0]);
         match self {
-            Self::AddService(_, scheduling) | Self::SetService(_, scheduling) => {
+            Self::AddServer(_, scheduling) | Self::SetServer(_, scheduling) => {
                 codec::write_scheduling(buf, service, scheduling);
             }
-            Self::DeleteService(_) => codec::write_service(buf, service),
+            Self::DeleteServer(_) => codec::write_service(buf, service),
             Self::AddDestination(_, destination) | Self::SetDestination(_, destination) => {
                 codec::write_service(buf, service);
                 codec::write_destination(buf, destination);
@@ -67,12 +67,12 @@ impl Command {
     }
 }
 
-impl fmt::Display for Command {
+impl fmt::Display for IpvsCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AddService(service, _) => write!(f, "add virtual server {service}"),
-            Self::SetService(service, _) => write!(f, "change virtual server {service}"),
-            Self::DeleteService(service) => write!(f, "delete virtual server {service}"),
+            Self::AddServer(service, _) => write!(f, "add virtual server {service}"),
+            Self::SetServer(service, _) => write!(f, "change virtual server {service}"),
+            Self::DeleteServer(service) => write!(f, "delete virtual server {service}"),
             Self::AddDestination(service, to) => write!(f, "add destination {} of {service}", to.address),
             Self::SetDestination(service, to) => write!(f, "change destination {} of {service}", to.address),
             Self::DeleteDestination(service, to) => write!(f, "delete destination {to} of {service}"),

@@ -4,7 +4,7 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 use nix::libc;
 
 use super::{
-    Command, Destination, Refused, Scheduling, Service, Timeouts,
+    Destination, IpvsCommand, IpvsTimeouts, RejectedCommand, Scheduling, VirtualServerKey,
     abi::{self, cmd},
     codec,
 };
@@ -17,7 +17,7 @@ use crate::{
 
 /// The virtual servers of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
-pub struct Handle {
+pub struct IpvsHandle {
     socket: Socket,
     /// The number of the family `IPVS`.
     family: u16,
@@ -25,7 +25,7 @@ pub struct Handle {
     buf: Vec<u8>,
 }
 
-impl Handle {
+impl IpvsHandle {
     /// Opens a socket of its own. `None` when the kernel has no IPVS; if there is a module, it is loaded (see
     /// [`is_loaded`](super::is_loaded)).
     pub fn open() -> Result<Option<Self>> {
@@ -35,16 +35,16 @@ impl Handle {
     }
 
     /// All virtual servers, of both families.
-    pub fn services(&mut self) -> Result<Vec<Service>> {
-        self.list_services(codec::read_service)
+    pub fn virtual_servers(&mut self) -> Result<Vec<VirtualServerKey>> {
+        self.list_virtual_servers(codec::read_service)
     }
 
     /// The same with how they schedule.
-    pub fn schedulings(&mut self) -> Result<Vec<(Service, Scheduling)>> {
-        self.list_services(|payload| codec::read_service(payload).zip(codec::read_scheduling(payload)))
+    pub fn schedulings(&mut self) -> Result<Vec<(VirtualServerKey, Scheduling)>> {
+        self.list_virtual_servers(|payload| codec::read_service(payload).zip(codec::read_scheduling(payload)))
     }
 
-    fn list_services<T>(&mut self, read: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>> {
+    fn list_virtual_servers<T>(&mut self, read: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>> {
         let mut list = Vec::new();
         self.ask(
             cmd::GET_SERVICE,
@@ -63,20 +63,20 @@ impl Handle {
     ///
     /// # Errors
     /// When it is not known what came of them.
-    pub fn execute(&mut self, commands: &[Command]) -> Result<Vec<Refused>> {
+    pub fn execute(&mut self, commands: &[IpvsCommand]) -> Result<Vec<RejectedCommand>> {
         let mut refused = Vec::new();
         submit_each(
             &mut self.socket,
             &mut self.buf,
             commands,
             |buf, command, seq, ack| command.write(buf, self.family, seq, ack),
-            |index, errno| refused.push(Refused { index, errno }),
+            |index, errno| refused.push(RejectedCommand { index, errno }),
         )?;
         Ok(refused)
     }
 
     /// How long idle connections are remembered.
-    pub fn timeouts(&mut self) -> Result<Timeouts> {
+    pub fn timeouts(&mut self) -> Result<IpvsTimeouts> {
         let mut timeouts = None;
         self.ask(
             cmd::GET_CONFIG,
@@ -92,13 +92,13 @@ impl Handle {
     }
 
     /// Sets how long idle connections are remembered; 0 leaves a timeout as it is.
-    pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<()> {
+    pub fn set_timeouts(&mut self, timeouts: &IpvsTimeouts) -> Result<()> {
         let write = |buf: &mut Vec<u8>| codec::write_timeouts(buf, timeouts);
         self.ask(cmd::SET_CONFIG, flags::ACK, write, "set the timeouts", |_| Ok(()))
     }
 
     /// The destinations of a virtual server, with the connections they have now. None if there is no such server.
-    pub fn destinations(&mut self, service: &Service) -> Result<Vec<Destination>> {
+    pub fn destinations(&mut self, service: &VirtualServerKey) -> Result<Vec<Destination>> {
         let family = service.family();
         let mut list = Vec::new();
         let name = |buf: &mut Vec<u8>| codec::write_service(buf, service);
@@ -113,7 +113,7 @@ impl Handle {
     ///
     /// # Errors
     /// When the kernel refuses; [`Error::is_not_found`] when there is no such destination.
-    pub fn set_destination(&mut self, service: &Service, destination: &Destination) -> Result<()> {
+    pub fn set_destination(&mut self, service: &VirtualServerKey, destination: &Destination) -> Result<()> {
         let write = |buf: &mut Vec<u8>| {
             codec::write_service(buf, service);
             codec::write_destination(buf, destination);
@@ -124,7 +124,7 @@ impl Handle {
 
     /// Deletes a virtual server with its destinations. Their connections end: the kernel drops or answers what comes for them. None
     /// of that name is no error.
-    pub fn delete_service(&mut self, service: &Service) -> Result<()> {
+    pub fn delete_virtual_server(&mut self, service: &VirtualServerKey) -> Result<()> {
         let name = |buf: &mut Vec<u8>| codec::write_service(buf, service);
         match self.ask(cmd::DEL_SERVICE, flags::ACK, name, &format!("delete virtual server {service}"), |_| Ok(())) {
             Err(Error::Request { errno: Errno(libc::ESRCH), .. }) => Ok(()),

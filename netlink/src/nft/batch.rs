@@ -33,7 +33,7 @@ const MAX_LIST: usize = 65_000;
 ///
 /// `Display` gives one line of nft-like text per operation, and one per element.
 #[derive(Clone)]
-pub struct Batch {
+pub struct NftBatch {
     /// `BATCH_BEGIN` and the operations. The first and the last operation ask for an acknowledgement.
     buf: Vec<u8>,
     /// Where each operation starts.
@@ -60,11 +60,11 @@ impl Layout {
     }
 }
 
-impl Batch {
+impl NftBatch {
     /// An empty transaction.
     pub fn new() -> Self {
         let buf = frame_message(abi::BATCH_BEGIN);
-        Batch { buf, starts: Vec::new(), layouts: Vec::new() }
+        NftBatch { buf, starts: Vec::new(), layouts: Vec::new() }
     }
 
     /// The number of operations: elements that were added together may take several, or share one.
@@ -305,19 +305,19 @@ struct OpenList {
     first: usize,
 }
 
-impl Default for Batch {
+impl Default for NftBatch {
     fn default() -> Self {
-        Batch::new()
+        NftBatch::new()
     }
 }
 
-impl fmt::Debug for Batch {
+impl fmt::Debug for NftBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Batch({} operations, {} bytes)", self.len(), self.bytes())
+        write!(f, "NftBatch({} operations, {} bytes)", self.len(), self.bytes())
     }
 }
 
-impl fmt::Display for Batch {
+impl fmt::Display for NftBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.operations().try_for_each(|operation| operation.fmt(f))
     }

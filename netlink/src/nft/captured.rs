@@ -23,7 +23,7 @@ const SET_ID: Wire = Differ("set id");
 const TYPEOF: Wire = Differ("typeof in userdata");
 
 fn t() -> Table {
-    Table::new(Family::Ip, "t")
+    Table::new(TableFamily::Ip, "t")
 }
 
 const VIP: [DataType; 3] = [DataType::Ipv4Addr, DataType::InetProto, DataType::InetService];
@@ -33,24 +33,24 @@ fn vip(last: u8, proto: u8, port: u16) -> Fields {
     Fields::new().addr([10, 96, 0, last]).proto(proto).port(port)
 }
 
-fn objects() -> Vec<(&'static str, Wire, Batch)> {
+fn objects() -> Vec<(&'static str, Wire, NftBatch)> {
     let mut list = Vec::new();
-    let mut case = |command, bytes, write: &dyn Fn(&mut Batch)| {
-        let mut batch = Batch::new();
+    let mut case = |command, bytes, write: &dyn Fn(&mut NftBatch)| {
+        let mut batch = NftBatch::new();
         write(&mut batch);
         list.push((command, bytes, batch));
     };
     case("add table ip t { comment \"services\"; }", Same, &|b| b.add_table(&t().comment("services")));
-    case("delete table ip6 t", Same, &|b| b.delete_table(&Table::new(Family::Ip6, "t")));
+    case("delete table ip6 t", Same, &|b| b.delete_table(&Table::new(TableFamily::Ip6, "t")));
     case("add chain ip t pool-1 { comment \"one endpoint\"; }", Same, &|b| {
         b.add_chain(&t(), &Chain::regular("pool-1").comment("one endpoint"));
     });
     case("add chain ip t nat { type nat hook prerouting priority dstnat; policy accept; }", Same, &|b| {
-        b.add_chain(&t(), &Chain::base("nat", ChainKind::Nat, Hook::Prerouting, priority::DSTNAT));
+        b.add_chain(&t(), &Chain::base("nat", ChainType::Nat, Hook::Prerouting, priority::DSTNAT));
     });
     let out = "add chain ip t out { type filter hook output priority -10; policy drop; comment \"first\"; }";
     case(out, Same, &|b| {
-        let base = BaseChain { kind: ChainKind::Filter, hook: Hook::Output, priority: -10, policy: Policy::Drop };
+        let base = BaseChain { kind: ChainType::Filter, hook: Hook::Output, priority: -10, policy: Policy::Drop };
         b.add_chain(&t(), &Chain { base: Some(base), ..Chain::regular("out").comment("first") });
     });
     case("delete chain ip t pool-3", Same, &|b| b.delete_chain(&t(), "pool-3"));
@@ -76,10 +76,10 @@ fn objects() -> Vec<(&'static str, Wire, Batch)> {
     list
 }
 
-fn elements() -> Vec<(&'static str, Wire, Batch)> {
+fn elements() -> Vec<(&'static str, Wire, NftBatch)> {
     let mut list = Vec::new();
-    let mut case = |command, bytes, write: &dyn Fn(&mut Batch)| {
-        let mut batch = Batch::new();
+    let mut case = |command, bytes, write: &dyn Fn(&mut NftBatch)| {
+        let mut batch = NftBatch::new();
         write(&mut batch);
         list.push((command, bytes, batch));
     };
@@ -114,7 +114,7 @@ fn elements() -> Vec<(&'static str, Wire, Batch)> {
     list
 }
 
-fn rules() -> Vec<(&'static str, Wire, Batch)> {
+fn rules() -> Vec<(&'static str, Wire, NftBatch)> {
     let network = |dreg, offset| Expr::Payload { dreg: r(dreg), base: PayloadBase::Network, offset, len: 4 };
     let transport = |dreg, offset| Expr::Payload { dreg: r(dreg), base: PayloadBase::Transport, offset, len: 2 };
     let cmp = |op, data: &[u8]| Expr::Cmp { sreg: r(8), op, data: data.into() };
@@ -129,7 +129,7 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
     let fib = |flags, result| Expr::Fib { dreg: r(8), result, flags };
     let nat = |kind, addr_max, port, flags| Expr::Nat {
         kind,
-        family: Family::Ip,
+        family: TableFamily::Ip,
         addr: Some(r(8)),
         addr_max,
         port,
@@ -161,7 +161,7 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
         (
             "f meta mark set numgen random mod 3 offset 100",
             Same,
-            vec![Expr::Numgen { dreg: r(8), kind: NumgenKind::Random, modulus: 3, offset: 100 }, set_mark.clone()],
+            vec![Expr::Numgen { dreg: r(8), kind: NumgenType::Random, modulus: 3, offset: 100 }, set_mark.clone()],
         ),
         (
             "c meta l4proto tcp dnat to 10.244.0.5:8080",
@@ -211,7 +211,7 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
             with(
                 tcp(),
                 &[
-                    Expr::Ct { dreg: r(8), key: CtKey::ProtoDst, direction: Some(Direction::Original) },
+                    Expr::Ct { dreg: r(8), key: CtKey::ProtoDst, direction: Some(CtDirection::Original) },
                     cmp(CmpOp::Eq, &[0, 80]),
                     accept(),
                 ],
@@ -232,12 +232,12 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
         (
             "f ip daddr . th dport @live accept",
             SET_ID,
-            vec![network(8, 16), transport(9, 2), live(Matches::Found), accept()],
+            vec![network(8, 16), transport(9, 2), live(LookupMatch::InSet), accept()],
         ),
         (
             "f ip daddr . th dport != @live drop",
             SET_ID,
-            vec![network(8, 16), transport(9, 2), live(Matches::Missing), Expr::Verdict(Verdict::Drop)],
+            vec![network(8, 16), transport(9, 2), live(LookupMatch::NotInSet), Expr::Verdict(Verdict::Drop)],
         ),
         (
             "f update @affinity { ip daddr . th dport timeout 20s : ip saddr . th sport }",
@@ -261,7 +261,7 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
                 &[
                     load(8, &[10, 0, 0, 1]),
                     load(12, &[10, 0, 0, 9]),
-                    nat(NatKind::Snat, Some(r(12)), None, NatFlags::PERSISTENT),
+                    nat(NatType::Snat, Some(r(12)), None, NatFlags::PERSISTENT),
                 ],
             ),
         ),
@@ -273,7 +273,7 @@ fn rules() -> Vec<(&'static str, Wire, Batch)> {
     ];
     let batch = |command: &'static str, exprs: Vec<Expr>| {
         let rule = Rule { exprs, comment: command.contains("dispatch").then(|| "dispatch".into()) };
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.add_rule(&t(), &command[..1], &rule);
         batch
     };
@@ -312,7 +312,7 @@ fn meaning(message: &[u8]) -> String {
     format!("{} {} {:?} {object} {elements:?}", message.kind, body.family, body.table())
 }
 
-fn check(command: &str, expected: Wire, batch: &Batch) {
+fn check(command: &str, expected: Wire, batch: &NftBatch) {
     let theirs = captured(command);
     let (ours, _) = batch.parts();
     // Behind BATCH_BEGIN.

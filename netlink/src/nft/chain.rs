@@ -20,7 +20,7 @@ impl Chain {
     }
 
     /// A chain that the kernel calls, with policy accept. `priority`: see [`priority`].
-    pub fn base(name: impl Into<String>, kind: ChainKind, hook: Hook, priority: i32) -> Self {
+    pub fn base(name: impl Into<String>, kind: ChainType, hook: Hook, priority: i32) -> Self {
         let base = BaseChain { kind, hook, priority, policy: Policy::Accept };
         Chain { name: name.into(), base: Some(base), comment: None }
     }
@@ -37,7 +37,7 @@ impl Chain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BaseChain {
     /// `type`.
-    pub kind: ChainKind,
+    pub kind: ChainType,
     /// `hook`.
     pub hook: Hook,
     /// `priority`: lower is called earlier.
@@ -48,7 +48,7 @@ pub struct BaseChain {
 
 /// The type of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ChainKind {
+pub enum ChainType {
     /// Sees every packet.
     Filter,
     /// Sees the first packet of a connection.
@@ -57,18 +57,18 @@ pub enum ChainKind {
     Route,
 }
 
-impl ChainKind {
+impl ChainType {
     /// Its name in `NFTA_CHAIN_TYPE`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            ChainKind::Filter => "filter",
-            ChainKind::Nat => "nat",
-            ChainKind::Route => "route",
+            ChainType::Filter => "filter",
+            ChainType::Nat => "nat",
+            ChainType::Route => "route",
         }
     }
 
     pub(crate) fn from_name(name: &str) -> Option<Self> {
-        [ChainKind::Filter, ChainKind::Nat, ChainKind::Route].into_iter().find(|kind| kind.name() == name)
+        [ChainType::Filter, ChainType::Nat, ChainType::Route].into_iter().find(|kind| kind.name() == name)
     }
 }
 

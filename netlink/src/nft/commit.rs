@@ -10,15 +10,15 @@
 #[cfg(test)]
 mod tests;
 
-use super::Batch;
+use super::NftBatch;
 use crate::{
-    Errno, Error, Refusal, Refusals, Result, Socket,
+    Errno, Error, RejectedOperation, RejectedOperations, Result, Socket,
     message::{self, Answer, messages},
     socket::{Received, Wait},
 };
 
 /// Commits the batch; an empty one is not sent.
-pub(super) fn commit(socket: &mut Socket, batch: &Batch) -> Result<()> {
+pub(super) fn commit(socket: &mut Socket, batch: &NftBatch) -> Result<()> {
     if batch.is_empty() {
         return Ok(());
     }
@@ -66,7 +66,7 @@ impl Answers {
         }
     }
 
-    fn judge(self, batch: &Batch) -> Result<()> {
+    fn judge(self, batch: &NftBatch) -> Result<()> {
         if !self.errors.is_empty() {
             let first_acknowledged = self.first_acknowledged;
             let list = self.errors.into_iter().map(|(seq, answer)| {
@@ -74,13 +74,13 @@ impl Answers {
                 let whole = seq == 0 || seq == 1 && first_acknowledged;
                 refusal(batch, (!whole).then(|| seq as usize - 1), answer)
             });
-            return Err(Error::Refused(Refusals::new(list.collect(), !self.overrun)));
+            return Err(Error::Rejected(RejectedOperations::new(list.collect(), !self.overrun)));
         }
         if self.last_acknowledged && !self.overrun { Ok(()) } else { Err(Error::OutcomeUnknown) }
     }
 }
 
-fn refusal(batch: &Batch, index: Option<usize>, answer: Answer) -> Refusal {
+fn refusal(batch: &NftBatch, index: Option<usize>, answer: Answer) -> RejectedOperation {
     let operation = index.and_then(|index| batch.get(index));
     let element = operation
         .as_ref()
@@ -91,5 +91,5 @@ fn refusal(batch: &Batch, index: Option<usize>, answer: Answer) -> Refusal {
         (None, _) => format!("a transaction of {} operations", batch.len()),
     };
     let errno = Errno(answer.errno);
-    Refusal { errno, operation: operation.and(index), label, element, message: answer.message }
+    RejectedOperation { errno, operation: operation.and(index), label, element, message: answer.message }
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::{
     abi::{self, NFGENMSG, chain, rule, set, table},
-    chain::{BaseChain, Chain, ChainKind, Hook, Policy},
+    chain::{BaseChain, Chain, ChainType, Hook, Policy},
     expr::{ListedRule, Rule, read_exprs},
     set::{DataType, Set, SetFlags},
-    table::{Family, Table},
+    table::{Table, TableFamily},
     userdata,
 };
 use crate::attr::{Attr, Attrs, attrs};
@@ -55,7 +55,7 @@ impl<'a> Body<'a> {
 /// `None` also for a family we have no name for.
 pub(crate) fn table(body: &Body<'_>) -> Option<Table> {
     Some(Table {
-        family: Family::from_number(body.family)?,
+        family: TableFamily::from_number(body.family)?,
         name: body.table()?.into(),
         flags: body.u32(table::FLAGS).unwrap_or(0),
         comment: body.comment(table::USERDATA, userdata::COMMENT).map(Into::into),
@@ -66,7 +66,7 @@ pub(crate) fn chain(body: &Body<'_>) -> Option<Chain> {
     let base = match body.get(chain::HOOK) {
         None => None,
         Some(hook) => Some(BaseChain {
-            kind: ChainKind::from_name(body.str(chain::TYPE)?)?,
+            kind: ChainType::from_name(body.str(chain::TYPE)?)?,
             hook: Hook::from_number(hook.nested().find(chain::HOOK_NUM)?.u32()?),
             priority: hook.nested().find(chain::HOOK_PRIORITY)?.u32()? as i32,
             policy: if body.u32(chain::POLICY)? == 0 { Policy::Drop } else { Policy::Accept },

@@ -13,7 +13,7 @@ pub struct Element<'a> {
     /// The last key of a range, in sets with [`super::SetFlags::INTERVAL`].
     pub key_end: Option<&'a [u8]>,
     /// What a map holds under the key.
-    pub data: Data<'a>,
+    pub data: ElementData<'a>,
     /// How long it lives, in sets with [`super::SetFlags::TIMEOUT`]; the kernel counts in milliseconds.
     pub timeout: Option<Duration>,
     /// What is left of its life when it was dumped; never written.
@@ -35,18 +35,18 @@ impl<'a> Element<'a> {
 
     /// An element of a map.
     pub fn value(key: &'a [u8], value: &'a [u8]) -> Self {
-        Element { key, data: Data::Value(value), ..Element::default() }
+        Element { key, data: ElementData::Value(value), ..Element::default() }
     }
 
     /// An element of a verdict map.
     pub fn verdict(key: &'a [u8], verdict: Verdict<'a>) -> Self {
-        Element { key, data: Data::Verdict(verdict), ..Element::default() }
+        Element { key, data: ElementData::Verdict(verdict), ..Element::default() }
     }
 }
 
 /// The data of an element.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Data<'a> {
+pub enum ElementData<'a> {
     /// None: the element of a set.
     #[default]
     None,
@@ -163,13 +163,13 @@ impl<'a> Verdict<'a> {
     }
 }
 
-impl<'a> Data<'a> {
+impl<'a> ElementData<'a> {
     /// The content of an attribute of `struct nft_data`: a value or a verdict.
     pub(crate) fn read(attr: &Attr<'a>) -> Option<Self> {
         let inner = attr.nested().next()?;
         match inner.kind {
-            DATA_VALUE => Some(Data::Value(inner.payload)),
-            DATA_VERDICT => Some(Data::Verdict(Verdict::read(&inner)?)),
+            DATA_VALUE => Some(ElementData::Value(inner.payload)),
+            DATA_VERDICT => Some(ElementData::Verdict(Verdict::read(&inner)?)),
             _ => None,
         }
     }
@@ -213,9 +213,9 @@ impl<'a> Element<'a> {
         }
         if part == Part::All {
             match &self.data {
-                Data::None => {}
-                Data::Value(value) => put_value(buf, ELEM_DATA, value),
-                Data::Verdict(verdict) => put_verdict(buf, ELEM_DATA, verdict),
+                ElementData::None => {}
+                ElementData::Value(value) => put_value(buf, ELEM_DATA, value),
+                ElementData::Verdict(verdict) => put_verdict(buf, ELEM_DATA, verdict),
             }
             if let Some(comment) = self.comment {
                 userdata::put_comment(buf, ELEM_USERDATA, userdata::COMMENT, comment);
@@ -231,15 +231,15 @@ impl<'a> Element<'a> {
         for part in attr.nested() {
             match part.kind {
                 ELEM_KEY => {
-                    let Data::Value(key) = Data::read(&part)? else { return None };
+                    let ElementData::Value(key) = ElementData::read(&part)? else { return None };
                     element.key = key;
                     has_key = true;
                 }
                 ELEM_KEY_END => {
-                    let Data::Value(key) = Data::read(&part)? else { return None };
+                    let ElementData::Value(key) = ElementData::read(&part)? else { return None };
                     element.key_end = Some(key);
                 }
-                ELEM_DATA => element.data = Data::read(&part)?,
+                ELEM_DATA => element.data = ElementData::read(&part)?,
                 ELEM_TIMEOUT => element.timeout = Some(Duration::from_millis(part.u64()?)),
                 ELEM_EXPIRATION => element.expires = Some(Duration::from_millis(part.u64()?)),
                 ELEM_USERDATA => element.comment = userdata::comment(part.payload, userdata::COMMENT),

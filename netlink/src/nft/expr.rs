@@ -12,9 +12,9 @@ mod tests;
 
 use std::{fmt, ops::Deref, time::Duration};
 
-use super::{element::Verdict, table::Family, userdata::Comment};
+use super::{element::Verdict, table::TableFamily, userdata::Comment};
 pub use keys::{
-    CmpOp, CtKey, Direction, DynsetOp, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind,
+    CmpOp, CtDirection, CtKey, DynsetOp, FibFlags, FibResult, LookupMatch, MetaKey, NatFlags, NatType, NumgenType,
     PayloadBase, RangeOp, RejectWith,
 };
 
@@ -48,7 +48,7 @@ impl Rule {
 pub struct ListedRule {
     /// The chain it is in; rules of a chain are listed in their order.
     pub chain: String,
-    /// What [`super::Batch::delete_rule`] takes.
+    /// What [`super::NftBatch::delete_rule`] takes.
     pub handle: u64,
     /// The rule.
     pub rule: Rule,
@@ -89,7 +89,7 @@ pub enum Expr {
         /// Which.
         key: CtKey,
         /// Of which tuple, for keys that need it.
-        direction: Option<Direction>,
+        direction: Option<CtDirection>,
     },
     /// Looks an address of the packet up in the routing table.
     Fib {
@@ -107,7 +107,7 @@ pub enum Expr {
         /// How.
         op: CmpOp,
         /// The constant; as many bytes are compared as it has.
-        data: Bytes,
+        data: Constant,
     },
     /// Compares a register with a range of constants.
     Range {
@@ -116,9 +116,9 @@ pub enum Expr {
         /// Inside or outside.
         op: RangeOp,
         /// The first value inside.
-        from: Bytes,
+        from: Constant,
         /// The last value inside.
-        to: Bytes,
+        to: Constant,
     },
     /// `dreg = (sreg & mask) ^ xor`.
     Bitwise {
@@ -127,16 +127,16 @@ pub enum Expr {
         /// Where to.
         dreg: Register,
         /// As long as the value.
-        mask: Bytes,
+        mask: Constant,
         /// As long as the value.
-        xor: Bytes,
+        xor: Constant,
     },
     /// Loads a constant.
     Immediate {
         /// Where to.
         dreg: Register,
         /// The constant.
-        data: Bytes,
+        data: Constant,
     },
     /// Ends the rule with a verdict.
     Verdict(Verdict<'static>),
@@ -149,7 +149,7 @@ pub enum Expr {
         /// Where a map's data goes, [`Register::VERDICT`] for a verdict; `None` for a set.
         dreg: Option<Register>,
         /// Whether the rule goes on when the key is in the set, or when it is not.
-        matches: Matches,
+        matches: LookupMatch,
     },
     /// Changes an element of a set or map from within a rule.
     Dynset {
@@ -182,7 +182,7 @@ pub enum Expr {
         /// Where to.
         dreg: Register,
         /// How it is made.
-        kind: NumgenKind,
+        kind: NumgenType,
         /// How many different numbers.
         modulus: u32,
         /// The smallest.
@@ -191,9 +191,9 @@ pub enum Expr {
     /// Translates an address and a port of the connection.
     Nat {
         /// Source or destination.
-        kind: NatKind,
+        kind: NatType,
         /// The address's family.
-        family: Family,
+        family: TableFamily,
         /// The register of the address.
         addr: Option<Register>,
         /// The register of the last address, when it is a range.
@@ -219,7 +219,7 @@ pub enum Expr {
         /// Its name in the kernel.
         name: String,
         /// The content of `NFTA_EXPR_DATA`.
-        data: Bytes,
+        data: Constant,
     },
 }
 
@@ -282,15 +282,15 @@ impl fmt::Debug for Register {
 
 /// A constant.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Bytes(Box<[u8]>);
+pub struct Constant(Box<[u8]>);
 
-impl<T: AsRef<[u8]>> From<T> for Bytes {
+impl<T: AsRef<[u8]>> From<T> for Constant {
     fn from(bytes: T) -> Self {
-        Bytes(bytes.as_ref().into())
+        Constant(bytes.as_ref().into())
     }
 }
 
-impl Deref for Bytes {
+impl Deref for Constant {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -298,7 +298,7 @@ impl Deref for Bytes {
     }
 }
 
-impl fmt::Debug for Bytes {
+impl fmt::Debug for Constant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("0x")?;
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

@@ -19,17 +19,17 @@ pub(crate) fn load_vip(first: u8) -> Vec<Expr> {
 }
 
 pub(crate) fn random(dreg: u8, modulus: u32) -> Expr {
-    Expr::Numgen { dreg: r(dreg), kind: NumgenKind::Random, modulus, offset: 0 }
+    Expr::Numgen { dreg: r(dreg), kind: NumgenType::Random, modulus, offset: 0 }
 }
 
 pub(crate) fn lookup(set: &str, sreg: u8, dreg: Option<Register>) -> Expr {
-    Expr::Lookup { set: set.into(), sreg: r(sreg), dreg, matches: Matches::Found }
+    Expr::Lookup { set: set.into(), sreg: r(sreg), dreg, matches: LookupMatch::InSet }
 }
 
 pub(crate) fn dnat(addr: u8, port: u8) -> Expr {
     Expr::Nat {
-        kind: NatKind::Dnat,
-        family: Family::Ip,
+        kind: NatType::Dnat,
+        family: TableFamily::Ip,
         addr: Some(r(addr)),
         addr_max: None,
         port: Some(r(port)),
@@ -88,8 +88,8 @@ pub(crate) fn all_sets() -> Vec<Set> {
 /// aborts when it lists a map's result as part of a key.
 pub(crate) fn affine_rules() -> Vec<Rule> {
     let labels = [
-        Expr::Ct { dreg: r(9), key: CtKey::SrcIp, direction: Some(Direction::Reply) },
-        Expr::Ct { dreg: r(10), key: CtKey::ProtoSrc, direction: Some(Direction::Reply) },
+        Expr::Ct { dreg: r(9), key: CtKey::SrcIp, direction: Some(CtDirection::Reply) },
+        Expr::Ct { dreg: r(10), key: CtKey::ProtoSrc, direction: Some(CtDirection::Reply) },
     ];
     let client = Expr::Payload { dreg: r(14), base: PayloadBase::Network, offset: 12, len: 4 };
     let padding = Expr::Immediate { dreg: r(8), data: [0; 4].into() };

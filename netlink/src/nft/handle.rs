@@ -7,7 +7,7 @@ mod tests;
 use std::ops::{ControlFlow, Deref};
 
 use super::{
-    Batch,
+    NftBatch,
     abi::{self, elements, msg},
     chain::Chain,
     commit::commit,
@@ -15,7 +15,7 @@ use super::{
     element::Element,
     expr::ListedRule,
     set::Set,
-    table::{Family, Table},
+    table::{Table, TableFamily},
 };
 use crate::{Error, Result, Socket, attr::Put};
 use dump::{Got, Once, Request};
@@ -25,17 +25,17 @@ const GET_AT_ONCE: usize = 1_000;
 
 /// The nf_tables of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
-pub struct Handle {
+pub struct NftHandle {
     socket: Socket,
 }
 
-impl Handle {
+impl NftHandle {
     /// Opens a socket of its own.
     pub fn open() -> Result<Self> {
-        Ok(Handle { socket: Socket::open()? })
+        Ok(NftHandle { socket: Socket::open()? })
     }
 
-    /// Under which number its changes are announced ([`super::Notice::Changed`]).
+    /// Under which number its changes are announced ([`super::NftEvent::Changed`]).
     pub fn port(&self) -> u32 {
         self.socket.port()
     }
@@ -43,9 +43,9 @@ impl Handle {
     /// Executes the transaction, as a whole or not at all, and returns when it is in force.
     ///
     /// # Errors
-    /// [`Error::Refused`] names each operation (and element) that the kernel did not take; nothing is changed then.
+    /// [`Error::Rejected`] names each operation (and element) that the kernel did not take; nothing is changed then.
     /// [`Error::OutcomeUnknown`]: look, or resync. [`Error::TooLarge`]: without privileges there is a limit.
-    pub fn commit(&mut self, batch: &Batch) -> Result<()> {
+    pub fn commit(&mut self, batch: &NftBatch) -> Result<()> {
         commit(&mut self.socket, batch)
     }
 
@@ -55,9 +55,9 @@ impl Handle {
     }
 
     /// `list tables`: all of the family.
-    pub fn tables(&mut self, family: Family) -> Result<Vec<Table>> {
+    pub fn tables(&mut self, family: TableFamily) -> Result<Vec<Table>> {
         let request = Request::new(msg::GETTABLE, family.number(), format!("list tables {family}"));
-        request.collect(&mut self.socket, |body| match Family::from_number(body.family) {
+        request.collect(&mut self.socket, |body| match TableFamily::from_number(body.family) {
             Some(found) if found == family => Ok(Some(decode::table(body).ok_or(Error::Malformed("a table"))?)),
             _ => Ok(None),
         })

@@ -11,7 +11,7 @@ use std::{
 use super::{
     abi::{self, generation, msg},
     decode::Body,
-    table::Family,
+    table::TableFamily,
 };
 use crate::{
     Result, Socket,
@@ -22,22 +22,22 @@ use crate::{
 /// Listens to all changes of nf_tables in the network namespace of the thread that opened it.
 ///
 /// Each transaction announces its operations and then its generation. Our own are announced too: compare
-/// [`Notice::Changed::port`] with [`super::Handle::port`]. A bulk load is many announcements (and the kernel holds a page for each
-/// element until it has told all), so expect [`Notice::Lost`] after one, or [`Monitor::leave`] before it.
+/// [`NftEvent::Changed::port`] with [`super::NftHandle::port`]. A bulk load is many announcements (and the kernel holds a page for each
+/// element until it has told all), so expect [`NftEvent::Lost`] after one, or [`NftMonitor::leave`] before it.
 ///
 /// Its descriptor is readable when there is something to hear.
 #[derive(Debug)]
-pub struct Monitor {
+pub struct NftMonitor {
     socket: Socket,
 }
 
-/// What [`Monitor::wait`] heard.
+/// What [`NftMonitor::wait`] heard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub enum NftEvent {
     /// Something in a table changed. Neighbours that are equal are told once.
     Changed {
         /// The table's family; `None` for one this crate has no name for.
-        family: Option<Family>,
+        family: Option<TableFamily>,
         /// The table's name.
         table: String,
         /// Which kind of object: nft's noun.
@@ -45,13 +45,13 @@ pub enum Notice {
         /// The chain's name, or that of the rule's chain.
         chain: Option<String>,
         /// What was done.
-        verb: Verb,
+        verb: NftChange,
         /// The netlink address of who changed it.
         port: u32,
     },
     /// A transaction is complete.
     Generation {
-        /// As in [`super::Handle::generation`].
+        /// As in [`super::NftHandle::generation`].
         id: u32,
         /// The process that made it.
         pid: u32,
@@ -66,17 +66,17 @@ pub enum Notice {
 
 /// What was done to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
+pub enum NftChange {
     /// It was made or changed.
-    Put,
+    New,
     /// It was deleted.
     Delete,
 }
 
-impl Monitor {
+impl NftMonitor {
     /// Starts to listen.
     pub fn open() -> Result<Self> {
-        let monitor = Monitor { socket: Socket::open()? };
+        let monitor = NftMonitor { socket: Socket::open()? };
         monitor.join()?;
         Ok(monitor)
     }
@@ -92,13 +92,13 @@ impl Monitor {
     }
 
     /// Waits for the next announcements, at most so long, and returns those that are there; none when there were none.
-    pub fn wait(&mut self, timeout: Duration) -> Result<Vec<Notice>> {
+    pub fn wait(&mut self, timeout: Duration) -> Result<Vec<NftEvent>> {
         let mut notices = Vec::new();
         let mut wait = Wait::For(timeout);
         loop {
             match self.socket.receive(wait)? {
                 Received::Nothing => return Ok(notices),
-                Received::Overrun => push(&mut notices, Notice::Lost),
+                Received::Overrun => push(&mut notices, NftEvent::Lost),
                 Received::Datagram(datagram) => {
                     messages(datagram).filter_map(|message| notice(&message)).for_each(|new| push(&mut notices, new));
                 }
@@ -108,24 +108,24 @@ impl Monitor {
     }
 }
 
-impl AsFd for Monitor {
+impl AsFd for NftMonitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-fn push(notices: &mut Vec<Notice>, new: Notice) {
+fn push(notices: &mut Vec<NftEvent>, new: NftEvent) {
     if notices.last() != Some(&new) {
         notices.push(new);
     }
 }
 
-fn notice(message: &Message<'_>) -> Option<Notice> {
+fn notice(message: &Message<'_>) -> Option<NftEvent> {
     let body = Body::new(message.payload)?;
     let kind = message.kind.checked_sub(abi::SUBSYSTEM)?;
     let object = match kind {
         msg::NEWGEN => {
-            return Some(Notice::Generation {
+            return Some(NftEvent::Generation {
                 id: body.u32(generation::ID)?,
                 pid: body.u32(generation::PROC_PID).unwrap_or(0),
                 process: body.str(generation::PROC_NAME).unwrap_or_default().into(),
@@ -140,14 +140,14 @@ fn notice(message: &Message<'_>) -> Option<Notice> {
         _ => "object",
     };
     let verb = match kind {
-        msg::DELTABLE | msg::DELCHAIN | msg::DELRULE | msg::DELSET | msg::DELSETELEM => Verb::Delete,
-        _ => Verb::Put,
+        msg::DELTABLE | msg::DELCHAIN | msg::DELRULE | msg::DELSET | msg::DELSETELEM => NftChange::Delete,
+        _ => NftChange::New,
     };
     let chain = match object {
         "chain" => body.str(abi::chain::NAME),
         "rule" => body.str(abi::rule::CHAIN),
         _ => None,
     };
-    let (family, table, chain) = (Family::from_number(body.family), body.table()?.into(), chain.map(Into::into));
-    Some(Notice::Changed { family, table, object, chain, verb, port: message.port })
+    let (family, table, chain) = (TableFamily::from_number(body.family), body.table()?.into(), chain.map(Into::into));
+    Some(NftEvent::Changed { family, table, object, chain, verb, port: message.port })
 }

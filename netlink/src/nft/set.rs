@@ -2,7 +2,7 @@
 
 use std::{ops::BitOr, time::Duration};
 
-use super::{element::Data, userdata::Comment};
+use super::{element::ElementData, userdata::Comment};
 use crate::attr::align;
 
 /// A set, or a map when it has data.
@@ -82,12 +82,12 @@ impl Set {
         if self.is_map() { "map" } else { "set" }
     }
 
-    /// Whether `data` fits a map (or, `Data::None`, a set) like this one.
-    pub fn takes(&self, data: &Data<'_>) -> bool {
+    /// Whether `data` fits a map (or, `ElementData::None`, a set) like this one.
+    pub fn takes(&self, data: &ElementData<'_>) -> bool {
         match data {
-            Data::None => !self.is_map(),
-            Data::Verdict(_) => self.data == [DataType::Verdict],
-            Data::Value(bytes) => self.is_map() && bytes.len() == value_len(&self.data),
+            ElementData::None => !self.is_map(),
+            ElementData::Verdict(_) => self.data == [DataType::Verdict],
+            ElementData::Value(bytes) => self.is_map() && bytes.len() == value_len(&self.data),
         }
     }
 }

@@ -6,7 +6,7 @@ use super::userdata::Comment;
 
 /// Which packets a table sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
+pub enum TableFamily {
     /// IPv4, `NFPROTO_IPV4`.
     Ip,
     /// IPv6, `NFPROTO_IPV6`.
@@ -15,32 +15,32 @@ pub enum Family {
     Inet,
 }
 
-impl Family {
+impl TableFamily {
     /// The number in `nfgenmsg.nfgen_family` and in the `nat` expression.
     pub(crate) const fn number(self) -> u8 {
         match self {
-            Family::Inet => 1,
-            Family::Ip => 2,
-            Family::Ip6 => 10,
+            TableFamily::Inet => 1,
+            TableFamily::Ip => 2,
+            TableFamily::Ip6 => 10,
         }
     }
 
     pub(crate) const fn from_number(number: u8) -> Option<Self> {
         match number {
-            1 => Some(Family::Inet),
-            2 => Some(Family::Ip),
-            10 => Some(Family::Ip6),
+            1 => Some(TableFamily::Inet),
+            2 => Some(TableFamily::Ip),
+            10 => Some(TableFamily::Ip6),
             _ => None,
         }
     }
 }
 
-impl fmt::Display for Family {
+impl fmt::Display for TableFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Family::Ip => "ip",
-            Family::Ip6 => "ip6",
-            Family::Inet => "inet",
+            TableFamily::Ip => "ip",
+            TableFamily::Ip6 => "ip6",
+            TableFamily::Inet => "inet",
         })
     }
 }
@@ -49,7 +49,7 @@ impl fmt::Display for Family {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Table {
     /// Its family.
-    pub family: Family,
+    pub family: TableFamily,
     /// Its name, at most 255 bytes.
     pub name: String,
     /// `NFT_TABLE_F_*`; 0 in tables of ours, 1 when somebody made it dormant (none of its chains is called).
@@ -60,7 +60,7 @@ pub struct Table {
 
 impl Table {
     /// A table without flags and comment.
-    pub fn new(family: Family, name: impl Into<String>) -> Self {
+    pub fn new(family: TableFamily, name: impl Into<String>) -> Self {
         Table { family, name: name.into(), flags: 0, comment: None }
     }
 

@@ -13,12 +13,12 @@ pub(crate) use {element::ElementText, rule::RuleText};
 use super::{
     chain::{Chain, Policy},
     set::{DataType, Set, SetFlags},
-    table::Family,
+    table::TableFamily,
 };
 
 /// A family's name by its number.
 pub(crate) fn family(number: u8) -> String {
-    Family::from_number(number).map_or_else(|| format!("family-{number}"), |family| family.to_string())
+    TableFamily::from_number(number).map_or_else(|| format!("family-{number}"), |family| family.to_string())
 }
 
 /// ` { type nat hook prerouting priority -100 ; policy accept ; comment "..." ; }`; nothing for a bare regular chain.

@@ -1,6 +1,6 @@
 //! The sets that kube-proxy makes in its IPVS mode, by their names.
 
-use netlink::ipvs::Protocol;
+use netlink::ipvs::IpvsProtocol;
 
 use crate::Family;
 
@@ -43,11 +43,11 @@ pub(super) fn holds_node_ports(set: &str) -> bool {
 }
 
 /// Of the ports in such a set, where the entries do not say.
-pub(super) fn protocol(set: &str) -> Protocol {
-    [("-TCP", Protocol::Tcp), ("-UDP", Protocol::Udp)]
+pub(super) fn protocol(set: &str) -> IpvsProtocol {
+    [("-TCP", IpvsProtocol::Tcp), ("-UDP", IpvsProtocol::Udp)]
         .into_iter()
         .find_map(|(end, protocol)| set.ends_with(end).then_some(protocol))
-        .unwrap_or(Protocol::Sctp)
+        .unwrap_or(IpvsProtocol::Sctp)
 }
 
 fn cut(name: &str) -> &str {

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use netlink::{
     ipset,
-    ipvs::{self, Destination, Protocol, Service},
+    ipvs::{self, Destination, IpvsProtocol, VirtualServerKey},
 };
 
 use crate::Family;
@@ -25,7 +25,7 @@ pub(super) enum Place {
 /// A virtual server of kube-proxy's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Server {
-    pub(super) service: Service,
+    pub(super) service: VirtualServerKey,
     pub(super) place: Place,
     pub(super) destinations: Vec<Destination>,
 }
@@ -35,14 +35,18 @@ pub(super) struct Server {
 pub(super) struct NodePorts {
     /// The node's addresses, without those of the device.
     local: HashSet<IpAddr>,
-    ports: HashSet<(Family, Protocol, u16)>,
-    sockets: HashSet<(Protocol, SocketAddr)>,
+    ports: HashSet<(Family, IpvsProtocol, u16)>,
+    sockets: HashSet<(IpvsProtocol, SocketAddr)>,
 }
 
 /// Where kube-proxy has it; `None` for one of somebody else's.
-pub(super) fn place(service: &Service, device: Option<&HashSet<IpAddr>>, node_ports: &NodePorts) -> Option<Place> {
+pub(super) fn place(
+    service: &VirtualServerKey,
+    device: Option<&HashSet<IpAddr>>,
+    node_ports: &NodePorts,
+) -> Option<Place> {
     // kube-proxy makes none for marks.
-    let &Service::Address(protocol, address) = service else { return None };
+    let &VirtualServerKey::Address(protocol, address) = service else { return None };
     if device.is_some_and(|addresses| addresses.contains(&address.ip())) {
         return Some(Place::Device);
     }
@@ -57,7 +61,7 @@ impl NodePorts {
     }
 
     /// Adds what is in one of kube-proxy's sets: ports, or for SCTP addresses with ports.
-    pub(super) fn extend(&mut self, family: Family, protocol: Protocol, entries: &[ipset::Entry]) {
+    pub(super) fn extend(&mut self, family: Family, protocol: IpvsProtocol, entries: &[ipset::IpsetEntry]) {
         for entry in entries {
             let Some(port) = entry.port else { continue };
             if let Some(ip) = entry.ip {
@@ -69,18 +73,18 @@ impl NodePorts {
     }
 
     /// Leaves out ports that are in one of Fairlead's sets, whatever address they have there.
-    pub(super) fn retain_others(&mut self, entries: &[ipset::Entry]) {
-        for ipset::Entry { ip, protocol, port, .. } in entries {
+    pub(super) fn retain_others(&mut self, entries: &[ipset::IpsetEntry]) {
+        for ipset::IpsetEntry { ip, protocol, port, .. } in entries {
             let (Some(ip), Some(protocol), Some(port)) = (ip, protocol, port) else { continue };
             let family = Family::of(*ip);
-            let is_it = |of: Protocol, other: u16| of.number() == *protocol && other == *port;
+            let is_it = |of: IpvsProtocol, other: u16| of.number() == *protocol && other == *port;
             self.ports.retain(|(of, protocol, port)| *of != family || !is_it(*protocol, *port));
             self.sockets
                 .retain(|(protocol, socket)| Family::of(socket.ip()) != family || !is_it(*protocol, socket.port()));
         }
     }
 
-    fn contain(&self, protocol: Protocol, address: SocketAddr) -> bool {
+    fn contain(&self, protocol: IpvsProtocol, address: SocketAddr) -> bool {
         let is_in_a_set = self.sockets.contains(&(protocol, address))
             || self.ports.contains(&(Family::of(address.ip()), protocol, address.port()));
         is_in_a_set && self.local.contains(&address.ip())
@@ -92,9 +96,9 @@ impl NodePorts {
 impl Server {
     pub(super) fn family(&self) -> Family {
         match self.service {
-            Service::Address(_, address) => Family::of(address.ip()),
-            Service::Mark(ipvs::Family::V4, _) => Family::V4,
-            Service::Mark(ipvs::Family::V6, _) => Family::V6,
+            VirtualServerKey::Address(_, address) => Family::of(address.ip()),
+            VirtualServerKey::FwMark(netlink::AddressFamily::V4, _) => Family::V4,
+            VirtualServerKey::FwMark(netlink::AddressFamily::V6, _) => Family::V6,
         }
     }
 
@@ -106,7 +110,7 @@ impl Server {
     pub(super) fn connections(&self) -> u64 {
         match self.service {
             // Flows begin anew.
-            Service::Address(Protocol::Udp, _) => 0,
+            VirtualServerKey::Address(IpvsProtocol::Udp, _) => 0,
             _ => self.destinations.iter().map(|of| u64::from(of.active) + u64::from(of.inactive)).sum(),
         }
     }
@@ -116,7 +120,7 @@ impl Server {
     }
 
     /// Sends no new connections to its destinations.
-    pub(super) fn quiesce(&self, ipvs: &mut ipvs::Handle) -> Result<()> {
+    pub(super) fn quiesce(&self, ipvs: &mut ipvs::IpvsHandle) -> Result<()> {
         for destination in self.destinations.iter().filter(|destination| destination.weight > 0) {
             match ipvs.set_destination(&self.service, &Destination { weight: 0, ..*destination }) {
                 Err(error) if !error.is_not_found() => {

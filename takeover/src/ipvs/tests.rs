@@ -1,16 +1,16 @@
 //! What is kube-proxy's and what stays for its connections, decided on made-up tables. The kernel's part is tried in `e2e`, for few
 //! kernels have IPVS.
 
-use netlink::{ipset::Entry, ipvs::Destination, testing::in_netns};
+use netlink::{ipset::IpsetEntry, ipvs::Destination, testing::in_netns};
 
 use super::{plan::Place, *};
 use crate::testing::run;
 
-fn service(protocol: Protocol, address: &str) -> Service {
-    Service::Address(protocol, address.parse().unwrap())
+fn service(protocol: IpvsProtocol, address: &str) -> VirtualServerKey {
+    VirtualServerKey::Address(protocol, address.parse().unwrap())
 }
 
-fn server(protocol: Protocol, address: &str, place: Place, active: u32, inactive: u32) -> Server {
+fn server(protocol: IpvsProtocol, address: &str, place: Place, active: u32, inactive: u32) -> Server {
     let destination = Destination {
         address: "10.244.1.5:8080".parse().unwrap(),
         forwarding: 0,
@@ -49,8 +49,8 @@ fn only_the_names_that_kube_proxy_gives_are_its() {
     }
     assert!(names::holds_node_ports("KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"));
     assert!(!names::holds_node_ports("KUBE-HEALTH-CHECK-NODE-PORT"), "those are no virtual servers");
-    assert_eq!(names::protocol("KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"), Protocol::Sctp);
-    assert_eq!(names::protocol("KUBE-NODE-PORT-LOCAL-UDP"), Protocol::Udp);
+    assert_eq!(names::protocol("KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"), IpvsProtocol::Sctp);
+    assert_eq!(names::protocol("KUBE-NODE-PORT-LOCAL-UDP"), IpvsProtocol::Udp);
 }
 
 #[test]
@@ -58,28 +58,28 @@ fn virtual_servers_are_its_by_address_or_by_port_of_the_node() {
     let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
     let device = HashSet::from([ip("10.96.0.10"), ip("fd00:10:96::a")]);
     let mut node_ports = NodePorts::new(HashSet::from([ip("172.16.0.11"), ip("fd00:172:16::11")]));
-    let port = |ip, port| Entry { ip, port: Some(port), ..Entry::default() };
-    node_ports.extend(Family::V4, Protocol::Tcp, &[port(None, 30080)]);
-    node_ports.extend(Family::V4, Protocol::Sctp, &[port(Some(ip("172.16.0.11")), 30090)]);
+    let port = |ip, port| IpsetEntry { ip, port: Some(port), ..IpsetEntry::default() };
+    node_ports.extend(Family::V4, IpvsProtocol::Tcp, &[port(None, 30080)]);
+    node_ports.extend(Family::V4, IpvsProtocol::Sctp, &[port(Some(ip("172.16.0.11")), 30090)]);
     let place_of = |service| plan::place(&service, Some(&device), &node_ports);
     for (protocol, address, expected) in [
-        (Protocol::Tcp, "10.96.0.10:80", Some(Place::Device)),
-        (Protocol::Udp, "[fd00:10:96::a]:53", Some(Place::Device)),
-        (Protocol::Tcp, "10.96.0.11:80", None),
-        (Protocol::Tcp, "172.16.0.11:30080", Some(Place::NodePort)),
-        (Protocol::Udp, "172.16.0.11:30080", None),
-        (Protocol::Tcp, "172.16.0.11:30081", None),
+        (IpvsProtocol::Tcp, "10.96.0.10:80", Some(Place::Device)),
+        (IpvsProtocol::Udp, "[fd00:10:96::a]:53", Some(Place::Device)),
+        (IpvsProtocol::Tcp, "10.96.0.11:80", None),
+        (IpvsProtocol::Tcp, "172.16.0.11:30080", Some(Place::NodePort)),
+        (IpvsProtocol::Udp, "172.16.0.11:30080", None),
+        (IpvsProtocol::Tcp, "172.16.0.11:30081", None),
         // The set is of the other family.
-        (Protocol::Tcp, "[fd00:172:16::11]:30080", None),
-        (Protocol::Sctp, "172.16.0.11:30090", Some(Place::NodePort)),
-        (Protocol::Sctp, "172.16.0.11:30080", None),
+        (IpvsProtocol::Tcp, "[fd00:172:16::11]:30080", None),
+        (IpvsProtocol::Sctp, "172.16.0.11:30090", Some(Place::NodePort)),
+        (IpvsProtocol::Sctp, "172.16.0.11:30080", None),
         // Somebody's virtual server for an address that is not the node's.
-        (Protocol::Tcp, "192.0.2.1:30080", None),
+        (IpvsProtocol::Tcp, "192.0.2.1:30080", None),
     ] {
         assert_eq!(place_of(service(protocol, address)), expected, "{protocol} {address}");
     }
-    assert_eq!(place_of(Service::Mark(ipvs::Family::V4, 7)), None);
-    assert_eq!(plan::place(&service(Protocol::Tcp, "10.96.0.10:80"), None, &node_ports), None);
+    assert_eq!(place_of(VirtualServerKey::FwMark(netlink::AddressFamily::V4, 7)), None);
+    assert_eq!(plan::place(&service(IpvsProtocol::Tcp, "10.96.0.10:80"), None, &node_ports), None);
 }
 
 /// Whatever leads to its virtual servers there: they are its to drain and to remove.
@@ -87,35 +87,41 @@ fn virtual_servers_are_its_by_address_or_by_port_of_the_node() {
 fn a_node_port_that_fairlead_forwards_is_not_its_any_more() {
     let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
     let mut node_ports = NodePorts::new(HashSet::from([ip("172.16.0.11"), ip("fd00:172:16::11")]));
-    let port = |port| Entry { port: Some(port), ..Entry::default() };
-    node_ports.extend(Family::V4, Protocol::Tcp, &[port(30080), port(30081)]);
-    node_ports.extend(Family::V4, Protocol::Udp, &[port(30080)]);
-    node_ports.extend(Family::V6, Protocol::Tcp, &[port(30080)]);
-    let sctp = Entry { ip: Some(ip("172.16.0.11")), ..port(30080) };
-    node_ports.extend(Family::V4, Protocol::Sctp, &[sctp]);
+    let port = |port| IpsetEntry { port: Some(port), ..IpsetEntry::default() };
+    node_ports.extend(Family::V4, IpvsProtocol::Tcp, &[port(30080), port(30081)]);
+    node_ports.extend(Family::V4, IpvsProtocol::Udp, &[port(30080)]);
+    node_ports.extend(Family::V6, IpvsProtocol::Tcp, &[port(30080)]);
+    let sctp = IpsetEntry { ip: Some(ip("172.16.0.11")), ..port(30080) };
+    node_ports.extend(Family::V4, IpvsProtocol::Sctp, &[sctp]);
     // In two halves, as Fairlead has it.
     let halves = ["0.0.0.0", "128.0.0.0"];
-    let fairleads = halves.map(|half| Entry { ip: Some(ip(half)), protocol: Some(6), prefix: Some(1), ..port(30080) });
+    let fairleads =
+        halves.map(|half| IpsetEntry { ip: Some(ip(half)), protocol: Some(6), prefix: Some(1), ..port(30080) });
     node_ports.retain_others(&fairleads);
     let is_its = |protocol, address| plan::place(&service(protocol, address), None, &node_ports).is_some();
-    assert!(!is_its(Protocol::Tcp, "172.16.0.11:30080"));
-    assert!(is_its(Protocol::Tcp, "172.16.0.11:30081"));
-    assert!(is_its(Protocol::Udp, "172.16.0.11:30080"));
-    assert!(is_its(Protocol::Tcp, "[fd00:172:16::11]:30080"));
-    assert!(is_its(Protocol::Sctp, "172.16.0.11:30080"));
-    node_ports.retain_others(&[Entry { ip: Some(ip("0.0.0.0")), protocol: Some(132), prefix: Some(1), ..port(30080) }]);
+    assert!(!is_its(IpvsProtocol::Tcp, "172.16.0.11:30080"));
+    assert!(is_its(IpvsProtocol::Tcp, "172.16.0.11:30081"));
+    assert!(is_its(IpvsProtocol::Udp, "172.16.0.11:30080"));
+    assert!(is_its(IpvsProtocol::Tcp, "[fd00:172:16::11]:30080"));
+    assert!(is_its(IpvsProtocol::Sctp, "172.16.0.11:30080"));
+    node_ports.retain_others(&[IpsetEntry {
+        ip: Some(ip("0.0.0.0")),
+        protocol: Some(132),
+        prefix: Some(1),
+        ..port(30080)
+    }]);
     let is_its = |protocol, address| plan::place(&service(protocol, address), None, &node_ports).is_some();
-    assert!(!is_its(Protocol::Sctp, "172.16.0.11:30080"));
+    assert!(!is_its(IpvsProtocol::Sctp, "172.16.0.11:30080"));
 }
 
 #[test]
 fn what_is_idle_goes_with_everything() {
     let servers = vec![
-        server(Protocol::Tcp, "10.96.0.10:80", Place::Device, 0, 0),
-        server(Protocol::Tcp, "[fd00:10:96::a]:80", Place::Device, 0, 0),
+        server(IpvsProtocol::Tcp, "10.96.0.10:80", Place::Device, 0, 0),
+        server(IpvsProtocol::Tcp, "[fd00:10:96::a]:80", Place::Device, 0, 0),
         // Its flows begin anew.
-        server(Protocol::Udp, "10.96.0.10:53", Place::Device, 0, 7),
-        server(Protocol::Tcp, "172.16.0.11:30080", Place::NodePort, 0, 0),
+        server(IpvsProtocol::Udp, "10.96.0.10:53", Place::Device, 0, 7),
+        server(IpvsProtocol::Tcp, "172.16.0.11:30080", Place::NodePort, 0, 0),
     ];
     let all = Leftovers::new(servers, true, sets(&["KUBE-NODE-PORT-TCP", "KUBE-6-IPVS-IPS"]));
     assert_eq!(all.notes(), [""; 0]);
@@ -135,12 +141,12 @@ fn what_is_idle_goes_with_everything() {
 fn what_connections_need_stays() {
     let names = ["KUBE-NODE-PORT-TCP", "KUBE-CLUSTER-IP", "KUBE-6-NODE-PORT-TCP"];
     // On the device: it stays, and no set is needed to know it by.
-    let on_device = server(Protocol::Tcp, "10.96.0.10:80", Place::Device, 2, 1);
+    let on_device = server(IpvsProtocol::Tcp, "10.96.0.10:80", Place::Device, 2, 1);
     let left = Leftovers::new(vec![on_device], true, sets(&names));
     assert_eq!((left.device, left.sets.len()), (Fate::Stays, 3));
     assert!(left.notes()[0].starts_with("IPVS carries 3 connections of tcp 10.96.0.10:80, and"));
     // On a node port: the device goes, and the sets of its family stay that tell of it.
-    let half_closed = server(Protocol::Tcp, "172.16.0.11:30080", Place::NodePort, 0, 1);
+    let half_closed = server(IpvsProtocol::Tcp, "172.16.0.11:30080", Place::NodePort, 0, 1);
     let left = Leftovers::new(vec![half_closed.clone(), half_closed], true, sets(&names));
     assert_eq!(left.device, Fate::Goes);
     assert_eq!(left.sets, sets(&["KUBE-CLUSTER-IP", "KUBE-6-NODE-PORT-TCP"]));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
-use netlink::ipvs::Service;
+use netlink::ipvs::VirtualServerKey;
 
 use super::{Outcome, Served, To, Way};
 use crate::{
@@ -15,7 +15,7 @@ pub(super) fn read() -> Result<BTreeMap<Way, Served>> {
     let mut ways = BTreeMap::new();
     for (service, on_node_port, endpoints) in destinations()? {
         // kube-proxy makes none for marks.
-        let Service::Address(protocol, address) = service else { continue };
+        let VirtualServerKey::Address(protocol, address) = service else { continue };
         let to = match on_node_port {
             // There is one for each address of the node, and all are alike.
             OnNodePort::Yes => To::NodePort(address.port()),

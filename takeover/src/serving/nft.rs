@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use netlink::nft::{Data, Expr, FieldReader, Handle, Register, Rule, Table, Verdict};
+use netlink::nft::{ElementData, Expr, FieldReader, NftHandle, Register, Rule, Table, Verdict};
 
 use super::{Outcome, Reached, Served, To, Way};
 use crate::{Family, nft::NAME};
@@ -30,7 +30,7 @@ enum Entry {
 }
 
 pub(super) fn read(family: Family) -> Result<BTreeMap<Way, Served>> {
-    let mut handle = Handle::open()?;
+    let mut handle = NftHandle::open()?;
     let tables = handle.tables(family.of_nft()).context("list the tables of nf_tables")?;
     let Some(table) = tables.into_iter().find(|table| table.name == NAME) else {
         return Ok(BTreeMap::new());
@@ -68,7 +68,7 @@ fn service(chain: &str) -> Option<String> {
 
 /// A map of ways in. One that is not there is empty.
 fn verdicts(
-    handle: &mut Handle,
+    handle: &mut NftHandle,
     table: &Table,
     map: &str,
     family: Family,
@@ -79,7 +79,7 @@ fn verdicts(
         let address = if has_address { address(&mut fields, family) } else { None };
         let (Some(protocol), Some(port)) = (fields.proto(), fields.port()) else { return };
         let to = address.map_or(To::NodePort(port), |address| To::Vip(address, port));
-        if let Data::Verdict(verdict) = element.data {
+        if let ElementData::Verdict(verdict) = element.data {
             list.push((Way { family, to, protocol }, verdict.into_owned()));
         }
     });
@@ -97,7 +97,7 @@ fn address(fields: &mut FieldReader<'_>, family: Family) -> Option<IpAddr> {
 }
 
 impl Tables {
-    fn read(handle: &mut Handle, table: &Table, family: Family) -> Result<Self> {
+    fn read(handle: &mut NftHandle, table: &Table, family: Family) -> Result<Self> {
         let mut chains = BTreeMap::<_, Vec<_>>::new();
         let mut names = BTreeSet::new();
         for listed in handle.rules(table).context("list kube-proxy's rules")? {
@@ -108,15 +108,15 @@ impl Tables {
         // Those with a name hold clients, and ways in.
         for name in names.into_iter().filter(|name| name.starts_with("__")) {
             let entries = handle.elements(table, &name, Vec::new, |list: &mut Vec<_>, element| match element.data {
-                Data::Value(value) => {
+                ElementData::Value(value) => {
                     let mut fields = FieldReader::new(value);
                     let endpoint = address(&mut fields, family).zip(fields.port());
                     list.extend(endpoint.map(|endpoint| Entry::Endpoint(endpoint.into())));
                 }
-                Data::Verdict(verdict) => {
+                ElementData::Verdict(verdict) => {
                     list.extend(verdict.chain().map(|chain| Entry::Chain(chain.to_owned())));
                 }
-                Data::None => {}
+                ElementData::None => {}
             });
             maps.insert(name, entries.context("list the endpoints of a chain")?);
         }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use netlink::{
-    ipset::{self, Entry as Element},
+    ipset::{self, IpsetEntry as Element},
     ipvs::Scheduling,
 };
 
@@ -83,9 +83,9 @@ fn element(address: &str, port: u16) -> Element {
     Element { ip: ip(address), protocol: Some(6), port: Some(port), ..Element::default() }
 }
 
-fn set(name: &str, kind: &str, entries: &[Element]) -> (ipset::Set, Vec<Element>) {
-    let family = (kind != "bitmap:port").then_some(ipset::Family::V4);
-    (ipset::Set { name: name.to_owned(), kind: kind.to_owned(), family }, entries.to_vec())
+fn set(name: &str, kind: &str, entries: &[Element]) -> (ipset::Ipset, Vec<Element>) {
+    let family = (kind != "bitmap:port").then_some(AddressFamily::V4);
+    (ipset::Ipset { name: name.to_owned(), type_name: kind.to_owned(), family }, entries.to_vec())
 }
 
 fn server(scheduler: &str, flags: u32, destinations: &[(&str, u32)]) -> VirtualServer {
@@ -94,8 +94,8 @@ fn server(scheduler: &str, flags: u32, destinations: &[(&str, u32)]) -> VirtualS
     VirtualServer { scheduling, destinations: destinations.collect() }
 }
 
-fn tcp(address: &str) -> Service {
-    Service::Address(Served::Tcp, address.parse().unwrap())
+fn tcp(address: &str) -> VirtualServerKey {
+    VirtualServerKey::Address(Served::Tcp, address.parse().unwrap())
 }
 
 /// Three endpoints, of which the last drains.
@@ -237,7 +237,7 @@ fn with_marks() -> FakeKernel {
         set("RESTRICTED", "hash:ip,port", &[element(CLUSTER_IP, 443)]),
         set("SOURCES", "hash:ip,port,net", &[range]),
     ];
-    kernel.servers.insert(Service::Mark(Family::V4, MARK), server("rr", 0, &ENDPOINTS));
+    kernel.servers.insert(VirtualServerKey::FwMark(AddressFamily::V4, MARK), server("rr", 0, &ENDPOINTS));
     kernel
 }
 
@@ -284,7 +284,7 @@ fn who_is_in_no_range_is_dropped_and_a_verdict_is_a_mark() {
 #[test]
 fn a_mark_that_remembers_clients_leaves_ports_alone() {
     let mut kernel = with_marks();
-    kernel.servers.insert(Service::Mark(Family::V4, MARK), server("rr", PERSISTENT, &ENDPOINTS));
+    kernel.servers.insert(VirtualServerKey::FwMark(AddressFamily::V4, MARK), server("rr", PERSISTENT, &ENDPOINTS));
     let trace = follow(OURS, "192.0.2.1", "10.96.0.10:443", outside(), &mut kernel);
     assert_eq!(trace.paths[0].endpoint, Some("10.244.1.1:443".parse().unwrap()));
 }

@@ -6,7 +6,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use netlink::ipvs::{self, Destination, Family, Handle, Scheduling, Service};
+use netlink::AddressFamily;
+use netlink::ipvs::{self, Destination, IpvsHandle, Scheduling, VirtualServerKey};
 
 /// Where connections are listed, and with them, without a client's port, which client stays where.
 const CONNECTIONS: &str = "/proc/thread-self/net/ip_vs_conn";
@@ -23,8 +24,8 @@ pub struct VirtualServer {
 /// All virtual servers, without their destinations; these are asked for one by one.
 #[derive(Debug)]
 pub(super) struct Servers {
-    handle: Option<Handle>,
-    known: Vec<(Service, Scheduling)>,
+    handle: Option<IpvsHandle>,
+    known: Vec<(VirtualServerKey, Scheduling)>,
 }
 
 // === impl Servers ===
@@ -32,7 +33,7 @@ pub(super) struct Servers {
 impl Servers {
     pub(super) fn read() -> Result<Self> {
         let mut handle = match ipvs::is_loaded() {
-            true => Handle::open().context("open IPVS")?,
+            true => IpvsHandle::open().context("open IPVS")?,
             false => None,
         };
         let known = match &mut handle {
@@ -42,7 +43,7 @@ impl Servers {
         Ok(Self { handle, known })
     }
 
-    pub(super) fn get(&mut self, known_by: &Service) -> Result<Option<VirtualServer>> {
+    pub(super) fn get(&mut self, known_by: &VirtualServerKey) -> Result<Option<VirtualServer>> {
         let found = self.known.iter().find(|(service, _)| service == known_by);
         let (Some((_, scheduling)), Some(handle)) = (found, &mut self.handle) else { return Ok(None) };
         let destinations = handle.destinations(known_by).with_context(|| format!("look at {known_by}"))?;
@@ -51,18 +52,18 @@ impl Servers {
 }
 
 /// Where a virtual server sends a client that it remembers.
-pub(super) fn persistent(server: &Service, client: IpAddr) -> Result<Option<SocketAddr>> {
+pub(super) fn persistent(server: &VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>> {
     let listed = fs::read_to_string(CONNECTIONS).context("read the connections of IPVS")?;
     Ok(find(&listed, server, client))
 }
 
 /// The same, in what the kernel lists: numbers are hexadecimal, IPv6 addresses written in full.
-fn find(listed: &str, server: &Service, client: IpAddr) -> Option<SocketAddr> {
+fn find(listed: &str, server: &VirtualServerKey, client: IpAddr) -> Option<SocketAddr> {
     let (protocol, at) = match server {
-        Service::Address(protocol, address) => (protocol.to_string().to_uppercase(), *address),
+        VirtualServerKey::Address(protocol, address) => (protocol.to_string().to_uppercase(), *address),
         // A mark stands where an address would.
-        Service::Mark(Family::V4, mark) => ("IP".to_owned(), (Ipv4Addr::from(*mark), 0).into()),
-        Service::Mark(Family::V6, mark) => {
+        VirtualServerKey::FwMark(AddressFamily::V4, mark) => ("IP".to_owned(), (Ipv4Addr::from(*mark), 0).into()),
+        VirtualServerKey::FwMark(AddressFamily::V6, mark) => {
             let [a, b, c, d] = mark.to_be_bytes().map(u16::from);
             let (high, low) = (a << 8 | b, c << 8 | d);
             ("IP".to_owned(), ([high, low, 0, 0, 0, 0, 0, 0], 0).into())
@@ -88,7 +89,7 @@ fn address(text: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use netlink::ipvs::Protocol;
+    use netlink::ipvs::IpvsProtocol;
 
     use super::*;
 
@@ -102,13 +103,13 @@ mod tests {
             fd00:0010:0244:0001:0000:0000:0000:0002 0035 NONE 180\n";
         let socket = |text: &str| text.parse::<SocketAddr>().unwrap();
         let v4 = "10.244.1.9".parse().unwrap();
-        let tcp = |text| Service::Address(Protocol::Tcp, socket(text));
+        let tcp = |text| VirtualServerKey::Address(IpvsProtocol::Tcp, socket(text));
         assert_eq!(find(listed, &tcp("10.96.0.1:80"), v4), Some(socket("10.244.1.2:8080")));
         assert_eq!(find(listed, &tcp("10.96.0.1:81"), v4), None);
         assert_eq!(find(listed, &tcp("10.96.0.1:80"), "10.244.1.8".parse().unwrap()), None);
-        let by_mark = Service::Mark(Family::V4, 0xfa00_0011);
+        let by_mark = VirtualServerKey::FwMark(AddressFamily::V4, 0xfa00_0011);
         assert_eq!(find(listed, &by_mark, v4), Some(socket("10.244.1.3:0")));
-        let udp = Service::Address(Protocol::Udp, socket("[fd00:10:96::1]:53"));
+        let udp = VirtualServerKey::Address(IpvsProtocol::Udp, socket("[fd00:10:96::1]:53"));
         let v6 = "fd00:10:244:1::9".parse().unwrap();
         assert_eq!(find(listed, &udp, v6), Some(socket("[fd00:10:244:1::2]:53")));
     }

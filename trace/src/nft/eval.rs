@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Result, bail};
 use netlink::nft::{
-    CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, Matches, MetaKey, NatKind, NumgenKind, Policy,
+    CmpOp, CtDirection, CtKey, DynsetOp, Expr, FibFlags, FibResult, LookupMatch, MetaKey, NatType, NumgenType, Policy,
     RangeOp, Register, RejectWith, Rule, Verdict,
 };
 
@@ -260,7 +260,7 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
     }
 
     /// A connection that is being opened. `None`: not known.
-    fn connection(&self, key: CtKey, direction: Option<Direction>) -> Option<Vec<u8>> {
+    fn connection(&self, key: CtKey, direction: Option<CtDirection>) -> Option<Vec<u8>> {
         let packet = &self.flow.packet;
         let octets = |address: IpAddr| match address {
             IpAddr::V4(address) => address.octets().to_vec(),
@@ -268,7 +268,7 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
         };
         let (source, destination) = match direction {
             // What answers is who it is addressed to by now.
-            Some(Direction::Reply) => (packet.destination, packet.source),
+            Some(CtDirection::Reply) => (packet.destination, packet.source),
             _ => (packet.source, packet.destination),
         };
         Some(match key {
@@ -300,15 +300,15 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
         }
     }
 
-    fn lookup(&mut self, set: &str, sreg: Register, dreg: Option<Register>, matches: Matches) -> Result<Goes> {
+    fn lookup(&mut self, set: &str, sreg: Register, dreg: Option<Register>, matches: LookupMatch) -> Result<Goes> {
         let Some(known) = self.table.sets.get(set) else { return Ok(self.unknown("lookup")) };
         let key = self.registers.get(sreg, words::len(&known.key)).to_vec();
         let found = self.flow.kernel.element(&self.table.table, set, &key)?;
         let key = words::value(&known.key, &key);
         let name = if set.starts_with("__") { "the rule's set".to_owned() } else { format!("@{set}") };
         match (found, matches) {
-            (None, Matches::Found) | (Some(_), Matches::Missing) => return Ok(Goes::No),
-            (None, Matches::Missing) => self.does.push(format!("{key} is not in {name}")),
+            (None, LookupMatch::InSet) | (Some(_), LookupMatch::NotInSet) => return Ok(Goes::No),
+            (None, LookupMatch::NotInSet) => self.does.push(format!("{key} is not in {name}")),
             (Some(Found::Verdict(verdict)), _) => {
                 self.does.push(format!("{key} is in {name}"));
                 self.verdict = Some(verdict);
@@ -324,11 +324,11 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
         Ok(Goes::On)
     }
 
-    fn any_of(&mut self, modulus: u32, kind: NumgenKind) -> u32 {
+    fn any_of(&mut self, modulus: u32, kind: NumgenType) -> u32 {
         if modulus > 1 {
             let how = match kind {
-                NumgenKind::Random => "at random",
-                NumgenKind::Incremental => "in turn",
+                NumgenType::Random => "at random",
+                NumgenType::Incremental => "in turn",
             };
             self.does.push(format!("one of {modulus} {how}"));
         }
@@ -336,7 +336,7 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
         self.flow.choices.choose(&shares) as u32
     }
 
-    fn translate(&mut self, kind: NatKind, addr: Option<Register>, port: Option<Register>) -> Goes {
+    fn translate(&mut self, kind: NatType, addr: Option<Register>, port: Option<Register>) -> Goes {
         let address = addr.map(|register| match self.flow.packet.is_v4() {
             true => {
                 let bytes: [u8; 4] = self.registers.get(register, 4).try_into().unwrap_or_default();
@@ -349,11 +349,11 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
         });
         let port = port.and_then(|register| self.registers.get(register, 2).try_into().ok());
         match kind {
-            NatKind::Dnat => {
+            NatType::Dnat => {
                 self.flow.translate(address, port.map(u16::from_be_bytes));
                 self.does.push(format!("the destination becomes {}", self.flow.packet.destination));
             }
-            NatKind::Snat => {
+            NatType::Snat => {
                 let why = if comment(self.rule).is_empty() { "snat" } else { comment(self.rule) };
                 self.flow.masquerade(address, why);
                 self.does.push(format!("the source becomes {}", self.flow.packet.source.ip()));

@@ -1,16 +1,16 @@
 //! The order of chains, and which of them a packet meets.
 
-use netlink::nft::{BaseChain, Chain, Expr, Family, NatFlags, NatKind, Policy, Register, Rule, Table, Verdict};
+use netlink::nft::{BaseChain, Chain, Expr, NatFlags, NatType, Policy, Register, Rule, Table, TableFamily, Verdict};
 
 use super::*;
 use crate::{packet::Protocol, testing::FakeKernel};
 
 /// A table with one base chain.
-fn table(name: &str, kind: ChainKind, hook: Hook, priority: i32, rules: Vec<Rule>) -> nft::Table {
+fn table(name: &str, kind: ChainType, hook: Hook, priority: i32, rules: Vec<Rule>) -> nft::Table {
     let base = Some(BaseChain { kind, hook, priority, policy: Policy::Accept });
     let chain = Chain { name: "chain".to_owned(), base, comment: None };
     nft::Table {
-        table: Table::new(Family::Inet, name),
+        table: Table::new(TableFamily::Inet, name),
         chains: vec![chain],
         rules: [("chain".to_owned(), rules)].into(),
         sets: Default::default(),
@@ -20,8 +20,8 @@ fn table(name: &str, kind: ChainKind, hook: Hook, priority: i32, rules: Vec<Rule
 fn dnat_to(address: [u8; 4]) -> Rule {
     let addr = Some(Register::FIRST);
     let nat = Expr::Nat {
-        kind: NatKind::Dnat,
-        family: Family::Ip,
+        kind: NatType::Dnat,
+        family: TableFamily::Ip,
         addr,
         addr_max: None,
         port: None,
@@ -60,11 +60,11 @@ fn arrives() -> Entry {
 #[test]
 fn priorities_are_kept_and_one_translation_is_enough() {
     let rules = vec![
-        table("late", ChainKind::Filter, Hook::Prerouting, 0, passing()),
-        table("second", ChainKind::Nat, Hook::Prerouting, 50, vec![dnat_to([10, 0, 0, 3])]),
+        table("late", ChainType::Filter, Hook::Prerouting, 0, passing()),
+        table("second", ChainType::Nat, Hook::Prerouting, 50, vec![dnat_to([10, 0, 0, 3])]),
         // What translates is asked where translation is done, whatever its own priority.
-        table("first", ChainKind::Nat, Hook::Prerouting, 20, vec![dnat_to([10, 0, 0, 2])]),
-        table("early", ChainKind::Filter, Hook::Prerouting, -101, passing()),
+        table("first", ChainType::Nat, Hook::Prerouting, 20, vec![dnat_to([10, 0, 0, 2])]),
+        table("early", ChainType::Filter, Hook::Prerouting, -101, passing()),
     ];
     let path = path(rules, arrives(), "10.0.0.99:53");
     let expected = ["early", "first", "late"].map(|name| ("prerouting", name));
@@ -76,7 +76,7 @@ fn priorities_are_kept_and_one_translation_is_enough() {
 fn where_it_goes_decides_what_it_meets() {
     let hooks = [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting];
     let rules = || {
-        let table = |hook| table("all", ChainKind::Filter, hook, 0, passing());
+        let table = |hook| table("all", ChainType::Filter, hook, 0, passing());
         hooks.into_iter().map(table).collect::<Vec<_>>()
     };
     let hooks = |entry, destination: &str| {
@@ -93,8 +93,8 @@ fn where_it_goes_decides_what_it_meets() {
 fn who_drops_is_named() {
     let drop = Rule::new([Expr::Verdict(Verdict::Drop)]).comment("no way");
     let rules = vec![
-        table("accepts", ChainKind::Filter, Hook::Forward, -1, vec![Rule::new([Expr::Verdict(Verdict::Accept)])]),
-        table("drops", ChainKind::Filter, Hook::Forward, 1, vec![drop]),
+        table("accepts", ChainType::Filter, Hook::Forward, -1, vec![Rule::new([Expr::Verdict(Verdict::Accept)])]),
+        table("drops", ChainType::Filter, Hook::Forward, 1, vec![drop]),
     ];
     let path = path(rules, arrives(), "10.0.0.2:53");
     assert_eq!(path.fate, Fate::Dropped { why: "no way".to_owned() });

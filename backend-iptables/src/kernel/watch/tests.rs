@@ -2,17 +2,17 @@
 
 use super::*;
 
-fn changed(table: &str, chain: Option<&str>, verb: Verb) -> Notice {
+fn changed(table: &str, chain: Option<&str>, verb: NftChange) -> NftEvent {
     let object = if chain.is_some() { "rule" } else { "table" };
     let (table, chain) = (table.into(), chain.map(Into::into));
-    Notice::Changed { family: Some(Family::Ip), table, object, chain, verb, port: 7 }
+    NftEvent::Changed { family: Some(TableFamily::Ip), table, object, chain, verb, port: 7 }
 }
 
-fn generation(process: &str) -> Notice {
-    Notice::Generation { id: 3, pid: 5, process: process.into(), port: 7 }
+fn generation(process: &str) -> NftEvent {
+    NftEvent::Generation { id: 3, pid: 5, process: process.into(), port: 7 }
 }
 
-fn heard(notices: impl IntoIterator<Item = Notice>) -> Option<Drift> {
+fn heard(notices: impl IntoIterator<Item = NftEvent>) -> Option<Drift> {
     let mut ledger = Ledger::default();
     notices.into_iter().for_each(|notice| ledger.hear(notice));
     ledger.drift
@@ -24,7 +24,7 @@ fn drift(by: &str) -> Option<Drift> {
 
 #[test]
 fn another_program_in_our_chains_is_drift() {
-    let ours = || changed("nat", Some("KUBE-SERVICES"), Verb::Put);
+    let ours = || changed("nat", Some("KUBE-SERVICES"), NftChange::New);
     assert_eq!(heard([ours()]), None, "the transaction is not complete");
     assert_eq!(heard([ours(), generation("iptables")]), drift("iptables"));
     assert_eq!(heard([generation("nft")]), None);
@@ -33,17 +33,17 @@ fn another_program_in_our_chains_is_drift() {
 #[test]
 fn what_others_do_to_theirs_is_not() {
     for (table, chain) in [("nat", "CNI-HOSTPORT"), ("filter", "INPUT"), ("mangle", "KUBE-SERVICES")] {
-        let notices = [changed(table, Some(chain), Verb::Put), generation("iptables")];
+        let notices = [changed(table, Some(chain), NftChange::New), generation("iptables")];
         assert_eq!(heard(notices), None, "{table} {chain}");
     }
 }
 
 #[test]
 fn what_may_have_been_ours_is_looked_at() {
-    for gone in [changed("nat", Some("PREROUTING"), Verb::Delete), changed("filter", None, Verb::Delete)] {
+    for gone in [changed("nat", Some("PREROUTING"), NftChange::Delete), changed("filter", None, NftChange::Delete)] {
         assert_eq!(heard([gone.clone(), generation("iptables")]), Some(Drift::Unsure));
-        let more = [gone, changed("nat", Some("KUBE-SERVICES"), Verb::Delete), generation("iptables")];
+        let more = [gone, changed("nat", Some("KUBE-SERVICES"), NftChange::Delete), generation("iptables")];
         assert_eq!(heard(more), drift("iptables"));
     }
-    assert_eq!(heard([Notice::Lost]), Some(Drift::Unsure));
+    assert_eq!(heard([NftEvent::Lost]), Some(Drift::Unsure));
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use backend::{Difference, Item, Verb, iptables::Variant};
 use netlink::{
     addresses, device, ipset,
-    ipvs::{self, Destination, Service},
+    ipvs::{self, Destination, VirtualServerKey},
 };
 use proto::model::{Family, PerFamily};
 
@@ -31,8 +31,8 @@ const KUBE_PROXYS: &str = "kube-ipvs0";
 #[derive(Debug)]
 pub(super) struct Worker {
     /// Opened when it is first needed, for that loads IPVS.
-    ipvs: Option<ipvs::Handle>,
-    ipset: ipset::Handle,
+    ipvs: Option<ipvs::IpvsHandle>,
+    ipset: ipset::IpsetHandle,
     device: device::Handle,
     tools: Tools,
 }
@@ -58,7 +58,7 @@ impl Worker {
     pub(super) fn open(iptables: Option<Variant>) -> Result<Self> {
         Ok(Self {
             ipvs: None,
-            ipset: ipset::Handle::open().context("open a socket for sets")?,
+            ipset: ipset::IpsetHandle::open().context("open a socket for sets")?,
             device: device::Handle::open().context("open a socket for addresses")?,
             tools: Tools::new(iptables),
         })
@@ -136,7 +136,7 @@ impl Worker {
                     Some(mark) => Value::Mark(Mark::from_raw(mark).unwrap_or(Mark::DROP)),
                     None => Value::Plain,
                 };
-                pieces.insert(Object::Entry(set, entry), value);
+                pieces.insert(Object::SetEntry(set, entry), value);
             }
         }
         let mut addresses: HashSet<IpAddr> = pieces.keys().filter_map(own_address).collect();
@@ -159,7 +159,7 @@ impl Worker {
     }
 
     /// See [`super::Kernel::connections`].
-    pub(super) fn connections(&mut self, servers: &[Service]) -> Result<Carried> {
+    pub(super) fn connections(&mut self, servers: &[VirtualServerKey]) -> Result<Carried> {
         let mut counts = HashMap::new();
         for server in servers {
             for destination in self.ipvs()?.destinations(server)? {
@@ -177,7 +177,7 @@ impl Worker {
         let size = |set: Set| Some((set, *sizes.get(set.name())? as usize));
         survey.sets = Set::all().filter_map(size).collect();
         survey.addresses = self.addresses()?.len();
-        survey.servers = self.ipvs()?.services()?.into_iter().collect();
+        survey.servers = self.ipvs()?.virtual_servers()?.into_iter().collect();
         Ok(survey)
     }
 
@@ -197,7 +197,7 @@ impl Worker {
         if ipvs::is_loaded() {
             for object in self.list(ours)?.pieces.into_keys() {
                 if let Object::Server(server) = object {
-                    self.ipvs()?.delete_service(&server)?;
+                    self.ipvs()?.delete_virtual_server(&server)?;
                 }
             }
         }
@@ -259,14 +259,14 @@ impl Worker {
         }
     }
 
-    fn ipvs(&mut self) -> Result<&mut ipvs::Handle> {
+    fn ipvs(&mut self) -> Result<&mut ipvs::IpvsHandle> {
         if self.ipvs.is_none() {
-            self.ipvs = ipvs::Handle::open()?;
+            self.ipvs = ipvs::IpvsHandle::open()?;
         }
         self.ipvs.as_mut().context("the kernel has no IPVS: the module ip_vs is missing")
     }
 
-    fn has_other_timeouts(&mut self, wanted: &ipvs::Timeouts) -> Result<bool> {
+    fn has_other_timeouts(&mut self, wanted: &ipvs::IpvsTimeouts) -> Result<bool> {
         let present = self.ipvs()?.timeouts()?;
         let differs = |wanted: u32, present: u32| wanted != 0 && wanted != present;
         Ok(differs(wanted.tcp, present.tcp)
@@ -307,7 +307,7 @@ impl Missing {
 /// The address that an entry says is ours.
 fn own_address(object: &Object) -> Option<IpAddr> {
     match object {
-        Object::Entry(Set { content: Content::Addresses, .. }, entry) => entry.ip,
+        Object::SetEntry(Set { content: Content::Addresses, .. }, entry) => entry.ip,
         _ => None,
     }
 }

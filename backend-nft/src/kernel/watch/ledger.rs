@@ -4,7 +4,7 @@
 mod tests;
 
 use backend::Drift;
-use netlink::nft::{Family, Notice};
+use netlink::nft::{NftEvent, TableFamily};
 use proto::model::Family as Ours;
 
 use crate::desired::{nft_family, table};
@@ -67,21 +67,21 @@ impl Ledger {
     }
 
     /// Takes in an announcement.
-    pub(super) fn hear(&mut self, notice: Notice) -> Option<Drift> {
+    pub(super) fn hear(&mut self, notice: NftEvent) -> Option<Drift> {
         let start = self.start?;
         match notice {
-            Notice::Lost => {
+            NftEvent::Lost => {
                 self.lost();
                 None
             }
-            Notice::Changed { port, .. } | Notice::Generation { port, .. } if port == self.port => None,
-            Notice::Changed { family, table, object, .. } => {
+            NftEvent::Changed { port, .. } | NftEvent::Generation { port, .. } if port == self.port => None,
+            NftEvent::Changed { family, table, object, .. } => {
                 if is_ours(family, &table) {
                     self.touched.get_or_insert(object);
                 }
                 None
             }
-            Notice::Generation { id, pid, process, port: _ } => {
+            NftEvent::Generation { id, pid, process, port: _ } => {
                 let touched = self.touched.take();
                 // Numbers start over some day.
                 if id.wrapping_sub(start) as i32 <= 0 {
@@ -102,6 +102,6 @@ fn next(generation: u32) -> u32 {
     generation.wrapping_add(1).max(1)
 }
 
-fn is_ours(family: Option<Family>, name: &str) -> bool {
+fn is_ours(family: Option<TableFamily>, name: &str) -> bool {
     Ours::ALL.into_iter().any(|ours| family == Some(nft_family(ours)) && name == table(ours).name)
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use fairlead_e2e::{Cluster, Netns, Process};
-use netlink::nft::{Handle, Monitor, Notice};
+use netlink::nft::{NftEvent, NftHandle, NftMonitor};
 use tempfile::TempDir;
 
 use crate::manifests::{CLUSTER_CIDR, Manifests, NODE};
@@ -93,8 +93,8 @@ impl Lab {
     }
 
     /// Listens to the kernel from now on.
-    pub(crate) fn monitor(&self) -> Result<Monitor> {
-        self.netns().run(Monitor::open).context("listen to the kernel")
+    pub(crate) fn monitor(&self) -> Result<NftMonitor> {
+        self.netns().run(NftMonitor::open).context("listen to the kernel")
     }
 
     /// Does something in the namespace.
@@ -104,7 +104,7 @@ impl Lab {
 
     /// Which transaction the kernel is at.
     pub(crate) fn generation(&self) -> Result<u32> {
-        self.netns().run(|| Handle::open()?.generation()).context("ask for the generation")
+        self.netns().run(|| NftHandle::open()?.generation()).context("ask for the generation")
     }
 
     /// The node's namespace.
@@ -129,11 +129,11 @@ impl Lab {
 }
 
 /// Waits for the end of a transaction.
-pub(crate) fn commit(kernel: &mut Monitor) -> Result<()> {
+pub(crate) fn commit(kernel: &mut NftMonitor) -> Result<()> {
     let deadline = Instant::now() + DEADLINE;
     while let Some(left) = deadline.checked_duration_since(Instant::now()) {
         let notices = kernel.wait(left).context("listen to the kernel")?;
-        if notices.iter().any(|notice| matches!(notice, Notice::Generation { .. })) {
+        if notices.iter().any(|notice| matches!(notice, NftEvent::Generation { .. })) {
             return Ok(());
         }
     }

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use fairlead_e2e::{Backend, Netns};
-use netlink::nft::{Monitor, Notice};
+use netlink::nft::{NftEvent, NftMonitor};
 
 use crate::{scene::DEADLINE, show::Show};
 
 /// What a node's kernel announces from the moment this was made; IPVS announces nothing.
-pub(crate) struct Announcements(Option<Monitor>);
+pub(crate) struct Announcements(Option<NftMonitor>);
 
 /// Prints it as a person would look at it.
 pub(crate) fn show(show: &Show, backend: Backend, netns: &Netns) {
@@ -43,7 +43,7 @@ pub(crate) fn ours(backend: Backend, netns: &Netns) -> Vec<String> {
 impl Announcements {
     pub(crate) fn listen(backend: Backend, netns: &Netns) -> Result<Self> {
         let monitor = match backend {
-            Backend::Nft | Backend::IptablesNft => Some(netns.run(Monitor::open).context("listen to the kernel")?),
+            Backend::Nft | Backend::IptablesNft => Some(netns.run(NftMonitor::open).context("listen to the kernel")?),
             Backend::IptablesLegacy | Backend::Ipvs => None,
         };
         Ok(Self(monitor))
@@ -55,7 +55,7 @@ impl Announcements {
         let deadline = Instant::now() + DEADLINE;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             let notices = monitor.wait(left).context("listen to the kernel")?;
-            if notices.iter().any(|notice| matches!(notice, Notice::Generation { .. })) {
+            if notices.iter().any(|notice| matches!(notice, NftEvent::Generation { .. })) {
                 return Ok(());
             }
         }
@@ -63,7 +63,7 @@ impl Announcements {
     }
 
     /// What has been announced by now.
-    pub(crate) fn so_far(&mut self) -> Result<Vec<Notice>> {
+    pub(crate) fn so_far(&mut self) -> Result<Vec<NftEvent>> {
         let Some(monitor) = &mut self.0 else { return Ok(Vec::new()) };
         monitor.wait(Duration::ZERO).context("listen to the kernel")
     }

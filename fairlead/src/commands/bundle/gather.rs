@@ -5,7 +5,7 @@ use std::{fs, net::SocketAddr, path::Path, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use backend::Store;
 use backend_ipvs::Ipvs;
-use netlink::nft::{Batch, Element, Family, Handle, Table};
+use netlink::nft::{Element, NftBatch, NftHandle, Table, TableFamily};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -77,9 +77,9 @@ pub(super) fn processes() -> Result<String> {
 
 /// Every table of nf_tables, as nft would write it.
 pub(super) fn nft() -> Result<Vec<(String, String)>> {
-    let mut handle = Handle::open().context("open nf_tables")?;
+    let mut handle = NftHandle::open().context("open nf_tables")?;
     let mut tables = Vec::new();
-    for family in [Family::Ip, Family::Ip6, Family::Inet] {
+    for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in handle.tables(family)? {
             let name = format!("nft/{family}-{}.txt", table.name);
             tables.push((name, self::table(&mut handle, &table)?));
@@ -88,8 +88,8 @@ pub(super) fn nft() -> Result<Vec<(String, String)>> {
     Ok(tables)
 }
 
-fn table(handle: &mut Handle, table: &Table) -> Result<String> {
-    let mut batch = Batch::new();
+fn table(handle: &mut NftHandle, table: &Table) -> Result<String> {
+    let mut batch = NftBatch::new();
     batch.add_table(table);
     let sets = handle.sets(table)?;
     sets.iter().for_each(|set| batch.add_set(table, set));
@@ -102,8 +102,8 @@ fn table(handle: &mut Handle, table: &Table) -> Result<String> {
     let mut text = batch.to_string();
     for set in &sets {
         // Gathered anew when somebody disturbs it.
-        let add = |batch: &mut Batch, element: Element<'_>| batch.add_elements(table, set, [element]);
-        text += &handle.elements(table, &set.name, Batch::new, add)?.to_string();
+        let add = |batch: &mut NftBatch, element: Element<'_>| batch.add_elements(table, set, [element]);
+        text += &handle.elements(table, &set.name, NftBatch::new, add)?.to_string();
     }
     Ok(text)
 }

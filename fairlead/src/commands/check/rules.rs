@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use backend::{Item, iptables::Variant, traffic::Options};
 use backend_iptables::{Iptables, Saved};
 use backend_ipvs::{Ipvs, Settings};
-use netlink::nft::{Family, Handle, Hook, Policy};
+use netlink::nft::{Hook, NftHandle, Policy, TableFamily};
 use takeover::Leftovers;
 
 use super::{Finding, Level, Stage};
@@ -93,11 +93,11 @@ async fn others_of_ours(backend: BackendName) -> Result<Vec<Finding>> {
 
 /// Base chains of tables that are nobody's of these.
 fn foreign() -> Result<Vec<Finding>> {
-    let mut handle = Handle::open().context("open nf_tables")?;
+    let mut handle = NftHandle::open().context("open nf_tables")?;
     let mut findings = Vec::new();
-    for family in [Family::Ip, Family::Ip6, Family::Inet] {
+    for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in handle.tables(family)? {
-            let of_iptables = family != Family::Inet && OF_IPTABLES.contains(&table.name.as_str());
+            let of_iptables = family != TableFamily::Inet && OF_IPTABLES.contains(&table.name.as_str());
             if of_iptables || KNOWN.contains(&table.name.as_str()) {
                 continue;
             }

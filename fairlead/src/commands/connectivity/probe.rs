@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use netlink::conntrack::{Handle, Tuple};
+use netlink::conntrack::{ConntrackHandle, Tuple};
 use nix::errno::Errno;
 use proto::model::Protocol;
 use tokio::{
@@ -44,7 +44,7 @@ pub(super) enum End {
 /// What connections are made with.
 #[derive(Debug)]
 pub(super) struct Prober {
-    pub(super) conntrack: Mutex<Handle>,
+    pub(super) conntrack: Mutex<ConntrackHandle>,
     pub(super) patience: Duration,
     /// Asked for by HTTP, over TCP.
     pub(super) http: Option<String>,

@@ -5,32 +5,32 @@ use std::process::Command;
 use super::*;
 use crate::{
     captured,
-    ipset::{Family, Kind, Marks},
+    ipset::{AddressFamily, IpsetType, SkbInfo},
     message::messages,
     testing::in_netns,
 };
 
 const CAPTURED: &str = include_str!("../captured/ipset-7.17.txt");
 
-fn set(name: &str, kind: &str, family: Option<Family>) -> Set {
-    Set { name: name.into(), kind: kind.into(), family }
+fn set(name: &str, type_name: &str, family: Option<AddressFamily>) -> Ipset {
+    Ipset { name: name.into(), type_name: type_name.into(), family }
 }
 
 /// The sets that both the captured commands and the test in the kernel make.
-fn sets() -> [Set; 3] {
+fn sets() -> [Ipset; 3] {
     [
-        set("KUBE-CLUSTER-IP", "hash:ip,port", Some(Family::V4)),
+        set("KUBE-CLUSTER-IP", "hash:ip,port", Some(AddressFamily::V4)),
         set("KUBE-NODE-PORT-TCP", "bitmap:port", None),
-        set("KUBE-6-NODE-PORT-SCTP-HASH", "hash:ip,port", Some(Family::V6)),
+        set("KUBE-6-NODE-PORT-SCTP-HASH", "hash:ip,port", Some(AddressFamily::V6)),
     ]
 }
 
-fn entry(ip: &str, protocol: u8, port: u16) -> Entry {
-    Entry { ip: Some(ip.parse().unwrap()), protocol: Some(protocol), port: Some(port), ..Entry::default() }
+fn entry(ip: &str, protocol: u8, port: u16) -> IpsetEntry {
+    IpsetEntry { ip: Some(ip.parse().unwrap()), protocol: Some(protocol), port: Some(port), ..IpsetEntry::default() }
 }
 
-fn port(port: u16) -> Entry {
-    Entry { port: Some(port), ..Entry::default() }
+fn port(port: u16) -> IpsetEntry {
+    IpsetEntry { port: Some(port), ..IpsetEntry::default() }
 }
 
 /// The payloads of what the command read about sets.
@@ -71,7 +71,7 @@ fn requests_are_those_of_ipset() {
 #[test]
 fn sets_in_the_kernel_are_listed_and_destroyed() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = IpsetHandle::open().unwrap();
         assert_eq!(handle.sets(), Ok(vec![]));
         for args in [
             "create KUBE-CLUSTER-IP hash:ip,port",
@@ -97,46 +97,46 @@ fn sets_in_the_kernel_are_listed_and_destroyed() {
         assert_eq!(entries, ports.into_iter().map(port).collect::<Vec<_>>());
         assert!(handle.entries("missing").unwrap_err().is_not_found());
 
-        assert_eq!(handle.destroy("KUBE-NODE-PORT-TCP"), Ok(Destroyed::Done));
-        assert_eq!(handle.destroy("KUBE-NODE-PORT-TCP"), Ok(Destroyed::Done), "gone already");
-        assert_eq!(handle.destroy("KUBE-CLUSTER-IP"), Ok(Destroyed::InUse));
-        assert_eq!(handle.destroy("lists"), Ok(Destroyed::Done));
-        assert_eq!(handle.destroy("KUBE-CLUSTER-IP"), Ok(Destroyed::Done));
+        assert_eq!(handle.destroy("KUBE-NODE-PORT-TCP"), Ok(DestroyOutcome::Destroyed));
+        assert_eq!(handle.destroy("KUBE-NODE-PORT-TCP"), Ok(DestroyOutcome::Destroyed), "gone already");
+        assert_eq!(handle.destroy("KUBE-CLUSTER-IP"), Ok(DestroyOutcome::InUse));
+        assert_eq!(handle.destroy("lists"), Ok(DestroyOutcome::Destroyed));
+        assert_eq!(handle.destroy("KUBE-CLUSTER-IP"), Ok(DestroyOutcome::Destroyed));
         assert_eq!(handle.sets().unwrap(), sets()[2..]);
     });
 }
 
 const MARK: u32 = 0xfa00_0010;
 
-fn new_set(name: &str, kind: Kind, family: Family, marks: Marks) -> NewSet<'_> {
-    NewSet { name, kind, family, hash_size: 1024, max_entries: 1 << 20, marks }
+fn new_set(name: &str, set_type: IpsetType, family: AddressFamily, skbinfo: SkbInfo) -> NewIpset<'_> {
+    NewIpset { name, set_type, family, hash_size: 1024, max_entries: 1 << 20, skbinfo }
 }
 
 /// Entries of each kind, as in the captured commands.
-fn entries() -> [(&'static str, &'static str, Entry); 5] {
+fn entries() -> [(&'static str, &'static str, IpsetEntry); 5] {
     let ip = |text: &str| Some(text.parse().unwrap());
     [
         (
             "FAIRLEAD-VIPS",
             "10.96.0.10,tcp:80 skbmark 0xfa000010",
-            Entry { mark: Some(MARK), ..entry("10.96.0.10", 6, 80) },
+            IpsetEntry { mark: Some(MARK), ..entry("10.96.0.10", 6, 80) },
         ),
         (
             "FAIRLEAD-6-SOURCES",
             "fd00::1,udp:53,fd00:1::/32",
-            Entry { second: ip("fd00:1::"), second_prefix: Some(32), ..entry("fd00::1", 17, 53) },
+            IpsetEntry { second: ip("fd00:1::"), second_prefix: Some(32), ..entry("fd00::1", 17, 53) },
         ),
         (
             "FAIRLEAD-NODE-PORTS",
             "128.0.0.0/1,sctp:30080 skbmark 0xfa000010",
-            Entry { prefix: Some(1), mark: Some(MARK), ..entry("128.0.0.0", 132, 30080) },
+            IpsetEntry { prefix: Some(1), mark: Some(MARK), ..entry("128.0.0.0", 132, 30080) },
         ),
         (
             "FAIRLEAD-HAIRPIN",
             "10.244.0.5,tcp:80,10.244.0.5",
-            Entry { second: ip("10.244.0.5"), ..entry("10.244.0.5", 6, 80) },
+            IpsetEntry { second: ip("10.244.0.5"), ..entry("10.244.0.5", 6, 80) },
         ),
-        ("FAIRLEAD-ADDRESSES", "10.96.0.10", Entry { ip: ip("10.96.0.10"), ..Entry::default() }),
+        ("FAIRLEAD-ADDRESSES", "10.96.0.10", IpsetEntry { ip: ip("10.96.0.10"), ..IpsetEntry::default() }),
     ]
 }
 
@@ -145,11 +145,14 @@ fn sets_are_made_as_ipset_does() {
     for (options, set) in [
         (
             "FAIRLEAD-VIPS hash:ip,port hashsize 4096 maxelem 1048576 skbinfo",
-            NewSet { hash_size: 4096, ..new_set("FAIRLEAD-VIPS", Kind::IpPort, Family::V4, Marks::Kept) },
+            NewIpset {
+                hash_size: 4096,
+                ..new_set("FAIRLEAD-VIPS", IpsetType::IpPort, AddressFamily::V4, SkbInfo::Enabled)
+            },
         ),
         (
             "FAIRLEAD-6-SOURCES hash:ip,port,net family inet6 hashsize 1024 maxelem 1048576",
-            new_set("FAIRLEAD-6-SOURCES", Kind::IpPortNet, Family::V6, Marks::None),
+            new_set("FAIRLEAD-6-SOURCES", IpsetType::IpPortNet, AddressFamily::V6, SkbInfo::Disabled),
         ),
     ] {
         let (theirs, mut ours) = (captured::sent(CAPTURED, &format!("ipset create {options}")), Vec::new());
@@ -168,7 +171,7 @@ fn sets_are_made_as_ipset_does() {
 #[test]
 fn entries_are_written_as_ipset_does() {
     // It says EXIST among the flags of the request, where we leave out what makes it an error.
-    let compare = |command: &str, number, name, list: &[Entry]| {
+    let compare = |command: &str, number, name, list: &[IpsetEntry]| {
         let (theirs, mut ours) = (captured::sent(CAPTURED, command), Vec::new());
         assert_eq!(codec::write_entries(&mut ours, number, name, list), list.len());
         assert_eq!(ours[4..8], theirs[4..8], "{command}");
@@ -197,11 +200,11 @@ fn entries_are_written_as_ipset_does() {
 #[test]
 fn entries_of_all_kinds_are_read_as_written() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
-        let kinds = [Kind::IpPort, Kind::IpPortNet, Kind::NetPort, Kind::IpPortIp, Kind::Ip];
+        let mut handle = IpsetHandle::open().unwrap();
+        let kinds = [IpsetType::IpPort, IpsetType::IpPortNet, IpsetType::NetPort, IpsetType::IpPortIp, IpsetType::Ip];
         for ((name, text, entry), kind) in entries().into_iter().zip(kinds) {
-            let family = if name.contains("-6-") { Family::V6 } else { Family::V4 };
-            let marks = if entry.mark.is_some() { Marks::Kept } else { Marks::None };
+            let family = if name.contains("-6-") { AddressFamily::V6 } else { AddressFamily::V4 };
+            let marks = if entry.mark.is_some() { SkbInfo::Enabled } else { SkbInfo::Disabled };
             handle.create(&new_set(name, kind, family, marks)).unwrap();
             assert!(handle.create(&new_set(name, kind, family, marks)).is_err(), "{name} is there");
             assert_eq!(handle.add(name, &[entry]), Ok(vec![]), "{name}");
@@ -218,14 +221,14 @@ fn entries_of_all_kinds_are_read_as_written() {
 #[test]
 fn many_entries_come_and_go_and_one_that_cannot_be_holds_up_nobody() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
-        let set = new_set("FAIRLEAD-VIPS", Kind::IpPort, Family::V4, Marks::Kept);
+        let mut handle = IpsetHandle::open().unwrap();
+        let set = new_set("FAIRLEAD-VIPS", IpsetType::IpPort, AddressFamily::V4, SkbInfo::Enabled);
         handle.create(&set).unwrap();
         let vip = |number: u32, mark| {
             let ip = Some(std::net::Ipv4Addr::from_bits(0x0a60_0000 + number).into());
-            Entry { ip, mark: Some(mark), ..entry("10.96.0.0", 6, 80) }
+            IpsetEntry { ip, mark: Some(mark), ..entry("10.96.0.0", 6, 80) }
         };
-        let mut list: Vec<Entry> = (0..10_000).map(|number| vip(number, number)).collect();
+        let mut list: Vec<IpsetEntry> = (0..10_000).map(|number| vip(number, number)).collect();
         // Of the other family, at the ends of messages and of the list.
         for at in [0, 1_500, 9_999] {
             list[at].ip = Some("fd00::1".parse().unwrap());
@@ -245,7 +248,7 @@ fn many_entries_come_and_go_and_one_that_cannot_be_holds_up_nobody() {
         assert_eq!(handle.delete("FAIRLEAD-VIPS", &list[..1]), Ok(vec![]), "gone already");
         assert_eq!(handle.sizes().unwrap()[0].1, 2);
 
-        handle.create(&NewSet { name: "other", ..set }).unwrap();
+        handle.create(&NewIpset { name: "other", ..set }).unwrap();
         handle.swap("FAIRLEAD-VIPS", "other").unwrap();
         assert_eq!(handle.sizes().unwrap().iter().map(|(_, size)| *size).sum::<u32>(), 2);
         assert_eq!(handle.entries("FAIRLEAD-VIPS"), Ok(vec![]));
@@ -258,7 +261,7 @@ fn many_entries_come_and_go_and_one_that_cannot_be_holds_up_nobody() {
 #[test]
 fn entries_are_found_as_rules_find_them() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = IpsetHandle::open().unwrap();
         for args in [
             "create ports bitmap:port range 80-90",
             "add ports 81",
@@ -271,7 +274,7 @@ fn entries_are_found_as_rules_find_them() {
             let status = Command::new("ipset").args(args.split_whitespace()).status().unwrap();
             assert!(status.success(), "{args}");
         }
-        let source = |ip: &str| Entry { second: Some(ip.parse().unwrap()), ..entry("10.96.0.10", 6, 80) };
+        let source = |ip: &str| IpsetEntry { second: Some(ip.parse().unwrap()), ..entry("10.96.0.10", 6, 80) };
         for (set, asked, expected) in [
             ("ports", port(81), true),
             ("ports", port(82), false),

@@ -3,18 +3,18 @@
 use super::*;
 use crate::{
     captured,
-    ipvs::{Family, PERSISTENT, Protocol, SCHED_FALLBACK, SCHED_PORT},
+    ipvs::{AddressFamily, IpvsProtocol, PERSISTENT, SCHED_FALLBACK, SCHED_PORT},
     message::messages,
 };
 
 const CAPTURED: &str = include_str!("../captured/ipvsadm-1.31.txt");
 
-fn web() -> Service {
-    Service::Address(Protocol::Tcp, "10.96.0.10:80".parse().unwrap())
+fn web() -> VirtualServerKey {
+    VirtualServerKey::Address(IpvsProtocol::Tcp, "10.96.0.10:80".parse().unwrap())
 }
 
-fn dns() -> Service {
-    Service::Address(Protocol::Udp, "[fd00:10:96::a]:53".parse().unwrap())
+fn dns() -> VirtualServerKey {
+    VirtualServerKey::Address(IpvsProtocol::Udp, "[fd00:10:96::a]:53".parse().unwrap())
 }
 
 fn destination(address: &str, weight: u32) -> Destination {
@@ -38,7 +38,7 @@ fn virtual_servers_are_read_as_ipvsadm_prints_them() {
     // The kernel answers with IPVS_CMD_NEW_SERVICE.
     let list: Vec<_> = answers(1).iter().map(|payload| codec::read_service(payload)).collect();
     assert_eq!(list.len(), 3);
-    for service in [web(), dns(), Service::Mark(Family::V4, 7)] {
+    for service in [web(), dns(), VirtualServerKey::FwMark(AddressFamily::V4, 7)] {
         assert!(list.contains(&Some(service)), "{service}: {list:?}");
     }
     assert_eq!(dns().to_string(), "udp [fd00:10:96::a]:53");
@@ -48,11 +48,11 @@ fn virtual_servers_are_read_as_ipvsadm_prints_them() {
 fn destinations_are_read_as_ipvsadm_prints_them() {
     // The kernel answers with IPVS_CMD_NEW_DEST.
     let answers = answers(5);
-    let v4: Vec<_> = answers[..2].iter().map(|payload| codec::read_destination(payload, Family::V4)).collect();
+    let v4: Vec<_> = answers[..2].iter().map(|payload| codec::read_destination(payload, AddressFamily::V4)).collect();
     assert_eq!(v4, [Some(destination("10.244.0.3:8080", 0)), Some(destination("10.244.0.2:8080", 1))]);
-    let v6 = codec::read_destination(&answers[2], Family::V6);
+    let v6 = codec::read_destination(&answers[2], AddressFamily::V6);
     assert_eq!(v6, Some(destination("[fd00:10:244::2]:5353", 1)));
-    assert!((0..60).all(|len| codec::read_destination(&answers[2][..len], Family::V6).is_none()));
+    assert!((0..60).all(|len| codec::read_destination(&answers[2][..len], AddressFamily::V6).is_none()));
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_virtual_server_is_named_as_ipvsadm_does() {
 #[test]
 fn destinations_are_asked_for_as_ipvsadm_does() {
     let theirs = captured::datagrams(CAPTURED, "ipvsadm -Ln", "> ");
-    for service in [web(), dns(), Service::Mark(Family::V4, 7)] {
+    for service in [web(), dns(), VirtualServerKey::FwMark(AddressFamily::V4, 7)] {
         let mut ours = Vec::new();
         let at = genl::start(&mut ours, 0x1c, cmd::GET_DEST, flags::DUMP);
         codec::write_service(&mut ours, &service);
@@ -117,27 +117,27 @@ fn attributes(message: &[u8]) -> Vec<(u16, u16, Vec<u8>)> {
 #[test]
 fn changes_are_those_of_ipvsadm() {
     let rr = |flags, timeout| scheduling("rr", flags, timeout);
-    let mark = Service::Mark(Family::V6, 8);
+    let mark = VirtualServerKey::FwMark(AddressFamily::V6, 8);
     for (line, command) in [
-        ("ipvsadm -A -t 10.96.0.10:80 -s rr -p 10800", Command::AddService(web(), rr(PERSISTENT, 10_800))),
+        ("ipvsadm -A -t 10.96.0.10:80 -s rr -p 10800", IpvsCommand::AddServer(web(), rr(PERSISTENT, 10_800))),
         (
             "ipvsadm -A -u [fd00:10:96::a]:53 -s mh -b mh-fallback,mh-port",
-            Command::AddService(dns(), scheduling("mh", SCHED_FALLBACK | SCHED_PORT, 0)),
+            IpvsCommand::AddServer(dns(), scheduling("mh", SCHED_FALLBACK | SCHED_PORT, 0)),
         ),
-        ("ipvsadm -A -f 7 -s rr", Command::AddService(Service::Mark(Family::V4, 7), rr(0, 0))),
-        ("ipvsadm -A -f 8 -6 -s rr", Command::AddService(mark, rr(0, 0))),
-        ("ipvsadm -E -t 10.96.0.10:80 -s wrr", Command::SetService(web(), scheduling("wrr", 0, 0))),
+        ("ipvsadm -A -f 7 -s rr", IpvsCommand::AddServer(VirtualServerKey::FwMark(AddressFamily::V4, 7), rr(0, 0))),
+        ("ipvsadm -A -f 8 -6 -s rr", IpvsCommand::AddServer(mark, rr(0, 0))),
+        ("ipvsadm -E -t 10.96.0.10:80 -s wrr", IpvsCommand::SetServer(web(), scheduling("wrr", 0, 0))),
         (
             "ipvsadm -a -t 10.96.0.10:80 -r 10.244.0.2:8080 -m",
-            Command::AddDestination(web(), destination("10.244.0.2:8080", 1)),
+            IpvsCommand::AddDestination(web(), destination("10.244.0.2:8080", 1)),
         ),
         (
             "ipvsadm -a -f 8 -6 -r [fd00:10:244::2]:5353 -m",
-            Command::AddDestination(mark, destination("[fd00:10:244::2]:5353", 1)),
+            IpvsCommand::AddDestination(mark, destination("[fd00:10:244::2]:5353", 1)),
         ),
         (
             "ipvsadm -d -t 10.96.0.10:80 -r 10.244.0.2:8080",
-            Command::DeleteDestination(web(), "10.244.0.2:8080".parse().unwrap()),
+            IpvsCommand::DeleteDestination(web(), "10.244.0.2:8080".parse().unwrap()),
         ),
     ] {
         let theirs = captured::sent(CAPTURED, line);
@@ -148,7 +148,7 @@ fn changes_are_those_of_ipvsadm() {
         for attribute in attributes(&ours) {
             // What a destination was is of no account when it is deleted.
             let is_said = theirs.contains(&attribute);
-            let is_of_none = matches!(command, Command::DeleteDestination(..))
+            let is_of_none = matches!(command, IpvsCommand::DeleteDestination(..))
                 && [abi::dest::WEIGHT, abi::dest::FWD_METHOD].contains(&attribute.1);
             assert!(is_said || is_of_none, "{line}: {attribute:?} of {theirs:?}");
         }
@@ -167,7 +167,7 @@ fn how_virtual_servers_schedule_is_read() {
 
 #[test]
 fn timeouts_are_set_and_read_as_ipvsadm_does() {
-    let timeouts = Timeouts { tcp: 900, tcp_fin: 120, udp: 300 };
+    let timeouts = IpvsTimeouts { tcp: 900, tcp_fin: 120, udp: 300 };
     let theirs = captured::sent(CAPTURED, "ipvsadm --set 900 120 300");
     let mut ours = Vec::new();
     let at = genl::start(&mut ours, 0x1c, cmd::SET_CONFIG, flags::ACK);

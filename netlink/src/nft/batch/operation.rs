@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Batch, Layout};
+use super::{Layout, NftBatch};
 use crate::{
     attr::HEADER as ATTR_HEADER,
     message::{HEADER, messages},
@@ -17,14 +17,14 @@ use crate::{
 /// An operation of a batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Operation<'a> {
-    batch: &'a Batch,
+    batch: &'a NftBatch,
     kind: u16,
     body: Body<'a>,
 }
 
 impl<'a> Operation<'a> {
     /// `message`: from its header on.
-    pub(super) fn new(batch: &'a Batch, message: &'a [u8]) -> Option<Self> {
+    pub(super) fn new(batch: &'a NftBatch, message: &'a [u8]) -> Option<Self> {
         let message = messages(message).next()?;
         Some(Operation { batch, kind: message.kind & 0xff, body: Body::new(message.payload)? })
     }

@@ -8,16 +8,16 @@ use super::*;
 use crate::nft::{fixtures::*, *};
 
 fn table() -> Table {
-    Table::new(Family::Ip, "fairlead")
+    Table::new(TableFamily::Ip, "fairlead")
 }
 
 #[test]
 fn reads_like_nft() {
-    let mut batch = Batch::new();
+    let mut batch = NftBatch::new();
     let table = table().comment("services");
     batch.add_table(&table);
     batch.add_chain(&table, &Chain::regular("pool-3"));
-    batch.add_chain(&table, &Chain::base("nat", ChainKind::Nat, Hook::Prerouting, priority::DSTNAT));
+    batch.add_chain(&table, &Chain::base("nat", ChainType::Nat, Hook::Prerouting, priority::DSTNAT));
     all_sets().iter().for_each(|set| batch.add_set(&table, set));
     let key = Fields::new().addr([10, 96, 0, 1]).proto(6).port(80);
     let dns = Fields::new().addr([10, 96, 0, 2]).proto(17).port(53);
@@ -58,7 +58,7 @@ delete table ip fairlead
 
 /// The rule as a batch prints it that knows these sets.
 fn rule_text(rule: &Rule) -> String {
-    let mut batch = Batch::new();
+    let mut batch = NftBatch::new();
     all_sets().iter().for_each(|set| batch.add_set(&table(), set));
     batch.add_rule(&table(), "c", rule);
     let text = batch.to_string();
@@ -129,7 +129,7 @@ fn a_list_of_elements_is_cut_before_its_length_overflows() {
     let set = Set::new("numbers", [DataType::Mark]);
     let comment = "c".repeat(200);
     let elements = || keys.iter().map(|key| Element { comment: Some(&comment), ..Element::key(key) });
-    let mut batch = Batch::new();
+    let mut batch = NftBatch::new();
     batch.add_elements(&table(), &set, elements());
     assert!(batch.len() > 10, "{}", batch.len());
     let sizes: Vec<usize> = batch.starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -144,7 +144,7 @@ fn a_list_of_elements_is_cut_before_its_length_overflows() {
 
 #[test]
 fn no_elements_are_no_operation() {
-    let mut batch = Batch::new();
+    let mut batch = NftBatch::new();
     batch.add_elements(&table(), &vips(), []);
     batch.delete_elements(&table(), &vips(), []);
     assert!(batch.is_empty());
@@ -153,8 +153,8 @@ fn no_elements_are_no_operation() {
 
 #[test]
 fn only_the_first_and_the_last_are_acknowledged() {
-    let mut batch = Batch::new();
-    let acknowledged = |batch: &Batch| -> Vec<bool> {
+    let mut batch = NftBatch::new();
+    let acknowledged = |batch: &NftBatch| -> Vec<bool> {
         batch.starts.iter().map(|&at| batch.buf[at + 6] & flags::ACK as u8 != 0).collect()
     };
     batch.add_table(&table());
@@ -171,13 +171,13 @@ proptest! {
         list in vec((vec(any::<u8>(), 4..64), option::of(vec(any::<u8>(), 4..64)), 0..5u8, option::of(1..1u64 << 40)), 1..9),
         chain in "[a-z0-9-]{1,40}",
     ) {
-        let data = |kind: u8, key: &'static [u8]| key.get(usize::from(kind)..).map(Data::Value);
+        let data = |kind: u8, key: &'static [u8]| key.get(usize::from(kind)..).map(ElementData::Value);
         let element = |(key, key_end, kind, timeout): &'static (Vec<u8>, Option<Vec<u8>>, u8, Option<u64>)| Element {
             key,
             key_end: key_end.as_deref(),
             data: match kind {
-                0 => Data::None,
-                1 => Data::Verdict(Verdict::Drop),
+                0 => ElementData::None,
+                1 => ElementData::Verdict(Verdict::Drop),
                 _ => data(*kind, key).unwrap_or_default(),
             },
             timeout: timeout.map(Duration::from_millis),
@@ -187,7 +187,7 @@ proptest! {
         let list: &'static _ = Box::leak(Box::new(list));
         let mut elements: Vec<Element<'_>> = list.iter().map(element).collect();
         elements.push(Element::verdict(&[1, 2, 3, 4], Verdict::goto(chain)));
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.add_elements(&table(), &vips(), elements.clone());
         let read: Vec<Element<'_>> = batch.get(0).unwrap().elements().collect();
         prop_assert_eq!(read, elements);

@@ -11,11 +11,11 @@ use crate::{
 };
 
 fn table() -> Table {
-    Table::new(Family::Ip, "fairlead")
+    Table::new(TableFamily::Ip, "fairlead")
 }
 
-fn start() -> Batch {
-    let mut batch = Batch::new();
+fn start() -> NftBatch {
+    let mut batch = NftBatch::new();
     batch.add_table(&table());
     batch.add_chain(&table(), &Chain::regular("pool-1"));
     batch.add_set(&table(), &vips());
@@ -26,21 +26,21 @@ fn vip(n: u16) -> Fields {
     Fields::new().addr([10, 96, (n >> 8) as u8, n as u8]).proto(6).port(80)
 }
 
-fn refused(handle: &mut Handle, batch: &Batch) -> Vec<Refusal> {
+fn refused(handle: &mut NftHandle, batch: &NftBatch) -> Vec<RejectedOperation> {
     let error = handle.commit(batch).unwrap_err();
-    assert!(matches!(&error, Error::Refused(refusals) if refusals.is_complete()), "{error:?}");
-    error.refusals().to_vec()
+    assert!(matches!(&error, Error::Rejected(refusals) if refusals.is_complete()), "{error:?}");
+    error.rejected_operations().to_vec()
 }
 
 #[test]
 fn one_in_the_middle() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         let mut batch = start();
         batch.delete_chain(&table(), "nowhere");
         batch.add_chain(&table(), &Chain::regular("pool-2"));
         let refusals = refused(&mut handle, &batch);
-        let expected = Refusal {
+        let expected = RejectedOperation {
             errno: Errno(libc::ENOENT),
             operation: Some(3),
             label: "delete chain ip fairlead nowhere".into(),
@@ -48,16 +48,16 @@ fn one_in_the_middle() {
             message: None,
         };
         assert_eq!(refusals, [expected]);
-        assert_eq!(handle.tables(Family::Ip).unwrap(), [], "nothing of it is in force");
+        assert_eq!(handle.tables(TableFamily::Ip).unwrap(), [], "nothing of it is in force");
     });
 }
 
 #[test]
 fn the_first_and_the_last() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         handle.commit(&start()).unwrap();
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.delete_set(&table(), "first");
         batch.add_chain(&table(), &Chain::regular("pool-2"));
         batch.delete_rule(&table(), "pool-1", 7777);
@@ -73,10 +73,10 @@ fn the_first_and_the_last() {
 #[test]
 fn elements_of_a_bulk() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         handle.commit(&start()).unwrap();
         let keys: Vec<Fields> = (0..5).map(vip).collect();
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         let verdict = |n| if n == 3 { Verdict::goto("nowhere") } else { Verdict::goto("pool-1") };
         let elements = keys.iter().enumerate().map(|(n, key)| Element::verdict(key, verdict(n)));
         batch.add_elements(&table(), &vips(), elements);
@@ -86,30 +86,30 @@ fn elements_of_a_bulk() {
         assert_eq!(refusals[0].label, "add element ip fairlead vips { 10.96.0.3 . tcp . 80 : goto nowhere }");
         assert_eq!(refusals[0].errno, Errno(libc::ENOENT));
 
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.add_elements(&table(), &vips(), [Element::verdict(&vip(2), Verdict::Drop)]);
         handle.commit(&batch).unwrap();
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.add_elements(&table(), &vips(), keys.iter().map(|key| Element::verdict(key, Verdict::Accept)));
         let error = handle.commit(&batch).unwrap_err();
         assert!(error.is_exists(), "{error}");
-        assert_eq!(error.refusals()[0].element, Some(2), "{error}");
-        let mut batch = Batch::new();
+        assert_eq!(error.rejected_operations()[0].element, Some(2), "{error}");
+        let mut batch = NftBatch::new();
         batch.delete_elements(&table(), &vips(), [Element::key(&vip(2)), Element::key(&vip(4))]);
         let error = handle.commit(&batch).unwrap_err();
         assert!(error.is_not_found(), "{error}");
-        assert_eq!(error.refusals()[0].label, "delete element ip fairlead vips { 10.96.0.4 . tcp . 80 }");
+        assert_eq!(error.rejected_operations()[0].label, "delete element ip fairlead vips { 10.96.0.4 . tcp . 80 }");
     });
 }
 
 #[test]
 fn an_element_in_the_second_message_of_a_bulk() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         handle.commit(&start()).unwrap();
         let keys: Vec<Fields> = (0..1500).map(vip).collect();
         let verdict = |n| if n == 1400 { Verdict::goto("nowhere") } else { Verdict::goto("pool-1") };
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         let elements = keys.iter().enumerate().map(|(n, key)| Element::verdict(key, verdict(n)));
         batch.add_elements(&table(), &vips(), elements);
         assert!(batch.len() > 1);
@@ -123,14 +123,14 @@ fn an_element_in_the_second_message_of_a_bulk() {
 #[test]
 fn still_in_use() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         let mut batch = start();
         batch.add_elements(&table(), &vips(), [Element::verdict(&vip(1), Verdict::goto("pool-1"))]);
         handle.commit(&batch).unwrap();
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.delete_chain(&table(), "pool-1");
         assert!(handle.commit(&batch).unwrap_err().is_busy());
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.delete_elements(&table(), &vips(), [Element::key(&vip(1))]);
         batch.delete_chain(&table(), "pool-1");
         handle.commit(&batch).unwrap();
@@ -141,7 +141,7 @@ fn still_in_use() {
 #[test]
 fn a_rule_with_a_missing_set() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         let mut batch = start();
         let rule = Rule::new([load_vip(8).as_slice(), &[lookup("missing", 8, None)]].concat());
         batch.add_rule(&table(), "pool-1", &rule);
@@ -154,10 +154,10 @@ fn a_rule_with_a_missing_set() {
 #[test]
 fn a_masquerade_that_prerouting_can_reach() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         let mut batch = start();
         let dispatch = Rule::new([load_vip(8).as_slice(), &[lookup("vips", 8, Some(Register::VERDICT))]].concat());
-        batch.add_chain(&table(), &Chain::base("nat", ChainKind::Nat, Hook::Prerouting, priority::DSTNAT));
+        batch.add_chain(&table(), &Chain::base("nat", ChainType::Nat, Hook::Prerouting, priority::DSTNAT));
         batch.add_rule(&table(), "nat", &dispatch);
         batch.add_rule(&table(), "pool-1", &Rule::new([Expr::Masquerade { flags: NatFlags::NONE }]));
         batch.add_elements(&table(), &vips(), [Element::verdict(&vip(1), Verdict::goto("pool-1"))]);
@@ -176,8 +176,8 @@ fn what_fails_at_the_commit_is_no_operations_fault() {
     answers.add(1, answer(libc::ERESTART), 3);
     let error = answers.judge(&start()).unwrap_err();
     assert!(error.is_interrupted());
-    assert_eq!(error.refusals()[0].operation, None);
-    assert_eq!(error.refusals()[0].label, "a transaction of 3 operations");
+    assert_eq!(error.rejected_operations()[0].operation, None);
+    assert_eq!(error.rejected_operations()[0].label, "a transaction of 3 operations");
 }
 
 #[test]
@@ -193,20 +193,20 @@ fn answers_that_are_missing_leave_the_outcome_unknown() {
 #[test]
 fn more_refusals_than_the_queue_holds() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         handle.commit(&start()).unwrap();
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         for n in 0..20_000 {
             batch.delete_chain(&table(), &format!("nowhere-{n}"));
         }
         let error = handle.commit(&batch).unwrap_err();
-        let Error::Refused(refusals) = &error else { panic!("{error}") };
+        let Error::Rejected(refusals) = &error else { panic!("{error}") };
         assert!(!refusals.is_complete());
         assert!(refusals.len() > 200, "{}", refusals.len());
         assert_eq!(refusals[100].label, "delete chain ip fairlead nowhere-100");
         assert!(error.to_string().contains("at least"), "{error}");
 
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.add_chain(&table(), &Chain::regular("pool-2"));
         handle.commit(&batch).unwrap();
         assert_eq!(handle.chains(&table()).unwrap().len(), 2, "the socket is as good as new");
@@ -225,10 +225,10 @@ fn a_bulk_with_comments() {
 }
 
 fn bulk(comment: Option<&str>) {
-    let mut handle = Handle::open().unwrap();
+    let mut handle = NftHandle::open().unwrap();
     handle.commit(&start()).unwrap();
     let count = 110_000u32;
-    let mut batch = Batch::new();
+    let mut batch = NftBatch::new();
     batch.add_set(&table(), &endpoints());
     let addr = |n: u32| (0x0af4_0000 + n).to_be_bytes();
     let pair = |n: u32| (vip((n / 10) as u16).mark(n % 10), Fields::new().addr(addr(n)).port(8080));
@@ -240,7 +240,7 @@ fn bulk(comment: Option<&str>) {
     let written = start.elapsed();
     handle.commit(&batch).unwrap();
     let committed = start.elapsed() - written;
-    let mut expected: HashMap<&[u8], Data<'_>> = elements().map(|element| (element.key, element.data)).collect();
+    let mut expected: HashMap<&[u8], ElementData<'_>> = elements().map(|element| (element.key, element.data)).collect();
     let start = Instant::now();
     let found = handle.elements(&table(), "endpoints", || 0, |found, _| *found += 1).unwrap();
     let dumped = start.elapsed();
@@ -252,7 +252,7 @@ fn bulk(comment: Option<&str>) {
     };
     handle.elements(&table(), "endpoints", || (), check).unwrap();
 
-    let mut batch = Batch::new();
+    let mut batch = NftBatch::new();
     batch.delete_elements(&table(), &endpoints(), elements());
     handle.commit(&batch).unwrap();
     assert_eq!(handle.elements(&table(), "endpoints", || 0, |found, _| *found += 1).unwrap(), 0);
@@ -272,19 +272,19 @@ fn without_privileges_small_batches_work_and_large_ones_say_so() {
         assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
         return;
     }
-    let mut handle = Handle::open().unwrap();
+    let mut handle = NftHandle::open().unwrap();
     handle.commit(&start()).unwrap();
     // The kernel doubles what it is asked for, and caps that.
     let limit: usize = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap().trim().parse().unwrap();
     let keys: Vec<Fields> = (0..20_000).map(vip).collect();
-    let mut batch = Batch::new();
+    let mut batch = NftBatch::new();
     while batch.bytes() < 2 * limit {
         batch.add_elements(&table(), &vips(), keys.iter().map(|key| Element::verdict(key, Verdict::Drop)));
     }
     let error = handle.commit(&batch).unwrap_err();
     assert_eq!(error, Error::TooLarge { bytes: batch.bytes() + 20 });
     for part in keys.chunks(2000) {
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.add_elements(&table(), &vips(), part.iter().map(|key| Element::verdict(key, Verdict::Drop)));
         handle.commit(&batch).unwrap();
     }

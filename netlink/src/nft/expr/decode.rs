@@ -1,15 +1,15 @@
-//! Bytes to expressions. An attribute that is missing or unknown makes the whole expression [`Expr::Other`]: a rule that
+//! Constant to expressions. An attribute that is missing or unknown makes the whole expression [`Expr::Other`]: a rule that
 //! somebody changed must not look like ours.
 
 use std::time::Duration;
 
 use super::{
-    CmpOp, CtKey, Direction, DynsetOp, Expr, FibFlags, FibResult, Matches, MetaKey, NatFlags, NatKind, NumgenKind,
-    PayloadBase, RangeOp, Register, RejectWith,
+    CmpOp, CtDirection, CtKey, DynsetOp, Expr, FibFlags, FibResult, LookupMatch, MetaKey, NatFlags, NatType,
+    NumgenType, PayloadBase, RangeOp, Register, RejectWith,
 };
 use crate::{
     attr::{Attr, Attrs, attrs},
-    nft::{abi::rule, element::Data, table::Family},
+    nft::{abi::rule, element::ElementData, table::TableFamily},
 };
 
 /// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`: set by the kernel when a register is given, and by some
@@ -69,8 +69,8 @@ impl<'a> Parts<'a> {
     }
 
     fn value(&self, kind: usize) -> Option<&'a [u8]> {
-        match Data::read(&self.get(kind)?)? {
-            Data::Value(value) => Some(value),
+        match ElementData::read(&self.get(kind)?)? {
+            ElementData::Value(value) => Some(value),
             _ => None,
         }
     }
@@ -100,7 +100,7 @@ fn read(name: &str, data: &[u8]) -> Option<Expr> {
             let parts = Parts::read(data, &[1, 2, 3])?;
             let direction = match parts.get(3) {
                 None => None,
-                Some(attr) => Some(Direction::from_number(u32::from(*attr.payload.first()?))?),
+                Some(attr) => Some(CtDirection::from_number(u32::from(*attr.payload.first()?))?),
             };
             Some(Expr::Ct { dreg: parts.register(1)?, key: CtKey::from_number(parts.u32(2)?)?, direction })
         }
@@ -134,9 +134,9 @@ fn read(name: &str, data: &[u8]) -> Option<Expr> {
         }
         "immediate" => {
             let parts = Parts::read(data, &[1, 2])?;
-            match (parts.register(1)?, Data::read(&parts.get(2)?)?) {
-                (Register::VERDICT, Data::Verdict(verdict)) => Some(Expr::Verdict(verdict.into_owned())),
-                (dreg, Data::Value(value)) => Some(Expr::Immediate { dreg, data: value.into() }),
+            match (parts.register(1)?, ElementData::read(&parts.get(2)?)?) {
+                (Register::VERDICT, ElementData::Verdict(verdict)) => Some(Expr::Verdict(verdict.into_owned())),
+                (dreg, ElementData::Value(value)) => Some(Expr::Immediate { dreg, data: value.into() }),
                 _ => None,
             }
         }
@@ -147,12 +147,12 @@ fn read(name: &str, data: &[u8]) -> Option<Expr> {
                 set: parts.get(1)?.str()?.into(),
                 sreg: parts.register(2)?,
                 dreg: parts.register_if_any(3)?,
-                matches: Matches::from_number(parts.u32_or(5, 0)?)?,
+                matches: LookupMatch::from_number(parts.u32_or(5, 0)?)?,
             })
         }
         "numgen" => {
             let parts = Parts::read(data, &[1, 2, 3, 4])?;
-            let kind = NumgenKind::from_number(parts.u32(3)?)?;
+            let kind = NumgenType::from_number(parts.u32(3)?)?;
             let (modulus, offset) = (parts.u32(2)?, parts.u32_or(4, 0)?);
             Some(Expr::Numgen { dreg: parts.register(1)?, kind, modulus, offset })
         }
@@ -212,8 +212,8 @@ fn nat(data: &[u8]) -> Option<Expr> {
     let (addr, port) = (parts.register_if_any(3)?, parts.register_if_any(5)?);
     let implied = addr.map_or(0, |_| MAP_IPS) | port.map_or(0, |_| PROTO_SPECIFIED);
     Some(Expr::Nat {
-        kind: NatKind::from_number(parts.u32(1)?)?,
-        family: Family::from_number(u8::try_from(parts.u32(2)?).ok()?)?,
+        kind: NatType::from_number(parts.u32(1)?)?,
+        family: TableFamily::from_number(u8::try_from(parts.u32(2)?).ok()?)?,
         addr,
         // The kernel dumps a range for a single value too.
         addr_max: parts.register_if_any(4)?.filter(|max| Some(*max) != addr),

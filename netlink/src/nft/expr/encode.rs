@@ -1,6 +1,6 @@
 //! Expressions to bytes: each is `NFTA_LIST_ELEM { NFTA_EXPR_NAME, NFTA_EXPR_DATA { attributes of its own } }`.
 
-use super::{Expr, Matches, NatFlags, Register, RejectWith};
+use super::{Expr, LookupMatch, NatFlags, Register, RejectWith};
 use crate::{
     attr::Put,
     nft::{
@@ -108,7 +108,7 @@ fn put_data(buf: &mut Vec<u8>, expr: &Expr) {
                 buf.put_u32(3, dreg.wire());
             }
             buf.put_str(1, set);
-            if *matches == Matches::Missing {
+            if *matches == LookupMatch::NotInSet {
                 buf.put_u32(5, matches.number());
             }
         }

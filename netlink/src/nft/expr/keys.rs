@@ -99,7 +99,7 @@ impl CtKey {
 
 numbered! {
     /// `enum ip_conntrack_dir`.
-    Direction {
+    CtDirection {
         /// From who opened the connection.
         Original = 0,
         /// Back to them.
@@ -149,11 +149,11 @@ numbered! {
 
 numbered! {
     /// When a lookup lets the rule go on: `NFT_LOOKUP_F_INV`.
-    Matches {
+    LookupMatch {
         /// When the key is in the set.
-        Found = 0,
+        InSet = 0,
         /// When the key is not in the set; not for maps.
-        Missing = 1,
+        NotInSet = 1,
     }
 }
 
@@ -171,7 +171,7 @@ numbered! {
 
 numbered! {
     /// `enum nft_ng_types`.
-    NumgenKind {
+    NumgenType {
         /// One after the other.
         Incremental = 0,
         /// At random.
@@ -181,7 +181,7 @@ numbered! {
 
 numbered! {
     /// `enum nft_nat_types`.
-    NatKind {
+    NatType {
         /// The source.
         Snat = 0,
         /// The destination.

@@ -11,8 +11,8 @@ fn register() -> impl Strategy<Value = Register> {
     (8..=23u8).prop_map(|number| Register::new(number).unwrap())
 }
 
-fn bytes() -> impl Strategy<Value = Bytes> {
-    vec(any::<u8>(), 1..=16).prop_map(Bytes::from)
+fn bytes() -> impl Strategy<Value = Constant> {
+    vec(any::<u8>(), 1..=16).prop_map(Constant::from)
 }
 
 fn name() -> impl Strategy<Value = String> {
@@ -43,7 +43,7 @@ fn loads() -> impl Strategy<Value = Expr> {
             .prop_map(|(dreg, base, offset, len)| Expr::Payload { dreg, base, offset, len }),
         (register(), choice(MetaKey::from_number)).prop_map(|(dreg, key)| Expr::Meta { dreg, key }),
         (register(), choice(MetaKey::from_number)).prop_map(|(sreg, key)| Expr::MetaSet { sreg, key }),
-        (register(), choice(CtKey::from_number), option::of(choice(Direction::from_number)))
+        (register(), choice(CtKey::from_number), option::of(choice(CtDirection::from_number)))
             .prop_map(|(dreg, key, direction)| Expr::Ct { dreg, key, direction }),
         (register(), choice(FibResult::from_number), 0..64u32).prop_map(|(dreg, result, flags)| Expr::Fib {
             dreg,
@@ -53,7 +53,7 @@ fn loads() -> impl Strategy<Value = Expr> {
         (register(), bytes()).prop_map(|(dreg, data)| Expr::Immediate { dreg, data }),
         (register(), register(), 0..2u32, any::<u32>(), any::<u32>())
             .prop_map(|(sreg, dreg, op, len, size)| Expr::Byteorder { sreg, dreg, op, len, size }),
-        (register(), choice(NumgenKind::from_number), any::<u32>(), any::<u32>())
+        (register(), choice(NumgenType::from_number), any::<u32>(), any::<u32>())
             .prop_map(|(dreg, kind, modulus, offset)| Expr::Numgen { dreg, kind, modulus, offset }),
     ]
 }
@@ -73,7 +73,7 @@ fn tests() -> impl Strategy<Value = Expr> {
             mask,
             xor
         }),
-        (name(), register(), option::of(register()), choice(Matches::from_number))
+        (name(), register(), option::of(register()), choice(LookupMatch::from_number))
             .prop_map(|(set, sreg, dreg, matches)| Expr::Lookup { set, sreg, dreg, matches }),
     ]
 }
@@ -91,10 +91,10 @@ fn statements() -> impl Strategy<Value = Expr> {
         any::<u8>().prop_map(|code| Expr::Reject(RejectWith::Icmpx(code))),
         Just(Expr::Counter),
         // A range of one is written as a single value, as the kernel dumps it.
-        (choice(NatKind::from_number), register(), option::of(register()), register(), option::of(register()), 0..8u32)
+        (choice(NatType::from_number), register(), option::of(register()), register(), option::of(register()), 0..8u32)
             .prop_map(|(kind, addr, addr_max, port, port_max, bits)| Expr::Nat {
                 kind,
-                family: Family::Ip6,
+                family: TableFamily::Ip6,
                 addr: Some(addr),
                 addr_max: addr_max.filter(|max| *max != addr),
                 port: Some(port),

@@ -8,7 +8,7 @@ use std::{
 
 use tracing::debug;
 
-use super::{Batch, Body, Put, Table};
+use super::{Body, NftBatch, Put, Table};
 use crate::{
     Errno, Error, Result, Socket,
     message::{self, Message, flags, is_retry, messages},
@@ -32,7 +32,7 @@ const SEQ: u32 = 1;
 /// again all were waited for, there is no other. (Not covered: a transaction of somebody else on the same set that fails
 /// meanwhile.)
 fn settle(socket: &mut Socket) -> Result<()> {
-    let (begin, end) = Batch::frame();
+    let (begin, end) = NftBatch::frame();
     socket.send(&[&begin, &end])
 }
 

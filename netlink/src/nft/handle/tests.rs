@@ -12,7 +12,7 @@ use crate::{
 };
 
 fn table() -> Table {
-    Table::new(Family::Ip, "fairlead").comment("services")
+    Table::new(TableFamily::Ip, "fairlead").comment("services")
 }
 
 /// One rule per kind of expression; the chain `nat` is a base chain of type nat at prerouting.
@@ -63,7 +63,12 @@ fn every_rule() -> Vec<(&'static str, Rule)> {
                     &load_vip(8),
                     &[
                         Expr::Payload { dreg: r(11), base: PayloadBase::Network, offset: 12, len: 4 },
-                        Expr::Lookup { set: "source-ranges".into(), sreg: r(8), dreg: None, matches: Matches::Missing },
+                        Expr::Lookup {
+                            set: "source-ranges".into(),
+                            sreg: r(8),
+                            dreg: None,
+                            matches: LookupMatch::NotInSet,
+                        },
                         Expr::Verdict(Verdict::Return),
                     ],
                 ]
@@ -96,9 +101,9 @@ fn every_rule() -> Vec<(&'static str, Rule)> {
 fn every_chain() -> Vec<Chain> {
     let names = ["pool-3", "affine", "local", "mark", "check", "reject"];
     let mut chains = vec![
-        Chain::base("nat", ChainKind::Nat, Hook::Prerouting, priority::DSTNAT).comment("of new connections"),
-        Chain::base("post", ChainKind::Nat, Hook::Postrouting, priority::SRCNAT),
-        Chain::base("raw", ChainKind::Filter, Hook::Output, priority::FILTER - 10),
+        Chain::base("nat", ChainType::Nat, Hook::Prerouting, priority::DSTNAT).comment("of new connections"),
+        Chain::base("post", ChainType::Nat, Hook::Postrouting, priority::SRCNAT),
+        Chain::base("raw", ChainType::Filter, Hook::Output, priority::FILTER - 10),
     ];
     chains[2].base.as_mut().unwrap().policy = Policy::Drop;
     chains.extend(names.map(Chain::regular));
@@ -106,8 +111,8 @@ fn every_chain() -> Vec<Chain> {
 }
 
 /// Everything at once, as a load does it.
-fn load() -> Batch {
-    let mut batch = Batch::new();
+fn load() -> NftBatch {
+    let mut batch = NftBatch::new();
     batch.add_table(&table());
     every_chain().iter().for_each(|chain| batch.add_chain(&table(), chain));
     all_sets().iter().for_each(|set| batch.add_set(&table(), set));
@@ -120,7 +125,7 @@ fn load() -> Batch {
 }
 
 /// Sorted by chain; the kernel lists the chains' rules in no promised order of chains.
-fn listed(handle: &mut Handle) -> Vec<(String, Rule)> {
+fn listed(handle: &mut NftHandle) -> Vec<(String, Rule)> {
     let mut rules: Vec<_> = handle.rules(&table()).unwrap().into_iter().map(|rule| (rule.chain, rule.rule)).collect();
     rules.sort_by(|a, b| a.0.cmp(&b.0));
     rules
@@ -129,12 +134,12 @@ fn listed(handle: &mut Handle) -> Vec<(String, Rule)> {
 #[test]
 fn what_was_written_is_what_is_dumped() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         // A notrack expression is allowed in raw priority chains only, and is not validated in a chain nobody calls.
         handle.commit(&load()).unwrap();
 
-        assert_eq!(handle.tables(Family::Ip).unwrap(), [table()]);
-        assert_eq!(handle.tables(Family::Ip6).unwrap(), []);
+        assert_eq!(handle.tables(TableFamily::Ip).unwrap(), [table()]);
+        assert_eq!(handle.tables(TableFamily::Ip6).unwrap(), []);
         let mut chains = handle.chains(&table()).unwrap();
         let mut expected = every_chain();
         chains.sort_by(|a, b| a.name.cmp(&b.name));
@@ -154,7 +159,7 @@ fn what_was_written_is_what_is_dumped() {
 #[test]
 fn the_distributions_nft_lists_it() {
     in_netns(|| {
-        Handle::open().unwrap().commit(&load()).unwrap();
+        NftHandle::open().unwrap().commit(&load()).unwrap();
         let listing = nft(&["list", "table", "ip", "fairlead"]);
         for line in [
             "comment \"services\"",
@@ -184,7 +189,7 @@ fn the_distributions_nft_lists_it() {
 #[test]
 fn committing_the_same_again_changes_only_the_rules() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         handle.commit(&load()).unwrap();
         handle.commit(&load()).unwrap();
         assert_eq!(handle.sets(&table()).unwrap().len(), all_sets().len());
@@ -193,10 +198,10 @@ fn committing_the_same_again_changes_only_the_rules() {
 }
 
 /// The elements of a set, as text made from what they consist of.
-fn elements(handle: &mut Handle, set: &Set) -> Vec<String> {
+fn elements(handle: &mut NftHandle, set: &Set) -> Vec<String> {
     let mut list = handle
         .elements(&table(), &set.name, Vec::new, |list, element| {
-            let mut batch = Batch::new();
+            let mut batch = NftBatch::new();
             batch.add_elements(&table(), set, [element]);
             list.push(batch.to_string());
         })
@@ -208,10 +213,10 @@ fn elements(handle: &mut Handle, set: &Set) -> Vec<String> {
 #[test]
 fn elements_come_back_as_they_went() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         handle.commit(&load()).unwrap();
         let vip = Fields::new().addr([10, 96, 0, 1]).proto(17).port(53);
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         let commented = Element { comment: Some("default/dns"), ..Element::verdict(&vip, Verdict::Drop) };
         batch.add_elements(&table(), &vips(), [commented]);
         let data = Fields::new().addr([10, 244, 0, 5]).port(5353);
@@ -242,7 +247,7 @@ fn elements_come_back_as_they_went() {
             assert!(listing.contains(text), "no {text:?} in\n{listing}");
         }
 
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.delete_elements(&table(), &source_ranges(), [Element::range(&from, &to)]);
         batch.delete_elements(&table(), &vips(), [Element::key(&vip)]);
         batch.flush_set(&table(), "endpoints");
@@ -256,11 +261,11 @@ fn elements_come_back_as_they_went() {
 #[test]
 fn objects_are_deleted() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         handle.commit(&load()).unwrap();
         let rules = handle.rules(&table()).unwrap();
         let dropped = rules.iter().find(|rule| rule.rule.exprs == [Expr::Verdict(Verdict::Drop)]).unwrap();
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.delete_rule(&table(), &dropped.chain, dropped.handle);
         batch.flush_chain(&table(), "affine");
         batch.delete_chain(&table(), "affine");
@@ -272,10 +277,10 @@ fn objects_are_deleted() {
         assert_eq!(handle.sets(&table()).unwrap().len(), all_sets().len() - 1);
 
         for _ in 0..2 {
-            let mut batch = Batch::new();
+            let mut batch = NftBatch::new();
             batch.destroy_table(&table());
             handle.commit(&batch).unwrap();
-            assert_eq!(handle.tables(Family::Ip).unwrap(), []);
+            assert_eq!(handle.tables(TableFamily::Ip).unwrap(), []);
         }
     });
 }
@@ -283,7 +288,7 @@ fn objects_are_deleted() {
 #[test]
 fn a_table_that_is_not_there_is_empty() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         assert_eq!(handle.chains(&table()).unwrap(), []);
         assert_eq!(handle.sets(&table()).unwrap(), []);
         assert_eq!(handle.rules(&table()).unwrap(), []);
@@ -296,9 +301,9 @@ fn a_table_that_is_not_there_is_empty() {
 #[test]
 fn each_transaction_makes_a_generation() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         let before = handle.generation().unwrap();
-        handle.commit(&Batch::new()).unwrap();
+        handle.commit(&NftBatch::new()).unwrap();
         assert_eq!(handle.generation().unwrap(), before, "an empty batch is not sent");
         handle.commit(&load()).unwrap();
         assert_eq!(handle.generation().unwrap(), before + 1);
@@ -308,22 +313,22 @@ fn each_transaction_makes_a_generation() {
 #[test]
 fn a_dormant_table_is_seen_and_woken() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         handle.commit(&load()).unwrap();
         nft(&["add table ip fairlead { flags dormant; }"]);
-        assert_eq!(handle.tables(Family::Ip).unwrap()[0].flags, 1);
-        let mut batch = Batch::new();
+        assert_eq!(handle.tables(TableFamily::Ip).unwrap()[0].flags, 1);
+        let mut batch = NftBatch::new();
         batch.add_table(&table());
         handle.commit(&batch).unwrap();
-        assert_eq!(handle.tables(Family::Ip).unwrap(), [table()]);
+        assert_eq!(handle.tables(TableFamily::Ip).unwrap(), [table()]);
     });
 }
 
 #[test]
 fn ipv6_and_inet_tables_too() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
-        let table = Table::new(Family::Ip6, "fairlead");
+        let mut handle = NftHandle::open().unwrap();
+        let table = Table::new(TableFamily::Ip6, "fairlead");
         let set = Set::verdict_map("vips", [DataType::Ipv6Addr, DataType::InetProto, DataType::InetService]);
         let rule = Rule::new([
             Expr::Payload { dreg: r(8), base: PayloadBase::Network, offset: 24, len: 16 },
@@ -332,17 +337,17 @@ fn ipv6_and_inet_tables_too() {
             lookup("vips", 8, Some(Register::VERDICT)),
         ]);
         let key = Fields::new().addr("fd00::1".parse::<std::net::Ipv6Addr>().unwrap()).proto(6).port(80);
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.add_table(&table);
-        batch.add_chain(&table, &Chain::base("nat", ChainKind::Nat, Hook::Output, priority::DSTNAT));
+        batch.add_chain(&table, &Chain::base("nat", ChainType::Nat, Hook::Output, priority::DSTNAT));
         batch.add_set(&table, &set);
         batch.add_elements(&table, &set, [Element::verdict(&key, Verdict::Drop)]);
         batch.add_rule(&table, "nat", &rule);
-        batch.add_table(&Table::new(Family::Inet, "other"));
+        batch.add_table(&Table::new(TableFamily::Inet, "other"));
         handle.commit(&batch).unwrap();
         assert_eq!(handle.rules(&table).unwrap()[0].rule, rule);
-        assert_eq!(handle.tables(Family::Inet).unwrap(), [Table::new(Family::Inet, "other")]);
-        assert_eq!(handle.tables(Family::Ip6).unwrap(), [table]);
+        assert_eq!(handle.tables(TableFamily::Inet).unwrap(), [Table::new(TableFamily::Inet, "other")]);
+        assert_eq!(handle.tables(TableFamily::Ip6).unwrap(), [table]);
         let listing = nft(&["list", "table", "ip6", "fairlead"]);
         assert!(listing.contains("fd00::1 . tcp . 80 : drop"), "{listing}");
         assert!(listing.contains("ip6 daddr . meta l4proto . th dport vmap @vips"), "{listing}");
@@ -358,10 +363,10 @@ fn vip_number(n: u32) -> Fields {
 #[test]
 fn a_dump_is_one_generation() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         handle.commit(&load()).unwrap();
         let lists = [0, 1].map(|list| (0..3000u32).map(|n| vip_number(2 * n + list)).collect::<Vec<_>>());
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.flush_set(&table(), "vips");
         batch.add_elements(&table(), &vips(), lists[0].iter().map(|key| Element::verdict(key, Verdict::Drop)));
         handle.commit(&batch).unwrap();
@@ -373,10 +378,10 @@ fn a_dump_is_one_generation() {
         };
         let dumps: Vec<_> = std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut handle = Handle::open().unwrap();
+                let mut handle = NftHandle::open().unwrap();
                 for round in (0..).take_while(|_| !stop.load(Relaxed)) {
                     let [old, new] = [round % 2, 1 - round % 2].map(|list| lists[list].iter());
-                    let mut batch = Batch::new();
+                    let mut batch = NftBatch::new();
                     batch.delete_elements(&table(), &vips(), old.map(|key| Element::key(key)));
                     batch.add_elements(&table(), &vips(), new.map(|key| Element::verdict(key, Verdict::Drop)));
                     handle.commit(&batch).unwrap();
@@ -405,10 +410,10 @@ fn a_dump_is_one_generation() {
 #[test]
 fn elements_are_found_by_their_keys() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
         handle.commit(&load()).unwrap();
         let keys: Vec<_> = (0..2_500u32).map(vip_number).collect();
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.flush_set(&table(), "vips");
         batch.add_elements(&table(), &vips(), keys.iter().map(|key| Element::verdict(key, Verdict::Drop)));
         handle.commit(&batch).unwrap();
@@ -416,8 +421,9 @@ fn elements_are_found_by_their_keys() {
         assert!(count.is_none_or(|count| count == 2_500), "{count:?}");
 
         let mut found = Vec::new();
-        let visit =
-            |element: Element<'_>| found.push((element.key.to_vec(), element.data == Data::Verdict(Verdict::Drop)));
+        let visit = |element: Element<'_>| {
+            found.push((element.key.to_vec(), element.data == ElementData::Verdict(Verdict::Drop)))
+        };
         handle.get_elements(&table(), "vips", keys.iter().copied(), visit).unwrap();
         assert!(found.iter().map(|(key, drop)| (&key[..], *drop)).eq(keys.iter().map(|key| (&key[..], true))));
 

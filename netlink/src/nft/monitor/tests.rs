@@ -2,16 +2,16 @@
 
 use super::*;
 use crate::{
-    nft::{Batch, Chain, Element, Handle, Table, Verdict, fixtures::*},
+    nft::{Chain, Element, NftBatch, NftHandle, Table, Verdict, fixtures::*},
     testing::in_netns,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// All notices until the next generation.
-fn transaction(monitor: &mut Monitor) -> Vec<Notice> {
+fn transaction(monitor: &mut NftMonitor) -> Vec<NftEvent> {
     let mut notices = Vec::new();
-    while !matches!(notices.last(), Some(Notice::Generation { .. })) {
+    while !matches!(notices.last(), Some(NftEvent::Generation { .. })) {
         let more = monitor.wait(PATIENCE).unwrap();
         assert!(!more.is_empty(), "nothing within {PATIENCE:?} after {notices:?}");
         notices.extend(more);
@@ -22,27 +22,27 @@ fn transaction(monitor: &mut Monitor) -> Vec<Notice> {
 #[test]
 fn tells_ours_from_others() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
-        let mut monitor = Monitor::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
+        let mut monitor = NftMonitor::open().unwrap();
         assert_eq!(monitor.wait(Duration::ZERO).unwrap(), []);
-        let table = Table::new(Family::Ip, "fairlead");
-        let mut batch = Batch::new();
+        let table = Table::new(TableFamily::Ip, "fairlead");
+        let mut batch = NftBatch::new();
         batch.add_table(&table);
         batch.add_chain(&table, &Chain::regular("pool-1"));
         batch.add_chain(&table, &Chain::regular("pool-2"));
         handle.commit(&batch).unwrap();
         let ours = handle.port();
-        let changed = |object, chain: Option<&str>| Notice::Changed {
-            family: Some(Family::Ip),
+        let changed = |object, chain: Option<&str>| NftEvent::Changed {
+            family: Some(TableFamily::Ip),
             table: "fairlead".into(),
             object,
             chain: chain.map(Into::into),
-            verb: Verb::Put,
+            verb: NftChange::New,
             port: ours,
         };
         let id = handle.generation().unwrap();
         let notices = transaction(&mut monitor);
-        let [changes @ .., Notice::Generation { id: told, pid, process, port }] = &notices[..] else {
+        let [changes @ .., NftEvent::Generation { id: told, pid, process, port }] = &notices[..] else {
             panic!("{notices:?}")
         };
         let chains = ["pool-1", "pool-2"].map(|name| changed("chain", Some(name)));
@@ -52,10 +52,10 @@ fn tells_ours_from_others() {
 
         nft(&["flush", "ruleset"]);
         let notices = transaction(&mut monitor);
-        let Some(Notice::Generation { process, id: told, port, .. }) = notices.last() else { panic!("{notices:?}") };
+        let Some(NftEvent::Generation { process, id: told, port, .. }) = notices.last() else { panic!("{notices:?}") };
         assert_ne!(*port, handle.port());
         assert_eq!((&**process, *told), ("nft", id + 1));
-        let of_others = |notice: &Notice| matches!(notice, Notice::Changed { table, port, verb: Verb::Delete, .. } if table == "fairlead" && *port != handle.port());
+        let of_others = |notice: &NftEvent| matches!(notice, NftEvent::Changed { table, port, verb: NftChange::Delete, .. } if table == "fairlead" && *port != handle.port());
         assert!(notices.iter().any(of_others), "{notices:?}");
     });
 }
@@ -63,11 +63,11 @@ fn tells_ours_from_others() {
 #[test]
 fn hears_nothing_between_leaving_and_joining() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
-        let mut monitor = Monitor::open().unwrap();
+        let mut handle = NftHandle::open().unwrap();
+        let mut monitor = NftMonitor::open().unwrap();
         let mut add = |name| {
-            let mut batch = Batch::new();
-            batch.add_table(&Table::new(Family::Ip, name));
+            let mut batch = NftBatch::new();
+            batch.add_table(&Table::new(TableFamily::Ip, name));
             handle.commit(&batch).unwrap();
         };
         add("before");
@@ -77,7 +77,7 @@ fn hears_nothing_between_leaving_and_joining() {
         add("after");
         let mut tables = Vec::new();
         for notice in [transaction(&mut monitor), monitor.wait(Duration::ZERO).unwrap()].concat() {
-            if let Notice::Changed { table, .. } = notice {
+            if let NftEvent::Changed { table, .. } = notice {
                 tables.push(table);
             }
         }
@@ -88,7 +88,7 @@ fn hears_nothing_between_leaving_and_joining() {
 #[test]
 fn waits_no_longer_than_asked() {
     in_netns(|| {
-        let mut monitor = Monitor::open().unwrap();
+        let mut monitor = NftMonitor::open().unwrap();
         assert_eq!(monitor.wait(Duration::from_millis(20)).unwrap(), []);
     });
 }
@@ -96,18 +96,18 @@ fn waits_no_longer_than_asked() {
 #[test]
 fn says_when_announcements_were_lost() {
     in_netns(|| {
-        let mut handle = Handle::open().unwrap();
-        let mut monitor = Monitor::open().unwrap();
-        let table = Table::new(Family::Ip, "fairlead");
+        let mut handle = NftHandle::open().unwrap();
+        let mut monitor = NftMonitor::open().unwrap();
+        let table = Table::new(TableFamily::Ip, "fairlead");
         let keys: Vec<_> =
             (0..200_000u32).map(|n| crate::nft::Fields::new().addr(n.to_be_bytes()).proto(6).port(80)).collect();
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         batch.add_table(&table);
         batch.add_set(&table, &vips());
         batch.add_elements(&table, &vips(), keys.iter().map(|key| Element::verdict(key, Verdict::Drop)));
         handle.commit(&batch).unwrap();
         let mut notices = Vec::new();
-        while !notices.contains(&Notice::Lost) {
+        while !notices.contains(&NftEvent::Lost) {
             let more = monitor.wait(PATIENCE).unwrap();
             assert!(!more.is_empty(), "no word of a loss in {notices:?}");
             notices.extend(more);

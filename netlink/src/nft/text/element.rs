@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::nft::{
-    element::{Data, Element, Verdict},
+    element::{Element, ElementData, Verdict},
     fields::FieldReader,
     set::DataType,
 };
@@ -31,12 +31,12 @@ impl fmt::Display for ElementText<'_> {
             write!(f, " comment {comment:?}")?;
         }
         match &self.element.data {
-            Data::None => Ok(()),
-            Data::Value(value) => {
+            ElementData::None => Ok(()),
+            ElementData::Value(value) => {
                 f.write_str(" : ")?;
                 put_value(f, value, None, data)
             }
-            Data::Verdict(verdict) => write!(f, " : {verdict}"),
+            ElementData::Verdict(verdict) => write!(f, " : {verdict}"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the registers hold while a rule is put into words.
 
-use crate::nft::expr::{Bytes, Register};
+use crate::nft::expr::{Constant, Register};
 
 /// A value in a register.
 #[derive(Clone, Debug)]
@@ -10,7 +10,7 @@ pub(super) struct Value {
     /// How many registers it fills.
     pub(super) words: u8,
     /// The mask it went through, when nothing else happened to it.
-    pub(super) mask: Option<Bytes>,
+    pub(super) mask: Option<Constant>,
     /// The part of the rule's text that goes when this value is used: see [`Registers::take`].
     pub(super) loaded_by: Option<usize>,
 }

@@ -12,7 +12,7 @@ use super::{
     registers::{Kind, Registers, Value},
     words,
 };
-use crate::nft::expr::{CmpOp, DynsetOp, Expr, Matches, NatKind, NumgenKind, RangeOp, Register, Rule};
+use crate::nft::expr::{CmpOp, DynsetOp, Expr, LookupMatch, NatType, NumgenType, RangeOp, Register, Rule};
 
 /// How many registers the key and the data of a set fill, if the set is known.
 pub(crate) type SetWords<'a> = dyn Fn(&str) -> Option<(u8, u8)> + 'a;
@@ -124,8 +124,8 @@ impl Writer<'_> {
             }
             Expr::Numgen { dreg, kind, modulus, offset } => {
                 let kind = match kind {
-                    NumgenKind::Incremental => "inc",
-                    NumgenKind::Random => "random",
+                    NumgenType::Incremental => "inc",
+                    NumgenType::Random => "random",
                 };
                 let mut text = format!("numgen {kind} mod {modulus}");
                 if *offset != 0 {
@@ -135,8 +135,8 @@ impl Writer<'_> {
             }
             Expr::Nat { kind, family, addr, addr_max, port, port_max, flags } => {
                 let verb = match kind {
-                    NatKind::Snat => "snat",
-                    NatKind::Dnat => "dnat",
+                    NatType::Snat => "snat",
+                    NatType::Dnat => "dnat",
                 };
                 // The result of a map fills both registers at once, and is written once.
                 let covered = addr.and_then(|addr| self.registers.get(addr)?.end(addr));
@@ -188,11 +188,11 @@ impl Writer<'_> {
         self.registers.load(dreg, value);
     }
 
-    fn lookup(&mut self, set: &str, sreg: Register, dreg: Option<Register>, matches: Matches) {
+    fn lookup(&mut self, set: &str, sreg: Register, dreg: Option<Register>, matches: LookupMatch) {
         let known = (self.sets)(set);
         let key = self.take(sreg, known.map(|(key, _)| key));
         match dreg {
-            None if matches == Matches::Missing => self.parts.push(format!("{key} != @{set}")),
+            None if matches == LookupMatch::NotInSet => self.parts.push(format!("{key} != @{set}")),
             None => self.parts.push(format!("{key} @{set}")),
             Some(Register::VERDICT) => self.parts.push(format!("{key} vmap @{set}")),
             Some(dreg) => {

@@ -2,7 +2,7 @@
 
 use super::{element::put_proto, registers::Kind};
 use crate::nft::{
-    expr::{CmpOp, CtKey, Direction, FibFlags, FibResult, MetaKey, NatFlags, PayloadBase, RejectWith},
+    expr::{CmpOp, CtDirection, CtKey, FibFlags, FibResult, MetaKey, NatFlags, PayloadBase, RejectWith},
     fields::FieldReader,
 };
 
@@ -42,7 +42,7 @@ pub(super) fn meta(key: MetaKey) -> (&'static str, Kind, usize) {
     }
 }
 
-pub(super) fn ct(key: CtKey, direction: Option<Direction>) -> (String, Kind, usize) {
+pub(super) fn ct(key: CtKey, direction: Option<CtDirection>) -> (String, Kind, usize) {
     let (name, kind, len) = match key {
         CtKey::State => ("state", Kind::CtState, 4),
         CtKey::Direction => ("direction", Kind::Raw, 1),
@@ -58,8 +58,8 @@ pub(super) fn ct(key: CtKey, direction: Option<Direction>) -> (String, Kind, usi
     };
     let direction = match direction {
         None => "",
-        Some(Direction::Original) => "original ",
-        Some(Direction::Reply) => "reply ",
+        Some(CtDirection::Original) => "original ",
+        Some(CtDirection::Reply) => "reply ",
     };
     (format!("ct {direction}{name}"), kind, len)
 }

@@ -8,8 +8,8 @@ use std::{
 use anyhow::{Context, Result};
 use netlink::{
     Errno,
-    ipset::Entry,
-    ipvs::{Command, Destination, PERSISTENT, Scheduling, Service},
+    ipset::IpsetEntry,
+    ipvs::{Destination, IpvsCommand, PERSISTENT, Scheduling, VirtualServerKey},
 };
 use nix::libc;
 
@@ -41,7 +41,7 @@ enum Left {
     /// That.
     Refusal,
     /// This instead.
-    Command(Command),
+    Command(IpvsCommand),
 }
 
 /// What goes together.
@@ -68,12 +68,12 @@ impl Worker {
             };
             match run.first().map(batch) {
                 Some(Batch::AddEntries(set)) => {
-                    let entries: Vec<Entry> = run.iter().filter_map(entry).collect();
+                    let entries: Vec<IpsetEntry> = run.iter().filter_map(entry).collect();
                     let list = self.ipset.add(set.name(), &entries)?;
                     list.into_iter().for_each(|one| refuse(one.index, one.errno));
                 }
                 Some(Batch::DeleteEntries(set)) => {
-                    let entries: Vec<Entry> = run.iter().filter_map(entry).collect();
+                    let entries: Vec<IpsetEntry> = run.iter().filter_map(entry).collect();
                     let list = self.ipset.delete(set.name(), &entries)?;
                     list.into_iter().for_each(|one| refuse(one.index, one.errno));
                 }
@@ -87,7 +87,7 @@ impl Worker {
                     list.into_iter().for_each(|one| refuse(one.index, one.errno));
                 }
                 Some(Batch::Commands) => {
-                    let commands: Vec<Command> = run.iter().filter_map(command).collect();
+                    let commands: Vec<IpvsCommand> = run.iter().filter_map(command).collect();
                     let outcome = self.execute(commands)?;
                     outcome.refused.into_iter().for_each(|(index, errno)| refuse(index, errno));
                     refused.extend(outcome.makeshifts.into_iter().filter_map(|(index, scheduling)| {
@@ -102,11 +102,11 @@ impl Worker {
     }
 
     /// Executes commands. One that is refused is tried in another form where there is one, until the kernel has taken it or there is none.
-    fn execute(&mut self, commands: Vec<Command>) -> Result<Outcome> {
+    fn execute(&mut self, commands: Vec<IpvsCommand>) -> Result<Outcome> {
         let mut outcome = Outcome::default();
-        let mut round: Vec<(usize, Command)> = commands.into_iter().enumerate().collect();
+        let mut round: Vec<(usize, IpvsCommand)> = commands.into_iter().enumerate().collect();
         while !round.is_empty() {
-            let commands: Vec<Command> = round.iter().map(|(_, command)| command.clone()).collect();
+            let commands: Vec<IpvsCommand> = round.iter().map(|(_, command)| command.clone()).collect();
             let refused = self.ipvs()?.execute(&commands)?;
             let (mut next, mut remade) = (Vec::new(), HashSet::new());
             for (one, (index, command)) in refused.iter().filter_map(|one| Some((one, round.get(one.index)?.clone()))) {
@@ -117,7 +117,7 @@ impl Worker {
                         outcome.refused.push((index, one.errno));
                     }
                     Left::Command(command) => {
-                        if let Command::AddService(server, scheduling) | Command::SetService(server, scheduling) =
+                        if let IpvsCommand::AddServer(server, scheduling) | IpvsCommand::SetServer(server, scheduling) =
                             &command
                         {
                             remade.insert(*server);
@@ -136,29 +136,30 @@ impl Worker {
 }
 
 /// What is left of a command that was refused. `remade`: the virtual servers before it that are tried again, in the order of commands.
-fn left(command: Command, errno: Errno, remade: &HashSet<Service>) -> Left {
+fn left(command: IpvsCommand, errno: Errno, remade: &HashSet<VirtualServerKey>) -> Left {
     match (command, errno.0) {
         // Somebody else came first: what is there is changed, and what has to go is gone.
-        (Command::AddService(server, scheduling), libc::EEXIST) => {
-            Left::Command(Command::SetService(server, scheduling))
+        (IpvsCommand::AddServer(server, scheduling), libc::EEXIST) => {
+            Left::Command(IpvsCommand::SetServer(server, scheduling))
         }
-        (Command::AddDestination(server, to), libc::EEXIST) => Left::Command(Command::SetDestination(server, to)),
-        (Command::DeleteService(_), libc::ESRCH) | (Command::DeleteDestination(..), libc::ESRCH | libc::ENOENT) => {
-            Left::Nothing
+        (IpvsCommand::AddDestination(server, to), libc::EEXIST) => {
+            Left::Command(IpvsCommand::SetDestination(server, to))
         }
+        (IpvsCommand::DeleteServer(_), libc::ESRCH)
+        | (IpvsCommand::DeleteDestination(..), libc::ESRCH | libc::ENOENT) => Left::Nothing,
         // No such scheduler. `ip_vs_rr` comes with IPVS everywhere.
-        (Command::AddService(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
+        (IpvsCommand::AddServer(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
             if *scheduler != *MAKESHIFT =>
         {
-            Left::Command(Command::AddService(server, makeshift(flags, timeout)))
+            Left::Command(IpvsCommand::AddServer(server, makeshift(flags, timeout)))
         }
-        (Command::SetService(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
+        (IpvsCommand::SetServer(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
             if *scheduler != *MAKESHIFT =>
         {
-            Left::Command(Command::SetService(server, makeshift(flags, timeout)))
+            Left::Command(IpvsCommand::SetServer(server, makeshift(flags, timeout)))
         }
         // It came with its virtual server.
-        (command @ Command::AddDestination(server, _), libc::ESRCH) if remade.contains(&server) => {
+        (command @ IpvsCommand::AddDestination(server, _), libc::ESRCH) if remade.contains(&server) => {
             Left::Command(command)
         }
         _ => Left::Refusal,
@@ -175,7 +176,7 @@ fn makeshift_of(operation: &Operation, index: usize, instead: Scheduling) -> Ref
     let reason = match operation {
         Operation::Add(_, Value::Scheduling(Scheduling { scheduler, .. }))
         | Operation::Change(_, Value::Scheduling(Scheduling { scheduler, .. })) => format!(
-            "{object}: the kernel has no scheduler {scheduler} (module ip_vs_{scheduler}), it is {} until the Service or the agent \
+            "{object}: the kernel has no scheduler {scheduler} (module ip_vs_{scheduler}), it is {} until the Service or the backend \
              changes",
             instead.scheduler
         ),
@@ -187,25 +188,25 @@ fn makeshift_of(operation: &Operation, index: usize, instead: Scheduling) -> Ref
 fn batch(operation: &Operation) -> Batch {
     match operation {
         Operation::Add(object, _) | Operation::Change(object, _) => match object {
-            Object::Entry(set, _) => Batch::AddEntries(*set),
+            Object::SetEntry(set, _) => Batch::AddEntries(*set),
             Object::Address(_) => Batch::AddAddresses,
             Object::Server(_) | Object::Destination(..) => Batch::Commands,
         },
         Operation::Remove(object) => match object {
-            Object::Entry(set, _) => Batch::DeleteEntries(*set),
+            Object::SetEntry(set, _) => Batch::DeleteEntries(*set),
             Object::Address(_) => Batch::DeleteAddresses,
             Object::Server(_) | Object::Destination(..) => Batch::Commands,
         },
     }
 }
 
-fn entry(operation: &Operation) -> Option<Entry> {
-    let Object::Entry(_, entry) = operation.object() else { return None };
+fn entry(operation: &Operation) -> Option<IpsetEntry> {
+    let Object::SetEntry(_, entry) = operation.object() else { return None };
     let mark = match operation {
         Operation::Add(_, Value::Mark(mark)) | Operation::Change(_, Value::Mark(mark)) => Some(mark.raw()),
         _ => None,
     };
-    Some(Entry { mark, ..*entry })
+    Some(IpsetEntry { mark, ..*entry })
 }
 
 fn address(operation: &Operation) -> Option<IpAddr> {
@@ -215,22 +216,22 @@ fn address(operation: &Operation) -> Option<IpAddr> {
     }
 }
 
-fn command(operation: &Operation) -> Option<Command> {
+fn command(operation: &Operation) -> Option<IpvsCommand> {
     Some(match operation {
         Operation::Add(Object::Server(server), Value::Scheduling(scheduling)) => {
-            Command::AddService(*server, scheduling.clone())
+            IpvsCommand::AddServer(*server, scheduling.clone())
         }
         Operation::Change(Object::Server(server), Value::Scheduling(scheduling)) => {
-            Command::SetService(*server, scheduling.clone())
+            IpvsCommand::SetServer(*server, scheduling.clone())
         }
-        Operation::Remove(Object::Server(server)) => Command::DeleteService(*server),
+        Operation::Remove(Object::Server(server)) => IpvsCommand::DeleteServer(*server),
         Operation::Add(Object::Destination(server, to), Value::Weight(weight)) => {
-            Command::AddDestination(*server, destination(*to, *weight))
+            IpvsCommand::AddDestination(*server, destination(*to, *weight))
         }
         Operation::Change(Object::Destination(server, to), Value::Weight(weight)) => {
-            Command::SetDestination(*server, destination(*to, *weight))
+            IpvsCommand::SetDestination(*server, destination(*to, *weight))
         }
-        Operation::Remove(Object::Destination(server, to)) => Command::DeleteDestination(*server, *to),
+        Operation::Remove(Object::Destination(server, to)) => IpvsCommand::DeleteDestination(*server, *to),
         _ => return None,
     })
 }

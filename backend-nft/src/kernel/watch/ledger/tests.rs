@@ -1,6 +1,6 @@
 //! What is drift, and what is not.
 
-use netlink::nft::Verb;
+use netlink::nft::NftChange;
 
 use super::*;
 
@@ -13,17 +13,17 @@ fn ledger() -> Ledger {
     ledger
 }
 
-fn changed(table: &str, port: u32) -> Notice {
-    of_family(Family::Ip, table, port)
+fn changed(table: &str, port: u32) -> NftEvent {
+    of_family(TableFamily::Ip, table, port)
 }
 
-fn of_family(family: Family, table: &str, port: u32) -> Notice {
+fn of_family(family: TableFamily, table: &str, port: u32) -> NftEvent {
     let (table, chain) = (table.into(), Some("pool-1".into()));
-    Notice::Changed { family: Some(family), table, object: "chain", chain, verb: Verb::Put, port }
+    NftEvent::Changed { family: Some(family), table, object: "chain", chain, verb: NftChange::New, port }
 }
 
-fn generation(id: u32, port: u32) -> Notice {
-    Notice::Generation { id, pid: 5, process: "nft".into(), port }
+fn generation(id: u32, port: u32) -> NftEvent {
+    NftEvent::Generation { id, pid: 5, process: "nft".into(), port }
 }
 
 fn drift() -> Option<Drift> {
@@ -48,7 +48,7 @@ fn we_and_other_tables_are_not() {
         generation(11, US),
         changed("other", NFT),
         generation(12, NFT),
-        of_family(Family::Inet, "fairlead", NFT),
+        of_family(TableFamily::Inet, "fairlead", NFT),
         generation(13, NFT),
     ] {
         assert_eq!(ledger.hear(notice), None);
@@ -76,7 +76,7 @@ fn a_loss_is_proven_harmless_by_the_generation_or_not_at_all() {
     let mut ledger = ledger();
     ledger.committed();
     ledger.committed();
-    assert_eq!(ledger.hear(Notice::Lost), None);
+    assert_eq!(ledger.hear(NftEvent::Lost), None);
     assert!(ledger.is_unsure());
     assert_eq!(ledger.check(13), Proof::Unknown, "somebody has done something");
     assert!(ledger.is_unsure());

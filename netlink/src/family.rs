@@ -1,0 +1,35 @@
+//! The address family, as all subsystems but nf_tables number it.
+
+use std::net::IpAddr;
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AddressFamily {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl AddressFamily {
+    /// Both families.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of an address.
+    #[must_use]
+    pub fn of(address: &IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// `AF_INET` or `AF_INET6`.
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Self::V4 => 2,
+            Self::V6 => 10,
+        }
+    }
+
+    pub(crate) fn from_number(number: u16) -> Option<Self> {
+        Self::ALL.into_iter().find(|family| u16::from(family.number()) == number)
+    }
+}
