@@ -7,6 +7,8 @@
 //! Ready::guard ─ Ready   │       ready once every guard has been dropped
 //! Tasks::spawn ─ Tasks::run      ends when any task ends or Shutdown is triggered, with a deadline for the others
 //! Backoff                        delays between retries
+//! failure                        error chains, and what to log of a repeated failure
+//! connect_advice                 what to do about a failed connection
 //! raise_file_limit               RLIMIT_NOFILE, for thousands of connections
 //! set_oom_score_adj              oom_score_adj of this process
 //! http::serve, http::serve_at    HTTP/1.1 for metrics and health
@@ -15,6 +17,7 @@
 //! ```
 
 mod backoff;
+pub mod connect_advice;
 pub mod failure;
 mod files;
 pub mod http;
