@@ -6,7 +6,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
-use proto::model::Family;
+use proto::model::IpFamily;
 use tracing::debug;
 
 use crate::{
@@ -35,7 +35,7 @@ pub(crate) struct Outcome {
 /// Commits edits to one family of a kernel.
 pub(crate) struct Committer<'a, K> {
     pub(crate) kernel: &'a mut K,
-    pub(crate) family: Family,
+    pub(crate) family: IpFamily,
     pub(crate) base: &'a Base,
     pub(crate) hooks: &'a [Hook],
     pub(crate) edits: &'a [Edit],

@@ -8,7 +8,7 @@ use backend::{
     Applied, Changes, Drift, NodeState, Previewed,
     traffic::{Claims, Options, Traffic, is_urgent},
 };
-use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePortKey};
+use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 use tracing::{debug, warn};
 
 use crate::{
@@ -31,7 +31,7 @@ pub(crate) struct Driver<K> {
     /// `None`: unknown, the kernel must be asked.
     programmed: Option<Programmed>,
     /// The families for which there is an iptables.
-    served: Vec<Family>,
+    served: Vec<IpFamily>,
     claims: Claims,
     /// Why a service port was refused. The kernel holds nothing of it in that family.
     refused: BTreeMap<ServicePortKey, String>,
@@ -44,7 +44,7 @@ impl<K: Kernel> Driver<K> {
             hooks: hooks(),
             kernel,
             programmed: None,
-            served: Family::ALL.to_vec(),
+            served: IpFamily::ALL.to_vec(),
             claims: Claims::default(),
             refused: BTreeMap::new(),
         }
@@ -63,7 +63,7 @@ impl<K: Kernel> Driver<K> {
         let mut served = Vec::new();
         let mut writes = 0;
         let mut reasons = BTreeMap::new();
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             let (base, hooks) = (&base[family], &self.hooks);
             let committer =
                 Committer { kernel: &mut self.kernel, family, base, hooks, edits: &edits, urgent: urgent.len() };
@@ -157,7 +157,7 @@ impl<K: Kernel> Driver<K> {
     }
 
     /// Whether a family holds what was programmed.
-    async fn look(&mut self, family: Family) -> Result<bool> {
+    async fn look(&mut self, family: IpFamily) -> Result<bool> {
         let Some(programmed) = self.programmed.as_ref().filter(|_| self.served.contains(&family)) else {
             return Ok(true);
         };
@@ -171,9 +171,9 @@ impl<K: Kernel> Driver<K> {
     }
 
     /// What is there of each family that has been programmed. Chains of these names may be kube-proxy's in others.
-    pub(crate) async fn present(&mut self) -> Result<Vec<(Family, Present)>> {
+    pub(crate) async fn present(&mut self) -> Result<Vec<(IpFamily, Present)>> {
         let mut found = Vec::new();
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             let saved = self.kernel.save(family).await?;
             let present = saved.as_deref().map(Present::parse).transpose()?.filter(Present::is_programmed);
             found.extend(present.map(|present| (family, present)));
@@ -229,7 +229,7 @@ impl<K: Kernel> Driver<K> {
     }
 
     fn applied(&mut self, writes: usize) -> Applied {
-        let refused = self.refused.iter().map(|(key, reason)| Failure {
+        let refused = self.refused.iter().map(|(key, reason)| ServicePortFailure {
             key: key.clone(),
             reason: reason.clone(),
             retryable: true,
@@ -248,7 +248,7 @@ impl Driver<DryRun<Tools>> {
         // Nothing of it is in force.
         self.programmed = None;
         let mut programs = PerFamily::<String>::default();
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             programs[family] = self.kernel.program(family).await?;
         }
         let program = |family| programs[family].clone();

@@ -15,7 +15,7 @@ use std::{future::Future, time::Duration};
 
 use anyhow::Result;
 use backend::Drift;
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use crate::plan::Script;
 pub(crate) use dry_run::{Chain, Chains, Dry, DryRun};
@@ -26,13 +26,13 @@ pub(crate) use tools::Tools;
 /// What holds tables.
 pub(crate) trait Kernel: Send + 'static {
     /// Everything in the tables of a family, as `iptables-save` prints it; `None` when there is no iptables for it.
-    fn save(&mut self, family: Family) -> impl Future<Output = Result<Option<String>>> + Send;
+    fn save(&mut self, family: IpFamily) -> impl Future<Output = Result<Option<String>>> + Send;
 
     /// How many lines of a part it takes without taking longer for each.
     fn at_once(&self) -> usize;
 
     /// Executes the parts of a script in their order, each as a whole or not at all, up to the first that is refused.
-    fn restore(&mut self, family: Family, script: &Script) -> impl Future<Output = Result<(), RestoreError>> + Send;
+    fn restore(&mut self, family: IpFamily, script: &Script) -> impl Future<Output = Result<(), RestoreError>> + Send;
 
     /// Whether packets may pass between loopback addresses and other hosts. Of no meaning without a network.
     fn route_localnet(&mut self, _localnet: Localnet) -> Result<()> {
@@ -54,7 +54,7 @@ pub(crate) enum Suspicion {
     /// Somebody did, or nobody can tell.
     Drift(Drift),
     /// It is time to look at a family: nobody announces changes here.
-    Look(Family),
+    Look(IpFamily),
 }
 
 /// Why a script is not in force.

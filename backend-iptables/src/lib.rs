@@ -35,7 +35,7 @@ mod words;
 use anyhow::Result;
 pub use backend::iptables::{UnknownVariant, Variant};
 use backend::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed, traffic::Options};
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use driver::Driver;
 use kernel::{DryRun, Tools};
@@ -57,7 +57,7 @@ impl Iptables {
     ///
     /// # Errors
     /// When iptables does not say.
-    pub async fn programmed() -> Result<Vec<Family>> {
+    pub async fn programmed() -> Result<Vec<IpFamily>> {
         let mut backend = Self::new(Options::default(), None);
         if !backend.0.kernel().is_installed().await? {
             return Ok(Vec::new());

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use backend::traffic::{Front, Traffic};
-use proto::model::{Family, PerFamily, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     desired::{Base, Desired},
@@ -39,26 +39,26 @@ impl Programmed {
         Self { services: BTreeMap::new(), base, traffic, node, users: PerFamily::default() }
     }
 
-    pub(crate) fn installed(&self, key: &ServicePortKey, family: Family) -> Option<&Installed> {
+    pub(crate) fn installed(&self, key: &ServicePortKey, family: IpFamily) -> Option<&Installed> {
         self.services.get(key)?[family].as_ref()
     }
 
     /// All that leads to a service port.
-    pub(crate) fn fronts(&self, key: &ServicePortKey) -> Vec<(Family, Front)> {
+    pub(crate) fn fronts(&self, key: &ServicePortKey) -> Vec<(IpFamily, Front)> {
         let of = |family| {
             let installed = self.installed(key, family).into_iter();
             installed.flat_map(|installed| &installed.fronts).map(move |front| (family, *front))
         };
-        Family::ALL.into_iter().flat_map(of).collect()
+        IpFamily::ALL.into_iter().flat_map(of).collect()
     }
 
     /// How many service ports have a line.
-    pub(crate) fn users(&self, family: Family, dispatch: Dispatch, line: &str) -> u32 {
+    pub(crate) fn users(&self, family: IpFamily, dispatch: Dispatch, line: &str) -> u32 {
         self.users[family].get(&(dispatch, line.to_owned())).copied().unwrap_or_default()
     }
 
     /// So many more have those lines.
-    pub(crate) fn settle_users(&mut self, family: Family, deltas: Deltas) {
+    pub(crate) fn settle_users(&mut self, family: IpFamily, deltas: Deltas) {
         let users = &mut self.users[family];
         for (line, delta) in deltas {
             match users.get(&line).copied().unwrap_or_default().saturating_add_signed(delta) {
@@ -70,7 +70,7 @@ impl Programmed {
 
     /// What was found, or put, in force.
     pub(crate) fn adopt(&mut self, edit: Edit) {
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             let lines = edit.desired[family].iter().flat_map(|desired| &desired.lines);
             for (dispatch, line) in lines.filter(|(dispatch, _)| dispatch.is_shared()) {
                 *self.users[family].entry((*dispatch, line.clone())).or_default() += 1;
@@ -92,7 +92,7 @@ impl Programmed {
     }
 
     /// What stands for everything of ours in a family.
-    pub(crate) fn fingerprint(&self, family: Family, hooks: &[Hook]) -> Fingerprint {
+    pub(crate) fn fingerprint(&self, family: IpFamily, hooks: &[Hook]) -> Fingerprint {
         let base = &self.base[family];
         let fixed = base.chains.iter().map(Chain::mark);
         let ends = Dispatch::ALL.into_iter().flat_map(|dispatch| {

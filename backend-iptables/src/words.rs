@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use backend::{Difference, NodeState, Verb};
-use proto::model::{Family, ServicePortKey};
+use proto::model::{IpFamily, ServicePortKey};
 
 use crate::{
     kernel::{Chain, Chains, Dry, Localnet},
@@ -22,7 +22,7 @@ impl<'a> Owners<'a> {
         for (key, service) in state.services() {
             let names = Names::new(key);
             let kinds = [Kind::Svc, Kind::Svl, Kind::Ext, Kind::Fw].map(|kind| names.chain(kind));
-            let pools = Family::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
+            let pools = IpFamily::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
             let endpoints = pools.iter().flatten().flat_map(|pool| pool.endpoints());
             let of_endpoints = endpoints.map(|endpoint| names.endpoint((endpoint.address, endpoint.port.get()).into()));
             owners.extend(kinds.into_iter().chain(of_endpoints).map(|chain| (chain, key)));
@@ -39,7 +39,7 @@ impl<'a> Owners<'a> {
 }
 
 /// What would be written.
-pub(crate) fn differences(dry: Dry, program: impl Fn(Family) -> String, owners: &Owners<'_>) -> Vec<Difference> {
+pub(crate) fn differences(dry: Dry, program: impl Fn(IpFamily) -> String, owners: &Owners<'_>) -> Vec<Difference> {
     let mut list = Vec::new();
     if let Some(localnet) = dry.localnet {
         let value = if localnet == Localnet::Routed { "1" } else { "0" };

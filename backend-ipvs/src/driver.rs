@@ -16,7 +16,7 @@ use backend::{
     Applied, Changes, Drift, Item, NodeState, Previewed,
     traffic::{Claims, Front, NodePortAddresses, is_urgent},
 };
-use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePortKey};
+use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -245,7 +245,7 @@ impl<K: Kernel> Driver<K> {
     fn node_port_addresses(&self, state: &NodeState, elsewhere: &HashSet<IpAddr>) -> Vec<IpAddr> {
         match &self.settings.traffic.nodeport_addresses {
             NodePortAddresses::Primary => {
-                Family::ALL.into_iter().filter_map(|family| state.node().primary_address(family)).collect()
+                IpFamily::ALL.into_iter().filter_map(|family| state.node().primary_address(family)).collect()
             }
             NodePortAddresses::Cidrs(ranges) => {
                 let is_in = |address: &&IpAddr| ranges.iter().any(|range| range.contains(*address));
@@ -258,7 +258,7 @@ impl<K: Kernel> Driver<K> {
     fn marked_fronts(&self, state: &NodeState, key: &ServicePortKey) -> Vec<Object> {
         let Some(service) = state.service(key) else { return Vec::new() };
         let mut list = Vec::new();
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             for (front, class) in backend::traffic::fronts(&service.port, family) {
                 if class == backend::traffic::VipClass::ClusterIp || !self.claims.owns(key, family, &front) {
                     continue;
@@ -282,7 +282,7 @@ impl<K: Kernel> Driver<K> {
         let services = state.services().values();
         let servers = services.flat_map(|service| {
             let port = &service.port;
-            let addresses = Family::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
+            let addresses = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
             addresses.map(|address| {
                 let protocol = crate::object::ipvs_protocol(port.key.protocol);
                 netlink::ipvs::VirtualServerKey::Address(protocol, (address, port.port.get()).into())
@@ -297,7 +297,7 @@ impl<K: Kernel> Driver<K> {
 
     fn applied(&self, writes: usize) -> Applied {
         let failure = |retryable| {
-            move |(key, reason): (&ServicePortKey, &String)| Failure {
+            move |(key, reason): (&ServicePortKey, &String)| ServicePortFailure {
                 key: key.clone(),
                 reason: reason.clone(),
                 retryable,
@@ -310,7 +310,7 @@ impl<K: Kernel> Driver<K> {
         let excluded = may_exclude.flat_map(Programmed::excluded).map(|(key, addresses)| {
             let list: Vec<_> = addresses.iter().map(ToString::to_string).collect();
             let reason = format!("{} is in a range that was said to be left alone", list.join(", "));
-            Failure { key: key.clone(), reason, retryable: false, kind: FailureKind::Program }
+            ServicePortFailure { key: key.clone(), reason, retryable: false, kind: FailureKind::Program }
         });
         let failures = self.claims.failures().chain(excluded).chain(makeshifts).chain(refused).collect();
         Applied { writes, failures, ..Applied::default() }

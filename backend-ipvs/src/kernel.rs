@@ -16,7 +16,7 @@ use std::{
 use ::netlink::ipvs::{IpvsTimeouts, VirtualServerKey};
 use anyhow::Result;
 use ipnet::IpNet;
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     desired::Rules,
@@ -76,7 +76,7 @@ pub(crate) struct Ours {
 #[derive(Debug, Default)]
 pub(crate) struct Fronts {
     vips: HashSet<(u8, SocketAddr)>,
-    node_ports: HashSet<(Family, u8, u16)>,
+    node_ports: HashSet<(IpFamily, u8, u16)>,
 }
 
 /// What is there.
@@ -175,6 +175,6 @@ impl Fronts {
         let VirtualServerKey::Address(protocol, address) = server else { return false };
         let protocol = protocol.number();
         self.vips.contains(&(protocol, *address))
-            || self.node_ports.contains(&(Family::of(&address.ip()), protocol, address.port()))
+            || self.node_ports.contains(&(IpFamily::of(&address.ip()), protocol, address.port()))
     }
 }

@@ -45,7 +45,7 @@ mod words;
 
 use anyhow::Result;
 use backend::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed};
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use driver::Driver;
 use kernel::{DryRun, Netlink};
@@ -70,7 +70,7 @@ impl Ipvs {
     ///
     /// # Errors
     /// When iptables does not say.
-    pub async fn programmed() -> Result<Vec<Family>> {
+    pub async fn programmed() -> Result<Vec<IpFamily>> {
         Netlink::open(None)?.families().await
     }
 

@@ -10,7 +10,7 @@ use netlink::{
     ipset::IpsetEntry,
     ipvs::{IpvsProtocol, Scheduling, VirtualServerKey},
 };
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use crate::{mark::Mark, set::Set};
 
@@ -85,9 +85,9 @@ pub(crate) fn ipvs_protocol(protocol: proto::model::Protocol) -> IpvsProtocol {
 }
 
 /// The same in the words of IPVS.
-pub(crate) fn ipvs_family(family: Family) -> netlink::AddressFamily {
+pub(crate) fn ipvs_family(family: IpFamily) -> netlink::AddressFamily {
     match family {
-        Family::V4 => netlink::AddressFamily::V4,
-        Family::V6 => netlink::AddressFamily::V6,
+        IpFamily::V4 => netlink::AddressFamily::V4,
+        IpFamily::V6 => netlink::AddressFamily::V6,
     }
 }

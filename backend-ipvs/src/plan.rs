@@ -18,7 +18,7 @@ use netlink::{
     ipset::IpsetEntry,
     ipvs::{IpvsProtocol, VirtualServerKey},
 };
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use crate::{
     mark::Mark,
@@ -94,7 +94,7 @@ struct Planner<'a> {
 }
 
 /// The virtual servers at addresses, by their ports.
-type AtPorts = HashMap<(Family, u8, u16), Vec<VirtualServerKey>>;
+type AtPorts = HashMap<(IpFamily, u8, u16), Vec<VirtualServerKey>>;
 
 // === impl Planner ===
 
@@ -148,7 +148,7 @@ impl Planner<'_> {
             return false;
         };
         let at_ports = self.at_ports.get_or_init(|| at_ports(self.present));
-        let servers = at_ports.get(&(Family::of(&ip), protocol, port));
+        let servers = at_ports.get(&(IpFamily::of(&ip), protocol, port));
         servers.is_some_and(|servers| servers.iter().any(|server| self.stays(&Object::Server(*server))))
     }
 
@@ -163,7 +163,7 @@ impl Planner<'_> {
 
     /// The same of any VIP at an address.
     fn leads_from(&self, address: IpAddr) -> bool {
-        let set = Set { content: Content::Vips, family: Family::of(&address) };
+        let set = Set { content: Content::Vips, family: IpFamily::of(&address) };
         let first = Object::SetEntry(set, set::address(address));
         let is_its =
             |object: &&Object| matches!(object, Object::SetEntry(of, entry) if *of == set && entry.ip == Some(address));
@@ -194,7 +194,7 @@ fn at_ports(pieces: &Pieces) -> AtPorts {
     let mut ports = AtPorts::new();
     for object in pieces.keys() {
         if let Object::Server(server @ VirtualServerKey::Address(protocol, address)) = object {
-            let port = (Family::of(&address.ip()), protocol.number(), address.port());
+            let port = (IpFamily::of(&address.ip()), protocol.number(), address.port());
             ports.entry(port).or_default().push(*server);
         }
     }

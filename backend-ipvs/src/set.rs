@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use backend::traffic::Front;
 use ipnet::IpNet;
 use netlink::ipset::{IpsetEntry, IpsetType, NewIpset, SkbInfo};
-use proto::model::{Family, Protocol};
+use proto::model::{IpFamily, Protocol};
 
 /// A set, of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Set {
     pub(crate) content: Content,
-    pub(crate) family: Family,
+    pub(crate) family: IpFamily,
 }
 
 /// What a set holds.
@@ -45,29 +45,29 @@ const HASH_SIZE: u32 = 1024;
 impl Set {
     /// All there are.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        Family::ALL.into_iter().flat_map(|family| Content::ALL.map(move |content| Self { content, family }))
+        IpFamily::ALL.into_iter().flat_map(|family| Content::ALL.map(move |content| Self { content, family }))
     }
 
     /// At most 31 characters.
     pub(crate) fn name(self) -> &'static str {
         use Content as C;
         match (self.content, self.family) {
-            (C::Hairpin, Family::V4) => "FAIRLEAD-HAIRPIN",
-            (C::Sources, Family::V4) => "FAIRLEAD-SOURCES",
-            (C::Restricted, Family::V4) => "FAIRLEAD-RESTRICTED",
-            (C::Addresses, Family::V4) => "FAIRLEAD-ADDRESSES",
-            (C::Vips, Family::V4) => "FAIRLEAD-VIPS",
-            (C::VipsInside, Family::V4) => "FAIRLEAD-VIPS-INSIDE",
-            (C::NodePorts, Family::V4) => "FAIRLEAD-NODE-PORTS",
-            (C::NodePortsInside, Family::V4) => "FAIRLEAD-NODE-PORTS-INSIDE",
-            (C::Hairpin, Family::V6) => "FAIRLEAD-6-HAIRPIN",
-            (C::Sources, Family::V6) => "FAIRLEAD-6-SOURCES",
-            (C::Restricted, Family::V6) => "FAIRLEAD-6-RESTRICTED",
-            (C::Addresses, Family::V6) => "FAIRLEAD-6-ADDRESSES",
-            (C::Vips, Family::V6) => "FAIRLEAD-6-VIPS",
-            (C::VipsInside, Family::V6) => "FAIRLEAD-6-VIPS-INSIDE",
-            (C::NodePorts, Family::V6) => "FAIRLEAD-6-NODE-PORTS",
-            (C::NodePortsInside, Family::V6) => "FAIRLEAD-6-NODE-PORTS-INSIDE",
+            (C::Hairpin, IpFamily::V4) => "FAIRLEAD-HAIRPIN",
+            (C::Sources, IpFamily::V4) => "FAIRLEAD-SOURCES",
+            (C::Restricted, IpFamily::V4) => "FAIRLEAD-RESTRICTED",
+            (C::Addresses, IpFamily::V4) => "FAIRLEAD-ADDRESSES",
+            (C::Vips, IpFamily::V4) => "FAIRLEAD-VIPS",
+            (C::VipsInside, IpFamily::V4) => "FAIRLEAD-VIPS-INSIDE",
+            (C::NodePorts, IpFamily::V4) => "FAIRLEAD-NODE-PORTS",
+            (C::NodePortsInside, IpFamily::V4) => "FAIRLEAD-NODE-PORTS-INSIDE",
+            (C::Hairpin, IpFamily::V6) => "FAIRLEAD-6-HAIRPIN",
+            (C::Sources, IpFamily::V6) => "FAIRLEAD-6-SOURCES",
+            (C::Restricted, IpFamily::V6) => "FAIRLEAD-6-RESTRICTED",
+            (C::Addresses, IpFamily::V6) => "FAIRLEAD-6-ADDRESSES",
+            (C::Vips, IpFamily::V6) => "FAIRLEAD-6-VIPS",
+            (C::VipsInside, IpFamily::V6) => "FAIRLEAD-6-VIPS-INSIDE",
+            (C::NodePorts, IpFamily::V6) => "FAIRLEAD-6-NODE-PORTS",
+            (C::NodePortsInside, IpFamily::V6) => "FAIRLEAD-6-NODE-PORTS-INSIDE",
         }
     }
 
@@ -82,8 +82,8 @@ impl Set {
             Content::NodePorts | Content::NodePortsInside => (IpsetType::NetPort, SkbInfo::Enabled),
         };
         let family = match self.family {
-            Family::V4 => netlink::AddressFamily::V4,
-            Family::V6 => netlink::AddressFamily::V6,
+            IpFamily::V4 => netlink::AddressFamily::V4,
+            IpFamily::V6 => netlink::AddressFamily::V6,
         };
         let (hash_size, max_entries) = (HASH_SIZE, MAX_ENTRIES);
         NewIpset { name: self.name(), set_type, family, hash_size, max_entries, skbinfo }
@@ -135,13 +135,13 @@ pub(crate) fn source(ip: IpAddr, protocol: Protocol, port: u16, range: &IpNet) -
 
 /// Those of a front. A node port is entered with all addresses, in two halves: there is no network of all. Rules see to it that only the
 /// node's own are looked up.
-pub(crate) fn front(front: &Front, family: Family) -> Vec<IpsetEntry> {
+pub(crate) fn front(front: &Front, family: IpFamily) -> Vec<IpsetEntry> {
     match *front {
         Front::Vip { address, port, protocol } => vec![socket(address, protocol, port)],
         Front::NodePort { port, protocol } => {
             let halves: [IpAddr; 2] = match family {
-                Family::V4 => [Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(128, 0, 0, 0).into()],
-                Family::V6 => [Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x8000, 0, 0, 0, 0, 0, 0, 0).into()],
+                IpFamily::V4 => [Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(128, 0, 0, 0).into()],
+                IpFamily::V6 => [Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x8000, 0, 0, 0, 0, 0, 0, 0).into()],
             };
             halves.map(|half| IpsetEntry { prefix: Some(1), ..socket(half, protocol, port) }).to_vec()
         }

@@ -20,7 +20,7 @@ use netlink::{
     ipset::IpsetEntry,
     ipvs::{self, VirtualServerKey},
 };
-use proto::model::{Family, Protocol};
+use proto::model::{IpFamily, Protocol};
 
 use crate::{
     kernel::{Carried, Connections},
@@ -34,7 +34,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
     /// What it serves.
-    pub family: Family,
+    pub family: IpFamily,
     /// What it serves.
     pub protocol: Protocol,
     /// What it is known by.
@@ -94,8 +94,8 @@ pub(crate) fn view(pieces: &Pieces, connections: &Carried) -> Vec<VirtualServer>
         });
         Some(VirtualServer {
             family: match server.family() {
-                netlink::AddressFamily::V4 => Family::V4,
-                netlink::AddressFamily::V6 => Family::V6,
+                netlink::AddressFamily::V4 => IpFamily::V4,
+                netlink::AddressFamily::V6 => IpFamily::V6,
             },
             protocol: match protocol(&server)? {
                 ipvs::IpvsProtocol::Tcp => Protocol::Tcp,

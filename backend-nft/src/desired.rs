@@ -15,9 +15,9 @@ pub(crate) use pool::{PoolChain, PoolKind};
 pub(crate) use service::{Desired, Orders, desired};
 
 /// The family as nft calls it.
-pub(crate) fn nft_family(family: proto::model::Family) -> netlink::nft::TableFamily {
+pub(crate) fn nft_family(family: proto::model::IpFamily) -> netlink::nft::TableFamily {
     match family {
-        proto::model::Family::V4 => netlink::nft::TableFamily::Ip,
-        proto::model::Family::V6 => netlink::nft::TableFamily::Ip6,
+        proto::model::IpFamily::V4 => netlink::nft::TableFamily::Ip,
+        proto::model::IpFamily::V6 => netlink::nft::TableFamily::Ip6,
     }
 }

@@ -7,7 +7,7 @@ use backend::{
     Applied, Changes, Drift, NodeState, Previewed,
     traffic::{Claims, Masquerade, Options, Traffic, fronts, is_urgent},
 };
-use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePortKey};
+use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 use tracing::{debug, warn};
 
 use crate::{
@@ -169,7 +169,7 @@ impl<K: Kernel> Driver<K> {
     }
 
     /// The families of which there is a table.
-    pub(crate) async fn families(&mut self) -> Result<Vec<Family>> {
+    pub(crate) async fn families(&mut self) -> Result<Vec<IpFamily>> {
         self.kernel.tables().await
     }
 
@@ -215,7 +215,7 @@ impl<K: Kernel> Driver<K> {
         })
     }
 
-    fn edit(&self, state: &NodeState, key: &ServicePortKey, orders: impl Fn(Family) -> Orders) -> Edit {
+    fn edit(&self, state: &NodeState, key: &ServicePortKey, orders: impl Fn(IpFamily) -> Orders) -> Edit {
         let of = |family| -> Option<Desired> {
             let owned = |front: &_| self.claims.owns(key, family, front);
             let (masquerade, node) = (self.masquerade[family], &state.node().addresses);
@@ -229,7 +229,7 @@ impl<K: Kernel> Driver<K> {
     }
 
     fn applied(&self, writes: usize) -> Applied {
-        let refused = self.refused.iter().map(|(key, reason)| Failure {
+        let refused = self.refused.iter().map(|(key, reason)| ServicePortFailure {
             key: key.clone(),
             reason: reason.clone(),
             retryable: true,

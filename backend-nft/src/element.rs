@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use backend::traffic::Front;
 use netlink::nft::{self, DataType, FieldReader, Fields, Set, SetFlags};
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use crate::desired::PoolChain;
 pub(crate) use front::FrontKind;
@@ -317,10 +317,10 @@ impl Map {
     }
 
     /// Its definition.
-    pub(crate) fn set(self, family: Family) -> Set {
+    pub(crate) fn set(self, family: IpFamily) -> Set {
         let address = match family {
-            Family::V4 => DataType::Ipv4Addr,
-            Family::V6 => DataType::Ipv6Addr,
+            IpFamily::V4 => DataType::Ipv4Addr,
+            IpFamily::V6 => DataType::Ipv6Addr,
         };
         let endpoint = [address, DataType::InetService];
         let padded = [DataType::Mark, address, DataType::InetService];
@@ -410,7 +410,7 @@ impl Element {
     }
 
     /// Reads what the kernel holds. `None` when it is nothing that we would have written.
-    pub(crate) fn read(map: Map, family: Family, element: &nft::Element<'_>) -> Option<Self> {
+    pub(crate) fn read(map: Map, family: IpFamily, element: &nft::Element<'_>) -> Option<Self> {
         let mut fields = FieldReader::new(element.key);
         // A single address may come without an end.
         let key_end = element.key_end.unwrap_or(element.key);

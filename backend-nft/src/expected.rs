@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use backend::traffic::Front;
 use netlink::nft::Fields;
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 
 use crate::element::{Data, Element, Map};
 
@@ -15,7 +15,7 @@ pub(crate) struct Expected(PerFamily<BTreeMap<Map, Vec<(Front, u32)>>>);
 
 impl Expected {
     /// Takes in what a service port is to have.
-    pub(crate) fn add(&mut self, family: Family, elements: &[Element]) {
+    pub(crate) fn add(&mut self, family: IpFamily, elements: &[Element]) {
         for Element { front, map, index, data } in elements {
             let Data::Endpoint(..) = data else { continue };
             let fronts = self.0[family].entry(*map).or_default();
@@ -27,22 +27,22 @@ impl Expected {
     }
 
     /// How many keys it should have; 0 for a map that holds no endpoints.
-    pub(crate) fn len(&self, family: Family, map: Map) -> usize {
+    pub(crate) fn len(&self, family: IpFamily, map: Map) -> usize {
         self.fronts(family, map).iter().map(|(_, places)| *places as usize).sum()
     }
 
     /// Its keys. The data is not known: who has which place is the kernel's to say.
-    pub(crate) fn keys(&self, family: Family, map: Map) -> impl Iterator<Item = Fields> {
+    pub(crate) fn keys(&self, family: IpFamily, map: Map) -> impl Iterator<Item = Fields> {
         let nobody = match family {
-            Family::V4 => Data::Endpoint(std::net::Ipv4Addr::UNSPECIFIED.into(), 0),
-            Family::V6 => Data::Endpoint(std::net::Ipv6Addr::UNSPECIFIED.into(), 0),
+            IpFamily::V4 => Data::Endpoint(std::net::Ipv4Addr::UNSPECIFIED.into(), 0),
+            IpFamily::V6 => Data::Endpoint(std::net::Ipv6Addr::UNSPECIFIED.into(), 0),
         };
         self.fronts(family, map).iter().flat_map(move |(front, places)| {
             (0..*places).map(move |index| Element { front: *front, map, index, data: nobody }.key())
         })
     }
 
-    fn fronts(&self, family: Family, map: Map) -> &[(Front, u32)] {
+    fn fronts(&self, family: IpFamily, map: Map) -> &[(Front, u32)] {
         self.0[family].get(&map).map_or(&[], Vec::as_slice)
     }
 }
@@ -65,7 +65,7 @@ mod tests {
             })
             .build();
         let service = state.services().values().next().unwrap();
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             let (mut elements, mut expected) = (Vec::new(), Expected::default());
             let orders = Orders::default();
             let desired = desired(service, family, Masquerade::Never, |_| true, &orders, &[]);

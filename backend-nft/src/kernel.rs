@@ -12,7 +12,7 @@ use std::{future::Future, time::Duration};
 
 use anyhow::Result;
 use backend::Drift;
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 
 use crate::{expected::Expected, plan::Operation, present::Listing};
 pub(crate) use dry_run::DryRun;
@@ -24,12 +24,12 @@ pub(crate) trait Kernel: Send + 'static {
     fn list(&mut self, expected: Expected) -> impl Future<Output = Result<PerFamily<Listing>>> + Send;
 
     /// The families in which there is a table of ours.
-    fn tables(&mut self) -> impl Future<Output = Result<Vec<Family>>> + Send;
+    fn tables(&mut self) -> impl Future<Output = Result<Vec<IpFamily>>> + Send;
 
     /// Executes all operations, or none. Says how long that took in the kernel.
     fn commit(
         &mut self,
-        operations: Vec<(Family, Operation)>,
+        operations: Vec<(IpFamily, Operation)>,
     ) -> impl Future<Output = Result<Duration, CommitError>> + Send;
 
     /// Returns when somebody else has changed our tables since they were listed, or may have. May be dropped before.

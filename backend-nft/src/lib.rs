@@ -57,7 +57,7 @@ mod words;
 
 use anyhow::Result;
 use backend::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed, traffic::Options};
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use driver::Driver;
 use kernel::{DryRun, Netlink};
@@ -80,7 +80,7 @@ impl Nft {
     ///
     /// # Errors
     /// When the kernel does not answer.
-    pub async fn families(&mut self) -> Result<Vec<Family>> {
+    pub async fn families(&mut self) -> Result<Vec<IpFamily>> {
         self.0.families().await
     }
 

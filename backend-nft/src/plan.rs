@@ -17,7 +17,7 @@ mod tests;
 
 use backend::traffic::Traffic;
 use netlink::nft::{Chain, Rule, Set};
-use proto::model::{Family, PerFamily, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     desired::{Desired, PoolChain},
@@ -66,11 +66,11 @@ pub(crate) struct Edit {
 /// What the kernel holds.
 pub(crate) trait Before {
     /// Appends the elements of what the edit is about, sorted, but those that are shared.
-    fn elements(&self, family: Family, edit: &Edit, to: &mut Vec<Element>);
+    fn elements(&self, family: IpFamily, edit: &Edit, to: &mut Vec<Element>);
     /// Appends the shared elements that it is known to need, sorted.
-    fn shared(&self, family: Family, edit: &Edit, to: &mut Vec<Element>);
+    fn shared(&self, family: IpFamily, edit: &Edit, to: &mut Vec<Element>);
     /// What is shared by service ports.
-    fn refs(&self, family: Family) -> &Refs;
+    fn refs(&self, family: IpFamily) -> &Refs;
 }
 
 /// What is wrong with the parts of a table that belong to no service port.
@@ -101,7 +101,7 @@ pub(crate) enum Sweep {
 /// A transaction.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
-    pub(crate) operations: Vec<(Family, Operation)>,
+    pub(crate) operations: Vec<(IpFamily, Operation)>,
     /// What is shared when it is in force.
     pub(crate) refs: PerFamily<Delta>,
     /// How many of the edits are in it.
@@ -169,7 +169,7 @@ impl Plan {
             {
                 break;
             }
-            for family in Family::ALL {
+            for family in IpFamily::ALL {
                 stages[family].edit(before, family, edit, index);
             }
             plan.taken += 1;
@@ -177,12 +177,12 @@ impl Plan {
         let rest = active.get(plan.taken..).unwrap_or_default();
         if ahead == Ahead::Chains {
             for (_, edit) in rest.iter().filter_map(edit) {
-                Family::ALL.into_iter().for_each(|family| stages[family].prepare(family, edit));
+                IpFamily::ALL.into_iter().for_each(|family| stages[family].prepare(family, edit));
             }
         }
         let sweep = if rest.is_empty() { sweep } else { Sweep::Keep };
         let PerFamily { v4, v6 } = stages;
-        for (family, mut stage) in [(Family::V4, v4), (Family::V6, v6)] {
+        for (family, mut stage) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
             let mut repairs = std::mem::take(&mut repairs[family]);
             if !rest.is_empty() {
                 repairs.split_off_later();

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use backend::traffic::{Front, Traffic};
 use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags, Table};
-use proto::model::{Endpoint, Family, PerFamily};
+use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
     desired::{Base, FixedChain, Orders, PoolChain},
@@ -49,12 +49,12 @@ impl Present {
         listings: PerFamily<Listing>,
         base: &PerFamily<Base>,
         traffic: &Traffic,
-        is_owned: impl Fn(Family, &Front) -> bool,
+        is_owned: impl Fn(IpFamily, &Front) -> bool,
     ) -> (Self, PerFamily<Repairs>) {
         let mut present = Self::default();
         let mut repairs = PerFamily::<Repairs>::default();
         let PerFamily { v4, v6 } = listings;
-        for (family, mut listing) in [(Family::V4, v4), (Family::V6, v6)] {
+        for (family, mut listing) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
             listing.elements.sort_unstable();
             let base = &base[family];
             if listing.table.is_none() || !fits(&listing, base) {
@@ -90,7 +90,7 @@ impl Present {
     }
 
     /// The places that endpoints were found at, under the first of these fronts that has any.
-    pub(crate) fn orders<'a>(&self, family: Family, fronts: impl Iterator<Item = &'a Front>) -> Orders {
+    pub(crate) fn orders<'a>(&self, family: IpFamily, fronts: impl Iterator<Item = &'a Front>) -> Orders {
         let mut orders = Orders::default();
         for front in fronts {
             let mut found = Orders::default();
@@ -148,15 +148,15 @@ impl PresentTable {
 }
 
 impl Before for Present {
-    fn elements(&self, family: Family, edit: &Edit, to: &mut Vec<Element>) {
+    fn elements(&self, family: IpFamily, edit: &Edit, to: &mut Vec<Element>) {
         let fronts = edit.desired[family].iter().flat_map(|desired| desired.fronts());
         fronts.for_each(|front| to.extend_from_slice(self.0[family].of(front)));
     }
 
     /// Nobody knows who needed what was found: it is counted anew.
-    fn shared(&self, _: Family, _: &Edit, _: &mut Vec<Element>) {}
+    fn shared(&self, _: IpFamily, _: &Edit, _: &mut Vec<Element>) {}
 
-    fn refs(&self, family: Family) -> &Refs {
+    fn refs(&self, family: IpFamily) -> &Refs {
         &self.0[family].refs
     }
 }
@@ -211,7 +211,7 @@ fn add_rules(chain: &str, rules: &[Rule], repairs: &mut Repairs) {
     repairs.rules.extend(rules.iter().map(|rule| Operation::AddRule(chain.into(), rule.clone())));
 }
 
-fn repair(listing: &Listing, base: &Base, family: Family, traffic: &Traffic) -> Repairs {
+fn repair(listing: &Listing, base: &Base, family: IpFamily, traffic: &Traffic) -> Repairs {
     let mut repairs = Repairs::default();
     if listing.table.as_ref().is_some_and(|table| table.flags != base.table.flags) {
         repairs.first.push(Operation::AddTable);

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use backend::traffic::{Front, Traffic};
-use proto::model::{Family, PerFamily, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     desired::{Base, Desired, Orders, PoolChain},
@@ -23,24 +23,24 @@ pub(crate) struct Programmed {
 }
 
 impl Programmed {
-    fn get(&self, key: &ServicePortKey, family: Family) -> Option<&Desired> {
+    fn get(&self, key: &ServicePortKey, family: IpFamily) -> Option<&Desired> {
         self.services.get(key)?[family].as_ref()
     }
 
     /// The places of a service port's endpoints.
-    pub(crate) fn orders(&self, key: &ServicePortKey, family: Family) -> Orders {
+    pub(crate) fn orders(&self, key: &ServicePortKey, family: IpFamily) -> Orders {
         self.get(key, family).map(Desired::orders).unwrap_or_default()
     }
 
     /// All that leads to a service port.
-    pub(crate) fn fronts(&self, key: &ServicePortKey) -> Vec<(Family, Front)> {
+    pub(crate) fn fronts(&self, key: &ServicePortKey) -> Vec<(IpFamily, Front)> {
         let of =
             |family| self.get(key, family).into_iter().flat_map(Desired::fronts).map(move |front| (family, *front));
-        Family::ALL.into_iter().flat_map(of).collect()
+        IpFamily::ALL.into_iter().flat_map(of).collect()
     }
 
     /// What leads from the present fixed part, and from pool chains for the present traffic, to these: other rules in some chains.
-    pub(crate) fn rebase(&self, family: Family, base: &Base, traffic: &Traffic) -> Repairs {
+    pub(crate) fn rebase(&self, family: IpFamily, base: &Base, traffic: &Traffic) -> Repairs {
         let mut repairs = Repairs::default();
         if self.traffic != *traffic {
             let differs = |pool: &PoolChain| pool.rules(family, &self.traffic) != pool.rules(family, traffic);
@@ -76,15 +76,15 @@ impl Programmed {
 }
 
 impl Before for Programmed {
-    fn elements(&self, family: Family, edit: &Edit, to: &mut Vec<Element>) {
+    fn elements(&self, family: IpFamily, edit: &Edit, to: &mut Vec<Element>) {
         self.get(&edit.key, family).inspect(|desired| desired.elements(to));
     }
 
-    fn shared(&self, family: Family, edit: &Edit, to: &mut Vec<Element>) {
+    fn shared(&self, family: IpFamily, edit: &Edit, to: &mut Vec<Element>) {
         self.get(&edit.key, family).inspect(|desired| desired.shared(to));
     }
 
-    fn refs(&self, family: Family) -> &Refs {
+    fn refs(&self, family: IpFamily) -> &Refs {
         &self.refs[family]
     }
 }

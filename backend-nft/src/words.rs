@@ -6,7 +6,7 @@ use std::{
 };
 
 use backend::{Difference, Verb, traffic::Front};
-use proto::model::{Family, ServicePortKey};
+use proto::model::{IpFamily, ServicePortKey};
 
 use crate::{
     desired::table,
@@ -41,10 +41,10 @@ struct Change {
 
 /// What operations do, all together. `owner` tells whose a front is.
 pub(crate) fn differences<'a>(
-    operations: Vec<(Family, Operation)>,
-    owner: impl Fn(Family, &Front) -> Option<&'a ServicePortKey>,
+    operations: Vec<(IpFamily, Operation)>,
+    owner: impl Fn(IpFamily, &Front) -> Option<&'a ServicePortKey>,
 ) -> Vec<Difference> {
-    let mut changes = BTreeMap::<Family, Change>::new();
+    let mut changes = BTreeMap::<IpFamily, Change>::new();
     for (family, operation) in operations {
         changes.entry(family).or_default().take(operation);
     }
@@ -86,7 +86,11 @@ impl Change {
         self.elements.entry((element.map, key.into())).or_default()
     }
 
-    fn differences<'a>(self, family: Family, owner: impl Fn(&Front) -> Option<&'a ServicePortKey>) -> Vec<Difference> {
+    fn differences<'a>(
+        self,
+        family: IpFamily,
+        owner: impl Fn(&Front) -> Option<&'a ServicePortKey>,
+    ) -> Vec<Difference> {
         let table = table(family);
         let place = format!("table {} {}", table.family, table.name);
         let mut list = Vec::new();

@@ -3,7 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use anyhow::Result;
-use proto::model::Failure;
+use proto::model::ServicePortFailure;
 
 use crate::{Changes, NodeState};
 
@@ -76,7 +76,7 @@ pub struct Applied {
     /// The number of operations written to the kernel. Zero says that the kernel held the right thing already.
     pub writes: usize,
     /// The service ports that could not be programmed: all of them, also those that failed earlier and still do.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<ServicePortFailure>,
     /// How long it had to wait until others let go of what only one at a time may change.
     pub lock_wait: Duration,
 }

@@ -20,9 +20,9 @@ use futures::{
     future::{self, BoxFuture},
 };
 use proto::{
-    InvalidUpdate, MAX_MESSAGE_BYTES,
-    model::{ClientEvent, Hello, ServerEvent},
-    v1::{ClientMessage, ServerMessage, fairlead_client::FairleadClient},
+    InvalidMessage, MAX_MESSAGE_BYTES,
+    model::{ClientMessage, Hello, ServerMessage},
+    v1::{self, fairlead_client::FairleadClient},
 };
 use tokio::{
     sync::{mpsc, oneshot},
@@ -93,7 +93,7 @@ enum Ended {
     #[error("{} ({:?})", .0.message(), .0.code())]
     Status(#[from] Status),
     #[error("a message that cannot be read: {0}")]
-    Invalid(#[from] InvalidUpdate),
+    Invalid(#[from] InvalidMessage),
 }
 
 // === impl Grpc ===
@@ -201,8 +201,8 @@ async fn open(candidate: &Candidate, credentials: &Credentials, hello: Hello) ->
     let (channel, token) = connect(candidate, credentials).await?;
     let mut client = FairleadClient::new(channel).max_decoding_message_size(DECODE_LIMIT);
     let (replies, outgoing) = mpsc::channel(QUEUE);
-    replies.send(ClientEvent::Hello(hello)).await?;
-    let mut request = Request::new(ReceiverStream::new(outgoing).map(|event| ClientMessage::from(&event)));
+    replies.send(ClientMessage::Hello(hello)).await?;
+    let mut request = Request::new(ReceiverStream::new(outgoing).map(|event| v1::ClientMessage::from(&event)));
     if let Some(token) = token {
         request.metadata_mut().insert("authorization", token);
     }
@@ -233,8 +233,8 @@ fn advised(error: impl std::error::Error + Send + Sync + 'static) -> anyhow::Err
 
 /// Reads until the stream or its reader ends. Tells when something was heard for the first time.
 async fn read(
-    mut incoming: Streaming<ServerMessage>,
-    events: &mpsc::Sender<ServerEvent>,
+    mut incoming: Streaming<v1::ServerMessage>,
+    events: &mpsc::Sender<ServerMessage>,
     heard: oneshot::Sender<()>,
 ) -> Result<(), Ended> {
     let mut heard = Some(heard);

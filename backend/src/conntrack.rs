@@ -18,7 +18,7 @@ use std::{
 };
 
 use netlink::conntrack::UdpFlow;
-use proto::model::{Family, PerFamily, PoolClass, Protocol, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, PoolClass, Protocol, ServicePortKey};
 
 pub(crate) use sweep::Sweeper;
 #[cfg(any(test, feature = "testing"))]
@@ -56,12 +56,12 @@ impl Vips {
         let udp = state.services().iter().filter(|(key, _)| key.protocol == Protocol::Udp);
         // In key order, in which the first of two that claim the same is served.
         for (_, service) in udp.filter(|(key, _)| !failed.contains(key)) {
-            for family in Family::ALL {
+            for family in IpFamily::ALL {
                 both[family].add(service, family);
             }
         }
         for address in &state.node().addresses {
-            both[Family::of(address)].addresses.insert(*address);
+            both[IpFamily::of(address)].addresses.insert(*address);
         }
         both
     }
@@ -85,11 +85,11 @@ impl Vips {
         self.addresses.extend(addresses);
     }
 
-    fn add(&mut self, service: &Service, family: Family) {
+    fn add(&mut self, service: &Service, family: IpFamily) {
         let port = &service.port;
         let endpoints = allowed(service, family);
         let external = port.external_ips.iter().chain(&port.load_balancer_ips);
-        let external = external.filter(|address| Family::of(address) == family);
+        let external = external.filter(|address| IpFamily::of(address) == family);
         for address in port.cluster_ips[family].iter().chain(external) {
             let vip = SocketAddr::new(*address, port.port.get());
             self.vips.entry(vip).or_insert_with(|| endpoints.clone());
@@ -101,7 +101,7 @@ impl Vips {
 }
 
 /// All endpoints of both pools, terminating ones too: a flow that was made under another policy may stay.
-fn allowed(service: &Service, family: Family) -> Endpoints {
+fn allowed(service: &Service, family: IpFamily) -> Endpoints {
     let pools = [PoolClass::Cluster, PoolClass::Local].map(|class| service.pool(class, family));
     let endpoints = pools.into_iter().flat_map(|pool| pool.iter());
     let mut all: Vec<_> = endpoints.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect();

@@ -10,7 +10,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use anyhow::{Context as _, Result};
 use futures::future::BoxFuture;
-use proto::model::{ClientEvent, Hello, ServerEvent};
+use proto::model::{ClientMessage, Hello, ServerMessage};
 use runtime::Backoff;
 use tokio::{
     sync::mpsc,
@@ -28,9 +28,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Session {
     /// From the frontend.
-    pub events: mpsc::Receiver<ServerEvent>,
+    pub events: mpsc::Receiver<ServerMessage>,
     /// To the frontend. The hello has been said already.
-    pub replies: mpsc::Sender<ClientEvent>,
+    pub replies: mpsc::Sender<ClientMessage>,
 }
 
 /// Establishes sessions: over gRPC ([`crate::Grpc`]), or with a frontend in the same process ([`Attach`]).
@@ -60,7 +60,7 @@ pub(crate) enum FeedEvent {
     /// A session has begun.
     Connected,
     /// The frontend said something.
-    Server(ServerEvent),
+    Server(ServerMessage),
     /// The session has ended. What was not committed will not be.
     Lost,
 }
@@ -92,7 +92,7 @@ enum Phase {
 /// A session that is followed.
 struct Open {
     session: Session,
-    replies: VecDeque<ClientEvent>,
+    replies: VecDeque<ClientMessage>,
     since: Instant,
     /// Since when the frontend might have said something and did not.
     quiet: Instant,
@@ -102,7 +102,7 @@ struct Open {
 
 /// Something that happened in an open session.
 enum Step {
-    Event(ServerEvent),
+    Event(ServerMessage),
     Replied,
     Ended,
     Silent,
@@ -126,7 +126,7 @@ impl Default for FeedOptions {
 
 impl<F> Connect for Attach<F>
 where
-    F: FnMut(Hello) -> (mpsc::Sender<ClientEvent>, mpsc::Receiver<ServerEvent>) + Send + 'static,
+    F: FnMut(Hello) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) + Send + 'static,
 {
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
         let (replies, events) = self.0(hello);
@@ -166,7 +166,7 @@ impl<C: Connect> Feed<C> {
                     }
                 },
                 Phase::Open(open) => match open.step(turn, self.options.silence).await {
-                    Step::Event(ServerEvent::Drain(max)) => open.drain(max),
+                    Step::Event(ServerMessage::Drain(max)) => open.drain(max),
                     Step::Event(event) => return FeedEvent::Server(event),
                     Step::Replied => {}
                     Step::Ended => break self.give_up("the frontend ended it"),
@@ -179,7 +179,7 @@ impl<C: Connect> Feed<C> {
     }
 
     /// Says something in the open session; nothing happens when there is none.
-    pub(crate) fn reply(&mut self, event: ClientEvent) {
+    pub(crate) fn reply(&mut self, event: ClientMessage) {
         if let Phase::Open(open) = &mut self.phase {
             if open.replies.len() == MAX_REPLIES {
                 open.replies.pop_front();

@@ -16,7 +16,7 @@ mod answer;
 mod checks;
 mod servers;
 
-use proto::model::Failure;
+use proto::model::ServicePortFailure;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -29,7 +29,7 @@ pub(crate) use servers::Servers;
 pub(crate) struct Health {
     checks: watch::Sender<Checks>,
     /// Where nobody answers: the servers say it, the loop hears it.
-    failures: (watch::Sender<Vec<Failure>>, watch::Receiver<Vec<Failure>>),
+    failures: (watch::Sender<Vec<ServicePortFailure>>, watch::Receiver<Vec<ServicePortFailure>>),
 }
 
 impl Default for Health {
@@ -56,7 +56,7 @@ impl Health {
         }
     }
     /// Service ports whose health-check node port nobody answers at, in the order of services and families.
-    pub(crate) fn failures(&self) -> Vec<Failure> {
+    pub(crate) fn failures(&self) -> Vec<ServicePortFailure> {
         self.failures.1.borrow().clone()
     }
 

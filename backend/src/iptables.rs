@@ -3,7 +3,7 @@
 
 use std::{fmt, str::FromStr};
 
-use proto::model::Family;
+use proto::model::IpFamily;
 
 /// Where iptables keeps its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,12 +27,12 @@ impl Variant {
 
     /// The program of a family; those that save and restore have its name with `-save` and `-restore` behind.
     #[must_use]
-    pub const fn program(self, family: Family) -> &'static str {
+    pub const fn program(self, family: IpFamily) -> &'static str {
         match (self, family) {
-            (Self::Nft, Family::V4) => "iptables-nft",
-            (Self::Nft, Family::V6) => "ip6tables-nft",
-            (Self::Legacy, Family::V4) => "iptables-legacy",
-            (Self::Legacy, Family::V6) => "ip6tables-legacy",
+            (Self::Nft, IpFamily::V4) => "iptables-nft",
+            (Self::Nft, IpFamily::V6) => "ip6tables-nft",
+            (Self::Legacy, IpFamily::V4) => "iptables-legacy",
+            (Self::Legacy, IpFamily::V6) => "ip6tables-legacy",
         }
     }
 

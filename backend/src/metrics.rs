@@ -20,7 +20,7 @@ use prometheus_client::metrics::{
     family::Family as Labelled,
     histogram::{Histogram, exponential_buckets},
 };
-use proto::model::{Family, Mode};
+use proto::model::{IpFamily, SyncMode};
 
 use crate::pending::Work;
 
@@ -113,7 +113,7 @@ impl Metrics {
     }
 
     /// A session with a frontend has begun.
-    pub(crate) fn session(&self, mode: Mode) {
+    pub(crate) fn session(&self, mode: SyncMode) {
         self.sessions.get_or_create(&mode_label(mode)).inc();
     }
 
@@ -123,7 +123,7 @@ impl Metrics {
     }
 
     /// Flows of a family were looked through, and so many deleted.
-    pub(crate) fn swept(&self, family: Family, took: Duration, deleted: usize) {
+    pub(crate) fn swept(&self, family: IpFamily, took: Duration, deleted: usize) {
         let label = family_label(family);
         self.sweeps.get_or_create(&label).observe(took.as_secs_f64());
         self.deleted_flows.get_or_create(&label).inc_by(deleted as u64);
@@ -146,23 +146,23 @@ fn programming_buckets() -> impl Iterator<Item = f64> {
 }
 
 /// A family by kube-proxy's name for it.
-fn family_label(family: Family) -> Label {
+fn family_label(family: IpFamily) -> Label {
     [("ip_family", family_name(family))]
 }
 
 /// A family by the name that Kubernetes has for it.
-pub(crate) fn family_name(family: Family) -> &'static str {
+pub(crate) fn family_name(family: IpFamily) -> &'static str {
     match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
+        IpFamily::V4 => "IPv4",
+        IpFamily::V6 => "IPv6",
     }
 }
 
-fn mode_label(mode: Mode) -> Label {
+fn mode_label(mode: SyncMode) -> Label {
     let mode = match mode {
-        Mode::Resume => "resume",
-        Mode::Repair => "repair",
-        Mode::Snapshot => "snapshot",
+        SyncMode::Resume => "resume",
+        SyncMode::Repair => "repair",
+        SyncMode::Snapshot => "snapshot",
     };
     [("mode", mode)]
 }

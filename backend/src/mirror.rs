@@ -9,10 +9,10 @@
 use std::time::SystemTime;
 
 use proto::{
-    digest::{BUCKETS, Digest, Digests},
+    digest::{BUCKETS, Digest, DigestVector},
     model::{
-        Batch, ClientEvent, Cluster, Epoch, Hello, Mode, Node, Operation, Revision, Role, ServerEvent, SourceVersion,
-        Welcome,
+        Batch, ClientMessage, ClusterInfo, Epoch, Hello, NodeInfo, Operation, Revision, Role, ServerMessage,
+        SourceVersion, SyncMode, Welcome,
     },
 };
 use tracing::{debug, info, warn};
@@ -65,7 +65,7 @@ pub(crate) enum Outcome {
     /// Ack this revision when everything is in force, which these changes are not yet.
     Ack(Revision, Digest, Changes, Origin),
     /// Say this at once.
-    Reply(ClientEvent),
+    Reply(ClientMessage),
     /// The commit takes away too much to be believed at once. Nothing of it was taken in, and the session must be given up.
     HeldBack(Revision, Loss),
 }
@@ -101,7 +101,7 @@ impl Mirror {
     pub(crate) fn new(node: &str, stored: Option<Stored>, limit: LossLimit) -> Self {
         let (state, held, source_version) = match stored {
             Some(Stored { state, epoch, revision, source_version }) => (state, Some((epoch, revision)), source_version),
-            None => (NodeState::new(Node::unknown(node)), None, SourceVersion::default()),
+            None => (NodeState::new(NodeInfo::unknown(node)), None, SourceVersion::default()),
         };
         let (stage, trust) = (Stage::default(), Trust::Usual);
         Self {
@@ -160,16 +160,16 @@ impl Mirror {
     }
 
     /// Takes in the next event. A commit is recorded in `store` as well.
-    pub(crate) fn take(&mut self, event: ServerEvent, store: Option<&mut Store>) -> Result<Outcome, Violation> {
+    pub(crate) fn take(&mut self, event: ServerMessage, store: Option<&mut Store>) -> Result<Outcome, Violation> {
         match (event, self.session) {
-            (ServerEvent::Welcome(welcome), None) => self.welcome(welcome).map(|()| Outcome::Nothing),
-            (ServerEvent::Welcome(_), Some(_)) => Err(Violation::SecondWelcome),
+            (ServerMessage::Welcome(welcome), None) => self.welcome(welcome).map(|()| Outcome::Nothing),
+            (ServerMessage::Welcome(_), Some(_)) => Err(Violation::SecondWelcome),
             (_, None) => Err(Violation::NoWelcome),
-            (ServerEvent::Batch(batch), Some(position)) => self.batch(batch, position, store),
-            (ServerEvent::Bookmark(revision, digest), Some(position)) => self.bookmark(revision, digest, position),
-            (ServerEvent::DigestRequest, Some(_)) => Ok(Outcome::Reply(self.digests())),
+            (ServerMessage::Batch(batch), Some(position)) => self.batch(batch, position, store),
+            (ServerMessage::Bookmark(revision, digest), Some(position)) => self.bookmark(revision, digest, position),
+            (ServerMessage::DigestRequest, Some(_)) => Ok(Outcome::Reply(self.digests())),
             // The feed keeps this to itself.
-            (ServerEvent::Drain(_), Some(_)) => Ok(Outcome::Nothing),
+            (ServerMessage::Drain(_), Some(_)) => Ok(Outcome::Nothing),
         }
     }
 
@@ -179,15 +179,15 @@ impl Mirror {
             warn!(%source_version, %held, "this frontend knows less of the cluster than what is held");
         }
         let base = match (mode, self.held) {
-            (Mode::Resume, Some((held, revision))) if held == epoch => Some(revision),
-            (Mode::Resume, _) => return Err(Violation::NothingToResume(epoch)),
-            (Mode::Repair, _) => None,
-            (Mode::Snapshot, _) => {
+            (SyncMode::Resume, Some((held, revision))) if held == epoch => Some(revision),
+            (SyncMode::Resume, _) => return Err(Violation::NothingToResume(epoch)),
+            (SyncMode::Repair, _) => None,
+            (SyncMode::Snapshot, _) => {
                 // What is held and does not come again is to be gone.
                 let name = self.state.node().name.clone();
                 self.stage.extend((0..=u8::MAX).take(BUCKETS).map(Operation::ResetBucket));
-                self.stage.extend([Operation::PutNode(Node::unknown(name))]);
-                self.stage.extend([Operation::PutCluster(Cluster::default())]);
+                self.stage.extend([Operation::PutNode(NodeInfo::unknown(name))]);
+                self.stage.extend([Operation::PutCluster(ClusterInfo::default())]);
                 None
             }
         };
@@ -277,10 +277,10 @@ impl Mirror {
         Ok(Outcome::Ack(revision, self.total(), Changes::default(), Origin::default()))
     }
 
-    fn digests(&self) -> ClientEvent {
+    fn digests(&self) -> ClientMessage {
         let revision = self.held.map_or(Revision(0), |(_, revision)| revision);
-        let digests: &Digests = self.state.digests();
-        ClientEvent::Digests(revision, Box::new(digests.clone()))
+        let digests: &DigestVector = self.state.digests();
+        ClientMessage::DigestResponse(revision, Box::new(digests.clone()))
     }
 
     fn advance(&mut self, epoch: Epoch, revision: Revision) {

@@ -7,7 +7,7 @@ use std::{
 
 use proto::{
     digest::Digest,
-    model::{Ack, Failure, Revision},
+    model::{Ack, Revision, ServicePortFailure},
 };
 use runtime::Backoff;
 use tokio::time::Instant;
@@ -33,9 +33,9 @@ pub(crate) struct Pending {
     drifts: Drifts,
     repair: Repair,
     /// What the backend could not program at its last success.
-    failures: Vec<Failure>,
+    failures: Vec<ServicePortFailure>,
     /// Those whose health-check node port nobody answers at, as was said last.
-    health_checks: Vec<Failure>,
+    health_checks: Vec<ServicePortFailure>,
     /// When the oldest change of each commit in `changes` was made in the cluster.
     triggers: Vec<SystemTime>,
 }
@@ -176,7 +176,7 @@ impl Pending {
     }
 
     /// The backend has done what was begun. Says whether other service ports fail than before.
-    pub(crate) fn succeeded(&mut self, failures: Vec<Failure>) -> bool {
+    pub(crate) fn succeeded(&mut self, failures: Vec<ServicePortFailure>) -> bool {
         self.standing = Standing::Known;
         if !failures.iter().any(|failure| failure.retryable) {
             self.retry = None;
@@ -191,12 +191,12 @@ impl Pending {
     }
 
     /// At these health-check node ports nobody answers.
-    pub(crate) fn health_checks(&mut self, failures: Vec<Failure>) {
+    pub(crate) fn health_checks(&mut self, failures: Vec<ServicePortFailure>) {
         self.health_checks = failures;
     }
 
     /// All that is not in force although the backend has succeeded.
-    pub(crate) fn failures(&self) -> Vec<Failure> {
+    pub(crate) fn failures(&self) -> Vec<ServicePortFailure> {
         self.failures.iter().chain(&self.health_checks).cloned().collect()
     }
 

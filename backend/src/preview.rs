@@ -3,7 +3,7 @@
 use std::{fmt, future::Future};
 
 use anyhow::Result;
-use proto::model::{Failure, ServicePortKey};
+use proto::model::{ServicePortFailure, ServicePortKey};
 use serde::Serialize;
 
 use crate::{Drift, NodeState};
@@ -29,7 +29,7 @@ pub struct Previewed {
     /// What would be written; empty when the kernel holds the right thing.
     pub differences: Vec<Difference>,
     /// The service ports that could not be programmed whatever is written.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<ServicePortFailure>,
 }
 
 /// One thing that would be written.

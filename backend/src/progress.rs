@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{Epoch, Failure, Operation, PerFamily, Revision};
+use proto::model::{Epoch, Operation, PerFamily, Revision, ServicePortFailure};
 use tokio::time::Instant;
 
 use crate::metrics::NoLocalCounts;
@@ -24,7 +24,7 @@ pub struct Progress {
     /// Why the backend could not program anything at its last try; `None` after a success.
     pub error: Option<String>,
     /// What is not in force of the last programmed state.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<ServicePortFailure>,
     /// Operations of the frontend that made no sense, since the start.
     pub refused_operations: u64,
     /// Commits that reflect less of the cluster than what was held before, since the start: those of a frontend that is behind another one.

@@ -13,7 +13,7 @@ mod limit;
 
 use std::mem;
 
-use proto::model::{Family, Operation, PoolId, ServicePortKey};
+use proto::model::{IpFamily, Operation, PoolId, ServicePortKey};
 
 use crate::{Changes, NodeState};
 use fold::{Fold, Folded};
@@ -103,7 +103,7 @@ fn check_family<'a>(
     pool: &PoolId,
     mut endpoints: impl Iterator<Item = &'a proto::model::Endpoint>,
 ) -> Result<(), RefusedOperation> {
-    if endpoints.all(|endpoint| Family::of(&endpoint.address) == pool.family) {
+    if endpoints.all(|endpoint| IpFamily::of(&endpoint.address) == pool.family) {
         Ok(())
     } else {
         Err(RefusedOperation::OtherFamily(pool.clone()))

@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 
 use proto::{
-    digest::{Digest, Digests, FACTS, KeyHash},
-    model::{Cluster, Endpoint, Family, Node, PerFamily, Pool, PoolClass, PoolId, ServicePort, ServicePortKey},
+    digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
+    model::{
+        ClusterInfo, Endpoint, IpFamily, NodeInfo, PerFamily, Pool, PoolClass, PoolId, ServicePort, ServicePortKey,
+    },
 };
 
 /// A service port and what can serve it here.
@@ -22,10 +24,10 @@ pub struct Service {
 /// A committed state of a node. Changes only at a commit, as a whole (see `stage`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
-    node: Node,
-    cluster: Cluster,
+    node: NodeInfo,
+    cluster: ClusterInfo,
     services: BTreeMap<ServicePortKey, Service>,
-    digests: Box<Digests>,
+    digests: Box<DigestVector>,
 }
 
 impl Service {
@@ -37,7 +39,7 @@ impl Service {
 
     /// The pool of a class and family.
     #[must_use]
-    pub fn pool(&self, class: PoolClass, family: Family) -> &Pool {
+    pub fn pool(&self, class: PoolClass, family: IpFamily) -> &Pool {
         match class {
             PoolClass::Cluster => &self.cluster[family],
             PoolClass::Local => &self.local[family],
@@ -45,7 +47,7 @@ impl Service {
     }
 
     /// The pool of a class and family, to change it.
-    pub fn pool_mut(&mut self, class: PoolClass, family: Family) -> &mut Pool {
+    pub fn pool_mut(&mut self, class: PoolClass, family: IpFamily) -> &mut Pool {
         match class {
             PoolClass::Cluster => &mut self.cluster[family],
             PoolClass::Local => &mut self.local[family],
@@ -54,7 +56,7 @@ impl Service {
 
     /// Whether there is an endpoint in any pool.
     pub(crate) fn has_endpoints(&self) -> bool {
-        Family::ALL.into_iter().any(|family| !self.cluster[family].is_empty() || !self.local[family].is_empty())
+        IpFamily::ALL.into_iter().any(|family| !self.cluster[family].is_empty() || !self.local[family].is_empty())
     }
 
     /// The content hashes of the service port and of all its endpoints.
@@ -62,7 +64,7 @@ impl Service {
         let hash = KeyHash::of(&self.port.key);
         let mut sum = Digest::of_service_port(&self.port);
         for class in [PoolClass::Cluster, PoolClass::Local] {
-            for family in Family::ALL {
+            for family in IpFamily::ALL {
                 sum.add(hash.pool(class, self.pool(class, family)));
             }
         }
@@ -73,21 +75,22 @@ impl Service {
 impl NodeState {
     /// A node that does nothing yet.
     #[must_use]
-    pub fn new(node: Node) -> Self {
-        let mut state = Self { node, cluster: Cluster::default(), services: BTreeMap::new(), digests: Box::default() };
+    pub fn new(node: NodeInfo) -> Self {
+        let mut state =
+            Self { node, cluster: ClusterInfo::default(), services: BTreeMap::new(), digests: Box::default() };
         state.digest_facts();
         state
     }
 
     /// The node's facts.
     #[must_use]
-    pub fn node(&self) -> &Node {
+    pub fn node(&self) -> &NodeInfo {
         &self.node
     }
 
     /// The cluster's facts.
     #[must_use]
-    pub fn cluster(&self) -> &Cluster {
+    pub fn cluster(&self) -> &ClusterInfo {
         &self.cluster
     }
 
@@ -105,12 +108,12 @@ impl NodeState {
 
     /// The digests of all that is here.
     #[must_use]
-    pub fn digests(&self) -> &Digests {
+    pub fn digests(&self) -> &DigestVector {
         &self.digests
     }
 
     /// Replaces the node's facts. Says whether they differ.
-    pub(crate) fn put_node(&mut self, node: Node) -> bool {
+    pub(crate) fn put_node(&mut self, node: NodeInfo) -> bool {
         let changed = self.node != node;
         self.node = node;
         self.digest_facts();
@@ -118,7 +121,7 @@ impl NodeState {
     }
 
     /// Replaces the cluster's facts. Says whether they differ.
-    pub(crate) fn put_cluster(&mut self, cluster: Cluster) -> bool {
+    pub(crate) fn put_cluster(&mut self, cluster: ClusterInfo) -> bool {
         let changed = self.cluster != cluster;
         self.cluster = cluster;
         self.digest_facts();
@@ -204,6 +207,6 @@ impl NodeState {
     fn digest_facts(&mut self) {
         let mut sum = Digest::of_node(&self.node);
         sum.add(Digest::of_cluster(&self.cluster));
-        self.digests[FACTS] = sum;
+        self.digests[INFO_ENTRY] = sum;
     }
 }

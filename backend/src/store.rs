@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use proto::model::{Epoch, Family, Operation, Pool, PoolClass, PoolId, Revision, SourceVersion};
+use proto::model::{Epoch, IpFamily, Operation, Pool, PoolClass, PoolId, Revision, SourceVersion};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -255,7 +255,7 @@ fn snapshot(state: &NodeState) -> Vec<Operation> {
     for (key, service) in state.services() {
         operations.push(Operation::PutServicePort(service.port.clone()));
         for class in [PoolClass::Cluster, PoolClass::Local] {
-            for family in Family::ALL {
+            for family in IpFamily::ALL {
                 let endpoints: &Pool = service.pool(class, family);
                 if !endpoints.is_empty() {
                     let pool = PoolId { key: key.clone(), class, family };

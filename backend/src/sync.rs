@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use proto::model::{ClientEvent, Failure, ServerEvent};
+use proto::model::{ClientMessage, ServerMessage, ServicePortFailure};
 use runtime::{ReadyGuard, Shutdown};
 use tokio::{
     pin,
@@ -224,7 +224,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             FeedEvent::Connected => self.progress.send_modify(|progress| progress.connected = true),
             FeedEvent::Lost => self.lost(),
             FeedEvent::Server(event) => {
-                if let ServerEvent::Welcome(welcome) = &event {
+                if let ServerMessage::Welcome(welcome) = &event {
                     self.metrics.session(welcome.mode);
                 }
                 let outcome = self.mirror.take(event, self.store.as_mut());
@@ -298,7 +298,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             self.progress.send_modify(|progress| progress.programmed = held);
         }
         for ack in acks {
-            self.feed.reply(ClientEvent::Ack(ack));
+            self.feed.reply(ClientMessage::Ack(ack));
         }
         self.flush();
     }
@@ -310,8 +310,8 @@ impl<B: Backend, C: Connect> Loop<B, C> {
     }
 }
 
-fn log_failures(failures: &[Failure]) {
-    for Failure { key, reason, retryable, kind: _ } in failures {
+fn log_failures(failures: &[ServicePortFailure]) {
+    for ServicePortFailure { key, reason, retryable, kind: _ } in failures {
         warn!(service = %key, reason, retryable, "service port not programmed");
     }
     if failures.is_empty() {

@@ -20,7 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fairlead-backend", &["fairlead-proto", "fairlead-runtime", "fairlead-netlink"]),
     ("fairlead-takeover", &["fairlead-netlink"]),
     ("fairlead-trace", &["fairlead-netlink"]),
-    ("fairlead-conformance", &["fairlead-proto"]),
+    ("fairlead-protocol-test", &["fairlead-proto"]),
     ("fairlead-backend-*", &["fairlead-backend", "fairlead-proto", "fairlead-netlink"]),
     ("fairlead-example-*", &["fairlead-backend", "fairlead-proto", "fairlead-runtime"]),
     ("fairlead", &["*"]),
@@ -38,7 +38,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "fairlead-proto",
             "fairlead-frontend",
             "fairlead-backend",
-            "fairlead-conformance",
+            "fairlead-protocol-test",
             "fairlead",
             "fairlead-e2e",
         ],
@@ -46,7 +46,7 @@ const CONFINED: &[(&str, &[&str])] = &[
 ];
 
 /// Directories whose crates may start a process outside tests: for what has no other interface, and to try backends of others.
-const MAY_SPAWN: &[&str] = &["backend-iptables", "backend-ipvs", "takeover", "conformance", "e2e"];
+const MAY_SPAWN: &[&str] = &["backend-iptables", "backend-ipvs", "takeover", "protocol-test", "e2e"];
 
 const MAX_LINES: usize = 500;
 

@@ -146,7 +146,7 @@ def follow(stub, args, state, held):
         for message in heard(call):
             begun, done, kind = time.monotonic(), None, message.WhichOneof("message")
             if kind == "welcome":
-                epoch, resumes = message.welcome.epoch, message.welcome.mode == PROTO.MODE_RESUME
+                epoch, resumes = message.welcome.epoch, message.welcome.mode == PROTO.SYNC_MODE_RESUME
                 base = held[1] if resumes else None
             elif kind == "batch":
                 if base not in (None, message.batch.base_revision):

@@ -16,7 +16,7 @@ use std::{
 };
 
 use anyhow::Result;
-use proto::model::{Cluster, Epoch, Revision, SourceVersion};
+use proto::model::{ClusterInfo, Epoch, Revision, SourceVersion};
 use runtime::{ReadyGuard, Shutdown};
 use tokio::{
     sync::{mpsc, watch},
@@ -44,7 +44,7 @@ const UPDATES_PER_COMMIT: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The facts about the cluster that every node is told besides those that objects tell.
-    pub cluster: Cluster,
+    pub cluster: ClusterInfo,
     /// Commits are at least this far apart. After a quiet time the first change is committed at once.
     pub commit_interval: Duration,
     /// And further apart by this much for each stream, so that telling everybody does not take all there is of the processors.
@@ -127,7 +127,7 @@ pub struct StreamStats {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            cluster: Cluster::default(),
+            cluster: ClusterInfo::default(),
             commit_interval: Duration::from_millis(10),
             // Telling one node takes 10 to 40 us of processor time.
             commit_interval_per_stream: Duration::from_micros(12),

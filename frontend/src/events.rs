@@ -20,7 +20,7 @@ mod tests;
 
 use std::sync::{Arc, OnceLock};
 
-use proto::model::Failure;
+use proto::model::ServicePortFailure;
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 use tracing::debug;
@@ -36,7 +36,7 @@ const QUEUE: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NodeReport {
     /// The node cannot do something.
-    Failed(Arc<str>, Failure),
+    Failed(Arc<str>, ServicePortFailure),
     /// Its agent has started.
     Started(BackendStart),
 }
@@ -53,7 +53,7 @@ impl EventQueue {
     }
 
     /// A node cannot do this, and has not said so before on its stream.
-    pub(crate) fn failed(&self, node: &Arc<str>, failure: &Failure) {
+    pub(crate) fn failed(&self, node: &Arc<str>, failure: &ServicePortFailure) {
         self.report(|| NodeReport::Failed(node.clone(), failure.clone()));
     }
 

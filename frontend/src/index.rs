@@ -20,7 +20,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{Cluster, Node, ServicePortKey, SourceVersion};
+use proto::model::{ClusterInfo, NodeInfo, ServicePortKey, SourceVersion};
 
 use crate::{
     object::{
@@ -42,9 +42,9 @@ pub struct Index {
     slices: HashMap<ObjectName, BTreeMap<Arc<str>, SliceObject>>,
     /// The service of each slice, because a slice can change it and a deletion does not name it.
     slice_services: HashMap<ObjectName, Arc<str>>,
-    nodes: HashMap<Arc<str>, Arc<Node>>,
+    nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
     /// What is known without any object.
-    given: Cluster,
+    given: ClusterInfo,
     service_cidrs: BTreeMap<Arc<str>, Vec<IpNet>>,
     claims: VipClaims,
     problems: Problems,
@@ -66,7 +66,7 @@ pub struct IndexChanges {
     /// Nodes.
     pub nodes: NodeChanges,
     /// The facts about the cluster.
-    pub cluster: Option<Cluster>,
+    pub cluster: Option<ClusterInfo>,
     /// When the oldest change was made in the cluster, as far as it is known.
     pub oldest_trigger: Option<SystemTime>,
     /// What the objects reflect, at least.
@@ -76,12 +76,12 @@ pub struct IndexChanges {
 }
 
 /// Nodes by name; `None` when there is no such any more.
-pub type NodeChanges = Vec<(Arc<str>, Option<Arc<Node>>)>;
+pub type NodeChanges = Vec<(Arc<str>, Option<Arc<NodeInfo>>)>;
 
 impl Index {
     /// An empty cluster. Trigger times before `started` are ignored; what is `given` holds besides what objects say.
     #[must_use]
-    pub fn new(started: SystemTime, given: Cluster) -> Self {
+    pub fn new(started: SystemTime, given: ClusterInfo) -> Self {
         Self {
             started,
             services: HashMap::new(),
@@ -158,10 +158,10 @@ impl Index {
     }
 
     /// The facts about the cluster as of now.
-    fn cluster(&self) -> Cluster {
+    fn cluster(&self) -> ClusterInfo {
         let cidrs = self.given.service_cidrs.iter().chain(self.service_cidrs.values().flatten());
         let cidrs: BTreeSet<IpNet> = cidrs.copied().collect();
-        Cluster { service_cidrs: cidrs.into_iter().collect() }
+        ClusterInfo { service_cidrs: cidrs.into_iter().collect() }
     }
 
     /// How many objects of a kind are in force.
@@ -200,7 +200,7 @@ impl Index {
 
     /// A node of the cluster.
     #[must_use]
-    pub fn node(&self, name: &str) -> Option<&Node> {
+    pub fn node(&self, name: &str) -> Option<&NodeInfo> {
         self.nodes.get(name).map(Arc::as_ref)
     }
 
@@ -334,7 +334,7 @@ impl Index {
         (old.and_then(|old| old.trigger) != Some(trigger)).then_some(trigger)
     }
 
-    fn put_node(&mut self, name: Arc<str>, new: Option<Node>) {
+    fn put_node(&mut self, name: Arc<str>, new: Option<NodeInfo>) {
         if self.nodes.get(&name).map(Arc::as_ref) == new.as_ref() {
             return;
         }

@@ -1,7 +1,7 @@
 //! A client in the same process: no connection and no bytes, otherwise like any other.
 
 use futures::StreamExt as _;
-use proto::model::{ClientEvent, Hello, ServerEvent};
+use proto::model::{ClientMessage, Hello, ServerMessage};
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -18,11 +18,15 @@ impl Frontend {
     ///
     /// The stream ends when either is dropped, or at the shutdown; it needs no other owner.
     #[must_use]
-    pub fn attach(&self, hello: Hello, shutdown: Shutdown) -> (mpsc::Sender<ClientEvent>, mpsc::Receiver<ServerEvent>) {
+    pub fn attach(
+        &self,
+        hello: Hello,
+        shutdown: Shutdown,
+    ) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) {
         let (events, inbox) = mpsc::channel(EVENTS);
         let (frames, mut outbox) = mpsc::channel(MESSAGES);
         let (updates, receiver) = mpsc::channel(1);
-        let hello = futures::stream::iter([ClientEvent::Hello(hello)]);
+        let hello = futures::stream::iter([ClientMessage::Hello(hello)]);
         let input = hello.chain(ReceiverStream::new(inbox)).map(Ok);
         let session = session::run(self.shared.clone(), Identity::Trusted, input, frames, shutdown);
         tokio::spawn(async move {

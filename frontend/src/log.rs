@@ -28,8 +28,8 @@ use std::{
 };
 
 use proto::{
-    digest::{BUCKETS, Digest, Digests, FACTS, KeyHash},
-    model::{Cluster, Epoch, Node, Revision, ServicePortKey, SourceVersion},
+    digest::{BUCKETS, Digest, DigestVector, INFO_ENTRY, KeyHash},
+    model::{ClusterInfo, Epoch, NodeInfo, Revision, ServicePortKey, SourceVersion},
 };
 
 use tokio::time::Instant;
@@ -77,7 +77,7 @@ pub struct NodeUpdate {
 pub struct ChangeLog {
     epoch: Epoch,
     revision: Revision,
-    cluster: Cluster,
+    cluster: ClusterInfo,
     /// Since when the cluster's facts are what they are.
     cluster_since: Revision,
     buckets: Vec<Bucket>,
@@ -101,7 +101,7 @@ impl ChangeLog {
         Self {
             epoch,
             revision,
-            cluster: Cluster::default(),
+            cluster: ClusterInfo::default(),
             cluster_since: revision,
             buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
             digest_index: DigestIndex::default(),
@@ -188,15 +188,15 @@ impl ChangeLog {
 
     /// The digests of what a node must hold at the present revision.
     #[must_use]
-    pub fn digests(&self, node: &str) -> Digests {
+    pub fn digests(&self, node: &str) -> DigestVector {
         let node_entry = self.nodes.get(node);
         let mut digests = self.digest_index.digests(self.zone(node));
         if let Some(own) = node_entry.and_then(NodeEntry::own) {
             digests.add_all(own);
         }
         let facts = node_entry.and_then(NodeEntry::facts_digest);
-        digests[FACTS].add(facts.unwrap_or_else(|| Digest::of_node(&Node::unknown(node))));
-        digests[FACTS].add(Digest::of_cluster(&self.cluster));
+        digests[INFO_ENTRY].add(facts.unwrap_or_else(|| Digest::of_node(&NodeInfo::unknown(node))));
+        digests[INFO_ENTRY].add(Digest::of_cluster(&self.cluster));
         digests
     }
 
@@ -210,12 +210,12 @@ impl ChangeLog {
             sum.add(own.total());
         }
         let facts = node_entry.and_then(NodeEntry::facts_digest);
-        sum.add(facts.unwrap_or_else(|| Digest::of_node(&Node::unknown(node))));
+        sum.add(facts.unwrap_or_else(|| Digest::of_node(&NodeInfo::unknown(node))));
         sum.add(Digest::of_cluster(&self.cluster));
         sum
     }
 
-    fn node(&self, name: &str) -> Option<&Arc<Node>> {
+    fn node(&self, name: &str) -> Option<&Arc<NodeInfo>> {
         self.nodes.get(name)?.node()
     }
 
@@ -224,13 +224,13 @@ impl ChangeLog {
         self.node(name).map_or("", |node| &node.zone)
     }
 
-    fn put_node(&mut self, name: Arc<str>, node: Option<Arc<Node>>) {
+    fn put_node(&mut self, name: Arc<str>, node: Option<Arc<NodeInfo>>) {
         let node_entry = self.nodes.entry(name.clone()).or_default();
         let moved = node_entry.put_node(node, self.revision);
         if moved {
             // Where node hints are in force, what a node holds beyond its zone depends on the zone.
             let zone = self.zone(&name);
-            let mut own = Digests::default();
+            let mut own = DigestVector::default();
             for (bucket, key) in self.nodes.get(&name).into_iter().flat_map(NodeEntry::ports) {
                 if let Some(view) = self.buckets[usize::from(*bucket)].get(key) {
                     own[*bucket].add(digest_index::own_digest(KeyHash::of(key), view, &name, zone));

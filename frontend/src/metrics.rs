@@ -21,7 +21,7 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use proto::model::Mode;
+use proto::model::SyncMode;
 
 use crate::engine::Shared;
 
@@ -92,7 +92,7 @@ impl Metrics {
     }
 
     /// A stream has started.
-    pub(crate) fn started(&self, mode: Mode) {
+    pub(crate) fn started(&self, mode: SyncMode) {
         self.starts.get_or_create(&[("mode", mode_name(mode))]).inc();
     }
 
@@ -110,7 +110,7 @@ impl Metrics {
     fn registry(shared: &Arc<Shared>) -> Registry {
         let Self { commits, acks, messages, bytes, starts, mismatches, rejections } = &shared.metrics;
         // What has not happened yet is told as 0, so that the first time is seen as an increase.
-        for mode in [Mode::Resume, Mode::Repair, Mode::Snapshot] {
+        for mode in [SyncMode::Resume, SyncMode::Repair, SyncMode::Snapshot] {
             drop(starts.get_or_create(&[("mode", mode_name(mode))]));
         }
         for why in Rejection::ALL {
@@ -178,10 +178,10 @@ impl Rejection {
     }
 }
 
-fn mode_name(mode: Mode) -> &'static str {
+fn mode_name(mode: SyncMode) -> &'static str {
     match mode {
-        Mode::Resume => "resume",
-        Mode::Repair => "repair",
-        Mode::Snapshot => "snapshot",
+        SyncMode::Resume => "resume",
+        SyncMode::Repair => "repair",
+        SyncMode::Snapshot => "snapshot",
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::model::{Family, IpvsScheduler, Node, PerFamily, Protocol, SourceVersion, TrafficPolicy};
+use proto::model::{IpFamily, IpvsScheduler, NodeInfo, PerFamily, Protocol, SourceVersion, TrafficPolicy};
 use serde::Serialize;
 
 /// The kinds of objects that a source delivers.
@@ -84,7 +84,7 @@ pub struct SliceObject {
     /// Label `kubernetes.io/service-name`: the Service in the same namespace.
     pub service: Arc<str>,
     /// `addressType`.
-    pub family: Family,
+    pub family: IpFamily,
     /// `ports` with a number, sorted.
     pub ports: Vec<SlicePort>,
     /// `endpoints` with a usable address, in the order of the object.
@@ -140,7 +140,7 @@ pub enum ClusterObject {
     /// An EndpointSlice.
     EndpointSlice(SliceObject),
     /// A Node, as it travels to the node itself.
-    Node(Node),
+    Node(NodeInfo),
     /// A ServiceCIDR.
     ServiceCidr(ServiceCidrObject),
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proto::{
     encoded::EncodedMessage,
-    model::{Batch, ServerEvent},
+    model::{Batch, ServerMessage},
 };
 
 use crate::log::{EncodedChunk, EncodingCounters};
@@ -13,7 +13,7 @@ use crate::log::{EncodedChunk, EncodingCounters};
 #[derive(Clone, Debug)]
 pub enum OutgoingMessage {
     /// A message that is not worth sharing.
-    Event(ServerEvent),
+    Event(ServerMessage),
     /// A batch.
     Batch {
         /// The batch but for its operations.
@@ -37,12 +37,12 @@ impl OutgoingMessage {
 
     /// For a client in the same process. Nothing is encoded.
     #[must_use]
-    pub fn into_event(self) -> ServerEvent {
+    pub fn into_event(self) -> ServerMessage {
         match self {
             Self::Event(event) => event,
             Self::Batch { header, chunks } => {
                 let operations = chunks.iter().flat_map(|chunk| chunk.operations()).cloned().collect();
-                ServerEvent::Batch(Batch { operations, ..header })
+                ServerMessage::Batch(Batch { operations, ..header })
             }
         }
     }

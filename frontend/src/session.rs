@@ -31,8 +31,8 @@ use std::{
 
 use futures::{Stream, StreamExt as _};
 use proto::{
-    InvalidUpdate,
-    model::{ClientEvent, Hello, Revision, Role, ServerEvent, SourceVersion},
+    InvalidMessage,
+    model::{ClientMessage, Hello, Revision, Role, ServerMessage, SourceVersion},
 };
 use runtime::Shutdown;
 use tokio::{
@@ -94,7 +94,7 @@ pub enum SessionError {
     Denied(#[from] AccessDenied),
     /// It sent something that cannot be read.
     #[error(transparent)]
-    Invalid(#[from] InvalidUpdate),
+    Invalid(#[from] InvalidMessage),
 }
 
 /// How a session ends.
@@ -117,20 +117,20 @@ enum SessionEnd {
 pub(crate) async fn run(
     shared: Arc<Shared>,
     identity: Identity,
-    mut input: impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin,
+    mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
     output: mpsc::Sender<OutgoingMessage>,
     shutdown: Shutdown,
 ) -> Result<(), SessionError> {
     let hello = match timeout(shared.config.hello_deadline, input.next()).await {
         Err(_) => return Err(SessionError::NoHello(shared.config.hello_deadline)),
         Ok(None) => return Ok(()),
-        Ok(Some(Ok(ClientEvent::Hello(hello)))) => hello,
+        Ok(Some(Ok(ClientMessage::Hello(hello)))) => hello,
         Ok(Some(Ok(_))) => return Err(SessionError::HelloExpected),
         Ok(Some(Err(error))) => return Err(error),
     };
     if hello.node.len() > MAX_NODE_NAME {
         let reason = format!("is longer than {MAX_NODE_NAME} bytes");
-        return Err(InvalidUpdate { field: "hello.node".to_owned(), reason }.into());
+        return Err(InvalidMessage { field: "hello.node".to_owned(), reason }.into());
     }
     if let Err(denied) = identity.may_follow(&hello.node, hello.role) {
         info!(error = %denied, "stream refused");
@@ -185,7 +185,7 @@ async fn follow(
     shared: &Arc<Shared>,
     hello: Hello,
     permit: StreamPermit,
-    input: &mut (impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin),
+    input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &mut MessageSink,
 ) -> Result<std::convert::Infallible, SessionEnd> {
     let mut revisions = shared.revisions();
@@ -234,7 +234,7 @@ async fn follow(
 async fn catch_up(
     shared: &Shared,
     held: SourceVersion,
-    input: &mut (impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin),
+    input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &MessageSink,
 ) -> Result<(), SessionEnd> {
     let mut known = shared.known();
@@ -261,11 +261,11 @@ async fn catch_up(
 /// Asks the client to go elsewhere, and gives it some time to do so. What it says until then does not matter any more.
 async fn drain(
     shared: &Shared,
-    mut input: impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin,
+    mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
     mut output: MessageSink,
 ) {
     let deadline = Instant::now() + shared.config.drain_delay + shared.config.drain_grace;
-    let drain = OutgoingMessage::Event(ServerEvent::Drain(shared.config.drain_delay));
+    let drain = OutgoingMessage::Event(ServerMessage::Drain(shared.config.drain_delay));
     let drained = async {
         if output.send_last(drain).await.is_err() {
             return;

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{Failure, Hello, Mode, Revision, Role};
+use proto::model::{Hello, Revision, Role, ServicePortFailure, SyncMode};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},
@@ -49,7 +49,7 @@ pub struct StreamStatus {
     /// Since when it is connected.
     pub connected: SystemTime,
     /// How it started.
-    pub mode: Mode,
+    pub mode: SyncMode,
     /// The last revision that the client has acknowledged.
     pub acked: Revision,
     /// What is right for the node at this revision is what the client holds; 0 when that is not known.
@@ -61,7 +61,7 @@ pub struct StreamStatus {
     /// How often what the client held was not what it should have held.
     pub repairs: u64,
     /// What the client could not program.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<ServicePortFailure>,
 }
 
 /// All streams. Clones are the same registry.
@@ -107,7 +107,7 @@ impl StreamStatus {
 
 impl Streams {
     /// Lists a stream from now on.
-    pub(crate) fn register(&self, hello: &Hello, mode: Mode) -> StreamGuard {
+    pub(crate) fn register(&self, hello: &Hello, mode: SyncMode) -> StreamGuard {
         let status = StreamStatus {
             node: hello.node.clone(),
             role: hello.role,

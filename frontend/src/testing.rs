@@ -9,7 +9,7 @@ use std::{
 };
 
 use proptest::{collection::vec, option, prelude::*, sample::subsequence};
-use proto::model::{Family, Node, PerFamily, Protocol, TrafficPolicy};
+use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, TrafficPolicy};
 
 use crate::object::{
     ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceCidrObject, ServiceObject, ServiceObjectPort,
@@ -69,7 +69,7 @@ pub(crate) fn slice(name: &str, service: &str, endpoints: Vec<SliceEndpoint>) ->
     SliceObject {
         name: ObjectName::new("ns", name),
         service: service.into(),
-        family: Family::V4,
+        family: IpFamily::V4,
         ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: number(8080) }],
         endpoints,
         trigger: None,
@@ -89,8 +89,8 @@ pub(crate) fn endpoint(address: &str, node: &str) -> SliceEndpoint {
     }
 }
 
-pub(crate) fn node(name: &str, zone: &str) -> Node {
-    Node { zone: zone.into(), eligible: true, ..Node::unknown(name) }
+pub(crate) fn node(name: &str, zone: &str) -> NodeInfo {
+    NodeInfo { zone: zone.into(), eligible: true, ..NodeInfo::unknown(name) }
 }
 
 /// A ServiceCIDR.
@@ -141,8 +141,8 @@ impl From<ServiceCidrObject> for ClusterObject {
     }
 }
 
-impl From<Node> for ClusterObject {
-    fn from(node: Node) -> Self {
+impl From<NodeInfo> for ClusterObject {
+    fn from(node: NodeInfo) -> Self {
         Self::Node(node)
     }
 }
@@ -203,7 +203,7 @@ pub(crate) fn any_service() -> impl Strategy<Value = ServiceObject> {
 }
 
 /// Endpoints either all with zone hints, with node hints, with both, with none, or each as it comes.
-fn any_endpoints(family: Family) -> impl Strategy<Value = Vec<SliceEndpoint>> {
+fn any_endpoints(family: IpFamily) -> impl Strategy<Value = Vec<SliceEndpoint>> {
     let zone_hints = move || some_of(ZONES);
     let node_hints = move || some_of(NODES);
     let endpoint = move || {
@@ -233,8 +233,8 @@ fn any_endpoints(family: Family) -> impl Strategy<Value = Vec<SliceEndpoint>> {
                 };
                 SliceEndpoint {
                     address: match family {
-                        Family::V4 => IpAddr::from([10, 0, 0, last]),
-                        Family::V6 => IpAddr::from([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, last]),
+                        IpFamily::V4 => IpAddr::from([10, 0, 0, last]),
+                        IpFamily::V6 => IpAddr::from([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, last]),
                     },
                     node: node.map(Into::into),
                     ready,
@@ -249,7 +249,7 @@ fn any_endpoints(family: Family) -> impl Strategy<Value = Vec<SliceEndpoint>> {
 }
 
 pub(crate) fn any_slice() -> impl Strategy<Value = SliceObject> {
-    let family = prop_oneof![3 => Just(Family::V4), 1 => Just(Family::V6)];
+    let family = prop_oneof![3 => Just(IpFamily::V4), 1 => Just(IpFamily::V6)];
     let ports = subsequence(PORTS.to_vec(), 1..=3);
     let names = (proptest::sample::select(SLICES.to_vec()), proptest::sample::select(SERVICES.to_vec()));
     let endpoints = family.prop_flat_map(|family| (Just(family), any_endpoints(family)));
@@ -266,10 +266,10 @@ pub(crate) fn any_slice() -> impl Strategy<Value = SliceObject> {
     )
 }
 
-pub(crate) fn any_node() -> impl Strategy<Value = Node> {
+pub(crate) fn any_node() -> impl Strategy<Value = NodeInfo> {
     let zones = prop_oneof![Just(""), Just(ZONES[0]), Just(ZONES[1])];
     (proptest::sample::select(NODES.to_vec()), zones, some_ips(NODE_ADDRESSES))
-        .prop_map(|(name, zone, addresses)| Node { addresses, ..node(name, zone) })
+        .prop_map(|(name, zone, addresses)| NodeInfo { addresses, ..node(name, zone) })
 }
 
 fn any_service_cidr() -> impl Strategy<Value = ServiceCidrObject> {

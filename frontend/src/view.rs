@@ -21,7 +21,7 @@ mod tests;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use proto::model::{Family, PerFamily, Pool, ServicePort, TrafficPolicy};
+use proto::model::{IpFamily, PerFamily, Pool, ServicePort, TrafficPolicy};
 
 use crate::object::{ServiceObject, SliceObject};
 
@@ -59,7 +59,7 @@ pub fn view<'a>(
     let Decisions { any_endpoints, cluster, local } = Decisions::of(service, &port, &merged);
     port.any_endpoints = any_endpoints;
     let mut by_node = BTreeMap::<Arc<str>, PerFamily<Pool>>::new();
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         for (node, used) in &local[family] {
             by_node.entry(node.clone()).or_default()[family] = local_pool(used);
         }
@@ -82,7 +82,7 @@ struct Decisions<'a> {
 impl<'a> Decisions<'a> {
     fn of(service: &ServiceObject, port: &ServicePort, merged: &[Merged<'a>]) -> Self {
         let mut decisions = Self::default();
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             if service.cluster_ips[family].is_none() {
                 continue;
             }
@@ -106,13 +106,13 @@ fn uses_cluster(port: &ServicePort) -> bool {
 impl ServicePortView {
     /// The cluster pool of a node in a zone.
     #[must_use]
-    pub fn cluster_pool(&self, family: Family, node: &str, zone: &str) -> &Pool {
+    pub fn cluster_pool(&self, family: IpFamily, node: &str, zone: &str) -> &Pool {
         self.cluster[family].resolve(node, zone)
     }
 
     /// The local pool of a node, when it is not empty.
     #[must_use]
-    pub fn local_pool(&self, family: Family, node: &str) -> Option<&Pool> {
+    pub fn local_pool(&self, family: IpFamily, node: &str) -> Option<&Pool> {
         self.local.get(node).map(|pools| &pools[family]).filter(|pool| !pool.is_empty())
     }
 
@@ -124,6 +124,6 @@ impl ServicePortView {
             let by_node = self.local.values().map(|pools| pools[family].len()).sum();
             everywhere.max(by_node)
         };
-        Family::ALL.into_iter().map(count).sum()
+        IpFamily::ALL.into_iter().map(count).sum()
     }
 }

@@ -186,7 +186,7 @@ async fn a_stream_follows_changes_over_both_transports() {
         let Some(server_message::Message::Welcome(welcome)) = stream.next().await.unwrap() else {
             panic!("no welcome")
         };
-        assert_eq!((welcome.mode(), welcome.protocol_version), (v1::Mode::Snapshot, proto::PROTOCOL_VERSION));
+        assert_eq!((welcome.mode(), welcome.protocol_version), (v1::SyncMode::Snapshot, proto::PROTOCOL_VERSION));
         let snapshot = stream.commit().await;
         server.updates.send(SourceUpdate::Apply(slice(1, 1001))).await.unwrap();
         let change = stream.commit().await;
@@ -284,7 +284,7 @@ async fn status_has_figures_streams_and_problems() {
     assert_eq!((status.service_ports, status.endpoints), (4, 2005));
     assert_ne!(status.epoch, 0);
     let [node] = &status.nodes[..] else { panic!("{:?}", status.nodes) };
-    assert_eq!((node.node.as_str(), node.role(), node.mode()), ("node-1", v1::Role::Observer, v1::Mode::Snapshot));
+    assert_eq!((node.node.as_str(), node.role(), node.mode()), ("node-1", v1::Role::Observer, v1::SyncMode::Snapshot));
     assert!(node.acked_revision > 0 && node.connected_micros > 0);
     let problems: Vec<_> = status.problems.iter().map(|problem| (&*problem.object, &*problem.field)).collect();
     assert_eq!(problems, [("Service ns/zz", "spec.clusterIPs"), ("Service ns/zz", "spec.externalIPs[0]")]);

@@ -14,14 +14,14 @@ pub use pack::{pack_address, unpack_address};
 /// Nothing of a batch is applied when one of its operations is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
-pub struct InvalidUpdate {
+pub struct InvalidMessage {
     /// The path of the field, as `batch.operations[3].put_service_port.port`.
     pub field: String,
     /// What is wrong, with the value.
     pub reason: String,
 }
 
-impl InvalidUpdate {
+impl InvalidMessage {
     fn new(field: impl Into<String>, reason: impl fmt::Display) -> Self {
         Self { field: field.into(), reason: reason.to_string() }
     }
@@ -29,18 +29,18 @@ impl InvalidUpdate {
 
 /// Puts the name of the enclosing field in front of the path.
 trait Within<T> {
-    fn within(self, field: impl fmt::Display) -> Result<T, InvalidUpdate>;
+    fn within(self, field: impl fmt::Display) -> Result<T, InvalidMessage>;
 }
 
-impl<T> Within<T> for Result<T, InvalidUpdate> {
+impl<T> Within<T> for Result<T, InvalidMessage> {
     fn within(self, field: impl fmt::Display) -> Self {
-        self.map_err(|error| InvalidUpdate { field: format!("{field}.{}", error.field), ..error })
+        self.map_err(|error| InvalidMessage { field: format!("{field}.{}", error.field), ..error })
     }
 }
 
 /// The value of a message field that must be there.
-fn required<T>(value: Option<T>, field: &str) -> Result<T, InvalidUpdate> {
-    value.ok_or_else(|| InvalidUpdate::new(field, "is missing"))
+fn required<T>(value: Option<T>, field: &str) -> Result<T, InvalidMessage> {
+    value.ok_or_else(|| InvalidMessage::new(field, "is missing"))
 }
 
 #[cfg(test)]

@@ -14,15 +14,15 @@ use xxhash_rust::xxh64::{Xxh64, xxh64};
 
 use crate::{
     convert::pack_endpoint,
-    model::{Cluster, Endpoint, Node, PoolClass, ServicePort, ServicePortKey},
+    model::{ClusterInfo, Endpoint, NodeInfo, PoolClass, ServicePort, ServicePortKey},
     v1,
 };
 
 /// The number of buckets that service ports are spread over.
 pub const BUCKETS: usize = 128;
 
-/// Where the digest of the node and cluster facts stands in [`Digests`]: after the buckets.
-pub const FACTS: u8 = 128;
+/// Where the digest of the node and cluster facts stands in [`DigestVector`]: after the buckets.
+pub const INFO_ENTRY: u8 = 128;
 
 const SEED_KEY: u64 = 0;
 const SEED_SERVICE_PORT: u64 = 1;
@@ -37,7 +37,7 @@ pub struct Digest(pub u64);
 
 /// The digests of everything that a node holds: [`BUCKETS`] buckets and the facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Digests([Digest; BUCKETS + 1]);
+pub struct DigestVector([Digest; BUCKETS + 1]);
 
 /// The hash of a key, from which its bucket and the hashes of its endpoints follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,14 +93,14 @@ impl Digest {
 
     /// The content hash of the node facts: of their wire form.
     #[must_use]
-    pub fn of_node(node: &Node) -> Self {
-        Self(xxh64(&v1::Node::from(node).encode_to_vec(), SEED_NODE))
+    pub fn of_node(node: &NodeInfo) -> Self {
+        Self(xxh64(&v1::NodeInfo::from(node).encode_to_vec(), SEED_NODE))
     }
 
     /// The content hash of the cluster facts: of their wire form.
     #[must_use]
-    pub fn of_cluster(cluster: &Cluster) -> Self {
-        Self(xxh64(&v1::Cluster::from(cluster).encode_to_vec(), SEED_CLUSTER))
+    pub fn of_cluster(cluster: &ClusterInfo) -> Self {
+        Self(xxh64(&v1::ClusterInfo::from(cluster).encode_to_vec(), SEED_CLUSTER))
     }
 
     /// Takes an element (or several) in.
@@ -114,7 +114,7 @@ impl Digest {
     }
 }
 
-impl Digests {
+impl DigestVector {
     /// From the wire: exactly [`BUCKETS`] + 1 entries.
     #[must_use]
     pub fn from_slice(entries: &[u64]) -> Option<Self> {
@@ -145,20 +145,20 @@ impl Digests {
         }
     }
 
-    /// The entries that differ: buckets, and [`FACTS`].
+    /// The entries that differ: buckets, and [`INFO_ENTRY`].
     pub fn differing(&self, other: &Self) -> impl Iterator<Item = usize> {
         (0..=BUCKETS).filter(|&entry| self.0[entry] != other.0[entry])
     }
 }
 
-impl Default for Digests {
+impl Default for DigestVector {
     /// Of nothing at all, not even of facts.
     fn default() -> Self {
         Self([Digest::default(); BUCKETS + 1])
     }
 }
 
-impl Index<u8> for Digests {
+impl Index<u8> for DigestVector {
     type Output = Digest;
 
     fn index(&self, bucket: u8) -> &Digest {
@@ -166,7 +166,7 @@ impl Index<u8> for Digests {
     }
 }
 
-impl IndexMut<u8> for Digests {
+impl IndexMut<u8> for DigestVector {
     fn index_mut(&mut self, bucket: u8) -> &mut Digest {
         &mut self.0[usize::from(bucket)]
     }

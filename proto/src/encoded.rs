@@ -43,11 +43,11 @@ pub struct ServerCodec;
 
 /// Writes the pieces of an [`EncodedMessage`] into the stream's buffer.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PieceEncoder;
+pub struct ServerEncoder;
 
 /// The wire form of a `ClientMessage`, for a client that frames its messages itself.
 #[must_use]
-pub fn of_client(event: &model::ClientEvent) -> Vec<u8> {
+pub fn encode_client_message(event: &model::ClientMessage) -> Vec<u8> {
     v1::ClientMessage::from(event).encode_to_vec()
 }
 
@@ -90,7 +90,7 @@ impl EncodedOperation {
 impl EncodedMessage {
     /// Encodes a message that is not worth sharing.
     #[must_use]
-    pub fn new(event: &model::ServerEvent) -> Self {
+    pub fn new(event: &model::ServerMessage) -> Self {
         Self(vec![v1::ServerMessage::from(event).encode_to_vec().into()])
     }
 
@@ -126,7 +126,7 @@ impl EncodedMessage {
 
     /// As a gRPC message for the transport. What is large is passed on and not copied.
     #[must_use]
-    pub fn into_chunks(self) -> Vec<Bytes> {
+    pub fn into_length_prefixed(self) -> Vec<Bytes> {
         let len = self.len();
         let small: usize = self.0.iter().map(Bytes::len).filter(|len| *len <= GATHERED).sum();
         let mut gathered = BytesMut::with_capacity(PREFIX + small);
@@ -174,11 +174,11 @@ impl EncodedMessage {
 impl Codec for ServerCodec {
     type Encode = EncodedMessage;
     type Decode = v1::ClientMessage;
-    type Encoder = PieceEncoder;
+    type Encoder = ServerEncoder;
     type Decoder = <ProstCodec<v1::ClientMessage, v1::ClientMessage> as Codec>::Decoder;
 
-    fn encoder(&mut self) -> PieceEncoder {
-        PieceEncoder
+    fn encoder(&mut self) -> ServerEncoder {
+        ServerEncoder
     }
 
     fn decoder(&mut self) -> Self::Decoder {
@@ -186,7 +186,7 @@ impl Codec for ServerCodec {
     }
 }
 
-impl Encoder for PieceEncoder {
+impl Encoder for ServerEncoder {
     type Item = EncodedMessage;
     type Error = Status;
 
@@ -210,7 +210,7 @@ mod tests {
     fn chunks(sizes: &[usize]) -> (EncodedMessage, Vec<Bytes>) {
         let pieces = sizes.iter().zip(1..).map(|(size, byte)| Bytes::from(vec![byte; *size])).collect();
         let message = EncodedMessage(pieces);
-        (message.clone(), message.into_chunks())
+        (message.clone(), message.into_length_prefixed())
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub mod v1 {
     }
 }
 
-pub use convert::InvalidUpdate;
+pub use convert::InvalidMessage;
 
 /// The version of the contract that this build speaks, sent in `Hello` and `Welcome`.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -11,10 +11,10 @@ mod service_port;
 mod session;
 mod update;
 
-pub use key::{Protocol, ServicePortKey, UnknownProtocol};
-pub use node::{Cluster, Node};
-pub use pool::{Endpoint, Family, PerFamily, Pool, PoolClass, PoolId};
-pub use scheduler::{BadScheduler, HashFlags, IpvsScheduler};
+pub use key::{ParseProtocolError, Protocol, ServicePortKey};
+pub use node::{ClusterInfo, NodeInfo};
+pub use pool::{Endpoint, IpFamily, PerFamily, Pool, PoolClass, PoolId};
+pub use scheduler::{IpvsScheduler, ParseSchedulerError, SchedulerFlags};
 pub use service_port::{ServicePort, TrafficPolicy};
-pub use session::{Ack, ClientEvent, Failure, FailureKind, Hello, Mode, Role, ServerEvent, Welcome};
+pub use session::{Ack, ClientMessage, FailureKind, Hello, Role, ServerMessage, ServicePortFailure, SyncMode, Welcome};
 pub use update::{Batch, Epoch, Operation, Revision, SourceVersion};

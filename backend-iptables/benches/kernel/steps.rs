@@ -7,7 +7,7 @@ use backend::{
     testing::{self, Stack, mk_key, synthetic},
 };
 use backend_iptables::{Iptables, Variant};
-use proto::model::{Endpoint, Family, Operation, PoolClass, PoolId, ServicePortKey};
+use proto::model::{Endpoint, IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 
 use crate::{
     EACH, backend,
@@ -70,7 +70,7 @@ pub(crate) async fn measure(
     let (key, [old, new]) = replaced(&state);
     let middle = format!("{}/{}", key.namespace, key.name);
     let service = state.service(&key).unwrap().clone();
-    let endpoints = service.pool(PoolClass::Cluster, Family::V4).clone();
+    let endpoints = service.pool(PoolClass::Cluster, IpFamily::V4).clone();
     let whole =
         vec![Operation::PutServicePort(service.port.clone()), Operation::ReplacePool { pool: pool(&key), endpoints }];
     let (replace, back) = (change(&key, new, old), change(&key, old, new));
@@ -139,7 +139,7 @@ async fn apply(backend: &mut Iptables, state: &mut NodeState, operations: &[Oper
 /// A service in the middle, and one of its endpoints with who is to replace it.
 fn replaced(state: &NodeState) -> (ServicePortKey, [Endpoint; 2]) {
     let key = mk_key(&format!("default/svc-{}", state.services().len() / 2));
-    let old = state.service(&key).unwrap().pool(PoolClass::Cluster, Family::V4)[3];
+    let old = state.service(&key).unwrap().pool(PoolClass::Cluster, IpFamily::V4)[3];
     (key, [old, Endpoint::new([10, 250, 0, 1].into(), 8080.try_into().unwrap())])
 }
 
@@ -148,7 +148,7 @@ fn change(key: &ServicePortKey, add: Endpoint, remove: Endpoint) -> Vec<Operatio
 }
 
 fn pool(key: &ServicePortKey) -> PoolId {
-    PoolId { key: key.clone(), class: PoolClass::Cluster, family: Family::V4 }
+    PoolId { key: key.clone(), class: PoolClass::Cluster, family: IpFamily::V4 }
 }
 
 /// A quarter took no longer: what took longer may have waited for a processor.

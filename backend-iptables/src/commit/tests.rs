@@ -37,7 +37,7 @@ fn driver(kernel: &Fake) -> Driver<Fake> {
 async fn shape(state: &NodeState) -> Vec<String> {
     let kernel = Fake::default();
     driver(&kernel).reconcile(state).await.unwrap();
-    kernel.tables(Family::V4).shape()
+    kernel.tables(IpFamily::V4).shape()
 }
 
 async fn failures(driver: &mut Driver<Fake>, state: &NodeState) -> Vec<String> {
@@ -59,13 +59,13 @@ async fn the_culprit_is_left_out_and_named() {
 
         // All others are in force, and stay so.
         let others = without(state(100), &["default/svc-007", "default/svc-090"]);
-        assert_eq!(kernel.tables(Family::V4).shape(), shape(&others).await);
+        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&others).await);
         assert_eq!(driver.reconcile(&state(100)).await.unwrap().writes, 0);
 
         // When the kernel takes it, it is no failure any more.
         kernel.refuse([], explains);
         assert_eq!(failures(&mut driver, &state(100)).await, [""; 0]);
-        assert_eq!(kernel.tables(Family::V4).shape(), shape(&state(100)).await);
+        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&state(100)).await);
     }
 }
 
@@ -87,19 +87,19 @@ async fn a_refused_change_is_tried_again_when_it_is_touched() {
         let applied = driver.apply(&current, &changes).await.unwrap();
         let names: Vec<_> = applied.failures.iter().map(|failure| failure.key.name.as_ref()).collect();
         assert_eq!(names, ["svc-002"]);
-        assert_eq!(kernel.tables(Family::V4).shape(), shape(&without(target.clone(), &["default/svc-002"])).await);
+        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&without(target.clone(), &["default/svc-002"])).await);
 
         // A change of another one still reports it, and writes what it is.
         let fewer = without(target.clone(), &["default/svc-003"]);
         let changes = transition(&mut current, &fewer);
         assert_eq!(driver.apply(&current, &changes).await.unwrap().failures.len(), 1);
-        assert_eq!(kernel.tables(Family::V4).shape(), shape(&without(fewer, &["default/svc-002"])).await);
+        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&without(fewer, &["default/svc-002"])).await);
 
         // Touched, it is tried again.
         kernel.refuse([], explains);
         let changes = transition(&mut current, &without(state(2), &["default/svc-001"]));
         assert_eq!(driver.apply(&current, &changes).await.unwrap().failures, []);
-        assert_eq!(kernel.tables(Family::V4).shape(), shape(&current).await);
+        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&current).await);
     }
 }
 
@@ -150,7 +150,7 @@ async fn on_an_empty_node_the_urgent_ones_come_first() {
         assert!(urgent(&asked[0].script), "{}", asked[0].script);
         assert_eq!(asked[0].accepted, poison.is_none());
         let dns = poison.map(|_| "kube-system/kube-dns");
-        assert_eq!(kernel.tables(Family::V4).shape(), shape(&without(all.clone(), dns.as_slice())).await);
+        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&without(all.clone(), dns.as_slice())).await);
 
         // On a node that has something nothing comes first.
         driver(&kernel).reconcile(&all).await.unwrap();
@@ -183,12 +183,12 @@ async fn a_failure_leads_to_a_look_at_everything() {
         let changes = transition(&mut current, &state(4));
         let error = driver.apply(&current, &changes).await.unwrap_err();
         assert_eq!(format!("{error:#}"), "a signal has ended it");
-        assert_ne!(kernel.tables(Family::V4).shape(), shape(&state(4)).await);
+        assert_ne!(kernel.tables(IpFamily::V4).shape(), shape(&state(4)).await);
 
         // The next change is no less, even when it is one of something else.
         let changes = transition(&mut current, &without(state(4), &["default/svc-001"]));
         driver.apply(&current, &changes).await.unwrap();
-        assert_eq!(kernel.tables(Family::V4).shape(), shape(&current).await);
+        assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&current).await);
     }
 }
 
@@ -199,10 +199,10 @@ async fn a_change_that_does_not_fit_leads_to_a_look_at_everything() {
     let mut driver = driver(&kernel);
     let mut current = state(3);
     driver.reconcile(&current).await.unwrap();
-    kernel.stranger(Family::V4, "*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n");
+    kernel.stranger(IpFamily::V4, "*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n");
     let changes = transition(&mut current, &without(state(3), &["default/svc-001"]));
     assert_eq!(driver.apply(&current, &changes).await.unwrap().failures, []);
-    assert_eq!(kernel.tables(Family::V4).shape(), shape(&current).await);
+    assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&current).await);
 }
 
 #[tokio::test]
@@ -221,16 +221,16 @@ async fn a_family_without_iptables_is_left_out() {
         web.endpoints(["10.244.1.1:80", "[fd00:244::1]:80"])
     });
     let (both, kernel) = (both.build(), Fake::default());
-    kernel.uninstall(Family::V6);
+    kernel.uninstall(IpFamily::V6);
     let mut driver = driver(&kernel);
     let mut current = both.clone();
     driver.reconcile(&current).await.unwrap();
-    assert_eq!(kernel.tables(Family::V4).shape(), shape(&both).await);
+    assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&both).await);
     let changes = transition(&mut current, &without(both, &["default/web"]));
     driver.apply(&current, &changes).await.unwrap();
-    assert!(kernel.asked().iter().all(|asked| asked.family == Family::V4));
+    assert!(kernel.asked().iter().all(|asked| asked.family == IpFamily::V4));
 
-    kernel.uninstall(Family::V4);
+    kernel.uninstall(IpFamily::V4);
     let error = driver.reconcile(&current).await.unwrap_err();
     assert_eq!(error.to_string(), "iptables is not installed");
 }

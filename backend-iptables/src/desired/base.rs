@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use backend::traffic::{LocalhostNodePorts, NodePortAddresses, Options, Pods, of_family};
 use ipnet::IpNet;
-use proto::model::{Cluster, Family, Node, Protocol};
+use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
 
 use super::rule::{Line, Sense};
 use crate::{
@@ -22,7 +22,7 @@ pub(crate) struct Base {
 }
 
 /// The fixed part for a family on a node.
-pub(crate) fn base(family: Family, options: &Options, node: &Node, cluster: &Cluster) -> Base {
+pub(crate) fn base(family: IpFamily, options: &Options, node: &NodeInfo, cluster: &ClusterInfo) -> Base {
     let traffic = options.traffic(node);
     let mark = traffic.mark;
     let mut chains = vec![
@@ -105,7 +105,7 @@ fn chain(table: Table, name: &str, rules: impl Into<Vec<String>>) -> Chain {
     Chain { table, name: name.to_owned(), rules: rules.into() }
 }
 
-fn ends(dispatch: Dispatch, family: Family, options: &Options, node: &Node, cluster: &Cluster) -> Ends {
+fn ends(dispatch: Dispatch, family: IpFamily, options: &Options, node: &NodeInfo, cluster: &ClusterInfo) -> Ends {
     let (mut head, mut tail) = (Vec::new(), Vec::new());
     match dispatch {
         Dispatch::Services => {
@@ -144,7 +144,7 @@ fn ends(dispatch: Dispatch, family: Family, options: &Options, node: &Node, clus
 }
 
 /// A jump for each address, or range of addresses, where node ports answer.
-fn to_node_ports(family: Family, options: &Options, node: &Node, comment: &str, to: &str) -> Vec<String> {
+fn to_node_ports(family: IpFamily, options: &Options, node: &NodeInfo, comment: &str, to: &str) -> Vec<String> {
     let mut cidrs = match &options.nodeport_addresses {
         NodePortAddresses::Primary => node.primary_address(family).into_iter().map(IpNet::from).collect::<Vec<_>>(),
         NodePortAddresses::Cidrs(cidrs) => of_family(cidrs, family),
@@ -158,13 +158,13 @@ fn to_node_ports(family: Family, options: &Options, node: &Node, comment: &str, 
 }
 
 /// Only IPv4 routes its loopback addresses when it is told to.
-fn answers_on_loopback(family: Family, options: &Options) -> bool {
-    family == Family::V4 && options.localhost_nodeports == LocalhostNodePorts::Open
+fn answers_on_loopback(family: IpFamily, options: &Options) -> bool {
+    family == IpFamily::V4 && options.localhost_nodeports == LocalhostNodePorts::Open
 }
 
 /// Drops what others send to loopback addresses while the kernel routes them: the rule that kubelet has in KUBE-FIREWALL.
 pub(crate) fn localnet_guard() -> String {
-    let loopback = loopback(Family::V4);
+    let loopback = loopback(IpFamily::V4);
     Line::new()
         .from(Sense::IsNot, &loopback)
         .within(&loopback)
@@ -174,11 +174,11 @@ pub(crate) fn localnet_guard() -> String {
 }
 
 /// Addresses that never leave the node.
-fn loopback(family: Family) -> IpNet {
+fn loopback(family: IpFamily) -> IpNet {
     match family {
         // 127.0.0.0/8; a prefix length of 8 is never too long.
-        Family::V4 => IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
-        Family::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+        IpFamily::V4 => IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
+        IpFamily::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
     }
 }
 

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use backend::traffic::{Masquerade, Pods};
 use ipnet::IpNet;
-use proto::model::{Endpoint, Family, TrafficPolicy};
+use proto::model::{Endpoint, IpFamily, TrafficPolicy};
 
 use super::{
     rule::{Line, Sense},
@@ -131,8 +131,8 @@ impl Port<'_> {
     /// The clients of an endpoint, as the match `recent` has them.
     fn list(&self, name: &str) -> String {
         let mask = match self.family {
-            Family::V4 => "255.255.255.255",
-            Family::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+            IpFamily::V4 => "255.255.255.255",
+            IpFamily::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
         };
         format!("--name {name} --mask {mask} --rsource")
     }

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt::Write as _, net::IpAddr};
 
 use backend::traffic::{Interface, Pods};
 use ipnet::IpNet;
-use proto::model::{Family, Protocol};
+use proto::model::{IpFamily, Protocol};
 
 /// `XT_MAX_COMMENT_LEN` of `linux/netfilter/xt_comment.h`, without the zero at the end.
 const MAX_COMMENT: usize = 255;
@@ -129,7 +129,7 @@ impl Line {
     }
 
     /// Refuses; TCP by a reset.
-    pub(super) fn reject(self, family: Family, protocol: Protocol) -> String {
+    pub(super) fn reject(self, family: IpFamily, protocol: Protocol) -> String {
         match protocol {
             Protocol::Tcp => self.jump("REJECT --reject-with tcp-reset"),
             Protocol::Udp | Protocol::Sctp => self.reject_any(family),
@@ -137,10 +137,10 @@ impl Line {
     }
 
     /// Refuses, by what every protocol understands.
-    pub(super) fn reject_any(self, family: Family) -> String {
+    pub(super) fn reject_any(self, family: IpFamily) -> String {
         self.jump(match family {
-            Family::V4 => "REJECT --reject-with icmp-port-unreachable",
-            Family::V6 => "REJECT --reject-with icmp6-port-unreachable",
+            IpFamily::V4 => "REJECT --reject-with icmp-port-unreachable",
+            IpFamily::V6 => "REJECT --reject-with icmp6-port-unreachable",
         })
     }
 

@@ -12,7 +12,7 @@ use backend::{
     traffic::{Front, Masquerade, Pods, Traffic, VipClass, allowed_sources, fronts},
 };
 use ipnet::IpNet;
-use proto::model::{Endpoint, Family, Protocol, TrafficPolicy};
+use proto::model::{Endpoint, IpFamily, Protocol, TrafficPolicy};
 
 use super::{chains::Filled, rule::Line};
 use crate::{
@@ -40,7 +40,7 @@ pub(crate) struct Context<'a> {
 /// A service port in a family.
 pub(super) struct Port<'a> {
     pub(super) service: &'a Service,
-    pub(super) family: Family,
+    pub(super) family: IpFamily,
     pub(super) context: Context<'a>,
     pub(super) names: Names,
 }
@@ -48,7 +48,7 @@ pub(super) struct Port<'a> {
 /// What a service port adds. `owned`: whether a front is this service port's. `None` when that is nothing.
 pub(crate) fn desired(
     service: &Service,
-    family: Family,
+    family: IpFamily,
     context: Context<'_>,
     owned: impl Fn(&Front) -> bool,
 ) -> Option<Desired> {
@@ -65,11 +65,11 @@ pub(crate) fn desired(
 // === impl Context ===
 
 impl Context<'_> {
-    pub(super) fn masquerade(&self, family: Family) -> Masquerade {
+    pub(super) fn masquerade(&self, family: IpFamily) -> Masquerade {
         self.traffic.masquerade[family]
     }
 
-    pub(super) fn pods(&self, family: Family) -> &Pods {
+    pub(super) fn pods(&self, family: IpFamily) -> &Pods {
         &self.traffic.pods[family]
     }
 }

@@ -9,7 +9,7 @@ use backend::{
     testing::{ServiceBuilder, mk_state},
     traffic::{LocalPods, Options},
 };
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn within(cidrs: &[&str]) -> Options {
 }
 
 /// All that a service port adds: the lines in chains that it shares, sorted; then its own chains by name, their rules in order.
-fn written(service: &Service, family: Family, options: &Options) -> Vec<String> {
+fn written(service: &Service, family: IpFamily, options: &Options) -> Vec<String> {
     let node = mk_state().build().node().clone();
     let traffic = options.traffic(&node);
     let context = Context { traffic: &traffic, node: &node.addresses };
@@ -68,7 +68,7 @@ fn assert_lines(found: &[String], expected: &str) {
 }
 
 #[track_caller]
-fn assert_written(service: &Service, family: Family, expected: &str) {
+fn assert_written(service: &Service, family: IpFamily, expected: &str) {
     assert_lines(&written(service, family, &pods()), expected);
 }
 

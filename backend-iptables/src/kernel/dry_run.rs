@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
 use anyhow::Result;
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::{Kernel, Localnet, RestoreError, Suspicion};
 use crate::{plan::Script, table::Table};
@@ -12,7 +12,7 @@ use crate::{plan::Script, table::Table};
 #[derive(Debug)]
 pub(crate) struct DryRun<K> {
     kernel: K,
-    tables: BTreeMap<Family, Copied>,
+    tables: BTreeMap<IpFamily, Copied>,
     localnet: Option<Localnet>,
 }
 
@@ -27,7 +27,7 @@ struct Copied {
 #[derive(Debug, Default)]
 pub(crate) struct Dry {
     /// By family: what there is, and what there would be.
-    pub(crate) tables: Vec<(Family, Chains, Chains)>,
+    pub(crate) tables: Vec<(IpFamily, Chains, Chains)>,
     /// Whether loopback addresses would be routed, or no more.
     pub(crate) localnet: Option<Localnet>,
 }
@@ -61,13 +61,13 @@ impl<K> DryRun<K> {
 
 impl DryRun<super::Tools> {
     /// As a person would call it: `iptables-nft`.
-    pub(crate) async fn program(&mut self, family: Family) -> Result<String> {
+    pub(crate) async fn program(&mut self, family: IpFamily) -> Result<String> {
         self.kernel.program(family).await
     }
 }
 
 impl<K: Kernel> Kernel for DryRun<K> {
-    async fn save(&mut self, family: Family) -> Result<Option<String>> {
+    async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
         if let Some(copied) = self.tables.get(&family) {
             return Ok(Some(copied.after.save()));
         }
@@ -83,7 +83,7 @@ impl<K: Kernel> Kernel for DryRun<K> {
         self.kernel.at_once()
     }
 
-    async fn restore(&mut self, family: Family, script: &Script) -> Result<(), RestoreError> {
+    async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
         if let Some(copied) = self.tables.get_mut(&family) {
             copied.after.execute(script.text());
         }

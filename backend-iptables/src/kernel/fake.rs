@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 
 use super::{Kernel, RestoreError, Suspicion};
 use crate::{
@@ -24,7 +24,7 @@ pub(crate) struct Fake(Arc<Mutex<State>>);
 struct State {
     tables: PerFamily<Tables>,
     /// Families for which nobody has installed iptables.
-    missing: BTreeSet<Family>,
+    missing: BTreeSet<IpFamily>,
     /// What has one of these words in a rule is refused.
     poison: Vec<String>,
     explains: Explains,
@@ -39,7 +39,7 @@ struct State {
 /// A script that was to be restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
-    pub(crate) family: Family,
+    pub(crate) family: IpFamily,
     pub(crate) script: String,
     pub(crate) accepted: bool,
     /// What was in force after each part.
@@ -81,13 +81,13 @@ const MAX_NAME: usize = 28;
 
 impl Fake {
     /// What is in force.
-    pub(crate) fn tables(&self, family: Family) -> Tables {
+    pub(crate) fn tables(&self, family: IpFamily) -> Tables {
         self.0.lock().unwrap().tables[family].clone()
     }
 
     /// Somebody else changes rules.
     #[track_caller]
-    pub(crate) fn stranger(&self, family: Family, script: &str) {
+    pub(crate) fn stranger(&self, family: IpFamily, script: &str) {
         for part in parts(script) {
             self.0.lock().unwrap().tables[family].execute(&part, &[]).unwrap();
         }
@@ -111,7 +111,7 @@ impl Fake {
     }
 
     /// There is no iptables for a family.
-    pub(crate) fn uninstall(&self, family: Family) {
+    pub(crate) fn uninstall(&self, family: IpFamily) {
         self.0.lock().unwrap().missing.insert(family);
     }
 
@@ -127,7 +127,7 @@ impl Fake {
 }
 
 impl Kernel for Fake {
-    async fn save(&mut self, family: Family) -> Result<Option<String>> {
+    async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
         let state = self.0.lock().unwrap();
         Ok((!state.missing.contains(&family)).then(|| state.tables[family].save()))
     }
@@ -136,7 +136,7 @@ impl Kernel for Fake {
         self.0.lock().unwrap().at_once.unwrap_or(usize::MAX)
     }
 
-    async fn restore(&mut self, family: Family, script: &Script) -> Result<(), RestoreError> {
+    async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
         let mut state = self.0.lock().unwrap();
         let dies_after = state.dies_after.take().unwrap_or(usize::MAX);
         let mut asked = Asked { family, script: script.text().to_owned(), accepted: false, steps: Vec::new() };

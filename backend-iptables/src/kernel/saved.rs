@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use backend::iptables::Variant;
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::{exec, tools::save};
 
@@ -12,7 +12,7 @@ pub struct Saved {
     /// As a person would call it: `iptables-nft`.
     pub program: String,
     /// Whose packets it sees.
-    pub family: Family,
+    pub family: IpFamily,
     /// Where it keeps its rules.
     pub variant: Variant,
     /// What `iptables-save` prints.
@@ -25,7 +25,7 @@ pub struct Saved {
 /// When one of them fails.
 pub async fn saved() -> Result<Vec<Saved>> {
     let mut all = Vec::new();
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         let before = all.len();
         for variant in Variant::ALL {
             let program = variant.program(family).to_owned();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use backend::{Drift, iptables::Variant};
-use proto::model::Family;
+use proto::model::IpFamily;
 use tracing::{debug, info, warn};
 
 use super::{
@@ -40,7 +40,7 @@ pub(crate) struct Tools {
     /// How long a [`Kernel::save`] takes. Less is believed at once, more by and by: it may be the machine that is busy.
     took: Duration,
     /// Which family is looked at next.
-    next: Family,
+    next: IpFamily,
     /// When that is. It stays when nobody waits for it.
     due: Option<Instant>,
     /// See [`Kernel::waited`].
@@ -61,7 +61,7 @@ struct Found {
 
 impl Tools {
     pub(crate) fn new(wanted: Option<Variant>) -> Self {
-        Self { wanted, found: None, took: Duration::ZERO, next: Family::V4, due: None, waited: Duration::ZERO }
+        Self { wanted, found: None, took: Duration::ZERO, next: IpFamily::V4, due: None, waited: Duration::ZERO }
     }
 
     /// Whether there is any iptables.
@@ -70,7 +70,7 @@ impl Tools {
     }
 
     /// As a person would call it: `iptables-nft`.
-    pub(crate) async fn program(&mut self, family: Family) -> Result<String> {
+    pub(crate) async fn program(&mut self, family: IpFamily) -> Result<String> {
         Ok(self.found().await?.program(family).to_owned())
     }
 
@@ -84,9 +84,9 @@ impl Tools {
 }
 
 impl Kernel for Tools {
-    async fn save(&mut self, family: Family) -> Result<Option<String>> {
+    async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
         let found = self.found().await?;
-        if family == Family::V4 {
+        if family == IpFamily::V4 {
             if let Some(saved) = found.saved.take() {
                 return Ok(Some(saved));
             }
@@ -110,7 +110,7 @@ impl Kernel for Tools {
         }
     }
 
-    async fn restore(&mut self, family: Family, script: &Script) -> Result<(), RestoreError> {
+    async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
         let mut waited = Duration::ZERO;
         let found = self.found().await.map_err(RestoreError::Failed)?;
         let program = format!("{}-restore", found.program(family));
@@ -156,8 +156,8 @@ impl Kernel for Tools {
                 tokio::time::sleep_until(due.into()).await;
                 self.due = None;
                 self.next = match next {
-                    Family::V4 => Family::V6,
-                    Family::V6 => Family::V4,
+                    IpFamily::V4 => IpFamily::V6,
+                    IpFamily::V6 => IpFamily::V4,
                 };
                 Suspicion::Look(next)
             }
@@ -168,7 +168,7 @@ impl Kernel for Tools {
 // === impl Found ===
 
 impl Found {
-    fn program(&self, family: Family) -> &str {
+    fn program(&self, family: IpFamily) -> &str {
         &self.programs[family as usize]
     }
 }
@@ -183,13 +183,13 @@ async fn find(wanted: Option<Variant>) -> Result<Found> {
         (Some(wanted), _) => wanted,
         (None, Some(default)) => {
             for variant in Variant::ALL {
-                saved.extend(save(variant.program(Family::V4)).await?.map(|saved| (variant, saved)));
+                saved.extend(save(variant.program(IpFamily::V4)).await?.map(|saved| (variant, saved)));
             }
             Variant::choose(&saved, default)
         }
         (None, None) => bail!("iptables is not installed"),
     };
-    let mut programs = Family::ALL.map(|family| variant.program(family).to_owned());
+    let mut programs = IpFamily::ALL.map(|family| variant.program(family).to_owned());
     if exec::run(&programs[0], &["--version"], "").await?.is_none() {
         if default != Some(variant) {
             bail!("{} is not installed", programs[0]);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::{Edit, Owner, Plan};
 use crate::{
@@ -35,7 +35,7 @@ pub(crate) struct Full<'a> {
 
 impl Full<'_> {
     /// What leads from one to the other.
-    pub(crate) fn plan(&self, family: Family) -> Plan {
+    pub(crate) fn plan(&self, family: IpFamily) -> Plan {
         let mut plan = Plan::default();
         let mut wanted = BTreeSet::<(Table, &str)>::new();
         let mut lines = BTreeMap::<Dispatch, BTreeMap<&str, Owner>>::new();
@@ -69,7 +69,7 @@ impl Full<'_> {
         plan
     }
 
-    fn active(&self, family: Family) -> impl Iterator<Item = (u32, &Desired)> {
+    fn active(&self, family: IpFamily) -> impl Iterator<Item = (u32, &Desired)> {
         let edits = self.active.iter().filter_map(|index| Some((*index, self.edits.get(*index as usize)?)));
         edits.filter_map(move |(index, edit)| Some((index, edit.desired[family].as_ref()?)))
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::{Edit, Owner, Plan};
 use crate::{
@@ -15,7 +15,12 @@ use crate::{
 pub(crate) type Deltas = BTreeMap<(Dispatch, String), i32>;
 
 /// What the edits change, and the fixed part, if there is another one.
-pub(crate) fn partial(programmed: &Programmed, family: Family, edits: &[Edit], base: Option<&Base>) -> (Plan, Deltas) {
+pub(crate) fn partial(
+    programmed: &Programmed,
+    family: IpFamily,
+    edits: &[Edit],
+    base: Option<&Base>,
+) -> (Plan, Deltas) {
     let mut plan = Plan::default();
     let ends = base.unwrap_or(&programmed.base[family]);
     let mut deltas = BTreeMap::<(Dispatch, String), (Owner, i32)>::new();

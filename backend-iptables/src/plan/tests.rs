@@ -8,7 +8,7 @@ use backend::{
     testing::{ServiceBuilder, Stack, apply, mk_key, mk_state, synthetic},
     traffic::{LocalPods, Options},
 };
-use proto::model::{Endpoint, Family, Operation, Pool, PoolClass, PoolId};
+use proto::model::{Endpoint, IpFamily, Operation, Pool, PoolClass, PoolId};
 
 use super::*;
 use crate::{
@@ -205,7 +205,7 @@ async fn a_change_is_as_small_in_a_large_cluster() {
         let mut driver = driver(&kernel);
         let mut state = synthetic(services, 1, Stack::V4);
         let key = mk_key("default/svc-7");
-        let pool = PoolId { key: key.clone(), class: PoolClass::Cluster, family: Family::V4 };
+        let pool = PoolId { key: key.clone(), class: PoolClass::Cluster, family: IpFamily::V4 };
         let endpoints: Pool = (1..=10).map(|n| endpoint([10, 250, 0, n])).collect();
         apply(&mut state, [Operation::ReplacePool { pool: pool.clone(), endpoints: endpoints.clone() }]);
         let port = state.service(&key).unwrap().port.clone();

@@ -14,7 +14,7 @@
 
 use backend::traffic::{Masquerade, NodePortAddresses, Options, Pods, of_family};
 use ipnet::IpNet;
-use proto::model::{Cluster, Family, Node};
+use proto::model::{ClusterInfo, IpFamily, NodeInfo};
 
 use crate::{
     mark::{Mark, Variant},
@@ -67,7 +67,7 @@ pub(crate) fn is_ours(chain: &str) -> bool {
 }
 
 /// The rules of a family on a node.
-pub(crate) fn rules(family: Family, options: &Options, node: &Node, cluster: &Cluster) -> Rules {
+pub(crate) fn rules(family: IpFamily, options: &Options, node: &NodeInfo, cluster: &ClusterInfo) -> Rules {
     let writer = Writer { family, options, node };
     let chain = |table, name, rules| Chain { table, name, rules };
     let chains = vec![
@@ -102,9 +102,9 @@ fn hooks() -> Vec<Hook> {
 
 /// What the rules depend on.
 struct Writer<'a> {
-    family: Family,
+    family: IpFamily,
     options: &'a Options,
-    node: &'a Node,
+    node: &'a NodeInfo,
 }
 
 // === impl Writer ===
@@ -137,8 +137,8 @@ impl Writer<'_> {
 
     fn node_ports(&self) -> Vec<String> {
         let loopback = match self.family {
-            Family::V4 => "127.0.0.0/8",
-            Family::V6 => "::1/128",
+            IpFamily::V4 => "127.0.0.0/8",
+            IpFamily::V6 => "::1/128",
         };
         let mut rules = vec![format!("-d {loopback} -j RETURN"), self.map("", Content::NodePorts)];
         rules.extend(self.inside(Content::NodePortsInside));
@@ -191,13 +191,13 @@ impl Writer<'_> {
 
     fn reject(&self) -> Vec<String> {
         let unreachable = match self.family {
-            Family::V4 => "icmp-port-unreachable",
-            Family::V6 => "icmp6-port-unreachable",
+            IpFamily::V4 => "icmp-port-unreachable",
+            IpFamily::V6 => "icmp6-port-unreachable",
         };
         vec!["-p tcp -j REJECT --reject-with tcp-reset".to_owned(), format!("-j REJECT --reject-with {unreachable}")]
     }
 
-    fn nobody(&self, cluster: &Cluster) -> Vec<String> {
+    fn nobody(&self, cluster: &ClusterInfo) -> Vec<String> {
         let ranges = of_family(&cluster.service_cidrs, self.family);
         // What is not for services goes its way, even if somebody says that all addresses are theirs.
         let ranges = ranges.iter().filter(|range| range.prefix_len() > 0);

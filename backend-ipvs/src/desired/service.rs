@@ -18,7 +18,7 @@ use backend::{
     traffic::{Front, VipClass, allowed_sources, fronts},
 };
 use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT, Scheduling};
-use proto::model::{Family, HashFlags, Pool, TrafficPolicy};
+use proto::model::{IpFamily, Pool, SchedulerFlags, TrafficPolicy};
 
 use crate::{
     mark::{Mark, Variant},
@@ -31,7 +31,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Desired {
     /// Those that belong to this service port.
-    pub(crate) fronts: Vec<(Family, Front)>,
+    pub(crate) fronts: Vec<(IpFamily, Front)>,
     pub(crate) pieces: Vec<(Object, Value)>,
     /// VIPs that are left alone, as they lie in ranges that were said to be others'.
     pub(crate) excluded: Vec<IpAddr>,
@@ -52,7 +52,7 @@ pub(crate) struct Context<'a> {
 /// A service port in a family.
 struct Port<'a> {
     service: &'a Service,
-    family: Family,
+    family: IpFamily,
     context: Context<'a>,
     /// The number that its marks are made of.
     id: u32,
@@ -64,10 +64,10 @@ pub(crate) fn desired(
     service: &Service,
     context: Context<'_>,
     id: u32,
-    owned: impl Fn(Family, &Front) -> bool,
+    owned: impl Fn(IpFamily, &Front) -> bool,
 ) -> Desired {
     let mut desired = Desired::default();
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         let mut port = Port { service, family, context, id, desired: &mut desired };
         let mut external = Vec::new();
         for (front, class) in fronts(&service.port, family) {
@@ -187,7 +187,7 @@ impl Port<'_> {
             Front::Vip { address, port, .. } => vec![SocketAddr::new(address, port)],
             Front::NodePort { port, .. } => {
                 let addresses = self.context.node_ports.iter().copied();
-                let addresses = addresses.filter(|address| Family::of(address) == self.family);
+                let addresses = addresses.filter(|address| IpFamily::of(address) == self.family);
                 addresses.map(|address| SocketAddr::new(address, port)).collect()
             }
             Front::Address(_) => Vec::new(),
@@ -209,7 +209,7 @@ impl Port<'_> {
         let port = &self.service.port;
         let scheduler = port.ipvs_scheduler.unwrap_or(self.context.settings.scheduler);
         let affinity = port.affinity_seconds;
-        let HashFlags { fallback, port } = scheduler.flags();
+        let SchedulerFlags { fallback, port } = scheduler.flags();
         let flags = [(fallback, SCHED_FALLBACK), (port, SCHED_PORT), (affinity.is_some(), PERSISTENT)];
         Scheduling {
             scheduler: scheduler.name().into(),

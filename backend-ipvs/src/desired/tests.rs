@@ -7,7 +7,7 @@ use backend::{
     traffic::{LocalPods, Options},
 };
 use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT};
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::*;
 use crate::{
@@ -26,7 +26,7 @@ fn table(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, 
         .build();
     let settings = Settings::default();
     let elsewhere = HashSet::new();
-    let node_ports = state.node().primary_address(Family::V4).into_iter().collect::<Vec<_>>();
+    let node_ports = state.node().primary_address(IpFamily::V4).into_iter().collect::<Vec<_>>();
     let context =
         Context { settings: &settings, node: &state.node().addresses, elsewhere: &elsewhere, node_ports: &node_ports };
     let service = state.service(&mk_key("default/web")).unwrap();
@@ -153,7 +153,7 @@ fn rules_are_as_iptables_prints_them() {
     let local_pods = LocalPods::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]);
     let options = Options { local_pods, ..Options::default() };
     let state = mk_state().service_cidrs(["10.96.0.0/16"]).build();
-    let rules = rules(Family::V4, &options, state.node(), state.cluster());
+    let rules = rules(IpFamily::V4, &options, state.node(), state.cluster());
     let of = |table, name: &str| {
         rules.chains.iter().find(|chain: &&Chain| chain.table == table && chain.name == name).unwrap().rules.clone()
     };

@@ -7,7 +7,7 @@ use std::{
 
 use backend::traffic::Front;
 use netlink::ipvs::VirtualServerKey;
-use proto::model::{Family, PerFamily, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     desired::{Desired, Rules},
@@ -89,7 +89,7 @@ impl Programmed {
         owners
     }
 
-    pub(super) fn fronts(&self, key: &ServicePortKey) -> Vec<(Family, Front)> {
+    pub(super) fn fronts(&self, key: &ServicePortKey) -> Vec<(IpFamily, Front)> {
         self.services.get(key).map(|desired| desired.fronts.clone()).unwrap_or_default()
     }
 

@@ -193,7 +193,7 @@ async fn a_service_that_goes_leaves_its_address_until_its_connections_have_ended
     let changes = transition(&mut state, &mk_state().build());
     driver.apply(&state, &changes).await.unwrap();
     let address = Object::Address("10.96.0.1".parse().unwrap());
-    let entry = Set { content: Content::Addresses, family: Family::V4 };
+    let entry = Set { content: Content::Addresses, family: IpFamily::V4 };
     let entry = Object::SetEntry(entry, set::address("10.96.0.1".parse().unwrap()));
     let pieces = kernel.pieces();
     assert!(pieces.contains_key(&address) && pieces.contains_key(&Object::Server(cluster_ip())));

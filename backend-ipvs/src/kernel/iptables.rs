@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use backend::iptables::Variant;
-use proto::model::Family;
+use proto::model::IpFamily;
 use tracing::info;
 
 use super::RulesFound;
@@ -42,7 +42,7 @@ impl Tools {
     }
 
     /// Makes the rules of a family what they should be. Says how many lines that took.
-    pub(super) fn apply(&mut self, family: Family, rules: &Rules) -> Result<usize> {
+    pub(super) fn apply(&mut self, family: IpFamily, rules: &Rules) -> Result<usize> {
         let program = self.variant()?.program(family);
         let present = Saved::parse(&save(program)?.context("it is not installed")?);
         let (script, lines) = present.script(rules);
@@ -53,14 +53,14 @@ impl Tools {
     }
 
     /// How many lines [`Self::apply`] would take.
-    pub(super) fn missing(&mut self, family: Family, rules: &Rules) -> Result<usize> {
+    pub(super) fn missing(&mut self, family: IpFamily, rules: &Rules) -> Result<usize> {
         let program = self.variant()?.program(family);
         let saved = save(program)?.context("it is not installed")?;
         Ok(Saved::parse(&saved).script(rules).1)
     }
 
     /// Whether the rules of a family are what they should be.
-    pub(super) fn check(&mut self, family: Family, rules: &Rules) -> Result<RulesFound> {
+    pub(super) fn check(&mut self, family: IpFamily, rules: &Rules) -> Result<RulesFound> {
         let program = self.variant()?.program(family);
         let Some(saved) = save(program)? else { return Ok(RulesFound::Wrong) };
         let (_, lines) = Saved::parse(&saved).script(rules);
@@ -80,13 +80,13 @@ impl Tools {
     }
 
     /// The families of which there are rules of ours.
-    pub(super) fn families(&self) -> Result<Vec<Family>> {
+    pub(super) fn families(&self) -> Result<Vec<IpFamily>> {
         let counts = self.count()?;
-        let is_there = |family: &Family| {
+        let is_there = |family: &IpFamily| {
             let programs = Variant::ALL.map(|variant| variant.program(*family));
             counts.iter().any(|(program, chains)| *chains > 0 && programs.contains(program))
         };
-        Ok(Family::ALL.into_iter().filter(is_there).collect())
+        Ok(IpFamily::ALL.into_iter().filter(is_there).collect())
     }
 
     /// Removes all rules and chains of ours, whichever program has them.
@@ -109,17 +109,17 @@ impl Tools {
         let default = run("iptables", &["--version"], "")?.context("iptables is not installed")?;
         let mut saved = Vec::new();
         for variant in Variant::ALL {
-            saved.push((variant, save(variant.program(Family::V4))?.unwrap_or_default()));
+            saved.push((variant, save(variant.program(IpFamily::V4))?.unwrap_or_default()));
         }
         let variant = Variant::choose(&saved, Variant::from_version(&default));
-        info!(program = variant.program(Family::V4), "iptables");
+        info!(program = variant.program(IpFamily::V4), "iptables");
         self.found = Some(variant);
         Ok(variant)
     }
 }
 
 fn programs() -> impl Iterator<Item = &'static str> {
-    Variant::ALL.into_iter().flat_map(|variant| Family::ALL.map(|family| variant.program(family)))
+    Variant::ALL.into_iter().flat_map(|variant| IpFamily::ALL.map(|family| variant.program(family)))
 }
 
 // === impl Saved ===

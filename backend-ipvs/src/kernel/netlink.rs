@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use backend::{Difference, Item, iptables::Variant};
 use ipnet::IpNet;
 use netlink::ipvs::VirtualServerKey;
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 use tokio::sync::oneshot;
 
 use super::{Base, Carried, Kernel, Listing, Ours, Refused, RulesFound, Survey};
@@ -50,7 +50,7 @@ impl Netlink {
     }
 
     /// The families of which there are rules of ours.
-    pub(crate) async fn families(&self) -> Result<Vec<Family>> {
+    pub(crate) async fn families(&self) -> Result<Vec<IpFamily>> {
         self.ask(|worker| worker.families()).await
     }
 

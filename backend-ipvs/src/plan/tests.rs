@@ -13,7 +13,7 @@ fn scheduling(scheduler: &str) -> Value {
 }
 
 fn entry(content: Content) -> Object {
-    let set = Set { content, family: Family::V4 };
+    let set = Set { content, family: IpFamily::V4 };
     let ip = "10.96.0.1".parse().unwrap();
     Object::SetEntry(
         set,

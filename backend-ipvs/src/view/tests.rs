@@ -45,7 +45,7 @@ async fn marks_are_explained_by_what_leads_there() {
         "one, though the set has two halves of it"
     );
     for server in &shown {
-        assert_eq!((server.family, server.protocol, &*server.scheduler), (Family::V4, Protocol::Tcp, "rr"));
+        assert_eq!((server.family, server.protocol, &*server.scheduler), (IpFamily::V4, Protocol::Tcp, "rr"));
         let address = ONE.parse().unwrap();
         let expected = Destination { address, weight: 1, active: 3, inactive: 0, draining_until: None };
         assert_eq!(server.destinations, [expected]);

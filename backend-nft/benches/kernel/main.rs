@@ -33,7 +33,7 @@ use backend::{
 };
 use backend_nft::Nft;
 use netlink::testing::in_netns;
-use proto::model::{Endpoint, Family, Operation, PoolClass, PoolId, ServicePortKey};
+use proto::model::{Endpoint, IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 use report::{Report, rss};
 
 /// Endpoints of each service.
@@ -142,7 +142,7 @@ fn mixed(services: u32) -> NodeState {
                 .by_ref()
                 .take(len)
                 .map(|address: u32| Endpoint::new(IpAddr::V4(address.into()), NonZeroU16::new(8080).unwrap()));
-            let pool = PoolId { key, class: PoolClass::Cluster, family: Family::V4 };
+            let pool = PoolId { key, class: PoolClass::Cluster, family: IpFamily::V4 };
             Operation::ReplacePool { pool, endpoints: endpoints.collect() }
         })
         .collect();

@@ -6,7 +6,7 @@ use backend::{
 };
 use proto::{
     encoded::{EncodedMessage, EncodedOperation},
-    model::{Batch, Node, Revision, ServerEvent, SourceVersion},
+    model::{Batch, NodeInfo, Revision, ServerMessage, SourceVersion},
 };
 
 /// Operations in a message.
@@ -37,7 +37,7 @@ pub(crate) fn decode(messages: &[Vec<u8>]) -> NodeState {
     let (mut state, mut stage) = (nothing(), Stage::default());
     for message in messages {
         let message = EncodedMessage::from_bytes(message.clone().into()).decode().unwrap();
-        let ServerEvent::Batch(batch) = message.try_into().unwrap() else { panic!("not a batch") };
+        let ServerMessage::Batch(batch) = message.try_into().unwrap() else { panic!("not a batch") };
         stage.extend(batch.operations);
     }
     assert!(stage.commit(&mut state).refused.is_empty());
@@ -45,5 +45,5 @@ pub(crate) fn decode(messages: &[Vec<u8>]) -> NodeState {
 }
 
 fn nothing() -> NodeState {
-    NodeState::new(Node::unknown(backend::testing::NODE_NAME))
+    NodeState::new(NodeInfo::unknown(backend::testing::NODE_NAME))
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use backend::{Backend, NodeState, testing};
 use backend_nft::Nft;
-use proto::model::{Endpoint, Family, Operation, PoolClass, PoolId, ServicePortKey};
+use proto::model::{Endpoint, IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 
 use crate::report::Report;
 
@@ -31,8 +31,8 @@ pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeS
 
         let service = steps.state.service(key).unwrap().clone();
         steps.change(&mut gone, [Operation::RemoveServicePort(key.clone())]).await;
-        let id = PoolId { key: key.clone(), class: PoolClass::Cluster, family: Family::V4 };
-        let endpoints = service.pool(PoolClass::Cluster, Family::V4).clone();
+        let id = PoolId { key: key.clone(), class: PoolClass::Cluster, family: IpFamily::V4 };
+        let endpoints = service.pool(PoolClass::Cluster, IpFamily::V4).clone();
         let whole = [Operation::PutServicePort(service.port), Operation::ReplacePool { pool: id, endpoints }];
         steps.change(&mut back, whole).await;
     }
@@ -75,12 +75,12 @@ impl Steps<'_> {
     }
 
     fn first(&self, key: &ServicePortKey) -> Endpoint {
-        self.state.service(key).unwrap().pool(PoolClass::Cluster, Family::V4)[0]
+        self.state.service(key).unwrap().pool(PoolClass::Cluster, IpFamily::V4)[0]
     }
 }
 
 fn pool(key: &ServicePortKey, add: Vec<Endpoint>, remove: Vec<Endpoint>) -> Operation {
-    let pool = PoolId { key: key.clone(), class: PoolClass::Cluster, family: Family::V4 };
+    let pool = PoolId { key: key.clone(), class: PoolClass::Cluster, family: IpFamily::V4 };
     Operation::ChangePool { pool, add, remove }
 }
 

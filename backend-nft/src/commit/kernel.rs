@@ -12,7 +12,7 @@ use backend::{
     traffic::{Front, Options},
 };
 use netlink::{nft::Rule, testing::in_netns};
-use proto::model::{Family, PerFamily, Protocol};
+use proto::model::{IpFamily, PerFamily, Protocol};
 
 use crate::{
     driver::Driver,
@@ -51,18 +51,18 @@ impl Kernel for Spoiler {
         self.kernel.list(expected).await
     }
 
-    async fn tables(&mut self) -> Result<Vec<Family>> {
+    async fn tables(&mut self) -> Result<Vec<IpFamily>> {
         self.kernel.tables().await
     }
 
-    async fn commit(&mut self, mut operations: Vec<(Family, Operation)>) -> Result<Duration, CommitError> {
+    async fn commit(&mut self, mut operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
         let how = *self.how.lock().unwrap();
-        let is_poison = |(_, operation): &(Family, Operation)| {
+        let is_poison = |(_, operation): &(IpFamily, Operation)| {
             matches!(operation, Operation::AddElements(Map::Vips, elements)
                 if elements.list.iter().any(|element| element.front == POISON))
         };
         if how == Spoil::Rule && operations.iter().any(is_poison) {
-            operations.push((Family::V4, Operation::AddRule("no-such-chain".into(), Rule::default())));
+            operations.push((IpFamily::V4, Operation::AddRule("no-such-chain".into(), Rule::default())));
         }
         for (_, operation) in &mut operations {
             if let Operation::AddElements(Map::Vips, Elements { list, .. }) = operation

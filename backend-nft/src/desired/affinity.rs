@@ -24,7 +24,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use netlink::nft::{CtDirection, CtKey, DynsetOp, Expr, LookupMatch, Register, Rule};
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::{
     PoolChain,
@@ -56,7 +56,7 @@ struct Layout {
 
 /// The rules for the clients of a pool of so many endpoints. `pool`: the chain that does without.
 pub(super) fn rules(
-    family: Family,
+    family: IpFamily,
     Maps { endpoints, clients, live }: Maps,
     timeout: NonZeroU32,
     pool: PoolChain,
@@ -92,15 +92,15 @@ pub(super) fn rules(
 }
 
 /// Loads the front, and what nft is to take for the endpoint.
-fn begin(family: Family, clients: Map) -> (Line, Layout) {
+fn begin(family: IpFamily, clients: Map) -> (Line, Layout) {
     let line = Line::new(family);
     let data = Register::FIRST;
     let endpoint = data.plus(1);
     let port = endpoint.plus(line.words());
     let front = port.plus(1);
     let source = match family {
-        Family::V4 => CtKey::SrcIp,
-        Family::V6 => CtKey::SrcIp6,
+        IpFamily::V4 => CtKey::SrcIp,
+        IpFamily::V6 => CtKey::SrcIp6,
     };
     let reply = |dreg, key| Expr::Ct { dreg, key, direction: Some(CtDirection::Reply) };
     let line = line.push(reply(endpoint, source)).push(reply(port, CtKey::ProtoSrc));

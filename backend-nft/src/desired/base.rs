@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use backend::traffic::{NodePortAddresses, Options, Pods, Traffic, of_family};
 use ipnet::IpNet;
 use netlink::nft::{Chain, ChainType, CmpOp, Hook, Rule, Set, Table, priority};
-use proto::model::{Cluster, Family, Node, Protocol};
+use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
 
 use super::{
     nft_family,
@@ -36,12 +36,12 @@ pub(crate) struct FixedChain {
 }
 
 /// The table of a family.
-pub(crate) fn table(family: Family) -> Table {
+pub(crate) fn table(family: IpFamily) -> Table {
     Table::new(nft_family(family), "fairlead").comment("Kubernetes Services, kept by Fairlead: changes are undone")
 }
 
 /// The fixed part for a family on a node.
-pub(crate) fn base(family: Family, options: &Options, node: &Node, cluster: &Cluster) -> Base {
+pub(crate) fn base(family: IpFamily, options: &Options, node: &NodeInfo, cluster: &ClusterInfo) -> Base {
     let traffic = options.traffic(node);
     let chains = vec![
         FixedChain {
@@ -82,7 +82,7 @@ impl Base {
 }
 
 /// Where all new connections are looked up.
-fn services(family: Family) -> FixedChain {
+fn services(family: IpFamily) -> FixedChain {
     let loopback = loopback(family);
     FixedChain {
         chain: Chain::regular(SERVICES),
@@ -100,7 +100,7 @@ fn services(family: Family) -> FixedChain {
 
 /// Pods and the node itself reach all endpoints, for they do not come from outside; everybody else those on this node, with their
 /// own address.
-fn policy_local(family: Family, traffic: &Traffic, chain: Chain, (cluster, local): (Map, Map)) -> FixedChain {
+fn policy_local(family: IpFamily, traffic: &Traffic, chain: Chain, (cluster, local): (Map, Map)) -> FixedChain {
     let line = || Line::new(family);
     let from_pods = match &traffic.pods[family] {
         Pods::Unknown => Vec::new(),
@@ -123,7 +123,7 @@ fn policy_local(family: Family, traffic: &Traffic, chain: Chain, (cluster, local
     FixedChain { chain, rules }
 }
 
-fn nodeports(family: Family, options: &Options, node: &Node) -> FixedChain {
+fn nodeports(family: IpFamily, options: &Options, node: &NodeInfo) -> FixedChain {
     let (cidrs, answer) = match &options.nodeport_addresses {
         NodePortAddresses::Primary => {
             let address = node.primary_address(family);
@@ -144,7 +144,7 @@ fn nodeports(family: Family, options: &Options, node: &Node) -> FixedChain {
 
 /// Before anything is translated: afterwards a packet is addressed to an endpoint, and a refused one is answered. Of
 /// connections that exist nothing is asked any more.
-fn source_check(family: Family) -> FixedChain {
+fn source_check(family: IpFamily) -> FixedChain {
     let chain = Chain::base("source-check", ChainType::Filter, Hook::Prerouting, priority::DSTNAT - 10);
     FixedChain {
         chain: chain.comment("load-balancer source ranges"),
@@ -161,7 +161,7 @@ fn source_check(family: Family) -> FixedChain {
 
 /// What is still addressed to a cluster IP after everything that leads to an endpoint has been translated. Whatever the protocol: an
 /// echo request, which nobody answers here, is refused as well.
-fn cluster_ips_check(family: Family, cluster: &Cluster) -> FixedChain {
+fn cluster_ips_check(family: IpFamily, cluster: &ClusterInfo) -> FixedChain {
     let active = Line::new(family).addressed_to(Map::ClusterIps).goto(REJECT);
     let mut rules = vec![active.comment("a cluster IP, but no port of its service")];
     let cidrs = of_family(&cluster.service_cidrs, family);
@@ -173,7 +173,7 @@ fn cluster_ips_check(family: Family, cluster: &Cluster) -> FixedChain {
 }
 
 /// After the translation of destinations, before the packet leaves. Connections that exist are left alone.
-fn check(family: Family, name: &str, hook: Hook) -> FixedChain {
+fn check(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
     let chain = Chain::base(name, ChainType::Filter, hook, priority::FILTER);
     FixedChain {
         chain: chain.comment("addresses of services that lead nowhere"),
@@ -181,14 +181,14 @@ fn check(family: Family, name: &str, hook: Hook) -> FixedChain {
     }
 }
 
-fn hook(family: Family, name: &str, hook: Hook) -> FixedChain {
+fn hook(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
     FixedChain {
         chain: Chain::base(name, ChainType::Nat, hook, priority::DSTNAT),
         rules: vec![Line::new(family).jump(SERVICES).end()],
     }
 }
 
-fn postrouting(family: Family, mark: u32) -> FixedChain {
+fn postrouting(family: IpFamily, mark: u32) -> FixedChain {
     FixedChain {
         chain: Chain::base("postrouting", ChainType::Nat, Hook::Postrouting, priority::SRCNAT),
         rules: vec![
@@ -199,10 +199,10 @@ fn postrouting(family: Family, mark: u32) -> FixedChain {
 }
 
 /// Addresses that never leave the node.
-fn loopback(family: Family) -> IpNet {
+fn loopback(family: IpFamily) -> IpNet {
     match family {
         // 127.0.0.0/8; a prefix length of 8 is never too long.
-        Family::V4 => IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
-        Family::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+        IpFamily::V4 => IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
+        IpFamily::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
     }
 }

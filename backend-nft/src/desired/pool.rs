@@ -13,7 +13,7 @@ use std::{fmt, num::NonZeroU32};
 
 use backend::traffic::{Masquerade, Pods, Traffic};
 use netlink::nft::{CmpOp, Rule};
-use proto::model::{Family, PoolClass};
+use proto::model::{IpFamily, PoolClass};
 
 use super::{
     affinity,
@@ -167,7 +167,7 @@ impl PoolChain {
     }
 
     /// Its rules.
-    pub(crate) fn rules(self, family: Family, traffic: &Traffic) -> Vec<Rule> {
+    pub(crate) fn rules(self, family: IpFamily, traffic: &Traffic) -> Vec<Rule> {
         let Some(target) = self.target() else { return self.choose(family) };
         if let (None, Some(timeout)) = (self.kind.target(), self.affinity) {
             return affinity::rules(family, self.kind.affinity(), timeout, target);
@@ -189,7 +189,7 @@ impl PoolChain {
 
     /// A packet may see an old verdict and new maps, or the reverse: then its place may be gone, but there is place 0 while there
     /// is any. It must never leave untranslated, for its connection would stay so.
-    fn choose(self, family: Family) -> Vec<Rule> {
+    fn choose(self, family: IpFamily) -> Vec<Rule> {
         let map = self.kind.endpoints(self.count);
         let place = match self.kind.class() {
             PoolClass::Cluster => "",

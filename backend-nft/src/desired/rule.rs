@@ -8,7 +8,7 @@ use netlink::nft::{
     CmpOp, CtKey, Expr, FibFlags, FibResult, LookupMatch, MetaKey, NatFlags, NatType, NumgenType, PayloadBase,
     Register, RejectWith, Rule, Verdict,
 };
-use proto::model::{Family, Protocol};
+use proto::model::{IpFamily, Protocol};
 
 use super::nft_family;
 use crate::element::{FrontKind, Map};
@@ -19,7 +19,7 @@ const RTN_LOCAL: u32 = 2;
 /// A rule being written.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
-    family: Family,
+    family: IpFamily,
     exprs: Vec<Expr>,
 }
 
@@ -32,12 +32,12 @@ pub(super) enum Address {
 
 impl Address {
     /// Where it is in the header of IP (`saddr` 12, `daddr` 16) or IPv6 (8, 24).
-    const fn offset(self, family: Family) -> u32 {
+    const fn offset(self, family: IpFamily) -> u32 {
         match (self, family) {
-            (Self::Source, Family::V4) => 12,
-            (Self::Destination, Family::V4) => 16,
-            (Self::Source, Family::V6) => 8,
-            (Self::Destination, Family::V6) => 24,
+            (Self::Source, IpFamily::V4) => 12,
+            (Self::Destination, IpFamily::V4) => 16,
+            (Self::Source, IpFamily::V6) => 8,
+            (Self::Destination, IpFamily::V6) => 24,
         }
     }
 }
@@ -47,7 +47,7 @@ const FIRST: Register = Register::FIRST;
 // === impl Line ===
 
 impl Line {
-    pub(super) fn new(family: Family) -> Self {
+    pub(super) fn new(family: IpFamily) -> Self {
         Self { family, exprs: Vec::new() }
     }
 
@@ -224,8 +224,8 @@ impl Line {
     /// `reject with icmp port-unreachable`, or icmpv6.
     pub(super) fn reject(self) -> Self {
         let with = match self.family {
-            Family::V4 => RejectWith::PORT_UNREACHABLE,
-            Family::V6 => RejectWith::PORT_UNREACHABLE_V6,
+            IpFamily::V4 => RejectWith::PORT_UNREACHABLE,
+            IpFamily::V6 => RejectWith::PORT_UNREACHABLE_V6,
         };
         self.push(Expr::Reject(with))
     }

@@ -15,7 +15,7 @@ use backend::{
     Service,
     traffic::{Front, Masquerade, VipClass, fronts},
 };
-use proto::model::{Endpoint, Family, PoolClass, Protocol, ServicePort, TrafficPolicy};
+use proto::model::{Endpoint, IpFamily, PoolClass, Protocol, ServicePort, TrafficPolicy};
 
 use super::{PoolChain, PoolKind, sources};
 use crate::{
@@ -63,7 +63,7 @@ pub(crate) struct Orders {
 /// that its endpoints have had; `node`: the node's own addresses. `None` when that is nothing.
 pub(crate) fn desired(
     service: &Service,
-    family: Family,
+    family: IpFamily,
     masquerade: Masquerade,
     owned: impl Fn(&Front) -> bool,
     orders: &Orders,

@@ -5,7 +5,7 @@ use backend::{
     testing::{ServiceBuilder, mk_state},
     traffic::{LocalPods, Masquerade, Options, Traffic, VipClass, fronts},
 };
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::*;
 use crate::element::{Element, Map};
@@ -17,7 +17,7 @@ fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
 /// All elements but endpoints, as `map front -> data`.
 fn dispatches(service: &Service, masquerade: Masquerade) -> Vec<String> {
     let mut elements = Vec::new();
-    let desired = desired(service, Family::V4, masquerade, |_| true, &Orders::default(), &[]);
+    let desired = desired(service, IpFamily::V4, masquerade, |_| true, &Orders::default(), &[]);
     desired.inspect(|desired| desired.elements(&mut elements));
     assert!(elements.is_sorted());
     elements.iter().filter_map(line).collect()
@@ -102,7 +102,7 @@ fn with_nothing_anywhere_everything_is_rejected() {
         dispatches(&web, Masquerade::UnlessPod),
         ["vips 10.96.0.1:80/tcp reject", "vips 203.0.113.1:80/tcp reject", "nodeports node port 30080/tcp reject",]
     );
-    let elsewhere = service(|web| web.cluster_ip("10.96.0.1").any_endpoints(Family::V4));
+    let elsewhere = service(|web| web.cluster_ip("10.96.0.1").any_endpoints(IpFamily::V4));
     assert_eq!(dispatches(&elsewhere, Masquerade::UnlessPod), ["vips 10.96.0.1:80/tcp drop"]);
 }
 
@@ -111,7 +111,7 @@ fn an_address_that_is_named_twice_is_one_front() {
     let web = service(|web| {
         web.cluster_ip("10.96.0.1").external_ip("10.96.0.1").external_ip("203.0.113.1").load_balancer_ip("203.0.113.1")
     });
-    let classes: Vec<_> = fronts(&web.port, Family::V4).into_iter().map(|(_, class)| class).collect();
+    let classes: Vec<_> = fronts(&web.port, IpFamily::V4).into_iter().map(|(_, class)| class).collect();
     assert_eq!(classes, [VipClass::ClusterIp, VipClass::External]);
 }
 
@@ -142,14 +142,14 @@ fn a_restricted_vip_says_so_besides() {
 #[test]
 fn a_family_without_cluster_ip_has_no_node_port() {
     let web = service(|web| web.cluster_ip("10.96.0.1").node_port(30080).external_ip("fd00::1"));
-    assert_eq!(fronts(&web.port, Family::V4).len(), 2);
-    assert_eq!(fronts(&web.port, Family::V6).len(), 1);
+    assert_eq!(fronts(&web.port, IpFamily::V4).len(), 2);
+    assert_eq!(fronts(&web.port, IpFamily::V6).len(), 1);
 }
 
 #[test]
 fn local_endpoints_are_hairpins_and_cluster_ips_are_known_whatever_the_policy_is() {
     let web = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).terminating_endpoints(LOCAL));
-    let desired = desired(&web, Family::V4, Masquerade::Never, |_| true, &Orders::default(), &[]).unwrap();
+    let desired = desired(&web, IpFamily::V4, Masquerade::Never, |_| true, &Orders::default(), &[]).unwrap();
     let mut shared = Vec::new();
     desired.shared(&mut shared);
     assert!(shared.iter().all(|element| element.map.is_shared()));
@@ -210,7 +210,7 @@ fn affine_chains_lead_to_plain_ones() {
         |name: &str| -> Vec<String> { PoolChain::parse(name).unwrap().path().map(|chain| chain.to_string()).collect() };
     let [masked, affine, plain] = ["affine-masq-pool-2-60s", "affine-pool-2-60s", "pool-2"];
     assert_eq!(path(masked), [masked, affine, plain]);
-    let rules = PoolChain::parse(affine).unwrap().rules(Family::V4, &traffic(LocalPods::Unknown));
+    let rules = PoolChain::parse(affine).unwrap().rules(IpFamily::V4, &traffic(LocalPods::Unknown));
     assert_eq!(rules.len(), 3);
     assert!(rules[2].to_string().starts_with("goto pool-2 "), "{}", rules[2]);
 }
@@ -272,7 +272,7 @@ fn cluster_cidr(cidrs: &[&str]) -> LocalPods {
 #[test]
 fn options_decide_who_is_masqueraded() {
     let with = |local_pods, masquerade_all| {
-        Options { local_pods, masquerade_all, ..Options::default() }.masquerade(Family::V4)
+        Options { local_pods, masquerade_all, ..Options::default() }.masquerade(IpFamily::V4)
     };
     assert_eq!(with(LocalPods::Unknown, false), Masquerade::Never);
     assert_eq!(with(cluster_cidr(&[]), false), Masquerade::Never);
@@ -297,13 +297,13 @@ fn pods_are_told_from_others() {
     let marking = |of: &str| {
         format!("{of} meta mark set meta mark | 0x00004000 comment \"masquerade, unless from a pod\"; {go_on}")
     };
-    assert_eq!(rules(LocalPods::Unknown, Family::V4), go_on);
+    assert_eq!(rules(LocalPods::Unknown, IpFamily::V4), go_on);
     let pods = cluster_cidr(&["10.0.0.7/8", "10.0.0.0/8", "11.0.0.0/8"]);
-    assert_eq!(rules(pods.clone(), Family::V4), marking("ip saddr != 10.0.0.0/8 ip saddr != 11.0.0.0/8"));
-    assert_eq!(rules(pods, Family::V6), go_on);
-    assert_eq!(rules(LocalPods::NodeCidr, Family::V4), marking("ip saddr != 10.244.1.0/24"));
+    assert_eq!(rules(pods.clone(), IpFamily::V4), marking("ip saddr != 10.0.0.0/8 ip saddr != 11.0.0.0/8"));
+    assert_eq!(rules(pods, IpFamily::V6), go_on);
+    assert_eq!(rules(LocalPods::NodeCidr, IpFamily::V4), marking("ip saddr != 10.244.1.0/24"));
     let bridge = LocalPods::Bridge("cbr0".parse().unwrap());
-    assert_eq!(rules(bridge, Family::V6), marking("iifname != \"cbr0\""));
+    assert_eq!(rules(bridge, IpFamily::V6), marking("iifname != \"cbr0\""));
     let prefix = LocalPods::InterfacePrefix("veth".parse().unwrap());
-    assert_eq!(rules(prefix, Family::V4), marking("iifname != \"veth*\""));
+    assert_eq!(rules(prefix, IpFamily::V4), marking("iifname != \"veth*\""));
 }

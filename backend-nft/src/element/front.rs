@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use backend::traffic::Front;
 use netlink::nft::{FieldReader, Fields};
-use proto::model::{Family, Protocol};
+use proto::model::{IpFamily, Protocol};
 
 /// What the keys of a map are made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl FrontKind {
     }
 
     /// The next fields of a key.
-    pub(super) fn read(self, fields: &mut FieldReader<'_>, family: Family) -> Option<Front> {
+    pub(super) fn read(self, fields: &mut FieldReader<'_>, family: IpFamily) -> Option<Front> {
         let address = match self {
             Self::Address => return address(fields, family).map(Front::Address),
             Self::Vip => Some(address(fields, family)?),
@@ -56,9 +56,9 @@ pub(super) fn put(front: &Front, fields: Fields) -> Fields {
 }
 
 /// The next field, of a family.
-pub(super) fn address(fields: &mut FieldReader<'_>, family: Family) -> Option<IpAddr> {
+pub(super) fn address(fields: &mut FieldReader<'_>, family: IpFamily) -> Option<IpAddr> {
     match family {
-        Family::V4 => fields.ipv4().map(IpAddr::V4),
-        Family::V6 => fields.ipv6().map(IpAddr::V6),
+        IpFamily::V4 => fields.ipv4().map(IpAddr::V4),
+        IpFamily::V6 => fields.ipv6().map(IpAddr::V6),
     }
 }

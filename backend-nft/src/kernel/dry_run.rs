@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use backend::Drift;
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 
 use super::{CommitError, Kernel};
 use crate::{expected::Expected, plan::Operation, present::Listing};
@@ -13,7 +13,7 @@ use crate::{expected::Expected, plan::Operation, present::Listing};
 #[derive(Debug)]
 pub(crate) struct DryRun<K> {
     kernel: K,
-    operations: Vec<(Family, Operation)>,
+    operations: Vec<(IpFamily, Operation)>,
 }
 
 impl<K> DryRun<K> {
@@ -22,7 +22,7 @@ impl<K> DryRun<K> {
     }
 
     /// What was to be written since the last call.
-    pub(crate) fn take(&mut self) -> Vec<(Family, Operation)> {
+    pub(crate) fn take(&mut self) -> Vec<(IpFamily, Operation)> {
         std::mem::take(&mut self.operations)
     }
 }
@@ -32,11 +32,11 @@ impl<K: Kernel> Kernel for DryRun<K> {
         self.kernel.list(expected).await
     }
 
-    async fn tables(&mut self) -> Result<Vec<Family>> {
+    async fn tables(&mut self) -> Result<Vec<IpFamily>> {
         self.kernel.tables().await
     }
 
-    async fn commit(&mut self, operations: Vec<(Family, Operation)>) -> Result<Duration, CommitError> {
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
         self.operations.extend(operations);
         Ok(Duration::ZERO)
     }

@@ -6,7 +6,7 @@ use netlink::{
     RejectedOperation,
     nft::{self, Fields, NftBatch, Set, Table},
 };
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 
 use super::Refused;
 use crate::{
@@ -41,11 +41,11 @@ impl Names {
         }
     }
 
-    pub(super) fn table(&self, family: Family) -> &Table {
+    pub(super) fn table(&self, family: IpFamily) -> &Table {
         &self.tables[family]
     }
 
-    pub(super) fn set(&self, family: Family, map: Map) -> &Set {
+    pub(super) fn set(&self, family: IpFamily, map: Map) -> &Set {
         &self.sets[family][map as usize]
     }
 }
@@ -53,7 +53,7 @@ impl Names {
 // === impl Encoded ===
 
 impl<'a> Encoded<'a> {
-    pub(super) fn new(names: &Names, operations: &'a [(Family, Operation)]) -> Self {
+    pub(super) fn new(names: &Names, operations: &'a [(IpFamily, Operation)]) -> Self {
         let mut encoded = Self { batch: NftBatch::new(), origins: Vec::new() };
         let mut writer = Writer::default();
         for (family, operation) in operations {

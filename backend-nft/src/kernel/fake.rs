@@ -10,7 +10,7 @@ use std::{
 use anyhow::Result;
 use backend::{Drift, traffic::Front};
 use netlink::nft::{Chain, Expr, ListedRule, Rule, Set, SetFlags};
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 
 use super::{CommitError, Kernel, Refused};
 use crate::{
@@ -121,12 +121,12 @@ impl Kernel for Fake {
         }))
     }
 
-    async fn tables(&mut self) -> Result<Vec<Family>> {
+    async fn tables(&mut self) -> Result<Vec<IpFamily>> {
         let state = self.0.lock().unwrap();
         Ok(state.tables.iter().filter(|(_, table)| table.is_some()).map(|(family, _)| family).collect())
     }
 
-    async fn commit(&mut self, operations: Vec<(Family, Operation)>) -> Result<Duration, CommitError> {
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
         let mut state = self.0.lock().unwrap();
         state.asked += 1;
         let mut tables = state.tables.clone();
@@ -169,7 +169,7 @@ impl FakeTable {
 }
 
 impl State {
-    fn execute(&self, place: &mut Option<FakeTable>, family: Family, operation: &Operation) -> Result<(), Refusal> {
+    fn execute(&self, place: &mut Option<FakeTable>, family: IpFamily, operation: &Operation) -> Result<(), Refusal> {
         match operation {
             Operation::AddTable => drop(place.get_or_insert_default()),
             Operation::DeleteTable => ensure(place.take().is_some(), "no such table")?,
@@ -195,7 +195,7 @@ impl FakeTable {
         verdicts.map(|((_, front, ..), _)| *front)
     }
 
-    fn list(&self, family: Family) -> Listing {
+    fn list(&self, family: IpFamily) -> Listing {
         let rules = self.chains.iter().flat_map(|(chain, (_, rules))| {
             let listed = (1..).zip(rules);
             listed.map(|(handle, rule)| ListedRule { chain: chain.clone(), handle, rule: rule.clone() })

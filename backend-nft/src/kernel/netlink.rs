@@ -16,7 +16,7 @@ use netlink::{
     Error,
     nft::{self, NftHandle},
 };
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
@@ -109,7 +109,7 @@ impl Kernel for Netlink {
         self.watch.begin(generation);
         self.ask(move |worker| {
             let mut listings = PerFamily::<Listing>::default();
-            for family in Family::ALL {
+            for family in IpFamily::ALL {
                 listings[family] =
                     worker.list(family, &expected).with_context(|| format!("list the {family} table"))?;
             }
@@ -118,10 +118,10 @@ impl Kernel for Netlink {
         .await?
     }
 
-    async fn tables(&mut self) -> Result<Vec<Family>> {
+    async fn tables(&mut self) -> Result<Vec<IpFamily>> {
         self.ask(|worker| {
             let mut families = Vec::new();
-            for family in Family::ALL {
+            for family in IpFamily::ALL {
                 families.extend(worker.table(family)?.map(|_| family));
             }
             Ok(families)
@@ -129,7 +129,7 @@ impl Kernel for Netlink {
         .await?
     }
 
-    async fn commit(&mut self, operations: Vec<(Family, Operation)>) -> Result<Duration, CommitError> {
+    async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
         let writes: usize = operations.iter().map(|(_, operation)| operation.writes()).sum();
         let loud = writes > MAX_HEARD;
         if loud {
@@ -155,13 +155,13 @@ impl Kernel for Netlink {
 // === impl Worker ===
 
 impl Worker {
-    fn table(&mut self, family: Family) -> Result<Option<nft::Table>> {
+    fn table(&mut self, family: IpFamily) -> Result<Option<nft::Table>> {
         let name = &self.names.table(family).name;
         let tables = self.handle.tables(nft_family(family)).context("list tables")?;
         Ok(tables.into_iter().find(|table| table.name == *name))
     }
 
-    fn list(&mut self, family: Family, expected: &Expected) -> Result<Listing> {
+    fn list(&mut self, family: IpFamily, expected: &Expected) -> Result<Listing> {
         let Some(table) = self.table(family)? else { return Ok(Listing::default()) };
         let mut listing = Listing {
             chains: self.handle.chains(&table).context("list chains")?,
@@ -180,7 +180,7 @@ impl Worker {
     }
 
     /// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other ones.
-    fn lookup(&mut self, family: Family, map: Map, expected: &Expected, listing: &mut Listing) -> Result<bool> {
+    fn lookup(&mut self, family: IpFamily, map: Map, expected: &Expected, listing: &mut Listing) -> Result<bool> {
         let (len, table) = (expected.len(family, map), self.names.table(family));
         let count = |handle: &mut NftHandle| handle.count(table, map.name());
         if len < MIN_LOOKED_UP || count(&mut self.handle).context("count elements")? != u32::try_from(len).ok() {
@@ -202,7 +202,7 @@ impl Worker {
         }
     }
 
-    fn dump(&mut self, family: Family, map: Map, listing: &mut Listing) -> Result<()> {
+    fn dump(&mut self, family: IpFamily, map: Map, listing: &mut Listing) -> Result<()> {
         let table = self.names.table(family);
         let visit = |(ours, foreign): &mut (Vec<_>, Vec<_>), element: nft::Element<'_>| match Element::read(
             map, family, &element,
@@ -217,7 +217,7 @@ impl Worker {
         Ok(())
     }
 
-    fn commit(&mut self, operations: &[(Family, Operation)]) -> Result<Duration, CommitError> {
+    fn commit(&mut self, operations: &[(IpFamily, Operation)]) -> Result<Duration, CommitError> {
         let encoded = Encoded::new(&self.names, operations);
         let (messages, bytes) = (encoded.batch.len(), encoded.batch.bytes());
         let start = Instant::now();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use backend::traffic::Traffic;
 use netlink::nft::Chain;
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::{
     Before, Edit, Elements, Operation, Owner, Refs, Repairs, Sweep,
@@ -49,7 +49,7 @@ impl Stage {
     }
 
     /// Makes the chains that a service port is going to need.
-    pub(super) fn prepare(&mut self, family: Family, edit: &Edit) {
+    pub(super) fn prepare(&mut self, family: IpFamily, edit: &Edit) {
         let (_, new) = &mut self.scratch;
         new.clear();
         edit.desired[family].iter().for_each(|desired| desired.elements(new));
@@ -57,7 +57,7 @@ impl Stage {
     }
 
     /// Takes in what one service port is to have.
-    pub(super) fn edit(&mut self, before: &impl Before, family: Family, edit: &Edit, index: u32) {
+    pub(super) fn edit(&mut self, before: &impl Before, family: IpFamily, edit: &Edit, index: u32) {
         let (mut old, mut new) = std::mem::take(&mut self.scratch);
         let desired = edit.desired[family].as_ref();
         old.clear();
@@ -95,7 +95,7 @@ impl Stage {
     /// All of it in order, and the counts when it is in force.
     pub(super) fn finish(
         mut self,
-        family: Family,
+        family: IpFamily,
         refs: &Refs,
         repairs: Repairs,
         sweep: Sweep,

@@ -119,7 +119,7 @@ fn pool_change(add: &[&str], remove: &[&str]) -> Operation {
         let parsed = list.iter().map(|text| text.parse::<std::net::SocketAddr>().unwrap());
         parsed.map(|at| Endpoint::new(at.ip(), at.port().try_into().unwrap())).collect()
     };
-    let pool = PoolId { key: mk_key("default/web"), class: PoolClass::Cluster, family: Family::V4 };
+    let pool = PoolId { key: mk_key("default/web"), class: PoolClass::Cluster, family: IpFamily::V4 };
     Operation::ChangePool { pool, add: endpoints(add), remove: endpoints(remove) }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use proto::model::{Cluster, Protocol};
+use proto::model::{ClusterInfo, Protocol};
 
 use super::*;
 
@@ -20,8 +20,8 @@ fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
 
 fn present(elements: Vec<Element>) -> (Present, PerFamily<Repairs>) {
     let options = backend::traffic::Options::default();
-    let node = proto::model::Node::unknown("node");
-    let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &Cluster::default()));
+    let node = proto::model::NodeInfo::unknown("node");
+    let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &ClusterInfo::default()));
     let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
     let listings = PerFamily { v4, v6: Listing::default() };
     Present::new(listings, &base, &options.traffic(&node), |_, found| *found != front(9))
@@ -43,7 +43,7 @@ fn places_are_taken_over_from_the_first_front_that_has_any() {
         element(3, Map::Endpoints, 0, 7),
         element(3, Map::LocalEndpoints, 2, 8),
     ]);
-    let orders = present.orders(Family::V4, [front(1), front(2), front(3)].iter());
+    let orders = present.orders(IpFamily::V4, [front(1), front(2), front(3)].iter());
     assert_eq!(places(&orders.cluster), [5, 6]);
     assert_eq!(places(&orders.local), [0, 0, 8]);
 }
@@ -51,7 +51,7 @@ fn places_are_taken_over_from_the_first_front_that_has_any() {
 #[test]
 fn an_absurd_place_is_not_taken_over() {
     let (present, _) = present(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
-    assert_eq!(places(&present.orders(Family::V4, [front(2)].iter()).cluster), [5]);
+    assert_eq!(places(&present.orders(IpFamily::V4, [front(2)].iter()).cluster), [5]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use futures::Stream;
 use proto::{
     digest::Digest,
     encoded::EncodedMessage,
-    model::{Ack, Batch, Epoch, Mode, Operation, Revision, SourceVersion, Welcome},
+    model::{Ack, Batch, Epoch, Operation, Revision, SourceVersion, SyncMode, Welcome},
     v1::{self, server},
 };
 use tokio::net::{TcpListener, UnixListener};
@@ -23,7 +23,7 @@ struct Scripted(mpsc::UnboundedSender<Peer>);
 
 struct Peer {
     metadata: MetadataMap,
-    heard: Streaming<ClientMessage>,
+    heard: Streaming<v1::ClientMessage>,
     say: mpsc::Sender<Result<EncodedMessage, Status>>,
 }
 
@@ -31,7 +31,10 @@ struct Peer {
 impl server::Fairlead for Scripted {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<EncodedMessage, Status>> + Send>>;
 
-    async fn watch(&self, request: Request<Streaming<ClientMessage>>) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch(
+        &self,
+        request: Request<Streaming<v1::ClientMessage>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
         let (say, said) = mpsc::channel(64);
         let peer = Peer { metadata: request.metadata().clone(), heard: request.into_inner(), say };
         self.0.send(peer).map_err(|_| Status::unavailable("the test is over"))?;
@@ -69,11 +72,11 @@ impl Frontend {
 }
 
 impl Peer {
-    async fn hear(&mut self) -> ClientEvent {
+    async fn hear(&mut self) -> ClientMessage {
         self.heard.message().await.unwrap().unwrap().try_into().unwrap()
     }
 
-    async fn say(&self, event: &ServerEvent) {
+    async fn say(&self, event: &ServerMessage) {
         self.say.send(Ok(EncodedMessage::new(event))).await.unwrap();
     }
 }
@@ -97,9 +100,9 @@ fn mk_grpc(endpoints: &[&str]) -> Grpc {
     Grpc::new(GrpcOptions { endpoints, ..GrpcOptions::default() }).unwrap()
 }
 
-fn batch(operations: Vec<Operation>) -> ServerEvent {
+fn batch(operations: Vec<Operation>) -> ServerMessage {
     let (base, target) = (Revision(0), Revision(1));
-    ServerEvent::Batch(Batch {
+    ServerMessage::Batch(Batch {
         base,
         target,
         operations,
@@ -113,14 +116,14 @@ fn batch(operations: Vec<Operation>) -> ServerEvent {
 async fn everything_goes_through_both_ways() {
     let mut frontend = serve();
     let (mut session, mut peer) = frontend.session(&mut mk_grpc(&[&frontend.address.clone()])).await;
-    assert_eq!(peer.hear().await, ClientEvent::Hello(mk_hello()));
+    assert_eq!(peer.hear().await, ClientMessage::Hello(mk_hello()));
     let operations = operations_between(&mk_state().build(), &synthetic(500, 4, crate::testing::Stack::Dual));
     let events = [
-        ServerEvent::Welcome(Welcome { epoch: Epoch(9), mode: Mode::Repair, source_version: SourceVersion(0) }),
+        ServerMessage::Welcome(Welcome { epoch: Epoch(9), mode: SyncMode::Repair, source_version: SourceVersion(0) }),
         batch(operations),
-        ServerEvent::Bookmark(Revision(1), Digest(5)),
-        ServerEvent::DigestRequest,
-        ServerEvent::Drain(Duration::from_secs(3)),
+        ServerMessage::Bookmark(Revision(1), Digest(5)),
+        ServerMessage::DigestRequest,
+        ServerMessage::Drain(Duration::from_secs(3)),
     ];
     for event in events {
         peer.say(&event).await;
@@ -128,13 +131,13 @@ async fn everything_goes_through_both_ways() {
     }
     let state = mk_state().build();
     let replies = [
-        ClientEvent::Ack(Ack {
+        ClientMessage::Ack(Ack {
             revision: Revision(1),
             digest: Some(Digest(5)),
             apply_time: Duration::from_micros(17),
             failures: vec![],
         }),
-        ClientEvent::Digests(Revision(1), Box::new(state.digests().clone())),
+        ClientMessage::DigestResponse(Revision(1), Box::new(state.digests().clone())),
     ];
     for reply in replies {
         session.replies.send(reply.clone()).await.unwrap();
@@ -171,9 +174,9 @@ async fn what_cannot_be_read_ends_the_session_and_nothing_of_it_arrives() {
     ];
     for message in bad {
         let (mut session, peer) = frontend.session(&mut grpc).await;
-        peer.say(&ServerEvent::DigestRequest).await;
+        peer.say(&ServerMessage::DigestRequest).await;
         peer.say.send(Ok(message)).await.unwrap();
-        assert_eq!(session.events.recv().await, Some(ServerEvent::DigestRequest));
+        assert_eq!(session.events.recv().await, Some(ServerMessage::DigestRequest));
         assert_eq!(session.events.recv().await, None);
     }
 }
@@ -211,7 +214,7 @@ async fn sessions_in_turn_go_to_all_frontends() {
 async fn a_frontend_that_is_complete_is_preferred_to_one_that_is_not() {
     let (mut silent, mut complete) = (serve(), serve());
     let welcome =
-        ServerEvent::Welcome(Welcome { epoch: Epoch(9), mode: Mode::Repair, source_version: SourceVersion(0) });
+        ServerMessage::Welcome(Welcome { epoch: Epoch(9), mode: SyncMode::Repair, source_version: SourceVersion(0) });
     for _ in 0..3 {
         let mut grpc = mk_grpc(&[&silent.address, &complete.address]);
         let welcomed = async {
@@ -280,7 +283,7 @@ async fn refusal_is_an_error_with_its_reason() {
     impl server::Fairlead for Closed {
         type WatchStream = Pin<Box<dyn Stream<Item = Result<EncodedMessage, Status>> + Send>>;
 
-        async fn watch(&self, _: Request<Streaming<ClientMessage>>) -> Result<Response<Self::WatchStream>, Status> {
+        async fn watch(&self, _: Request<Streaming<v1::ClientMessage>>) -> Result<Response<Self::WatchStream>, Status> {
             Err(Status::permission_denied("not your node"))
         }
 

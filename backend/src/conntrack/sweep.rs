@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use netlink::AddressFamily as Kernel;
 use netlink::conntrack::ConntrackHandle;
-use proto::model::{Failure, Family, PerFamily, Protocol};
+use proto::model::{IpFamily, PerFamily, Protocol, ServicePortFailure};
 use tracing::{debug, info, warn};
 
 use super::{Conntrack, Vips};
@@ -32,7 +32,7 @@ pub(crate) struct Sweeper {
 /// What was done to the flows of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Swept {
-    family: Family,
+    family: IpFamily,
     pub(crate) deleted: usize,
     took: Duration,
 }
@@ -51,7 +51,7 @@ impl Sweeper {
 
     /// The backend has done `work` and `state` is in force, but for `failures`. It must do nothing else until this returns: a
     /// flow to an endpoint that is newer than `state` would be taken for stale.
-    pub(crate) async fn follow(&mut self, work: &Work, state: &NodeState, failures: &[Failure]) {
+    pub(crate) async fn follow(&mut self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
         if self.conntrack == Conntrack::Leave || self.owed == Owed::Nothing && !concerns_udp(work) {
             return;
         }
@@ -98,7 +98,7 @@ fn concerns_udp(work: &Work) -> bool {
 pub(crate) fn sweep(vips: &mut PerFamily<Vips>) -> Result<Vec<Swept>> {
     let addresses = netlink::addresses::own().context("the node's addresses")?;
     let mut swept = Vec::new();
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         let vips = &mut vips[family];
         if vips.is_empty() {
             continue;
@@ -112,10 +112,10 @@ pub(crate) fn sweep(vips: &mut PerFamily<Vips>) -> Result<Vec<Swept>> {
 }
 
 /// Deletes while the kernel dumps, so that no number of flows takes much memory.
-fn sweep_family(family: Family, vips: &Vips) -> netlink::Result<usize> {
+fn sweep_family(family: IpFamily, vips: &Vips) -> netlink::Result<usize> {
     let family = match family {
-        Family::V4 => Kernel::V4,
-        Family::V6 => Kernel::V6,
+        IpFamily::V4 => Kernel::V4,
+        IpFamily::V6 => Kernel::V6,
     };
     let (mut reader, mut deleter) = (ConntrackHandle::open()?, ConntrackHandle::open()?);
     let (mut stale, mut deleted) = (Vec::new(), 0);

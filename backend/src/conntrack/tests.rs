@@ -18,7 +18,7 @@ fn flow(to: &str, answered_by: &str) -> UdpFlow {
 }
 
 fn is_stale(vips: &PerFamily<Vips>, flow: &UdpFlow) -> bool {
-    vips[Family::of(&flow.original.destination.ip())].is_stale(flow)
+    vips[IpFamily::of(&flow.original.destination.ip())].is_stale(flow)
 }
 
 /// A node at 192.168.1.1 and fd00:1::1.
@@ -122,7 +122,7 @@ fn stale_by_search(state: &NodeState, flow: &UdpFlow) -> bool {
         is_vip || at_node && port.node_port.is_some_and(|port| port.get() == to.port())
     };
     let serves = |service: &Service| {
-        let pools = Family::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
+        let pools = IpFamily::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
         let mut endpoints = pools.into_iter().flatten().flat_map(|pool| pool.iter());
         endpoints.any(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get()) == from)
     };
@@ -158,7 +158,7 @@ fn the_lookup_says_what_a_search_says() {
             let all_pools = state
                 .services()
                 .values()
-                .flat_map(|service| Family::ALL.into_iter().flat_map(|family| allowed(service, family).to_vec()));
+                .flat_map(|service| IpFamily::ALL.into_iter().flat_map(|family| allowed(service, family).to_vec()));
             let mut sources: Vec<_> = all_pools.chain(ways_in.clone()).collect();
             sources.sort_unstable();
             sources.dedup();

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use proto::model::{Family, PerFamily, Protocol, ServicePortKey};
+use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
 
 use crate::{Changes, NodeState, Service};
 
@@ -27,7 +27,7 @@ pub(super) struct Place {
     /// `spec.healthCheckNodePort`.
     pub(super) port: NonZeroU16,
     /// A family in which the Service has a cluster IP.
-    pub(super) family: Family,
+    pub(super) family: IpFamily,
 }
 
 /// What it is told there.

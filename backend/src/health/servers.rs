@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use proto::model::{Failure, FailureKind, Family};
+use proto::model::{FailureKind, IpFamily, ServicePortFailure};
 use runtime::Backoff;
 use tokio::{
     net::TcpListener,
@@ -37,7 +37,7 @@ pub(crate) struct Servers {
     open: BTreeMap<Place, JoinSet<()>>,
     failing: BTreeMap<Place, Failing>,
     /// What is told of those, and of those who have not got their port.
-    failures: watch::Sender<Vec<Failure>>,
+    failures: watch::Sender<Vec<ServicePortFailure>>,
 }
 
 /// A port that could not be opened.
@@ -102,7 +102,7 @@ impl Servers {
             let reason = format!("health-check node port {port} ({family}) {why}");
             let key = checks.key(service)?.clone();
             // The agent goes on by itself in both cases, and opens it when it can be had.
-            Some(Failure { key, reason, retryable: true, kind: FailureKind::HealthCheck })
+            Some(ServicePortFailure { key, reason, retryable: true, kind: FailureKind::HealthCheck })
         });
         let mut failures: Vec<_> = failures.collect();
         failures.sort_by(|one, other| (&one.key, &one.reason).cmp(&(&other.key, &other.reason)));
@@ -153,8 +153,8 @@ impl Failing {
 /// Listens at all addresses of one family; each has a listener of its own, with a count of its own.
 fn bind(Place { port, family }: Place) -> io::Result<TcpListener> {
     let any: IpAddr = match family {
-        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+        IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
     };
     runtime::http::bind(SocketAddr::new(any, port.get()))
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use netlink::testing::in_netns;
-use proto::model::Family;
+use proto::model::IpFamily;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -82,15 +82,15 @@ fn state(local: &'static [&'static str]) -> NodeState {
     mk_state().service("default/web", web(local)).build()
 }
 
-fn at(family: Family) -> SocketAddr {
+fn at(family: IpFamily) -> SocketAddr {
     let loopback: IpAddr = match family {
-        Family::V4 => Ipv4Addr::LOCALHOST.into(),
-        Family::V6 => Ipv6Addr::LOCALHOST.into(),
+        IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),
+        IpFamily::V6 => Ipv6Addr::LOCALHOST.into(),
     };
     SocketAddr::new(loopback, PORT)
 }
 
-async fn exchange(family: Family, request: &str) -> io::Result<String> {
+async fn exchange(family: IpFamily, request: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(at(family)).await?;
     stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
@@ -99,7 +99,7 @@ async fn exchange(family: Family, request: &str) -> io::Result<String> {
     Ok(answer)
 }
 
-async fn ask(family: Family) -> io::Result<Answer> {
+async fn ask(family: IpFamily) -> io::Result<Answer> {
     let answer = exchange(family, "GET /any/path?at=all HTTP/1.1\r\nHost: node\r\n\r\n").await?;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP: {answer:?}"));
     let mut lines = head.lines();
@@ -116,7 +116,7 @@ async fn ask(family: Family) -> io::Result<Answer> {
 }
 
 /// The answer, once there is one at all.
-async fn eventually(family: Family) -> Answer {
+async fn eventually(family: IpFamily) -> Answer {
     loop {
         match ask(family).await {
             Ok(answer) => return answer,
@@ -125,7 +125,7 @@ async fn eventually(family: Family) -> Answer {
     }
 }
 
-async fn until_refused(family: Family) {
+async fn until_refused(family: IpFamily) {
     while ask(family).await.is_ok() {
         tokio::time::sleep(POLL).await;
     }
@@ -144,8 +144,8 @@ fn each_family_answers_for_itself() {
     run(|| async {
         let world = start();
         world.reconcile(&state(&["10.244.1.1:80", "10.244.1.2:80"]));
-        assert_eq!(eventually(Family::V4).await, answer(200, 2, "true"));
-        assert_eq!(eventually(Family::V6).await, answer(503, 0, "true"));
+        assert_eq!(eventually(IpFamily::V4).await, answer(200, 2, "true"));
+        assert_eq!(eventually(IpFamily::V6).await, answer(503, 0, "true"));
     });
 }
 
@@ -154,12 +154,12 @@ fn a_count_changes_without_reopening() {
     run(|| async {
         let world = start();
         world.reconcile(&state(&[]));
-        assert_eq!(eventually(Family::V4).await, answer(503, 0, "true"));
-        let mut early = TcpStream::connect(at(Family::V4)).await.unwrap();
+        assert_eq!(eventually(IpFamily::V4).await, answer(503, 0, "true"));
+        let mut early = TcpStream::connect(at(IpFamily::V4)).await.unwrap();
         early.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
         // No `eventually`: the very next answer, also on a connection that was open before, which a new listener would have cut.
         world.apply(&state(&["10.244.1.1:80"]), "default/web");
-        assert_eq!(ask(Family::V4).await.unwrap(), answer(200, 1, "true"));
+        assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
         early.write_all(b"Host: node\r\n\r\n").await.unwrap();
         let mut text = String::new();
         early.read_to_string(&mut text).await.unwrap();
@@ -172,11 +172,11 @@ fn health_is_that_of_the_last_programming() {
     run(|| async {
         let world = start();
         world.reconcile(&state(&["10.244.1.1:80"]));
-        assert_eq!(eventually(Family::V4).await, answer(200, 1, "true"));
+        assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
         world.progress.send_modify(|progress| progress.error = Some("no memory".to_owned()));
-        assert_eq!(ask(Family::V4).await.unwrap(), answer(503, 1, "false"));
+        assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(503, 1, "false"));
         world.progress.send_modify(|progress| progress.error = None);
-        assert_eq!(ask(Family::V4).await.unwrap(), answer(200, 1, "true"));
+        assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
     });
 }
 
@@ -187,11 +187,11 @@ fn a_port_is_closed_with_its_service_and_opens_again() {
         let there = state(&["10.244.1.1:80"]);
         for _ in 0..3 {
             world.apply(&there, "default/web");
-            assert_eq!(eventually(Family::V4).await, answer(200, 1, "true"));
-            assert_eq!(eventually(Family::V6).await.status, 503);
+            assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
+            assert_eq!(eventually(IpFamily::V6).await.status, 503);
             world.apply(&mk_state().build(), "default/web");
-            until_refused(Family::V4).await;
-            until_refused(Family::V6).await;
+            until_refused(IpFamily::V4).await;
+            until_refused(IpFamily::V6).await;
         }
     });
 }
@@ -202,10 +202,10 @@ fn a_port_goes_to_the_service_that_is_left() {
         let world = start();
         let both = mk_state().service("default/other", web(&[])).service("default/web", web(&["10.244.1.1:80"]));
         world.reconcile(&both.build());
-        let other = eventually(Family::V4).await;
+        let other = eventually(IpFamily::V4).await;
         assert!(other.status == 503 && other.body.contains(r#""name":"other""#), "{other:?}");
         world.apply(&state(&["10.244.1.1:80"]), "default/other");
-        assert_eq!(ask(Family::V4).await.unwrap(), answer(200, 1, "true"));
+        assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
     });
 }
 
@@ -216,9 +216,9 @@ fn a_taken_port_is_opened_when_it_is_free() {
         let world = start();
         world.reconcile(&state(&["10.244.1.1:80"]));
         // The other family does not wait for it.
-        assert_eq!(eventually(Family::V6).await.status, 503);
+        assert_eq!(eventually(IpFamily::V6).await.status, 503);
         drop(taken);
-        assert_eq!(eventually(Family::V4).await, answer(200, 1, "true"));
+        assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
     });
 }
 
@@ -228,13 +228,13 @@ fn nobody_waits_for_a_port_whose_service_has_gone() {
         let taken = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await.unwrap();
         let world = start();
         world.reconcile(&state(&[]));
-        eventually(Family::V6).await;
+        eventually(IpFamily::V6).await;
         world.apply(&mk_state().build(), "default/web");
-        until_refused(Family::V6).await;
+        until_refused(IpFamily::V6).await;
         drop(taken);
         // Longer than the longest first delay.
         tokio::time::sleep(Duration::from_millis(500)).await;
-        assert_eq!(ask(Family::V4).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(ask(IpFamily::V4).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
     });
 }
 
@@ -243,15 +243,15 @@ fn silent_clients_are_cut_off_and_others_get_their_turn() {
     run(|| async {
         let world = start();
         world.reconcile(&state(&["10.244.1.1:80"]));
-        eventually(Family::V4).await;
+        eventually(IpFamily::V4).await;
         let mut silent = Vec::new();
         for _ in 0..100 {
-            let mut stream = TcpStream::connect(at(Family::V4)).await.unwrap();
+            let mut stream = TcpStream::connect(at(IpFamily::V4)).await.unwrap();
             stream.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
             silent.push(stream);
         }
         let begun = Instant::now();
-        assert_eq!(ask(Family::V4).await.unwrap(), answer(200, 1, "true"));
+        assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
         assert!(begun.elapsed() > Duration::from_secs(1), "connections are not bounded: {:?}", begun.elapsed());
         for mut stream in silent {
             let mut nothing = Vec::new();
@@ -265,9 +265,9 @@ fn what_is_no_http_is_refused() {
     run(|| async {
         let world = start();
         world.reconcile(&state(&["10.244.1.1:80"]));
-        eventually(Family::V4).await;
-        let answer = exchange(Family::V4, "what is this\r\n\r\n").await.unwrap();
+        eventually(IpFamily::V4).await;
+        let answer = exchange(IpFamily::V4, "what is this\r\n\r\n").await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
-        assert_eq!(ask(Family::V4).await.unwrap().status, 200);
+        assert_eq!(ask(IpFamily::V4).await.unwrap().status, 200);
     });
 }

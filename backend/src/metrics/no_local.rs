@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use proto::model::{Family, PerFamily, ServicePortKey, TrafficPolicy};
+use proto::model::{IpFamily, PerFamily, ServicePortKey, TrafficPolicy};
 
 use crate::{NodeState, Service, pending::Work};
 
@@ -49,7 +49,7 @@ impl NoLocal {
         let nothing = PerFamily::<Lacks>::default();
         let old = if new == nothing { self.ports.remove(key) } else { self.ports.insert(key.clone(), new) };
         let old = old.unwrap_or_default();
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             let counts = &mut self.counts[family];
             counts.internal += usize::from(new[family].internal);
             counts.internal -= usize::from(old[family].internal);

@@ -7,7 +7,7 @@ use prometheus_client::{
     metrics::{MetricType, family::Family as Labelled},
     registry::{Registry, Unit},
 };
-use proto::model::{Family, Mode};
+use proto::model::{IpFamily, SyncMode};
 use tokio::sync::watch;
 
 use super::{Label, Metrics, code_label, family_label, mode_label, scrape};
@@ -19,7 +19,7 @@ struct UnderEachFamily<M>(M);
 
 impl<M: EncodeMetric> EncodeMetric for UnderEachFamily<M> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        Family::ALL.into_iter().try_for_each(|family| self.0.encode(encoder.encode_family(&family_label(family))?))
+        IpFamily::ALL.into_iter().try_for_each(|family| self.0.encode(encoder.encode_family(&family_label(family))?))
     }
 
     fn metric_type(&self) -> MetricType {
@@ -88,7 +88,7 @@ fn kube_proxy(metrics: &Metrics, identity: &Identity, registry: &mut Registry) {
         }
         _ => {}
     }
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         drop(sweeps.get_or_create(&family_label(family)));
         drop(deleted_flows.get_or_create(&family_label(family)));
     }
@@ -126,7 +126,7 @@ fn ours(metrics: &Metrics, registry: &mut Registry) {
         "Operations written to the kernel by one change or comparison; 0 is a comparison that found everything as it should be",
         operations.clone(),
     );
-    for mode in [Mode::Resume, Mode::Repair, Mode::Snapshot] {
+    for mode in [SyncMode::Resume, SyncMode::Repair, SyncMode::Snapshot] {
         drop(sessions.get_or_create(&mode_label(mode)));
     }
     let sessions: Labelled<Label, _> = sessions.clone();

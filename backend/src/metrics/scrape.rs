@@ -7,7 +7,7 @@ use std::{
 };
 
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
-use proto::model::Family;
+use proto::model::IpFamily;
 use runtime::metrics::Writer;
 use tokio::{sync::watch, time::Instant};
 
@@ -30,7 +30,7 @@ impl Collector for KubeProxy {
         let mut writer = Writer::new(encoder);
         let progress = self.0.borrow().clone();
         let Progress { received, pending, no_local, .. } = &progress;
-        let each = |value: f64| Family::ALL.map(|family| (family_label(family), value));
+        let each = |value: f64| IpFamily::ALL.map(|family| (family_label(family), value));
         let seconds = Some(Unit::Seconds);
         let text = "Unix time of the last change or comparison that succeeded; 0 before the first.";
         let at = unix(progress.last_success);
@@ -46,7 +46,7 @@ impl Collector for KubeProxy {
         writer.gauge("sync_proxy_rules_endpoint_changes_pending", text, None, pending.endpoints as f64)?;
         let text = "Changes of pools of endpoints by the frontend.";
         writer.counter("sync_proxy_rules_endpoint_changes", text, received.endpoints)?;
-        let counts = Family::ALL.into_iter().flat_map(|family| {
+        let counts = IpFamily::ALL.into_iter().flat_map(|family| {
             let label = |policy| [("traffic_policy", policy), ("ip_family", family_name(family))];
             let counts = no_local[family];
             [(label("internal"), counts.internal as f64), (label("external"), counts.external as f64)]

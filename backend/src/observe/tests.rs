@@ -6,7 +6,7 @@ use hyper::{
     Request, StatusCode,
     header::{ACCEPT, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
 };
-use proto::model::{Epoch, Failure, FailureKind, Revision};
+use proto::model::{Epoch, FailureKind, Revision, ServicePortFailure};
 use serde_json::Value;
 use tokio::time::{Instant, advance};
 
@@ -146,7 +146,7 @@ async fn pages_tell_what_kube_proxys_do() {
     agent.programmed();
     agent.turn(|progress| {
         let (key, reason) = (mk_key("default/b"), "invalid argument".to_owned());
-        progress.failures = vec![Failure { key, reason, retryable: false, kind: FailureKind::Program }];
+        progress.failures = vec![ServicePortFailure { key, reason, retryable: false, kind: FailureKind::Program }];
     });
     let pages = Pages::new(agent.observer.clone(), "{}".to_owned(), [runtime::metrics::process()]);
     let asked = |path| pages.answer(&request(path)).into_body();

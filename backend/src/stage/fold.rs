@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
 use proto::{
     digest::{BUCKETS, KeyHash},
-    model::{Cluster, Endpoint, Family, Node, Operation, Pool, PoolClass, PoolId, ServicePort, ServicePortKey},
+    model::{
+        ClusterInfo, Endpoint, IpFamily, NodeInfo, Operation, Pool, PoolClass, PoolId, ServicePort, ServicePortKey,
+    },
 };
 
 use super::{RefusedOperation, check_family};
@@ -18,8 +20,8 @@ pub(super) struct Fold<'a> {
 
 /// The net effect of some operations.
 pub(super) struct Folded {
-    node: Option<Node>,
-    cluster: Option<Cluster>,
+    node: Option<NodeInfo>,
+    cluster: Option<ClusterInfo>,
     buckets: Vec<Bucket>,
 }
 
@@ -49,7 +51,7 @@ enum Staged {
 #[derive(Default)]
 struct Edit {
     port: Option<ServicePort>,
-    pools: BTreeMap<(PoolClass, Family), PoolEdit>,
+    pools: BTreeMap<(PoolClass, IpFamily), PoolEdit>,
 }
 
 enum PoolEdit {
@@ -176,7 +178,7 @@ impl Edit {
     fn empties(&self, service: &Service) -> bool {
         let pools = [PoolClass::Cluster, PoolClass::Local]
             .into_iter()
-            .flat_map(|class| Family::ALL.map(|family| (class, family)));
+            .flat_map(|class| IpFamily::ALL.map(|family| (class, family)));
         pools.into_iter().all(|(class, family)| {
             let pool = service.pool(class, family);
             self.pools.get(&(class, family)).map_or(pool.is_empty(), |edit| edit.empties(pool))
@@ -190,7 +192,7 @@ impl Edit {
     fn apply(self, key: ServicePortKey, state: &mut NodeState) -> bool {
         let Self { port, pools } = self;
         let mut changed = port.is_some_and(|port| state.set_port(port));
-        let mut id = PoolId { key, class: PoolClass::Cluster, family: Family::V4 };
+        let mut id = PoolId { key, class: PoolClass::Cluster, family: IpFamily::V4 };
         for ((class, family), edit) in pools {
             (id.class, id.family) = (class, family);
             changed |= edit.apply(&id, state);

@@ -1,8 +1,8 @@
 //! Tests of staging: what is refused, what counts as a change, random histories.
 
 use proto::{
-    digest::{BUCKETS, Digests, KeyHash},
-    model::{Cluster, Endpoint, Node, Operation, Pool, PoolClass, ServicePort},
+    digest::{BUCKETS, DigestVector, KeyHash},
+    model::{ClusterInfo, Endpoint, NodeInfo, Operation, Pool, PoolClass, ServicePort},
 };
 
 use super::*;
@@ -20,7 +20,7 @@ fn commit(state: &mut NodeState, operations: Vec<Operation>) -> Committed {
 }
 
 /// The digests as they come out when everything is put into an empty state, service by service.
-fn recomputed(state: &NodeState) -> Digests {
+fn recomputed(state: &NodeState) -> DigestVector {
     let mut fresh = NodeState::new(state.node().clone());
     fresh.put_cluster(state.cluster().clone());
     for (key, service) in state.services() {
@@ -42,9 +42,9 @@ fn compared(from: &NodeState, to: &NodeState) -> Changes {
 /// Every operation that it takes to make a state out of nothing.
 fn everything(state: &NodeState) -> Vec<Operation> {
     let mut operations: Vec<_> = (0..BUCKETS as u8).map(Operation::ResetBucket).collect();
-    operations.push(Operation::PutCluster(Cluster::default()));
-    operations.push(Operation::PutNode(Node::unknown(state.node().name.clone())));
-    operations.extend(operations_between(&NodeState::new(Node::unknown("other")), state));
+    operations.push(Operation::PutCluster(ClusterInfo::default()));
+    operations.push(Operation::PutNode(NodeInfo::unknown(state.node().name.clone())));
+    operations.extend(operations_between(&NodeState::new(NodeInfo::unknown("other")), state));
     operations
 }
 
@@ -56,7 +56,7 @@ fn web() -> NodeState {
 }
 
 fn pool(key: &str) -> PoolId {
-    PoolId { key: mk_key(key), class: PoolClass::Cluster, family: Family::V4 }
+    PoolId { key: mk_key(key), class: PoolClass::Cluster, family: IpFamily::V4 }
 }
 
 fn endpoint(address: &str) -> Endpoint {
@@ -135,7 +135,7 @@ fn repair(from: &NodeState, to: &NodeState) -> Vec<Operation> {
     }
     let resets = differing.iter().filter(|bucket| **bucket < BUCKETS);
     let mut operations: Vec<_> = resets.map(|bucket| Operation::ResetBucket(*bucket as u8)).collect();
-    operations.extend(operations_between(&NodeState::new(Node::unknown("other")), &target));
+    operations.extend(operations_between(&NodeState::new(NodeInfo::unknown("other")), &target));
     operations
 }
 
@@ -207,7 +207,7 @@ fn nonsense_is_refused_and_the_rest_is_applied() {
             change("default/nobody"),
             Operation::ReplacePool { pool: pool("default/web"), endpoints: [v6].into_iter().collect() },
             Operation::ChangePool { pool: pool("default/web"), add: vec![v6], remove: vec![] },
-            Operation::PutNode(Node::unknown("another")),
+            Operation::PutNode(NodeInfo::unknown("another")),
             Operation::ResetBucket(128),
             Operation::RemoveServicePort(mk_key("default/nobody")),
             Operation::RemoveServicePort(mk_key("default/web")),

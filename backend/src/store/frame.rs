@@ -9,7 +9,7 @@ use bytes::{Buf as _, BufMut as _, Bytes};
 use proto::{
     digest::Digest,
     encoded::{EncodedMessage, EncodedOperation},
-    model::{Batch, Epoch, Mode, Operation, Revision, ServerEvent, SourceVersion, Welcome},
+    model::{Batch, Epoch, Operation, Revision, ServerMessage, SourceVersion, SyncMode, Welcome},
 };
 use xxhash_rust::xxh64::xxh64;
 
@@ -32,9 +32,9 @@ fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
 pub(super) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
     put(
         frames,
-        &EncodedMessage::new(&ServerEvent::Welcome(Welcome {
+        &EncodedMessage::new(&ServerMessage::Welcome(Welcome {
             epoch,
-            mode: Mode::Snapshot,
+            mode: SyncMode::Snapshot,
             source_version: SourceVersion::default(),
         })),
     );
@@ -62,7 +62,7 @@ pub(super) fn put_batches<'a>(
 
 /// Ends a commit: everything before is one state, which has this digest.
 pub(super) fn put_bookmark(frames: &mut Vec<u8>, revision: Revision, digest: Digest) {
-    put(frames, &EncodedMessage::new(&ServerEvent::Bookmark(revision, digest)));
+    put(frames, &EncodedMessage::new(&ServerMessage::Bookmark(revision, digest)));
 }
 
 /// Takes the first frame off. `None` when it is torn, or does not hold what its checksum says.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use proto::model::{Epoch, Node, ServerEvent, SourceVersion};
+use proto::model::{Epoch, NodeInfo, ServerMessage, SourceVersion};
 
 use super::{Stored, frame};
 use crate::{NodeState, RefusedOperation, Stage};
@@ -22,7 +22,7 @@ pub(super) struct Loaded {
 pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let mut frames = Bytes::from(bytes);
     let total = frames.len();
-    let mut state = NodeState::new(Node::unknown(node));
+    let mut state = NodeState::new(NodeInfo::unknown(node));
     let mut stage = Stage::default();
     let (mut epoch, mut source_version) = (None, SourceVersion::default());
     let (mut first, mut last) = (None, None);
@@ -30,13 +30,13 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let mut refused = Vec::new();
     while let Some(message) = frame::take(&mut frames) {
         let event = message.decode().context("a frame holds no message")?;
-        match ServerEvent::try_from(event).context("a frame holds an invalid message")? {
-            ServerEvent::Welcome(welcome) => epoch = Some(welcome.epoch),
-            ServerEvent::Batch(batch) => {
+        match ServerMessage::try_from(event).context("a frame holds an invalid message")? {
+            ServerMessage::Welcome(welcome) => epoch = Some(welcome.epoch),
+            ServerMessage::Batch(batch) => {
                 source_version = batch.source_version;
                 stage.extend(batch.operations);
             }
-            ServerEvent::Bookmark(revision, digest) => {
+            ServerMessage::Bookmark(revision, digest) => {
                 refused.append(&mut stage.commit(&mut state).refused);
                 let held = state.digests().total();
                 ensure!(held == digest, "revision {revision} has not the digest it should have{}", why(&refused));
@@ -45,7 +45,7 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
                 first.get_or_insert(len);
                 last = Some((epoch, revision, source_version, len));
             }
-            ServerEvent::Drain(_) | ServerEvent::DigestRequest => {
+            ServerMessage::Drain(_) | ServerMessage::DigestRequest => {
                 bail!("a frame does not belong in a state file")
             }
         }

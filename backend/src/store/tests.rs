@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::symlink;
 
-use proto::model::Node;
+use proto::model::NodeInfo;
 
 use super::*;
 use crate::{
@@ -41,7 +41,7 @@ fn restarts_in_the_middle_of_histories() {
     for seed in 0..50 {
         let (_dir, path) = file();
         let mut history = History::new(seed);
-        let mut state = NodeState::new(Node::unknown(NODE_NAME));
+        let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
         let (mut store, stored) = open(&path);
         assert_eq!(stored, None);
         for revision in 1..40 {
@@ -67,7 +67,7 @@ fn restarts_in_the_middle_of_histories() {
 fn tail_torn_at_any_byte_is_dropped() {
     let (_dir, path) = file();
     let mut history = History::new(3);
-    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     let (mut store, _) = open(&path);
     let mut ends = Vec::new();
     for revision in 1..6 {
@@ -94,7 +94,7 @@ fn tail_torn_at_any_byte_is_dropped() {
 fn what_is_appended_after_a_torn_tail_is_read_back() {
     let (_dir, path) = file();
     let mut history = History::new(4);
-    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     let (mut store, _) = open(&path);
     for revision in 1..4 {
         history.jump();
@@ -112,7 +112,7 @@ fn what_is_appended_after_a_torn_tail_is_read_back() {
 #[test]
 fn flipped_bit_is_never_believed() {
     let (_dir, path) = file();
-    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     let (mut store, _) = open(&path);
     let target = mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1")).build();
     commit(&mut store, &mut state, &target, EPOCH, 1);
@@ -128,7 +128,7 @@ fn flipped_bit_is_never_believed() {
 fn file_of_another_node_or_of_nobody_is_ignored_and_replaced() {
     let (_dir, path) = file();
     let (mut store, _) = open(&path);
-    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
     assert_eq!(Store::open(&path, "another").1, None);
 
@@ -144,7 +144,7 @@ fn file_of_another_node_or_of_nobody_is_ignored_and_replaced() {
 fn commits_that_outgrow_the_snapshot_are_folded_into_a_new_one() {
     let (_dir, path) = file();
     let (mut store, _) = open(&path);
-    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     let small = mk_state().build();
     let large = crate::testing::synthetic(1000, 10, crate::testing::Stack::Dual);
     let (mut largest, mut revision) = (0, 0);
@@ -163,7 +163,7 @@ fn commits_that_outgrow_the_snapshot_are_folded_into_a_new_one() {
 fn restarts_do_not_put_off_the_new_file() {
     let (_dir, path) = file();
     let mut store = open(&path).0;
-    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     let small = mk_state().build();
     let large = crate::testing::synthetic(1000, 10, crate::testing::Stack::Dual);
     let mut largest = 0;
@@ -180,10 +180,10 @@ fn restarts_do_not_put_off_the_new_file() {
 fn commit_with_a_refused_operation_is_read_back() {
     let (_dir, path) = file();
     let (mut store, _) = open(&path);
-    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
     let mut stage = Stage::default();
-    stage.extend([Operation::PutNode(Node::unknown("another"))]);
+    stage.extend([Operation::PutNode(NodeInfo::unknown("another"))]);
     store.stage(EPOCH, (Revision(1), Revision(2)), version(2), stage.operations());
     assert_eq!(stage.commit(&mut state).refused.len(), 1);
     store.flush(&state, EPOCH, Revision(2));
@@ -194,7 +194,7 @@ fn commit_with_a_refused_operation_is_read_back() {
 fn commit_costs_what_it_is() {
     let (_dir, path) = file();
     let (mut store, _) = open(&path);
-    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     let large = crate::testing::synthetic(1000, 10, crate::testing::Stack::V4);
     commit(&mut store, &mut state, &large, EPOCH, 1);
     let before = fs::metadata(&path).unwrap().len();
@@ -215,7 +215,7 @@ async fn full_disk_does_not_stop_anything() {
     symlink("/dev/full", path.with_added_extension("new")).unwrap();
     let (mut store, _) = open(&path);
     let mut history = History::new(5);
-    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     for revision in 1..4 {
         history.jump();
         commit(&mut store, &mut state, history.state(), EPOCH, revision);
@@ -235,7 +235,7 @@ async fn full_disk_does_not_stop_anything() {
 fn file_that_cannot_be_kept_up_to_date_is_removed() {
     let (_dir, path) = file();
     let mut history = History::new(9);
-    let mut state = NodeState::new(Node::unknown(NODE_NAME));
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     let (mut store, _) = open(&path);
     // In the way of the new file that a large commit leads to.
     fs::create_dir_all(path.with_added_extension("new")).unwrap();

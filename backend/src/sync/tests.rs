@@ -10,8 +10,8 @@ use std::path::Path;
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, Epoch, FailureKind, Hello, Mode, Operation, Revision, ServerEvent, ServicePortKey, SourceVersion,
-        Welcome,
+        Ack, Batch, Epoch, FailureKind, Hello, Operation, Revision, ServerMessage, ServicePortKey, SourceVersion,
+        SyncMode, Welcome,
     },
 };
 use runtime::{Ready, Trigger};
@@ -38,8 +38,8 @@ struct World {
 /// The frontend's end of a session.
 struct Peer {
     hello: Hello,
-    events: mpsc::Sender<ServerEvent>,
-    replies: mpsc::Receiver<ClientEvent>,
+    events: mpsc::Sender<ServerMessage>,
+    replies: mpsc::Receiver<ClientMessage>,
 }
 
 fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> World {
@@ -69,7 +69,7 @@ impl World {
     /// A session with this state as the snapshot, acked.
     async fn following(&mut self, state: &NodeState) -> Peer {
         let mut peer = self.session().await;
-        peer.welcome(EPOCH, Mode::Snapshot).await;
+        peer.welcome(EPOCH, SyncMode::Snapshot).await;
         peer.commit(0, 1, everything(state)).await;
         assert_eq!(peer.ack().await.revision, Revision(1));
         peer
@@ -87,12 +87,12 @@ impl World {
 }
 
 impl Peer {
-    async fn say(&self, event: ServerEvent) {
+    async fn say(&self, event: ServerMessage) {
         self.events.send(event).await.unwrap();
     }
 
-    async fn welcome(&self, epoch: Epoch, mode: Mode) {
-        self.say(ServerEvent::Welcome(Welcome { epoch, mode, source_version: SourceVersion(0) })).await;
+    async fn welcome(&self, epoch: Epoch, mode: SyncMode) {
+        self.say(ServerMessage::Welcome(Welcome { epoch, mode, source_version: SourceVersion(0) })).await;
     }
 
     async fn part(&self, base: u64, target: u64, operations: Vec<Operation>) {
@@ -104,49 +104,49 @@ impl Peer {
     }
 
     async fn bookmark(&self, revision: u64, digest: Digest) {
-        self.say(ServerEvent::Bookmark(Revision(revision), digest)).await;
+        self.say(ServerMessage::Bookmark(Revision(revision), digest)).await;
     }
 
-    async fn hear(&mut self) -> ClientEvent {
+    async fn hear(&mut self) -> ClientMessage {
         self.replies.recv().await.unwrap()
     }
 
     async fn ack(&mut self) -> Ack {
         match self.hear().await {
-            ClientEvent::Ack(ack) => ack,
+            ClientMessage::Ack(ack) => ack,
             other => panic!("expected an ack: {other:?}"),
         }
     }
 
     /// Returns when all that was said before has been taken in; gives back what the agent says it holds.
     async fn barrier(&mut self) -> Digest {
-        self.say(ServerEvent::DigestRequest).await;
+        self.say(ServerMessage::DigestRequest).await;
         match self.hear().await {
-            ClientEvent::Digests(_, digests) => digests.total(),
+            ClientMessage::DigestResponse(_, digests) => digests.total(),
             other => panic!("expected digests: {other:?}"),
         }
     }
 }
 
-fn batch(base: u64, target: u64, operations: Vec<Operation>, commit: bool) -> ServerEvent {
+fn batch(base: u64, target: u64, operations: Vec<Operation>, commit: bool) -> ServerMessage {
     let (base, target) = (Revision(base), Revision(target));
     let source_version = SourceVersion(0);
-    ServerEvent::Batch(Batch { base, target, operations, commit, oldest_trigger: None, source_version })
+    ServerMessage::Batch(Batch { base, target, operations, commit, oldest_trigger: None, source_version })
 }
 
 /// A commit that reflects this version.
-fn mk_batch(base: u64, target: u64, version: u64, operations: Vec<Operation>) -> ServerEvent {
+fn mk_batch(base: u64, target: u64, version: u64, operations: Vec<Operation>) -> ServerMessage {
     let (base, target, source_version) = (Revision(base), Revision(target), SourceVersion(version));
-    ServerEvent::Batch(Batch { base, target, operations, commit: true, oldest_trigger: None, source_version })
+    ServerMessage::Batch(Batch { base, target, operations, commit: true, oldest_trigger: None, source_version })
 }
 
-fn mk_welcome(epoch: Epoch, mode: Mode, version: u64) -> Welcome {
+fn mk_welcome(epoch: Epoch, mode: SyncMode, version: u64) -> Welcome {
     Welcome { epoch, mode, source_version: SourceVersion(version) }
 }
 
 /// What a snapshot of a state consists of.
 fn everything(state: &NodeState) -> Vec<Operation> {
-    operations_between(&NodeState::new(proto::model::Node::unknown(NODE_NAME)), state)
+    operations_between(&NodeState::new(proto::model::NodeInfo::unknown(NODE_NAME)), state)
 }
 
 fn total(state: &NodeState) -> Digest {

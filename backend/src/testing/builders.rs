@@ -7,7 +7,9 @@ use std::{
     str::FromStr,
 };
 
-use proto::model::{Cluster, Endpoint, Family, Node, PoolClass, Protocol, ServicePort, ServicePortKey, TrafficPolicy};
+use proto::model::{
+    ClusterInfo, Endpoint, IpFamily, NodeInfo, PoolClass, Protocol, ServicePort, ServicePortKey, TrafficPolicy,
+};
 
 use crate::{NodeState, Service};
 
@@ -17,8 +19,8 @@ pub const NODE_NAME: &str = "node-1";
 /// A node state in the making. See [`mk_state`].
 #[derive(Clone, Debug)]
 pub struct StateBuilder {
-    node: Node,
-    cluster: Cluster,
+    node: NodeInfo,
+    cluster: ClusterInfo,
     services: Vec<Service>,
 }
 
@@ -33,14 +35,14 @@ pub struct ServiceBuilder {
 #[must_use]
 pub fn mk_state() -> StateBuilder {
     StateBuilder {
-        node: Node {
+        node: NodeInfo {
             name: NODE_NAME.into(),
             addresses: parse_all(["192.168.1.1", "fd00:1::1"]),
             pod_cidrs: parse_all(["10.244.1.0/24", "fd00:244:1::/64"]),
             zone: "zone-a".into(),
             eligible: true,
         },
-        cluster: Cluster { service_cidrs: parse_all(["10.96.0.0/12", "fd00:96::/108"]) },
+        cluster: ClusterInfo { service_cidrs: parse_all(["10.96.0.0/12", "fd00:96::/108"]) },
         services: Vec::new(),
     }
 }
@@ -62,7 +64,7 @@ pub fn mk_key(key: &str) -> ServicePortKey {
 impl StateBuilder {
     /// Changes the node's facts.
     #[must_use]
-    pub fn node(mut self, change: impl FnOnce(&mut Node)) -> Self {
+    pub fn node(mut self, change: impl FnOnce(&mut NodeInfo)) -> Self {
         change(&mut self.node);
         self
     }
@@ -124,7 +126,7 @@ impl ServiceBuilder {
     #[must_use]
     pub fn cluster_ip(mut self, ip: &str) -> Self {
         let ip: IpAddr = parse(ip);
-        self.service.port.cluster_ips[Family::of(&ip)] = Some(ip);
+        self.service.port.cluster_ips[IpFamily::of(&ip)] = Some(ip);
         self
     }
 
@@ -193,7 +195,7 @@ impl ServiceBuilder {
 
     /// Somewhere in the cluster something of this family can serve. [`Self::endpoints`] says so by itself.
     #[must_use]
-    pub fn any_endpoints(mut self, family: Family) -> Self {
+    pub fn any_endpoints(mut self, family: IpFamily) -> Self {
         self.service.port.any_endpoints[family] = true;
         self
     }
@@ -227,7 +229,7 @@ impl ServiceBuilder {
 
     /// Adds an endpoint to a pool.
     pub(super) fn insert(&mut self, class: PoolClass, endpoint: Endpoint) {
-        let family = Family::of(&endpoint.address);
+        let family = IpFamily::of(&endpoint.address);
         self.service.port.any_endpoints[family] = true;
         self.service.pool_mut(class, family).insert(endpoint);
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use proto::model::{Cluster, Failure, Node, ServicePortKey};
+use proto::model::{ClusterInfo, NodeInfo, ServicePortFailure, ServicePortKey};
 use tokio::sync::{Notify, watch};
 
 use crate::{Applied, Backend, Changes, Drift, NodeState, Service};
@@ -50,9 +50,9 @@ enum Trust {
 
 #[derive(Debug, Default)]
 struct Inner {
-    facts: Option<(Node, Cluster)>,
+    facts: Option<(NodeInfo, ClusterInfo)>,
     services: BTreeMap<ServicePortKey, Service>,
-    poison: BTreeMap<ServicePortKey, Failure>,
+    poison: BTreeMap<ServicePortKey, ServicePortFailure>,
     failing: Option<String>,
     delay: Duration,
     calls: Vec<Call>,
@@ -96,7 +96,7 @@ impl FakeKernel {
     }
 
     /// Refuses a service port from now on.
-    pub fn poison(&self, failure: Failure) {
+    pub fn poison(&self, failure: ServicePortFailure) {
         self.lock().poison.insert(failure.key.clone(), failure);
     }
 

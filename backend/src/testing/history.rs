@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use fastrand::Rng;
 use ipnet::IpNet;
 use proto::model::{
-    Endpoint, Family, PerFamily, Pool, PoolClass, Protocol, ServicePort, ServicePortKey, TrafficPolicy,
+    Endpoint, IpFamily, PerFamily, Pool, PoolClass, Protocol, ServicePort, ServicePortKey, TrafficPolicy,
 };
 
 use super::{
@@ -107,10 +107,10 @@ impl History {
         let key = key(service, port);
         let mut new = Service::new(ServicePort::new(key.clone(), number(PORTS[port].1)));
         let cluster_ip = self.cluster_ips[service];
-        let families: &[Family] = match self.rng.u8(0..4) {
-            0 => &[Family::V6],
-            1 => &Family::ALL,
-            _ => &[Family::V4],
+        let families: &[IpFamily] = match self.rng.u8(0..4) {
+            0 => &[IpFamily::V6],
+            1 => &IpFamily::ALL,
+            _ => &[IpFamily::V4],
         };
         for family in families {
             new.port.cluster_ips[*family] = Some(ip(*family, 0x96, cluster_ip + 1));
@@ -199,7 +199,7 @@ impl History {
     /// Sets or clears one property.
     fn facet(&mut self, port: &mut ServicePort) {
         let (service, at) = position(&port.key);
-        let family = self.rng.choice(Family::ALL).unwrap_or(Family::V4);
+        let family = self.rng.choice(IpFamily::ALL).unwrap_or(IpFamily::V4);
         match self.rng.u8(0..10) {
             0 => port.internal_policy = self.policy(),
             1 => port.external_policy = self.policy(),
@@ -234,15 +234,15 @@ impl History {
     }
 
     /// Some endpoints; in a local pool all are terminating or none is.
-    fn pool(&mut self, class: PoolClass, family: Family) -> Pool {
+    fn pool(&mut self, class: PoolClass, family: IpFamily) -> Pool {
         let len = self.rng.usize(0..=4);
         let terminating = class == PoolClass::Local && self.rng.u8(0..4) == 0;
         let endpoints = std::iter::repeat_with(|| {
             let node = if class == PoolClass::Local { 1 } else { self.rng.usize(1..=3) };
             let address = match (self.rng.u8(0..10), family, node) {
                 // A pod in the host's network.
-                (0, Family::V4, 1) => "192.168.1.1".parse().expect("an address"),
-                (0, Family::V6, 1) => "fd00:1::1".parse().expect("an address"),
+                (0, IpFamily::V4, 1) => "192.168.1.1".parse().expect("an address"),
+                (0, IpFamily::V6, 1) => "fd00:1::1".parse().expect("an address"),
                 _ => ip(family, 0x244, node * 256 + self.rng.usize(1..=5)),
             };
             let port = number(if self.rng.u8(0..5) == 0 { 9090 } else { 8080 });
@@ -274,7 +274,7 @@ impl History {
 
     /// What serves here serves somewhere.
     fn settle(&mut self, service: &mut Service) {
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             if !service.cluster[family].is_empty() || !service.local[family].is_empty() {
                 service.port.any_endpoints[family] = true;
             }
@@ -307,13 +307,13 @@ fn position(wanted: &ServicePortKey) -> (usize, usize) {
 }
 
 /// An address by what it is for: cluster IPs, external IPs, load-balancer IPs, pods.
-fn ip(family: Family, net: u16, host: usize) -> std::net::IpAddr {
+fn ip(family: IpFamily, net: u16, host: usize) -> std::net::IpAddr {
     let prefix = match (family, net) {
-        (Family::V4, 0x96) => "10.96".to_owned(),
-        (Family::V4, 0x113) => "203.0".to_owned(),
-        (Family::V4, 0x100) => "198.51".to_owned(),
-        (Family::V4, _) => "10.244".to_owned(),
-        (Family::V6, net) => return format!("fd00:{net:x}:1::{host:x}").parse().expect("an address"),
+        (IpFamily::V4, 0x96) => "10.96".to_owned(),
+        (IpFamily::V4, 0x113) => "203.0".to_owned(),
+        (IpFamily::V4, 0x100) => "198.51".to_owned(),
+        (IpFamily::V4, _) => "10.244".to_owned(),
+        (IpFamily::V6, net) => return format!("fd00:{net:x}:1::{host:x}").parse().expect("an address"),
     };
     format!("{prefix}.{}.{}", host / 256, host % 256).parse().expect("an address")
 }

@@ -1,6 +1,6 @@
 //! From one state to another, by the operations that a frontend would send.
 
-use proto::model::{Family, Operation, PoolClass, PoolId, ServicePortKey};
+use proto::model::{IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 
 use crate::{Changes, NodeState, Service, Stage};
 
@@ -48,7 +48,7 @@ fn put_service(operations: &mut Vec<Operation>, key: &ServicePortKey, from: Opti
     let new = Service::new(to.port.clone());
     let from = from.unwrap_or(&new);
     for class in [PoolClass::Cluster, PoolClass::Local] {
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             let (add, remove) = from.pool(class, family).diff(to.pool(class, family));
             if !add.is_empty() || !remove.is_empty() {
                 let pool = PoolId { key: key.clone(), class, family };

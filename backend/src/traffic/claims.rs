@@ -6,7 +6,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use proto::model::{Failure, FailureKind, Family, PerFamily, ServicePort, ServicePortKey};
+use proto::model::{FailureKind, IpFamily, PerFamily, ServicePort, ServicePortFailure, ServicePortKey};
 
 use super::{Front, fronts};
 use crate::{Changes, NodeState};
@@ -16,7 +16,7 @@ use crate::{Changes, NodeState};
 pub struct Claims {
     owners: PerFamily<HashMap<Front, ServicePortKey>>,
     /// What belongs to somebody else. Almost always empty.
-    lost: BTreeMap<ServicePortKey, BTreeSet<(Family, Front)>>,
+    lost: BTreeMap<ServicePortKey, BTreeSet<(IpFamily, Front)>>,
 }
 
 impl Claims {
@@ -32,7 +32,7 @@ impl Claims {
 
     /// Follows a change to `state`; `had` tells what has led to a service port. Returns the service ports to look at: those that changed,
     /// and those that gain or lose a contested front by it.
-    pub fn follow<F: IntoIterator<Item = (Family, Front)>>(
+    pub fn follow<F: IntoIterator<Item = (IpFamily, Front)>>(
         &mut self,
         state: &NodeState,
         changes: &Changes,
@@ -51,26 +51,26 @@ impl Claims {
 
     /// Whether the front belongs to this service port.
     #[must_use]
-    pub fn owns(&self, key: &ServicePortKey, family: Family, front: &Front) -> bool {
+    pub fn owns(&self, key: &ServicePortKey, family: IpFamily, front: &Front) -> bool {
         self.owners[family].get(front) == Some(key)
     }
 
     /// To whom the front belongs.
     #[must_use]
-    pub fn owner(&self, family: Family, front: &Front) -> Option<&ServicePortKey> {
+    pub fn owner(&self, family: IpFamily, front: &Front) -> Option<&ServicePortKey> {
         self.owners[family].get(front)
     }
 
     /// Whether the front belongs to anybody.
     #[must_use]
-    pub fn is_owned(&self, family: Family, front: &Front) -> bool {
+    pub fn is_owned(&self, family: IpFamily, front: &Front) -> bool {
         self.owners[family].contains_key(front)
     }
 
     /// A service port claims all that leads to it. Tells whose fronts it takes.
     fn claim(&mut self, port: &ServicePort) -> Vec<ServicePortKey> {
         let mut displaced = Vec::new();
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             for (front, _) in fronts(port, family) {
                 displaced.extend(self.claim_front(&port.key, family, front));
             }
@@ -78,7 +78,7 @@ impl Claims {
         displaced
     }
 
-    fn claim_front(&mut self, key: &ServicePortKey, family: Family, front: Front) -> Option<ServicePortKey> {
+    fn claim_front(&mut self, key: &ServicePortKey, family: IpFamily, front: Front) -> Option<ServicePortKey> {
         let owner = self.owners[family].entry(front).or_insert_with(|| key.clone());
         let (loser, displaced) = match (*owner).cmp(key) {
             std::cmp::Ordering::Equal => return None,
@@ -93,7 +93,11 @@ impl Claims {
     }
 
     /// A service port gives up those of `had` that it has. Tells who comes into them.
-    fn release(&mut self, key: &ServicePortKey, had: impl IntoIterator<Item = (Family, Front)>) -> Vec<ServicePortKey> {
+    fn release(
+        &mut self,
+        key: &ServicePortKey,
+        had: impl IntoIterator<Item = (IpFamily, Front)>,
+    ) -> Vec<ServicePortKey> {
         self.lost.remove(key);
         let mut heirs = Vec::new();
         for (family, front) in had {
@@ -112,7 +116,7 @@ impl Claims {
     }
 
     /// One failure for each service port that has lost something.
-    pub fn failures(&self) -> impl Iterator<Item = Failure> {
+    pub fn failures(&self) -> impl Iterator<Item = ServicePortFailure> {
         self.lost.iter().map(|(key, lost)| {
             let conflicts = lost.iter().filter_map(|(family, front)| {
                 let owner = self.owners[*family].get(front)?;
@@ -122,7 +126,7 @@ impl Claims {
             let conflicts: BTreeSet<String> = conflicts.collect();
             let reason = conflicts.into_iter().collect::<Vec<_>>().join("; ");
             // It resolves itself when the owner goes away, not by trying again.
-            Failure { key: key.clone(), reason, retryable: false, kind: FailureKind::Program }
+            ServicePortFailure { key: key.clone(), reason, retryable: false, kind: FailureKind::Program }
         })
     }
 }

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use proto::model::{Family, Protocol, ServicePort};
+use proto::model::{IpFamily, Protocol, ServicePort};
 
 /// What a packet is addressed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,12 +45,12 @@ pub enum VipClass {
 ///
 /// Node ports answer in the families that the service has: those of its cluster IPs. External VIPs speak for themselves.
 #[must_use]
-pub fn fronts(port: &ServicePort, family: Family) -> Vec<(Front, VipClass)> {
+pub fn fronts(port: &ServicePort, family: IpFamily) -> Vec<(Front, VipClass)> {
     let protocol = port.key.protocol;
     let vip = |address| Front::Vip { address, port: port.port.get(), protocol };
     let mut fronts = Vec::with_capacity(2);
     fronts.extend(port.cluster_ips[family].map(|address| (vip(address), VipClass::ClusterIp)));
-    fronts.extend(port.external_vips(family).map(|address| (vip(address), VipClass::External)));
+    fronts.extend(port.external_policy_ips(family).map(|address| (vip(address), VipClass::External)));
     if port.cluster_ips[family].is_some()
         && let Some(node_port) = port.node_port
     {

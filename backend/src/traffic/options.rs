@@ -1,7 +1,7 @@
 //! What an operator decides once per node, and what follows from it with the node's present facts.
 
 use ipnet::IpNet;
-use proto::model::{Family, Node, PerFamily};
+use proto::model::{IpFamily, NodeInfo, PerFamily};
 
 use super::Interface;
 
@@ -108,7 +108,7 @@ impl Default for Options {
 impl Options {
     /// The rule for connections to cluster IPs.
     #[must_use]
-    pub fn masquerade(&self, family: Family) -> Masquerade {
+    pub fn masquerade(&self, family: IpFamily) -> Masquerade {
         match &self.local_pods {
             _ if self.masquerade_all => Masquerade::Always,
             LocalPods::Unknown => Masquerade::Never,
@@ -123,7 +123,7 @@ impl Options {
 
     /// What follows for a node.
     #[must_use]
-    pub fn traffic(&self, node: &Node) -> Traffic {
+    pub fn traffic(&self, node: &NodeInfo) -> Traffic {
         Traffic {
             mark: 1u32.checked_shl(self.masquerade_bit.into()).unwrap_or(1 << 31),
             masquerade: PerFamily::from_fn(|family| self.masquerade(family)),
@@ -131,7 +131,7 @@ impl Options {
         }
     }
 
-    fn pods(&self, family: Family, node: &Node) -> Pods {
+    fn pods(&self, family: IpFamily, node: &NodeInfo) -> Pods {
         let within = |cidrs: &[IpNet]| match of_family(cidrs, family) {
             cidrs if cidrs.is_empty() => Pods::Unknown,
             cidrs => Pods::Within(cidrs),
@@ -148,9 +148,9 @@ impl Options {
 
 /// Those of one family, with their host bits cleared, each once.
 #[must_use]
-pub fn of_family(cidrs: &[IpNet], family: Family) -> Vec<IpNet> {
+pub fn of_family(cidrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
     let mut list = Vec::new();
-    for cidr in cidrs.iter().filter(|cidr| Family::of(&cidr.addr()) == family).map(IpNet::trunc) {
+    for cidr in cidrs.iter().filter(|cidr| IpFamily::of(&cidr.addr()) == family).map(IpNet::trunc) {
         if !list.contains(&cidr) {
             list.push(cidr);
         }

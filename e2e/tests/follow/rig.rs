@@ -15,7 +15,7 @@ use backend::{
 };
 use frontend::{Config, Frontend, Listener, NodeLimits, Rate, log::HistoryLimits, object::SourceUpdate};
 use proto::{
-    model::{Ack, ClientEvent, Epoch, Hello, Node, Revision, Role, ServerEvent, ServicePortKey, SourceVersion},
+    model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, ServicePortKey, SourceVersion},
     v1::{StatusRequest, fairlead_client::FairleadClient},
 };
 use runtime::{Ready, Shutdown, Trigger};
@@ -149,7 +149,7 @@ impl Server {
         Self { frontend, updates, shutdown, trigger, serving }
     }
 
-    fn attach(&self, hello: Hello) -> (mpsc::Sender<ClientEvent>, mpsc::Receiver<ServerEvent>) {
+    fn attach(&self, hello: Hello) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) {
         self.frontend.attach(hello, self.shutdown.clone())
     }
 }
@@ -268,16 +268,16 @@ impl Rig {
             started: None,
         };
         let (replies, mut events) = self.server.lock().unwrap().attach(hello);
-        let (mut stage, mut state) = (Stage::default(), NodeState::new(Node::unknown(NODE)));
+        let (mut stage, mut state) = (Stage::default(), NodeState::new(NodeInfo::unknown(NODE)));
         let mut epoch = Epoch(0);
         loop {
             let event = timeout(PATIENCE, events.recv()).await.expect("an event").expect("a stream");
             let revision = match event {
-                ServerEvent::Welcome(welcome) => {
+                ServerMessage::Welcome(welcome) => {
                     epoch = welcome.epoch;
                     continue;
                 }
-                ServerEvent::Batch(batch) => {
+                ServerMessage::Batch(batch) => {
                     stage.extend(batch.operations);
                     if !batch.commit {
                         continue;
@@ -285,23 +285,23 @@ impl Rig {
                     assert_eq!(stage.commit(&mut state).refused, []);
                     batch.target
                 }
-                ServerEvent::Bookmark(revision, digest) => {
+                ServerMessage::Bookmark(revision, digest) => {
                     assert_eq!(state.digests().total(), digest);
                     if shows(&state, world) {
                         return Seen { at: (epoch, revision), state };
                     }
                     revision
                 }
-                ServerEvent::DigestRequest => {
+                ServerMessage::DigestRequest => {
                     let digests = Box::new(state.digests().clone());
-                    replies.send(ClientEvent::Digests(Revision(0), digests)).await.unwrap();
+                    replies.send(ClientMessage::DigestResponse(Revision(0), digests)).await.unwrap();
                     continue;
                 }
-                ServerEvent::Drain(_) => panic!("nobody stops the frontend"),
+                ServerMessage::Drain(_) => panic!("nobody stops the frontend"),
             };
             let digest = Some(state.digests().total());
             let ack = Ack { revision, digest, apply_time: Duration::ZERO, failures: Vec::new() };
-            replies.send(ClientEvent::Ack(ack)).await.unwrap();
+            replies.send(ClientMessage::Ack(ack)).await.unwrap();
         }
     }
 }

@@ -6,7 +6,7 @@ use frontend::object::{
     ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint, SliceObject,
     SlicePort, SourceUpdate,
 };
-use proto::model::{Family, Node, PerFamily, Protocol, TrafficPolicy};
+use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, TrafficPolicy};
 
 /// The node that the agent is on.
 pub(crate) const NODE: &str = "node-0";
@@ -94,11 +94,11 @@ impl World {
 
     fn any_node(&mut self) -> SourceUpdate {
         let name = *self.rng.choice(&NODES).unwrap();
-        let node = Node {
+        let node = NodeInfo {
             zone: (*self.rng.choice(&ZONES).unwrap()).into(),
             eligible: self.rng.bool(),
             addresses: vec![[172, 16, 0, self.rng.u8(1..4)].into()],
-            ..Node::unknown(name)
+            ..NodeInfo::unknown(name)
         };
         self.put(ObjectKind::Node, ObjectName::new("", name), ClusterObject::Node(node))
     }
@@ -133,7 +133,7 @@ impl World {
 
     fn any_slice(&mut self) -> SourceUpdate {
         let name = ObjectName::new("default", format!("slice-{}", self.rng.u8(..6)));
-        let family = if self.rng.bool() { Family::V4 } else { Family::V6 };
+        let family = if self.rng.bool() { IpFamily::V4 } else { IpFamily::V6 };
         let hints = self.rng.u8(..4);
         let count = if self.rng.u8(..24) == 0 { HUGE } else { self.rng.u16(..6) };
         let endpoints = (0..count).map(|n| self.any_endpoint(family, n, hints)).collect();
@@ -149,7 +149,7 @@ impl World {
         self.put(ObjectKind::EndpointSlice, name, ClusterObject::EndpointSlice(slice))
     }
 
-    fn any_endpoint(&mut self, family: Family, n: u16, hints: u8) -> SliceEndpoint {
+    fn any_endpoint(&mut self, family: IpFamily, n: u16, hints: u8) -> SliceEndpoint {
         let [high, low] = n.to_be_bytes();
         let (ready, serving, terminating) = match self.rng.u8(..6) {
             0 => (false, true, true),
@@ -160,8 +160,8 @@ impl World {
         let nodes = &NODES[..self.rng.usize(1..=3)];
         SliceEndpoint {
             address: match family {
-                Family::V4 => [10, 244, high, low].into(),
-                Family::V6 => v6(n),
+                IpFamily::V4 => [10, 244, high, low].into(),
+                IpFamily::V6 => v6(n),
             },
             node: Some((*self.rng.choice(&NODES).unwrap()).into()),
             ready,

@@ -12,7 +12,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Result, bail};
 use backend::{Applied, Backend, Changes, Grpc, GrpcOptions, NodeState, Runner, RunnerOptions, Service};
-use proto::model::{Failure, FailureKind, Family, PoolClass, Protocol, ServicePortKey, TrafficPolicy};
+use proto::model::{FailureKind, IpFamily, PoolClass, Protocol, ServicePortFailure, ServicePortKey, TrafficPolicy};
 use runtime::{LogFormat, Shutdown};
 use socket2::{Domain, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
@@ -26,7 +26,7 @@ const BACKLOG: i32 = 1024;
 #[derive(Default)]
 struct Forwarder {
     listeners: BTreeMap<(ServicePortKey, SocketAddr), Listener>,
-    failures: BTreeMap<ServicePortKey, Failure>,
+    failures: BTreeMap<ServicePortKey, ServicePortFailure>,
 }
 
 /// A socket that listens. Dropping it closes it, while its connections live on.
@@ -82,7 +82,7 @@ impl Forwarder {
     }
 
     fn fail(&mut self, key: ServicePortKey, reason: String, retryable: bool) {
-        self.failures.insert(key.clone(), Failure { key, reason, retryable, kind: FailureKind::Program });
+        self.failures.insert(key.clone(), ServicePortFailure { key, reason, retryable, kind: FailureKind::Program });
     }
 }
 
@@ -93,7 +93,7 @@ fn wanted(service: &Service) -> impl Iterator<Item = ((ServicePortKey, SocketAdd
         TrafficPolicy::Cluster => PoolClass::Cluster,
         TrafficPolicy::Local => PoolClass::Local,
     };
-    let families = Family::ALL.into_iter().filter(|_| port.key.protocol == Protocol::Tcp);
+    let families = IpFamily::ALL.into_iter().filter(|_| port.key.protocol == Protocol::Tcp);
     families.filter_map(move |family| {
         let at = SocketAddr::new(port.cluster_ips[family]?, port.port.get());
         let pool = service.pool(class, family).iter();

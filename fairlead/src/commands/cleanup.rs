@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use backend::{Backend, Item, Store, traffic::Options};
 use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, Settings};
-use proto::model::Family;
+use proto::model::IpFamily;
 use takeover::Leftovers;
 
 use super::backend::{ipvs, nft};
@@ -122,9 +122,9 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
     Ok(())
 }
 
-fn to_model(family: takeover::Family) -> Family {
+fn to_model(family: takeover::Family) -> IpFamily {
     match family {
-        takeover::Family::V4 => Family::V4,
-        takeover::Family::V6 => Family::V6,
+        takeover::Family::V4 => IpFamily::V4,
+        takeover::Family::V6 => IpFamily::V6,
     }
 }

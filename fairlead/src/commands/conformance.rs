@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, process::ExitCode};
 
 use anyhow::{Result, bail};
-use conformance::{Options, Outcome, Report, SCENARIOS, Server, Verdict};
+use protocol_test::{SCENARIOS, ScenarioResult, Server, TestOptions, TestReport, Verdict};
 use runtime::Shutdown;
 use serde_json::json;
 
@@ -29,15 +29,15 @@ pub(crate) async fn run(args: ConformanceArgs, mut shutdown: Shutdown) -> Result
         eprintln!("fairlead: start the backend for node {node} with the frontend {}", server.address());
     }
     let log = backend_log;
-    let options = Options { node: node.into(), scenarios: scenario, patience, command, state_command, log };
-    let tell = |outcome: &Outcome| {
+    let options = TestOptions { node: node.into(), scenarios: scenario, patience, command, state_command, log };
+    let tell = |outcome: &ScenarioResult| {
         if output == Output::Table {
             eprintln!("{}  {}", outcome.verdict, outcome.scenario);
         }
     };
     let report = tokio::select! {
         () = shutdown.recv() => bail!("interrupted"),
-        report = conformance::run(server, options, tell) => report?,
+        report = protocol_test::run(server, options, tell) => report?,
     };
     print::value(output, &report, || render(&report))?;
     Ok(if report.count(Verdict::Fail) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -52,14 +52,14 @@ fn listed() -> Table {
 }
 
 /// The table, what the protocol says about that which failed, and the sum.
-fn render(report: &Report) -> String {
+fn render(report: &TestReport) -> String {
     let mut table = Table::new(&["SCENARIO", "RESULT", "SECONDS", "SEEN"]);
-    for Outcome { scenario, verdict, seen, seconds, .. } in &report.outcomes {
+    for ScenarioResult { scenario, verdict, seen, seconds, .. } in &report.outcomes {
         table.row([(*scenario).to_owned(), verdict.to_string(), format!("{seconds:.1}"), seen.clone()]);
     }
     let mut text = table.to_string();
     for outcome in report.outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Fail) {
-        let Outcome { scenario, seen, rule, link, .. } = outcome;
+        let ScenarioResult { scenario, seen, rule, link, .. } = outcome;
         // Writing to a string does not fail.
         let _ = write!(text, "\n{scenario}: the backend {seen}.\n  {rule}\n  {link}\n");
     }
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn what_failed_is_explained_and_all_is_counted() {
-        let outcome = |scenario, verdict, seen: &str| Outcome {
+        let outcome = |scenario, verdict, seen: &str| ScenarioResult {
             scenario,
             verdict,
             seen: seen.to_owned(),
@@ -82,7 +82,7 @@ mod tests {
             link: "docs/protocol.md#rule-6".to_owned(),
             seconds: 1.25,
         };
-        let report = Report {
+        let report = TestReport {
             outcomes: vec![
                 outcome("snapshot", Verdict::Pass, "acked"),
                 outcome("bookmark", Verdict::Fail, "has not acked revision 7"),

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use proto::{
     convert::unpack_address,
     model::ServicePort,
-    v1::{EndpointState, EndpointsRequest, EndpointsResponse, PortEndpoints, Problem, Verdict},
+    v1::{EndpointsRequest, EndpointsResponse, PoolMembership, Problem, ServicePortEndpoints, SliceEndpoint},
 };
 use runtime::Shutdown;
 use serde::Serialize;
@@ -117,8 +117,8 @@ impl Report {
 }
 
 impl OfPort {
-    fn new(port: PortEndpoints) -> Result<Self> {
-        let PortEndpoints { service_port, endpoints, notes } = port;
+    fn new(port: ServicePortEndpoints) -> Result<Self> {
+        let ServicePortEndpoints { service_port, endpoints, notes } = port;
         let service_port = ServicePort::try_from(service_port.unwrap_or_default())?;
         let endpoints = endpoints.into_iter().map(OfEndpoint::new).collect::<Result<_>>()?;
         Ok(Self { service_port, endpoints, notes })
@@ -151,8 +151,8 @@ impl OfPort {
 }
 
 impl OfEndpoint {
-    fn new(state: EndpointState) -> Result<Self> {
-        let EndpointState { slice, address, port, node, ready, serving, terminating, .. } = state;
+    fn new(state: SliceEndpoint) -> Result<Self> {
+        let SliceEndpoint { slice, address, port, node, ready, serving, terminating, .. } = state;
         Ok(Self {
             address: unpack_address(&address, "address")?,
             port: u16::try_from(port).ok().filter(|port| *port != 0),
@@ -175,8 +175,8 @@ impl OfEndpoint {
 }
 
 impl Said {
-    fn new(verdict: Verdict) -> Self {
-        let Verdict { in_pool, reason, detail } = verdict;
+    fn new(verdict: PoolMembership) -> Self {
+        let PoolMembership { in_pool, reason, detail } = verdict;
         Self { in_pool, reason, detail }
     }
 }

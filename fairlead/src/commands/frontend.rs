@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use frontend::{Config, Frontend, Listener, source::Source};
-use proto::model::Cluster;
+use proto::model::ClusterInfo;
 use runtime::{Ready, Shutdown, Tasks};
 use tokio::{net::TcpListener, sync::mpsc};
 use tracing::warn;
@@ -83,7 +83,7 @@ pub(crate) async fn spawn(
         None => Source::kubernetes(source.kubeconfig().as_deref()).await?,
     };
     let recorded = source.client().filter(|_| !cluster.no_events);
-    let cluster = Cluster { service_cidrs: cluster.service_cidr.clone() };
+    let cluster = ClusterInfo { service_cidrs: cluster.service_cidr.clone() };
     let frontend = Frontend::new(Config { cluster, ..config });
     let ready = Arc::new(Ready::new());
     let listed = ready.guard("first list of all objects");

@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use anyhow::Result;
 use backend::Service;
-use proto::model::{Family, PoolClass, ServicePort, TrafficPolicy};
+use proto::model::{IpFamily, PoolClass, ServicePort, TrafficPolicy};
 use runtime::Shutdown;
 use serde_json::json;
 
@@ -42,7 +42,7 @@ pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()
 
 fn row(service: &Service) -> [String; 5] {
     let count = |class| {
-        let endpoints = Family::ALL.map(|family| service.pool(class, family).len());
+        let endpoints = IpFamily::ALL.map(|family| service.pool(class, family).len());
         endpoints.iter().sum::<usize>().to_string()
     };
     let port = &service.port;

@@ -1,7 +1,7 @@
 //! `fairlead trace`: what the rules in this node's kernel do with a packet, step by step.
 
 use anyhow::{Result, ensure};
-use proto::model::Family;
+use proto::model::IpFamily;
 use serde::Serialize;
 use trace::{Entry, Kernel as _, Live, Packet, Rules, Trace};
 
@@ -34,7 +34,7 @@ async fn follow(args: &TraceArgs) -> Result<Report> {
     let saved = backend_iptables::saved().await?;
     let mut kernel = Live::open()?;
     let tables =
-        saved.iter().flat_map(|saved| trace::iptables::read(&saved.program, saved.family == Family::V4, &saved.text));
+        saved.iter().flat_map(|saved| trace::iptables::read(&saved.program, saved.family == IpFamily::V4, &saved.text));
     let rules = Rules { iptables: tables.collect(), nft: trace::nft::read(&mut kernel)? };
     let is_own = kernel.is_local(source.ip());
     let through = || Entry::Interface(kernel.interface_towards(source.ip()).unwrap_or_default());

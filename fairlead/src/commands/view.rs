@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use backend::{Connect as _, NodeState, Session, Stage};
-use proto::model::{Ack, Batch, ClientEvent, Hello, Node, Revision, Role, ServerEvent, SourceVersion, Welcome};
+use proto::model::{Ack, Batch, ClientMessage, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, Welcome};
 
 use crate::cli::ViewArgs;
 
@@ -43,7 +43,7 @@ impl View {
             let addresses = args.frontend.addresses.join(", ");
             format!("cannot follow a frontend at {addresses}; is one running, and is --frontend right?")
         })?;
-        Ok(Self { session, stage: Stage::default(), state: NodeState::new(Node::unknown(node)) })
+        Ok(Self { session, stage: Stage::default(), state: NodeState::new(NodeInfo::unknown(node)) })
     }
 
     /// The next thing that happens; commits and bookmarks are acked.
@@ -53,8 +53,8 @@ impl View {
                 bail!("the frontend ended the stream");
             };
             match event {
-                ServerEvent::Welcome(welcome) => return Ok(Event::Welcome(welcome)),
-                ServerEvent::Batch(batch) => {
+                ServerMessage::Welcome(welcome) => return Ok(Event::Welcome(welcome)),
+                ServerMessage::Batch(batch) => {
                     self.stage.extend(batch.operations.iter().cloned());
                     if batch.commit {
                         self.stage.commit(&mut self.state);
@@ -62,14 +62,14 @@ impl View {
                     }
                     return Ok(Event::Batch(batch));
                 }
-                ServerEvent::Bookmark(revision, _) => {
+                ServerMessage::Bookmark(revision, _) => {
                     self.ack(revision).await?;
                     return Ok(Event::Bookmark(revision));
                 }
-                ServerEvent::Drain(within) => return Ok(Event::Drain(within)),
-                ServerEvent::DigestRequest => {
+                ServerMessage::Drain(within) => return Ok(Event::Drain(within)),
+                ServerMessage::DigestRequest => {
                     let digests = Box::new(self.state.digests().clone());
-                    self.reply(ClientEvent::Digests(Revision::default(), digests)).await?;
+                    self.reply(ClientMessage::DigestResponse(Revision::default(), digests)).await?;
                 }
             }
         }
@@ -78,10 +78,10 @@ impl View {
     async fn ack(&mut self, revision: Revision) -> Result<()> {
         let digest = Some(self.state.digests().total());
         let ack = Ack { revision, digest, apply_time: Duration::ZERO, failures: Vec::new() };
-        self.reply(ClientEvent::Ack(ack)).await
+        self.reply(ClientMessage::Ack(ack)).await
     }
 
-    async fn reply(&mut self, event: ClientEvent) -> Result<()> {
+    async fn reply(&mut self, event: ClientMessage) -> Result<()> {
         self.session.replies.send(event).await.context("the frontend ended the stream")
     }
 }

@@ -1,7 +1,7 @@
 //! `fairlead watch`: a node's stream, printed as it comes.
 
 use anyhow::Result;
-use proto::model::{Endpoint, Mode, Operation, PoolId, Revision};
+use proto::model::{Endpoint, Operation, PoolId, Revision, SyncMode};
 use runtime::Shutdown;
 use serde_json::json;
 
@@ -53,11 +53,11 @@ fn print_lines(event: &Event) -> Result<()> {
     }
 }
 
-fn mode(mode: Mode) -> &'static str {
+fn mode(mode: SyncMode) -> &'static str {
     match mode {
-        Mode::Resume => "resume",
-        Mode::Repair => "repair",
-        Mode::Snapshot => "snapshot",
+        SyncMode::Resume => "resume",
+        SyncMode::Repair => "repair",
+        SyncMode::Snapshot => "snapshot",
     }
 }
 
@@ -116,7 +116,7 @@ fn to_json(event: &Event) -> serde_json::Value {
 mod tests {
     use std::num::NonZeroU16;
 
-    use proto::model::{Family, PoolClass, Protocol, ServicePortKey};
+    use proto::model::{IpFamily, PoolClass, Protocol, ServicePortKey};
 
     use super::*;
 
@@ -124,7 +124,7 @@ mod tests {
     fn an_operation_is_one_readable_line() {
         let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
         let endpoint = |last| Endpoint::new([10, 244, 1, last].into(), NonZeroU16::new(8080).unwrap());
-        let pool = PoolId { key, class: PoolClass::Cluster, family: Family::V4 };
+        let pool = PoolId { key, class: PoolClass::Cluster, family: IpFamily::V4 };
         let change = Operation::ChangePool { pool, add: vec![endpoint(2)], remove: vec![endpoint(1)] };
         assert_eq!(
             line(Revision(7), &change),

@@ -12,7 +12,7 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams, PostParams},
 };
-use proto::model::Failure;
+use proto::model::ServicePortFailure;
 use tokio::{
     sync::mpsc,
     time::{Instant, MissedTickBehavior, error::Elapsed, interval, timeout},
@@ -80,7 +80,7 @@ impl EventRecorder {
         }
     }
 
-    fn count(&mut self, node: Arc<str>, failure: Failure) {
+    fn count(&mut self, node: Arc<str>, failure: ServicePortFailure) {
         let (now, full) = (Timestamp::now(), self.series.len() >= MAX_SERIES);
         match self.series.entry(Key::of(failure)) {
             Entry::Occupied(known) => known.into_mut().add(now),

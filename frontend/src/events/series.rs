@@ -7,7 +7,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
     jiff::Timestamp,
 };
-use proto::model::{Failure, FailureKind, ServicePortKey};
+use proto::model::{FailureKind, ServicePortFailure, ServicePortKey};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
@@ -40,8 +40,8 @@ pub(super) struct Series {
 }
 
 impl Key {
-    pub(super) fn of(failure: Failure) -> Self {
-        let Failure { key: port, mut reason, kind, retryable: _ } = failure;
+    pub(super) fn of(failure: ServicePortFailure) -> Self {
+        let ServicePortFailure { key: port, mut reason, kind, retryable: _ } = failure;
         let end = (0..=REASON).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or_default();
         reason.truncate(end);
         Self { port, reason, kind }

@@ -92,7 +92,7 @@ impl World {
 
     fn failed_to(&self, kind: FailureKind, node: &str, service: &str, reason: &str) {
         let key = ServicePortKey::new("shop", service, "http", Protocol::Tcp);
-        self.events.failed(&node.into(), &Failure { key, reason: reason.to_owned(), retryable: true, kind });
+        self.events.failed(&node.into(), &ServicePortFailure { key, reason: reason.to_owned(), retryable: true, kind });
     }
 
     async fn call(&mut self) -> Call {
@@ -188,6 +188,8 @@ async fn one_who_may_not_stops_asking() {
 fn nobody_waits_where_nobody_listens() {
     let events = EventQueue::default();
     let key = ServicePortKey::new("shop", "web", "http", Protocol::Tcp);
-    events
-        .failed(&"node-a".into(), &Failure { key, reason: String::new(), retryable: true, kind: FailureKind::Program });
+    events.failed(
+        &"node-a".into(),
+        &ServicePortFailure { key, reason: String::new(), retryable: true, kind: FailureKind::Program },
+    );
 }

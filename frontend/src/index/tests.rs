@@ -37,7 +37,7 @@ fn messages(index: &Index, service: &str) -> Vec<String> {
 }
 
 fn new_index() -> Index {
-    Index::new(UNIX_EPOCH, Cluster::default())
+    Index::new(UNIX_EPOCH, ClusterInfo::default())
 }
 
 fn indexed(updates: impl IntoIterator<Item = SourceUpdate>) -> (Index, Views) {
@@ -210,7 +210,7 @@ fn an_external_ip_that_is_also_a_load_balancer_ip_is_no_conflict() {
 
 #[test]
 fn trigger_times_count_once_and_only_after_the_start() {
-    let mut index = Index::new(time(100), Cluster::default());
+    let mut index = Index::new(time(100), ClusterInfo::default());
     let triggered = |seconds, address| SliceObject {
         trigger: Some(time(seconds)),
         ..slice("x", "s", vec![endpoint(address, "node-0")])
@@ -241,7 +241,7 @@ fn complete_when_every_kind_has_come_as_a_whole() {
 #[test]
 fn service_cidrs_are_those_given_and_those_of_all_objects() {
     let given = service_cidr("", &["10.96.0.0/16"]).cidrs;
-    let mut index = Index::new(UNIX_EPOCH, Cluster { service_cidrs: given });
+    let mut index = Index::new(UNIX_EPOCH, ClusterInfo { service_cidrs: given });
     let mut after = |update: Option<SourceUpdate>| {
         update.into_iter().for_each(|update| index.apply(update));
         let cluster = index.take_changes().cluster?;

@@ -16,7 +16,7 @@ use std::{
     time::SystemTime,
 };
 
-use proto::model::{Family, Node, PerFamily, Protocol, ServicePort, ServicePortKey};
+use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, ServicePort, ServicePortKey};
 
 use crate::object::{ObjectName, ObjectProblem, ServiceObject, ServiceObjectPort};
 
@@ -97,7 +97,7 @@ impl VipClaims {
     }
 
     /// Adds the addresses of a node.
-    pub(super) fn add_node(&mut self, node: &Node, touched: &mut BTreeSet<ServicePortKey>) {
+    pub(super) fn add_node(&mut self, node: &NodeInfo, touched: &mut BTreeSet<ServicePortKey>) {
         for address in &node.addresses {
             if self.node_addresses.insert(*address, node.name.clone()) {
                 touched.extend(self.external_ips.members(address).cloned());
@@ -106,7 +106,7 @@ impl VipClaims {
     }
 
     /// Takes the addresses of a node out again.
-    pub(super) fn remove_node(&mut self, node: &Node, touched: &mut BTreeSet<ServicePortKey>) {
+    pub(super) fn remove_node(&mut self, node: &NodeInfo, touched: &mut BTreeSet<ServicePortKey>) {
         for address in &node.addresses {
             if self.node_addresses.remove(address, &node.name) {
                 touched.extend(self.external_ips.members(address).cloned());
@@ -192,7 +192,7 @@ impl Resolution<'_> {
     /// Those of the external or load-balancer IPs that the service port gets.
     fn external(&mut self, ips: &[IpAddr], field: &str) -> Vec<IpAddr> {
         let gets = |ip: &&IpAddr| {
-            let family = Family::of(ip);
+            let family = IpFamily::of(ip);
             if self.service.cluster_ips[family].is_none() {
                 self.report(field, format!("{ip} dropped: the service has no {family} cluster IP"));
                 return false;
@@ -231,7 +231,7 @@ impl Claimant {
 /// The external and load-balancer IPs that a service can have at all.
 fn external_ips(service: &ServiceObject) -> impl Iterator<Item = IpAddr> {
     let ips = service.external_ips.iter().chain(&service.load_balancer_ips).copied();
-    ips.filter(|ip| service.cluster_ips[Family::of(ip)].is_some())
+    ips.filter(|ip| service.cluster_ips[IpFamily::of(ip)].is_some())
 }
 
 fn claims(service: &ServiceObject, port: &ServiceObjectPort) -> impl Iterator<Item = VipClaim> {

@@ -6,8 +6,8 @@ use std::{
 };
 
 use proto::{
-    digest::{BUCKETS, FACTS},
-    model::{Node, Operation, ServicePortKey},
+    digest::{BUCKETS, INFO_ENTRY},
+    model::{NodeInfo, Operation, ServicePortKey},
 };
 
 use crate::view::ServicePortView;
@@ -84,12 +84,12 @@ impl ChangeLog {
         self.rebuild(node, (0..=BUCKETS).collect())
     }
 
-    /// What makes the given digest entries (buckets and [`FACTS`]) of a node right, whatever it holds there.
+    /// What makes the given digest entries (buckets and [`INFO_ENTRY`]) of a node right, whatever it holds there.
     pub fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
         self.rebuilds += 1;
         let zone: Arc<str> = self.zone(node).into();
         let mut chunks = Vec::new();
-        if entries.contains(&usize::from(FACTS)) {
+        if entries.contains(&usize::from(INFO_ENTRY)) {
             chunks.extend(EncodedChunk::pack([self.facts(node), Operation::PutCluster(self.cluster.clone())]));
         }
         for (number, bucket) in (0..=u8::MAX).zip(&mut self.buckets) {
@@ -112,7 +112,7 @@ impl ChangeLog {
 
     /// Tells a node its own facts.
     pub(super) fn facts(&self, name: &str) -> Operation {
-        let node = self.node(name).map_or_else(|| Node::unknown(name), |node| Node::clone(node));
+        let node = self.node(name).map_or_else(|| NodeInfo::unknown(name), |node| NodeInfo::clone(node));
         Operation::PutNode(node)
     }
 }

@@ -164,7 +164,7 @@ fn key_bytes(key: &ServicePortKey) -> usize {
 mod tests {
     use std::num::NonZeroU16;
 
-    use proto::model::{Cluster, Family, Node, PoolClass, Protocol};
+    use proto::model::{ClusterInfo, IpFamily, NodeInfo, PoolClass, Protocol};
 
     use super::*;
 
@@ -182,7 +182,7 @@ mod tests {
     }
 
     fn pool_id() -> PoolId {
-        PoolId { key: key(), class: PoolClass::Local, family: Family::V6 }
+        PoolId { key: key(), class: PoolClass::Local, family: IpFamily::V6 }
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
         port.health_check_node_port = Some(NonZeroU16::MAX);
         port.ipvs_scheduler = "mh:fallback,port".parse().ok();
         port.any_endpoints = proto::model::PerFamily { v4: true, v6: true };
-        let mut node = Node::unknown("n".repeat(253));
+        let mut node = NodeInfo::unknown("n".repeat(253));
         node.zone = "z".repeat(63).into();
         node.addresses = addresses;
         node.pod_cidrs = cidrs.clone();
@@ -215,7 +215,7 @@ mod tests {
             Operation::ChangePool { pool: pool_id(), add: endpoints(700), remove: endpoints(300) },
             Operation::ReplacePool { pool: pool_id(), endpoints: pool },
             Operation::PutNode(node),
-            Operation::PutCluster(Cluster { service_cidrs: cidrs }),
+            Operation::PutCluster(ClusterInfo { service_cidrs: cidrs }),
             Operation::ResetBucket(127),
         ] {
             assert!(EncodedOperation::new(&operation).len() <= size_bound(&operation), "{operation:?}");

@@ -4,8 +4,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use proto::{
-    digest::{Digest, Digests, KeyHash},
-    model::{Family, PerFamily, Pool, PoolClass},
+    digest::{Digest, DigestVector, KeyHash},
+    model::{IpFamily, PerFamily, Pool, PoolClass},
 };
 
 use crate::view::{Scoped, ServicePortView};
@@ -13,9 +13,9 @@ use crate::view::{Scoped, ServicePortView};
 /// The digests for everyone and for zones.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct DigestIndex {
-    everyone: Digests,
+    everyone: DigestVector,
     /// What is to be added in a zone.
-    zones: HashMap<Arc<str>, Digests>,
+    zones: HashMap<Arc<str>, DigestVector>,
 }
 
 /// Whether something is taken in or out.
@@ -39,7 +39,7 @@ impl Sign {
 
 impl DigestIndex {
     /// The digests of all service ports and cluster pools in a zone.
-    pub(super) fn digests(&self, zone: &str) -> Digests {
+    pub(super) fn digests(&self, zone: &str) -> DigestVector {
         let mut digests = self.everyone.clone();
         if let Some(special) = self.zones.get(zone) {
             digests.add_all(special);
@@ -70,7 +70,7 @@ impl DigestIndex {
                 let special = self.zones.entry(zone.clone()).or_default();
                 sign.apply(&mut special[bucket], minus(digest, default));
                 // Who may write slices may name any zone.
-                if sign == Sign::Remove && *special == Digests::default() {
+                if sign == Sign::Remove && *special == DigestVector::default() {
                     self.zones.remove(zone);
                 }
                 zone_digests.zones.insert(zone.clone(), digest);
@@ -102,7 +102,7 @@ pub(super) fn own_digests<'a, 'z>(
 /// What a service port adds to the digests of one node, beyond those of its zone.
 pub(super) fn own_digest(hash: KeyHash, view: &ServicePortView, node: &str, zone: &str) -> Digest {
     let mut own = view.local.get(node).map_or_else(Digest::default, |pools| local_digest(hash, pools));
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         let pools = &view.cluster[family];
         if let Some(pool) = pools.nodes.get(node) {
             own.add(minus(cluster_digest(hash, pool), cluster_digest(hash, pools.in_zone(zone))));

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use proto::{
-    digest::{Digest, Digests},
-    model::{Node, Revision, ServicePortKey},
+    digest::{Digest, DigestVector},
+    model::{NodeInfo, Revision, ServicePortKey},
 };
 
 use super::digest_index::Sign;
@@ -13,7 +13,7 @@ use super::digest_index::Sign;
 #[derive(Debug, Default)]
 pub(super) struct NodeEntry {
     /// With its digest.
-    node: Option<(Arc<Node>, Digest)>,
+    node: Option<(Arc<NodeInfo>, Digest)>,
     /// When `node` last changed.
     changed: Revision,
     /// When the zone last changed: deltas recorded before do not fit this node any more.
@@ -21,11 +21,11 @@ pub(super) struct NodeEntry {
     /// The service ports that have something special for this node, with their buckets.
     ports: BTreeSet<(u8, ServicePortKey)>,
     /// What is to be added to the digests of its zone; nothing when there are no `ports`.
-    own: Option<Box<Digests>>,
+    own: Option<Box<DigestVector>>,
 }
 
 impl NodeEntry {
-    pub(super) fn node(&self) -> Option<&Arc<Node>> {
+    pub(super) fn node(&self) -> Option<&Arc<NodeInfo>> {
         self.node.as_ref().map(|(node, _)| node)
     }
 
@@ -34,8 +34,8 @@ impl NodeEntry {
     }
 
     /// Replaces the facts. Says whether the zone is another one.
-    pub(super) fn put_node(&mut self, node: Option<Arc<Node>>, revision: Revision) -> bool {
-        let zone_of = |node: Option<&Arc<Node>>| node.map(|node| node.zone.clone()).unwrap_or_default();
+    pub(super) fn put_node(&mut self, node: Option<Arc<NodeInfo>>, revision: Revision) -> bool {
+        let zone_of = |node: Option<&Arc<NodeInfo>>| node.map(|node| node.zone.clone()).unwrap_or_default();
         let moved = zone_of(self.node()) != zone_of(node.as_ref());
         self.node = node.map(|node| {
             let digest = Digest::of_node(&node);
@@ -73,11 +73,11 @@ impl NodeEntry {
         }
     }
 
-    pub(super) fn own(&self) -> Option<&Digests> {
+    pub(super) fn own(&self) -> Option<&DigestVector> {
         self.own.as_deref()
     }
 
-    pub(super) fn set_own(&mut self, own: Digests) {
+    pub(super) fn set_own(&mut self, own: DigestVector) {
         self.own = (!self.ports.is_empty()).then(|| Box::new(own));
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use proto::{
     digest::Digest,
-    model::{Family, Operation, PerFamily, Pool, PoolClass, PoolId, ServicePortKey},
+    model::{IpFamily, Operation, PerFamily, Pool, PoolClass, PoolId, ServicePortKey},
 };
 
 use crate::view::{Scoped, ServicePortView};
@@ -181,7 +181,7 @@ pub(super) fn net_for_node(
         NetChange::Fresh { .. } => put_for_node(view, node, operations),
         NetChange::Edited => {
             let changed: Vec<_> = changes.iter().filter_map(|change| change.as_changed()).collect();
-            for family in Family::ALL {
+            for family in IpFamily::ALL {
                 if changed.iter().any(|changed| changed.cluster[family].nodes.contains_key(node)) {
                     let deltas = changed.iter().map(|changed| changed.cluster[family].resolve(node, zone));
                     let pool = pool_id(key, PoolClass::Cluster, family);
@@ -212,7 +212,7 @@ pub(super) fn put_for_zone(view: &ServicePortView, zone: &str, operations: &mut 
 
 /// Appends what one node has besides [`put_for_zone`]: its local pools, and its cluster pools where they are special.
 pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut Vec<Operation>) {
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         if let Some(pool) = view.cluster[family].nodes.get(node) {
             chunk::replace(pool_id(&view.port.key, PoolClass::Cluster, family), pool, operations);
         }
@@ -260,6 +260,6 @@ fn local_deltas(
     deltas.filter(|(_, deltas)| !deltas.v4.is_empty() || !deltas.v6.is_empty()).collect()
 }
 
-fn pool_id(key: &ServicePortKey, class: PoolClass, family: Family) -> PoolId {
+fn pool_id(key: &ServicePortKey, class: PoolClass, family: IpFamily) -> PoolId {
     PoolId { key: key.clone(), class, family }
 }

@@ -28,8 +28,8 @@ struct Cluster {
     index: Index,
     log: ChangeLog,
     views: BTreeMap<ServicePortKey, ServicePortView>,
-    nodes: BTreeMap<Arc<str>, Arc<Node>>,
-    facts: proto::model::Cluster,
+    nodes: BTreeMap<Arc<str>, Arc<NodeInfo>>,
+    facts: ClusterInfo,
 }
 
 impl Cluster {
@@ -78,7 +78,7 @@ impl Cluster {
 
     /// What a node must hold, from the views alone.
     fn expected(&self, name: &str) -> Mirror {
-        let node = self.nodes.get(name).map_or_else(|| Node::unknown(name), |node| Node::clone(node));
+        let node = self.nodes.get(name).map_or_else(|| NodeInfo::unknown(name), |node| NodeInfo::clone(node));
         let mut mirror = Mirror::new(name);
         for view in self.views.values() {
             mirror.put(view, name, &node.zone);
@@ -476,7 +476,7 @@ fn a_repair_has_the_asked_buckets_and_nothing_else() {
         update.chunks.iter().flat_map(|chunk| chunk.operations()).map(describe).collect()
     };
     assert_eq!(describe_all(cluster.log.rebuild("node-9", BTreeSet::new())), [""; 0]);
-    let facts = describe_all(cluster.log.rebuild("node-9", [usize::from(FACTS)].into()));
+    let facts = describe_all(cluster.log.rebuild("node-9", [usize::from(INFO_ENTRY)].into()));
     assert_eq!(facts, ["node node-9", "cluster"]);
     assert_eq!(
         describe_all(cluster.log.rebuild("node-9", [bucket].into())),

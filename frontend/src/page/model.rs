@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{Family, Revision, ServicePort};
+use proto::model::{IpFamily, Revision, ServicePort};
 
 use crate::{StreamStatus, change_history::ChangeRecord, engine::Shared, log::ChangeLog, streams::Absent};
 
@@ -163,8 +163,8 @@ fn problems(shared: &Shared) -> Vec<ProblemRow> {
 
 /// The ways in, each with its port; the node port last.
 fn vips(port: &ServicePort) -> Vec<String> {
-    let cluster_ips = Family::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
-    let ips = cluster_ips.chain(Family::ALL.into_iter().flat_map(|family| port.external_vips(family)));
+    let cluster_ips = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
+    let ips = cluster_ips.chain(IpFamily::ALL.into_iter().flat_map(|family| port.external_policy_ips(family)));
     let mut vips: Vec<_> = ips.map(|ip| std::net::SocketAddr::new(ip, port.port.get()).to_string()).collect();
     vips.extend(port.node_port.map(|number| format!("node port {number}")));
     vips

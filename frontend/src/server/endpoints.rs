@@ -48,16 +48,16 @@ pub(super) fn response(shared: &Shared, request: &v1::EndpointsRequest) -> Resul
     })
 }
 
-fn port_endpoints(explanation: ServicePortExplanation) -> v1::PortEndpoints {
+fn port_endpoints(explanation: ServicePortExplanation) -> v1::ServicePortEndpoints {
     let ServicePortExplanation { port, endpoints, notes } = explanation;
     let endpoints = endpoints.into_iter().map(state).collect();
-    v1::PortEndpoints { service_port: Some((&port).into()), endpoints, notes }
+    v1::ServicePortEndpoints { service_port: Some((&port).into()), endpoints, notes }
 }
 
-fn state(explained: EndpointExplanation) -> v1::EndpointState {
+fn state(explained: EndpointExplanation) -> v1::SliceEndpoint {
     let EndpointExplanation { slice, endpoint, port, cluster, local } = explained;
     let words = |names: &[std::sync::Arc<str>]| names.iter().map(ToString::to_string).collect();
-    v1::EndpointState {
+    v1::SliceEndpoint {
         slice: slice.name.to_string(),
         address: pack_address(&endpoint.address),
         port: port.map_or(0, |port| port.get().into()),
@@ -72,6 +72,6 @@ fn state(explained: EndpointExplanation) -> v1::EndpointState {
     }
 }
 
-fn verdict(reason: &EndpointReason) -> v1::Verdict {
-    v1::Verdict { in_pool: reason.is_in(), reason: reason.code().to_owned(), detail: reason.to_string() }
+fn verdict(reason: &EndpointReason) -> v1::PoolMembership {
+    v1::PoolMembership { in_pool: reason.is_in(), reason: reason.code().to_owned(), detail: reason.to_string() }
 }

@@ -51,7 +51,7 @@ pub(super) async fn wait(shared: &Shared, request: &v1::StatusRequest, mut shutd
 pub(super) fn response(shared: &Shared, request: &v1::StatusRequest) -> v1::StatusResponse {
     let fleet = shared.streams.fleet();
     let problems = tls_problem(shared).into_iter().chain(problems(shared)).collect();
-    let kinds = shared.freshness.snapshot().into_iter().map(kind).collect();
+    let watches = shared.freshness.snapshot().into_iter().map(kind).collect();
     let log = shared.log();
     v1::StatusResponse {
         epoch: log.epoch().0,
@@ -60,12 +60,12 @@ pub(super) fn response(shared: &Shared, request: &v1::StatusRequest) -> v1::Stat
         endpoints: log.endpoints() as u64,
         nodes: nodes(&fleet, &request.node),
         problems,
-        in_every_kernel: fleet.in_every_kernel().unwrap_or_else(|| log.revision()).0,
-        nodes_without_stream: fleet.absent.len() as u64,
+        programmed_on_all_nodes: fleet.in_every_kernel().unwrap_or_else(|| log.revision()).0,
+        nodes_without_backend: fleet.absent.len() as u64,
         ready: shared.is_ready(),
         started_micros: unix_micros(shared.started),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        kinds,
+        watches,
     }
 }
 
@@ -110,12 +110,12 @@ fn connected(status: &StreamStatus, failures: usize) -> v1::NodeStatus {
         acked_revision: status.acked.0,
         apply_micros: micros(status.apply_time),
         connected_micros: unix_micros(status.connected),
-        mode: v1::Mode::from(status.mode).into(),
+        mode: v1::SyncMode::from(status.mode).into(),
         repairs: status.repairs,
         failures: status.failures.iter().take(failures).map(Into::into).collect(),
         failure_count: status.failures.len() as u64,
         connected: true,
-        held_revision: status.held.0,
+        programmed_revision: status.held.0,
         lag_micros: micros(status.lag()),
         last_error: String::new(),
         started_micros: status.started.map_or(0, unix_micros),
@@ -131,14 +131,14 @@ fn without_stream(absent: &Absent) -> v1::NodeStatus {
     }
 }
 
-fn kind(row: KindFreshness) -> v1::KindStatus {
+fn kind(row: KindFreshness) -> v1::WatchStatus {
     let KindFreshness { kind, phase, age, lists, failures, last_error } = row;
     let phase = match phase {
-        WatchPhase::Listing => v1::KindPhase::Listing,
-        WatchPhase::Watching => v1::KindPhase::Watching,
-        WatchPhase::NotOffered => v1::KindPhase::NotOffered,
+        WatchPhase::Listing => v1::WatchPhase::Listing,
+        WatchPhase::Watching => v1::WatchPhase::Watching,
+        WatchPhase::NotOffered => v1::WatchPhase::NotOffered,
     };
-    v1::KindStatus {
+    v1::WatchStatus {
         kind: kind.to_string(),
         phase: phase.into(),
         age_micros: age.map(micros),

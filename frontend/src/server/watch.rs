@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures::{Stream, StreamExt as _};
-use proto::{encoded::EncodedMessage, model::ClientEvent, v1};
+use proto::{encoded::EncodedMessage, model::ClientMessage, v1};
 use runtime::Shutdown;
 use tokio::{sync::mpsc, task::JoinSet};
 use tonic::{Status, Streaming};
@@ -67,9 +67,9 @@ impl Stream for WatchStream {
 /// What the client says, until the connection ends.
 fn events(
     messages: Streaming<v1::ClientMessage>,
-) -> impl Stream<Item = Result<ClientEvent, SessionError>> + Send + Unpin {
+) -> impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin {
     let events = messages.map(|message| match message {
-        Ok(message) => Some(ClientEvent::try_from(message).map_err(SessionError::from)),
+        Ok(message) => Some(ClientMessage::try_from(message).map_err(SessionError::from)),
         Err(status) => {
             debug!(%status, "connection lost");
             None

@@ -45,7 +45,7 @@ impl Body for WatchBody {
             }
             let status = match ready!(Pin::new(&mut self.messages).poll_next(context)) {
                 Some(Ok(message)) => {
-                    self.chunks = message.into_chunks().into_iter();
+                    self.chunks = message.into_length_prefixed().into_iter();
                     continue;
                 }
                 Some(Err(status)) => status,

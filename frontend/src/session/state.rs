@@ -3,8 +3,10 @@
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use proto::{
-    digest::{Digest, Digests},
-    model::{Ack, Batch, ClientEvent, Failure, Hello, Mode, Revision, ServerEvent, SourceVersion, Welcome},
+    digest::{Digest, DigestVector},
+    model::{
+        Ack, Batch, ClientMessage, Hello, Revision, ServerMessage, ServicePortFailure, SourceVersion, SyncMode, Welcome,
+    },
 };
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
@@ -95,9 +97,9 @@ impl Session {
             (log.epoch(), resumed)
         };
         let (mode, base) = match (&resumed, &hello.digests) {
-            (Some((from, _)), _) => (Mode::Resume, *from),
-            (None, Some(_)) => (Mode::Repair, FROM_ANYTHING),
-            (None, None) => (Mode::Snapshot, FROM_ANYTHING),
+            (Some((from, _)), _) => (SyncMode::Resume, *from),
+            (None, Some(_)) => (SyncMode::Repair, FROM_ANYTHING),
+            (None, None) => (SyncMode::Snapshot, FROM_ANYTHING),
         };
         let status = shared.streams.register(&hello, mode);
         shared.metrics.started(mode);
@@ -123,7 +125,7 @@ impl Session {
         };
         session.holds(base);
         let source_version = *session.shared.known().borrow();
-        output.send(OutgoingMessage::Event(ServerEvent::Welcome(Welcome { epoch, mode, source_version }))).await?;
+        output.send(OutgoingMessage::Event(ServerMessage::Welcome(Welcome { epoch, mode, source_version }))).await?;
         match (resumed, hello.digests) {
             // The client learns that it is up to date, and its digest is checked.
             (Some((_, update)), _) if update.chunks.is_empty() => {
@@ -195,11 +197,11 @@ impl Session {
     }
 
     /// Deals with what the client says.
-    pub(super) async fn on_event(&mut self, event: ClientEvent, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    pub(super) async fn on_event(&mut self, event: ClientMessage, output: &mut MessageSink) -> Result<(), SessionEnd> {
         match event {
-            ClientEvent::Hello(_) => Err(SessionError::SecondHello.into()),
-            ClientEvent::Ack(ack) => self.on_ack(ack, output).await,
-            ClientEvent::Digests(_, held) => self.on_digests(&held, output).await,
+            ClientMessage::Hello(_) => Err(SessionError::SecondHello.into()),
+            ClientMessage::Ack(ack) => self.on_ack(ack, output).await,
+            ClientMessage::DigestResponse(_, held) => self.on_digests(&held, output).await,
         }
     }
 
@@ -246,15 +248,16 @@ impl Session {
     }
 
     /// Tells of what the node could program, or had another reason, when it said so last.
-    fn tell_new(&self, before: &[Failure], failures: &[Failure]) {
-        let reason = |failure: &Failure| (failure.key.clone(), failure.reason.clone(), failure.kind);
+    fn tell_new(&self, before: &[ServicePortFailure], failures: &[ServicePortFailure]) {
+        let reason = |failure: &ServicePortFailure| (failure.key.clone(), failure.reason.clone(), failure.kind);
         if before == failures {
             return;
         }
         let before: BTreeSet<_> = before.iter().map(reason).collect();
         let log = self.shared.log();
         // What a node makes up is no Service of the cluster's.
-        let is_new = |failure: &&Failure| !before.contains(&reason(failure)) && log.view(&failure.key).is_some();
+        let is_new =
+            |failure: &&ServicePortFailure| !before.contains(&reason(failure)) && log.view(&failure.key).is_some();
         for failure in failures.iter().filter(is_new) {
             self.shared.events.failed(&self.node, failure);
         }
@@ -299,10 +302,10 @@ impl Session {
         }
         self.expects = Awaiting::Digests;
         self.owes(Instant::now());
-        output.send(OutgoingMessage::Event(ServerEvent::DigestRequest)).await
+        output.send(OutgoingMessage::Event(ServerMessage::DigestRequest)).await
     }
 
-    async fn on_digests(&mut self, held: &Digests, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    async fn on_digests(&mut self, held: &DigestVector, output: &mut MessageSink) -> Result<(), SessionEnd> {
         if self.expects != Awaiting::Digests {
             return Err(SessionError::UnexpectedDigests.into());
         }
@@ -310,7 +313,7 @@ impl Session {
     }
 
     /// Makes right what differs. A client with which nothing is wrong need not wait for others to hear that.
-    async fn repair(&mut self, held: &Digests, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    async fn repair(&mut self, held: &DigestVector, output: &mut MessageSink) -> Result<(), SessionEnd> {
         self.turn(output).await?;
         let right = {
             let mut log = self.shared.log();
@@ -392,7 +395,7 @@ impl Session {
         output: &mut MessageSink,
     ) -> Result<(), SessionEnd> {
         self.owes(Instant::now());
-        output.send(OutgoingMessage::Event(ServerEvent::Bookmark(revision, digest))).await?;
+        output.send(OutgoingMessage::Event(ServerMessage::Bookmark(revision, digest))).await?;
         self.expect_ack(revision, digest);
         Ok(())
     }
@@ -424,10 +427,11 @@ impl Session {
 }
 
 /// As many failures as are worth their memory.
-fn kept(failures: Vec<Failure>) -> Vec<Failure> {
+fn kept(failures: Vec<ServicePortFailure>) -> Vec<ServicePortFailure> {
     let mut bytes = 0;
-    let fits = failures.into_iter().take_while(|Failure { key, reason, .. }| {
-        bytes += key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<Failure>();
+    let fits = failures.into_iter().take_while(|ServicePortFailure { key, reason, .. }| {
+        bytes +=
+            key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<ServicePortFailure>();
         bytes <= FAILURES
     });
     fits.collect()

@@ -6,7 +6,7 @@ mod repair;
 
 use std::time::{Duration, SystemTime};
 
-use proto::model::{Hello, Mode, Operation, Revision, Role, ServerEvent};
+use proto::model::{Hello, Operation, Revision, Role, ServerMessage, SyncMode};
 
 use crate::{
     Config,
@@ -50,7 +50,7 @@ async fn nobody_is_served_before_everything_is_known() {
     client.hears_nothing(Duration::from_secs(3600)).await;
     assert!(!fixture.ready.is_ready());
     fixture.update(slices).await;
-    assert_eq!(client.welcome().await, Mode::Snapshot);
+    assert_eq!(client.welcome().await, SyncMode::Snapshot);
     client.commit().await;
     assert!(fixture.ready.is_ready());
     assert_eq!(client.mirror.services.len(), 1);
@@ -61,7 +61,7 @@ async fn nobody_is_served_before_everything_is_known() {
 async fn the_snapshot_of_an_empty_cluster_is_committed_and_forgets_everything() {
     let fixture = Fixture::of(Vec::new()).await;
     let mut client = fixture.connect(hello("node-0")).await;
-    assert_eq!(client.welcome().await, Mode::Snapshot);
+    assert_eq!(client.welcome().await, SyncMode::Snapshot);
     let batches = client.batches().await;
     let resets = batches.iter().flat_map(|batch| &batch.operations);
     let resets = resets.filter(|operation| matches!(operation, Operation::ResetBucket(_)));
@@ -167,7 +167,7 @@ async fn resuming_costs_the_difference() {
     fixture.update(put(web(1..=6))).await;
     fixture.committed().await;
     let mut client = fixture.connect(resume).await.holding(client.mirror);
-    assert_eq!(client.welcome().await, Mode::Resume);
+    assert_eq!(client.welcome().await, SyncMode::Resume);
     let batches = client.batches().await;
     assert!(matches!(&batches[0].operations[..], [Operation::ChangePool { .. }]));
     client.ack().await;
@@ -179,7 +179,7 @@ async fn resuming_without_a_difference_is_a_bookmark() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
     let mut client = fixture.connect(client.resume()).await.holding(client.mirror);
-    assert_eq!(client.welcome().await, Mode::Resume);
+    assert_eq!(client.welcome().await, SyncMode::Resume);
     let (revision, digest) = client.bookmark().await;
     assert_eq!((revision, digest), (client.mirror.revision, client.mirror.digests().total()));
     client.ack().await;
@@ -191,7 +191,7 @@ async fn another_frontend_with_the_same_cluster_repairs_nothing() {
     let client = Fixture::of(small()).await.joined("node-0").await;
     let other = Fixture::of(small()).await;
     let mut client = other.connect(client.resume()).await.holding(client.mirror);
-    assert_eq!(client.welcome().await, Mode::Repair);
+    assert_eq!(client.welcome().await, SyncMode::Repair);
     let batches = client.batches().await;
     let [batch] = &batches[..] else { panic!("{batches:?}") };
     assert!(batch.commit && batch.operations.is_empty(), "the revision is told all the same");
@@ -205,7 +205,7 @@ async fn another_frontend_repairs_what_differs() {
     objects.retain(|object| !matches!(object, ClusterObject::Service(service) if &*service.name.name == "s7"));
     let other = Fixture::of(objects).await;
     let mut client = other.connect(held.resume()).await.holding(held.mirror);
-    assert_eq!(client.welcome().await, Mode::Repair);
+    assert_eq!(client.welcome().await, SyncMode::Repair);
     let batches = client.batches().await;
     let resets = batches.iter().flat_map(|batch| &batch.operations);
     let resets = resets.filter(|operation| matches!(operation, Operation::ResetBucket(_)));
@@ -235,7 +235,7 @@ async fn on_shutdown_clients_are_asked_to_come_back_later() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
     fixture.stop();
-    let ServerEvent::Drain(delay) = client.event().await else { panic!("no drain") };
+    let ServerMessage::Drain(delay) = client.event().await else { panic!("no drain") };
     assert_eq!(delay, Config::default().drain_delay);
     client.leaves().await.unwrap();
 }
@@ -250,7 +250,7 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
     observer.welcome().await;
     let mut client = fixture.joined("node-0").await;
     let key = client.mirror.services.keys().next().unwrap().clone();
-    let failure = proto::model::Failure {
+    let failure = proto::model::ServicePortFailure {
         key,
         reason: "no room".to_owned(),
         retryable: true,
@@ -258,7 +258,7 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
     };
     let mut reports = fixture.frontend.shared.events.listen().unwrap();
     let made_up = proto::model::ServicePortKey::new("../kube-system", "web", "", proto::model::Protocol::Tcp);
-    let made_up = proto::model::Failure { key: made_up, ..failure.clone() };
+    let made_up = proto::model::ServicePortFailure { key: made_up, ..failure.clone() };
     client.ack_with(vec![failure.clone(), made_up]).await;
     client.ack_with(vec![failure.clone()]).await;
     client.settles().await;
@@ -302,8 +302,8 @@ async fn a_start_is_told_of_agents_of_the_clusters_nodes() {
 async fn a_client_in_the_same_process_is_told_values() {
     let fixture = Fixture::of(small()).await;
     let (events, mut updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
-    assert!(matches!(updates.recv().await, Some(ServerEvent::Welcome(_))));
-    let Some(ServerEvent::Batch(batch)) = updates.recv().await else { panic!("no batch") };
+    assert!(matches!(updates.recv().await, Some(ServerMessage::Welcome(_))));
+    let Some(ServerMessage::Batch(batch)) = updates.recv().await else { panic!("no batch") };
     let mut mirror = Client::mirror_of("node-0");
     batch.operations.into_iter().for_each(|operation| mirror.operate(operation));
     assert!(batch.commit);

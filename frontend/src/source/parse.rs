@@ -114,6 +114,6 @@ fn optional_port_number(number: Option<i32>) -> Result<Option<NonZeroU16>, Strin
 }
 
 /// `protocol` of a port, which the API server defaults to TCP.
-fn protocol(name: Option<&str>) -> Result<proto::model::Protocol, proto::model::UnknownProtocol> {
+fn protocol(name: Option<&str>) -> Result<proto::model::Protocol, proto::model::ParseProtocolError> {
     name.map_or(Ok(proto::model::Protocol::Tcp), str::parse)
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 
-use proto::model::{Family, PerFamily, ServicePort};
+use proto::model::{IpFamily, PerFamily, ServicePort};
 
 use crate::object::{ObjectName, ServiceObject, SliceEndpoint, SliceObject};
 
@@ -64,7 +64,7 @@ pub enum EndpointReason {
     /// Not: nobody follows policy Cluster here.
     PolicyLocal,
     /// Not: the Service has no cluster IP of its family.
-    NoClusterIp(Family),
+    NoClusterIp(IpFamily),
     /// Not: this slice lists the same address and port, and is believed.
     Duplicate(ObjectName),
     /// Not: its slice has no port of this name and protocol.
@@ -114,7 +114,7 @@ pub fn explain<'a>(
         }));
     }
     endpoints.sort_by_key(|explained| explained.endpoint.address);
-    let notes = Family::ALL.into_iter().filter_map(|family| {
+    let notes = IpFamily::ALL.into_iter().filter_map(|family| {
         let choice = decisions.cluster[family].as_ref()?;
         let notes = [
             hints("node", &choice.nodes, choice.scope(node, zone) == Scope::Node, node),

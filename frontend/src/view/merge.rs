@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, net::IpAddr, num::NonZeroU16};
 
-use proto::model::{Endpoint, Family, ServicePortKey};
+use proto::model::{Endpoint, IpFamily, ServicePortKey};
 
 use crate::object::{SliceEndpoint, SliceObject};
 
@@ -17,8 +17,8 @@ pub(super) struct Merged<'a> {
 }
 
 impl Merged<'_> {
-    pub(super) fn family(&self) -> Family {
-        Family::of(&self.endpoint.address)
+    pub(super) fn family(&self) -> IpFamily {
+        IpFamily::of(&self.endpoint.address)
     }
 
     /// May be used for new connections.

@@ -1,7 +1,7 @@
 //! The same answers as `view`, for one node at a time, in the words of the specification and without a thought for
 //! speed.
 
-use proto::model::{Endpoint, Family, PerFamily, Pool, ServicePortKey, TrafficPolicy};
+use proto::model::{Endpoint, IpFamily, PerFamily, Pool, ServicePortKey, TrafficPolicy};
 
 use crate::object::{ServiceObject, SliceEndpoint, SliceObject};
 
@@ -23,7 +23,7 @@ pub(super) fn seen(
 ) -> Seen {
     let mut seen =
         Seen { any_endpoints: PerFamily::default(), cluster: PerFamily::default(), local: PerFamily::default() };
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         if service.cluster_ips[family].is_none() {
             continue;
         }
@@ -71,7 +71,7 @@ fn cluster(all: &[(Endpoint, &SliceEndpoint)], node: &str, zone: &str) -> Vec<En
 fn endpoints<'a>(
     key: &ServicePortKey,
     slices: &'a [SliceObject],
-    family: Family,
+    family: IpFamily,
 ) -> Vec<(Endpoint, &'a SliceEndpoint)> {
     let mut slices: Vec<_> = slices.iter().filter(|slice| slice.service == key.name).collect();
     slices.sort_by(|left, right| left.name.cmp(&right.name));
@@ -82,7 +82,7 @@ fn endpoints<'a>(
                 continue;
             }
             for ep in &slice.endpoints {
-                if Family::of(&ep.address) != family {
+                if IpFamily::of(&ep.address) != family {
                     continue;
                 }
                 let endpoint = Endpoint::new(ep.address, port.port);

@@ -38,10 +38,10 @@ fn addresses(pool: &[Endpoint]) -> Vec<String> {
 /// The endpoints that an explanation lets into a pool.
 fn said(
     explanation: &ServicePortExplanation,
-    family: Family,
+    family: IpFamily,
     reason: impl Fn(&EndpointExplanation) -> &EndpointReason,
 ) -> Vec<(std::net::IpAddr, std::num::NonZeroU16)> {
-    let of_family = explanation.endpoints.iter().filter(|one| Family::of(&one.endpoint.address) == family);
+    let of_family = explanation.endpoints.iter().filter(|one| IpFamily::of(&one.endpoint.address) == family);
     let members = of_family.filter(|one| reason(one).is_in());
     let mut members: Vec<_> = members.map(|one| (one.endpoint.address, one.port.unwrap())).collect();
     members.sort_unstable();
@@ -88,7 +88,7 @@ proptest! {
                     // What is said about it is what it is.
                     let explanation = explain(&service, unopposed(&service, port), &slices, node, zone);
                     prop_assert_eq!(&explanation.port, &seen.port);
-                    for family in Family::ALL {
+                    for family in IpFamily::ALL {
                         let cluster = seen.cluster_pool(family, node, zone).clone();
                         prop_assert_eq!(said(&explanation, family, |one| &one.cluster), plain(&cluster));
                         prop_assert_eq!(said(&explanation, family, |one| &one.local), plain(&local(family)));
@@ -134,9 +134,9 @@ fn terminating_endpoints_serve_when_nothing_is_ready_and_ignore_hints() {
     let stopped = SliceEndpoint { address: "10.0.0.2".parse().unwrap(), ..stopped };
     let view = view_of(&service, &[slice("a", "s", vec![going, stopped])]);
     for zone in ["zone-a", "zone-b", ""] {
-        assert_eq!(addresses(view.cluster_pool(Family::V4, "n", zone)), ["10.0.0.1"]);
+        assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "n", zone)), ["10.0.0.1"]);
     }
-    let local = view.local_pool(Family::V4, "node-0").unwrap();
+    let local = view.local_pool(IpFamily::V4, "node-0").unwrap();
     assert!(local.iter().all(|endpoint| endpoint.terminating));
     assert_eq!(addresses(local), ["10.0.0.1"]);
     assert!(view.port.any_endpoints.v4);
@@ -149,13 +149,13 @@ fn one_ready_endpoint_without_hint_vetoes_but_one_that_is_not_ready_does_not() {
     let unready = SliceEndpoint { ready: false, ..endpoint("10.0.0.9", "node-0") };
     let two = vec![hinted("10.0.0.1", "zone-a"), hinted("10.0.0.2", "zone-b"), unready];
     let view = view_of(&service, &[slice("a", "s", two.clone())]);
-    assert_eq!(addresses(view.cluster_pool(Family::V4, "n", "zone-a")), ["10.0.0.1"]);
-    assert_eq!(addresses(view.cluster_pool(Family::V4, "n", "zone-c")), ["10.0.0.1", "10.0.0.2"]);
-    assert_eq!(addresses(view.cluster_pool(Family::V4, "n", "")), ["10.0.0.1", "10.0.0.2"]);
+    assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "n", "zone-a")), ["10.0.0.1"]);
+    assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "n", "zone-c")), ["10.0.0.1", "10.0.0.2"]);
+    assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "n", "")), ["10.0.0.1", "10.0.0.2"]);
 
     let vetoed = [two, vec![endpoint("10.0.0.3", "node-1")]].concat();
     let view = view_of(&service, &[slice("a", "s", vetoed)]);
-    assert_eq!(view.cluster_pool(Family::V4, "n", "zone-a").len(), 3);
+    assert_eq!(view.cluster_pool(IpFamily::V4, "n", "zone-a").len(), 3);
 }
 
 #[test]
@@ -172,9 +172,9 @@ fn node_hints_win_over_zone_hints_only_where_they_name_the_node() {
         hinted("10.0.0.3", "node-2", "zone-b"),
     ];
     let view = view_of(&service, &[slice("a", "s", endpoints)]);
-    assert_eq!(addresses(view.cluster_pool(Family::V4, "node-0", "zone-b")), ["10.0.0.1"]);
-    assert_eq!(addresses(view.cluster_pool(Family::V4, "other", "zone-a")), ["10.0.0.1", "10.0.0.2"]);
-    assert_eq!(view.cluster_pool(Family::V4, "other", "").len(), 3);
+    assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "node-0", "zone-b")), ["10.0.0.1"]);
+    assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "other", "zone-a")), ["10.0.0.1", "10.0.0.2"]);
+    assert_eq!(view.cluster_pool(IpFamily::V4, "other", "").len(), 3);
 }
 
 #[test]
@@ -183,14 +183,14 @@ fn a_cluster_pool_that_nobody_uses_is_empty_and_the_local_one_is_there_all_the_s
     service.internal_policy = TrafficPolicy::Local;
     let slices = [slice("a", "s", vec![endpoint("10.0.0.1", "node-0")])];
     let view = view_of(&service, &slices);
-    assert!(view.cluster_pool(Family::V4, "node-0", "").is_empty());
-    assert_eq!(addresses(view.local_pool(Family::V4, "node-0").unwrap()), ["10.0.0.1"]);
-    assert_eq!(view.local_pool(Family::V4, "node-1"), None);
+    assert!(view.cluster_pool(IpFamily::V4, "node-0", "").is_empty());
+    assert_eq!(addresses(view.local_pool(IpFamily::V4, "node-0").unwrap()), ["10.0.0.1"]);
+    assert_eq!(view.local_pool(IpFamily::V4, "node-1"), None);
     assert!(view.port.any_endpoints.v4);
 
     service.ports[0].node_port = Some(number(30000));
     let view = view_of(&service, &slices);
-    assert_eq!(addresses(view.cluster_pool(Family::V4, "node-1", "")), ["10.0.0.1"]);
+    assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "node-1", "")), ["10.0.0.1"]);
 }
 
 #[test]
@@ -211,11 +211,11 @@ fn one_port_name_can_have_several_numbers_and_other_ports_do_not_count() {
 fn a_family_without_cluster_ip_has_no_endpoints() {
     let service = service("s", "10.96.0.1");
     let mut v6 = slice("a", "s", vec![endpoint("fd00::10", "node-0")]);
-    v6.family = Family::V6;
+    v6.family = IpFamily::V6;
     let view = view_of(&service, &[v6]);
     assert_eq!(view.port.any_endpoints, PerFamily { v4: false, v6: false });
     assert!(view.local.is_empty());
-    assert!(view.cluster_pool(Family::V6, "node-0", "").is_empty());
+    assert!(view.cluster_pool(IpFamily::V6, "node-0", "").is_empty());
 }
 
 /// Of each endpoint: its address, why it is in the cluster pool or not, and the same of the local pool.

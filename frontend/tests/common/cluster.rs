@@ -6,7 +6,7 @@ use fairlead_frontend::object::{
     ClusterObject, ObjectKind, ObjectName, ParsedObject, ServiceObject, ServiceObjectPort, SliceEndpoint, SliceObject,
     SlicePort, SourceUpdate,
 };
-use proto::model::{Family, PerFamily, Protocol, TrafficPolicy};
+use proto::model::{IpFamily, PerFamily, Protocol, TrafficPolicy};
 
 /// A Service without endpoints.
 pub(crate) fn service(number: u8) -> ParsedObject {
@@ -53,7 +53,7 @@ pub(crate) fn slice(number: u8, endpoints: u16) -> ParsedObject {
     let port = NonZeroU16::new(8080).unwrap();
     let slice = SliceObject {
         service: name.name.clone(),
-        family: Family::V4,
+        family: IpFamily::V4,
         ports: vec![SlicePort { name: "".into(), protocol: Protocol::Tcp, port }],
         endpoints: (0..endpoints).map(endpoint).collect(),
         trigger: None,

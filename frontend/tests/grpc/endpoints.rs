@@ -8,8 +8,8 @@ use fairlead_frontend::{
 };
 use proto::{
     convert::unpack_address,
-    model::Node,
-    v1::{EndpointsRequest, EndpointsResponse, PortEndpoints, Verdict, fairlead_client::FairleadClient},
+    model::NodeInfo,
+    v1::{EndpointsRequest, EndpointsResponse, PoolMembership, ServicePortEndpoints, fairlead_client::FairleadClient},
 };
 use tonic::Code;
 
@@ -23,10 +23,10 @@ async fn ask(server: &Server, name: &str, node: &str, port: &str) -> Result<Endp
 }
 
 /// Of each endpoint: address, port, and the words for the two pools.
-fn said(port: &PortEndpoints) -> Vec<(String, u32, String, String)> {
+fn said(port: &ServicePortEndpoints) -> Vec<(String, u32, String, String)> {
     let one = port.endpoints.iter().map(|endpoint| {
         let address = unpack_address(&endpoint.address, "address").unwrap().to_string();
-        let word = |verdict: &Option<Verdict>| verdict.clone().unwrap().reason;
+        let word = |verdict: &Option<PoolMembership>| verdict.clone().unwrap().reason;
         (address, endpoint.port, word(&endpoint.cluster), word(&endpoint.local))
     });
     one.collect()
@@ -37,7 +37,11 @@ fn updates() -> Vec<SourceUpdate> {
     let home = ParsedObject {
         kind: ObjectKind::Node,
         name: ObjectName::new("", HOME),
-        object: Some(ClusterObject::Node(Node { zone: "zone-a".into(), eligible: true, ..Node::unknown(HOME) })),
+        object: Some(ClusterObject::Node(NodeInfo {
+            zone: "zone-a".into(),
+            eligible: true,
+            ..NodeInfo::unknown(HOME)
+        })),
         problems: Vec::new(),
     };
     let mut of_zero = service(0);

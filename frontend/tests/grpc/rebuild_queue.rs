@@ -102,7 +102,7 @@ async fn resuming_does_not_wait_and_neither_do_changes() {
     until(&server, |stats| stats.rebuilds_running == 1).await;
     let mut again = server.hello(v1::Hello { epoch, revision, ..hello("node-2") }).await;
     let Some(server_message::Message::Welcome(welcome)) = again.next().await.unwrap() else { panic!("no welcome") };
-    assert_eq!(welcome.mode(), v1::Mode::Resume);
+    assert_eq!(welcome.mode(), v1::SyncMode::Resume);
     let bookmark = again.next().await.unwrap();
     assert!(matches!(bookmark, Some(server_message::Message::Bookmark(_))), "{bookmark:?}");
     again.say(client_message::Message::Ack(v1::Ack { revision, ..v1::Ack::default() })).await;

@@ -7,7 +7,7 @@ use fairlead_frontend::{
     object::{ClusterObject, ObjectKind, ObjectName, ParsedObject, SourceUpdate},
 };
 use proto::{
-    model::Node,
+    model::NodeInfo,
     v1::{self, client_message, fairlead_client::FairleadClient},
 };
 use tokio::time::{sleep, timeout};
@@ -19,7 +19,7 @@ use super::{PATIENCE, Server, Stream, Transport, cluster, hello, slice};
 const LONG: Duration = Duration::from_secs(60);
 
 fn node(name: &str) -> ParsedObject {
-    let node = Node { eligible: true, ..Node::unknown(name) };
+    let node = NodeInfo { eligible: true, ..NodeInfo::unknown(name) };
     ParsedObject {
         kind: ObjectKind::Node,
         name: ObjectName::new("", name),
@@ -77,7 +77,7 @@ async fn take(stream: &mut Stream) -> u64 {
     }
 }
 
-async fn ack(stream: &Stream, revision: u64, failures: Vec<v1::Failure>) {
+async fn ack(stream: &Stream, revision: u64, failures: Vec<v1::ServicePortFailure>) {
     let ack = v1::Ack { revision, failures, ..v1::Ack::default() };
     stream.say(client_message::Message::Ack(ack)).await;
 }
@@ -86,20 +86,20 @@ async fn ack(stream: &Stream, revision: u64, failures: Vec<v1::Failure>) {
 async fn nodes_of_the_cluster_without_a_stream_are_listed() {
     let server = server(&["node-1", "node-2"]).await;
     let status = server.status().await;
-    assert_eq!((status.nodes_without_stream, status.in_every_kernel), (2, status.revision));
+    assert_eq!((status.nodes_without_backend, status.programmed_on_all_nodes), (2, status.revision));
     assert!(status.nodes.iter().all(|node| !node.connected && node.lag_micros > 0), "{:?}", status.nodes);
     let mut stream = server.hello(hello("node-2")).await;
     stream.commit().await;
     let status = until(&server, |status| of(status, "node-2").lag_micros == 0).await;
-    assert_eq!(status.nodes_without_stream, 1);
+    assert_eq!(status.nodes_without_backend, 1);
     let names: Vec<_> = status.nodes.iter().map(|node| (node.node.as_str(), node.connected)).collect();
     assert_eq!(names, [("node-2", true), ("node-1", false)]);
     // A node that leaves the cluster is not missed any more; one that only leaves is, from then on.
     server.updates.send(SourceUpdate::Delete(ObjectKind::Node, ObjectName::new("", "node-1"))).await.unwrap();
-    until(&server, |status| status.nodes_without_stream == 0).await;
+    until(&server, |status| status.nodes_without_backend == 0).await;
     let begun = Instant::now();
     drop(stream);
-    let status = until(&server, |status| status.nodes_without_stream == 1).await;
+    let status = until(&server, |status| status.nodes_without_backend == 1).await;
     let lag = Duration::from_micros(of(&status, "node-2").lag_micros);
     assert!(lag <= begun.elapsed(), "{lag:?}");
 }
@@ -110,7 +110,7 @@ async fn an_observer_is_no_agent() {
     let mut stream = server.hello(v1::Hello { role: v1::Role::Observer.into(), ..hello("node-1") }).await;
     take(&mut stream).await;
     let status = until(&server, |status| status.nodes.len() == 2).await;
-    assert_eq!((status.nodes_without_stream, status.in_every_kernel), (1, status.revision));
+    assert_eq!((status.nodes_without_backend, status.programmed_on_all_nodes), (1, status.revision));
     assert_eq!(status.nodes[0].role(), v1::Role::Observer);
 }
 
@@ -121,13 +121,13 @@ async fn a_node_that_does_not_ack_lags_from_the_commit_on() {
     good.commit().await;
     bad.commit().await;
     let before = until(&server, |status| status.nodes.iter().all(|node| node.lag_micros == 0)).await;
-    assert_eq!(before.in_every_kernel, before.revision);
+    assert_eq!(before.programmed_on_all_nodes, before.revision);
     let begun = Instant::now();
     server.updates.send(SourceUpdate::Apply(slice(1, 5))).await.unwrap();
     good.commit().await;
     let revision = take(&mut bad).await;
-    let status = until(&server, |status| of(status, "node-1").held_revision == revision).await;
-    assert_eq!(status.in_every_kernel, before.revision);
+    let status = until(&server, |status| of(status, "node-1").programmed_revision == revision).await;
+    assert_eq!(status.programmed_on_all_nodes, before.revision);
     assert_eq!((of(&status, "node-1").lag_micros, of(&status, "node-2").acked_revision), (0, before.revision));
     // What comes later makes the lag no shorter, and it goes on growing.
     server.updates.send(SourceUpdate::Apply(slice(1, 6))).await.unwrap();
@@ -141,7 +141,7 @@ async fn a_node_that_does_not_ack_lags_from_the_commit_on() {
     // The rest is on its way once the first is acknowledged.
     ack(&bad, revision, Vec::new()).await;
     bad.commit().await;
-    let after = until(&server, |status| status.in_every_kernel == status.revision).await;
+    let after = until(&server, |status| status.programmed_on_all_nodes == status.revision).await;
     assert_eq!(of(&after, "node-2").lag_micros, 0);
 }
 
@@ -154,9 +154,9 @@ async fn what_concerns_nobody_is_in_every_kernel_at_once() {
     server.updates.send(SourceUpdate::Apply(node("node-2"))).await.unwrap();
     let after = until(&server, |status| status.revision > before.revision).await;
     let after = ask(&server, wait(after.revision, LONG)).await.unwrap();
-    assert_eq!(after.in_every_kernel, after.revision);
+    assert_eq!(after.programmed_on_all_nodes, after.revision);
     let node = of(&after, "node-1");
-    assert_eq!((node.acked_revision, node.held_revision), (before.revision, after.revision));
+    assert_eq!((node.acked_revision, node.programmed_revision), (before.revision, after.revision));
 }
 
 #[tokio::test]
@@ -169,15 +169,15 @@ async fn the_answer_waits_until_the_revision_is_in_every_kernel() {
     let begun = Instant::now();
     let late = ask(&server, wait(revision, Duration::from_millis(50))).await.unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(50));
-    assert_eq!(late.in_every_kernel, 0);
+    assert_eq!(late.programmed_on_all_nodes, 0);
     let waiting = ask(&server, wait(0, LONG));
     let acking = async {
         sleep(Duration::from_millis(20)).await;
         ack(&stream, revision, Vec::new()).await;
     };
     let (reached, ()) = tokio::join!(waiting, acking);
-    assert_eq!(reached.unwrap().in_every_kernel, revision);
-    assert_eq!(ask(&server, wait(revision, LONG)).await.unwrap().in_every_kernel, revision);
+    assert_eq!(reached.unwrap().programmed_on_all_nodes, revision);
+    assert_eq!(ask(&server, wait(revision, LONG)).await.unwrap().programmed_on_all_nodes, revision);
     // A revision that is still to come is waited for too.
     let waiting = ask(&server, wait(revision + 1, LONG));
     let changing = async {
@@ -185,7 +185,7 @@ async fn the_answer_waits_until_the_revision_is_in_every_kernel() {
         stream.commit().await;
     };
     let (reached, _) = tokio::join!(waiting, changing);
-    assert_eq!(reached.unwrap().in_every_kernel, revision + 1);
+    assert_eq!(reached.unwrap().programmed_on_all_nodes, revision + 1);
 }
 
 #[tokio::test]
@@ -200,7 +200,7 @@ async fn nobody_waits_for_the_revision_of_another_run_or_longer_than_the_fronten
         server.trigger.fire();
     };
     let (answer, ()) = tokio::join!(ask(&server, own), stopping);
-    assert!(answer.unwrap().in_every_kernel < 1 << 40);
+    assert!(answer.unwrap().programmed_on_all_nodes < 1 << 40);
 }
 
 #[tokio::test]
@@ -208,7 +208,7 @@ async fn failures_are_counted_and_told_in_full_of_one_node() {
     let server = server(&["node-1", "node-2"]).await;
     let mut stream = server.hello(hello("node-1")).await;
     let revision = take(&mut stream).await;
-    let failure = |number: usize| v1::Failure {
+    let failure = |number: usize| v1::ServicePortFailure {
         key: Some(v1::ServicePortKey {
             namespace: "ns".to_owned(),
             name: format!("s{number}"),
@@ -251,10 +251,10 @@ async fn the_newest_of_two_streams_speaks_for_the_node() {
     take(&mut old).await;
     let mut new = server.hello(hello("node-1")).await;
     new.commit().await;
-    let status = until(&server, |status| status.in_every_kernel == status.revision).await;
-    assert_eq!((status.nodes.len(), status.nodes_without_stream), (2, 0));
+    let status = until(&server, |status| status.programmed_on_all_nodes == status.revision).await;
+    assert_eq!((status.nodes.len(), status.nodes_without_backend), (2, 0));
     // Until it goes: then the other one does.
     drop(new);
     let status = until(&server, |status| status.nodes.len() == 1).await;
-    assert_eq!((status.in_every_kernel, status.nodes_without_stream), (0, 0));
+    assert_eq!((status.programmed_on_all_nodes, status.nodes_without_backend), (0, 0));
 }

@@ -1,7 +1,7 @@
 //! A client as it should be: it holds what it is told, and acknowledges it with its digest.
 
 use proto::{
-    model::{Batch, Mode, Operation, ServerEvent},
+    model::{Batch, Operation, ServerMessage, SyncMode},
     v1::{self, client_message::Message as Said, server_message::Message},
 };
 
@@ -18,7 +18,7 @@ pub(crate) struct Client {
     pub(crate) state: Held,
     pub(crate) epoch: u64,
     pub(crate) revision: u64,
-    pub(crate) mode: Mode,
+    pub(crate) mode: SyncMode,
     node: String,
 }
 
@@ -27,7 +27,7 @@ impl Client {
     pub(crate) async fn join(server: &Server, node: &str) -> Self {
         let state = Held::default();
         let mut good = Self::start(server.channel().await, hello(node), state).await;
-        assert_eq!(good.mode, Mode::Snapshot);
+        assert_eq!(good.mode, SyncMode::Snapshot);
         good.change().await;
         good
     }
@@ -47,18 +47,18 @@ impl Client {
     async fn start(channel: Channel, hello: v1::Hello, state: Held) -> Self {
         let node = hello.node.clone();
         let stream = Stream::hello(channel, hello).await.unwrap();
-        let mut good = Self { stream, state, epoch: 0, revision: 0, mode: Mode::Snapshot, node };
+        let mut good = Self { stream, state, epoch: 0, revision: 0, mode: SyncMode::Snapshot, node };
         match good.next().await {
-            ServerEvent::Welcome(welcome) => (good.epoch, good.mode) = (welcome.epoch.0, welcome.mode),
+            ServerMessage::Welcome(welcome) => (good.epoch, good.mode) = (welcome.epoch.0, welcome.mode),
             other => panic!("{other:?}"),
         }
         good
     }
 
     /// What is said next. Bookmarks and requests for digests are answered on the way.
-    pub(crate) async fn next(&mut self) -> ServerEvent {
+    pub(crate) async fn next(&mut self) -> ServerMessage {
         let message = self.stream.next().await.unwrap().expect("the stream has ended");
-        ServerEvent::try_from(v1::ServerMessage { message: Some(message) }).unwrap()
+        ServerMessage::try_from(v1::ServerMessage { message: Some(message) }).unwrap()
     }
 
     /// The next commit, acknowledged: how many operations it has.
@@ -73,7 +73,7 @@ impl Client {
         let mut all = Vec::new();
         loop {
             match self.next().await {
-                ServerEvent::Batch(Batch { operations, commit, target, .. }) => {
+                ServerMessage::Batch(Batch { operations, commit, target, .. }) => {
                     all.extend(operations);
                     if commit {
                         all.iter().cloned().for_each(|operation| self.state.apply(operation));
@@ -81,12 +81,12 @@ impl Client {
                         return all;
                     }
                 }
-                ServerEvent::Bookmark(revision, digest) => {
+                ServerMessage::Bookmark(revision, digest) => {
                     assert_eq!(digest, self.state.digests().total());
                     self.revision = revision.0;
                     self.ack(digest.0).await;
                 }
-                ServerEvent::DigestRequest => self.say_digests().await,
+                ServerMessage::DigestRequest => self.say_digests().await,
                 other => panic!("{other:?}"),
             }
         }
@@ -99,8 +99,8 @@ impl Client {
     }
 
     async fn say_digests(&self) {
-        let digests = v1::Digests { revision: self.revision, digests: self.state.digests().to_vec() };
-        assert!(self.stream.say(Said::Digests(digests)).await);
+        let digests = v1::DigestResponse { revision: self.revision, digests: self.state.digests().to_vec() };
+        assert!(self.stream.say(Said::DigestResponse(digests)).await);
     }
 
     /// Waits for a Drain, and gives the longest delay in milliseconds.

@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 
 use proto::{
-    digest::{Digest, Digests, FACTS, KeyHash},
-    model::{Cluster, Family, Node, Operation, PerFamily, Pool, PoolClass, PoolId, ServicePort, ServicePortKey},
+    digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
+    model::{
+        ClusterInfo, IpFamily, NodeInfo, Operation, PerFamily, Pool, PoolClass, PoolId, ServicePort, ServicePortKey,
+    },
 };
 
 /// The state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) services: BTreeMap<ServicePortKey, Service>,
-    node: Option<Node>,
-    cluster: Option<Cluster>,
+    node: Option<NodeInfo>,
+    cluster: Option<ClusterInfo>,
 }
 
 /// A service port with its pools.
@@ -50,22 +52,22 @@ impl Held {
         }
     }
 
-    pub(crate) fn digests(&self) -> Digests {
-        let mut digests = Digests::default();
+    pub(crate) fn digests(&self) -> DigestVector {
+        let mut digests = DigestVector::default();
         for (key, Service { port, cluster, local }) in &self.services {
             let hash = KeyHash::of(key);
             let bucket = &mut digests[hash.bucket()];
             bucket.add(Digest::of_service_port(port));
-            for family in Family::ALL {
+            for family in IpFamily::ALL {
                 bucket.add(hash.pool(PoolClass::Cluster, &cluster[family]));
                 bucket.add(hash.pool(PoolClass::Local, &local[family]));
             }
         }
         if let Some(node) = &self.node {
-            digests[FACTS].add(Digest::of_node(node));
+            digests[INFO_ENTRY].add(Digest::of_node(node));
         }
         if let Some(cluster) = &self.cluster {
-            digests[FACTS].add(Digest::of_cluster(cluster));
+            digests[INFO_ENTRY].add(Digest::of_cluster(cluster));
         }
         digests
     }

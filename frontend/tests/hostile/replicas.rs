@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::atomic::Ordering};
 use fairlead_frontend::{Config, object::SourceUpdate};
 use proto::{
     digest::KeyHash,
-    model::{Family, Mode, Operation},
+    model::{IpFamily, Operation, SyncMode},
 };
 
 use crate::{
@@ -21,7 +21,7 @@ async fn moving_to_another_replica_costs_the_digests() {
     let good = Client::join(&first, "node").await;
     let (channel, carried) = transport::channel(second.endpoint(), second.address, Pace::Full).await;
     let mut good = good.moves_over(channel).await;
-    assert_eq!(good.mode, Mode::Repair);
+    assert_eq!(good.mode, SyncMode::Repair);
     assert_eq!(good.change().await, 0, "operations");
     let carried = carried.load(Ordering::Relaxed);
     assert!((1000..4096).contains(&carried), "{carried} bytes");
@@ -37,14 +37,14 @@ async fn another_state_is_repaired_where_it_differs() {
         let wanted = Client::join(&second, "other").await.state;
         let endpoints = |name: &str| {
             let service = wanted.services.iter().find(|(key, _)| &*key.name == name)?;
-            Some(service.1.cluster[Family::V4].len())
+            Some(service.1.cluster[IpFamily::V4].len())
         };
         if endpoints("s200").is_some() && endpoints("s7") == Some(10) {
             break wanted;
         }
     };
     let mut good = Client::join(&first, "node").await.moves_to(&second).await;
-    assert_eq!(good.mode, Mode::Repair);
+    assert_eq!(good.mode, SyncMode::Repair);
     let operations = good.commit().await;
     assert_eq!(good.state.services, wanted.services);
     let buckets = ["s7", "s200"].map(|name| {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fairlead_frontend::Config;
-use proto::model::Mode;
+use proto::model::SyncMode;
 
 use crate::{
     client::Client,
@@ -27,7 +27,7 @@ async fn a_client_is_asked_to_go_and_comes_back_with_what_it_holds() {
         assert_eq!(good.drained().await, 100);
         let held = good.state.clone();
         good = good.moves_to(&server).await;
-        assert_eq!((good.mode, &good.state), (Mode::Resume, &held));
+        assert_eq!((good.mode, &good.state), (SyncMode::Resume, &held));
     }
     assert_eq!(server.frontend.stream_stats().rebuilds, 1, "nothing is sent again");
 }

@@ -10,112 +10,112 @@ use bytes::Bytes;
 use ipnet::IpNet;
 
 use super::{
-    InvalidUpdate, Within,
+    InvalidMessage, Within,
     pack::{unpack_address, unpack_endpoints},
     required,
 };
 use crate::{
     PROTOCOL_VERSION,
-    digest::{BUCKETS, Digest, Digests},
+    digest::{BUCKETS, Digest, DigestVector},
     model::{
-        Ack, BadScheduler, Batch, ClientEvent, Cluster, Epoch, Failure, FailureKind, Family, Hello, IpvsScheduler,
-        Mode, Node, Operation, PerFamily, Pool, PoolClass, PoolId, Protocol, Revision, Role, ServerEvent, ServicePort,
-        ServicePortKey, SourceVersion, TrafficPolicy, Welcome,
+        Ack, Batch, ClientMessage, ClusterInfo, Epoch, FailureKind, Hello, IpFamily, IpvsScheduler, NodeInfo,
+        Operation, ParseSchedulerError, PerFamily, Pool, PoolClass, PoolId, Protocol, Revision, Role, ServerMessage,
+        ServicePort, ServicePortFailure, ServicePortKey, SourceVersion, SyncMode, TrafficPolicy, Welcome,
     },
     v1,
 };
 
-fn port(value: u32, field: &str) -> Result<NonZeroU16, InvalidUpdate> {
+fn port(value: u32, field: &str) -> Result<NonZeroU16, InvalidMessage> {
     let port = u16::try_from(value).ok().and_then(NonZeroU16::new);
-    port.ok_or_else(|| InvalidUpdate::new(field, format!("{value} is no port (1 to 65535)")))
+    port.ok_or_else(|| InvalidMessage::new(field, format!("{value} is no port (1 to 65535)")))
 }
 
-fn optional_port(value: u32, field: &str) -> Result<Option<NonZeroU16>, InvalidUpdate> {
+fn optional_port(value: u32, field: &str) -> Result<Option<NonZeroU16>, InvalidMessage> {
     if value == 0 { Ok(None) } else { port(value, field).map(Some) }
 }
 
-fn optional_scheduler(text: &str, field: &str) -> Result<Option<IpvsScheduler>, InvalidUpdate> {
+fn optional_scheduler(text: &str, field: &str) -> Result<Option<IpvsScheduler>, InvalidMessage> {
     if text.is_empty() {
         return Ok(None);
     }
-    text.parse().map(Some).map_err(|error: BadScheduler| InvalidUpdate::new(field, error))
+    text.parse().map(Some).map_err(|error: ParseSchedulerError| InvalidMessage::new(field, error))
 }
 
 /// Sorted, each once.
-fn addresses(wire: &[Bytes], field: &str) -> Result<Vec<IpAddr>, InvalidUpdate> {
+fn addresses(wire: &[Bytes], field: &str) -> Result<Vec<IpAddr>, InvalidMessage> {
     let mut addresses = addresses_in_order(wire, field)?;
     addresses.sort_unstable();
     addresses.dedup();
     Ok(addresses)
 }
 
-fn addresses_in_order(wire: &[Bytes], field: &str) -> Result<Vec<IpAddr>, InvalidUpdate> {
+fn addresses_in_order(wire: &[Bytes], field: &str) -> Result<Vec<IpAddr>, InvalidMessage> {
     let entries = wire.iter().enumerate();
     entries.map(|(at, bytes)| unpack_address(bytes, &format!("{field}[{at}]"))).collect()
 }
 
-fn cidrs(wire: &[v1::Cidr], field: &str) -> Result<Vec<IpNet>, InvalidUpdate> {
+fn cidrs(wire: &[v1::Cidr], field: &str) -> Result<Vec<IpNet>, InvalidMessage> {
     let entries = wire.iter().enumerate();
     entries.map(|(at, cidr)| IpNet::try_from(cidr).within(format_args!("{field}[{at}]"))).collect()
 }
 
-fn key(wire: Option<v1::ServicePortKey>) -> Result<ServicePortKey, InvalidUpdate> {
+fn key(wire: Option<v1::ServicePortKey>) -> Result<ServicePortKey, InvalidMessage> {
     required(wire, "key")?.try_into().within("key")
 }
 
-fn pool_id(wire: Option<v1::ServicePortKey>, class: i32, family: i32) -> Result<PoolId, InvalidUpdate> {
+fn pool_id(wire: Option<v1::ServicePortKey>, class: i32, family: i32) -> Result<PoolId, InvalidMessage> {
     let class = match v1::PoolClass::try_from(class) {
         Ok(v1::PoolClass::Cluster) => PoolClass::Cluster,
         Ok(v1::PoolClass::Local) => PoolClass::Local,
-        _ => return Err(InvalidUpdate::new("class", format!("unknown pool class {class}"))),
+        _ => return Err(InvalidMessage::new("class", format!("unknown pool class {class}"))),
     };
     let family = match v1::IpFamily::try_from(family) {
-        Ok(v1::IpFamily::V4) => Family::V4,
-        Ok(v1::IpFamily::V6) => Family::V6,
-        _ => return Err(InvalidUpdate::new("family", format!("unknown IP family {family}"))),
+        Ok(v1::IpFamily::V4) => IpFamily::V4,
+        Ok(v1::IpFamily::V6) => IpFamily::V6,
+        _ => return Err(InvalidMessage::new("family", format!("unknown IP family {family}"))),
     };
     Ok(PoolId { key: key(wire)?, class, family })
 }
 
-fn policy(value: i32, field: &str) -> Result<TrafficPolicy, InvalidUpdate> {
+fn policy(value: i32, field: &str) -> Result<TrafficPolicy, InvalidMessage> {
     match v1::TrafficPolicy::try_from(value) {
         Ok(v1::TrafficPolicy::Unspecified | v1::TrafficPolicy::Cluster) => Ok(TrafficPolicy::Cluster),
         Ok(v1::TrafficPolicy::Local) => Ok(TrafficPolicy::Local),
-        Err(_) => Err(InvalidUpdate::new(field, format!("unknown traffic policy {value}"))),
+        Err(_) => Err(InvalidMessage::new(field, format!("unknown traffic policy {value}"))),
     }
 }
 
-fn digests(entries: &[u64], field: &str) -> Result<Box<Digests>, InvalidUpdate> {
-    let digests = Digests::from_slice(entries).map(Box::new);
-    digests.ok_or_else(|| InvalidUpdate::new(field, format!("{} entries, expected {}", entries.len(), BUCKETS + 1)))
+fn digests(entries: &[u64], field: &str) -> Result<Box<DigestVector>, InvalidMessage> {
+    let digests = DigestVector::from_slice(entries).map(Box::new);
+    digests.ok_or_else(|| InvalidMessage::new(field, format!("{} entries, expected {}", entries.len(), BUCKETS + 1)))
 }
 
-fn protocol_version(version: u32) -> Result<(), InvalidUpdate> {
+fn protocol_version(version: u32) -> Result<(), InvalidMessage> {
     if version == PROTOCOL_VERSION {
         return Ok(());
     }
     let reason = format!(
         "the other side speaks version {version}, this side speaks {PROTOCOL_VERSION}: run the same minor release on both"
     );
-    Err(InvalidUpdate::new("protocol_version", reason))
+    Err(InvalidMessage::new("protocol_version", reason))
 }
 
 impl TryFrom<v1::ServicePortKey> for ServicePortKey {
-    type Error = InvalidUpdate;
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::ServicePortKey) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::ServicePortKey) -> Result<Self, InvalidMessage> {
         let protocol = match v1::Protocol::try_from(wire.protocol) {
             Ok(v1::Protocol::Tcp) => Protocol::Tcp,
             Ok(v1::Protocol::Udp) => Protocol::Udp,
             Ok(v1::Protocol::Sctp) => Protocol::Sctp,
             _ => {
                 let reason = format!("unknown protocol {}", wire.protocol);
-                return Err(InvalidUpdate::new("protocol", reason));
+                return Err(InvalidMessage::new("protocol", reason));
             }
         };
         for (field, value) in [("namespace", &wire.namespace), ("name", &wire.name)] {
             if value.is_empty() {
-                return Err(InvalidUpdate::new(field, "is empty"));
+                return Err(InvalidMessage::new(field, "is empty"));
             }
         }
         Ok(Self::new(wire.namespace, wire.name, wire.port_name, protocol))
@@ -123,13 +123,13 @@ impl TryFrom<v1::ServicePortKey> for ServicePortKey {
 }
 
 impl TryFrom<&v1::Cidr> for IpNet {
-    type Error = InvalidUpdate;
+    type Error = InvalidMessage;
 
-    fn try_from(wire: &v1::Cidr) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: &v1::Cidr) -> Result<Self, InvalidMessage> {
         let address = unpack_address(&wire.address, "address")?;
         let invalid = || {
             let reason = format!("/{} is too long for {address}", wire.prefix_length);
-            InvalidUpdate::new("prefix_length", reason)
+            InvalidMessage::new("prefix_length", reason)
         };
         let length = u8::try_from(wire.prefix_length).map_err(|_| invalid())?;
         Ok(Self::new(address, length).map_err(|_| invalid())?.trunc())
@@ -137,16 +137,16 @@ impl TryFrom<&v1::Cidr> for IpNet {
 }
 
 impl TryFrom<v1::ServicePort> for ServicePort {
-    type Error = InvalidUpdate;
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::ServicePort) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::ServicePort) -> Result<Self, InvalidMessage> {
         let mut cluster_ips = PerFamily::<Option<IpAddr>>::default();
         for (at, bytes) in wire.cluster_ips.iter().enumerate() {
             let field = format!("cluster_ips[{at}]");
             let ip = unpack_address(bytes, &field)?;
-            if cluster_ips[Family::of(&ip)].replace(ip).is_some() {
-                let reason = format!("{ip} is the second of {}", Family::of(&ip));
-                return Err(InvalidUpdate::new(field, reason));
+            if cluster_ips[IpFamily::of(&ip)].replace(ip).is_some() {
+                let reason = format!("{ip} is the second of {}", IpFamily::of(&ip));
+                return Err(InvalidMessage::new(field, reason));
             }
         }
         let mut source_ranges = cidrs(&wire.source_ranges, "source_ranges")?;
@@ -170,12 +170,12 @@ impl TryFrom<v1::ServicePort> for ServicePort {
     }
 }
 
-impl TryFrom<v1::Node> for Node {
-    type Error = InvalidUpdate;
+impl TryFrom<v1::NodeInfo> for NodeInfo {
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::Node) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::NodeInfo) -> Result<Self, InvalidMessage> {
         if wire.name.is_empty() {
-            return Err(InvalidUpdate::new("name", "is empty"));
+            return Err(InvalidMessage::new("name", "is empty"));
         }
         Ok(Self {
             name: wire.name.into(),
@@ -187,10 +187,10 @@ impl TryFrom<v1::Node> for Node {
     }
 }
 
-impl TryFrom<v1::Cluster> for Cluster {
-    type Error = InvalidUpdate;
+impl TryFrom<v1::ClusterInfo> for ClusterInfo {
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::Cluster) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::ClusterInfo) -> Result<Self, InvalidMessage> {
         let mut service_cidrs = cidrs(&wire.service_cidrs, "service_cidrs")?;
         service_cidrs.sort_unstable();
         service_cidrs.dedup();
@@ -199,12 +199,12 @@ impl TryFrom<v1::Cluster> for Cluster {
 }
 
 impl TryFrom<v1::Operation> for Operation {
-    type Error = InvalidUpdate;
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::Operation) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::Operation) -> Result<Self, InvalidMessage> {
         use v1::operation::Operation as Wire;
         let operation = wire.operation.ok_or_else(|| {
-            InvalidUpdate::new("operation", "unknown: the frontend is newer than this agent, or broken")
+            InvalidMessage::new("operation", "unknown: the frontend is newer than this agent, or broken")
         })?;
         Ok(match operation {
             Wire::PutServicePort(port) => Self::PutServicePort(port.try_into().within("put_service_port")?),
@@ -216,7 +216,7 @@ impl TryFrom<v1::Operation> for Operation {
             Wire::ResetBucket(bucket) => {
                 let number = u8::try_from(bucket).ok().filter(|number| usize::from(*number) < BUCKETS);
                 Self::ResetBucket(number.ok_or_else(|| {
-                    InvalidUpdate::new("reset_bucket", format!("{bucket} is no bucket (0 to {})", BUCKETS - 1))
+                    InvalidMessage::new("reset_bucket", format!("{bucket} is no bucket (0 to {})", BUCKETS - 1))
                 })?)
             }
         })
@@ -224,9 +224,9 @@ impl TryFrom<v1::Operation> for Operation {
 }
 
 impl TryFrom<v1::PoolChange> for Operation {
-    type Error = InvalidUpdate;
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::PoolChange) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::PoolChange) -> Result<Self, InvalidMessage> {
         let pool = pool_id(wire.key, wire.class, wire.family)?;
         let add = unpack_endpoints(pool.class, pool.family, &wire.add, "add")?;
         let remove = unpack_endpoints(pool.class, pool.family, &wire.remove, "remove")?;
@@ -235,9 +235,9 @@ impl TryFrom<v1::PoolChange> for Operation {
 }
 
 impl TryFrom<v1::PoolReplacement> for Operation {
-    type Error = InvalidUpdate;
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::PoolReplacement) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::PoolReplacement) -> Result<Self, InvalidMessage> {
         let pool = pool_id(wire.key, wire.class, wire.family)?;
         let endpoints = unpack_endpoints(pool.class, pool.family, &wire.endpoints, "endpoints")?;
         Ok(Self::ReplacePool { pool, endpoints: endpoints.into_iter().collect::<Pool>() })
@@ -245,9 +245,9 @@ impl TryFrom<v1::PoolReplacement> for Operation {
 }
 
 impl TryFrom<v1::Batch> for Batch {
-    type Error = InvalidUpdate;
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::Batch) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::Batch) -> Result<Self, InvalidMessage> {
         let operations = wire.operations.into_iter().enumerate();
         let operations = operations
             .map(|(at, operation)| operation.try_into().within(format_args!("operations[{at}]")))
@@ -264,27 +264,27 @@ impl TryFrom<v1::Batch> for Batch {
 }
 
 impl TryFrom<v1::Welcome> for Welcome {
-    type Error = InvalidUpdate;
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::Welcome) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::Welcome) -> Result<Self, InvalidMessage> {
         protocol_version(wire.protocol_version)?;
-        let mode = match v1::Mode::try_from(wire.mode) {
-            Ok(v1::Mode::Resume) => Mode::Resume,
-            Ok(v1::Mode::Repair) => Mode::Repair,
-            Ok(v1::Mode::Snapshot) => Mode::Snapshot,
-            _ => return Err(InvalidUpdate::new("mode", format!("unknown mode {}", wire.mode))),
+        let mode = match v1::SyncMode::try_from(wire.mode) {
+            Ok(v1::SyncMode::Resume) => SyncMode::Resume,
+            Ok(v1::SyncMode::Repair) => SyncMode::Repair,
+            Ok(v1::SyncMode::Snapshot) => SyncMode::Snapshot,
+            _ => return Err(InvalidMessage::new("mode", format!("unknown mode {}", wire.mode))),
         };
         if wire.epoch == 0 {
-            return Err(InvalidUpdate::new("epoch", "is 0"));
+            return Err(InvalidMessage::new("epoch", "is 0"));
         }
         Ok(Self { epoch: Epoch(wire.epoch), mode, source_version: SourceVersion(wire.source_version) })
     }
 }
 
-impl TryFrom<v1::ServerMessage> for ServerEvent {
-    type Error = InvalidUpdate;
+impl TryFrom<v1::ServerMessage> for ServerMessage {
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::ServerMessage) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::ServerMessage) -> Result<Self, InvalidMessage> {
         use v1::server_message::Message;
         Ok(match required(wire.message, "message")? {
             Message::Welcome(welcome) => Self::Welcome(welcome.try_into().within("welcome")?),
@@ -301,10 +301,10 @@ fn time(micros: u64) -> Option<SystemTime> {
     (micros != 0).then(|| UNIX_EPOCH.checked_add(Duration::from_micros(micros))).flatten()
 }
 
-impl TryFrom<v1::Failure> for Failure {
-    type Error = InvalidUpdate;
+impl TryFrom<v1::ServicePortFailure> for ServicePortFailure {
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::Failure) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::ServicePortFailure) -> Result<Self, InvalidMessage> {
         let kind = match v1::FailureKind::try_from(wire.kind) {
             Ok(v1::FailureKind::HealthCheck) => FailureKind::HealthCheck,
             // Of a newer client's kinds this much is true: something is not in force.
@@ -315,18 +315,18 @@ impl TryFrom<v1::Failure> for Failure {
 }
 
 impl TryFrom<v1::Hello> for Hello {
-    type Error = InvalidUpdate;
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::Hello) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::Hello) -> Result<Self, InvalidMessage> {
         protocol_version(wire.protocol_version)?;
         if wire.node.is_empty() {
-            return Err(InvalidUpdate::new("node", "is empty: say which node's view is wanted"));
+            return Err(InvalidMessage::new("node", "is empty: say which node's view is wanted"));
         }
         let role = match v1::Role::try_from(wire.role) {
             Ok(v1::Role::Unspecified | v1::Role::Backend) => Role::Backend,
             Ok(v1::Role::Observer) => Role::Observer,
             Ok(v1::Role::Shadow) => Role::Shadow,
-            Err(_) => return Err(InvalidUpdate::new("role", format!("unknown role {}", wire.role))),
+            Err(_) => return Err(InvalidMessage::new("role", format!("unknown role {}", wire.role))),
         };
         let held = (!wire.digests.is_empty()).then(|| digests(&wire.digests, "digests")).transpose()?;
         Ok(Self {
@@ -342,10 +342,10 @@ impl TryFrom<v1::Hello> for Hello {
     }
 }
 
-impl TryFrom<v1::ClientMessage> for ClientEvent {
-    type Error = InvalidUpdate;
+impl TryFrom<v1::ClientMessage> for ClientMessage {
+    type Error = InvalidMessage;
 
-    fn try_from(wire: v1::ClientMessage) -> Result<Self, InvalidUpdate> {
+    fn try_from(wire: v1::ClientMessage) -> Result<Self, InvalidMessage> {
         use v1::client_message::Message;
         Ok(match required(wire.message, "message")? {
             Message::Hello(hello) => Self::Hello(hello.try_into().within("hello")?),
@@ -361,8 +361,8 @@ impl TryFrom<v1::ClientMessage> for ClientEvent {
                     failures,
                 })
             }
-            Message::Digests(message) => {
-                Self::Digests(Revision(message.revision), digests(&message.digests, "digests.digests")?)
+            Message::DigestResponse(message) => {
+                Self::DigestResponse(Revision(message.revision), digests(&message.digests, "digest_response.digests")?)
             }
         })
     }

@@ -5,8 +5,8 @@ use std::num::NonZeroU16;
 
 use bytes::Bytes;
 
-use super::InvalidUpdate;
-use crate::model::{Endpoint, Family, PoolClass};
+use super::InvalidMessage;
+use crate::model::{Endpoint, IpFamily, PoolClass};
 
 /// Bit 0 of the flags byte of a local pool's entry.
 const FLAG_TERMINATING: u8 = 1;
@@ -35,16 +35,16 @@ pub(super) fn pack_endpoints(class: PoolClass, endpoints: &[Endpoint]) -> Bytes 
 /// Reads what [`pack_endpoints`] wrote.
 pub(super) fn unpack_endpoints(
     class: PoolClass,
-    family: Family,
+    family: IpFamily,
     bytes: &[u8],
     field: &str,
-) -> Result<Vec<Endpoint>, InvalidUpdate> {
+) -> Result<Vec<Endpoint>, InvalidMessage> {
     let address_len = family.address_len();
     let flags_len = usize::from(class == PoolClass::Local);
     let entry_len = address_len + 2 + flags_len;
     if !bytes.len().is_multiple_of(entry_len) {
         let reason = format!("{} bytes are no multiple of {entry_len}", bytes.len());
-        return Err(InvalidUpdate::new(field, reason));
+        return Err(InvalidMessage::new(field, reason));
     }
     let entries = bytes.chunks_exact(entry_len).enumerate();
     entries
@@ -53,7 +53,7 @@ pub(super) fn unpack_endpoints(
             let address = unpack_address(address, &format!("{field}[{at}]"))?;
             let port = u16::from_be_bytes([rest[0], rest[1]]);
             let port =
-                NonZeroU16::new(port).ok_or_else(|| InvalidUpdate::new(format!("{field}[{at}]"), "port is 0"))?;
+                NonZeroU16::new(port).ok_or_else(|| InvalidMessage::new(format!("{field}[{at}]"), "port is 0"))?;
             let terminating = rest.get(2).is_some_and(|flags| flags & FLAG_TERMINATING != 0);
             Ok(Endpoint { address, port, terminating })
         })
@@ -73,12 +73,12 @@ pub fn pack_address(address: &IpAddr) -> Bytes {
 ///
 /// # Errors
 /// When it has neither 4 nor 16 bytes; `field` says where that is.
-pub fn unpack_address(bytes: &[u8], field: &str) -> Result<IpAddr, InvalidUpdate> {
+pub fn unpack_address(bytes: &[u8], field: &str) -> Result<IpAddr, InvalidMessage> {
     if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
         Ok(IpAddr::from(octets))
     } else if let Ok(octets) = <[u8; 16]>::try_from(bytes) {
         Ok(IpAddr::from(octets))
     } else {
-        Err(InvalidUpdate::new(field, format!("{} bytes are no IP address", bytes.len())))
+        Err(InvalidMessage::new(field, format!("{} bytes are no IP address", bytes.len())))
     }
 }

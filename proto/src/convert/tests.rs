@@ -11,21 +11,21 @@ use proptest::{collection::vec, option, prelude::*};
 use prost::Message as _;
 
 use crate::{
-    digest::{BUCKETS, Digest, Digests, KeyHash},
+    digest::{BUCKETS, Digest, DigestVector, KeyHash},
     encoded::{EncodedMessage, EncodedOperation},
     model::*,
     v1,
 };
 
-fn address(family: Family) -> BoxedStrategy<IpAddr> {
+fn address(family: IpFamily) -> BoxedStrategy<IpAddr> {
     match family {
-        Family::V4 => any::<[u8; 4]>().prop_map(IpAddr::from).boxed(),
-        Family::V6 => any::<[u8; 16]>().prop_map(IpAddr::from).boxed(),
+        IpFamily::V4 => any::<[u8; 4]>().prop_map(IpAddr::from).boxed(),
+        IpFamily::V6 => any::<[u8; 16]>().prop_map(IpAddr::from).boxed(),
     }
 }
 
-fn family() -> impl Strategy<Value = Family> {
-    prop_oneof![Just(Family::V4), Just(Family::V6)]
+fn family() -> impl Strategy<Value = IpFamily> {
+    prop_oneof![Just(IpFamily::V4), Just(IpFamily::V6)]
 }
 
 fn sorted_addresses() -> impl Strategy<Value = Vec<IpAddr>> {
@@ -59,7 +59,7 @@ fn key() -> impl Strategy<Value = ServicePortKey> {
 }
 
 fn scheduler() -> impl Strategy<Value = IpvsScheduler> {
-    let flags = || any::<(bool, bool)>().prop_map(|(fallback, port)| HashFlags { fallback, port });
+    let flags = || any::<(bool, bool)>().prop_map(|(fallback, port)| SchedulerFlags { fallback, port });
     prop_oneof![
         Just(IpvsScheduler::Rr),
         Just(IpvsScheduler::Wlc),
@@ -76,7 +76,7 @@ prop_compose! {
     fn service_port()(
         key in key(),
         port in number(),
-        (v4, v6) in (option::of(address(Family::V4)), option::of(address(Family::V6))),
+        (v4, v6) in (option::of(address(IpFamily::V4)), option::of(address(IpFamily::V6))),
         (node_port, health_check_node_port) in (option::of(number()), option::of(number())),
         (external_ips, load_balancer_ips) in (sorted_addresses(), sorted_addresses()),
         source_ranges in sorted_cidrs(),
@@ -103,7 +103,7 @@ prop_compose! {
     }
 }
 
-fn endpoints(class: PoolClass, family: Family) -> impl Strategy<Value = Vec<Endpoint>> {
+fn endpoints(class: PoolClass, family: IpFamily) -> impl Strategy<Value = Vec<Endpoint>> {
     vec((address(family), number(), any::<bool>()), 0..9).prop_map(move |entries| {
         let terminating = |flag| class == PoolClass::Local && flag;
         let endpoint = |(address, port, flag)| Endpoint { address, port, terminating: terminating(flag) };
@@ -115,9 +115,9 @@ fn class() -> impl Strategy<Value = PoolClass> {
     prop_oneof![Just(PoolClass::Cluster), Just(PoolClass::Local)]
 }
 
-fn node() -> impl Strategy<Value = Node> {
+fn node() -> impl Strategy<Value = NodeInfo> {
     ("[a-z]{1,9}", vec(family().prop_flat_map(address), 0..3), vec(cidr(), 0..3), "[a-z]{0,3}", any::<bool>()).prop_map(
-        |(name, addresses, pod_cidrs, zone, eligible)| Node {
+        |(name, addresses, pod_cidrs, zone, eligible)| NodeInfo {
             name: name.into(),
             addresses,
             pod_cidrs,
@@ -142,7 +142,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_flat_map(|(key, class, family)| { (Just(PoolId { key, class, family }), endpoints(class, family)) })
             .prop_map(|(pool, endpoints)| Operation::ReplacePool { pool, endpoints: endpoints.into_iter().collect() }),
         node().prop_map(Operation::PutNode),
-        sorted_cidrs().prop_map(|service_cidrs| Operation::PutCluster(Cluster { service_cidrs })),
+        sorted_cidrs().prop_map(|service_cidrs| Operation::PutCluster(ClusterInfo { service_cidrs })),
         (0..BUCKETS as u8).prop_map(Operation::ResetBucket),
     ]
 }
@@ -162,30 +162,30 @@ fn batch() -> impl Strategy<Value = Batch> {
     )
 }
 
-fn server_event() -> impl Strategy<Value = ServerEvent> {
-    let mode = prop_oneof![Just(Mode::Resume), Just(Mode::Repair), Just(Mode::Snapshot)];
+fn server_event() -> impl Strategy<Value = ServerMessage> {
+    let mode = prop_oneof![Just(SyncMode::Resume), Just(SyncMode::Repair), Just(SyncMode::Snapshot)];
     prop_oneof![
         (1..u64::MAX, mode, any::<u64>()).prop_map(|(epoch, mode, version)| {
             let (epoch, source_version) = (Epoch(epoch), SourceVersion(version));
-            ServerEvent::Welcome(Welcome { epoch, mode, source_version })
+            ServerMessage::Welcome(Welcome { epoch, mode, source_version })
         }),
-        batch().prop_map(ServerEvent::Batch),
-        any::<(u64, u64)>().prop_map(|(revision, sum)| ServerEvent::Bookmark(Revision(revision), Digest(sum))),
-        any::<u32>().prop_map(|millis| ServerEvent::Drain(Duration::from_millis(millis.into()))),
-        Just(ServerEvent::DigestRequest),
+        batch().prop_map(ServerMessage::Batch),
+        any::<(u64, u64)>().prop_map(|(revision, sum)| ServerMessage::Bookmark(Revision(revision), Digest(sum))),
+        any::<u32>().prop_map(|millis| ServerMessage::Drain(Duration::from_millis(millis.into()))),
+        Just(ServerMessage::DigestRequest),
     ]
 }
 
-fn digests() -> impl Strategy<Value = Box<Digests>> {
-    vec(any::<u64>(), BUCKETS + 1).prop_map(|entries| Box::new(Digests::from_slice(&entries).unwrap()))
+fn digests() -> impl Strategy<Value = Box<DigestVector>> {
+    vec(any::<u64>(), BUCKETS + 1).prop_map(|entries| Box::new(DigestVector::from_slice(&entries).unwrap()))
 }
 
-fn client_event() -> impl Strategy<Value = ClientEvent> {
+fn client_event() -> impl Strategy<Value = ClientMessage> {
     let resume = option::of((1..u64::MAX, any::<u64>()));
     let roles = prop_oneof![Just(Role::Backend), Just(Role::Observer), Just(Role::Shadow)];
     let hello = ("[a-z]{1,9}", roles, resume, option::of(digests()), any::<u64>(), option::of(1..u64::MAX / 1_000_000))
         .prop_map(|(node, role, resume, digests, version, started)| {
-            ClientEvent::Hello(Hello {
+            ClientMessage::Hello(Hello {
                 node: node.into(),
                 role,
                 backend: "nft".into(),
@@ -197,15 +197,11 @@ fn client_event() -> impl Strategy<Value = ClientEvent> {
             })
         });
     let kind = prop_oneof![Just(FailureKind::Program), Just(FailureKind::HealthCheck)];
-    let failure = (key(), "[ -~]{0,20}", any::<bool>(), kind).prop_map(|(key, reason, retryable, kind)| Failure {
-        key,
-        reason,
-        retryable,
-        kind,
-    });
+    let failure = (key(), "[ -~]{0,20}", any::<bool>(), kind)
+        .prop_map(|(key, reason, retryable, kind)| ServicePortFailure { key, reason, retryable, kind });
     let ack = (any::<u64>(), option::of(1..u64::MAX), 0..u64::MAX / 1_000_000, vec(failure, 0..3)).prop_map(
         |(revision, digest, micros, failures)| {
-            ClientEvent::Ack(Ack {
+            ClientMessage::Ack(Ack {
                 revision: Revision(revision),
                 digest: digest.map(Digest),
                 apply_time: Duration::from_micros(micros),
@@ -216,7 +212,8 @@ fn client_event() -> impl Strategy<Value = ClientEvent> {
     prop_oneof![
         hello,
         ack,
-        (any::<u64>(), digests()).prop_map(|(revision, digests)| ClientEvent::Digests(Revision(revision), digests)),
+        (any::<u64>(), digests())
+            .prop_map(|(revision, digests)| ClientMessage::DigestResponse(Revision(revision), digests)),
     ]
 }
 
@@ -224,14 +221,14 @@ proptest! {
     #[test]
     fn a_server_event_survives_the_wire(event in server_event()) {
         let bytes = v1::ServerMessage::from(&event).encode_to_vec();
-        let back = ServerEvent::try_from(v1::ServerMessage::decode(bytes.as_slice()).unwrap());
+        let back = ServerMessage::try_from(v1::ServerMessage::decode(bytes.as_slice()).unwrap());
         prop_assert_eq!(back, Ok(event));
     }
 
     #[test]
     fn a_client_event_survives_the_wire(event in client_event()) {
         let bytes = v1::ClientMessage::from(&event).encode_to_vec();
-        let back = ClientEvent::try_from(v1::ClientMessage::decode(bytes.as_slice()).unwrap());
+        let back = ClientMessage::try_from(v1::ClientMessage::decode(bytes.as_slice()).unwrap());
         prop_assert_eq!(back, Ok(event));
     }
 
@@ -243,22 +240,22 @@ proptest! {
         let (joined, single) = pieces.split_at(split.min(pieces.len()));
         let pieces = std::iter::once(EncodedOperation::join(joined)).chain(single.iter().cloned());
         let message = EncodedMessage::batch(&header, pieces);
-        let event = ServerEvent::Batch(batch);
+        let event = ServerMessage::Batch(batch);
         prop_assert_eq!(message.len(), EncodedMessage::new(&event).len());
-        prop_assert_eq!(ServerEvent::try_from(message.decode().unwrap()), Ok(event));
+        prop_assert_eq!(ServerMessage::try_from(message.decode().unwrap()), Ok(event));
     }
 
     /// Random bytes are refused or understood, never a panic.
     #[test]
     fn garbage_never_panics(bytes in vec(any::<u8>(), 0..200)) {
-        let _ = v1::ServerMessage::decode(bytes.as_slice()).map(ServerEvent::try_from);
-        let _ = v1::ClientMessage::decode(bytes.as_slice()).map(ClientEvent::try_from);
+        let _ = v1::ServerMessage::decode(bytes.as_slice()).map(ServerMessage::try_from);
+        let _ = v1::ClientMessage::decode(bytes.as_slice()).map(ClientMessage::try_from);
     }
 
     #[test]
     fn a_pool_diff_leads_to_the_target(
-        from in endpoints(PoolClass::Local, Family::V4),
-        to in endpoints(PoolClass::Local, Family::V4),
+        from in endpoints(PoolClass::Local, IpFamily::V4),
+        to in endpoints(PoolClass::Local, IpFamily::V4),
     ) {
         let (mut from, to): (Pool, Pool) = (from.into_iter().collect(), to.into_iter().collect());
         let (add, remove) = from.diff(&to);
@@ -289,7 +286,7 @@ fn operation_message(operation: v1::operation::Operation) -> v1::ServerMessage {
 
 /// The error of a message that must be refused.
 fn refused(message: v1::ServerMessage) -> String {
-    ServerEvent::try_from(message).unwrap_err().to_string()
+    ServerMessage::try_from(message).unwrap_err().to_string()
 }
 
 #[test]
@@ -342,7 +339,7 @@ fn another_protocol_version_and_an_empty_node_are_refused() {
     let hello = |version, node: &str| {
         let hello = v1::Hello { protocol_version: version, node: node.into(), ..Default::default() };
         let message = v1::ClientMessage { message: Some(v1::client_message::Message::Hello(hello)) };
-        ClientEvent::try_from(message).map(|_| ()).map_err(|error| error.to_string())
+        ClientMessage::try_from(message).map(|_| ()).map_err(|error| error.to_string())
     };
     assert_eq!(hello(1, "node-a"), Ok(()));
     let error = hello(2, "node-a").unwrap_err();

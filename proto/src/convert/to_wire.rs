@@ -6,10 +6,10 @@ use ipnet::IpNet;
 
 use super::pack::{pack_address, pack_endpoints};
 use crate::{
-    digest::Digests,
+    digest::DigestVector,
     model::{
-        Ack, Batch, ClientEvent, Cluster, Failure, FailureKind, Family, Hello, Mode, Node, Operation, PoolClass,
-        Protocol, Role, ServerEvent, ServicePort, ServicePortKey, TrafficPolicy, Welcome,
+        Ack, Batch, ClientMessage, ClusterInfo, FailureKind, Hello, IpFamily, NodeInfo, Operation, PoolClass, Protocol,
+        Role, ServerMessage, ServicePort, ServicePortFailure, ServicePortKey, SyncMode, TrafficPolicy, Welcome,
     },
     v1,
 };
@@ -51,11 +51,11 @@ impl From<PoolClass> for v1::PoolClass {
     }
 }
 
-impl From<Family> for v1::IpFamily {
-    fn from(family: Family) -> Self {
+impl From<IpFamily> for v1::IpFamily {
+    fn from(family: IpFamily) -> Self {
         match family {
-            Family::V4 => Self::V4,
-            Family::V6 => Self::V6,
+            IpFamily::V4 => Self::V4,
+            IpFamily::V6 => Self::V6,
         }
     }
 }
@@ -70,12 +70,12 @@ impl From<Role> for v1::Role {
     }
 }
 
-impl From<Mode> for v1::Mode {
-    fn from(mode: Mode) -> Self {
+impl From<SyncMode> for v1::SyncMode {
+    fn from(mode: SyncMode) -> Self {
         match mode {
-            Mode::Resume => Self::Resume,
-            Mode::Repair => Self::Repair,
-            Mode::Snapshot => Self::Snapshot,
+            SyncMode::Resume => Self::Resume,
+            SyncMode::Repair => Self::Repair,
+            SyncMode::Snapshot => Self::Snapshot,
         }
     }
 }
@@ -133,9 +133,9 @@ impl From<&ServicePort> for v1::ServicePort {
     }
 }
 
-impl From<&Node> for v1::Node {
-    fn from(node: &Node) -> Self {
-        let Node { name, addresses, pod_cidrs, zone, eligible } = node;
+impl From<&NodeInfo> for v1::NodeInfo {
+    fn from(node: &NodeInfo) -> Self {
+        let NodeInfo { name, addresses, pod_cidrs, zone, eligible } = node;
         Self {
             name: name.to_string(),
             addresses: addresses.iter().map(pack_address).collect(),
@@ -146,8 +146,8 @@ impl From<&Node> for v1::Node {
     }
 }
 
-impl From<&Cluster> for v1::Cluster {
-    fn from(cluster: &Cluster) -> Self {
+impl From<&ClusterInfo> for v1::ClusterInfo {
+    fn from(cluster: &ClusterInfo) -> Self {
         Self { service_cidrs: cluster.service_cidrs.iter().map(Into::into).collect() }
     }
 }
@@ -201,8 +201,8 @@ impl From<FailureKind> for v1::FailureKind {
     }
 }
 
-impl From<&Failure> for v1::Failure {
-    fn from(failure: &Failure) -> Self {
+impl From<&ServicePortFailure> for v1::ServicePortFailure {
+    fn from(failure: &ServicePortFailure) -> Self {
         Self {
             key: Some((&failure.key).into()),
             reason: failure.reason.clone(),
@@ -212,36 +212,36 @@ impl From<&Failure> for v1::Failure {
     }
 }
 
-impl From<&ServerEvent> for v1::ServerMessage {
-    fn from(event: &ServerEvent) -> Self {
+impl From<&ServerMessage> for v1::ServerMessage {
+    fn from(event: &ServerMessage) -> Self {
         use v1::server_message::Message;
         let message = match event {
-            ServerEvent::Welcome(Welcome { epoch, mode, source_version }) => Message::Welcome(v1::Welcome {
+            ServerMessage::Welcome(Welcome { epoch, mode, source_version }) => Message::Welcome(v1::Welcome {
                 protocol_version: crate::PROTOCOL_VERSION,
                 features: Vec::new(),
                 epoch: epoch.0,
-                mode: v1::Mode::from(*mode).into(),
+                mode: v1::SyncMode::from(*mode).into(),
                 source_version: source_version.0,
             }),
-            ServerEvent::Batch(batch) => Message::Batch(batch.into()),
-            ServerEvent::Bookmark(revision, digest) => {
+            ServerMessage::Batch(batch) => Message::Batch(batch.into()),
+            ServerMessage::Bookmark(revision, digest) => {
                 Message::Bookmark(v1::Bookmark { revision: revision.0, digest: digest.0 })
             }
-            ServerEvent::Drain(delay) => {
+            ServerMessage::Drain(delay) => {
                 let max_delay_millis = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
                 Message::Drain(v1::Drain { max_delay_millis })
             }
-            ServerEvent::DigestRequest => Message::DigestRequest(v1::DigestRequest {}),
+            ServerMessage::DigestRequest => Message::DigestRequest(v1::DigestRequest {}),
         };
         Self { message: Some(message) }
     }
 }
 
-impl From<&ClientEvent> for v1::ClientMessage {
-    fn from(event: &ClientEvent) -> Self {
+impl From<&ClientMessage> for v1::ClientMessage {
+    fn from(event: &ClientMessage) -> Self {
         use v1::client_message::Message;
         let message = match event {
-            ClientEvent::Hello(hello) => {
+            ClientMessage::Hello(hello) => {
                 let Hello { node, role, backend, backend_version, resume, digests, source_version, started } = hello;
                 let (epoch, revision) = resume.unwrap_or_default();
                 Message::Hello(v1::Hello {
@@ -253,19 +253,19 @@ impl From<&ClientEvent> for v1::ClientMessage {
                     backend_version: backend_version.clone(),
                     epoch: epoch.0,
                     revision: revision.0,
-                    digests: digests.as_deref().map(Digests::to_vec).unwrap_or_default(),
+                    digests: digests.as_deref().map(DigestVector::to_vec).unwrap_or_default(),
                     source_version: source_version.0,
                     started_micros: started.map_or(0, unix_micros),
                 })
             }
-            ClientEvent::Ack(Ack { revision, digest, apply_time, failures }) => Message::Ack(v1::Ack {
+            ClientMessage::Ack(Ack { revision, digest, apply_time, failures }) => Message::Ack(v1::Ack {
                 revision: revision.0,
                 digest: digest.map_or(0, |digest| digest.0),
                 apply_micros: micros(*apply_time),
                 failures: failures.iter().map(Into::into).collect(),
             }),
-            ClientEvent::Digests(revision, digests) => {
-                Message::Digests(v1::Digests { revision: revision.0, digests: digests.to_vec() })
+            ClientMessage::DigestResponse(revision, digests) => {
+                Message::DigestResponse(v1::DigestResponse { revision: revision.0, digests: digests.to_vec() })
             }
         };
         Self { message: Some(message) }

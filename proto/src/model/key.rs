@@ -20,7 +20,7 @@ pub enum Protocol {
 /// A protocol name that no Service can have.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("unknown protocol {0:?}: expected TCP, UDP or SCTP")]
-pub struct UnknownProtocol(pub String);
+pub struct ParseProtocolError(pub String);
 
 /// Identifies a [`super::ServicePort`] in the cluster.
 ///
@@ -69,14 +69,14 @@ impl fmt::Display for Protocol {
 }
 
 impl FromStr for Protocol {
-    type Err = UnknownProtocol;
+    type Err = ParseProtocolError;
 
     /// Reads the Kubernetes spelling (`TCP`). Other cases are not valid there.
-    fn from_str(name: &str) -> Result<Self, UnknownProtocol> {
+    fn from_str(name: &str) -> Result<Self, ParseProtocolError> {
         Self::ALL
             .into_iter()
             .find(|protocol| protocol.to_string() == name)
-            .ok_or_else(|| UnknownProtocol(name.to_owned()))
+            .ok_or_else(|| ParseProtocolError(name.to_owned()))
     }
 }
 

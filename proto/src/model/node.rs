@@ -5,11 +5,11 @@ use std::{net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 use serde::Serialize;
 
-use super::Family;
+use super::IpFamily;
 
 /// The receiving node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Node {
+pub struct NodeInfo {
     /// Node `metadata.name`.
     pub name: Arc<str>,
     /// Node `status.addresses`: InternalIPs, then ExternalIPs, in their order there, each once.
@@ -25,12 +25,12 @@ pub struct Node {
 
 /// Facts about the whole cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Cluster {
+pub struct ClusterInfo {
     /// Where cluster IPs are allocated from: ServiceCIDR `spec.cidrs`, sorted.
     pub service_cidrs: Vec<IpNet>,
 }
 
-impl Node {
+impl NodeInfo {
     /// A node of which nothing but the name is known.
     #[must_use]
     pub fn unknown(name: impl Into<Arc<str>>) -> Self {
@@ -39,7 +39,7 @@ impl Node {
 
     /// The node's primary address of a family: the first InternalIP, else the first ExternalIP. The loopback address is none.
     #[must_use]
-    pub fn primary_address(&self, family: Family) -> Option<IpAddr> {
-        self.addresses.iter().copied().find(|address| Family::of(address) == family && !address.is_loopback())
+    pub fn primary_address(&self, family: IpFamily) -> Option<IpAddr> {
+        self.addresses.iter().copied().find(|address| IpFamily::of(address) == family && !address.is_loopback())
     }
 }

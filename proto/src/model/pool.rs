@@ -8,14 +8,14 @@ use super::ServicePortKey;
 
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub enum Family {
+pub enum IpFamily {
     /// IPv4.
     V4,
     /// IPv6.
     V6,
 }
 
-/// One `T` for each address family, indexed by [`Family`].
+/// One `T` for each address family, indexed by [`IpFamily`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct PerFamily<T> {
     /// For IPv4.
@@ -55,7 +55,7 @@ pub struct PoolId {
     /// What it is for.
     pub class: PoolClass,
     /// The family of its addresses.
-    pub family: Family,
+    pub family: IpFamily,
 }
 
 /// A set of endpoints of one family, sorted, each address and port once.
@@ -63,7 +63,7 @@ pub struct PoolId {
 #[serde(transparent)]
 pub struct Pool(Vec<Endpoint>);
 
-impl Family {
+impl IpFamily {
     /// Both families, IPv4 first.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
@@ -86,7 +86,7 @@ impl Family {
     }
 }
 
-impl fmt::Display for Family {
+impl fmt::Display for IpFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::V4 => "IPv4",
@@ -97,32 +97,32 @@ impl fmt::Display for Family {
 
 impl<T> PerFamily<T> {
     /// Makes both values.
-    pub fn from_fn(mut make: impl FnMut(Family) -> T) -> Self {
-        Self { v4: make(Family::V4), v6: make(Family::V6) }
+    pub fn from_fn(mut make: impl FnMut(IpFamily) -> T) -> Self {
+        Self { v4: make(IpFamily::V4), v6: make(IpFamily::V6) }
     }
 
     /// Both values with their families, IPv4 first.
-    pub fn iter(&self) -> impl Iterator<Item = (Family, &T)> {
-        [(Family::V4, &self.v4), (Family::V6, &self.v6)].into_iter()
+    pub fn iter(&self) -> impl Iterator<Item = (IpFamily, &T)> {
+        [(IpFamily::V4, &self.v4), (IpFamily::V6, &self.v6)].into_iter()
     }
 }
 
-impl<T> ops::Index<Family> for PerFamily<T> {
+impl<T> ops::Index<IpFamily> for PerFamily<T> {
     type Output = T;
 
-    fn index(&self, family: Family) -> &T {
+    fn index(&self, family: IpFamily) -> &T {
         match family {
-            Family::V4 => &self.v4,
-            Family::V6 => &self.v6,
+            IpFamily::V4 => &self.v4,
+            IpFamily::V6 => &self.v6,
         }
     }
 }
 
-impl<T> ops::IndexMut<Family> for PerFamily<T> {
-    fn index_mut(&mut self, family: Family) -> &mut T {
+impl<T> ops::IndexMut<IpFamily> for PerFamily<T> {
+    fn index_mut(&mut self, family: IpFamily) -> &mut T {
         match family {
-            Family::V4 => &mut self.v4,
-            Family::V6 => &mut self.v6,
+            IpFamily::V4 => &mut self.v4,
+            IpFamily::V6 => &mut self.v6,
         }
     }
 }

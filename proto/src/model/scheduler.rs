@@ -17,7 +17,7 @@ pub enum IpvsScheduler {
     /// `wlc`: the same, by weight.
     Wlc,
     /// `sh`: by a hash of the source.
-    Sh(HashFlags),
+    Sh(SchedulerFlags),
     /// `dh`: by a hash of the destination.
     Dh,
     /// `sed`: where the delay is expected to be the shortest.
@@ -25,12 +25,12 @@ pub enum IpvsScheduler {
     /// `nq`: one that is idle, else as `sed`.
     Nq,
     /// `mh`: by a hash of the source that moves few clients when endpoints come and go.
-    Mh(HashFlags),
+    Mh(SchedulerFlags),
 }
 
 /// What can be said of the schedulers that hash the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HashFlags {
+pub struct SchedulerFlags {
     /// `fallback`: go elsewhere while the endpoint gets no new connections.
     pub fallback: bool,
     /// `port`: hash the client's port too.
@@ -39,7 +39,7 @@ pub struct HashFlags {
 
 /// Why a text is no scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadScheduler {
+pub enum ParseSchedulerError {
     /// There is none of that name.
     #[error("{0:?}: expected one of rr, wrr, lc, wlc, sh, dh, sed, nq, mh")]
     Unknown(String),
@@ -72,10 +72,10 @@ impl IpvsScheduler {
 
     /// Its flags; none where it can have none.
     #[must_use]
-    pub fn flags(self) -> HashFlags {
+    pub fn flags(self) -> SchedulerFlags {
         match self {
             Self::Sh(flags) | Self::Mh(flags) => flags,
-            Self::Rr | Self::Wrr | Self::Lc | Self::Wlc | Self::Dh | Self::Sed | Self::Nq => HashFlags::default(),
+            Self::Rr | Self::Wrr | Self::Lc | Self::Wlc | Self::Dh | Self::Sed | Self::Nq => SchedulerFlags::default(),
         }
     }
 
@@ -90,7 +90,7 @@ impl IpvsScheduler {
 }
 
 impl FromStr for IpvsScheduler {
-    type Err = BadScheduler;
+    type Err = ParseSchedulerError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let shown = || text.chars().take(SHOWN).collect();
@@ -100,15 +100,15 @@ impl FromStr for IpvsScheduler {
             "wrr" => Self::Wrr,
             "lc" => Self::Lc,
             "wlc" => Self::Wlc,
-            "sh" => Self::Sh(HashFlags::default()),
+            "sh" => Self::Sh(SchedulerFlags::default()),
             "dh" => Self::Dh,
             "sed" => Self::Sed,
             "nq" => Self::Nq,
-            "mh" => Self::Mh(HashFlags::default()),
-            _ => return Err(BadScheduler::Unknown(shown())),
+            "mh" => Self::Mh(SchedulerFlags::default()),
+            _ => return Err(ParseSchedulerError::Unknown(shown())),
         };
         let mut flags = flags.split(',').filter(|flag| !flag.is_empty());
-        flags.try_fold(plain, Self::with).ok_or_else(|| BadScheduler::Flag(shown()))
+        flags.try_fold(plain, Self::with).ok_or_else(|| ParseSchedulerError::Flag(shown()))
     }
 }
 
@@ -117,10 +117,10 @@ impl fmt::Display for IpvsScheduler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         f.write_str(match self.flags() {
-            HashFlags { fallback: false, port: false } => "",
-            HashFlags { fallback: true, port: false } => ":fallback",
-            HashFlags { fallback: false, port: true } => ":port",
-            HashFlags { fallback: true, port: true } => ":fallback,port",
+            SchedulerFlags { fallback: false, port: false } => "",
+            SchedulerFlags { fallback: true, port: false } => ":fallback",
+            SchedulerFlags { fallback: false, port: true } => ":port",
+            SchedulerFlags { fallback: true, port: true } => ":fallback,port",
         })
     }
 }
@@ -133,7 +133,7 @@ impl Serialize for IpvsScheduler {
 
 // === impl HashFlags ===
 
-impl HashFlags {
+impl SchedulerFlags {
     fn with(self, flag: &str) -> Option<Self> {
         match flag {
             "fallback" => Some(Self { fallback: true, ..self }),
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     /// The text of what a text is read as.
-    fn read(text: &str) -> Result<String, BadScheduler> {
+    fn read(text: &str) -> Result<String, ParseSchedulerError> {
         text.parse().map(|scheduler: IpvsScheduler| scheduler.to_string())
     }
 
@@ -157,7 +157,7 @@ mod tests {
         for text in ["rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh", "sh:port", "mh:fallback,port"] {
             assert_eq!(read(text), Ok(text.to_owned()));
         }
-        assert_eq!("sh:fallback".parse(), Ok(IpvsScheduler::Sh(HashFlags { fallback: true, port: false })));
+        assert_eq!("sh:fallback".parse(), Ok(IpvsScheduler::Sh(SchedulerFlags { fallback: true, port: false })));
         assert_eq!(read("mh:port,fallback,port"), Ok("mh:fallback,port".to_owned()));
         assert_eq!(read("wlc:"), Ok("wlc".to_owned()));
     }
@@ -165,11 +165,11 @@ mod tests {
     #[test]
     fn what_is_no_scheduler_says_why() {
         for text in ["", "fo", "WLC", " rr", "fo:port"] {
-            assert_eq!(read(text), Err(BadScheduler::Unknown(text.to_owned())));
+            assert_eq!(read(text), Err(ParseSchedulerError::Unknown(text.to_owned())));
         }
         for text in ["wlc:port", "mh:sticky", "sh:fallback,Port"] {
-            assert_eq!(read(text), Err(BadScheduler::Flag(text.to_owned())));
+            assert_eq!(read(text), Err(ParseSchedulerError::Flag(text.to_owned())));
         }
-        assert_eq!(read(&"é".repeat(9_000)), Err(BadScheduler::Unknown("é".repeat(40))));
+        assert_eq!(read(&"é".repeat(9_000)), Err(ParseSchedulerError::Unknown("é".repeat(40))));
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use serde::Serialize;
 
-use super::{Family, IpvsScheduler, PerFamily, ServicePortKey};
+use super::{IpFamily, IpvsScheduler, PerFamily, ServicePortKey};
 
 /// Which endpoints may serve a class of traffic: `internalTrafficPolicy` and `externalTrafficPolicy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -79,8 +79,8 @@ impl ServicePort {
     }
 
     /// The external and load-balancer IPs of one family: those that follow `external_policy`.
-    pub fn external_vips(&self, family: Family) -> impl Iterator<Item = IpAddr> + '_ {
+    pub fn external_policy_ips(&self, family: IpFamily) -> impl Iterator<Item = IpAddr> + '_ {
         let ips = self.external_ips.iter().chain(&self.load_balancer_ips);
-        ips.copied().filter(move |ip| Family::of(ip) == family)
+        ips.copied().filter(move |ip| IpFamily::of(ip) == family)
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Batch, Epoch, Revision, ServicePortKey, SourceVersion};
-use crate::digest::{Digest, Digests};
+use crate::digest::{Digest, DigestVector};
 
 /// What the sender of a [`Hello`] is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Role {
 
 /// How a stream starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum SyncMode {
     /// The changes since the client's revision follow.
     Resume,
     /// The digest buckets that differ follow, possibly none.
@@ -45,7 +45,7 @@ pub struct Hello {
     /// Where the client stopped, when it holds something.
     pub resume: Option<(Epoch, Revision)>,
     /// The digests of what it holds; `None` when it holds nothing or computes none.
-    pub digests: Option<Box<Digests>>,
+    pub digests: Option<Box<DigestVector>>,
     /// What the state that the client holds reflects.
     pub source_version: SourceVersion,
     /// Since when this run of the client lasts; `None` when it does not say.
@@ -58,7 +58,7 @@ pub struct Welcome {
     /// This run of the frontend.
     pub epoch: Epoch,
     /// How the stream starts.
-    pub mode: Mode,
+    pub mode: SyncMode,
     /// How far this frontend knows what it follows.
     pub source_version: SourceVersion,
 }
@@ -73,12 +73,12 @@ pub struct Ack {
     /// From commit received to kernel programmed.
     pub apply_time: Duration,
     /// What could not be programmed, all of it, each time.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<ServicePortFailure>,
 }
 
 /// A service port of which something is not in force on the node. Everything else is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct ServicePortFailure {
     /// Which one.
     pub key: ServicePortKey,
     /// Why, in words.
@@ -101,18 +101,18 @@ pub enum FailureKind {
 
 /// From the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClientEvent {
+pub enum ClientMessage {
     /// First, once.
     Hello(Hello),
     /// Once for each commit and each bookmark.
     Ack(Ack),
-    /// The answer to [`ServerEvent::DigestRequest`].
-    Digests(Revision, Box<Digests>),
+    /// The answer to [`ServerMessage::DigestRequest`].
+    DigestResponse(Revision, Box<DigestVector>),
 }
 
 /// From the frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ServerEvent {
+pub enum ServerMessage {
     /// First, once.
     Welcome(Welcome),
     /// Part of a change.

@@ -4,7 +4,7 @@ use std::{fmt, time::SystemTime};
 
 use serde::Serialize;
 
-use super::{Cluster, Endpoint, Node, Pool, PoolId, ServicePort, ServicePortKey};
+use super::{ClusterInfo, Endpoint, NodeInfo, Pool, PoolId, ServicePort, ServicePortKey};
 
 /// A state of the cluster as one frontend has numbered it. Grows by one with every commit; means nothing outside its
 /// [`Epoch`].
@@ -48,9 +48,9 @@ pub enum Operation {
         endpoints: Pool,
     },
     /// Replaces the node's facts.
-    PutNode(Node),
+    PutNode(NodeInfo),
     /// Replaces the cluster's facts.
-    PutCluster(Cluster),
+    PutCluster(ClusterInfo),
     /// Forgets every service port whose key falls into this digest bucket, with its pools.
     ResetBucket(u8),
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::table::{Dispatch, Place};
 
 /// The fixed chains, then the ends of those that service ports share: in a chain without a head their lines come first.
-fn fixed(family: Family, options: &Options) -> Vec<String> {
+fn fixed(family: IpFamily, options: &Options) -> Vec<String> {
     let state = mk_state().build();
     let base = base(family, options, state.node(), state.cluster());
     let chains = base
@@ -29,7 +29,7 @@ fn fixed(family: Family, options: &Options) -> Vec<String> {
 #[test]
 fn ipv4() {
     assert_lines(
-        &fixed(Family::V4, &pods()),
+        &fixed(IpFamily::V4, &pods()),
         r#"
 nat -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
 nat -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
@@ -58,7 +58,7 @@ fn ipv6() {
         ..within(&["fd00:10::/32", "fd00:11::/32"])
     };
     assert_lines(
-        &fixed(Family::V6, &options),
+        &fixed(IpFamily::V6, &options),
         r#"
 nat -A KUBE-MARK-MASQ -j MARK --set-xmark 0x100000/0x100000
 nat -A KUBE-POSTROUTING -m mark ! --mark 0x100000/0x100000 -j RETURN

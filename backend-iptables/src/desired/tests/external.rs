@@ -6,7 +6,7 @@ const TWO: [&str; 2] = ["10.180.0.1:80", "10.180.0.2:80"];
 const HERE: [&str; 1] = ["10.180.0.1:80"];
 
 /// The lines and chains of external traffic only.
-fn external(service: &Service, family: Family) -> Vec<String> {
+fn external(service: &Service, family: IpFamily) -> Vec<String> {
     let internal = ["FAIRLEAD-CLUSTER-IPS", "cluster IP", "KUBE-SEP-", "-A KUBE-SVC-", "-A KUBE-SVL-"];
     let lines = written(service, family, &pods()).into_iter();
     lines.filter(|line| !internal.iter().any(|word| line.contains(word))).collect()
@@ -20,7 +20,7 @@ fn external_ip() {
     });
     assert_written(
         &web,
-        Family::V4,
+        IpFamily::V4,
         r#"
 filter -A FAIRLEAD-CLUSTER-IPS -d 172.30.0.41/32 -m comment --comment "ns1/svc1 has no such port" -j FAIRLEAD-REJECT
 nat -A KUBE-SERVICES -d 172.30.0.41/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-SVC-XPGD46QRK7WJZT7O
@@ -36,7 +36,7 @@ nat -A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.
     // No cluster IP in this family.
     assert_written(
         &web,
-        Family::V6,
+        IpFamily::V6,
         r#"
 nat -A KUBE-SERVICES -d fd00:203::1/128 -p tcp -m comment --comment "ns1/svc1:p80 external IP" -m tcp --dport 80 -j KUBE-EXT-XPGD46QRK7WJZT7O
 nat -A KUBE-EXT-XPGD46QRK7WJZT7O -m comment --comment "masquerade traffic for ns1/svc1:p80 external destinations" -j KUBE-MARK-MASQ
@@ -54,7 +54,7 @@ fn node_port() {
         let web = web.cluster_ip("172.30.0.41").cluster_ip("fd00:172:30::41").node_port(30080);
         web.endpoints(["10.180.0.1:80", "[fd00:10:180::1]:80"])
     });
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         assert_lines(
             &external(&web, family),
             r#"
@@ -70,7 +70,7 @@ nat -A KUBE-EXT-XPGD46QRK7WJZT7O -j KUBE-SVC-XPGD46QRK7WJZT7O
 fn load_balancer_ip() {
     let web = service(|web| web.load_balancer_ip("203.0.113.1").endpoints(HERE));
     assert_lines(
-        &external(&web, Family::V4),
+        &external(&web, IpFamily::V4),
         r#"
 nat -A KUBE-SERVICES -d 203.0.113.1/32 -p tcp -m comment --comment "ns1/svc1:p80 loadbalancer IP" -m tcp --dport 80 -j KUBE-EXT-XPGD46QRK7WJZT7O
 nat -A KUBE-EXT-XPGD46QRK7WJZT7O -m comment --comment "masquerade traffic for ns1/svc1:p80 external destinations" -j KUBE-MARK-MASQ
@@ -91,7 +91,7 @@ fn source_ranges() {
         })
     };
     assert_lines(
-        &external(&web(&["198.51.100.0/25", "192.168.1.0/24", "fd00:198::/64"]), Family::V4),
+        &external(&web(&["198.51.100.0/25", "192.168.1.0/24", "fd00:198::/64"]), IpFamily::V4),
         r#"
 filter -A KUBE-PROXY-FIREWALL -d 203.0.113.1/32 -p tcp -m comment --comment "ns1/svc1:p80 traffic not accepted by KUBE-FW-XPGD46QRK7WJZT7O" -m tcp --dport 80 -j DROP
 nat -A KUBE-SERVICES -d 203.0.113.1/32 -p tcp -m comment --comment "ns1/svc1:p80 loadbalancer IP" -m tcp --dport 80 -j KUBE-FW-XPGD46QRK7WJZT7O
@@ -112,9 +112,9 @@ nat -A KUBE-EXT-XPGD46QRK7WJZT7O -j KUBE-SVC-XPGD46QRK7WJZT7O
 nat -A KUBE-FW-XPGD46QRK7WJZT7O -s fd00:198::/64 -m comment --comment "ns1/svc1:p80 loadbalancer IP" -j KUBE-EXT-XPGD46QRK7WJZT7O
 nat -A KUBE-FW-XPGD46QRK7WJZT7O -m comment --comment "other traffic to ns1/svc1:p80 will be dropped by KUBE-PROXY-FIREWALL"
 "#;
-    assert_lines(&external(&web(&["198.51.100.0/25", "fd00:198::/64"]), Family::V6), v6);
+    assert_lines(&external(&web(&["198.51.100.0/25", "fd00:198::/64"]), IpFamily::V6), v6);
     for open in [&["198.51.100.0/25"][..], &["fd00:198::/64", "::/0"]] {
-        let lines = external(&web(open), Family::V6);
+        let lines = external(&web(open), IpFamily::V6);
         assert_eq!(with("KUBE-FW-", lines), [""; 0], "{open:?}");
     }
 }
@@ -125,7 +125,7 @@ fn source_ranges_without_endpoints() {
     let web =
         service(|web| web.cluster_ip("172.30.0.41").load_balancer_ip("203.0.113.1").source_range("198.51.100.0/25"));
     assert_lines(
-        &external(&web, Family::V4),
+        &external(&web, IpFamily::V4),
         r#"
 filter -A KUBE-EXTERNAL-SERVICES -d 203.0.113.1/32 -p tcp -m comment --comment "ns1/svc1:p80 has no endpoints" -m tcp --dport 80 -j REJECT --reject-with tcp-reset
 filter -A KUBE-PROXY-FIREWALL -d 203.0.113.1/32 -p tcp -m comment --comment "ns1/svc1:p80 traffic not accepted by KUBE-FW-XPGD46QRK7WJZT7O" -m tcp --dport 80 -j KUBE-FW-XPGD46QRK7WJZT7O
@@ -145,7 +145,7 @@ fn external_policy_local() {
     });
     assert_written(
         &web,
-        Family::V4,
+        IpFamily::V4,
         r#"
 filter -A FAIRLEAD-CLUSTER-IPS -d 172.30.0.41/32 -m comment --comment "ns1/svc1 has no such port" -j FAIRLEAD-REJECT
 filter -A KUBE-NODEPORTS -p tcp -m comment --comment "ns1/svc1 health check node port" -m tcp --dport 32000 -j ACCEPT
@@ -177,7 +177,7 @@ fn external_policy_local_with_nobody_here() {
         web.external_local().endpoints(["[fd00:10:180::1]:80"])
     });
     assert_lines(
-        &external(&web, Family::V6),
+        &external(&web, IpFamily::V6),
         r#"
 filter -A FAIRLEAD-NODEPORTS -p tcp -m comment --comment "ns1/svc1:p80 has no local endpoints" -m tcp --dport 30080 -j DROP
 filter -A KUBE-EXTERNAL-SERVICES -d fd00:203::1/128 -p tcp -m comment --comment "ns1/svc1:p80 has no local endpoints" -m tcp --dport 80 -j DROP
@@ -195,7 +195,7 @@ nat -A KUBE-EXT-XPGD46QRK7WJZT7O -m comment --comment "route LOCAL traffic for n
 fn external_policy_local_with_somebody_only_here() {
     let web = service(|web| web.external_ip("203.0.113.1").external_local().terminating_endpoints(HERE));
     assert_lines(
-        &external(&web, Family::V4),
+        &external(&web, IpFamily::V4),
         r#"
 filter -A KUBE-EXTERNAL-SERVICES -d 203.0.113.1/32 -p tcp -m comment --comment "ns1/svc1:p80 has no local endpoints" -m tcp --dport 80 -j DROP
 nat -A KUBE-SERVICES -d 203.0.113.1/32 -p tcp -m comment --comment "ns1/svc1:p80 external IP" -m tcp --dport 80 -j KUBE-EXT-XPGD46QRK7WJZT7O
@@ -216,7 +216,7 @@ fn with_nobody_anywhere_all_is_refused() {
     });
     assert_written(
         &web,
-        Family::V4,
+        IpFamily::V4,
         r#"
 filter -A FAIRLEAD-CLUSTER-IPS -d 172.30.0.41/32 -m comment --comment "ns1/svc1 has no such port" -j FAIRLEAD-REJECT
 filter -A FAIRLEAD-NODEPORTS -p tcp -m comment --comment "ns1/svc1:p80 has no endpoints" -m tcp --dport 30080 -j REJECT --reject-with tcp-reset

@@ -11,7 +11,7 @@ fn cluster_ip() {
     });
     assert_written(
         &web,
-        Family::V4,
+        IpFamily::V4,
         r#"
 filter -A FAIRLEAD-CLUSTER-IPS -d 172.30.0.41/32 -m comment --comment "ns1/svc1 has no such port" -j FAIRLEAD-REJECT
 nat -A KUBE-SERVICES -d 172.30.0.41/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-SVC-XPGD46QRK7WJZT7O
@@ -26,7 +26,7 @@ nat -A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.
     );
     assert_written(
         &web,
-        Family::V6,
+        IpFamily::V6,
         r#"
 filter -A FAIRLEAD-CLUSTER-IPS -d fd00:172:30::41/128 -m comment --comment "ns1/svc1 has no such port" -j FAIRLEAD-REJECT
 nat -A KUBE-SERVICES -d fd00:172:30::41/128 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-SVC-XPGD46QRK7WJZT7O
@@ -47,7 +47,7 @@ fn each_protocol_has_its_own_chains_and_its_own_match() {
             dns.cluster_ip("172.30.0.41").endpoints(["10.180.0.1:80"])
         });
         assert_lines(
-            &with("-p ", written(&dns, Family::V4, &pods())),
+            &with("-p ", written(&dns, IpFamily::V4, &pods())),
             &format!(
                 r#"
 nat -A KUBE-SERVICES -d 172.30.0.41/32 -p {protocol} -m comment --comment "ns1/svc1:p80 cluster IP" -m {protocol} --dport 80 -j KUBE-SVC-{svc}
@@ -65,7 +65,7 @@ fn endpoints_are_equally_likely() {
     let web =
         service(|web| web.cluster_ip("172.30.0.41").endpoints(["10.180.0.1:80", "10.180.0.2:80", "10.180.0.3:80"]));
     assert_lines(
-        &with(" -> ", written(&web, Family::V4, &pods())),
+        &with(" -> ", written(&web, IpFamily::V4, &pods())),
         r#"
 nat -A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.1:80" -m statistic --mode random --probability 0.33333333349 -j KUBE-SEP-SXIVWICOYRO3J4NJ
 nat -A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.2:80" -m statistic --mode random --probability 0.50000000000 -j KUBE-SEP-LXVODXWDISEETFEF
@@ -81,7 +81,7 @@ fn affinity_remembers_clients_by_endpoint() {
         web.endpoints(["10.180.0.1:80", "10.180.0.2:80", "[fd00:10:180::1]:80"])
     });
     assert_lines(
-        &written(&web, Family::V4, &Options::default())[2..],
+        &written(&web, IpFamily::V4, &Options::default())[2..],
         r#"
 nat -A KUBE-SEP-LXVODXWDISEETFEF -s 10.180.0.2/32 -m comment --comment "ns1/svc1:p80" -j KUBE-MARK-MASQ
 nat -A KUBE-SEP-LXVODXWDISEETFEF -p tcp -m comment --comment "ns1/svc1:p80" -m recent --set --name KUBE-SEP-LXVODXWDISEETFEF --mask 255.255.255.255 --rsource -m tcp -j DNAT --to-destination 10.180.0.2:80
@@ -94,7 +94,7 @@ nat -A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.
 "#,
     );
     assert_lines(
-        &with("-m recent", written(&web, Family::V6, &pods())),
+        &with("-m recent", written(&web, IpFamily::V6, &pods())),
         r#"
 nat -A KUBE-SEP-OGYCNMB4EMRUSJ6N -p tcp -m comment --comment "ns1/svc1:p80" -m recent --set --name KUBE-SEP-OGYCNMB4EMRUSJ6N --mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff --rsource -m tcp -j DNAT --to-destination [fd00:10:180::1]:80
 nat -A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> [fd00:10:180::1]:80" -m recent --rcheck --seconds 10800 --reap --name KUBE-SEP-OGYCNMB4EMRUSJ6N --mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff --rsource -j KUBE-SEP-OGYCNMB4EMRUSJ6N
@@ -111,7 +111,7 @@ fn internal_policy_local() {
     });
     assert_written(
         &web,
-        Family::V4,
+        IpFamily::V4,
         r#"
 filter -A FAIRLEAD-CLUSTER-IPS -d 172.30.0.41/32 -m comment --comment "ns1/svc1 has no such port" -j FAIRLEAD-REJECT
 nat -A KUBE-SERVICES -d 172.30.0.41/32 -p tcp -m comment --comment "ns1/svc1:p80 cluster IP" -m tcp --dport 80 -j KUBE-SVL-XPGD46QRK7WJZT7O
@@ -124,7 +124,7 @@ nat -A KUBE-SVL-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.
     let elsewhere = service(|web| web.cluster_ip("172.30.0.41").internal_local().endpoints(["10.180.0.2:80"]));
     assert_written(
         &elsewhere,
-        Family::V4,
+        IpFamily::V4,
         r#"
 filter -A FAIRLEAD-CLUSTER-IPS -d 172.30.0.41/32 -m comment --comment "ns1/svc1 has no such port" -j FAIRLEAD-REJECT
 filter -A KUBE-SERVICES -d 172.30.0.41/32 -p tcp -m comment --comment "ns1/svc1:p80 has no local endpoints" -m tcp --dport 80 -j DROP
@@ -150,11 +150,11 @@ filter -A KUBE-SERVICES -d {ip} -p {protocol} -m comment --comment "ns1/svc1:p80
         );
     };
     let (v4, v6) = ("172.30.0.41/32", "fd00:172:30::41/128");
-    refused("tcp", Family::V4, v4, "tcp-reset");
-    refused("udp", Family::V4, v4, "icmp-port-unreachable");
-    refused("sctp", Family::V4, v4, "icmp-port-unreachable");
-    refused("tcp", Family::V6, v6, "tcp-reset");
-    refused("udp", Family::V6, v6, "icmp6-port-unreachable");
+    refused("tcp", IpFamily::V4, v4, "tcp-reset");
+    refused("udp", IpFamily::V4, v4, "icmp-port-unreachable");
+    refused("sctp", IpFamily::V4, v4, "icmp-port-unreachable");
+    refused("tcp", IpFamily::V6, v6, "tcp-reset");
+    refused("udp", IpFamily::V6, v6, "icmp6-port-unreachable");
 }
 
 /// As kube-proxy with each way to tell pods, and with `--masquerade-all`.
@@ -162,7 +162,7 @@ filter -A KUBE-SERVICES -d {ip} -p {protocol} -m comment --comment "ns1/svc1:p80
 fn who_is_masqueraded_on_the_way_to_a_cluster_ip() {
     let web = service(|web| web.cluster_ip("172.30.0.41").endpoints(["10.180.0.1:80"]));
     let check = |options: &Options, expected: &[(&str, &str, &str)]| {
-        let mut rules = written(&web, Family::V4, options);
+        let mut rules = written(&web, IpFamily::V4, options);
         rules.retain(|rule| rule.starts_with("nat -A KUBE-SVC-") && rule.contains("cluster IP"));
         let expected = expected.iter().map(|(source, interface, target)| {
             format!(
@@ -193,10 +193,10 @@ fn only_what_it_owns() {
     let node = mk_state().build().node().clone();
     let traffic = pods().traffic(&node);
     let context = Context { traffic: &traffic, node: &node.addresses };
-    assert_eq!(desired(&web, Family::V4, context, |_| false), None);
-    assert_eq!(desired(&web, Family::V6, context, |_| true), None);
+    assert_eq!(desired(&web, IpFamily::V4, context, |_| false), None);
+    assert_eq!(desired(&web, IpFamily::V6, context, |_| true), None);
     let external = |front: &backend::traffic::Front| front.to_string() == "203.0.113.1:80/tcp";
-    let Desired { fronts, lines, chains } = desired(&web, Family::V4, context, external).unwrap();
+    let Desired { fronts, lines, chains } = desired(&web, IpFamily::V4, context, external).unwrap();
     assert_eq!(fronts.len(), 1);
     assert!(lines.iter().all(|(_, line)| line.contains("203.0.113.1/32")), "{lines:?}");
     let rules: Vec<_> = chains.iter().flat_map(|chain| &chain.rules).collect();

@@ -20,10 +20,10 @@ async fn repaired(kernel: &Fake, state: &NodeState) -> String {
     assert!(asked.iter().all(|asked| asked.accepted), "{asked:?}");
     let fresh = Fake::default();
     driver(&fresh).reconcile(state).await.unwrap();
-    assert_eq!(kernel.tables(Family::V4).shape(), fresh.tables(Family::V4).shape());
+    assert_eq!(kernel.tables(IpFamily::V4).shape(), fresh.tables(IpFamily::V4).shape());
     assert_eq!(driver(kernel).reconcile(state).await.unwrap().writes, 0);
     kernel.asked();
-    asked.into_iter().filter(|asked| asked.family == Family::V4).map(|asked| asked.script).collect()
+    asked.into_iter().filter(|asked| asked.family == IpFamily::V4).map(|asked| asked.script).collect()
 }
 
 async fn with(state: &NodeState) -> Fake {
@@ -66,13 +66,13 @@ async fn what_others_have_changed_is_mended() {
         (format!("-A POSTROUTING {jump}"), "nat", format!("-D POSTROUTING {jump}")),
     ] {
         let kernel = with(&state).await;
-        kernel.stranger(Family::V4, &format!("*{table}\n{done}\nCOMMIT\n"));
+        kernel.stranger(IpFamily::V4, &format!("*{table}\n{done}\nCOMMIT\n"));
         assert_eq!(repaired(&kernel, &state).await, format!("*{table}\n{mended}\nCOMMIT\n"), "{done}");
     }
     // What must be last is not: the first such line would be deleted, so all are written again, in one go.
     for done in [format!("-A {}", line(7)), format!("-D {last}"), format!("-I {last}")] {
         let kernel = with(&state).await;
-        kernel.stranger(Family::V4, &format!("*nat\n{done}\nCOMMIT\n"));
+        kernel.stranger(IpFamily::V4, &format!("*nat\n{done}\nCOMMIT\n"));
         let script = repaired(&kernel, &state).await;
         assert!(script.starts_with("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES "), "{script}");
         assert_eq!(script.lines().count(), 2 + 1 + 40 + 1);
@@ -107,21 +107,24 @@ COMMIT
 COMMIT
 ";
     let kernel = Fake::default();
-    kernel.stranger(Family::V4, foreign);
-    let before = kernel.tables(Family::V4);
+    kernel.stranger(IpFamily::V4, foreign);
+    let before = kernel.tables(IpFamily::V4);
     let mut driver = driver(&kernel);
     driver.reconcile(&many(3)).await.unwrap();
-    assert_eq!(kernel.tables(Family::V4).rules(Table::Filter, "CNI-FORWARD"), ["-j ACCEPT"]);
+    assert_eq!(kernel.tables(IpFamily::V4).rules(Table::Filter, "CNI-FORWARD"), ["-j ACCEPT"]);
     driver.cleanup().await.unwrap();
-    assert_eq!((kernel.tables(Family::V4), kernel.tables(Family::V6)), (before, Fake::default().tables(Family::V6)));
+    assert_eq!(
+        (kernel.tables(IpFamily::V4), kernel.tables(IpFamily::V6)),
+        (before, Fake::default().tables(IpFamily::V6))
+    );
     kernel.asked();
     driver.cleanup().await.unwrap();
     assert_eq!(kernel.asked(), []);
 
     driver.reconcile(&many(3)).await.unwrap();
-    kernel.stranger(Family::V4, "*nat\n-A CNI-HOSTPORT -j KUBE-MARK-MASQ\nCOMMIT\n");
+    kernel.stranger(IpFamily::V4, "*nat\n-A CNI-HOSTPORT -j KUBE-MARK-MASQ\nCOMMIT\n");
     driver.cleanup().await.unwrap();
-    let present = Present::parse(&kernel.clone().save(Family::V4).await.unwrap().unwrap()).unwrap();
+    let present = Present::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
     let left: Vec<_> = present.ours().collect();
     assert_eq!(left, [(Table::Nat, names::MARK_MASQ, &[][..])]);
 }

@@ -30,7 +30,7 @@ COMMIT
 
 fn node() -> Fake {
     let kernel = Fake::default();
-    Family::ALL.into_iter().for_each(|family| kernel.stranger(family, FOREIGN));
+    IpFamily::ALL.into_iter().for_each(|family| kernel.stranger(family, FOREIGN));
     kernel
 }
 
@@ -43,7 +43,7 @@ fn driver_for(kernel: &Fake, seed: u64) -> Driver<Fake> {
 }
 
 fn shapes(kernel: &Fake) -> [Vec<String>; 2] {
-    Family::ALL.map(|family| kernel.tables(family).shape())
+    IpFamily::ALL.map(|family| kernel.tables(family).shape())
 }
 
 /// VIPs, with their ports, that lead somewhere or are refused.
@@ -60,7 +60,7 @@ fn answered(tables: &Tables) -> BTreeSet<String> {
 
 /// Whether what the driver remembers is what the kernel holds.
 async fn is_as_remembered(driver: &mut Driver<Fake>, kernel: &Fake) -> bool {
-    Family::ALL.into_iter().for_each(|family| kernel.suspect(Suspicion::Look(family)));
+    IpFamily::ALL.into_iter().for_each(|family| kernel.suspect(Suspicion::Look(family)));
     // It looks at once; when all is well it waits for the next time.
     tokio::time::timeout(Duration::ZERO, driver.drifted()).await.is_err()
 }
@@ -75,7 +75,7 @@ async fn follow(seed: u64, steps: usize, at_once: usize) {
     for step in 0..steps {
         let at = format!("seed {seed}, step {step}");
         let changes = if step % 20 == 19 { history.jump() } else { history.step() };
-        let before = Family::ALL.map(|family| answered(&kernel.tables(family)));
+        let before = IpFamily::ALL.map(|family| answered(&kernel.tables(family)));
         let applied = driver.apply(history.state(), &changes).await.unwrap();
         assert_eq!(applied.failures, [], "{at}");
         let asked = kernel.asked();
@@ -118,7 +118,7 @@ proptest! {
 #[tokio::test]
 async fn what_others_change_is_noticed() {
     let state = state(|web| web.endpoints(TWO));
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         for (change, noticed) in [
             ("*nat\n-A CNI-HOSTPORT -j ACCEPT\nCOMMIT\n", false),
             ("*nat\n-I OUTPUT -j CNI-HOSTPORT\nCOMMIT\n", false),

@@ -14,7 +14,7 @@ use netlink::{
     addresses, device, ipset,
     ipvs::{self, Destination, VirtualServerKey},
 };
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 
 use super::super::{Base, Carried, Connections, DEVICE, Fronts, Listing, Ours, RulesFound, Survey, iptables::Tools};
 use crate::{
@@ -49,7 +49,7 @@ pub(super) enum Missing {
     /// It is there, and down.
     DeviceUp(device::Device),
     /// So many lines.
-    Rules(Family, usize),
+    Rules(IpFamily, usize),
 }
 
 // === impl Worker ===
@@ -92,7 +92,7 @@ impl Worker {
             Some(device) if device.state == device::State::Down => missing.push(Missing::DeviceUp(device)),
             Some(_) => {}
         }
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             let lines = self.tools.missing(family, &base.rules[family])?;
             if lines > 0 {
                 missing.push(Missing::Rules(family, lines));
@@ -213,7 +213,7 @@ impl Worker {
     }
 
     /// The families of which there are rules of ours.
-    pub(super) fn families(&self) -> Result<Vec<Family>> {
+    pub(super) fn families(&self) -> Result<Vec<IpFamily>> {
         self.tools.families()
     }
 

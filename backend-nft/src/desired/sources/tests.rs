@@ -2,7 +2,7 @@
 
 use backend::testing::{ServiceBuilder, mk_state};
 use proptest::prelude::*;
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::*;
 
@@ -79,10 +79,10 @@ fn a_node_in_a_range_may_come_with_the_vip_as_its_source() {
 }
 
 /// Addresses at the end of what a family has, so that they meet and overlap, and the last one of all is among them.
-fn address(family: Family, n: u8) -> IpAddr {
+fn address(family: IpFamily, n: u8) -> IpAddr {
     match family {
-        Family::V4 => IpAddr::V4((u32::MAX - u32::from(n)).into()),
-        Family::V6 => IpAddr::V6((u128::MAX - u128::from(n)).into()),
+        IpFamily::V4 => IpAddr::V4((u32::MAX - u32::from(n)).into()),
+        IpFamily::V6 => IpAddr::V6((u128::MAX - u128::from(n)).into()),
     }
 }
 
@@ -92,7 +92,7 @@ proptest! {
         v6: bool,
         bounds in prop::collection::vec((any::<u8>(), 0u8..24), 0..12),
     ) {
-        let family = if v6 { Family::V6 } else { Family::V4 };
+        let family = if v6 { IpFamily::V6 } else { IpFamily::V4 };
         let ranges: Vec<Range> = bounds
             .iter()
             .map(|(end, len)| Range {

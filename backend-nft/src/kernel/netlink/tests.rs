@@ -2,7 +2,7 @@
 
 use backend::traffic::{Front, Options};
 use netlink::testing::in_netns;
-use proto::model::{Cluster, PerFamily, Protocol};
+use proto::model::{ClusterInfo, PerFamily, Protocol};
 
 use super::*;
 use crate::{
@@ -22,9 +22,9 @@ fn verdict(port: u16, verdict: Verdict) -> Element {
 }
 
 /// The fixed part of the IPv4 table, and one verdict for each owner: ports from 1 on.
-fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(Family, Operation)> {
-    let node = proto::model::Node::unknown("node");
-    let base = PerFamily::from_fn(|family| base(family, &Options::default(), &node, &Cluster::default()));
+fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(IpFamily, Operation)> {
+    let node = proto::model::NodeInfo::unknown("node");
+    let base = PerFamily::from_fn(|family| base(family, &Options::default(), &node, &ClusterInfo::default()));
     let (_, repairs) = Present::new(PerFamily::default(), &base, &Options::default().traffic(&node), |_, _| true);
     let mut elements = Elements::default();
     for (owner, to) in (0..).zip(verdicts) {
@@ -32,10 +32,10 @@ fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(Family, Oper
     }
     let mut operations = repairs.v4.first;
     operations.push(Operation::AddElements(Map::Vips, elements));
-    operations.into_iter().map(|operation| (Family::V4, operation)).collect()
+    operations.into_iter().map(|operation| (IpFamily::V4, operation)).collect()
 }
 
-fn commit(operations: Vec<(Family, Operation)>) -> Result<Duration, CommitError> {
+fn commit(operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
     in_netns(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut kernel = Netlink::open().unwrap();
@@ -46,7 +46,7 @@ fn commit(operations: Vec<(Family, Operation)>) -> Result<Duration, CommitError>
     })
 }
 
-fn refused(operations: Vec<(Family, Operation)>) -> Refused {
+fn refused(operations: Vec<(IpFamily, Operation)>) -> Refused {
     match commit(operations) {
         Err(CommitError::Refused(refused)) => refused,
         other => panic!("expected a refusal: {other:?}"),
@@ -68,7 +68,7 @@ fn the_element_that_is_refused_names_its_owner() {
 #[test]
 fn what_belongs_to_nobody_explains_nothing() {
     let mut operations = transaction([Verdict::Drop]);
-    operations.push((Family::V4, Operation::DeleteChain("no-such-chain".into())));
+    operations.push((IpFamily::V4, Operation::DeleteChain("no-such-chain".into())));
     let refused = refused(operations);
     assert_eq!(refused.blamed, []);
     assert!(refused.unexplained.as_ref().is_some_and(|reason| reason.contains("no-such-chain")), "{refused:?}");

@@ -5,7 +5,7 @@ mod tests;
 
 use backend::Drift;
 use netlink::nft::{NftEvent, TableFamily};
-use proto::model::Family as Ours;
+use proto::model::IpFamily as Ours;
 
 use crate::desired::{nft_family, table};
 

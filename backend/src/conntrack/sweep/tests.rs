@@ -98,7 +98,8 @@ fn a_service_port_that_is_not_programmed_keeps_its_flows() {
     run(async {
         insert_all();
         let key = mk_key("default/dns/udp");
-        let failure = Failure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
+        let failure =
+            ServicePortFailure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
         let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
         sweeper.follow(&Work::Reconcile, &dns(), &[failure]).await;
         assert_eq!(ports(), [1, 2, 3, 5, 6, 7, 8].into());

@@ -6,7 +6,7 @@ use crate::testing::{History, ServiceBuilder, StateBuilder, apply, mk_key, mk_st
 const PORT: u16 = 32_000;
 
 /// What is told at each place: port, family, service and count.
-fn told(checks: &Checks) -> Vec<(u16, Family, String, usize)> {
+fn told(checks: &Checks) -> Vec<(u16, IpFamily, String, usize)> {
     let told = checks.holders().map(|(place, _)| {
         let Check { service, local_endpoints } = checks.get(place).unwrap();
         (place.port.get(), place.family, service.to_string(), local_endpoints)
@@ -20,7 +20,7 @@ fn of(state: &NodeState) -> Checks {
     checks
 }
 
-fn count(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Vec<(Family, usize)> {
+fn count(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Vec<(IpFamily, usize)> {
     let state = mk_state().service("default/web", |web| build(web.health_check_node_port(PORT))).build();
     told(&of(&state)).into_iter().map(|(_, family, _, count)| (family, count)).collect()
 }
@@ -35,7 +35,7 @@ fn both(web: ServiceBuilder) -> ServiceBuilder {
 
 #[test]
 fn local_endpoints_that_are_not_terminating_count() {
-    use Family::{V4, V6};
+    use IpFamily::{V4, V6};
     let (one, two, six) = ("10.244.1.1:80", "10.244.1.2:80", "[fd00:244:1::1]:80");
     let cases = [
         ("none", count(v4), vec![(V4, 0)]),
@@ -65,7 +65,7 @@ fn all_ports_of_a_service_are_one_check() {
         })
         .service("default/web2", |web2| v4(web2).local_endpoints(["10.244.1.9:80"]))
         .build();
-    assert_eq!(told(&of(&state)), [(PORT, Family::V4, "default/web".to_owned(), 3)]);
+    assert_eq!(told(&of(&state)), [(PORT, IpFamily::V4, "default/web".to_owned(), 3)]);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn only_who_claims_what_changes_claims() {
     assert_eq!(checks.apply(&mk(PORT, &[]), &changes).claims, Claims::Same);
     assert_eq!(told(&checks)[0].3, 0);
     assert_eq!(checks.apply(&mk(PORT + 1, &[]), &changes).claims, Claims::Changed);
-    assert_eq!(told(&checks), [(PORT + 1, Family::V4, "default/web".to_owned(), 0)]);
+    assert_eq!(told(&checks), [(PORT + 1, IpFamily::V4, "default/web".to_owned(), 0)]);
 }
 
 #[test]

@@ -41,7 +41,7 @@ async fn retries_become_rarer() {
     let mut world = start(&FakeKernel::default(), None);
     let peer = world.session().await;
     world.kernel.fail("no memory");
-    peer.welcome(EPOCH, Mode::Snapshot).await;
+    peer.welcome(EPOCH, SyncMode::Snapshot).await;
     peer.commit(0, 1, everything(&mk_services(&["default/a"]))).await;
     tokio::time::sleep(600 * SECOND).await;
     let calls = world.kernel.calls().len();
@@ -52,7 +52,7 @@ async fn retries_become_rarer() {
 #[tokio::test(start_paused = true)]
 async fn poison_is_acked_and_the_rest_is_in_force() {
     let (old, new) = (mk_services(&["default/a"]), mk_services(&["default/a", "default/b", "default/c"]));
-    let poison = |retryable| Failure {
+    let poison = |retryable| ServicePortFailure {
         key: mk_key("default/b"),
         reason: "invalid argument".to_owned(),
         retryable,
@@ -90,7 +90,7 @@ async fn poison_is_acked_and_the_rest_is_in_force() {
 async fn commits_do_not_put_off_a_retry() {
     let states = [mk_services(&["default/a", "default/b"]), mk_services(&["default/a"])];
     let mut world = start(&FakeKernel::default(), None);
-    world.kernel.poison(Failure {
+    world.kernel.poison(ServicePortFailure {
         key: mk_key("default/a"),
         reason: "busy".to_owned(),
         retryable: true,
@@ -170,7 +170,7 @@ async fn drift_is_repaired() {
 async fn drift_is_repaired_within_a_second_also_while_something_else_waits_for_a_retry() {
     let state = mk_services(&["default/a", "default/b"]);
     let mut world = start(&FakeKernel::default(), None);
-    world.kernel.poison(Failure {
+    world.kernel.poison(ServicePortFailure {
         key: mk_key("default/b"),
         reason: "busy".to_owned(),
         retryable: true,
@@ -238,7 +238,7 @@ async fn acks_of_a_session_that_is_over_are_not_said_in_the_next() {
     peer.barrier().await;
     drop(peer);
     let mut peer = world.session().await;
-    peer.welcome(Epoch(0xe2), Mode::Repair).await;
+    peer.welcome(Epoch(0xe2), SyncMode::Repair).await;
     peer.bookmark(7, total(&b)).await;
     peer.barrier().await;
     world.kernel.heal();

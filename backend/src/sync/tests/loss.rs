@@ -34,7 +34,7 @@ async fn a_large_loss_is_believed_when_a_second_snapshot_says_it_too() {
     let mut peer = world.session().await;
     assert_eq!((peer.hello.resume, peer.hello.digests.is_none()), (None, true), "everything is to be said");
     assert_eq!(heard.elapsed(), FeedOptions::default().hold);
-    peer.welcome(Epoch(7), Mode::Snapshot).await;
+    peer.welcome(Epoch(7), SyncMode::Snapshot).await;
     peer.commit(0, 9, everything(&services(3))).await;
     assert_eq!(peer.ack().await.digest, Some(total(&services(3))));
     assert_eq!(world.keys().len(), 3);
@@ -54,7 +54,7 @@ async fn a_large_loss_that_nobody_repeats_never_happened() {
     let mut world = held_back(&kernel, 0).await;
     let calls = kernel.calls().len();
     let mut peer = world.session().await;
-    peer.welcome(EPOCH, Mode::Snapshot).await;
+    peer.welcome(EPOCH, SyncMode::Snapshot).await;
     peer.commit(0, 3, everything(&services(ALL))).await;
     assert_eq!(peer.ack().await.digest, Some(total(&services(ALL))));
     assert_eq!(kernel.calls().len(), calls, "nothing is different");

@@ -13,7 +13,7 @@ async fn snapshot_is_programmed_and_acked() {
     let mut peer = world.session().await;
     assert_eq!((peer.hello.resume, &peer.hello.digests), (None, &None));
     assert_eq!((&*peer.hello.node, &*peer.hello.backend), (NODE_NAME, "fake"));
-    peer.welcome(EPOCH, Mode::Snapshot).await;
+    peer.welcome(EPOCH, SyncMode::Snapshot).await;
     peer.commit(0, 5, everything(&state)).await;
     let ack = peer.ack().await;
     assert_eq!((ack.revision, ack.digest, ack.failures), (Revision(5), Some(total(&state)), vec![]));
@@ -30,7 +30,7 @@ async fn nothing_is_applied_before_the_commit() {
     let state = mk_services(&["default/web", "default/api"]);
     let mut world = start(&FakeKernel::default(), None);
     let mut peer = world.session().await;
-    peer.welcome(EPOCH, Mode::Snapshot).await;
+    peer.welcome(EPOCH, SyncMode::Snapshot).await;
     let mut operations = everything(&state);
     let rest = operations.split_off(operations.len() / 2);
     peer.part(0, 5, operations).await;
@@ -50,7 +50,7 @@ async fn empty_snapshot_commits() {
     leftover.reconcile(&mk_services(&["default/old"])).await.unwrap();
     let mut world = start(&kernel, None);
     let mut peer = world.session().await;
-    peer.welcome(EPOCH, Mode::Snapshot).await;
+    peer.welcome(EPOCH, SyncMode::Snapshot).await;
     peer.barrier().await;
     assert_eq!(world.keys(), [mk_key("default/old")], "the kernel is left alone until the first commit");
     peer.commit(0, 1, vec![]).await;
@@ -65,7 +65,7 @@ async fn snapshot_removes_what_it_does_not_contain() {
     let mut world = start(&FakeKernel::default(), None);
     drop(world.following(&mk_services(&["default/web", "default/api"])).await);
     let mut peer = world.session().await;
-    peer.welcome(Epoch(0xe2), Mode::Snapshot).await;
+    peer.welcome(Epoch(0xe2), SyncMode::Snapshot).await;
     peer.commit(0, 1, everything(&mk_services(&[]))).await;
     assert_eq!(peer.ack().await.digest, Some(total(&mk_services(&[]))));
     assert_eq!(world.keys(), []);
@@ -83,7 +83,7 @@ async fn parts_without_their_commit_are_thrown_away() {
     let mut peer = world.session().await;
     assert_eq!(peer.hello.resume, Some((EPOCH, Revision(1))));
     assert_eq!(peer.hello.digests.as_deref(), Some(old.digests()));
-    peer.welcome(EPOCH, Mode::Resume).await;
+    peer.welcome(EPOCH, SyncMode::Resume).await;
     peer.commit(1, 3, vec![]).await;
     assert_eq!(peer.ack().await.digest, Some(total(&old)));
     assert_eq!(world.keys(), [mk_key("default/web")]);
@@ -107,7 +107,7 @@ async fn restart_resumes_from_the_file_without_a_write() {
     let mut peer = world.session().await;
     assert_eq!(peer.hello.resume, Some((EPOCH, Revision(1))));
     assert_eq!(peer.hello.digests.as_deref(), Some(old.digests()));
-    peer.welcome(EPOCH, Mode::Resume).await;
+    peer.welcome(EPOCH, SyncMode::Resume).await;
     peer.commit(1, 2, operations_between(&old, &new)).await;
     assert_eq!(peer.ack().await.digest, Some(total(&new)));
     assert_eq!(kernel.calls().last(), Some(&Call::Apply(1)));
@@ -138,7 +138,7 @@ async fn other_frontend_with_the_same_state_costs_nothing() {
     drop(world.following(&state).await);
     let calls = world.kernel.calls();
     let mut peer = world.session().await;
-    peer.welcome(Epoch(0xe2), Mode::Repair).await;
+    peer.welcome(Epoch(0xe2), SyncMode::Repair).await;
     peer.bookmark(900, total(&state)).await;
     assert_eq!(peer.ack().await.revision, Revision(900));
     assert_eq!(world.kernel.calls(), calls);
@@ -178,7 +178,7 @@ async fn operation_that_makes_no_sense_is_left_out_and_shows_in_the_digest() {
     let state = mk_services(&["default/web"]);
     let mut world = start(&FakeKernel::default(), None);
     let mut peer = world.following(&state).await;
-    let nonsense = Operation::PutNode(proto::model::Node::unknown("another"));
+    let nonsense = Operation::PutNode(proto::model::NodeInfo::unknown("another"));
     peer.commit(1, 2, vec![nonsense]).await;
     assert_eq!(peer.ack().await.digest, Some(total(&state)));
     assert_eq!(world.progress.borrow().refused_operations, 1);
@@ -193,12 +193,12 @@ async fn what_breaks_the_protocol_ends_the_session_and_changes_nothing() {
     let removal = || everything(&state).into_iter().map(|_| Operation::RemoveServicePort(mk_key("default/web")));
     let wrong = [
         (None, batch(1, 2, removal().collect(), true)),
-        (Some(Mode::Resume), batch(0, 2, removal().collect(), true)),
-        (Some(Mode::Resume), batch(7, 8, removal().collect(), true)),
-        (Some(Mode::Resume), batch(1, 0, removal().collect(), true)),
-        (Some(Mode::Resume), ServerEvent::Bookmark(Revision(0), total(&state))),
-        (Some(Mode::Resume), ServerEvent::Welcome(mk_welcome(EPOCH, Mode::Resume, 0))),
-        (None, ServerEvent::Welcome(mk_welcome(Epoch(0xe2), Mode::Resume, 0))),
+        (Some(SyncMode::Resume), batch(0, 2, removal().collect(), true)),
+        (Some(SyncMode::Resume), batch(7, 8, removal().collect(), true)),
+        (Some(SyncMode::Resume), batch(1, 0, removal().collect(), true)),
+        (Some(SyncMode::Resume), ServerMessage::Bookmark(Revision(0), total(&state))),
+        (Some(SyncMode::Resume), ServerMessage::Welcome(mk_welcome(EPOCH, SyncMode::Resume, 0))),
+        (None, ServerMessage::Welcome(mk_welcome(Epoch(0xe2), SyncMode::Resume, 0))),
     ];
     peer.commit(3, 4, removal().collect()).await;
     for (mode, event) in wrong {
@@ -219,7 +219,7 @@ async fn what_breaks_the_protocol_ends_the_session_and_changes_nothing() {
 async fn nothing_is_in_force_before_something_was_committed() {
     let mut world = start(&FakeKernel::default(), None);
     let peer = world.session().await;
-    peer.welcome(EPOCH, Mode::Repair).await;
+    peer.welcome(EPOCH, SyncMode::Repair).await;
     peer.bookmark(1, Digest(0)).await;
     let peer = world.session().await;
     assert_eq!(peer.hello.resume, None);
@@ -233,7 +233,7 @@ async fn drain_is_followed_after_a_random_part_of_the_delay() {
     let mut world = start(&FakeKernel::default(), None);
     let mut peer = world.following(&old).await;
     let begin = Instant::now();
-    peer.say(ServerEvent::Drain(MINUTE / 3)).await;
+    peer.say(ServerMessage::Drain(MINUTE / 3)).await;
     peer.commit(1, 2, operations_between(&old, &new)).await;
     assert_eq!(peer.ack().await.revision, Revision(2), "the stream goes on until then");
     let next = world.session().await;
@@ -286,7 +286,7 @@ async fn drain_spreads_also_those_whose_session_ends_at_once() {
     let mut peer = world.following(&mk_services(&[])).await;
     let mut longest = Duration::ZERO;
     for _ in 0..8 {
-        peer.say(ServerEvent::Drain(60 * MINUTE)).await;
+        peer.say(ServerMessage::Drain(60 * MINUTE)).await;
         let begin = Instant::now();
         drop(peer);
         peer = world.session().await;
@@ -307,7 +307,7 @@ async fn going_back_to_an_older_state_of_the_cluster_is_noticed() {
     let backwards = |world: &World| world.progress.borrow().backwards;
     let mut peer = world.session().await;
     assert_eq!(peer.hello.source_version, SourceVersion(0));
-    peer.say(ServerEvent::Welcome(mk_welcome(EPOCH, Mode::Snapshot, 900))).await;
+    peer.say(ServerMessage::Welcome(mk_welcome(EPOCH, SyncMode::Snapshot, 900))).await;
     for (base, version) in [(0, 1000), (1, 1001), (2, 1001)] {
         peer.say(mk_batch(base, base + 1, version, everything(&state))).await;
         peer.ack().await;
@@ -320,7 +320,7 @@ async fn going_back_to_an_older_state_of_the_cluster_is_noticed() {
     let mut world = start(&kernel, Some(&file));
     let mut peer = world.session().await;
     assert_eq!(peer.hello.source_version, SourceVersion(1001));
-    peer.say(ServerEvent::Welcome(mk_welcome(Epoch(0xe2), Mode::Repair, 990))).await;
+    peer.say(ServerMessage::Welcome(mk_welcome(Epoch(0xe2), SyncMode::Repair, 990))).await;
     peer.say(mk_batch(0, 1, 990, vec![])).await;
     peer.ack().await;
     assert_eq!(backwards(&world), 1);

@@ -10,9 +10,9 @@ fn port(key: &str, ips: &[&str]) -> ServicePort {
     state.services().values().next().unwrap().port.clone()
 }
 
-fn held(port: &ServicePort) -> Vec<(Family, Front)> {
+fn held(port: &ServicePort) -> Vec<(IpFamily, Front)> {
     let of = |family| fronts(port, family).into_iter().map(move |(front, _)| (family, front));
-    Family::ALL.into_iter().flat_map(of).collect()
+    IpFamily::ALL.into_iter().flat_map(of).collect()
 }
 
 fn owner(claims: &Claims, port: &ServicePort) -> Option<String> {

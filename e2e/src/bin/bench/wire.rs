@@ -7,7 +7,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use backend::{NodeState, Stage};
 use frontend::{Config, Frontend, source::Source};
 use proto::encoded::EncodedMessage;
-use proto::model::{Ack, ClientEvent, Epoch, Hello, Mode, Node, Revision, Role, ServerEvent, SourceVersion};
+use proto::model::{
+    Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, SyncMode,
+};
 use runtime::{Ready, Shutdown};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -26,13 +28,13 @@ const BOOKMARK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// One end of a stream, with what it has led to.
 struct Client {
-    replies: mpsc::Sender<ClientEvent>,
-    events: mpsc::Receiver<ServerEvent>,
+    replies: mpsc::Sender<ClientMessage>,
+    events: mpsc::Receiver<ServerMessage>,
     stage: Stage,
     state: NodeState,
     epoch: Epoch,
     revision: Revision,
-    mode: Option<Mode>,
+    mode: Option<SyncMode>,
 }
 
 pub(crate) fn measure(report: &mut Report) -> Result<()> {
@@ -64,13 +66,13 @@ async fn stream(report: &mut Report, manifests: &Manifests, size: &str, goal: Go
 
     let mut again = Client::attach(&frontend, &shutdown, Some(&client));
     let bytes = again.bookmark().await?;
-    ensure!(again.mode == Some(Mode::Resume), "the stream started with {:?}", again.mode);
+    ensure!(again.mode == Some(SyncMode::Resume), "the stream started with {:?}", again.mode);
     report.add(&format!("reconnect, nothing changed, {size}"), bytes as f64, "bytes", Goal::AtMost(4096.0));
 
     let restarted = start(manifests, &shutdown);
     let mut again = Client::attach(&restarted, &shutdown, Some(&client));
     let bytes = again.bookmark().await? + client.state.digests().to_vec().len() * 8;
-    ensure!(again.mode == Some(Mode::Repair), "the stream started with {:?}", again.mode);
+    ensure!(again.mode == Some(SyncMode::Repair), "the stream started with {:?}", again.mode);
     let what = format!("reconnect to a restarted frontend, with the digests sent, {size}");
     report.add(&what, bytes as f64, "bytes", Goal::AtMost(4096.0));
     Ok(())
@@ -106,7 +108,7 @@ impl Client {
             replies,
             events,
             stage: Stage::default(),
-            state: NodeState::new(Node::unknown(NODE)),
+            state: NodeState::new(NodeInfo::unknown(NODE)),
             epoch: Epoch::default(),
             revision: Revision::default(),
             mode: None,
@@ -119,10 +121,10 @@ impl Client {
         loop {
             let event = self.event().await?;
             // A bookmark that was under way belongs to nothing.
-            if !matches!(event, ServerEvent::Bookmark(..)) {
+            if !matches!(event, ServerMessage::Bookmark(..)) {
                 bytes += EncodedMessage::new(&event).len();
             }
-            if matches!(event, ServerEvent::Batch(batch) if batch.commit) {
+            if matches!(event, ServerMessage::Batch(batch) if batch.commit) {
                 return Ok(bytes);
             }
         }
@@ -134,25 +136,25 @@ impl Client {
         loop {
             let event = self.event().await?;
             bytes += EncodedMessage::new(&event).len();
-            if matches!(event, ServerEvent::Bookmark(..)) {
+            if matches!(event, ServerMessage::Bookmark(..)) {
                 return Ok(bytes);
             }
         }
     }
 
-    async fn event(&mut self) -> Result<ServerEvent> {
+    async fn event(&mut self) -> Result<ServerMessage> {
         let event = timeout(DEADLINE, self.events.recv()).await.context("the stream is silent")?;
         let event = event.context("the stream has ended")?;
         match &event {
-            ServerEvent::Welcome(welcome) => (self.epoch, self.mode) = (welcome.epoch, Some(welcome.mode)),
-            ServerEvent::Batch(batch) => {
+            ServerMessage::Welcome(welcome) => (self.epoch, self.mode) = (welcome.epoch, Some(welcome.mode)),
+            ServerMessage::Batch(batch) => {
                 self.stage.extend(batch.operations.iter().cloned());
                 if batch.commit {
                     self.stage.commit(&mut self.state);
                     self.ack(batch.target).await?;
                 }
             }
-            ServerEvent::Bookmark(revision, _) => self.ack(*revision).await?,
+            ServerMessage::Bookmark(revision, _) => self.ack(*revision).await?,
             other => bail!("unexpected: {other:?}"),
         }
         Ok(event)
@@ -161,6 +163,6 @@ impl Client {
     async fn ack(&mut self, revision: Revision) -> Result<()> {
         self.revision = revision;
         let ack = Ack { revision, digest: None, apply_time: Duration::ZERO, failures: Vec::new() };
-        self.replies.send(ClientEvent::Ack(ack)).await.context("the stream has ended")
+        self.replies.send(ClientMessage::Ack(ack)).await.context("the stream has ended")
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use proto::model::Family;
+use proto::model::IpFamily;
 use trace::{Entry, Fate, Kernel as _, Live, Packet, Rules, Trace};
 
 use super::{Check, Expected, check_all};
@@ -52,7 +52,7 @@ fn read() -> (Rules, Live) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let saved = runtime.block_on(backend_iptables::saved()).expect("iptables-save");
     let tables =
-        saved.iter().flat_map(|saved| trace::iptables::read(&saved.program, saved.family == Family::V4, &saved.text));
+        saved.iter().flat_map(|saved| trace::iptables::read(&saved.program, saved.family == IpFamily::V4, &saved.text));
     let mut kernel = Live::open().expect("a kernel");
     let rules = Rules { iptables: tables.collect(), nft: trace::nft::read(&mut kernel).expect("nf_tables") };
     (rules, kernel)

@@ -17,7 +17,8 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 use proto::model::{
-    Endpoint, Family, Node, Operation, Pool, PoolClass, PoolId, Protocol, ServicePort, ServicePortKey, TrafficPolicy,
+    Endpoint, IpFamily, NodeInfo, Operation, Pool, PoolClass, PoolId, Protocol, ServicePort, ServicePortKey,
+    TrafficPolicy,
 };
 
 use super::Finding;
@@ -129,7 +130,7 @@ fn example() -> Result<NodeState> {
         let mut port = service(number, protocol)?;
         stage.extend([Operation::PutServicePort(port.clone())]);
         for class in [PoolClass::Cluster, PoolClass::Local] {
-            for family in Family::ALL {
+            for family in IpFamily::ALL {
                 let mut pool = Pool::default();
                 for host in 1..=2 {
                     pool.insert(Endpoint::new(address(family, 244, host)?, nonzero(8080)?));
@@ -142,7 +143,7 @@ fn example() -> Result<NodeState> {
         port = service(number + 100, protocol)?;
         stage.extend([Operation::PutServicePort(port)]);
     }
-    let mut state = NodeState::new(Node::unknown("example"));
+    let mut state = NodeState::new(NodeInfo::unknown("example"));
     stage.commit(&mut state);
     Ok(state)
 }
@@ -150,7 +151,7 @@ fn example() -> Result<NodeState> {
 fn service(number: u8, protocol: Protocol) -> Result<ServicePort> {
     let key = ServicePortKey::new("example", format!("service-{number}").as_str(), "", protocol);
     let mut port = ServicePort::new(key, nonzero(80)?);
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         port.cluster_ips[family] = Some(address(family, 96, number)?);
         port.load_balancer_ips.push(address(family, 201, number)?);
         port.any_endpoints[family] = number < 100;
@@ -164,10 +165,10 @@ fn service(number: u8, protocol: Protocol) -> Result<ServicePort> {
     Ok(port)
 }
 
-fn address(family: Family, net: u8, host: u8) -> Result<IpAddr> {
+fn address(family: IpFamily, net: u8, host: u8) -> Result<IpAddr> {
     Ok(match family {
-        Family::V4 => IpAddr::from([10, net, 0, host]),
-        Family::V6 => format!("fd00:{net:x}::{host:x}").parse()?,
+        IpFamily::V4 => IpAddr::from([10, net, 0, host]),
+        IpFamily::V6 => format!("fd00:{net:x}::{host:x}").parse()?,
     })
 }
 

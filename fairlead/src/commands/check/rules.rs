@@ -150,7 +150,7 @@ fn flavours(backend: BackendName, saved: &[Saved]) -> Vec<Finding> {
     }
     let has_rules = |saved: &&Saved| saved.text.lines().any(|line| line.starts_with("-A "));
     let used: Vec<_> = saved.iter().filter(has_rules).collect();
-    for family in proto::model::Family::ALL {
+    for family in proto::model::IpFamily::ALL {
         let by = |variant| used.iter().any(|saved| saved.family == family && saved.variant == variant);
         if by(Variant::Nft) && by(Variant::Legacy) {
             findings.push(Finding::warn(
@@ -196,13 +196,13 @@ fn flavours(backend: BackendName, saved: &[Saved]) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use proto::model::Family;
+    use proto::model::IpFamily;
 
     use super::*;
 
     fn saved(variant: Variant, text: &str) -> Saved {
-        let program = variant.program(Family::V4).to_owned();
-        Saved { program, family: Family::V4, variant, text: text.to_owned() }
+        let program = variant.program(IpFamily::V4).to_owned();
+        Saved { program, family: IpFamily::V4, variant, text: text.to_owned() }
     }
 
     fn levels(saved: &[Saved]) -> Vec<(Level, &'static str)> {

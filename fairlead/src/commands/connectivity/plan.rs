@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use backend::{NodeState, Service, traffic::allowed_sources};
-use proto::model::{Family, PoolClass, Protocol, TrafficPolicy};
+use proto::model::{IpFamily, PoolClass, Protocol, TrafficPolicy};
 use serde::Serialize;
 
 /// An address of a service port.
@@ -59,7 +59,7 @@ fn of(service: &Service, state: &NodeState, source: impl Fn(IpAddr) -> Option<Ip
     ways.extend(port.external_ips.iter().map(|ip| (Way::ExternalIp, *ip, port.port.get())));
     ways.extend(port.load_balancer_ips.iter().map(|ip| (Way::LoadBalancerIp, *ip, port.port.get())));
     if let Some(number) = port.node_port {
-        let own = Family::ALL.into_iter().filter_map(|family| state.node().primary_address(family));
+        let own = IpFamily::ALL.into_iter().filter_map(|family| state.node().primary_address(family));
         ways.extend(own.map(|ip| (Way::NodePort, ip, number.get())));
     }
     let target = |(way, ip, number): (Way, IpAddr, u16)| Target {
@@ -75,7 +75,7 @@ fn of(service: &Service, state: &NodeState, source: impl Fn(IpAddr) -> Option<Ip
 
 /// What docs/protocol.md says of a packet that the node itself sends.
 fn expected(service: &Service, state: &NodeState, way: Way, ip: IpAddr, source: Option<IpAddr>) -> Expected {
-    let (port, family) = (&service.port, Family::of(&ip));
+    let (port, family) = (&service.port, IpFamily::of(&ip));
     if way == Way::LoadBalancerIp
         && let Some(allowed) = allowed_sources(port, ip, &state.node().addresses)
         && !source.is_some_and(|source| allowed.iter().any(|cidr| cidr.contains(&source)))

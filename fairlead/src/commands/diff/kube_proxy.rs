@@ -15,7 +15,7 @@ use backend::{
     NodeState, Service,
     traffic::{Claims, Front, VipClass, fronts},
 };
-use proto::model::{Family, PoolClass, TrafficPolicy};
+use proto::model::{IpFamily, PoolClass, TrafficPolicy};
 use serde::Serialize;
 use takeover::{Outcome, Served, Serving, To, Way};
 
@@ -244,7 +244,7 @@ fn ours(state: &NodeState) -> BTreeMap<Way, Ours> {
     let claims = Claims::of(state);
     let mut ways = BTreeMap::new();
     for (key, service) in state.services() {
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             let owned = fronts(&service.port, family).into_iter();
             for (front, class) in owned.filter(|(front, _)| claims.owns(key, family, front)) {
                 let to = match front {
@@ -271,7 +271,7 @@ fn ours(state: &NodeState) -> BTreeMap<Way, Ours> {
     ways
 }
 
-fn outcome(service: &Service, class: PoolClass, family: Family) -> Outcome {
+fn outcome(service: &Service, class: PoolClass, family: IpFamily) -> Outcome {
     let pool = service.pool(class, family);
     if !service.port.any_endpoints[family] {
         return Outcome::Reject;
@@ -284,13 +284,13 @@ fn outcome(service: &Service, class: PoolClass, family: Family) -> Outcome {
 /// Addresses that no Service may take over.
 fn somebodys(state: &NodeState) -> BTreeSet<std::net::IpAddr> {
     let cluster_ips =
-        state.services().values().flat_map(|service| Family::ALL.map(|family| service.port.cluster_ips[family]));
+        state.services().values().flat_map(|service| IpFamily::ALL.map(|family| service.port.cluster_ips[family]));
     cluster_ips.flatten().chain(state.node().addresses.iter().copied()).collect()
 }
 
-fn to_takeover(family: Family) -> takeover::Family {
+fn to_takeover(family: IpFamily) -> takeover::Family {
     match family {
-        Family::V4 => takeover::Family::V4,
-        Family::V6 => takeover::Family::V6,
+        IpFamily::V4 => takeover::Family::V4,
+        IpFamily::V6 => takeover::Family::V6,
     }
 }

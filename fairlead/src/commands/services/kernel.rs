@@ -114,7 +114,7 @@ fn state(left: Duration) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use proto::model::{Family, Protocol};
+    use proto::model::{IpFamily, Protocol};
 
     use super::*;
 
@@ -134,7 +134,7 @@ mod tests {
             ..destination("10.244.1.12:8080", 0, (1, 0))
         };
         let at_address = VirtualServer {
-            family: Family::V4,
+            family: IpFamily::V4,
             protocol: Protocol::Tcp,
             at: At::Address("10.96.0.1:80".parse().unwrap()),
             fronts: BTreeSet::new(),
@@ -144,7 +144,7 @@ mod tests {
         let protocol = Protocol::Udp;
         let vip = Front::Vip { address: "2001:db8::1".parse().unwrap(), port: 53, protocol };
         let at_mark = VirtualServer {
-            family: Family::V6,
+            family: IpFamily::V6,
             protocol,
             at: At::Mark(0xfa00_0019),
             fronts: [vip, Front::NodePort { port: 30_053, protocol }].into(),

@@ -70,7 +70,7 @@ impl Limits {
             State::Absent
         } else if status.role() == Role::Shadow {
             State::Shadow
-        } else if status.lag() > self.max_lag || status.held_revision < wanted {
+        } else if status.lag() > self.max_lag || status.programmed_revision < wanted {
             State::Behind
         } else if status.failure_count > 0 {
             State::Failing
@@ -103,7 +103,7 @@ impl Overview {
                 }
                 let row = Row {
                     frontend: node.connected.then(|| address.clone()),
-                    revisions_behind: status.revision.saturating_sub(node.held_revision),
+                    revisions_behind: status.revision.saturating_sub(node.programmed_revision),
                     state: limits.state(&node, status.epoch),
                     status: node,
                 };

@@ -1,7 +1,7 @@
 //! The overview for scripts. Names are kept; new ones may come.
 
 use proto::model::Epoch;
-use proto::v1::{Failure, FailureKind, KindPhase, Mode, NodeStatus, StatusResponse};
+use proto::v1::{FailureKind, NodeStatus, ServicePortFailure, StatusResponse, SyncMode, WatchPhase};
 use serde_json::{Value, json};
 
 use super::{
@@ -36,11 +36,11 @@ fn frontend(address: &str, status: &StatusResponse) -> Value {
     let problems: Vec<_> = problems
         .map(|problem| json!({ "object": problem.object, "field": problem.field, "message": problem.message }))
         .collect();
-    let kinds = status.kinds.iter().map(|kind| {
+    let watches = status.watches.iter().map(|kind| {
         let phase = match kind.phase() {
-            KindPhase::Listing | KindPhase::Unspecified => "listing",
-            KindPhase::Watching => "watching",
-            KindPhase::NotOffered => "not_offered",
+            WatchPhase::Listing | WatchPhase::Unspecified => "listing",
+            WatchPhase::Watching => "watching",
+            WatchPhase::NotOffered => "not_offered",
         };
         json!({
             "kind": kind.kind,
@@ -59,17 +59,17 @@ fn frontend(address: &str, status: &StatusResponse) -> Value {
         "ready": status.ready,
         "started_micros": status.started_micros,
         "revision": status.revision,
-        "in_every_kernel": status.in_every_kernel,
-        "nodes_without_stream": status.nodes_without_stream,
+        "programmed_on_all_nodes": status.programmed_on_all_nodes,
+        "nodes_without_backend": status.nodes_without_backend,
         "service_ports": status.service_ports,
         "endpoints": status.endpoints,
         "problems": problems,
-        "kinds": kinds.collect::<Vec<_>>(),
+        "watches": watches.collect::<Vec<_>>(),
     })
 }
 
 fn node(row: &Row) -> Value {
-    let NodeStatus { node, backend, backend_version, acked_revision, held_revision, connected, .. } = &row.status;
+    let NodeStatus { node, backend, backend_version, acked_revision, programmed_revision, connected, .. } = &row.status;
     let state = match row.state {
         State::Absent => "without_stream",
         State::Behind => "behind",
@@ -78,10 +78,10 @@ fn node(row: &Row) -> Value {
         State::Well => "well",
     };
     let mode = match row.status.mode() {
-        Mode::Unspecified => None,
-        Mode::Resume => Some("resume"),
-        Mode::Repair => Some("repair"),
-        Mode::Snapshot => Some("snapshot"),
+        SyncMode::Unspecified => None,
+        SyncMode::Resume => Some("resume"),
+        SyncMode::Repair => Some("repair"),
+        SyncMode::Snapshot => Some("snapshot"),
     };
     json!({
         "node": node,
@@ -94,7 +94,7 @@ fn node(row: &Row) -> Value {
         "started_micros": row.status.started_micros,
         "connected_micros": row.status.connected_micros,
         "acked_revision": acked_revision,
-        "held_revision": held_revision,
+        "programmed_revision": programmed_revision,
         "revisions_behind": row.revisions_behind,
         "lag_micros": row.status.lag_micros,
         "apply_micros": row.status.apply_micros,
@@ -105,7 +105,7 @@ fn node(row: &Row) -> Value {
     })
 }
 
-fn failure(failure: &Failure) -> Value {
+fn failure(failure: &ServicePortFailure) -> Value {
     let kind = match failure.kind() {
         FailureKind::Unspecified | FailureKind::Program => "program",
         FailureKind::HealthCheck => "health_check",

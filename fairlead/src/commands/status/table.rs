@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt::Write as _, time::Duration};
 
 use proto::model::ServicePortKey;
-use proto::v1::{self, Failure, KindPhase, KindStatus, StatusResponse};
+use proto::v1::{self, ServicePortFailure, StatusResponse, WatchPhase, WatchStatus};
 
 use super::join::{Overview, Row, State, Times as _};
 use crate::{
@@ -41,7 +41,7 @@ fn nodes(text: &mut String, overview: &Overview, shown: usize) {
             status.node.clone(),
             status.backend.clone(),
             status.backend_version.clone(),
-            connected(status.held_revision.to_string()),
+            connected(status.programmed_revision.to_string()),
             lag(row),
             connected(short(Duration::from_micros(status.apply_micros))),
             state(row),
@@ -65,7 +65,7 @@ fn nodes(text: &mut String, overview: &Overview, shown: usize) {
 fn lag(row: &Row) -> String {
     match (row.status.lag_micros, row.revisions_behind) {
         (0, _) => String::new(),
-        (_, behind) if behind > 0 && row.status.held_revision > 0 => {
+        (_, behind) if behind > 0 && row.status.programmed_revision > 0 => {
             format!("{} ({behind})", short(row.status.lag()))
         }
         _ => short(row.status.lag()),
@@ -99,7 +99,7 @@ fn append(text: &mut String, more: &str) {
     text.push_str(more);
 }
 
-fn failure(failure: &Failure) -> String {
+fn failure(failure: &ServicePortFailure) -> String {
     format!("{} ({})", key(failure.key.as_ref()), failure.reason)
 }
 
@@ -134,11 +134,11 @@ fn problems(text: &mut String, overview: &Overview) {
         problems.into_iter().for_each(|problem| table.row(problem.map(Clone::clone)));
         let _ = writeln!(text, "{table}");
     }
-    let kinds: Vec<_> =
-        frontends().flat_map(|(address, status)| status.kinds.iter().map(move |kind| (address, kind))).collect();
-    if !kinds.is_empty() {
+    let watches: Vec<_> =
+        frontends().flat_map(|(address, status)| status.watches.iter().map(move |watch| (address, watch))).collect();
+    if !watches.is_empty() {
         let mut table = Table::new(&["FRONTEND", "KIND", "CONFIRMED", "LISTS", "FAILURES", "LAST ERROR"]);
-        for (address, kind) in kinds {
+        for (address, kind) in watches {
             let (lists, failures) = (kind.lists.to_string(), kind.failures.to_string());
             let cells = [address.clone(), kind.kind.clone(), confirmed(kind), lists, failures];
             table.row(cells.into_iter().chain([kind.last_error.clone()]));
@@ -147,9 +147,9 @@ fn problems(text: &mut String, overview: &Overview) {
     }
 }
 
-fn confirmed(kind: &KindStatus) -> String {
+fn confirmed(kind: &WatchStatus) -> String {
     match (kind.phase(), kind.age_micros) {
-        (KindPhase::NotOffered, _) => "not offered".to_owned(),
+        (WatchPhase::NotOffered, _) => "not offered".to_owned(),
         (_, Some(age)) => format!("{} ago", short(Duration::from_micros(age))),
         (_, None) => "never".to_owned(),
     }
@@ -179,9 +179,9 @@ fn summary(overview: &Overview) -> String {
 }
 
 fn frontend(status: &StatusResponse) -> String {
-    let StatusResponse { revision, service_ports, endpoints, in_every_kernel, .. } = status;
+    let StatusResponse { revision, service_ports, endpoints, programmed_on_all_nodes, .. } = status;
     let mut text = format!(
-        "revision {revision}, in every kernel {in_every_kernel}, {service_ports} service ports, {endpoints} endpoints"
+        "revision {revision}, in every kernel {programmed_on_all_nodes}, {service_ports} service ports, {endpoints} endpoints"
     );
     if !status.ready {
         text.push_str(", not ready: not all objects are listed yet");

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Error, anyhow};
 use clap::Parser as _;
-use proto::v1::{Failure, KindPhase, KindStatus, NodeStatus, Problem, Protocol, Role, ServicePortKey, StatusResponse};
+use proto::v1::{
+    NodeStatus, Problem, Protocol, Role, ServicePortFailure, ServicePortKey, StatusResponse, WatchPhase, WatchStatus,
+};
 
 use super::{
     join::{Limits, Overview, State},
@@ -19,7 +21,7 @@ fn node(name: &str, held: u64) -> NodeStatus {
         backend: "nft".to_owned(),
         backend_version: "0.1.0".to_owned(),
         acked_revision: held,
-        held_revision: held,
+        programmed_revision: held,
         apply_micros: 1500,
         connected: true,
         connected_micros: 10,
@@ -42,7 +44,7 @@ fn failing(name: &str, held: u64) -> NodeStatus {
         port_name: String::new(),
         protocol: Protocol::Tcp.into(),
     };
-    let failure = Failure { key: Some(key), reason: "no such module".to_owned(), retryable: true, kind: 0 };
+    let failure = ServicePortFailure { key: Some(key), reason: "no such module".to_owned(), retryable: true, kind: 0 };
     NodeStatus { failures: vec![failure], failure_count: 3, ..node(name, held) }
 }
 
@@ -52,7 +54,7 @@ fn frontend(epoch: u64, revision: u64, nodes: Vec<NodeStatus>) -> StatusResponse
         revision,
         service_ports: 7,
         endpoints: 21,
-        in_every_kernel: revision,
+        programmed_on_all_nodes: revision,
         ready: true,
         nodes,
         ..StatusResponse::default()
@@ -187,16 +189,16 @@ fn problems_are_listed_in_place_of_nodes() {
         field: "spec.externalIPs[0]".to_owned(),
         message: "is no address".to_owned(),
     };
-    let kind = KindStatus {
+    let kind = WatchStatus {
         kind: "Node".to_owned(),
-        phase: KindPhase::Watching.into(),
+        phase: WatchPhase::Watching.into(),
         age_micros: Some(3_000_000),
         lists: 2,
         failures: 1,
         last_error: "refused".to_owned(),
     };
     let listing = frontend(1, 9, vec![node("a", 9)]);
-    let listing = StatusResponse { problems: vec![problem], kinds: vec![kind], ready: false, ..listing };
+    let listing = StatusResponse { problems: vec![problem], watches: vec![kind], ready: false, ..listing };
     let other = StatusResponse { problems: listing.problems.clone(), ..frontend(2, 9, Vec::new()) };
     let overview = join(vec![("unix:/s", Ok(listing)), ("unix:/t", Ok(other))], &limits());
     assert!(!overview.is_well(), "it has not listed everything");
@@ -227,7 +229,7 @@ fn a_frontend_that_does_not_answer_is_named() {
     assert_eq!(document["silent_frontends"][0]["error"], "refused");
     assert_eq!(document["nodes"][0]["state"], "well");
     assert_eq!(document["nodes"][0]["frontend"], "unix:/b");
-    assert_eq!(document["frontends"][0]["in_every_kernel"], 9);
+    assert_eq!(document["frontends"][0]["programmed_on_all_nodes"], 9);
 }
 
 #[test]

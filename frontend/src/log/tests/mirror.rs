@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use proto::{
-    digest::{Digest, Digests, FACTS, KeyHash},
+    digest::{Digest, DigestVector, INFO_ENTRY, KeyHash},
     model::{
-        Cluster, Family, Node, Operation, PerFamily, Pool, PoolClass, PoolId, Revision, ServicePort, ServicePortKey,
+        ClusterInfo, IpFamily, NodeInfo, Operation, PerFamily, Pool, PoolClass, PoolId, Revision, ServicePort,
+        ServicePortKey,
     },
 };
 
@@ -17,8 +18,8 @@ use super::super::NodeUpdate;
 pub(crate) struct Mirror {
     pub(crate) name: Arc<str>,
     pub(crate) revision: Revision,
-    pub(crate) node: Option<Node>,
-    pub(crate) cluster: Option<Cluster>,
+    pub(crate) node: Option<NodeInfo>,
+    pub(crate) cluster: Option<ClusterInfo>,
     pub(crate) services: BTreeMap<ServicePortKey, Held>,
 }
 
@@ -87,22 +88,22 @@ impl Mirror {
     }
 
     /// Computed anew each time.
-    pub(crate) fn digests(&self) -> Digests {
-        let mut digests = Digests::default();
+    pub(crate) fn digests(&self) -> DigestVector {
+        let mut digests = DigestVector::default();
         for (key, Held { port, cluster, local }) in &self.services {
             let hash = KeyHash::of(key);
             let bucket = &mut digests[hash.bucket()];
             bucket.add(Digest::of_service_port(port));
-            for family in Family::ALL {
+            for family in IpFamily::ALL {
                 bucket.add(hash.pool(PoolClass::Cluster, &cluster[family]));
                 bucket.add(hash.pool(PoolClass::Local, &local[family]));
             }
         }
         if let Some(node) = &self.node {
-            digests[FACTS].add(Digest::of_node(node));
+            digests[INFO_ENTRY].add(Digest::of_node(node));
         }
         if let Some(cluster) = &self.cluster {
-            digests[FACTS].add(Digest::of_cluster(cluster));
+            digests[INFO_ENTRY].add(Digest::of_cluster(cluster));
         }
         digests
     }

@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, ClientEvent, Epoch, Failure, Hello, Mode, Revision, Role, ServerEvent, SourceVersion, Welcome,
+        Ack, Batch, ClientMessage, Epoch, Hello, Revision, Role, ServerMessage, ServicePortFailure, SourceVersion,
+        SyncMode, Welcome,
     },
 };
 use runtime::{Ready, Shutdown, Trigger};
@@ -41,7 +42,7 @@ pub(super) struct Client {
     epoch: Epoch,
     /// What the next batch must start from.
     base: Revision,
-    events: mpsc::Sender<Result<ClientEvent, SessionError>>,
+    events: mpsc::Sender<Result<ClientMessage, SessionError>>,
     frames: mpsc::Receiver<OutgoingMessage>,
     session: JoinHandle<Result<(), SessionError>>,
 }
@@ -117,7 +118,7 @@ impl Fixture {
 
     pub(super) async fn connect(&self, hello: Hello) -> Client {
         let client = self.connect_silently(&hello.node.clone());
-        client.say(ClientEvent::Hello(hello)).await;
+        client.say(ClientMessage::Hello(hello)).await;
         client
     }
 
@@ -135,7 +136,7 @@ impl Fixture {
     /// A node that holds everything.
     pub(super) async fn joined(&self, node: &str) -> Client {
         let mut client = self.connect(hello(node)).await;
-        assert_eq!(client.welcome().await, Mode::Snapshot);
+        assert_eq!(client.welcome().await, SyncMode::Snapshot);
         client.commit().await;
         client
     }
@@ -165,7 +166,7 @@ impl Client {
         }
     }
 
-    pub(super) async fn say(&self, event: ClientEvent) {
+    pub(super) async fn say(&self, event: ClientMessage) {
         self.events.send(Ok(event)).await.unwrap();
     }
 
@@ -173,12 +174,12 @@ impl Client {
         self.events.send(Err(error)).await.unwrap();
     }
 
-    pub(super) async fn event(&mut self) -> ServerEvent {
+    pub(super) async fn event(&mut self) -> ServerMessage {
         let frame = timeout(Duration::from_secs(3600), self.frames.recv()).await;
         let frame = frame.expect("nothing comes").expect("the stream has ended");
         let encoded = frame.encode(&crate::log::EncodingCounters::default());
         self.largest = self.largest.max(encoded.len());
-        let decoded = ServerEvent::try_from(encoded.decode().unwrap()).unwrap();
+        let decoded = ServerMessage::try_from(encoded.decode().unwrap()).unwrap();
         let event = frame.into_event();
         assert_eq!(decoded, event, "the bytes say something else than the values");
         event
@@ -189,11 +190,11 @@ impl Client {
         assert!(frame.is_err(), "{frame:?}");
     }
 
-    pub(super) async fn welcome(&mut self) -> Mode {
+    pub(super) async fn welcome(&mut self) -> SyncMode {
         let event = self.event().await;
-        let ServerEvent::Welcome(Welcome { epoch, mode, .. }) = event else { panic!("{event:?}") };
+        let ServerMessage::Welcome(Welcome { epoch, mode, .. }) = event else { panic!("{event:?}") };
         self.epoch = epoch;
-        self.base = if mode == Mode::Resume { self.mirror.revision } else { Revision(0) };
+        self.base = if mode == SyncMode::Resume { self.mirror.revision } else { Revision(0) };
         mode
     }
 
@@ -202,7 +203,7 @@ impl Client {
         let mut batches: Vec<Batch> = Vec::new();
         while batches.last().is_none_or(|batch| !batch.commit) {
             match self.event().await {
-                ServerEvent::Batch(batch) => batches.push(batch),
+                ServerMessage::Batch(batch) => batches.push(batch),
                 event => panic!("{event:?}"),
             }
         }
@@ -223,7 +224,7 @@ impl Client {
 
     pub(super) async fn bookmark(&mut self) -> (Revision, Digest) {
         let event = self.event().await;
-        let ServerEvent::Bookmark(revision, digest) = event else { panic!("{event:?}") };
+        let ServerMessage::Bookmark(revision, digest) = event else { panic!("{event:?}") };
         self.mirror.revision = revision;
         self.base = revision;
         (revision, digest)
@@ -233,13 +234,13 @@ impl Client {
         self.ack_with(Vec::new()).await;
     }
 
-    pub(super) async fn ack_with(&self, failures: Vec<Failure>) {
+    pub(super) async fn ack_with(&self, failures: Vec<ServicePortFailure>) {
         let digest = Some(self.mirror.digests().total());
-        self.say(ClientEvent::Ack(self.ack_of(digest, failures))).await;
+        self.say(ClientMessage::Ack(self.ack_of(digest, failures))).await;
     }
 
     /// An ack of what the mirror holds, with a digest of one's own.
-    pub(super) fn ack_of(&self, digest: Option<Digest>, failures: Vec<Failure>) -> Ack {
+    pub(super) fn ack_of(&self, digest: Option<Digest>, failures: Vec<ServicePortFailure>) -> Ack {
         Ack { revision: self.mirror.revision, digest, apply_time: Duration::from_millis(1), failures }
     }
 

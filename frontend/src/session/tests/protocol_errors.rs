@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use proto::model::{ClientEvent, Revision};
+use proto::model::{ClientMessage, Revision};
 
 use crate::{
     Config,
@@ -37,7 +37,7 @@ async fn saying_something_else_first() {
 async fn saying_hello_twice() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
-    client.say(ClientEvent::Hello(hello("node-0"))).await;
+    client.say(ClientMessage::Hello(hello("node-0"))).await;
     ends_with(client, "a second Hello on one stream").await;
 }
 
@@ -66,7 +66,7 @@ async fn an_ack_may_be_repeated_also_when_something_is_under_way() {
     let repeated = client.ack_of(None, Vec::new());
     fixture.update(put(service("extra", "10.96.0.77"))).await;
     fixture.committed().await;
-    client.say(ClientEvent::Ack(repeated)).await;
+    client.say(ClientMessage::Ack(repeated)).await;
     client.commit().await;
     client.settles().await;
     assert_eq!(fixture.frontend.shared.streams.fleet().agents[0].acked, client.mirror.revision);
@@ -77,7 +77,7 @@ async fn an_ack_may_be_repeated_also_when_something_is_under_way() {
 async fn digests_that_nobody_wanted() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
-    client.say(ClientEvent::Digests(Revision(2), Box::new(client.mirror.digests()))).await;
+    client.say(ClientMessage::DigestResponse(Revision(2), Box::new(client.mirror.digests()))).await;
     ends_with(client, "digests that nobody has asked for").await;
 }
 
@@ -85,7 +85,7 @@ async fn digests_that_nobody_wanted() {
 async fn something_unreadable() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
-    let invalid = proto::InvalidUpdate { field: "ack.failures[0].key".to_owned(), reason: "is missing".to_owned() };
+    let invalid = proto::InvalidMessage { field: "ack.failures[0].key".to_owned(), reason: "is missing".to_owned() };
     client.say_unreadable(SessionError::from(invalid)).await;
     ends_with(client, "ack.failures[0].key: is missing").await;
 }

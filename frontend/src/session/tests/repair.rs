@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
-    model::{ClientEvent, Mode, Operation, ServerEvent},
+    model::{ClientMessage, Operation, ServerMessage, SyncMode},
 };
 
 use crate::{
@@ -17,9 +17,9 @@ use super::{Client, Fixture, hello, large, small, web};
 
 async fn answer_digest_request(client: &mut Client) {
     let event = client.event().await;
-    assert_eq!(event, ServerEvent::DigestRequest);
+    assert_eq!(event, ServerMessage::DigestRequest);
     let digests = Box::new(client.mirror.digests());
-    client.say(ClientEvent::Digests(client.mirror.revision, digests)).await;
+    client.say(ClientMessage::DigestResponse(client.mirror.revision, digests)).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -58,7 +58,7 @@ async fn changes_that_come_during_a_repair_are_in_it() {
 async fn a_client_that_computes_otherwise_is_sent_everything_once_and_then_left_alone() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
-    let wrong = |client: &Client| ClientEvent::Ack(client.ack_of(Some(Digest(1)), Vec::new()));
+    let wrong = |client: &Client| ClientMessage::Ack(client.ack_of(Some(Digest(1)), Vec::new()));
     client.bookmark().await;
     client.say(wrong(&client)).await;
     answer_digest_request(&mut client).await;
@@ -86,7 +86,7 @@ async fn a_client_without_digests_is_not_asked() {
         fixture.update(put(web(1..=last))).await;
         fixture.committed().await;
     }
-    client.say(ClientEvent::Ack(client.ack_of(None, Vec::new()))).await;
+    client.say(ClientMessage::Ack(client.ack_of(None, Vec::new()))).await;
     assert!(client.batches().await[0].operations.len() > 128, "a snapshot");
 }
 
@@ -113,7 +113,7 @@ async fn a_node_that_fell_behind_the_past_is_compared() {
         fixture.committed().await;
     }
     let mut client = fixture.connect(resume).await.holding(client.mirror);
-    assert_eq!(client.welcome().await, Mode::Repair);
+    assert_eq!(client.welcome().await, SyncMode::Repair);
     client.commit().await;
     client.settles().await;
 }

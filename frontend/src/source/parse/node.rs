@@ -25,7 +25,7 @@ impl Resource for Node {
 
     fn parse(&self, problems: &mut Problems) -> Option<ClusterObject> {
         let spec = self.spec.as_ref();
-        Some(ClusterObject::Node(model::Node {
+        Some(ClusterObject::Node(model::NodeInfo {
             name: self.metadata.name.as_deref().unwrap_or_default().into(),
             addresses: self.status.as_ref().map(|status| addresses(status, problems)).unwrap_or_default(),
             pod_cidrs: spec.map(|spec| pod_cidrs(spec, problems)).unwrap_or_default(),

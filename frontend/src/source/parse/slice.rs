@@ -5,7 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
-use proto::model::Family;
+use proto::model::IpFamily;
 
 use super::{
     Problems, Resource,
@@ -35,8 +35,8 @@ impl Resource for EndpointSlice {
             return None;
         }
         let family = match self.address_type.as_str() {
-            "IPv4" => Family::V4,
-            "IPv6" => Family::V6,
+            "IPv4" => IpFamily::V4,
+            "IPv6" => IpFamily::V6,
             "FQDN" => return None,
             other => {
                 let known = "expected IPv4, IPv6 or FQDN";
@@ -89,12 +89,12 @@ fn slice_port(n: usize, port: &EndpointPort, problems: &mut Problems) -> Option<
 
 // === Endpoints ===
 
-fn endpoints(endpoints: &[Endpoint], family: Family, problems: &mut Problems) -> Vec<SliceEndpoint> {
+fn endpoints(endpoints: &[Endpoint], family: IpFamily, problems: &mut Problems) -> Vec<SliceEndpoint> {
     endpoints.iter().enumerate().filter_map(|(n, endpoint)| slice_endpoint(n, endpoint, family, problems)).collect()
 }
 
 /// Further addresses of an endpoint have no meaning; the API says to use the first.
-fn slice_endpoint(n: usize, endpoint: &Endpoint, family: Family, problems: &mut Problems) -> Option<SliceEndpoint> {
+fn slice_endpoint(n: usize, endpoint: &Endpoint, family: IpFamily, problems: &mut Problems) -> Option<SliceEndpoint> {
     let path = format!("endpoints[{n}].addresses");
     let Some(text) = endpoint.addresses.first() else {
         problems.add(path, "empty; the endpoint is ignored");
@@ -102,7 +102,7 @@ fn slice_endpoint(n: usize, endpoint: &Endpoint, family: Family, problems: &mut 
     };
     let path = format!("{path}[0]");
     let address = problems.ignored(&path, address::usable_address(text, Role::Endpoint))?;
-    if Family::of(&address) != family {
+    if IpFamily::of(&address) != family {
         problems.add(path, format!("{address}: not an {family} address, as addressType says; ignored"));
         return None;
     }

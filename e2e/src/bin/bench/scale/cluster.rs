@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 
 use anyhow::{Context as _, Result};
-use proto::digest::{Digest, Digests, FACTS, KeyHash};
-use proto::model::{Cluster as Facts, Endpoint, Node, PoolClass, Protocol, ServicePort, ServicePortKey};
+use proto::digest::{Digest, DigestVector, INFO_ENTRY, KeyHash};
+use proto::model::{ClusterInfo, Endpoint, NodeInfo, PoolClass, Protocol, ServicePort, ServicePortKey};
 
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
@@ -145,9 +145,9 @@ impl Cluster {
 /// What the API says.
 impl Cluster {
     pub(crate) fn node_json(&self, node: u32) -> String {
-        let Node { name, addresses, pod_cidrs, zone, .. } = facts(node).unwrap_or_else(|_| Node::unknown(""));
+        let NodeInfo { name, addresses, pod_cidrs, zone, .. } = facts(node).unwrap_or_else(|_| NodeInfo::unknown(""));
         format!(
-            r#"{{"kind":"Node","apiVersion":"v1","metadata":{{"name":"{name}","resourceVersion":"1","labels":{{"topology.kubernetes.io/zone":"{zone}"}}}},"spec":{{"podCIDRs":["{}"]}},"status":{{"addresses":[{{"type":"InternalIP","address":"{}"}}]}}}}"#,
+            r#"{{"kind":"NodeInfo","apiVersion":"v1","metadata":{{"name":"{name}","resourceVersion":"1","labels":{{"topology.kubernetes.io/zone":"{zone}"}}}},"spec":{{"podCIDRs":["{}"]}},"status":{{"addresses":[{{"type":"InternalIP","address":"{}"}}]}}}}"#,
             pod_cidrs[0], addresses[0],
         )
     }
@@ -188,9 +188,9 @@ impl Cluster {
 /// What nodes must hold.
 impl Cluster {
     /// The digests of all nodes.
-    pub(crate) fn digests(&self) -> Result<Vec<Digests>> {
-        let mut zones = vec![Digests::default(); ZONES.len()];
-        let mut nodes = vec![Digests::default(); self.nodes as usize];
+    pub(crate) fn digests(&self) -> Result<Vec<DigestVector>> {
+        let mut zones = vec![DigestVector::default(); ZONES.len()];
+        let mut nodes = vec![DigestVector::default(); self.nodes as usize];
         for (number, service) in self.services.iter().enumerate() {
             let port = service_port(number);
             let hash = KeyHash::of(&port.key);
@@ -207,11 +207,11 @@ impl Cluster {
                 nodes[*node as usize][bucket].add(hash.endpoint(PoolClass::Local, &endpoint));
             }
         }
-        let cluster = Digest::of_cluster(&Facts::default());
+        let cluster = Digest::of_cluster(&ClusterInfo::default());
         for (number, digests) in (0..).zip(&mut nodes) {
             digests.add_all(&zones[zone(number) as usize]);
-            digests[FACTS].add(Digest::of_node(&facts(number)?));
-            digests[FACTS].add(cluster);
+            digests[INFO_ENTRY].add(Digest::of_node(&facts(number)?));
+            digests[INFO_ENTRY].add(cluster);
         }
         Ok(nodes)
     }
@@ -242,9 +242,9 @@ fn rfc3339(micros: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{:02}.{:06}Z", second % 60, micros % 1_000_000)
 }
 
-fn facts(node: u32) -> Result<Node> {
+fn facts(node: u32) -> Result<NodeInfo> {
     let cidr = format!("{}/26", Ipv4Addr::from(u32::from(FIRST_POD_CIDR) + node * 64));
-    Ok(Node {
+    Ok(NodeInfo {
         name: node_name(node).into(),
         addresses: vec![Ipv4Addr::from(u32::from(FIRST_NODE) + node).into()],
         pod_cidrs: vec![cidr.parse().context("the CIDR of a node")?],

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use fairlead_e2e::Netns;
-use proto::digest::Digests;
+use proto::digest::DigestVector;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{oneshot, watch};
 
@@ -49,7 +49,7 @@ pub(crate) enum Connect {
     /// As nodes that come back.
     Resume,
     /// As nodes that come back to another frontend, with these digests.
-    Digests(Vec<Digests>),
+    Digests(Vec<DigestVector>),
 }
 
 impl Worker {
@@ -142,8 +142,8 @@ impl Fleet {
 
     /// Waits until every node has been told, by a bookmark, that it must hold what the cluster says, and checks that those that keep what they
     /// are told do.
-    pub(crate) fn agree(&self, expected: &[Digests], deadline: Duration) -> Result<()> {
-        let agrees = |(node, digests): (&Arc<Node>, &Digests)| node.digest() == digests.total().0;
+    pub(crate) fn agree(&self, expected: &[DigestVector], deadline: Duration) -> Result<()> {
+        let agrees = |(node, digests): (&Arc<Node>, &DigestVector)| node.digest() == digests.total().0;
         let waited = self
             .until(Instant::now(), deadline, || self.nodes.iter().zip(expected).all(agrees))
             .map(|_| ())

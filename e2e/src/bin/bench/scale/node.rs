@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use backend::{NodeState, Stage};
-use proto::digest::{Digest, Digests};
+use proto::digest::{Digest, DigestVector};
 use proto::encoded::{self, EncodedMessage};
-use proto::model::{Ack, ClientEvent, Epoch, Hello, Node as Facts, Revision, Role, ServerEvent, SourceVersion};
+use proto::model::{Ack, ClientMessage, Epoch, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion};
 use runtime::Backoff;
 use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
@@ -66,7 +66,7 @@ pub(crate) enum Start {
     /// Where it stopped.
     Resume,
     /// What it holds, and where it stopped.
-    Digests(Box<Digests>),
+    Digests(Box<DigestVector>),
 }
 
 /// How far a node has come.
@@ -103,7 +103,7 @@ impl Node {
     }
 
     /// What it holds, if it keeps that.
-    pub(crate) fn held(&self) -> Option<Digests> {
+    pub(crate) fn held(&self) -> Option<DigestVector> {
         let mirror = self.mirror.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         Some(mirror.state.digests().clone())
     }
@@ -135,7 +135,7 @@ impl Node {
         let board = &*common.board;
         let mut stream = TcpStream::connect(common.frontend).await.context("connect")?;
         stream.set_nodelay(true)?;
-        let hello = encoded::of_client(&ClientEvent::Hello(self.hello(start)));
+        let hello = encoded::encode_client_message(&ClientMessage::Hello(self.hello(start)));
         let mut out = http2::call(PATH, "frontend", &hello);
         let mut reader = Reader::default();
         let mut session = Session { node: self, board, arrivals: board.arrivals(), consistent: false, drain: None };
@@ -198,13 +198,13 @@ impl Node {
 
 impl Mirror {
     pub(crate) fn new(node: u32) -> Self {
-        Self { stage: Stage::default(), state: NodeState::new(Facts::unknown(node_name(node))) }
+        Self { stage: Stage::default(), state: NodeState::new(NodeInfo::unknown(node_name(node))) }
     }
 
     /// Takes in a message. Gives the digest of what is held.
     fn take(&mut self, message: &[u8]) -> Result<Digest> {
         let message = EncodedMessage::from_bytes(message.to_vec().into()).decode().context("a message")?;
-        if let ServerEvent::Batch(batch) = message.try_into().context("a message")? {
+        if let ServerMessage::Batch(batch) = message.try_into().context("a message")? {
             self.stage.extend(batch.operations);
             if batch.commit {
                 let refused = self.stage.commit(&mut self.state).refused;
@@ -249,7 +249,7 @@ impl Session<'_> {
         self.node.revision.store(revision, Ordering::Relaxed);
         let revision = Revision(revision);
         let ack = Ack { revision, digest, apply_time: Duration::ZERO, failures: Vec::new() };
-        http2::send(out, &encoded::of_client(&ClientEvent::Ack(ack)));
+        http2::send(out, &encoded::encode_client_message(&ClientMessage::Ack(ack)));
         if !self.consistent {
             self.consistent = true;
             self.board.consistent.fetch_add(1, Ordering::Relaxed);

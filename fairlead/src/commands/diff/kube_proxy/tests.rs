@@ -32,7 +32,7 @@ fn state() -> NodeState {
                 .endpoints(["10.244.1.1:8080", "10.244.2.1:8080"])
                 .local_endpoints(["10.244.1.1:8080"])
         })
-        .service("default/there", |there| there.cluster_ip("10.96.0.11").internal_local().any_endpoints(Family::V4))
+        .service("default/there", |there| there.cluster_ip("10.96.0.11").internal_local().any_endpoints(IpFamily::V4))
         .service("default/idle", |idle| idle.cluster_ip("10.96.0.12"))
         .build()
 }

@@ -8,7 +8,7 @@ use crate::source::parse::from_json;
 
 /// The node and the fields with problems.
 #[track_caller]
-fn in_force(node: &Value) -> (model::Node, Vec<String>) {
+fn in_force(node: &Value) -> (model::NodeInfo, Vec<String>) {
     let ParsedObject { kind, name, object, problems } = from_json::<Node>(node);
     assert_eq!((kind, name), (ObjectKind::Node, ObjectName::new("", "n1")));
     match object {
@@ -36,7 +36,7 @@ fn texts<T: ToString>(items: &[T]) -> Vec<String> {
 #[test]
 fn bare_node() {
     let (node, problems) = in_force(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
-    assert_eq!(node, model::Node { eligible: true, ..model::Node::unknown("n1") });
+    assert_eq!(node, model::NodeInfo { eligible: true, ..model::NodeInfo::unknown("n1") });
     assert!(problems.is_empty());
 }
 

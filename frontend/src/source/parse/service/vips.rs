@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServiceSpec};
-use proto::model::{Family, PerFamily};
+use proto::model::{IpFamily, PerFamily};
 
 use super::super::{
     Problems,
@@ -75,12 +75,12 @@ fn add_cluster_ip(
 ) {
     let Some(ip) = problems.ignored(path, address::usable_address(text, Role::ClusterIp)) else { return };
     if let Some(family) = family
-        && *family != Family::of(&ip).to_string()
+        && *family != IpFamily::of(&ip).to_string()
     {
         problems.add(path, format!("{ip}: not an {family} address, as spec.ipFamilies says; ignored"));
         return;
     }
-    let slot = &mut found[Family::of(&ip)];
+    let slot = &mut found[IpFamily::of(&ip)];
     match slot {
         Some(first) if *first != ip => {
             problems.add(path, format!("{ip}: one more of its family, after {first}; ignored"));
@@ -134,7 +134,7 @@ fn external_ip(
     problems: &mut Problems,
 ) -> Option<IpAddr> {
     let ip = problems.ignored(&path, address::usable_address(text, Role::External))?;
-    let family = Family::of(&ip);
+    let family = IpFamily::of(&ip);
     if cluster_ips[family].is_none() {
         problems.add(path, format!("{ip}: the service has no {family} cluster IP; ignored"));
         return None;
@@ -160,7 +160,7 @@ fn source_ranges(spec: &ServiceSpec, problems: &mut Problems) -> SourceRanges {
 
 /// A family without ranges is open to everybody. Where an ignored range may have been its only one, it stays closed.
 fn is_restricted(ip: &IpAddr, ranges: &[IpNet], problems: &mut Problems) -> bool {
-    let restricted = ranges.iter().any(|range| Family::of(&range.addr()) == Family::of(ip));
+    let restricted = ranges.iter().any(|range| IpFamily::of(&range.addr()) == IpFamily::of(ip));
     if !restricted {
         let message = format!("{ip} would be open to everybody without the ignored ranges; {ip} is ignored");
         problems.add("spec.loadBalancerSourceRanges", message);

@@ -81,7 +81,7 @@ fn whole_slice() {
     let expected = SliceObject {
         name: ObjectName::new("shop", "web-x1"),
         service: "web".into(),
-        family: Family::V4,
+        family: IpFamily::V4,
         ports: vec![port("", Protocol::Udp, 53), port("metrics", Protocol::Tcp, 9090)],
         endpoints: vec![
             SliceEndpoint {
@@ -125,7 +125,7 @@ fn slices_that_are_not_used() {
 #[test]
 fn absent_lists_are_empty() {
     let (slice, problems) = in_force(&slice("IPv6", Value::Null, Value::Null));
-    assert_eq!((slice.family, slice.ports, slice.endpoints, problems), (Family::V6, vec![], vec![], vec![]));
+    assert_eq!((slice.family, slice.ports, slice.endpoints, problems), (IpFamily::V6, vec![], vec![], vec![]));
 }
 
 #[test]

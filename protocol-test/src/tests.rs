@@ -8,7 +8,7 @@ use futures::future::join_all;
 use tokio::task::JoinSet;
 
 use self::client::{Fault, NODE};
-use crate::{Options, Outcome, SCENARIOS, Server, Verdict, run};
+use crate::{SCENARIOS, ScenarioResult, Server, TestOptions, Verdict, run};
 
 /// What is broken, the scenario that finds it, and words that it says.
 const BROKEN: &[(Fault, &str, &str)] = &[
@@ -46,11 +46,11 @@ const BROKEN: &[(Fault, &str, &str)] = &[
 ];
 
 /// Plays scenarios with a client that has this fault.
-async fn played(fault: Fault, scenarios: &[&str]) -> Vec<Outcome> {
+async fn played(fault: Fault, scenarios: &[&str]) -> Vec<ScenarioResult> {
     let server = Server::listen("127.0.0.1:0").await.unwrap();
     let mut clients = JoinSet::new();
     clients.spawn(client::run(server.address(), fault));
-    let options = Options {
+    let options = TestOptions {
         node: NODE.into(),
         scenarios: scenarios.iter().map(ToString::to_string).collect(),
         patience: Duration::from_secs(8),
@@ -66,7 +66,7 @@ async fn each_broken_rule_is_found_and_named() {
     let found = join_all(BROKEN.iter().map(|(fault, scenario, _)| played(*fault, std::slice::from_ref(scenario))));
     let mut missed = Vec::new();
     for ((fault, scenario, words), outcomes) in BROKEN.iter().zip(found.await) {
-        let is_found = |outcome: &Outcome| outcome.verdict == Verdict::Fail && outcome.seen.contains(words);
+        let is_found = |outcome: &ScenarioResult| outcome.verdict == Verdict::Fail && outcome.seen.contains(words);
         let [outcome] = &outcomes[..] else { panic!("{fault:?}: {outcomes:?}") };
         if !is_found(outcome) {
             missed.push(format!("{fault:?} in {scenario}: {} {}", outcome.verdict, outcome.seen));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use proto::model::Mode;
+use proto::model::SyncMode;
 use tokio::time::Instant;
 
 use crate::script::{Played, Script, broken};
@@ -78,7 +78,7 @@ pub(super) async fn silence(script: &mut Script<'_>) -> Played {
 /// Goes on with a client that has come back.
 async fn follow(script: &mut Script<'_>, hello: &proto::model::Hello) -> Played<()> {
     if script.resumes(hello) {
-        script.welcome(Mode::Resume).await;
+        script.welcome(SyncMode::Resume).await;
         script.bookmark().await?;
     } else {
         let same = script.state.clone();

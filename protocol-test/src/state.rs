@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{
-    digest::{BUCKETS, Digest, Digests, FACTS, KeyHash},
-    model::{Cluster, Family, Node, Operation, Pool, PoolClass, PoolId, ServicePort, ServicePortKey},
+    digest::{BUCKETS, Digest, DigestVector, INFO_ENTRY, KeyHash},
+    model::{ClusterInfo, IpFamily, NodeInfo, Operation, Pool, PoolClass, PoolId, ServicePort, ServicePortKey},
 };
 
 use crate::samples;
@@ -12,15 +12,15 @@ use crate::samples;
 /// All that was committed.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
-    node: Node,
-    cluster: Cluster,
+    node: NodeInfo,
+    cluster: ClusterInfo,
     services: BTreeMap<ServicePortKey, Held>,
 }
 
 #[derive(Clone, Debug)]
 struct Held {
     port: ServicePort,
-    pools: BTreeMap<(PoolClass, Family), Pool>,
+    pools: BTreeMap<(PoolClass, IpFamily), Pool>,
 }
 
 impl State {
@@ -75,8 +75,8 @@ impl State {
     }
 
     /// The digest vector of a client that holds this.
-    pub(crate) fn digests(&self) -> Digests {
-        let mut digests = Digests::default();
+    pub(crate) fn digests(&self) -> DigestVector {
+        let mut digests = DigestVector::default();
         for (key, held) in &self.services {
             let hash = KeyHash::of(key);
             let bucket = &mut digests[hash.bucket()];
@@ -85,22 +85,22 @@ impl State {
                 bucket.add(hash.pool(*class, pool));
             }
         }
-        digests[FACTS].add(Digest::of_node(&self.node));
-        digests[FACTS].add(Digest::of_cluster(&self.cluster));
+        digests[INFO_ENTRY].add(Digest::of_node(&self.node));
+        digests[INFO_ENTRY].add(Digest::of_cluster(&self.cluster));
         digests
     }
 
     /// The entries in which a client's vector differs; all for one that has none.
-    pub(crate) fn differing(&self, held: Option<&Digests>) -> BTreeSet<u8> {
+    pub(crate) fn differing(&self, held: Option<&DigestVector>) -> BTreeSet<u8> {
         let digests = self.digests();
-        (0..=FACTS).filter(|entry| held.is_none_or(|held| held[*entry] != digests[*entry])).collect()
+        (0..=INFO_ENTRY).filter(|entry| held.is_none_or(|held| held[*entry] != digests[*entry])).collect()
     }
 
     /// What makes these entries right, whatever is held.
     pub(crate) fn rebuild(&self, entries: &BTreeSet<u8>) -> Vec<Operation> {
         let buckets = entries.iter().filter(|entry| usize::from(**entry) < BUCKETS);
         let mut operations: Vec<_> = buckets.map(|bucket| Operation::ResetBucket(*bucket)).collect();
-        if entries.contains(&FACTS) {
+        if entries.contains(&INFO_ENTRY) {
             operations.push(Operation::PutNode(self.node.clone()));
             operations.push(Operation::PutCluster(self.cluster.clone()));
         }

@@ -27,7 +27,7 @@ use anyhow::{Result, bail};
 use tokio::time::{Instant, timeout};
 
 pub use self::{
-    report::{Outcome, Report, Verdict},
+    report::{ScenarioResult, TestReport, Verdict},
     scenarios::{SCENARIOS, Scenario},
     server::Server,
 };
@@ -41,7 +41,7 @@ const SCENARIO_LIMIT: Duration = Duration::from_secs(240);
 
 /// What is tried, and how.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TestOptions {
     /// The name of the node that the backend must say.
     pub node: Arc<str>,
     /// The names of the scenarios to play; empty: all.
@@ -60,11 +60,15 @@ pub struct Options {
 ///
 /// # Errors
 /// When a scenario is unknown, or the backend cannot be started.
-pub async fn run(mut server: Server, options: Options, mut told: impl FnMut(&Outcome)) -> Result<Report> {
-    let Options { node, scenarios: names, patience, command, state_command, log } = options;
+pub async fn run(
+    mut server: Server,
+    options: TestOptions,
+    mut told: impl FnMut(&ScenarioResult),
+) -> Result<TestReport> {
+    let TestOptions { node, scenarios: names, patience, command, state_command, log } = options;
     let wanted = chosen(&names)?;
     let mut subject = Subject::new(command, state_command, log, &server.address(), &node);
-    let mut report = Report::default();
+    let mut report = TestReport::default();
     for scenario in wanted {
         let begun = Instant::now();
         subject.start()?;
@@ -74,7 +78,7 @@ pub async fn run(mut server: Server, options: Options, mut told: impl FnMut(&Out
             Err(_) => Err(Stop::Broken(format!("not over after {SCENARIO_LIMIT:?}"))),
         };
         subject.stop().await;
-        let outcome = Outcome::new(scenario, played, begun.elapsed());
+        let outcome = ScenarioResult::new(scenario, played, begun.elapsed());
         told(&outcome);
         report.outcomes.push(outcome);
     }

@@ -2,7 +2,7 @@
 
 use proto::{
     digest::KeyHash,
-    model::{Family, Operation, PoolClass, Protocol, Revision},
+    model::{IpFamily, Operation, PoolClass, Protocol, Revision},
 };
 
 use crate::{
@@ -46,7 +46,7 @@ pub(super) async fn repair(script: &mut Script<'_>) -> Played {
     needs_digests(script)?;
     script.ask_digests().await?;
     let web = samples::key("web", Protocol::Tcp);
-    let pool = samples::replace(&web, PoolClass::Cluster, Family::V6, &[samples::endpoint(Family::V6, 9)]);
+    let pool = samples::replace(&web, PoolClass::Cluster, IpFamily::V6, &[samples::endpoint(IpFamily::V6, 9)]);
     let target = script.state.clone().with(&[pool]);
     let buckets = [KeyHash::of(&web).bucket()].into();
     // At the revision that is held: there is only something to repair.

@@ -1,6 +1,6 @@
 //! Streams after the first one.
 
-use proto::model::{Hello, Mode, Operation, Protocol, SourceVersion};
+use proto::model::{Hello, Operation, Protocol, SourceVersion, SyncMode};
 
 use crate::{
     samples,
@@ -15,7 +15,7 @@ pub(super) async fn resume(script: &mut Script<'_>) -> Played {
     if !script.resumes(&hello) {
         return missing("says that it holds nothing, and so is sent everything");
     }
-    script.welcome(Mode::Resume).await;
+    script.welcome(SyncMode::Resume).await;
     // Two things have happened meanwhile, and are told in one.
     let web = samples::key("web", Protocol::Tcp);
     let base = script.advance(&[Operation::RemoveServicePort(web.clone())]);
@@ -29,7 +29,7 @@ pub(super) async fn resume(script: &mut Script<'_>) -> Played {
     if !script.resumes(&hello) {
         return broken("resumes once, but not again");
     }
-    script.welcome(Mode::Resume).await;
+    script.welcome(SyncMode::Resume).await;
     script.bookmark().await?;
     Ok("resumed with a difference, and with nothing new".to_owned())
 }
@@ -73,7 +73,7 @@ pub(super) async fn restart(script: &mut Script<'_>) -> Played {
     script.subject.start().or_else(|error| broken(format!("cannot be started again: {error:#}")))?;
     let hello = script.connect().await?;
     let how = if script.resumes(&hello) {
-        script.welcome(Mode::Resume).await;
+        script.welcome(SyncMode::Resume).await;
         script.bookmark().await?;
         "came back with what it held"
     } else {

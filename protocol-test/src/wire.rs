@@ -118,14 +118,14 @@ mod tests {
     use proto::{
         digest::Digest,
         encoded::EncodedMessage,
-        model::{Revision, ServerEvent},
+        model::{Revision, ServerMessage},
     };
 
     use super::*;
 
     #[test]
     fn what_is_appended_is_ignored_where_fields_are_and_refused_where_operations_are() {
-        let bookmark = EncodedMessage::new(&ServerEvent::Bookmark(Revision(300), Digest(u64::MAX)));
+        let bookmark = EncodedMessage::new(&ServerMessage::Bookmark(Revision(300), Digest(u64::MAX)));
         for path in [part::MESSAGE, part::BOOKMARK] {
             let longer = append(&bookmark.to_vec(), path, &unknown_field(200)).unwrap();
             assert!(longer.len() > bookmark.len() + 200);
@@ -133,7 +133,7 @@ mod tests {
             assert_eq!(decoded, bookmark.decode().unwrap());
         }
         let batch = crate::script::batch(Revision(1), Revision(2), &crate::samples::services());
-        let batch = EncodedMessage::new(&ServerEvent::Batch(batch));
+        let batch = EncodedMessage::new(&ServerMessage::Batch(batch));
         for path in [part::BATCH, part::OPERATION, part::SERVICE_PORT, part::POOL] {
             let longer = append(&batch.to_vec(), path, &unknown_field(3)).unwrap();
             assert!(longer.len() > batch.len());
@@ -142,6 +142,6 @@ mod tests {
         }
         let unknown = append(&batch.to_vec(), part::BATCH, &unknown_operation()).unwrap();
         let decoded = EncodedMessage::from_bytes(unknown.into()).decode().unwrap();
-        assert!(ServerEvent::try_from(decoded).is_err());
+        assert!(ServerMessage::try_from(decoded).is_err());
     }
 }

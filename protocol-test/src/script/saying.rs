@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use proto::{
-    digest::FACTS,
+    digest::INFO_ENTRY,
     encoded::EncodedMessage,
-    model::{Ack, Batch, Hello, Mode, Operation, Revision, ServerEvent, SourceVersion},
+    model::{Ack, Batch, Hello, Operation, Revision, ServerMessage, SourceVersion, SyncMode},
 };
 use tokio::time::Instant;
 use tonic::Status;
@@ -39,14 +39,14 @@ impl Script<'_> {
     /// Makes the client hold `target`, whatever it says that it holds: what differs for one with digests, otherwise everything.
     pub(crate) async fn rebuild(&mut self, hello: &Hello, target: State) -> Played<Ack> {
         let entries = target.differing(hello.digests.as_deref());
-        let mode = if hello.digests.is_some() { Mode::Repair } else { Mode::Snapshot };
+        let mode = if hello.digests.is_some() { SyncMode::Repair } else { SyncMode::Snapshot };
         self.welcome(mode).await;
         self.rebuild_entries(Revision(0), &entries, target).await
     }
 
     /// Sends everything on a stream that is under way.
     pub(crate) async fn rebuild_all(&mut self) -> Played<Ack> {
-        let entries = (0..=FACTS).collect();
+        let entries = (0..=INFO_ENTRY).collect();
         self.rebuild_entries(self.revision, &entries, self.state.clone()).await
     }
 
@@ -83,14 +83,14 @@ impl Script<'_> {
         extra: &[u8],
     ) -> Played<()> {
         let base = self.advance(operations);
-        self.say_with(ServerEvent::Batch(batch(base, self.revision, operations)), path, extra).await
+        self.say_with(ServerMessage::Batch(batch(base, self.revision, operations)), path, extra).await
     }
 
     /// Nothing has happened, up to a later revision.
     pub(crate) async fn bookmark(&mut self) -> Played<Ack> {
         self.revision.0 += 1;
         self.sent = Instant::now();
-        self.say(ServerEvent::Bookmark(self.revision, self.digest())).await;
+        self.say(ServerMessage::Bookmark(self.revision, self.digest())).await;
         self.ack().await
     }
 
@@ -102,26 +102,26 @@ impl Script<'_> {
         base
     }
 
-    pub(crate) async fn welcome(&mut self, mode: Mode) {
-        self.say(ServerEvent::Welcome(self.present(mode))).await;
+    pub(crate) async fn welcome(&mut self, mode: SyncMode) {
+        self.say(ServerMessage::Welcome(self.present(mode))).await;
     }
 
     pub(crate) async fn drain(&mut self, delay: Duration) {
-        self.say(ServerEvent::Drain(delay)).await;
+        self.say(ServerMessage::Drain(delay)).await;
     }
 
     pub(crate) async fn say_batch(&mut self, batch: Batch) {
         let source_version = if batch.commit { self.source_version() } else { SourceVersion::default() };
         self.sent = Instant::now();
-        self.say(ServerEvent::Batch(Batch { source_version, ..batch })).await;
+        self.say(ServerMessage::Batch(Batch { source_version, ..batch })).await;
     }
 
-    pub(crate) async fn say(&mut self, event: ServerEvent) {
+    pub(crate) async fn say(&mut self, event: ServerMessage) {
         self.say_encoded(EncodedMessage::new(&event)).await;
     }
 
     /// Says something with bytes that nobody knows, in the message at a path.
-    pub(crate) async fn say_with(&mut self, event: ServerEvent, path: wire::Path<'_>, extra: &[u8]) -> Played<()> {
+    pub(crate) async fn say_with(&mut self, event: ServerMessage, path: wire::Path<'_>, extra: &[u8]) -> Played<()> {
         let bytes = wire::append(&EncodedMessage::new(&event).to_vec(), path, extra);
         let bytes = bytes.map_err(|error| Stop::Broken(format!("the scenario itself is wrong: {error:#}")))?;
         self.sent = Instant::now();

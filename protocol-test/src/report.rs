@@ -20,7 +20,7 @@ pub enum Verdict {
 
 /// One scenario that was played.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct ScenarioResult {
     /// Its name.
     pub scenario: &'static str,
     /// How it ended.
@@ -37,12 +37,12 @@ pub struct Outcome {
 
 /// All of them.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Report {
+pub struct TestReport {
     /// In the order in which they were played.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<ScenarioResult>,
 }
 
-impl Outcome {
+impl ScenarioResult {
     pub(crate) fn new(scenario: &Scenario, played: Result<String, Stop>, took: Duration) -> Self {
         let (verdict, seen) = match played {
             Ok(seen) => (Verdict::Pass, seen),
@@ -54,7 +54,7 @@ impl Outcome {
     }
 }
 
-impl Report {
+impl TestReport {
     /// How many ended so.
     #[must_use]
     pub fn count(&self, verdict: Verdict) -> usize {

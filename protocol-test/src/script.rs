@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 
 use proto::{
     digest::Digest,
-    model::{Ack, Epoch, Hello, Mode, Revision, SourceVersion, Welcome},
+    model::{Ack, Epoch, Hello, Revision, SourceVersion, SyncMode, Welcome},
 };
 use tokio::time::Instant;
 
@@ -115,7 +115,7 @@ impl<'a> Script<'a> {
     }
 
     /// What a Welcome says of this frontend.
-    pub(crate) fn present(&self, mode: Mode) -> Welcome {
+    pub(crate) fn present(&self, mode: SyncMode) -> Welcome {
         Welcome { epoch: self.epoch, mode, source_version: self.source_version() }
     }
 

@@ -2,7 +2,7 @@
 
 use proto::{
     digest::KeyHash,
-    model::{Batch, Family, Operation, PoolClass, Protocol},
+    model::{Batch, IpFamily, Operation, PoolClass, Protocol},
 };
 
 use crate::{
@@ -49,8 +49,8 @@ pub(super) async fn uncommitted(script: &mut Script<'_>) -> Played {
 pub(super) async fn deltas(script: &mut Script<'_>) -> Played {
     script.begin().await?;
     let (web, dns) = (samples::key("web", Protocol::Tcp), samples::key("dns", Protocol::Udp));
-    let endpoint = |number| samples::endpoint(Family::V4, number);
-    let pool = |class| samples::pool(&web, class, Family::V4);
+    let endpoint = |number| samples::endpoint(IpFamily::V4, number);
+    let pool = |class| samples::pool(&web, class, IpFamily::V4);
     let terminating = proto::model::Endpoint { terminating: true, ..endpoint(1) };
     let change = |class, add: Vec<_>, remove: Vec<_>| Operation::ChangePool { pool: pool(class), add, remove };
     let mut port = samples::port(&web, 1);
@@ -60,13 +60,13 @@ pub(super) async fn deltas(script: &mut Script<'_>) -> Played {
         ("change_pool that adds", vec![change(PoolClass::Cluster, vec![endpoint(7), endpoint(8)], vec![])]),
         ("change_pool that removes", vec![change(PoolClass::Cluster, vec![endpoint(9)], vec![endpoint(1)])]),
         ("change_pool with other flags", vec![change(PoolClass::Local, vec![terminating], vec![])]),
-        ("replace_pool", vec![samples::replace(&web, PoolClass::Cluster, Family::V4, &[endpoint(12)])]),
+        ("replace_pool", vec![samples::replace(&web, PoolClass::Cluster, IpFamily::V4, &[endpoint(12)])]),
         ("put_service_port of one that is there", vec![Operation::PutServicePort(port)]),
         ("remove_service_port", vec![Operation::RemoveServicePort(dns.clone())]),
         ("put_service_port after a removal, without pools", vec![Operation::PutServicePort(samples::port(&dns, 2))]),
         (
             "change_pool of one that is unknown",
-            vec![samples::replace(&unknown, PoolClass::Cluster, Family::V4, &[endpoint(1)])],
+            vec![samples::replace(&unknown, PoolClass::Cluster, IpFamily::V4, &[endpoint(1)])],
         ),
     ];
     let count = steps.len();
@@ -84,7 +84,7 @@ pub(super) async fn reset_bucket(script: &mut Script<'_>) -> Played {
     let web = samples::key("web", Protocol::Tcp);
     let reset = Operation::ResetBucket(KeyHash::of(&web).bucket());
     // It comes again with one endpoint less.
-    let pool = samples::replace(&web, PoolClass::Cluster, Family::V4, &[samples::endpoint(Family::V4, 1)]);
+    let pool = samples::replace(&web, PoolClass::Cluster, IpFamily::V4, &[samples::endpoint(IpFamily::V4, 1)]);
     script.commit(&[reset.clone(), Operation::PutServicePort(samples::port(&web, 1)), pool]).await?;
     script.commit(&[reset]).await?;
     Ok("what did not come again is gone".to_owned())

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use proto::{
     MAX_MESSAGE_BYTES,
     encoded::EncodedMessage,
-    model::ClientEvent,
+    model::ClientMessage,
     v1::{
         self,
         server::{Fairlead, FairleadServer},
@@ -51,7 +51,7 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) enum Heard {
     /// It said something that can be read.
-    Event(Box<ClientEvent>),
+    Event(Box<ClientMessage>),
     /// It said something else.
     Unreadable(String),
     /// It ended the stream, or has gone.
@@ -132,7 +132,7 @@ impl Peer {
     /// What it does next. May be dropped and called again.
     pub(crate) async fn hear(&mut self) -> Heard {
         match self.messages.message().await {
-            Ok(Some(message)) => match ClientEvent::try_from(message) {
+            Ok(Some(message)) => match ClientMessage::try_from(message) {
                 Ok(event) => Heard::Event(Box::new(event)),
                 Err(error) => Heard::Unreadable(error.to_string()),
             },

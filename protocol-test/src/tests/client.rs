@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
-    digest::{Digest, Digests},
-    encoded::{EncodedMessage, of_client},
+    digest::{Digest, DigestVector},
+    encoded::{EncodedMessage, encode_client_message},
     model::{
-        Ack, Batch, ClientEvent, Epoch, Failure, FailureKind, Hello, Mode, Operation, Protocol, Revision, Role,
-        ServerEvent, ServicePortKey, SourceVersion,
+        Ack, Batch, ClientMessage, Epoch, FailureKind, Hello, Operation, Protocol, Revision, Role, ServerMessage,
+        ServicePortFailure, ServicePortKey, SourceVersion, SyncMode,
     },
     v1,
 };
@@ -156,45 +156,45 @@ impl Client {
             },
             started: None,
         };
-        let mut bytes = of_client(&ClientEvent::Hello(hello));
+        let mut bytes = encode_client_message(&ClientMessage::Hello(hello));
         if self.fault == Fault::OtherVersion {
             // `protocol_version` is the first field of the Hello, of one byte.
             let at = bytes.windows(2).position(|field| field == [8, PROTOCOL_VERSION as u8]).unwrap();
             bytes[at + 1] = 9;
         }
         if self.fault == Fault::AckFirst {
-            let _ = say.send(of_client(&ack(Revision(1))));
+            let _ = say.send(encode_client_message(&ack(Revision(1))));
         }
         let _ = say.send(bytes);
         if self.fault == Fault::TalksTooEarly {
-            let _ = say.send(of_client(&ack(Revision(1))));
+            let _ = say.send(encode_client_message(&ack(Revision(1))));
         }
     }
 
-    fn read(&self, bytes: Bytes) -> Option<ServerEvent> {
+    fn read(&self, bytes: Bytes) -> Option<ServerMessage> {
         let message = EncodedMessage::from_bytes(bytes.clone()).decode().unwrap();
         let skips = self.fault == Fault::SkipsUnknownOperations;
         let message = if skips { without_unknown(message) } else { message };
-        let event = ServerEvent::try_from(message).ok()?;
+        let event = ServerMessage::try_from(message).ok()?;
         let is_strict = self.fault == Fault::RefusesUnknownFields;
         (!is_strict || EncodedMessage::new(&event).len() == bytes.len()).then_some(event)
     }
 
-    fn take(&mut self, event: ServerEvent, say: &mpsc::UnboundedSender<Vec<u8>>) -> Option<()> {
-        let reply = |event: ClientEvent| drop(say.send(of_client(&event)));
+    fn take(&mut self, event: ServerMessage, say: &mpsc::UnboundedSender<Vec<u8>>) -> Option<()> {
+        let reply = |event: ClientMessage| drop(say.send(encode_client_message(&event)));
         match event {
-            ServerEvent::Welcome(welcome) => {
+            ServerMessage::Welcome(welcome) => {
                 if self.fault == Fault::OneFrontend && self.epoch != Epoch(0) && self.epoch != welcome.epoch {
                     return None;
                 }
                 self.epoch = welcome.epoch;
-                self.base = self.held.filter(|_| welcome.mode == Mode::Resume).map(|(_, revision)| revision);
+                self.base = self.held.filter(|_| welcome.mode == SyncMode::Resume).map(|(_, revision)| revision);
                 if self.fault == Fault::SecondHello {
                     self.greet(say);
                 }
             }
-            ServerEvent::Batch(batch) => self.batch(batch, say)?,
-            ServerEvent::Bookmark(revision, _) => match self.fault {
+            ServerMessage::Batch(batch) => self.batch(batch, say)?,
+            ServerMessage::Bookmark(revision, _) => match self.fault {
                 Fault::IgnoresBookmarks => {}
                 Fault::StaysBehindBookmarks => reply(self.ack(revision)),
                 Fault::ForgetsRevision => {
@@ -206,18 +206,18 @@ impl Client {
                     reply(self.ack(revision));
                 }
             },
-            ServerEvent::Drain(_) if self.fault == Fault::IgnoresDrain => {}
-            ServerEvent::Drain(_) => return None,
-            ServerEvent::DigestRequest => {
+            ServerMessage::Drain(_) if self.fault == Fault::IgnoresDrain => {}
+            ServerMessage::Drain(_) => return None,
+            ServerMessage::DigestRequest => {
                 let mut digests = self.state.digests();
                 let mut revision = self.held.map_or(Revision(0), |(_, revision)| revision);
                 match self.fault {
                     Fault::KeepsDigests => return Some(()),
                     Fault::OtherDigests => digests[7].add(Digest(1)),
-                    Fault::DigestsOfNothing => (digests, revision) = (Digests::default(), Revision(0)),
+                    Fault::DigestsOfNothing => (digests, revision) = (DigestVector::default(), Revision(0)),
                     _ => {}
                 }
-                reply(ClientEvent::Digests(revision, Box::new(digests)));
+                reply(ClientMessage::DigestResponse(revision, Box::new(digests)));
             }
         }
         Some(())
@@ -235,7 +235,7 @@ impl Client {
         self.staged.extend(batch.operations);
         if !batch.commit {
             if self.fault == Fault::AcksEachBatch && self.base.is_some() {
-                let _ = say.send(of_client(&self.ack(batch.target)));
+                let _ = say.send(encode_client_message(&self.ack(batch.target)));
             }
             return Some(());
         }
@@ -253,23 +253,23 @@ impl Client {
         self.source_version = batch.source_version;
         (self.base, self.held) = (Some(batch.target), Some((self.epoch, batch.target)));
         if self.fault != Fault::NoAck {
-            let _ = say.send(of_client(&self.ack(batch.target)));
+            let _ = say.send(encode_client_message(&self.ack(batch.target)));
         }
         Some(())
     }
 
-    fn ack(&self, revision: Revision) -> ClientEvent {
+    fn ack(&self, revision: Revision) -> ClientMessage {
         let mut digest = self.state.digests().total();
         if self.fault == Fault::OtherDigest {
             digest.add(Digest(1));
         }
-        let strange = Failure {
+        let strange = ServicePortFailure {
             key: ServicePortKey::new("elsewhere", "nothing", "", Protocol::Tcp),
             reason: "no reason".to_owned(),
             retryable: false,
             kind: FailureKind::Program,
         };
-        ClientEvent::Ack(Ack {
+        ClientMessage::Ack(Ack {
             revision: if self.fault == Fault::OtherRevision { Revision(revision.0 + 1) } else { revision },
             digest: (self.fault != Fault::Minimal).then_some(digest),
             apply_time: Duration::from_secs(if self.fault == Fault::Nanoseconds { 1000 } else { 0 }),
@@ -279,8 +279,8 @@ impl Client {
 }
 
 /// Of somebody who holds nothing.
-fn ack(revision: Revision) -> ClientEvent {
-    ClientEvent::Ack(Ack { revision, digest: None, apply_time: Duration::ZERO, failures: Vec::new() })
+fn ack(revision: Revision) -> ClientMessage {
+    ClientMessage::Ack(Ack { revision, digest: None, apply_time: Duration::ZERO, failures: Vec::new() })
 }
 
 fn without_unknown(mut message: v1::ServerMessage) -> v1::ServerMessage {

@@ -4,7 +4,7 @@ use std::{net::IpAddr, num::NonZeroU16};
 
 use ipnet::IpNet;
 use proto::model::{
-    Cluster, Endpoint, Family, Node, Operation, PoolClass, PoolId, Protocol, ServicePort, ServicePortKey,
+    ClusterInfo, Endpoint, IpFamily, NodeInfo, Operation, PoolClass, PoolId, Protocol, ServicePort, ServicePortKey,
 };
 
 /// The namespace of all Services.
@@ -29,9 +29,9 @@ pub(crate) fn service(key: &ServicePortKey, number: u8) -> Vec<Operation> {
         |family| replace(key, PoolClass::Cluster, family, &[endpoint(family, number), endpoint(family, number + 100)]);
     vec![
         Operation::PutServicePort(port(key, number)),
-        cluster(Family::V4),
-        cluster(Family::V6),
-        replace(key, PoolClass::Local, Family::V4, &[endpoint(Family::V4, number)]),
+        cluster(IpFamily::V4),
+        cluster(IpFamily::V6),
+        replace(key, PoolClass::Local, IpFamily::V4, &[endpoint(IpFamily::V4, number)]),
     ]
 }
 
@@ -46,39 +46,39 @@ pub(crate) fn port(key: &ServicePortKey, number: u8) -> ServicePort {
 }
 
 /// An endpoint of a family.
-pub(crate) fn endpoint(family: Family, number: u8) -> Endpoint {
+pub(crate) fn endpoint(family: IpFamily, number: u8) -> Endpoint {
     let address = match family {
-        Family::V4 => IpAddr::from([203, 0, 113, number]),
-        Family::V6 => IpAddr::from([0x2001, 0xdb8, 0x203, 0, 0, 0, 0, u16::from(number)]),
+        IpFamily::V4 => IpAddr::from([203, 0, 113, number]),
+        IpFamily::V6 => IpAddr::from([0x2001, 0xdb8, 0x203, 0, 0, 0, 0, u16::from(number)]),
     };
     Endpoint::new(address, NonZeroU16::MIN.saturating_add(8000))
 }
 
 /// A pool of a service port.
-pub(crate) fn pool(key: &ServicePortKey, class: PoolClass, family: Family) -> PoolId {
+pub(crate) fn pool(key: &ServicePortKey, class: PoolClass, family: IpFamily) -> PoolId {
     PoolId { key: key.clone(), class, family }
 }
 
 /// A pool that holds exactly this.
-pub(crate) fn replace(key: &ServicePortKey, class: PoolClass, family: Family, endpoints: &[Endpoint]) -> Operation {
+pub(crate) fn replace(key: &ServicePortKey, class: PoolClass, family: IpFamily, endpoints: &[Endpoint]) -> Operation {
     let endpoints = endpoints.iter().copied().collect();
     Operation::ReplacePool { pool: pool(key, class, family), endpoints }
 }
 
 /// The facts about the node.
-pub(crate) fn node(name: &str) -> Node {
-    Node {
+pub(crate) fn node(name: &str) -> NodeInfo {
+    NodeInfo {
         addresses: vec![IpAddr::from([192, 0, 2, 1])],
         pod_cidrs: vec![cidr(IpAddr::from([203, 0, 113, 0]), 24)].into_iter().flatten().collect(),
         zone: "zone-a".into(),
         eligible: true,
-        ..Node::unknown(name)
+        ..NodeInfo::unknown(name)
     }
 }
 
 /// The facts about the cluster.
-pub(crate) fn cluster() -> Cluster {
-    Cluster { service_cidrs: cidr(IpAddr::from([198, 51, 100, 0]), 24).into_iter().collect() }
+pub(crate) fn cluster() -> ClusterInfo {
+    ClusterInfo { service_cidrs: cidr(IpAddr::from([198, 51, 100, 0]), 24).into_iter().collect() }
 }
 
 fn cidr(address: IpAddr, length: u8) -> Option<IpNet> {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use proto::{
-    digest::Digests,
-    model::{Ack, ClientEvent, Hello, Role, ServerEvent},
+    digest::DigestVector,
+    model::{Ack, ClientMessage, Hello, Role, ServerMessage},
 };
 use tokio::time::{Instant, timeout};
 
@@ -29,7 +29,7 @@ impl Script<'_> {
         let since = peer.since;
         (self.peer, self.acked) = (Some(peer), None);
         let hello = match self.hear(self.patience).await? {
-            Some(ClientEvent::Hello(hello)) => hello,
+            Some(ClientMessage::Hello(hello)) => hello,
             Some(other) => return broken(format!("says {} first, and not Hello", name(&other))),
             None => return broken(format!("has not said Hello within {:?}", self.patience)),
         };
@@ -81,9 +81,9 @@ impl Script<'_> {
                 None => {
                     return broken(format!("has not acked revision {revision} within {:?}", self.patience));
                 }
-                Some(ClientEvent::Ack(ack)) if ack.revision == revision => break ack,
-                Some(ClientEvent::Ack(ack)) if self.acked == Some(ack.revision) => {}
-                Some(ClientEvent::Ack(ack)) => {
+                Some(ClientMessage::Ack(ack)) if ack.revision == revision => break ack,
+                Some(ClientMessage::Ack(ack)) if self.acked == Some(ack.revision) => {}
+                Some(ClientMessage::Ack(ack)) => {
                     return broken(format!("has acked revision {}, but {revision} was sent", ack.revision));
                 }
                 Some(other) => return broken(format!("says {} instead of an Ack", name(&other))),
@@ -114,11 +114,11 @@ impl Script<'_> {
     }
 
     /// Asks for the digest vector.
-    pub(crate) async fn ask_digests(&mut self) -> Played<Box<Digests>> {
-        self.say(ServerEvent::DigestRequest).await;
+    pub(crate) async fn ask_digests(&mut self) -> Played<Box<DigestVector>> {
+        self.say(ServerMessage::DigestRequest).await;
         match self.hear(self.patience).await? {
-            Some(ClientEvent::Digests(revision, digests)) if revision == self.revision => Ok(digests),
-            Some(ClientEvent::Digests(revision, _)) => {
+            Some(ClientMessage::DigestResponse(revision, digests)) if revision == self.revision => Ok(digests),
+            Some(ClientMessage::DigestResponse(revision, _)) => {
                 broken(format!("sends the digests of revision {revision}, but it holds {}", self.revision))
             }
             Some(other) => broken(format!("says {} instead of Digests", name(&other))),
@@ -132,7 +132,7 @@ impl Script<'_> {
         loop {
             match self.hear(deadline.saturating_duration_since(Instant::now())).await? {
                 None => return Ok(()),
-                Some(ClientEvent::Ack(ack)) if self.acked == Some(ack.revision) => {}
+                Some(ClientMessage::Ack(ack)) if self.acked == Some(ack.revision) => {}
                 Some(other) => return broken(format!("says {} {why}", name(&other))),
             }
         }
@@ -152,7 +152,7 @@ impl Script<'_> {
                 }
                 Ok(Heard::Unreadable(what)) => return broken(format!("says what cannot be read: {what}")),
                 Ok(Heard::Event(event)) => match *event {
-                    ClientEvent::Ack(ack) if self.acked == Some(ack.revision) => {}
+                    ClientMessage::Ack(ack) if self.acked == Some(ack.revision) => {}
                     other => {
                         return broken(format!("says {} {why}, and does not end the stream", name(&other)));
                     }
@@ -162,7 +162,7 @@ impl Script<'_> {
     }
 
     /// The next event; `None` when there is none for so long. The end of the stream is against the rules here.
-    async fn hear(&mut self, within: Duration) -> Played<Option<ClientEvent>> {
+    async fn hear(&mut self, within: Duration) -> Played<Option<ClientMessage>> {
         let Some(peer) = &mut self.peer else { return broken("has no stream") };
         match timeout(within, Peer::hear(peer)).await {
             Err(_) => Ok(None),
@@ -186,10 +186,10 @@ pub(crate) enum Digested {
 }
 
 /// How people call it.
-fn name(event: &ClientEvent) -> String {
+fn name(event: &ClientMessage) -> String {
     match event {
-        ClientEvent::Hello(_) => "a second Hello".to_owned(),
-        ClientEvent::Ack(ack) => format!("an Ack of revision {}", ack.revision),
-        ClientEvent::Digests(..) => "Digests that nobody has asked for".to_owned(),
+        ClientMessage::Hello(_) => "a second Hello".to_owned(),
+        ClientMessage::Ack(ack) => format!("an Ack of revision {}", ack.revision),
+        ClientMessage::DigestResponse(..) => "Digests that nobody has asked for".to_owned(),
     }
 }

@@ -3,7 +3,7 @@
 use proto::{
     MAX_MESSAGE_BYTES,
     encoded::EncodedMessage,
-    model::{Mode, Operation, Protocol, Revision, ServerEvent},
+    model::{Operation, Protocol, Revision, ServerMessage, SyncMode},
 };
 use tokio::time::Instant;
 
@@ -22,8 +22,8 @@ pub(super) async fn unknown_fields(script: &mut Script<'_>) -> Played {
     let hello = script.connect().await?;
     let target = State::new(&script.node).with(&samples::services());
     let entries = target.differing(hello.digests.as_deref());
-    let mode = if hello.digests.is_some() { Mode::Repair } else { Mode::Snapshot };
-    let welcome = ServerEvent::Welcome(script.present(mode));
+    let mode = if hello.digests.is_some() { SyncMode::Repair } else { SyncMode::Snapshot };
+    let welcome = ServerMessage::Welcome(script.present(mode));
     script.say_with(welcome, part::WELCOME, &extra).await?;
     script.rebuild_entries(Revision(0), &entries, target).await?;
     let remove = [Operation::RemoveServicePort(samples::key("web", Protocol::Tcp))];
@@ -42,7 +42,7 @@ pub(super) async fn unknown_fields(script: &mut Script<'_>) -> Played {
     script.ack_with(Digested::Anyhow).await?;
     script.commit(&service).await?;
     script.revision.0 += 1;
-    let bookmark = ServerEvent::Bookmark(script.revision, script.digest());
+    let bookmark = ServerMessage::Bookmark(script.revision, script.digest());
     script.say_with(bookmark, part::BOOKMARK, &extra).await?;
     script.ack().await?;
     Ok("ignored in seven kinds of messages".to_owned())
@@ -53,7 +53,7 @@ pub(super) async fn unknown_operation(script: &mut Script<'_>) -> Played {
     let held = script.revision;
     let target = Revision(held.0 + 1);
     let remove = Operation::RemoveServicePort(samples::key("web", Protocol::Tcp));
-    let change = ServerEvent::Batch(batch(held, target, &[remove]));
+    let change = ServerMessage::Batch(batch(held, target, &[remove]));
     let begun = Instant::now();
     script.say_with(change, part::BATCH, &wire::unknown_operation()).await?;
     script.ended(script.patience, "after an operation that it cannot know").await?;
@@ -71,7 +71,7 @@ pub(super) async fn large_message(script: &mut Script<'_>) -> Played {
     // As large as may be, byte for byte: the lengths before it grow with it.
     let extra = loop {
         let extra = wire::unknown_field(padding);
-        let change = ServerEvent::Batch(batch(script.revision, script.revision, &operations));
+        let change = ServerMessage::Batch(batch(script.revision, script.revision, &operations));
         let size =
             wire::append(&EncodedMessage::new(&change).to_vec(), part::BATCH, &extra).map_or(0, |bytes| bytes.len());
         match size.checked_sub(MAX_MESSAGE_BYTES) {
