@@ -51,16 +51,16 @@ image-rootfs: setup ## the static program in a root of its own, as in its image 
 	@$(ROOT) ci/image-rootfs run
 
 demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft, iptables or ipvs (root or sudo)
-	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-e2e --bin demo
-	@$(ROOT) cargo run --quiet --locked -p fairlead-e2e --bin demo -- $(BACKEND)
+	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-demo
+	@$(ROOT) cargo run --quiet --locked -p fairlead-demo -- $(BACKEND)
 
 bench: setup ## the figures of docs/performance.md (root or sudo)
-	@cargo build --quiet --locked --release -p fairlead --bin fairlead -p fairlead-e2e --bin bench
+	@cargo build --quiet --locked --release -p fairlead --bin fairlead -p fairlead-bench
 	@cargo bench --quiet --locked -p fairlead-backend-nft -p fairlead-backend-iptables --bench kernel --no-run
-	@$(ROOT) cargo run --quiet --locked --release -p fairlead-e2e --bin bench
+	@$(ROOT) cargo run --quiet --locked --release -p fairlead-bench
 	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel -- --full
 	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full
-	@$(ROOT) cargo bench --quiet --locked -p fairlead-e2e --bench ipvs
+	@$(ROOT) cargo bench --quiet --locked -p fairlead-bench --bench ipvs
 
 clean: ## remove what has been built
 	cargo clean

@@ -33,7 +33,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use fairlead_e2e::Process;
+use e2e::Process;
 use nix::sys::signal::Signal;
 
 use crate::lab::{DEADLINE, Lab, memory};

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use fairlead_e2e::{Backend, Netns};
+use e2e::{Backend, Netns};
 use netlink::nft::{NftEvent, NftMonitor};
 
 use crate::{scene::DEADLINE, show::Show};

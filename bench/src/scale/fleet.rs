@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use fairlead_e2e::Netns;
+use e2e::Netns;
 use proto::digest::DigestVector;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{oneshot, watch};

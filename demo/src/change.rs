@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use fairlead_e2e::{Family, Protocol};
+use e2e::{Family, Protocol};
 
 use crate::kernel::{self, Announcements};
 use crate::reach::{connect, join, load_balancer_ip, millis, spread};

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use fairlead_e2e::{Backend, leftovers, uml};
+use e2e::{Backend, leftovers, uml};
 
 use scene::Scene;
 use show::Show;

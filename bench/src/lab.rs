@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use fairlead_e2e::{Cluster, Netns, Process};
+use e2e::{Cluster, Netns, Process};
 use netlink::nft::{NftEvent, NftHandle, NftMonitor};
 use tempfile::TempDir;
 

@@ -12,7 +12,7 @@ use backend::iptables::Variant;
 use backend::testing::{Stack, synthetic, transition};
 use backend::{Backend, NodeState};
 use backend_ipvs::{Ipvs, Settings};
-use fairlead_e2e::uml;
+use e2e::uml;
 use proto::model::{Endpoint, PoolClass};
 
 const SERVICES: u32 = 5_000;

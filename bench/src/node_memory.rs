@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use fairlead_e2e::Process;
+use e2e::Process;
 
 use crate::lab::{DEADLINE, Lab, Memory, field, memory, stop};
 use crate::latency;

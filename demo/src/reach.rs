@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use fairlead_e2e::{Client, Failure, Family, Protocol, plan};
+use e2e::{Client, Failure, Family, Protocol, plan};
 
 use crate::{scene::Scene, show::Show};
 

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use fairlead_e2e::{Backend, Cluster, Netns, Node, Process, plan};
+use e2e::{Backend, Cluster, Netns, Node, Process, plan};
 use tempfile::TempDir;
 
 use crate::{kernel, show::Show};

@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::{Context as _, Result};
-use fairlead_e2e::Process;
+use e2e::Process;
 
 /// In which the kernel counts processor time: `USER_HZ`, the same on every architecture that Rust runs on.
 const TICKS_PER_SECOND: f64 = 100.0;
