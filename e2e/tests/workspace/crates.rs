@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use anyhow::Result;
 use serde_json::Value;
 
-use super::{assert_about, assert_none, list, metadata, rust_files, text, tree};
+use super::{assert_about, assert_none, list, metadata, rust_files, text, top, tree};
 
 /// Which of our crates a crate may use. `backend-*` stands for all backends, `*` for all crates. docs/architecture.md has the same table.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -57,6 +57,7 @@ fn crates_use_only_what_they_may() -> Result<()> {
 #[test]
 fn every_dependency_is_used() -> Result<()> {
     assert_none(&unused(&metadata()?)?);
+    assert_none(&unused_in_table(&metadata()?, &fs::read_to_string(top()?.join("Cargo.toml"))?));
     Ok(())
 }
 
@@ -108,6 +109,22 @@ fn unused(metadata: &Value) -> Result<Vec<String>> {
     Ok(problems)
 }
 
+/// Entries of `[workspace.dependencies]` that no crate inherits.
+fn unused_in_table(metadata: &Value, manifest: &str) -> Vec<String> {
+    let packages = list(metadata, "packages").iter();
+    let used: BTreeSet<_> = packages
+        .flat_map(|package| list(package, "dependencies"))
+        .map(|dependency| dependency["rename"].as_str().unwrap_or_else(|| text(dependency, "name")))
+        .collect();
+    let lines = manifest.lines().skip_while(|line| *line != "[workspace.dependencies]").skip(1);
+    let entries = lines.take_while(|line| !line.starts_with('[')).filter(|line| !line.starts_with('#'));
+    let names = entries.filter_map(|line| Some(line.split_once(" = ")?.0));
+    names
+        .filter(|name| !used.contains(name))
+        .map(|name| format!("Cargo.toml: no crate inherits {name}; remove it from [workspace.dependencies]"))
+        .collect()
+}
+
 /// Whether the code has a path that starts with this library, or imports it.
 fn names(code: &str, library: &str) -> bool {
     code.match_indices(library).any(|(at, _)| {
@@ -155,6 +172,10 @@ fn unused_dependencies_are_found() -> Result<()> {
     )])?;
     let mut package = package("example", &["used", "not-used", "x-used"]);
     package["manifest_path"] = dir.path().join("Cargo.toml").display().to_string().into();
-    assert_about(&unused(&serde_json::json!({ "packages": [package] }))?, &["names not_used;", "names x_used;"]);
+    let metadata = serde_json::json!({ "packages": [package] });
+    assert_about(&unused(&metadata)?, &["names not_used;", "names x_used;"]);
+    let manifest =
+        "[workspace.dependencies]\n# Comment.\nused = \"1\"\nlost = { version = \"1\" }\n[profile.dev]\nx = 1\n";
+    assert_about(&unused_in_table(&metadata, manifest), &["inherits lost;"]);
     Ok(())
 }
