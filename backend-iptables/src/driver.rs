@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
 use backend::{
-    Applied, Changes, Drift, NodeState, Previewed,
-    traffic::{Claims, Options, Traffic, is_urgent},
+    Changes, Drift, NodeState, PreviewReport, SyncReport,
+    dataplane::{DataplaneOptions, EffectiveOptions, VipOwnership, is_urgent},
 };
 use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 use tracing::{debug, warn};
@@ -25,41 +25,41 @@ use crate::{
 /// What the backend is, whatever its kernel.
 #[derive(Debug)]
 pub(crate) struct Driver<K> {
-    options: Options,
+    options: DataplaneOptions,
     hooks: Vec<Hook>,
     kernel: K,
     /// `None`: unknown, the kernel must be asked.
     programmed: Option<Programmed>,
     /// The families for which there is an iptables.
     served: Vec<IpFamily>,
-    claims: Claims,
+    claims: VipOwnership,
     /// Why a service port was refused. The kernel holds nothing of it in that family.
     refused: BTreeMap<ServicePortKey, String>,
 }
 
 impl<K: Kernel> Driver<K> {
-    pub(crate) fn new(kernel: K, options: Options) -> Self {
+    pub(crate) fn new(kernel: K, options: DataplaneOptions) -> Self {
         Self {
             options,
             hooks: hooks(),
             kernel,
             programmed: None,
             served: IpFamily::ALL.to_vec(),
-            claims: Claims::default(),
+            claims: VipOwnership::default(),
             refused: BTreeMap::new(),
         }
     }
 
     /// See [`backend::Backend::reconcile`].
-    pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+    pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.programmed = None;
-        self.claims = Claims::of(state);
+        self.claims = VipOwnership::of(state);
         let base = self.base(state);
-        let traffic = self.options.traffic(state.node());
+        let effective = self.options.effective(state.node());
         let (urgent, others): (Vec<_>, Vec<_>) =
-            state.services().iter().partition(|(_, service)| is_urgent(&service.port));
+            state.service_ports().iter().partition(|(_, service)| is_urgent(&service.port));
         let in_order = urgent.iter().chain(&others);
-        let mut edits: Vec<Edit> = in_order.map(|(key, _)| self.edit(state, key, &traffic)).collect();
+        let mut edits: Vec<Edit> = in_order.map(|(key, _)| self.edit(state, key, &effective)).collect();
         let mut served = Vec::new();
         let mut writes = 0;
         let mut reasons = BTreeMap::new();
@@ -88,23 +88,23 @@ impl<K: Kernel> Driver<K> {
         }
         self.served = served;
         self.refused = reasons;
-        let mut programmed = Programmed::new(base, traffic, state.node().addresses.clone());
+        let mut programmed = Programmed::new(base, effective, state.node().addresses.clone());
         edits.into_iter().for_each(|edit| programmed.adopt(edit));
         self.programmed = Some(programmed);
         Ok(self.applied(writes))
     }
 
     /// See [`backend::Backend::apply`].
-    pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
+    pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
         // What is refused in one family may be in force in the other.
-        let unknown = changes.services.iter().any(|key| self.refused.contains_key(key))
+        let unknown = changes.service_ports.iter().any(|key| self.refused.contains_key(key))
             || (changes.node && !self.refused.is_empty());
         let Some(mut programmed) = self.programmed.take().filter(|_| !unknown) else {
             return self.reconcile(state).await;
         };
-        let traffic = self.options.traffic(state.node());
-        let touched = self.touched(state, changes, &programmed, &traffic);
-        let edits: Vec<Edit> = touched.iter().map(|key| self.edit(state, key, &traffic)).collect();
+        let effective = self.options.effective(state.node());
+        let touched = self.touched(state, changes, &programmed, &effective);
+        let edits: Vec<Edit> = touched.iter().map(|key| self.edit(state, key, &effective)).collect();
         let rebased = (changes.node || changes.cluster).then(|| self.base(state));
         let mut writes = 0;
         for family in self.served.clone() {
@@ -127,7 +127,7 @@ impl<K: Kernel> Driver<K> {
         }
         if let Some(base) = rebased {
             programmed.base = base;
-            programmed.traffic = traffic;
+            programmed.effective = effective;
             programmed.node.clone_from(&state.node().addresses);
         }
         edits.into_iter().for_each(|edit| programmed.settle(edit));
@@ -145,11 +145,11 @@ impl<K: Kernel> Driver<K> {
                     Ok(false) => {
                         // Nobody says who it was.
                         let (what, by) = ("rule".to_owned(), "unknown".to_owned());
-                        return Drift::Changed { what, by, pid: 0 };
+                        return Drift::Changed { object: what, process: by, pid: 0 };
                     }
                     Err(error) => {
                         warn!(error = format!("{error:#}"), "cannot look at what is there");
-                        return Drift::Unsure;
+                        return Drift::Possible;
                     }
                 },
             }
@@ -203,23 +203,23 @@ impl<K: Kernel> Driver<K> {
         state: &NodeState,
         changes: &Changes,
         programmed: &Programmed,
-        traffic: &Traffic,
+        effective: &EffectiveOptions,
     ) -> BTreeSet<ServicePortKey> {
-        let mut touched = self.claims.follow(state, changes, |key| programmed.fronts(key));
-        if programmed.traffic != *traffic {
-            touched.extend(state.services().keys().cloned());
+        let mut touched = self.claims.update(state, changes, |key| programmed.fronts(key));
+        if programmed.effective != *effective {
+            touched.extend(state.service_ports().keys().cloned());
         } else if programmed.node != state.node().addresses {
-            let restricted = state.services().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());
+            let restricted = state.service_ports().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());
             touched.extend(restricted.map(|(key, _)| key.clone()));
         }
         touched
     }
 
-    fn edit(&self, state: &NodeState, key: &ServicePortKey, traffic: &Traffic) -> Edit {
-        let context = Context { traffic, node: &state.node().addresses };
+    fn edit(&self, state: &NodeState, key: &ServicePortKey, effective: &EffectiveOptions) -> Edit {
+        let context = Context { effective, node: &state.node().addresses };
         let of = |family| {
             let owned = |front: &_| self.claims.owns(key, family, front);
-            desired(state.service(key)?, family, context, owned)
+            desired(state.service_port(key)?, family, context, owned)
         };
         Edit { key: key.clone(), desired: PerFamily::from_fn(of) }
     }
@@ -228,7 +228,7 @@ impl<K: Kernel> Driver<K> {
         PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
     }
 
-    fn applied(&mut self, writes: usize) -> Applied {
+    fn applied(&mut self, writes: usize) -> SyncReport {
         let refused = self.refused.iter().map(|(key, reason)| ServicePortFailure {
             key: key.clone(),
             reason: reason.clone(),
@@ -236,15 +236,15 @@ impl<K: Kernel> Driver<K> {
             kind: FailureKind::Program,
         });
         let failures = self.claims.failures().chain(refused).collect();
-        Applied { writes, failures, lock_wait: self.kernel.waited() }
+        SyncReport { writes, failures, lock_wait: self.kernel.waited() }
     }
 }
 
 impl Driver<DryRun<Tools>> {
     /// See [`backend::Preview::preview`]: a reconcile, and what came of it.
-    pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+    pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
         self.kernel.take();
-        let Applied { failures, .. } = self.reconcile(state).await?;
+        let SyncReport { failures, .. } = self.reconcile(state).await?;
         // Nothing of it is in force.
         self.programmed = None;
         let mut programs = PerFamily::<String>::default();
@@ -253,6 +253,6 @@ impl Driver<DryRun<Tools>> {
         }
         let program = |family| programs[family].clone();
         let differences = differences(self.kernel.take(), program, &Owners::of(state));
-        Ok(Previewed { differences, failures })
+        Ok(PreviewReport { differences, failures })
     }
 }

@@ -34,7 +34,10 @@ mod words;
 
 use anyhow::Result;
 pub use backend::iptables::{UnknownVariant, Variant};
-use backend::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed, traffic::Options};
+use backend::{
+    Backend, Changes, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport,
+    dataplane::DataplaneOptions,
+};
 use proto::model::IpFamily;
 
 use driver::Driver;
@@ -49,7 +52,7 @@ impl Iptables {
     /// For the network namespace of the calling thread; `None`: of the variant that is in use there. Nothing is changed before the first
     /// [`reconcile`](Backend::reconcile).
     #[must_use]
-    pub fn new(options: Options, variant: Option<Variant>) -> Self {
+    pub fn new(options: DataplaneOptions, variant: Option<Variant>) -> Self {
         Self(Driver::new(Tools::new(variant), options))
     }
 
@@ -58,7 +61,7 @@ impl Iptables {
     /// # Errors
     /// When iptables does not say.
     pub async fn programmed() -> Result<Vec<IpFamily>> {
-        let mut backend = Self::new(Options::default(), None);
+        let mut backend = Self::new(DataplaneOptions::default(), None);
         if !backend.0.kernel().is_installed().await? {
             return Ok(Vec::new());
         }
@@ -70,14 +73,18 @@ impl Iptables {
     ///
     /// # Errors
     /// When iptables is not there or does not say.
-    pub async fn items(&mut self) -> Result<Vec<Item>> {
+    pub async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
         let mut items = Vec::new();
         for (family, present) in self.0.present().await? {
             let program = self.0.kernel().program(family).await?;
             for table in table::Table::ALL {
                 let count = present.ours().filter(|(of, ..)| *of == table).count();
                 if count > 0 {
-                    items.push(Item { place: format!("{program} {table}"), what: "chain".to_owned(), count });
+                    items.push(InstalledObject {
+                        subsystem: format!("{program} {table}"),
+                        kind: "chain".to_owned(),
+                        count,
+                    });
                 }
             }
         }
@@ -88,11 +95,11 @@ impl Iptables {
 impl Backend for Iptables {
     const NAME: &'static str = "iptables";
 
-    async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+    async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.0.reconcile(state).await
     }
 
-    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
+    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
         self.0.apply(state, changes).await
     }
 
@@ -112,7 +119,7 @@ pub struct IptablesPreview(Driver<DryRun<Tools>>);
 impl IptablesPreview {
     /// As [`Iptables::new`].
     #[must_use]
-    pub fn new(options: Options, variant: Option<Variant>) -> Self {
+    pub fn new(options: DataplaneOptions, variant: Option<Variant>) -> Self {
         Self(Driver::new(DryRun::new(Tools::new(variant)), options))
     }
 }
@@ -120,7 +127,7 @@ impl IptablesPreview {
 impl Preview for IptablesPreview {
     const NAME: &'static str = Iptables::NAME;
 
-    async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+    async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
         self.0.preview(state).await
     }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use backend::traffic::{Front, Traffic};
+use backend::dataplane::{EffectiveOptions, Vip};
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 pub(crate) struct Programmed {
     pub(crate) services: BTreeMap<ServicePortKey, PerFamily<Option<Installed>>>,
     pub(crate) base: PerFamily<Base>,
-    pub(crate) traffic: Traffic,
+    pub(crate) effective: EffectiveOptions,
     /// The node's own addresses.
     pub(crate) node: Vec<IpAddr>,
     /// How many service ports have a line that several may have.
@@ -26,7 +26,7 @@ pub(crate) struct Programmed {
 /// What is there of one service port in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Installed {
-    pub(crate) fronts: Box<[Front]>,
+    pub(crate) fronts: Box<[Vip]>,
     pub(crate) chains: Box<[(Table, Box<str>, Mark)]>,
     pub(crate) lines: Box<[(Dispatch, Box<str>)]>,
 }
@@ -35,8 +35,8 @@ pub(crate) struct Installed {
 
 impl Programmed {
     /// Nothing but the fixed part.
-    pub(crate) fn new(base: PerFamily<Base>, traffic: Traffic, node: Vec<IpAddr>) -> Self {
-        Self { services: BTreeMap::new(), base, traffic, node, users: PerFamily::default() }
+    pub(crate) fn new(base: PerFamily<Base>, effective: EffectiveOptions, node: Vec<IpAddr>) -> Self {
+        Self { services: BTreeMap::new(), base, effective, node, users: PerFamily::default() }
     }
 
     pub(crate) fn installed(&self, key: &ServicePortKey, family: IpFamily) -> Option<&Installed> {
@@ -44,7 +44,7 @@ impl Programmed {
     }
 
     /// All that leads to a service port.
-    pub(crate) fn fronts(&self, key: &ServicePortKey) -> Vec<(IpFamily, Front)> {
+    pub(crate) fn fronts(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
         let of = |family| {
             let installed = self.installed(key, family).into_iter();
             installed.flat_map(|installed| &installed.fronts).map(move |front| (family, *front))

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use backend::{Difference, NodeState, Verb};
+use backend::{Difference, DifferenceKind, NodeState};
 use proto::model::{IpFamily, ServicePortKey};
 
 use crate::{
@@ -19,7 +19,7 @@ impl<'a> Owners<'a> {
     /// Of the service ports of a state.
     pub(crate) fn of(state: &'a NodeState) -> Self {
         let mut owners = HashMap::new();
-        for (key, service) in state.services() {
+        for (key, service) in state.service_ports() {
             let names = Names::new(key);
             let kinds = [Kind::Svc, Kind::Svl, Kind::Ext, Kind::Fw].map(|kind| names.chain(kind));
             let pools = IpFamily::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
@@ -43,7 +43,11 @@ pub(crate) fn differences(dry: Dry, program: impl Fn(IpFamily) -> String, owners
     let mut list = Vec::new();
     if let Some(localnet) = dry.localnet {
         let value = if localnet == Localnet::Routed { "1" } else { "0" };
-        list.push(Difference::new(Verb::Change, "sysctl", format!("net.ipv4.conf.all.route_localnet={value}")));
+        list.push(Difference::new(
+            DifferenceKind::Change,
+            "sysctl",
+            format!("net.ipv4.conf.all.route_localnet={value}"),
+        ));
     }
     for (family, before, after) in dry.tables {
         compare(&program(family), &before, &after, owners, &mut list);
@@ -64,8 +68,8 @@ fn compare(program: &str, before: &Chains, after: &Chains, owners: &Owners<'_>, 
             list.push(Difference::new(verb, place.as_str(), what).of(owner));
         };
         match (old, new) {
-            (None, Some(_)) => say(Verb::Add, None),
-            (Some(_), None) => say(Verb::Remove, None),
+            (None, Some(_)) => say(DifferenceKind::Add, None),
+            (Some(_), None) => say(DifferenceKind::Remove, None),
             _ => {}
         }
         let none = Chain::default();
@@ -73,13 +77,16 @@ fn compare(program: &str, before: &Chains, after: &Chains, owners: &Owners<'_>, 
         let (gone, come) = (surplus(&old.rules, &new.rules), surplus(&new.rules, &old.rules));
         // What goes with its chain need not be told line by line.
         if after.0.contains_key(key) {
-            gone.iter().for_each(|rule| say(Verb::Remove, Some(rule)));
+            gone.iter().for_each(|rule| say(DifferenceKind::Remove, Some(rule)));
         }
-        come.iter().for_each(|rule| say(Verb::Add, Some(rule)));
+        come.iter().for_each(|rule| say(DifferenceKind::Add, Some(rule)));
         let ordered = Dispatch::of(*table, name).is_none();
         if ordered && gone.is_empty() && come.is_empty() && old.rules != new.rules {
             let owner = owners.owner(name, "");
-            list.push(Difference::new(Verb::Change, place, format!("chain {name}, the order of its rules")).of(owner));
+            list.push(
+                Difference::new(DifferenceKind::Change, place, format!("chain {name}, the order of its rules"))
+                    .of(owner),
+            );
         }
     }
 }

@@ -13,8 +13,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use backend::{
-    Applied, Changes, Drift, Item, NodeState, Previewed,
-    traffic::{Claims, Front, NodePortAddresses, is_urgent},
+    Changes, Drift, InstalledObject, NodeState, PreviewReport, SyncReport,
+    dataplane::{NodePortAddresses, Vip, VipOwnership, is_urgent},
 };
 use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 use tokio::time::Instant;
@@ -38,7 +38,7 @@ pub(crate) struct Driver<K> {
     kernel: K,
     /// `None`: unknown, the kernel must be asked.
     programmed: Option<Programmed>,
-    claims: Claims,
+    claims: VipOwnership,
     /// Why the kernel refused a service port. It may hold some of it.
     refused: BTreeMap<ServicePortKey, String>,
     /// What the kernel has in place of what a service port wants, and why. It is tried again when that is looked at again.
@@ -55,7 +55,7 @@ impl<K: Kernel> Driver<K> {
             settings,
             kernel,
             programmed: None,
-            claims: Claims::default(),
+            claims: VipOwnership::default(),
             refused: BTreeMap::new(),
             makeshifts: BTreeMap::new(),
             look: Instant::now() + watch::INTERVAL,
@@ -64,20 +64,20 @@ impl<K: Kernel> Driver<K> {
     }
 
     /// See [`backend::Backend::reconcile`].
-    pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+    pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.programmed = None;
-        self.claims = Claims::of(state);
+        self.claims = VipOwnership::of(state);
         let rules = self.rules(state);
         let mut writes = self.prepare(rules.clone()).await?;
 
         let Listing { pieces, elsewhere } = self.kernel.list(self.ours(state)).await.context("list what is there")?;
         let node = state.node().addresses.clone();
         let mut programmed = Programmed::new(pieces, rules, node, elsewhere);
-        for key in state.services().keys() {
+        for key in state.service_ports().keys() {
             programmed.adopt_id(key, &self.marked_fronts(state, key));
         }
         let (urgent, others): (Vec<_>, Vec<_>) =
-            state.services().iter().partition(|(_, service)| is_urgent(&service.port));
+            state.service_ports().iter().partition(|(_, service)| is_urgent(&service.port));
         let mut operations = Vec::new();
         self.refused.clear();
         self.makeshifts.clear();
@@ -101,9 +101,9 @@ impl<K: Kernel> Driver<K> {
     }
 
     /// See [`backend::Backend::apply`].
-    pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
+    pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
         // Of a refused service port the kernel may hold anything; the node's facts may touch any of them.
-        let unknown = changes.services.iter().any(|key| self.refused.contains_key(key))
+        let unknown = changes.service_ports.iter().any(|key| self.refused.contains_key(key))
             || (changes.node && !self.refused.is_empty());
         let Some(mut programmed) = self.programmed.take().filter(|_| !unknown) else {
             return self.reconcile(state).await;
@@ -156,7 +156,7 @@ impl<K: Kernel> Driver<K> {
                 Ok(Some(drift)) => return drift,
                 Err(error) => {
                     warn!(error = format!("{error:#}"), "cannot look at what is there");
-                    return Drift::Unsure;
+                    return Drift::Possible;
                 }
             }
         }
@@ -209,10 +209,10 @@ impl<K: Kernel> Driver<K> {
     /// The service ports to look at: those that changed, those that gain or lose a contested front by it, and, when the node has
     /// other addresses, those with source ranges.
     fn touched(&mut self, state: &NodeState, changes: &Changes, programmed: &Programmed) -> BTreeSet<ServicePortKey> {
-        let mut touched = self.claims.follow(state, changes, |key| programmed.fronts(key));
+        let mut touched = self.claims.update(state, changes, |key| programmed.fronts(key));
         if changes.node && programmed.node != state.node().addresses {
             // Their ranges may hold them, and with affinity there are virtual servers at them.
-            let touched_by = state.services().iter().filter(|(_, service)| {
+            let touched_by = state.service_ports().iter().filter(|(_, service)| {
                 !service.port.source_ranges.is_empty() || service.port.affinity_seconds.is_some()
             });
             touched.extend(touched_by.map(|(key, _)| key.clone()));
@@ -221,7 +221,7 @@ impl<K: Kernel> Driver<K> {
     }
 
     fn desired(&self, state: &NodeState, key: &ServicePortKey, programmed: &mut Programmed) -> Result<Desired> {
-        let Some(service) = state.service(key) else {
+        let Some(service) = state.service_port(key) else {
             programmed.release_id(key);
             return Ok(Desired::default());
         };
@@ -243,7 +243,7 @@ impl<K: Kernel> Driver<K> {
 
     /// The addresses where node ports answer, of those that the node has.
     fn node_port_addresses(&self, state: &NodeState, elsewhere: &HashSet<IpAddr>) -> Vec<IpAddr> {
-        match &self.settings.traffic.nodeport_addresses {
+        match &self.settings.dataplane.nodeport_addresses {
             NodePortAddresses::Primary => {
                 IpFamily::ALL.into_iter().filter_map(|family| state.node().primary_address(family)).collect()
             }
@@ -256,15 +256,15 @@ impl<K: Kernel> Driver<K> {
 
     /// The entries of the fronts of a service port that lead to marks of its own.
     fn marked_fronts(&self, state: &NodeState, key: &ServicePortKey) -> Vec<Object> {
-        let Some(service) = state.service(key) else { return Vec::new() };
+        let Some(service) = state.service_port(key) else { return Vec::new() };
         let mut list = Vec::new();
         for family in IpFamily::ALL {
-            for (front, class) in backend::traffic::fronts(&service.port, family) {
-                if class == backend::traffic::VipClass::ClusterIp || !self.claims.owns(key, family, &front) {
+            for (front, class) in backend::dataplane::vips(&service.port, family) {
+                if class == backend::dataplane::VipKind::ClusterIp || !self.claims.owns(key, family, &front) {
                     continue;
                 }
                 let contents = match front {
-                    Front::NodePort { .. } => [Content::NodePorts, Content::NodePortsInside],
+                    Vip::NodePort { .. } => [Content::NodePorts, Content::NodePortsInside],
                     _ => [Content::Vips, Content::VipsInside],
                 };
                 let entries = set::front(&front, family);
@@ -279,7 +279,7 @@ impl<K: Kernel> Driver<K> {
 
     /// The virtual servers at cluster IPs that should be there: whoever has made one, it is ours from now on.
     fn ours(&self, state: &NodeState) -> Ours {
-        let services = state.services().values();
+        let services = state.service_ports().values();
         let servers = services.flat_map(|service| {
             let port = &service.port;
             let addresses = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
@@ -292,10 +292,10 @@ impl<K: Kernel> Driver<K> {
     }
 
     fn rules(&self, state: &NodeState) -> PerFamily<Rules> {
-        PerFamily::from_fn(|family| rules(family, &self.settings.traffic, state.node(), state.cluster()))
+        PerFamily::from_fn(|family| rules(family, &self.settings.dataplane, state.node(), state.cluster()))
     }
 
-    fn applied(&self, writes: usize) -> Applied {
+    fn applied(&self, writes: usize) -> SyncReport {
         let failure = |retryable| {
             move |(key, reason): (&ServicePortKey, &String)| ServicePortFailure {
                 key: key.clone(),
@@ -313,7 +313,7 @@ impl<K: Kernel> Driver<K> {
             ServicePortFailure { key: key.clone(), reason, retryable: false, kind: FailureKind::Program }
         });
         let failures = self.claims.failures().chain(excluded).chain(makeshifts).chain(refused).collect();
-        Applied { writes, failures, ..Applied::default() }
+        SyncReport { writes, failures, ..SyncReport::default() }
     }
 }
 
@@ -328,16 +328,16 @@ fn seconds(duration: Duration) -> u32 {
 
 impl Driver<crate::kernel::Netlink> {
     /// What [`Self::cleanup`] would remove.
-    pub(crate) async fn items(&mut self) -> Result<Vec<Item>> {
-        self.kernel.items(self.settings.exclude.clone()).await
+    pub(crate) async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
+        self.kernel.installed_objects(self.settings.exclude.clone()).await
     }
 }
 
 impl Driver<DryRun> {
     /// See [`backend::Preview::preview`]: a reconcile, and what came of it.
-    pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+    pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
         self.kernel.take();
-        let Applied { failures, .. } = self.reconcile(state).await?;
+        let SyncReport { failures, .. } = self.reconcile(state).await?;
         let (mut differences, operations) = self.kernel.take();
         let before = self.kernel.list(self.ours(state)).await.context("list what is there")?.pieces;
         // Nothing of it is in force.
@@ -345,6 +345,6 @@ impl Driver<DryRun> {
             let objects = operations.iter().map(|operation| *operation.object()).collect();
             differences.extend(words::differences(&operations, &before, &programmed.owners(&objects)));
         }
-        Ok(Previewed { differences, failures })
+        Ok(PreviewReport { differences, failures })
     }
 }

@@ -44,7 +44,7 @@ mod view;
 mod words;
 
 use anyhow::Result;
-use backend::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed};
+use backend::{Backend, Changes, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport};
 use proto::model::IpFamily;
 
 use driver::Driver;
@@ -88,19 +88,19 @@ impl Ipvs {
     ///
     /// # Errors
     /// When the kernel or iptables does not answer.
-    pub async fn items(&mut self) -> Result<Vec<Item>> {
-        self.0.items().await
+    pub async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
+        self.0.installed_objects().await
     }
 }
 
 impl Backend for Ipvs {
     const NAME: &'static str = "ipvs";
 
-    async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+    async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.0.reconcile(state).await
     }
 
-    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
+    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
         self.0.apply(state, changes).await
     }
 
@@ -130,7 +130,7 @@ impl IpvsPreview {
 impl Preview for IpvsPreview {
     const NAME: &'static str = Ipvs::NAME;
 
-    async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+    async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
         self.0.preview(state).await
     }
 

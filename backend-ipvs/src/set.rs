@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use backend::traffic::Front;
+use backend::dataplane::Vip;
 use ipnet::IpNet;
 use netlink::ipset::{IpsetEntry, IpsetType, NewIpset, SkbInfo};
 use proto::model::{IpFamily, Protocol};
@@ -135,16 +135,16 @@ pub(crate) fn source(ip: IpAddr, protocol: Protocol, port: u16, range: &IpNet) -
 
 /// Those of a front. A node port is entered with all addresses, in two halves: there is no network of all. Rules see to it that only the
 /// node's own are looked up.
-pub(crate) fn front(front: &Front, family: IpFamily) -> Vec<IpsetEntry> {
+pub(crate) fn front(front: &Vip, family: IpFamily) -> Vec<IpsetEntry> {
     match *front {
-        Front::Vip { address, port, protocol } => vec![socket(address, protocol, port)],
-        Front::NodePort { port, protocol } => {
+        Vip::AddressPort { address, port, protocol } => vec![socket(address, protocol, port)],
+        Vip::NodePort { port, protocol } => {
             let halves: [IpAddr; 2] = match family {
                 IpFamily::V4 => [Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(128, 0, 0, 0).into()],
                 IpFamily::V6 => [Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x8000, 0, 0, 0, 0, 0, 0, 0).into()],
             };
             halves.map(|half| IpsetEntry { prefix: Some(1), ..socket(half, protocol, port) }).to_vec()
         }
-        Front::Address(ip) => vec![address(ip)],
+        Vip::Address(ip) => vec![address(ip)],
     }
 }

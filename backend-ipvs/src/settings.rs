@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use backend::{iptables::Variant, traffic::Options};
+use backend::{dataplane::DataplaneOptions, iptables::Variant};
 use ipnet::IpNet;
 use netlink::ipvs::IpvsTimeouts;
 use proto::model::IpvsScheduler;
@@ -11,7 +11,7 @@ use proto::model::IpvsScheduler;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How traffic of this node is treated.
-    pub traffic: Options,
+    pub dataplane: DataplaneOptions,
     /// How virtual servers choose among their destinations, where the Service does not say: kube-proxy's `--ipvs-scheduler`.
     pub scheduler: IpvsScheduler,
     /// How long IPVS remembers idle connections; 0 leaves a timeout as it is: kube-proxy's `--ipvs-tcp-timeout` and its siblings.
@@ -41,7 +41,7 @@ pub enum Arp {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            traffic: Options::default(),
+            dataplane: DataplaneOptions::default(),
             scheduler: IpvsScheduler::default(),
             timeouts: IpvsTimeouts::default(),
             arp: Arp::default(),

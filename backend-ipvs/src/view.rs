@@ -15,7 +15,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use backend::traffic::Front;
+use backend::dataplane::Vip;
 use netlink::{
     ipset::IpsetEntry,
     ipvs::{self, VirtualServerKey},
@@ -40,7 +40,7 @@ pub struct VirtualServer {
     /// What it is known by.
     pub at: At,
     /// What our sets lead to it, each once; nothing of one that is known by its address.
-    pub fronts: BTreeSet<Front>,
+    pub fronts: BTreeSet<Vip>,
     /// How it chooses: the kernel's name, such as `rr`.
     pub scheduler: Arc<str>,
     /// Where its connections go.
@@ -112,7 +112,7 @@ pub(crate) fn view(pieces: &Pieces, connections: &Carried) -> Vec<VirtualServer>
 }
 
 /// What leads to which mark.
-fn fronts(pieces: &Pieces) -> BTreeMap<(netlink::AddressFamily, Mark), BTreeSet<Front>> {
+fn fronts(pieces: &Pieces) -> BTreeMap<(netlink::AddressFamily, Mark), BTreeSet<Vip>> {
     let mut fronts: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (object, value) in pieces {
         if let (Object::SetEntry(set, entry), Value::Mark(mark)) = (object, value)
@@ -125,12 +125,12 @@ fn fronts(pieces: &Pieces) -> BTreeMap<(netlink::AddressFamily, Mark), BTreeSet<
 }
 
 /// What an entry stands for, if it leads anywhere. A node port is entered in two halves, which are the same here.
-fn front(set: Set, entry: &IpsetEntry) -> Option<Front> {
+fn front(set: Set, entry: &IpsetEntry) -> Option<Vip> {
     let port = entry.port?;
     let protocol = Protocol::ALL.into_iter().find(|protocol| entry.protocol == Some(*protocol as u8))?;
     match set.content {
-        Content::Vips | Content::VipsInside => Some(Front::Vip { address: entry.ip?, port, protocol }),
-        Content::NodePorts | Content::NodePortsInside => Some(Front::NodePort { port, protocol }),
+        Content::Vips | Content::VipsInside => Some(Vip::AddressPort { address: entry.ip?, port, protocol }),
+        Content::NodePorts | Content::NodePortsInside => Some(Vip::NodePort { port, protocol }),
         Content::Hairpin | Content::Sources | Content::Restricted | Content::Addresses => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use backend::{Difference, Verb};
+use backend::{Difference, DifferenceKind};
 use netlink::ipvs::{PERSISTENT, Scheduling};
 use proto::model::ServicePortKey;
 
@@ -20,12 +20,12 @@ pub(crate) fn differences(
     let one = operations.iter().map(|operation| {
         let object = operation.object();
         let (verb, value) = match operation {
-            Operation::Add(_, value) => (Verb::Add, words(value)),
+            Operation::Add(_, value) => (DifferenceKind::Add, words(value)),
             Operation::Change(_, value) => {
                 let old = present.get(object).map(words).unwrap_or_default();
-                (Verb::Change, format!("{old} -> {}", words(value)))
+                (DifferenceKind::Change, format!("{old} -> {}", words(value)))
             }
-            Operation::Remove(_) => (Verb::Remove, String::new()),
+            Operation::Remove(_) => (DifferenceKind::Remove, String::new()),
         };
         let (place, what) = match object {
             Object::SetEntry(..) => ("ipset", object.to_string()),

@@ -19,7 +19,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
-use backend::traffic::Traffic;
+use backend::dataplane::EffectiveOptions;
 use proto::model::PerFamily;
 use tracing::debug;
 
@@ -48,7 +48,7 @@ pub(crate) struct Committer<'a, K> {
     pub(crate) kernel: &'a mut K,
     pub(crate) present: &'a mut Present,
     pub(crate) edits: &'a [Edit],
-    pub(crate) traffic: &'a Traffic,
+    pub(crate) effective: &'a EffectiveOptions,
     pub(crate) pace: Pace,
     pub(crate) outcome: Outcome,
 }
@@ -147,7 +147,7 @@ impl<K: Kernel> Committer<'_, K> {
         room: (Room, Ahead),
         sweep: Sweep,
     ) -> Result<Part> {
-        let plan = Plan::fill(self.present, (self.edits, active), repairs, room, sweep, self.traffic);
+        let plan = Plan::fill(self.present, (self.edits, active), repairs, room, sweep, self.effective);
         let writes = plan.writes();
         let Plan { operations, refs, taken } = plan;
         if !operations.is_empty() {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 use backend::{
-    Applied, Changes, Drift, NodeState, Previewed,
-    traffic::{Claims, Masquerade, Options, Traffic, fronts, is_urgent},
+    Changes, Drift, NodeState, PreviewReport, SyncReport,
+    dataplane::{DataplaneOptions, EffectiveOptions, Masquerade, VipOwnership, is_urgent, vips},
 };
 use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 use tracing::{debug, warn};
@@ -24,12 +24,12 @@ use crate::{
 /// The backend, over any [`Kernel`].
 #[derive(Debug)]
 pub(crate) struct Driver<K> {
-    options: Options,
+    options: DataplaneOptions,
     masquerade: PerFamily<Masquerade>,
     kernel: K,
     /// `None`: unknown, the kernel must be asked.
     programmed: Option<Programmed>,
-    claims: Claims,
+    claims: VipOwnership,
     /// Why the kernel refused a service port. It may hold an earlier form of it.
     refused: BTreeMap<ServicePortKey, String>,
     /// Of the first transactions of a reconcile.
@@ -43,13 +43,13 @@ const MANY: usize = 256;
 const MAX_APPLIED: usize = 20_000;
 
 impl<K: Kernel> Driver<K> {
-    pub(crate) fn new(kernel: K, options: Options) -> Self {
+    pub(crate) fn new(kernel: K, options: DataplaneOptions) -> Self {
         Self {
             masquerade: PerFamily::from_fn(|family| options.masquerade(family)),
             options,
             kernel,
             programmed: None,
-            claims: Claims::default(),
+            claims: VipOwnership::default(),
             refused: BTreeMap::new(),
             pace: Pace::default(),
         }
@@ -62,35 +62,35 @@ impl<K: Kernel> Driver<K> {
     }
 
     /// See [`backend::Backend::reconcile`].
-    pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+    pub(crate) async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.programmed = None;
-        self.claims = Claims::of(state);
+        self.claims = VipOwnership::of(state);
         let expected = self.expected(state).await?;
         let listings = self.kernel.list(expected).await?;
         let base = self.base(state);
         let is_owned = |family, front: &_| self.claims.is_owned(family, front);
-        let traffic = self.options.traffic(state.node());
-        let (mut present, mut repairs) = Present::new(listings, &base, &traffic, is_owned);
+        let effective = self.options.effective(state.node());
+        let (mut present, mut repairs) = Present::new(listings, &base, &effective, is_owned);
         let (urgent, others): (Vec<_>, Vec<_>) =
-            state.services().iter().partition(|(_, service)| is_urgent(&service.port));
+            state.service_ports().iter().partition(|(_, service)| is_urgent(&service.port));
         let mut edits: Vec<Edit> = urgent.iter().map(|(key, _)| self.found(state, key, &present)).collect();
         let mut outcome = Outcome::default();
         let mut done = 0;
         // On a node that has nothing they do not wait until it is known what the others need.
         if others.len() >= MANY && present.is_empty() && !rebuilds(&repairs) {
-            let mut committer = self.committer(&mut present, &edits, &traffic, outcome);
+            let mut committer = self.committer(&mut present, &edits, &effective, outcome);
             if committer.urgent(&mut repairs).await? == Urgent::InForce {
                 done = edits.len() as u32;
             }
             outcome = committer.outcome;
         }
         edits.extend(others.iter().map(|(key, _)| self.found(state, key, &present)));
-        let committer = self.committer(&mut present, &edits, &traffic, outcome);
+        let committer = self.committer(&mut present, &edits, &effective, outcome);
         let active = (done..edits.len() as u32).collect();
         let Outcome { writes, refused } = committer.run(active, repairs).await?;
 
         let node = state.node().addresses.clone();
-        let mut programmed = Programmed { services: BTreeMap::new(), base, traffic, node, refs: present.into_refs() };
+        let mut programmed = Programmed { services: BTreeMap::new(), base, effective, node, refs: present.into_refs() };
         self.refused.clear();
         for (index, edit) in (0..).zip(edits) {
             match refused.get(&index) {
@@ -106,7 +106,7 @@ impl<K: Kernel> Driver<K> {
     async fn expected(&mut self, state: &NodeState) -> Result<Expected> {
         let (mut expected, mut elements) = (Expected::default(), Vec::new());
         let families = self.kernel.tables().await?;
-        for key in state.services().keys().filter(|_| !families.is_empty()) {
+        for key in state.service_ports().keys().filter(|_| !families.is_empty()) {
             let Edit { desired, .. } = self.edit(state, key, |_| Orders::default());
             for family in &families {
                 elements.clear();
@@ -118,9 +118,9 @@ impl<K: Kernel> Driver<K> {
     }
 
     /// See [`backend::Backend::apply`].
-    pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
+    pub(crate) async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
         // Of a refused service port the kernel may hold anything; the node's facts may touch any of them.
-        let unknown = changes.services.iter().any(|key| self.refused.contains_key(key))
+        let unknown = changes.service_ports.iter().any(|key| self.refused.contains_key(key))
             || (changes.node && !self.refused.is_empty());
         let Some(mut programmed) = self.programmed.take().filter(|_| !unknown) else {
             return self.reconcile(state).await;
@@ -133,14 +133,14 @@ impl<K: Kernel> Driver<K> {
         let mut repairs = PerFamily::<Repairs>::default();
         if changes.node || changes.cluster {
             let base = self.base(state);
-            let traffic = self.options.traffic(state.node());
-            repairs = PerFamily::from_fn(|family| programmed.rebase(family, &base[family], &traffic));
+            let effective = self.options.effective(state.node());
+            repairs = PerFamily::from_fn(|family| programmed.rebase(family, &base[family], &effective));
             programmed.base = base;
-            programmed.traffic = traffic;
+            programmed.effective = effective;
             programmed.node = state.node().addresses.clone();
         }
         let active: Vec<u32> = (0..edits.len() as u32).collect();
-        let plan = Plan::new(&programmed, (&edits, &active), repairs, Sweep::Delete, &programmed.traffic);
+        let plan = Plan::new(&programmed, (&edits, &active), repairs, Sweep::Delete, &programmed.effective);
         let writes = plan.writes();
         if writes > MAX_APPLIED {
             return self.reconcile(state).await;
@@ -187,9 +187,9 @@ impl<K: Kernel> Driver<K> {
     /// The service ports to look at: those that changed, those that gain or lose a contested front by it, and, when the node has
     /// other addresses, those with source ranges.
     fn touched(&mut self, state: &NodeState, changes: &Changes, programmed: &Programmed) -> BTreeSet<ServicePortKey> {
-        let mut touched = self.claims.follow(state, changes, |key| programmed.fronts(key));
+        let mut touched = self.claims.update(state, changes, |key| programmed.fronts(key));
         if changes.node && programmed.node != state.node().addresses {
-            let restricted = state.services().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());
+            let restricted = state.service_ports().iter().filter(|(_, service)| !service.port.source_ranges.is_empty());
             touched.extend(restricted.map(|(key, _)| key.clone()));
         }
         touched
@@ -199,17 +199,17 @@ impl<K: Kernel> Driver<K> {
         &'a mut self,
         present: &'a mut Present,
         edits: &'a [Edit],
-        traffic: &'a Traffic,
+        effective: &'a EffectiveOptions,
         outcome: Outcome,
     ) -> Committer<'a, K> {
         let (kernel, pace) = (&mut self.kernel, self.pace);
-        Committer { kernel, present, edits, traffic, pace, outcome }
+        Committer { kernel, present, edits, effective, pace, outcome }
     }
 
     /// What a service port is to have; its endpoints stay at the places where they were found.
     fn found(&self, state: &NodeState, key: &ServicePortKey, present: &Present) -> Edit {
         self.edit(state, key, |family| {
-            let fronts = state.service(key).map(|service| fronts(&service.port, family)).unwrap_or_default();
+            let fronts = state.service_port(key).map(|service| vips(&service.port, family)).unwrap_or_default();
             let owned = fronts.iter().map(|(front, _)| front);
             present.orders(family, owned.filter(|front| self.claims.owns(key, family, front)))
         })
@@ -219,7 +219,7 @@ impl<K: Kernel> Driver<K> {
         let of = |family| -> Option<Desired> {
             let owned = |front: &_| self.claims.owns(key, family, front);
             let (masquerade, node) = (self.masquerade[family], &state.node().addresses);
-            desired(state.service(key)?, family, masquerade, owned, &orders(family), node)
+            desired(state.service_port(key)?, family, masquerade, owned, &orders(family), node)
         };
         Edit { key: key.clone(), desired: PerFamily::from_fn(of) }
     }
@@ -228,7 +228,7 @@ impl<K: Kernel> Driver<K> {
         PerFamily::from_fn(|family| base(family, &self.options, state.node(), state.cluster()))
     }
 
-    fn applied(&self, writes: usize) -> Applied {
+    fn applied(&self, writes: usize) -> SyncReport {
         let refused = self.refused.iter().map(|(key, reason)| ServicePortFailure {
             key: key.clone(),
             reason: reason.clone(),
@@ -236,17 +236,17 @@ impl<K: Kernel> Driver<K> {
             kind: FailureKind::Program,
         });
         let failures = self.claims.failures().chain(refused).collect();
-        Applied { writes, failures, ..Applied::default() }
+        SyncReport { writes, failures, ..SyncReport::default() }
     }
 }
 
 impl<K: Kernel> Driver<DryRun<K>> {
     /// See [`backend::Preview::preview`]: a reconcile, and what came of it.
-    pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
-        let Applied { failures, .. } = self.reconcile(state).await?;
+    pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
+        let SyncReport { failures, .. } = self.reconcile(state).await?;
         // Nothing of it is in force.
         self.programmed = None;
         let differences = differences(self.kernel.take(), |family, front| self.claims.owner(family, front));
-        Ok(Previewed { differences, failures })
+        Ok(PreviewReport { differences, failures })
     }
 }

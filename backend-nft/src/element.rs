@@ -5,7 +5,7 @@ mod front;
 
 use std::net::IpAddr;
 
-use backend::traffic::Front;
+use backend::dataplane::Vip;
 use netlink::nft::{self, DataType, FieldReader, Fields, Set, SetFlags};
 use proto::model::IpFamily;
 
@@ -13,7 +13,7 @@ use crate::desired::PoolChain;
 pub(crate) use front::FrontKind;
 use front::{address, put};
 
-/// A map or set. Within each kind of [`Front`], those that verdicts lead to come before those with the verdicts.
+/// A map or set. Within each kind of [`Vip`], those that verdicts lead to come before those with the verdicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Map {
     /// Of pools of at most 16; see [`Map::endpoints`].
@@ -68,7 +68,7 @@ enum Holds {
 /// One element. Sorted by front first: all that belongs to one front is together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Element {
-    pub(crate) front: Front,
+    pub(crate) front: Vip,
     pub(crate) map: Map,
     /// The endpoint's place in its pool; 0 in maps without places.
     pub(crate) index: u32,
@@ -394,7 +394,7 @@ impl Element {
 
     fn front_fields(&self) -> Fields {
         let before = match (self.front, self.data) {
-            (Front::Vip { address, .. }, _) if self.map == Map::Hairpin => Fields::new().addr(address),
+            (Vip::AddressPort { address, .. }, _) if self.map == Map::Hairpin => Fields::new().addr(address),
             (_, Data::Member(address, port)) => Fields::new().addr(address).port(port),
             _ => Fields::new(),
         };

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use backend::traffic::Front;
+use backend::dataplane::Vip;
 use netlink::nft::Fields;
 use proto::model::{IpFamily, PerFamily};
 
@@ -11,7 +11,7 @@ use crate::element::{Data, Element, Map};
 
 /// How many places each front has in each map of endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Expected(PerFamily<BTreeMap<Map, Vec<(Front, u32)>>>);
+pub(crate) struct Expected(PerFamily<BTreeMap<Map, Vec<(Vip, u32)>>>);
 
 impl Expected {
     /// Takes in what a service port is to have.
@@ -42,14 +42,14 @@ impl Expected {
         })
     }
 
-    fn fronts(&self, family: IpFamily, map: Map) -> &[(Front, u32)] {
+    fn fronts(&self, family: IpFamily, map: Map) -> &[(Vip, u32)] {
         self.0[family].get(&map).map_or(&[], Vec::as_slice)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use backend::{testing::mk_state, traffic::Masquerade};
+    use backend::{dataplane::Masquerade, testing::mk_state};
 
     use super::*;
     use crate::desired::{Orders, desired};
@@ -64,7 +64,7 @@ mod tests {
                 web.local_endpoints(["10.244.1.1:80"])
             })
             .build();
-        let service = state.services().values().next().unwrap();
+        let service = state.service_ports().values().next().unwrap();
         for family in IpFamily::ALL {
             let (mut elements, mut expected) = (Vec::new(), Expected::default());
             let orders = Orders::default();

@@ -56,7 +56,10 @@ mod programmed;
 mod words;
 
 use anyhow::Result;
-use backend::{Applied, Backend, Changes, Drift, Item, NodeState, Preview, Previewed, traffic::Options};
+use backend::{
+    Backend, Changes, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport,
+    dataplane::DataplaneOptions,
+};
 use proto::model::IpFamily;
 
 use driver::Driver;
@@ -72,7 +75,7 @@ impl Nft {
     ///
     /// # Errors
     /// When there is no netlink socket or no thread to be had.
-    pub fn new(options: Options) -> Result<Self> {
+    pub fn new(options: DataplaneOptions) -> Result<Self> {
         Ok(Self(Driver::new(Netlink::open()?, options)))
     }
 
@@ -88,22 +91,22 @@ impl Nft {
     ///
     /// # Errors
     /// When the kernel does not answer.
-    pub async fn items(&mut self) -> Result<Vec<Item>> {
+    pub async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
         let families = self.families().await?;
         let tables = families.into_iter().map(desired::table);
         let what = tables.map(|table| format!("table {} {}", table.family, table.name));
-        Ok(what.map(|what| Item { place: "nf_tables".to_owned(), what, count: 1 }).collect())
+        Ok(what.map(|what| InstalledObject { subsystem: "nf_tables".to_owned(), kind: what, count: 1 }).collect())
     }
 }
 
 impl Backend for Nft {
     const NAME: &'static str = "nft";
 
-    async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+    async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.0.reconcile(state).await
     }
 
-    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
+    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
         self.0.apply(state, changes).await
     }
 
@@ -125,7 +128,7 @@ impl NftPreview {
     ///
     /// # Errors
     /// When there is no netlink socket or no thread to be had.
-    pub fn new(options: Options) -> Result<Self> {
+    pub fn new(options: DataplaneOptions) -> Result<Self> {
         Ok(Self(Driver::new(DryRun::new(Netlink::open()?), options)))
     }
 }
@@ -133,7 +136,7 @@ impl NftPreview {
 impl Preview for NftPreview {
     const NAME: &'static str = Nft::NAME;
 
-    async fn preview(&mut self, state: &NodeState) -> Result<Previewed> {
+    async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
         self.0.preview(state).await
     }
 

@@ -15,7 +15,7 @@ mod stage;
 #[cfg(test)]
 mod tests;
 
-use backend::traffic::Traffic;
+use backend::dataplane::EffectiveOptions;
 use netlink::nft::{Chain, Rule, Set};
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
@@ -144,9 +144,9 @@ impl Plan {
         (edits, active): (&[Edit], &[u32]),
         repairs: PerFamily<Repairs>,
         sweep: Sweep,
-        traffic: &Traffic,
+        effective: &EffectiveOptions,
     ) -> Self {
-        Self::fill(before, (edits, active), repairs, (Room::Enough, Ahead::Nothing), sweep, traffic)
+        Self::fill(before, (edits, active), repairs, (Room::Enough, Ahead::Nothing), sweep, effective)
     }
 
     /// The same for as many of the `active` as there is room for, see [`Plan::taken`]: at least one, and each as a whole. While some
@@ -157,7 +157,7 @@ impl Plan {
         mut repairs: PerFamily<Repairs>,
         (room, ahead): (Room, Ahead),
         sweep: Sweep,
-        traffic: &Traffic,
+        effective: &EffectiveOptions,
     ) -> Self {
         let mut plan = Self::default();
         let mut stages = PerFamily::<Stage>::default();
@@ -188,7 +188,7 @@ impl Plan {
                 repairs.split_off_later();
             }
             stage.leftovers(&repairs.leftovers);
-            let (operations, delta) = stage.finish(family, before.refs(family), repairs, sweep, traffic);
+            let (operations, delta) = stage.finish(family, before.refs(family), repairs, sweep, effective);
             plan.operations.extend(operations.into_iter().map(|operation| (family, operation)));
             plan.refs[family] = delta;
         }

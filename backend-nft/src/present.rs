@@ -5,7 +5,7 @@ mod tests;
 
 use std::collections::HashMap;
 
-use backend::traffic::{Front, Traffic};
+use backend::dataplane::{EffectiveOptions, Vip};
 use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags, Table};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
@@ -48,8 +48,8 @@ impl Present {
     pub(crate) fn new(
         listings: PerFamily<Listing>,
         base: &PerFamily<Base>,
-        traffic: &Traffic,
-        is_owned: impl Fn(IpFamily, &Front) -> bool,
+        effective: &EffectiveOptions,
+        is_owned: impl Fn(IpFamily, &Vip) -> bool,
     ) -> (Self, PerFamily<Repairs>) {
         let mut present = Self::default();
         let mut repairs = PerFamily::<Repairs>::default();
@@ -63,7 +63,7 @@ impl Present {
                 create(base, &mut repairs[family]);
                 continue;
             }
-            repairs[family] = repair(&listing, base, family, traffic);
+            repairs[family] = repair(&listing, base, family, effective);
             let mut table = PresentTable::default();
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
                 table.refs.found_chain(chain);
@@ -90,7 +90,7 @@ impl Present {
     }
 
     /// The places that endpoints were found at, under the first of these fronts that has any.
-    pub(crate) fn orders<'a>(&self, family: IpFamily, fronts: impl Iterator<Item = &'a Front>) -> Orders {
+    pub(crate) fn orders<'a>(&self, family: IpFamily, fronts: impl Iterator<Item = &'a Vip>) -> Orders {
         let mut orders = Orders::default();
         for front in fronts {
             let mut found = Orders::default();
@@ -140,7 +140,7 @@ fn place(places: &mut Vec<Option<Endpoint>>, element: &Element) {
 }
 
 impl PresentTable {
-    fn of(&self, front: &Front) -> &[Element] {
+    fn of(&self, front: &Vip) -> &[Element] {
         let start = self.elements.partition_point(|element| element.front < *front);
         let rest = &self.elements[start..];
         &rest[..rest.partition_point(|element| element.front == *front)]
@@ -211,7 +211,7 @@ fn add_rules(chain: &str, rules: &[Rule], repairs: &mut Repairs) {
     repairs.rules.extend(rules.iter().map(|rule| Operation::AddRule(chain.into(), rule.clone())));
 }
 
-fn repair(listing: &Listing, base: &Base, family: IpFamily, traffic: &Traffic) -> Repairs {
+fn repair(listing: &Listing, base: &Base, family: IpFamily, effective: &EffectiveOptions) -> Repairs {
     let mut repairs = Repairs::default();
     if listing.table.as_ref().is_some_and(|table| table.flags != base.table.flags) {
         repairs.first.push(Operation::AddTable);
@@ -237,7 +237,7 @@ fn repair(listing: &Listing, base: &Base, family: IpFamily, traffic: &Traffic) -
     for chain in listing.chains.iter().filter(|chain| base.chain(&chain.name).is_none()) {
         let found = take(&chain.name);
         match PoolChain::parse(&chain.name) {
-            Some(pool) if found.iter().copied().eq(&pool.rules(family, traffic)) => {}
+            Some(pool) if found.iter().copied().eq(&pool.rules(family, effective)) => {}
             Some(pool) => repairs.pools.push(pool),
             None => {
                 // It may lead to the next one.

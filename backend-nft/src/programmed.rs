@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use backend::traffic::{Front, Traffic};
+use backend::dataplane::{EffectiveOptions, Vip};
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 pub(crate) struct Programmed {
     pub(crate) services: BTreeMap<ServicePortKey, PerFamily<Option<Desired>>>,
     pub(crate) base: PerFamily<Base>,
-    pub(crate) traffic: Traffic,
+    pub(crate) effective: EffectiveOptions,
     /// The node's own addresses.
     pub(crate) node: Vec<IpAddr>,
     pub(crate) refs: PerFamily<Refs>,
@@ -33,17 +33,17 @@ impl Programmed {
     }
 
     /// All that leads to a service port.
-    pub(crate) fn fronts(&self, key: &ServicePortKey) -> Vec<(IpFamily, Front)> {
+    pub(crate) fn fronts(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
         let of =
             |family| self.get(key, family).into_iter().flat_map(Desired::fronts).map(move |front| (family, *front));
         IpFamily::ALL.into_iter().flat_map(of).collect()
     }
 
     /// What leads from the present fixed part, and from pool chains for the present traffic, to these: other rules in some chains.
-    pub(crate) fn rebase(&self, family: IpFamily, base: &Base, traffic: &Traffic) -> Repairs {
+    pub(crate) fn rebase(&self, family: IpFamily, base: &Base, effective: &EffectiveOptions) -> Repairs {
         let mut repairs = Repairs::default();
-        if self.traffic != *traffic {
-            let differs = |pool: &PoolChain| pool.rules(family, &self.traffic) != pool.rules(family, traffic);
+        if self.effective != *effective {
+            let differs = |pool: &PoolChain| pool.rules(family, &self.effective) != pool.rules(family, effective);
             repairs.pools = self.refs[family].chains().filter(differs).collect();
         }
         for (old, new) in self.base[family].chains.iter().zip(&base.chains) {

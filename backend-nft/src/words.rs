@@ -5,7 +5,7 @@ use std::{
     fmt::{self, Display},
 };
 
-use backend::{Difference, Verb, traffic::Front};
+use backend::{Difference, DifferenceKind, dataplane::Vip};
 use proto::model::{IpFamily, ServicePortKey};
 
 use crate::{
@@ -42,7 +42,7 @@ struct Change {
 /// What operations do, all together. `owner` tells whose a front is.
 pub(crate) fn differences<'a>(
     operations: Vec<(IpFamily, Operation)>,
-    owner: impl Fn(IpFamily, &Front) -> Option<&'a ServicePortKey>,
+    owner: impl Fn(IpFamily, &Vip) -> Option<&'a ServicePortKey>,
 ) -> Vec<Difference> {
     let mut changes = BTreeMap::<IpFamily, Change>::new();
     for (family, operation) in operations {
@@ -86,11 +86,7 @@ impl Change {
         self.elements.entry((element.map, key.into())).or_default()
     }
 
-    fn differences<'a>(
-        self,
-        family: IpFamily,
-        owner: impl Fn(&Front) -> Option<&'a ServicePortKey>,
-    ) -> Vec<Difference> {
+    fn differences<'a>(self, family: IpFamily, owner: impl Fn(&Vip) -> Option<&'a ServicePortKey>) -> Vec<Difference> {
         let table = table(family);
         let place = format!("table {} {}", table.family, table.name);
         let mut list = Vec::new();
@@ -98,12 +94,14 @@ impl Change {
             list.push(Difference::new(verb, place.as_str(), what).of(service));
         };
         match (self.deleted, self.added) {
-            (true, true) => say(Verb::Change, "the table, built anew".to_owned(), None),
-            (true, false) => say(Verb::Remove, "the table".to_owned(), None),
-            (false, true) if self.maps.is_empty() => say(Verb::Change, "the table, which sleeps".to_owned(), None),
+            (true, true) => say(DifferenceKind::Change, "the table, built anew".to_owned(), None),
+            (true, false) => say(DifferenceKind::Remove, "the table".to_owned(), None),
+            (false, true) if self.maps.is_empty() => {
+                say(DifferenceKind::Change, "the table, which sleeps".to_owned(), None)
+            }
             (false, true) => {
                 let (maps, chains) = (self.maps.len(), self.chains.len());
-                say(Verb::Add, format!("the table, with {maps} maps and sets and {chains} chains"), None);
+                say(DifferenceKind::Add, format!("the table, with {maps} maps and sets and {chains} chains"), None);
             }
             (false, false) => {}
         }
@@ -113,17 +111,17 @@ impl Change {
             }
             for (name, Chain { added, flushed, deleted, rules }) in self.chains {
                 match (deleted, added) {
-                    (true, _) => say(Verb::Remove, format!("chain {name}"), None),
-                    (false, true) => say(Verb::Add, format!("chain {name}, {rules} rules"), None),
+                    (true, _) => say(DifferenceKind::Remove, format!("chain {name}"), None),
+                    (false, true) => say(DifferenceKind::Add, format!("chain {name}, {rules} rules"), None),
                     (false, false) if flushed => {
-                        say(Verb::Change, format!("chain {name}, its {rules} rules written anew"), None);
+                        say(DifferenceKind::Change, format!("chain {name}, its {rules} rules written anew"), None);
                     }
-                    (false, false) => say(Verb::Add, format!("chain {name}, {rules} rules more"), None),
+                    (false, false) => say(DifferenceKind::Add, format!("chain {name}, {rules} rules more"), None),
                 }
             }
         }
         for (map, count) in self.foreign {
-            say(Verb::Remove, format!("{}: {count} elements that Fairlead never writes", map.name()), None);
+            say(DifferenceKind::Remove, format!("{}: {count} elements that Fairlead never writes", map.name()), None);
         }
         for (gone, new) in self.elements.into_values() {
             let Some(Element { front, .. }) = gone.or(new) else { continue };
@@ -132,10 +130,10 @@ impl Change {
                 (Some(gone), Some(new)) if gone == new => {}
                 (Some(gone), Some(new)) => {
                     let what = format!("{}: {} -> {}", Key(&new), Value(&gone), Value(&new));
-                    say(Verb::Change, what, service);
+                    say(DifferenceKind::Change, what, service);
                 }
-                (Some(gone), None) => say(Verb::Remove, whole(&gone), service),
-                (None, Some(new)) => say(Verb::Add, whole(&new), service),
+                (Some(gone), None) => say(DifferenceKind::Remove, whole(&gone), service),
+                (None, Some(new)) => say(DifferenceKind::Add, whole(&new), service),
                 (None, None) => {}
             }
         }
@@ -143,11 +141,11 @@ impl Change {
     }
 }
 
-fn verb(gone: bool, new: bool) -> Verb {
+fn verb(gone: bool, new: bool) -> DifferenceKind {
     match (gone, new) {
-        (true, true) => Verb::Change,
-        (true, false) => Verb::Remove,
-        (false, _) => Verb::Add,
+        (true, true) => DifferenceKind::Change,
+        (true, false) => DifferenceKind::Remove,
+        (false, _) => DifferenceKind::Add,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a backend is to the agent: something that makes the kernel equal to a state.
+//! The trait that every backend implements: make the kernel equal to a state.
 
 use std::{future::Future, time::Duration};
 
@@ -9,74 +9,74 @@ use crate::{Changes, NodeState};
 
 /// Programs one node's kernel.
 ///
-/// The trait is shaped by state, not by events: both `reconcile` and `apply` are given all that must be there. A backend
-/// never sees a Service, an EndpointSlice or a stream. The agent calls one method at a time and waits for it.
+/// The trait is level-triggered: `reconcile` and `apply` both get the whole desired state. A backend never sees a Service, an EndpointSlice or a
+/// stream. The sync loop calls one method at a time and waits for it.
 pub trait Backend: Send + 'static {
-    /// What it is called on the wire and in logs: `nft`, `iptables`, `ipvs`.
+    /// Its name on the wire, in metrics and in logs: `nft`, `iptables`, `ipvs`.
     const NAME: &'static str;
 
-    /// Makes the kernel equal to `state`, starting from whatever the kernel holds. Called at start, after a failure, and
-    /// on drift. Writes only what differs: nothing at all when nothing does.
+    /// Makes the kernel equal to `state`, starting from what the kernel contains. Called at start, after a failure, and on drift. Writes only
+    /// what differs.
     ///
     /// # Errors
-    /// When the kernel could not be read, or refused a write that belongs to no single service port. The kernel is then
-    /// as it was or partly reconciled, and `reconcile` is called again after a delay.
-    fn reconcile(&mut self, state: &NodeState) -> impl Future<Output = Result<Applied>> + Send;
+    /// When the kernel could not be read, or rejected a write that belongs to no single service port. The kernel is then unchanged or partly
+    /// reconciled, and `reconcile` is called again after a delay.
+    fn reconcile(&mut self, state: &NodeState) -> impl Future<Output = Result<SyncReport>> + Send;
 
-    /// Applies one commit on top of the last success. Costs what the change costs, and leaves the kernel as `reconcile`
-    /// would: the conformance suite checks that.
+    /// Applies one commit on top of the last success. The cost is proportional to the change, and the result is the same as that of
+    /// `reconcile`: the contract tests check that.
     ///
     /// # Errors
-    /// As [`Self::reconcile`], which is called next.
-    fn apply(&mut self, state: &NodeState, changes: &Changes) -> impl Future<Output = Result<Applied>> + Send;
+    /// As for [`Self::reconcile`], which is called next.
+    fn apply(&mut self, state: &NodeState, changes: &Changes) -> impl Future<Output = Result<SyncReport>> + Send;
 
-    /// Returns when somebody else has changed, or may have changed, what was applied last; [`Self::reconcile`] is called next.
-    /// Waited for while there is nothing else to do, and dropped when there is. A backend that cannot tell never returns.
+    /// Returns when another process has changed, or may have changed, what was applied last; [`Self::reconcile`] is called next. Polled while
+    /// there is nothing else to do, and dropped when there is. A backend that cannot detect drift never returns.
     fn drifted(&mut self) -> impl Future<Output = Drift> + Send {
         std::future::pending()
     }
 
-    /// Removes everything that this backend may ever have installed, and nothing else.
+    /// Removes everything that any version of this backend may have installed, and nothing else.
     ///
     /// # Errors
-    /// When something of ours could not be removed.
+    /// When something could not be removed.
     fn cleanup(&mut self) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// How a kernel is not what it should be.
+/// A change of our kernel objects by another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drift {
-    /// Somebody else changed what is ours.
+    /// Another process changed an object of ours.
     Changed {
-        /// One of the things that were changed, in the kernel's words: `rule`, `table`.
-        what: String,
+        /// The kind of one of the changed objects, in netfilter's terms: `rule`, `table`.
+        object: String,
         /// The name of the process.
-        by: String,
-        /// Its number, or its thread's.
+        process: String,
+        /// The id of the process or thread.
         pid: u32,
     },
-    /// Nobody can say that nothing was changed.
-    Unsure,
+    /// Notifications were lost or do not tell enough, so objects may have changed.
+    Possible,
 }
 
-/// Something that a backend has put into the kernel, for people to read.
+/// Objects of one kind that a backend has installed in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item {
-    /// Which part of the kernel, by the name of the program or subsystem that shows it: `iptables-nft nat`, `ipset`, `nf_tables`.
-    pub place: String,
-    /// What it is: `chain`, `table ip fairlead`.
-    pub what: String,
-    /// How many.
+pub struct InstalledObject {
+    /// The kernel subsystem or the program that shows it: `iptables-nft nat`, `ipset`, `nf_tables`.
+    pub subsystem: String,
+    /// `chain`, `table ip fairlead`.
+    pub kind: String,
+    /// The number of such objects.
     pub count: usize,
 }
 
-/// What a backend has done.
+/// The result of a successful sync.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
-    /// The number of operations written to the kernel. Zero says that the kernel held the right thing already.
+pub struct SyncReport {
+    /// The number of operations written to the kernel. Zero: the kernel was already as desired.
     pub writes: usize,
-    /// The service ports that could not be programmed: all of them, also those that failed earlier and still do.
+    /// All service ports that the kernel rejects, including those that earlier syncs reported.
     pub failures: Vec<ServicePortFailure>,
-    /// How long it had to wait until others let go of what only one at a time may change.
+    /// The time spent waiting for locks that other processes held.
     pub lock_wait: Duration,
 }

@@ -1,15 +1,14 @@
-//! What one commit changed, so that a backend need not look at the rest.
+//! What one commit changed, so that a backend need not inspect the rest.
 
 use std::collections::BTreeSet;
 
 use proto::model::ServicePortKey;
 
-/// What differs between two committed states. Compared, not guessed: a key is in here only if its service port or one of
-/// its pools really differs.
+/// The difference between two committed states. Exact: a key is listed only if its service port or one of its pools differs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// The service ports that were added, removed or changed, or whose pools did.
-    pub services: BTreeSet<ServicePortKey>,
+    /// The service ports that were added, removed or changed, or whose pools changed.
+    pub service_ports: BTreeSet<ServicePortKey>,
     /// Whether the node's facts changed.
     pub node: bool,
     /// Whether the cluster's facts changed.
@@ -20,14 +19,14 @@ impl Changes {
     /// Whether nothing changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let Self { services, node, cluster } = self;
-        services.is_empty() && !node && !cluster
+        let Self { service_ports, node, cluster } = self;
+        service_ports.is_empty() && !node && !cluster
     }
 
-    /// Takes in the changes of a later commit.
+    /// Adds the changes of a later commit.
     pub fn merge(&mut self, later: Self) {
-        let Self { services, node, cluster } = later;
-        self.services.extend(services);
+        let Self { service_ports, node, cluster } = later;
+        self.service_ports.extend(service_ports);
         self.node |= node;
         self.cluster |= cluster;
     }

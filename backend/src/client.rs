@@ -1,11 +1,11 @@
 //! Sessions over gRPC: one HTTP/2 connection to one of several frontends, and the task that reads it. Which one: `directory`; where they are:
 //! `place`.
 
+mod address;
+mod address_list;
 mod advice;
 mod credentials;
-mod directory;
 mod endpoints;
-mod place;
 mod status;
 
 use std::{
@@ -37,10 +37,10 @@ use tonic::{
 use tracing::{debug, error, info, warn};
 
 use crate::{Connect, Session};
+use address::AddressSource;
+pub use address::{Discover, FrontendAddress};
+use address_list::AddressList;
 pub use credentials::Credentials;
-use directory::Directory;
-use place::Place;
-pub use place::{Candidate, Discover};
 
 /// A frontend that does not take a connection within this time is passed over.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -73,7 +73,7 @@ pub struct GrpcOptions {
 /// Connects to frontends over gRPC.
 #[derive(Clone, Debug)]
 pub struct Grpc {
-    directory: Arc<Mutex<Directory>>,
+    directory: Arc<Mutex<AddressList>>,
     credentials: Credentials,
 }
 
@@ -105,13 +105,13 @@ impl Grpc {
     /// When an endpoint is not an address, or there is none.
     pub fn new(options: GrpcOptions) -> Result<Self> {
         let GrpcOptions { endpoints, discovery, known, credentials } = options;
-        let mut places = endpoints.iter().map(|text| Place::parse(text)).collect::<Result<Vec<_>>>()?;
-        places.extend(discovery.into_iter().map(Place::Discovered));
+        let mut places = endpoints.iter().map(|text| AddressSource::parse(text)).collect::<Result<Vec<_>>>()?;
+        places.extend(discovery.into_iter().map(AddressSource::Discovered));
         ensure!(!places.is_empty(), "no frontend to connect to");
-        Ok(Self { directory: Arc::new(Mutex::new(Directory::new(places, known))), credentials })
+        Ok(Self { directory: Arc::new(Mutex::new(AddressList::new(places, known))), credentials })
     }
 
-    fn directory(&self) -> MutexGuard<'_, Directory> {
+    fn directory(&self) -> MutexGuard<'_, AddressList> {
         self.directory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -166,7 +166,7 @@ impl Grpc {
         }
     }
 
-    fn chosen(&self, session: Session, candidate: &Candidate) -> Session {
+    fn chosen(&self, session: Session, candidate: &FrontendAddress) -> Session {
         info!(frontend = candidate.address, "session with a frontend");
         self.directory().worked(candidate);
         session
@@ -181,7 +181,7 @@ impl Connect for Grpc {
 }
 
 /// Connects to a frontend. Gives what to show it with each request, too.
-async fn connect(candidate: &Candidate, credentials: &Credentials) -> Result<(Channel, Option<Token>)> {
+async fn connect(candidate: &FrontendAddress, credentials: &Credentials) -> Result<(Channel, Option<Token>)> {
     let mut endpoint = Endpoint::from_shared(candidate.address.clone())?
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
@@ -197,7 +197,7 @@ async fn connect(candidate: &Candidate, credentials: &Credentials) -> Result<(Ch
 }
 
 /// Connects to a frontend and says hello.
-async fn open(candidate: &Candidate, credentials: &Credentials, hello: Hello) -> Result<Opened> {
+async fn open(candidate: &FrontendAddress, credentials: &Credentials, hello: Hello) -> Result<Opened> {
     let (channel, token) = connect(candidate, credentials).await?;
     let mut client = FairleadClient::new(channel).max_decoding_message_size(DECODE_LIMIT);
     let (replies, outgoing) = mpsc::channel(QUEUE);

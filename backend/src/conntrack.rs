@@ -24,16 +24,16 @@ pub(crate) use sweep::Sweeper;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use sweep::sweep;
 
-use crate::{NodeState, Service};
+use crate::{NodeState, ServicePortState};
 
 /// Whether the flows that the kernel remembers are looked after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Conntrack {
+pub enum ConntrackCleanup {
     /// They stay as they are.
-    Leave,
+    Disabled,
     /// After every change of a UDP service port, and after every reconciliation, UDP flows to VIPs of which the answers would
     /// come from elsewhere than from an endpoint are deleted. The next packet makes a new flow.
-    Reconcile,
+    Enabled,
 }
 
 /// The ways in of all UDP service ports in one family.
@@ -53,7 +53,7 @@ impl Vips {
     /// Those of a state, but not of the service ports in `failed`: what the kernel does with their packets is not known.
     pub(crate) fn of(state: &NodeState, failed: &[&ServicePortKey]) -> PerFamily<Self> {
         let mut both = PerFamily::<Self>::default();
-        let udp = state.services().iter().filter(|(key, _)| key.protocol == Protocol::Udp);
+        let udp = state.service_ports().iter().filter(|(key, _)| key.protocol == Protocol::Udp);
         // In key order, in which the first of two that claim the same is served.
         for (_, service) in udp.filter(|(key, _)| !failed.contains(key)) {
             for family in IpFamily::ALL {
@@ -85,7 +85,7 @@ impl Vips {
         self.addresses.extend(addresses);
     }
 
-    fn add(&mut self, service: &Service, family: IpFamily) {
+    fn add(&mut self, service: &ServicePortState, family: IpFamily) {
         let port = &service.port;
         let endpoints = allowed(service, family);
         let external = port.external_ips.iter().chain(&port.load_balancer_ips);
@@ -101,7 +101,7 @@ impl Vips {
 }
 
 /// All endpoints of both pools, terminating ones too: a flow that was made under another policy may stay.
-fn allowed(service: &Service, family: IpFamily) -> Endpoints {
+fn allowed(service: &ServicePortState, family: IpFamily) -> Endpoints {
     let pools = [PoolClass::Cluster, PoolClass::Local].map(|class| service.pool(class, family));
     let endpoints = pools.into_iter().flat_map(|pool| pool.iter());
     let mut all: Vec<_> = endpoints.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect();

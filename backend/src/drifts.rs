@@ -42,8 +42,8 @@ impl Drifts {
         }
         let delay = self.backoff.next_delay();
         match drift {
-            Drift::Unsure => debug!("the kernel is compared: announcements of changes were lost"),
-            Drift::Changed { what, by, pid } => {
+            Drift::Possible => debug!("the kernel is compared: announcements of changes were lost"),
+            Drift::Changed { object: what, process: by, pid } => {
                 self.times += 1;
                 self.count += 1;
                 // Two programs that undo each other's work say so ever more rarely.
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     fn seen(drifts: &mut Drifts) -> Duration {
-        drifts.seen(&Drift::Changed { what: "table".into(), by: "nft".into(), pid: 1 })
+        drifts.seen(&Drift::Changed { object: "table".into(), process: "nft".into(), pid: 1 })
     }
 
     #[tokio::test(start_paused = true)]
@@ -91,7 +91,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_may_be_nothing_is_not_counted() {
         let mut drifts = Drifts::default();
-        drifts.seen(&Drift::Unsure);
+        drifts.seen(&Drift::Possible);
         assert_eq!(drifts.count(), 0);
     }
 }

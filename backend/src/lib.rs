@@ -1,52 +1,53 @@
-//! The node: follows a stream, keeps the node's state, drives a [`Backend`], reports.
+//! What all node backends share: the stream from the frontend, the committed state and its file, the loop that drives a [`Backend`], and what
+//! it reports.
 //!
 //! ```text
-//!   Connect ──▶ feed ──▶ mirror ──stage──commit──▶ NodeState + Changes ──▶ pending ──▶ Backend ──▶ kernel
-//!    (gRPC,      ▲                                     │                                 │
-//!     in-process)└──────────── acks, digests ──────────┼─────────────────────────────────┤
-//!                                                      ▼                                 ▼
-//!                    store (the last committed state, in a file)         health (health-check node ports)
-//!                                                                        Progress, metrics ──▶ observe (HTTP)
+//!   Connect ──▶ stream ──▶ replica ──stage──commit──▶ NodeState + Changes ──▶ pending ──▶ Backend ──▶ kernel
+//!    (gRPC,       ▲                                     │                                 │
+//!     in-process) └──────────── acks, digests ──────────┼─────────────────────────────────┤
+//!                                                       ▼                                 ▼
+//!                     store (the last committed state, in a file)         health (health-check node ports)
+//!                                                                         Progress, metrics ──▶ observe (HTTP)
 //! ```
 //!
-//! [`Runner`] puts these together; `sync` is the loop in which they work, and the only place where the backend is called.
+//! [`Runner`] assembles these; `sync` is the loop that runs them, and the only caller of the backend.
 
 mod backend;
 mod changes;
 mod client;
 mod conntrack;
+pub mod dataplane;
 mod drifts;
-mod feed;
 mod health;
 pub mod iptables;
 mod metrics;
-mod mirror;
 mod observe;
 mod pending;
 mod preview;
 mod progress;
+mod replica;
 mod runner;
 mod stage;
 mod state;
 mod store;
+mod stream;
 mod sync;
 mod sysctl;
-pub mod traffic;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use backend::{Applied, Backend, Drift, Item};
+pub use backend::{Backend, Drift, InstalledObject, SyncReport};
 pub use changes::Changes;
-pub use client::{Candidate, Credentials, Discover, Grpc, GrpcOptions};
-pub use conntrack::Conntrack;
-pub use feed::{Attach, Connect, FeedOptions, Session};
-pub use metrics::NoLocalCounts;
+pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
+pub use conntrack::ConntrackCleanup;
+pub use metrics::NoLocalEndpoints;
 pub use observe::{Observer, Pages};
-pub use preview::{Difference, Preview, Previewed, Verb};
+pub use preview::{Difference, DifferenceKind, Preview, PreviewReport};
 pub use progress::{ChangeCounts, Progress};
 pub use runner::{RunMode, Runner, RunnerOptions};
-pub use stage::{Committed, Loss, LossLimit, RefusedOperation, Stage};
-pub use state::{NodeState, Service};
-pub use store::{DEFAULT_STATE_FILE, Store, Stored};
+pub use stage::{CommitResult, Loss, LossLimit, RejectedOperation, Stage};
+pub use state::{NodeState, ServicePortState};
+pub use store::{DEFAULT_STATE_FILE, Store, StoredState};
+pub use stream::{Connect, InProcess, Session, StreamOptions};
 pub use sysctl::ConntrackSettings;

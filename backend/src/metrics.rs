@@ -25,7 +25,7 @@ use proto::model::{IpFamily, SyncMode};
 use crate::pending::Work;
 
 pub(crate) use no_local::NoLocal;
-pub use no_local::NoLocalCounts;
+pub use no_local::NoLocalEndpoints;
 pub(crate) use registry::registry;
 
 /// One label with its value.

@@ -12,7 +12,7 @@ use proto::{
 use runtime::Backoff;
 use tokio::time::Instant;
 
-use crate::{Changes, Drift, drifts::Drifts, feed::Turn};
+use crate::{Changes, Drift, drifts::Drifts, stream::Turn};
 
 /// The most acks that wait while the backend fails. A later one says all that an earlier one does.
 const MAX_ACKS: usize = 256;

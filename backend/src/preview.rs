@@ -1,4 +1,4 @@
-//! What a backend would write, for people to read: its own reconcile, over a kernel that is only read.
+//! A dry run of a backend: its reconcile over a kernel that is only read.
 
 use std::{fmt, future::Future};
 
@@ -8,71 +8,71 @@ use serde::Serialize;
 
 use crate::{Drift, NodeState};
 
-/// A backend that writes nothing, and says what it would write.
+/// A backend that computes what it would write, and writes nothing.
 pub trait Preview: Send + 'static {
-    /// What the backend is called on the wire and in logs: `nft`, `iptables`, `ipvs`.
+    /// The name of the backend, as in [`Backend::NAME`](crate::Backend::NAME).
     const NAME: &'static str;
 
-    /// Compares `state` with what the kernel holds.
+    /// Compares `state` with what the kernel contains.
     ///
     /// # Errors
     /// When the kernel could not be read.
-    fn preview(&mut self, state: &NodeState) -> impl Future<Output = Result<Previewed>> + Send;
+    fn preview(&mut self, state: &NodeState) -> impl Future<Output = Result<PreviewReport>> + Send;
 
-    /// As [`Backend::drifted`](crate::Backend::drifted): returns when the kernel may hold something else than at the last look.
+    /// Returns when the kernel may have changed since the last preview, like [`Backend::drifted`](crate::Backend::drifted).
     fn drifted(&mut self) -> impl Future<Output = Drift> + Send;
 }
 
-/// How the kernel is not what it should be.
+/// How the kernel differs from a state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Previewed {
-    /// What would be written; empty when the kernel holds the right thing.
+pub struct PreviewReport {
+    /// What a reconcile would write; empty when the kernel is as desired.
     pub differences: Vec<Difference>,
-    /// The service ports that could not be programmed whatever is written.
+    /// The service ports that could not be programmed.
     pub failures: Vec<ServicePortFailure>,
 }
 
-/// One thing that would be written.
+/// One object that a reconcile would write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// What would become of it.
-    pub verb: Verb,
-    /// Which part of the kernel, by the name of the program or subsystem that shows it: `table ip fairlead`, `ipset`.
-    pub place: String,
-    /// What it is.
-    pub what: String,
-    /// Whose it is, where it is known to be one service port's.
-    pub service: Option<ServicePortKey>,
+    /// What a reconcile would do to the object.
+    pub kind: DifferenceKind,
+    /// The kernel subsystem or the program that shows the object: `table ip fairlead`, `ipset`.
+    pub subsystem: String,
+    /// The object.
+    pub object: String,
+    /// The service port that the object belongs to, if it belongs to exactly one.
+    pub service_port: Option<ServicePortKey>,
 }
 
-/// What would become of something.
+/// What a reconcile would do to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verb {
-    /// It is not there, and would be.
+pub enum DifferenceKind {
+    /// Add it.
     Add,
-    /// It is there, and would be otherwise.
+    /// Change it.
     Change,
-    /// It is there, and would be no more.
+    /// Remove it.
     Remove,
 }
 
 impl Difference {
-    /// Of no service port in particular.
+    /// An object that belongs to no single service port.
     #[must_use]
-    pub fn new(verb: Verb, place: impl Into<String>, what: impl Into<String>) -> Self {
-        Self { verb, place: place.into(), what: what.into(), service: None }
+    pub fn new(kind: DifferenceKind, subsystem: impl Into<String>, object: impl Into<String>) -> Self {
+        Self { kind, subsystem: subsystem.into(), object: object.into(), service_port: None }
     }
 
-    /// On behalf of a service port.
+    /// Assigns the object to a service port.
     #[must_use]
-    pub fn of(self, service: Option<&ServicePortKey>) -> Self {
-        Self { service: service.cloned(), ..self }
+    pub fn of(self, service_port: Option<&ServicePortKey>) -> Self {
+        Self { service_port: service_port.cloned(), ..self }
     }
 }
 
-impl fmt::Display for Verb {
-    /// As `diff` marks lines: `+`, `~`, `-`.
+impl fmt::Display for DifferenceKind {
+    /// The marks of `diff`: `+`, `~`, `-`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Add => "+",

@@ -8,7 +8,7 @@ use std::{
 use proto::model::{Epoch, Operation, PerFamily, Revision, ServicePortFailure};
 use tokio::time::Instant;
 
-use crate::metrics::NoLocalCounts;
+use crate::metrics::NoLocalEndpoints;
 
 /// How far the agent is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,14 +58,14 @@ pub struct Progress {
     /// When the loop was last seen to turn.
     pub turned: Option<Instant>,
     /// Service ports in force that have endpoints on other nodes only, although their policy is Local.
-    pub no_local: PerFamily<NoLocalCounts>,
+    pub no_local: PerFamily<NoLocalEndpoints>,
 }
 
 /// Operations, as kube-proxy counts them: by what they change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangeCounts {
     /// Service ports that are put or removed.
-    pub services: u64,
+    pub service_ports: u64,
     /// Pools that are changed or replaced.
     pub endpoints: u64,
 }
@@ -76,7 +76,7 @@ impl ChangeCounts {
         let mut tally = Self::default();
         for operation in operations {
             match operation {
-                Operation::PutServicePort(_) | Operation::RemoveServicePort(_) => tally.services += 1,
+                Operation::PutServicePort(_) | Operation::RemoveServicePort(_) => tally.service_ports += 1,
                 Operation::ChangePool { .. } | Operation::ReplacePool { .. } => tally.endpoints += 1,
                 Operation::PutNode(_) | Operation::PutCluster(_) | Operation::ResetBucket(_) => {}
             }
@@ -86,8 +86,8 @@ impl ChangeCounts {
 }
 
 impl AddAssign for ChangeCounts {
-    fn add_assign(&mut self, Self { services, endpoints }: Self) {
-        self.services += services;
+    fn add_assign(&mut self, Self { service_ports, endpoints }: Self) {
+        self.service_ports += service_ports;
         self.endpoints += endpoints;
     }
 }

@@ -11,13 +11,13 @@ use runtime::{ReadyGuard, Shutdown};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    Backend, Connect, Conntrack, FeedOptions, LossLimit, Observer, Progress, Store,
+    Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, Store, StreamOptions,
     conntrack::Sweeper,
-    feed::Feed,
     health::{Health, Servers},
     metrics::{Metrics, NoLocal},
-    mirror::Mirror,
     pending::Pending,
+    replica::Replica,
+    stream::StreamFollower,
     sync::Loop,
 };
 
@@ -29,15 +29,15 @@ pub struct RunnerOptions {
     /// Where the last committed state is kept; `None` for nowhere.
     pub state_file: Option<PathBuf>,
     /// How sessions with a frontend are held.
-    pub feed: FeedOptions,
+    pub stream: StreamOptions,
     /// The shortest and the longest delay before the backend is tried again after a failure.
     pub retry: (Duration, Duration),
     /// What one change may take away; more than that is held back until a second snapshot says so too.
     pub max_loss: LossLimit,
     /// Whether stale UDP flows are deleted from this network namespace; not for a backend that programs another kernel.
-    pub conntrack: Conntrack,
+    pub conntrack: ConntrackCleanup,
     /// Whether the backend writes.
-    pub duty: RunMode,
+    pub run_mode: RunMode,
     /// What the frontend is told about this build.
     pub backend_version: String,
 }
@@ -72,11 +72,11 @@ impl RunnerOptions {
         Self {
             node: node.into(),
             state_file: Some(crate::DEFAULT_STATE_FILE.into()),
-            feed: FeedOptions::default(),
+            stream: StreamOptions::default(),
             retry: (Duration::from_millis(200), Duration::from_secs(30)),
             max_loss: LossLimit::default(),
-            conntrack: Conntrack::Leave,
-            duty: RunMode::Program,
+            conntrack: ConntrackCleanup::Disabled,
+            run_mode: RunMode::Program,
             backend_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
@@ -122,21 +122,21 @@ impl<B: Backend, C: Connect> Runner<B, C> {
     /// When the task of the health-check node ports panicked. Whatever else goes wrong is logged and tried again.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, progress, started, metrics, ready } = self;
-        let RunnerOptions { node, state_file, feed, retry, max_loss, conntrack, duty, backend_version } = options;
+        let RunnerOptions { node, state_file, stream, retry, max_loss, conntrack, run_mode, backend_version } = options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
-        let mirror = Mirror::new(&node, stored.flatten(), max_loss).on(duty);
+        let replica = Replica::new(&node, stored.flatten(), max_loss).on(run_mode);
         progress.send_modify(|progress| {
-            progress.committed = mirror.held();
-            progress.eligible = mirror.state().node().eligible;
-            progress.service_ports = mirror.state().services().len();
+            progress.committed = replica.held();
+            progress.eligible = replica.state().node().eligible;
+            progress.service_ports = replica.state().service_ports().len();
         });
-        let feed = Feed::new(connect, feed);
+        let stream = StreamFollower::new(connect, stream);
         let pending = Pending::new(retry);
         let sweeper = Sweeper::new(conntrack, metrics.clone());
         let health = Health::default();
         // A task of its own: a load balancer is not to wait for the loop. Dropped at the end, and all listeners with it.
         let mut servers = JoinSet::new();
-        if duty == RunMode::Program {
+        if run_mode == RunMode::Program {
             servers.spawn(Servers::new(&health, progress.subscribe()).run());
         }
         let no_local = NoLocal::default();
@@ -144,8 +144,8 @@ impl<B: Backend, C: Connect> Runner<B, C> {
             backend,
             backend_version,
             started,
-            feed,
-            mirror,
+            stream,
+            replica,
             store,
             pending,
             sweeper,

@@ -8,7 +8,7 @@
 //!                                                        NodeState changed, Changes exact
 //! ```
 
-mod fold;
+mod coalesce;
 mod limit;
 
 use std::mem;
@@ -16,7 +16,7 @@ use std::mem;
 use proto::model::{IpFamily, Operation, PoolId, ServicePortKey};
 
 use crate::{Changes, NodeState};
-use fold::{Fold, Folded};
+use coalesce::{Coalescer, NetEffect};
 pub use limit::{Loss, LossLimit};
 
 /// What has been received since the last commit. Nothing of it is in force.
@@ -27,17 +27,17 @@ pub struct Stage {
 
 /// What a commit has done to the state.
 #[derive(Debug, Default)]
-pub struct Committed {
+pub struct CommitResult {
     /// What differs from before.
     pub changes: Changes,
     /// The operations that made no sense and were left out. The digests then differ from the frontend's, which leads to
     /// a repair.
-    pub refused: Vec<RefusedOperation>,
+    pub refused: Vec<RejectedOperation>,
 }
 
 /// An operation that cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RefusedOperation {
+pub enum RejectedOperation {
     /// A pool operation for a service port that is not there.
     #[error("{0}: there is no such service port")]
     UnknownServicePort(ServicePortKey),
@@ -71,24 +71,24 @@ impl Stage {
     }
 
     /// Applies everything to `state` and starts anew.
-    pub fn commit(&mut self, state: &mut NodeState) -> Committed {
+    pub fn commit(&mut self, state: &mut NodeState) -> CommitResult {
         let (folded, refused) = self.fold(state);
-        Committed { changes: folded.apply(state), refused }
+        CommitResult { changes: folded.apply(state), refused }
     }
 
     /// The same, unless that takes away more than the limit allows: then everything is forgotten, and the state stays.
     ///
     /// # Errors
     /// What it would have taken away.
-    pub fn commit_within(&mut self, state: &mut NodeState, limit: LossLimit) -> Result<Committed, Loss> {
+    pub fn commit_within(&mut self, state: &mut NodeState, limit: LossLimit) -> Result<CommitResult, Loss> {
         let (folded, refused) = self.fold(state);
         limit.check(folded.lost(state), state)?;
-        Ok(Committed { changes: folded.apply(state), refused })
+        Ok(CommitResult { changes: folded.apply(state), refused })
     }
 
-    fn fold(&mut self, state: &NodeState) -> (Folded, Vec<RefusedOperation>) {
+    fn fold(&mut self, state: &NodeState) -> (NetEffect, Vec<RejectedOperation>) {
         let mut refused = Vec::new();
-        let mut fold = Fold::new(state);
+        let mut fold = Coalescer::new(state);
         for operation in mem::take(&mut self.operations) {
             if let Err(error) = fold.take(operation) {
                 refused.push(error);
@@ -102,11 +102,11 @@ impl Stage {
 fn check_family<'a>(
     pool: &PoolId,
     mut endpoints: impl Iterator<Item = &'a proto::model::Endpoint>,
-) -> Result<(), RefusedOperation> {
+) -> Result<(), RejectedOperation> {
     if endpoints.all(|endpoint| IpFamily::of(&endpoint.address) == pool.family) {
         Ok(())
     } else {
-        Err(RefusedOperation::OtherFamily(pool.clone()))
+        Err(RejectedOperation::OtherFamily(pool.clone()))
     }
 }
 

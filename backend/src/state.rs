@@ -1,5 +1,4 @@
-//! All that a node must do, one copy: service ports with their pools, the node's and the cluster's facts, and the digests
-//! of it all.
+//! The committed state of a node: service ports with their pools, the node's and the cluster's facts, and the digests of all of them.
 
 use std::collections::BTreeMap;
 
@@ -10,27 +9,27 @@ use proto::{
     },
 };
 
-/// A service port and what can serve it here.
+/// A service port with its pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Service {
+pub struct ServicePortState {
     /// The service port.
     pub port: ServicePort,
-    /// For traffic policy Cluster.
+    /// The pools for traffic policy Cluster.
     pub cluster: PerFamily<Pool>,
-    /// The endpoints on this node.
+    /// The pools for traffic policy Local: the endpoints on this node.
     pub local: PerFamily<Pool>,
 }
 
-/// A committed state of a node. Changes only at a commit, as a whole (see `stage`).
+/// A committed state of a node. Changes only as a whole, at a commit (see `stage`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
     node: NodeInfo,
     cluster: ClusterInfo,
-    services: BTreeMap<ServicePortKey, Service>,
+    service_ports: BTreeMap<ServicePortKey, ServicePortState>,
     digests: Box<DigestVector>,
 }
 
-impl Service {
+impl ServicePortState {
     /// A service port with empty pools.
     #[must_use]
     pub fn new(port: ServicePort) -> Self {
@@ -46,7 +45,7 @@ impl Service {
         }
     }
 
-    /// The pool of a class and family, to change it.
+    /// The pool of a class and family, mutable.
     pub fn pool_mut(&mut self, class: PoolClass, family: IpFamily) -> &mut Pool {
         match class {
             PoolClass::Cluster => &mut self.cluster[family],
@@ -54,7 +53,7 @@ impl Service {
         }
     }
 
-    /// Whether there is an endpoint in any pool.
+    /// Whether any pool has an endpoint.
     pub(crate) fn has_endpoints(&self) -> bool {
         IpFamily::ALL.into_iter().any(|family| !self.cluster[family].is_empty() || !self.local[family].is_empty())
     }
@@ -73,11 +72,11 @@ impl Service {
 }
 
 impl NodeState {
-    /// A node that does nothing yet.
+    /// A node without service ports.
     #[must_use]
     pub fn new(node: NodeInfo) -> Self {
         let mut state =
-            Self { node, cluster: ClusterInfo::default(), services: BTreeMap::new(), digests: Box::default() };
+            Self { node, cluster: ClusterInfo::default(), service_ports: BTreeMap::new(), digests: Box::default() };
         state.digest_facts();
         state
     }
@@ -96,23 +95,23 @@ impl NodeState {
 
     /// The service ports, in the order of their keys.
     #[must_use]
-    pub fn services(&self) -> &BTreeMap<ServicePortKey, Service> {
-        &self.services
+    pub fn service_ports(&self) -> &BTreeMap<ServicePortKey, ServicePortState> {
+        &self.service_ports
     }
 
     /// One service port.
     #[must_use]
-    pub fn service(&self, key: &ServicePortKey) -> Option<&Service> {
-        self.services.get(key)
+    pub fn service_port(&self, key: &ServicePortKey) -> Option<&ServicePortState> {
+        self.service_ports.get(key)
     }
 
-    /// The digests of all that is here.
+    /// The digests of the whole state.
     #[must_use]
     pub fn digests(&self) -> &DigestVector {
         &self.digests
     }
 
-    /// Replaces the node's facts. Says whether they differ.
+    /// Replaces the node's facts. Returns whether they changed.
     pub(crate) fn put_node(&mut self, node: NodeInfo) -> bool {
         let changed = self.node != node;
         self.node = node;
@@ -120,7 +119,7 @@ impl NodeState {
         changed
     }
 
-    /// Replaces the cluster's facts. Says whether they differ.
+    /// Replaces the cluster's facts. Returns whether they changed.
     pub(crate) fn put_cluster(&mut self, cluster: ClusterInfo) -> bool {
         let changed = self.cluster != cluster;
         self.cluster = cluster;
@@ -128,9 +127,9 @@ impl NodeState {
         changed
     }
 
-    /// Puts or removes a whole service. Says whether anything differs.
-    pub(crate) fn set_service(&mut self, key: &ServicePortKey, service: Option<Service>) -> bool {
-        let old = self.services.get(key);
+    /// Sets or removes a service port with its pools. Returns whether anything changed.
+    pub(crate) fn set_service_port(&mut self, key: &ServicePortKey, service: Option<ServicePortState>) -> bool {
+        let old = self.service_ports.get(key);
         if old == service.as_ref() {
             return false;
         }
@@ -141,18 +140,18 @@ impl NodeState {
         match service {
             Some(service) => {
                 bucket.add(service.digest());
-                self.services.insert(key.clone(), service);
+                self.service_ports.insert(key.clone(), service);
             }
             None => {
-                self.services.remove(key);
+                self.service_ports.remove(key);
             }
         }
         true
     }
 
-    /// Replaces the port of a service that is there and leaves its pools. Says whether it differs.
+    /// Replaces an existing service port and keeps its pools. Returns whether it changed.
     pub(crate) fn set_port(&mut self, port: ServicePort) -> bool {
-        let Some(service) = self.services.get_mut(&port.key) else { return false };
+        let Some(service) = self.service_ports.get_mut(&port.key) else { return false };
         if service.port == port {
             return false;
         }
@@ -163,9 +162,9 @@ impl NodeState {
         true
     }
 
-    /// Replaces a pool of a service that is there. Says whether it differs.
+    /// Replaces a pool of an existing service port. Returns whether it changed.
     pub(crate) fn set_pool(&mut self, id: &PoolId, endpoints: Pool) -> bool {
-        let Some(service) = self.services.get_mut(&id.key) else { return false };
+        let Some(service) = self.service_ports.get_mut(&id.key) else { return false };
         let pool = service.pool_mut(id.class, id.family);
         if *pool == endpoints {
             return false;
@@ -178,9 +177,9 @@ impl NodeState {
         true
     }
 
-    /// Puts an endpoint into a pool of a service that is there, or replaces its flags. Says whether anything differs.
+    /// Adds an endpoint to a pool of an existing service port, or replaces its flags. Returns whether anything changed.
     pub(crate) fn add_endpoint(&mut self, id: &PoolId, endpoint: Endpoint) -> bool {
-        let Some(service) = self.services.get_mut(&id.key) else { return false };
+        let Some(service) = self.service_ports.get_mut(&id.key) else { return false };
         let pool = service.pool_mut(id.class, id.family);
         let old = pool.binary_search_by_key(&endpoint.identity(), Endpoint::identity).map(|at| pool[at]);
         if !pool.insert(endpoint) {
@@ -195,9 +194,9 @@ impl NodeState {
         true
     }
 
-    /// Takes an endpoint out of a pool of a service that is there. Says whether it was in it.
+    /// Removes an endpoint from a pool of an existing service port. Returns whether the pool contained it.
     pub(crate) fn remove_endpoint(&mut self, id: &PoolId, endpoint: &Endpoint) -> bool {
-        let Some(service) = self.services.get_mut(&id.key) else { return false };
+        let Some(service) = self.service_ports.get_mut(&id.key) else { return false };
         let Some(old) = service.pool_mut(id.class, id.family).remove(endpoint) else { return false };
         let hash = KeyHash::of(&id.key);
         self.digests[hash.bucket()].remove(hash.endpoint(id.class, &old));

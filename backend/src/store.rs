@@ -46,7 +46,7 @@ pub struct Store {
 
 /// A state that was read back, and where the stream stopped.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredState {
     /// What was in force.
     pub state: NodeState,
     /// The frontend that it came from.
@@ -79,7 +79,7 @@ enum Current {
     },
 }
 
-impl Stored {
+impl StoredState {
     /// Reads the state file of a node, and leaves it as it is.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl Store {
     /// Opens the state file of a node and reads what it holds. A file that cannot be read, is damaged, of another version or
     /// of another node is logged and will be replaced.
     #[must_use]
-    pub fn open(path: impl Into<PathBuf>, node: &str) -> (Self, Option<Stored>) {
+    pub fn open(path: impl Into<PathBuf>, node: &str) -> (Self, Option<StoredState>) {
         let mut store = Self {
             path: path.into(),
             file: Current::Absent,
@@ -119,7 +119,7 @@ impl Store {
         match loaded {
             Ok(Loaded { stored, snapshot, len }) => {
                 info!(%path, epoch = %stored.epoch, revision = %stored.revision,
-                    services = stored.state.services().len(), "state file read");
+                    services = stored.state.service_ports().len(), "state file read");
                 store.file = reopen(&store.path, snapshot, len);
                 store.written = Some((stored.epoch, stored.revision));
                 store.source_version = stored.source_version;
@@ -252,7 +252,7 @@ fn reopen(path: &Path, snapshot: u64, len: u64) -> Current {
 /// Everything that a state consists of.
 fn snapshot(state: &NodeState) -> Vec<Operation> {
     let mut operations = vec![Operation::PutNode(state.node().clone()), Operation::PutCluster(state.cluster().clone())];
-    for (key, service) in state.services() {
+    for (key, service) in state.service_ports() {
         operations.push(Operation::PutServicePort(service.port.clone()));
         for class in [PoolClass::Cluster, PoolClass::Local] {
             for family in IpFamily::ALL {

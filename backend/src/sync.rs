@@ -4,7 +4,7 @@
 //!   stored state ──▶ reconcile
 //!                        │
 //!        ┌───────────────▼──────────────────────────────────────────────┐
-//!        │ event ──▶ mirror ──▶ pending ──▶ apply | reconcile ──▶ acks  │──▶ until shutdown
+//!        │ event ──▶ replica ──▶ pending ──▶ apply | reconcile ──▶ acks  │──▶ until shutdown
 //!        │   ▲                                   │ stale UDP flows      │
 //!        │   └──────── backlog of what comes ◀───┘ while it runs        │
 //!        └──────────────────────────────────────────────────────────────┘
@@ -28,13 +28,13 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    Applied, Backend, ChangeCounts, Changes, Connect, Progress, Store,
+    Backend, ChangeCounts, Changes, Connect, Progress, Store, SyncReport,
     conntrack::Sweeper,
-    feed::{Feed, FeedEvent, Turn},
     health::Health,
     metrics::{Metrics, NoLocal},
-    mirror::{Mirror, Origin, Outcome},
     pending::{Pending, Work},
+    replica::{Origin, Outcome, Replica},
+    stream::{StreamEvent, StreamFollower, Turn},
 };
 
 /// The most events that are taken in while the backend works. With more than that the frontend has to wait.
@@ -49,8 +49,8 @@ pub(crate) struct Loop<B, C> {
     pub(crate) backend_version: String,
     /// Since when this run lasts.
     pub(crate) started: SystemTime,
-    pub(crate) feed: Feed<C>,
-    pub(crate) mirror: Mirror,
+    pub(crate) stream: StreamFollower<C>,
+    pub(crate) replica: Replica,
     pub(crate) store: Option<Store>,
     pub(crate) pending: Pending,
     pub(crate) sweeper: Sweeper,
@@ -63,11 +63,11 @@ pub(crate) struct Loop<B, C> {
 }
 
 /// What came while the backend was working.
-type Backlog = VecDeque<(Instant, FeedEvent)>;
+type Backlog = VecDeque<(Instant, StreamEvent)>;
 
 /// What the backend has done.
 struct Done {
-    result: Result<Applied>,
+    result: Result<SyncReport>,
     took: Duration,
     /// When, for who measures from another machine's time.
     at: SystemTime,
@@ -76,7 +76,7 @@ struct Done {
 impl<B: Backend, C: Connect> Loop<B, C> {
     /// Follows the frontend until `shutdown`. The kernel stays as it is then.
     pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
-        if self.mirror.held().is_some() {
+        if self.replica.held().is_some() {
             self.pending.restored();
         }
         while !shutdown.is_triggered() {
@@ -93,10 +93,10 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             }
             self.settle();
             let wake = self.pending.wake();
-            let Self { feed, mirror, backend, backend_version, started, pending, progress, health, .. } = &mut self;
+            let Self { stream, replica, backend, backend_version, started, pending, progress, health, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
-                event = feed.next(pending.turn(), || mirror.hello(B::NAME, backend_version, *started)) => {
+                event = stream.next(pending.turn(), || replica.hello(B::NAME, backend_version, *started)) => {
                     // The next round begins with a new session, if this one was given up.
                     let _ = self.take(Instant::now(), event);
                 }
@@ -125,9 +125,9 @@ impl<B: Backend, C: Connect> Loop<B, C> {
         self.progress.send_modify(|progress| {
             progress.pending_since.get_or_insert(begun);
         });
-        let Self { feed, mirror, backend, backend_version, started, sweeper, .. } = self;
+        let Self { stream, replica, backend, backend_version, started, sweeper, .. } = self;
         let mut backlog = Backlog::new();
-        let state = mirror.state();
+        let state = replica.state();
         let done = {
             let call = async {
                 let result = match &work {
@@ -135,7 +135,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                     Work::Apply(changes) => backend.apply(state, changes).await.context("apply"),
                 };
                 let done = Done { result, took: begun.elapsed(), at: SystemTime::now() };
-                if let Ok(Applied { failures, .. }) = &done.result {
+                if let Ok(SyncReport { failures, .. }) = &done.result {
                     sweeper.follow(&work, state, failures).await;
                 }
                 done
@@ -146,8 +146,8 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 tokio::select! {
                     biased;
                     done = &mut call => break done,
-                    event = feed.next(Turn::Ours, || mirror.hello(B::NAME, backend_version, *started)), if read => {
-                        read = !matches!(event, FeedEvent::Lost) && backlog.len() + 1 < MAX_BACKLOG;
+                    event = stream.next(Turn::Ours, || replica.hello(B::NAME, backend_version, *started)), if read => {
+                        read = !matches!(event, StreamEvent::Lost) && backlog.len() + 1 < MAX_BACKLOG;
                         backlog.push_back((Instant::now(), event));
                     }
                 }
@@ -158,14 +158,14 @@ impl<B: Backend, C: Connect> Loop<B, C> {
     }
 
     fn programmed(&mut self, work: &Work, Done { result, took, at }: Done) {
-        let held = self.mirror.held();
+        let held = self.replica.held();
         let changed = match work {
             Work::Reconcile => None,
-            Work::Apply(changes) => Some(changes.services.len()),
+            Work::Apply(changes) => Some(changes.service_ports.len()),
         };
         match result {
-            Ok(Applied { writes, failures, lock_wait }) => {
-                let state = self.mirror.state();
+            Ok(SyncReport { writes, failures, lock_wait }) => {
+                let state = self.replica.state();
                 self.health.publish(state, work);
                 let no_local = self.no_local.update(state, work);
                 self.metrics.synced(work, took, writes);
@@ -177,7 +177,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                 }
                 info!(
                     revision = held.map(|(_, revision)| revision.0),
-                    services = changed.unwrap_or(self.mirror.state().services().len()),
+                    services = changed.unwrap_or(self.replica.state().service_ports().len()),
                     writes,
                     ms = took.as_micros() as f64 / 1e3,
                     lock_wait_ms = (!lock_wait.is_zero()).then_some(lock_wait.as_micros() as f64 / 1e3),
@@ -219,31 +219,31 @@ impl<B: Backend, C: Connect> Loop<B, C> {
     }
 
     /// Breaks when it has given the session up.
-    fn take(&mut self, received: Instant, event: FeedEvent) -> ControlFlow<()> {
+    fn take(&mut self, received: Instant, event: StreamEvent) -> ControlFlow<()> {
         match event {
-            FeedEvent::Connected => self.progress.send_modify(|progress| progress.connected = true),
-            FeedEvent::Lost => self.lost(),
-            FeedEvent::Server(event) => {
+            StreamEvent::Connected => self.progress.send_modify(|progress| progress.connected = true),
+            StreamEvent::Lost => self.lost(),
+            StreamEvent::Server(event) => {
                 if let ServerMessage::Welcome(welcome) = &event {
                     self.metrics.session(welcome.mode);
                 }
-                let outcome = self.mirror.take(event, self.store.as_mut());
+                let outcome = self.replica.take(event, self.store.as_mut());
                 self.progress.send_modify(|progress| {
                     progress.last_contact = Some(received);
-                    progress.committed = self.mirror.held();
-                    progress.refused_operations = self.mirror.refused;
-                    progress.digest_mismatches = self.mirror.mismatches;
-                    progress.backwards = self.mirror.backwards;
+                    progress.committed = self.replica.held();
+                    progress.refused_operations = self.replica.refused;
+                    progress.digest_mismatches = self.replica.mismatches;
+                    progress.backwards = self.replica.backwards;
                 });
                 match outcome {
                     Ok(Outcome::Nothing) => {}
-                    Ok(Outcome::Reply(reply)) => self.feed.reply(reply),
+                    Ok(Outcome::Reply(reply)) => self.stream.reply(reply),
                     Ok(Outcome::Ack(revision, digest, changes, origin)) => {
                         self.committed(&changes, origin, received);
                         self.pending.commit(revision, digest, changes, received);
                     }
                     Ok(Outcome::HeldBack(revision, loss)) => {
-                        let ask_in = self.feed.hold();
+                        let ask_in = self.stream.hold();
                         error!(
                             %revision, ?ask_in,
                             "held back, what was programmed stays: {loss}, which is more than --max-loss; what a snapshot says then is believed"
@@ -254,7 +254,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
                     }
                     Err(violation) => {
                         warn!(%violation, "the frontend breaks the protocol");
-                        self.feed.give_up("it broke the protocol");
+                        self.stream.give_up("it broke the protocol");
                         self.lost();
                         return ControlFlow::Break(());
                     }
@@ -271,8 +271,8 @@ impl<B: Backend, C: Connect> Loop<B, C> {
             self.pending.triggered(trigger);
         }
         self.progress.send_modify(|progress| {
-            progress.eligible = self.mirror.state().node().eligible;
-            progress.service_ports = self.mirror.state().services().len();
+            progress.eligible = self.replica.state().node().eligible;
+            progress.service_ports = self.replica.state().service_ports().len();
             progress.received += tally;
             if concerns_kernel {
                 progress.pending += tally;
@@ -283,7 +283,7 @@ impl<B: Backend, C: Connect> Loop<B, C> {
     }
 
     fn lost(&mut self) {
-        self.mirror.lost();
+        self.replica.lost();
         self.pending.lost();
         self.progress.send_modify(|progress| progress.connected = false);
     }
@@ -294,18 +294,18 @@ impl<B: Backend, C: Connect> Loop<B, C> {
         let acks = self.pending.acks();
         if !acks.is_empty() {
             // Also without a call of the backend: a commit or a bookmark that changes nothing is in force at once.
-            let held = self.mirror.held();
+            let held = self.replica.held();
             self.progress.send_modify(|progress| progress.programmed = held);
         }
         for ack in acks {
-            self.feed.reply(ClientMessage::Ack(ack));
+            self.stream.reply(ClientMessage::Ack(ack));
         }
         self.flush();
     }
 
     fn flush(&mut self) {
-        if let (Some(store), Some((epoch, revision))) = (&mut self.store, self.mirror.held()) {
-            store.flush(self.mirror.state(), epoch, revision);
+        if let (Some(store), Some((epoch, revision))) = (&mut self.store, self.replica.held()) {
+            store.flush(self.replica.state(), epoch, revision);
         }
     }
 }

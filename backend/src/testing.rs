@@ -2,20 +2,20 @@
 //! that a [`Backend`](crate::Backend) must pass, and a backend that programs nothing.
 //!
 //! ```
-//! # use fairlead_backend as agent;
+//! # use fairlead_backend as backend;
 //! use backend::testing::mk_state;
 //!
 //! let state = mk_state()
 //!     .service("default/web", |web| web.cluster_ip("10.96.0.1").port(80).endpoints(["10.244.1.1:8080"]))
 //!     .build();
-//! assert_eq!(state.services().len(), 1);
+//! assert_eq!(state.service_ports().len(), 1);
 //! ```
 
 // A panic is how a test fails.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::missing_panics_doc)]
 
 mod builders;
-pub mod conformance;
+pub mod contract;
 mod fake;
 mod history;
 mod synthetic;
@@ -32,7 +32,7 @@ pub use transition::{apply, operations_between, transition};
 ///
 /// # Errors
 /// When they cannot be listed or deleted.
-pub fn sweep_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
+pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
     let swept = crate::conntrack::sweep(&mut crate::conntrack::Vips::of(state, &[]))?;
     Ok(swept.iter().map(|swept| swept.deleted).sum())
 }

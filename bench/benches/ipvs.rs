@@ -78,8 +78,8 @@ async fn change(state: &NodeState) {
     let mut backend = backend();
     backend.reconcile(state).await.unwrap();
     let (mut state, mut target) = (state.clone(), state.clone());
-    let key = state.services().keys().nth(2_500).unwrap().clone();
-    let pool = state.service(&key).unwrap().cluster.v4.clone();
+    let key = state.service_ports().keys().nth(2_500).unwrap().clone();
+    let pool = state.service_port(&key).unwrap().cluster.v4.clone();
     let id = proto::model::PoolId { key, class: PoolClass::Cluster, family: proto::model::IpFamily::V4 };
     let new = Endpoint::new([10, 250, 0, 1].into(), pool[0].port);
     let operations = [proto::model::Operation::ChangePool { pool: id, add: vec![new], remove: vec![pool[0]] }];

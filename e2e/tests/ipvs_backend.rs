@@ -1,8 +1,8 @@
 //! What every backend must do, by the IPVS backend on a kernel that has IPVS: user-mode-linux.
 
+use backend::dataplane::{DataplaneOptions, LocalDetector};
 use backend::iptables::Variant;
-use backend::testing::conformance;
-use backend::traffic::{LocalPods, Options};
+use backend::testing::contract;
 use backend_ipvs::{Ipvs, Settings};
 use fairlead_e2e::uml;
 
@@ -16,7 +16,7 @@ fn the_ipvs_backend_conforms() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { panic!("no runtime") };
         for seed in SEEDS {
-            runtime.block_on(conformance::conformance(backend, seed));
+            runtime.block_on(contract::check_all(backend, seed));
         }
     });
 }
@@ -26,8 +26,9 @@ fn the_ipvs_backend_conforms() {
 fn backend() -> Ipvs {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"].map(|cidr| cidr.parse());
     let Ok(cidrs) = cidrs.into_iter().collect() else { panic!("not CIDRs") };
-    let traffic = Options { local_pods: LocalPods::ClusterCidr(cidrs), ..Options::default() };
-    match Ipvs::new(Settings { traffic, iptables: Some(Variant::Legacy), ..Settings::default() }) {
+    let dataplane =
+        DataplaneOptions { local_detector: LocalDetector::ClusterCidr(cidrs), ..DataplaneOptions::default() };
+    match Ipvs::new(Settings { dataplane, iptables: Some(Variant::Legacy), ..Settings::default() }) {
         Ok(backend) => backend,
         Err(error) => panic!("no backend: {error:#}"),
     }

@@ -4,7 +4,7 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use anyhow::Result;
-use backend::{Candidate, Discover};
+use backend::{Discover, FrontendAddress};
 use futures::future::BoxFuture;
 
 /// Those of one Service, over TLS.
@@ -70,10 +70,10 @@ impl EndpointsOf {
         Self { service, kubeconfig }
     }
 
-    async fn find(&self) -> Result<Vec<Candidate>> {
+    async fn find(&self) -> Result<Vec<FrontendAddress>> {
         let FrontendService { namespace, name, port } = &self.service;
         let found = frontend::discover_frontends(&self.kubeconfig, namespace, name, port.as_deref()).await?;
-        let candidate = |address| Candidate {
+        let candidate = |address| FrontendAddress {
             address: format!("https://{address}"),
             name: Some(format!("{name}.{namespace}.svc")),
         };
@@ -88,7 +88,7 @@ impl fmt::Display for EndpointsOf {
 }
 
 impl Discover for EndpointsOf {
-    fn discover(&self) -> BoxFuture<'_, Result<Vec<Candidate>>> {
+    fn discover(&self) -> BoxFuture<'_, Result<Vec<FrontendAddress>>> {
         Box::pin(self.find())
     }
 }

@@ -26,8 +26,8 @@ use std::{
 
 use backend::{
     Backend, NodeState,
+    dataplane::{DataplaneOptions, LocalDetector},
     testing::{Stack, synthetic},
-    traffic::{LocalPods, Options},
 };
 use backend_iptables::{Iptables, Variant};
 use netlink::testing::in_netns;
@@ -92,8 +92,8 @@ async fn measure(variant: Variant, services: u32, texts: &Texts) -> Report {
 }
 
 fn backend(variant: Variant) -> Iptables {
-    let local_pods = LocalPods::ClusterCidr(vec!["10.128.0.0/9".parse().unwrap()]);
-    Iptables::new(Options { local_pods, ..Options::default() }, Some(variant))
+    let local_detector = LocalDetector::ClusterCidr(vec!["10.128.0.0/9".parse().unwrap()]);
+    Iptables::new(DataplaneOptions { local_detector, ..DataplaneOptions::default() }, Some(variant))
 }
 
 async fn time(backend: &mut Iptables, state: &NodeState) -> Duration {

@@ -69,7 +69,7 @@ pub(crate) async fn measure(
 ) -> NodeState {
     let (key, [old, new]) = replaced(&state);
     let middle = format!("{}/{}", key.namespace, key.name);
-    let service = state.service(&key).unwrap().clone();
+    let service = state.service_port(&key).unwrap().clone();
     let endpoints = service.pool(PoolClass::Cluster, IpFamily::V4).clone();
     let whole =
         vec![Operation::PutServicePort(service.port.clone()), Operation::ReplacePool { pool: pool(&key), endpoints }];
@@ -138,8 +138,8 @@ async fn apply(backend: &mut Iptables, state: &mut NodeState, operations: &[Oper
 
 /// A service in the middle, and one of its endpoints with who is to replace it.
 fn replaced(state: &NodeState) -> (ServicePortKey, [Endpoint; 2]) {
-    let key = mk_key(&format!("default/svc-{}", state.services().len() / 2));
-    let old = state.service(&key).unwrap().pool(PoolClass::Cluster, IpFamily::V4)[3];
+    let key = mk_key(&format!("default/svc-{}", state.service_ports().len() / 2));
+    let old = state.service_port(&key).unwrap().pool(PoolClass::Cluster, IpFamily::V4)[3];
     (key, [old, Endpoint::new([10, 250, 0, 1].into(), 8080.try_into().unwrap())])
 }
 

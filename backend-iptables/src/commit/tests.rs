@@ -2,8 +2,8 @@
 
 use backend::{
     NodeState,
+    dataplane::DataplaneOptions,
     testing::{Stack, apply, mk_key, mk_state, operations_between, synthetic, transition},
-    traffic::Options,
 };
 use proto::model::Operation;
 
@@ -30,7 +30,7 @@ fn without(mut state: NodeState, keys: &[&str]) -> NodeState {
 }
 
 fn driver(kernel: &Fake) -> Driver<Fake> {
-    Driver::new(kernel.clone(), Options::default())
+    Driver::new(kernel.clone(), DataplaneOptions::default())
 }
 
 /// What a kernel holds that was given nothing but this.

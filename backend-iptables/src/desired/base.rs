@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use backend::traffic::{LocalhostNodePorts, NodePortAddresses, Options, Pods, of_family};
+use backend::dataplane::{DataplaneOptions, LocalhostNodePorts, NodePortAddresses, PodMatch, cidrs_of_family};
 use ipnet::IpNet;
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
 
@@ -22,9 +22,9 @@ pub(crate) struct Base {
 }
 
 /// The fixed part for a family on a node.
-pub(crate) fn base(family: IpFamily, options: &Options, node: &NodeInfo, cluster: &ClusterInfo) -> Base {
-    let traffic = options.traffic(node);
-    let mark = traffic.mark;
+pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo, cluster: &ClusterInfo) -> Base {
+    let effective = options.effective(node);
+    let mark = effective.masquerade_mark;
     let mut chains = vec![
         chain(Table::Nat, names::MARK_MASQ, [format!("-j MARK --set-xmark {mark:#x}/{mark:#x}")]),
         chain(
@@ -56,7 +56,7 @@ pub(crate) fn base(family: IpFamily, options: &Options, node: &NodeInfo, cluster
             [Line::new().protocol(Protocol::Tcp).reject(family, Protocol::Tcp), Line::new().reject_any(family)],
         ),
     ];
-    if let Pods::Within(cidrs) = &traffic.pods[family]
+    if let PodMatch::Source(cidrs) = &effective.pods[family]
         && cidrs.len() > 1
     {
         let mut rules: Vec<String> =
@@ -105,7 +105,13 @@ fn chain(table: Table, name: &str, rules: impl Into<Vec<String>>) -> Chain {
     Chain { table, name: name.to_owned(), rules: rules.into() }
 }
 
-fn ends(dispatch: Dispatch, family: IpFamily, options: &Options, node: &NodeInfo, cluster: &ClusterInfo) -> Ends {
+fn ends(
+    dispatch: Dispatch,
+    family: IpFamily,
+    options: &DataplaneOptions,
+    node: &NodeInfo,
+    cluster: &ClusterInfo,
+) -> Ends {
     let (mut head, mut tail) = (Vec::new(), Vec::new());
     match dispatch {
         Dispatch::Services => {
@@ -127,7 +133,7 @@ fn ends(dispatch: Dispatch, family: IpFamily, options: &Options, node: &NodeInfo
                 .jump(names::CLUSTER_IPS),
         ),
         Dispatch::ClusterIps => {
-            let cidrs = of_family(&cluster.service_cidrs, family);
+            let cidrs = cidrs_of_family(&cluster.service_cidrs, family);
             // What is not for services goes its way, even if somebody says that all addresses are theirs.
             tail.extend(
                 cidrs
@@ -144,10 +150,16 @@ fn ends(dispatch: Dispatch, family: IpFamily, options: &Options, node: &NodeInfo
 }
 
 /// A jump for each address, or range of addresses, where node ports answer.
-fn to_node_ports(family: IpFamily, options: &Options, node: &NodeInfo, comment: &str, to: &str) -> Vec<String> {
+fn to_node_ports(
+    family: IpFamily,
+    options: &DataplaneOptions,
+    node: &NodeInfo,
+    comment: &str,
+    to: &str,
+) -> Vec<String> {
     let mut cidrs = match &options.nodeport_addresses {
         NodePortAddresses::Primary => node.primary_address(family).into_iter().map(IpNet::from).collect::<Vec<_>>(),
-        NodePortAddresses::Cidrs(cidrs) => of_family(cidrs, family),
+        NodePortAddresses::Cidrs(cidrs) => cidrs_of_family(cidrs, family),
     };
     let loopback = loopback(family);
     if answers_on_loopback(family, options) && !cidrs.iter().any(|cidr| cidr.contains(&loopback)) {
@@ -158,7 +170,7 @@ fn to_node_ports(family: IpFamily, options: &Options, node: &NodeInfo, comment: 
 }
 
 /// Only IPv4 routes its loopback addresses when it is told to.
-fn answers_on_loopback(family: IpFamily, options: &Options) -> bool {
+fn answers_on_loopback(family: IpFamily, options: &DataplaneOptions) -> bool {
     family == IpFamily::V4 && options.localhost_nodeports == LocalhostNodePorts::Open
 }
 

@@ -9,7 +9,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use backend::traffic::{Masquerade, Pods};
+use backend::dataplane::{Masquerade, PodMatch};
 use ipnet::IpNet;
 use proto::model::{Endpoint, IpFamily, TrafficPolicy};
 
@@ -53,9 +53,9 @@ impl Port<'_> {
     fn mark_others(&self, ip: IpAddr) -> Option<String> {
         let line = || self.front(ip, "cluster IP");
         match (self.context.masquerade(self.family), self.context.pods(self.family)) {
-            (Masquerade::Never, _) | (Masquerade::UnlessPod, Pods::Unknown) => None,
+            (Masquerade::Never, _) | (Masquerade::UnlessPod, PodMatch::Unknown) => None,
             (Masquerade::Always, _) => Some(line().jump(names::MARK_MASQ)),
-            (Masquerade::UnlessPod, Pods::Within(cidrs)) => match &cidrs[..] {
+            (Masquerade::UnlessPod, PodMatch::Source(cidrs)) => match &cidrs[..] {
                 cidrs if cidrs.iter().any(|cidr| cidr.prefix_len() == 0) => None,
                 [cidr] => Some(line().from(Sense::IsNot, cidr).jump(names::MARK_MASQ)),
                 _ => Some(line().jump(names::MASQ_OTHERS)),

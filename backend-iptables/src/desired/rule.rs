@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt::Write as _, net::IpAddr};
 
-use backend::traffic::{Interface, Pods};
+use backend::dataplane::{InterfaceName, PodMatch};
 use ipnet::IpNet;
 use proto::model::{IpFamily, Protocol};
 
@@ -74,18 +74,18 @@ impl Line {
         self
     }
 
-    fn behind(mut self, sense: Sense, interface: &Interface, end: &str) -> Self {
+    fn behind(mut self, sense: Sense, interface: &InterfaceName, end: &str) -> Self {
         self.interface = format!("{}-i {interface}{end} ", sense.text());
         self
     }
 
     /// From pods or from all others: as many lines as it takes; none when nobody knows who is a pod.
-    pub(super) fn pods(self, sense: Sense, pods: &Pods) -> Vec<Self> {
+    pub(super) fn pods(self, sense: Sense, pods: &PodMatch) -> Vec<Self> {
         match pods {
-            Pods::Unknown => Vec::new(),
-            Pods::Within(cidrs) => cidrs.iter().map(|cidr| self.clone().from(sense, cidr)).collect(),
-            Pods::Behind(interface) => vec![self.behind(sense, interface, "")],
-            Pods::BehindPrefix(prefix) => vec![self.behind(sense, prefix, "+")],
+            PodMatch::Unknown => Vec::new(),
+            PodMatch::Source(cidrs) => cidrs.iter().map(|cidr| self.clone().from(sense, cidr)).collect(),
+            PodMatch::Interface(interface) => vec![self.behind(sense, interface, "")],
+            PodMatch::InterfacePrefix(prefix) => vec![self.behind(sense, prefix, "+")],
         }
     }
 

@@ -8,8 +8,8 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use backend::{
-    Service,
-    traffic::{Front, Masquerade, Pods, Traffic, VipClass, allowed_sources, fronts},
+    ServicePortState,
+    dataplane::{EffectiveOptions, Masquerade, PodMatch, Vip, VipKind, allowed_sources, vips},
 };
 use ipnet::IpNet;
 use proto::model::{Endpoint, IpFamily, Protocol, TrafficPolicy};
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Desired {
     /// Those that belong to this service port.
-    pub(crate) fronts: Vec<Front>,
+    pub(crate) fronts: Vec<Vip>,
     pub(crate) chains: Vec<Chain>,
     pub(crate) lines: Vec<(Dispatch, String)>,
 }
@@ -32,14 +32,14 @@ pub(crate) struct Desired {
 /// What holds for all service ports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context<'a> {
-    pub(crate) traffic: &'a Traffic,
+    pub(crate) effective: &'a EffectiveOptions,
     /// The node's own addresses.
     pub(crate) node: &'a [IpAddr],
 }
 
 /// A service port in a family.
 pub(super) struct Port<'a> {
-    pub(super) service: &'a Service,
+    pub(super) service: &'a ServicePortState,
     pub(super) family: IpFamily,
     pub(super) context: Context<'a>,
     pub(super) names: Names,
@@ -47,12 +47,12 @@ pub(super) struct Port<'a> {
 
 /// What a service port adds. `owned`: whether a front is this service port's. `None` when that is nothing.
 pub(crate) fn desired(
-    service: &Service,
+    service: &ServicePortState,
     family: IpFamily,
     context: Context<'_>,
-    owned: impl Fn(&Front) -> bool,
+    owned: impl Fn(&Vip) -> bool,
 ) -> Option<Desired> {
-    let fronts: Vec<_> = fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
+    let fronts: Vec<_> = vips(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
     if fronts.is_empty() {
         return None;
     }
@@ -66,26 +66,26 @@ pub(crate) fn desired(
 
 impl Context<'_> {
     pub(super) fn masquerade(&self, family: IpFamily) -> Masquerade {
-        self.traffic.masquerade[family]
+        self.effective.masquerade[family]
     }
 
-    pub(super) fn pods(&self, family: IpFamily) -> &Pods {
-        &self.traffic.pods[family]
+    pub(super) fn pods(&self, family: IpFamily) -> &PodMatch {
+        &self.effective.pods[family]
     }
 }
 
 // === impl Port ===
 
 impl Port<'_> {
-    fn chains(&self, fronts: &[(Front, VipClass)]) -> Vec<Chain> {
+    fn chains(&self, fronts: &[(Vip, VipKind)]) -> Vec<Chain> {
         let (cluster, local) = (&self.service.cluster[self.family], &self.service.local[self.family]);
         let filled = self.filled();
         let policy = self.service.port.internal_policy;
         let cluster_ip = fronts.iter().find_map(|(front, class)| match (front, class) {
-            (Front::Vip { address, .. }, VipClass::ClusterIp) => Some(*address),
+            (Vip::AddressPort { address, .. }, VipKind::ClusterIp) => Some(*address),
             _ => None,
         });
-        let external = self.has_external() && fronts.iter().any(|(_, class)| *class != VipClass::ClusterIp);
+        let external = self.has_external() && fronts.iter().any(|(_, class)| *class != VipKind::ClusterIp);
         let external_policy = self.service.port.external_policy;
         let mut chains = Vec::new();
         let mut endpoints = BTreeMap::<String, &Endpoint>::new();
@@ -118,13 +118,13 @@ impl Port<'_> {
         chains
     }
 
-    fn lines(&self, fronts: &[(Front, VipClass)]) -> Vec<(Dispatch, String)> {
+    fn lines(&self, fronts: &[(Vip, VipKind)]) -> Vec<(Dispatch, String)> {
         let port = &self.service.port;
         let filled = self.filled();
         let mut lines = Vec::new();
         for (front, class) in fronts {
             match (*front, class) {
-                (Front::Vip { address, .. }, VipClass::ClusterIp) => {
+                (Vip::AddressPort { address, .. }, VipKind::ClusterIp) => {
                     let (kind, served) = match port.internal_policy {
                         TrafficPolicy::Cluster => (Kind::Svc, filled.cluster),
                         TrafficPolicy::Local => (Kind::Svl, filled.local),
@@ -140,8 +140,8 @@ impl Port<'_> {
                     let line = Line::new().to(address).comment(&of).jump(names::REJECT);
                     lines.push((Dispatch::ClusterIps, line));
                 }
-                (Front::Vip { address, .. }, _) => self.external_lines(address, &mut lines),
-                (Front::NodePort { port, .. }, _) => {
+                (Vip::AddressPort { address, .. }, _) => self.external_lines(address, &mut lines),
+                (Vip::NodePort { port, .. }, _) => {
                     let line = |comment: &str| {
                         let comment = format!("{}{comment}", self.names.service);
                         Line::new().comment(&comment).port(self.protocol(), port)
@@ -155,7 +155,7 @@ impl Port<'_> {
                         lines.push((Dispatch::UnservedNodePorts, self.unserved(line)));
                     }
                 }
-                (Front::Address(_), _) => {}
+                (Vip::Address(_), _) => {}
             }
         }
         // A cluster IP is what a family of a Service has.
@@ -229,10 +229,10 @@ impl Port<'_> {
         cluster && (local || self.service.port.external_policy == TrafficPolicy::Cluster)
     }
 
-    fn restricted(&self, fronts: &[(Front, VipClass)]) -> Vec<(IpAddr, Vec<IpNet>)> {
+    fn restricted(&self, fronts: &[(Vip, VipKind)]) -> Vec<(IpAddr, Vec<IpNet>)> {
         let allowed = fronts.iter().filter_map(|(front, _)| match front {
-            Front::Vip { address, .. } => Some((*address, self.allowed(*address)?)),
-            Front::NodePort { .. } | Front::Address(_) => None,
+            Vip::AddressPort { address, .. } => Some((*address, self.allowed(*address)?)),
+            Vip::NodePort { .. } | Vip::Address(_) => None,
         });
         allowed.collect()
     }

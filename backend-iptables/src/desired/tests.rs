@@ -5,9 +5,9 @@ mod external;
 mod internal;
 
 use backend::{
-    Service,
+    ServicePortState,
+    dataplane::{DataplaneOptions, LocalDetector},
     testing::{ServiceBuilder, mk_state},
-    traffic::{LocalPods, Options},
 };
 use proto::model::IpFamily;
 
@@ -22,29 +22,29 @@ use super::*;
 ///   fd00:10:180::1   OGYCNMB4EMRUSJ6N
 ///   fd00:10:180::2   P2NYGPDH7GVZACN4
 /// ```
-fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
+fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> ServicePortState {
     named("ns1/svc1:p80", build)
 }
 
-fn named(key: &str, build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
-    mk_state().service(key, build).build().services().values().next().unwrap().clone()
+fn named(key: &str, build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> ServicePortState {
+    mk_state().service(key, build).build().service_ports().values().next().unwrap().clone()
 }
 
 /// Pods are in 10.0.0.0/8 and fd00:10::/32.
-fn pods() -> Options {
+fn pods() -> DataplaneOptions {
     within(&["10.0.0.0/8", "fd00:10::/32"])
 }
 
-fn within(cidrs: &[&str]) -> Options {
+fn within(cidrs: &[&str]) -> DataplaneOptions {
     let cidrs = cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect();
-    Options { local_pods: LocalPods::ClusterCidr(cidrs), ..Options::default() }
+    DataplaneOptions { local_detector: LocalDetector::ClusterCidr(cidrs), ..DataplaneOptions::default() }
 }
 
 /// All that a service port adds: the lines in chains that it shares, sorted; then its own chains by name, their rules in order.
-fn written(service: &Service, family: IpFamily, options: &Options) -> Vec<String> {
+fn written(service: &ServicePortState, family: IpFamily, options: &DataplaneOptions) -> Vec<String> {
     let node = mk_state().build().node().clone();
-    let traffic = options.traffic(&node);
-    let context = Context { traffic: &traffic, node: &node.addresses };
+    let effective = options.effective(&node);
+    let context = Context { effective: &effective, node: &node.addresses };
     let Some(Desired { mut chains, lines, .. }) = desired(service, family, context, |_| true) else {
         return Vec::new();
     };
@@ -68,7 +68,7 @@ fn assert_lines(found: &[String], expected: &str) {
 }
 
 #[track_caller]
-fn assert_written(service: &Service, family: IpFamily, expected: &str) {
+fn assert_written(service: &ServicePortState, family: IpFamily, expected: &str) {
     assert_lines(&written(service, family, &pods()), expected);
 }
 

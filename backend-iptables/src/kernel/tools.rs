@@ -150,7 +150,7 @@ impl Kernel for Tools {
         match watch {
             Some(watch) => Suspicion::Drift(watch.drift().await.unwrap_or_else(|error| {
                 warn!(error = format!("{error:#}"), "cannot tell who changes the tables");
-                Drift::Unsure
+                Drift::Possible
             })),
             None => {
                 tokio::time::sleep_until(due.into()).await;

@@ -77,7 +77,7 @@ impl Watch {
         let after = self.generation()?;
         let known = (0..generations).fold(before, |generation, _| next(generation));
         if after != known {
-            self.ledger.drift.get_or_insert(Drift::Unsure);
+            self.ledger.drift.get_or_insert(Drift::Possible);
         }
         Ok(())
     }
@@ -129,7 +129,7 @@ fn next(generation: u32) -> u32 {
 impl Ledger {
     fn hear(&mut self, notice: NftEvent) {
         match notice {
-            NftEvent::Lost => drop(self.drift.get_or_insert(Drift::Unsure)),
+            NftEvent::Lost => drop(self.drift.get_or_insert(Drift::Possible)),
             NftEvent::Changed { family, table, object, chain, verb, port: _ } => {
                 let is_watched = matches!(family, Some(TableFamily::Ip | TableFamily::Ip6))
                     && Table::ALL.iter().any(|ours| ours.name() == table);
@@ -147,8 +147,8 @@ impl Ledger {
             NftEvent::Generation { pid, process, .. } => {
                 let Some(touched) = self.touched.take() else { return };
                 let drift = match touched {
-                    Touched::Ours(what) => Drift::Changed { what: what.to_owned(), by: process, pid },
-                    Touched::Perhaps => Drift::Unsure,
+                    Touched::Ours(what) => Drift::Changed { object: what.to_owned(), process, pid },
+                    Touched::Perhaps => Drift::Possible,
                 };
                 if !matches!(self.drift, Some(Drift::Changed { .. })) {
                     self.drift = Some(drift);

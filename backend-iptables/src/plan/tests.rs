@@ -5,8 +5,8 @@ mod histories;
 
 use backend::{
     NodeState,
+    dataplane::{DataplaneOptions, LocalDetector},
     testing::{ServiceBuilder, Stack, apply, mk_key, mk_state, synthetic},
-    traffic::{LocalPods, Options},
 };
 use proto::model::{Endpoint, IpFamily, Operation, Pool, PoolClass, PoolId};
 
@@ -19,7 +19,7 @@ use crate::{
 /// Pods are in 10.0.0.0/8 and fd00:10::/32.
 fn driver(kernel: &Fake) -> Driver<Fake> {
     let cidrs = ["10.0.0.0/8", "fd00:10::/32"].map(|cidr| cidr.parse().unwrap()).to_vec();
-    let options = Options { local_pods: LocalPods::ClusterCidr(cidrs), ..Options::default() };
+    let options = DataplaneOptions { local_detector: LocalDetector::ClusterCidr(cidrs), ..DataplaneOptions::default() };
     Driver::new(kernel.clone(), options)
 }
 
@@ -208,7 +208,7 @@ async fn a_change_is_as_small_in_a_large_cluster() {
         let pool = PoolId { key: key.clone(), class: PoolClass::Cluster, family: IpFamily::V4 };
         let endpoints: Pool = (1..=10).map(|n| endpoint([10, 250, 0, n])).collect();
         apply(&mut state, [Operation::ReplacePool { pool: pool.clone(), endpoints: endpoints.clone() }]);
-        let port = state.service(&key).unwrap().port.clone();
+        let port = state.service_port(&key).unwrap().port.clone();
         driver.reconcile(&state).await.unwrap();
         kernel.asked();
         let (new, old) = (endpoint([10, 250, 1, 1]), endpoint([10, 250, 0, 4]));

@@ -75,9 +75,9 @@ fn what_others_change_is_noticed_and_put_right() {
                     Variant::Legacy => "unknown",
                 };
                 match drift {
-                    Some(Drift::Changed { by: told, .. }) if told == by => {}
+                    Some(Drift::Changed { process: told, .. }) if told == by => {}
                     // Whose the rule was in a built-in chain is not announced.
-                    Some(Drift::Unsure) if script.contains("-D PREROUTING") => {}
+                    Some(Drift::Possible) if script.contains("-D PREROUTING") => {}
                     other => panic!("{variant}: {script}: {other:?}"),
                 }
                 let applied = backend.reconcile(&state()).await.unwrap();

@@ -3,7 +3,7 @@
 // A panic is how a test fails.
 #![allow(clippy::unwrap_used)]
 
-mod conformance;
+mod contract;
 mod drift;
 mod large;
 mod preview;

@@ -1,7 +1,7 @@
 //! What would be written is said, and nothing is written.
 
 use backend::{
-    Preview, Verb,
+    DifferenceKind, Preview,
     testing::{History, mk_key, mk_state},
 };
 use backend_iptables::{IptablesPreview, Variant};
@@ -46,13 +46,13 @@ fn differences_are_lines_of_iptables_by_service_port() {
         tool("iptables-nft -t nat -A KUBE-SERVICES -d 1.2.3.4 -j RETURN", "");
         let found = preview(variant).preview(&both).await.unwrap().differences;
         let [line] = &found[..] else { panic!("{found:?}") };
-        assert_eq!((line.verb, &*line.place), (Verb::Remove, "iptables-nft nat"));
-        assert_eq!(line.what, "KUBE-SERVICES -d 1.2.3.4/32 -j RETURN");
+        assert_eq!((line.kind, &*line.subsystem), (DifferenceKind::Remove, "iptables-nft nat"));
+        assert_eq!(line.object, "KUBE-SERVICES -d 1.2.3.4/32 -j RETURN");
 
         let found = preview(variant).preview(&state(&["10.244.2.1:80"])).await.unwrap().differences;
-        let of_web = found.iter().filter(|one| one.service.as_ref() == Some(&mk_key("default/web")));
-        let of_web: Vec<_> = of_web.map(|one| format!("{} {}", one.verb, one.what)).collect();
+        let of_web = found.iter().filter(|one| one.service_port.as_ref() == Some(&mk_key("default/web")));
+        let of_web: Vec<_> = of_web.map(|one| format!("{} {}", one.kind, one.object)).collect();
         assert!(of_web.iter().any(|line| line.starts_with("- KUBE-SVC-") && line.contains("10.244.1.1:80")));
-        assert!(found.iter().any(|one| one.what.starts_with("chain KUBE-SEP-")), "{found:#?}");
+        assert!(found.iter().any(|one| one.object.starts_with("chain KUBE-SEP-")), "{found:#?}");
     });
 }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use backend::{
-    Applied, Backend, NodeState,
-    traffic::{LocalPods, Options},
+    Backend, NodeState, SyncReport,
+    dataplane::{DataplaneOptions, LocalDetector},
 };
 use backend_iptables::{Iptables, Variant};
 use netlink::testing::in_netns;
@@ -21,10 +21,10 @@ pub(crate) fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'sta
 }
 
 /// With pods in 10.244.0.0/16 and fd00:244::/32.
-pub(crate) fn options() -> Options {
+pub(crate) fn options() -> DataplaneOptions {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"];
-    let local_pods = LocalPods::ClusterCidr(cidrs.map(|cidr| cidr.parse().unwrap()).to_vec());
-    Options { local_pods, ..Options::default() }
+    let local_detector = LocalDetector::ClusterCidr(cidrs.map(|cidr| cidr.parse().unwrap()).to_vec());
+    DataplaneOptions { local_detector, ..DataplaneOptions::default() }
 }
 
 pub(crate) fn backend(variant: Variant) -> Iptables {
@@ -32,7 +32,7 @@ pub(crate) fn backend(variant: Variant) -> Iptables {
 }
 
 /// By an instance that knows nothing, as after a restart.
-pub(crate) async fn reconcile(variant: Variant, state: &NodeState) -> Applied {
+pub(crate) async fn reconcile(variant: Variant, state: &NodeState) -> SyncReport {
     backend(variant).reconcile(state).await.unwrap()
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use backend::{
     Backend, NodeState,
+    dataplane::{DataplaneOptions, NodePortAddresses},
     testing::mk_state,
-    traffic::{NodePortAddresses, Options},
 };
 use backend_iptables::{Iptables, Variant};
 
@@ -51,7 +51,7 @@ fn state() -> NodeState {
 /// As kube-proxy is by default: node ports at all addresses.
 fn like_kube_proxy(variant: Variant) -> Iptables {
     let all = ["0.0.0.0/0", "::/0"].map(|cidr| cidr.parse().unwrap()).to_vec();
-    Iptables::new(Options { nodeport_addresses: NodePortAddresses::Cidrs(all), ..options() }, Some(variant))
+    Iptables::new(DataplaneOptions { nodeport_addresses: NodePortAddresses::Cidrs(all), ..options() }, Some(variant))
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //!   nat    POSTROUTING ─▶ FAIRLEAD-IPVS : masquerade what is to be, endpoints that reach themselves, and VIPs as sources
 //! ```
 
-use backend::traffic::{Masquerade, NodePortAddresses, Options, Pods, of_family};
+use backend::dataplane::{DataplaneOptions, Masquerade, NodePortAddresses, PodMatch, cidrs_of_family};
 use ipnet::IpNet;
 use proto::model::{ClusterInfo, IpFamily, NodeInfo};
 
@@ -67,7 +67,7 @@ pub(crate) fn is_ours(chain: &str) -> bool {
 }
 
 /// The rules of a family on a node.
-pub(crate) fn rules(family: IpFamily, options: &Options, node: &NodeInfo, cluster: &ClusterInfo) -> Rules {
+pub(crate) fn rules(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo, cluster: &ClusterInfo) -> Rules {
     let writer = Writer { family, options, node };
     let chain = |table, name, rules| Chain { table, name, rules };
     let chains = vec![
@@ -103,7 +103,7 @@ fn hooks() -> Vec<Hook> {
 /// What the rules depend on.
 struct Writer<'a> {
     family: IpFamily,
-    options: &'a Options,
+    options: &'a DataplaneOptions,
     node: &'a NodeInfo,
 }
 
@@ -162,9 +162,9 @@ impl Writer<'_> {
         let remember = format!("-j CONNMARK --set-xmark {bit}");
         let cluster_ip = Mark::CLUSTER_IP.exactly();
         let mut rules = Vec::new();
-        let traffic = self.options.traffic(self.node);
-        match (traffic.masquerade[self.family], &traffic.pods[self.family]) {
-            (Masquerade::Never, _) | (Masquerade::UnlessPod, Pods::Unknown) => {}
+        let effective = self.options.effective(self.node);
+        match (effective.masquerade[self.family], &effective.pods[self.family]) {
+            (Masquerade::Never, _) | (Masquerade::UnlessPod, PodMatch::Unknown) => {}
             (Masquerade::Always, _) => rules.push(format!("{cluster_ip} {remember}")),
             (Masquerade::UnlessPod, _) => {
                 rules.extend(self.pods().iter().map(|pod| format!("{pod}{cluster_ip} -j RETURN")));
@@ -198,7 +198,7 @@ impl Writer<'_> {
     }
 
     fn nobody(&self, cluster: &ClusterInfo) -> Vec<String> {
-        let ranges = of_family(&cluster.service_cidrs, self.family);
+        let ranges = cidrs_of_family(&cluster.service_cidrs, self.family);
         // What is not for services goes its way, even if somebody says that all addresses are theirs.
         let ranges = ranges.iter().filter(|range| range.prefix_len() > 0);
         ranges.map(|range| format!("-d {range} -j DROP")).collect()
@@ -206,11 +206,11 @@ impl Writer<'_> {
 
     /// How rules ask for packets of pods; nothing when nobody has said what a pod is.
     fn pods(&self) -> Vec<String> {
-        match &self.options.traffic(self.node).pods[self.family] {
-            Pods::Unknown => Vec::new(),
-            Pods::Within(ranges) => ranges.iter().map(|range| within("-s", range)).collect(),
-            Pods::Behind(interface) => vec![format!("-i {interface} ")],
-            Pods::BehindPrefix(prefix) => vec![format!("-i {prefix}+ ")],
+        match &self.options.effective(self.node).pods[self.family] {
+            PodMatch::Unknown => Vec::new(),
+            PodMatch::Source(ranges) => ranges.iter().map(|range| within("-s", range)).collect(),
+            PodMatch::Interface(interface) => vec![format!("-i {interface} ")],
+            PodMatch::InterfacePrefix(prefix) => vec![format!("-i {prefix}+ ")],
         }
     }
 
@@ -218,13 +218,13 @@ impl Writer<'_> {
     fn node_port_ranges(&self) -> Vec<String> {
         let ranges: Vec<IpNet> = match &self.options.nodeport_addresses {
             NodePortAddresses::Primary => self.node.primary_address(self.family).into_iter().map(IpNet::from).collect(),
-            NodePortAddresses::Cidrs(ranges) => of_family(ranges, self.family),
+            NodePortAddresses::Cidrs(ranges) => cidrs_of_family(ranges, self.family),
         };
         ranges.iter().map(|range| within("-d", range)).collect()
     }
 
     fn masquerade_bit(&self) -> String {
-        let mark = self.options.traffic(self.node).mark;
+        let mark = self.options.effective(self.node).masquerade_mark;
         format!("{mark:#x}/{mark:#x}")
     }
 

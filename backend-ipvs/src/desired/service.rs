@@ -14,8 +14,8 @@ use std::{
 };
 
 use backend::{
-    Service,
-    traffic::{Front, VipClass, allowed_sources, fronts},
+    ServicePortState,
+    dataplane::{Vip, VipKind, allowed_sources, vips},
 };
 use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT, Scheduling};
 use proto::model::{IpFamily, Pool, SchedulerFlags, TrafficPolicy};
@@ -31,7 +31,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Desired {
     /// Those that belong to this service port.
-    pub(crate) fronts: Vec<(IpFamily, Front)>,
+    pub(crate) fronts: Vec<(IpFamily, Vip)>,
     pub(crate) pieces: Vec<(Object, Value)>,
     /// VIPs that are left alone, as they lie in ranges that were said to be others'.
     pub(crate) excluded: Vec<IpAddr>,
@@ -51,7 +51,7 @@ pub(crate) struct Context<'a> {
 
 /// A service port in a family.
 struct Port<'a> {
-    service: &'a Service,
+    service: &'a ServicePortState,
     family: IpFamily,
     context: Context<'a>,
     /// The number that its marks are made of.
@@ -61,21 +61,21 @@ struct Port<'a> {
 
 /// What a service port adds. `owned`: whether a front is this service port's.
 pub(crate) fn desired(
-    service: &Service,
+    service: &ServicePortState,
     context: Context<'_>,
     id: u32,
-    owned: impl Fn(IpFamily, &Front) -> bool,
+    owned: impl Fn(IpFamily, &Vip) -> bool,
 ) -> Desired {
     let mut desired = Desired::default();
     for family in IpFamily::ALL {
         let mut port = Port { service, family, context, id, desired: &mut desired };
         let mut external = Vec::new();
-        for (front, class) in fronts(&service.port, family) {
+        for (front, class) in vips(&service.port, family) {
             if !owned(family, &front) {
                 continue;
             }
             port.desired.fronts.push((family, front));
-            if let Front::Vip { address, .. } = front
+            if let Vip::AddressPort { address, .. } = front
                 && port.is_excluded(address)
             {
                 port.desired.excluded.push(address);
@@ -83,8 +83,8 @@ pub(crate) fn desired(
             }
             port.address(front, class);
             match class {
-                VipClass::ClusterIp => port.cluster_ip(front),
-                VipClass::External | VipClass::NodePort => external.push(front),
+                VipKind::ClusterIp => port.cluster_ip(front),
+                VipKind::External | VipKind::NodePort => external.push(front),
             }
         }
         if !external.is_empty() {
@@ -101,13 +101,13 @@ pub(crate) fn desired(
 
 impl Port<'_> {
     /// The address on our device, if it has to be there: packets to one that another device has come up as well.
-    fn address(&mut self, front: Front, class: VipClass) {
-        let Front::Vip { address, port, protocol } = front else { return };
-        if class == VipClass::ClusterIp || !self.context.elsewhere.contains(&address) {
+    fn address(&mut self, front: Vip, class: VipKind) {
+        let Vip::AddressPort { address, port, protocol } = front else { return };
+        if class == VipKind::ClusterIp || !self.context.elsewhere.contains(&address) {
             self.add(Object::Address(address), Value::Plain);
             self.add(self.entry(Content::Addresses, set::address(address)), Value::Mark(Mark::REJECT));
         }
-        if class == VipClass::External
+        if class == VipKind::External
             && let Some(ranges) = allowed_sources(&self.service.port, address, self.context.node)
         {
             let vip = set::socket(address, protocol, port);
@@ -119,8 +119,8 @@ impl Port<'_> {
         }
     }
 
-    fn cluster_ip(&mut self, front: Front) {
-        let Front::Vip { address, port, protocol } = front else { return };
+    fn cluster_ip(&mut self, front: Vip) {
+        let Vip::AddressPort { address, port, protocol } = front else { return };
         let service = self.service;
         let pool = match service.port.internal_policy {
             TrafficPolicy::Cluster => &service.cluster[self.family],
@@ -132,7 +132,7 @@ impl Port<'_> {
         self.server(server, pool, self.scheduling());
     }
 
-    fn external(&mut self, fronts: &[Front]) {
+    fn external(&mut self, fronts: &[Vip]) {
         let service = self.service;
         let (cluster, local) = (&service.cluster[self.family], &service.local[self.family]);
         let (outside, inside) = match service.port.external_policy {
@@ -144,8 +144,8 @@ impl Port<'_> {
         };
         for front in fronts {
             let (all, insiders) = match front {
-                Front::NodePort { .. } => (Content::NodePorts, Content::NodePortsInside),
-                Front::Vip { .. } | Front::Address(_) => (Content::Vips, Content::VipsInside),
+                Vip::NodePort { .. } => (Content::NodePorts, Content::NodePortsInside),
+                Vip::AddressPort { .. } | Vip::Address(_) => (Content::Vips, Content::VipsInside),
             };
             self.lead(all, *front, outside);
             // Who is inside is told last.
@@ -159,7 +159,7 @@ impl Port<'_> {
     ///
     /// A virtual server for a mark that remembers its clients does not translate ports (`ip_vs_sched_persist`): with affinity there is
     /// one at each front's address. There can be no second one for who is inside, whose clients are told apart by a hash.
-    fn marked(&mut self, variant: Variant, pool: &Pool, fronts: &[Front]) -> Mark {
+    fn marked(&mut self, variant: Variant, pool: &Pool, fronts: &[Vip]) -> Mark {
         if pool.is_empty() {
             return self.verdict();
         }
@@ -182,15 +182,15 @@ impl Port<'_> {
     }
 
     /// The addresses where a front answers.
-    fn sockets(&self, front: Front) -> Vec<SocketAddr> {
+    fn sockets(&self, front: Vip) -> Vec<SocketAddr> {
         match front {
-            Front::Vip { address, port, .. } => vec![SocketAddr::new(address, port)],
-            Front::NodePort { port, .. } => {
+            Vip::AddressPort { address, port, .. } => vec![SocketAddr::new(address, port)],
+            Vip::NodePort { port, .. } => {
                 let addresses = self.context.node_ports.iter().copied();
                 let addresses = addresses.filter(|address| IpFamily::of(address) == self.family);
                 addresses.map(|address| SocketAddr::new(address, port)).collect()
             }
-            Front::Address(_) => Vec::new(),
+            Vip::Address(_) => Vec::new(),
         }
     }
 
@@ -232,7 +232,7 @@ impl Port<'_> {
         }
     }
 
-    fn lead(&mut self, content: Content, front: Front, mark: Mark) {
+    fn lead(&mut self, content: Content, front: Vip, mark: Mark) {
         for entry in set::front(&front, self.family) {
             self.add(self.entry(content, entry), Value::Mark(mark));
         }

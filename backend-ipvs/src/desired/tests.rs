@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use backend::{
+    dataplane::{DataplaneOptions, LocalDetector},
     testing::{ServiceBuilder, mk_key, mk_state},
-    traffic::{LocalPods, Options},
 };
 use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT};
 use proto::model::IpFamily;
@@ -29,7 +29,7 @@ fn table(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, 
     let node_ports = state.node().primary_address(IpFamily::V4).into_iter().collect::<Vec<_>>();
     let context =
         Context { settings: &settings, node: &state.node().addresses, elsewhere: &elsewhere, node_ports: &node_ports };
-    let service = state.service(&mk_key("default/web")).unwrap();
+    let service = state.service_port(&mk_key("default/web")).unwrap();
     let desired = desired(service, context, ID, |_, _| true);
     let mut leads = Vec::new();
     let mut servers = BTreeMap::<String, usize>::new();
@@ -129,7 +129,7 @@ fn what_a_service_says_of_its_scheduler_goes_before_what_all_are_told() {
         let settings = Settings { scheduler: default.parse().unwrap(), ..Settings::default() };
         let elsewhere = HashSet::new();
         let context = Context { settings: &settings, node: &[], elsewhere: &elsewhere, node_ports: &[] };
-        let desired = desired(state.service(&mk_key("default/web")).unwrap(), context, ID, |_, _| true);
+        let desired = desired(state.service_port(&mk_key("default/web")).unwrap(), context, ID, |_, _| true);
         let of = |(_, value): &(Object, Value)| match value {
             Value::Scheduling(scheduling) => Some((scheduling.scheduler.to_string(), scheduling.flags)),
             _ => None,
@@ -150,8 +150,8 @@ fn what_a_service_says_of_its_scheduler_goes_before_what_all_are_told() {
 
 #[test]
 fn rules_are_as_iptables_prints_them() {
-    let local_pods = LocalPods::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]);
-    let options = Options { local_pods, ..Options::default() };
+    let local_detector = LocalDetector::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]);
+    let options = DataplaneOptions { local_detector, ..DataplaneOptions::default() };
     let state = mk_state().service_cidrs(["10.96.0.0/16"]).build();
     let rules = rules(IpFamily::V4, &options, state.node(), state.cluster());
     let of = |table, name: &str| {

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use backend::traffic::Front;
+use backend::dataplane::Vip;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
@@ -89,7 +89,7 @@ impl Programmed {
         owners
     }
 
-    pub(super) fn fronts(&self, key: &ServicePortKey) -> Vec<(IpFamily, Front)> {
+    pub(super) fn fronts(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
         self.services.get(key).map(|desired| desired.fronts.clone()).unwrap_or_default()
     }
 

@@ -15,7 +15,7 @@ fn driver(kernel: &Fake) -> Driver<Fake> {
     Driver::new(kernel.clone(), Settings::default())
 }
 
-async fn reconcile(kernel: &Fake, state: &NodeState) -> Applied {
+async fn reconcile(kernel: &Fake, state: &NodeState) -> SyncReport {
     driver(kernel).reconcile(state).await.unwrap()
 }
 
@@ -273,7 +273,7 @@ async fn what_is_lost_is_noticed() {
     }
     assert_eq!(driver.watch().await.unwrap(), None);
     kernel.set_elsewhere(["192.0.2.1".parse().unwrap()]);
-    assert_eq!(driver.watch().await.unwrap(), Some(Drift::Unsure));
+    assert_eq!(driver.watch().await.unwrap(), Some(Drift::Possible));
 }
 
 /// The API server's service and DNS are complete before anything else is begun.

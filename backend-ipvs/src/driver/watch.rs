@@ -45,10 +45,10 @@ impl<K: Kernel> Driver<K> {
             what = (found == RulesFound::Wrong).then_some("rules");
         }
         if let Some(what) = what {
-            return Ok(Some(Drift::Changed { what: what.to_owned(), by: "unknown".to_owned(), pid: 0 }));
+            return Ok(Some(Drift::Changed { object: what.to_owned(), process: "unknown".to_owned(), pid: 0 }));
         }
         if survey.elsewhere != programmed.elsewhere {
-            return Ok(Some(Drift::Unsure));
+            return Ok(Some(Drift::Possible));
         }
         self.sweep().await?;
         Ok(None)

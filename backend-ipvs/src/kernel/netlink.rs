@@ -5,7 +5,7 @@ mod worker;
 use std::{sync::mpsc, thread};
 
 use anyhow::{Context, Result, anyhow};
-use backend::{Difference, Item, iptables::Variant};
+use backend::{Difference, InstalledObject, iptables::Variant};
 use ipnet::IpNet;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily};
@@ -71,8 +71,8 @@ impl Netlink {
     }
 
     /// How many pieces of ours there are, in words.
-    pub(crate) async fn items(&self, exclude: Vec<IpNet>) -> Result<Vec<Item>> {
-        self.ask(move |worker| worker.items(Ours { exclude, ..Ours::default() })).await
+    pub(crate) async fn installed_objects(&self, exclude: Vec<IpNet>) -> Result<Vec<InstalledObject>> {
+        self.ask(move |worker| worker.installed_objects(Ours { exclude, ..Ours::default() })).await
     }
 }
 

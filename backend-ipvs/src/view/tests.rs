@@ -41,7 +41,7 @@ async fn marks_are_explained_by_what_leads_there() {
     assert!(matches!(at_mark.at, At::Mark(mark) if Mark::from_raw(mark).is_some()), "{at_mark:?}");
     assert_eq!(
         at_mark.fronts,
-        BTreeSet::from([Front::NodePort { port: 30_080, protocol: Protocol::Tcp }]),
+        BTreeSet::from([Vip::NodePort { port: 30_080, protocol: Protocol::Tcp }]),
         "one, though the set has two halves of it"
     );
     for server in &shown {

@@ -10,7 +10,7 @@ use std::{
 
 use backend::{
     NodeState,
-    testing::{mk_state, sweep_udp_flows},
+    testing::{delete_stale_udp_flows, mk_state},
 };
 use netlink::testing::in_netns;
 
@@ -30,7 +30,7 @@ pub(crate) fn measure() -> Report {
         let mut report = Report::new(1);
         for (what, expected) in [("one in ten stale", FLOWS / STALE), ("none stale", 0)] {
             let start = Instant::now();
-            let (deleted, memory) = extra_memory(|| sweep_udp_flows(&state).unwrap());
+            let (deleted, memory) = extra_memory(|| delete_stale_udp_flows(&state).unwrap());
             report.duration(&format!("100,000 UDP flows, {what}: swept"), start.elapsed());
             report.bytes(&format!("100,000 UDP flows, {what}: extra memory"), memory);
             assert_eq!(deleted, expected as usize, "{what}");

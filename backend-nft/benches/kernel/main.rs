@@ -26,7 +26,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use backend::traffic::{LocalPods, Options};
+use backend::dataplane::{DataplaneOptions, LocalDetector};
 use backend::{
     Backend, NodeState,
     testing::{Stack, apply, synthetic},
@@ -131,7 +131,7 @@ async fn measure_mixed(services: u32) -> Report {
 
 fn mixed(services: u32) -> NodeState {
     let mut state = synthetic(services, 0, Stack::V4);
-    let keys: Vec<ServicePortKey> = state.services().keys().cloned().collect();
+    let keys: Vec<ServicePortKey> = state.service_ports().keys().cloned().collect();
     let mut addresses = 0x0a80_0001..;
     let operations: Vec<Operation> = (0..)
         .zip(keys)
@@ -151,8 +151,8 @@ fn mixed(services: u32) -> NodeState {
 }
 
 fn backend() -> Nft {
-    let local_pods = LocalPods::ClusterCidr(vec!["10.128.0.0/9".parse().unwrap()]);
-    Nft::new(Options { local_pods, ..Options::default() }).unwrap()
+    let local_detector = LocalDetector::ClusterCidr(vec!["10.128.0.0/9".parse().unwrap()]);
+    Nft::new(DataplaneOptions { local_detector, ..DataplaneOptions::default() }).unwrap()
 }
 
 async fn time(backend: &mut Nft, state: &NodeState) -> Duration {

@@ -13,7 +13,7 @@ const ROUNDS: u32 = 200;
 
 pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeState) {
     let mut steps = Steps { backend, state };
-    let keys: Vec<ServicePortKey> = steps.state.services().keys().cloned().collect();
+    let keys: Vec<ServicePortKey> = steps.state.service_ports().keys().cloned().collect();
     let (mut replaced, mut added, mut removed, mut new_size, mut gone, mut back) = Default::default();
     // One has 11, as other service ports would have in a cluster.
     let (last, keys) = keys.split_last().unwrap();
@@ -29,7 +29,7 @@ pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeS
         steps.change(&mut new_size, [pool(key, vec![three, four], vec![])]).await;
         steps.change(&mut Vec::new(), [pool(key, vec![], vec![three, four])]).await;
 
-        let service = steps.state.service(key).unwrap().clone();
+        let service = steps.state.service_port(key).unwrap().clone();
         steps.change(&mut gone, [Operation::RemoveServicePort(key.clone())]).await;
         let id = PoolId { key: key.clone(), class: PoolClass::Cluster, family: IpFamily::V4 };
         let endpoints = service.pool(PoolClass::Cluster, IpFamily::V4).clone();
@@ -49,7 +49,7 @@ pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeS
 /// One endpoint replaced, alone.
 pub(crate) async fn replace(report: &mut Report, backend: &mut Nft, state: NodeState) {
     let mut steps = Steps { backend, state };
-    let keys: Vec<ServicePortKey> = steps.state.services().keys().cloned().collect();
+    let keys: Vec<ServicePortKey> = steps.state.service_ports().keys().cloned().collect();
     let mut times = Vec::new();
     for round in 0..ROUNDS {
         let key = &keys[(round as usize * 7919) % keys.len()];
@@ -75,7 +75,7 @@ impl Steps<'_> {
     }
 
     fn first(&self, key: &ServicePortKey) -> Endpoint {
-        self.state.service(key).unwrap().pool(PoolClass::Cluster, IpFamily::V4)[0]
+        self.state.service_port(key).unwrap().pool(PoolClass::Cluster, IpFamily::V4)[0]
     }
 }
 

@@ -8,8 +8,8 @@ use std::{
 use anyhow::Result;
 use backend::{
     Drift,
+    dataplane::{DataplaneOptions, Vip},
     testing::{Stack, mk_key, synthetic, transition},
-    traffic::{Front, Options},
 };
 use netlink::{nft::Rule, testing::in_netns};
 use proto::model::{IpFamily, PerFamily, Protocol};
@@ -25,7 +25,7 @@ use crate::{
 
 const SERVICES: u32 = 10_000;
 /// The cluster IP of `default/svc-7777`.
-const POISON: Front = Front::Vip {
+const POISON: Vip = Vip::AddressPort {
     address: std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 96, 30, 98)),
     port: 80,
     protocol: Protocol::Tcp,
@@ -85,7 +85,7 @@ impl Kernel for Spoiler {
 async fn poison(spoil: Spoil, words: &[&str]) {
     let how = Arc::new(Mutex::new(spoil));
     let spoiler = Spoiler { kernel: Netlink::open().unwrap(), how: how.clone() };
-    let mut driver = Driver::new(spoiler, Options::default());
+    let mut driver = Driver::new(spoiler, DataplaneOptions::default());
     let mut state = synthetic(SERVICES, 2, Stack::V4);
     let applied = driver.reconcile(&state).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{:?}", applied.failures) };

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use backend::{
     NodeState,
+    dataplane::{DataplaneOptions, Vip},
     testing::{History, Stack, mk_state, operations_between, synthetic},
-    traffic::{Front, Options},
 };
 use proptest::prelude::*;
 use proto::model::Protocol;
@@ -17,11 +17,11 @@ use crate::{
 };
 
 fn driver(kernel: &Fake) -> Driver<Fake> {
-    Driver::new(kernel.clone(), Options::default())
+    Driver::new(kernel.clone(), DataplaneOptions::default())
 }
 
-fn vip(address: u32) -> Front {
-    Front::Vip { address: std::net::Ipv4Addr::from(address).into(), port: 80, protocol: Protocol::Tcp }
+fn vip(address: u32) -> Vip {
+    Vip::AddressPort { address: std::net::Ipv4Addr::from(address).into(), port: 80, protocol: Protocol::Tcp }
 }
 
 /// Services as [`synthetic`] has them, and those that are urgent.
@@ -88,8 +88,8 @@ async fn the_api_and_dns_come_first() {
     driver(&kernel).reconcile(&large(4_000)).await.unwrap();
     let steps = kernel.steps();
     let urgent = [
-        Front::Vip { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp },
-        Front::Vip { address: [10, 200, 0, 10].into(), port: 53, protocol: Protocol::Udp },
+        Vip::AddressPort { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp },
+        Vip::AddressPort { address: [10, 200, 0, 10].into(), port: 53, protocol: Protocol::Udp },
     ];
     assert_eq!(steps[0], BTreeSet::from(urgent));
     assert!(steps.is_sorted_by_key(BTreeSet::len) && steps.len() > 2);
@@ -124,7 +124,7 @@ async fn nothing_is_interrupted() {
             driver(&kernel).paced(Pace::of(elements)).reconcile(history.state()).await.unwrap();
             let steps = kernel.steps();
             let Some(after) = steps.last() else { continue };
-            let kept: BTreeSet<Front> = before.intersection(after).copied().collect();
+            let kept: BTreeSet<Vip> = before.intersection(after).copied().collect();
             assert!(steps.iter().all(|step| step.is_superset(&kept)), "seed {seed}: {steps:#?}");
         }
     }
@@ -155,7 +155,10 @@ async fn poison_spoils_no_part() {
 async fn an_urgent_one_that_is_refused_holds_up_nobody() {
     for explains in [Explains::Yes, Explains::No] {
         let kernel = Fake::default();
-        kernel.refuse([Front::Vip { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp }], explains);
+        kernel.refuse(
+            [Vip::AddressPort { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp }],
+            explains,
+        );
         let applied = driver(&kernel).reconcile(&large(300)).await.unwrap();
         let failures: Vec<&str> = applied.failures.iter().map(|failure| &*failure.key.name).collect();
         assert_eq!(failures, ["kubernetes"], "{explains:?}");

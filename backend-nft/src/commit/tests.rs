@@ -2,8 +2,8 @@
 
 use backend::{
     NodeState,
+    dataplane::{DataplaneOptions, Vip},
     testing::mk_state,
-    traffic::{Front, Options},
 };
 use proto::model::Protocol;
 
@@ -22,12 +22,12 @@ fn state(services: u8) -> NodeState {
         .build()
 }
 
-fn front(n: u8) -> Front {
-    Front::Vip { address: [10, 96, 0, n].into(), port: 80, protocol: Protocol::Tcp }
+fn front(n: u8) -> Vip {
+    Vip::AddressPort { address: [10, 96, 0, n].into(), port: 80, protocol: Protocol::Tcp }
 }
 
 fn driver(kernel: &Fake) -> Driver<Fake> {
-    Driver::new(kernel.clone(), Options::default())
+    Driver::new(kernel.clone(), DataplaneOptions::default())
 }
 
 async fn failures(driver: &mut Driver<Fake>, state: &NodeState) -> Vec<String> {

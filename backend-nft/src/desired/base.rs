@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use backend::traffic::{NodePortAddresses, Options, Pods, Traffic, of_family};
+use backend::dataplane::{DataplaneOptions, EffectiveOptions, NodePortAddresses, PodMatch, cidrs_of_family};
 use ipnet::IpNet;
 use netlink::nft::{Chain, ChainType, CmpOp, Hook, Rule, Set, Table, priority};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
@@ -41,8 +41,8 @@ pub(crate) fn table(family: IpFamily) -> Table {
 }
 
 /// The fixed part for a family on a node.
-pub(crate) fn base(family: IpFamily, options: &Options, node: &NodeInfo, cluster: &ClusterInfo) -> Base {
-    let traffic = options.traffic(node);
+pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo, cluster: &ClusterInfo) -> Base {
+    let effective = options.effective(node);
     let chains = vec![
         FixedChain {
             chain: Chain::regular(REJECT).comment("nobody serves this in the whole cluster"),
@@ -50,13 +50,13 @@ pub(crate) fn base(family: IpFamily, options: &Options, node: &NodeInfo, cluster
         },
         policy_local(
             family,
-            &traffic,
+            &effective,
             Chain::regular(POLICY_LOCAL).comment("VIPs under external traffic policy Local"),
             (Map::ClusterVips, Map::LocalVips),
         ),
         policy_local(
             family,
-            &traffic,
+            &effective,
             Chain::regular(NODEPORT_POLICY_LOCAL).comment("node ports under external traffic policy Local"),
             (Map::ClusterNodePorts, Map::LocalNodePorts),
         ),
@@ -68,7 +68,7 @@ pub(crate) fn base(family: IpFamily, options: &Options, node: &NodeInfo, cluster
         hook(family, "output", Hook::Output),
         check(family, "forward-check", Hook::Forward),
         check(family, "output-check", Hook::Output),
-        postrouting(family, traffic.mark),
+        postrouting(family, effective.masquerade_mark),
     ];
     let sets = Map::ALL.into_iter().map(|map| map.set(family)).collect();
     Base { table: table(family), sets, chains }
@@ -100,20 +100,25 @@ fn services(family: IpFamily) -> FixedChain {
 
 /// Pods and the node itself reach all endpoints, for they do not come from outside; everybody else those on this node, with their
 /// own address.
-fn policy_local(family: IpFamily, traffic: &Traffic, chain: Chain, (cluster, local): (Map, Map)) -> FixedChain {
+fn policy_local(
+    family: IpFamily,
+    effective: &EffectiveOptions,
+    chain: Chain,
+    (cluster, local): (Map, Map),
+) -> FixedChain {
     let line = || Line::new(family);
-    let from_pods = match &traffic.pods[family] {
-        Pods::Unknown => Vec::new(),
-        Pods::Within(cidrs) => cidrs.iter().map(|cidr| line().within(Address::Source, cidr)).collect(),
-        Pods::Behind(interface) => vec![line().behind(CmpOp::Eq, interface)],
-        Pods::BehindPrefix(prefix) => vec![line().behind_prefix(CmpOp::Eq, prefix)],
+    let from_pods = match &effective.pods[family] {
+        PodMatch::Unknown => Vec::new(),
+        PodMatch::Source(cidrs) => cidrs.iter().map(|cidr| line().within(Address::Source, cidr)).collect(),
+        PodMatch::Interface(interface) => vec![line().behind(CmpOp::Eq, interface)],
+        PodMatch::InterfacePrefix(prefix) => vec![line().behind_prefix(CmpOp::Eq, prefix)],
     };
     let all_endpoints = |line: Line| line.vmap(cluster).comment("from a pod: all endpoints");
     let mut rules: Vec<Rule> = from_pods.into_iter().map(all_endpoints).collect();
     rules.extend([
         line()
             .local(Address::Source)
-            .mark(traffic.mark)
+            .mark(effective.masquerade_mark)
             .vmap(cluster)
             .comment("from this node: all endpoints, masqueraded"),
         line().vmap(local).comment("from outside: endpoints on this node"),
@@ -123,13 +128,13 @@ fn policy_local(family: IpFamily, traffic: &Traffic, chain: Chain, (cluster, loc
     FixedChain { chain, rules }
 }
 
-fn nodeports(family: IpFamily, options: &Options, node: &NodeInfo) -> FixedChain {
+fn nodeports(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> FixedChain {
     let (cidrs, answer) = match &options.nodeport_addresses {
         NodePortAddresses::Primary => {
             let address = node.primary_address(family);
             (address.into_iter().map(IpNet::from).collect(), "the node's primary address only")
         }
-        NodePortAddresses::Cidrs(cidrs) => (of_family(cidrs, family), "the configured addresses only"),
+        NodePortAddresses::Cidrs(cidrs) => (cidrs_of_family(cidrs, family), "the configured addresses only"),
     };
     let mut rules = Vec::new();
     if cidrs.iter().all(|cidr: &IpNet| cidr.prefix_len() > 0) {
@@ -164,7 +169,7 @@ fn source_check(family: IpFamily) -> FixedChain {
 fn cluster_ips_check(family: IpFamily, cluster: &ClusterInfo) -> FixedChain {
     let active = Line::new(family).addressed_to(Map::ClusterIps).goto(REJECT);
     let mut rules = vec![active.comment("a cluster IP, but no port of its service")];
-    let cidrs = of_family(&cluster.service_cidrs, family);
+    let cidrs = cidrs_of_family(&cluster.service_cidrs, family);
     // What is not for services goes its way, even if somebody says that all addresses are theirs.
     rules.extend(cidrs.iter().filter(|cidr| cidr.prefix_len() > 0).map(|cidr| {
         Line::new(family).within(Address::Destination, cidr).discard().comment("no service has this address")

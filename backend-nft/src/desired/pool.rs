@@ -11,7 +11,7 @@
 
 use std::{fmt, num::NonZeroU32};
 
-use backend::traffic::{Masquerade, Pods, Traffic};
+use backend::dataplane::{EffectiveOptions, Masquerade, PodMatch};
 use netlink::nft::{CmpOp, Rule};
 use proto::model::{IpFamily, PoolClass};
 
@@ -167,18 +167,18 @@ impl PoolChain {
     }
 
     /// Its rules.
-    pub(crate) fn rules(self, family: IpFamily, traffic: &Traffic) -> Vec<Rule> {
+    pub(crate) fn rules(self, family: IpFamily, effective: &EffectiveOptions) -> Vec<Rule> {
         let Some(target) = self.target() else { return self.choose(family) };
         if let (None, Some(timeout)) = (self.kind.target(), self.affinity) {
             return affinity::rules(family, self.kind.affinity(), timeout, target);
         }
-        let mark = traffic.mark;
+        let mark = effective.masquerade_mark;
         let line = Line::new(family);
         let marking = match self.kind {
-            PoolKind::ClusterIpPool | PoolKind::ClusterIpLocalPool => match traffic.masquerade[family] {
+            PoolKind::ClusterIpPool | PoolKind::ClusterIpLocalPool => match effective.masquerade[family] {
                 Masquerade::Never => None,
                 Masquerade::Always => Some(line.mark(mark).comment("masquerade all")),
-                Masquerade::UnlessPod => not_from_a_pod(line, &traffic.pods[family])
+                Masquerade::UnlessPod => not_from_a_pod(line, &effective.pods[family])
                     .map(|line| line.mark(mark).comment("masquerade, unless from a pod")),
             },
             _ => Some(line.mark(mark).comment("masquerade")),
@@ -219,14 +219,14 @@ impl fmt::Display for PoolChain {
 }
 
 /// `None`: pods cannot be told from others at present.
-fn not_from_a_pod(line: Line, pods: &Pods) -> Option<Line> {
+fn not_from_a_pod(line: Line, pods: &PodMatch) -> Option<Line> {
     match pods {
-        Pods::Unknown => None,
+        PodMatch::Unknown => None,
         // What nothing is outside of needs no rule.
-        Pods::Within(cidrs) if cidrs.iter().any(|cidr| cidr.prefix_len() == 0) => None,
-        Pods::Within(cidrs) => Some(line.outside(Address::Source, cidrs)),
-        Pods::Behind(interface) => Some(line.behind(CmpOp::Neq, interface)),
-        Pods::BehindPrefix(prefix) => Some(line.behind_prefix(CmpOp::Neq, prefix)),
+        PodMatch::Source(cidrs) if cidrs.iter().any(|cidr| cidr.prefix_len() == 0) => None,
+        PodMatch::Source(cidrs) => Some(line.outside(Address::Source, cidrs)),
+        PodMatch::Interface(interface) => Some(line.behind(CmpOp::Neq, interface)),
+        PodMatch::InterfacePrefix(prefix) => Some(line.behind_prefix(CmpOp::Neq, prefix)),
     }
 }
 

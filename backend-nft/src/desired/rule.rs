@@ -2,7 +2,7 @@
 //!
 //! A key is built in the registers from the first one on, field after field; what comes out of a map lands in the same place.
 
-use backend::traffic::{Interface, NAME_BYTES};
+use backend::dataplane::{IFNAMSIZ, InterfaceName};
 use ipnet::IpNet;
 use netlink::nft::{
     CmpOp, CtKey, Expr, FibFlags, FibResult, LookupMatch, MetaKey, NatFlags, NatType, NumgenType, PayloadBase,
@@ -75,14 +75,14 @@ impl Line {
     }
 
     /// `iifname "cbr0"`, or `!=`. What this node makes itself has come in through none.
-    pub(super) fn behind(self, op: CmpOp, interface: &Interface) -> Self {
+    pub(super) fn behind(self, op: CmpOp, interface: &InterfaceName) -> Self {
         let mut name = interface.as_str().as_bytes().to_vec();
-        name.resize(NAME_BYTES, 0);
+        name.resize(IFNAMSIZ, 0);
         self.interface(op, name)
     }
 
     /// `iifname "veth*"`, or `!=`.
-    pub(super) fn behind_prefix(self, op: CmpOp, prefix: &Interface) -> Self {
+    pub(super) fn behind_prefix(self, op: CmpOp, prefix: &InterfaceName) -> Self {
         self.interface(op, prefix.as_str().as_bytes().to_vec())
     }
 

@@ -12,8 +12,8 @@
 use std::{net::IpAddr, num::NonZeroU32};
 
 use backend::{
-    Service,
-    traffic::{Front, Masquerade, VipClass, fronts},
+    ServicePortState,
+    dataplane::{Masquerade, Vip, VipKind, vips},
 };
 use proto::model::{Endpoint, IpFamily, PoolClass, Protocol, ServicePort, TrafficPolicy};
 
@@ -37,11 +37,11 @@ enum Dispatch {
 pub(crate) struct Desired {
     protocol: Protocol,
     /// Sorted; those that belong to this service port.
-    fronts: Box<[(Front, Dispatch)]>,
+    fronts: Box<[(Vip, Dispatch)]>,
     /// Its cluster IP, unless the port there belongs to another service port.
     cluster_ip: Option<IpAddr>,
     /// Those that not everybody may use, and who may; sorted.
-    restricted: Box<[(Front, Box<[Range]>)]>,
+    restricted: Box<[(Vip, Box<[Range]>)]>,
     /// The cluster pool in the order of places.
     cluster: Box<[Endpoint]>,
     /// The local pool in the order of places.
@@ -62,19 +62,19 @@ pub(crate) struct Orders {
 /// What a service port puts into the maps of one family. `owned`: whether a front is this service port's; `orders`: the places
 /// that its endpoints have had; `node`: the node's own addresses. `None` when that is nothing.
 pub(crate) fn desired(
-    service: &Service,
+    service: &ServicePortState,
     family: IpFamily,
     masquerade: Masquerade,
-    owned: impl Fn(&Front) -> bool,
+    owned: impl Fn(&Vip) -> bool,
     orders: &Orders,
     node: &[IpAddr],
 ) -> Option<Desired> {
-    let fronts: Vec<_> = fronts(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
+    let fronts: Vec<_> = vips(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
     let restricted = fronts.iter().filter_map(|(front, _)| match front {
-        Front::Vip { address, .. } => Some((*front, sources::allowed(&service.port, *address, node)?)),
-        Front::NodePort { .. } | Front::Address(_) => None,
+        Vip::AddressPort { address, .. } => Some((*front, sources::allowed(&service.port, *address, node)?)),
+        Vip::NodePort { .. } | Vip::Address(_) => None,
     });
-    let has_cluster_ip = fronts.iter().any(|(_, class)| *class == VipClass::ClusterIp);
+    let has_cluster_ip = fronts.iter().any(|(_, class)| *class == VipKind::ClusterIp);
     let some = service.port.any_endpoints[family];
     let nothing = !some && service.cluster[family].is_empty() && service.local[family].is_empty();
     let desired = Desired {
@@ -96,18 +96,18 @@ pub(crate) fn desired(
 
 const EVERYBODY: Dispatch = Dispatch::Pool(PoolKind::Pool);
 
-fn dispatch(class: VipClass, port: &ServicePort, masquerade: Masquerade) -> Dispatch {
+fn dispatch(class: VipKind, port: &ServicePort, masquerade: Masquerade) -> Dispatch {
     let policy = match class {
-        VipClass::ClusterIp => port.internal_policy,
-        VipClass::External | VipClass::NodePort => port.external_policy,
+        VipKind::ClusterIp => port.internal_policy,
+        VipKind::External | VipKind::NodePort => port.external_policy,
     };
     Dispatch::Pool(match (class, policy, masquerade) {
-        (VipClass::ClusterIp, TrafficPolicy::Cluster, Masquerade::Never) => PoolKind::Pool,
-        (VipClass::ClusterIp, TrafficPolicy::Local, Masquerade::Never) => PoolKind::LocalPool,
-        (VipClass::ClusterIp, TrafficPolicy::Cluster, _) => PoolKind::ClusterIpPool,
-        (VipClass::ClusterIp, TrafficPolicy::Local, _) => PoolKind::ClusterIpLocalPool,
-        (VipClass::External, TrafficPolicy::Cluster, _) => PoolKind::MasqPool,
-        (VipClass::NodePort, TrafficPolicy::Cluster, _) => PoolKind::MasqNodePortPool,
+        (VipKind::ClusterIp, TrafficPolicy::Cluster, Masquerade::Never) => PoolKind::Pool,
+        (VipKind::ClusterIp, TrafficPolicy::Local, Masquerade::Never) => PoolKind::LocalPool,
+        (VipKind::ClusterIp, TrafficPolicy::Cluster, _) => PoolKind::ClusterIpPool,
+        (VipKind::ClusterIp, TrafficPolicy::Local, _) => PoolKind::ClusterIpLocalPool,
+        (VipKind::External, TrafficPolicy::Cluster, _) => PoolKind::MasqPool,
+        (VipKind::NodePort, TrafficPolicy::Cluster, _) => PoolKind::MasqNodePortPool,
         (_, TrafficPolicy::Local, _) => return Dispatch::PolicyLocal,
     })
 }
@@ -116,7 +116,7 @@ fn dispatch(class: VipClass, port: &ServicePort, masquerade: Masquerade) -> Disp
 
 impl Desired {
     /// What leads to the service port.
-    pub(crate) fn fronts(&self) -> impl Iterator<Item = &Front> {
+    pub(crate) fn fronts(&self) -> impl Iterator<Item = &Vip> {
         self.fronts.iter().map(|(front, _)| front)
     }
 
@@ -162,7 +162,7 @@ impl Desired {
         }
     }
 
-    fn sources(&self, to: &mut Vec<Element>, front: Front) {
+    fn sources(&self, to: &mut Vec<Element>, front: Vip) {
         let Ok(at) = self.restricted.binary_search_by_key(&front, |(front, _)| *front) else { return };
         to.push(Element { front, map: Map::Restricted, index: 0, data: Data::None });
         let ranges = self.restricted[at].1.iter();
@@ -172,13 +172,13 @@ impl Desired {
     /// Appends those that other service ports may need as well, sorted: of its endpoints on this node, and of its cluster IP.
     pub(crate) fn shared(&self, to: &mut Vec<Element>) {
         to.extend(self.local.iter().map(|endpoint| Element {
-            front: Front::Vip { address: endpoint.address, port: endpoint.port.get(), protocol: self.protocol },
+            front: Vip::AddressPort { address: endpoint.address, port: endpoint.port.get(), protocol: self.protocol },
             map: Map::Hairpin,
             index: 0,
             data: Data::None,
         }));
         to.extend(self.cluster_ip.map(|address| Element {
-            front: Front::Address(address),
+            front: Vip::Address(address),
             map: Map::ClusterIps,
             index: 0,
             data: Data::None,
@@ -186,7 +186,7 @@ impl Desired {
         to.sort_unstable();
     }
 
-    fn places(&self, to: &mut Vec<Element>, front: Front, kind: PoolKind) {
+    fn places(&self, to: &mut Vec<Element>, front: Vip, kind: PoolKind) {
         let places = |map| {
             (0..).zip(self.pool(kind)).map(move |(index, endpoint)| {
                 let data = Data::Endpoint(endpoint.address, endpoint.port.get());
@@ -204,7 +204,7 @@ impl Desired {
         }
     }
 
-    fn verdict(&self, front: Front, map: Map, kind: PoolKind) -> Element {
+    fn verdict(&self, front: Vip, map: Map, kind: PoolKind) -> Element {
         let verdict = match self.count(kind) {
             0 => self.empty,
             count => Verdict::Pool(PoolChain { kind, count, affinity: self.affinity }),

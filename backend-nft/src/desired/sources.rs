@@ -8,7 +8,7 @@ mod tests;
 
 use std::net::IpAddr;
 
-use backend::traffic::allowed_sources;
+use backend::dataplane::allowed_sources;
 use ipnet::IpNet;
 use proto::model::ServicePort;
 

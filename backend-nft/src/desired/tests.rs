@@ -1,21 +1,21 @@
 //! The table of what happens to whom, and the names that carry it.
 
 use backend::{
-    Service,
+    ServicePortState,
+    dataplane::{DataplaneOptions, EffectiveOptions, LocalDetector, Masquerade, VipKind, vips},
     testing::{ServiceBuilder, mk_state},
-    traffic::{LocalPods, Masquerade, Options, Traffic, VipClass, fronts},
 };
 use proto::model::IpFamily;
 
 use super::*;
 use crate::element::{Element, Map};
 
-fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Service {
-    mk_state().service("default/web", build).build().services().values().next().unwrap().clone()
+fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> ServicePortState {
+    mk_state().service("default/web", build).build().service_ports().values().next().unwrap().clone()
 }
 
 /// All elements but endpoints, as `map front -> data`.
-fn dispatches(service: &Service, masquerade: Masquerade) -> Vec<String> {
+fn dispatches(service: &ServicePortState, masquerade: Masquerade) -> Vec<String> {
     let mut elements = Vec::new();
     let desired = desired(service, IpFamily::V4, masquerade, |_| true, &Orders::default(), &[]);
     desired.inspect(|desired| desired.elements(&mut elements));
@@ -111,8 +111,8 @@ fn an_address_that_is_named_twice_is_one_front() {
     let web = service(|web| {
         web.cluster_ip("10.96.0.1").external_ip("10.96.0.1").external_ip("203.0.113.1").load_balancer_ip("203.0.113.1")
     });
-    let classes: Vec<_> = fronts(&web.port, IpFamily::V4).into_iter().map(|(_, class)| class).collect();
-    assert_eq!(classes, [VipClass::ClusterIp, VipClass::External]);
+    let classes: Vec<_> = vips(&web.port, IpFamily::V4).into_iter().map(|(_, class)| class).collect();
+    assert_eq!(classes, [VipKind::ClusterIp, VipKind::External]);
 }
 
 /// Whatever happens to those who may.
@@ -142,8 +142,8 @@ fn a_restricted_vip_says_so_besides() {
 #[test]
 fn a_family_without_cluster_ip_has_no_node_port() {
     let web = service(|web| web.cluster_ip("10.96.0.1").node_port(30080).external_ip("fd00::1"));
-    assert_eq!(fronts(&web.port, IpFamily::V4).len(), 2);
-    assert_eq!(fronts(&web.port, IpFamily::V6).len(), 1);
+    assert_eq!(vips(&web.port, IpFamily::V4).len(), 2);
+    assert_eq!(vips(&web.port, IpFamily::V6).len(), 1);
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn affine_chains_lead_to_plain_ones() {
         |name: &str| -> Vec<String> { PoolChain::parse(name).unwrap().path().map(|chain| chain.to_string()).collect() };
     let [masked, affine, plain] = ["affine-masq-pool-2-60s", "affine-pool-2-60s", "pool-2"];
     assert_eq!(path(masked), [masked, affine, plain]);
-    let rules = PoolChain::parse(affine).unwrap().rules(IpFamily::V4, &traffic(LocalPods::Unknown));
+    let rules = PoolChain::parse(affine).unwrap().rules(IpFamily::V4, &effective(LocalDetector::None));
     assert_eq!(rules.len(), 3);
     assert!(rules[2].to_string().starts_with("goto pool-2 "), "{}", rules[2]);
 }
@@ -260,36 +260,36 @@ fn each_map_has_its_place() {
     assert!((0..).zip(Map::ALL).all(|(place, map)| map as usize == place));
 }
 
-fn traffic(local_pods: LocalPods) -> Traffic {
+fn effective(local_detector: LocalDetector) -> EffectiveOptions {
     let node = mk_state().build().node().clone();
-    Options { local_pods, ..Options::default() }.traffic(&node)
+    DataplaneOptions { local_detector, ..DataplaneOptions::default() }.effective(&node)
 }
 
-fn cluster_cidr(cidrs: &[&str]) -> LocalPods {
-    LocalPods::ClusterCidr(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect())
+fn cluster_cidr(cidrs: &[&str]) -> LocalDetector {
+    LocalDetector::ClusterCidr(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect())
 }
 
 #[test]
 fn options_decide_who_is_masqueraded() {
-    let with = |local_pods, masquerade_all| {
-        Options { local_pods, masquerade_all, ..Options::default() }.masquerade(IpFamily::V4)
+    let with = |local_detector, masquerade_all| {
+        DataplaneOptions { local_detector, masquerade_all, ..DataplaneOptions::default() }.masquerade(IpFamily::V4)
     };
-    assert_eq!(with(LocalPods::Unknown, false), Masquerade::Never);
+    assert_eq!(with(LocalDetector::None, false), Masquerade::Never);
     assert_eq!(with(cluster_cidr(&[]), false), Masquerade::Never);
     assert_eq!(with(cluster_cidr(&["fd00::/8"]), false), Masquerade::Never);
     assert_eq!(with(cluster_cidr(&["0.0.0.0/0"]), false), Masquerade::Never);
     assert_eq!(with(cluster_cidr(&["10.0.0.0/8"]), true), Masquerade::Always);
     assert_eq!(with(cluster_cidr(&["10.0.0.0/8"]), false), Masquerade::UnlessPod);
-    assert_eq!(with(LocalPods::NodeCidr, false), Masquerade::UnlessPod);
-    assert_eq!(with(LocalPods::NodeCidr, true), Masquerade::Always);
-    assert_eq!(with(LocalPods::Bridge("cbr0".parse().unwrap()), false), Masquerade::UnlessPod);
+    assert_eq!(with(LocalDetector::NodeCidr, false), Masquerade::UnlessPod);
+    assert_eq!(with(LocalDetector::NodeCidr, true), Masquerade::Always);
+    assert_eq!(with(LocalDetector::BridgeInterface("cbr0".parse().unwrap()), false), Masquerade::UnlessPod);
 }
 
 /// The node of these states has the pod CIDR 10.244.1.0/24.
 #[test]
 fn pods_are_told_from_others() {
-    let rules = |local_pods, family| {
-        let rules = PoolChain::parse("cluster-ip-pool-2").unwrap().rules(family, &traffic(local_pods));
+    let rules = |local_detector, family| {
+        let rules = PoolChain::parse("cluster-ip-pool-2").unwrap().rules(family, &effective(local_detector));
         let lines: Vec<String> = rules.iter().map(|rule| rule.to_string()).collect();
         lines.join("; ")
     };
@@ -297,13 +297,13 @@ fn pods_are_told_from_others() {
     let marking = |of: &str| {
         format!("{of} meta mark set meta mark | 0x00004000 comment \"masquerade, unless from a pod\"; {go_on}")
     };
-    assert_eq!(rules(LocalPods::Unknown, IpFamily::V4), go_on);
+    assert_eq!(rules(LocalDetector::None, IpFamily::V4), go_on);
     let pods = cluster_cidr(&["10.0.0.7/8", "10.0.0.0/8", "11.0.0.0/8"]);
     assert_eq!(rules(pods.clone(), IpFamily::V4), marking("ip saddr != 10.0.0.0/8 ip saddr != 11.0.0.0/8"));
     assert_eq!(rules(pods, IpFamily::V6), go_on);
-    assert_eq!(rules(LocalPods::NodeCidr, IpFamily::V4), marking("ip saddr != 10.244.1.0/24"));
-    let bridge = LocalPods::Bridge("cbr0".parse().unwrap());
+    assert_eq!(rules(LocalDetector::NodeCidr, IpFamily::V4), marking("ip saddr != 10.244.1.0/24"));
+    let bridge = LocalDetector::BridgeInterface("cbr0".parse().unwrap());
     assert_eq!(rules(bridge, IpFamily::V6), marking("iifname != \"cbr0\""));
-    let prefix = LocalPods::InterfacePrefix("veth".parse().unwrap());
+    let prefix = LocalDetector::InterfaceNamePrefix("veth".parse().unwrap());
     assert_eq!(rules(prefix, IpFamily::V4), marking("iifname != \"veth*\""));
 }

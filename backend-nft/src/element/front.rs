@@ -2,18 +2,18 @@
 
 use std::net::IpAddr;
 
-use backend::traffic::Front;
+use backend::dataplane::Vip;
 use netlink::nft::{FieldReader, Fields};
 use proto::model::{IpFamily, Protocol};
 
 /// What the keys of a map are made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrontKind {
-    /// [`Front::Vip`].
+    /// [`Vip::AddressPort`].
     Vip,
-    /// [`Front::NodePort`].
+    /// [`Vip::NodePort`].
     NodePort,
-    /// [`Front::Address`].
+    /// [`Vip::Address`].
     Address,
 }
 
@@ -21,18 +21,18 @@ pub(crate) enum FrontKind {
 
 impl FrontKind {
     /// Which keys are made from a front.
-    pub(crate) const fn of(front: &Front) -> Self {
+    pub(crate) const fn of(front: &Vip) -> Self {
         match front {
-            Front::Vip { .. } => Self::Vip,
-            Front::NodePort { .. } => Self::NodePort,
-            Front::Address(_) => Self::Address,
+            Vip::AddressPort { .. } => Self::Vip,
+            Vip::NodePort { .. } => Self::NodePort,
+            Vip::Address(_) => Self::Address,
         }
     }
 
     /// The next fields of a key.
-    pub(super) fn read(self, fields: &mut FieldReader<'_>, family: IpFamily) -> Option<Front> {
+    pub(super) fn read(self, fields: &mut FieldReader<'_>, family: IpFamily) -> Option<Vip> {
         let address = match self {
-            Self::Address => return address(fields, family).map(Front::Address),
+            Self::Address => return address(fields, family).map(Vip::Address),
             Self::Vip => Some(address(fields, family)?),
             Self::NodePort => None,
         };
@@ -40,18 +40,18 @@ impl FrontKind {
         let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)?;
         let port = fields.port()?;
         Some(match address {
-            Some(address) => Front::Vip { address, port, protocol },
-            None => Front::NodePort { port, protocol },
+            Some(address) => Vip::AddressPort { address, port, protocol },
+            None => Vip::NodePort { port, protocol },
         })
     }
 }
 
 /// Appends a front to a key.
-pub(super) fn put(front: &Front, fields: Fields) -> Fields {
+pub(super) fn put(front: &Vip, fields: Fields) -> Fields {
     match *front {
-        Front::Vip { address, port, protocol } => fields.addr(address).proto(protocol.number()).port(port),
-        Front::NodePort { port, protocol } => fields.proto(protocol.number()).port(port),
-        Front::Address(address) => fields.addr(address),
+        Vip::AddressPort { address, port, protocol } => fields.addr(address).proto(protocol.number()).port(port),
+        Vip::NodePort { port, protocol } => fields.proto(protocol.number()).port(port),
+        Vip::Address(address) => fields.addr(address),
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Result;
-use backend::{Drift, traffic::Front};
+use backend::{Drift, dataplane::Vip};
 use netlink::nft::{Chain, Expr, ListedRule, Rule, Set, SetFlags};
 use proto::model::{IpFamily, PerFamily};
 
@@ -28,12 +28,12 @@ pub(crate) struct Fake(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     tables: PerFamily<Option<FakeTable>>,
-    poison: BTreeSet<Front>,
+    poison: BTreeSet<Vip>,
     explains: Explains,
     /// All transactions that were asked for, the refused ones too.
     asked: usize,
     /// What led somewhere after each transaction.
-    steps: Vec<BTreeSet<Front>>,
+    steps: Vec<BTreeSet<Vip>>,
     /// How many chains each transaction made.
     made: Vec<usize>,
 }
@@ -55,7 +55,7 @@ pub(crate) struct FakeTable {
 }
 
 /// Map, front, place, and data that are part of the key.
-type Key = (Map, Front, u32, Option<Data>);
+type Key = (Map, Vip, u32, Option<Data>);
 
 /// What went wrong, and on whose behalf it was.
 type Refusal = (Option<u32>, String);
@@ -86,7 +86,7 @@ impl Fake {
     }
 
     /// From now on elements of these fronts are refused.
-    pub(crate) fn refuse(&self, fronts: impl IntoIterator<Item = Front>, explains: Explains) {
+    pub(crate) fn refuse(&self, fronts: impl IntoIterator<Item = Vip>, explains: Explains) {
         let mut state = self.0.lock().unwrap();
         state.poison = fronts.into_iter().collect();
         state.explains = explains;
@@ -98,7 +98,7 @@ impl Fake {
     }
 
     /// The fronts that led somewhere after each transaction since the last time.
-    pub(crate) fn steps(&self) -> Vec<BTreeSet<Front>> {
+    pub(crate) fn steps(&self) -> Vec<BTreeSet<Vip>> {
         std::mem::take(&mut self.0.lock().unwrap().steps)
     }
 
@@ -190,7 +190,7 @@ impl FakeTable {
         format!("{:?} {:?} {:?}", self.chains, self.sets, elements.collect::<BTreeSet<_>>())
     }
 
-    fn leads(&self) -> impl Iterator<Item = Front> {
+    fn leads(&self) -> impl Iterator<Item = Vip> {
         let verdicts = self.elements.iter().filter(|(_, data)| matches!(data, Data::Verdict(_)));
         verdicts.map(|((_, front, ..), _)| *front)
     }
@@ -288,7 +288,7 @@ fn ensure(condition: bool, reason: &str) -> Result<(), Refusal> {
     condition.then_some(()).ok_or_else(|| (None, reason.to_owned()))
 }
 
-fn element(map: Map, front: Front, index: u32, data: Data) -> Element {
+fn element(map: Map, front: Vip, index: u32, data: Data) -> Element {
     Element { front, map, index, data }
 }
 

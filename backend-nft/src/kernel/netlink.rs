@@ -94,7 +94,7 @@ impl Netlink {
                 let generation = self.generation().await?;
                 match self.watch.check(generation) {
                     Proof::Known => continue,
-                    Proof::Unknown => return Ok(Drift::Unsure),
+                    Proof::Unknown => return Ok(Drift::Possible),
                 }
             }
             self.watch.wait().await?;
@@ -147,7 +147,7 @@ impl Kernel for Netlink {
     async fn drifted(&mut self) -> Drift {
         self.watch().await.unwrap_or_else(|error| {
             warn!(error = format!("{error:#}"), "cannot tell who changes the tables");
-            Drift::Unsure
+            Drift::Possible
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use backend::traffic::Traffic;
+use backend::dataplane::EffectiveOptions;
 use netlink::nft::Chain;
 use proto::model::IpFamily;
 
@@ -99,7 +99,7 @@ impl Stage {
         refs: &Refs,
         repairs: Repairs,
         sweep: Sweep,
-        traffic: &Traffic,
+        effective: &EffectiveOptions,
     ) -> (Vec<Operation>, Delta) {
         let mut delta = self.delta(refs, &repairs.pools, sweep);
         let ahead = self.ahead.iter().filter(|chain| !refs.chains.contains_key(chain));
@@ -125,7 +125,7 @@ impl Stage {
         }
         // Before the elements: a rule that is bound to a map looks at all that is in it, which takes 20 ms for 100,000.
         for chain in made.into_iter().chain(pools) {
-            let rules = chain.rules(family, traffic).into_iter();
+            let rules = chain.rules(family, effective).into_iter();
             operations.extend(rules.map(|rule| Operation::AddRule(chain.to_string(), rule)));
         }
         for map in Map::ALL {

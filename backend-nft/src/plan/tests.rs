@@ -2,8 +2,8 @@
 
 use backend::{
     NodeState,
+    dataplane::{DataplaneOptions, LocalDetector, Vip},
     testing::{History, ServiceBuilder, apply, mk_key, mk_state},
-    traffic::{Front, LocalPods, Options},
 };
 use proto::model::{Endpoint, Operation, PoolClass, PoolId};
 
@@ -12,11 +12,11 @@ use crate::{driver::Driver, element::Data, kernel::fake::Fake};
 
 fn driver(kernel: &Fake) -> Driver<Fake> {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"].map(|cidr| cidr.parse().unwrap());
-    driver_for(kernel, LocalPods::ClusterCidr(cidrs.to_vec()))
+    driver_for(kernel, LocalDetector::ClusterCidr(cidrs.to_vec()))
 }
 
-fn driver_for(kernel: &Fake, local_pods: LocalPods) -> Driver<Fake> {
-    Driver::new(kernel.clone(), Options { local_pods, ..Options::default() })
+fn driver_for(kernel: &Fake, local_detector: LocalDetector) -> Driver<Fake> {
+    Driver::new(kernel.clone(), DataplaneOptions { local_detector, ..DataplaneOptions::default() })
 }
 
 async fn from_scratch(state: &NodeState) -> Fake {
@@ -89,9 +89,9 @@ async fn conforms() {
         // Pod CIDRs are among what changes.
         let backend = || match seed % 2 {
             0 => driver(&kernel),
-            _ => driver_for(&kernel, LocalPods::NodeCidr),
+            _ => driver_for(&kernel, LocalDetector::NodeCidr),
         };
-        backend::testing::conformance::conformance(|| Backend(backend()), seed).await;
+        backend::testing::contract::check_all(|| Backend(backend()), seed).await;
     }
 }
 
@@ -101,11 +101,11 @@ struct Backend(Driver<Fake>);
 impl backend::Backend for Backend {
     const NAME: &'static str = "nft-fake";
 
-    async fn reconcile(&mut self, state: &NodeState) -> anyhow::Result<backend::Applied> {
+    async fn reconcile(&mut self, state: &NodeState) -> anyhow::Result<backend::SyncReport> {
         self.0.reconcile(state).await
     }
 
-    async fn apply(&mut self, state: &NodeState, changes: &backend::Changes) -> anyhow::Result<backend::Applied> {
+    async fn apply(&mut self, state: &NodeState, changes: &backend::Changes) -> anyhow::Result<backend::SyncReport> {
         self.0.apply(state, changes).await
     }
 
@@ -247,7 +247,7 @@ async fn a_contested_vip_goes_to_the_first_and_on_to_the_next() {
         let applied = driver.apply(&state, &changes).await.unwrap();
         assert_eq!(applied.failures.len(), failures);
         assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
-        assert_eq!(driver.reconcile(&target).await.unwrap(), backend::Applied { writes: 0, ..applied });
+        assert_eq!(driver.reconcile(&target).await.unwrap(), backend::SyncReport { writes: 0, ..applied });
     }
 }
 
@@ -289,7 +289,7 @@ async fn ports_share_a_cluster_ip() {
 #[tokio::test]
 async fn another_pod_cidr_of_the_node_is_another_rule() {
     let kernel = Fake::default();
-    let mut driver = driver_for(&kernel, LocalPods::NodeCidr);
+    let mut driver = driver_for(&kernel, LocalDetector::NodeCidr);
     let with = |cidrs: &[&str]| {
         let state = mk_state().pod_cidrs(cidrs.iter().copied()).service("default/web", |web| {
             let web = web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").node_port(30080);
@@ -311,7 +311,7 @@ async fn another_pod_cidr_of_the_node_is_another_rule() {
         let changes = backend::testing::transition(&mut state, &with(cidrs));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{cidrs:?}");
         let fresh = Fake::default();
-        driver_for(&fresh, LocalPods::NodeCidr).reconcile(&state).await.unwrap();
+        driver_for(&fresh, LocalDetector::NodeCidr).reconcile(&state).await.unwrap();
         assert_eq!(kernel.tables(), fresh.tables(), "{cidrs:?}");
     }
 }
@@ -409,7 +409,7 @@ async fn drift_is_noticed_by_apply_and_repaired() {
 #[test]
 fn owners_are_found_by_element() {
     let mut elements = Elements::default();
-    let front = Front::NodePort { port: 1, protocol: proto::model::Protocol::Tcp };
+    let front = Vip::NodePort { port: 1, protocol: proto::model::Protocol::Tcp };
     for owner in [None, Some(3), Some(3), Some(5)] {
         elements.push(Element { front, map: Map::NodePorts, index: 0, data: Data::None }, owner);
     }

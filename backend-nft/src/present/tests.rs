@@ -6,8 +6,8 @@ use proto::model::{ClusterInfo, Protocol};
 
 use super::*;
 
-fn front(n: u8) -> Front {
-    Front::Vip { address: [10, 96, 0, n].into(), port: 80, protocol: Protocol::Tcp }
+fn front(n: u8) -> Vip {
+    Vip::AddressPort { address: [10, 96, 0, n].into(), port: 80, protocol: Protocol::Tcp }
 }
 
 fn endpoint(n: u8) -> IpAddr {
@@ -19,12 +19,12 @@ fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
 }
 
 fn present(elements: Vec<Element>) -> (Present, PerFamily<Repairs>) {
-    let options = backend::traffic::Options::default();
+    let options = backend::dataplane::DataplaneOptions::default();
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &ClusterInfo::default()));
     let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
     let listings = PerFamily { v4, v6: Listing::default() };
-    Present::new(listings, &base, &options.traffic(&node), |_, found| *found != front(9))
+    Present::new(listings, &base, &options.effective(&node), |_, found| *found != front(9))
 }
 
 fn places(list: &[Option<Endpoint>]) -> Vec<u8> {

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod affinity;
-mod conformance;
+mod contract;
 mod drift;
 mod drifted;
 mod large;

@@ -1,7 +1,7 @@
 //! What would be written is said, and nothing is written.
 
 use backend::{
-    Preview, Verb,
+    DifferenceKind, Preview,
     testing::{History, mk_key, mk_state},
 };
 use backend_nft::NftPreview;
@@ -45,7 +45,7 @@ fn differences_are_told_by_service_port() {
             mk_state().service("default/web", web).build()
         };
         let new = preview().preview(&state(&["10.244.1.1:80"])).await.unwrap();
-        assert!(new.differences[0].what.starts_with("the table, with "), "{new:?}");
+        assert!(new.differences[0].object.starts_with("the table, with "), "{new:?}");
         reconcile(&state(&["10.244.1.1:80", "10.244.2.1:80"])).await;
         nft("add element ip fairlead cluster-ips { 10.96.0.3 }");
         let shorter = preview().preview(&state(&["10.244.2.1:80"])).await.unwrap();
@@ -53,18 +53,18 @@ fn differences_are_told_by_service_port() {
             .differences
             .iter()
             .map(|one| {
-                assert_eq!(one.place, "table ip fairlead");
-                (one.verb, one.what.as_str(), one.service.as_ref() == Some(&mk_key("default/web")))
+                assert_eq!(one.subsystem, "table ip fairlead");
+                (one.kind, one.object.as_str(), one.service_port.as_ref() == Some(&mk_key("default/web")))
             })
             .collect();
         lines.sort_by_key(|(_, what, _)| *what);
         let expected = [
-            (Verb::Add, "chain cluster-ip-pool-1, 2 rules", false),
-            (Verb::Add, "chain pool-1, 2 rules", false),
-            (Verb::Remove, "cluster-ips 10.96.0.3", false),
-            (Verb::Change, "endpoints 10.96.0.1:80/tcp[0]: 10.244.1.1:80 -> 10.244.2.1:80", true),
-            (Verb::Remove, "endpoints 10.96.0.1:80/tcp[1]: 10.244.2.1:80", true),
-            (Verb::Change, "vips 10.96.0.1:80/tcp: cluster-ip-pool-2 -> cluster-ip-pool-1", true),
+            (DifferenceKind::Add, "chain cluster-ip-pool-1, 2 rules", false),
+            (DifferenceKind::Add, "chain pool-1, 2 rules", false),
+            (DifferenceKind::Remove, "cluster-ips 10.96.0.3", false),
+            (DifferenceKind::Change, "endpoints 10.96.0.1:80/tcp[0]: 10.244.1.1:80 -> 10.244.2.1:80", true),
+            (DifferenceKind::Remove, "endpoints 10.96.0.1:80/tcp[1]: 10.244.2.1:80", true),
+            (DifferenceKind::Change, "vips 10.96.0.1:80/tcp: cluster-ip-pool-2 -> cluster-ip-pool-1", true),
         ];
         assert_eq!(lines, expected);
     });

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use backend::traffic::{LocalPods, Options};
-use backend::{Applied, Backend, NodeState};
+use backend::dataplane::{DataplaneOptions, LocalDetector};
+use backend::{Backend, NodeState, SyncReport};
 use backend_nft::Nft;
 use netlink::testing::in_netns;
 
@@ -16,10 +16,10 @@ pub(crate) fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'sta
 }
 
 /// With pods in 10.244.0.0/16 and fd00:244::/32.
-pub(crate) fn options() -> Options {
+pub(crate) fn options() -> DataplaneOptions {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"];
-    let local_pods = LocalPods::ClusterCidr(cidrs.map(|cidr| cidr.parse().unwrap()).to_vec());
-    Options { local_pods, ..Options::default() }
+    let local_detector = LocalDetector::ClusterCidr(cidrs.map(|cidr| cidr.parse().unwrap()).to_vec());
+    DataplaneOptions { local_detector, ..DataplaneOptions::default() }
 }
 
 pub(crate) fn backend() -> Nft {
@@ -27,7 +27,7 @@ pub(crate) fn backend() -> Nft {
 }
 
 /// By an instance that knows nothing, as after a restart.
-pub(crate) async fn reconcile(state: &NodeState) -> Applied {
+pub(crate) async fn reconcile(state: &NodeState) -> SyncReport {
     backend().reconcile(state).await.unwrap()
 }
 

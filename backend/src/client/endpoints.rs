@@ -7,7 +7,7 @@ use proto::v1::{EndpointsRequest, EndpointsResponse, fairlead_client::FairleadCl
 use tokio::time::timeout;
 use tonic::{Code, Request};
 
-use super::{Candidate, Ended, Grpc, advised, connect};
+use super::{Ended, FrontendAddress, Grpc, advised, connect};
 
 /// The largest answer that is taken: tens of thousands of endpoints of one Service.
 const ANSWER_LIMIT: usize = 64 << 20;
@@ -38,7 +38,7 @@ impl Grpc {
 
     async fn ask_for_endpoints(
         &self,
-        candidate: &Candidate,
+        candidate: &FrontendAddress,
         request: EndpointsRequest,
     ) -> Result<Result<EndpointsResponse, tonic::Status>> {
         let (channel, token) = connect(candidate, &self.credentials).await?;

@@ -8,7 +8,7 @@ use proto::v1::{StatusRequest, StatusResponse, fairlead_client::FairleadClient};
 use tokio::time::timeout;
 use tonic::Request;
 
-use super::{Candidate, Ended, Grpc, advised, connect};
+use super::{Ended, FrontendAddress, Grpc, advised, connect};
 
 /// The largest answer that is taken: thousands of nodes, each with failures, and thousands of problems.
 const ANSWER_LIMIT: usize = 64 << 20;
@@ -37,7 +37,7 @@ impl Grpc {
         Ok(future::join_all(answers).await)
     }
 
-    async fn ask(&self, candidate: &Candidate, request: StatusRequest) -> Result<StatusResponse> {
+    async fn ask(&self, candidate: &FrontendAddress, request: StatusRequest) -> Result<StatusResponse> {
         let (channel, token) = connect(candidate, &self.credentials).await?;
         let mut request = Request::new(request);
         if let Some(token) = token {

@@ -238,7 +238,7 @@ async fn a_frontend_that_is_complete_is_preferred_to_one_that_is_not() {
 
 /// Finds what it is told, and says how often it was asked.
 #[derive(Debug, Default)]
-struct Found(Mutex<(usize, Vec<Candidate>)>);
+struct Found(Mutex<(usize, Vec<FrontendAddress>)>);
 
 impl std::fmt::Display for Found {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -247,7 +247,7 @@ impl std::fmt::Display for Found {
 }
 
 impl Discover for Found {
-    fn discover(&self) -> BoxFuture<'_, Result<Vec<Candidate>>> {
+    fn discover(&self) -> BoxFuture<'_, Result<Vec<FrontendAddress>>> {
         let (asked, found) = &mut *self.0.lock().unwrap();
         *asked += 1;
         Box::pin(future::ready(Ok(found.clone())))
@@ -259,7 +259,7 @@ async fn what_was_discovered_is_used_and_found_again_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let mut frontend = serve();
     let found = Arc::new(Found::default());
-    found.0.lock().unwrap().1 = vec![Candidate { address: frontend.address.clone(), name: None }];
+    found.0.lock().unwrap().1 = vec![FrontendAddress { address: frontend.address.clone(), name: None }];
     let options = GrpcOptions {
         discovery: vec![found.clone()],
         known: Some(dir.path().join("frontends")),

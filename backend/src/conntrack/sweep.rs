@@ -11,7 +11,7 @@ use netlink::conntrack::ConntrackHandle;
 use proto::model::{IpFamily, PerFamily, Protocol, ServicePortFailure};
 use tracing::{debug, info, warn};
 
-use super::{Conntrack, Vips};
+use super::{ConntrackCleanup, Vips};
 use crate::{NodeState, metrics::Metrics, pending::Work};
 
 /// So many flows are gathered before they are deleted.
@@ -20,7 +20,7 @@ const BATCH: usize = 256;
 /// Decides when to look, looks, and counts.
 #[derive(Debug)]
 pub(crate) struct Sweeper {
-    conntrack: Conntrack,
+    conntrack: ConntrackCleanup,
     metrics: Arc<Metrics>,
     owed: Owed,
     /// Flows deleted since the start.
@@ -45,14 +45,14 @@ enum Owed {
 }
 
 impl Sweeper {
-    pub(crate) fn new(conntrack: Conntrack, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(conntrack: ConntrackCleanup, metrics: Arc<Metrics>) -> Self {
         Self { conntrack, metrics, owed: Owed::Nothing, deleted: 0, failed: 0 }
     }
 
     /// The backend has done `work` and `state` is in force, but for `failures`. It must do nothing else until this returns: a
     /// flow to an endpoint that is newer than `state` would be taken for stale.
     pub(crate) async fn follow(&mut self, work: &Work, state: &NodeState, failures: &[ServicePortFailure]) {
-        if self.conntrack == Conntrack::Leave || self.owed == Owed::Nothing && !concerns_udp(work) {
+        if self.conntrack == ConntrackCleanup::Disabled || self.owed == Owed::Nothing && !concerns_udp(work) {
             return;
         }
         let failed: Vec<_> = failures.iter().map(|failure| &failure.key).collect();
@@ -90,7 +90,7 @@ impl Sweeper {
 fn concerns_udp(work: &Work) -> bool {
     match work {
         Work::Reconcile => true,
-        Work::Apply(changes) => changes.node || changes.services.iter().any(|key| key.protocol == Protocol::Udp),
+        Work::Apply(changes) => changes.node || changes.service_ports.iter().any(|key| key.protocol == Protocol::Udp),
     }
 }
 

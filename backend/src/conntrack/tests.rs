@@ -111,7 +111,7 @@ fn the_first_of_two_that_claim_a_vip_has_it() {
 /// What is said about a flow, by looking at everything.
 fn stale_by_search(state: &NodeState, flow: &UdpFlow) -> bool {
     let (to, from) = (flow.original.destination, flow.reply.source);
-    let claims = |service: &Service| {
+    let claims = |service: &ServicePortState| {
         let port = &service.port;
         let ips = port.cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref());
         let is_vip = ips
@@ -121,12 +121,12 @@ fn stale_by_search(state: &NodeState, flow: &UdpFlow) -> bool {
         let at_node = state.node().addresses.contains(&to.ip());
         is_vip || at_node && port.node_port.is_some_and(|port| port.get() == to.port())
     };
-    let serves = |service: &Service| {
+    let serves = |service: &ServicePortState| {
         let pools = IpFamily::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
         let mut endpoints = pools.into_iter().flatten().flat_map(|pool| pool.iter());
         endpoints.any(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get()) == from)
     };
-    let udp = state.services().values().filter(|service| service.port.key.protocol == Protocol::Udp);
+    let udp = state.service_ports().values().filter(|service| service.port.key.protocol == Protocol::Udp);
     let mut claiming = udp.filter(|service| claims(service)).peekable();
     claiming.peek().is_some() && !claiming.any(serves)
 }
@@ -134,7 +134,7 @@ fn stale_by_search(state: &NodeState, flow: &UdpFlow) -> bool {
 /// Every way in of the state, of all protocols, and one at each address of the node.
 fn ways_in(state: &NodeState) -> Vec<SocketAddr> {
     let mut list = Vec::new();
-    for Service { port, .. } in state.services().values() {
+    for ServicePortState { port, .. } in state.service_ports().values() {
         let ips = port.cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref());
         let ips = ips.chain(&port.external_ips).chain(&port.load_balancer_ips);
         list.extend(ips.map(|ip| SocketAddr::new(*ip, port.port.get())));
@@ -156,7 +156,7 @@ fn the_lookup_says_what_a_search_says() {
             let vips = Vips::of(state, &[]);
             let ways_in = ways_in(state);
             let all_pools = state
-                .services()
+                .service_ports()
                 .values()
                 .flat_map(|service| IpFamily::ALL.into_iter().flat_map(|family| allowed(service, family).to_vec()));
             let mut sources: Vec<_> = all_pools.chain(ways_in.clone()).collect();

@@ -10,7 +10,7 @@ use std::{
 
 use proto::model::{IpFamily, PerFamily, Protocol, ServicePortKey};
 
-use crate::{Changes, NodeState, Service};
+use crate::{Changes, NodeState, ServicePortState};
 
 /// A Service: all its ports share one health-check node port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,14 +51,14 @@ pub(super) struct Checks {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Update {
     /// Whether there is something to do: listeners to open or close, or something else to tell.
-    pub(super) claims: Claims,
+    pub(super) claims: VipOwnership,
     /// The claims that lost a place, or did not get it.
     pub(super) refused: Vec<Refused>,
 }
 
 /// Whether the same places are claimed by the same services as before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Claims {
+pub(super) enum VipOwnership {
     Same,
     Changed,
 }
@@ -87,14 +87,14 @@ impl Checks {
     /// Makes the checks those of `state`, whatever they are now.
     pub(super) fn reconcile(&mut self, state: &NodeState) -> Update {
         let held = self.services.keys().cloned();
-        let there = state.services().values().filter(|service| service.port.health_check_node_port.is_some());
+        let there = state.service_ports().values().filter(|service| service.port.health_check_node_port.is_some());
         let names = held.chain(there.map(|service| ServiceName::of(&service.port.key))).collect();
         self.update(state, names)
     }
 
     /// Makes the checks those of `state`, given what differs from the state they are of.
     pub(super) fn apply(&mut self, state: &NodeState, changes: &Changes) -> Update {
-        self.update(state, changes.services.iter().map(ServiceName::of).collect())
+        self.update(state, changes.service_ports.iter().map(ServiceName::of).collect())
     }
 
     /// What is told at `place`.
@@ -129,14 +129,14 @@ impl Checks {
 
     fn update(&mut self, state: &NodeState, names: BTreeSet<ServiceName>) -> Update {
         let (mut left, mut claimed) = (BTreeSet::new(), Vec::new());
-        let mut claims = Claims::Same;
+        let mut claims = VipOwnership::Same;
         for name in &names {
             let new = Claim::of(state, name);
             let old = self.services.get(name);
             let new_places = new.as_ref().map(Claim::places).unwrap_or_default();
             let old_places = old.map(Claim::places).unwrap_or_default();
             if new_places != old_places || new.as_ref().map(|new| &new.key) != old.map(|old| &old.key) {
-                claims = Claims::Changed;
+                claims = VipOwnership::Changed;
             }
             left.extend(old_places.difference(&new_places).map(|place| (*place, name)));
             claimed.extend(new_places.difference(&old_places).map(|place| (*place, name)));
@@ -185,7 +185,8 @@ impl Claim {
     /// What the Service of this name asks for, if anything.
     fn of(state: &NodeState, name: &ServiceName) -> Option<Self> {
         let ports = || service_ports(state, name);
-        let (key, port) = ports().find_map(|Service { port, .. }| Some((&port.key, port.health_check_node_port?)))?;
+        let (key, port) =
+            ports().find_map(|ServicePortState { port, .. }| Some((&port.key, port.health_check_node_port?)))?;
         let key = key.clone();
         let local_endpoints = PerFamily::from_fn(|family| {
             let present = ports().any(|service| service.port.cluster_ips[family].is_some());
@@ -206,10 +207,10 @@ impl Claim {
 }
 
 /// All service ports of a Service. They are neighbours in the order of keys.
-fn service_ports<'a>(state: &'a NodeState, name: &'a ServiceName) -> impl Iterator<Item = &'a Service> {
+fn service_ports<'a>(state: &'a NodeState, name: &'a ServiceName) -> impl Iterator<Item = &'a ServicePortState> {
     // No port name and no protocol comes before these.
     let first = ServicePortKey::new(name.namespace.clone(), name.name.clone(), "", Protocol::Tcp);
-    let from_there = state.services().range(first..).map(|(_, service)| service);
+    let from_there = state.service_ports().range(first..).map(|(_, service)| service);
     from_there.take_while(|service| {
         let key = &service.port.key;
         key.namespace == name.namespace && key.name == name.name

@@ -56,7 +56,7 @@ impl World {
     }
 
     fn apply(&self, state: &NodeState, key: &str) {
-        let changes = Changes { services: [mk_key(key)].into(), ..Changes::default() };
+        let changes = Changes { service_ports: [mk_key(key)].into(), ..Changes::default() };
         self.health.publish(state, &Work::Apply(changes));
     }
 }
@@ -109,7 +109,7 @@ async fn ask(family: IpFamily) -> io::Result<Answer> {
         value.unwrap_or_else(|| panic!("no {name}: {head}"))
     };
     assert_eq!(header("Content-Type"), "application/json");
-    assert_eq!(header("X-Content-Type-Options"), "nosniff");
+    assert_eq!(header("X-Content-Type-DataplaneOptions"), "nosniff");
     assert_eq!(header("Connection").to_lowercase(), "close");
     let weight = header("X-Load-Balancing-Endpoint-Weight").parse().unwrap();
     Ok(Answer { status, weight, body: body.to_owned() })

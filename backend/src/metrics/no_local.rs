@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use proto::model::{IpFamily, PerFamily, ServicePortKey, TrafficPolicy};
 
-use crate::{NodeState, Service, pending::Work};
+use crate::{NodeState, ServicePortState, pending::Work};
 
 /// Service ports whose policy is Local, and that have endpoints, but none here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NoLocalCounts {
+pub struct NoLocalEndpoints {
     /// For traffic within the cluster.
     pub internal: usize,
     /// For traffic from outside.
@@ -19,7 +19,7 @@ pub struct NoLocalCounts {
 #[derive(Debug, Default)]
 pub(crate) struct NoLocal {
     ports: HashMap<ServicePortKey, PerFamily<Lacks>>,
-    counts: PerFamily<NoLocalCounts>,
+    counts: PerFamily<NoLocalEndpoints>,
 }
 
 /// What one service port does not have in a family.
@@ -31,20 +31,20 @@ struct Lacks {
 
 impl NoLocal {
     /// Takes in what has just been put in force.
-    pub(crate) fn update(&mut self, state: &NodeState, work: &Work) -> PerFamily<NoLocalCounts> {
+    pub(crate) fn update(&mut self, state: &NodeState, work: &Work) -> PerFamily<NoLocalEndpoints> {
         match work {
             Work::Reconcile => {
                 *self = Self::default();
-                state.services().iter().for_each(|(key, service)| self.set(key, Some(service)));
+                state.service_ports().iter().for_each(|(key, service)| self.set(key, Some(service)));
             }
             Work::Apply(changes) => {
-                changes.services.iter().for_each(|key| self.set(key, state.service(key)));
+                changes.service_ports.iter().for_each(|key| self.set(key, state.service_port(key)));
             }
         }
         self.counts
     }
 
-    fn set(&mut self, key: &ServicePortKey, service: Option<&Service>) {
+    fn set(&mut self, key: &ServicePortKey, service: Option<&ServicePortState>) {
         let new = service.map(lacks).unwrap_or_default();
         let nothing = PerFamily::<Lacks>::default();
         let old = if new == nothing { self.ports.remove(key) } else { self.ports.insert(key.clone(), new) };
@@ -59,8 +59,8 @@ impl NoLocal {
     }
 }
 
-fn lacks(service: &Service) -> PerFamily<Lacks> {
-    let Service { port, local, .. } = service;
+fn lacks(service: &ServicePortState) -> PerFamily<Lacks> {
+    let ServicePortState { port, local, .. } = service;
     PerFamily::from_fn(|family| {
         let elsewhere = port.any_endpoints[family] && local[family].is_empty();
         Lacks {

@@ -39,9 +39,9 @@ impl Collector for KubeProxy {
         let at = unix(progress.last_queued);
         writer.labelled_gauge("sync_proxy_rules_last_queued_timestamp", text, seconds, each(at))?;
         let text = "Service ports put or removed by the frontend that are not in the kernel yet.";
-        writer.gauge("sync_proxy_rules_service_changes_pending", text, None, pending.services as f64)?;
+        writer.gauge("sync_proxy_rules_service_changes_pending", text, None, pending.service_ports as f64)?;
         let text = "Service ports put or removed by the frontend.";
-        writer.counter("sync_proxy_rules_service_changes", text, received.services)?;
+        writer.counter("sync_proxy_rules_service_changes", text, received.service_ports)?;
         let text = "Changes of pools of endpoints by the frontend that are not in the kernel yet.";
         writer.gauge("sync_proxy_rules_endpoint_changes_pending", text, None, pending.endpoints as f64)?;
         let text = "Changes of pools of endpoints by the frontend.";

@@ -111,7 +111,7 @@ fn ports_without_local_endpoints_are_counted_as_they_come_and_go() {
         let counts = no_local.update(state, work);
         PerFamily::from_fn(|family| (counts[family].internal, counts[family].external))
     };
-    let change = Work::Apply(Changes { services: [mk_key("default/web")].into(), ..Changes::default() });
+    let change = Work::Apply(Changes { service_ports: [mk_key("default/web")].into(), ..Changes::default() });
     let [v4, v6] = IpFamily::ALL;
     for (state, work, expected) in
         [(&far, &Work::Reconcile, 2), (&near, &change, 1), (&far, &change, 2), (&near, &Work::Reconcile, 1)]

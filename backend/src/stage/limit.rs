@@ -32,7 +32,7 @@ impl LossLimit {
         if self == Self::NONE || lost < MIN_LOST {
             return Ok(());
         }
-        let of = state.services().values().filter(|service| service.has_endpoints()).count();
+        let of = state.service_ports().values().filter(|service| service.has_endpoints()).count();
         if lost * 100 > of * usize::from(self.0) { Err(Loss { lost, of }) } else { Ok(()) }
     }
 }

@@ -7,11 +7,11 @@ use proto::{
 
 use super::*;
 use crate::{
-    Service,
+    ServicePortState,
     testing::{History, mk_key, mk_state, operations_between},
 };
 
-fn commit(state: &mut NodeState, operations: Vec<Operation>) -> Committed {
+fn commit(state: &mut NodeState, operations: Vec<Operation>) -> CommitResult {
     let mut stage = Stage::default();
     stage.extend(operations);
     let committed = stage.commit(state);
@@ -23,17 +23,17 @@ fn commit(state: &mut NodeState, operations: Vec<Operation>) -> Committed {
 fn recomputed(state: &NodeState) -> DigestVector {
     let mut fresh = NodeState::new(state.node().clone());
     fresh.put_cluster(state.cluster().clone());
-    for (key, service) in state.services() {
-        fresh.set_service(key, Some(service.clone()));
+    for (key, service) in state.service_ports() {
+        fresh.set_service_port(key, Some(service.clone()));
     }
     fresh.digests().clone()
 }
 
 /// What differs, found by looking at everything.
 fn compared(from: &NodeState, to: &NodeState) -> Changes {
-    let keys = from.services().keys().chain(to.services().keys());
+    let keys = from.service_ports().keys().chain(to.service_ports().keys());
     Changes {
-        services: keys.filter(|key| from.service(key) != to.service(key)).cloned().collect(),
+        service_ports: keys.filter(|key| from.service_port(key) != to.service_port(key)).cloned().collect(),
         node: from.node() != to.node(),
         cluster: from.cluster() != to.cluster(),
     }
@@ -99,7 +99,7 @@ fn histories_in_one_commit_or_many() {
 /// What is lost, counted before anything is applied, is what a comparison of the two states finds.
 #[test]
 fn losses_in_random_histories() {
-    let serves = |state: &NodeState, key: &_| state.service(key).is_some_and(Service::has_endpoints);
+    let serves = |state: &NodeState, key: &_| state.service_port(key).is_some_and(ServicePortState::has_endpoints);
     let mut seen = 0;
     for seed in 0..200 {
         let mut history = History::new(seed);
@@ -111,7 +111,7 @@ fn losses_in_random_histories() {
                 history.step()
             };
             let after = history.state();
-            let lost = before.services().keys().filter(|key| serves(&before, key) && !serves(after, key)).count();
+            let lost = before.service_ports().keys().filter(|key| serves(&before, key) && !serves(after, key)).count();
             for operations in [everything(after), repair(&before, after), operations_between(&before, after)] {
                 let mut stage = Stage::default();
                 stage.extend(operations);
@@ -128,9 +128,9 @@ fn repair(from: &NodeState, to: &NodeState) -> Vec<Operation> {
     let differing: Vec<_> = from.digests().differing(to.digests()).collect();
     let mut target = NodeState::new(to.node().clone());
     target.put_cluster(to.cluster().clone());
-    for (key, service) in to.services() {
+    for (key, service) in to.service_ports() {
         if differing.contains(&usize::from(KeyHash::of(key).bucket())) {
-            target.set_service(key, Some(service.clone()));
+            target.set_service_port(key, Some(service.clone()));
         }
     }
     let resets = differing.iter().filter(|bucket| **bucket < BUCKETS);
@@ -152,7 +152,7 @@ fn what_comes_back_the_same_is_no_change() {
 fn steps_that_cancel_out_are_no_change() {
     let mut state = web();
     let other = endpoint("10.244.1.9:8080");
-    let port = state.service(&mk_key("default/web")).unwrap().port.clone();
+    let port = state.service_port(&mk_key("default/web")).unwrap().port.clone();
     let moved = ServicePort { port: 81.try_into().unwrap(), ..port.clone() };
     let committed = commit(
         &mut state,
@@ -182,7 +182,7 @@ fn only_what_differs_is_in_the_changes() {
         ],
     );
     let web = [mk_key("default/web")].into();
-    assert_eq!(committed.changes, Changes { services: web, node: false, cluster: false });
+    assert_eq!(committed.changes, Changes { service_ports: web, node: false, cluster: false });
 }
 
 #[test]
@@ -190,15 +190,15 @@ fn put_keeps_pools_and_a_new_one_has_none() {
     let mut state = web();
     let port = ServicePort::new(mk_key("default/web"), 8080.try_into().unwrap());
     commit(&mut state, vec![Operation::PutServicePort(port.clone())]);
-    assert_eq!(state.service(&port.key).unwrap().cluster.v4.len(), 1);
+    assert_eq!(state.service_port(&port.key).unwrap().cluster.v4.len(), 1);
     commit(&mut state, vec![Operation::RemoveServicePort(port.key.clone()), Operation::PutServicePort(port.clone())]);
-    assert_eq!(state.service(&port.key), Some(&Service::new(port)));
+    assert_eq!(state.service_port(&port.key), Some(&ServicePortState::new(port)));
 }
 
 #[test]
 fn nonsense_is_refused_and_the_rest_is_applied() {
     let v6 = endpoint("[fd00::1]:80");
-    let unknown = |key: &str| RefusedOperation::UnknownServicePort(mk_key(key));
+    let unknown = |key: &str| RejectedOperation::UnknownServicePort(mk_key(key));
     let change = |key: &str| Operation::ChangePool { pool: pool(key), add: vec![], remove: vec![] };
     let mut state = web();
     let committed = commit(
@@ -220,16 +220,16 @@ fn nonsense_is_refused_and_the_rest_is_applied() {
         committed.refused,
         [
             unknown("default/nobody"),
-            RefusedOperation::OtherFamily(pool("default/web")),
-            RefusedOperation::OtherFamily(pool("default/web")),
-            RefusedOperation::OtherNode("another".to_owned()),
-            RefusedOperation::UnknownBucket(128),
+            RejectedOperation::OtherFamily(pool("default/web")),
+            RejectedOperation::OtherFamily(pool("default/web")),
+            RejectedOperation::OtherNode("another".to_owned()),
+            RejectedOperation::UnknownBucket(128),
             unknown("default/web"),
             unknown("default/api"),
         ]
     );
     assert_eq!(state, mk_state().build());
-    assert_eq!(committed.changes.services.len(), 2);
+    assert_eq!(committed.changes.service_ports.len(), 2);
 }
 
 #[test]

@@ -4,12 +4,12 @@ use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use proto::model::{Epoch, NodeInfo, ServerMessage, SourceVersion};
 
-use super::{Stored, frame};
-use crate::{NodeState, RefusedOperation, Stage};
+use super::{StoredState, frame};
+use crate::{NodeState, RejectedOperation, Stage};
 
 /// What a file holds.
 pub(super) struct Loaded {
-    pub(super) stored: Stored,
+    pub(super) stored: StoredState,
     /// How many bytes the snapshot at the beginning takes.
     pub(super) snapshot: u64,
     /// How many bytes led to it. What follows is torn.
@@ -52,9 +52,9 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     }
     let (epoch, revision, source_version, len) = last.context("there is no whole commit")?;
     let snapshot = first.unwrap_or(len) as u64;
-    Ok(Loaded { stored: Stored { state, epoch, revision, source_version }, snapshot, len: len as u64 })
+    Ok(Loaded { stored: StoredState { state, epoch, revision, source_version }, snapshot, len: len as u64 })
 }
 
-fn why(refused: &[RefusedOperation]) -> String {
+fn why(refused: &[RejectedOperation]) -> String {
     refused.first().map(|first| format!(": {first}")).unwrap_or_default()
 }

@@ -12,7 +12,7 @@ use crate::{
 
 const EPOCH: Epoch = Epoch(7);
 
-fn open(path: &Path) -> (Store, Option<Stored>) {
+fn open(path: &Path) -> (Store, Option<StoredState>) {
     Store::open(path, NODE_NAME)
 }
 
@@ -50,7 +50,7 @@ fn restarts_in_the_middle_of_histories() {
             commit(&mut store, &mut state, history.state(), epoch, revision);
             if revision % 7 == 0 {
                 let (reopened, stored) = open(&path);
-                let expected = Stored {
+                let expected = StoredState {
                     state: state.clone(),
                     epoch,
                     revision: Revision(revision),
@@ -80,7 +80,7 @@ fn tail_torn_at_any_byte_is_dropped() {
     for len in 0..=whole.len() {
         let expected = ends.iter().rev().find(|(end, ..)| *end <= len);
         let stored = load(NODE_NAME, whole[..len].to_vec()).ok().map(|loaded| loaded.stored);
-        let expected = expected.map(|(_, revision, state)| Stored {
+        let expected = expected.map(|(_, revision, state)| StoredState {
             state: state.clone(),
             epoch: EPOCH,
             revision: Revision(*revision),
@@ -103,7 +103,7 @@ fn what_is_appended_after_a_torn_tail_is_read_back() {
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     let (mut store, stored) = open(&path);
-    let Stored { mut state, revision, .. } = stored.unwrap();
+    let StoredState { mut state, revision, .. } = stored.unwrap();
     assert_eq!(revision, Revision(2));
     commit(&mut store, &mut state, history.state(), EPOCH, 3);
     assert_eq!(open(&path).1.map(|stored| stored.state).as_ref(), Some(history.state()));
@@ -199,7 +199,7 @@ fn commit_costs_what_it_is() {
     commit(&mut store, &mut state, &large, EPOCH, 1);
     let before = fs::metadata(&path).unwrap().len();
     let mut stage = Stage::default();
-    stage.extend(large.services().keys().take(1).cloned().map(Operation::RemoveServicePort));
+    stage.extend(large.service_ports().keys().take(1).cloned().map(Operation::RemoveServicePort));
     store.stage(EPOCH, (Revision(1), Revision(2)), version(2), stage.operations());
     stage.commit(&mut state);
     store.flush(&state, EPOCH, Revision(2));

@@ -19,7 +19,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::*;
 use crate::{
-    Attach, NodeState, Runner, RunnerOptions,
+    InProcess, NodeState, Runner, RunnerOptions,
     testing::{Call, FakeKernel, NODE_NAME, mk_key, mk_state, operations_between},
 };
 
@@ -44,7 +44,7 @@ struct Peer {
 
 fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> World {
     let (opened, sessions) = mpsc::unbounded_channel();
-    let attach = Attach(move |hello| {
+    let attach = InProcess(move |hello| {
         let (events, received) = mpsc::channel(64);
         let (replies, heard) = mpsc::channel(64);
         opened.send(Peer { hello, events, replies: heard }).unwrap();

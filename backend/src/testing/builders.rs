@@ -11,7 +11,7 @@ use proto::model::{
     ClusterInfo, Endpoint, IpFamily, NodeInfo, PoolClass, Protocol, ServicePort, ServicePortKey, TrafficPolicy,
 };
 
-use crate::{NodeState, Service};
+use crate::{NodeState, ServicePortState};
 
 /// The name of the node in every state that is built here.
 pub const NODE_NAME: &str = "node-1";
@@ -21,13 +21,13 @@ pub const NODE_NAME: &str = "node-1";
 pub struct StateBuilder {
     node: NodeInfo,
     cluster: ClusterInfo,
-    services: Vec<Service>,
+    services: Vec<ServicePortState>,
 }
 
 /// A service port with its pools in the making.
 #[derive(Clone, Debug)]
 pub struct ServiceBuilder {
-    service: Service,
+    service: ServicePortState,
 }
 
 /// A state without services: node [`NODE_NAME`] in zone `zone-a` with the addresses 192.168.1.1 and fd00:1::1 and the pod
@@ -95,7 +95,7 @@ impl StateBuilder {
     #[must_use]
     pub fn service(mut self, key: &str, build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Self {
         let port = ServicePort::new(mk_key(key), number(80));
-        self.services.push(build(ServiceBuilder { service: Service::new(port) }).service);
+        self.services.push(build(ServiceBuilder { service: ServicePortState::new(port) }).service);
         self
     }
 
@@ -106,7 +106,7 @@ impl StateBuilder {
         let mut state = NodeState::new(node);
         state.put_cluster(cluster);
         for service in services {
-            state.set_service(&service.port.key.clone(), Some(service));
+            state.set_service_port(&service.port.key.clone(), Some(service));
         }
         state
     }

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use proto::model::{ClusterInfo, NodeInfo, ServicePortFailure, ServicePortKey};
 use tokio::sync::{Notify, watch};
 
-use crate::{Applied, Backend, Changes, Drift, NodeState, Service};
+use crate::{Backend, Changes, Drift, NodeState, ServicePortState, SyncReport};
 
 /// Programs a [`FakeKernel`]. Several in a row may program the same one, as after restarts.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ enum Trust {
 #[derive(Debug, Default)]
 struct Inner {
     facts: Option<(NodeInfo, ClusterInfo)>,
-    services: BTreeMap<ServicePortKey, Service>,
+    services: BTreeMap<ServicePortKey, ServicePortState>,
     poison: BTreeMap<ServicePortKey, ServicePortFailure>,
     failing: Option<String>,
     delay: Duration,
@@ -69,7 +69,7 @@ impl FakeKernel {
 
     /// The service ports that are programmed.
     #[must_use]
-    pub fn services(&self) -> BTreeMap<ServicePortKey, Service> {
+    pub fn services(&self) -> BTreeMap<ServicePortKey, ServicePortState> {
         self.lock().services.clone()
     }
 
@@ -148,7 +148,7 @@ impl Inner {
     fn set<'a>(&mut self, state: &NodeState, keys: impl Iterator<Item = &'a ServicePortKey>) -> usize {
         let mut writes = 0;
         for key in keys {
-            let wanted = state.service(key).filter(|_| !self.poison.contains_key(key));
+            let wanted = state.service_port(key).filter(|_| !self.poison.contains_key(key));
             if self.services.get(key) != wanted {
                 writes += 1;
                 match wanted {
@@ -165,9 +165,9 @@ impl Inner {
         usize::from(std::mem::replace(&mut self.facts, facts.clone()) != facts)
     }
 
-    fn applied(&self, state: &NodeState, writes: usize) -> Applied {
-        let failures = self.poison.values().filter(|failure| state.service(&failure.key).is_some());
-        Applied { writes, failures: failures.cloned().collect(), ..Applied::default() }
+    fn applied(&self, state: &NodeState, writes: usize) -> SyncReport {
+        let failures = self.poison.values().filter(|failure| state.service_port(&failure.key).is_some());
+        SyncReport { writes, failures: failures.cloned().collect(), ..SyncReport::default() }
     }
 }
 
@@ -176,13 +176,13 @@ impl Inner {
 impl Backend for FakeBackend {
     const NAME: &'static str = "fake";
 
-    async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+    async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.trusts = Trust::Unknown;
         self.kernel.begin().await?;
         let applied = {
             let mut inner = self.kernel.lock();
             let held: Vec<_> = inner.services.keys().cloned().collect();
-            let mut writes = inner.set(state, held.iter().chain(state.services().keys()));
+            let mut writes = inner.set(state, held.iter().chain(state.service_ports().keys()));
             writes += inner.set_facts(state);
             inner.applied(state, writes)
         };
@@ -191,13 +191,13 @@ impl Backend for FakeBackend {
         Ok(applied)
     }
 
-    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
+    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
         assert_eq!(self.trusts, Trust::Known, "apply must follow a success");
         self.trusts = Trust::Unknown;
         self.kernel.begin().await?;
         let applied = {
             let mut inner = self.kernel.lock();
-            let mut writes = inner.set(state, changes.services.iter());
+            let mut writes = inner.set(state, changes.service_ports.iter());
             if changes.node || changes.cluster {
                 writes += inner.set_facts(state);
             }
@@ -210,7 +210,7 @@ impl Backend for FakeBackend {
 
     async fn drifted(&mut self) -> Drift {
         self.kernel.lost.notified().await;
-        Drift::Changed { what: "service".into(), by: "test".into(), pid: 1 }
+        Drift::Changed { object: "service".into(), process: "test".into(), pid: 1 }
     }
 
     async fn cleanup(&mut self) -> Result<()> {

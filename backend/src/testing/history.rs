@@ -13,7 +13,7 @@ use super::{
     builders::{mk_key, number},
     mk_state, transition,
 };
-use crate::{Changes, NodeState, Service};
+use crate::{Changes, NodeState, ServicePortState};
 
 /// Services, each with up to [`PORTS`] ports.
 const SERVICES: usize = 6;
@@ -105,7 +105,7 @@ impl History {
     fn put(&mut self, target: &mut NodeState) {
         let (service, port) = (self.rng.usize(..SERVICES), self.rng.usize(..PORTS.len()));
         let key = key(service, port);
-        let mut new = Service::new(ServicePort::new(key.clone(), number(PORTS[port].1)));
+        let mut new = ServicePortState::new(ServicePort::new(key.clone(), number(PORTS[port].1)));
         let cluster_ip = self.cluster_ips[service];
         let families: &[IpFamily] = match self.rng.u8(0..4) {
             0 => &[IpFamily::V6],
@@ -122,18 +122,18 @@ impl History {
             self.facet(&mut new.port);
         }
         self.settle(&mut new);
-        target.set_service(&key, Some(new));
+        target.set_service_port(&key, Some(new));
     }
 
     fn remove(&mut self, target: &mut NodeState) {
         if let Some(key) = self.any_key(target) {
-            target.set_service(&key, None);
+            target.set_service_port(&key, None);
         }
     }
 
     fn remove_all(&mut self, target: &mut NodeState) {
-        for key in target.services().keys().cloned().collect::<Vec<_>>() {
-            target.set_service(&key, None);
+        for key in target.service_ports().keys().cloned().collect::<Vec<_>>() {
+            target.set_service_port(&key, None);
         }
     }
 
@@ -260,20 +260,25 @@ impl History {
     }
 
     fn any_key(&mut self, target: &NodeState) -> Option<ServicePortKey> {
-        self.rng.choice(target.services().keys()).cloned()
+        self.rng.choice(target.service_ports().keys()).cloned()
     }
 
     /// Changes a service port that is there.
-    fn change(&mut self, target: &mut NodeState, key: &ServicePortKey, change: impl FnOnce(&mut Self, &mut Service)) {
-        if let Some(mut service) = target.service(key).cloned() {
+    fn change(
+        &mut self,
+        target: &mut NodeState,
+        key: &ServicePortKey,
+        change: impl FnOnce(&mut Self, &mut ServicePortState),
+    ) {
+        if let Some(mut service) = target.service_port(key).cloned() {
             change(self, &mut service);
             self.settle(&mut service);
-            target.set_service(key, Some(service));
+            target.set_service_port(key, Some(service));
         }
     }
 
     /// What serves here serves somewhere.
-    fn settle(&mut self, service: &mut Service) {
+    fn settle(&mut self, service: &mut ServicePortState) {
         for family in IpFamily::ALL {
             if !service.cluster[family].is_empty() || !service.local[family].is_empty() {
                 service.port.any_endpoints[family] = true;

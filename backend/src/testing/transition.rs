@@ -2,7 +2,7 @@
 
 use proto::model::{IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 
-use crate::{Changes, NodeState, Service, Stage};
+use crate::{Changes, NodeState, ServicePortState, Stage};
 
 /// Commits operations to a state, as the agent does. Says what differs from before.
 ///
@@ -33,19 +33,24 @@ pub fn operations_between(from: &NodeState, to: &NodeState) -> Vec<Operation> {
     if from.cluster() != to.cluster() {
         operations.push(Operation::PutCluster(to.cluster().clone()));
     }
-    let gone = from.services().keys().filter(|key| to.service(key).is_none());
+    let gone = from.service_ports().keys().filter(|key| to.service_port(key).is_none());
     operations.extend(gone.cloned().map(Operation::RemoveServicePort));
-    for (key, service) in to.services() {
-        put_service(&mut operations, key, from.service(key), service);
+    for (key, service) in to.service_ports() {
+        put_service(&mut operations, key, from.service_port(key), service);
     }
     operations
 }
 
-fn put_service(operations: &mut Vec<Operation>, key: &ServicePortKey, from: Option<&Service>, to: &Service) {
+fn put_service(
+    operations: &mut Vec<Operation>,
+    key: &ServicePortKey,
+    from: Option<&ServicePortState>,
+    to: &ServicePortState,
+) {
     if from.is_none_or(|from| from.port != to.port) {
         operations.push(Operation::PutServicePort(to.port.clone()));
     }
-    let new = Service::new(to.port.clone());
+    let new = ServicePortState::new(to.port.clone());
     let from = from.unwrap_or(&new);
     for class in [PoolClass::Cluster, PoolClass::Local] {
         for family in IpFamily::ALL {

@@ -10,7 +10,8 @@ use std::{
 };
 
 use backend::{
-    Attach, Connect, FeedOptions, Grpc, GrpcOptions, NodeState, Progress, Runner, RunnerOptions, Session, Stage, Store,
+    Connect, Grpc, GrpcOptions, InProcess, NodeState, Progress, Runner, RunnerOptions, Session, Stage, Store,
+    StreamOptions,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, Listener, NodeLimits, Rate, log::HistoryLimits, object::SourceUpdate};
@@ -227,7 +228,7 @@ impl Rig {
         let progress = timeout(PATIENCE, programmed).await.expect("it is programmed").unwrap().clone();
         assert_eq!(progress.committed, progress.programmed);
         assert_eq!((progress.refused_operations, progress.digest_mismatches), (0, 0));
-        assert_eq!(self.kernel.services(), *seen.state.services());
+        assert_eq!(self.kernel.services(), *seen.state.service_ports());
         let mut stored = self.stored();
         while !reached(stored.as_ref().map(|stored| stored.0)) {
             // Written after it has been programmed, and nothing says when.
@@ -318,9 +319,9 @@ impl Running {
         let state_file: PathBuf = directory.path().join("state");
         let options = RunnerOptions {
             state_file: Some(state_file),
-            feed: FeedOptions {
+            stream: StreamOptions {
                 reconnect: (Duration::from_millis(1), Duration::from_millis(5)),
-                ..FeedOptions::default()
+                ..StreamOptions::default()
             },
             ..RunnerOptions::new(NODE)
         };
@@ -333,7 +334,7 @@ impl Running {
             }
             Way::Attach => {
                 let server = server.clone();
-                let inner = Attach(move |hello| server.lock().unwrap().attach(hello));
+                let inner = InProcess(move |hello| server.lock().unwrap().attach(hello));
                 Self::run(options, kernel, Cuttable { inner, scissors })
             }
         }
@@ -350,6 +351,6 @@ impl Running {
 /// Whether a state is that of the world as it is now.
 fn shows(state: &NodeState, world: &World) -> bool {
     let is_marker = |key: &&ServicePortKey| World::is_marker(&key.name);
-    let marker = state.services().keys().find(is_marker).and_then(|key| state.service(key));
+    let marker = state.service_ports().keys().find(is_marker).and_then(|key| state.service_port(key));
     marker.map(|marker| marker.port.port) == Some(world.mark().port)
 }

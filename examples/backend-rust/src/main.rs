@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Result, bail};
-use backend::{Applied, Backend, Changes, Grpc, GrpcOptions, NodeState, Runner, RunnerOptions, Service};
+use backend::{Backend, Changes, Grpc, GrpcOptions, NodeState, Runner, RunnerOptions, ServicePortState, SyncReport};
 use proto::model::{FailureKind, IpFamily, PoolClass, Protocol, ServicePortFailure, ServicePortKey, TrafficPolicy};
 use runtime::{LogFormat, Shutdown};
 use socket2::{Domain, Socket, Type};
@@ -38,14 +38,14 @@ struct Listener {
 impl Backend for Forwarder {
     const NAME: &'static str = "forwarder";
 
-    async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+    async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         let held = self.listeners.keys().map(|(key, _)| key);
-        let keys = held.chain(state.services().keys()).cloned().collect();
+        let keys = held.chain(state.service_ports().keys()).cloned().collect();
         Ok(self.set(state, &keys))
     }
 
-    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<Applied> {
-        Ok(self.set(state, &changes.services))
+    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
+        Ok(self.set(state, &changes.service_ports))
     }
 
     async fn cleanup(&mut self) -> Result<()> {
@@ -56,8 +56,8 @@ impl Backend for Forwarder {
 
 impl Forwarder {
     /// Makes these service ports as they should be, and touches nothing that is. What the kernel refuses is a failure of that one.
-    fn set(&mut self, state: &NodeState, keys: &BTreeSet<ServicePortKey>) -> Applied {
-        let services = keys.iter().filter_map(|key| state.service(key));
+    fn set(&mut self, state: &NodeState, keys: &BTreeSet<ServicePortKey>) -> SyncReport {
+        let services = keys.iter().filter_map(|key| state.service_port(key));
         let wanted: BTreeMap<_, _> = services.flat_map(wanted).collect();
         let before = self.listeners.len();
         // First what goes: another service port may have its address now.
@@ -75,10 +75,10 @@ impl Forwarder {
             }
             writes += 1;
         }
-        for key in keys.iter().filter(|key| key.protocol != Protocol::Tcp && state.service(key).is_some()) {
+        for key in keys.iter().filter(|key| key.protocol != Protocol::Tcp && state.service_port(key).is_some()) {
             self.fail(key.clone(), format!("{} is not forwarded, only TCP is", key.protocol), false);
         }
-        Applied { writes, failures: self.failures.values().cloned().collect(), ..Applied::default() }
+        SyncReport { writes, failures: self.failures.values().cloned().collect(), ..SyncReport::default() }
     }
 
     fn fail(&mut self, key: ServicePortKey, reason: String, retryable: bool) {
@@ -87,7 +87,7 @@ impl Forwarder {
 }
 
 /// Where a service port is served, and by whom. Where nobody serves nobody listens, and so the kernel refuses.
-fn wanted(service: &Service) -> impl Iterator<Item = ((ServicePortKey, SocketAddr), Vec<SocketAddr>)> {
+fn wanted(service: &ServicePortState) -> impl Iterator<Item = ((ServicePortKey, SocketAddr), Vec<SocketAddr>)> {
     let port = &service.port;
     let class = match port.internal_policy {
         TrafficPolicy::Cluster => PoolClass::Cluster,

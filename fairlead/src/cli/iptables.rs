@@ -1,7 +1,7 @@
 //! The flags of the iptables backend.
 
 use anyhow::{Result, bail};
-use backend::traffic::{LocalhostNodePorts, Options};
+use backend::dataplane::{DataplaneOptions, LocalhostNodePorts};
 use backend_iptables::{Iptables, IptablesPreview, Variant};
 use clap::Args;
 
@@ -35,21 +35,21 @@ enum Choice {
 
 impl IptablesArgs {
     /// The backend that is asked for.
-    pub(crate) fn backend(&self, options: Options) -> Iptables {
+    pub(crate) fn backend(&self, options: DataplaneOptions) -> Iptables {
         Iptables::new(self.options(options), self.variant.variant())
     }
 
     /// The same, as one that writes nothing.
-    pub(crate) fn preview(&self, options: Options) -> IptablesPreview {
+    pub(crate) fn preview(&self, options: DataplaneOptions) -> IptablesPreview {
         IptablesPreview::new(self.options(options), self.variant.variant())
     }
 
-    fn options(&self, options: Options) -> Options {
+    fn options(&self, options: DataplaneOptions) -> DataplaneOptions {
         let localhost_nodeports = match self.iptables_localhost_nodeports {
             true => LocalhostNodePorts::Open,
             false => LocalhostNodePorts::Closed,
         };
-        Options { localhost_nodeports, ..options }
+        DataplaneOptions { localhost_nodeports, ..options }
     }
 
     /// The flags are of use for one backend only.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use backend::traffic::Options;
+use backend::dataplane::DataplaneOptions;
 use backend_ipvs::{Arp, IpvsTimeouts, Settings};
 use clap::Args;
 use ipnet::IpNet;
@@ -51,7 +51,7 @@ pub(crate) struct ExcludeArgs {
 
 impl IpvsArgs {
     /// What the flags say together.
-    pub(crate) fn settings(self, traffic: Options, iptables: &VariantArgs) -> Settings {
+    pub(crate) fn settings(self, dataplane: DataplaneOptions, iptables: &VariantArgs) -> Settings {
         let Self {
             ipvs_scheduler,
             ipvs_strict_arp,
@@ -65,7 +65,7 @@ impl IpvsArgs {
             |duration: Option<Duration>| duration.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
         let default = Settings::default();
         Settings {
-            traffic,
+            dataplane,
             scheduler: ipvs_scheduler.unwrap_or(default.scheduler),
             timeouts: IpvsTimeouts {
                 tcp: seconds(ipvs_tcp_timeout),
@@ -122,7 +122,7 @@ mod tests {
 
     fn settings(args: &[&str]) -> Settings {
         let args = local(args).any;
-        args.ipvs.settings(Options::default(), &args.iptables.variant)
+        args.ipvs.settings(DataplaneOptions::default(), &args.iptables.variant)
     }
 
     #[test]

@@ -120,11 +120,11 @@ impl FrontendAddressArgs {
 impl NodeArgs {
     /// Where the addresses of frontends that were found last are kept; nowhere by a shadow.
     pub(crate) fn known_frontends(&self) -> Option<PathBuf> {
-        (self.duty() == RunMode::Program).then(|| self.state_dir.join("frontends"))
+        (self.run_mode() == RunMode::Program).then(|| self.state_dir.join("frontends"))
     }
 
     /// `--shadow`.
-    pub(crate) fn duty(&self) -> RunMode {
+    pub(crate) fn run_mode(&self) -> RunMode {
         if self.shadow { RunMode::Shadow } else { RunMode::Program }
     }
 

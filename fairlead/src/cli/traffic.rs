@@ -1,7 +1,7 @@
 //! The flags that say how packets are treated.
 
 use anyhow::{Result, bail};
-use backend::traffic::{Interface, LocalPods, NodePortAddresses, Options};
+use backend::dataplane::{DataplaneOptions, InterfaceName, LocalDetector, NodePortAddresses};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 
@@ -18,11 +18,11 @@ pub(crate) struct TrafficArgs {
 
     /// For BridgeInterface: the bridge that pods are attached to.
     #[arg(long, value_name = "NAME")]
-    pub(crate) pod_bridge_interface: Option<Interface>,
+    pub(crate) pod_bridge_interface: Option<InterfaceName>,
 
     /// For InterfaceNamePrefix: how the names of the interfaces begin that pods are behind.
     #[arg(long, value_name = "PREFIX")]
-    pub(crate) pod_interface_name_prefix: Option<Interface>,
+    pub(crate) pod_interface_name_prefix: Option<InterfaceName>,
 
     /// Masquerade all traffic to cluster IPs.
     #[arg(long)]
@@ -56,13 +56,19 @@ pub(crate) enum DetectLocalMode {
 
 impl TrafficArgs {
     /// What the flags say together, checked against each other.
-    pub(crate) fn options(self) -> Result<Options> {
-        let local_pods = self.local_pods()?;
+    pub(crate) fn options(self) -> Result<DataplaneOptions> {
+        let local_detector = self.local_detector()?;
         let Self { masquerade_all, masquerade_bit, nodeport_addresses, .. } = self;
-        Ok(Options { local_pods, masquerade_all, masquerade_bit, nodeport_addresses, ..Options::default() })
+        Ok(DataplaneOptions {
+            local_detector,
+            masquerade_all,
+            masquerade_bit,
+            nodeport_addresses,
+            ..DataplaneOptions::default()
+        })
     }
 
-    fn local_pods(&self) -> Result<LocalPods> {
+    fn local_detector(&self) -> Result<LocalDetector> {
         use DetectLocalMode::{BridgeInterface, ClusterCidr, InterfaceNamePrefix, NodeCidr};
         let cidrs = (!self.cluster_cidr.is_empty()).then_some(&self.cluster_cidr);
         let mode = self.detect_local_mode.or(cidrs.map(|_| ClusterCidr));
@@ -80,11 +86,11 @@ impl TrafficArgs {
             }
         }
         Ok(match (mode, &self.pod_bridge_interface, &self.pod_interface_name_prefix) {
-            (Some(ClusterCidr), ..) => LocalPods::ClusterCidr(self.cluster_cidr.clone()),
-            (Some(NodeCidr), ..) => LocalPods::NodeCidr,
-            (_, Some(bridge), _) => LocalPods::Bridge(bridge.clone()),
-            (_, _, Some(prefix)) => LocalPods::InterfacePrefix(prefix.clone()),
-            _ => LocalPods::Unknown,
+            (Some(ClusterCidr), ..) => LocalDetector::ClusterCidr(self.cluster_cidr.clone()),
+            (Some(NodeCidr), ..) => LocalDetector::NodeCidr,
+            (_, Some(bridge), _) => LocalDetector::BridgeInterface(bridge.clone()),
+            (_, _, Some(prefix)) => LocalDetector::InterfaceNamePrefix(prefix.clone()),
+            _ => LocalDetector::None,
         })
     }
 }
@@ -123,18 +129,21 @@ mod tests {
     #[test]
     fn the_mode_and_its_flags_belong_together() {
         let pods = |args: &[&str]| {
-            traffic(args).options().map(|options| options.local_pods).map_err(|error| error.to_string())
+            traffic(args).options().map(|options| options.local_detector).map_err(|error| error.to_string())
         };
         let (cidr, mode) = ("10.244.0.0/16", "--detect-local-mode");
-        let cluster_cidr = LocalPods::ClusterCidr(vec![cidr.parse().unwrap()]);
+        let cluster_cidr = LocalDetector::ClusterCidr(vec![cidr.parse().unwrap()]);
         let cbr0 = || "cbr0".parse().unwrap();
         for (args, expected) in [
-            (&[][..], LocalPods::Unknown),
+            (&[][..], LocalDetector::None),
             (&["--cluster-cidr", cidr], cluster_cidr.clone()),
             (&[mode, "ClusterCIDR", "--cluster-cidr", cidr], cluster_cidr),
-            (&[mode, "NodeCIDR"], LocalPods::NodeCidr),
-            (&[mode, "BridgeInterface", "--pod-bridge-interface", "cbr0"], LocalPods::Bridge(cbr0())),
-            (&[mode, "InterfaceNamePrefix", "--pod-interface-name-prefix", "cbr0"], LocalPods::InterfacePrefix(cbr0())),
+            (&[mode, "NodeCIDR"], LocalDetector::NodeCidr),
+            (&[mode, "BridgeInterface", "--pod-bridge-interface", "cbr0"], LocalDetector::BridgeInterface(cbr0())),
+            (
+                &[mode, "InterfaceNamePrefix", "--pod-interface-name-prefix", "cbr0"],
+                LocalDetector::InterfaceNamePrefix(cbr0()),
+            ),
         ] {
             assert_eq!(pods(args), Ok(expected), "{args:?}");
         }

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use backend::{Backend, Connect, Conntrack, ConntrackSettings, RunMode, Runner, RunnerOptions, traffic::Options};
+use backend::{
+    Backend, Connect, ConntrackCleanup, ConntrackSettings, RunMode, Runner, RunnerOptions, dataplane::DataplaneOptions,
+};
 use backend_ipvs::{Ipvs, IpvsPreview, Settings};
 use backend_nft::{Nft, NftPreview};
 use runtime::{Ready, Shutdown, Tasks, metrics::Registry};
@@ -87,7 +89,7 @@ pub(super) fn ipvs(settings: Settings) -> Result<Ipvs> {
 }
 
 /// The nftables backend.
-pub(super) fn nft(options: Options) -> Result<Nft> {
+pub(super) fn nft(options: DataplaneOptions) -> Result<Nft> {
     Nft::new(options).context("cannot open nf_tables")
 }
 
@@ -97,22 +99,28 @@ impl<'a> Setup<'a> {
         Self { node, conntrack, observe, config, others: Vec::new() }
     }
 
-    fn nft(self, options: Options, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-        match self.node.duty() {
+    fn nft(self, options: DataplaneOptions, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
+        match self.node.run_mode() {
             RunMode::Program => self.spawn(nft(options)?, connect, tasks),
             RunMode::Shadow => self.spawn(Shadow::new(NftPreview::new(options)?), connect, tasks),
         }
     }
 
-    fn iptables(self, args: &IptablesArgs, options: Options, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-        match self.node.duty() {
+    fn iptables(
+        self,
+        args: &IptablesArgs,
+        options: DataplaneOptions,
+        connect: impl Connect,
+        tasks: &mut Tasks,
+    ) -> Result<()> {
+        match self.node.run_mode() {
             RunMode::Program => self.spawn(args.backend(options), connect, tasks),
             RunMode::Shadow => self.spawn(Shadow::new(args.preview(options)), connect, tasks),
         }
     }
 
     fn ipvs(self, settings: Settings, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
-        match self.node.duty() {
+        match self.node.run_mode() {
             RunMode::Program => self.spawn(ipvs(settings)?, connect, tasks),
             RunMode::Shadow => self.spawn(Shadow::new(IpvsPreview::new(settings)?), connect, tasks),
         }
@@ -128,20 +136,20 @@ impl<'a> Setup<'a> {
             warn!(score, %error, "the OOM score stays as it is");
         }
         let defaults = RunnerOptions { max_loss: node.max_loss, ..RunnerOptions::new(name.as_str()) };
-        let (options, said) = match node.duty() {
+        let (options, said) = match node.run_mode() {
             RunMode::Program => {
                 // Before the first rule, from which on the kernel tracks every connection.
                 ConntrackSettings::from(conntrack).apply(Path::new("/"))?;
                 std::fs::create_dir_all(&node.state_dir)
                     .with_context(|| format!("cannot make the state directory {}", node.state_dir.display()))?;
                 let state_file = Some(node.state_dir.join("state"));
-                let options = RunnerOptions { state_file, conntrack: Conntrack::Reconcile, ..defaults };
+                let options = RunnerOptions { state_file, conntrack: ConntrackCleanup::Enabled, ..defaults };
                 (options, "ready: the kernel holds this node's state")
             }
             RunMode::Shadow => {
                 // At these ports is whoever programs the node.
                 observe.leave_to_others(config);
-                let options = RunnerOptions { state_file: None, duty: RunMode::Shadow, ..defaults };
+                let options = RunnerOptions { state_file: None, run_mode: RunMode::Shadow, ..defaults };
                 (options, "shadow: this node's state has been compared with the kernel, and nothing was written")
             }
         };

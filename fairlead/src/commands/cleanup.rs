@@ -5,7 +5,7 @@ mod report;
 use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
-use backend::{Backend, Item, Store, traffic::Options};
+use backend::{Backend, InstalledObject, Store, dataplane::DataplaneOptions};
 use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, Settings};
 use proto::model::IpFamily;
@@ -39,19 +39,19 @@ pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
     let mut report = Report::new(mode);
     match backend {
         Some(BackendName::Nft) => {
-            let mut backend = nft(Options::default())?;
-            let items = backend.items().await?;
+            let mut backend = nft(DataplaneOptions::default())?;
+            let items = backend.installed_objects().await?;
             remove(backend, items, &state_dir, mode, &mut report).await?;
         }
         Some(BackendName::Iptables) => {
-            let mut backend = Iptables::new(Options::default(), iptables.variant());
-            let items = backend.items().await?;
+            let mut backend = Iptables::new(DataplaneOptions::default(), iptables.variant());
+            let items = backend.installed_objects().await?;
             remove(backend, items, &state_dir, mode, &mut report).await?;
         }
         Some(BackendName::Ipvs) => {
             let settings = Settings { exclude: exclude.ipvs_exclude_cidrs, ..Settings::default() };
             let mut backend = ipvs(settings)?;
-            let items = backend.items().await?;
+            let items = backend.installed_objects().await?;
             remove(backend, items, &state_dir, mode, &mut report).await?;
         }
         None => {}
@@ -66,13 +66,13 @@ pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
 /// What a backend has put into the kernel, and its state.
 async fn remove(
     mut backend: impl Backend,
-    items: Vec<Item>,
+    items: Vec<InstalledObject>,
     state_dir: &Path,
     mode: Mode,
     report: &mut Report,
 ) -> Result<()> {
-    for Item { place, what, count } in items {
-        report.removed(&place, what, count);
+    for InstalledObject { subsystem, kind, count } in items {
+        report.removed(&subsystem, kind, count);
     }
     let files = Store::files(&state_dir.join("state"));
     let files: Vec<_> = files.into_iter().filter(|file| file.exists()).collect();
@@ -94,7 +94,7 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
     let touched: BTreeSet<_> = items.iter().filter_map(|item| item.family).collect();
     leftovers.notes().into_iter().for_each(|note| report.note(note));
 
-    let mut served = nft(Options::default())?.families().await?;
+    let mut served = nft(DataplaneOptions::default())?.families().await?;
     served.extend(Iptables::programmed().await?);
     served.extend(Ipvs::programmed().await?);
     let unserved = touched.iter().find(|family| !served.contains(&to_model(**family)));

@@ -68,7 +68,7 @@ async fn look(args: &TestArgs) -> Result<Report> {
         }
     };
     timeout(PATIENCE, first).await.context("the frontend has said nothing yet")??;
-    let wanted = |service: &backend::Service| {
+    let wanted = |service: &backend::ServicePortState| {
         let key = &service.port.key;
         let is = |name: &crate::cli::ServiceName| *name.namespace == *key.namespace && *name.name == *key.name;
         args.services.is_empty() || args.services.iter().any(is)

@@ -11,7 +11,7 @@ mod report;
 use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
-use backend::{NodeState, Preview, Previewed, Stored, traffic::Options};
+use backend::{NodeState, Preview, PreviewReport, StoredState, dataplane::DataplaneOptions};
 use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, IpvsPreview};
 use backend_nft::NftPreview;
@@ -84,10 +84,10 @@ async fn compare(args: DiffArgs, shutdown: Shutdown) -> Result<Found> {
 async fn preview(
     backend: BackendName,
     state: &NodeState,
-    options: Options,
+    options: DataplaneOptions,
     iptables: IptablesArgs,
     ipvs: IpvsArgs,
-) -> Result<Previewed> {
+) -> Result<PreviewReport> {
     match backend {
         BackendName::Nft => NftPreview::new(options)?.preview(state).await,
         BackendName::Iptables => iptables.preview(options).preview(state).await,
@@ -98,7 +98,7 @@ async fn preview(
 /// The backend whose rules are in this node's kernel.
 async fn programmed() -> Result<BackendName> {
     let mut found = Vec::new();
-    if !nft(Options::default())?.families().await?.is_empty() {
+    if !nft(DataplaneOptions::default())?.families().await?.is_empty() {
         found.push(BackendName::Nft);
     }
     if !Iptables::programmed().await?.is_empty() {
@@ -119,7 +119,7 @@ async fn programmed() -> Result<BackendName> {
 
 /// What an agent of this node has committed last.
 fn stored(file: &Path, node: &str) -> Result<NodeState> {
-    let stored = Stored::read(file, node).with_context(|| format!("cannot read {}", file.display()))?;
+    let stored = StoredState::read(file, node).with_context(|| format!("cannot read {}", file.display()))?;
     Ok(stored.state)
 }
 

@@ -1,6 +1,6 @@
 //! `fairlead local`: frontend and agent in one process, joined by channels.
 
-use ::backend::Attach;
+use ::backend::InProcess;
 use anyhow::Result;
 use runtime::{Shutdown, Tasks};
 
@@ -15,7 +15,7 @@ pub(crate) async fn run(args: LocalArgs, config: &Effective, shutdown: Shutdown)
     let frontend = frontend::spawn(&source, &cluster, ::frontend::Config::default(), &mut tasks).await?;
     let others = vec![frontend.metrics()];
     let stop = shutdown.clone();
-    let connect = Attach(move |hello| frontend.attach(hello, stop.clone()));
+    let connect = InProcess(move |hello| frontend.attach(hello, stop.clone()));
     backend::spawn_any(any, config, others, connect, &mut tasks)?;
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }

@@ -5,7 +5,7 @@ mod kernel;
 use std::fmt::Display;
 
 use anyhow::Result;
-use backend::Service;
+use backend::ServicePortState;
 use proto::model::{IpFamily, PoolClass, ServicePort, TrafficPolicy};
 use runtime::Shutdown;
 use serde_json::json;
@@ -29,7 +29,7 @@ pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()
             break;
         }
     }
-    let services = view.state.services().values();
+    let services = view.state.service_ports().values();
     let list = services
         .clone()
         .map(|service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }));
@@ -40,7 +40,7 @@ pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()
     })
 }
 
-fn row(service: &Service) -> [String; 5] {
+fn row(service: &ServicePortState) -> [String; 5] {
     let count = |class| {
         let endpoints = IpFamily::ALL.map(|family| service.pool(class, family).len());
         endpoints.iter().sum::<usize>().to_string()
@@ -92,11 +92,11 @@ mod tests {
         port.cluster_ips.v4 = Some([10, 96, 0, 10].into());
         port.cluster_ips.v6 = Some("fd00::a".parse().unwrap());
         assert_eq!(
-            row(&Service::new(port.clone())),
+            row(&ServicePortState::new(port.clone())),
             ["default/web/udp", "10.96.0.10:53 [fd00::a]:53", "Cluster", "0", "0"]
         );
         port.node_port = NonZeroU16::new(30053);
         port.external_policy = TrafficPolicy::Local;
-        assert_eq!(row(&Service::new(port))[1..3], ["10.96.0.10:53 [fd00::a]:53 *:30053", "Cluster/Local"]);
+        assert_eq!(row(&ServicePortState::new(port))[1..3], ["10.96.0.10:53 [fd00::a]:53 *:30053", "Cluster/Local"]);
     }
 }

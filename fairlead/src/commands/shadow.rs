@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use backend::{Applied, Backend, Changes, Difference, Drift, NodeState, Preview, Previewed};
+use backend::{Backend, Changes, Difference, Drift, NodeState, Preview, PreviewReport, SyncReport};
 use tokio::{
     task::block_in_place,
     time::{Instant, sleep_until},
@@ -48,10 +48,10 @@ impl<P: Preview> Shadow<P> {
         Self { preview, not_before: now, look_at: now + LOOK_AGAIN, said: None }
     }
 
-    async fn look(&mut self, state: &NodeState) -> Result<Applied> {
+    async fn look(&mut self, state: &NodeState) -> Result<SyncReport> {
         sleep_until(self.not_before).await;
         let begun = Instant::now();
-        let Previewed { differences, failures } = self.preview.preview(state).await?;
+        let PreviewReport { differences, failures } = self.preview.preview(state).await?;
         let of_kube_proxy = block_in_place(|| kube_proxy::compare(state));
         let report = of_kube_proxy.context("read what kube-proxy's rules do")?;
         self.not_before = Instant::now() + begun.elapsed() * (SHARE - 1);
@@ -64,27 +64,27 @@ impl<P: Preview> Shadow<P> {
             let (alike, otherwise, meant) = report.counts();
             let written = diff::summary(&said.differences);
             info!(writes = said.differences.len(), alike, otherwise, meant, "shadow: would write {written}");
-            for Difference { verb, place, what, service } in said.differences.iter().take(SHOWN) {
-                let service = service.as_ref().map(tracing::field::display);
-                info!(service, %place, "shadow: {verb} {what}");
+            for Difference { kind, subsystem, object, service_port } in said.differences.iter().take(SHOWN) {
+                let service_port = service_port.as_ref().map(tracing::field::display);
+                info!(service_port, %subsystem, "shadow: {kind} {object}");
             }
             for line in said.kube_proxy.iter().take(SHOWN) {
                 info!("shadow: kube-proxy does otherwise: {line}");
             }
             self.said = Some(said);
         }
-        Ok(Applied { failures, ..Applied::default() })
+        Ok(SyncReport { failures, ..SyncReport::default() })
     }
 }
 
 impl<P: Preview> Backend for Shadow<P> {
     const NAME: &'static str = P::NAME;
 
-    async fn reconcile(&mut self, state: &NodeState) -> Result<Applied> {
+    async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.look(state).await
     }
 
-    async fn apply(&mut self, state: &NodeState, _changes: &Changes) -> Result<Applied> {
+    async fn apply(&mut self, state: &NodeState, _changes: &Changes) -> Result<SyncReport> {
         self.look(state).await
     }
 
@@ -94,7 +94,7 @@ impl<P: Preview> Backend for Shadow<P> {
             _ = self.preview.drifted() => {}
             () = sleep_until(self.look_at) => {}
         }
-        Drift::Unsure
+        Drift::Possible
     }
 
     async fn cleanup(&mut self) -> Result<()> {

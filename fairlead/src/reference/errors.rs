@@ -49,14 +49,14 @@ const TYPES: &[Type] = &[
                versions, and report it. It connects again by itself.",
     },
     Type {
-        file: "backend/src/mirror.rs",
+        file: "backend/src/replica.rs",
         name: "Violation",
         heading: "An agent gives a stream up",
         todo: "A defect of the frontend. The kernel stays as it is, and the agent connects again. Compare versions, and report it.",
     },
     Type {
         file: "backend/src/stage.rs",
-        name: "RefusedOperation",
+        name: "RejectedOperation",
         heading: "An agent leaves an operation out",
         todo: "A defect of the frontend. The digests then differ, and the node is repaired. Report it.",
     },
@@ -88,7 +88,7 @@ const MESSAGES: &[Messages] = &[
         todo: "Two objects want the same, and who comes first has it; take it from one of them. `fairlead status --problems` lists them.",
     },
     Messages {
-        path: "backend/src/traffic/claims.rs",
+        path: "backend/src/dataplane/vip_ownership.rs",
         marks: &[" belongs to "],
         heading: "A node does not program a service port: another one has its address or node port",
         todo: "As above; `fairlead status --node NODE` lists it. It ends when the other one goes away.",

@@ -1,12 +1,12 @@
 //! What is there without any service: fixed chains, ends, and jumps from the built-in chains.
 
-use backend::traffic::NodePortAddresses;
+use backend::dataplane::NodePortAddresses;
 
 use super::*;
 use crate::table::{Dispatch, Place};
 
 /// The fixed chains, then the ends of those that service ports share: in a chain without a head their lines come first.
-fn fixed(family: IpFamily, options: &Options) -> Vec<String> {
+fn fixed(family: IpFamily, options: &DataplaneOptions) -> Vec<String> {
     let state = mk_state().build();
     let base = base(family, options, state.node(), state.cluster());
     let chains = base
@@ -52,7 +52,7 @@ last filter -A FAIRLEAD-CLUSTER-IPS -d 10.96.0.0/12 -m comment --comment "no ser
 #[test]
 fn ipv6() {
     let ranges = vec!["::/0".parse().unwrap(), "192.168.0.0/16".parse().unwrap()];
-    let options = Options {
+    let options = DataplaneOptions {
         masquerade_bit: 20,
         nodeport_addresses: NodePortAddresses::Cidrs(ranges),
         ..within(&["fd00:10::/32", "fd00:11::/32"])

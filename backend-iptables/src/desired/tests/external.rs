@@ -6,7 +6,7 @@ const TWO: [&str; 2] = ["10.180.0.1:80", "10.180.0.2:80"];
 const HERE: [&str; 1] = ["10.180.0.1:80"];
 
 /// The lines and chains of external traffic only.
-fn external(service: &Service, family: IpFamily) -> Vec<String> {
+fn external(service: &ServicePortState, family: IpFamily) -> Vec<String> {
     let internal = ["FAIRLEAD-CLUSTER-IPS", "cluster IP", "KUBE-SEP-", "-A KUBE-SVC-", "-A KUBE-SVL-"];
     let lines = written(service, family, &pods()).into_iter();
     lines.filter(|line| !internal.iter().any(|word| line.contains(word))).collect()

@@ -81,7 +81,7 @@ fn affinity_remembers_clients_by_endpoint() {
         web.endpoints(["10.180.0.1:80", "10.180.0.2:80", "[fd00:10:180::1]:80"])
     });
     assert_lines(
-        &written(&web, IpFamily::V4, &Options::default())[2..],
+        &written(&web, IpFamily::V4, &DataplaneOptions::default())[2..],
         r#"
 nat -A KUBE-SEP-LXVODXWDISEETFEF -s 10.180.0.2/32 -m comment --comment "ns1/svc1:p80" -j KUBE-MARK-MASQ
 nat -A KUBE-SEP-LXVODXWDISEETFEF -p tcp -m comment --comment "ns1/svc1:p80" -m recent --set --name KUBE-SEP-LXVODXWDISEETFEF --mask 255.255.255.255 --rsource -m tcp -j DNAT --to-destination 10.180.0.2:80
@@ -161,7 +161,7 @@ filter -A KUBE-SERVICES -d {ip} -p {protocol} -m comment --comment "ns1/svc1:p80
 #[test]
 fn who_is_masqueraded_on_the_way_to_a_cluster_ip() {
     let web = service(|web| web.cluster_ip("172.30.0.41").endpoints(["10.180.0.1:80"]));
-    let check = |options: &Options, expected: &[(&str, &str, &str)]| {
+    let check = |options: &DataplaneOptions, expected: &[(&str, &str, &str)]| {
         let mut rules = written(&web, IpFamily::V4, options);
         rules.retain(|rule| rule.starts_with("nat -A KUBE-SVC-") && rule.contains("cluster IP"));
         let expected = expected.iter().map(|(source, interface, target)| {
@@ -171,14 +171,14 @@ fn who_is_masqueraded_on_the_way_to_a_cluster_ip() {
         });
         assert_lines(&rules, &expected.collect::<Vec<_>>().join("\n"));
     };
-    let only = |local_pods| Options { local_pods, ..Options::default() };
-    check(&only(LocalPods::Unknown), &[]);
-    check(&Options { masquerade_all: true, ..pods() }, &[("", "", "KUBE-MARK-MASQ")]);
+    let only = |local_detector| DataplaneOptions { local_detector, ..DataplaneOptions::default() };
+    check(&only(LocalDetector::None), &[]);
+    check(&DataplaneOptions { masquerade_all: true, ..pods() }, &[("", "", "KUBE-MARK-MASQ")]);
     // The pod CIDR of the node in these tests.
-    check(&only(LocalPods::NodeCidr), &[("! -s 10.244.1.0/24 ", "", "KUBE-MARK-MASQ")]);
-    let bridge = LocalPods::Bridge("cbr0".parse().unwrap());
+    check(&only(LocalDetector::NodeCidr), &[("! -s 10.244.1.0/24 ", "", "KUBE-MARK-MASQ")]);
+    let bridge = LocalDetector::BridgeInterface("cbr0".parse().unwrap());
     check(&only(bridge), &[("", "! -i cbr0 ", "KUBE-MARK-MASQ")]);
-    let prefix = LocalPods::InterfacePrefix("veth".parse().unwrap());
+    let prefix = LocalDetector::InterfaceNamePrefix("veth".parse().unwrap());
     check(&only(prefix), &[("", "! -i veth+ ", "KUBE-MARK-MASQ")]);
     // kube-proxy knows one range; a rule cannot say "in none of these", so there is a chain for it.
     check(&within(&["10.0.0.0/8", "11.0.0.0/8"]), &[("", "", "FAIRLEAD-MASQ-OTHERS")]);
@@ -191,11 +191,11 @@ fn who_is_masqueraded_on_the_way_to_a_cluster_ip() {
 fn only_what_it_owns() {
     let web = service(|web| web.cluster_ip("172.30.0.41").external_ip("203.0.113.1").endpoints(["10.180.0.1:80"]));
     let node = mk_state().build().node().clone();
-    let traffic = pods().traffic(&node);
-    let context = Context { traffic: &traffic, node: &node.addresses };
+    let effective = pods().effective(&node);
+    let context = Context { effective: &effective, node: &node.addresses };
     assert_eq!(desired(&web, IpFamily::V4, context, |_| false), None);
     assert_eq!(desired(&web, IpFamily::V6, context, |_| true), None);
-    let external = |front: &backend::traffic::Front| front.to_string() == "203.0.113.1:80/tcp";
+    let external = |front: &backend::dataplane::Vip| front.to_string() == "203.0.113.1:80/tcp";
     let Desired { fronts, lines, chains } = desired(&web, IpFamily::V4, context, external).unwrap();
     assert_eq!(fronts.len(), 1);
     assert!(lines.iter().all(|(_, line)| line.contains("203.0.113.1/32")), "{lines:?}");

@@ -19,7 +19,7 @@ fn heard(notices: impl IntoIterator<Item = NftEvent>) -> Option<Drift> {
 }
 
 fn drift(by: &str) -> Option<Drift> {
-    Some(Drift::Changed { what: "rule".into(), by: by.into(), pid: 5 })
+    Some(Drift::Changed { object: "rule".into(), process: by.into(), pid: 5 })
 }
 
 #[test]
@@ -41,9 +41,9 @@ fn what_others_do_to_theirs_is_not() {
 #[test]
 fn what_may_have_been_ours_is_looked_at() {
     for gone in [changed("nat", Some("PREROUTING"), NftChange::Delete), changed("filter", None, NftChange::Delete)] {
-        assert_eq!(heard([gone.clone(), generation("iptables")]), Some(Drift::Unsure));
+        assert_eq!(heard([gone.clone(), generation("iptables")]), Some(Drift::Possible));
         let more = [gone, changed("nat", Some("KUBE-SERVICES"), NftChange::Delete), generation("iptables")];
         assert_eq!(heard(more), drift("iptables"));
     }
-    assert_eq!(heard([NftEvent::Lost]), Some(Drift::Unsure));
+    assert_eq!(heard([NftEvent::Lost]), Some(Drift::Possible));
 }

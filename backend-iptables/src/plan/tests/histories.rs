@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use backend::{
-    Applied, Backend, Changes, Drift,
-    testing::{History, conformance::conformance},
+    Backend, Changes, Drift, SyncReport,
+    testing::{History, contract},
 };
 use proptest::prelude::*;
 
@@ -39,7 +39,10 @@ fn driver_for(kernel: &Fake, seed: u64) -> Driver<Fake> {
     if seed.is_multiple_of(2) {
         return driver(kernel);
     }
-    Driver::new(kernel.clone(), Options { local_pods: LocalPods::NodeCidr, ..Options::default() })
+    Driver::new(
+        kernel.clone(),
+        DataplaneOptions { local_detector: LocalDetector::NodeCidr, ..DataplaneOptions::default() },
+    )
 }
 
 fn shapes(kernel: &Fake) -> [Vec<String>; 2] {
@@ -138,7 +141,7 @@ async fn what_others_change_is_noticed() {
             let (what, by) = ("rule".to_owned(), "unknown".to_owned());
             kernel.suspect(Suspicion::Look(family));
             if noticed {
-                assert_eq!(driver.drifted().await, Drift::Changed { what, by, pid: 0 });
+                assert_eq!(driver.drifted().await, Drift::Changed { object: what, process: by, pid: 0 });
             }
         }
     }
@@ -148,7 +151,7 @@ async fn what_others_change_is_noticed() {
 async fn conforms() {
     for seed in 0..10 {
         let kernel = node();
-        conformance(|| Faked(driver_for(&kernel, seed)), seed).await;
+        contract::check_all(|| Faked(driver_for(&kernel, seed)), seed).await;
     }
 }
 
@@ -158,11 +161,11 @@ struct Faked(Driver<Fake>);
 impl Backend for Faked {
     const NAME: &'static str = "iptables-fake";
 
-    async fn reconcile(&mut self, state: &NodeState) -> anyhow::Result<Applied> {
+    async fn reconcile(&mut self, state: &NodeState) -> anyhow::Result<SyncReport> {
         self.0.reconcile(state).await
     }
 
-    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> anyhow::Result<Applied> {
+    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> anyhow::Result<SyncReport> {
         self.0.apply(state, changes).await
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use backend::{Difference, Item, Verb, iptables::Variant};
+use backend::{Difference, DifferenceKind, InstalledObject, iptables::Variant};
 use netlink::{
     addresses, device, ipset,
     ipvs::{self, Destination, VirtualServerKey},
@@ -218,9 +218,11 @@ impl Worker {
     }
 
     /// What [`Self::cleanup`] would remove: where, what, how many.
-    pub(super) fn items(&mut self, ours: Ours) -> Result<Vec<Item>> {
+    pub(super) fn installed_objects(&mut self, ours: Ours) -> Result<Vec<InstalledObject>> {
         let mut items = Vec::new();
-        let mut item = |place: &str, what: String, count| items.push(Item { place: place.to_owned(), what, count });
+        let mut item = |place: &str, what: String, count| {
+            items.push(InstalledObject { subsystem: place.to_owned(), kind: what, count })
+        };
         for (program, chains) in self.tools.count()? {
             item(program, "chain".to_owned(), chains);
         }
@@ -289,16 +291,16 @@ impl Missing {
     pub(super) fn difference(&self) -> Difference {
         let say = |verb, place: &str, what: String| Difference::new(verb, place, what);
         match self {
-            Self::Module => say(Verb::Add, "modules", "ip_vs, with its settings".to_owned()),
-            Self::Timeouts => say(Verb::Change, "IPVS", "timeouts".to_owned()),
+            Self::Module => say(DifferenceKind::Add, "modules", "ip_vs, with its settings".to_owned()),
+            Self::Timeouts => say(DifferenceKind::Change, "IPVS", "timeouts".to_owned()),
             Self::Setting(settings::Setting { name, value }) => {
-                say(Verb::Change, "sysctl", format!("net.{}={value}", name.replace('/', ".")))
+                say(DifferenceKind::Change, "sysctl", format!("net.{}={value}", name.replace('/', ".")))
             }
-            Self::Set(set) => say(Verb::Add, "ipset", format!("set {}", set.name())),
-            Self::Device => say(Verb::Add, "links", format!("device {DEVICE}")),
-            Self::DeviceUp(_) => say(Verb::Change, "links", format!("device {DEVICE}, which is down")),
+            Self::Set(set) => say(DifferenceKind::Add, "ipset", format!("set {}", set.name())),
+            Self::Device => say(DifferenceKind::Add, "links", format!("device {DEVICE}")),
+            Self::DeviceUp(_) => say(DifferenceKind::Change, "links", format!("device {DEVICE}, which is down")),
             Self::Rules(family, lines) => {
-                say(Verb::Change, "iptables", format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*"))
+                say(DifferenceKind::Change, "iptables", format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*"))
             }
         }
     }

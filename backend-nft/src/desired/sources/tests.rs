@@ -16,7 +16,7 @@ fn ip(text: &str) -> IpAddr {
 fn ranges(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder, vip: &str, node: &[&str]) -> Option<Vec<String>> {
     let state = mk_state().service("default/lb", build).build();
     let node: Vec<IpAddr> = node.iter().map(|address| ip(address)).collect();
-    let allowed = allowed(&state.services().values().next().unwrap().port, ip(vip), &node)?;
+    let allowed = allowed(&state.service_ports().values().next().unwrap().port, ip(vip), &node)?;
     Some(allowed.iter().map(|range| format!("{}-{}", range.first, range.last)).collect())
 }
 

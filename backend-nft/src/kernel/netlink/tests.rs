@@ -1,6 +1,6 @@
 //! What the kernel says of a transaction that it refuses. Each in a network namespace of its own; needs root.
 
-use backend::traffic::{Front, Options};
+use backend::dataplane::{DataplaneOptions, Vip};
 use netlink::testing::in_netns;
 use proto::model::{ClusterInfo, PerFamily, Protocol};
 
@@ -17,15 +17,16 @@ use crate::{
 const MANY: u16 = 2_000;
 
 fn verdict(port: u16, verdict: Verdict) -> Element {
-    let front = Front::Vip { address: [10, 96, 0, 1].into(), port, protocol: Protocol::Tcp };
+    let front = Vip::AddressPort { address: [10, 96, 0, 1].into(), port, protocol: Protocol::Tcp };
     Element { front, map: Map::Vips, index: 0, data: Data::Verdict(verdict) }
 }
 
 /// The fixed part of the IPv4 table, and one verdict for each owner: ports from 1 on.
 fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(IpFamily, Operation)> {
     let node = proto::model::NodeInfo::unknown("node");
-    let base = PerFamily::from_fn(|family| base(family, &Options::default(), &node, &ClusterInfo::default()));
-    let (_, repairs) = Present::new(PerFamily::default(), &base, &Options::default().traffic(&node), |_, _| true);
+    let base = PerFamily::from_fn(|family| base(family, &DataplaneOptions::default(), &node, &ClusterInfo::default()));
+    let (_, repairs) =
+        Present::new(PerFamily::default(), &base, &DataplaneOptions::default().effective(&node), |_, _| true);
     let mut elements = Elements::default();
     for (owner, to) in (0..).zip(verdicts) {
         elements.push(verdict(owner + 1, to), Some(owner.into()));

@@ -91,7 +91,7 @@ impl Ledger {
                     self.known = next(self.known);
                     return None;
                 };
-                Some(Drift::Changed { what: what.into(), by: process, pid })
+                Some(Drift::Changed { object: what.into(), process, pid })
             }
         }
     }

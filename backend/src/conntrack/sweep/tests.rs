@@ -58,14 +58,14 @@ fn insert_all() {
 }
 
 fn apply(key: &str) -> Work {
-    Work::Apply(Changes { services: [mk_key(key)].into(), ..Changes::default() })
+    Work::Apply(Changes { service_ports: [mk_key(key)].into(), ..Changes::default() })
 }
 
 #[test]
 fn stale_flows_of_both_families_go_and_no_others() {
     run(async {
         insert_all();
-        let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
+        let mut sweeper = Sweeper::new(ConntrackCleanup::Enabled, Arc::default());
         sweeper.follow(&Work::Reconcile, &dns(), &[]).await;
         assert_eq!(ports(), [1, 5, 6, 7].into());
         assert_eq!((sweeper.deleted, sweeper.failed), (4, 0));
@@ -79,10 +79,10 @@ fn only_changes_that_concern_udp_are_followed() {
     run(async {
         insert_all();
         let all: BTreeSet<_> = (1..=8).collect();
-        let mut sweeper = Sweeper::new(Conntrack::Leave, Arc::default());
+        let mut sweeper = Sweeper::new(ConntrackCleanup::Disabled, Arc::default());
         sweeper.follow(&Work::Reconcile, &dns(), &[]).await;
         assert_eq!(ports(), all, "when told not to");
-        let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
+        let mut sweeper = Sweeper::new(ConntrackCleanup::Enabled, Arc::default());
         sweeper.follow(&apply("default/web"), &dns(), &[]).await;
         assert_eq!(ports(), all, "TCP");
         sweeper.follow(&apply("default/gone/udp"), &dns(), &[]).await;
@@ -100,7 +100,7 @@ fn a_service_port_that_is_not_programmed_keeps_its_flows() {
         let key = mk_key("default/dns/udp");
         let failure =
             ServicePortFailure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
-        let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
+        let mut sweeper = Sweeper::new(ConntrackCleanup::Enabled, Arc::default());
         sweeper.follow(&Work::Reconcile, &dns(), &[failure]).await;
         assert_eq!(ports(), [1, 2, 3, 5, 6, 7, 8].into());
     });
@@ -110,7 +110,7 @@ fn a_service_port_that_is_not_programmed_keeps_its_flows() {
 fn what_failed_is_done_with_the_next_change_of_anything() {
     run(async {
         insert_all();
-        let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
+        let mut sweeper = Sweeper::new(ConntrackCleanup::Enabled, Arc::default());
         sweeper.owed = Owed::Sweep;
         sweeper.follow(&apply("default/web"), &dns(), &[]).await;
         assert_eq!((sweeper.deleted, sweeper.owed), (4, Owed::Nothing));
@@ -124,7 +124,7 @@ fn many_flows() {
         let stale = 3 * BATCH as u16 / 2;
         (1..=stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.4", port));
         (stale + 1..=2 * stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.5", port));
-        let mut sweeper = Sweeper::new(Conntrack::Reconcile, Arc::default());
+        let mut sweeper = Sweeper::new(ConntrackCleanup::Enabled, Arc::default());
         sweeper.follow(&Work::Reconcile, &dns(), &[]).await;
         assert_eq!(sweeper.deleted, u64::from(stale));
         assert_eq!(ports(), (stale + 1..=2 * stale).collect());

@@ -88,8 +88,8 @@ fn names(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 
 #[test]
 fn the_first_in_order_has_the_port_and_others_are_told_of() {
-    use Claims::{Changed, Same};
-    type Step = (&'static [&'static str], Claims, &'static [(&'static str, &'static str)], Option<&'static str>);
+    use VipOwnership::{Changed, Same};
+    type Step = (&'static [&'static str], VipOwnership, &'static [(&'static str, &'static str)], Option<&'static str>);
     let steps: [Step; 7] = [
         (&["default/b"], Changed, &[], Some("default/b")),
         (&["default/b", "default/c"], Changed, &[("default/c", "default/b")], Some("default/b")),
@@ -126,10 +126,10 @@ fn only_who_claims_what_changes_claims() {
         mk_state().service("default/web", service).build()
     };
     let mut checks = of(&mk(PORT, &["10.244.1.1:80"]));
-    let changes = Changes { services: [mk_key("default/web")].into(), ..Changes::default() };
-    assert_eq!(checks.apply(&mk(PORT, &[]), &changes).claims, Claims::Same);
+    let changes = Changes { service_ports: [mk_key("default/web")].into(), ..Changes::default() };
+    assert_eq!(checks.apply(&mk(PORT, &[]), &changes).claims, VipOwnership::Same);
     assert_eq!(told(&checks)[0].3, 0);
-    assert_eq!(checks.apply(&mk(PORT + 1, &[]), &changes).claims, Claims::Changed);
+    assert_eq!(checks.apply(&mk(PORT + 1, &[]), &changes).claims, VipOwnership::Changed);
     assert_eq!(told(&checks), [(PORT + 1, IpFamily::V4, "default/web".to_owned(), 0)]);
 }
 

@@ -30,7 +30,7 @@ async fn ack_waits_until_the_backend_has_recovered() {
         assert_eq!((ack.revision, ack.digest), (Revision(revision), Some(total(&states[state]))));
         assert!(ack.apply_time > Duration::ZERO);
     }
-    assert_eq!(world.kernel.services(), *states[2].services());
+    assert_eq!(world.kernel.services(), *states[2].service_ports());
     assert_eq!(world.kernel.calls().last(), Some(&Call::Reconcile(2)));
     assert_eq!(world.progress.borrow().error, None);
     world.stop().await;
@@ -148,7 +148,7 @@ async fn session_that_ends_while_the_backend_works() {
     assert_eq!(next.hello.resume, Some((EPOCH, Revision(3))));
     assert_eq!(next.hello.digests.as_deref(), Some(a.digests()));
     world.kernel.calls_reach(3).await;
-    assert_eq!(world.kernel.services(), *a.services());
+    assert_eq!(world.kernel.services(), *a.service_ports());
     world.stop().await;
 }
 
@@ -161,7 +161,7 @@ async fn drift_is_repaired() {
     world.kernel.lose(&mk_key("default/a"));
     world.kernel.calls_reach(calls + 1).await;
     assert_eq!(world.kernel.calls()[calls..], [Call::Reconcile(1)]);
-    assert_eq!(world.kernel.services(), *state.services());
+    assert_eq!(world.kernel.services(), *state.service_ports());
     assert_eq!(world.progress.borrow().drifts, 1);
     world.stop().await;
 }
@@ -212,7 +212,7 @@ async fn call_under_way_is_finished_at_shutdown_and_no_other_begun() {
     peer.commit(2, 3, operations_between(&b, &c)).await;
     let kernel = world.kernel.clone();
     world.stop().await;
-    assert_eq!(kernel.services(), *b.services());
+    assert_eq!(kernel.services(), *b.service_ports());
     assert!(peer.events.is_closed());
 }
 
@@ -225,7 +225,7 @@ async fn nothing_is_applied_after_shutdown() {
     peer.commit(1, 2, operations_between(&a, &b)).await;
     let kernel = world.kernel.clone();
     world.stop().await;
-    assert_eq!(kernel.services(), *a.services());
+    assert_eq!(kernel.services(), *a.service_ports());
 }
 
 #[tokio::test(start_paused = true)]
@@ -281,7 +281,7 @@ async fn what_is_not_in_the_kernel_is_pending_since_it_came() {
     peer.barrier().await;
     let progress = world.progress.borrow().clone();
     assert_eq!(progress.pending_since, Some(begun), "since the commit, not since the last failure");
-    assert_eq!(progress.pending, ChangeCounts { services: 1, endpoints: 1 });
+    assert_eq!(progress.pending, ChangeCounts { service_ports: 1, endpoints: 1 });
     world.kernel.heal();
     peer.ack().await;
     let progress = world.progress.borrow().clone();

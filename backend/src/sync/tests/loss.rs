@@ -1,7 +1,7 @@
 //! Changes that take away more than may be believed at once: held back, heard again, then believed.
 
 use super::*;
-use crate::FeedOptions;
+use crate::StreamOptions;
 
 /// So many service ports, of which a part goes.
 const ALL: usize = 20;
@@ -33,7 +33,7 @@ async fn a_large_loss_is_believed_when_a_second_snapshot_says_it_too() {
     let heard = Instant::now();
     let mut peer = world.session().await;
     assert_eq!((peer.hello.resume, peer.hello.digests.is_none()), (None, true), "everything is to be said");
-    assert_eq!(heard.elapsed(), FeedOptions::default().hold);
+    assert_eq!(heard.elapsed(), StreamOptions::default().hold);
     peer.welcome(Epoch(7), SyncMode::Snapshot).await;
     peer.commit(0, 9, everything(&services(3))).await;
     assert_eq!(peer.ack().await.digest, Some(total(&services(3))));

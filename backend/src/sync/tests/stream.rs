@@ -17,7 +17,7 @@ async fn snapshot_is_programmed_and_acked() {
     peer.commit(0, 5, everything(&state)).await;
     let ack = peer.ack().await;
     assert_eq!((ack.revision, ack.digest, ack.failures), (Revision(5), Some(total(&state)), vec![]));
-    assert_eq!(world.kernel.services(), *state.services());
+    assert_eq!(world.kernel.services(), *state.service_ports());
     assert!(world.ready.is_ready());
     let progress = world.progress.borrow().clone();
     assert_eq!((progress.connected, progress.committed), (true, Some((EPOCH, Revision(5)))));
@@ -39,7 +39,7 @@ async fn nothing_is_applied_before_the_commit() {
     assert!(!world.ready.is_ready());
     peer.commit(0, 5, rest).await;
     peer.ack().await;
-    assert_eq!(world.kernel.services(), *state.services());
+    assert_eq!(world.kernel.services(), *state.service_ports());
     world.stop().await;
 }
 
@@ -126,7 +126,7 @@ async fn stored_state_is_in_force_without_any_frontend() {
     // The node was rebooted: an empty kernel, and nobody to connect to.
     let world = start(&FakeKernel::default(), Some(&file));
     world.ready.wait().await;
-    assert_eq!(world.kernel.services(), *state.services());
+    assert_eq!(world.kernel.services(), *state.service_ports());
     assert_eq!(world.progress.borrow().last_contact, None);
     world.stop().await;
 }
@@ -211,7 +211,7 @@ async fn what_breaks_the_protocol_ends_the_session_and_changes_nothing() {
         peer.say(event).await;
     }
     world.session().await;
-    assert_eq!(world.kernel.services(), *state.services());
+    assert_eq!(world.kernel.services(), *state.service_ports());
     world.stop().await;
 }
 
@@ -258,7 +258,7 @@ async fn silent_session_is_cut() {
     assert!((MINUTE / 2..MINUTE).contains(&begin.elapsed()), "{:?}", begin.elapsed());
     assert!(peer.events.is_closed());
     assert_eq!(next.hello.resume, Some((EPOCH, Revision(9))));
-    assert_eq!(world.kernel.services(), *state.services());
+    assert_eq!(world.kernel.services(), *state.service_ports());
     world.stop().await;
 }
 
@@ -274,7 +274,7 @@ async fn peer_that_does_not_read_stops_nothing() {
     }
     let mut programmed = world.progress.clone();
     programmed.wait_for(|progress| progress.programmed == Some((EPOCH, Revision(1000)))).await.unwrap();
-    assert_eq!(world.kernel.services(), *state.services());
+    assert_eq!(world.kernel.services(), *state.service_ports());
     let last = async { while peer.ack().await.revision != Revision(1000) {} };
     timeout(MINUTE / 3, last).await.unwrap();
     world.stop().await;

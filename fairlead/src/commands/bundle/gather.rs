@@ -133,7 +133,7 @@ pub(super) fn state(dir: &Path, node: &str) -> Result<String> {
 /// What a node is told.
 pub(super) fn to_json(state: &backend::NodeState) -> serde_json::Value {
     let services = state
-        .services()
+        .service_ports()
         .values()
         .map(|service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }));
     json!({ "node": state.node(), "cluster": state.cluster(), "services": services.collect::<Vec<_>>() })

@@ -49,7 +49,7 @@ async fn follow(args: &ViewArgs) -> Result<usize> {
     let mut view = View::open(args).await?;
     loop {
         match view.next().await? {
-            Event::Batch(batch) if batch.commit => return Ok(view.state.services().len()),
+            Event::Batch(batch) if batch.commit => return Ok(view.state.service_ports().len()),
             Event::Drain(_) => bail!("the frontend is about to end"),
             _ => {}
         }

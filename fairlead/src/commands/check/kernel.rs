@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use backend::{Backend, NodeState, Stage, traffic::Options};
+use backend::{Backend, NodeState, Stage, dataplane::DataplaneOptions};
 use backend_iptables::Iptables;
 use backend_ipvs::Settings;
 use nix::{
@@ -105,8 +105,8 @@ fn try_out(backend: BackendName) -> Result<()> {
         let state = example()?;
         runtime.block_on(async {
             match backend {
-                BackendName::Nft => program(nft(Options::default())?, &state).await,
-                BackendName::Iptables => program(Iptables::new(Options::default(), None), &state).await,
+                BackendName::Nft => program(nft(DataplaneOptions::default())?, &state).await,
+                BackendName::Iptables => program(Iptables::new(DataplaneOptions::default(), None), &state).await,
                 BackendName::Ipvs => program(ipvs(Settings::default())?, &state).await,
             }
         })
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn the_example_has_one_of_everything() {
         let state = example().unwrap();
-        let ports: Vec<_> = state.services().values().map(|service| &service.port).collect();
+        let ports: Vec<_> = state.service_ports().values().map(|service| &service.port).collect();
         assert_eq!(ports.len(), 6);
         assert!(ports.iter().any(|port| port.affinity_seconds.is_some()));
         assert!(ports.iter().any(|port| port.external_policy == TrafficPolicy::Local));

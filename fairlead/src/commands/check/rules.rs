@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use backend::{Item, iptables::Variant, traffic::Options};
+use backend::{InstalledObject, dataplane::DataplaneOptions, iptables::Variant};
 use backend_iptables::{Iptables, Saved};
 use backend_ipvs::{Ipvs, Settings};
 use netlink::nft::{Hook, NftHandle, Policy, TableFamily};
@@ -64,19 +64,22 @@ fn predecessor(stage: Stage) -> Result<Vec<Finding>> {
 /// What our other backends have programmed, and this one.
 async fn others_of_ours(backend: BackendName) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    let mut present = vec![(BackendName::Nft, nft(Options::default())?.items().await?)];
+    let mut present = vec![(BackendName::Nft, nft(DataplaneOptions::default())?.installed_objects().await?)];
     let iptables = Iptables::programmed().await?;
-    let item = |family| Item { place: "iptables".to_owned(), what: format!("{family} chains"), count: 1 };
+    let item =
+        |family| InstalledObject { subsystem: "iptables".to_owned(), kind: format!("{family} chains"), count: 1 };
     present.push((BackendName::Iptables, iptables.into_iter().map(item).collect()));
     // A kernel without IPVS has none of its servers.
     let items = match ipvs(Settings::default()) {
-        Ok(mut backend) if !Ipvs::programmed().await.unwrap_or_default().is_empty() => backend.items().await?,
+        Ok(mut backend) if !Ipvs::programmed().await.unwrap_or_default().is_empty() => {
+            backend.installed_objects().await?
+        }
         _ => Vec::new(),
     };
     present.push((BackendName::Ipvs, items));
     for (of, items) in present.into_iter().filter(|(_, items)| !items.is_empty()) {
         let name = format!("{of:?}").to_lowercase();
-        let what: Vec<_> = items.iter().map(|item| format!("{} {}", item.place, item.what)).collect();
+        let what: Vec<_> = items.iter().map(|item| format!("{} {}", item.subsystem, item.kind)).collect();
         findings.push(if of == backend {
             Finding::ok("fairlead", format!("backend {name} has programmed: {}", what.join(", ")))
         } else {

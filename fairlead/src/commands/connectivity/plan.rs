@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use backend::{NodeState, Service, traffic::allowed_sources};
+use backend::{NodeState, ServicePortState, dataplane::allowed_sources};
 use proto::model::{IpFamily, PoolClass, Protocol, TrafficPolicy};
 use serde::Serialize;
 
@@ -45,14 +45,14 @@ pub(super) enum Expected {
 /// All addresses of the services that `wanted` takes, but for SCTP. `source`: which of its addresses this node takes to another.
 pub(super) fn targets(
     state: &NodeState,
-    wanted: impl Fn(&Service) -> bool,
+    wanted: impl Fn(&ServicePortState) -> bool,
     source: impl Fn(IpAddr) -> Option<IpAddr>,
 ) -> Vec<Target> {
-    let services = state.services().values().filter(|service| service.port.key.protocol != Protocol::Sctp);
+    let services = state.service_ports().values().filter(|service| service.port.key.protocol != Protocol::Sctp);
     services.filter(|service| wanted(service)).flat_map(|service| of(service, state, &source)).collect()
 }
 
-fn of(service: &Service, state: &NodeState, source: impl Fn(IpAddr) -> Option<IpAddr>) -> Vec<Target> {
+fn of(service: &ServicePortState, state: &NodeState, source: impl Fn(IpAddr) -> Option<IpAddr>) -> Vec<Target> {
     let port = &service.port;
     let mut ways = Vec::new();
     ways.extend(port.cluster_ips.iter().filter_map(|(_, ip)| Some((Way::ClusterIp, (*ip)?, port.port.get()))));
@@ -74,7 +74,7 @@ fn of(service: &Service, state: &NodeState, source: impl Fn(IpAddr) -> Option<Ip
 }
 
 /// What docs/protocol.md says of a packet that the node itself sends.
-fn expected(service: &Service, state: &NodeState, way: Way, ip: IpAddr, source: Option<IpAddr>) -> Expected {
+fn expected(service: &ServicePortState, state: &NodeState, way: Way, ip: IpAddr, source: Option<IpAddr>) -> Expected {
     let (port, family) = (&service.port, IpFamily::of(&ip));
     if way == Way::LoadBalancerIp
         && let Some(allowed) = allowed_sources(port, ip, &state.node().addresses)

@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::Result;
 use backend::{
-    NodeState, Service,
-    traffic::{Claims, Front, VipClass, fronts},
+    NodeState, ServicePortState,
+    dataplane::{Vip, VipKind, VipOwnership, vips},
 };
 use proto::model::{IpFamily, PoolClass, TrafficPolicy};
 use serde::Serialize;
@@ -241,21 +241,21 @@ fn words(outcome: Option<&Outcome>) -> String {
 
 /// What Fairlead does, by the table of docs/protocol.md.
 fn ours(state: &NodeState) -> BTreeMap<Way, Ours> {
-    let claims = Claims::of(state);
+    let claims = VipOwnership::of(state);
     let mut ways = BTreeMap::new();
-    for (key, service) in state.services() {
+    for (key, service) in state.service_ports() {
         for family in IpFamily::ALL {
-            let owned = fronts(&service.port, family).into_iter();
+            let owned = vips(&service.port, family).into_iter();
             for (front, class) in owned.filter(|(front, _)| claims.owns(key, family, front)) {
                 let to = match front {
-                    Front::Vip { address, port, .. } => To::Vip(address, port),
-                    Front::NodePort { port, .. } => To::NodePort(port),
-                    Front::Address(_) => continue,
+                    Vip::AddressPort { address, port, .. } => To::Vip(address, port),
+                    Vip::NodePort { port, .. } => To::NodePort(port),
+                    Vip::Address(_) => continue,
                 };
                 let port = &service.port;
-                let policy = if class == VipClass::ClusterIp { port.internal_policy } else { port.external_policy };
+                let policy = if class == VipKind::ClusterIp { port.internal_policy } else { port.external_policy };
                 let inside = match (class, policy) {
-                    (VipClass::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
+                    (VipKind::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
                     _ => PoolClass::Cluster,
                 };
                 let outside = match policy {
@@ -271,7 +271,7 @@ fn ours(state: &NodeState) -> BTreeMap<Way, Ours> {
     ways
 }
 
-fn outcome(service: &Service, class: PoolClass, family: IpFamily) -> Outcome {
+fn outcome(service: &ServicePortState, class: PoolClass, family: IpFamily) -> Outcome {
     let pool = service.pool(class, family);
     if !service.port.any_endpoints[family] {
         return Outcome::Reject;
@@ -284,7 +284,7 @@ fn outcome(service: &Service, class: PoolClass, family: IpFamily) -> Outcome {
 /// Addresses that no Service may take over.
 fn somebodys(state: &NodeState) -> BTreeSet<std::net::IpAddr> {
     let cluster_ips =
-        state.services().values().flat_map(|service| IpFamily::ALL.map(|family| service.port.cluster_ips[family]));
+        state.service_ports().values().flat_map(|service| IpFamily::ALL.map(|family| service.port.cluster_ips[family]));
     cluster_ips.flatten().chain(state.node().addresses.iter().copied()).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use backend::{Difference, Previewed, Verb};
+use backend::{Difference, DifferenceKind, PreviewReport};
 use serde::Serialize;
 
 /// How a kernel is not what it should be.
@@ -22,8 +22,8 @@ struct Failure {
 }
 
 impl Report {
-    pub(crate) fn new(backend: &'static str, node: &str, previewed: Previewed) -> Self {
-        let Previewed { differences, failures } = previewed;
+    pub(crate) fn new(backend: &'static str, node: &str, previewed: PreviewReport) -> Self {
+        let PreviewReport { differences, failures } = previewed;
         let failures =
             failures.into_iter().map(|failure| Failure { service: failure.key.to_string(), reason: failure.reason });
         Self { backend, node: node.to_owned(), differences, failures: failures.collect() }
@@ -40,15 +40,15 @@ impl Report {
         let Self { backend, node, differences, failures } = self;
         let mut by_service = BTreeMap::<Option<String>, Vec<&Difference>>::new();
         for difference in differences {
-            let service = difference.service.as_ref().map(ToString::to_string);
+            let service = difference.service_port.as_ref().map(ToString::to_string);
             by_service.entry(service).or_default().push(difference);
         }
         for (service, differences) in by_service {
             let service = service.as_deref().unwrap_or("of no service port in particular");
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{service}");
-            for Difference { verb, place, what, .. } in differences {
-                let _ = writeln!(text, "  {verb} {place}: {what}");
+            for Difference { kind, subsystem, object, .. } in differences {
+                let _ = writeln!(text, "  {kind} {subsystem}: {object}");
             }
         }
         for Failure { service, reason } in failures {
@@ -65,8 +65,8 @@ impl Report {
 
 /// `3 added, 1 changed, 0 removed`.
 pub(crate) fn summary(differences: &[Difference]) -> String {
-    let count = |verb| differences.iter().filter(|difference| difference.verb == verb).count();
-    let [added, changed, removed] = [Verb::Add, Verb::Change, Verb::Remove].map(count);
+    let count = |kind| differences.iter().filter(|difference| difference.kind == kind).count();
+    let [added, changed, removed] = [DifferenceKind::Add, DifferenceKind::Change, DifferenceKind::Remove].map(count);
     format!("{added} added, {changed} changed, {removed} removed")
 }
 
@@ -80,9 +80,10 @@ mod tests {
     fn lines_are_those_of_diff_by_service_port() {
         let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
         let place = "table ip fairlead";
-        let of_web = Difference::new(Verb::Change, place, "vips 10.96.0.1:80/tcp: pool-2 -> pool-3");
-        let differences = vec![of_web.of(Some(&key)), Difference::new(Verb::Remove, place, "cluster-ips 10.96.0.3")];
-        let report = Report::new("nft", "node-a", Previewed { differences, failures: Vec::new() });
+        let of_web = Difference::new(DifferenceKind::Change, place, "vips 10.96.0.1:80/tcp: pool-2 -> pool-3");
+        let differences =
+            vec![of_web.of(Some(&key)), Difference::new(DifferenceKind::Remove, place, "cluster-ips 10.96.0.3")];
+        let report = Report::new("nft", "node-a", PreviewReport { differences, failures: Vec::new() });
         let expected = "\
 of no service port in particular
   - table ip fairlead: cluster-ips 10.96.0.3
@@ -92,7 +93,7 @@ Backend nft would write for node-a: 0 added, 1 changed, 1 removed.
 ";
         assert_eq!(report.text(), expected);
         assert!(!report.is_empty());
-        let same = Report::new("nft", "node-a", Previewed::default());
+        let same = Report::new("nft", "node-a", PreviewReport::default());
         assert_eq!(same.text(), "The kernel holds what backend nft would write for node-a.\n");
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
-use backend::traffic::Front;
+use backend::dataplane::Vip;
 use backend_ipvs::{At, Destination, Ipvs, VirtualServer};
 use serde_json::{Value, json};
 
@@ -86,11 +86,11 @@ fn to_json(server: &VirtualServer, now: SystemTime) -> Value {
 }
 
 /// A VIP with its port, or a node port as `*:30080`.
-fn front(front: &Front) -> String {
+fn front(front: &Vip) -> String {
     match front {
-        Front::Vip { address, port, .. } => std::net::SocketAddr::new(*address, *port).to_string(),
-        Front::NodePort { port, .. } => format!("*:{port}"),
-        Front::Address(address) => address.to_string(),
+        Vip::AddressPort { address, port, .. } => std::net::SocketAddr::new(*address, *port).to_string(),
+        Vip::NodePort { port, .. } => format!("*:{port}"),
+        Vip::Address(address) => address.to_string(),
     }
 }
 
@@ -142,12 +142,12 @@ mod tests {
             destinations: vec![destination("10.244.1.11:8080", 1, (17, 240)), draining],
         };
         let protocol = Protocol::Udp;
-        let vip = Front::Vip { address: "2001:db8::1".parse().unwrap(), port: 53, protocol };
+        let vip = Vip::AddressPort { address: "2001:db8::1".parse().unwrap(), port: 53, protocol };
         let at_mark = VirtualServer {
             family: IpFamily::V6,
             protocol,
             at: At::Mark(0xfa00_0019),
-            fronts: [vip, Front::NodePort { port: 30_053, protocol }].into(),
+            fronts: [vip, Vip::NodePort { port: 30_053, protocol }].into(),
             scheduler: "mh".into(),
             destinations: Vec::new(),
         };

@@ -27,7 +27,7 @@ fn generation(id: u32, port: u32) -> NftEvent {
 }
 
 fn drift() -> Option<Drift> {
-    Some(Drift::Changed { what: "chain".into(), by: "nft".into(), pid: 5 })
+    Some(Drift::Changed { object: "chain".into(), process: "nft".into(), pid: 5 })
 }
 
 #[test]

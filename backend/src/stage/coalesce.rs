@@ -9,17 +9,17 @@ use proto::{
     },
 };
 
-use super::{RefusedOperation, check_family};
-use crate::{Changes, NodeState, Service};
+use super::{RejectedOperation, check_family};
+use crate::{Changes, NodeState, ServicePortState};
 
 /// Folding in progress: the state that the operations are about, and what they amount to so far.
-pub(super) struct Fold<'a> {
+pub(super) struct Coalescer<'a> {
     state: &'a NodeState,
-    folded: Folded,
+    folded: NetEffect,
 }
 
 /// The net effect of some operations.
-pub(super) struct Folded {
+pub(super) struct NetEffect {
     node: Option<NodeInfo>,
     cluster: Option<ClusterInfo>,
     buckets: Vec<Bucket>,
@@ -45,7 +45,7 @@ enum Staged {
     /// Changes to the one that the state holds; so they cost what they are, not what it is.
     Edited(Edit),
     /// This instead of what the state holds, if anything.
-    Replaced(Option<Service>),
+    Replaced(Option<ServicePortState>),
 }
 
 #[derive(Default)]
@@ -65,16 +65,16 @@ enum Presence {
     Absent(Endpoint),
 }
 
-// === impl Fold ===
+// === impl Coalescer ===
 
-impl<'a> Fold<'a> {
+impl<'a> Coalescer<'a> {
     pub(super) fn new(state: &'a NodeState) -> Self {
         let buckets = (0..BUCKETS).map(|_| Bucket::default()).collect();
-        Self { state, folded: Folded { node: None, cluster: None, buckets } }
+        Self { state, folded: NetEffect { node: None, cluster: None, buckets } }
     }
 
     /// Takes in the next operation.
-    pub(super) fn take(&mut self, operation: Operation) -> Result<(), RefusedOperation> {
+    pub(super) fn take(&mut self, operation: Operation) -> Result<(), RejectedOperation> {
         match operation {
             Operation::PutServicePort(port) => self.put(port),
             Operation::RemoveServicePort(key) => {
@@ -89,20 +89,20 @@ impl<'a> Fold<'a> {
                 self.known(&pool.key)?.replace_pool(&pool, endpoints);
             }
             Operation::PutNode(node) if node.name != self.state.node().name => {
-                return Err(RefusedOperation::OtherNode(node.name.to_string()));
+                return Err(RejectedOperation::OtherNode(node.name.to_string()));
             }
             Operation::PutNode(node) => self.folded.node = Some(node),
             Operation::PutCluster(cluster) => self.folded.cluster = Some(cluster),
             Operation::ResetBucket(number) => {
                 let bucket = self.folded.buckets.get_mut(usize::from(number));
-                let bucket = bucket.ok_or(RefusedOperation::UnknownBucket(number))?;
+                let bucket = bucket.ok_or(RejectedOperation::UnknownBucket(number))?;
                 *bucket = Bucket { kept: Kept::Forgotten, services: BTreeMap::new() };
             }
         }
         Ok(())
     }
 
-    pub(super) fn finish(self) -> Folded {
+    pub(super) fn finish(self) -> NetEffect {
         self.folded
     }
 
@@ -112,21 +112,21 @@ impl<'a> Fold<'a> {
             Ok(Staged::Replaced(Some(service))) => service.port = port,
             Ok(Staged::Replaced(None)) | Err(_) => {
                 let key = port.key.clone();
-                let staged = Staged::Replaced(Some(Service::new(port)));
+                let staged = Staged::Replaced(Some(ServicePortState::new(port)));
                 self.bucket(&key).services.insert(key, staged);
             }
         }
     }
 
     /// What is staged for a service port that exists at this point.
-    fn known(&mut self, key: &ServicePortKey) -> Result<&mut Staged, RefusedOperation> {
-        let in_state = self.state.service(key).is_some();
+    fn known(&mut self, key: &ServicePortKey) -> Result<&mut Staged, RejectedOperation> {
+        let in_state = self.state.service_port(key).is_some();
         let bucket = self.bucket(key);
         if !bucket.services.contains_key(key) && in_state && bucket.kept == Kept::Kept {
             bucket.services.insert(key.clone(), Staged::Edited(Edit::default()));
         }
         match bucket.services.get_mut(key) {
-            None | Some(Staged::Replaced(None)) => Err(RefusedOperation::UnknownServicePort(key.clone())),
+            None | Some(Staged::Replaced(None)) => Err(RejectedOperation::UnknownServicePort(key.clone())),
             Some(staged) => Ok(staged),
         }
     }
@@ -156,17 +156,17 @@ impl Staged {
     }
 
     /// Whether nothing that serves is left of a service.
-    fn empties(&self, service: &Service) -> bool {
+    fn empties(&self, service: &ServicePortState) -> bool {
         match self {
             Self::Edited(edit) => edit.empties(service),
-            Self::Replaced(service) => !service.as_ref().is_some_and(Service::has_endpoints),
+            Self::Replaced(service) => !service.as_ref().is_some_and(ServicePortState::has_endpoints),
         }
     }
 
     fn apply(self, key: ServicePortKey, state: &mut NodeState) -> bool {
         match self {
             Self::Edited(edit) => edit.apply(key, state),
-            Self::Replaced(service) => state.set_service(&key, service),
+            Self::Replaced(service) => state.set_service_port(&key, service),
         }
     }
 }
@@ -175,7 +175,7 @@ impl Staged {
 
 impl Edit {
     /// Whether a service is left without an endpoint.
-    fn empties(&self, service: &Service) -> bool {
+    fn empties(&self, service: &ServicePortState) -> bool {
         let pools = [PoolClass::Cluster, PoolClass::Local]
             .into_iter()
             .flat_map(|class| IpFamily::ALL.map(|family| (class, family)));
@@ -252,15 +252,16 @@ fn change(pool: &mut Pool, add: Vec<Endpoint>, remove: &[Endpoint]) {
     }
 }
 
-// === impl Folded ===
+// === impl NetEffect ===
 
-impl Folded {
+impl NetEffect {
     /// How many service ports that have endpoints will have none, or be gone.
     pub(super) fn lost(&self, state: &NodeState) -> usize {
-        let has_endpoints = |key: &&ServicePortKey| state.service(key).is_some_and(Service::has_endpoints);
+        let has_endpoints =
+            |key: &&ServicePortKey| state.service_port(key).is_some_and(ServicePortState::has_endpoints);
         let staged = self.buckets.iter().flat_map(|bucket| &bucket.services);
         let emptied = staged.filter(|(key, staged)| {
-            state.service(key).is_some_and(|service| service.has_endpoints() && staged.empties(service))
+            state.service_port(key).is_some_and(|service| service.has_endpoints() && staged.empties(service))
         });
         self.forgotten(state).iter().filter(has_endpoints).count() + emptied.count()
     }
@@ -271,7 +272,7 @@ impl Folded {
         let Self { node, cluster, buckets } = self;
         let mut services = forgotten;
         for key in &services {
-            state.set_service(key, None);
+            state.set_service_port(key, None);
         }
         let mut staged: Vec<_> = buckets.into_iter().flat_map(|bucket| bucket.services).collect();
         // A snapshot in the order of the keys grows the state at its end, instead of all over it.
@@ -282,7 +283,7 @@ impl Folded {
             }
         }
         Changes {
-            services: services.into_iter().collect(),
+            service_ports: services.into_iter().collect(),
             node: node.is_some_and(|node| state.put_node(node)),
             cluster: cluster.is_some_and(|cluster| state.put_cluster(cluster)),
         }
@@ -293,7 +294,7 @@ impl Folded {
         if self.buckets.iter().all(|bucket| bucket.kept == Kept::Kept) {
             return Vec::new();
         }
-        let keys = state.services().keys().filter(|key| {
+        let keys = state.service_ports().keys().filter(|key| {
             let bucket = &self.buckets[usize::from(KeyHash::of(key).bucket())];
             bucket.kept == Kept::Forgotten && !bucket.services.contains_key(*key)
         });

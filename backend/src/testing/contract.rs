@@ -5,14 +5,14 @@
 //! on a node. It does not matter what the kernel holds at first.
 
 use super::History;
-use crate::{Applied, Backend, NodeState};
+use crate::{Backend, NodeState, SyncReport};
 
 /// All checks, one after the other, with random states from `seed`.
-pub async fn conformance<B: Backend>(mut make: impl FnMut() -> B, seed: u64) {
+pub async fn check_all<B: Backend>(mut make: impl FnMut() -> B, seed: u64) {
     empty_state(&mut make).await;
-    apply_is_as_good_as_reconcile(&mut make, seed, 40).await;
-    reconcile_leads_from_any_state_to_any_other(&mut make, seed, 10).await;
-    cleanup_and_back(&mut make, seed).await;
+    apply_equals_reconcile(&mut make, seed, 40).await;
+    reconcile_works_from_any_state(&mut make, seed, 10).await;
+    cleanup_removes_everything(&mut make, seed).await;
 }
 
 /// A node without services is a state like any other.
@@ -23,7 +23,7 @@ pub async fn empty_state<B: Backend>(mut make: impl FnMut() -> B) {
 }
 
 /// After each commit of a random history the kernel is as a `reconcile` would have made it.
-pub async fn apply_is_as_good_as_reconcile<B: Backend>(mut make: impl FnMut() -> B, seed: u64, steps: usize) {
+pub async fn apply_equals_reconcile<B: Backend>(mut make: impl FnMut() -> B, seed: u64, steps: usize) {
     let mut history = History::new(seed);
     history.jump();
     let mut backend = make();
@@ -38,11 +38,7 @@ pub async fn apply_is_as_good_as_reconcile<B: Backend>(mut make: impl FnMut() ->
 }
 
 /// `reconcile` needs no particular beginning.
-pub async fn reconcile_leads_from_any_state_to_any_other<B: Backend>(
-    mut make: impl FnMut() -> B,
-    seed: u64,
-    states: usize,
-) {
+pub async fn reconcile_works_from_any_state<B: Backend>(mut make: impl FnMut() -> B, seed: u64, states: usize) {
     let mut history = History::new(seed);
     for state in 0..states {
         history.jump();
@@ -56,7 +52,7 @@ pub async fn reconcile_leads_from_any_state_to_any_other<B: Backend>(
 }
 
 /// `cleanup` may be called at any time, and what it removed can be had again.
-pub async fn cleanup_and_back<B: Backend>(mut make: impl FnMut() -> B, seed: u64) {
+pub async fn cleanup_removes_everything<B: Backend>(mut make: impl FnMut() -> B, seed: u64) {
     let mut history = History::new(seed);
     history.jump();
     let mut backend = make();
@@ -77,12 +73,12 @@ async fn assert_in_force<B: Backend>(make: &mut impl FnMut() -> B, state: &NodeS
     assert_eq!(applied.writes, 0, "{at}: a fresh instance had to write");
 }
 
-async fn reconcile<B: Backend>(backend: &mut B, state: &NodeState, at: &str) -> Applied {
+async fn reconcile<B: Backend>(backend: &mut B, state: &NodeState, at: &str) -> SyncReport {
     let applied = backend.reconcile(state).await;
     check(applied.unwrap_or_else(|error| panic!("{at}: reconcile: {error:#}")), at)
 }
 
-fn check(applied: Applied, at: &str) -> Applied {
+fn check(applied: SyncReport, at: &str) -> SyncReport {
     assert_eq!(applied.failures, [], "{at}");
     applied
 }
@@ -96,7 +92,7 @@ mod tests {
     async fn the_fake_conforms() {
         for seed in 0..20 {
             let kernel = FakeKernel::default();
-            conformance(|| kernel.backend(), seed).await;
+            check_all(|| kernel.backend(), seed).await;
         }
     }
 
@@ -104,12 +100,12 @@ mod tests {
     #[should_panic(expected = "a fresh instance had to write")]
     async fn a_backend_that_loses_something_does_not_conform() {
         let mut history = History::new(1);
-        while history.state().services().is_empty() {
+        while history.state().service_ports().is_empty() {
             history.step();
         }
         let kernel = FakeKernel::default();
         reconcile(&mut kernel.backend(), history.state(), "begin").await;
-        kernel.lose(history.state().services().keys().next().unwrap());
+        kernel.lose(history.state().service_ports().keys().next().unwrap());
         assert_in_force(&mut || kernel.backend(), history.state(), "later").await;
     }
 }

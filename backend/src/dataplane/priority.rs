@@ -31,7 +31,7 @@ mod tests {
             .service("default/dns", |dns| dns.port(53))
             .service("shop/kubernetes", |other| other.port(443))
             .build();
-        let urgent = state.services().values().filter(|service| is_urgent(&service.port));
+        let urgent = state.service_ports().values().filter(|service| is_urgent(&service.port));
         let urgent: Vec<String> = urgent.map(|service| service.port.key.to_string()).collect();
         assert_eq!(urgent, ["default/kubernetes/tcp", "kube-system/coredns/tcp", "kube-system/kube-dns/udp"]);
     }

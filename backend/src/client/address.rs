@@ -9,7 +9,7 @@ use tonic::transport::Uri;
 
 /// One frontend, as far as is known.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Candidate {
+pub struct FrontendAddress {
     /// What to connect to: `unix:/path`, `https://address:port` or `http://address:port`.
     pub address: String,
     /// The name that its certificate must be for, where that is not in the address.
@@ -22,14 +22,14 @@ pub trait Discover: fmt::Debug + fmt::Display + Send + Sync + 'static {
     ///
     /// # Errors
     /// When that cannot be found out. The ones found last are used then.
-    fn discover(&self) -> BoxFuture<'_, Result<Vec<Candidate>>>;
+    fn discover(&self) -> BoxFuture<'_, Result<Vec<FrontendAddress>>>;
 }
 
 /// Something that leads to frontends.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum AddressSource {
     /// This one.
-    Fixed(Candidate),
+    Fixed(FrontendAddress),
     /// All addresses of a name.
     Name(Named),
     /// Whatever is found.
@@ -44,12 +44,12 @@ pub(super) struct Named {
     port: u16,
 }
 
-// === impl Place ===
+// === impl AddressSource ===
 
-impl Place {
+impl AddressSource {
     /// Reads `unix:/path`, `https://host:port` or `http://host:port`.
     pub(super) fn parse(address: &str) -> Result<Self> {
-        let fixed = || Self::Fixed(Candidate { address: address.to_owned(), name: None });
+        let fixed = || Self::Fixed(FrontendAddress { address: address.to_owned(), name: None });
         if let Some(path) = address.strip_prefix("unix:") {
             ensure!(path.starts_with('/'), "{address:?}: the path of a socket must begin with /");
             return Ok(fixed());
@@ -70,7 +70,7 @@ impl Place {
     }
 
     /// The frontends there. Those of a fixed address cost nothing.
-    pub(super) async fn look_up(&self) -> Result<Vec<Candidate>> {
+    pub(super) async fn look_up(&self) -> Result<Vec<FrontendAddress>> {
         let found = match self {
             Self::Fixed(candidate) => return Ok(vec![candidate.clone()]),
             Self::Name(name) => name.look_up().await?,
@@ -81,7 +81,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for AddressSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fixed(candidate) => f.write_str(&candidate.address),
@@ -94,10 +94,11 @@ impl fmt::Display for Place {
 // === impl Named ===
 
 impl Named {
-    async fn look_up(&self) -> Result<Vec<Candidate>> {
+    async fn look_up(&self) -> Result<Vec<FrontendAddress>> {
         let Self { scheme, host, port } = self;
         let addresses = lookup_host((host.as_str(), *port)).await.with_context(|| format!("look up {host}"))?;
-        let candidate = |address| Candidate { address: format!("{scheme}://{address}"), name: Some(host.clone()) };
+        let candidate =
+            |address| FrontendAddress { address: format!("{scheme}://{address}"), name: Some(host.clone()) };
         Ok(addresses.map(candidate).collect())
     }
 }
@@ -114,8 +115,8 @@ mod tests {
             ("https://[fd00::1]:7600/", true),
             ("http://fairlead.kube-system.svc:7600", false),
         ] {
-            let place = Place::parse(text).unwrap();
-            assert_eq!(matches!(place, Place::Fixed(_)), is_fixed, "{text}");
+            let place = AddressSource::parse(text).unwrap();
+            assert_eq!(matches!(place, AddressSource::Fixed(_)), is_fixed, "{text}");
             assert_eq!(place.to_string(), text);
         }
         for (text, said) in [
@@ -126,17 +127,17 @@ mod tests {
             ("unix:frontend.sock", "must begin with /"),
             ("", "no frontend's address"),
         ] {
-            let error = format!("{:#}", Place::parse(text).unwrap_err());
+            let error = format!("{:#}", AddressSource::parse(text).unwrap_err());
             assert!(error.contains(said), "{text}: {error}");
         }
     }
 
     #[tokio::test]
     async fn a_name_leads_to_all_its_addresses() {
-        let found = Place::parse("https://localhost:7600").unwrap().look_up().await.unwrap();
-        let candidate = |address: &str| Candidate { address: address.into(), name: Some("localhost".into()) };
+        let found = AddressSource::parse("https://localhost:7600").unwrap().look_up().await.unwrap();
+        let candidate = |address: &str| FrontendAddress { address: address.into(), name: Some("localhost".into()) };
         assert!(found.contains(&candidate("https://127.0.0.1:7600")), "{found:?}");
-        let nowhere = Place::parse("https://fairlead.invalid:7600").unwrap().look_up().await;
+        let nowhere = AddressSource::parse("https://fairlead.invalid:7600").unwrap().look_up().await;
         assert!(format!("{:#}", nowhere.unwrap_err()).contains("fairlead.invalid"));
     }
 }

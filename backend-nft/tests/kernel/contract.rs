@@ -2,33 +2,33 @@
 
 use backend::{
     Backend, NodeState,
-    testing::{History, conformance, mk_state, transition},
+    testing::{History, contract, mk_state, transition},
 };
 
 use super::support::{assert_readable, backend, reconcile, run};
 
 #[test]
 fn an_empty_state_is_a_state() {
-    run(|| conformance::empty_state(backend));
+    run(|| contract::empty_state(backend));
 }
 
 #[test]
-fn apply_is_as_good_as_reconcile() {
+fn apply_equals_reconcile() {
     run(|| async {
         for seed in 0..10 {
-            conformance::apply_is_as_good_as_reconcile(backend, seed, 40).await;
+            contract::apply_equals_reconcile(backend, seed, 40).await;
         }
     });
 }
 
 #[test]
-fn reconcile_leads_from_any_state_to_any_other() {
-    run(|| conformance::reconcile_leads_from_any_state_to_any_other(backend, 7, 40));
+fn reconcile_works_from_any_state() {
+    run(|| contract::reconcile_works_from_any_state(backend, 7, 40));
 }
 
 #[test]
-fn cleanup_and_back() {
-    run(|| conformance::cleanup_and_back(backend, 3));
+fn cleanup_removes_everything() {
+    run(|| contract::cleanup_removes_everything(backend, 3));
 }
 
 /// Whatever is programmed can be listed.

@@ -3,7 +3,7 @@
 //! ```text
 //!            ┌──────────── waiting (backoff, or the delay of a drain) ◀───────────┐
 //!            ▼                                                                    │ ended, silent, refused, drained
-//!   Connect::connect(hello) ──▶ Session { events, replies } ──▶ Feed::next ──▶ FeedEvent
+//!   Connect::connect(hello) ──▶ Session { events, replies } ──▶ StreamFollower::next ──▶ StreamEvent
 //! ```
 
 use std::{collections::VecDeque, time::Duration};
@@ -33,7 +33,7 @@ pub struct Session {
     pub replies: mpsc::Sender<ClientMessage>,
 }
 
-/// Establishes sessions: over gRPC ([`crate::Grpc`]), or with a frontend in the same process ([`Attach`]).
+/// Establishes sessions: over gRPC ([`crate::Grpc`]), or with a frontend in the same process ([`InProcess`]).
 pub trait Connect: Send + 'static {
     /// Begins a session by saying hello. Each call may choose another peer.
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>>;
@@ -41,11 +41,11 @@ pub trait Connect: Send + 'static {
 
 /// Sessions with a frontend in the same process: a function that takes the hello and gives the two ends of one.
 #[derive(Clone, Debug)]
-pub struct Attach<F>(pub F);
+pub struct InProcess<F>(pub F);
 
 /// When to give a session up, and how soon to begin another.
 #[derive(Clone, Debug)]
-pub struct FeedOptions {
+pub struct StreamOptions {
     /// A session in which nothing has been heard for so long is cut: the frontend sends a bookmark every ten seconds.
     pub silence: Duration,
     /// The shortest and the longest delay before connecting again.
@@ -54,9 +54,9 @@ pub struct FeedOptions {
     pub hold: Duration,
 }
 
-/// What [`Feed::next`] has to tell.
+/// What [`StreamFollower::next`] has to tell.
 #[derive(Debug)]
-pub(crate) enum FeedEvent {
+pub(crate) enum StreamEvent {
     /// A session has begun.
     Connected,
     /// The frontend said something.
@@ -76,9 +76,9 @@ pub(crate) enum Turn {
 }
 
 /// Follows one session after the other.
-pub(crate) struct Feed<C> {
+pub(crate) struct StreamFollower<C> {
     connect: C,
-    options: FeedOptions,
+    options: StreamOptions,
     backoff: Backoff,
     phase: Phase,
 }
@@ -109,9 +109,9 @@ enum Step {
     Drained,
 }
 
-// === impl FeedOptions ===
+// === impl StreamOptions ===
 
-impl Default for FeedOptions {
+impl Default for StreamOptions {
     fn default() -> Self {
         Self {
             // Three bookmarks missed.
@@ -122,9 +122,9 @@ impl Default for FeedOptions {
     }
 }
 
-// === impl Attach ===
+// === impl InProcess ===
 
-impl<F> Connect for Attach<F>
+impl<F> Connect for InProcess<F>
 where
     F: FnMut(Hello) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) + Send + 'static,
 {
@@ -134,16 +134,16 @@ where
     }
 }
 
-// === impl Feed ===
+// === impl StreamFollower ===
 
-impl<C: Connect> Feed<C> {
-    pub(crate) fn new(connect: C, options: FeedOptions) -> Self {
+impl<C: Connect> StreamFollower<C> {
+    pub(crate) fn new(connect: C, options: StreamOptions) -> Self {
         let (min, max) = options.reconnect;
         Self { connect, options, backoff: Backoff::new(min, max), phase: Phase::Waiting(Instant::now()) }
     }
 
     /// What happens next. `hello` is asked when a session begins. May be dropped and called again.
-    pub(crate) async fn next(&mut self, turn: Turn, hello: impl Fn() -> Hello) -> FeedEvent {
+    pub(crate) async fn next(&mut self, turn: Turn, hello: impl Fn() -> Hello) -> StreamEvent {
         loop {
             match &mut self.phase {
                 Phase::Waiting(until) => {
@@ -157,7 +157,7 @@ impl<C: Connect> Feed<C> {
                 Phase::Connecting(connecting) => match connecting.await {
                     Ok(session) => {
                         self.phase = Phase::Open(Open::new(session));
-                        return FeedEvent::Connected;
+                        return StreamEvent::Connected;
                     }
                     Err(error) => {
                         let delay = self.backoff.next_delay();
@@ -167,7 +167,7 @@ impl<C: Connect> Feed<C> {
                 },
                 Phase::Open(open) => match open.step(turn, self.options.silence).await {
                     Step::Event(ServerMessage::Drain(max)) => open.drain(max),
-                    Step::Event(event) => return FeedEvent::Server(event),
+                    Step::Event(event) => return StreamEvent::Server(event),
                     Step::Replied => {}
                     Step::Ended => break self.give_up("the frontend ended it"),
                     Step::Silent => break self.give_up("nothing was heard for too long"),
@@ -175,7 +175,7 @@ impl<C: Connect> Feed<C> {
                 },
             }
         }
-        FeedEvent::Lost
+        StreamEvent::Lost
     }
 
     /// Says something in the open session; nothing happens when there is none.

@@ -17,11 +17,11 @@ use proto::{
 };
 use tracing::{debug, info, warn};
 
-use crate::{ChangeCounts, Changes, Committed, Loss, LossLimit, NodeState, RunMode, Stage, Store, Stored};
+use crate::{ChangeCounts, Changes, CommitResult, Loss, LossLimit, NodeState, RunMode, Stage, Store, StoredState};
 
 /// The node's copy of what the frontend says.
 #[derive(Debug)]
-pub(crate) struct Mirror {
+pub(crate) struct Replica {
     state: NodeState,
     stage: Stage,
     /// What `state` is, once anything has been committed.
@@ -96,11 +96,13 @@ pub(crate) enum Violation {
     Backwards { target: Revision, held: Revision },
 }
 
-impl Mirror {
+impl Replica {
     /// Holds what was stored, or nothing.
-    pub(crate) fn new(node: &str, stored: Option<Stored>, limit: LossLimit) -> Self {
+    pub(crate) fn new(node: &str, stored: Option<StoredState>, limit: LossLimit) -> Self {
         let (state, held, source_version) = match stored {
-            Some(Stored { state, epoch, revision, source_version }) => (state, Some((epoch, revision)), source_version),
+            Some(StoredState { state, epoch, revision, source_version }) => {
+                (state, Some((epoch, revision)), source_version)
+            }
             None => (NodeState::new(NodeInfo::unknown(node)), None, SourceVersion::default()),
         };
         let (stage, trust) = (Stage::default(), Trust::Usual);
@@ -120,8 +122,8 @@ impl Mirror {
     }
 
     /// The frontend is told what the backend is there for.
-    pub(crate) fn on(self, duty: RunMode) -> Self {
-        let role = match duty {
+    pub(crate) fn on(self, run_mode: RunMode) -> Self {
+        let role = match run_mode {
             RunMode::Program => Role::Backend,
             RunMode::Shadow => Role::Shadow,
         };
@@ -168,7 +170,7 @@ impl Mirror {
             (ServerMessage::Batch(batch), Some(position)) => self.batch(batch, position, store),
             (ServerMessage::Bookmark(revision, digest), Some(position)) => self.bookmark(revision, digest, position),
             (ServerMessage::DigestRequest, Some(_)) => Ok(Outcome::Reply(self.digests())),
-            // The feed keeps this to itself.
+            // The stream keeps this to itself.
             (ServerMessage::Drain(_), Some(_)) => Ok(Outcome::Nothing),
         }
     }
@@ -226,7 +228,7 @@ impl Mirror {
             (Some(_), Trust::Usual) => self.limit,
             (None, _) | (_, Trust::Doubted) => LossLimit::NONE,
         };
-        let Committed { changes, refused } = match self.stage.commit_within(&mut self.state, limit) {
+        let CommitResult { changes, refused } = match self.stage.commit_within(&mut self.state, limit) {
             Ok(committed) => committed,
             Err(loss) => {
                 if let Some((staged, store)) = store {

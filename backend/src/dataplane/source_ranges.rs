@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proto::model::{IpFamily, ServicePort};
 
-use super::of_family;
+use super::cidrs_of_family;
 
 /// Who may use a VIP of a service port, each range once; `None`: everybody. `node`: the node's own addresses.
 ///
@@ -16,7 +16,7 @@ pub fn allowed_sources(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Opti
     if port.source_ranges.is_empty() || !port.load_balancer_ips.contains(&vip) {
         return None;
     }
-    let mut cidrs = of_family(&port.source_ranges, IpFamily::of(&vip));
+    let mut cidrs = cidrs_of_family(&port.source_ranges, IpFamily::of(&vip));
     if cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.prefix_len() == 0) {
         return None;
     }

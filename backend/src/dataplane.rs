@@ -1,0 +1,19 @@
+//! The data-plane rules that all backends share: the operator's options, the VIPs of a service port, which service port owns a VIP, and which
+//! sources may use it. Pure; each backend translates them for its part of the kernel.
+
+mod interface_name;
+mod options;
+mod priority;
+mod source_ranges;
+mod vip;
+mod vip_ownership;
+
+pub use interface_name::{IFNAMSIZ, InterfaceName, InvalidInterfaceName};
+pub use options::{
+    DataplaneOptions, EffectiveOptions, LocalDetector, LocalhostNodePorts, Masquerade, NodePortAddresses, PodMatch,
+    cidrs_of_family,
+};
+pub use priority::is_urgent;
+pub use source_ranges::allowed_sources;
+pub use vip::{Vip, VipKind, vips};
+pub use vip_ownership::VipOwnership;

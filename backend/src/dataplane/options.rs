@@ -1,0 +1,160 @@
+//! The operator's options for the data plane, and what they amount to with the node's current facts.
+
+use ipnet::IpNet;
+use proto::model::{IpFamily, NodeInfo, PerFamily};
+
+use super::InterfaceName;
+
+/// How the backend treats traffic on this node. Fixed for the life of the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataplaneOptions {
+    /// How pods of this node are detected. Traffic to cluster IPs from other sources is masqueraded, and under external policy Local these pods
+    /// reach all endpoints.
+    pub local_detector: LocalDetector,
+    /// Whether all traffic to cluster IPs is masqueraded: kube-proxy's `--masquerade-all`.
+    pub masquerade_all: bool,
+    /// The bit of the packet mark that requests masquerading, 0 to 31: kube-proxy's `--iptables-masquerade-bit`.
+    pub masquerade_bit: u8,
+    /// The node addresses that serve node ports: kube-proxy's `--nodeport-addresses`.
+    pub nodeport_addresses: NodePortAddresses,
+    /// Whether 127.0.0.0/8 serves node ports too: kube-proxy's `--iptables-localhost-nodeports`. Only the iptables backend supports it.
+    pub localhost_nodeports: LocalhostNodePorts,
+}
+
+/// How pods of this node are detected: kube-proxy's `--detect-local-mode`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LocalDetector {
+    /// Not at all: no source counts as a pod, and connections to cluster IPs are not masqueraded.
+    #[default]
+    None,
+    /// `ClusterCIDR`: by a source address in one of these ranges. In a family without a range as [`Self::None`].
+    ClusterCidr(Vec<IpNet>),
+    /// `NodeCIDR`: by a source address in one of the current pod CIDRs of the Node object. No source counts as a pod in a family without one.
+    NodeCidr,
+    /// `BridgeInterface`: by the incoming interface.
+    BridgeInterface(InterfaceName),
+    /// `InterfaceNamePrefix`: by the prefix of the incoming interface's name.
+    InterfaceNamePrefix(InterfaceName),
+}
+
+/// The node addresses that serve node ports, loopback addresses excluded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// The node's primary address of each family, from the Node object.
+    #[default]
+    Primary,
+    /// All local addresses in these ranges. A family without a range serves no node ports.
+    Cidrs(Vec<IpNet>),
+}
+
+/// Whether 127.0.0.0/8 serves node ports. `::1` never does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalhostNodePorts {
+    /// It does not.
+    #[default]
+    Closed,
+    /// It does, with `net.ipv4.conf.all.route_localnet` set; packets from other hosts to 127.0.0.0/8 are dropped.
+    Open,
+}
+
+/// Which connections to cluster IPs are masqueraded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Masquerade {
+    /// None.
+    Never,
+    /// All.
+    Always,
+    /// All but those from pods of this node.
+    UnlessPod,
+}
+
+/// How packets from pods of this node are matched in one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodMatch {
+    /// Not at all: there is nothing to match by.
+    Unknown,
+    /// By a source address in one of these ranges; never empty.
+    Source(Vec<IpNet>),
+    /// By this incoming interface.
+    Interface(InterfaceName),
+    /// By this prefix of the incoming interface's name.
+    InterfacePrefix(InterfaceName),
+}
+
+/// The options with the node's current facts applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EffectiveOptions {
+    /// The packet mark that requests masquerading.
+    pub masquerade_mark: u32,
+    /// Which connections to cluster IPs are masqueraded.
+    pub masquerade: PerFamily<Masquerade>,
+    /// How packets from pods of this node are matched.
+    pub pods: PerFamily<PodMatch>,
+}
+
+impl Default for DataplaneOptions {
+    fn default() -> Self {
+        Self {
+            local_detector: LocalDetector::None,
+            masquerade_all: false,
+            masquerade_bit: 14,
+            nodeport_addresses: NodePortAddresses::Primary,
+            localhost_nodeports: LocalhostNodePorts::Closed,
+        }
+    }
+}
+
+impl DataplaneOptions {
+    /// Which connections to cluster IPs are masqueraded in a family.
+    #[must_use]
+    pub fn masquerade(&self, family: IpFamily) -> Masquerade {
+        match &self.local_detector {
+            _ if self.masquerade_all => Masquerade::Always,
+            LocalDetector::None => Masquerade::Never,
+            LocalDetector::ClusterCidr(cidrs) => {
+                let cidrs = cidrs_of_family(cidrs, family);
+                let any_source = cidrs.iter().any(|cidr| cidr.prefix_len() == 0);
+                if cidrs.is_empty() || any_source { Masquerade::Never } else { Masquerade::UnlessPod }
+            }
+            LocalDetector::NodeCidr | LocalDetector::BridgeInterface(_) | LocalDetector::InterfaceNamePrefix(_) => {
+                Masquerade::UnlessPod
+            }
+        }
+    }
+
+    /// The options as they apply to a node.
+    #[must_use]
+    pub fn effective(&self, node: &NodeInfo) -> EffectiveOptions {
+        EffectiveOptions {
+            masquerade_mark: 1u32.checked_shl(self.masquerade_bit.into()).unwrap_or(1 << 31),
+            masquerade: PerFamily::from_fn(|family| self.masquerade(family)),
+            pods: PerFamily::from_fn(|family| self.pod_match(family, node)),
+        }
+    }
+
+    fn pod_match(&self, family: IpFamily, node: &NodeInfo) -> PodMatch {
+        let by_source = |cidrs: &[IpNet]| match cidrs_of_family(cidrs, family) {
+            cidrs if cidrs.is_empty() => PodMatch::Unknown,
+            cidrs => PodMatch::Source(cidrs),
+        };
+        match &self.local_detector {
+            LocalDetector::None => PodMatch::Unknown,
+            LocalDetector::ClusterCidr(cidrs) => by_source(cidrs),
+            LocalDetector::NodeCidr => by_source(&node.pod_cidrs),
+            LocalDetector::BridgeInterface(interface) => PodMatch::Interface(interface.clone()),
+            LocalDetector::InterfaceNamePrefix(prefix) => PodMatch::InterfacePrefix(prefix.clone()),
+        }
+    }
+}
+
+/// The ranges of one family, with their host bits cleared, without duplicates.
+#[must_use]
+pub fn cidrs_of_family(cidrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
+    let mut list = Vec::new();
+    for cidr in cidrs.iter().filter(|cidr| IpFamily::of(&cidr.addr()) == family).map(IpNet::trunc) {
+        if !list.contains(&cidr) {
+            list.push(cidr);
+        }
+    }
+    list
+}

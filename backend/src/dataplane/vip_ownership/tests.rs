@@ -1,0 +1,55 @@
+//! Conflicts: the first service port in key order owns a VIP, and the next one takes over when it goes away.
+
+use crate::testing::{mk_key, mk_state};
+
+use super::*;
+
+fn port(key: &str, ips: &[&str]) -> ServicePort {
+    let state =
+        mk_state().service(key, |service| ips.iter().fold(service, |service, ip| service.external_ip(ip))).build();
+    state.service_ports().values().next().unwrap().port.clone()
+}
+
+fn all_vips(port: &ServicePort) -> Vec<(IpFamily, Vip)> {
+    let of = |family| vips(port, family).into_iter().map(move |(vip, _)| (family, vip));
+    IpFamily::ALL.into_iter().flat_map(of).collect()
+}
+
+fn owner(ownership: &VipOwnership, port: &ServicePort) -> Option<String> {
+    let (family, vip) = all_vips(port)[0];
+    ownership.owner(family, &vip).map(|key| key.name.to_string())
+}
+
+#[test]
+fn first_in_key_order_owns_a_vip_in_any_order_of_arrival() {
+    let (a, b, c) = (port("x/a", &["203.0.113.1"]), port("x/b", &["203.0.113.1"]), port("x/c", &["203.0.113.1"]));
+    let mut ownership = VipOwnership::default();
+    assert_eq!(ownership.claim(&b), []);
+    assert_eq!(ownership.claim(&c), []);
+    assert_eq!(ownership.claim(&a), [mk_key("x/b")]);
+    assert_eq!(owner(&ownership, &a).as_deref(), Some("a"));
+    let failures: Vec<_> = ownership.failures().collect();
+    assert_eq!(failures.len(), 2);
+    assert_eq!(failures[0].key, mk_key("x/b"));
+    assert_eq!(failures[0].reason, "203.0.113.1:80/tcp belongs to x/a/tcp");
+    assert!(!failures[0].retryable);
+
+    assert_eq!(ownership.release(&a.key, all_vips(&a)), [mk_key("x/b")]);
+    assert_eq!(owner(&ownership, &a).as_deref(), Some("b"));
+    assert_eq!(ownership.failures().count(), 1);
+    assert_eq!(ownership.release(&c.key, all_vips(&c)), []);
+    assert_eq!(ownership.failures().count(), 0);
+    assert_eq!(ownership.release(&b.key, all_vips(&b)), []);
+    assert_eq!(owner(&ownership, &a), None);
+}
+
+#[test]
+fn a_service_port_keeps_its_uncontested_vips() {
+    let (a, b) = (port("x/a", &["203.0.113.1"]), port("x/b", &["203.0.113.1", "203.0.113.2"]));
+    let mut ownership = VipOwnership::default();
+    ownership.claim(&a);
+    ownership.claim(&b);
+    let [contested, own] = all_vips(&b)[..] else { panic!("two VIPs") };
+    assert!(!ownership.owns(&b.key, contested.0, &contested.1) && ownership.owns(&b.key, own.0, &own.1));
+    assert!(ownership.is_owned(contested.0, &contested.1));
+}
