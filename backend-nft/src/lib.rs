@@ -100,7 +100,7 @@ impl Nft {
 }
 
 impl Backend for Nft {
-    const NAME: &'static str = "nft";
+    const NAME: &'static str = "nftables";
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
         self.0.reconcile(state).await

@@ -12,7 +12,7 @@ use crate::{Changes, NodeState};
 /// The trait is level-triggered: `reconcile` and `apply` both get the whole desired state. A backend never sees a Service, an EndpointSlice or a
 /// stream. The sync loop calls one method at a time and waits for it.
 pub trait Backend: Send + 'static {
-    /// Its name on the wire, in metrics and in logs: `nft`, `iptables`, `ipvs`.
+    /// Its name on the wire, in metrics and in logs: `nftables`, `iptables`, `ipvs`.
     const NAME: &'static str;
 
     /// Makes the kernel equal to `state`, starting from what the kernel contains. Called at start, after a failure, and on drift. Writes only

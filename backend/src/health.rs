@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::{NodeState, pending::Work};
-use checks::{Checks, Refused, VipOwnership};
+use checks::{Checks, ClaimChange, Refused};
 pub(crate) use servers::Servers;
 
 /// Where the loop says what is in force.
@@ -49,7 +49,7 @@ impl Health {
             };
             refused = update.refused;
             // A new count is seen by the next request anyway.
-            update.claims == VipOwnership::Changed
+            update.claims == ClaimChange::Changed
         });
         for Refused { place, service, holder } in refused {
             warn!(%service, port = place.port, family = %place.family, %holder, "health-check node port is another service's");

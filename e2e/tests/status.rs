@@ -39,7 +39,7 @@ fn the_exit_code_says_whether_every_kernel_has_everything() {
     let (code, document) = status(&deployment, &["--wait", "60s"]);
     assert_eq!((code, &document["well"]), (0, &true.into()), "{document:#}");
     assert_eq!(states(&document), all("well"));
-    assert_eq!(document["nodes"][0]["backend"], "nft");
+    assert_eq!(document["nodes"][0]["backend"], "nftables");
 
     deployment.stop_backends(Signal::SIGKILL);
     let (code, document) = status(&deployment, &["--wait", "1s"]);

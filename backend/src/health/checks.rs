@@ -51,14 +51,14 @@ pub(super) struct Checks {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Update {
     /// Whether there is something to do: listeners to open or close, or something else to tell.
-    pub(super) claims: VipOwnership,
+    pub(super) claims: ClaimChange,
     /// The claims that lost a place, or did not get it.
     pub(super) refused: Vec<Refused>,
 }
 
 /// Whether the same places are claimed by the same services as before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum VipOwnership {
+pub(super) enum ClaimChange {
     Same,
     Changed,
 }
@@ -129,14 +129,14 @@ impl Checks {
 
     fn update(&mut self, state: &NodeState, names: BTreeSet<ServiceName>) -> Update {
         let (mut left, mut claimed) = (BTreeSet::new(), Vec::new());
-        let mut claims = VipOwnership::Same;
+        let mut claims = ClaimChange::Same;
         for name in &names {
             let new = Claim::of(state, name);
             let old = self.services.get(name);
             let new_places = new.as_ref().map(Claim::places).unwrap_or_default();
             let old_places = old.map(Claim::places).unwrap_or_default();
             if new_places != old_places || new.as_ref().map(|new| &new.key) != old.map(|old| &old.key) {
-                claims = VipOwnership::Changed;
+                claims = ClaimChange::Changed;
             }
             left.extend(old_places.difference(&new_places).map(|place| (*place, name)));
             claimed.extend(new_places.difference(&old_places).map(|place| (*place, name)));

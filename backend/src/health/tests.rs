@@ -109,7 +109,7 @@ async fn ask(family: IpFamily) -> io::Result<Answer> {
         value.unwrap_or_else(|| panic!("no {name}: {head}"))
     };
     assert_eq!(header("Content-Type"), "application/json");
-    assert_eq!(header("X-Content-Type-DataplaneOptions"), "nosniff");
+    assert_eq!(header("X-Content-Type-Options"), "nosniff");
     assert_eq!(header("Connection").to_lowercase(), "close");
     let weight = header("X-Load-Balancing-Endpoint-Weight").parse().unwrap();
     Ok(Answer { status, weight, body: body.to_owned() })

@@ -69,7 +69,7 @@ fn kube_proxy(metrics: &Metrics, identity: &Identity, registry: &mut Registry) {
     );
     // What cannot happen with a backend is not told.
     match identity.backend {
-        "nft" => registry.register(
+        "nftables" => registry.register(
             "sync_proxy_rules_nftables_sync_failures",
             "Transactions and comparisons that failed as a whole; they are tried again",
             UnderEachFamily(failures.clone()),

@@ -26,7 +26,7 @@ fn scraped(backend: &'static str, metrics: &Arc<Metrics>, start: &str) -> Vec<St
 }
 
 fn all_scraped(start: &str) -> BTreeSet<String> {
-    let backends = ["nft", "iptables", "ipvs"];
+    let backends = ["nftables", "iptables", "ipvs"];
     backends.into_iter().flat_map(|backend| scraped(backend, &Arc::default(), start)).collect()
 }
 
@@ -50,7 +50,7 @@ fn the_page_lists_every_metric_and_no_other() {
 
 #[test]
 fn every_metric_is_explained_by_a_sentence() {
-    let help = scraped("nft", &Arc::default(), "# HELP ");
+    let help = scraped("nftables", &Arc::default(), "# HELP ");
     assert!(help.len() > 40, "{}", help.len());
     for line in help {
         let (name, text) = line.split_once(' ').unwrap();
@@ -91,7 +91,7 @@ fn propagation_is_from_the_change_to_the_kernel() {
     let changed = UNIX_EPOCH + Duration::from_secs(100);
     metrics.programmed(changed, changed + Duration::from_millis(5));
     metrics.programmed(changed, changed - Duration::from_secs(1));
-    let propagation = scraped("nft", &metrics, "fairlead_backend_propagation_seconds_");
+    let propagation = scraped("nftables", &metrics, "fairlead_backend_propagation_seconds_");
     assert!(propagation.contains(&"count 1".to_owned()), "a clock that is ahead says nothing: {propagation:?}");
     assert!(propagation.contains(&"bucket{le=\"0.008\"} 1".to_owned()), "{propagation:?}");
     assert!(propagation.contains(&"bucket{le=\"0.004\"} 0".to_owned()), "{propagation:?}");

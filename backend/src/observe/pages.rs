@@ -34,7 +34,7 @@ impl Pages {
         }
         match request.uri().path() {
             "/metrics" => metrics::scrape(&self.registries),
-            "/proxyMode" => response(StatusCode::OK, TEXT, self.observer.proxy_mode().to_owned()),
+            "/proxyMode" => response(StatusCode::OK, TEXT, self.observer.identity.backend.to_owned()),
             // That there is an answer is all there is to say, as with kube-proxy. The health is at its own address.
             "/healthz" => response(StatusCode::OK, TEXT, "ok".to_owned()),
             "/statusz" if wants_json(request) => response(StatusCode::OK, JSON, self.observer.status().to_json()),
@@ -44,16 +44,6 @@ impl Pages {
                 let paths = "there are /metrics, /proxyMode, /healthz, /statusz and /configz\n".to_owned();
                 response(StatusCode::NOT_FOUND, TEXT, paths)
             }
-        }
-    }
-}
-
-impl Observer {
-    /// The backend by the name that kube-proxy has for such a mode.
-    fn proxy_mode(&self) -> &'static str {
-        match self.identity.backend {
-            "nft" => "nftables",
-            other => other,
         }
     }
 }

@@ -27,7 +27,7 @@ struct Loop {
 fn mk_loop() -> Loop {
     let progress = watch::Sender::default();
     let observer =
-        Observer::new(&"node-a".into(), "nft", "1.2.3", SystemTime::now(), progress.subscribe(), Arc::default());
+        Observer::new(&"node-a".into(), "nftables", "1.2.3", SystemTime::now(), progress.subscribe(), Arc::default());
     Loop { progress, observer }
 }
 

@@ -332,7 +332,7 @@ impl TryFrom<v1::Hello> for Hello {
         Ok(Self {
             node: wire.node.into(),
             role,
-            backend: wire.backend,
+            backend: backend_name(wire.backend),
             backend_version: wire.backend_version,
             resume: (wire.epoch != 0).then_some((Epoch(wire.epoch), Revision(wire.revision))),
             digests: held,
@@ -340,6 +340,11 @@ impl TryFrom<v1::Hello> for Hello {
             started: time(wire.started_micros),
         })
     }
+}
+
+/// Clients before 0.1 call the nftables backend `nft`.
+fn backend_name(name: String) -> String {
+    if name == "nft" { "nftables".to_owned() } else { name }
 }
 
 impl TryFrom<v1::ClientMessage> for ClientMessage {

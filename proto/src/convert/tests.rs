@@ -188,7 +188,7 @@ fn client_event() -> impl Strategy<Value = ClientMessage> {
             ClientMessage::Hello(Hello {
                 node: node.into(),
                 role,
-                backend: "nft".into(),
+                backend: "nftables".into(),
                 backend_version: "1".into(),
                 resume: resume.map(|(epoch, revision)| (Epoch(epoch), Revision(revision))),
                 digests,

@@ -38,7 +38,7 @@ pub struct Hello {
     pub node: Arc<str>,
     /// What the client is.
     pub role: Role,
-    /// `nft`, `iptables`, `ipvs`, or a third party's name.
+    /// `nftables`, `iptables`, `ipvs`, or a third party's name.
     pub backend: String,
     /// Its version.
     pub backend_version: String,

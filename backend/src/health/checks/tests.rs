@@ -88,8 +88,8 @@ fn names(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 
 #[test]
 fn the_first_in_order_has_the_port_and_others_are_told_of() {
-    use VipOwnership::{Changed, Same};
-    type Step = (&'static [&'static str], VipOwnership, &'static [(&'static str, &'static str)], Option<&'static str>);
+    use ClaimChange::{Changed, Same};
+    type Step = (&'static [&'static str], ClaimChange, &'static [(&'static str, &'static str)], Option<&'static str>);
     let steps: [Step; 7] = [
         (&["default/b"], Changed, &[], Some("default/b")),
         (&["default/b", "default/c"], Changed, &[("default/c", "default/b")], Some("default/b")),
@@ -127,9 +127,9 @@ fn only_who_claims_what_changes_claims() {
     };
     let mut checks = of(&mk(PORT, &["10.244.1.1:80"]));
     let changes = Changes { service_ports: [mk_key("default/web")].into(), ..Changes::default() };
-    assert_eq!(checks.apply(&mk(PORT, &[]), &changes).claims, VipOwnership::Same);
+    assert_eq!(checks.apply(&mk(PORT, &[]), &changes).claims, ClaimChange::Same);
     assert_eq!(told(&checks)[0].3, 0);
-    assert_eq!(checks.apply(&mk(PORT + 1, &[]), &changes).claims, VipOwnership::Changed);
+    assert_eq!(checks.apply(&mk(PORT + 1, &[]), &changes).claims, ClaimChange::Changed);
     assert_eq!(told(&checks), [(PORT + 1, IpFamily::V4, "default/web".to_owned(), 0)]);
 }
 
