@@ -22,7 +22,7 @@ pub struct InvalidMessage {
 }
 
 impl InvalidMessage {
-    fn new(field: impl Into<String>, reason: impl fmt::Display) -> Self {
+    pub(crate) fn new(field: impl Into<String>, reason: impl fmt::Display) -> Self {
         Self { field: field.into(), reason: reason.to_string() }
     }
 }

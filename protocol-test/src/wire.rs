@@ -127,7 +127,7 @@ mod tests {
     fn what_is_appended_is_ignored_where_fields_are_and_refused_where_operations_are() {
         let bookmark = EncodedMessage::new(&ServerMessage::Bookmark(Revision(300), Digest(u64::MAX)));
         for path in [part::MESSAGE, part::BOOKMARK] {
-            let longer = append(&bookmark.to_vec(), path, &unknown_field(200)).unwrap();
+            let longer = append(&bookmark.to_bytes(), path, &unknown_field(200)).unwrap();
             assert!(longer.len() > bookmark.len() + 200);
             let decoded = EncodedMessage::from_bytes(longer.into()).decode().unwrap();
             assert_eq!(decoded, bookmark.decode().unwrap());
@@ -135,12 +135,12 @@ mod tests {
         let batch = crate::script::batch(Revision(1), Revision(2), &crate::samples::services());
         let batch = EncodedMessage::new(&ServerMessage::Batch(batch));
         for path in [part::BATCH, part::OPERATION, part::SERVICE_PORT, part::POOL] {
-            let longer = append(&batch.to_vec(), path, &unknown_field(3)).unwrap();
+            let longer = append(&batch.to_bytes(), path, &unknown_field(3)).unwrap();
             assert!(longer.len() > batch.len());
             let decoded = EncodedMessage::from_bytes(longer.into()).decode().unwrap();
             assert_eq!(decoded, batch.decode().unwrap());
         }
-        let unknown = append(&batch.to_vec(), part::BATCH, &unknown_operation()).unwrap();
+        let unknown = append(&batch.to_bytes(), part::BATCH, &unknown_operation()).unwrap();
         let decoded = EncodedMessage::from_bytes(unknown.into()).decode().unwrap();
         assert!(ServerMessage::try_from(decoded).is_err());
     }

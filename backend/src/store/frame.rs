@@ -21,7 +21,7 @@ const BATCH_BYTES: usize = 256 << 10;
 
 /// Appends a frame.
 fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
-    let message = message.to_vec();
+    let message = message.to_bytes();
     // A message is far below 4 GiB (see `BATCH_BYTES`); a wrong length would only make the file invalid.
     frames.put_u32_le(u32::try_from(message.len()).unwrap_or(u32::MAX));
     frames.put_u64_le(xxh64(&message, 0));

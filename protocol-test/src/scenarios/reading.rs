@@ -73,7 +73,7 @@ pub(super) async fn large_message(script: &mut Script<'_>) -> Played {
         let extra = wire::unknown_field(padding);
         let change = ServerMessage::Batch(batch(script.revision, script.revision, &operations));
         let size =
-            wire::append(&EncodedMessage::new(&change).to_vec(), part::BATCH, &extra).map_or(0, |bytes| bytes.len());
+            wire::append(&EncodedMessage::new(&change).to_bytes(), part::BATCH, &extra).map_or(0, |bytes| bytes.len());
         match size.checked_sub(MAX_MESSAGE_BYTES) {
             None | Some(0) => break extra,
             Some(over) => padding -= over,

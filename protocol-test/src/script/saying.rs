@@ -122,7 +122,7 @@ impl Script<'_> {
 
     /// Says something with bytes that nobody knows, in the message at a path.
     pub(crate) async fn say_with(&mut self, event: ServerMessage, path: wire::Path<'_>, extra: &[u8]) -> Played<()> {
-        let bytes = wire::append(&EncodedMessage::new(&event).to_vec(), path, extra);
+        let bytes = wire::append(&EncodedMessage::new(&event).to_bytes(), path, extra);
         let bytes = bytes.map_err(|error| Stop::Broken(format!("the scenario itself is wrong: {error:#}")))?;
         self.sent = Instant::now();
         self.say_encoded(EncodedMessage::from_bytes(bytes.into())).await;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use proto::{
-    MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
+    MAX_MESSAGE_BYTES,
     digest::{Digest, DigestVector},
-    encoded::{EncodedMessage, encode_client_message},
+    encoded::{self, EncodedMessage},
     model::{
         Ack, Batch, ClientMessage, Epoch, FailureKind, Hello, Operation, Protocol, Revision, Role, ServerMessage,
         ServicePortFailure, ServicePortKey, SourceVersion, SyncMode,
@@ -17,13 +17,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::{
-    Request, Status,
-    client::Grpc,
-    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
-    codegen::{Bytes, http::uri::PathAndQuery},
-    transport::Endpoint,
-};
+use tonic::transport::Endpoint;
 
 use crate::state::State;
 
@@ -84,6 +78,8 @@ struct Client {
     commits: usize,
 }
 
+type ClientSender = mpsc::UnboundedSender<v1::ClientMessage>;
+
 /// Why a stream is over.
 struct Ended;
 
@@ -115,32 +111,26 @@ impl Client {
     async fn follow(&mut self, address: &str) -> Option<Ended> {
         let channel = Endpoint::from_shared(format!("http://{address}")).ok()?.connect().await.ok()?;
         let limit = if self.fault == Fault::SmallMessages { 1 << 19 } else { 2 * MAX_MESSAGE_BYTES };
-        let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(limit);
-        let (say, said) = mpsc::unbounded_channel();
-        self.greet(&say);
-        grpc.ready().await.ok()?;
-        let path = PathAndQuery::from_static("/fairlead.v1.Fairlead/Watch");
-        let request = Request::new(UnboundedReceiverStream::new(said));
-        let mut messages = grpc.streaming(request, path, Raw).await.ok()?.into_inner();
-        let mut second = Grpc::new(channel);
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.send_hello(&sender);
+        let request = UnboundedReceiverStream::new(receiver);
+        let mut messages = encoded::watch(channel.clone(), request, limit).await.ok()?.into_inner();
         let silence = if self.fault == Fault::LeavesEarly { SILENCE / 6 } else { SILENCE };
         loop {
-            let bytes = timeout(silence, messages.message()).await.ok()?.ok()??;
-            let event = self.read(bytes)?;
+            let wire = timeout(silence, messages.message()).await.ok()?.ok()??;
+            let message = self.decode(&wire)?;
             if self.fault == Fault::SecondStream && self.commits == 0 {
-                let (say, said) = mpsc::unbounded_channel();
-                self.greet(&say);
-                second.ready().await.ok()?;
-                let path = PathAndQuery::from_static("/fairlead.v1.Fairlead/Watch");
-                let _open = second.streaming(Request::new(UnboundedReceiverStream::new(said)), path, Raw).await;
-                // Both stay open.
-                std::mem::forget((say, _open));
+                let (second, receiver) = mpsc::unbounded_channel();
+                self.send_hello(&second);
+                let open = encoded::watch(channel.clone(), UnboundedReceiverStream::new(receiver), limit).await;
+                // Both streams stay open.
+                std::mem::forget((second, open));
             }
-            self.take(event, &say)?;
+            self.handle(message, &sender)?;
         }
     }
 
-    fn greet(&self, say: &mpsc::UnboundedSender<Vec<u8>>) {
+    fn send_hello(&self, sender: &ClientSender) {
         let resume = self.held.filter(|_| self.fault != Fault::Minimal);
         let hello = Hello {
             node: if self.fault == Fault::OtherNode { "other" } else { NODE }.into(),
@@ -156,33 +146,32 @@ impl Client {
             },
             started: None,
         };
-        let mut bytes = encode_client_message(&ClientMessage::Hello(hello));
-        if self.fault == Fault::OtherVersion {
-            // `protocol_version` is the first field of the Hello, of one byte.
-            let at = bytes.windows(2).position(|field| field == [8, PROTOCOL_VERSION as u8]).unwrap();
-            bytes[at + 1] = 9;
+        let mut hello = v1::ClientMessage::from(&ClientMessage::Hello(hello));
+        if let (Fault::OtherVersion, Some(v1::client_message::Message::Hello(hello))) = (self.fault, &mut hello.message)
+        {
+            hello.protocol_version = 9;
         }
         if self.fault == Fault::AckFirst {
-            let _ = say.send(encode_client_message(&ack(Revision(1))));
+            send(sender, &empty_ack(Revision(1)));
         }
-        let _ = say.send(bytes);
+        let _ = sender.send(hello);
         if self.fault == Fault::TalksTooEarly {
-            let _ = say.send(encode_client_message(&ack(Revision(1))));
+            send(sender, &empty_ack(Revision(1)));
         }
     }
 
-    fn read(&self, bytes: Bytes) -> Option<ServerMessage> {
-        let message = EncodedMessage::from_bytes(bytes.clone()).decode().unwrap();
+    fn decode(&self, wire: &EncodedMessage) -> Option<ServerMessage> {
+        let message = wire.decode().unwrap();
         let skips = self.fault == Fault::SkipsUnknownOperations;
         let message = if skips { without_unknown(message) } else { message };
-        let event = ServerMessage::try_from(message).ok()?;
+        let message = ServerMessage::try_from(message).ok()?;
         let is_strict = self.fault == Fault::RefusesUnknownFields;
-        (!is_strict || EncodedMessage::new(&event).len() == bytes.len()).then_some(event)
+        (!is_strict || EncodedMessage::new(&message).len() == wire.len()).then_some(message)
     }
 
-    fn take(&mut self, event: ServerMessage, say: &mpsc::UnboundedSender<Vec<u8>>) -> Option<()> {
-        let reply = |event: ClientMessage| drop(say.send(encode_client_message(&event)));
-        match event {
+    fn handle(&mut self, message: ServerMessage, sender: &ClientSender) -> Option<()> {
+        let reply = |message: ClientMessage| send(sender, &message);
+        match message {
             ServerMessage::Welcome(welcome) => {
                 if self.fault == Fault::OneFrontend && self.epoch != Epoch(0) && self.epoch != welcome.epoch {
                     return None;
@@ -190,10 +179,10 @@ impl Client {
                 self.epoch = welcome.epoch;
                 self.base = self.held.filter(|_| welcome.mode == SyncMode::Resume).map(|(_, revision)| revision);
                 if self.fault == Fault::SecondHello {
-                    self.greet(say);
+                    self.send_hello(sender);
                 }
             }
-            ServerMessage::Batch(batch) => self.batch(batch, say)?,
+            ServerMessage::Batch(batch) => self.handle_batch(batch, sender)?,
             ServerMessage::Bookmark(revision, _) => match self.fault {
                 Fault::IgnoresBookmarks => {}
                 Fault::StaysBehindBookmarks => reply(self.ack(revision)),
@@ -223,7 +212,7 @@ impl Client {
         Some(())
     }
 
-    fn batch(&mut self, batch: Batch, say: &mpsc::UnboundedSender<Vec<u8>>) -> Option<()> {
+    fn handle_batch(&mut self, batch: Batch, sender: &ClientSender) -> Option<()> {
         let is_other = self.base.is_some_and(|base| base != batch.base);
         if is_other && self.fault != Fault::IgnoresBase {
             return None;
@@ -235,7 +224,7 @@ impl Client {
         self.staged.extend(batch.operations);
         if !batch.commit {
             if self.fault == Fault::AcksEachBatch && self.base.is_some() {
-                let _ = say.send(encode_client_message(&self.ack(batch.target)));
+                send(sender, &self.ack(batch.target));
             }
             return Some(());
         }
@@ -253,7 +242,7 @@ impl Client {
         self.source_version = batch.source_version;
         (self.base, self.held) = (Some(batch.target), Some((self.epoch, batch.target)));
         if self.fault != Fault::NoAck {
-            let _ = say.send(encode_client_message(&self.ack(batch.target)));
+            send(sender, &self.ack(batch.target));
         }
         Some(())
     }
@@ -278,9 +267,13 @@ impl Client {
     }
 }
 
-/// Of somebody who holds nothing.
-fn ack(revision: Revision) -> ClientMessage {
+/// The ack of a client that has no state.
+fn empty_ack(revision: Revision) -> ClientMessage {
     ClientMessage::Ack(Ack { revision, digest: None, apply_time: Duration::ZERO, failures: Vec::new() })
+}
+
+fn send(sender: &ClientSender, message: &ClientMessage) {
+    let _ = sender.send(message.into());
 }
 
 fn without_unknown(mut message: v1::ServerMessage) -> v1::ServerMessage {
@@ -288,43 +281,4 @@ fn without_unknown(mut message: v1::ServerMessage) -> v1::ServerMessage {
         batch.operations.retain(|operation| operation.operation.is_some());
     }
     message
-}
-
-/// Messages as bytes.
-#[derive(Clone, Copy, Debug)]
-struct Raw;
-
-impl Codec for Raw {
-    type Encode = Vec<u8>;
-    type Decode = Bytes;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn encode(&mut self, item: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        bytes::BufMut::put_slice(buffer, &item);
-        Ok(())
-    }
-}
-
-impl Decoder for Raw {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        let length = bytes::Buf::remaining(buffer);
-        Ok(Some(bytes::Buf::copy_to_bytes(buffer, length)))
-    }
 }

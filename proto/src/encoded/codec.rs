@@ -1,0 +1,113 @@
+//! gRPC codecs that pass a `ServerMessage` on in wire form, for the frontend and for clients that keep the bytes.
+
+use bytes::{Buf as _, BufMut as _};
+use tonic::{
+    IntoStreamingRequest, Response, Status, Streaming,
+    client::Grpc,
+    codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    codegen::http::uri::PathAndQuery,
+    transport::Channel,
+};
+use tonic_prost::ProstCodec;
+
+use super::EncodedMessage;
+use crate::v1;
+
+/// The initial size of a stream's buffers on the server, in bytes: enough for a small change or an ack. A frontend has
+/// two for each of thousands of streams.
+const SERVER_BUFFER_BYTES: usize = 512;
+/// Passes each message on at once instead of batching several, after which the buffer would keep its size.
+const YIELD_THRESHOLD_BYTES: usize = 1;
+
+const WATCH_PATH: &str = "/fairlead.v1.Fairlead/Watch";
+
+/// The codec of a server: sends [`EncodedMessage`]s, receives `ClientMessage`s.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerCodec;
+
+/// Writes the chunks of an [`EncodedMessage`] into the stream's buffer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerEncoder;
+
+/// The codec of a client: sends `ClientMessage`s, receives [`EncodedMessage`]s.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClientCodec;
+
+/// Takes received messages out of the stream's buffer without a copy.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClientDecoder;
+
+/// Opens the stream `Watch`, whose messages keep their wire form (see [`super::ReceivedMessage`]).
+///
+/// # Errors
+/// If the server cannot be reached, or rejects the call.
+pub async fn watch(
+    channel: Channel,
+    request: impl IntoStreamingRequest<Message = v1::ClientMessage>,
+    max_message_bytes: usize,
+) -> Result<Response<Streaming<EncodedMessage>>, Status> {
+    let mut client = Grpc::new(channel).max_decoding_message_size(max_message_bytes);
+    client.ready().await.map_err(|error| Status::from_error(error.into()))?;
+    client.streaming(request.into_streaming_request(), PathAndQuery::from_static(WATCH_PATH), ClientCodec).await
+}
+
+fn server_buffers() -> BufferSettings {
+    BufferSettings::new(SERVER_BUFFER_BYTES, YIELD_THRESHOLD_BYTES)
+}
+
+impl Codec for ServerCodec {
+    type Encode = EncodedMessage;
+    type Decode = v1::ClientMessage;
+    type Encoder = ServerEncoder;
+    type Decoder = <ProstCodec<v1::ClientMessage, v1::ClientMessage> as Codec>::Decoder;
+
+    fn encoder(&mut self) -> ServerEncoder {
+        ServerEncoder
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        ProstCodec::<v1::ClientMessage, v1::ClientMessage>::raw_decoder(server_buffers())
+    }
+}
+
+impl Encoder for ServerEncoder {
+    type Item = EncodedMessage;
+    type Error = Status;
+
+    fn encode(&mut self, message: EncodedMessage, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buf.reserve(message.len());
+        for chunk in message.0 {
+            buf.put(chunk);
+        }
+        Ok(())
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        server_buffers()
+    }
+}
+
+impl Codec for ClientCodec {
+    type Encode = v1::ClientMessage;
+    type Decode = EncodedMessage;
+    type Encoder = <ProstCodec<v1::ClientMessage, v1::ServerMessage> as Codec>::Encoder;
+    type Decoder = ClientDecoder;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<v1::ClientMessage, v1::ServerMessage>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> ClientDecoder {
+        ClientDecoder
+    }
+}
+
+impl Decoder for ClientDecoder {
+    type Item = EncodedMessage;
+    type Error = Status;
+
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<EncodedMessage>, Status> {
+        let len = buf.remaining();
+        Ok(Some(EncodedMessage::from_bytes(buf.copy_to_bytes(len))))
+    }
+}
