@@ -1,23 +1,23 @@
-//! What a frontend must be allowed to do, and whether it is: the API server is asked.
+//! The permissions that a frontend needs, and whether it has them (SelfSubjectAccessReview).
 
 use std::{fmt, path::Path};
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
-use kube::{Api, Client, api::PostParams};
+use kube::{Api, api::PostParams};
 
-use crate::source::kubernetes_client;
+use crate::source::KubernetesApi;
 
-/// Something that a frontend does with the API.
+/// A verb on a resource that a frontend uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
     group: &'static str,
     resource: &'static str,
     verb: &'static str,
-    /// Whether it may.
+    /// Whether it is granted.
     pub allowed: bool,
-    /// What is missing without it, where a frontend can do without.
+    /// What does not work without it. `None`: nothing works.
     pub optional: Option<&'static str>,
 }
 
@@ -29,10 +29,10 @@ const fn optional(permission: Permission, without: &'static str) -> Permission {
     Permission { optional: Some(without), ..permission }
 }
 
-const NO_CIDRS: &str = "addresses of the service CIDRs that no Service has are not dropped";
-const NO_EVENTS: &str = "no Events tell on a Service that nodes cannot program it";
+const NO_CIDRS: &str = "packets to unused addresses of the service CIDRs are not dropped";
+const NO_EVENTS: &str = "no Events on Services that nodes cannot program";
 
-/// Those of the ClusterRole in the chart.
+/// As in the ClusterRole of the chart.
 const PERMISSIONS: [Permission; 11] = [
     needed("", "services", "list"),
     needed("", "services", "watch"),
@@ -44,22 +44,22 @@ const PERMISSIONS: [Permission; 11] = [
     optional(needed("networking.k8s.io", "servicecidrs", "watch"), NO_CIDRS),
     optional(
         needed("authentication.k8s.io", "tokenreviews", "create"),
-        "nodes cannot show who they are by tokens, only by certificates",
+        "nodes can authenticate with certificates only, not with tokens",
     ),
     optional(needed("events.k8s.io", "events", "create"), NO_EVENTS),
     optional(needed("events.k8s.io", "events", "patch"), NO_EVENTS),
 ];
 
-/// What the holder of a kubeconfig may do of all that. There is no time limit.
+/// Which of the permissions the user of a kubeconfig has. There is no timeout.
 ///
 /// # Errors
-/// When the API server does not answer.
+/// When the kubeconfig is unusable, or the API server does not respond.
 pub async fn check_permissions(kubeconfig: &Path) -> Result<Vec<Permission>> {
-    let client = kubernetes_client(Some(kubeconfig)).await?;
-    try_join_all(PERMISSIONS.map(|permission| ask(client.clone(), permission))).await
+    let api = KubernetesApi::new(Some(kubeconfig)).await?;
+    try_join_all(PERMISSIONS.map(|permission| review(&api, permission))).await
 }
 
-async fn ask(client: Client, permission: Permission) -> Result<Permission> {
+async fn review(api: &KubernetesApi, permission: Permission) -> Result<Permission> {
     let Permission { group, resource, verb, .. } = permission;
     let attributes = ResourceAttributes {
         group: Some(group.to_owned()),
@@ -70,9 +70,9 @@ async fn ask(client: Client, permission: Permission) -> Result<Permission> {
     let spec =
         SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..SelfSubjectAccessReviewSpec::default() };
     let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-    let answer = Api::all(client).create(&PostParams::default(), &review).await;
-    let status = answer.context("SelfSubjectAccessReview")?.status;
-    Ok(Permission { allowed: status.is_some_and(|status| status.allowed), ..permission })
+    let created = Api::all(api.client()).create(&PostParams::default(), &review).await;
+    let created = created.map_err(|error| api.explain(error)).context("create a SelfSubjectAccessReview")?;
+    Ok(Permission { allowed: created.status.is_some_and(|status| status.allowed), ..permission })
 }
 
 impl fmt::Display for Permission {

@@ -1,8 +1,8 @@
-//! Where the cluster comes from: a Kubernetes API, or a directory of manifests.
+//! Where the objects of the cluster come from: a Kubernetes API server, or a directory of manifests.
 //!
 //! ```text
 //!   kubernetes: list, watch ──┐
-//!                             ├─▶ parse (pure) ─▶ Update ─▶ the one who indexes
+//!                             ├─▶ parse (pure) ─▶ SourceUpdate ─▶ engine
 //!   manifests: read, inotify ─┘
 //! ```
 
@@ -17,46 +17,52 @@ use anyhow::Result;
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 
-pub use self::freshness::{Freshness, KindFreshness, WatchPhase};
+pub use self::{
+    freshness::{Freshness, KindFreshness, WatchPhase},
+    kubernetes::KubernetesApi,
+};
 use crate::object::SourceUpdate;
 
-/// A client for the API that a kubeconfig file leads to; without one, for that of the cluster this process runs in.
+/// A client for the API server of a kubeconfig, or else of the cluster that this pod runs in.
 pub(crate) async fn kubernetes_client(kubeconfig: Option<&Path>) -> Result<kube::Client> {
-    kubernetes::client(kubeconfig).await
+    Ok(KubernetesApi::new(kubeconfig).await?.client())
 }
 
-/// A source of [`Update`]s.
+/// A source of [`SourceUpdate`]s.
 #[derive(Clone)]
 pub enum Source {
-    /// A directory of Kubernetes manifests (`.yaml`, `.yml`, `.json`), followed as it changes.
+    /// A directory of Kubernetes manifests (`.yaml`, `.yml`, `.json`), watched for changes.
     Manifests(PathBuf),
-    /// A Kubernetes API.
-    Kubernetes(kube::Client),
+    /// A Kubernetes API server.
+    Kubernetes(KubernetesApi),
 }
 
 // === impl Source ===
 
 impl Source {
-    /// The API that a kubeconfig file leads to; without one, that of the cluster this process runs in. Connects only when run.
+    /// The API server of a kubeconfig, or else of the cluster that this pod runs in. Connects only when run.
+    ///
+    /// # Errors
+    /// When the kubeconfig, or a file that it refers to, cannot be read or is invalid.
     pub async fn kubernetes(kubeconfig: Option<&Path>) -> Result<Self> {
-        Ok(Self::Kubernetes(kubernetes::client(kubeconfig).await?))
+        Ok(Self::Kubernetes(KubernetesApi::new(kubeconfig).await?))
     }
 
-    /// The client of the API, where there is one.
+    /// The client of the API server, where there is one.
     #[must_use]
     pub fn client(&self) -> Option<kube::Client> {
         match self {
             Self::Manifests(_) => None,
-            Self::Kubernetes(client) => Some(client.clone()),
+            Self::Kubernetes(api) => Some(api.client()),
         }
     }
 
-    /// Delivers updates until the shutdown, or until nobody receives them any more.
+    /// Delivers updates until the shutdown, or until the receiver is dropped.
     ///
-    /// One [`Update::Replace`] for each kind comes first. From then on trouble with the source is logged and mended, never
-    /// delivered: what has been delivered stays in force. Fails only if there is no way to start.
+    /// One [`SourceUpdate::Replace`] for each kind comes first. From then on failures are logged and retried, never
+    /// delivered: what was delivered stays valid. Fails only if it cannot start.
     ///
-    /// What an API confirms is written down in `freshness`; a directory needs no confirmation, and says nothing there.
+    /// An API server is recorded in `freshness`; a directory is not.
     pub async fn run(
         self,
         updates: mpsc::Sender<SourceUpdate>,
@@ -65,7 +71,7 @@ impl Source {
     ) -> Result<()> {
         match self {
             Self::Manifests(directory) => manifests::run(directory, updates, shutdown).await,
-            Self::Kubernetes(client) => kubernetes::run(client, updates, freshness, shutdown).await,
+            Self::Kubernetes(api) => kubernetes::run(api, updates, freshness, shutdown).await,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is read from slices, and the whole way through a server that speaks HTTP.
+//! Addresses from slices, and discovery against an HTTP server.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
@@ -16,25 +16,25 @@ fn slice(addresses: &Value, ready: &Value) -> Value {
     })
 }
 
-fn found(port: Option<&str>, slice: &Value) -> Vec<String> {
+fn addresses_at(port: Option<&str>, slice: &Value) -> Vec<String> {
     let slice = serde_json::from_value(slice.clone()).unwrap();
-    ready(&slice, port).into_iter().map(|address| address.to_string()).collect()
+    ready_addresses(&slice, port).into_iter().map(|address| address.to_string()).collect()
 }
 
 #[test]
-fn ready_endpoints_are_found_at_the_port_that_is_asked_for() {
+fn ready_endpoints_are_discovered_at_the_requested_port() {
     let both = slice(&json!(["10.0.0.1", "10.0.0.2"]), &json!(true));
-    assert_eq!(found(Some("grpc"), &both), ["10.0.0.1:7600", "10.0.0.2:7600"]);
-    assert_eq!(found(Some("7600"), &both).len(), 2);
-    assert_eq!(found(None, &both)[0], "10.0.0.1:7601", "the first one");
-    assert_eq!(found(Some("http"), &both), [""; 0]);
-    assert_eq!(found(Some("grpc"), &slice(&json!(["10.0.0.1"]), &json!(false))), [""; 0]);
-    assert_eq!(found(Some("grpc"), &slice(&json!(["10.0.0.1"]), &Value::Null)).len(), 1);
-    assert_eq!(found(Some("grpc"), &slice(&json!(["fd00::1", "x"]), &json!(true))), ["[fd00::1]:7600"]);
+    assert_eq!(addresses_at(Some("grpc"), &both), ["10.0.0.1:7600", "10.0.0.2:7600"]);
+    assert_eq!(addresses_at(Some("7600"), &both).len(), 2);
+    assert_eq!(addresses_at(None, &both)[0], "10.0.0.1:7601", "the first one");
+    assert_eq!(addresses_at(Some("http"), &both), [""; 0]);
+    assert_eq!(addresses_at(Some("grpc"), &slice(&json!(["10.0.0.1"]), &json!(false))), [""; 0]);
+    assert_eq!(addresses_at(Some("grpc"), &slice(&json!(["10.0.0.1"]), &Value::Null)).len(), 1);
+    assert_eq!(addresses_at(Some("grpc"), &slice(&json!(["fd00::1", "x"]), &json!(true))), ["[fd00::1]:7600"]);
 }
 
 #[tokio::test]
-async fn the_api_server_is_asked_at_its_own_address() {
+async fn discovery_lists_the_slices_of_the_service_at_the_address_of_the_kubeconfig() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let server = std::thread::spawn(move || {
@@ -60,15 +60,16 @@ async fn the_api_server_is_asked_at_its_own_address() {
         "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
     });
     std::fs::write(&kubeconfig, config.to_string()).unwrap();
-    let ask = async || discover_frontends(&kubeconfig, "kube-system", "fairlead", Some("grpc")).await;
-    assert_eq!(ask().await.unwrap(), ["10.0.0.1:7600".parse().unwrap()]);
+    let discover = async || discover_frontends(&kubeconfig, "kube-system", "fairlead", Some("grpc")).await;
+    assert_eq!(discover().await.unwrap(), ["10.0.0.1:7600".parse().unwrap()]);
     let request = server.join().unwrap();
     assert!(request.starts_with("GET /apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices?"), "{request}");
     assert!(request.contains("labelSelector=kubernetes.io%2Fservice-name%3Dfairlead"), "{request}");
 
-    // Nobody answers there any more.
-    let error = format!("{:#}", ask().await.unwrap_err());
-    assert!(error.contains("EndpointSlices of kube-system/fairlead"), "{error}");
+    // The server is gone.
+    let error = format!("{:#}", discover().await.unwrap_err());
+    assert!(error.contains("EndpointSlices of Service kube-system/fairlead"), "{error}");
+    assert!(error.contains("Connection refused") && error.contains("nothing listens on that port"), "{error}");
     std::fs::remove_file(&kubeconfig).unwrap();
-    assert!(format!("{:#}", ask().await.unwrap_err()).contains("kubeconfig"));
+    assert!(format!("{:#}", discover().await.unwrap_err()).contains("kubeconfig"));
 }

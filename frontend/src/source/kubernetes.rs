@@ -1,58 +1,60 @@
-//! A Kubernetes API as a source: each kind is listed and watched for itself, its objects parsed as they are decoded.
+//! A Kubernetes API server as a source: each kind is listed and watched separately, its objects parsed as they are decoded.
 //!
 //! ```text
 //!   list: streamed, or in pages ─▶ Replace ──┐
 //!                                            ├─▶ updates (bounded: a slow receiver slows the watch down)
 //!   watch ─▶ Apply, Delete ──────────────────┘
-//!     └─▶ what is confirmed ─▶ Freshness
+//!     └─▶ events and bookmarks ─▶ Freshness
 //! ```
 //!
-//! Retry never ends a watch and never empties anything: what has been delivered stays in force until a list has succeeded.
+//! A failure never ends this and never removes objects: what was delivered stays until a list has succeeded.
 //!
-//! | module | answers |
+//! | module | contents |
 //! |---|---|
-//! | `watcher` | EventChange is done next about a kind, whatever happens? |
-//! | `request` | EventChange does the API say, and why not? |
-//! | `decode` | EventChange is in an answer? |
-//! | `retry` | How long to wait after a failure? |
+//! | `api` | the client, and the settings that it was made from |
+//! | `watcher` | list, watch, resume: the loop for one kind |
+//! | `request` | requests with deadlines, and their errors |
+//! | `decode` | pages and events |
+//! | `retry` | delays and logs of failed requests |
+//! | `advice` | what an operator can do about an error |
 
+mod advice;
+mod api;
 mod decode;
 mod request;
 mod retry;
 mod watcher;
 
-use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use futures::future;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use runtime::Shutdown;
 use tokio::sync::mpsc;
 
-use self::watcher::{KindWatcher, Streaming};
+pub use self::api::KubernetesApi;
+use self::watcher::{KindWatcher, SharedState};
 use super::Freshness;
 use crate::object::SourceUpdate;
 
-/// How long things may take.
+/// How long each step may take.
 #[derive(Clone, Copy, Debug)]
 struct Deadlines {
-    /// After how many seconds the server is asked to end a watch, which is then taken up where it ended.
+    /// The timeout that the server is asked to end a watch after, in seconds. The watch is then resumed.
     watch_seconds: u32,
-    /// A page of a list, whole, and the beginning of a watch. The API server itself gives a request 60 seconds.
-    answer: Duration,
-    /// The next event of a streaming list, whole.
+    /// For a complete page of a list, and for the start of a watch. The API server itself gives a request 60 seconds.
+    response: Duration,
+    /// For the next complete event of a streaming list.
     initial_event: Duration,
-    /// The next event of a watch, whole. More than `watch_seconds`: before it ends a watch, the server sends a bookmark.
+    /// For the next complete event of a watch. Longer than `watch_seconds`: the server sends a bookmark before it ends a watch.
     event: Duration,
-    /// Without a list, an event or a bookmark for so long, everything is listed anew: watching does not work here, or the server
-    /// has stopped to tell of changes without knowing it.
+    /// Without a list, an event or a bookmark for this time, all objects are listed again: watches do not work here, or the server
+    /// no longer delivers changes.
     confirmation: Duration,
-    /// After the first failure, and after one of many.
+    /// The delay after the first failure, and the longest one.
     retry: (Duration, Duration),
 }
 
@@ -60,7 +62,7 @@ impl Default for Deadlines {
     fn default() -> Self {
         Self {
             watch_seconds: 60,
-            answer: Duration::from_secs(70),
+            response: Duration::from_secs(70),
             initial_event: Duration::from_secs(10),
             event: Duration::from_secs(70),
             confirmation: Duration::from_secs(150),
@@ -70,59 +72,38 @@ impl Default for Deadlines {
 }
 
 impl Deadlines {
-    /// How long a watch is meant to last.
+    /// How long a watch should last.
     fn watch(&self) -> Duration {
         Duration::from_secs(self.watch_seconds.into())
     }
 }
 
-/// A client for the API that a kubeconfig leads to, or else for the cluster that this process runs in.
-pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client> {
-    let config = match kubeconfig {
-        Some(path) => {
-            let file = Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()))?;
-            let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-            config.with_context(|| format!("kubeconfig {}", path.display()))?
-        }
-        None => Config::incluster().context("configuration of a pod (outside of one, give a kubeconfig)")?,
-    };
-    client_from(config)
-}
-
-/// A client whose failures all come to light here: by itself it would try in silence, for up to 17 minutes between two tries. Of
-/// its own deadlines only that for connecting is in force; the others are [`Deadlines`].
-fn client_from(mut config: Config) -> Result<Client> {
-    config.default_retry = false;
-    config.read_timeout = None;
-    Client::try_from(config).context("Kubernetes client")
-}
-
-/// Delivers what the API has until the shutdown, or until nobody receives it.
+/// Delivers all objects and their changes until the shutdown, or until the receiver is dropped.
 pub(super) async fn run(
-    client: Client,
+    api: KubernetesApi,
     updates: mpsc::Sender<SourceUpdate>,
     freshness: Freshness,
     shutdown: Shutdown,
 ) -> Result<()> {
-    run_with(client, Deadlines::default(), updates, freshness, shutdown).await
+    run_with(api, Deadlines::default(), updates, freshness, shutdown).await
 }
 
 async fn run_with(
-    client: Client,
+    api: KubernetesApi,
     deadlines: Deadlines,
     updates: mpsc::Sender<SourceUpdate>,
     freshness: Freshness,
     mut shutdown: Shutdown,
 ) -> Result<()> {
-    let streaming = Streaming::default();
-    let watches = future::join4(
-        KindWatcher::<Node>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
-        KindWatcher::<Service>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
-        KindWatcher::<EndpointSlice>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
-        KindWatcher::<ServiceCIDR>::new(&client, deadlines, &streaming, &updates, &freshness).run(),
+    let shared = SharedState::default();
+    let watchers = future::join4(
+        KindWatcher::<Node>::new(&api, deadlines, &shared, &updates, &freshness).run(),
+        KindWatcher::<Service>::new(&api, deadlines, &shared, &updates, &freshness).run(),
+        KindWatcher::<EndpointSlice>::new(&api, deadlines, &shared, &updates, &freshness).run(),
+        KindWatcher::<ServiceCIDR>::new(&api, deadlines, &shared, &updates, &freshness).run(),
     );
     tokio::select! {
-        _ = watches => {}
+        _ = watchers => {}
         () = updates.closed() => {}
         () = shutdown.recv() => {}
     }

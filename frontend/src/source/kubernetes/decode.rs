@@ -1,5 +1,4 @@
-//! EventChange arrives: pages of a list and events of a watch, whose objects are parsed while they are decoded, so that nothing else of
-//! them is ever kept.
+//! Decodes responses: pages of a list and events of a watch. Objects are parsed meanwhile, so that nothing else of them is kept.
 
 use std::marker::PhantomData;
 
@@ -17,22 +16,24 @@ use crate::object::{ObjectName, ParsedObject};
 /// Marks the bookmark that ends the initial events of a streaming list.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// A kind that is watched, and which objects of it.
+/// A kind that is watched, and the objects of it that are selected.
 pub(super) trait Watchable: parse::Resource + kube::Resource<DynamicType = ()> + Send + Sync {
     /// Label selector.
     const LABELS: Option<&'static str>;
     /// Field selector.
     const FIELDS: Option<&'static str>;
-    /// Whether there is no doing without.
+    /// What it means when the API server does not serve it.
     const NEED: Need;
+    /// The first version of Kubernetes that serves it by default; `None` for the core group.
+    const SINCE: Option<&'static str> = None;
 }
 
-/// EventChange it means when the API does not offer a kind.
+/// What it means when the API server does not serve a kind, or does not allow it to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Something is wrong: nobody can be served before it is mended.
+    /// Something is misconfigured: no backend can be served.
     Required,
-    /// The cluster is older than the kind, or does not let us read it. There is no such object, then.
+    /// The cluster is older than the kind, or its RBAC rules are. There is no such object.
     Optional,
 }
 
@@ -43,20 +44,19 @@ pub(super) struct Page {
     pub(super) objects: Vec<ParsedObject>,
     /// The `resourceVersion` of the list.
     pub(super) version: String,
-    /// The token (`continue`) for the next page; `None` after the last one.
+    /// The `continue` token of the next page; `None` after the last one.
     pub(super) next: Option<String>,
 }
 
 /// One event of a watch, or of a streaming list.
 #[derive(Debug)]
-pub(super) struct Event {
+pub(super) struct WatchEvent {
     /// The `resourceVersion` that the watch has reached with it.
     pub(super) version: String,
-    /// EventChange has happened.
-    pub(super) what: EventChange,
+    pub(super) change: EventChange,
 }
 
-/// EventChange an event tells.
+/// What an event reports.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -65,21 +65,21 @@ pub(super) struct Event {
 pub(super) enum EventChange {
     /// An object appeared or changed.
     Put(ParsedObject),
-    /// An object is gone, whether it was known or not.
-    Gone(ObjectName),
-    /// Nothing: everything up to this version has been sent.
+    /// An object was deleted, perhaps one that was never delivered.
+    Delete(ObjectName),
+    /// All changes up to this version have been sent.
     Bookmark,
-    /// The same, and the streaming list is complete.
-    InitialEnd,
+    /// The same, and the initial events of a streaming list are complete.
+    InitialEventsEnd,
 }
 
-/// A list as it is sent.
+/// A list in its wire form.
 #[derive(Deserialize)]
 #[serde(bound = "")]
 struct RawPage<K: Watchable> {
     kind: String,
     metadata: PageMetadata,
-    // Must be there, or else `{}` would be an empty list; but `null` is one.
+    // Required, or else `{}` would be an empty list; but `null` is one.
     #[serde(deserialize_with = "Option::deserialize")]
     items: Option<Vec<Item<K>>>,
 }
@@ -92,14 +92,13 @@ struct PageMetadata {
     r#continue: Option<String>,
 }
 
-/// An object of a list. One that does not decode as a `K` arrives as well, as one that is unusable: it must not stand in the
-/// way of the others on its page.
+/// An object of a list. One that does not decode as a `K` becomes an unusable object, so that the others on its page are read.
 struct Item<K> {
     parsed: ParsedObject,
     of: PhantomData<K>,
 }
 
-/// An event as it is sent. An object is decoded to JSON first, since its meaning depends on the type.
+/// An event in its wire form. The object is decoded as JSON first, because its meaning depends on the type.
 #[derive(Deserialize)]
 struct RawEvent {
     r#type: EventType,
@@ -126,6 +125,7 @@ impl Watchable for EndpointSlice {
     const LABELS: Option<&'static str> = Some("!service.kubernetes.io/headless");
     const FIELDS: Option<&'static str> = None;
     const NEED: Need = Need::Required;
+    const SINCE: Option<&'static str> = Some("1.21");
 }
 
 impl Watchable for Node {
@@ -134,25 +134,26 @@ impl Watchable for Node {
     const NEED: Need = Need::Required;
 }
 
-/// Served since Kubernetes 1.33. Reading it is a permission of its own (`networking.k8s.io`, `servicecidrs`: list, watch).
+/// Reading it is a permission of its own (`networking.k8s.io`, `servicecidrs`: list, watch).
 impl Watchable for ServiceCIDR {
     const LABELS: Option<&'static str> = None;
     const FIELDS: Option<&'static str> = None;
     const NEED: Need = Need::Optional;
+    const SINCE: Option<&'static str> = Some("1.33");
 }
 
 // === impl Page ===
 
 impl Page {
-    /// Decodes an answer. One that is not a list of `K` is an error, however empty and successful it is.
+    /// Decodes a response. One that is not a list of `K` is an error, even if it is empty and successful.
     pub(super) fn decode<K: Watchable>(body: &[u8]) -> Result<Self, Error> {
         let page: RawPage<K> = serde_json::from_slice(body)?;
         let expected = format!("{}List", K::kind(&()));
         if page.kind != expected {
-            return Err(Error::custom(format!("a {} in place of a {expected}", page.kind)));
+            return Err(Error::custom(format!("{} instead of {expected}", page.kind)));
         }
         if page.metadata.resource_version.is_empty() {
-            return Err(Error::custom("a list without a resourceVersion"));
+            return Err(Error::custom("list without metadata.resourceVersion"));
         }
         let items = page.items.unwrap_or_default();
         Ok(Self {
@@ -167,34 +168,36 @@ impl<'de, K: Watchable> Deserialize<'de> for Item<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parsed = parse::from_json::<K>(&Value::deserialize(deserializer)?);
         if parsed.name.name.is_empty() {
-            return Err(D::Error::custom("an object without a name"));
+            return Err(D::Error::custom("object without metadata.name"));
         }
         Ok(Self { parsed, of: PhantomData })
     }
 }
 
-// === impl Event ===
+// === impl WatchEvent ===
 
-impl Event {
-    /// Decodes a line of a watch. An ERROR event is an `Err` within.
+impl WatchEvent {
+    /// Decodes a line of a watch. An ERROR event is the inner `Err`.
     pub(super) fn decode<K: Watchable>(line: &[u8]) -> Result<Result<Self, Box<Status>>, Error> {
         let RawEvent { r#type, object } = serde_json::from_slice(line)?;
         let metadata = &object["metadata"];
-        let what = match r#type {
+        let change = match r#type {
             EventType::Added | EventType::Modified => EventChange::Put(parse::from_json::<K>(&object)),
-            EventType::Deleted => EventChange::Gone(parse::json_name(&object)),
-            EventType::Bookmark if metadata["annotations"][INITIAL_EVENTS_END] == "true" => EventChange::InitialEnd,
+            EventType::Deleted => EventChange::Delete(parse::json_name(&object)),
+            EventType::Bookmark if metadata["annotations"][INITIAL_EVENTS_END] == "true" => {
+                EventChange::InitialEventsEnd
+            }
             EventType::Bookmark => EventChange::Bookmark,
             EventType::Error => return serde_json::from_value(object).map(Err),
         };
-        if let EventChange::Put(ParsedObject { name, .. }) | EventChange::Gone(name) = &what
+        if let EventChange::Put(ParsedObject { name, .. }) | EventChange::Delete(name) = &change
             && name.name.is_empty()
         {
-            return Err(Error::custom("an event about an object without a name"));
+            return Err(Error::custom("event for an object without metadata.name"));
         }
         match metadata["resourceVersion"].as_str() {
-            Some(version) if !version.is_empty() => Ok(Ok(Self { version: version.to_owned(), what })),
-            _ => Err(Error::custom("an event without a resourceVersion")),
+            Some(version) if !version.is_empty() => Ok(Ok(Self { version: version.to_owned(), change })),
+            _ => Err(Error::custom("event without metadata.resourceVersion")),
         }
     }
 }

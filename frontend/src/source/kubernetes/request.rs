@@ -1,111 +1,128 @@
-//! Requests to the API for one kind, each with a deadline: pages of a list, and watches as a sequence of whole events.
+//! Requests to the API server for one kind, each with a deadline: pages of a list, and watches as a sequence of whole events.
 //!
-//! The watcher of the `kube` crate is not used: it says nothing of bookmarks, which are how a quiet API shows that it is heard;
-//! it goes on behind an event that it could not decode, and so loses it; it holds a page several times over; and it knows no way
-//! back from a server without streaming lists.
+//! The watcher of the `kube` crate is not used. It hides bookmarks, which show that a quiet API server still delivers; it skips
+//! an event that does not decode, and so loses it; it holds a page several times in memory; and it cannot fall back from streaming
+//! lists to pages.
 
+use std::error::Error;
+use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::time::Duration;
 
 use futures::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
-use kube::Client;
 use kube::api::{ListParams, WatchParams};
 use kube::core::{Request, Status};
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
 use super::Deadlines;
-use super::decode::{Event, Page, Watchable};
+use super::advice::{self, ApiResource, is_web_page};
+use super::api::KubernetesApi;
+use super::decode::{Page, WatchEvent, Watchable};
 
-/// How many objects a page has at most: what one answer costs the server, and us, in memory. As client-go has it.
-const PAGE: u32 = 500;
+/// The most objects of a page: what one response costs the server, and this process, in memory. client-go uses the same.
+const PAGE_OBJECTS: u32 = 500;
 
-/// How many objects are asked for where only the version of the list matters.
-const PROBE: u32 = 1;
+/// The objects of a list that is requested for its version only.
+const VERSION_OBJECTS: u32 = 1;
 
-/// Why there is no answer, or no whole one.
+/// The most characters of a message of the API server that are repeated.
+const MESSAGE_CHARS: usize = 300;
+
+/// Why a request has no response, or no complete one.
 #[derive(Debug, Error)]
 pub(super) enum RequestError {
-    /// By the status of the answer, or by an ERROR event in a watch.
-    #[error("{} ({})", .0.message, .0.code)]
+    /// An error status, of the response or of an ERROR event in a watch.
+    #[error("{} ({})", message(.0), .0.code)]
     Refused(Box<Status>),
-    /// Not an answer at all: no connection, no certificate, no token.
-    #[error("no answer: {0}")]
-    NoAnswer(Box<kube::Error>),
+    /// No response: no connection, or no credentials to send.
+    #[error(transparent)]
+    NoResponse(NoResponse),
     /// The deadline has passed.
-    #[error("nothing whole has come for {0:?}")]
-    Silent(Duration),
+    #[error("no complete response or event within {0:?}")]
+    TimedOut(Duration),
     /// The connection broke.
-    #[error("the answer broke off: {0}")]
-    BrokenOff(#[from] io::Error),
-    /// The answer ended in the middle of an event.
-    #[error("the watch was cut in the middle of an event")]
+    #[error("the connection broke: {0}")]
+    Broken(#[from] io::Error),
+    /// The response ended in the middle of an event.
+    #[error("the connection ended in the middle of an event")]
     Cut,
+    /// A web page in place of JSON.
+    #[error("the response is an HTML page")]
+    Html,
     /// Something else than a list or an event of this kind.
-    #[error("not what was asked for: {0}")]
+    #[error("unexpected response: {0}")]
     Undecodable(#[from] serde_json::Error),
-    /// The order of events is broken, so that nobody knows which of them are the newer ones.
-    #[error("version {found} came after version {last}")]
+    /// Versions went back, so that it is unknown which events are the newer ones.
+    #[error("resourceVersion {found} came after {last}")]
     Backwards {
-        /// EventChange had been reached.
+        /// The version before.
         last: String,
-        /// EventChange came then.
+        /// The lower one.
         found: String,
     },
-    /// The server does not stream lists, although it has not refused to.
-    #[error("the streaming list ended without saying that it was complete")]
+    /// The server does not stream lists, although it did not refuse to.
+    #[error("the streaming list has no final bookmark")]
     Unfinished,
-    /// In order, but long before its time.
-    #[error("the watch ended {0:?} after it had begun")]
+    /// The server ended the watch in order, but long before its timeout.
+    #[error("the watch ended after {0:?}")]
     EndedEarly(Duration),
 }
 
-/// How one kind is asked for.
+/// A request that got no response. Its source is the innermost error that says more.
+#[derive(Debug)]
+pub(super) struct NoResponse {
+    /// `host:port`.
+    server: String,
+    error: Box<kube::Error>,
+}
+
+/// Requests for one kind.
 pub(super) struct Requests<K> {
-    client: Client,
+    api: KubernetesApi,
     path: Request,
     deadlines: Deadlines,
     kind: PhantomData<fn() -> K>,
 }
 
-/// From where a watch starts.
+/// The version that a watch starts from.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Start<'a> {
-    /// With everything there is: a streaming list.
+pub(super) enum WatchStart<'a> {
+    /// None: all objects first, as a streaming list.
     Everything,
-    /// Behind this version.
-    Behind(&'a str),
+    /// After this version.
+    After(&'a str),
 }
 
-/// A watch under way.
+/// An open watch.
 pub(super) struct Watch<K> {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     /// The line that is being read.
     line: Vec<u8>,
-    begun: Instant,
+    started: Instant,
     kind: PhantomData<fn() -> K>,
 }
 
 // === impl Requests ===
 
 impl<K: Watchable> Requests<K> {
-    pub(super) fn new(client: Client, deadlines: Deadlines) -> Self {
-        Self { client, path: Request::new(K::url_path(&(), None)), deadlines, kind: PhantomData }
+    pub(super) fn new(api: KubernetesApi, deadlines: Deadlines) -> Self {
+        Self { api, path: Request::new(K::url_path(&(), None)), deadlines, kind: PhantomData }
     }
 
-    /// The first page, or the one that a token stands for.
+    /// The first page, or the one of a `continue` token.
     pub(super) async fn page(&self, token: Option<String>) -> Result<Page, RequestError> {
-        self.up_to(PAGE, token).await
+        self.list(PAGE_OBJECTS, token).await
     }
 
-    /// The version that the API has reached: the present one, not what some cache has.
+    /// The current version of the API server, not that of its cache.
     pub(super) async fn version(&self) -> Result<String, RequestError> {
-        Ok(self.up_to(PROBE, None).await?.version)
+        Ok(self.list(VERSION_OBJECTS, None).await?.version)
     }
 
-    async fn up_to(&self, limit: u32, token: Option<String>) -> Result<Page, RequestError> {
+    async fn list(&self, limit: u32, token: Option<String>) -> Result<Page, RequestError> {
         let parameters = ListParams {
             label_selector: K::LABELS.map(str::to_owned),
             field_selector: K::FIELDS.map(str::to_owned),
@@ -113,87 +130,104 @@ impl<K: Watchable> Requests<K> {
             continue_token: token,
             ..ListParams::default()
         };
-        let request = self.path.list(&parameters).map_err(kube::Error::BuildRequest)?;
-        let body = by(self.deadlines.answer, async {
-            let mut stream = std::pin::pin!(self.client.request_stream(request).await?);
+        let request = self.path.list(&parameters).map_err(kube::Error::BuildRequest);
+        let body = with_deadline(self.deadlines.response, async {
+            let mut stream = std::pin::pin!(self.api.send(request).await?);
             let mut body = Vec::new();
             stream.read_to_end(&mut body).await?;
             Ok(body)
         });
-        Ok(Page::decode::<K>(&body.await?)?)
+        let body = body.await?;
+        Page::decode::<K>(&body).map_err(|error| undecodable(&body, error))
     }
 
-    /// Begins to watch.
-    pub(super) async fn watch(&self, start: Start<'_>) -> Result<Watch<K>, RequestError> {
+    /// Starts a watch.
+    pub(super) async fn watch(&self, start: WatchStart<'_>) -> Result<Watch<K>, RequestError> {
         let parameters = WatchParams {
             label_selector: K::LABELS.map(str::to_owned),
             field_selector: K::FIELDS.map(str::to_owned),
             timeout: Some(self.deadlines.watch_seconds),
             bookmarks: true,
-            send_initial_events: matches!(start, Start::Everything),
+            send_initial_events: matches!(start, WatchStart::Everything),
         };
         let version = match start {
-            // As new as can be, not what some cache has.
-            Start::Everything => "",
-            Start::Behind(version) => version,
+            // The newest, not that of the server's cache.
+            WatchStart::Everything => "",
+            WatchStart::After(version) => version,
         };
-        let request = self.path.watch(&parameters, version).map_err(kube::Error::BuildRequest)?;
-        let begun = Instant::now();
-        let body = by(self.deadlines.answer, async { Ok(self.client.request_stream(request).await?) });
-        Ok(Watch { body: Box::pin(body.await?), line: Vec::new(), begun, kind: PhantomData })
+        let request = self.path.watch(&parameters, version).map_err(kube::Error::BuildRequest);
+        let started = Instant::now();
+        let body = with_deadline(self.deadlines.response, self.api.send(request)).await?;
+        Ok(Watch { body: Box::pin(body), line: Vec::new(), started, kind: PhantomData })
+    }
+
+    /// What to do about an error of these requests, if that is known.
+    pub(super) fn advice(&self, error: &RequestError) -> Option<String> {
+        let resource = ApiResource {
+            group: K::group(&()).into_owned(),
+            version: K::version(&()).into_owned(),
+            plural: K::plural(&()).into_owned(),
+            since: K::SINCE,
+        };
+        advice::advice(error, self.api.settings(), Some(&resource))
     }
 }
 
-async fn by<T>(deadline: Duration, answer: impl Future<Output = Result<T, RequestError>>) -> Result<T, RequestError> {
-    timeout_at(Instant::now() + deadline, answer).await.unwrap_or(Err(RequestError::Silent(deadline)))
+async fn with_deadline<T>(
+    deadline: Duration,
+    response: impl Future<Output = Result<T, RequestError>>,
+) -> Result<T, RequestError> {
+    timeout_at(Instant::now() + deadline, response).await.unwrap_or(Err(RequestError::TimedOut(deadline)))
 }
 
 // === impl Watch ===
 
 impl<K: Watchable> Watch<K> {
-    /// The next event; `None` when the server has ended the watch in order. After that, and after an error, it is of no more use.
-    pub(super) async fn next(&mut self, deadline: Duration) -> Result<Option<Event>, RequestError> {
+    /// The next event; `None` when the server has ended the watch in order. Not to be called after that, or after an error.
+    pub(super) async fn next(&mut self, deadline: Duration) -> Result<Option<WatchEvent>, RequestError> {
         self.line.clear();
-        let length = by(deadline, async { Ok(self.body.read_until(b'\n', &mut self.line).await?) }).await?;
+        let length = with_deadline(deadline, async { Ok(self.body.read_until(b'\n', &mut self.line).await?) }).await?;
         match self.line.last() {
             None if length == 0 => Ok(None),
-            Some(b'\n') => Event::decode::<K>(&self.line)?.map(Some).map_err(RequestError::Refused),
+            Some(b'\n') => {
+                let event = WatchEvent::decode::<K>(&self.line).map_err(|error| undecodable(&self.line, error))?;
+                event.map(Some).map_err(RequestError::Refused)
+            }
             _ => Err(RequestError::Cut),
         }
     }
 
-    /// For how long it has been under way.
+    /// The time since its start.
     pub(super) fn age(&self) -> Duration {
-        self.begun.elapsed()
+        self.started.elapsed()
     }
 }
 
 // === impl RequestError ===
 
-impl From<kube::Error> for RequestError {
-    fn from(error: kube::Error) -> Self {
+impl RequestError {
+    /// An error of a request to `server`, `host:port`.
+    pub(super) fn of(error: kube::Error, server: &str) -> Self {
         match error {
             kube::Error::Api(status) => Self::Refused(status),
-            error => Self::NoAnswer(Box::new(error)),
+            error => Self::NoResponse(NoResponse { server: server.to_owned(), error: Box::new(error) }),
         }
     }
-}
 
-impl RequestError {
-    /// The version to watch from is of no use to the server (any more), so that everything must be listed anew: 410 Gone, 400 for
-    /// one that it cannot read, 504 for one of its future; or the order is broken.
+    /// The server cannot watch from this version (any more), so that a new list is needed: 410 Gone, 400 for a version that it
+    /// cannot parse, 504 for one of its future; or versions went back.
     pub(super) fn needs_list(&self) -> bool {
         matches!(self.code(), Some(400 | 410 | 504)) || matches!(self, Self::Backwards { .. })
     }
 
-    /// The kind is not known to the server, or we may not read it.
+    /// The server does not serve the kind, or does not allow this request.
     pub(super) fn is_not_offered(&self) -> bool {
         matches!(self.code(), Some(403 | 404))
     }
 
-    /// The server knows no streaming lists. Kubernetes before 1.32 refuses the parameters as invalid (422); something in between
-    /// that does not pass them on makes the last event fail to appear.
-    pub(super) fn is_of_no_streaming(&self) -> bool {
+    /// The server does not stream lists. Kubernetes before 1.32 rejects the parameters as invalid (422); a proxy that drops
+    /// them makes the final bookmark fail to appear.
+    pub(super) fn means_no_streaming(&self) -> bool {
         matches!(self.code(), Some(400 | 405 | 406 | 415 | 422 | 501)) || matches!(self, Self::Unfinished)
     }
 
@@ -201,6 +235,52 @@ impl RequestError {
         match self {
             Self::Refused(status) => Some(status.code),
             _ => None,
+        }
+    }
+}
+
+/// Of an error response without a `Status`, kube makes one whose message is the body.
+fn message(status: &Status) -> String {
+    match &status.message {
+        text if is_web_page(text) => "the response is an HTML page".to_owned(),
+        text if text.is_empty() => "no message".to_owned(),
+        text => text.chars().take(MESSAGE_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect(),
+    }
+}
+
+fn undecodable(body: &[u8], error: serde_json::Error) -> RequestError {
+    if is_web_page(&String::from_utf8_lossy(body)) { RequestError::Html } else { error.into() }
+}
+
+// === impl NoResponse ===
+
+impl NoResponse {
+    /// The error of hyper that a connection could not be established, and the cause that it does not print.
+    fn connect_error(&self) -> Option<&(dyn Error + 'static)> {
+        let kube::Error::Service(error) = &*self.error else { return None };
+        let error = error.downcast_ref::<hyper_util::client::legacy::Error>()?;
+        error.source().filter(|_| error.is_connect())
+    }
+}
+
+impl fmt::Display for NoResponse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { server, error } = self;
+        match **error {
+            _ if self.connect_error().is_some() => write!(f, "connect {server}"),
+            kube::Error::Auth(_) => write!(f, "credentials for {server}"),
+            _ => write!(f, "request to {server}"),
+        }
+    }
+}
+
+impl Error for NoResponse {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &*self.error {
+            _ if self.connect_error().is_some() => self.connect_error(),
+            kube::Error::Auth(error) => Some(error),
+            kube::Error::Service(error) => Some(&**error),
+            error => Some(error),
         }
     }
 }

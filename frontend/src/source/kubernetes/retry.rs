@@ -1,61 +1,148 @@
-//! Failures in a row: how long to wait after each, and when they are over.
+//! Failures of the requests for one kind: how long to wait after each, and which of them to log.
 
-use std::fmt::Display;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use runtime::Backoff;
+use runtime::failure::{Occurrence, Repeated, chain};
 use tokio::time::{Instant, sleep};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
+use super::request::RequestError;
 use crate::object::ObjectKind;
 use crate::source::freshness::FreshnessRecorder;
 
-/// Failures in a row at one kind.
-pub(super) struct Retry {
+/// Waits after failed requests for one kind, longer each time, and logs when a failure begins, changes its cause and ends.
+pub(super) struct Retry<'a> {
     kind: ObjectKind,
     backoff: Backoff,
     max_delay: Duration,
-    /// When the last one was.
+    /// When the last wait ended.
     last: Option<Instant>,
-    state: State,
+    repeated: Repeated,
+    /// What failed last.
+    operation: Operation,
+    causes: &'a SharedCauses,
 }
 
+/// What is requested for a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Fine,
-    Failing,
+pub(super) enum Operation {
+    /// Its first list: nothing can be served before.
+    FirstList,
+    /// Another list.
+    List,
+    /// A watch.
+    Watch,
+}
+
+/// Why each kind fails at present. One server fails for all kinds alike, so a cause is logged for the first kind only.
+#[derive(Debug, Default)]
+pub(super) struct SharedCauses {
+    kinds: Mutex<BTreeMap<ObjectKind, String>>,
+}
+
+// === impl SharedCauses ===
+
+impl SharedCauses {
+    /// Sets the cause for a kind. Whether it is the only kind that fails for this cause.
+    fn set(&self, kind: ObjectKind, cause: &str) -> bool {
+        // Ports and attempts differ between kinds.
+        let cause: String = cause.chars().filter(|c| !c.is_ascii_digit()).collect();
+        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_only = !kinds.iter().any(|(other, its)| *other != kind && *its == cause);
+        kinds.insert(kind, cause);
+        is_only
+    }
+
+    /// A kind does not fail any more. Whether it was the last one that failed for its cause.
+    fn clear(&self, kind: ObjectKind) -> bool {
+        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        let cause = kinds.remove(&kind);
+        !kinds.values().any(|other| Some(other) == cause.as_ref())
+    }
 }
 
 // === impl Retry ===
 
-impl Retry {
-    /// Delays go from one to the other.
-    pub(super) fn new(kind: ObjectKind, (min, max): (Duration, Duration)) -> Self {
-        Self { kind, backoff: Backoff::new(min, max), max_delay: max, last: None, state: State::Fine }
+impl<'a> Retry<'a> {
+    /// Delays grow from the first to the second.
+    pub(super) fn new(kind: ObjectKind, (min, max): (Duration, Duration), causes: &'a SharedCauses) -> Self {
+        Self {
+            kind,
+            backoff: Backoff::new(min, max),
+            max_delay: max,
+            last: None,
+            repeated: Repeated::default(),
+            operation: Operation::FirstList,
+            causes,
+        }
     }
 
-    /// Tells of a failure and waits, longer after each one.
-    pub(super) async fn wait(&mut self, error: impl Display, recorder: &FreshnessRecorder) {
-        recorder.failed(&error);
+    /// Logs a failure and waits, longer after each one.
+    pub(super) async fn wait(
+        &mut self,
+        operation: Operation,
+        error: &RequestError,
+        advice: Option<String>,
+        recorder: &FreshnessRecorder,
+    ) {
+        let cause = chain(error);
+        recorder.failed(&cause);
+        self.operation = operation;
         let delay = self.next_delay();
-        warn!(kind = %self.kind, %error, ?delay, "the API failed, what is known stays in force");
+        self.log(&cause, advice, delay);
         sleep(delay).await;
         self.last = Some(Instant::now());
     }
 
-    /// The API has confirmed something.
-    ///
-    /// This does not make the next delay short again, only time does: of a server that lists, but whose watches all fail, a list
-    /// would be asked many times a second.
-    pub(super) fn over(&mut self) {
-        if self.state == State::Failing {
-            self.state = State::Fine;
-            info!(kind = %self.kind, "the API works again");
+    fn log(&mut self, error: &str, advice: Option<String>, delay: Duration) {
+        let (kind, retry_in_ms) = (self.kind, delay.as_millis());
+        let occurrence = self.repeated.failed(error);
+        let is_only = occurrence.is_news() && self.causes.set(kind, error);
+        if !is_only {
+            let failures = match occurrence {
+                Occurrence::First => 1,
+                Occurrence::CauseChanged(count) | Occurrence::Again(count) => count,
+            };
+            debug!(%kind, error, failures, retry_in_ms, "request failed again, or for another kind as well");
+            return;
+        }
+        match self.operation {
+            Operation::FirstList => {
+                warn!(%kind, error, advice, retry_in_ms, "list failed, no state to serve yet");
+            }
+            Operation::List => warn!(%kind, error, advice, retry_in_ms, "list failed, serving the last known state"),
+            Operation::Watch => warn!(%kind, error, advice, retry_in_ms, "watch failed, serving the last known state"),
+        }
+    }
+
+    /// A list has succeeded. This ends a failure of lists only: watches may all fail on a server whose lists succeed.
+    pub(super) fn list_succeeded(&mut self) {
+        if self.operation != Operation::Watch {
+            self.recovered();
+        }
+    }
+
+    /// A watch has delivered something.
+    pub(super) fn watch_succeeded(&mut self) {
+        self.recovered();
+    }
+
+    /// Logs the end of a failure. Only time makes the next delay short again: of a server that lists, but whose watches all
+    /// fail, a list would be requested many times a second.
+    fn recovered(&mut self) {
+        let Some(recovery) = self.repeated.recovered() else { return };
+        let (kind, failures, duration_ms) = (self.kind, recovery.count, recovery.duration.as_millis());
+        if self.causes.clear(kind) {
+            info!(%kind, failures, duration_ms, "requests to the API server succeed again");
+        } else {
+            debug!(%kind, failures, duration_ms, "requests for this kind succeed again");
         }
     }
 
     fn next_delay(&mut self) -> Duration {
-        self.state = State::Failing;
         if self.last.is_some_and(|last| last.elapsed() > self.max_delay) {
             self.backoff.reset();
         }
@@ -71,33 +158,57 @@ mod tests {
     const MIN_DELAY: Duration = Duration::from_millis(100);
     const MAX_DELAY: Duration = Duration::from_secs(10);
 
-    /// How long the next failure is waited after.
-    async fn waited(retry: &mut Retry) -> Duration {
+    /// How long a failure is waited after.
+    async fn delay(retry: &mut Retry<'_>) -> Duration {
         let recorder = Freshness::default().recorder(ObjectKind::Node);
-        let begun = Instant::now();
-        retry.wait("refused", &recorder).await;
-        begun.elapsed()
+        let start = Instant::now();
+        retry.wait(Operation::Watch, &RequestError::Cut, None, &recorder).await;
+        start.elapsed()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lists_between_failures_do_not_shorten_the_wait() {
-        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY));
+    async fn successes_between_failures_do_not_shorten_the_delay() {
+        let causes = SharedCauses::default();
+        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
         let mut total = Duration::ZERO;
         for _ in 0..30 {
-            total += waited(&mut retry).await;
-            retry.over();
+            total += delay(&mut retry).await;
+            retry.watch_succeeded();
         }
         assert!(total > Duration::from_secs(60), "{total:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn quiet_time_shortens_the_wait() {
-        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY));
+    async fn time_without_failures_shortens_the_delay() {
+        let causes = SharedCauses::default();
+        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
         for _ in 0..30 {
-            waited(&mut retry).await;
+            delay(&mut retry).await;
         }
         tokio::time::advance(MAX_DELAY + Duration::from_secs(1)).await;
-        let first = waited(&mut retry).await;
+        let first = delay(&mut retry).await;
         assert!(first <= 2 * MIN_DELAY, "{first:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn list_ends_a_failure_of_lists_only() {
+        let causes = SharedCauses::default();
+        let mut retry = Retry::new(ObjectKind::Node, (MIN_DELAY, MAX_DELAY), &causes);
+        delay(&mut retry).await;
+        retry.list_succeeded();
+        assert!(retry.repeated.is_failing());
+        retry.watch_succeeded();
+        assert!(!retry.repeated.is_failing());
+    }
+
+    #[test]
+    fn cause_is_logged_for_the_first_kind_and_its_end_for_the_last() {
+        let causes = SharedCauses::default();
+        assert!(causes.set(ObjectKind::Node, "connect 10.0.0.1:6443: refused"));
+        assert!(!causes.set(ObjectKind::Service, "connect 10.0.0.1:6443: refused"));
+        assert!(causes.set(ObjectKind::EndpointSlice, "endpointslices is forbidden"));
+        assert!(!causes.clear(ObjectKind::Node));
+        assert!(causes.clear(ObjectKind::Service));
+        assert!(causes.clear(ObjectKind::EndpointSlice));
     }
 }

@@ -1,5 +1,4 @@
-//! An API server over real HTTP whose every answer is decided by the test: each request waits until the test takes it, and is
-//! answered well, in pieces, with nonsense, or never.
+//! A fake API server over HTTP: each request waits for the test, which responds correctly, partially, with nonsense, or never.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -22,33 +21,33 @@ use crate::object::ObjectKind;
 /// Long enough for any machine; nothing waits for it unless it fails.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Why a body ends before its end.
+/// The error of a response body that is cut off.
 #[derive(Debug, thiserror::Error)]
 #[error("cut")]
 pub(super) struct Cut;
 
 type Body = Channel<Bytes, Cut>;
 
-/// The server. Requests for one kind never wait for those for another.
+/// The server. Requests for one kind do not wait for those for another.
 pub(super) struct ApiServer {
     /// Where it listens.
     pub(super) address: std::net::SocketAddr,
     calls: HashMap<ObjectKind, mpsc::UnboundedReceiver<Call>>,
-    reached: Reached,
+    current: CurrentVersion,
 }
 
-/// EventChange a request for one object only is answered at once: a version, or a refusal.
-type Reached = Arc<Mutex<Result<String, u16>>>;
+/// The immediate response to a list of one object: a version, or an error code.
+type CurrentVersion = Arc<Mutex<Result<String, u16>>>;
 
-/// A request that has not been answered.
+/// A request without a response so far.
 pub(super) struct Call {
     kind: ObjectKind,
-    /// EventChange follows the `?`, as it was sent.
+    /// The query string, as it was sent.
     pub(super) query: String,
-    answer: oneshot::Sender<Response<Body>>,
+    response: oneshot::Sender<Response<Body>>,
 }
 
-/// An answer, mostly to a watch, that goes on until it is dropped (the regular end), or cut.
+/// An open response, mostly of a watch. Dropped, it ends in order.
 pub(super) struct Watch(Sender<Bytes, Cut>);
 
 impl ApiServer {
@@ -68,14 +67,14 @@ impl ApiServer {
             senders.insert(path, (kind, sender));
             calls.insert(kind, receiver);
         }
-        let reached = Reached::new(Mutex::new(Ok(u64::MAX.to_string())));
-        tokio::spawn(serve(listener, senders, reached.clone()));
-        Self { address, calls, reached }
+        let current = CurrentVersion::new(Mutex::new(Ok(u64::MAX.to_string())));
+        tokio::spawn(serve(listener, senders, current.clone()));
+        Self { address, calls, current }
     }
 
-    /// From now on, says that it has got to a version, and no further; or refuses to say.
-    pub(super) fn has_reached(&self, version: Result<&str, u16>) {
-        *self.reached.lock().unwrap() = version.map(str::to_owned);
+    /// Sets the current version, or the error code when it is requested.
+    pub(super) fn set_current_version(&self, version: Result<&str, u16>) {
+        *self.current.lock().unwrap() = version.map(str::to_owned);
     }
 
     /// The next request for a kind.
@@ -84,31 +83,31 @@ impl ApiServer {
         call.unwrap_or_else(|_| panic!("no request for {kind}")).unwrap()
     }
 
-    /// Answers the next request for a kind, which must be a streaming list, and goes on with the watch that follows.
+    /// Responds to the next request for a kind, which must be a streaming list, and returns the watch that follows.
     pub(super) async fn stream(&mut self, kind: ObjectKind, version: &str, items: &[Value]) -> Watch {
         let mut watch = self.call(kind).await.stream();
         for item in items {
             watch.send("ADDED", item).await;
         }
-        watch.initial_end(kind, version).await;
+        watch.initial_events_end(kind, version).await;
         watch
     }
 
-    /// Refuses to stream lists of a kind, as a server from before Kubernetes 1.32 does.
-    pub(super) async fn refuse_stream(&mut self, kind: ObjectKind) {
+    /// Rejects a streaming list, as a server before Kubernetes 1.32 does.
+    pub(super) async fn reject_stream(&mut self, kind: ObjectKind) {
         let call = self.call(kind).await;
         call.assert(&["sendInitialEvents=true"]);
-        call.refuse(422);
+        call.reject(422);
     }
 
-    /// Answers the next request for a kind, which must be one for the first page of a list, with everything there is.
+    /// Responds to the next request for a kind, which must be for the first page of a list, with all objects.
     pub(super) async fn list(&mut self, kind: ObjectKind, version: &str, items: &[Value]) {
         let call = self.call(kind).await;
         assert!(!call.query.contains("continue="), "{}", call.query);
         call.list(version, items, None);
     }
 
-    /// Answers the next request for a kind, which must be a watch from `version`.
+    /// Responds to the next request for a kind, which must be a watch from `version`.
     pub(super) async fn watch(&mut self, kind: ObjectKind, version: &str) -> Watch {
         let call = self.call(kind).await;
         call.assert(&["watch=true", &format!("resourceVersion={version}")]);
@@ -119,41 +118,41 @@ impl ApiServer {
 async fn serve(
     listener: TcpListener,
     calls: HashMap<&'static str, (ObjectKind, mpsc::UnboundedSender<Call>)>,
-    reached: Reached,
+    current: CurrentVersion,
 ) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let (calls, reached) = (calls.clone(), reached.clone());
+        let (calls, current) = (calls.clone(), current.clone());
         let service = service_fn(move |request: Request<Incoming>| {
-            let (answer, answered) = oneshot::channel();
+            let (response, received) = oneshot::channel();
             let query = request.uri().query().unwrap_or_default().to_owned();
             let (kind, calls) = &calls[request.uri().path()];
-            let call = Call { kind: *kind, query, answer };
+            let call = Call { kind: *kind, query, response };
             if call.query.split('&').any(|part| part == "limit=1") {
-                match &*reached.lock().unwrap() {
+                match &*current.lock().unwrap() {
                     Ok(version) => call.list(version, &[], None),
-                    Err(code) => call.refuse(*code),
+                    Err(code) => call.reject(*code),
                 }
             } else {
                 calls.send(call).ok();
             }
             async move {
-                match answered.await {
+                match received.await {
                     Ok(response) => Ok::<_, Infallible>(response),
-                    // A call that was dropped hangs.
+                    // A call that was dropped never gets a response.
                     Err(_) => std::future::pending().await,
                 }
             }
         });
         tokio::spawn(async move {
-            // Fails with every body that is cut, as is meant.
+            // Fails with every body that is cut off.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
 
 impl Call {
-    /// Every part must be in the query.
+    /// The query must have all these parameters.
     #[track_caller]
     pub(super) fn assert(&self, parts: &[&str]) {
         for part in parts {
@@ -165,7 +164,7 @@ impl Call {
     pub(super) fn list(self, version: &str, items: &[Value], next_page: Option<&str>) {
         assert!(!self.query.contains("watch="), "{}", self.query);
         let kind = self.kind;
-        self.answer(
+        self.respond(
             200,
             &json!({
                 "kind": format!("{kind}List"),
@@ -176,12 +175,12 @@ impl Call {
         );
     }
 
-    /// Accepts a watch from a version.
+    /// Accepts a watch after a version.
     #[track_caller]
     pub(super) fn watch(self) -> Watch {
         self.assert(&["watch=true", "allowWatchBookmarks=true"]);
         assert!(!self.query.contains("sendInitialEvents="), "{}", self.query);
-        self.begin()
+        self.start()
     }
 
     /// Accepts a streaming list.
@@ -189,30 +188,30 @@ impl Call {
     pub(super) fn stream(self) -> Watch {
         self.assert(&["watch=true", "allowWatchBookmarks=true", "resourceVersion="]);
         self.assert(&["sendInitialEvents=true", "resourceVersionMatch=NotOlderThan"]);
-        self.begin()
+        self.start()
     }
 
-    /// Begins any successful answer.
-    pub(super) fn begin(self) -> Watch {
+    /// Starts a successful response.
+    pub(super) fn start(self) -> Watch {
         let (sender, body) = Channel::new(16);
-        self.answer.send(Response::new(body)).unwrap();
+        self.response.send(Response::new(body)).unwrap();
         Watch(sender)
     }
 
-    pub(super) fn refuse(self, code: u16) {
-        self.answer(code, &status(code));
+    pub(super) fn reject(self, code: u16) {
+        self.respond(code, &status(code));
     }
 
-    /// Says nothing, for ever.
+    /// Never responds.
     pub(super) fn hang(self) {
         drop(self);
     }
 
-    pub(super) fn answer(self, code: u16, body: &Value) {
+    pub(super) fn respond(self, code: u16, body: &Value) {
         let (mut sender, channel) = Channel::new(1);
         sender.try_send(hyper::body::Frame::data(body.to_string().into())).unwrap();
         let response = Response::builder().status(code).header("content-type", "application/json");
-        self.answer.send(response.body(channel).unwrap()).unwrap();
+        self.response.send(response.body(channel).unwrap()).unwrap();
     }
 }
 
@@ -230,7 +229,7 @@ impl Watch {
         self.mark(kind, json!({"resourceVersion": version, "creationTimestamp": null})).await;
     }
 
-    pub(super) async fn initial_end(&mut self, kind: ObjectKind, version: &str) {
+    pub(super) async fn initial_events_end(&mut self, kind: ObjectKind, version: &str) {
         let annotations = json!({"k8s.io/initial-events-end": "true"});
         self.mark(kind, json!({"resourceVersion": version, "annotations": annotations})).await;
     }
@@ -244,12 +243,12 @@ impl Watch {
         self.send("ERROR", &status(code)).await;
     }
 
-    /// Ends the answer in the middle of an event, in order otherwise, so that everything before has been read.
+    /// Ends the response in the middle of an event, after everything before has been read.
     pub(super) async fn cut(mut self) {
         self.bytes("{\"type\": \"ADDED\", \"obj").await;
     }
 
-    /// Breaks the connection. EventChange was sent may arrive or not.
+    /// Resets the connection. What was sent may be lost.
     pub(super) fn break_off(self) {
         self.0.abort(Cut);
     }

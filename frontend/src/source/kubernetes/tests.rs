@@ -1,22 +1,26 @@
-//! The real client against a server that lists, watches, forgets, cuts and hangs.
+//! The real client against a fake API server that fails in every way.
 //!
-//! | module | what goes wrong there |
+//! | module | subject |
 //! |---|---|
 //! | `lists` | lists, streamed and in pages |
 //! | `watches` | watches |
-//! | `optional` | a kind that is not offered |
-//! | `freshness` | nothing, but it must be known |
+//! | `optional` | a kind that is not served |
+//! | `freshness` | what `Freshness` reports |
 
 mod freshness;
 mod lists;
 mod optional;
 mod watches;
 
+use std::path::Path;
+
+use kube::Config;
 use runtime::Trigger;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use super::api::ApiSettings;
 use super::testing::{ApiServer, PATIENCE, Watch};
 use super::*;
 use proto::model::SourceVersion;
@@ -24,40 +28,41 @@ use proto::model::SourceVersion;
 use crate::object::{ClusterObject, ObjectKind, ObjectName, ParsedObject, VersionProgress};
 use crate::source::{KindFreshness, WatchPhase};
 
-/// For what a test waits for to pass.
+/// A deadline that a test waits for.
 const SHORT: Duration = Duration::from_millis(400);
 
-/// EventChange a test starts from: it waits for answers as the source does, but not long between two tries.
+/// The deadlines of production, with short delays between retries.
 fn deadlines() -> Deadlines {
     let retry = (Duration::from_millis(1), Duration::from_millis(20));
     Deadlines { retry, ..Deadlines::default() }
 }
 
-/// A source on a server of its own.
+/// A source with a server of its own.
 struct Fixture {
     server: ApiServer,
     updates: mpsc::Receiver<SourceUpdate>,
-    /// How far it has come, between the updates.
-    seen: Vec<(ObjectKind, VersionProgress)>,
+    /// Received between the other updates.
+    progress: Vec<(ObjectKind, VersionProgress)>,
     freshness: Freshness,
     running: JoinHandle<Result<()>>,
     trigger: Trigger,
 }
 
 impl Fixture {
-    /// Starts; the server has been asked nothing yet.
+    /// Starts; the server has received no request yet.
     async fn new(deadlines: Deadlines) -> Self {
         let server = ApiServer::start().await;
         let config = Config::new(format!("http://{}", server.address).parse().unwrap());
         let (sender, updates) = mpsc::channel(64);
         let (trigger, shutdown) = Shutdown::channel();
         let freshness = Freshness::default();
-        let client = client_from(config).unwrap();
-        let running = tokio::spawn(run_with(client, deadlines, sender, freshness.clone(), shutdown));
-        Self { server, updates, seen: Vec::new(), freshness, running, trigger }
+        let settings = ApiSettings::of_kubeconfig(Path::new("/test/kubeconfig"));
+        let api = KubernetesApi::from_config(config, settings).unwrap();
+        let running = tokio::spawn(run_with(api, deadlines, sender, freshness.clone(), shutdown));
+        Self { server, updates, progress: Vec::new(), freshness, running, trigger }
     }
 
-    /// Starts on nodes alone: version 10 has been delivered from a streaming list, whose watch goes on.
+    /// Starts with nodes at version 10, delivered by a streaming list whose watch continues.
     async fn on_nodes(deadlines: Deadlines, nodes: &[Value]) -> (Self, Watch) {
         let mut fixture = Self::new(deadlines).await;
         let watch = fixture.server.stream(ObjectKind::Node, "10", nodes).await;
@@ -65,10 +70,10 @@ impl Fixture {
         (fixture, watch)
     }
 
-    /// The same, but of a server that does not stream lists.
+    /// The same on a server that does not stream lists.
     async fn on_pages(deadlines: Deadlines, nodes: &[Value]) -> (Self, Watch) {
         let mut fixture = Self::new(deadlines).await;
-        fixture.server.refuse_stream(ObjectKind::Node).await;
+        fixture.server.reject_stream(ObjectKind::Node).await;
         fixture.server.list(ObjectKind::Node, "10", nodes).await;
         fixture.all_nodes(nodes.len()).await;
         let watch = fixture.server.watch(ObjectKind::Node, "10").await;
@@ -79,39 +84,39 @@ impl Fixture {
         assert!(matches!(self.next().await, SourceUpdate::Replace(ObjectKind::Node, found) if found.len() == count));
     }
 
-    /// The next thing that is said of objects.
+    /// The next update of objects.
     async fn next(&mut self) -> SourceUpdate {
         loop {
             let update = timeout(PATIENCE, self.updates.recv()).await.expect("an update").expect("the source runs");
             match update {
-                SourceUpdate::Progress(kind, seen) => self.seen.push((kind, seen)),
+                SourceUpdate::Progress(kind, progress) => self.progress.push((kind, progress)),
                 update => return update,
             }
         }
     }
 
-    async fn next_in_short(&mut self) -> String {
-        in_short(&self.next().await)
+    async fn next_summary(&mut self) -> String {
+        summary(&self.next().await)
     }
 
     fn row(&self, kind: ObjectKind) -> KindFreshness {
         self.freshness.snapshot().into_iter().find(|row| row.kind == kind).unwrap()
     }
 
-    /// Waits until nodes could not be had for a reason.
-    async fn failed(&self, reason: &str) {
+    /// Waits until a request for nodes has failed for a reason.
+    async fn wait_for_failure(&self, reason: &str) {
         let failed = async {
             while !self.row(ObjectKind::Node).last_error.is_some_and(|error| error.contains(reason)) {
                 sleep(Duration::from_millis(1)).await;
             }
         };
-        timeout(PATIENCE, failed).await.expect("it fails for that reason");
+        timeout(PATIENCE, failed).await.expect("a failure for this reason");
     }
 
     #[track_caller]
-    fn assert_silent(&mut self) {
+    fn assert_no_update(&mut self) {
         while let Ok(update) = self.updates.try_recv() {
-            assert!(matches!(update, SourceUpdate::Progress(..)), "an update came of failures alone");
+            assert!(matches!(update, SourceUpdate::Progress(..)), "failures alone caused an update");
         }
     }
 }
@@ -129,18 +134,18 @@ fn node(name: &str, zone: &str, version: &str) -> Value {
     })
 }
 
-fn in_short(update: &SourceUpdate) -> String {
+fn summary(update: &SourceUpdate) -> String {
     let nodes = |parsed: &ParsedObject| match &parsed.object {
         Some(ClusterObject::Node(node)) => format!("{} in {}", parsed.name, node.zone),
         other => panic!("{other:?}"),
     };
     match update {
         SourceUpdate::Apply(parsed) => nodes(parsed),
-        SourceUpdate::Delete(kind, name) => format!("{kind} {name} gone"),
+        SourceUpdate::Delete(kind, name) => format!("{kind} {name} deleted"),
         SourceUpdate::Replace(kind, all) => {
             format!("all {kind}: {}", all.iter().map(nodes).collect::<Vec<_>>().join(", "))
         }
-        SourceUpdate::Progress(kind, seen) => format!("{kind} {seen:?}"),
+        SourceUpdate::Progress(kind, progress) => format!("{kind} {progress:?}"),
     }
 }
 
@@ -184,7 +189,7 @@ async fn streams_and_watches_each_kind_with_its_selectors() {
         assert_eq!(call.query.matches("Selector=").count(), selectors.len(), "{}", call.query);
         let mut watch = call.stream();
         watch.send("ADDED", &object).await;
-        watch.initial_end(kind, "10").await;
+        watch.initial_events_end(kind, "10").await;
         let SourceUpdate::Replace(replaced, objects) = fixture.next().await else { panic!("no Replace of {kind}") };
         assert_eq!((replaced, objects.len()), (kind, 1));
         assert_eq!((objects[0].object.is_some(), &objects[0].problems[..]), (true, &[][..]));
@@ -202,9 +207,9 @@ async fn lists_each_kind_with_its_selectors() {
     let mut fixture = Fixture::new(deadlines()).await;
     for (kind, object, selectors) in samples() {
         let mut call = fixture.server.call(kind).await;
-        // The others know by now, or had begun before.
+        // The other watchers know already, or have started before.
         if call.query.contains("sendInitialEvents") {
-            call.refuse(422);
+            call.reject(422);
             call = fixture.server.call(kind).await;
         }
         call.assert(selectors);
@@ -219,20 +224,20 @@ async fn lists_each_kind_with_its_selectors() {
 }
 
 #[tokio::test]
-async fn kind_that_hangs_holds_up_no_other() {
+async fn kind_without_response_does_not_delay_the_others() {
     let mut fixture = Fixture::new(deadlines()).await;
     fixture.server.call(ObjectKind::Service).await.hang();
-    fixture.server.call(ObjectKind::EndpointSlice).await.refuse(500);
+    fixture.server.call(ObjectKind::EndpointSlice).await.reject(500);
     fixture.server.stream(ObjectKind::Node, "10", &[]).await;
-    assert_eq!(fixture.next_in_short().await, "all Node: ");
+    assert_eq!(fixture.next_summary().await, "all Node: ");
 }
 
 #[tokio::test]
-async fn object_of_the_wrong_shape_stands_in_nobodys_way() {
+async fn object_of_the_wrong_type_does_not_affect_the_others() {
     let mut poison = node("poison", "x", "2");
     poison["spec"] = json!({"taints": "none"});
     let mut fixture = Fixture::new(deadlines()).await;
-    fixture.server.refuse_stream(ObjectKind::Node).await;
+    fixture.server.reject_stream(ObjectKind::Node).await;
     fixture.server.list(ObjectKind::Node, "10", &[node("n1", "x", "1"), poison.clone()]).await;
     let SourceUpdate::Replace(ObjectKind::Node, nodes) = fixture.next().await else { panic!("no Replace") };
     assert_eq!(nodes[1].name, ObjectName::new("", "poison"));
@@ -247,7 +252,7 @@ async fn object_of_the_wrong_shape_stands_in_nobodys_way() {
 }
 
 #[tokio::test]
-async fn ends_with_the_shutdown_or_when_nobody_receives() {
+async fn ends_on_shutdown_or_when_the_receiver_is_dropped() {
     let (mut fixture, _watch) = Fixture::on_nodes(deadlines(), &[]).await;
     fixture.trigger.fire();
     timeout(PATIENCE, &mut fixture.running).await.unwrap().unwrap().unwrap();
@@ -257,7 +262,7 @@ async fn ends_with_the_shutdown_or_when_nobody_receives() {
 }
 
 #[tokio::test]
-async fn kubeconfig_that_is_missing_is_named() {
-    let error = client(Some(Path::new("/no/such/kubeconfig"))).await.err().unwrap();
+async fn missing_kubeconfig_is_named() {
+    let error = KubernetesApi::new(Some(Path::new("/no/such/kubeconfig"))).await.err().unwrap();
     assert!(format!("{error:#}").contains("/no/such/kubeconfig"), "{error:#}");
 }

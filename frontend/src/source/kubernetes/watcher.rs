@@ -1,117 +1,117 @@
-//! Follows one kind for ever: lists, watches, and finds back after anything that may happen to either.
+//! Lists and watches one kind without end, and resumes after any failure of either.
 //!
 //! ```text
-//!            ┌── a failed try: wait, then the other way ──┐
+//!            ┌── failed: wait, then the other method ─────┐
 //!            ▼                                            │
 //!   list, streamed or in pages ───────────────────────────┘
 //!            │ Replace
 //!            ▼
-//!   watch behind the last version ◀── ended, cut, silent: wait if it failed; is the API where it was?
+//!   watch after the last version ◀── ended, cut, timed out: wait if it failed; has the API server reached this version?
 //!            │
-//!            └── version of no use, order broken, API set back, or not confirmed for too long ──▶ list
+//!            └── version expired, versions went back, or not confirmed for too long ──▶ list
 //! ```
 //!
-//! EventChange is right is what the API says, in the order of one watch. So nothing is ever compared with what is known: duplicates are
-//! applied again, and a list is taken as it is, even if its version is an older one. Only within a watch versions must not go back.
-//! They are numbers there, in all of Kubernetes; where they are not, nothing is concluded.
+//! The API server is right, in the order of one watch. Nothing is compared with what was delivered before: duplicates are
+//! applied again, and a list replaces everything, even if its version is lower. Only within a watch versions must not go back.
+//! All of Kubernetes uses numbers for them; versions that are no numbers are not compared.
 //!
-//! An API that comes from a backup accepts a watch behind a version of its future, is silent until it gets there, and then tells what
-//! it does from there on; what the backup took back it never tells. So its version is asked for before a watch is taken up again.
+//! An API server that was restored from a backup accepts a watch after a version of its future. It is silent until it gets there, and
+//! never reports what the restore took back. So its version is requested before a watch is resumed.
 
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kube::Client;
 use proto::model::SourceVersion;
+use runtime::failure::chain;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::Deadlines;
-use super::decode::{Event, EventChange, Need, Watchable};
-use super::request::{RequestError, Requests, Start, Watch};
-use super::retry::Retry;
+use super::api::KubernetesApi;
+use super::decode::{EventChange, Need, WatchEvent, Watchable};
+use super::request::{RequestError, Requests, Watch, WatchStart};
+use super::retry::{Operation, Retry, SharedCauses};
 use crate::object::{ObjectName, ParsedObject, SourceUpdate, VersionProgress};
 use crate::source::Freshness;
 use crate::source::freshness::{FreshnessRecorder, WatchPhase};
 
-/// Nobody receives updates any more.
+/// The receiver of updates was dropped.
 pub(super) struct ReceiverClosed;
 
 /// Why a watch has ended.
-enum Failure {
-    Request(RequestError),
+enum WatchEnd {
+    Failed(RequestError),
     ReceiverClosed,
 }
 
-/// Whether the server streams lists (`sendInitialEvents`, Kubernetes 1.32): supposed until it shows that it does not. One for all
-/// kinds.
+/// What the watchers of all kinds share: they use one server.
 #[derive(Debug, Default)]
-pub(super) struct Streaming {
-    /// Never taken back: what it costs is some memory of the server.
-    off: AtomicBool,
+pub(super) struct SharedState {
+    /// The server does not stream lists (`sendInitialEvents`, Kubernetes 1.32). Never unset: all it costs is memory of the server.
+    no_streaming: AtomicBool,
+    causes: SharedCauses,
 }
 
 /// How to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ListMethod {
-    /// As a watch that begins with everything.
+    /// As a watch that starts with all objects.
     Stream,
     /// Page by page.
     Pages,
 }
 
-/// Whether the kind has been delivered as a whole.
+/// Whether all objects of the kind have been delivered once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Delivery {
-    Due,
+enum FirstDelivery {
+    Pending,
     Done,
 }
 
-/// Follows one kind.
+/// Lists and watches one kind.
 pub(super) struct KindWatcher<'a, K> {
     requests: Requests<K>,
     deadlines: Deadlines,
-    streaming: &'a Streaming,
+    shared: &'a SharedState,
     updates: &'a mpsc::Sender<SourceUpdate>,
     recorder: FreshnessRecorder,
-    retry: Retry,
-    delivery: Delivery,
-    /// How the next list is tried.
-    way: ListMethod,
+    retry: Retry<'a>,
+    first_delivery: FirstDelivery,
+    /// For the next list.
+    method: ListMethod,
 }
 
-/// How far a kind is known.
+/// The last version of a list or event, and how to continue from it.
 struct WatchPosition<K> {
     version: String,
-    /// How it goes on from here.
-    next: Next<K>,
+    next: NextWatch<K>,
 }
 
-/// How a kind is watched behind a position.
-enum Next<K> {
-    /// By the watch that has streamed the list.
-    Ready(Watch<K>),
-    /// By a watch, now: the list has just come.
-    Begin,
-    /// By another watch, after one that ended.
-    TakeUp,
+/// How a kind is watched from a position.
+enum NextWatch<K> {
+    /// By the open watch that has streamed the list.
+    Open(Watch<K>),
+    /// By a new watch: the list has just arrived.
+    Start,
+    /// By a new watch after one that ended.
+    Resume,
 }
 
-/// EventChange a list has brought so far.
+/// The objects of a list so far.
 type ListedObjects = BTreeMap<ObjectName, ParsedObject>;
 
-// === impl Streaming ===
+// === impl SharedState ===
 
-impl Streaming {
-    fn is_supposed(&self) -> bool {
-        !self.off.load(Ordering::Relaxed)
+impl SharedState {
+    fn streams_lists(&self) -> bool {
+        !self.no_streaming.load(Ordering::Relaxed)
     }
 
-    fn give_up(&self, error: &RequestError) {
-        if !self.off.swap(true, Ordering::Relaxed) {
-            info!(%error, "the API does not stream lists: they are fetched in pages");
+    fn disable_streaming(&self, error: &RequestError) {
+        if !self.no_streaming.swap(true, Ordering::Relaxed) {
+            info!(error = chain(error), "the API server does not stream lists, using pages");
         }
     }
 }
@@ -120,47 +120,56 @@ impl Streaming {
 
 impl<'a, K: Watchable> KindWatcher<'a, K> {
     pub(super) fn new(
-        client: &Client,
+        api: &KubernetesApi,
         deadlines: Deadlines,
-        streaming: &'a Streaming,
+        shared: &'a SharedState,
         updates: &'a mpsc::Sender<SourceUpdate>,
         freshness: &Freshness,
     ) -> Self {
         Self {
-            requests: Requests::new(client.clone(), deadlines),
+            requests: Requests::new(api.clone(), deadlines),
             deadlines,
-            streaming,
+            shared,
             updates,
             recorder: freshness.recorder(K::KIND),
-            retry: Retry::new(K::KIND, deadlines.retry),
-            delivery: Delivery::Due,
-            way: ListMethod::Stream,
+            retry: Retry::new(K::KIND, deadlines.retry, &shared.causes),
+            first_delivery: FirstDelivery::Pending,
+            method: ListMethod::Stream,
         }
     }
 
-    /// Follows until nobody receives.
+    /// Lists and watches until the receiver of updates is dropped.
     pub(super) async fn run(mut self) -> ReceiverClosed {
         loop {
             let position = match self.list().await {
                 Ok(position) => position,
-                Err(nobody) => return nobody,
+                Err(closed) => return closed,
             };
-            if let Err(nobody) = self.watch(position).await {
-                return nobody;
+            if let Err(closed) = self.watch(position).await {
+                return closed;
             }
         }
     }
 
-    /// Says how far this kind has been delivered, where the API's versions are numbers.
-    async fn seen(&self, version: &str, as_what: fn(SourceVersion) -> VersionProgress) -> Result<(), ReceiverClosed> {
+    /// Delivers how far this kind has come. Versions that are no numbers are not delivered.
+    async fn deliver_progress(
+        &self,
+        version: &str,
+        progress: fn(SourceVersion) -> VersionProgress,
+    ) -> Result<(), ReceiverClosed> {
         match version.parse() {
-            Ok(number) => self.deliver(SourceUpdate::Progress(K::KIND, as_what(SourceVersion(number)))).await,
+            Ok(number) => self.deliver(SourceUpdate::Progress(K::KIND, progress(SourceVersion(number)))).await,
             Err(_) => Ok(()),
         }
     }
 
     async fn deliver(&self, update: SourceUpdate) -> Result<(), ReceiverClosed> {
         self.updates.send(update).await.map_err(|_| ReceiverClosed)
+    }
+
+    async fn wait(&mut self, operation: Operation, error: &RequestError) {
+        let advice = self.requests.advice(error);
+        self.retry.wait(operation, error, advice, &self.recorder).await;
     }
 }
 
@@ -170,175 +179,180 @@ impl<K: Watchable> KindWatcher<'_, K> {
     /// Lists until it succeeds.
     async fn list(&mut self) -> Result<WatchPosition<K>, ReceiverClosed> {
         self.recorder.phase(WatchPhase::Listing);
-        self.way = ListMethod::Stream;
+        self.method = ListMethod::Stream;
         loop {
-            if !self.streaming.is_supposed() {
-                self.way = ListMethod::Pages;
+            if !self.shared.streams_lists() {
+                self.method = ListMethod::Pages;
             }
-            let mut listing = ListedObjects::new();
-            let listed = match self.way {
-                ListMethod::Stream => self.stream(&mut listing).await,
-                ListMethod::Pages => self.pages(&mut listing).await,
+            let mut objects = ListedObjects::new();
+            let listed = match self.method {
+                ListMethod::Stream => self.stream(&mut objects).await,
+                ListMethod::Pages => self.pages(&mut objects).await,
             };
             match listed {
                 Ok(position) => {
-                    debug!(kind = %K::KIND, objects = listing.len(), way = ?self.way, "listed");
+                    debug!(kind = %K::KIND, objects = objects.len(), method = ?self.method, "listed");
                     self.recorder.listed();
-                    self.retry.over();
-                    self.replace(listing).await?;
+                    self.retry.list_succeeded();
+                    self.replace(objects).await?;
                     return Ok(position);
                 }
-                Err(error) => self.failed(error).await?,
+                Err(error) => self.list_failed(error).await?,
             }
         }
     }
 
-    /// Decides how the next list is tried, and when.
-    async fn failed(&mut self, error: RequestError) -> Result<(), ReceiverClosed> {
-        let way = self.way;
-        self.way = match way {
+    /// Decides how and when to list again.
+    async fn list_failed(&mut self, error: RequestError) -> Result<(), ReceiverClosed> {
+        let method = self.method;
+        self.method = match method {
             ListMethod::Stream => ListMethod::Pages,
             ListMethod::Pages => ListMethod::Stream,
         };
-        if way == ListMethod::Stream && error.is_of_no_streaming() {
-            self.streaming.give_up(&error);
-        } else if way == ListMethod::Stream && error.is_not_offered() {
-            // It may be just watching that we are not allowed.
+        if method == ListMethod::Stream && error.means_no_streaming() {
+            self.shared.disable_streaming(&error);
+        } else if method == ListMethod::Stream && error.is_not_offered() {
+            // Perhaps only the verb `watch` is not allowed.
         } else if K::NEED == Need::Optional && error.is_not_offered() {
-            self.do_without(&error).await?;
+            self.continue_without(&error).await?;
             sleep(self.deadlines.watch()).await;
         } else {
-            self.retry.wait(&error, &self.recorder).await;
+            let operation = match self.first_delivery {
+                FirstDelivery::Pending => Operation::FirstList,
+                FirstDelivery::Done => Operation::List,
+            };
+            self.wait(operation, &error).await;
         }
         Ok(())
     }
 
-    /// Streams everything. Objects that change meanwhile come once more, or are deleted again.
-    async fn stream(&self, listing: &mut ListedObjects) -> Result<WatchPosition<K>, RequestError> {
-        let mut watch = self.requests.watch(Start::Everything).await?;
+    /// Streams all objects. Those that change meanwhile arrive again, or are deleted again.
+    async fn stream(&self, objects: &mut ListedObjects) -> Result<WatchPosition<K>, RequestError> {
+        let mut watch = self.requests.watch(WatchStart::Everything).await?;
         loop {
             let event = match watch.next(self.deadlines.initial_event).await {
                 Ok(Some(event)) => event,
-                // The silence of one that takes this for an ordinary watch.
-                Ok(None) | Err(RequestError::Silent(_)) => return Err(RequestError::Unfinished),
+                // A server that takes this for an ordinary watch is silent.
+                Ok(None) | Err(RequestError::TimedOut(_)) => return Err(RequestError::Unfinished),
                 Err(error) => return Err(error),
             };
-            match event.what {
+            match event.change {
                 EventChange::Put(parsed) => {
-                    listing.insert(parsed.name.clone(), parsed);
+                    objects.insert(parsed.name.clone(), parsed);
                 }
-                EventChange::Gone(name) => {
-                    listing.remove(&name);
+                EventChange::Delete(name) => {
+                    objects.remove(&name);
                 }
                 EventChange::Bookmark => {}
-                EventChange::InitialEnd => {
-                    return Ok(WatchPosition { version: event.version, next: Next::Ready(watch) });
+                EventChange::InitialEventsEnd => {
+                    return Ok(WatchPosition { version: event.version, next: NextWatch::Open(watch) });
                 }
             }
         }
     }
 
-    /// Fetches page after page. A token that has expired meanwhile (410) fails like anything else: the next try begins anew.
-    async fn pages(&self, listing: &mut ListedObjects) -> Result<WatchPosition<K>, RequestError> {
+    /// Requests page after page. A `continue` token that expires meanwhile (410) is an error: the next list starts from the first page.
+    async fn pages(&self, objects: &mut ListedObjects) -> Result<WatchPosition<K>, RequestError> {
         let mut token = None;
         loop {
             let page = self.requests.page(token).await?;
-            listing.extend(page.objects.into_iter().map(|parsed| (parsed.name.clone(), parsed)));
+            objects.extend(page.objects.into_iter().map(|parsed| (parsed.name.clone(), parsed)));
             if page.next.is_none() {
-                return Ok(WatchPosition { version: page.version, next: Next::Begin });
+                return Ok(WatchPosition { version: page.version, next: NextWatch::Start });
             }
             token = page.next;
         }
     }
 
-    /// The API does not offer this kind. EventChange is known of it stays; if that is nothing, there is nothing.
-    async fn do_without(&mut self, error: &RequestError) -> Result<(), ReceiverClosed> {
+    /// The API server does not serve this kind. Objects that were delivered stay; if none were, there are none.
+    async fn continue_without(&mut self, error: &RequestError) -> Result<(), ReceiverClosed> {
         self.recorder.phase(WatchPhase::NotOffered);
-        match self.delivery {
-            Delivery::Done => {
-                debug!(kind = %K::KIND, %error, "the API does not offer this kind");
+        let (kind, error_text) = (K::KIND, chain(error));
+        match self.first_delivery {
+            FirstDelivery::Done => {
+                debug!(%kind, error = error_text, "kind still not available");
                 Ok(())
             }
-            Delivery::Due => {
-                warn!(kind = %K::KIND, %error, "the API does not offer this kind: doing without");
+            FirstDelivery::Pending => {
+                let advice = self.requests.advice(error);
+                warn!(%kind, error = error_text, advice, "kind not available, continuing without");
                 self.replace(ListedObjects::new()).await
             }
         }
     }
 
-    /// Delivers everything there is.
-    async fn replace(&mut self, listing: ListedObjects) -> Result<(), ReceiverClosed> {
-        self.delivery = Delivery::Done;
-        self.deliver(SourceUpdate::Replace(K::KIND, listing.into_values().collect())).await
+    /// Delivers all objects.
+    async fn replace(&mut self, objects: ListedObjects) -> Result<(), ReceiverClosed> {
+        self.first_delivery = FirstDelivery::Done;
+        self.deliver(SourceUpdate::Replace(K::KIND, objects.into_values().collect())).await
     }
 }
 
 // === Watches ===
 
 impl<K: Watchable> KindWatcher<'_, K> {
-    /// Watches until everything must be listed anew.
+    /// Watches until a new list is needed.
     async fn watch(&mut self, mut position: WatchPosition<K>) -> Result<(), ReceiverClosed> {
         self.recorder.phase(WatchPhase::Watching);
-        self.seen(&position.version, VersionProgress::Confirmed).await?;
+        self.deliver_progress(&position.version, VersionProgress::Confirmed).await?;
         while self.recorder.age().is_some_and(|age| age < self.deadlines.confirmation) {
-            let error = match self.watch_on(&mut position).await {
+            let error = match self.watch_once(&mut position).await {
                 Ok(()) => continue,
-                Err(Failure::ReceiverClosed) => return Err(ReceiverClosed),
-                Err(Failure::Request(error)) => error,
+                Err(WatchEnd::ReceiverClosed) => return Err(ReceiverClosed),
+                Err(WatchEnd::Failed(error)) => error,
             };
-            self.retry.wait(&error, &self.recorder).await;
+            self.wait(Operation::Watch, &error).await;
             if error.needs_list() {
                 return Ok(());
             }
         }
-        warn!(kind = %K::KIND, deadline = ?self.deadlines.confirmation, "nothing was confirmed for too long, listing anew");
+        let age_ms = self.deadlines.confirmation.as_millis();
+        warn!(kind = %K::KIND, age_ms, "no event or bookmark for too long, listing again");
         Ok(())
     }
 
-    /// Watches until the watch ends; in order, if nothing is wrong.
-    async fn watch_on(&mut self, position: &mut WatchPosition<K>) -> Result<(), Failure> {
-        let begin = Start::Behind(&position.version);
-        let mut watch = match mem::replace(&mut position.next, Next::TakeUp) {
-            Next::Ready(watch) => watch,
-            Next::Begin => self.requests.watch(begin).await?,
-            Next::TakeUp => {
-                self.reaches(&position.version).await?;
-                self.requests.watch(begin).await?
+    /// Watches until the watch ends. `Ok` if the server ended it in order.
+    async fn watch_once(&mut self, position: &mut WatchPosition<K>) -> Result<(), WatchEnd> {
+        let start = WatchStart::After(&position.version);
+        let mut watch = match mem::replace(&mut position.next, NextWatch::Resume) {
+            NextWatch::Open(watch) => watch,
+            NextWatch::Start => self.requests.watch(start).await?,
+            NextWatch::Resume => {
+                self.check_server_version(&position.version).await?;
+                self.requests.watch(start).await?
             }
         };
-        while let Some(Event { version, what }) = watch.next(self.deadlines.event).await? {
+        while let Some(WatchEvent { version, change }) = watch.next(self.deadlines.event).await? {
             if goes_back(&position.version, &version) {
                 return Err(RequestError::Backwards { last: position.version.clone(), found: version }.into());
             }
             position.version = version;
             self.recorder.confirmed();
-            self.retry.over();
-            let as_what = match what {
+            self.retry.watch_succeeded();
+            let progress = match change {
                 EventChange::Put(parsed) => {
                     self.deliver(SourceUpdate::Apply(parsed)).await?;
                     VersionProgress::Changed
                 }
-                EventChange::Gone(name) => {
+                EventChange::Delete(name) => {
                     self.deliver(SourceUpdate::Delete(K::KIND, name)).await?;
                     VersionProgress::Changed
                 }
-                EventChange::Bookmark | EventChange::InitialEnd => VersionProgress::Confirmed,
+                EventChange::Bookmark | EventChange::InitialEventsEnd => VersionProgress::Confirmed,
             };
-            self.seen(&position.version, as_what).await?;
+            self.deliver_progress(&position.version, progress).await?;
         }
         match watch.age() {
             age if age < self.deadlines.watch() / 2 => Err(RequestError::EndedEarly(age).into()),
             _ => Ok(()),
         }
     }
-}
 
-impl<K: Watchable> KindWatcher<'_, K> {
-    /// Fails if the API has not got to a version that it has told before.
-    async fn reaches(&self, last: &str) -> Result<(), RequestError> {
+    /// Fails if the API server has not reached a version that it has reported before.
+    async fn check_server_version(&self, last: &str) -> Result<(), RequestError> {
         let found = match self.requests.version().await {
             Ok(found) => found,
-            // It may be just listing that we are not allowed.
+            // Perhaps only the verb `list` is not allowed.
             Err(error) if error.is_not_offered() => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -349,20 +363,20 @@ impl<K: Watchable> KindWatcher<'_, K> {
     }
 }
 
-/// Whether a version is older than the one before it, as far as that can be told.
+/// Whether a version is lower than the one before. Versions that are no numbers are not compared.
 fn goes_back(last: &str, version: &str) -> bool {
     matches!((last.parse::<u64>(), version.parse::<u64>()), (Ok(last), Ok(version)) if version < last)
 }
 
-// === impl Failure ===
+// === impl WatchEnd ===
 
-impl From<RequestError> for Failure {
+impl From<RequestError> for WatchEnd {
     fn from(error: RequestError) -> Self {
-        Self::Request(error)
+        Self::Failed(error)
     }
 }
 
-impl From<ReceiverClosed> for Failure {
+impl From<ReceiverClosed> for WatchEnd {
     fn from(ReceiverClosed: ReceiverClosed) -> Self {
         Self::ReceiverClosed
     }

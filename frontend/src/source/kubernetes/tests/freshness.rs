@@ -1,4 +1,4 @@
-//! What is known of how well the API is heard, and that nobody is served before everything has been heard once.
+//! What `Freshness` reports, and that no backend is served before each kind has been listed.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ async fn each_kind_has_a_row_from_the_start() {
     }
 }
 
-/// Bookmarks confirm; requests that are accepted, and errors, do not.
+/// Bookmarks confirm; accepted requests and errors do not.
 #[tokio::test]
 async fn age_is_that_of_the_last_confirmation() {
     let (mut fixture, mut watch) = Fixture::on_nodes(deadlines(), &[]).await;
@@ -39,7 +39,7 @@ async fn age_is_that_of_the_last_confirmation() {
     let mut watch = fixture.server.watch(ObjectKind::Node, "20").await;
     let row = fixture.row(ObjectKind::Node);
     assert!(row.age.unwrap() <= before.elapsed(), "{row:?}");
-    // That it ended so early.
+    // The early end of the watch.
     assert_eq!(row.failures, 1);
 
     let before = Instant::now();
@@ -55,7 +55,7 @@ async fn age_is_that_of_the_last_confirmation() {
 async fn failures_before_the_first_list_are_counted_and_named() {
     let mut fixture = Fixture::new(deadlines()).await;
     for _ in 0..2 {
-        fixture.server.call(ObjectKind::Node).await.refuse(500);
+        fixture.server.call(ObjectKind::Node).await.reject(500);
     }
     let call = fixture.server.call(ObjectKind::Node).await;
     let row = fixture.row(ObjectKind::Node);
@@ -65,7 +65,7 @@ async fn failures_before_the_first_list_are_counted_and_named() {
 }
 
 #[tokio::test]
-async fn nobody_is_served_before_each_kind_has_been_listed() {
+async fn no_backend_is_served_before_each_kind_has_been_listed() {
     let mut fixture = Fixture::new(deadlines()).await;
     let (sender, receiver) = mpsc::channel(8);
     let frontend = Frontend::new(FrontendConfig::default());
@@ -81,7 +81,7 @@ async fn nobody_is_served_before_each_kind_has_been_listed() {
         sender.send(fixture.next().await).await.unwrap();
     }
     timeout(PATIENCE, revisions.wait_for(Option::is_some)).await.unwrap().unwrap();
-    // From then on a deleted object that nobody knows, or an API that is gone, is nothing to it.
+    // From then on the deletion of an unknown object, or the end of the API server, changes nothing.
     let served = *revisions.borrow_and_update();
     watches[1].send("DELETED", &node("never-seen", "x", "11")).await;
     sender.send(fixture.next().await).await.unwrap();

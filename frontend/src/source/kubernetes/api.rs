@@ -1,0 +1,154 @@
+//! The API server as the operator configured it: a client, and the settings that logs and advice refer to.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow, ensure};
+use futures::AsyncBufRead;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use runtime::connect_advice::ConnectSettings;
+use runtime::failure::chain;
+
+use super::advice;
+use super::request::RequestError;
+
+/// Where a pod finds the CA certificate of its cluster.
+const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+/// Where a pod finds the token of its ServiceAccount.
+const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
+/// A client of the API server. It connects with the first request.
+#[derive(Clone)]
+pub struct KubernetesApi {
+    client: Client,
+    settings: Arc<ApiSettings>,
+}
+
+/// What an operator can change about the connection to the API server, by name.
+#[derive(Debug)]
+pub(super) struct ApiSettings {
+    /// `host:port` of the server.
+    pub(super) server: String,
+    pub(super) address: String,
+    pub(super) ca: String,
+    pub(super) client_certificate: String,
+    pub(super) credentials: String,
+}
+
+// === impl KubernetesApi ===
+
+impl KubernetesApi {
+    /// The API server of a kubeconfig, or else of the cluster that this pod runs in.
+    ///
+    /// # Errors
+    /// When the kubeconfig, or a file that it refers to, cannot be read or is invalid. The error says what to do.
+    pub async fn new(kubeconfig: Option<&Path>) -> Result<Self> {
+        let settings = kubeconfig.map_or_else(ApiSettings::of_pod, ApiSettings::of_kubeconfig);
+        let config = match kubeconfig {
+            Some(path) => config_of(path).await,
+            None => {
+                Config::incluster().map_err(|error| anyhow!("{}; outside of a pod, give --kubeconfig", chain(&error)))
+            }
+        };
+        let config = config?;
+        // Without this, each request would fail because of an unknown issuer.
+        ensure!(
+            config.root_cert.as_ref().is_none_or(|certificates| !certificates.is_empty()),
+            "no certificate in {}; use a PEM file with the CA certificate of the API server",
+            settings.ca
+        );
+        Self::from_config(config, settings).map_err(|error| match kubeconfig {
+            Some(path) => unusable(path, &error),
+            None => anyhow!("credentials of the pod: {}", advice::with_start_advice(&error)),
+        })
+    }
+
+    /// A client that reports each failure to its caller: by itself kube retries silently, for up to 17 minutes. Of its own
+    /// timeouts only that for connecting remains; the others are [`Deadlines`](super::Deadlines).
+    pub(super) fn from_config(mut config: Config, mut settings: ApiSettings) -> kube::Result<Self> {
+        let url = &config.cluster_url;
+        let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
+        settings.server = format!("{}:{port}", url.host().unwrap_or_default());
+        config.default_retry = false;
+        config.read_timeout = None;
+        Ok(Self { client: Client::try_from(config)?, settings: Arc::new(settings) })
+    }
+
+    /// The client itself.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub(super) fn settings(&self) -> &ApiSettings {
+        &self.settings
+    }
+
+    /// Sends a request, and returns the body of the response.
+    pub(super) async fn send(
+        &self,
+        request: kube::Result<http::Request<Vec<u8>>>,
+    ) -> Result<impl AsyncBufRead + use<>, RequestError> {
+        let response = match request {
+            Ok(request) => self.client.request_stream(request).await,
+            Err(error) => Err(error),
+        };
+        response.map_err(|error| RequestError::of(error, &self.settings.server))
+    }
+
+    /// An error of [`Self::client`] for people: all its causes, and what to do about it.
+    pub(crate) fn explain(&self, error: kube::Error) -> anyhow::Error {
+        let error = RequestError::of(error, &self.settings.server);
+        let text = chain(&error);
+        match advice::advice(&error, &self.settings, None) {
+            Some(advice) => anyhow!("{text}; {advice}"),
+            None => anyhow!("{text}"),
+        }
+    }
+}
+
+async fn config_of(path: &Path) -> Result<Config> {
+    let file = Kubeconfig::read_from(path).map_err(|error| unusable(path, &error))?;
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+    config.map_err(|error| unusable(path, &error))
+}
+
+fn unusable(kubeconfig: &Path, error: &(dyn std::error::Error + 'static)) -> anyhow::Error {
+    anyhow!("kubeconfig {}: {}", kubeconfig.display(), advice::with_start_advice(error))
+}
+
+// === impl ApiSettings ===
+
+impl ApiSettings {
+    pub(super) fn of_kubeconfig(path: &Path) -> Self {
+        let field = |name: &str| format!("{name} in {}", path.display());
+        Self {
+            server: String::new(),
+            address: field("server"),
+            ca: field("certificate-authority"),
+            client_certificate: field("client-certificate"),
+            credentials: field("the token or client certificate"),
+        }
+    }
+
+    fn of_pod() -> Self {
+        Self {
+            server: String::new(),
+            address: "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT".to_owned(),
+            ca: POD_CA.to_owned(),
+            client_certificate: "client-certificate in a kubeconfig".to_owned(),
+            credentials: format!("the ServiceAccount token in {POD_TOKEN}"),
+        }
+    }
+
+    pub(super) fn connect(&self) -> ConnectSettings<'_> {
+        ConnectSettings {
+            server: "the API server",
+            address: &self.address,
+            ca: &self.ca,
+            server_name: "tls-server-name in a kubeconfig",
+            client_certificate: &self.client_certificate,
+        }
+    }
+}
