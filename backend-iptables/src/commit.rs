@@ -6,15 +6,15 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
+use iptables::{Hook, RestoreError};
 use proto::model::IpFamily;
 use tracing::debug;
 
 use crate::{
     desired::Base,
-    kernel::{Kernel, Localnet, RestoreError},
+    kernel::{Kernel, Localnet},
+    observed::Observed,
     plan::{Edit, Full, Script, Sweep},
-    present::Present,
-    table::Hook,
 };
 
 /// So many service ports may be refused before something else must be wrong.
@@ -85,7 +85,7 @@ impl<K: Kernel> Committer<'_, K> {
     }
 
     /// Those that come first where nothing is yet and many others are to come.
-    fn urgent(&self, present: &Present) -> BTreeSet<u32> {
+    fn urgent(&self, present: &Observed) -> BTreeSet<u32> {
         if self.edits.len() < MANY || present.ours().next().is_some() {
             return BTreeSet::new();
         }
@@ -124,19 +124,19 @@ impl<K: Kernel> Committer<'_, K> {
         Ok(accepted)
     }
 
-    async fn present(&mut self) -> Result<Option<Present>> {
+    async fn present(&mut self) -> Result<Option<Observed>> {
         let saved = self.kernel.save(self.family).await;
-        let present = saved.and_then(|saved| saved.as_deref().map(Present::parse).transpose());
+        let present = saved.and_then(|saved| saved.as_deref().map(Observed::parse).transpose());
         present.with_context(|| format!("save the {} tables", self.family))
     }
 
-    async fn again(&mut self) -> Result<Present> {
+    async fn again(&mut self) -> Result<Observed> {
         self.present().await?.context("iptables was there a moment ago")
     }
 
     async fn commit(
         &mut self,
-        present: &Present,
+        present: &Observed,
         active: &BTreeSet<u32>,
         sweep: Sweep,
         outcome: &mut Outcome,
@@ -152,7 +152,7 @@ impl<K: Kernel> Committer<'_, K> {
                 outcome.writes += script.writes();
                 Ok(Ok(()))
             }
-            Err(RestoreError::Refused { lines, reason }) => {
+            Err(RestoreError::Rejected { lines, reason, .. }) => {
                 Ok(Err(Refused { blamed: blamed(&script, &lines), reason }))
             }
             Err(RestoreError::Failed(error)) => Err(error),

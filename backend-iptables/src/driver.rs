@@ -8,18 +8,18 @@ use backend::{
     Changes, Drift, NodeState, PreviewReport, SyncReport,
     dataplane::{DataplaneOptions, EffectiveOptions, VipOwnership, is_urgent},
 };
+use iptables::{Hook, RestoreError};
 use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
 use tracing::{debug, warn};
 
 use crate::{
     commit::{Committer, Outcome},
+    describe::{Owners, differences},
     desired::{Base, Context, base, desired, hooks},
-    kernel::{DryRun, Kernel, Localnet, RestoreError, Suspicion, Tools},
+    kernel::{DryRun, IptablesKernel, Kernel, Localnet, Suspicion},
+    observed::Observed,
     plan::{Edit, partial, remove},
-    present::Present,
     programmed::Programmed,
-    table::Hook,
-    words::{Owners, differences},
 };
 
 /// What the backend is, whatever its kernel.
@@ -114,7 +114,7 @@ impl<K: Kernel> Driver<K> {
             if !script.is_empty() {
                 match self.kernel.restore(family, &script).await {
                     Ok(()) => debug!(%family, services = edits.len(), writes = script.writes(), "applied"),
-                    Err(RestoreError::Refused { reason, .. }) => {
+                    Err(RestoreError::Rejected { reason, .. }) => {
                         // Somebody changed our chains, or one service port is to blame: what is there decides.
                         warn!(error = reason, "iptables refused a change: looking at what is there");
                         return self.reconcile(state).await;
@@ -162,7 +162,7 @@ impl<K: Kernel> Driver<K> {
             return Ok(true);
         };
         let Some(saved) = self.kernel.save(family).await? else { return Ok(false) };
-        let found = Present::parse(&saved)?.fingerprint(&self.hooks);
+        let found = Observed::parse(&saved)?.fingerprint(&self.hooks);
         Ok(found == programmed.fingerprint(family, &self.hooks))
     }
 
@@ -171,11 +171,11 @@ impl<K: Kernel> Driver<K> {
     }
 
     /// What is there of each family that has been programmed. Chains of these names may be kube-proxy's in others.
-    pub(crate) async fn present(&mut self) -> Result<Vec<(IpFamily, Present)>> {
+    pub(crate) async fn present(&mut self) -> Result<Vec<(IpFamily, Observed)>> {
         let mut found = Vec::new();
         for family in IpFamily::ALL {
             let saved = self.kernel.save(family).await?;
-            let present = saved.as_deref().map(Present::parse).transpose()?.filter(Present::is_programmed);
+            let present = saved.as_deref().map(Observed::parse).transpose()?.filter(Observed::is_programmed);
             found.extend(present.map(|present| (family, present)));
         }
         Ok(found)
@@ -240,7 +240,7 @@ impl<K: Kernel> Driver<K> {
     }
 }
 
-impl Driver<DryRun<Tools>> {
+impl Driver<DryRun<IptablesKernel>> {
     /// See [`backend::Preview::preview`]: a reconcile, and what came of it.
     pub(crate) async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
         self.kernel.take();

@@ -1,27 +1,23 @@
 //! The seam to the kernel: save what is there, restore a script. A real one, and for tests a fake that checks what the kernel checks.
 
-mod blame;
 mod dry_run;
-mod exec;
 #[cfg(test)]
 pub(crate) mod fake;
 mod localnet;
-mod lock;
-mod saved;
-mod tools;
+mod real;
 mod watch;
 
 use std::{future::Future, time::Duration};
 
 use anyhow::Result;
 use backend::Drift;
+use iptables::RestoreError;
 use proto::model::IpFamily;
 
 use crate::plan::Script;
-pub(crate) use dry_run::{Chain, Chains, Dry, DryRun};
+pub(crate) use dry_run::{BeforeAfter, DryRun, DryRunResult};
 pub(crate) use localnet::Localnet;
-pub use saved::{Saved, saved};
-pub(crate) use tools::Tools;
+pub(crate) use real::IptablesKernel;
 
 /// What holds tables.
 pub(crate) trait Kernel: Send + 'static {
@@ -55,20 +51,4 @@ pub(crate) enum Suspicion {
     Drift(Drift),
     /// It is time to look at a family: nobody announces changes here.
     Look(IpFamily),
-}
-
-/// Why a script is not in force.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RestoreError {
-    /// Some of it was refused; without that, the rest may be accepted.
-    #[error("{reason}")]
-    Refused {
-        /// The lines that the program names, from 1.
-        lines: Vec<usize>,
-        /// In its words.
-        reason: String,
-    },
-    /// No part of it would fare better.
-    #[error("{0:#}")]
-    Failed(anyhow::Error),
 }

@@ -18,42 +18,41 @@
 //! costs what it is, not what the cluster is. What is there is compared, as text, at the start, after a failure and when somebody else
 //! changed it, and only what differs is written: a restart writes nothing.
 //!
-//! How a change becomes a script for `iptables-restore`, from the inside out: `names`, `desired` (what should be there), `present`
+//! How a change becomes a script for `iptables-restore`, from the inside out: `names`, `desired` (what should be there), `observed`
 //! (what is there), `plan` (the difference, in a safe order), `commit` (without what is refused), `kernel`.
 
 mod commit;
+mod describe;
 mod desired;
 mod driver;
 mod kernel;
 mod names;
+mod observed;
 mod plan;
-mod present;
 mod programmed;
 mod table;
-mod words;
 
 use anyhow::Result;
-pub use backend::iptables::{UnknownVariant, Variant};
 use backend::{
     Backend, Changes, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport,
     dataplane::DataplaneOptions,
 };
+use iptables::Variant;
 use proto::model::IpFamily;
 
 use driver::Driver;
-use kernel::{DryRun, Tools};
-pub use kernel::{Saved, saved};
+use kernel::{DryRun, IptablesKernel};
 
 /// The iptables backend.
 #[derive(Debug)]
-pub struct Iptables(Driver<Tools>);
+pub struct Iptables(Driver<IptablesKernel>);
 
 impl Iptables {
     /// For the network namespace of the calling thread; `None`: of the variant that is in use there. Nothing is changed before the first
     /// [`reconcile`](Backend::reconcile).
     #[must_use]
     pub fn new(options: DataplaneOptions, variant: Option<Variant>) -> Self {
-        Self(Driver::new(Tools::new(variant), options))
+        Self(Driver::new(IptablesKernel::new(variant), options))
     }
 
     /// The families in which something is programmed, in whichever variant. None where no iptables is installed.
@@ -77,7 +76,7 @@ impl Iptables {
         let mut items = Vec::new();
         for (family, present) in self.0.present().await? {
             let program = self.0.kernel().program(family).await?;
-            for table in table::Table::ALL {
+            for table in table::TABLES {
                 let count = present.ours().filter(|(of, ..)| *of == table).count();
                 if count > 0 {
                     items.push(InstalledObject {
@@ -114,13 +113,13 @@ impl Backend for Iptables {
 
 /// The iptables backend as one that writes nothing.
 #[derive(Debug)]
-pub struct IptablesPreview(Driver<DryRun<Tools>>);
+pub struct IptablesPreview(Driver<DryRun<IptablesKernel>>);
 
 impl IptablesPreview {
     /// As [`Iptables::new`].
     #[must_use]
     pub fn new(options: DataplaneOptions, variant: Option<Variant>) -> Self {
-        Self(Driver::new(DryRun::new(Tools::new(variant)), options))
+        Self(Driver::new(DryRun::new(IptablesKernel::new(variant)), options))
     }
 }
 

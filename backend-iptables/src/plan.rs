@@ -18,11 +18,12 @@ mod tests;
 
 use std::collections::BTreeSet;
 
+use iptables::{ChainSpec, Hook, Table};
 use proto::model::{PerFamily, ServicePortKey};
 
 use crate::{
     desired::Desired,
-    table::{Chain, Dispatch, Hook, Place, Table},
+    table::{Dispatch, Place},
 };
 pub(crate) use full::{Full, Sweep, remove};
 pub(crate) use partial::{Deltas, partial};
@@ -42,7 +43,7 @@ pub(crate) type Owner = Option<u32>;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Chains to make, or to fill anew.
-    chains: Vec<(Owner, Chain)>,
+    chains: Vec<(Owner, ChainSpec)>,
     /// Chains that hold lines of service ports, to make or to fill anew.
     dispatches: Vec<(Dispatch, Vec<(Owner, String)>)>,
     /// Chains to delete.

@@ -3,12 +3,13 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use backend::dataplane::{EffectiveOptions, Vip};
+use iptables::{Hook, Table};
 use proto::model::{IpFamily, PerFamily, ServicePortKey};
 
 use crate::{
     desired::{Base, Desired},
     plan::{Deltas, Edit},
-    table::{Chain, Dispatch, Fingerprint, Hook, Mark, Table},
+    table::{Dispatch, Fingerprint, Mark},
 };
 
 /// What the kernel holds because of us.
@@ -94,7 +95,7 @@ impl Programmed {
     /// What stands for everything of ours in a family.
     pub(crate) fn fingerprint(&self, family: IpFamily, hooks: &[Hook]) -> Fingerprint {
         let base = &self.base[family];
-        let fixed = base.chains.iter().map(Chain::mark);
+        let fixed = base.chains.iter().map(Mark::of_chain);
         let ends = Dispatch::ALL.into_iter().flat_map(|dispatch| {
             let lines = base.ends(dispatch).lines().map(move |line| dispatch.mark(line));
             lines.chain([Mark::of::<&str>(dispatch.table(), dispatch.chain(), &[])])
@@ -106,7 +107,7 @@ impl Programmed {
         let shared = self.users[family].keys();
         let lines = lines.map(|(dispatch, line)| dispatch.mark(line));
         let shared = shared.map(|(dispatch, line)| dispatch.mark(line));
-        let hooks = hooks.iter().map(Hook::mark);
+        let hooks = hooks.iter().map(Mark::of_hook);
         fixed.chain(ends).chain(chains).chain(lines).chain(shared).chain(hooks).collect()
     }
 }
@@ -116,7 +117,10 @@ impl From<Desired> for Installed {
         let Desired { fronts, chains, lines } = desired;
         Self {
             fronts: fronts.into(),
-            chains: chains.iter().map(|chain| (chain.table, chain.name.as_str().into(), chain.mark())).collect(),
+            chains: chains
+                .iter()
+                .map(|chain| (chain.table, chain.name.as_str().into(), Mark::of_chain(chain)))
+                .collect(),
             lines: lines.into_iter().map(|(dispatch, line)| (dispatch, line.into())).collect(),
         }
     }

@@ -1,26 +1,13 @@
 //! What there is in the two tables: chains with their rules as texts, and the chains that hold lines of many service ports.
 
-use std::{
-    fmt,
-    hash::{DefaultHasher, Hash as _, Hasher as _},
-};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use iptables::{ChainSpec, Hook, Table};
 
 use crate::names;
 
-/// A table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Table {
-    Filter,
-    Nat,
-}
-
-/// A chain with its rules, each as `iptables-save` prints it after `-A CHAIN`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chain {
-    pub(crate) table: Table,
-    pub(crate) name: String,
-    pub(crate) rules: Vec<String>,
-}
+/// The tables that the backend writes to, in the order in which it does.
+pub(crate) const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
 
 /// A chain to which service ports contribute a line each, in any order; what comes before and behind is [`Ends`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,14 +44,6 @@ pub(crate) enum Place {
     Last,
 }
 
-/// A rule in a built-in chain that leads to one of ours.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Hook {
-    pub(crate) table: Table,
-    pub(crate) chain: &'static str,
-    pub(crate) rule: String,
-}
-
 /// Stands for a chain with its rules, a line of a [`Dispatch`] or a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Mark(u64);
@@ -72,35 +51,6 @@ pub(crate) struct Mark(u64);
 /// Stands for everything of ours in a family: the sum of its [`Mark`]s, in whatever order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fingerprint(u64);
-
-// === impl Table ===
-
-impl Table {
-    pub(crate) const ALL: [Self; 2] = [Self::Filter, Self::Nat];
-
-    /// Its name on command lines.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Filter => "filter",
-            Self::Nat => "nat",
-        }
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-// === impl Chain ===
-
-impl Chain {
-    /// What stands for it.
-    pub(crate) fn mark(&self) -> Mark {
-        Mark::of(self.table, &self.name, &self.rules)
-    }
-}
 
 // === impl Dispatch ===
 
@@ -163,15 +113,6 @@ impl Ends {
     }
 }
 
-// === impl Hook ===
-
-impl Hook {
-    /// What stands for it.
-    pub(crate) fn mark(&self) -> Mark {
-        Mark::of(self.table, self.chain, &[&self.rule])
-    }
-}
-
 // === impl Mark ===
 
 impl Mark {
@@ -180,6 +121,14 @@ impl Mark {
         (table, chain).hash(&mut hasher);
         rules.iter().for_each(|rule| rule.as_ref().hash(&mut hasher));
         Self(hasher.finish())
+    }
+
+    pub(crate) fn of_chain(chain: &ChainSpec) -> Self {
+        Self::of(chain.table, &chain.name, &chain.rules)
+    }
+
+    pub(crate) fn of_hook(hook: &Hook) -> Self {
+        Self::of(hook.table, hook.chain, &[&hook.rule])
     }
 }
 

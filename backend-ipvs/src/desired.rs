@@ -10,7 +10,5 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-#[cfg(test)]
-pub(crate) use rules::{Chain, Hook};
-pub(crate) use rules::{Rules, Table, is_ours, rules};
+pub(crate) use rules::{Rules, TABLES, is_ours, rules};
 pub(crate) use service::{Context, Desired, desired};

@@ -4,8 +4,8 @@
 mod dry_run;
 #[cfg(test)]
 pub(crate) mod fake;
-mod iptables;
 mod netlink;
+mod rules;
 
 use std::{
     collections::{HashMap, HashSet},

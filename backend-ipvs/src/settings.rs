@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use backend::{dataplane::DataplaneOptions, iptables::Variant};
+use backend::dataplane::DataplaneOptions;
 use ipnet::IpNet;
+use iptables::Variant;
 use netlink::ipvs::IpvsTimeouts;
 use proto::model::IpvsScheduler;
 

@@ -19,7 +19,6 @@ mod conntrack;
 pub mod dataplane;
 mod drifts;
 mod health;
-pub mod iptables;
 mod metrics;
 mod observe;
 mod pending;

@@ -8,11 +8,11 @@ use std::fs::{self, File};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use backend::iptables::Variant;
 use backend::testing::{Stack, synthetic, transition};
 use backend::{Backend, NodeState};
 use backend_ipvs::{Ipvs, Settings};
 use e2e::uml;
+use iptables::Variant;
 use proto::model::{Endpoint, PoolClass};
 
 const SERVICES: u32 = 5_000;

@@ -1,10 +1,10 @@
 //! What every backend must do, by the IPVS backend on a kernel that has IPVS: user-mode-linux.
 
 use backend::dataplane::{DataplaneOptions, LocalDetector};
-use backend::iptables::Variant;
 use backend::testing::contract;
 use backend_ipvs::{Ipvs, Settings};
 use fairlead_e2e::uml;
+use iptables::Variant;
 
 /// Each with random states of its own.
 const SEEDS: [u64; 2] = [1, 2];

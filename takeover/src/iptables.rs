@@ -1,125 +1,128 @@
-//! kube-proxy's chains in iptables, and the rules that lead to them: found in what `iptables-save` prints, removed by what is
-//! fed to `iptables-restore`. Both its iptables mode and its IPVS mode make such chains.
+//! kube-proxy's chains in iptables, and the rules that jump to them. Both its iptables and its IPVS mode create such chains.
 //!
-//! Whatever is not kube-proxy's stays: kubelet's chains, rules of others in the built-in chains, and each chain of kube-proxy's
-//! that a rule of others leads to. Where Fairlead's iptables backend has been, it has made kube-proxy's chains its own.
+//! Not removed are kubelet's chains, other rules in built-in chains, and each chain of kube-proxy that a rule of another program jumps
+//! to. On a node that Fairlead's iptables backend has programmed, the chains whose names both use belong to Fairlead.
 
-mod exec;
 pub(crate) mod names;
-pub(crate) mod saved;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
+use iptables::{Condition, Policy, Program, Rule, Ruleset, Script, Table, Target, save_all, target};
+use proto::model::IpFamily;
 
-use crate::{Family, Item};
-pub(crate) use exec::{Program, save_all};
-use saved::{Rule, Table};
+use crate::LeftoverObject;
 
-/// What goes out of one iptables: of a family, and of a variant (through nf_tables, or the older way).
+/// What is removed from the rules of one IP family and variant.
 #[derive(Debug)]
 pub(crate) struct Removal {
     program: Program,
     tables: Vec<TableRemoval>,
-    /// For people: what stays and why, and what to look at.
+    /// For the operator: what is kept and why, and what to check.
     pub(crate) notes: Vec<String>,
 }
 
-/// Whose the chains are whose names kube-proxy and Fairlead both give.
+/// Which of the two owns chains whose names both use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
+enum ChainOwner {
     KubeProxy,
     Fairlead,
 }
 
-/// What goes out of one table.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// What is removed from one table.
+#[derive(Debug, PartialEq, Eq)]
 struct TableRemoval {
-    table: String,
-    /// Rules in built-in chains, as saved.
-    jumps: Vec<String>,
+    table: Table,
+    /// Rules in built-in chains: the chain, and the rule.
+    jumps: Vec<(String, String)>,
     chains: BTreeSet<String>,
-    /// A rule of others, and the chain of kube-proxy's that it keeps in place.
+    /// A rule of another program, and the chain of kube-proxy that is kept because of it.
     kept: Vec<(String, String)>,
+}
+
+/// Whether these rules were written by Fairlead's iptables backend.
+pub(crate) fn is_fairleads(rules: &Ruleset) -> bool {
+    rules.chains().any(|(_, chain, _)| names::is_fairleads(chain))
 }
 
 // === impl Removal ===
 
 impl Removal {
-    /// Looks at every iptables that is installed.
-    pub(crate) fn find() -> Result<Vec<Self>> {
-        let mut found = Vec::new();
-        for (program, saved) in save_all()? {
-            found.push(Self::new(program, &saved));
-        }
-        Ok(found)
+    /// Reads the rules of every iptables that is installed.
+    pub(crate) async fn find() -> Result<Vec<Self>> {
+        let removal = |saved: iptables::SavedRules| {
+            let rules = Ruleset::parse(&saved.text).with_context(|| format!("read the rules of {}", saved.program))?;
+            Ok(Self::new(saved.program, &rules))
+        };
+        save_all().await?.into_iter().map(removal).collect()
     }
 
-    fn new(program: Program, saved: &str) -> Self {
-        let saved = saved::parse(saved);
-        let tables = saved.iter().map(|table| TableRemoval::new(table, Owner::of(&saved)));
-        let tables: Vec<_> = tables.filter(|table| !table.is_empty()).collect();
+    fn new(program: Program, rules: &Ruleset) -> Self {
+        let owner = ChainOwner::of(rules);
+        let tables = rules.tables().map(|table| TableRemoval::new(rules, table, owner));
+        let tables: Vec<_> = tables.filter(|table| !table.is_empty() || !table.kept.is_empty()).collect();
         let mut notes = Vec::new();
         for table in &tables {
             for (rule, chain) in &table.kept {
-                notes.push(format!("{program}, table {}: {chain} stays, for this rule uses it: {rule}", table.table));
+                notes.push(format!("{program}, table {}: {chain} is kept, this rule uses it: {rule}", table.table));
             }
         }
-        let forwards = |table: &TableRemoval| table.chains.contains(names::FORWARD);
-        if tables.iter().any(forwards) && saved.iter().any(Table::drops_forwarded) {
+        let drops_forwarded =
+            rules.chain(Table::Filter, "FORWARD").is_some_and(|chain| chain.policy == Some(Policy::Drop));
+        if drops_forwarded && tables.iter().any(|table| table.chains.contains(names::FORWARD)) {
             notes.push(format!(
-                "{program}: the policy of FORWARD is DROP, and KUBE-FORWARD let packets for Services pass it; \
-                 accept the pods' traffic in FORWARD before"
+                "{program}: the policy of FORWARD is DROP, and KUBE-FORWARD accepted packets for Services; \
+                 add rules that accept the traffic of pods in FORWARD first"
             ));
         }
         Self { program, tables, notes }
     }
 
-    pub(crate) fn family(&self) -> Family {
+    pub(crate) fn family(&self) -> IpFamily {
         self.program.family
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.tables.iter().all(TableRemoval::is_done)
+        self.tables.iter().all(TableRemoval::is_empty)
     }
 
-    /// What goes; the chains of single services are counted by their kind.
-    pub(crate) fn items(&self) -> Vec<Item> {
-        let mut items = Vec::new();
+    /// What is removed; the chains of single service ports are counted by kind.
+    pub(crate) fn objects(&self) -> Vec<LeftoverObject> {
+        let mut objects = Vec::new();
         for table in &self.tables {
-            let place = format!("{} {}", self.program, table.table);
-            let item = |what, count| Item { place: place.clone(), family: Some(self.family()), what, count };
-            items.extend(table.jumps.iter().map(|rule| item(format!("rule {rule}"), 1)));
+            let subsystem = format!("{} {}", self.program, table.table);
+            let object =
+                |kind, count| LeftoverObject { subsystem: subsystem.clone(), family: Some(self.family()), kind, count };
+            objects.extend(table.jumps.iter().map(|(chain, rule)| object(format!("rule -A {chain} {rule}"), 1)));
             let mut kinds = BTreeMap::<String, usize>::new();
             for chain in &table.chains {
                 let kind = names::kind(chain).map_or_else(|| chain.clone(), |prefix| format!("{prefix}*"));
                 *kinds.entry(kind).or_default() += 1;
             }
-            items.extend(kinds.into_iter().map(|(kind, count)| item(format!("chain {kind}"), count)));
+            objects.extend(kinds.into_iter().map(|(kind, count)| object(format!("chain {kind}"), count)));
         }
-        items
+        objects
     }
 
-    /// Removes it: each table at once or not at all.
-    pub(crate) fn remove(&self) -> Result<()> {
+    /// Removes it: each table completely or not at all.
+    pub(crate) async fn remove(&self) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
-        let script: String = self.tables.iter().map(TableRemoval::script).collect();
-        self.program.restore(&script).with_context(|| format!("remove kube-proxy's chains with {}", self.program))
+        let mut script = Script::default();
+        self.tables.iter().for_each(|table| table.add_to(&mut script));
+        let removed = self.program.restore(&script).await;
+        removed.with_context(|| format!("remove kube-proxy's chains with {}", self.program))
     }
 }
 
-// === impl Owner ===
+// === impl ChainOwner ===
 
-impl Owner {
-    fn of(saved: &[Table]) -> Self {
-        if saved.iter().flat_map(Table::chains).any(names::is_fairleads) { Self::Fairlead } else { Self::KubeProxy }
+impl ChainOwner {
+    fn of(rules: &Ruleset) -> Self {
+        if is_fairleads(rules) { Self::Fairlead } else { Self::KubeProxy }
     }
 
     fn is_kube_proxys(self, chain: &str) -> bool {
@@ -130,60 +133,47 @@ impl Owner {
 // === impl TableRemoval ===
 
 impl TableRemoval {
-    fn new(table: &Table, owner: Owner) -> Self {
-        let ours: BTreeSet<&str> = table.chains().filter(|chain| owner.is_kube_proxys(chain)).collect();
-        let is_jump = |rule: &&Rule| table.is_built_in(&rule.chain) && rule.plain_jump().is_some_and(names::is_hooked);
-        let mut kept = Vec::new();
-        let mut open = Vec::new();
-        let others = table.rules.iter().filter(|rule| !ours.contains(&*rule.chain) && !is_jump(rule));
-        for rule in others {
-            if let Some(target) = rule.target().filter(|target| ours.contains(target)) {
-                kept.push((rule.to_string(), target.to_owned()));
-                open.push(target);
+    fn new(rules: &Ruleset, table: Table, owner: ChainOwner) -> Self {
+        let all: Vec<_> = rules.chains_of(table).collect();
+        let ours: BTreeSet<&str> =
+            all.iter().map(|(name, _)| *name).filter(|name| owner.is_kube_proxys(name)).collect();
+        let (mut jumps, mut kept, mut open) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, chain) in all.iter().filter(|(name, _)| !ours.contains(name)) {
+            for rule in &chain.rules {
+                let Some(target) = target(rule).filter(|target| ours.contains(target)) else { continue };
+                if chain.policy.is_some() && is_hook(&rules.parse_rule(table, rule)) {
+                    jumps.push(((*name).to_owned(), rule.clone()));
+                } else {
+                    kept.push((format!("-A {name} {rule}"), target.to_owned()));
+                    open.push(target);
+                }
             }
         }
-        // A chain that stays keeps its rules, and what they lead to.
-        let mut staying = BTreeSet::new();
+        // A chain that is kept keeps its rules, and the chains that these lead to.
+        let mut keep = BTreeSet::new();
         while let Some(chain) = open.pop() {
-            if staying.insert(chain) {
-                let targets = table.rules.iter().filter(|rule| rule.chain == chain).filter_map(Rule::target);
+            if keep.insert(chain) {
+                let targets = rules.rules(table, chain).iter().filter_map(|rule| target(rule));
                 open.extend(targets.filter(|target| ours.contains(target)));
             }
         }
-        let jumps =
-            table.rules.iter().filter(is_jump).filter(|rule| rule.target().is_some_and(|target| ours.contains(target)));
-        Self {
-            table: table.name.clone(),
-            jumps: jumps.map(Rule::to_string).collect(),
-            chains: ours.difference(&staying).map(|chain| (*chain).to_owned()).collect(),
-            kept,
-        }
+        let chains = ours.difference(&keep).map(|chain| (*chain).to_owned()).collect();
+        Self { table, jumps, chains, kept }
     }
 
-    /// Nothing is to be done.
-    fn is_done(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.jumps.is_empty() && self.chains.is_empty()
     }
 
-    /// Nor anything to be said.
-    fn is_empty(&self) -> bool {
-        self.is_done() && self.kept.is_empty()
+    fn add_to(&self, script: &mut Script) {
+        let jumps = self.jumps.iter().map(|(chain, rule)| (chain.as_str(), rule.as_str()));
+        script.remove(self.table, jumps, self.chains.iter().map(String::as_str));
     }
+}
 
-    /// For `iptables-restore --noflush`: naming a chain with its counters empties it, so that no rule leads to any of them.
-    fn script(&self) -> String {
-        let mut script = format!("*{}\n", self.table);
-        for chain in &self.chains {
-            // Writing to a String cannot fail.
-            let _ = writeln!(script, ":{chain} - [0:0]");
-        }
-        for jump in self.jumps.iter().filter_map(|rule| rule.strip_prefix("-A ")) {
-            let _ = writeln!(script, "-D {jump}");
-        }
-        for chain in &self.chains {
-            let _ = writeln!(script, "-X {chain}");
-        }
-        script.push_str("COMMIT\n");
-        script
-    }
+/// Whether a rule has the form of kube-proxy's jumps from built-in chains: for all packets, or for those of new connections.
+fn is_hook(rule: &Rule) -> bool {
+    let is_new = |condition: &Condition| matches!(condition, Condition::State(states) if states == &["NEW"]);
+    rule.matches.iter().all(|one| !one.negated && is_new(&one.condition))
+        && matches!(&rule.target, Target::Jump(chain) if names::is_hooked(chain))
 }

@@ -1,58 +1,44 @@
-//! What kube-proxy leaves in a node's kernel, whichever mode it ran in, and how it goes while connections live on.
+//! What kube-proxy leaves in a node's kernel, in all its modes, and how to remove it without closing connections.
 //!
 //! ```text
-//!   iptables-save ──▶ chains KUBE-*, jumps to them ──▶ iptables-restore      iptables
-//!   nf_tables ──────▶ tables kube-proxy ─────────────▶ one transaction       nft
-//!   ip_vs, ip_set ──▶ virtual servers, device, sets ─▶ what is idle, at once  ipvs
+//!   iptables-save ──▶ chains KUBE-*, jumps to them ──▶ iptables-restore               iptables
+//!   nf_tables ──────▶ tables kube-proxy ─────────────▶ one transaction                nft
+//!   ip_vs, ip_set ──▶ virtual servers, device, sets ─▶ those without connections      ipvs
 //! ```
 //!
-//! A NAT rule is asked for the first packet of a connection only, and connection tracking is left alone: so a connection that was
-//! made by kube-proxy's rules goes on without them. New ones need rules of somebody else's, which must be there before.
+//! NAT rules are evaluated for the first packet of a connection only, and connection tracking is not touched: connections that kube-proxy's
+//! rules have set up continue without them. New connections need the rules of another proxy, which must be in place first.
 //!
-//! IPVS is asked for every packet, so its virtual servers stay as long as they carry connections. Nothing of others is touched: what
-//! is found is what bears kube-proxy's names, what only leads there, and the virtual servers on the addresses and ports that stand
-//! under those names.
+//! IPVS handles every packet, so its virtual servers are kept while they have connections. Objects of other programs are not touched:
+//! only those with names of kube-proxy, rules that only jump to them, and virtual servers at the addresses and ports in its sets.
 
 mod iptables;
 mod ipvs;
 mod nft;
-mod serving;
+mod rules;
 #[cfg(test)]
 mod testing;
 
-use std::net::IpAddr;
-
 use anyhow::Result;
-use serde::Serialize;
+use proto::model::IpFamily;
 use tracing::info;
 
-pub use serving::{Outcome, Served, Serving, To, Way};
+pub use rules::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules};
 
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub enum Family {
-    /// IPv4.
-    #[serde(rename = "ipv4")]
-    V4,
-    /// IPv6.
-    #[serde(rename = "ipv6")]
-    V6,
-}
-
-/// Something of kube-proxy's, for people to read.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Item {
-    /// Which part of the kernel, by the name of the tool that shows it: `iptables-nft nat`, `nf_tables`.
-    pub place: String,
-    /// Whose packets it concerns; `None` for both families'.
-    pub family: Option<Family>,
-    /// A rule, a chain, a table, a set, a device; or many of one kind, `chain KUBE-SEP-*`.
-    pub what: String,
+/// Objects of kube-proxy in the kernel, for display.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftoverObject {
+    /// The part of the kernel, by the tool that shows it: `iptables-nft nat`, `nf_tables`.
+    pub subsystem: String,
+    /// The IP family that it serves; `None` for both.
+    pub family: Option<IpFamily>,
+    /// A rule, a chain, a table, a set, a device, or several of one kind: `chain KUBE-SEP-*`.
+    pub kind: String,
     /// How many.
     pub count: usize,
 }
 
-/// Everything of kube-proxy's in a network namespace: that of the calling thread.
+/// Everything of kube-proxy in the network namespace of the calling thread.
 #[derive(Debug)]
 pub struct Leftovers {
     iptables: Vec<iptables::Removal>,
@@ -63,74 +49,48 @@ pub struct Leftovers {
 // === impl Leftovers ===
 
 impl Leftovers {
-    /// Looks for it. Blocks; changes nothing.
+    /// Reads the kernel, and changes nothing.
     ///
     /// # Errors
-    /// When some part of the kernel cannot be asked. What is not installed or not loaded holds nothing.
-    pub fn find() -> Result<Self> {
-        Ok(Self { iptables: iptables::Removal::find()?, nft: nft::Tables::find()?, ipvs: ipvs::Leftovers::find()? })
+    /// When a part of the kernel cannot be read. What is not installed or not loaded contains nothing.
+    pub async fn find() -> Result<Self> {
+        let iptables = iptables::Removal::find().await?;
+        Ok(Self { iptables, nft: nft::Tables::find()?, ipvs: ipvs::Leftovers::find()? })
     }
 
-    /// Nothing is there, or only what stays.
+    /// Whether there is nothing to remove.
     pub fn is_empty(&self) -> bool {
-        self.items().is_empty()
+        self.objects().is_empty()
     }
 
     /// What will be removed.
-    pub fn items(&self) -> Vec<Item> {
-        let iptables = self.iptables.iter().flat_map(iptables::Removal::items);
-        iptables.chain(self.nft.items()).chain(self.ipvs.items()).collect()
+    pub fn objects(&self) -> Vec<LeftoverObject> {
+        let iptables = self.iptables.iter().flat_map(iptables::Removal::objects);
+        iptables.chain(self.nft.objects()).chain(self.ipvs.objects()).collect()
     }
 
-    /// What stays and why, and what else somebody should know before.
+    /// What is kept and why, and what the operator should know before the removal.
     pub fn notes(&self) -> Vec<String> {
         let mut notes: Vec<_> = self.iptables.iter().flat_map(|removal| removal.notes.clone()).collect();
         if self.iptables.is_empty() {
-            notes.push("no iptables is installed here: rules that were made with it are not looked for".to_owned());
+            notes.push("iptables is not installed here: rules that were made with it are not found".to_owned());
         }
         notes.extend(self.ipvs.notes());
         notes
     }
 
-    /// Removes it. Blocks. Returns the items that stay after all, because rules of others use them.
+    /// Removes it. Returns the objects that the kernel did not remove because rules of other programs use them.
     ///
     /// # Errors
-    /// The first refusal. Nothing of the table that was refused is gone; it can be called again.
-    pub fn remove(&self) -> Result<Vec<Item>> {
+    /// The first rejection. Nothing was removed from the rejected table; the removal can be repeated.
+    pub async fn remove(&self) -> Result<Vec<LeftoverObject>> {
         for removal in &self.iptables {
-            removal.remove()?;
+            removal.remove().await?;
         }
         self.nft.remove()?;
-        // Sets that rules refer to cannot be destroyed.
-        let used = self.ipvs.remove()?;
-        info!(kinds = self.items().len() - used.len(), "removed what kube-proxy has left");
-        Ok(used)
-    }
-}
-
-// === impl Family ===
-
-impl Family {
-    /// Both families.
-    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
-
-    fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-
-    fn of_nft(self) -> netlink::nft::TableFamily {
-        match self {
-            Self::V4 => netlink::nft::TableFamily::Ip,
-            Self::V6 => netlink::nft::TableFamily::Ip6,
-        }
-    }
-}
-
-impl std::fmt::Display for Family {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::V4 => "ipv4",
-            Self::V6 => "ipv6",
-        })
+        // Sets can only be destroyed after the rules that refer to them.
+        let in_use = self.ipvs.remove()?;
+        info!(objects = self.objects().len() - in_use.len(), "removed the rules and objects of kube-proxy");
+        Ok(in_use)
     }
 }

@@ -1,39 +1,47 @@
-//! kube-proxy's tables in nf_tables: `ip kube-proxy` and `ip6 kube-proxy`. It owns them whole.
+//! kube-proxy's tables in nf_tables: `ip kube-proxy` and `ip6 kube-proxy`. It owns them completely.
 
 use anyhow::{Context as _, Result};
-use netlink::nft::{NftBatch, NftHandle, Table};
+use netlink::nft::{self, NftBatch, NftHandle, Table};
+use proto::model::IpFamily;
 
-use crate::{Family, Item};
+use crate::LeftoverObject;
 
-/// What its tables are called.
+/// The name of its tables.
 pub(crate) const NAME: &str = "kube-proxy";
 
-/// The tables that are there.
+pub(crate) const fn table_family(family: IpFamily) -> nft::TableFamily {
+    match family {
+        IpFamily::V4 => nft::TableFamily::Ip,
+        IpFamily::V6 => nft::TableFamily::Ip6,
+    }
+}
+
+/// The tables that exist.
 #[derive(Debug)]
-pub(crate) struct Tables(Vec<(Family, Table)>);
+pub(crate) struct Tables(Vec<(IpFamily, Table)>);
 
 impl Tables {
     pub(crate) fn find() -> Result<Self> {
         let mut handle = NftHandle::open()?;
         let mut found = Vec::new();
-        for family in Family::BOTH {
-            let tables = handle.tables(family.of_nft()).context("list the tables of nf_tables")?;
+        for family in IpFamily::ALL {
+            let tables = handle.tables(table_family(family)).context("list the tables of nf_tables")?;
             found.extend(tables.into_iter().filter(|table| table.name == NAME).map(|table| (family, table)));
         }
         Ok(Self(found))
     }
 
-    pub(crate) fn items(&self) -> Vec<Item> {
-        let item = |(family, table): &(Family, Table)| Item {
-            place: "nf_tables".to_owned(),
+    pub(crate) fn objects(&self) -> Vec<LeftoverObject> {
+        let object = |(family, table): &(IpFamily, Table)| LeftoverObject {
+            subsystem: "nf_tables".to_owned(),
             family: Some(*family),
-            what: format!("table {} {}", table.family, table.name),
+            kind: format!("table {} {}", table.family, table.name),
             count: 1,
         };
-        self.0.iter().map(item).collect()
+        self.0.iter().map(object).collect()
     }
 
-    /// Both at once.
+    /// Deletes them in one transaction.
     pub(crate) fn remove(&self) -> Result<()> {
         if self.0.is_empty() {
             return Ok(());

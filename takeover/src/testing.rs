@@ -1,29 +1,29 @@
-//! For tests: rules as kube-proxy 1.36 writes them, among rules of others, written by hand and loaded into the kernel.
+//! For tests: rules as kube-proxy 1.36 writes them, among rules of other programs.
 
 use std::{
     io::Write as _,
     process::{Command, Stdio},
 };
 
-use crate::Family;
+use proto::model::IpFamily;
 
-/// kube-proxy's rules in iptables mode, and those of others, as `iptables-save` prints them.
+/// kube-proxy's rules in iptables mode, and those of other programs, as `iptables-save` prints them.
 const ALL: &str = include_str!("testing/kube-proxy.rules");
-/// Those of others alone.
+/// Only those of other programs.
 const OTHERS: &str = include_str!("testing/others.rules");
 
-pub(crate) fn all(family: Family) -> String {
+pub(crate) fn all(family: IpFamily) -> String {
     fill(ALL, family)
 }
 
-pub(crate) fn others(family: Family) -> String {
+pub(crate) fn others(family: IpFamily) -> String {
     fill(OTHERS, family)
 }
 
-/// Puts the addresses of a family in.
-fn fill(rules: &str, family: Family) -> String {
+/// Fills in the addresses of a family.
+fn fill(rules: &str, family: IpFamily) -> String {
     let values = match family {
-        Family::V4 => [
+        IpFamily::V4 => [
             ("loopback", "127.0.0.0/8"),
             ("reject", "icmp-port-unreachable"),
             ("pods", "10.244.0.0/16"),
@@ -36,7 +36,7 @@ fn fill(rules: &str, family: Family) -> String {
             ("to1", "10.244.1.5:8080"),
             ("to2", "10.244.2.6:8080"),
         ],
-        Family::V6 => [
+        IpFamily::V6 => [
             ("loopback", "::1/128"),
             ("reject", "icmp6-port-unreachable"),
             ("pods", "fd00:10:244::/56"),
@@ -50,8 +50,8 @@ fn fill(rules: &str, family: Family) -> String {
             ("to2", "[fd00:10:244:2::6]:8080"),
         ],
     };
-    let place = |rules: String, (name, value)| rules.replace(&format!("{{{name}}}"), value);
-    values.into_iter().fold(rules.to_owned(), place)
+    let replace = |rules: String, (name, value)| rules.replace(&format!("{{{name}}}"), value);
+    values.into_iter().fold(rules.to_owned(), replace)
 }
 
 /// Runs a program that reads `input`; returns what it prints.

@@ -2,11 +2,12 @@
 
 use std::net::IpAddr;
 
+use ::iptables::Side;
 use ipnet::IpNet;
 use netlink::AddressFamily;
 use netlink::ipset::{Ipset, IpsetEntry};
 
-use crate::{iptables::Side, packet::Packet};
+use crate::packet::Packet;
 
 /// What is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,165 +1,62 @@
-//! Rules of iptables, as `iptables-save` prints them: read, and followed.
-//!
-//! - `parse` makes rules of lines; what it does not know it keeps as such.
-//! - `eval` runs a packet through a chain.
+//! Rules of iptables, and how a packet passes them (`eval`).
 
 mod eval;
-mod parse;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashMap, net::IpAddr, ops::RangeInclusive};
+use std::collections::HashMap;
 
-use ipnet::IpNet;
+use ::iptables::{Policy, Program, Rule, Ruleset, SavedRules, Table as TableName};
+use anyhow::{Context as _, Result};
 use netlink::nft::{ChainType, Hook};
 
 pub(crate) use eval::base;
-pub use parse::read;
 
-/// One of the tables: `nat`, `filter`, ...
+/// A table: `nat`, `filter`, ...
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// As a person would call it: `iptables-nft`.
-    pub(crate) program: String,
-    pub(crate) v4: bool,
-    pub(crate) name: String,
-    /// Of built-in chains: what happens to a packet that no rule decided.
+    pub(crate) program: Program,
+    pub(crate) table: TableName,
+    /// The policies of the built-in chains.
     pub(crate) policies: HashMap<String, Policy>,
     pub(crate) rules: HashMap<String, Vec<Rule>>,
 }
 
-/// The policy of a built-in chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Policy {
-    Accept,
-    Drop,
-}
-
-/// A rule.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Rule {
-    /// The line, without the chain.
-    pub(crate) text: String,
-    pub(crate) comment: String,
-    pub(crate) matches: Vec<Match>,
-    pub(crate) target: Target,
-}
-
-/// A condition, and whether it is turned round.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Match {
-    pub(crate) sense: Sense,
-    pub(crate) what: What,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sense {
-    Is,
-    IsNot,
-}
-
-/// Which address, port or interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    Source,
-    Destination,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum What {
-    Address(Side, IpNet),
-    Protocol(u8),
-    /// An interface's name; with `+` at its end a prefix. The source's is where a packet comes in.
-    Interface(Side, String),
-    Ports(Side, Vec<RangeInclusive<u16>>),
-    Mark {
-        value: u32,
-        mask: u32,
-    },
-    ConnMark {
-        value: u32,
-        mask: u32,
-    },
-    /// `--ctstate`, its words.
-    State(Vec<String>),
-    /// `addrtype`: whether the address is one of this node.
-    Local(Side),
-    /// `statistic --mode random`.
-    Random(f64),
-    /// `set`: whether an element of a set of ipset, of these places.
-    InSet {
-        name: String,
-        sides: Vec<Side>,
-    },
-    /// `recent`: whether the source is in a list.
-    Remembered(String),
-    /// `recent --set`: always.
-    Remember(String),
-    /// Anything else.
-    Unknown(String),
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Target {
-    /// No `-j`: counted, and on.
-    None,
-    Accept,
-    Drop,
-    Return,
-    Reject(String),
-    Jump(String),
-    Goto(String),
-    Mark {
-        value: u32,
-        mask: u32,
-    },
-    /// `SET --map-set ... --map-mark`: the mark that a set of ipset has for these places.
-    MapMark {
-        name: String,
-        sides: Vec<Side>,
-    },
-    ConnMark {
-        value: u32,
-        mask: u32,
-    },
-    /// The mark of the connection becomes that of the packet, as far as the masks (of packet, connection) go.
-    SaveMark {
-        packet: u32,
-        connection: u32,
-    },
-    /// The other way round.
-    RestoreMark {
-        packet: u32,
-        connection: u32,
-    },
-    Dnat {
-        address: Option<IpAddr>,
-        port: Option<u16>,
-    },
-    Snat(Option<IpAddr>),
-    Masquerade,
-    /// Something that does nothing to a packet's way: LOG, NFLOG, TRACE, ...
-    Harmless,
-    Unknown(String),
-}
-
-/// The tables, their priorities, and the hooks at which they are called: `enum nf_ip_hook_priorities`.
-const TABLES: [(&str, i32, &[Hook]); 5] = [
-    ("raw", -300, &[Hook::Prerouting, Hook::Output]),
-    ("mangle", -150, &[Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting]),
-    ("nat", -100, &[Hook::Prerouting, Hook::Input, Hook::Output, Hook::Postrouting]),
-    ("filter", 0, &[Hook::Input, Hook::Forward, Hook::Output]),
-    ("security", 50, &[Hook::Input, Hook::Forward, Hook::Output]),
+/// The tables with their priorities (`enum nf_ip_hook_priorities`) and hooks.
+const HOOKS: [(TableName, i32, &[Hook]); 5] = [
+    (TableName::Raw, -300, &[Hook::Prerouting, Hook::Output]),
+    (TableName::Mangle, -150, &[Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting]),
+    (TableName::Nat, -100, &[Hook::Prerouting, Hook::Input, Hook::Output, Hook::Postrouting]),
+    (TableName::Filter, 0, &[Hook::Input, Hook::Forward, Hook::Output]),
+    (TableName::Security, 50, &[Hook::Input, Hook::Forward, Hook::Output]),
 ];
 /// `NF_IP_PRI_NAT_SRC`.
 const NAT_SRC: i32 = 100;
 
 // === impl Table ===
 
+/// The tables that one program has saved.
+///
+/// # Errors
+/// When the rules cannot be read.
+pub fn tables(saved: &SavedRules) -> Result<Vec<Table>> {
+    let program = saved.program;
+    let ruleset = Ruleset::parse(&saved.text).with_context(|| format!("read the rules of {program}"))?;
+    let tables = ruleset.tables().map(|table| {
+        let mut content = Table { program, table, policies: HashMap::new(), rules: HashMap::new() };
+        for (name, chain) in ruleset.chains_of(table) {
+            content.policies.extend(chain.policy.map(|policy| (name.to_owned(), policy)));
+            content.rules.insert(name.to_owned(), ruleset.parsed_rules(table, name).collect());
+        }
+        content
+    });
+    Ok(tables.collect())
+}
+
 impl Table {
-    /// Its chain that is called at a hook, with priority and kind.
+    /// The built-in chain that is called at a hook, with priority and kind.
     pub(crate) fn base(&self, hook: Hook) -> Option<(&'static str, i32, ChainType)> {
-        let (_, priority, hooks) = TABLES.iter().find(|(name, ..)| *name == self.name)?;
+        let (_, priority, hooks) = HOOKS.iter().find(|(table, ..)| *table == self.table)?;
         let chain = match hook {
             _ if !hooks.contains(&hook) => return None,
             Hook::Prerouting => "PREROUTING",
@@ -170,13 +67,13 @@ impl Table {
             Hook::Other(_) => return None,
         };
         let is_there = self.policies.contains_key(chain);
-        let kind = if self.name == "nat" { ChainType::Nat } else { ChainType::Filter };
-        let source = self.name == "nat" && matches!(hook, Hook::Input | Hook::Postrouting);
+        let kind = if self.table == TableName::Nat { ChainType::Nat } else { ChainType::Filter };
+        let source = self.table == TableName::Nat && matches!(hook, Hook::Input | Hook::Postrouting);
         is_there.then_some((chain, if source { NAT_SRC } else { *priority }, kind))
     }
 
-    /// A chain's name, with that of its table.
+    /// A chain's name, after those of the program and the table.
     pub(crate) fn place(&self, chain: &str) -> String {
-        format!("{} {} {chain}", self.program, self.name)
+        format!("{} {} {chain}", self.program, self.table)
     }
 }

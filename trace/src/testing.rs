@@ -5,11 +5,14 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use ::iptables::{Program, SavedRules, Variant};
 use anyhow::Result;
 use netlink::{ipset, ipvs, nft::Table};
+use proto::model::IpFamily;
 
 use crate::{
     ipset::find,
+    iptables,
     kernel::{Found, Kernel, VirtualServer},
 };
 
@@ -76,4 +79,10 @@ impl Kernel for FakeKernel {
     fn remembers(&self, list: &str, address: IpAddr) -> bool {
         self.remembered.contains(&(list.to_owned(), address))
     }
+}
+
+/// The tables in the output of `iptables-save`.
+pub(crate) fn tables(variant: Variant, saved: &str) -> Vec<iptables::Table> {
+    let program = Program::new(IpFamily::V4, variant);
+    iptables::tables(&SavedRules { program, text: saved.to_owned() }).unwrap()
 }

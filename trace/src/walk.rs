@@ -8,14 +8,16 @@
 //!   IPVS, which lies in input and output ──▶ output ──▶ postrouting
 //! ```
 
+use ::iptables::SavedRules;
 use anyhow::{Result, bail};
 use netlink::nft::{ChainType, Hook};
+use proto::model::IpFamily;
 
 use crate::{
     choice::Choices,
     flow::{Decision, Flow},
     iptables, ipvs,
-    kernel::Kernel,
+    kernel::{Kernel, Live},
     nft,
     outcome::{Fate, Path, Trace},
     packet::{Entry, Packet},
@@ -28,6 +30,17 @@ pub struct Rules {
     pub nft: Vec<nft::Table>,
     /// Of iptables, of whichever variant.
     pub iptables: Vec<iptables::Table>,
+}
+
+impl Rules {
+    /// Reads the rules of nf_tables, and those that iptables has saved.
+    ///
+    /// # Errors
+    /// When the kernel does not answer, or what was saved cannot be read.
+    pub fn read(saved: &[SavedRules], kernel: &mut Live) -> Result<Self> {
+        let tables: Vec<_> = saved.iter().map(iptables::tables).collect::<Result<_>>()?;
+        Ok(Self { nft: nft::read(kernel)?, iptables: tables.concat() })
+    }
 }
 
 /// A chain that is called at a hook.
@@ -177,7 +190,7 @@ fn called(rules: &Rules, v4: bool, hook: Hook) -> Vec<Called<'_>> {
             (base.priority, base.kind, chain)
         }));
     }
-    for table in rules.iptables.iter().filter(|table| table.v4 == v4) {
+    for table in rules.iptables.iter().filter(|table| (table.program.family == IpFamily::V4) == v4) {
         all.extend(table.base(hook).map(|(name, priority, kind)| (priority, kind, Chain::Iptables(table, name))));
     }
     let mut all: Vec<_> = all

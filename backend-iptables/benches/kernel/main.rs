@@ -29,7 +29,8 @@ use backend::{
     dataplane::{DataplaneOptions, LocalDetector},
     testing::{Stack, synthetic},
 };
-use backend_iptables::{Iptables, Variant};
+use backend_iptables::Iptables;
+use iptables::Variant;
 use netlink::testing::in_netns;
 use plain::Plain;
 use report::Report;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use backend::NodeState;
-use backend_iptables::Variant;
+use iptables::Variant;
 use netlink::testing::in_netns;
 
 /// A thread in a namespace without rules of ours.

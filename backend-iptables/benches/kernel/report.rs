@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use backend_iptables::Variant;
+use iptables::Variant;
 use serde_json::json;
 
 /// A list of measurements.

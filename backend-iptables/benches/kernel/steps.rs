@@ -6,7 +6,8 @@ use backend::{
     Backend, NodeState,
     testing::{self, Stack, mk_key, synthetic},
 };
-use backend_iptables::{Iptables, Variant};
+use backend_iptables::Iptables;
+use iptables::Variant;
 use proto::model::{Endpoint, IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 
 use crate::{

@@ -116,7 +116,7 @@ async fn what_was_there_stays_while_a_culprit_is_looked_for() {
     for n in 2..=20 {
         let vip = format!("-d 10.96.0.{n}/32");
         let leads = |tables: &&&crate::kernel::fake::Tables| {
-            tables.rules(crate::table::Table::Nat, crate::names::SERVICES).iter().any(|line| line.contains(&vip))
+            tables.rules(iptables::Table::Nat, crate::names::SERVICES).iter().any(|line| line.contains(&vip))
         };
         assert_eq!(steps.iter().filter(leads).count(), steps.len(), "{vip}");
     }

@@ -5,18 +5,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use backend::dataplane::{DataplaneOptions, LocalhostNodePorts, NodePortAddresses, PodMatch, cidrs_of_family};
 use ipnet::IpNet;
+use iptables::{ChainSpec, Hook, Table};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
 
 use super::rule::{Line, Sense};
 use crate::{
     names,
-    table::{Chain, Dispatch, Ends, Hook, Table},
+    table::{Dispatch, Ends},
 };
 
 /// The fixed part of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
-    pub(crate) chains: Vec<Chain>,
+    pub(crate) chains: Vec<ChainSpec>,
     /// In the order of [`Dispatch::ALL`].
     ends: Vec<Ends>,
 }
@@ -101,8 +102,8 @@ pub(crate) fn hooks() -> Vec<Hook> {
     .collect()
 }
 
-fn chain(table: Table, name: &str, rules: impl Into<Vec<String>>) -> Chain {
-    Chain { table, name: name.to_owned(), rules: rules.into() }
+fn chain(table: Table, name: &str, rules: impl Into<Vec<String>>) -> ChainSpec {
+    ChainSpec { table, name: name.to_owned(), rules: rules.into() }
 }
 
 fn ends(

@@ -12,12 +12,13 @@ use backend::{
     dataplane::{EffectiveOptions, Masquerade, PodMatch, Vip, VipKind, allowed_sources, vips},
 };
 use ipnet::IpNet;
+use iptables::{ChainSpec, Table};
 use proto::model::{Endpoint, IpFamily, Protocol, TrafficPolicy};
 
 use super::{chains::Filled, rule::Line};
 use crate::{
     names::{self, Kind, Names},
-    table::{Chain, Dispatch, Table},
+    table::Dispatch,
 };
 
 /// What one service port adds in one family.
@@ -25,7 +26,7 @@ use crate::{
 pub(crate) struct Desired {
     /// Those that belong to this service port.
     pub(crate) fronts: Vec<Vip>,
-    pub(crate) chains: Vec<Chain>,
+    pub(crate) chains: Vec<ChainSpec>,
     pub(crate) lines: Vec<(Dispatch, String)>,
 }
 
@@ -77,7 +78,7 @@ impl Context<'_> {
 // === impl Port ===
 
 impl Port<'_> {
-    fn chains(&self, fronts: &[(Vip, VipKind)]) -> Vec<Chain> {
+    fn chains(&self, fronts: &[(Vip, VipKind)]) -> Vec<ChainSpec> {
         let (cluster, local) = (&self.service.cluster[self.family], &self.service.local[self.family]);
         let filled = self.filled();
         let policy = self.service.port.internal_policy;
@@ -89,7 +90,7 @@ impl Port<'_> {
         let external_policy = self.service.port.external_policy;
         let mut chains = Vec::new();
         let mut endpoints = BTreeMap::<String, &Endpoint>::new();
-        let add = |chains: &mut Vec<Chain>, table, name, rules| chains.push(Chain { table, name, rules });
+        let add = |chains: &mut Vec<ChainSpec>, table, name, rules| chains.push(ChainSpec { table, name, rules });
         let pools = [(TrafficPolicy::Cluster, Kind::Svc, cluster), (TrafficPolicy::Local, Kind::Svl, local)];
         for (pool, kind, members) in pools {
             let internal = cluster_ip.filter(|_| policy == pool);

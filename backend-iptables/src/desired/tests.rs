@@ -30,7 +30,7 @@ fn named(key: &str, build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Ser
     mk_state().service(key, build).build().service_ports().values().next().unwrap().clone()
 }
 
-/// Pods are in 10.0.0.0/8 and fd00:10::/32.
+/// PodMatch are in 10.0.0.0/8 and fd00:10::/32.
 fn pods() -> DataplaneOptions {
     within(&["10.0.0.0/8", "fd00:10::/32"])
 }

@@ -20,7 +20,7 @@ use backend::Drift;
 use netlink::nft::{NftChange, NftEvent, NftHandle, NftMonitor, TableFamily};
 use tokio::io::{Interest, unix::AsyncFd};
 
-use crate::{names, table::Table};
+use crate::{names, table::TABLES};
 
 /// Listens to the network namespace in which it was opened.
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl Ledger {
             NftEvent::Lost => drop(self.drift.get_or_insert(Drift::Possible)),
             NftEvent::Changed { family, table, object, chain, verb, port: _ } => {
                 let is_watched = matches!(family, Some(TableFamily::Ip | TableFamily::Ip6))
-                    && Table::ALL.iter().any(|ours| ours.name() == table);
+                    && TABLES.iter().any(|ours| ours.name() == table);
                 let touched = match chain {
                     _ if !is_watched => None,
                     Some(chain) if names::is_ours(&chain) => Some(Touched::Ours(object)),

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use iptables::{ChainSpec, Hook, Table};
 use proto::model::IpFamily;
 
 use super::{Edit, Owner, Plan};
 use crate::{
     desired::{Base, Desired},
-    present::{Middle, Present},
-    table::{Chain, Dispatch, Hook, Table},
+    observed::{Middle, Observed},
+    table::Dispatch,
 };
 
 /// With fewer changes a chain is edited, with more it is written anew: taking a line out costs a look at all of them.
@@ -24,7 +25,7 @@ pub(crate) enum Sweep {
 /// What is compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Full<'a> {
-    pub(crate) present: &'a Present,
+    pub(crate) present: &'a Observed,
     pub(crate) base: &'a Base,
     pub(crate) hooks: &'a [Hook],
     pub(crate) edits: &'a [Edit],
@@ -114,7 +115,7 @@ impl Full<'_> {
 }
 
 /// Everything of ours goes, and nothing else.
-pub(crate) fn remove(present: &Present, hooks: &[Hook]) -> Plan {
+pub(crate) fn remove(present: &Observed, hooks: &[Hook]) -> Plan {
     let mut plan = Plan::default();
     for hook in hooks {
         plan.unhook.extend(std::iter::repeat_n(hook.clone(), present.count(hook)));
@@ -126,11 +127,11 @@ pub(crate) fn remove(present: &Present, hooks: &[Hook]) -> Plan {
 }
 
 /// Deletes a chain; one that rules of others lead to is only emptied.
-fn give_up(plan: &mut Plan, present: &Present, hooks: &[Hook], (table, name, rules): (Table, &str, &[String])) {
+fn give_up(plan: &mut Plan, present: &Observed, hooks: &[Hook], (table, name, rules): (Table, &str, &[String])) {
     let name = name.to_owned();
     if !present.is_used(table, &name, hooks) {
         plan.gone.insert((table, name));
     } else if !rules.is_empty() {
-        plan.chains.push((None, Chain { table, name, rules: Vec::new() }));
+        plan.chains.push((None, ChainSpec { table, name, rules: Vec::new() }));
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use iptables::Table;
 use proto::model::IpFamily;
 
 use super::{Edit, Owner, Plan};
 use crate::{
     desired::{Base, Desired},
     programmed::{Installed, Programmed},
-    table::{Dispatch, Mark, Table},
+    table::{Dispatch, Mark},
 };
 
 /// How many more service ports have a line that several may have.
@@ -58,7 +59,7 @@ impl Difference<'_> {
         let mut known: BTreeMap<(Table, &str), Mark> =
             old_chains.iter().map(|(table, name, mark)| ((*table, &**name), *mark)).collect();
         for chain in chains {
-            if known.remove(&(chain.table, &chain.name)) != Some(chain.mark()) {
+            if known.remove(&(chain.table, &chain.name)) != Some(Mark::of_chain(chain)) {
                 self.plan.chains.push((self.owner, chain.clone()));
             }
         }

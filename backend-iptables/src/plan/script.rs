@@ -1,20 +1,20 @@
-//! What is fed to `iptables-restore`, and on whose behalf each line is in it.
+//! The script for `iptables-restore`, and for which service port each of its lines is there.
 
-use std::{collections::BTreeSet, fmt::Write as _};
+use std::collections::BTreeSet;
+
+use iptables::{ChainSpec, ScriptLine, Table};
 
 use super::{Owner, Plan};
 use crate::{
     names,
-    table::{Chain, Dispatch, Place, Table},
+    table::{Dispatch, Place, TABLES},
 };
 
-/// Some lines for each table, in force at once or not at all.
+/// A script, and the owner of each of its lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Script {
-    text: String,
+    script: iptables::Script,
     owners: Vec<Owner>,
-    /// Of how many parts it is.
-    parts: usize,
 }
 
 /// Which part of a table's changes.
@@ -33,7 +33,7 @@ enum Part {
 /// Chains that are filled and deleted together.
 #[derive(Clone, Debug, Default)]
 struct Piece<'a> {
-    chains: Vec<&'a (Owner, Chain)>,
+    chains: Vec<&'a (Owner, ChainSpec)>,
     gone: Vec<&'a str>,
 }
 
@@ -44,7 +44,7 @@ impl Plan {
     /// that many: filled before something leads there, and deleted after.
     pub(crate) fn script(&self, at_once: usize) -> Script {
         let mut script = Script::default();
-        let [filter, nat] = Table::ALL.map(|table| self.piece(table));
+        let [filter, nat] = TABLES.map(|table| self.piece(table));
         let (fill, nat, delete) =
             if nat.lines() > at_once { nat.split(at_once) } else { (Vec::new(), nat, Vec::new()) };
         self.part(&mut script, Table::Filter, Part::New, &filter);
@@ -62,8 +62,7 @@ impl Plan {
     }
 
     fn part(&self, script: &mut Script, table: Table, part: Part, piece: &Piece<'_>) {
-        let begin = script.end();
-        script.push(None, format_args!("*{table}"));
+        script.script.begin(table);
         let chains = if part == Part::Old { &[][..] } else { &piece.chains };
         let gone = if part == Part::New { &[][..] } else { &piece.gone };
         let (new, old) = (matches!(part, Part::New | Part::All), matches!(part, Part::All | Part::Old));
@@ -74,14 +73,14 @@ impl Plan {
         heads.extend(dispatches.iter().map(|(dispatch, _)| (dispatch.chain(), None)));
         heads.extend(gone.iter().map(|name| (*name, None)));
         // Naming a chain makes it, or empties it.
-        heads.into_iter().for_each(|(name, owner)| script.push(owner, format_args!(":{name} - [0:0]")));
+        heads.into_iter().for_each(|(name, owner)| script.push(owner, ScriptLine::Declare(name)));
         for (owner, chain) in chains {
             let name = &chain.name;
-            chain.rules.iter().for_each(|rule| script.push(*owner, format_args!("-A {name} {rule}")));
+            chain.rules.iter().for_each(|rule| script.push(*owner, ScriptLine::Append(name, rule)));
         }
         for (dispatch, lines) in dispatches {
             let name = dispatch.chain();
-            lines.iter().for_each(|(owner, line)| script.push(*owner, format_args!("-A {name} {line}")));
+            lines.iter().for_each(|(owner, line)| script.push(*owner, ScriptLine::Append(name, line)));
         }
         if new {
             self.push_new(script, table);
@@ -89,37 +88,32 @@ impl Plan {
         if old {
             self.push_old(script, table);
         }
-        gone.iter().for_each(|name| script.push(None, format_args!("-X {name}")));
-        if script.owners.len() == begin.1 + 1 {
-            script.truncate(begin);
-            return;
-        }
-        script.push(None, format_args!("COMMIT"));
-        script.parts += 1;
+        gone.iter().for_each(|name| script.push(None, ScriptLine::DeleteChain(name)));
+        script.script.commit();
     }
 
     fn push_new(&self, script: &mut Script, table: Table) {
         for (owner, place, dispatch, line) in self.add.iter().filter(|(_, _, of, _)| of.table() == table) {
-            let verb = match place {
-                Place::First => "-I",
-                Place::Last => "-A",
+            let line = match place {
+                Place::First => ScriptLine::Insert(dispatch.chain(), line),
+                Place::Last => ScriptLine::Append(dispatch.chain(), line),
             };
-            script.push(*owner, format_args!("{verb} {} {line}", dispatch.chain()));
+            script.push(*owner, line);
         }
         for hook in self.hook.iter().filter(|hook| hook.table == table) {
-            script.push(None, format_args!("-I {} {}", hook.chain, hook.rule));
+            script.push(None, ScriptLine::Insert(hook.chain, &hook.rule));
         }
     }
 
     fn push_old(&self, script: &mut Script, table: Table) {
         for (owner, dispatch, line) in self.remove.iter().filter(|(_, of, _)| of.table() == table) {
-            script.push(*owner, format_args!("-D {} {line}", dispatch.chain()));
+            script.push(*owner, ScriptLine::Delete(dispatch.chain(), line));
         }
         for (dispatch, line) in self.behind.iter().filter(|(of, _)| of.table() == table) {
-            script.push(None, format_args!("-A {} {line}", dispatch.chain()));
+            script.push(None, ScriptLine::Append(dispatch.chain(), line));
         }
         for hook in self.unhook.iter().filter(|hook| hook.table == table) {
-            script.push(None, format_args!("-D {} {}", hook.chain, hook.rule));
+            script.push(None, ScriptLine::Delete(hook.chain, &hook.rule));
         }
     }
 }
@@ -163,42 +157,38 @@ impl Piece<'_> {
 // === impl Script ===
 
 impl Script {
-    /// What is fed.
+    pub(crate) fn script(&self) -> &iptables::Script {
+        &self.script
+    }
+
+    /// The input of `iptables-restore`.
     pub(crate) fn text(&self) -> &str {
-        &self.text
+        self.script.text()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.owners.is_empty()
+        self.script.is_empty()
     }
 
-    /// The lines that change something.
+    /// The number of lines that change something.
     pub(crate) fn writes(&self) -> usize {
-        self.owners.len() - 2 * self.parts
+        self.script.commands()
     }
 
-    /// Each is in force at once or not at all.
-    pub(crate) fn parts(&self) -> usize {
-        self.parts
+    /// The number of transactions.
+    pub(crate) fn tables(&self) -> usize {
+        self.script.tables()
     }
 
-    /// On whose behalf a line is there; the first one is 1.
+    /// The owner of a line; the first line is 1.
     pub(crate) fn owner(&self, line: usize) -> Owner {
         self.owners.get(line.checked_sub(1)?).copied().flatten()
     }
 
-    fn push(&mut self, owner: Owner, line: std::fmt::Arguments<'_>) {
-        // Writing to a String cannot fail.
-        let _ = writeln!(self.text, "{line}");
+    fn push(&mut self, owner: Owner, line: ScriptLine<'_>) {
+        // Lines that begin and commit tables have no owner.
+        self.owners.resize(self.script.lines(), None);
+        self.script.push(line);
         self.owners.push(owner);
-    }
-
-    fn end(&self) -> (usize, usize) {
-        (self.text.len(), self.owners.len())
-    }
-
-    fn truncate(&mut self, (bytes, lines): (usize, usize)) {
-        self.text.truncate(bytes);
-        self.owners.truncate(lines);
     }
 }

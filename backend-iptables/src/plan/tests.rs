@@ -16,7 +16,7 @@ use crate::{
     kernel::fake::{Asked, Fake},
 };
 
-/// Pods are in 10.0.0.0/8 and fd00:10::/32.
+/// PodMatch are in 10.0.0.0/8 and fd00:10::/32.
 fn driver(kernel: &Fake) -> Driver<Fake> {
     let cidrs = ["10.0.0.0/8", "fd00:10::/32"].map(|cidr| cidr.parse().unwrap()).to_vec();
     let options = DataplaneOptions { local_detector: LocalDetector::ClusterCidr(cidrs), ..DataplaneOptions::default() };

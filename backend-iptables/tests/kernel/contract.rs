@@ -1,7 +1,7 @@
 //! What every backend must do.
 
 use backend::testing::contract;
-use backend_iptables::Variant;
+use iptables::Variant;
 
 use super::support::{backend, run};
 

@@ -7,7 +7,8 @@ use backend::{
     Backend, Drift, NodeState,
     testing::{History, mk_state},
 };
-use backend_iptables::{Iptables, Variant};
+use backend_iptables::Iptables;
+use iptables::Variant;
 use tokio::time::timeout;
 
 use super::support::{backend, reconcile, run, saved, tool};

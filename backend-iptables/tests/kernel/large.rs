@@ -4,7 +4,7 @@ use backend::{
     Backend as _,
     testing::{Stack, synthetic, transition},
 };
-use backend_iptables::Variant;
+use iptables::Variant;
 
 use super::support::{backend, reconcile, run, saved};
 

@@ -4,7 +4,8 @@ use backend::{
     DifferenceKind, Preview,
     testing::{History, mk_key, mk_state},
 };
-use backend_iptables::{IptablesPreview, Variant};
+use backend_iptables::IptablesPreview;
+use iptables::Variant;
 
 use super::support::{options, reconcile, run, saved, tool};
 

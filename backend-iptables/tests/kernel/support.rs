@@ -9,7 +9,8 @@ use backend::{
     Backend, NodeState, SyncReport,
     dataplane::{DataplaneOptions, LocalDetector},
 };
-use backend_iptables::{Iptables, Variant};
+use backend_iptables::Iptables;
+use iptables::Variant;
 use netlink::testing::in_netns;
 
 /// Runs a test in a network namespace of its own.

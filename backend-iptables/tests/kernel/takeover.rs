@@ -7,7 +7,8 @@ use backend::{
     dataplane::{DataplaneOptions, NodePortAddresses},
     testing::mk_state,
 };
-use backend_iptables::{Iptables, Variant};
+use backend_iptables::Iptables;
+use iptables::Variant;
 
 use super::support::{options, run, saved, tool};
 

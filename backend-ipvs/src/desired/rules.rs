@@ -14,6 +14,7 @@
 
 use backend::dataplane::{DataplaneOptions, Masquerade, NodePortAddresses, PodMatch, cidrs_of_family};
 use ipnet::IpNet;
+use iptables::{ChainSpec, Hook, Table};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo};
 
 use crate::{
@@ -21,37 +22,16 @@ use crate::{
     set::{Content, Set},
 };
 
-/// A table of iptables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Table {
-    Mangle,
-    Nat,
-    Filter,
-}
-
-/// A chain of ours with its rules, each as `iptables-save` prints it behind `-A CHAIN`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chain {
-    pub(crate) table: Table,
-    pub(crate) name: &'static str,
-    pub(crate) rules: Vec<String>,
-}
-
-/// A jump from a built-in chain.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hook {
-    pub(crate) table: Table,
-    pub(crate) chain: &'static str,
-    pub(crate) rule: String,
-}
-
 /// All rules of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
-    pub(crate) chains: Vec<Chain>,
+    pub(crate) chains: Vec<ChainSpec>,
     /// Each is put in front of everything else, the last one at last.
     pub(crate) hooks: Vec<Hook>,
 }
+
+/// The tables with chains of ours.
+pub(crate) const TABLES: [Table; 3] = [Table::Mangle, Table::Filter, Table::Nat];
 
 const MAIN: &str = "FAIRLEAD-IPVS";
 const PORTS: &str = "FAIRLEAD-IPVS-PORTS";
@@ -69,7 +49,7 @@ pub(crate) fn is_ours(chain: &str) -> bool {
 /// The rules of a family on a node.
 pub(crate) fn rules(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo, cluster: &ClusterInfo) -> Rules {
     let writer = Writer { family, options, node };
-    let chain = |table, name, rules| Chain { table, name, rules };
+    let chain = |table, name: &str, rules| ChainSpec { table, name: name.to_owned(), rules };
     let chains = vec![
         chain(Table::Mangle, MAIN, writer.marks()),
         chain(Table::Mangle, PORTS, writer.node_ports()),
@@ -236,19 +216,4 @@ impl Writer<'_> {
 /// `-s RANGE `, `-d RANGE `; nothing for all addresses, as `iptables-save` has it.
 fn within(which: &str, range: &IpNet) -> String {
     if range.prefix_len() == 0 { String::new() } else { format!("{which} {range} ") }
-}
-
-// === impl Table ===
-
-impl Table {
-    /// In the order in which they are written.
-    pub(crate) const ALL: [Self; 3] = [Self::Mangle, Self::Nat, Self::Filter];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Mangle => "mangle",
-            Self::Nat => "nat",
-            Self::Filter => "filter",
-        }
-    }
 }

@@ -6,6 +6,7 @@ use backend::{
     dataplane::{DataplaneOptions, LocalDetector},
     testing::{ServiceBuilder, mk_key, mk_state},
 };
+use iptables::Table;
 use netlink::ipvs::{self, PERSISTENT, SCHED_FALLBACK, SCHED_PORT};
 use proto::model::IpFamily;
 
@@ -155,7 +156,7 @@ fn rules_are_as_iptables_prints_them() {
     let state = mk_state().service_cidrs(["10.96.0.0/16"]).build();
     let rules = rules(IpFamily::V4, &options, state.node(), state.cluster());
     let of = |table, name: &str| {
-        rules.chains.iter().find(|chain: &&Chain| chain.table == table && chain.name == name).unwrap().rules.clone()
+        rules.chains.iter().find(|chain| chain.table == table && chain.name == name).unwrap().rules.clone()
     };
     let expected = [
         "-m mark --mark 0xfa000000/0xff000000 -j RETURN",

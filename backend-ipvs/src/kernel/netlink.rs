@@ -5,8 +5,9 @@ mod worker;
 use std::{sync::mpsc, thread};
 
 use anyhow::{Context, Result, anyhow};
-use backend::{Difference, InstalledObject, iptables::Variant};
+use backend::{Difference, InstalledObject};
 use ipnet::IpNet;
+use iptables::Variant;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily};
 use tokio::sync::oneshot;

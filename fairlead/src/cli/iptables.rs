@@ -2,8 +2,9 @@
 
 use anyhow::{Result, bail};
 use backend::dataplane::{DataplaneOptions, LocalhostNodePorts};
-use backend_iptables::{Iptables, IptablesPreview, Variant};
+use backend_iptables::{Iptables, IptablesPreview};
 use clap::Args;
+use iptables::Variant;
 
 use super::BackendName;
 
@@ -84,10 +85,7 @@ impl VariantArgs {
 fn variant(text: &str) -> Result<Choice, String> {
     match text {
         "auto" => Ok(Choice::Auto),
-        text => text
-            .parse()
-            .map(Choice::Only)
-            .map_err(|error: backend_iptables::UnknownVariant| format!("{error}, or auto")),
+        text => text.parse().map(Choice::Only).map_err(|error: iptables::UnknownVariant| format!("{error}, or auto")),
     }
 }
 

@@ -113,7 +113,7 @@ impl ExcludeArgs {
 
 #[cfg(test)]
 mod tests {
-    use backend::iptables::Variant;
+    use iptables::Variant;
 
     use super::{
         super::testing::{local, parse},

@@ -69,9 +69,11 @@ async fn gather(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Add
         Ok(tables) => tables.into_iter().for_each(|(name, text)| archive.add(name, Ok(text))),
         Err(error) => archive.add("nft", Err(error)),
     }
-    match backend_iptables::saved().await {
+    match iptables::save_all().await {
         Ok(saved) => {
-            saved.into_iter().for_each(|saved| archive.add(format!("iptables/{}.txt", saved.program), Ok(saved.text)));
+            saved
+                .into_iter()
+                .for_each(|saved| archive.add(format!("iptables/{}.txt", saved.program.name), Ok(saved.text)));
         }
         Err(error) => archive.add("iptables", Err(error)),
     }

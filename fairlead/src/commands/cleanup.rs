@@ -8,7 +8,6 @@ use anyhow::{Context as _, Result, bail};
 use backend::{Backend, InstalledObject, Store, dataplane::DataplaneOptions};
 use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, Settings};
-use proto::model::IpFamily;
 use takeover::Leftovers;
 
 use super::backend::{ipvs, nft};
@@ -89,15 +88,15 @@ async fn remove(
 }
 
 async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Report) -> Result<()> {
-    let leftovers = Leftovers::find().context("cannot look for what kube-proxy has left")?;
-    let items = leftovers.items();
+    let leftovers = Leftovers::find().await.context("cannot look for what kube-proxy has left")?;
+    let items = leftovers.objects();
     let touched: BTreeSet<_> = items.iter().filter_map(|item| item.family).collect();
     leftovers.notes().into_iter().for_each(|note| report.note(note));
 
     let mut served = nft(DataplaneOptions::default())?.families().await?;
     served.extend(Iptables::programmed().await?);
     served.extend(Ipvs::programmed().await?);
-    let unserved = touched.iter().find(|family| !served.contains(&to_model(**family)));
+    let unserved = touched.iter().find(|family| !served.contains(family));
     if let (Some(family), Successor::Required) = (unserved, successor) {
         let why = format!(
             "Fairlead has programmed no {family} Services on this node, so they would end: start a backend and wait until it is \
@@ -110,21 +109,14 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
     }
     let used = match mode {
         Mode::DryRun => Vec::new(),
-        Mode::Remove => leftovers.remove()?,
+        Mode::Remove => leftovers.remove().await?,
     };
     for item in items {
         if used.contains(&item) {
-            report.note(format!("{} {} stays, for rules of others use it", item.place, item.what));
+            report.note(format!("{} {} stays, for rules of others use it", item.subsystem, item.kind));
         } else {
-            report.removed(&item.place, item.what, item.count);
+            report.removed(&item.subsystem, item.kind, item.count);
         }
     }
     Ok(())
-}
-
-fn to_model(family: takeover::Family) -> IpFamily {
-    match family {
-        takeover::Family::V4 => IpFamily::V4,
-        takeover::Family::V6 => IpFamily::V6,
-    }
 }

@@ -70,7 +70,7 @@ async fn compare(args: DiffArgs, shutdown: Shutdown) -> Result<Found> {
         None => committed(View::open(&view).await?, shutdown).await?,
     };
     let Some(backend) = backend else {
-        let report = kube_proxy::compare(&state).context("cannot read what kube-proxy's rules do")?;
+        let report = kube_proxy::compare(&state).await.context("cannot read what kube-proxy's rules do")?;
         print::value(view.output, &report, || report.text())?;
         return Ok(if report.is_as_meant() { Found::Nothing } else { Found::Differences });
     };

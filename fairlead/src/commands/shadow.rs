@@ -9,10 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use backend::{Backend, Changes, Difference, Drift, NodeState, Preview, PreviewReport, SyncReport};
-use tokio::{
-    task::block_in_place,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info};
 
 use super::diff::{self, kube_proxy};
@@ -52,7 +49,7 @@ impl<P: Preview> Shadow<P> {
         sleep_until(self.not_before).await;
         let begun = Instant::now();
         let PreviewReport { differences, failures } = self.preview.preview(state).await?;
-        let of_kube_proxy = block_in_place(|| kube_proxy::compare(state));
+        let of_kube_proxy = kube_proxy::compare(state).await;
         let report = of_kube_proxy.context("read what kube-proxy's rules do")?;
         self.not_before = Instant::now() + begun.elapsed() * (SHARE - 1);
         self.look_at = Instant::now() + LOOK_AGAIN;

@@ -1,7 +1,6 @@
 //! `fairlead trace`: what the rules in this node's kernel do with a packet, step by step.
 
 use anyhow::{Result, ensure};
-use proto::model::IpFamily;
 use serde::Serialize;
 use trace::{Entry, Kernel as _, Live, Packet, Rules, Trace};
 
@@ -31,11 +30,9 @@ async fn follow(args: &TraceArgs) -> Result<Report> {
         source.is_ipv4() == destination.is_ipv4(),
         "{source} and {destination} are not of one family: no packet has both"
     );
-    let saved = backend_iptables::saved().await?;
+    let saved = iptables::save_all().await?;
     let mut kernel = Live::open()?;
-    let tables =
-        saved.iter().flat_map(|saved| trace::iptables::read(&saved.program, saved.family == IpFamily::V4, &saved.text));
-    let rules = Rules { iptables: tables.collect(), nft: trace::nft::read(&mut kernel)? };
+    let rules = Rules::read(&saved, &mut kernel)?;
     let is_own = kernel.is_local(source.ip());
     let through = || Entry::Interface(kernel.interface_towards(source.ip()).unwrap_or_default());
     let entry = match (args.from, &args.interface) {

@@ -1,5 +1,6 @@
-//! Rules as kube-proxy writes them, among rules of others: what is found in the text, and what is left in the kernel.
+//! Rules as kube-proxy writes them, among rules of other programs: what is found, and what remains in the kernel.
 
+use ::iptables::{Variant, block_on};
 use netlink::testing::in_netns;
 
 use super::*;
@@ -10,15 +11,19 @@ use crate::{
 
 const TOOLS: [&str; 4] = ["iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy"];
 
-fn family(tool: &str) -> Family {
-    if tool.starts_with("ip6") { Family::V6 } else { Family::V4 }
+fn family(tool: &str) -> IpFamily {
+    if tool.starts_with("ip6") { IpFamily::V6 } else { IpFamily::V4 }
+}
+
+fn find() -> Leftovers {
+    block_on(Leftovers::find()).unwrap()
 }
 
 fn load(tool: &str, rules: &str) {
     run(&format!("{tool}-restore"), &[], rules);
 }
 
-/// What a tool saves, but for its remarks and counters.
+/// The output of a tool without comments and counters.
 fn saved(tool: &str) -> Vec<String> {
     let saved = run(&format!("{tool}-save"), &[], "");
     let lines = saved.lines().filter(|line| !line.starts_with('#'));
@@ -26,34 +31,36 @@ fn saved(tool: &str) -> Vec<String> {
 }
 
 fn removals(rules: &str) -> Vec<TableRemoval> {
-    let saved = saved::parse(rules);
-    saved.iter().map(|table| TableRemoval::new(table, Owner::of(&saved))).collect()
+    let rules = Ruleset::parse(rules).unwrap();
+    rules.tables().map(|table| TableRemoval::new(&rules, table, ChainOwner::of(&rules))).collect()
 }
 
 #[test]
-fn nothing_is_found_among_rules_of_others() {
-    for family in Family::BOTH {
-        assert!(removals(&others(family)).iter().all(TableRemoval::is_empty));
+fn nothing_is_found_among_rules_of_other_programs() {
+    for family in IpFamily::ALL {
+        assert!(removals(&others(family)).iter().all(|table| table.is_empty() && table.kept.is_empty()));
     }
 }
 
 #[test]
 fn jumps_and_chains_are_found() {
-    let found = removals(&all(Family::V4));
+    let found = removals(&all(IpFamily::V4));
     let counts: Vec<_> =
-        found.iter().map(|table| (table.table.as_str(), table.jumps.len(), table.chains.len())).collect();
+        found.iter().map(|table| (table.table.name(), table.jumps.len(), table.chains.len())).collect();
     assert_eq!(counts, [("mangle", 0, 1), ("filter", 9, 6), ("nat", 3, 11)]);
     assert!(found.iter().all(|table| table.kept.is_empty()));
 }
 
 #[test]
 fn only_tables_with_something_to_remove_are_written() {
-    let script = removals("*raw\n:OUTPUT ACCEPT [0:0]\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")[0].script();
-    assert_eq!(script, "*raw\n:KUBE-PROXY-CANARY - [0:0]\n-X KUBE-PROXY-CANARY\nCOMMIT\n");
+    let mut script = Script::default();
+    let rules = "*raw\n:OUTPUT ACCEPT [0:0]\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n*nat\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
+    removals(rules).iter().for_each(|table| table.add_to(&mut script));
+    assert_eq!(script.text(), "*raw\n:KUBE-PROXY-CANARY - [0:0]\n-X KUBE-PROXY-CANARY\nCOMMIT\n");
 }
 
 #[test]
-fn a_chain_that_others_use_stays_with_all_that_it_leads_to() {
+fn a_chain_in_use_is_kept_with_the_chains_that_it_leads_to() {
     let rules = "\
 *nat
 :PREROUTING ACCEPT [0:0]
@@ -70,11 +77,11 @@ fn a_chain_that_others_use_stays_with_all_that_it_leads_to() {
 COMMIT
 ";
     let [found] = &removals(rules)[..] else { panic!("one table") };
-    assert_eq!(found.jumps, ["-A PREROUTING -j KUBE-SERVICES"]);
+    assert_eq!(found.jumps, [("PREROUTING".to_owned(), "-j KUBE-SERVICES".to_owned())]);
     assert_eq!(found.chains.iter().collect::<Vec<_>>(), ["KUBE-SERVICES"]);
     let kept = [
-        ("-A PREROUTING -s 192.0.2.1/32 -j KUBE-NODEPORTS", "KUBE-NODEPORTS"),
         ("-A MINE -g KUBE-SVC-XPGD46QRK7WJZT7O", "KUBE-SVC-XPGD46QRK7WJZT7O"),
+        ("-A PREROUTING -s 192.0.2.1/32 -j KUBE-NODEPORTS", "KUBE-NODEPORTS"),
     ];
     assert_eq!(found.kept, kept.map(|(rule, chain)| (rule.to_owned(), chain.to_owned())));
 }
@@ -100,9 +107,9 @@ COMMIT
 }
 
 #[test]
-fn what_fairlead_has_made_its_own_stays() {
+fn chains_adopted_by_fairlead_are_kept() {
     let marker = ":FAIRLEAD-REJECT - [0:0]\n:KUBE-XLB-XPGD46QRK7WJZT7O - [0:0]\nCOMMIT\n";
-    let rules = all(Family::V4).replacen("COMMIT\n", marker, 1);
+    let rules = all(IpFamily::V4).replacen("COMMIT\n", marker, 1);
     let found = removals(&rules);
     assert!(found.iter().all(|table| table.jumps.is_empty() && table.kept.is_empty()));
     let chains: BTreeSet<_> = found.iter().flat_map(|table| &table.chains).collect();
@@ -110,7 +117,7 @@ fn what_fairlead_has_made_its_own_stays() {
 }
 
 #[test]
-fn names_are_told_from_similar_ones() {
+fn similar_names_are_not_kube_proxys() {
     let kubelets = ["KUBE-FIREWALL", "KUBE-MARK-DROP", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT"];
     let similar = [
         "KUBE-SVC-",
@@ -124,19 +131,19 @@ fn names_are_told_from_similar_ones() {
 }
 
 #[test]
-fn forwarding_that_depends_on_kube_proxy_is_pointed_out() {
-    let program = Program::of_v4();
-    let notes = |rules: &str| Removal::new(program, rules).notes.len();
-    let rules = all(Family::V4);
+fn a_note_warns_when_forwarding_depends_on_kube_proxy() {
+    let program = Program::new(IpFamily::V4, Variant::Nft);
+    let notes = |rules: &str| Removal::new(program, &Ruleset::parse(rules).unwrap()).notes.len();
+    let rules = all(IpFamily::V4);
     assert_eq!(notes(&rules), 0);
     assert_eq!(notes(&rules.replace(":FORWARD ACCEPT", ":FORWARD DROP")), 1);
-    assert_eq!(notes(&others(Family::V4).replace(":FORWARD ACCEPT", ":FORWARD DROP")), 0);
+    assert_eq!(notes(&others(IpFamily::V4).replace(":FORWARD ACCEPT", ":FORWARD DROP")), 0);
 }
 
-// === the kernel ===
+// === With a kernel ===
 
 #[test]
-fn only_the_rules_of_others_are_left() {
+fn only_rules_of_other_programs_remain() {
     for tool in TOOLS {
         let family = family(tool);
         let expected = in_netns(move || {
@@ -146,13 +153,13 @@ fn only_the_rules_of_others_are_left() {
         in_netns(move || {
             load(tool, &all(family));
             assert_ne!(saved(tool), expected);
-            let found = Leftovers::find().unwrap();
-            assert!(found.items().iter().all(|item| item.place.starts_with(tool) && item.family == Some(family)));
-            found.remove().unwrap();
+            let found = find();
+            assert!(found.objects().iter().all(|one| one.subsystem.starts_with(tool) && one.family == Some(family)));
+            block_on(found.remove()).unwrap();
             assert_eq!(saved(tool), expected, "{tool}");
-            let left = Leftovers::find().unwrap();
+            let left = find();
             assert!(left.is_empty(), "{left:?}");
-            left.remove().unwrap();
+            block_on(left.remove()).unwrap();
         });
     }
 }
@@ -161,11 +168,11 @@ fn only_the_rules_of_others_are_left() {
 fn both_variants_and_both_families_are_cleaned_at_once() {
     in_netns(|| {
         TOOLS.iter().for_each(|tool| load(tool, &all(family(tool))));
-        let found = Leftovers::find().unwrap();
-        let mut places: Vec<_> = found.items().into_iter().map(|item| item.place).collect();
-        places.dedup();
-        assert_eq!(places.len(), 12, "{places:?}");
-        found.remove().unwrap();
+        let found = find();
+        let mut locations: Vec<_> = found.objects().into_iter().map(|object| object.subsystem).collect();
+        locations.dedup();
+        assert_eq!(locations.len(), 12, "{locations:?}");
+        block_on(found.remove()).unwrap();
         for tool in TOOLS {
             assert!(!saved(tool).iter().any(|line| line.contains("KUBE-SERVICES")), "{tool}");
         }
@@ -173,21 +180,21 @@ fn both_variants_and_both_families_are_cleaned_at_once() {
 }
 
 #[test]
-fn a_refused_table_stays_whole_and_is_named() {
+fn a_rejected_table_is_unchanged_and_the_error_names_it() {
     in_netns(|| {
-        load("iptables-nft", &all(Family::V4));
-        let found = Leftovers::find().unwrap();
-        // Between looking and removing, somebody uses a chain.
+        load("iptables-nft", &all(IpFamily::V4));
+        let found = find();
+        // Between find and remove, another program starts to use a chain.
         run("iptables-nft", &["-t", "nat", "-A", "INPUT", "-j", "KUBE-MARK-MASQ"], "");
         let before = saved("iptables-nft");
-        let error = format!("{:#}", found.remove().unwrap_err());
+        let error = format!("{:#}", block_on(found.remove()).unwrap_err());
         assert!(error.starts_with("remove kube-proxy's chains with iptables-nft: iptables-nft-restore: "), "{error}");
         let nat = |lines: &[String]| lines.iter().skip_while(|line| *line != "*nat").cloned().collect::<Vec<_>>();
         assert_eq!(nat(&saved("iptables-nft")), nat(&before));
-        // Looked at again, that chain stays.
-        let found = Leftovers::find().unwrap();
+        // The next find keeps that chain.
+        let found = find();
         assert_eq!(found.notes().len(), 1);
-        found.remove().unwrap();
+        block_on(found.remove()).unwrap();
         assert!(saved("iptables-nft").iter().any(|line| line == ":KUBE-MARK-MASQ -"));
     });
 }

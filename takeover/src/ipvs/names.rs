@@ -1,10 +1,9 @@
-//! The sets that kube-proxy makes in its IPVS mode, by their names.
+//! The names of the sets that kube-proxy creates in its IPVS mode.
 
 use netlink::ipvs::IpvsProtocol;
+use proto::model::IpFamily;
 
-use crate::Family;
-
-/// Those of IPv4, without what all begin with.
+/// Those of IPv4, without their common prefix.
 const SETS: [&str; 17] = [
     "CLUSTER-IP",
     "EXTERNAL-IP",
@@ -25,24 +24,24 @@ const SETS: [&str; 17] = [
     "NODE-PORT-UDP",
 ];
 
-/// The longest name of a set, `IPSET_MAXNAMELEN` without its zero; kube-proxy cuts longer ones.
+/// The longest name of a set, `IPSET_MAXNAMELEN` without its zero byte; kube-proxy truncates longer ones.
 const MAX_LEN: usize = 31;
 
-/// Whose set it is, if it is kube-proxy's.
-pub(super) fn family(set: &str) -> Option<Family> {
-    let is_one = |prefix: &str| SETS.iter().any(|name| cut(&format!("{prefix}{name}")) == set);
-    [("KUBE-", Family::V4), ("KUBE-6-", Family::V6)]
+/// The family of a set; `None` for one of another program.
+pub(super) fn family(set: &str) -> Option<IpFamily> {
+    let is_named = |prefix: &str| SETS.iter().any(|name| truncate(&format!("{prefix}{name}")) == set);
+    [("KUBE-", IpFamily::V4), ("KUBE-6-", IpFamily::V6)]
         .into_iter()
-        .find_map(|(prefix, family)| is_one(prefix).then_some(family))
+        .find_map(|(prefix, family)| is_named(prefix).then_some(family))
 }
 
-/// Whether its entries are node ports that are forwarded (others are answered by kube-proxy itself).
+/// Whether its entries are node ports that are forwarded (health-check node ports are answered by kube-proxy itself).
 pub(super) fn holds_node_ports(set: &str) -> bool {
     let short = set.strip_prefix("KUBE-6-").or_else(|| set.strip_prefix("KUBE-"));
     short.is_some_and(|short| short.starts_with("NODE-PORT-"))
 }
 
-/// Of the ports in such a set, where the entries do not say.
+/// The protocol of the ports in such a set, whose entries do not contain it.
 pub(super) fn protocol(set: &str) -> IpvsProtocol {
     [("-TCP", IpvsProtocol::Tcp), ("-UDP", IpvsProtocol::Udp)]
         .into_iter()
@@ -50,6 +49,6 @@ pub(super) fn protocol(set: &str) -> IpvsProtocol {
         .unwrap_or(IpvsProtocol::Sctp)
 }
 
-fn cut(name: &str) -> &str {
+fn truncate(name: &str) -> &str {
     &name[..name.len().min(MAX_LEN)]
 }

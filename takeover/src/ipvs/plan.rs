@@ -10,23 +10,22 @@ use netlink::{
     ipset,
     ipvs::{self, Destination, IpvsProtocol, VirtualServerKey},
 };
+use proto::model::IpFamily;
 
-use crate::Family;
-
-/// Where a virtual server of kube-proxy's is found.
+/// What makes a virtual server one of kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum ServerKind {
     /// Its address is on the device.
-    Device,
-    /// Its address is another one of the node, its port in a set.
+    OnDevice,
+    /// Its address is another one of the node, and its port is in a set.
     NodePort,
 }
 
-/// A virtual server of kube-proxy's.
+/// A virtual server of kube-proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Server {
     pub(super) service: VirtualServerKey,
-    pub(super) place: Place,
+    pub(super) kind: ServerKind,
     pub(super) destinations: Vec<Destination>,
 }
 
@@ -35,22 +34,22 @@ pub(super) struct Server {
 pub(super) struct NodePorts {
     /// The node's addresses, without those of the device.
     local: HashSet<IpAddr>,
-    ports: HashSet<(Family, IpvsProtocol, u16)>,
+    ports: HashSet<(IpFamily, IpvsProtocol, u16)>,
     sockets: HashSet<(IpvsProtocol, SocketAddr)>,
 }
 
-/// Where kube-proxy has it; `None` for one of somebody else's.
-pub(super) fn place(
+/// The kind of a virtual server; `None` for one of another program.
+pub(super) fn kind(
     service: &VirtualServerKey,
     device: Option<&HashSet<IpAddr>>,
     node_ports: &NodePorts,
-) -> Option<Place> {
-    // kube-proxy makes none for marks.
+) -> Option<ServerKind> {
+    // kube-proxy creates none for marks.
     let &VirtualServerKey::Address(protocol, address) = service else { return None };
     if device.is_some_and(|addresses| addresses.contains(&address.ip())) {
-        return Some(Place::Device);
+        return Some(ServerKind::OnDevice);
     }
-    node_ports.contain(protocol, address).then_some(Place::NodePort)
+    node_ports.contain(protocol, address).then_some(ServerKind::NodePort)
 }
 
 // === impl NodePorts ===
@@ -60,8 +59,8 @@ impl NodePorts {
         Self { local, ports: HashSet::new(), sockets: HashSet::new() }
     }
 
-    /// Adds what is in one of kube-proxy's sets: ports, or for SCTP addresses with ports.
-    pub(super) fn extend(&mut self, family: Family, protocol: IpvsProtocol, entries: &[ipset::IpsetEntry]) {
+    /// Adds the entries of one of kube-proxy's sets: ports, or for SCTP addresses with ports.
+    pub(super) fn extend(&mut self, family: IpFamily, protocol: IpvsProtocol, entries: &[ipset::IpsetEntry]) {
         for entry in entries {
             let Some(port) = entry.port else { continue };
             if let Some(ip) = entry.ip {
@@ -72,44 +71,45 @@ impl NodePorts {
         }
     }
 
-    /// Leaves out ports that are in one of Fairlead's sets, whatever address they have there.
-    pub(super) fn retain_others(&mut self, entries: &[ipset::IpsetEntry]) {
+    /// Removes the ports in one of Fairlead's sets, at all addresses.
+    pub(super) fn remove(&mut self, entries: &[ipset::IpsetEntry]) {
         for ipset::IpsetEntry { ip, protocol, port, .. } in entries {
             let (Some(ip), Some(protocol), Some(port)) = (ip, protocol, port) else { continue };
-            let family = Family::of(*ip);
-            let is_it = |of: IpvsProtocol, other: u16| of.number() == *protocol && other == *port;
-            self.ports.retain(|(of, protocol, port)| *of != family || !is_it(*protocol, *port));
-            self.sockets
-                .retain(|(protocol, socket)| Family::of(socket.ip()) != family || !is_it(*protocol, socket.port()));
+            let family = IpFamily::of(ip);
+            let matches = |of: IpvsProtocol, other: u16| of.number() == *protocol && other == *port;
+            self.ports.retain(|(of, protocol, port)| *of != family || !matches(*protocol, *port));
+            self.sockets.retain(|(protocol, socket)| {
+                IpFamily::of(&socket.ip()) != family || !matches(*protocol, socket.port())
+            });
         }
     }
 
     fn contain(&self, protocol: IpvsProtocol, address: SocketAddr) -> bool {
-        let is_in_a_set = self.sockets.contains(&(protocol, address))
-            || self.ports.contains(&(Family::of(address.ip()), protocol, address.port()));
-        is_in_a_set && self.local.contains(&address.ip())
+        let is_in_set = self.sockets.contains(&(protocol, address))
+            || self.ports.contains(&(IpFamily::of(&address.ip()), protocol, address.port()));
+        is_in_set && self.local.contains(&address.ip())
     }
 }
 
 // === impl Server ===
 
 impl Server {
-    pub(super) fn family(&self) -> Family {
+    pub(super) fn family(&self) -> IpFamily {
         match self.service {
-            VirtualServerKey::Address(_, address) => Family::of(address.ip()),
-            VirtualServerKey::FwMark(netlink::AddressFamily::V4, _) => Family::V4,
-            VirtualServerKey::FwMark(netlink::AddressFamily::V6, _) => Family::V6,
+            VirtualServerKey::Address(_, address) => IpFamily::of(&address.ip()),
+            VirtualServerKey::FwMark(netlink::AddressFamily::V4, _) => IpFamily::V4,
+            VirtualServerKey::FwMark(netlink::AddressFamily::V6, _) => IpFamily::V6,
         }
     }
 
     pub(super) fn is_on_node_port(&self) -> bool {
-        self.place == Place::NodePort
+        self.kind == ServerKind::NodePort
     }
 
-    /// Those that its deletion would cut. A connection that one side has closed counts as inactive, and may carry data still.
+    /// The connections that its deletion would close. One that a side has closed counts as inactive, but may still carry data.
     pub(super) fn connections(&self) -> u64 {
         match self.service {
-            // Flows begin anew.
+            // Their conntrack entries are deleted.
             VirtualServerKey::Address(IpvsProtocol::Udp, _) => 0,
             _ => self.destinations.iter().map(|of| u64::from(of.active) + u64::from(of.inactive)).sum(),
         }
@@ -119,12 +119,13 @@ impl Server {
         self.connections() > 0
     }
 
-    /// Sends no new connections to its destinations.
+    /// Sets the weight of its destinations to 0, so that it accepts no new connections.
     pub(super) fn quiesce(&self, ipvs: &mut ipvs::IpvsHandle) -> Result<()> {
         for destination in self.destinations.iter().filter(|destination| destination.weight > 0) {
             match ipvs.set_destination(&self.service, &Destination { weight: 0, ..*destination }) {
                 Err(error) if !error.is_not_found() => {
-                    return Err(error).with_context(|| format!("keep new connections from {}", self.service));
+                    return Err(error)
+                        .with_context(|| format!("set the weight of the destinations of {} to 0", self.service));
                 }
                 _ => {}
             }

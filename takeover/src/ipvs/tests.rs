@@ -1,16 +1,16 @@
-//! What is kube-proxy's and what stays for its connections, decided on made-up tables. The kernel's part is tried in `e2e`, for few
-//! kernels have IPVS.
+//! Which objects are kube-proxy's, and which are kept because of connections. The kernel's part is tested in `e2e`, because few kernels
+//! have IPVS.
 
 use netlink::{ipset::IpsetEntry, ipvs::Destination, testing::in_netns};
 
-use super::{plan::Place, *};
+use super::*;
 use crate::testing::run;
 
 fn service(protocol: IpvsProtocol, address: &str) -> VirtualServerKey {
     VirtualServerKey::Address(protocol, address.parse().unwrap())
 }
 
-fn server(protocol: IpvsProtocol, address: &str, place: Place, active: u32, inactive: u32) -> Server {
+fn server(protocol: IpvsProtocol, address: &str, kind: ServerKind, active: u32, inactive: u32) -> Server {
     let destination = Destination {
         address: "10.244.1.5:8080".parse().unwrap(),
         forwarding: 0,
@@ -20,25 +20,25 @@ fn server(protocol: IpvsProtocol, address: &str, place: Place, active: u32, inac
         active,
         inactive,
     };
-    Server { service: service(protocol, address), place, destinations: vec![destination] }
+    Server { service: service(protocol, address), kind, destinations: vec![destination] }
 }
 
-fn sets(names: &[&str]) -> Vec<(Family, String)> {
+fn sets(names: &[&str]) -> Vec<(IpFamily, String)> {
     names.iter().map(|name| (names::family(name).unwrap(), (*name).to_owned())).collect()
 }
 
-fn whats(leftovers: &Leftovers) -> Vec<(String, usize)> {
-    leftovers.items().into_iter().map(|item| (item.what, item.count)).collect()
+fn counted(leftovers: &Leftovers) -> Vec<(String, usize)> {
+    leftovers.objects().into_iter().map(|object| (object.kind, object.count)).collect()
 }
 
 #[test]
-fn only_the_names_that_kube_proxy_gives_are_its() {
+fn sets_of_kube_proxy_are_recognized_by_name() {
     for (name, family) in [
-        ("KUBE-CLUSTER-IP", Some(Family::V4)),
-        ("KUBE-6-CLUSTER-IP", Some(Family::V6)),
-        // Cut to what the kernel takes.
-        ("KUBE-6-LOAD-BALANCER-SOURCE-CID", Some(Family::V6)),
-        ("KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", Some(Family::V6)),
+        ("KUBE-CLUSTER-IP", Some(IpFamily::V4)),
+        ("KUBE-6-CLUSTER-IP", Some(IpFamily::V6)),
+        // Truncated to the longest name that the kernel accepts.
+        ("KUBE-6-LOAD-BALANCER-SOURCE-CID", Some(IpFamily::V6)),
+        ("KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", Some(IpFamily::V6)),
         ("KUBE-CLUSTER-IP-2", None),
         ("KUBE-ROUTER-PODS", None),
         ("KUBE-", None),
@@ -48,115 +48,110 @@ fn only_the_names_that_kube_proxy_gives_are_its() {
         assert_eq!(names::family(name), family, "{name}");
     }
     assert!(names::holds_node_ports("KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"));
-    assert!(!names::holds_node_ports("KUBE-HEALTH-CHECK-NODE-PORT"), "those are no virtual servers");
+    assert!(!names::holds_node_ports("KUBE-HEALTH-CHECK-NODE-PORT"), "those have no virtual servers");
     assert_eq!(names::protocol("KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"), IpvsProtocol::Sctp);
     assert_eq!(names::protocol("KUBE-NODE-PORT-LOCAL-UDP"), IpvsProtocol::Udp);
 }
 
 #[test]
-fn virtual_servers_are_its_by_address_or_by_port_of_the_node() {
+fn virtual_servers_are_recognized_by_address_or_node_port() {
     let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
     let device = HashSet::from([ip("10.96.0.10"), ip("fd00:10:96::a")]);
     let mut node_ports = NodePorts::new(HashSet::from([ip("172.16.0.11"), ip("fd00:172:16::11")]));
     let port = |ip, port| IpsetEntry { ip, port: Some(port), ..IpsetEntry::default() };
-    node_ports.extend(Family::V4, IpvsProtocol::Tcp, &[port(None, 30080)]);
-    node_ports.extend(Family::V4, IpvsProtocol::Sctp, &[port(Some(ip("172.16.0.11")), 30090)]);
-    let place_of = |service| plan::place(&service, Some(&device), &node_ports);
+    node_ports.extend(IpFamily::V4, IpvsProtocol::Tcp, &[port(None, 30080)]);
+    node_ports.extend(IpFamily::V4, IpvsProtocol::Sctp, &[port(Some(ip("172.16.0.11")), 30090)]);
+    let kind_of = |service| plan::kind(&service, Some(&device), &node_ports);
     for (protocol, address, expected) in [
-        (IpvsProtocol::Tcp, "10.96.0.10:80", Some(Place::Device)),
-        (IpvsProtocol::Udp, "[fd00:10:96::a]:53", Some(Place::Device)),
+        (IpvsProtocol::Tcp, "10.96.0.10:80", Some(ServerKind::OnDevice)),
+        (IpvsProtocol::Udp, "[fd00:10:96::a]:53", Some(ServerKind::OnDevice)),
         (IpvsProtocol::Tcp, "10.96.0.11:80", None),
-        (IpvsProtocol::Tcp, "172.16.0.11:30080", Some(Place::NodePort)),
+        (IpvsProtocol::Tcp, "172.16.0.11:30080", Some(ServerKind::NodePort)),
         (IpvsProtocol::Udp, "172.16.0.11:30080", None),
         (IpvsProtocol::Tcp, "172.16.0.11:30081", None),
-        // The set is of the other family.
+        // The set is for the other family.
         (IpvsProtocol::Tcp, "[fd00:172:16::11]:30080", None),
-        (IpvsProtocol::Sctp, "172.16.0.11:30090", Some(Place::NodePort)),
+        (IpvsProtocol::Sctp, "172.16.0.11:30090", Some(ServerKind::NodePort)),
         (IpvsProtocol::Sctp, "172.16.0.11:30080", None),
-        // Somebody's virtual server for an address that is not the node's.
+        // The address does not belong to the node.
         (IpvsProtocol::Tcp, "192.0.2.1:30080", None),
     ] {
-        assert_eq!(place_of(service(protocol, address)), expected, "{protocol} {address}");
+        assert_eq!(kind_of(service(protocol, address)), expected, "{protocol} {address}");
     }
-    assert_eq!(place_of(VirtualServerKey::FwMark(netlink::AddressFamily::V4, 7)), None);
-    assert_eq!(plan::place(&service(IpvsProtocol::Tcp, "10.96.0.10:80"), None, &node_ports), None);
+    assert_eq!(kind_of(VirtualServerKey::FwMark(netlink::AddressFamily::V4, 7)), None);
+    assert_eq!(plan::kind(&service(IpvsProtocol::Tcp, "10.96.0.10:80"), None, &node_ports), None);
 }
 
-/// Whatever leads to its virtual servers there: they are its to drain and to remove.
+/// Fairlead drains and removes the virtual servers there.
 #[test]
-fn a_node_port_that_fairlead_forwards_is_not_its_any_more() {
+fn a_node_port_that_fairlead_forwards_is_not_kube_proxys() {
     let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
     let mut node_ports = NodePorts::new(HashSet::from([ip("172.16.0.11"), ip("fd00:172:16::11")]));
     let port = |port| IpsetEntry { port: Some(port), ..IpsetEntry::default() };
-    node_ports.extend(Family::V4, IpvsProtocol::Tcp, &[port(30080), port(30081)]);
-    node_ports.extend(Family::V4, IpvsProtocol::Udp, &[port(30080)]);
-    node_ports.extend(Family::V6, IpvsProtocol::Tcp, &[port(30080)]);
+    node_ports.extend(IpFamily::V4, IpvsProtocol::Tcp, &[port(30080), port(30081)]);
+    node_ports.extend(IpFamily::V4, IpvsProtocol::Udp, &[port(30080)]);
+    node_ports.extend(IpFamily::V6, IpvsProtocol::Tcp, &[port(30080)]);
     let sctp = IpsetEntry { ip: Some(ip("172.16.0.11")), ..port(30080) };
-    node_ports.extend(Family::V4, IpvsProtocol::Sctp, &[sctp]);
-    // In two halves, as Fairlead has it.
+    node_ports.extend(IpFamily::V4, IpvsProtocol::Sctp, &[sctp]);
+    // Fairlead adds one entry for each half of the address space.
     let halves = ["0.0.0.0", "128.0.0.0"];
     let fairleads =
         halves.map(|half| IpsetEntry { ip: Some(ip(half)), protocol: Some(6), prefix: Some(1), ..port(30080) });
-    node_ports.retain_others(&fairleads);
-    let is_its = |protocol, address| plan::place(&service(protocol, address), None, &node_ports).is_some();
-    assert!(!is_its(IpvsProtocol::Tcp, "172.16.0.11:30080"));
-    assert!(is_its(IpvsProtocol::Tcp, "172.16.0.11:30081"));
-    assert!(is_its(IpvsProtocol::Udp, "172.16.0.11:30080"));
-    assert!(is_its(IpvsProtocol::Tcp, "[fd00:172:16::11]:30080"));
-    assert!(is_its(IpvsProtocol::Sctp, "172.16.0.11:30080"));
-    node_ports.retain_others(&[IpsetEntry {
-        ip: Some(ip("0.0.0.0")),
-        protocol: Some(132),
-        prefix: Some(1),
-        ..port(30080)
-    }]);
-    let is_its = |protocol, address| plan::place(&service(protocol, address), None, &node_ports).is_some();
-    assert!(!is_its(IpvsProtocol::Sctp, "172.16.0.11:30080"));
+    node_ports.remove(&fairleads);
+    let is_kube_proxys = |protocol, address| plan::kind(&service(protocol, address), None, &node_ports).is_some();
+    assert!(!is_kube_proxys(IpvsProtocol::Tcp, "172.16.0.11:30080"));
+    assert!(is_kube_proxys(IpvsProtocol::Tcp, "172.16.0.11:30081"));
+    assert!(is_kube_proxys(IpvsProtocol::Udp, "172.16.0.11:30080"));
+    assert!(is_kube_proxys(IpvsProtocol::Tcp, "[fd00:172:16::11]:30080"));
+    assert!(is_kube_proxys(IpvsProtocol::Sctp, "172.16.0.11:30080"));
+    node_ports.remove(&[IpsetEntry { ip: Some(ip("0.0.0.0")), protocol: Some(132), prefix: Some(1), ..port(30080) }]);
+    let is_kube_proxys = |protocol, address| plan::kind(&service(protocol, address), None, &node_ports).is_some();
+    assert!(!is_kube_proxys(IpvsProtocol::Sctp, "172.16.0.11:30080"));
 }
 
 #[test]
-fn what_is_idle_goes_with_everything() {
+fn idle_virtual_servers_are_removed_with_device_and_sets() {
     let servers = vec![
-        server(IpvsProtocol::Tcp, "10.96.0.10:80", Place::Device, 0, 0),
-        server(IpvsProtocol::Tcp, "[fd00:10:96::a]:80", Place::Device, 0, 0),
-        // Its flows begin anew.
-        server(IpvsProtocol::Udp, "10.96.0.10:53", Place::Device, 0, 7),
-        server(IpvsProtocol::Tcp, "172.16.0.11:30080", Place::NodePort, 0, 0),
+        server(IpvsProtocol::Tcp, "10.96.0.10:80", ServerKind::OnDevice, 0, 0),
+        server(IpvsProtocol::Tcp, "[fd00:10:96::a]:80", ServerKind::OnDevice, 0, 0),
+        // The conntrack entries of its flows are deleted.
+        server(IpvsProtocol::Udp, "10.96.0.10:53", ServerKind::OnDevice, 0, 7),
+        server(IpvsProtocol::Tcp, "172.16.0.11:30080", ServerKind::NodePort, 0, 0),
     ];
     let all = Leftovers::new(servers, true, sets(&["KUBE-NODE-PORT-TCP", "KUBE-6-IPVS-IPS"]));
     assert_eq!(all.notes(), [""; 0]);
     let expected = [
-        ("ipv4 virtual server on kube-ipvs0", 2),
-        ("ipv4 virtual server on a node port", 1),
-        ("ipv6 virtual server on kube-ipvs0", 1),
+        ("IPv4 virtual server on kube-ipvs0", 2),
+        ("IPv4 virtual server on a node port", 1),
+        ("IPv6 virtual server on kube-ipvs0", 1),
         ("device kube-ipvs0", 1),
         ("set KUBE-NODE-PORT-TCP", 1),
         ("set KUBE-6-IPVS-IPS", 1),
     ];
-    assert_eq!(whats(&all), expected.map(|(what, count)| (what.to_owned(), count)));
-    assert_eq!(whats(&Leftovers::new(vec![], false, vec![])), []);
+    assert_eq!(counted(&all), expected.map(|(object, count)| (object.to_owned(), count)));
+    assert_eq!(counted(&Leftovers::new(vec![], false, vec![])), []);
 }
 
 #[test]
-fn what_connections_need_stays() {
+fn objects_with_connections_are_kept() {
     let names = ["KUBE-NODE-PORT-TCP", "KUBE-CLUSTER-IP", "KUBE-6-NODE-PORT-TCP"];
-    // On the device: it stays, and no set is needed to know it by.
-    let on_device = server(IpvsProtocol::Tcp, "10.96.0.10:80", Place::Device, 2, 1);
-    let left = Leftovers::new(vec![on_device], true, sets(&names));
-    assert_eq!((left.device, left.sets.len()), (Fate::Stays, 3));
-    assert!(left.notes()[0].starts_with("IPVS carries 3 connections of tcp 10.96.0.10:80, and"));
-    // On a node port: the device goes, and the sets of its family stay that tell of it.
-    let half_closed = server(IpvsProtocol::Tcp, "172.16.0.11:30080", Place::NodePort, 0, 1);
-    let left = Leftovers::new(vec![half_closed.clone(), half_closed], true, sets(&names));
-    assert_eq!(left.device, Fate::Goes);
-    assert_eq!(left.sets, sets(&["KUBE-CLUSTER-IP", "KUBE-6-NODE-PORT-TCP"]));
-    assert!(left.notes()[0].contains("172.16.0.11:30080 and 1 more, and"));
+    // With connections to an address on the device, the device is kept, and no set.
+    let on_device = server(IpvsProtocol::Tcp, "10.96.0.10:80", ServerKind::OnDevice, 2, 1);
+    let leftovers = Leftovers::new(vec![on_device], true, sets(&names));
+    assert_eq!((leftovers.device, leftovers.sets.len()), (DeviceAction::Keep, 3));
+    assert!(leftovers.notes()[0].starts_with("IPVS has 3 connections to tcp 10.96.0.10:80; "));
+    // With connections to a node port, the sets of its family with node ports are kept, and not the device.
+    let half_closed = server(IpvsProtocol::Tcp, "172.16.0.11:30080", ServerKind::NodePort, 0, 1);
+    let leftovers = Leftovers::new(vec![half_closed.clone(), half_closed], true, sets(&names));
+    assert_eq!(leftovers.device, DeviceAction::Delete);
+    assert_eq!(leftovers.sets, sets(&["KUBE-CLUSTER-IP", "KUBE-6-NODE-PORT-TCP"]));
+    assert!(leftovers.notes()[0].contains("172.16.0.11:30080 and 1 more; "));
 }
 
 #[test]
-fn without_ipvs_the_device_and_the_sets_go() {
+fn device_and_sets_are_removed_on_a_kernel_without_ipvs() {
     in_netns(|| {
-        assert_eq!(Leftovers::find().unwrap().items(), []);
+        assert_eq!(Leftovers::find().unwrap().objects(), []);
         for name in [DEVICE, "not-kube-ipvs0"] {
             run("ip", &["link", "add", name, "type", "veth", "peer", "name", &name.replace("ipvs0", "x")], "");
         }
@@ -169,9 +164,13 @@ fn without_ipvs_the_device_and_the_sets_go() {
         );
         let found = Leftovers::find().unwrap();
         let expected = ["device kube-ipvs0", "set KUBE-CLUSTER-IP", "set KUBE-LOOP-BACK", "set KUBE-6-CLUSTER-IP"];
-        assert_eq!(whats(&found), expected.map(|what| (what.to_owned(), 1)));
-        assert_eq!(found.remove().unwrap(), [set_item(Family::V4, "KUBE-LOOP-BACK")], "a set of others holds it");
-        assert_eq!(whats(&Leftovers::find().unwrap()), [("set KUBE-LOOP-BACK".to_owned(), 1)]);
+        assert_eq!(counted(&found), expected.map(|object| (object.to_owned(), 1)));
+        assert_eq!(
+            found.remove().unwrap(),
+            [set_object(IpFamily::V4, "KUBE-LOOP-BACK")],
+            "a set of another program contains it"
+        );
+        assert_eq!(counted(&Leftovers::find().unwrap()), [("set KUBE-LOOP-BACK".to_owned(), 1)]);
         assert_eq!(run("ipset", &["list", "-name"], ""), "KUBE-ROUTER-PODS\nKUBE-LOOP-BACK\nothers\n");
         assert!(addresses::by_interface().unwrap().contains_key("not-kube-ipvs0"));
     });

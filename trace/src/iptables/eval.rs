@@ -2,7 +2,9 @@
 
 use anyhow::{Result, bail};
 
-use super::{Match, Policy, Rule, Sense, Side, Table, Target, What};
+use ::iptables::{Condition, Match, Policy, Rule, Side, Target};
+
+use super::Table;
 use crate::{
     flow::{DEEPEST, Decision, Flow},
     ipset::{self, Wanted},
@@ -60,7 +62,7 @@ fn chain(flow: &mut Flow<'_>, table: &Table, name: &str, depth: usize) -> Result
             | Target::ConnMark { .. }
             | Target::SaveMark { .. }
             | Target::RestoreMark { .. }
-            | Target::Harmless
+            | Target::NoEffect
             | Target::Unknown(_) => continue,
         };
         return Ok(Left::Decided(decision));
@@ -111,7 +113,7 @@ fn act(flow: &mut Flow<'_>, rule: &Rule, place: &str) -> Result<Option<String>> 
             flow.masquerade(None, why(rule, &rule.text));
             "the source becomes an address of this node".to_owned()
         }
-        Target::Harmless => "goes on".to_owned(),
+        Target::NoEffect => "goes on".to_owned(),
         Target::Unknown(target) => format!("not understood: {target}"),
     }))
 }
@@ -153,13 +155,13 @@ fn reject(with: &str) -> String {
 
 /// Whether all conditions hold. What is not understood does not.
 fn matches(flow: &mut Flow<'_>, table: &Table, chain: &str, rule: &Rule) -> Result<bool> {
-    for Match { sense, what } in &rule.matches {
-        let Some(holds) = holds(flow, what)? else {
+    for Match { negated, condition } in &rule.matches {
+        let Some(holds) = holds(flow, condition)? else {
             let rule = format!("{}: {}", table.place(chain), rule.text);
             flow.unknown(format!("a rule that is not understood, and taken for one that does not match: {rule}"));
             return Ok(false);
         };
-        if holds != (*sense == Sense::Is) {
+        if holds == *negated {
             return Ok(false);
         }
     }
@@ -167,15 +169,15 @@ fn matches(flow: &mut Flow<'_>, table: &Table, chain: &str, rule: &Rule) -> Resu
 }
 
 /// `None`: nobody here knows.
-fn holds(flow: &mut Flow<'_>, what: &What) -> Result<Option<bool>> {
+fn holds(flow: &mut Flow<'_>, condition: &Condition) -> Result<Option<bool>> {
     let end = |flow: &Flow<'_>, side: &Side| match side {
         Side::Source => flow.packet.source,
         Side::Destination => flow.packet.destination,
     };
-    Ok(Some(match what {
-        What::Address(side, net) => net.contains(&end(flow, side).ip()),
-        What::Protocol(number) => *number == flow.packet.protocol.number() || *number == 0,
-        What::Interface(side, wanted) => {
+    Ok(Some(match condition {
+        Condition::Address(side, net) => net.contains(&end(flow, side).ip()),
+        Condition::Protocol(number) => *number == flow.packet.protocol.number() || *number == 0,
+        Condition::Interface(side, wanted) => {
             let name = match side {
                 Side::Source => flow.input(),
                 Side::Destination => flow.output(),
@@ -185,30 +187,30 @@ fn holds(flow: &mut Flow<'_>, what: &What) -> Result<Option<bool>> {
                 None => name == *wanted,
             }
         }
-        What::Ports(side, ranges) => {
+        Condition::Ports(side, ranges) => {
             let port = end(flow, side).port();
             ranges.iter().any(|range| range.contains(&port))
         }
-        What::Mark { value, mask } => flow.mark & mask == *value,
-        What::ConnMark { value, mask } => flow.ct_mark & mask == *value,
-        What::State(words) => words.iter().any(|word| match word.as_str() {
+        Condition::Mark { value, mask } => flow.mark & mask == *value,
+        Condition::ConnMark { value, mask } => flow.ct_mark & mask == *value,
+        Condition::State(words) => words.iter().any(|word| match word.as_str() {
             "NEW" => true,
             "DNAT" => flow.is_translated(),
             "SNAT" => flow.masquerade.is_some(),
             _ => false,
         }),
-        What::Local(side) => {
+        Condition::Local(side) => {
             let address = end(flow, side).ip();
             flow.kernel.is_local(address)
         }
-        What::Random(probability) => flow.choices.choose(&[*probability, 1.0 - probability]) == 0,
-        What::Remembered(list) => flow.kernel.remembers(list, flow.packet.source.ip()),
-        What::Remember(_) => true,
-        What::InSet { name, sides } => match look_for(flow, name, sides)? {
+        Condition::Random(probability) => flow.choices.choose(&[*probability, 1.0 - probability]) == 0,
+        Condition::Recent(list) => flow.kernel.remembers(list, flow.packet.source.ip()),
+        Condition::SetRecent(_) => true,
+        Condition::InSet { name, sides } => match look_for(flow, name, sides)? {
             Wanted::Entry(entry) => flow.kernel.ipset_has(name, &entry)?,
             Wanted::Nothing => false,
             Wanted::Unknown => return Ok(None),
         },
-        What::Unknown(_) => return Ok(None),
+        Condition::Unknown(_) => return Ok(None),
     }))
 }

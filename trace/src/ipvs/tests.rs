@@ -2,13 +2,18 @@
 
 use std::net::IpAddr;
 
+use ::iptables::Variant;
 use netlink::{
     ipset::{self, IpsetEntry as Element},
     ipvs::Scheduling,
 };
 
 use super::*;
-use crate::{Entry, Fate, Path, Rules, Trace, iptables, testing::FakeKernel, trace};
+use crate::{
+    Entry, Fate, Path, Rules, Trace,
+    testing::{FakeKernel, tables},
+    trace,
+};
 
 const NODE: &str = "172.18.0.2";
 const CLUSTER_IP: &str = "10.96.0.10";
@@ -112,7 +117,7 @@ fn outside() -> Entry {
 }
 
 fn follow(saved: &str, source: &str, destination: &str, entry: Entry, kernel: &mut FakeKernel) -> Trace {
-    let rules = Rules { nft: Vec::new(), iptables: iptables::read("iptables-legacy", true, saved) };
+    let rules = Rules { nft: Vec::new(), iptables: tables(Variant::Legacy, saved) };
     let (source, destination) = (format!("{source}:40000").parse().unwrap(), destination.parse().unwrap());
     trace(&rules, &Packet { source, destination, protocol: Protocol::Tcp, entry }, kernel).unwrap()
 }

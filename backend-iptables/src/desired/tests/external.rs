@@ -168,7 +168,7 @@ nat -A KUBE-SVL-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.
     );
 }
 
-/// Pods and the node still reach the others; from outside it is dropped, as there is somebody elsewhere. kube-proxy looks for unserved
+/// PodMatch and the node still reach the others; from outside it is dropped, as there is somebody elsewhere. kube-proxy looks for unserved
 /// node ports at all addresses of the node; node ports answer at some only, so they have a chain that only those lead to.
 #[test]
 fn external_policy_local_with_nobody_here() {

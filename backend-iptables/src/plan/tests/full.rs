@@ -1,7 +1,7 @@
 //! From whatever a kernel holds to what it should hold.
 
 use super::*;
-use crate::{kernel::Kernel as _, names, present::Present};
+use crate::{kernel::Kernel as _, names, observed::Observed};
 
 /// So many service ports, one line each in the chain of cluster IPs.
 fn many(count: u8) -> NodeState {
@@ -124,7 +124,7 @@ COMMIT
     driver.reconcile(&many(3)).await.unwrap();
     kernel.stranger(IpFamily::V4, "*nat\n-A CNI-HOSTPORT -j KUBE-MARK-MASQ\nCOMMIT\n");
     driver.cleanup().await.unwrap();
-    let present = Present::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
+    let present = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
     let left: Vec<_> = present.ours().collect();
     assert_eq!(left, [(Table::Nat, names::MARK_MASQ, &[][..])]);
 }

@@ -34,7 +34,7 @@ fn node() -> Fake {
     kernel
 }
 
-/// Pods in the node's own CIDR, which is among what changes, or in fixed ranges.
+/// PodMatch in the node's own CIDR, which is among what changes, or in fixed ranges.
 fn driver_for(kernel: &Fake, seed: u64) -> Driver<Fake> {
     if seed.is_multiple_of(2) {
         return driver(kernel);

@@ -9,14 +9,15 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use backend::{Difference, DifferenceKind, InstalledObject, iptables::Variant};
+use backend::{Difference, DifferenceKind, InstalledObject};
+use iptables::Variant;
 use netlink::{
     addresses, device, ipset,
     ipvs::{self, Destination, VirtualServerKey},
 };
 use proto::model::{IpFamily, PerFamily};
 
-use super::super::{Base, Carried, Connections, DEVICE, Fronts, Listing, Ours, RulesFound, Survey, iptables::Tools};
+use super::super::{Base, Carried, Connections, DEVICE, Fronts, Listing, Ours, RulesFound, Survey, rules};
 use crate::{
     desired::Rules,
     mark::Mark,
@@ -34,7 +35,7 @@ pub(super) struct Worker {
     ipvs: Option<ipvs::IpvsHandle>,
     ipset: ipset::IpsetHandle,
     device: device::Handle,
-    tools: Tools,
+    iptables: rules::Iptables,
 }
 
 /// Something that is not as it has to be before anything else.
@@ -60,7 +61,7 @@ impl Worker {
             ipvs: None,
             ipset: ipset::IpsetHandle::open().context("open a socket for sets")?,
             device: device::Handle::open().context("open a socket for addresses")?,
-            tools: Tools::new(iptables),
+            iptables: rules::Iptables::new(iptables),
         })
     }
 
@@ -93,7 +94,7 @@ impl Worker {
             Some(_) => {}
         }
         for family in IpFamily::ALL {
-            let lines = self.tools.missing(family, &base.rules[family])?;
+            let lines = self.iptables.missing(family, &base.rules[family])?;
             if lines > 0 {
                 missing.push(Missing::Rules(family, lines));
             }
@@ -112,7 +113,7 @@ impl Worker {
             Missing::DeviceUp(device) => self.device.bring_up(device)?,
             Missing::Rules(family, _) => {
                 let rules = &base.rules[family];
-                self.tools.apply(family, rules).with_context(|| format!("write the rules of {family}"))?;
+                self.iptables.apply(family, rules).with_context(|| format!("write the rules of {family}"))?;
             }
         }
         Ok(())
@@ -184,7 +185,7 @@ impl Worker {
     /// See [`super::Kernel::check`].
     pub(super) fn check(&mut self, rules: &PerFamily<Rules>) -> Result<RulesFound> {
         for (family, rules) in rules.iter() {
-            if self.tools.check(family, rules)? == RulesFound::Wrong {
+            if self.iptables.check(family, rules)? == RulesFound::Wrong {
                 return Ok(RulesFound::Wrong);
             }
         }
@@ -193,7 +194,7 @@ impl Worker {
 
     /// See [`super::Kernel::cleanup`].
     pub(super) fn cleanup(&mut self, ours: &Ours) -> Result<()> {
-        self.tools.remove().context("remove our rules")?;
+        rules::remove().context("remove our rules")?;
         if ipvs::is_loaded() {
             for object in self.list(ours)?.pieces.into_keys() {
                 if let Object::Server(server) = object {
@@ -214,7 +215,7 @@ impl Worker {
 
     /// The families of which there are rules of ours.
     pub(super) fn families(&self) -> Result<Vec<IpFamily>> {
-        self.tools.families()
+        rules::families()
     }
 
     /// What [`Self::cleanup`] would remove: where, what, how many.
@@ -223,7 +224,7 @@ impl Worker {
         let mut item = |place: &str, what: String, count| {
             items.push(InstalledObject { subsystem: place.to_owned(), kind: what, count })
         };
-        for (program, chains) in self.tools.count()? {
+        for (program, _, chains) in rules::count()? {
             item(program, "chain".to_owned(), chains);
         }
         if ipvs::is_loaded() {

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use proto::model::IpFamily;
 use trace::{Entry, Fate, Kernel as _, Live, Packet, Rules, Trace};
 
 use super::{Check, Expected, check_all};
@@ -49,12 +48,9 @@ pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
 
 /// All rules of the namespace that this thread is in.
 fn read() -> (Rules, Live) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let saved = runtime.block_on(backend_iptables::saved()).expect("iptables-save");
-    let tables =
-        saved.iter().flat_map(|saved| trace::iptables::read(&saved.program, saved.family == IpFamily::V4, &saved.text));
+    let saved = iptables::block_on(iptables::save_all()).expect("iptables-save");
     let mut kernel = Live::open().expect("a kernel");
-    let rules = Rules { iptables: tables.collect(), nft: trace::nft::read(&mut kernel).expect("nf_tables") };
+    let rules = Rules::read(&saved, &mut kernel).expect("rules");
     (rules, kernel)
 }
 

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use backend::{InstalledObject, dataplane::DataplaneOptions, iptables::Variant};
-use backend_iptables::{Iptables, Saved};
+use backend::{InstalledObject, dataplane::DataplaneOptions};
+use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, Settings};
+use iptables::{Policy as ChainPolicy, Ruleset, SavedRules, Table, Variant, save_all};
 use netlink::nft::{Hook, NftHandle, Policy, TableFamily};
 use takeover::Leftovers;
 
@@ -30,24 +31,22 @@ pub(super) async fn check(backend: BackendName, stage: Stage) -> Vec<Finding> {
             "run this as root (CAP_NET_ADMIN)",
         )]
     };
-    let mut findings = predecessor(stage).unwrap_or_else(|error| unreadable("what kube-proxy left", error));
+    let mut findings = predecessor(stage).await.unwrap_or_else(|error| unreadable("what kube-proxy left", error));
     findings.extend(others_of_ours(backend).await.unwrap_or_else(|error| unreadable("our own rules", error)));
     findings.extend(foreign().unwrap_or_else(|error| unreadable("nf_tables", error)));
-    match backend_iptables::saved().await {
-        Ok(saved) => findings.extend(flavours(backend, &saved)),
-        Err(error) => findings.extend(unreadable("iptables", error)),
-    }
+    let iptables = save_all().await.and_then(|saved| variants(backend, &saved));
+    findings.extend(iptables.unwrap_or_else(|error| unreadable("iptables", error)));
     findings
 }
 
-fn predecessor(stage: Stage) -> Result<Vec<Finding>> {
-    let leftovers = Leftovers::find()?;
-    let items = leftovers.items();
+async fn predecessor(stage: Stage) -> Result<Vec<Finding>> {
+    let leftovers = Leftovers::find().await?;
+    let items = leftovers.objects();
     if items.is_empty() {
         return Ok(vec![Finding::ok("kube-proxy", "it has left nothing in the kernel")]);
     }
     let mut places = BTreeMap::<_, usize>::new();
-    items.iter().for_each(|item| *places.entry(item.place.as_str()).or_default() += item.count);
+    items.iter().for_each(|item| *places.entry(item.subsystem.as_str()).or_default() += item.count);
     let places: Vec<_> = places.iter().map(|(place, count)| format!("{count} in {place}")).collect();
     let what = format!("its rules are here: {}", places.join(", "));
     Ok(vec![match stage {
@@ -140,51 +139,56 @@ fn foreign_chain(table: &str, chain: &str, base: netlink::nft::BaseChain) -> Opt
     })
 }
 
-/// Which iptables has rules, and which policies.
-fn flavours(backend: BackendName, saved: &[Saved]) -> Vec<Finding> {
+/// Which variants of iptables have rules, and which policies.
+fn variants(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     if saved.is_empty() && backend != BackendName::Nft {
-        return vec![Finding::fail(
+        return Ok(vec![Finding::fail(
             "iptables",
             "no iptables is installed",
             "this backend writes its rules with it",
             "install iptables 1.8.9 or later, or use backend nft",
-        )];
+        )]);
     }
-    let has_rules = |saved: &&Saved| saved.text.lines().any(|line| line.starts_with("-A "));
-    let used: Vec<_> = saved.iter().filter(has_rules).collect();
+    let mut used = Vec::new();
+    for saved in saved {
+        let rules = Ruleset::parse(&saved.text).with_context(|| format!("read the rules of {}", saved.program))?;
+        if rules.chains().any(|(_, _, chain)| !chain.rules.is_empty()) {
+            used.push((saved.program, rules));
+        }
+    }
     for family in proto::model::IpFamily::ALL {
-        let by = |variant| used.iter().any(|saved| saved.family == family && saved.variant == variant);
+        let by = |variant| used.iter().any(|(program, _)| program.family == family && program.variant == variant);
         if by(Variant::Nft) && by(Variant::Legacy) {
             findings.push(Finding::warn(
                 "iptables",
                 format!("both variants hold {family} rules"),
-                "each is asked for every packet, and each program shows one of them only",
-                "find out who writes with the other one (`iptables-legacy-save`, `iptables-nft-save`), and remove its rules",
+                "each is evaluated for every packet, and each program shows one of them only",
+                "find the program that writes the other one (`iptables-legacy-save`, `iptables-nft-save`), and remove its rules",
             ));
         }
     }
-    for saved in &used {
-        let program = &saved.program;
-        if saved.text.lines().any(|line| line.starts_with(":FORWARD DROP")) {
+    for (program, rules) in &used {
+        let forward = rules.chain(Table::Filter, "FORWARD");
+        if forward.is_some_and(|chain| chain.policy == Some(ChainPolicy::Drop)) {
             findings.push(Finding::warn(
                 "firewall",
                 format!("{program}: the policy of FORWARD is DROP"),
-                "what is not accepted by a rule, as packets to pods, is dropped; Docker sets that, and some firewalls",
-                format!("{program} -P FORWARD ACCEPT, or rules that accept what goes to pods and comes from them"),
+                "packets that no rule accepts, as those to pods, are dropped; Docker sets this policy, and some firewalls",
+                format!("{program} -P FORWARD ACCEPT, or rules that accept packets to pods and from them"),
             ));
         }
-        if saved.text.lines().any(|line| line.starts_with(":ufw-")) {
+        if rules.chains().any(|(_, name, _)| name.starts_with("ufw-")) {
             findings.push(Finding::warn(
                 "firewall",
                 format!("{program}: ufw has its chains here"),
-                "by default it drops what is forwarded",
+                "by default it drops forwarded packets",
                 "set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and allow the ports of the node",
             ));
         }
     }
     if findings.is_empty() {
-        let programs: Vec<_> = used.iter().map(|saved| saved.program.as_str()).collect();
+        let programs: Vec<_> = used.iter().map(|(program, _)| program.name).collect();
         findings.push(Finding::ok(
             "iptables",
             if programs.is_empty() {
@@ -194,22 +198,22 @@ fn flavours(backend: BackendName, saved: &[Saved]) -> Vec<Finding> {
             },
         ));
     }
-    findings
+    Ok(findings)
 }
 
 #[cfg(test)]
 mod tests {
+    use iptables::Program;
     use proto::model::IpFamily;
 
     use super::*;
 
-    fn saved(variant: Variant, text: &str) -> Saved {
-        let program = variant.program(IpFamily::V4).to_owned();
-        Saved { program, family: IpFamily::V4, variant, text: text.to_owned() }
+    fn saved(variant: Variant, text: &str) -> SavedRules {
+        SavedRules { program: Program::new(IpFamily::V4, variant), text: text.to_owned() }
     }
 
-    fn levels(saved: &[Saved]) -> Vec<(Level, &'static str)> {
-        flavours(BackendName::Iptables, saved).into_iter().map(|f| (f.level, f.check)).collect()
+    fn levels(saved: &[SavedRules]) -> Vec<(Level, &'static str)> {
+        variants(BackendName::Iptables, saved).unwrap().into_iter().map(|f| (f.level, f.check)).collect()
     }
 
     #[test]
@@ -221,7 +225,7 @@ mod tests {
         assert_eq!(levels(&one), [(Level::Ok, "iptables")]);
         let both = [saved(Variant::Nft, rule), saved(Variant::Legacy, rule)];
         assert_eq!(levels(&both), [(Level::Warn, "iptables")]);
-        let drops = rule.replace("FORWARD ACCEPT [", "FORWARD DROP [").replace("COMMIT", ":ufw-user - [0:0]");
+        let drops = rule.replace("FORWARD ACCEPT [", "FORWARD DROP [").replace("-A", ":ufw-user - [0:0]\n-A");
         assert_eq!(levels(&[saved(Variant::Nft, &drops)]), [(Level::Warn, "firewall"), (Level::Warn, "firewall")]);
     }
 }

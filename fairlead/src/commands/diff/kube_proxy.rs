@@ -17,7 +17,7 @@ use backend::{
 };
 use proto::model::{IpFamily, PoolClass, TrafficPolicy};
 use serde::Serialize;
-use takeover::{Outcome, Served, Serving, To, Way};
+use takeover::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules};
 
 use crate::table::Table;
 
@@ -43,8 +43,8 @@ struct Line {
     service: Option<String>,
     /// From whom.
     from: From,
-    fairlead: Option<Outcome>,
-    kube_proxy: Option<Outcome>,
+    fairlead: Option<ConnectionVerdict>,
+    kube_proxy: Option<ConnectionVerdict>,
     /// Why it is meant, if it is.
     why: Option<&'static str>,
 }
@@ -64,8 +64,8 @@ enum From {
 struct Ours {
     service: String,
     policy: TrafficPolicy,
-    inside: Outcome,
-    outside: Outcome,
+    inside: ConnectionVerdict,
+    outside: ConnectionVerdict,
 }
 
 /// So many endpoints are named in a table.
@@ -79,26 +79,26 @@ const ALL_ADDRESSES: &str = "node ports: kube-proxy's iptables and ipvs modes an
 const NOT_COMPARED: &str =
     "not compared: who is masqueraded, source ranges, session affinity, and ports and addresses that no Service has";
 
-/// Reads kube-proxy's rules in this network namespace, and compares. Blocks.
-pub(crate) fn compare(state: &NodeState) -> Result<Report> {
-    Ok(Report::new(state, Serving::find()?))
+/// Reads kube-proxy's rules in this network namespace, and compares.
+pub(crate) async fn compare(state: &NodeState) -> Result<Report> {
+    Ok(Report::new(state, KubeProxyRules::read().await?))
 }
 
 impl Report {
-    fn new(state: &NodeState, serving: Serving) -> Self {
+    fn new(state: &NodeState, rules: KubeProxyRules) -> Self {
         let mut ours = ours(state);
-        let modes: BTreeSet<_> = serving.ways.values().map(|served| served.mode).collect();
+        let modes: BTreeSet<_> = rules.vips.values().map(|served| served.mode).collect();
         let mut report =
             Self { modes, alike: 0, differences: Vec::new(), meant: Vec::new(), notes: vec![NOT_COMPARED] };
-        let has_node_ports = serving.ways.keys().any(|way| matches!(way.to, To::NodePort(_)));
+        let has_node_ports = rules.vips.keys().any(|way| matches!(way.address, VipAddress::NodePort(_)));
         if has_node_ports && report.modes.iter().any(|mode| *mode != "nftables") {
             report.notes.push(ALL_ADDRESSES);
         }
         let somebodys = somebodys(state);
-        for (way, theirs) in serving.ways {
+        for (way, theirs) in rules.vips {
             let ours = ours.remove(&way);
-            let why = match (&ours, way.to) {
-                (None, To::Vip(address, _)) if somebodys.contains(&address) => Some(SOMEBODYS),
+            let why = match (&ours, way.address) {
+                (None, VipAddress::Ip(address, _)) if somebodys.contains(&address) => Some(SOMEBODYS),
                 (Some(ours), _) if theirs.mode == IPVS && ours.policy == TrafficPolicy::Local => Some(IPVS_LOCAL),
                 _ => None,
             };
@@ -112,12 +112,12 @@ impl Report {
         report
     }
 
-    fn add(&mut self, way: Way, ours: Option<Ours>, theirs: Option<Served>, why: Option<&'static str>) {
-        let outcomes = |pick: fn(&Ours) -> &Outcome, pick_theirs: fn(&Served) -> &Outcome| {
+    fn add(&mut self, way: VipKey, ours: Option<Ours>, theirs: Option<VipRules>, why: Option<&'static str>) {
+        let outcomes = |pick: fn(&Ours) -> &ConnectionVerdict, pick_theirs: fn(&VipRules) -> &ConnectionVerdict| {
             (ours.as_ref().map(pick).cloned(), theirs.as_ref().map(pick_theirs).cloned())
         };
-        let inside = outcomes(|ours| &ours.inside, |theirs| &theirs.inside);
-        let outside = outcomes(|ours| &ours.outside, |theirs| &theirs.outside);
+        let inside = outcomes(|ours| &ours.inside, |theirs| &theirs.internal);
+        let outside = outcomes(|ours| &ours.outside, |theirs| &theirs.external);
         let service = ours.as_ref().map(|ours| ours.service.clone());
         let service = service.or_else(|| theirs.as_ref().and_then(|theirs| theirs.service.clone()));
         let cases = if inside == outside {
@@ -208,7 +208,7 @@ impl Line {
             From::Outside => "outside",
         };
         let (kube_proxy, fairlead) = match (&self.kube_proxy, &self.fairlead) {
-            (Some(Outcome::Endpoints(theirs)), Some(Outcome::Endpoints(ours))) => {
+            (Some(ConnectionVerdict::Endpoints(theirs)), Some(ConnectionVerdict::Endpoints(ours))) => {
                 (besides(theirs, ours), besides(ours, theirs))
             }
             (theirs, ours) => (words(theirs.as_ref()), words(ours.as_ref())),
@@ -229,10 +229,10 @@ fn besides(pool: &BTreeSet<SocketAddr>, other: &BTreeSet<SocketAddr>) -> String 
     }
 }
 
-fn words(outcome: Option<&Outcome>) -> String {
+fn words(outcome: Option<&ConnectionVerdict>) -> String {
     match outcome {
         None => "not served".to_owned(),
-        Some(Outcome::Endpoints(endpoints)) if endpoints.len() > SHOWN => {
+        Some(ConnectionVerdict::Endpoints(endpoints)) if endpoints.len() > SHOWN => {
             format!("{} endpoints", endpoints.len())
         }
         Some(outcome) => outcome.to_string(),
@@ -240,7 +240,7 @@ fn words(outcome: Option<&Outcome>) -> String {
 }
 
 /// What Fairlead does, by the table of docs/protocol.md.
-fn ours(state: &NodeState) -> BTreeMap<Way, Ours> {
+fn ours(state: &NodeState) -> BTreeMap<VipKey, Ours> {
     let claims = VipOwnership::of(state);
     let mut ways = BTreeMap::new();
     for (key, service) in state.service_ports() {
@@ -248,8 +248,8 @@ fn ours(state: &NodeState) -> BTreeMap<Way, Ours> {
             let owned = vips(&service.port, family).into_iter();
             for (front, class) in owned.filter(|(front, _)| claims.owns(key, family, front)) {
                 let to = match front {
-                    Vip::AddressPort { address, port, .. } => To::Vip(address, port),
-                    Vip::NodePort { port, .. } => To::NodePort(port),
+                    Vip::AddressPort { address, port, .. } => VipAddress::Ip(address, port),
+                    Vip::NodePort { port, .. } => VipAddress::NodePort(port),
                     Vip::Address(_) => continue,
                 };
                 let port = &service.port;
@@ -263,7 +263,7 @@ fn ours(state: &NodeState) -> BTreeMap<Way, Ours> {
                     TrafficPolicy::Local => PoolClass::Local,
                 };
                 let [inside, outside] = [inside, outside].map(|class| outcome(service, class, family));
-                let way = Way { family: to_takeover(family), to, protocol: key.protocol.number() };
+                let way = VipKey { family, address: to, protocol: key.protocol.number() };
                 ways.insert(way, Ours { service: key.to_string(), policy, inside, outside });
             }
         }
@@ -271,14 +271,14 @@ fn ours(state: &NodeState) -> BTreeMap<Way, Ours> {
     ways
 }
 
-fn outcome(service: &ServicePortState, class: PoolClass, family: IpFamily) -> Outcome {
+fn outcome(service: &ServicePortState, class: PoolClass, family: IpFamily) -> ConnectionVerdict {
     let pool = service.pool(class, family);
     if !service.port.any_endpoints[family] {
-        return Outcome::Reject;
+        return ConnectionVerdict::Reject;
     }
     let endpoints: BTreeSet<SocketAddr> =
         pool.iter().map(|endpoint| (endpoint.address, endpoint.port.get()).into()).collect();
-    if endpoints.is_empty() { Outcome::Drop } else { Outcome::Endpoints(endpoints) }
+    if endpoints.is_empty() { ConnectionVerdict::Drop } else { ConnectionVerdict::Endpoints(endpoints) }
 }
 
 /// Addresses that no Service may take over.
@@ -286,11 +286,4 @@ fn somebodys(state: &NodeState) -> BTreeSet<std::net::IpAddr> {
     let cluster_ips =
         state.service_ports().values().flat_map(|service| IpFamily::ALL.map(|family| service.port.cluster_ips[family]));
     cluster_ips.flatten().chain(state.node().addresses.iter().copied()).collect()
-}
-
-fn to_takeover(family: IpFamily) -> takeover::Family {
-    match family {
-        IpFamily::V4 => takeover::Family::V4,
-        IpFamily::V6 => takeover::Family::V6,
-    }
 }

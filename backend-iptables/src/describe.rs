@@ -1,14 +1,15 @@
 //! What a script would change, for people: lines of `iptables-save` that come and go. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use backend::{Difference, DifferenceKind, NodeState};
+use iptables::{Ruleset, target};
 use proto::model::{IpFamily, ServicePortKey};
 
 use crate::{
-    kernel::{Chain, Chains, Dry, Localnet},
+    kernel::{BeforeAfter, DryRunResult, Localnet},
     names::{Kind, Names},
-    table::Dispatch,
+    table::{Dispatch, TABLES},
 };
 
 /// The service port behind each chain of one.
@@ -32,16 +33,19 @@ impl<'a> Owners<'a> {
 
     /// By the chain that a rule is in, or by the one that it leads to.
     fn owner(&self, chain: &str, rule: &str) -> Option<&'a ServicePortKey> {
-        let target = rule.rsplit_once("-j ").and_then(|(_, rest)| rest.split(' ').next());
-        let chains = [Some(chain), target].into_iter().flatten();
+        let chains = [Some(chain), target(rule)].into_iter().flatten();
         chains.filter_map(|chain| self.0.get(chain)).next().copied()
     }
 }
 
 /// What would be written.
-pub(crate) fn differences(dry: Dry, program: impl Fn(IpFamily) -> String, owners: &Owners<'_>) -> Vec<Difference> {
+pub(crate) fn differences(
+    dry_run: DryRunResult,
+    program: impl Fn(IpFamily) -> String,
+    owners: &Owners<'_>,
+) -> Vec<Difference> {
     let mut list = Vec::new();
-    if let Some(localnet) = dry.localnet {
+    if let Some(localnet) = dry_run.localnet {
         let value = if localnet == Localnet::Routed { "1" } else { "0" };
         list.push(Difference::new(
             DifferenceKind::Change,
@@ -49,39 +53,43 @@ pub(crate) fn differences(dry: Dry, program: impl Fn(IpFamily) -> String, owners
             format!("net.ipv4.conf.all.route_localnet={value}"),
         ));
     }
-    for (family, before, after) in dry.tables {
-        compare(&program(family), &before, &after, owners, &mut list);
+    for (family, rules) in dry_run.rules {
+        compare(&program(family), &rules, owners, &mut list);
     }
     list
 }
 
-fn compare(program: &str, before: &Chains, after: &Chains, owners: &Owners<'_>, list: &mut Vec<Difference>) {
-    let mut all: Vec<_> = before.0.keys().chain(after.0.keys()).collect();
-    all.sort_unstable();
-    all.dedup();
-    for key @ (table, name) in all {
+fn compare(
+    program: &str,
+    BeforeAfter { before, after }: &BeforeAfter,
+    owners: &Owners<'_>,
+    list: &mut Vec<Difference>,
+) {
+    let both = before.chains().chain(after.chains());
+    let all: BTreeSet<_> =
+        both.map(|(table, name, _)| (table, name)).filter(|(table, _)| TABLES.contains(table)).collect();
+    for (table, name) in all {
         let place = format!("{program} {table}");
-        let (old, new) = (before.0.get(key), after.0.get(key));
-        let mut say = |verb, rule: Option<&str>| {
+        let mut add = |verb, rule: Option<&str>| {
             let what = rule.map_or_else(|| format!("chain {name}"), |rule| format!("{name} {rule}"));
             let owner = owners.owner(name, rule.unwrap_or_default());
             list.push(Difference::new(verb, place.as_str(), what).of(owner));
         };
-        match (old, new) {
-            (None, Some(_)) => say(DifferenceKind::Add, None),
-            (Some(_), None) => say(DifferenceKind::Remove, None),
+        let exists = |ruleset: &Ruleset| ruleset.chain(table, name).is_some();
+        match (exists(before), exists(after)) {
+            (false, true) => add(DifferenceKind::Add, None),
+            (true, false) => add(DifferenceKind::Remove, None),
             _ => {}
         }
-        let none = Chain::default();
-        let (old, new) = (old.unwrap_or(&none), new.unwrap_or(&none));
-        let (gone, come) = (surplus(&old.rules, &new.rules), surplus(&new.rules, &old.rules));
-        // What goes with its chain need not be told line by line.
-        if after.0.contains_key(key) {
-            gone.iter().for_each(|rule| say(DifferenceKind::Remove, Some(rule)));
+        let (old, new) = (before.rules(table, name), after.rules(table, name));
+        let (removed, added) = (surplus(old, new), surplus(new, old));
+        // The rules of a chain that is deleted are not listed.
+        if exists(after) {
+            removed.iter().for_each(|rule| add(DifferenceKind::Remove, Some(rule)));
         }
-        come.iter().for_each(|rule| say(DifferenceKind::Add, Some(rule)));
-        let ordered = Dispatch::of(*table, name).is_none();
-        if ordered && gone.is_empty() && come.is_empty() && old.rules != new.rules {
+        added.iter().for_each(|rule| add(DifferenceKind::Add, Some(rule)));
+        let is_ordered = Dispatch::of(table, name).is_none();
+        if is_ordered && removed.is_empty() && added.is_empty() && old != new {
             let owner = owners.owner(name, "");
             list.push(
                 Difference::new(DifferenceKind::Change, place, format!("chain {name}, the order of its rules"))

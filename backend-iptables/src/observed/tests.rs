@@ -87,15 +87,15 @@ COMMIT
 const UNSERVED: &str = r#"-d 10.96.0.1/32 -p tcp -m comment --comment "default/web has no endpoints" -m tcp --dport 80 -j REJECT --reject-with tcp-reset"#;
 const MARK: &str = "-j MARK --set-xmark 0x4000/0x4000";
 
-fn parse(saved: &str) -> Present {
-    Present::parse(saved).unwrap()
+fn parse(saved: &str) -> Observed {
+    Observed::parse(saved).unwrap()
 }
 
 #[test]
 fn both_variants_say_the_same() {
-    let present = parse(NFT);
-    assert_eq!(present, parse(LEGACY));
-    let ours: Vec<_> = present.ours().collect();
+    let observed = parse(NFT);
+    assert_eq!(observed, parse(LEGACY));
+    let ours: Vec<_> = observed.ours().collect();
     let (svc, none) = ("KUBE-SVC-XPGD46QRK7WJZT7O", [].as_slice());
     let (unserved, mark) = ([UNSERVED.to_owned()], [MARK.to_owned()]);
     assert_eq!(
@@ -106,26 +106,26 @@ fn both_variants_say_the_same() {
             (Table::Nat, svc, none)
         ]
     );
-    assert_eq!(present.rules(Table::Nat, svc), Some(none));
-    assert_eq!(present.rules(Table::Filter, svc), None);
+    assert_eq!(observed.rules(Table::Nat, svc), Some(none));
+    assert_eq!(observed.rules(Table::Filter, svc), None);
     // Words in a comment lead nowhere; a jump by `-g` does.
-    assert_eq!(present.rules(Table::Filter, "FORWARD").unwrap().len(), 2);
-    assert!(!present.is_programmed());
+    assert_eq!(observed.rules(Table::Filter, "FORWARD").unwrap().len(), 2);
+    assert!(!observed.is_programmed());
     assert!(parse(&NFT.replace("CNI-FORWARD", "FAIRLEAD-REJECT")).is_programmed());
 }
 
 #[test]
 fn rules_of_others_use_our_chains() {
-    let present = parse(NFT);
+    let observed = parse(NFT);
     // By the network plugin, whatever our own jumps are.
-    assert!(present.is_used(Table::Filter, names::SERVICES, &hooks()));
-    assert!(!present.is_used(Table::Nat, names::SERVICES, &hooks()));
-    assert!(!present.is_used(Table::Nat, names::MARK_MASQ, &hooks()));
+    assert!(observed.is_used(Table::Filter, names::SERVICES, &hooks()));
+    assert!(!observed.is_used(Table::Nat, names::SERVICES, &hooks()));
+    assert!(!observed.is_used(Table::Nat, names::MARK_MASQ, &hooks()));
     let without: String =
         NFT.lines().filter(|line| !line.starts_with("-A CNI")).map(|line| format!("{line}\n")).collect();
-    let present = parse(&without);
-    assert!(!present.is_used(Table::Filter, names::SERVICES, &hooks()));
-    assert!(present.is_used(Table::Filter, names::SERVICES, &[]));
+    let observed = parse(&without);
+    assert!(!observed.is_used(Table::Filter, names::SERVICES, &hooks()));
+    assert!(observed.is_used(Table::Filter, names::SERVICES, &[]));
 }
 
 #[test]
@@ -135,22 +135,22 @@ fn jumps_are_counted() {
     let hook = hook.unwrap();
     let jump = format!("-A FORWARD {}\n", hook.rule);
     for (count, saved) in [(1, NFT.to_owned()), (0, NFT.replace(&jump, "")), (3, NFT.replace(&jump, &jump.repeat(3)))] {
-        let present = parse(&saved);
-        assert_eq!(present.count(hook), count);
+        let observed = parse(&saved);
+        assert_eq!(observed.count(hook), count);
         // One is what it should be; none and many are not.
-        let is_same = present.fingerprint(&hooks) == parse(NFT).fingerprint(&hooks);
+        let is_same = observed.fingerprint(&hooks) == parse(NFT).fingerprint(&hooks);
         assert_eq!(is_same, count == 1, "{count} jumps");
     }
 }
 
 #[test]
 fn lines_of_services_are_between_the_ends() {
-    let present = parse(NFT);
+    let observed = parse(NFT);
     let ends = |head: &[&str], tail: &[&str]| {
         let [head, tail] = [head, tail].map(|lines| lines.iter().map(|line| (*line).to_owned()).collect());
         Ends { head, tail }
     };
-    let middle = |ends: &Ends| match present.middle(Dispatch::UnservedServices, ends) {
+    let middle = |ends: &Ends| match observed.middle(Dispatch::UnservedServices, ends) {
         Middle::Lines(lines) => Some(lines.len()),
         Middle::Other => None,
     };
@@ -160,7 +160,7 @@ fn lines_of_services_are_between_the_ends() {
     assert_eq!(middle(&ends(&[MARK], &[])), None);
     // One line cannot be both.
     assert_eq!(middle(&ends(&[UNSERVED], &[UNSERVED])), None);
-    assert_eq!(present.middle(Dispatch::ClusterIps, &ends(&[], &[])), Middle::Other);
+    assert_eq!(observed.middle(Dispatch::ClusterIps, &ends(&[], &[])), Middle::Other);
 }
 
 /// Order counts in a chain, but not in one that service ports share, and nothing of others counts.
@@ -183,31 +183,30 @@ fn a_fingerprint_stands_for_what_is_ours() {
 /// Better no answer than half of one: what is not seen would be written again.
 #[test]
 fn what_cannot_be_read_is_an_error() {
-    let error = |saved: &str| format!("{:#}", Present::parse(saved).unwrap_err());
+    let error = |saved: &str| format!("{:#}", Observed::parse(saved).unwrap_err());
     for cut in [
         "COMMIT\n# Completed on Sat Nov 21 16:43:16 2026\n",
         "0x4000\nCOMMIT\n# Completed on Sat Nov 21 16:43:16 2026\n",
     ] {
-        assert_eq!(error(NFT.strip_suffix(cut).unwrap()), "the list of rules breaks off");
+        assert_eq!(error(NFT.strip_suffix(cut).unwrap()), "the list of rules ends before COMMIT");
     }
     let nat = |line: &str| format!("*nat\n:KUBE-MARK-MASQ - [0:0]\n{line}\nCOMMIT\n");
     for line in
         ["-A KUBE-SEP-SXIVWICOYRO3J4NJ -j DROP", "-P INPUT ACCEPT", "[0:0] -A KUBE-MARK-MASQ -j DROP", ":KUBE", "?"]
     {
-        assert_eq!(error(&nat(line)), format!("line 3, {line:?}"));
+        assert_eq!(error(&nat(line)), format!("unexpected line 3: {line:?}"));
     }
     assert_eq!(parse(&nat("-A KUBE-MARK-MASQ")).rules(Table::Nat, names::MARK_MASQ), Some(&[String::new()][..]));
-    assert!(Present::parse(&nat("?").replace("*nat", "*raw")).is_ok());
 }
 
 /// `iptables-nft-save` says this, and ends with 0, where somebody has added a rule by `nft` that it does not know.
 #[test]
 fn a_table_that_iptables_does_not_understand_is_an_error() {
     let remark = "# Table `nat' is incompatible, use 'nft' tool.\n";
-    let error = Present::parse(remark).unwrap_err();
-    assert_eq!(error.to_string(), "iptables cannot read the nat table: it holds a rule that was made by nft");
-    assert!(Present::parse(&remark.replace("nat", "raw")).is_ok());
+    let error = Observed::parse(remark).unwrap_err();
+    assert!(error.to_string().starts_with("iptables cannot read table nat: it contains a rule made by nft"), "{error}");
+    assert!(Observed::parse(&remark.replace("nat", "raw")).is_ok());
     // Of a base chain that it does not know it says so, and lists the others.
     let base = "# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.\n";
-    assert!(Present::parse(&format!("{base}{NFT}")).is_ok());
+    assert!(Observed::parse(&format!("{base}{NFT}")).is_ok());
 }

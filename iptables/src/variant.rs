@@ -1,5 +1,4 @@
-//! Which of the two iptables, for backends that use one: both can hold rules at the same time, so others' choice must be met. Pure; to run
-//! the programs is each backend's own.
+//! The two variants of iptables. Both can hold rules at the same time, so a backend has to use the one that kubelet and others use.
 
 use std::{fmt, str::FromStr};
 
@@ -10,11 +9,11 @@ use proto::model::IpFamily;
 pub enum Variant {
     /// In nf_tables.
     Nft,
-    /// In ip_tables, the older way.
+    /// In ip_tables, the older kernel interface.
     Legacy,
 }
 
-/// There is no such variant.
+/// The text names no variant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?}: expected nft or legacy")]
 pub struct UnknownVariant(String);
@@ -22,10 +21,10 @@ pub struct UnknownVariant(String);
 // === impl Variant ===
 
 impl Variant {
-    /// Both.
+    /// Both variants.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 
-    /// The program of a family; those that save and restore have its name with `-save` and `-restore` behind.
+    /// The program of a family, to which `-save` and `-restore` are appended.
     #[must_use]
     pub const fn program(self, family: IpFamily) -> &'static str {
         match (self, family) {
@@ -36,15 +35,14 @@ impl Variant {
         }
     }
 
-    /// What `iptables --version` says.
+    /// Reads the output of `iptables --version`. Versions before 1.8, which had one variant, print none.
     #[must_use]
     pub fn from_version(version: &str) -> Self {
-        // Before there were two it said nothing.
         if version.contains("(nf_tables)") { Self::Nft } else { Self::Legacy }
     }
 
-    /// By what each of them has saved, and by what `iptables` is. What bears Fairlead's names decides; then whose chains of Kubernetes
-    /// there are, kubelet's hint among them.
+    /// Chooses by the rules that each variant holds: the only one with chains of Fairlead, else the only one with chains of Kubernetes
+    /// (kubelet creates `KUBE-IPTABLES-HINT` for this purpose), else `default`.
     #[must_use]
     pub fn choose(saved: &[(Self, String)], default: Self) -> Self {
         let only = |prefix: &str| {
@@ -69,8 +67,8 @@ impl FromStr for Variant {
     type Err = UnknownVariant;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let found = Self::ALL.into_iter().find(|variant| variant.to_string() == text);
-        found.ok_or_else(|| UnknownVariant(text.to_owned()))
+        let variant = Self::ALL.into_iter().find(|variant| variant.to_string() == text);
+        variant.ok_or_else(|| UnknownVariant(text.to_owned()))
     }
 }
 
@@ -79,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_variant_in_use_is_chosen() {
+    fn the_variant_with_chains_of_fairlead_or_kubernetes_is_chosen() {
         let kubelet = "*mangle\n:PREROUTING ACCEPT [0:0]\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
         let ours = "*filter\n:KUBE-SERVICES - [0:0]\n:FAIRLEAD-REJECT - [0:0]\nCOMMIT\n";
         let foreign = "*nat\n:CNI-KUBE - [0:0]\nCOMMIT\n";

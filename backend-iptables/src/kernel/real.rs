@@ -1,0 +1,128 @@
+//! The kernel, through the iptables programs of one variant.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use backend::Drift;
+use iptables::{Program, RestoreError, Tools, Variant};
+use proto::model::IpFamily;
+use tracing::warn;
+
+use super::{Kernel, Localnet, Suspicion, localnet, watch::Watch};
+use crate::plan::Script;
+
+/// The most lines of one table for `iptables-nft-restore`: for each line it walks a sorted list of all chains named so far, and with each
+/// transaction the kernel checks all chains of the table. Measured: 430,000 lines at once take more than 200 s.
+const NFT_MAX_LINES: usize = 1_000;
+/// The shortest interval between two reads of the rules, where the kernel does not announce changes.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Reading takes at most 1/50 of the time: 2 % of a core.
+const POLL_SHARE: u32 = 50;
+
+/// The iptables of the network namespace of the calling thread.
+#[derive(Debug)]
+pub(crate) struct IptablesKernel {
+    tools: Tools,
+    /// Receives the kernel's announcements of changes; only for the nft variant.
+    watch: Option<Watch>,
+    /// How long a save takes. A shorter time is adopted at once, a longer one gradually: the machine may be busy.
+    save_time: Duration,
+    /// The family that is read next.
+    next: IpFamily,
+    /// When that is. Kept when the wait is cancelled.
+    due: Option<Instant>,
+}
+
+// === impl IptablesKernel ===
+
+impl IptablesKernel {
+    pub(crate) fn new(wanted: Option<Variant>) -> Self {
+        let tools = Tools::new(wanted);
+        Self { tools, watch: None, save_time: Duration::ZERO, next: IpFamily::V4, due: None }
+    }
+
+    /// Whether there is any iptables.
+    pub(crate) async fn is_installed(&self) -> Result<bool> {
+        self.tools.is_installed().await
+    }
+
+    /// The program of a family: `iptables-nft`.
+    pub(crate) async fn program(&mut self, family: IpFamily) -> Result<Program> {
+        if self.tools.detected().is_none() {
+            // Opened before anything is read, so that no change is missed.
+            let watch = Watch::open();
+            let program = self.tools.program(family).await?;
+            if program.variant == Variant::Nft {
+                self.watch = Some(watch?);
+            }
+        }
+        self.tools.program(family).await
+    }
+}
+
+impl Kernel for IptablesKernel {
+    async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
+        self.program(family).await?;
+        if self.tools.has_saved(family) {
+            return self.tools.save(family).await;
+        }
+        if let (IpFamily::V4, Some(watch)) = (family, &mut self.watch) {
+            // Changes announced so far are part of what is about to be saved.
+            watch.forget()?;
+        }
+        let begun = Instant::now();
+        let saved = self.tools.save(family).await?;
+        let took = begun.elapsed();
+        self.save_time = if took < self.save_time { took } else { (self.save_time * 3 + took) / 4 };
+        Ok(saved)
+    }
+
+    fn at_once(&self) -> usize {
+        match self.watch {
+            Some(_) => NFT_MAX_LINES,
+            // The legacy variant copies the whole table for each transaction.
+            None => usize::MAX,
+        }
+    }
+
+    async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
+        self.program(family).await.map_err(RestoreError::Failed)?;
+        let Some(watch) = &mut self.watch else { return self.tools.restore(family, script.script()).await };
+        let before = watch.begin().map_err(RestoreError::Failed)?;
+        let result = self.tools.restore(family, script.script()).await;
+        watch.end(before, script.tables()).map_err(RestoreError::Failed)?;
+        result
+    }
+
+    fn route_localnet(&mut self, localnet: Localnet) -> Result<()> {
+        localnet::set(localnet)
+    }
+
+    fn waited(&mut self) -> Duration {
+        self.tools.take_lock_wait()
+    }
+
+    async fn suspect(&mut self) -> Suspicion {
+        let (save_time, next) = (self.save_time, self.next);
+        let due = *self.due.get_or_insert_with(|| Instant::now() + POLL_INTERVAL.max(save_time * POLL_SHARE));
+        if self.tools.detected().is_none() {
+            // Nothing has been programmed yet.
+            return std::future::pending().await;
+        }
+        match &mut self.watch {
+            Some(watch) => Suspicion::Drift(watch.drift().await.unwrap_or_else(|error| {
+                warn!(error = format!("{error:#}"), "cannot receive announcements of changes to nf_tables");
+                Drift::Possible
+            })),
+            None => {
+                tokio::time::sleep_until(due.into()).await;
+                self.due = None;
+                self.next = match next {
+                    IpFamily::V4 => IpFamily::V6,
+                    IpFamily::V6 => IpFamily::V4,
+                };
+                Suspicion::Look(next)
+            }
+        }
+    }
+}

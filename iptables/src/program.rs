@@ -1,0 +1,160 @@
+//! The iptables programs of one IP family and variant.
+
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use proto::model::IpFamily;
+use tracing::debug;
+
+use crate::{
+    RestoreError, Script, Variant, lock,
+    process::{self, Exit},
+    restore,
+};
+
+/// How many seconds `iptables-restore` waits for the xtables lock (`--wait`).
+const LOCK_TIMEOUT_S: &str = "5";
+/// How often a restore is attempted while another process changes rules at the same time.
+const ATTEMPTS: u32 = 3;
+/// The random delay before the next attempt, in milliseconds.
+const RETRY_DELAY_MS: std::ops::Range<u64> = 50..250;
+/// `RESOURCE_PROBLEM` of `iptables/include/xtables.h`: the lock is taken, or another process committed first.
+const RESOURCE_PROBLEM: i32 = 4;
+
+/// `iptables-nft` stands for `iptables-nft-save` and `iptables-nft-restore`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The IP family of the packets that its rules apply to.
+    pub family: IpFamily,
+    /// Where it keeps its rules.
+    pub variant: Variant,
+    /// The command that shows these rules: `ip6tables-legacy`.
+    pub name: &'static str,
+}
+
+/// The rules of one [`Program`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedRules {
+    /// The program that printed them.
+    pub program: Program,
+    /// The output of `iptables-save`.
+    pub text: String,
+}
+
+/// The rules of every iptables that is installed: of both variants, or of plain `iptables` on a machine that does not offer variants.
+///
+/// # Errors
+/// When one of the programs fails.
+pub async fn save_all() -> Result<Vec<SavedRules>> {
+    let mut all = Vec::new();
+    for family in IpFamily::ALL {
+        let before = all.len();
+        for variant in Variant::ALL {
+            let program = Program::new(family, variant);
+            all.extend(program.save().await?.map(|text| SavedRules { program, text }));
+        }
+        if all.len() == before
+            && let Some(variant) = installed_variant(plain_name(family)).await?
+        {
+            let program = Program::plain(family, variant);
+            all.extend(program.save().await?.map(|text| SavedRules { program, text }));
+        }
+    }
+    Ok(all)
+}
+
+/// The variant of an installed program, by its `--version`.
+pub(crate) async fn installed_variant(name: &str) -> Result<Option<Variant>> {
+    let exit = process::run(name, &["--version"], "").await?;
+    Ok(exit.map(|exit| Variant::from_version(&exit.stdout)))
+}
+
+const fn plain_name(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "iptables",
+        IpFamily::V6 => "ip6tables",
+    }
+}
+
+// === impl Program ===
+
+impl Program {
+    /// The program whose name contains the variant.
+    #[must_use]
+    pub const fn new(family: IpFamily, variant: Variant) -> Self {
+        Self { family, variant, name: variant.program(family) }
+    }
+
+    /// `iptables` or `ip6tables`, known to be of this variant.
+    pub(crate) const fn plain(family: IpFamily, variant: Variant) -> Self {
+        Self { family, variant, name: plain_name(family) }
+    }
+
+    /// All rules, as `iptables-save` prints them; `None` when it is not installed.
+    ///
+    /// # Errors
+    /// When the program fails.
+    pub async fn save(self) -> Result<Option<String>> {
+        let name = format!("{}-save", self.name);
+        let Some(Exit { code, stdout, stderr }) = process::run(&name, &[], "").await? else {
+            return Ok(None);
+        };
+        if code != Some(0) {
+            bail!("{name}: {}", restore::reason(&stderr));
+        }
+        Ok(Some(stdout))
+    }
+
+    /// Executes a script; each table is changed completely or not at all.
+    ///
+    /// # Errors
+    /// When the program rejects a line, or cannot run.
+    pub async fn restore(self, script: &Script) -> Result<(), RestoreError> {
+        self.restore_measuring(script, &mut Duration::default()).await
+    }
+
+    /// As [`Self::restore`]; `lock_wait` grows by the time spent waiting for other processes that change rules.
+    pub(crate) async fn restore_measuring(self, script: &Script, lock_wait: &mut Duration) -> Result<(), RestoreError> {
+        if self.variant == Variant::Legacy {
+            *lock_wait += lock::wait(&lock::path()).await;
+        }
+        let program = format!("{}-restore", self.name);
+        let failed = |reason: anyhow::Error| RestoreError::Failed(reason.context(format!("run {program}")));
+        for attempt in 1.. {
+            let begun = Instant::now();
+            let arguments = ["--noflush", "--wait", LOCK_TIMEOUT_S];
+            let exit = process::run(&program, &arguments, script.text()).await.map_err(failed)?;
+            let Exit { code, stderr, .. } = exit.context("it is not installed").map_err(failed)?;
+            let took_us = begun.elapsed().as_micros() as u64;
+            debug!(program, lines = script.commands(), bytes = script.text().len(), took_us, code, "restored");
+            let reason = restore::reason(&stderr);
+            match code {
+                Some(0) => return Ok(()),
+                // With several tables, some may have been committed: the caller has to read the rules first.
+                Some(RESOURCE_PROBLEM) if is_busy(&stderr) && attempt < ATTEMPTS && script.tables() == 1 => {
+                    debug!(program, reason, "another process changes rules, retrying");
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(RETRY_DELAY_MS))).await;
+                    *lock_wait += begun.elapsed();
+                }
+                Some(RESOURCE_PROBLEM) if is_busy(&stderr) => return Err(failed(anyhow::Error::msg(reason))),
+                Some(_) => return Err(RestoreError::Rejected { lines: restore::lines(&stderr), reason, program }),
+                None => return Err(failed(anyhow::Error::msg("terminated by a signal"))),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Whether another process holds the lock, or committed a change in between.
+fn is_busy(stderr: &str) -> bool {
+    ["xtables lock", "temporarily unavailable"].iter().any(|text| stderr.contains(text))
+}

@@ -1,0 +1,69 @@
+//! Errors of `iptables-restore`: which lines it rejects, and why.
+
+/// Why a script was not, or not completely, executed.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// Some lines were rejected; without them the rest may be accepted.
+    #[error("{program}: {reason}")]
+    Rejected {
+        /// The program, for example `iptables-nft-restore`.
+        program: String,
+        /// The numbers of the lines that the program names, from 1; empty when it names none.
+        lines: Vec<usize>,
+        /// The message of the program, on one line.
+        reason: String,
+    },
+    /// The program could not run, or other processes kept it from committing.
+    #[error("{0:#}")]
+    Failed(anyhow::Error),
+}
+
+/// The line numbers in `line 16: ...`, `Error occurred at line: 5` and `line 17 failed`.
+pub(crate) fn lines(stderr: &str) -> Vec<usize> {
+    let number = |text: &str| {
+        let text = text.trim_start_matches([':', ' ']);
+        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        text[..end].parse().ok()
+    };
+    stderr.split("line").skip(1).filter_map(number).collect()
+}
+
+/// The message on one line, without the parts that every message has.
+pub(crate) fn reason(stderr: &str) -> String {
+    let is_useful = |line: &&str| !line.is_empty() && !line.starts_with("Try `") && !line.ends_with("(nf_tables):");
+    let lines: Vec<&str> = stderr.lines().map(str::trim).filter(is_useful).collect();
+    lines.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_numbers_are_read_from_the_messages_of_all_variants() {
+        for (stderr, expected) in [
+            (
+                "iptables-nft-restore v1.8.9 (nf_tables): \nline 16: RULE_APPEND failed (Invalid argument): rule in chain PREROUTING\n",
+                &[16][..],
+            ),
+            (
+                "line 3: CHAIN_DEL failed (Device or resource busy): chain A\nline 7: RULE_DELETE failed (No such file or directory)\n",
+                &[3, 7],
+            ),
+            (
+                "iptables-legacy-restore v1.8.9 (legacy): unknown option \"--foo\"\nError occurred at line: 5\nTry `iptables-legacy-restore -h'\n",
+                &[5],
+            ),
+            ("iptables-restore: line 17 failed\n", &[17]),
+            ("something online\n", &[]),
+        ] {
+            assert_eq!(lines(stderr), expected);
+        }
+    }
+
+    #[test]
+    fn the_reason_is_one_line() {
+        let stderr = "iptables-nft-restore v1.8.9 (nf_tables): \nline 16: RULE_APPEND failed\n\nTry `x -h'\n";
+        assert_eq!(reason(stderr), "line 16: RULE_APPEND failed");
+    }
+}

@@ -1,0 +1,174 @@
+//! A rule as a struct: conditions and a target.
+
+mod parse;
+
+use std::{net::IpAddr, ops::RangeInclusive};
+
+use ipnet::IpNet;
+
+pub use parse::protocol_number;
+pub(crate) use parse::words;
+
+/// A rule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// As printed after `-A CHAIN`.
+    pub text: String,
+    /// `--comment`; empty when there is none.
+    pub comment: String,
+    /// All of them must hold.
+    pub matches: Vec<Match>,
+    /// What happens to packets that match.
+    pub target: Target,
+}
+
+/// A condition of a rule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Match {
+    /// Whether `!` precedes it.
+    pub negated: bool,
+    /// The condition.
+    pub condition: Condition,
+}
+
+/// Which address, port or interface of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The source, or the interface on which the packet arrives.
+    Source,
+    /// The destination, or the interface on which the packet leaves.
+    Destination,
+}
+
+/// What a match compares.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Condition {
+    /// `-s`, `-d`.
+    Address(Side, IpNet),
+    /// `-p`, the IANA number.
+    Protocol(u8),
+    /// `-i`, `-o`: a name, or a prefix followed by `+`.
+    Interface(Side, String),
+    /// `--sport`, `--dport` and their multiport forms.
+    Ports(Side, Vec<RangeInclusive<u16>>),
+    /// `-m mark`: the packet's mark.
+    Mark {
+        /// Compared with the masked mark.
+        value: u32,
+        /// The bits that are compared.
+        mask: u32,
+    },
+    /// `-m connmark`: the mark of the connection.
+    ConnMark {
+        /// Compared with the masked mark.
+        value: u32,
+        /// The bits that are compared.
+        mask: u32,
+    },
+    /// `--ctstate`: the names of the states.
+    State(Vec<String>),
+    /// `-m addrtype` with LOCAL: the address belongs to this node.
+    Local(Side),
+    /// `-m statistic --mode random`: the probability.
+    Random(f64),
+    /// `-m set`: the packet's element is in an ipset.
+    InSet {
+        /// The name of the set.
+        name: String,
+        /// The parts of the element.
+        sides: Vec<Side>,
+    },
+    /// `-m recent --rcheck`: the source is in this list.
+    Recent(String),
+    /// `-m recent --set`: always holds.
+    SetRecent(String),
+    /// Anything else, as text.
+    Unknown(String),
+}
+
+/// What happens to packets that match.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Target {
+    /// No `-j`: the packet is counted, and the next rule is evaluated.
+    None,
+    /// ACCEPT.
+    Accept,
+    /// DROP.
+    Drop,
+    /// RETURN.
+    Return,
+    /// REJECT, with its `--reject-with`.
+    Reject(String),
+    /// `-j` with a chain.
+    Jump(String),
+    /// `-g` with a chain.
+    Goto(String),
+    /// MARK: the mark becomes `(mark & !mask) ^ value`.
+    Mark {
+        /// The bits to flip.
+        value: u32,
+        /// The bits to clear.
+        mask: u32,
+    },
+    /// `SET --map-set NAME SIDES --map-mark`: the mark becomes that of the element in an ipset.
+    MapMark {
+        /// The name of the set.
+        name: String,
+        /// The parts of the element.
+        sides: Vec<Side>,
+    },
+    /// CONNMARK: as `Mark`, for the connection.
+    ConnMark {
+        /// The bits to flip.
+        value: u32,
+        /// The bits to clear.
+        mask: u32,
+    },
+    /// `CONNMARK --save-mark`: copies the mark of the packet to the connection, within these masks.
+    SaveMark {
+        /// `--nfmask`.
+        packet: u32,
+        /// `--ctmask`.
+        connection: u32,
+    },
+    /// `CONNMARK --restore-mark`: copies the mark of the connection to the packet, within these masks.
+    RestoreMark {
+        /// `--nfmask`.
+        packet: u32,
+        /// `--ctmask`.
+        connection: u32,
+    },
+    /// DNAT.
+    Dnat {
+        /// `None`: only the port is translated.
+        address: Option<IpAddr>,
+        /// `None`: only the address is translated.
+        port: Option<u16>,
+    },
+    /// SNAT.
+    Snat(Option<IpAddr>),
+    /// MASQUERADE.
+    Masquerade,
+    /// A target that does not affect where the packet goes: LOG, NFLOG, TRACE, ...
+    NoEffect,
+    /// Anything else, as text.
+    Unknown(String),
+}
+
+// === impl Rule ===
+
+impl Rule {
+    /// The chain that it leads to.
+    #[must_use]
+    pub fn chain(&self) -> Option<&str> {
+        match &self.target {
+            Target::Jump(chain) | Target::Goto(chain) => Some(chain),
+            _ => None,
+        }
+    }
+
+    /// The first condition, unless negated, for which `read` returns a value.
+    pub fn find<'a, T>(&'a self, read: impl FnMut(&'a Condition) -> Option<T>) -> Option<T> {
+        self.matches.iter().filter(|one| !one.negated).map(|one| &one.condition).find_map(read)
+    }
+}

@@ -1,0 +1,316 @@
+//! Reads one rule from the options that `iptables-save` prints.
+
+use std::{
+    iter::Peekable,
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+};
+
+use ipnet::IpNet;
+
+use super::{Condition, Match, Rule, Side, Target};
+
+/// Targets that do not affect where a packet goes.
+const NO_EFFECT: [&str; 12] =
+    ["LOG", "NFLOG", "TRACE", "CT", "NOTRACK", "TCPMSS", "CHECKSUM", "CLASSIFY", "NFACCT", "SET", "DSCP", "TOS"];
+/// Options without a value that hold for the first packet of every connection, or only modify another option.
+const IGNORED: [&str; 5] = ["--reap", "--rsource", "--fragment", "--syn", "--rttl"];
+
+/// Reads one rule, word by word.
+struct Reader<'a, W: Iterator, C> {
+    words: Peekable<W>,
+    is_chain: C,
+    negated: bool,
+    /// The `-m` that the options belong to.
+    module: &'a str,
+    rule: Rule,
+}
+
+/// Splits at spaces outside of quotes. Quotes and escapes stay in the words.
+pub(crate) fn words(line: &str) -> impl Iterator<Item = &str> {
+    let mut rest = line;
+    std::iter::from_fn(move || {
+        rest = rest.trim_start_matches(' ');
+        let (mut quoted, mut escaped) = (false, false);
+        let is_end = |byte: u8| {
+            let is_escaped = std::mem::take(&mut escaped);
+            match byte {
+                _ if is_escaped => {}
+                b'\\' if quoted => escaped = true,
+                b'"' => quoted = !quoted,
+                _ => {}
+            }
+            byte == b' ' && !quoted
+        };
+        let end = rest.bytes().position(is_end).unwrap_or(rest.len());
+        let (word, tail) = rest.split_at(end);
+        rest = tail;
+        (!word.is_empty()).then_some(word)
+    })
+}
+
+/// A word without its quotes and escapes.
+fn unquote(word: &str) -> String {
+    let Some(inner) = word.strip_prefix('"').and_then(|word| word.strip_suffix('"')) else { return word.to_owned() };
+    let mut escaped = false;
+    let is_kept = |c: &char| {
+        escaped = *c == '\\' && !escaped;
+        !escaped
+    };
+    inner.chars().filter(is_kept).collect()
+}
+
+// === impl Rule ===
+
+impl Rule {
+    /// Reads a rule. `is_chain`: whether a chain of this name exists, which distinguishes jumps from other targets.
+    pub fn parse(text: &str, is_chain: impl Fn(&str) -> bool) -> Self {
+        let rule = Self { text: text.to_owned(), comment: String::new(), matches: Vec::new(), target: Target::None };
+        let mut reader = Reader { words: words(text).peekable(), is_chain, negated: false, module: "", rule };
+        while let Some(word) = reader.words.next() {
+            reader.option(word);
+        }
+        reader.rule
+    }
+}
+
+// === impl Reader ===
+
+impl<'a, W: Iterator<Item = &'a str>, C: Fn(&str) -> bool> Reader<'a, W, C> {
+    /// The value of an option; empty when it has none.
+    fn value(&mut self) -> &'a str {
+        self.words.next_if(|word| !word.starts_with('-') && *word != "!").unwrap_or_default()
+    }
+
+    fn push(&mut self, condition: Option<Condition>, option: &str, value: &str) {
+        let unknown = || Condition::Unknown(format!("-m {} {option} {value}", self.module).trim_end().to_owned());
+        let condition = condition.unwrap_or_else(unknown);
+        self.rule.matches.push(Match { negated: std::mem::take(&mut self.negated), condition });
+    }
+
+    fn option(&mut self, option: &'a str) {
+        let recent = self.module == "recent";
+        match option {
+            "!" => self.negated = true,
+            "-m" => self.module = self.value(),
+            "--comment" => self.rule.comment = self.words.next().map(unquote).unwrap_or_default(),
+            "-j" | "-g" => {
+                let name = self.value();
+                let rest: Vec<_> = self.words.by_ref().collect();
+                self.rule.target = match option {
+                    _ if !(self.is_chain)(name) => target(name, &rest),
+                    "-j" => Target::Jump(name.to_owned()),
+                    _ => Target::Goto(name.to_owned()),
+                };
+            }
+            _ if IGNORED.contains(&option) && !self.negated => {}
+            // How long an address stays in the list, and which part of it counts, is not evaluated.
+            "--seconds" | "--mask" if recent => drop(self.value()),
+            "--rcheck" | "--update" => self.push(Some(Condition::Recent(String::new())), option, ""),
+            "--set" if recent => self.push(Some(Condition::SetRecent(String::new())), option, ""),
+            "--name" if recent => {
+                let name = self.value();
+                if let Some(Match { condition: Condition::Recent(list) | Condition::SetRecent(list), .. }) =
+                    self.rule.matches.last_mut()
+                {
+                    name.clone_into(list);
+                }
+            }
+            "--match-set" => {
+                let (name, sides) = (self.value(), self.value());
+                let condition = sides_of(sides).map(|sides| Condition::InSet { name: name.to_owned(), sides });
+                self.push(condition, option, &format!("{name} {sides}"));
+            }
+            "--mode" => {
+                let mode = self.value();
+                if mode != "random" {
+                    self.push(None, option, mode);
+                }
+            }
+            _ if option.starts_with('-') => {
+                let value = self.value();
+                let condition = self.condition(option, value);
+                self.push(condition, option, value);
+            }
+            // The second value of an option that is unknown.
+            _ => {}
+        }
+    }
+
+    /// An option with one value.
+    fn condition(&self, option: &str, value: &str) -> Option<Condition> {
+        let (source, destination) = (Side::Source, Side::Destination);
+        Some(match option {
+            "-s" => Condition::Address(source, net(value)?),
+            "-d" => Condition::Address(destination, net(value)?),
+            "-p" => Condition::Protocol(protocol_number(value)?),
+            "-i" => Condition::Interface(source, value.to_owned()),
+            "-o" => Condition::Interface(destination, value.to_owned()),
+            "--sport" | "--sports" => Condition::Ports(source, ports(value)?),
+            "--dport" | "--dports" => Condition::Ports(destination, ports(value)?),
+            "--mark" => {
+                let (value, mask) = masked(value)?;
+                if self.module == "connmark" {
+                    Condition::ConnMark { value, mask }
+                } else {
+                    Condition::Mark { value, mask }
+                }
+            }
+            "--ctstate" | "--state" => Condition::State(value.split(',').map(str::to_owned).collect()),
+            "--src-type" if value == "LOCAL" => Condition::Local(source),
+            "--dst-type" if value == "LOCAL" => Condition::Local(destination),
+            "--probability" => Condition::Random(value.parse().ok()?),
+            _ => return None,
+        })
+    }
+}
+
+fn target(name: &str, options: &[&str]) -> Target {
+    let value = |option: &str| {
+        let at = options.iter().position(|word| *word == option)?;
+        options.get(at + 1).copied()
+    };
+    let unknown = || Target::Unknown(format!("{name} {}", options.join(" ")));
+    match name {
+        "ACCEPT" => Target::Accept,
+        "DROP" => Target::Drop,
+        "RETURN" => Target::Return,
+        "REJECT" => Target::Reject(value("--reject-with").unwrap_or("icmp-port-unreachable").to_owned()),
+        "MASQUERADE" => Target::Masquerade,
+        "MARK" => match value("--set-xmark").and_then(masked) {
+            Some((value, mask)) => Target::Mark { value, mask },
+            None => unknown(),
+        },
+        "SET" if options.iter().any(|option| *option == "--map-set") => map_mark(options).unwrap_or_else(unknown),
+        "CONNMARK" => conn_mark(options, &value).unwrap_or_else(unknown),
+        "DNAT" => match value("--to-destination").and_then(socket) {
+            Some((address, port)) => Target::Dnat { address, port },
+            None => unknown(),
+        },
+        "SNAT" => match value("--to-source").and_then(socket) {
+            Some((address, _)) => Target::Snat(address),
+            None => unknown(),
+        },
+        name if NO_EFFECT.contains(&name) => Target::NoEffect,
+        _ => unknown(),
+    }
+}
+
+/// `--map-set NAME dst,dst --map-mark`.
+fn map_mark(options: &[&str]) -> Option<Target> {
+    match options {
+        ["--map-set", name, sides, "--map-mark"] => {
+            Some(Target::MapMark { name: (*name).to_owned(), sides: sides_of(sides)? })
+        }
+        _ => None,
+    }
+}
+
+fn conn_mark<'a>(options: &[&str], value: &impl Fn(&str) -> Option<&'a str>) -> Option<Target> {
+    if let Some(to) = value("--set-xmark") {
+        let (value, mask) = masked(to)?;
+        return Some(Target::ConnMark { value, mask });
+    }
+    let mask = |option| value(option).map_or(Some(u32::MAX), |mask| Some(masked(mask)?.0));
+    let (packet, connection) = (mask("--nfmask")?, mask("--ctmask")?);
+    match *options.first()? {
+        "--save-mark" => Some(Target::SaveMark { packet, connection }),
+        "--restore-mark" => Some(Target::RestoreMark { packet, connection }),
+        _ => None,
+    }
+}
+
+/// `dst,dst,src`.
+fn sides_of(text: &str) -> Option<Vec<Side>> {
+    let side = |word| match word {
+        "src" => Some(Side::Source),
+        "dst" => Some(Side::Destination),
+        _ => None,
+    };
+    text.split(',').map(side).collect()
+}
+
+fn net(text: &str) -> Option<IpNet> {
+    text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
+}
+
+/// The IANA number of a protocol that `iptables-save` prints.
+#[must_use]
+pub fn protocol_number(text: &str) -> Option<u8> {
+    Some(match text {
+        "tcp" => 6,
+        "udp" => 17,
+        "sctp" => 132,
+        "icmp" => 1,
+        "ipv6-icmp" => 58,
+        number => number.parse().ok()?,
+    })
+}
+
+fn ports(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
+    let range = |text: &str| {
+        let (from, to) = text.split_once(':').unwrap_or((text, text));
+        Some(from.parse().ok()?..=to.parse().ok()?)
+    };
+    text.split(',').map(range).collect()
+}
+
+/// `0x4000/0x4000`, or without the mask.
+fn masked(text: &str) -> Option<(u32, u32)> {
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    match text.split_once('/') {
+        Some((value, mask)) => Some((number(value)?, number(mask)?)),
+        None => Some((number(text)?, u32::MAX)),
+    }
+}
+
+/// `10.0.0.1:80`, `[fd00::1]:80`, `10.0.0.1`, `:80`.
+fn socket(text: &str) -> Option<(Option<IpAddr>, Option<u16>)> {
+    if let Ok(socket) = text.parse::<SocketAddr>() {
+        return Some((Some(socket.ip()), Some(socket.port())));
+    }
+    if let Some(port) = text.strip_prefix(':') {
+        return Some((None, Some(port.parse().ok()?)));
+    }
+    Some((Some(text.trim_matches(['[', ']']).parse().ok()?), None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Rule {
+        Rule::parse(text, |chain| chain.starts_with("KUBE-"))
+    }
+
+    #[test]
+    fn quoted_comments_are_unescaped() {
+        let rule = parse(r#"-m comment --comment "a \"b\" \\ -j c" -j KUBE-SVC-1"#);
+        assert_eq!((&*rule.comment, rule.chain()), (r#"a "b" \ -j c"#, Some("KUBE-SVC-1")));
+        assert_eq!(parse("-m comment --comment \"\" -j ACCEPT").comment, "");
+    }
+
+    #[test]
+    fn conditions_and_their_negation_are_read() {
+        let rule = parse("! -s 10.244.0.0/16 -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-MARK-MASQ");
+        let [source, destination, protocol, port] = &rule.matches[..] else { panic!("{rule:?}") };
+        assert_eq!((source.negated, destination.negated), (true, false));
+        assert_eq!(destination.condition, Condition::Address(Side::Destination, "10.96.0.10/32".parse().unwrap()));
+        assert_eq!(protocol.condition, Condition::Protocol(6));
+        assert_eq!(port.condition, Condition::Ports(Side::Destination, vec![80..=80]));
+    }
+
+    #[test]
+    fn an_unknown_option_does_not_hide_the_target() {
+        for options in
+            ["-f", "-p tcp -m tcp --tcp-flags SYN,RST SYN", "-m physdev --physdev-is-bridged", "-p tcp ! --syn"]
+        {
+            let rule = parse(&format!("{options} -j KUBE-SVC-1"));
+            assert!(rule.matches.iter().any(|one| matches!(one.condition, Condition::Unknown(_))), "{rule:?}");
+            assert_eq!(rule.chain(), Some("KUBE-SVC-1"));
+        }
+    }
+}
