@@ -184,5 +184,5 @@ fn rules_are_as_iptables_prints_them() {
     ];
     assert_eq!(of(Table::Nat, "FAIRLEAD-IPVS"), expected);
     assert_eq!(of(Table::Filter, "FAIRLEAD-IPVS-NOBODY"), ["-d 10.96.0.0/16 -j DROP"]);
-    assert!(rules.hooks.iter().all(|hook: &Hook| hook.rule.contains("FAIRLEAD-IPVS")));
+    assert!(rules.hooks.iter().all(|hook| hook.rule.contains("FAIRLEAD-IPVS")));
 }
