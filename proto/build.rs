@@ -1,5 +1,5 @@
-//! Compiles the contract without a `protoc` binary: messages and the client as usual, and a server whose answers are
-//! bytes that were encoded before (see `encoded`).
+//! Compiles the `.proto` file without `protoc`: messages and a client as usual, and a server whose stream sends
+//! messages in wire form (`encoded`).
 
 use std::path::Path;
 

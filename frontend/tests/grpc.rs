@@ -202,7 +202,7 @@ async fn other_versions_are_refused_by_name() {
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert_eq!(
         status.message(),
-        "hello.protocol_version: the other side speaks version 2, this side speaks 1: run the same minor release on both"
+        "hello.protocol_version: the peer speaks protocol version 2, this process 1: run the same minor release on both"
     );
 }
 
@@ -211,7 +211,7 @@ async fn a_hello_without_a_node_is_refused() {
     let server = Server::of(1).await;
     let status = server.hello(hello("")).await.refused().await;
     assert_eq!(status.code(), Code::InvalidArgument);
-    assert_eq!(status.message(), "hello.node: is empty: say which node's view is wanted");
+    assert_eq!(status.message(), "hello.node: is empty: set the name of the node");
 }
 
 #[tokio::test]

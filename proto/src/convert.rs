@@ -1,21 +1,25 @@
-//! From the model to the wire and back. Going out cannot fail; coming in names the field that is wrong.
+//! Conversion between the model and the wire form. To the wire it cannot fail; from the wire every field is validated.
 
-mod from_wire;
+mod enums;
+mod info;
+mod message;
+mod operation;
 mod pack;
-mod to_wire;
+mod service_port;
 
-use std::fmt;
+use std::{
+    fmt,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 pub(crate) use pack::pack_endpoint;
 pub use pack::{pack_address, unpack_address};
 
-/// A message from the other side that cannot be read: which field, and what is wrong with it.
-///
-/// Nothing of a batch is applied when one of its operations is invalid.
+/// A received message with an invalid field. No operation of a batch is applied if one of them is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
 pub struct InvalidMessage {
-    /// The path of the field, as `batch.operations[3].put_service_port.port`.
+    /// The path of the field, such as `batch.operations[3].put_service_port.port`.
     pub field: String,
     /// What is wrong, with the value.
     pub reason: String,
@@ -27,7 +31,7 @@ impl InvalidMessage {
     }
 }
 
-/// Puts the name of the enclosing field in front of the path.
+/// Prepends the name of the enclosing field to the path in an error.
 trait Within<T> {
     fn within(self, field: impl fmt::Display) -> Result<T, InvalidMessage>;
 }
@@ -38,9 +42,37 @@ impl<T> Within<T> for Result<T, InvalidMessage> {
     }
 }
 
-/// The value of a message field that must be there.
+/// The value of a mandatory message field.
 fn required<T>(value: Option<T>, field: &str) -> Result<T, InvalidMessage> {
     value.ok_or_else(|| InvalidMessage::new(field, "is missing"))
+}
+
+/// Converts the entries of a repeated field; an error names the index.
+fn each<T, U: TryFrom<T, Error = InvalidMessage>, C: FromIterator<U>>(
+    entries: impl IntoIterator<Item = T>,
+    field: &str,
+) -> Result<C, InvalidMessage> {
+    let entries = entries.into_iter().enumerate();
+    entries.map(|(at, entry)| U::try_from(entry).within(format_args!("{field}[{at}]"))).collect()
+}
+
+fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
+    values.sort_unstable();
+    values.dedup();
+    values
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn unix_micros(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, micros)
+}
+
+/// The time of Unix microseconds; `None` for 0, which means unknown.
+fn from_unix_micros(micros: u64) -> Option<SystemTime> {
+    (micros != 0).then(|| UNIX_EPOCH.checked_add(Duration::from_micros(micros))).flatten()
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
-//! How two sides find out cheaply that they hold the same, and where they do not.
+//! Digests, by which two peers detect whether and where their states differ.
 //!
-//! What a node holds is a set of elements: service ports and the endpoints of their pools. Each has a 64-bit content
-//! hash; the sum of the hashes (wrapping) of all elements of a bucket is the bucket's digest, so order does not matter
-//! and a change costs what the change is. Service ports are spread over [`BUCKETS`] buckets by the hash of their key;
-//! one more entry, the last, is for the node and cluster facts. The definition is part of the contract:
-//! `docs/protocol.md`, "Digests".
+//! The state of a node is a set of elements: service ports and the endpoints of their pools. Service ports are spread
+//! over [`BUCKETS`] buckets by the hash of their key. The digest of a bucket is the wrapping sum of the 64-bit content
+//! hashes of its elements, so it is independent of their order and cheap to update. One more entry covers node and
+//! cluster info. The definition is part of the protocol (`docs/protocol.md`, "Digests").
 
 use std::ops::{Index, IndexMut};
 
@@ -18,10 +17,10 @@ use crate::{
     v1,
 };
 
-/// The number of buckets that service ports are spread over.
+/// The number of buckets.
 pub const BUCKETS: usize = 128;
 
-/// Where the digest of the node and cluster facts stands in [`DigestVector`]: after the buckets.
+/// The index of the entry for node and cluster info in a [`DigestVector`], after the buckets.
 pub const INFO_ENTRY: u8 = 128;
 
 const SEED_KEY: u64 = 0;
@@ -30,21 +29,21 @@ const SEED_ENDPOINT: u64 = 2;
 const SEED_NODE: u64 = 3;
 const SEED_CLUSTER: u64 = 4;
 
-/// A sum of content hashes.
+/// A wrapping sum of content hashes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Digest(pub u64);
 
-/// The digests of everything that a node holds: [`BUCKETS`] buckets and the facts.
+/// The digests of a node's state: one entry per bucket, and one for node and cluster info.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DigestVector([Digest; BUCKETS + 1]);
 
-/// The hash of a key, from which its bucket and the hashes of its endpoints follow.
+/// The hash of a service port key. It determines the bucket, and is part of the hashes of endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyHash(u64);
 
 impl KeyHash {
-    /// Hashes namespace, name and port name, each followed by a zero byte, and the protocol number.
+    /// Hashes namespace, name and port name, each followed by a zero byte, and then the protocol number.
     #[must_use]
     pub fn of(key: &ServicePortKey) -> Self {
         let mut hash = Xxh64::new(SEED_KEY);
@@ -68,7 +67,7 @@ impl KeyHash {
         self.pool(class, std::slice::from_ref(endpoint))
     }
 
-    /// The sum over the endpoints of a pool of this key.
+    /// The sum of the content hashes of all endpoints in a pool of this key.
     #[must_use]
     pub fn pool(self, class: PoolClass, endpoints: &[Endpoint]) -> Digest {
         let mut sum = Digest::default();
@@ -85,50 +84,50 @@ impl KeyHash {
 }
 
 impl Digest {
-    /// The content hash of a service port: of its wire form.
+    /// The content hash of a service port, computed over its wire form.
     #[must_use]
     pub fn of_service_port(port: &ServicePort) -> Self {
         Self(xxh64(&v1::ServicePort::from(port).encode_to_vec(), SEED_SERVICE_PORT))
     }
 
-    /// The content hash of the node facts: of their wire form.
+    /// The content hash of node info, computed over its wire form.
     #[must_use]
     pub fn of_node(node: &NodeInfo) -> Self {
         Self(xxh64(&v1::NodeInfo::from(node).encode_to_vec(), SEED_NODE))
     }
 
-    /// The content hash of the cluster facts: of their wire form.
+    /// The content hash of cluster info, computed over its wire form.
     #[must_use]
     pub fn of_cluster(cluster: &ClusterInfo) -> Self {
         Self(xxh64(&v1::ClusterInfo::from(cluster).encode_to_vec(), SEED_CLUSTER))
     }
 
-    /// Takes an element (or several) in.
+    /// Adds the hash of an element, or the sum of several.
     pub const fn add(&mut self, other: Self) {
         self.0 = self.0.wrapping_add(other.0);
     }
 
-    /// Takes an element (or several) out.
+    /// Subtracts the hash of an element, or the sum of several.
     pub const fn remove(&mut self, other: Self) {
         self.0 = self.0.wrapping_sub(other.0);
     }
 }
 
 impl DigestVector {
-    /// From the wire: exactly [`BUCKETS`] + 1 entries.
+    /// The vector of a message; `None` unless it has exactly [`BUCKETS`] + 1 entries.
     #[must_use]
     pub fn from_slice(entries: &[u64]) -> Option<Self> {
         let entries: [u64; BUCKETS + 1] = entries.try_into().ok()?;
         Some(Self(entries.map(Digest)))
     }
 
-    /// For the wire.
+    /// The entries of a message.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u64> {
         self.0.iter().map(|digest| digest.0).collect()
     }
 
-    /// The sum of all entries, which an `Ack` and a `Bookmark` carry.
+    /// The sum of all entries, as in `Ack` and `Bookmark`.
     #[must_use]
     pub fn total(&self) -> Digest {
         let mut sum = Digest::default();
@@ -138,21 +137,21 @@ impl DigestVector {
         sum
     }
 
-    /// Adds every entry of `other`, as when the digests of two disjoint sets are joined.
+    /// Adds every entry of `other`: the digests of the union of two disjoint states.
     pub fn add_all(&mut self, other: &Self) {
-        for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
-            mine.add(*theirs);
+        for (entry, other) in self.0.iter_mut().zip(&other.0) {
+            entry.add(*other);
         }
     }
 
-    /// The entries that differ: buckets, and [`INFO_ENTRY`].
+    /// The indexes of the entries that differ: buckets, and [`INFO_ENTRY`].
     pub fn differing(&self, other: &Self) -> impl Iterator<Item = usize> {
         (0..=BUCKETS).filter(|&entry| self.0[entry] != other.0[entry])
     }
 }
 
 impl Default for DigestVector {
-    /// Of nothing at all, not even of facts.
+    /// The digests of an empty state, without node and cluster info.
     fn default() -> Self {
         Self([Digest::default(); BUCKETS + 1])
     }

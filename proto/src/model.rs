@@ -1,7 +1,7 @@
-//! The typed model of what travels: service ports, their pools, the node, and the operations that change them.
+//! The typed model of the stream: service ports, their pools, node info, and the operations that change them.
 //!
-//! Values are parsed once, where they enter (from Kubernetes in `frontend`, from the wire in [`crate::convert`]), and
-//! are right by construction afterwards: ports are not zero, lists of addresses are sorted and free of duplicates.
+//! Values are validated once, when they are parsed (from Kubernetes objects in `frontend`, from the wire in
+//! [`crate::convert`]): ports are not zero, and lists of addresses are sorted and without duplicates.
 
 mod key;
 mod node;

@@ -1,4 +1,4 @@
-//! Addresses and endpoints as packed bytes.
+//! Packed addresses and endpoints.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::InvalidMessage;
 use crate::model::{Endpoint, IpFamily, PoolClass};
 
-/// Bit 0 of the flags byte of a local pool's entry.
+/// The flag of a terminating endpoint in a local pool.
 const FLAG_TERMINATING: u8 = 1;
 
 /// Appends the wire form of an endpoint: address, port, and in a local pool the flags.
@@ -32,7 +32,7 @@ pub(super) fn pack_endpoints(class: PoolClass, endpoints: &[Endpoint]) -> Bytes 
     bytes.into()
 }
 
-/// Reads what [`pack_endpoints`] wrote.
+/// The endpoints of a packed field.
 pub(super) fn unpack_endpoints(
     class: PoolClass,
     family: IpFamily,
@@ -43,7 +43,7 @@ pub(super) fn unpack_endpoints(
     let flags_len = usize::from(class == PoolClass::Local);
     let entry_len = address_len + 2 + flags_len;
     if !bytes.len().is_multiple_of(entry_len) {
-        let reason = format!("{} bytes are no multiple of {entry_len}", bytes.len());
+        let reason = format!("{} bytes are not a multiple of {entry_len}", bytes.len());
         return Err(InvalidMessage::new(field, reason));
     }
     let entries = bytes.chunks_exact(entry_len).enumerate();
@@ -69,16 +69,16 @@ pub fn pack_address(address: &IpAddr) -> Bytes {
     }
 }
 
-/// Reads an address of either family.
+/// The address of a field.
 ///
 /// # Errors
-/// When it has neither 4 nor 16 bytes; `field` says where that is.
+/// If it has neither 4 nor 16 bytes. The error names `field`.
 pub fn unpack_address(bytes: &[u8], field: &str) -> Result<IpAddr, InvalidMessage> {
     if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
         Ok(IpAddr::from(octets))
     } else if let Ok(octets) = <[u8; 16]>::try_from(bytes) {
         Ok(IpAddr::from(octets))
     } else {
-        Err(InvalidMessage::new(field, format!("{} bytes are no IP address", bytes.len())))
+        Err(InvalidMessage::new(field, format!("{} bytes are not an IP address", bytes.len())))
     }
 }

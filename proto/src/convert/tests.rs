@@ -1,4 +1,4 @@
-//! Round trips of random values, and what the wire must not get away with.
+//! Round trips of random values, and errors of invalid messages.
 
 use std::{
     net::IpAddr,
@@ -162,7 +162,7 @@ fn batch() -> impl Strategy<Value = Batch> {
     )
 }
 
-fn server_event() -> impl Strategy<Value = ServerMessage> {
+fn server_message() -> impl Strategy<Value = ServerMessage> {
     let mode = prop_oneof![Just(SyncMode::Resume), Just(SyncMode::Repair), Just(SyncMode::Snapshot)];
     prop_oneof![
         (1..u64::MAX, mode, any::<u64>()).prop_map(|(epoch, mode, version)| {
@@ -180,7 +180,7 @@ fn digests() -> impl Strategy<Value = Box<DigestVector>> {
     vec(any::<u64>(), BUCKETS + 1).prop_map(|entries| Box::new(DigestVector::from_slice(&entries).unwrap()))
 }
 
-fn client_event() -> impl Strategy<Value = ClientMessage> {
+fn client_message() -> impl Strategy<Value = ClientMessage> {
     let resume = option::of((1..u64::MAX, any::<u64>()));
     let roles = prop_oneof![Just(Role::Backend), Just(Role::Observer), Just(Role::Shadow)];
     let hello = ("[a-z]{1,9}", roles, resume, option::of(digests()), any::<u64>(), option::of(1..u64::MAX / 1_000_000))
@@ -219,41 +219,40 @@ fn client_event() -> impl Strategy<Value = ClientMessage> {
 
 proptest! {
     #[test]
-    fn a_server_event_survives_the_wire(event in server_event()) {
-        let bytes = v1::ServerMessage::from(&event).encode_to_vec();
+    fn server_messages_round_trip(message in server_message()) {
+        let bytes = v1::ServerMessage::from(&message).encode_to_vec();
         let back = ServerMessage::try_from(v1::ServerMessage::decode(bytes.as_slice()).unwrap());
-        prop_assert_eq!(back, Ok(event));
+        prop_assert_eq!(back, Ok(message));
     }
 
     #[test]
-    fn a_client_event_survives_the_wire(event in client_event()) {
-        let bytes = v1::ClientMessage::from(&event).encode_to_vec();
+    fn client_messages_round_trip(message in client_message()) {
+        let bytes = v1::ClientMessage::from(&message).encode_to_vec();
         let back = ClientMessage::try_from(v1::ClientMessage::decode(bytes.as_slice()).unwrap());
-        prop_assert_eq!(back, Ok(event));
+        prop_assert_eq!(back, Ok(message));
     }
 
-    /// A batch put together from pieces is the batch encoded as one.
+    /// A batch combined from encoded operations equals the batch encoded as a whole.
     #[test]
-    fn encoded_pieces_are_the_whole(batch in batch(), split in 0..6usize) {
+    fn encoded_operations_make_up_the_batch(batch in batch(), split in 0..6usize) {
         let header = Batch { operations: Vec::new(), ..batch.clone() };
-        let pieces: Vec<_> = batch.operations.iter().map(EncodedOperation::new).collect();
-        let (joined, single) = pieces.split_at(split.min(pieces.len()));
-        let pieces = std::iter::once(EncodedOperation::join(joined)).chain(single.iter().cloned());
-        let message = EncodedMessage::batch(&header, pieces);
+        let chunks: Vec<_> = batch.operations.iter().map(EncodedOperation::new).collect();
+        let (joined, single) = chunks.split_at(split.min(chunks.len()));
+        let chunks = std::iter::once(EncodedOperation::join(joined)).chain(single.iter().cloned());
+        let message = EncodedMessage::batch(&header, chunks);
         let event = ServerMessage::Batch(batch);
         prop_assert_eq!(message.len(), EncodedMessage::new(&event).len());
         prop_assert_eq!(ServerMessage::try_from(message.decode().unwrap()), Ok(event));
     }
 
-    /// Random bytes are refused or understood, never a panic.
     #[test]
-    fn garbage_never_panics(bytes in vec(any::<u8>(), 0..200)) {
+    fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
         let _ = v1::ServerMessage::decode(bytes.as_slice()).map(ServerMessage::try_from);
         let _ = v1::ClientMessage::decode(bytes.as_slice()).map(ClientMessage::try_from);
     }
 
     #[test]
-    fn a_pool_diff_leads_to_the_target(
+    fn applying_a_pool_diff_gives_the_target(
         from in endpoints(PoolClass::Local, IpFamily::V4),
         to in endpoints(PoolClass::Local, IpFamily::V4),
     ) {
@@ -263,7 +262,7 @@ proptest! {
             prop_assert!(from.remove(endpoint).is_some());
         }
         for endpoint in add {
-            prop_assert!(from.insert(endpoint), "an endpoint that is there already is no difference");
+            prop_assert!(from.insert(endpoint), "an unchanged endpoint is not part of the difference");
         }
         prop_assert_eq!(from, to);
     }
@@ -284,39 +283,40 @@ fn operation_message(operation: v1::operation::Operation) -> v1::ServerMessage {
     v1::ServerMessage { message: Some(v1::server_message::Message::Batch(batch)) }
 }
 
-/// The error of a message that must be refused.
-fn refused(message: v1::ServerMessage) -> String {
+/// The error of an invalid message.
+fn error_of(message: v1::ServerMessage) -> String {
     ServerMessage::try_from(message).unwrap_err().to_string()
 }
 
 #[test]
-fn an_error_names_the_field() {
+fn errors_name_the_field() {
     assert_eq!(
-        refused(put(v1::ServicePort { port: 0, ..mk_port() })),
-        "batch.operations[0].put_service_port.port: 0 is no port (1 to 65535)"
+        error_of(put(v1::ServicePort { port: 0, ..mk_port() })),
+        "batch.operations[0].put_service_port.port: 0 is not a port (1 to 65535)"
     );
     assert_eq!(
-        refused(put(v1::ServicePort { external_ips: vec![vec![1, 2, 3].into()], ..mk_port() })),
-        "batch.operations[0].put_service_port.external_ips[0]: 3 bytes are no IP address"
+        error_of(put(v1::ServicePort { external_ips: vec![vec![1, 2, 3].into()], ..mk_port() })),
+        "batch.operations[0].put_service_port.external_ips[0]: 3 bytes are not an IP address"
     );
     let two = vec![vec![10, 0, 0, 1].into(), vec![10, 0, 0, 2].into()];
     assert_eq!(
-        refused(put(v1::ServicePort { cluster_ips: two, ..mk_port() })),
-        "batch.operations[0].put_service_port.cluster_ips[1]: 10.0.0.2 is the second of IPv4"
+        error_of(put(v1::ServicePort { cluster_ips: two, ..mk_port() })),
+        "batch.operations[0].put_service_port.cluster_ips[1]: 10.0.0.2 is the second IPv4 address"
     );
     let long = vec![v1::Cidr { address: vec![10, 0, 0, 0].into(), prefix_length: 33 }];
     assert_eq!(
-        refused(put(v1::ServicePort { source_ranges: long, ..mk_port() })),
+        error_of(put(v1::ServicePort { source_ranges: long, ..mk_port() })),
         "batch.operations[0].put_service_port.source_ranges[0].prefix_length: /33 is too long for 10.0.0.0"
     );
     assert_eq!(
-        refused(put(v1::ServicePort { key: None, ..mk_port() })),
+        error_of(put(v1::ServicePort { key: None, ..mk_port() })),
         "batch.operations[0].put_service_port.key: is missing"
     );
     let scheduler = v1::ServicePort { ipvs_scheduler: "best".into(), ..mk_port() };
     assert_eq!(
-        refused(put(scheduler)),
-        "batch.operations[0].put_service_port.ipvs_scheduler: \"best\": expected one of rr, wrr, lc, wlc, sh, dh, sed, nq, mh"
+        error_of(put(scheduler)),
+        "batch.operations[0].put_service_port.ipvs_scheduler: \"best\": \
+         expected one of rr, wrr, lc, wlc, sh, dh, sed, nq, mh"
     );
     let bad_pool = v1::PoolReplacement {
         key: mk_port().key,
@@ -325,17 +325,17 @@ fn an_error_names_the_field() {
         endpoints: vec![0; 6].into(),
     };
     assert_eq!(
-        refused(operation_message(v1::operation::Operation::ReplacePool(bad_pool))),
-        "batch.operations[0].replace_pool.endpoints: 6 bytes are no multiple of 7"
+        error_of(operation_message(v1::operation::Operation::ReplacePool(bad_pool))),
+        "batch.operations[0].replace_pool.endpoints: 6 bytes are not a multiple of 7"
     );
     assert_eq!(
-        refused(operation_message(v1::operation::Operation::ResetBucket(128))),
-        "batch.operations[0].reset_bucket: 128 is no bucket (0 to 127)"
+        error_of(operation_message(v1::operation::Operation::ResetBucket(128))),
+        "batch.operations[0].reset_bucket: 128 is not a bucket (0 to 127)"
     );
 }
 
 #[test]
-fn another_protocol_version_and_an_empty_node_are_refused() {
+fn another_protocol_version_and_an_empty_node_are_rejected() {
     let hello = |version, node: &str| {
         let hello = v1::Hello { protocol_version: version, node: node.into(), ..Default::default() };
         let message = v1::ClientMessage { message: Some(v1::client_message::Message::Hello(hello)) };
@@ -343,15 +343,12 @@ fn another_protocol_version_and_an_empty_node_are_refused() {
     };
     assert_eq!(hello(1, "node-a"), Ok(()));
     let error = hello(2, "node-a").unwrap_err();
-    assert!(
-        error.starts_with("hello.protocol_version: the other side speaks version 2, this side speaks 1"),
-        "{error}"
-    );
-    assert_eq!(hello(1, "").unwrap_err(), "hello.node: is empty: say which node's view is wanted");
+    assert!(error.starts_with("hello.protocol_version: the peer speaks protocol version 2, this process 1"), "{error}");
+    assert_eq!(hello(1, "").unwrap_err(), "hello.node: is empty: set the name of the node");
 }
 
-/// The definition in docs/protocol.md, worked through by hand for one service port. If this changes, replicas and agents
-/// of different releases disagree: raise the protocol version.
+/// The definition in docs/protocol.md, evaluated by hand for one service port. A change makes peers of different
+/// releases disagree and requires a new protocol version.
 #[test]
 fn the_digest_definition_is_fixed() {
     let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
@@ -368,7 +365,7 @@ fn the_digest_definition_is_fixed() {
     let wire = b"\x0a\x16\x0a\x07default\x12\x03web\x1a\x04http\x20\x06\x10\x50\x40\x01\x48\x01";
     let mut port = ServicePort::new(key, NonZeroU16::new(80).unwrap());
     assert_eq!(Digest::of_service_port(&port), Digest(xxhash_rust::xxh64::xxh64(wire, 1)));
-    // What many service ports do not have adds something to those only that have it.
+    // An unset field does not change the hash.
     port.ipvs_scheduler = Some("mh:port".parse().unwrap());
     let wire = [wire.as_slice(), b"\x72\x07mh:port"].concat();
     assert_eq!(Digest::of_service_port(&port), Digest(xxhash_rust::xxh64::xxh64(&wire, 1)));

@@ -1,4 +1,4 @@
-//! The identity of the unit that backends program: namespace, service, port name and protocol.
+//! The key of a service port: namespace, Service name, port name and protocol.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -17,21 +17,19 @@ pub enum Protocol {
     Sctp = 132,
 }
 
-/// A protocol name that no Service can have.
+/// The error for a name that is not a protocol of Kubernetes Services.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("unknown protocol {0:?}: expected TCP, UDP or SCTP")]
 pub struct ParseProtocolError(pub String);
 
-/// Identifies a [`super::ServicePort`] in the cluster.
-///
-/// Ordered by namespace, name, port name, protocol. Clones share their strings.
+/// Identifies a [`super::ServicePort`] in the cluster. Ordered by its fields; clones share the strings.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct ServicePortKey {
     /// Service `metadata.namespace`.
     pub namespace: Arc<str>,
     /// Service `metadata.name`.
     pub name: Arc<str>,
-    /// `spec.ports[].name`; empty when the port has none.
+    /// `spec.ports[].name`; empty if the port has no name.
     pub port_name: Arc<str>,
     /// `spec.ports[].protocol`.
     pub protocol: Protocol,
@@ -47,7 +45,7 @@ impl Protocol {
         self as u8
     }
 
-    /// The name in lower case, as `nft` and `iptables` write it.
+    /// The lower-case name, as in `nft` and `iptables`.
     #[must_use]
     pub const fn lower(self) -> &'static str {
         match self {
@@ -71,7 +69,7 @@ impl fmt::Display for Protocol {
 impl FromStr for Protocol {
     type Err = ParseProtocolError;
 
-    /// Reads the Kubernetes spelling (`TCP`). Other cases are not valid there.
+    /// Parses the upper-case name of the Kubernetes API, such as `TCP`.
     fn from_str(name: &str) -> Result<Self, ParseProtocolError> {
         Self::ALL
             .into_iter()
@@ -81,7 +79,7 @@ impl FromStr for Protocol {
 }
 
 impl ServicePortKey {
-    /// A key from its parts.
+    /// Makes a key.
     #[must_use]
     pub fn new(
         namespace: impl Into<Arc<str>>,

@@ -1,4 +1,4 @@
-//! Endpoints, and the sorted sets of them that travel.
+//! Endpoints, and pools: sorted sets of endpoints.
 
 use std::{fmt, net::IpAddr, num::NonZeroU16, ops};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::ServicePortKey;
 
-/// An address family.
+/// An IP address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum IpFamily {
     /// IPv4.
@@ -24,26 +24,26 @@ pub struct PerFamily<T> {
     pub v6: T,
 }
 
-/// One address and port that serves.
+/// An address and port that serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Endpoint {
     /// EndpointSlice `endpoints[].addresses[0]`.
     pub address: IpAddr,
     /// EndpointSlice `ports[].port`.
     pub port: NonZeroU16,
-    /// Serving but about to go. Only ever set in a local pool.
+    /// Whether the endpoint is terminating but still serving. Set in local pools only.
     pub terminating: bool,
 }
 
-/// What a pool is for.
+/// Which traffic a pool is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum PoolClass {
-    /// Under traffic policy Cluster: what a node may use after readiness, terminating fallback and topology.
+    /// Traffic policy Cluster: the endpoints left after readiness, terminating fallback and topology hints.
     Cluster = 1,
-    /// The endpoints on the receiving node: ready ones, or else serving and terminating ones. For traffic policy
-    /// Local, hairpin masquerade and health-check node ports; present whatever the policies are.
+    /// The endpoints on this node: the ready ones or, if there are none, those that are serving and terminating. For
+    /// traffic policy Local, hairpin masquerade and health-check node ports; sent regardless of the policies.
     Local = 2,
 }
 
@@ -52,13 +52,13 @@ pub enum PoolClass {
 pub struct PoolId {
     /// The service port that the pool belongs to.
     pub key: ServicePortKey,
-    /// What it is for.
+    /// Which traffic it is for.
     pub class: PoolClass,
     /// The family of its addresses.
     pub family: IpFamily,
 }
 
-/// A set of endpoints of one family, sorted, each address and port once.
+/// A set of endpoints of one family, sorted by address and port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Pool(Vec<Endpoint>);
@@ -96,12 +96,12 @@ impl fmt::Display for IpFamily {
 }
 
 impl<T> PerFamily<T> {
-    /// Makes both values.
+    /// Calls `make` for each family.
     pub fn from_fn(mut make: impl FnMut(IpFamily) -> T) -> Self {
         Self { v4: make(IpFamily::V4), v6: make(IpFamily::V6) }
     }
 
-    /// Both values with their families, IPv4 first.
+    /// The values with their families, IPv4 first.
     pub fn iter(&self) -> impl Iterator<Item = (IpFamily, &T)> {
         [(IpFamily::V4, &self.v4), (IpFamily::V6, &self.v6)].into_iter()
     }
@@ -134,7 +134,7 @@ impl Endpoint {
         Self { address, port, terminating: false }
     }
 
-    /// What makes it the same endpoint: address and port.
+    /// Address and port, which identify the endpoint in a pool.
     #[must_use]
     pub const fn identity(&self) -> (IpAddr, NonZeroU16) {
         (self.address, self.port)
@@ -148,25 +148,25 @@ impl fmt::Display for Endpoint {
 }
 
 impl Pool {
-    /// The endpoints in order.
+    /// The endpoints, sorted.
     #[must_use]
     pub fn endpoints(&self) -> &[Endpoint] {
         &self.0
     }
 
-    /// What is there under this address and port, with its flags.
+    /// The entry with the address and port of `endpoint`.
     #[must_use]
     pub fn get(&self, endpoint: &Endpoint) -> Option<&Endpoint> {
         self.position(endpoint).ok().map(|at| &self.0[at])
     }
 
-    /// Whether this address and port is in the pool.
+    /// Whether the pool has an entry with the address and port of `endpoint`.
     #[must_use]
     pub fn contains(&self, endpoint: &Endpoint) -> bool {
         self.position(endpoint).is_ok()
     }
 
-    /// Adds an endpoint, or replaces the flags of the one that is there. Says whether anything changed.
+    /// Adds an endpoint, or replaces the flags of an existing entry. Returns whether the pool changed.
     pub fn insert(&mut self, endpoint: Endpoint) -> bool {
         match self.position(&endpoint) {
             Ok(at) => std::mem::replace(&mut self.0[at], endpoint) != endpoint,
@@ -177,12 +177,12 @@ impl Pool {
         }
     }
 
-    /// Takes an endpoint out, whatever its flags. Gives back what was there.
+    /// Removes the entry with the address and port of `endpoint`, and returns it.
     pub fn remove(&mut self, endpoint: &Endpoint) -> Option<Endpoint> {
         self.position(endpoint).ok().map(|at| self.0.remove(at))
     }
 
-    /// What leads from `self` to `target`: the endpoints to add (or whose flags change) and those to remove.
+    /// The difference from `self` to `target`: endpoints to add (or whose flags change), and endpoints to remove.
     #[must_use]
     pub fn diff(&self, target: &Self) -> (Vec<Endpoint>, Vec<Endpoint>) {
         let add = target.0.iter().filter(|endpoint| match self.position(endpoint) {
@@ -207,12 +207,12 @@ impl ops::Deref for Pool {
 }
 
 impl FromIterator<Endpoint> for Pool {
-    /// Sorts; of two entries with one address and port, the one that is not terminating stays.
+    /// Sorts the endpoints. Of duplicates, keeps one that is not terminating.
     fn from_iter<I: IntoIterator<Item = Endpoint>>(endpoints: I) -> Self {
         let mut endpoints: Vec<_> = endpoints.into_iter().collect();
         endpoints.sort_unstable();
         endpoints.dedup_by_key(|endpoint| endpoint.identity());
-        // Most pools are one endpoint on one node, of which there are hundreds of thousands.
+        // There may be hundreds of thousands of pools, most with a single endpoint.
         endpoints.shrink_to_fit();
         Self(endpoints)
     }

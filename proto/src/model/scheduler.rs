@@ -1,60 +1,61 @@
-//! How IPVS chooses among the endpoints of a service port, where one does not want what all others get.
+//! The IPVS scheduler of a service port, where it differs from the backend's default.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Serialize, Serializer};
 
-/// A scheduler of IPVS that can be chosen. As text the kernel's name (`ip_vs_<name>`), with `:` and flags behind `sh` and `mh`.
+/// An IPVS scheduler. Its text form is the kernel's name (`ip_vs_<name>`); `sh` and `mh` may be followed by `:` and
+/// flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum IpvsScheduler {
-    /// `rr`: in turn.
+    /// `rr`: round robin.
     #[default]
     Rr,
-    /// `wrr`: in turn, by weight.
+    /// `wrr`: weighted round robin.
     Wrr,
-    /// `lc`: the one with the fewest connections.
+    /// `lc`: least connections.
     Lc,
-    /// `wlc`: the same, by weight.
+    /// `wlc`: weighted least connections.
     Wlc,
-    /// `sh`: by a hash of the source.
+    /// `sh`: source hashing.
     Sh(SchedulerFlags),
-    /// `dh`: by a hash of the destination.
+    /// `dh`: destination hashing.
     Dh,
-    /// `sed`: where the delay is expected to be the shortest.
+    /// `sed`: shortest expected delay.
     Sed,
-    /// `nq`: one that is idle, else as `sed`.
+    /// `nq`: never queue.
     Nq,
-    /// `mh`: by a hash of the source that moves few clients when endpoints come and go.
+    /// `mh`: Maglev hashing.
     Mh(SchedulerFlags),
 }
 
-/// What can be said of the schedulers that hash the source.
+/// The flags of `sh` and `mh`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SchedulerFlags {
-    /// `fallback`: go elsewhere while the endpoint gets no new connections.
+    /// `fallback`: use another endpoint if the chosen one is unavailable.
     pub fallback: bool,
-    /// `port`: hash the client's port too.
+    /// `port`: include the source port in the hash.
     pub port: bool,
 }
 
-/// Why a text is no scheduler.
+/// Why a text is not a valid scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseSchedulerError {
-    /// There is none of that name.
+    /// There is no scheduler with this name.
     #[error("{0:?}: expected one of rr, wrr, lc, wlc, sh, dh, sed, nq, mh")]
     Unknown(String),
-    /// It has no such flag.
+    /// The scheduler does not have this flag.
     #[error("{0:?}: sh and mh have the flags fallback and port, as in mh:fallback,port; others have none")]
     Flag(String),
 }
 
-/// So many characters of a text that is no scheduler are shown: an annotation may be of any length.
-const SHOWN: usize = 40;
+/// The maximum length of an invalid text in errors, in characters: an annotation may be of any length.
+const MAX_SHOWN: usize = 40;
 
 // === impl IpvsScheduler ===
 
 impl IpvsScheduler {
-    /// The kernel's name.
+    /// The name of the scheduler in the kernel.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -70,7 +71,7 @@ impl IpvsScheduler {
         }
     }
 
-    /// Its flags; none where it can have none.
+    /// The flags; none for schedulers without flags.
     #[must_use]
     pub fn flags(self) -> SchedulerFlags {
         match self {
@@ -79,11 +80,11 @@ impl IpvsScheduler {
         }
     }
 
-    /// With one more flag, if it has it.
-    fn with(self, flag: &str) -> Option<Self> {
+    /// Adds a flag, if the scheduler supports it.
+    fn with_flag(self, flag: &str) -> Option<Self> {
         match self {
-            Self::Sh(flags) => flags.with(flag).map(Self::Sh),
-            Self::Mh(flags) => flags.with(flag).map(Self::Mh),
+            Self::Sh(flags) => flags.with_flag(flag).map(Self::Sh),
+            Self::Mh(flags) => flags.with_flag(flag).map(Self::Mh),
             Self::Rr | Self::Wrr | Self::Lc | Self::Wlc | Self::Dh | Self::Sed | Self::Nq => None,
         }
     }
@@ -93,9 +94,9 @@ impl FromStr for IpvsScheduler {
     type Err = ParseSchedulerError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let shown = || text.chars().take(SHOWN).collect();
+        let shown = || text.chars().take(MAX_SHOWN).collect();
         let (name, flags) = text.split_once(':').unwrap_or((text, ""));
-        let plain = match name {
+        let scheduler = match name {
             "rr" => Self::Rr,
             "wrr" => Self::Wrr,
             "lc" => Self::Lc,
@@ -108,12 +109,12 @@ impl FromStr for IpvsScheduler {
             _ => return Err(ParseSchedulerError::Unknown(shown())),
         };
         let mut flags = flags.split(',').filter(|flag| !flag.is_empty());
-        flags.try_fold(plain, Self::with).ok_or_else(|| ParseSchedulerError::Flag(shown()))
+        flags.try_fold(scheduler, Self::with_flag).ok_or_else(|| ParseSchedulerError::Flag(shown()))
     }
 }
 
 impl fmt::Display for IpvsScheduler {
-    /// In one way only, whatever it was read from: digests are made of it.
+    /// The canonical form, regardless of the spelling that was parsed: digests depend on it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         f.write_str(match self.flags() {
@@ -134,7 +135,7 @@ impl Serialize for IpvsScheduler {
 // === impl HashFlags ===
 
 impl SchedulerFlags {
-    fn with(self, flag: &str) -> Option<Self> {
+    fn with_flag(self, flag: &str) -> Option<Self> {
         match flag {
             "fallback" => Some(Self { fallback: true, ..self }),
             "port" => Some(Self { port: true, ..self }),
@@ -147,29 +148,28 @@ impl SchedulerFlags {
 mod tests {
     use super::*;
 
-    /// The text of what a text is read as.
-    fn read(text: &str) -> Result<String, ParseSchedulerError> {
+    fn canonical(text: &str) -> Result<String, ParseSchedulerError> {
         text.parse().map(|scheduler: IpvsScheduler| scheduler.to_string())
     }
 
     #[test]
-    fn what_is_written_is_what_was_read() {
+    fn text_form_is_canonical() {
         for text in ["rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh", "sh:port", "mh:fallback,port"] {
-            assert_eq!(read(text), Ok(text.to_owned()));
+            assert_eq!(canonical(text), Ok(text.to_owned()));
         }
         assert_eq!("sh:fallback".parse(), Ok(IpvsScheduler::Sh(SchedulerFlags { fallback: true, port: false })));
-        assert_eq!(read("mh:port,fallback,port"), Ok("mh:fallback,port".to_owned()));
-        assert_eq!(read("wlc:"), Ok("wlc".to_owned()));
+        assert_eq!(canonical("mh:port,fallback,port"), Ok("mh:fallback,port".to_owned()));
+        assert_eq!(canonical("wlc:"), Ok("wlc".to_owned()));
     }
 
     #[test]
-    fn what_is_no_scheduler_says_why() {
+    fn invalid_schedulers_are_rejected_with_the_reason() {
         for text in ["", "fo", "WLC", " rr", "fo:port"] {
-            assert_eq!(read(text), Err(ParseSchedulerError::Unknown(text.to_owned())));
+            assert_eq!(canonical(text), Err(ParseSchedulerError::Unknown(text.to_owned())));
         }
         for text in ["wlc:port", "mh:sticky", "sh:fallback,Port"] {
-            assert_eq!(read(text), Err(ParseSchedulerError::Flag(text.to_owned())));
+            assert_eq!(canonical(text), Err(ParseSchedulerError::Flag(text.to_owned())));
         }
-        assert_eq!(read(&"é".repeat(9_000)), Err(ParseSchedulerError::Unknown("é".repeat(40))));
+        assert_eq!(canonical(&"é".repeat(9_000)), Err(ParseSchedulerError::Unknown("é".repeat(40))));
     }
 }

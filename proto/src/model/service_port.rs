@@ -1,4 +1,4 @@
-//! What a service port is, the same for every node.
+//! The service port, which is the same on every node.
 
 use std::{
     net::IpAddr,
@@ -10,49 +10,49 @@ use serde::Serialize;
 
 use super::{IpFamily, IpvsScheduler, PerFamily, ServicePortKey};
 
-/// Which endpoints may serve a class of traffic: `internalTrafficPolicy` and `externalTrafficPolicy`.
+/// `internalTrafficPolicy` or `externalTrafficPolicy` of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum TrafficPolicy {
-    /// Endpoints anywhere in the cluster (narrowed by topology hints).
+    /// Traffic goes to endpoints on any node, subject to topology hints.
     #[default]
     Cluster,
-    /// Only endpoints on the node that the traffic reached.
+    /// Traffic goes only to endpoints on the node that received it.
     Local,
 }
 
-/// One port of a Service. Endpoints are apart, in [`super::Pool`]s.
+/// One port of a Service. Its endpoints are in [`super::Pool`]s.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ServicePort {
-    /// Identity.
+    /// The key.
     pub key: ServicePortKey,
     /// `spec.ports[].port`: the port at every VIP.
     pub port: NonZeroU16,
-    /// `spec.clusterIPs`: at most one of each family.
+    /// `spec.clusterIPs`: at most one per family.
     pub cluster_ips: PerFamily<Option<IpAddr>>,
     /// `spec.ports[].nodePort`.
     pub node_port: Option<NonZeroU16>,
     /// `spec.externalIPs`, sorted.
     pub external_ips: Vec<IpAddr>,
-    /// `status.loadBalancer.ingress[].ip` whose `ipMode` is VIP or absent, sorted.
+    /// `status.loadBalancer.ingress[].ip` with `ipMode` VIP or none, sorted.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// `spec.loadBalancerSourceRanges`, sorted: who may use `load_balancer_ips`. A family without any is unrestricted.
+    /// `spec.loadBalancerSourceRanges`, sorted: the sources allowed at `load_balancer_ips`. No range of a family: all.
     pub source_ranges: Vec<IpNet>,
     /// `spec.internalTrafficPolicy`: for traffic to the cluster IPs.
     pub internal_policy: TrafficPolicy,
-    /// `spec.externalTrafficPolicy`: for traffic to the node port, external and load-balancer IPs.
+    /// `spec.externalTrafficPolicy`: for traffic to the node port, external IPs and load-balancer IPs.
     pub external_policy: TrafficPolicy,
     /// `spec.sessionAffinityConfig.clientIP.timeoutSeconds` under `sessionAffinity: ClientIP`.
     pub affinity_seconds: Option<NonZeroU32>,
     /// `spec.healthCheckNodePort`.
     pub health_check_node_port: Option<NonZeroU16>,
-    /// Whether anything anywhere in the cluster could serve. Decides between drop and reject when a pool is empty.
+    /// Whether any endpoint in the cluster can serve. If a pool is empty, true drops packets and false rejects them.
     pub any_endpoints: PerFamily<bool>,
-    /// Annotation `fairlead.io/ipvs-scheduler`, for IPVS only; `None`: as the backend does by default.
+    /// Annotation `fairlead.io/ipvs-scheduler`, for IPVS only; `None`: the backend's default.
     pub ipvs_scheduler: Option<IpvsScheduler>,
 }
 
 impl ServicePort {
-    /// A service port with nothing but an identity: no VIP, no policy, no endpoint.
+    /// A service port without any VIP, with default policies.
     #[must_use]
     pub fn new(key: ServicePortKey, port: NonZeroU16) -> Self {
         Self {
@@ -72,13 +72,13 @@ impl ServicePort {
         }
     }
 
-    /// Whether traffic from outside the cluster has a way in: a node port, an external IP or a load-balancer IP.
+    /// Whether it is reachable from outside the cluster: by a node port, external IP or load-balancer IP.
     #[must_use]
     pub fn externally_accessible(&self) -> bool {
         self.node_port.is_some() || !self.external_ips.is_empty() || !self.load_balancer_ips.is_empty()
     }
 
-    /// The external and load-balancer IPs of one family: those that follow `external_policy`.
+    /// The IPs of a family that `external_policy` applies to: external IPs, then load-balancer IPs.
     pub fn external_policy_ips(&self, family: IpFamily) -> impl Iterator<Item = IpAddr> + '_ {
         let ips = self.external_ips.iter().chain(&self.load_balancer_ips);
         ips.copied().filter(move |ip| IpFamily::of(ip) == family)

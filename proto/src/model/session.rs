@@ -1,4 +1,4 @@
-//! What the two ends of a stream say to each other, as values. `local` passes these on without a wire between.
+//! The messages of a stream. `fairlead local` passes them within the process, without encoding.
 
 use std::{
     sync::Arc,
@@ -8,119 +8,119 @@ use std::{
 use super::{Batch, Epoch, Revision, ServicePortKey, SourceVersion};
 use crate::digest::{Digest, DigestVector};
 
-/// What the sender of a [`Hello`] is.
+/// The role of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// Programs the node.
     #[default]
     Backend,
-    /// Only looks.
+    /// Only reads the stream.
     Observer,
-    /// Runs on the node as an agent does, but writes nothing.
+    /// Runs on the node and computes what a backend would write, but writes nothing.
     Shadow,
 }
 
-/// How a stream starts.
+/// How a frontend brings a client up to date at the start of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncMode {
-    /// The changes since the client's revision follow.
+    /// Sends the changes since the client's revision.
     Resume,
-    /// The digest buckets that differ follow, possibly none.
+    /// Sends the digest buckets that differ, possibly none.
     Repair,
-    /// Everything follows.
+    /// Sends everything.
     Snapshot,
 }
 
-/// The first thing that a client says.
+/// The first message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Node `metadata.name`; never empty.
     pub node: Arc<str>,
-    /// What the client is.
+    /// The role of the client.
     pub role: Role,
-    /// `nftables`, `iptables`, `ipvs`, or a third party's name.
+    /// `nftables`, `iptables`, `ipvs`, or the name of another implementation.
     pub backend: String,
-    /// Its version.
+    /// The version of the backend.
     pub backend_version: String,
-    /// Where the client stopped, when it holds something.
+    /// The revision of the committed state, if there is one.
     pub resume: Option<(Epoch, Revision)>,
-    /// The digests of what it holds; `None` when it holds nothing or computes none.
+    /// The digest vector of the committed state; `None` if there is no state or the client computes no digests.
     pub digests: Option<Box<DigestVector>>,
-    /// What the state that the client holds reflects.
+    /// The source version of the committed state.
     pub source_version: SourceVersion,
-    /// Since when this run of the client lasts; `None` when it does not say.
+    /// The start of the client process; `None` if unknown.
     pub started: Option<SystemTime>,
 }
 
-/// The first thing that a server says.
+/// The first message of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// This run of the frontend.
+    /// Identifies this run of the frontend.
     pub epoch: Epoch,
-    /// How the stream starts.
+    /// How the client is brought up to date.
     pub mode: SyncMode,
-    /// How far this frontend knows what it follows.
+    /// The newest object version that the frontend has seen.
     pub source_version: SourceVersion,
 }
 
-/// A committed batch has been dealt with, or a bookmark has been seen.
+/// Acknowledges a commit or a bookmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ack {
-    /// The batch's target, or the bookmark's revision.
+    /// The target revision of the batch, or the revision of the bookmark.
     pub revision: Revision,
-    /// What the client holds now; `None` when it computes no digests.
+    /// The digest of the committed state; `None` if the client computes no digests.
     pub digest: Option<Digest>,
-    /// From commit received to kernel programmed.
+    /// The time from receiving the commit until the kernel was programmed.
     pub apply_time: Duration,
-    /// What could not be programmed, all of it, each time.
+    /// All current failures, including those of earlier commits.
     pub failures: Vec<ServicePortFailure>,
 }
 
-/// A service port of which something is not in force on the node. Everything else is.
+/// A service port that the node could not program completely.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePortFailure {
-    /// Which one.
+    /// The service port.
     pub key: ServicePortKey,
-    /// Why, in words.
+    /// The reason, for people.
     pub reason: String,
-    /// Whether the agent goes on trying by itself.
+    /// Whether the backend retries on its own.
     pub retryable: bool,
-    /// What it could not do.
+    /// What failed.
     pub kind: FailureKind,
 }
 
-/// What a node could not do.
+/// What failed on the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailureKind {
     /// The service port is not in the kernel.
     #[default]
     Program,
-    /// Nobody answers for its Service at `spec.healthCheckNodePort`. Traffic is served.
+    /// The health-check node port is not served; traffic is.
     HealthCheck,
 }
 
-/// From the node.
+/// A message from the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientMessage {
-    /// First, once.
+    /// The first message, exactly once.
     Hello(Hello),
-    /// Once for each commit and each bookmark.
+    /// One per commit and per bookmark.
     Ack(Ack),
-    /// The answer to [`ServerMessage::DigestRequest`].
+    /// The digest vector at a revision, in response to [`ServerMessage::DigestRequest`].
     DigestResponse(Revision, Box<DigestVector>),
 }
 
-/// From the frontend.
+/// A message from the frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerMessage {
-    /// First, once.
+    /// The first message, exactly once.
     Welcome(Welcome),
     /// Part of a change.
     Batch(Batch),
-    /// Up to date with this revision; the digest is what the client must hold.
+    /// The client is up to date with this revision, and its digest must be this one.
     Bookmark(Revision, Digest),
-    /// Reconnect after a random delay up to this long.
+    /// Asks the client to reconnect after a random delay of at most this duration.
     Drain(Duration),
-    /// Send the digest vector.
+    /// Asks for the digest vector.
     DigestRequest,
 }

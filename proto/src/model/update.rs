@@ -1,4 +1,4 @@
-//! Changes of what a node holds, and the batches that carry them.
+//! Operations that change the state of a node, and the batches that carry them.
 
 use std::{fmt, time::SystemTime};
 
@@ -6,69 +6,68 @@ use serde::Serialize;
 
 use super::{ClusterInfo, Endpoint, NodeInfo, Pool, PoolId, ServicePort, ServicePortKey};
 
-/// A state of the cluster as one frontend has numbered it. Grows by one with every commit; means nothing outside its
-/// [`Epoch`].
+/// The number of a change within an [`Epoch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Revision(pub u64);
 
-/// One run of one frontend: random, never 0. Zero on the wire means "none".
+/// Identifies one run of a frontend: random, never 0. On the wire, 0 means none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
-/// How far what a frontend follows is known: the newest `metadata.resourceVersion` of its objects, where these are numbers. Unlike revisions
+/// The highest `metadata.resourceVersion` (where that is a number) that a state reflects. Unlike a [`Revision`] it is
 /// comparable between the frontends of a cluster. 0: unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct SourceVersion(pub u64);
 
-/// One step of a change.
+/// One operation of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
-    /// Creates or replaces a service port. Its pools are untouched; those of a new one are empty.
+    /// Creates or replaces a service port. Its pools stay as they are; those of a new one are empty.
     PutServicePort(ServicePort),
-    /// Removes a service port with its pools.
+    /// Removes a service port and its pools.
     RemoveServicePort(ServicePortKey),
     /// Adds endpoints to a pool (or replaces their flags) and removes others.
     ChangePool {
-        /// Which pool.
+        /// The pool.
         pool: PoolId,
-        /// Present afterwards.
+        /// Endpoints to add.
         add: Vec<Endpoint>,
-        /// Absent afterwards; flags are ignored.
+        /// Endpoints to remove; flags are ignored.
         remove: Vec<Endpoint>,
     },
-    /// Replaces what a pool holds.
+    /// Replaces the endpoints of a pool.
     ReplacePool {
-        /// Which pool.
+        /// The pool.
         pool: PoolId,
-        /// All that it holds afterwards.
+        /// The new endpoints.
         endpoints: Pool,
     },
-    /// Replaces the node's facts.
+    /// Replaces the node info.
     PutNode(NodeInfo),
-    /// Replaces the cluster's facts.
+    /// Replaces the cluster info.
     PutCluster(ClusterInfo),
-    /// Forgets every service port whose key falls into this digest bucket, with its pools.
+    /// Removes all service ports of a digest bucket, with their pools.
     ResetBucket(u8),
 }
 
-/// Operations that belong together with those of the batches before it, up to the last commit.
+/// Part of a change, which consists of all batches up to one with `commit`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// The revision that the operations start from.
+    /// The revision that the change starts from.
     pub base: Revision,
-    /// The revision that they lead to.
+    /// The revision that the change results in.
     pub target: Revision,
-    /// In order.
+    /// The operations, in order.
     pub operations: Vec<Operation>,
-    /// Whether everything since the last commit is to be applied now.
+    /// Whether the client applies everything since the last commit now.
     pub commit: bool,
-    /// When the oldest change in here was made in the cluster.
+    /// When the oldest change in this batch was made in the cluster.
     pub oldest_trigger: Option<SystemTime>,
-    /// What the state reflects, in the last batch of a commit.
+    /// The source version of the resulting state, if `commit` is set.
     pub source_version: SourceVersion,
 }
 

@@ -1,0 +1,188 @@
+//! The messages of the stream, except for batches.
+
+use std::time::Duration;
+
+use super::{
+    InvalidMessage, Within as _, each, enums::WireEnum as _, from_unix_micros, micros, required,
+    service_port::required_key, unix_micros,
+};
+use crate::{
+    PROTOCOL_VERSION,
+    digest::{BUCKETS, Digest, DigestVector},
+    model::{
+        Ack, ClientMessage, Epoch, FailureKind, Hello, Revision, Role, ServerMessage, ServicePortFailure,
+        SourceVersion, SyncMode, Welcome,
+    },
+    v1,
+};
+
+fn digests(entries: &[u64], field: &str) -> Result<Box<DigestVector>, InvalidMessage> {
+    let digests = DigestVector::from_slice(entries).map(Box::new);
+    digests.ok_or_else(|| InvalidMessage::new(field, format!("{} entries, expected {}", entries.len(), BUCKETS + 1)))
+}
+
+fn check_protocol_version(version: u32) -> Result<(), InvalidMessage> {
+    if version == PROTOCOL_VERSION {
+        return Ok(());
+    }
+    let reason = format!(
+        "the peer speaks protocol version {version}, this process {PROTOCOL_VERSION}: \
+         run the same minor release on both"
+    );
+    Err(InvalidMessage::new("protocol_version", reason))
+}
+
+impl From<&ServerMessage> for v1::ServerMessage {
+    fn from(message: &ServerMessage) -> Self {
+        use v1::server_message::Message;
+        let message = match message {
+            ServerMessage::Welcome(Welcome { epoch, mode, source_version }) => Message::Welcome(v1::Welcome {
+                protocol_version: PROTOCOL_VERSION,
+                features: Vec::new(),
+                epoch: epoch.0,
+                mode: mode.to_wire(),
+                source_version: source_version.0,
+            }),
+            ServerMessage::Batch(batch) => Message::Batch(batch.into()),
+            ServerMessage::Bookmark(revision, digest) => {
+                Message::Bookmark(v1::Bookmark { revision: revision.0, digest: digest.0 })
+            }
+            ServerMessage::Drain(delay) => {
+                let max_delay_millis = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
+                Message::Drain(v1::Drain { max_delay_millis })
+            }
+            ServerMessage::DigestRequest => Message::DigestRequest(v1::DigestRequest {}),
+        };
+        Self { message: Some(message) }
+    }
+}
+
+impl TryFrom<v1::ServerMessage> for ServerMessage {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: v1::ServerMessage) -> Result<Self, InvalidMessage> {
+        use v1::server_message::Message;
+        Ok(match required(wire.message, "message")? {
+            Message::Welcome(welcome) => Self::Welcome(welcome.try_into().within("welcome")?),
+            Message::Batch(batch) => Self::Batch(batch.try_into().within("batch")?),
+            Message::Bookmark(v1::Bookmark { revision, digest }) => Self::Bookmark(Revision(revision), Digest(digest)),
+            Message::Drain(drain) => Self::Drain(Duration::from_millis(drain.max_delay_millis.into())),
+            Message::DigestRequest(v1::DigestRequest {}) => Self::DigestRequest,
+        })
+    }
+}
+
+impl TryFrom<v1::Welcome> for Welcome {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: v1::Welcome) -> Result<Self, InvalidMessage> {
+        check_protocol_version(wire.protocol_version)?;
+        let mode = SyncMode::from_wire(wire.mode, "mode")?;
+        if wire.epoch == 0 {
+            return Err(InvalidMessage::new("epoch", "is 0"));
+        }
+        Ok(Self { epoch: Epoch(wire.epoch), mode, source_version: SourceVersion(wire.source_version) })
+    }
+}
+
+impl From<&ClientMessage> for v1::ClientMessage {
+    fn from(message: &ClientMessage) -> Self {
+        use v1::client_message::Message;
+        let message = match message {
+            ClientMessage::Hello(hello) => Message::Hello(hello.into()),
+            ClientMessage::Ack(Ack { revision, digest, apply_time, failures }) => Message::Ack(v1::Ack {
+                revision: revision.0,
+                digest: digest.map_or(0, |digest| digest.0),
+                apply_micros: micros(*apply_time),
+                failures: failures.iter().map(Into::into).collect(),
+            }),
+            ClientMessage::DigestResponse(revision, digests) => {
+                Message::DigestResponse(v1::DigestResponse { revision: revision.0, digests: digests.to_vec() })
+            }
+        };
+        Self { message: Some(message) }
+    }
+}
+
+impl TryFrom<v1::ClientMessage> for ClientMessage {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: v1::ClientMessage) -> Result<Self, InvalidMessage> {
+        use v1::client_message::Message;
+        Ok(match required(wire.message, "message")? {
+            Message::Hello(hello) => Self::Hello(hello.try_into().within("hello")?),
+            Message::Ack(ack) => Self::Ack(Ack {
+                revision: Revision(ack.revision),
+                digest: (ack.digest != 0).then_some(Digest(ack.digest)),
+                apply_time: Duration::from_micros(ack.apply_micros),
+                failures: each(ack.failures, "ack.failures")?,
+            }),
+            Message::DigestResponse(response) => Self::DigestResponse(
+                Revision(response.revision),
+                digests(&response.digests, "digest_response.digests")?,
+            ),
+        })
+    }
+}
+
+impl From<&Hello> for v1::Hello {
+    fn from(hello: &Hello) -> Self {
+        let Hello { node, role, backend, backend_version, resume, digests, source_version, started } = hello;
+        let (epoch, revision) = resume.unwrap_or_default();
+        Self {
+            protocol_version: PROTOCOL_VERSION,
+            features: Vec::new(),
+            node: node.to_string(),
+            role: role.to_wire(),
+            backend: backend.clone(),
+            backend_version: backend_version.clone(),
+            epoch: epoch.0,
+            revision: revision.0,
+            digests: digests.as_deref().map(DigestVector::to_vec).unwrap_or_default(),
+            source_version: source_version.0,
+            started_micros: started.map_or(0, unix_micros),
+        }
+    }
+}
+
+impl TryFrom<v1::Hello> for Hello {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: v1::Hello) -> Result<Self, InvalidMessage> {
+        check_protocol_version(wire.protocol_version)?;
+        if wire.node.is_empty() {
+            return Err(InvalidMessage::new("node", "is empty: set the name of the node"));
+        }
+        Ok(Self {
+            node: wire.node.into(),
+            role: Role::from_wire_or(Role::Backend, wire.role, "role")?,
+            backend: wire.backend,
+            backend_version: wire.backend_version,
+            resume: (wire.epoch != 0).then_some((Epoch(wire.epoch), Revision(wire.revision))),
+            digests: (!wire.digests.is_empty()).then(|| digests(&wire.digests, "digests")).transpose()?,
+            source_version: SourceVersion(wire.source_version),
+            started: from_unix_micros(wire.started_micros),
+        })
+    }
+}
+
+impl From<&ServicePortFailure> for v1::ServicePortFailure {
+    fn from(failure: &ServicePortFailure) -> Self {
+        Self {
+            key: Some((&failure.key).into()),
+            reason: failure.reason.clone(),
+            retryable: failure.retryable,
+            kind: failure.kind.to_wire(),
+        }
+    }
+}
+
+impl TryFrom<v1::ServicePortFailure> for ServicePortFailure {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: v1::ServicePortFailure) -> Result<Self, InvalidMessage> {
+        // A newer client may report other kinds of failures. They are failures all the same.
+        let kind = FailureKind::known(wire.kind).unwrap_or_default();
+        Ok(Self { key: required_key(wire.key)?, reason: wire.reason, retryable: wire.retryable, kind })
+    }
+}
