@@ -270,7 +270,7 @@ impl Frontend {
             index.take_changes()
         };
         self.shared.streams.expect(&changes.nodes);
-        let (ports, trigger, known) = (changes.ports.len(), changes.oldest_trigger, changes.known);
+        let (ports, trigger, known) = (changes.ports.len(), changes.oldest_trigger, changes.confirmed);
         let first = self.shared.revision.borrow().is_none();
         let (committed, revision) = {
             let mut log = self.shared.log();

@@ -1,11 +1,11 @@
-//! The cluster, one copy of each object, and which service ports are touched by a change.
+//! The objects of the cluster, one copy of each, and the service ports that a change affects.
 //!
 //! ```text
-//!   Update ──▶ apply ──▶ objects, claims ──▶ dirty keys ──take_changes──▶ views of those keys alone, problems
+//!   SourceUpdate ──▶ apply ──▶ objects, VIP claims ──▶ dirty keys ──take_changes──▶ views of these keys, problems
 //! ```
 //!
-//! What comes out depends on the objects that are there, never on the order in which they came: an index after any
-//! history answers like one that was filled from scratch.
+//! The result depends on the present objects only, not on the order in which they arrived: an index after any history
+//! equals one that was filled from scratch.
 
 mod problems;
 #[cfg(test)]
@@ -30,69 +30,74 @@ use crate::{
     view::{ServicePortExplanation, ServicePortView, explain, view},
 };
 
-use self::{problems::Problems, versions::Versions, vip_conflicts::VipClaims};
+use self::{
+    problems::ProblemLog,
+    versions::SourceVersions,
+    vip_conflicts::{ClaimChange, VipClaims},
+};
 
-/// All objects of the cluster that matter.
+/// All objects of the cluster that a source delivers.
 #[derive(Debug)]
 pub struct Index {
-    /// Trigger times before this are of no interest: they say how long this process was not there.
+    /// Trigger times before this are ignored: they would measure how long this process did not run.
     started: SystemTime,
     services: HashMap<ObjectName, ServiceObject>,
-    /// By the service they belong to, then by their own name.
+    /// By their Service, then by their own name.
     slices: HashMap<ObjectName, BTreeMap<Arc<str>, SliceObject>>,
-    /// The service of each slice, because a slice can change it and a deletion does not name it.
+    /// The Service of each slice: a slice can change it, and a deletion does not name it.
     slice_services: HashMap<ObjectName, Arc<str>>,
     nodes: HashMap<Arc<str>, Arc<NodeInfo>>,
-    /// What is known without any object.
-    given: ClusterInfo,
+    /// From the configuration, without any object.
+    configured: ClusterInfo,
     service_cidrs: BTreeMap<Arc<str>, Vec<IpNet>>,
     claims: VipClaims,
-    problems: Problems,
-    versions: Versions,
-    /// Kinds that have been delivered as a whole at least once.
+    problems: ProblemLog,
+    versions: SourceVersions,
+    /// The kinds of which a list has been delivered.
     complete: BTreeSet<ObjectKind>,
-    /// What may look different than at the last `take_changes`, and when the oldest of its changes was made.
+    /// The service ports that may have changed since the last `take_changes`, and the oldest trigger time of the
+    /// changes.
     dirty: BTreeMap<ServicePortKey, Option<SystemTime>>,
     dirty_nodes: BTreeSet<Arc<str>>,
-    /// Whether the cluster's facts may be others.
+    /// Whether the `ClusterInfo` may have changed.
     dirty_cluster: bool,
 }
 
-/// What may have changed since the last time, computed anew.
+/// What may have changed since the last [`Index::take_changes`], with its new value.
 #[derive(Debug, Default)]
 pub struct IndexChanges {
-    /// Service ports; `None` when there is no such any more.
+    /// Service ports; `None` for those that no longer exist.
     pub ports: Vec<(ServicePortKey, Option<ServicePortView>)>,
     /// Nodes.
     pub nodes: NodeChanges,
     /// The facts about the cluster.
     pub cluster: Option<ClusterInfo>,
-    /// When the oldest change was made in the cluster, as far as it is known.
+    /// The oldest trigger time of the changes, if any has one.
     pub oldest_trigger: Option<SystemTime>,
-    /// What the objects reflect, at least.
+    /// The version that the objects reflect at least.
     pub reflected: SourceVersion,
-    /// Up to where the source would have told of changes.
-    pub known: SourceVersion,
+    /// The version up to which the source has delivered all changes.
+    pub confirmed: SourceVersion,
 }
 
-/// Nodes by name; `None` when there is no such any more.
+/// Nodes by name; `None` for those that no longer exist.
 pub type NodeChanges = Vec<(Arc<str>, Option<Arc<NodeInfo>>)>;
 
 impl Index {
-    /// An empty cluster. Trigger times before `started` are ignored; what is `given` holds besides what objects say.
+    /// An empty cluster. Trigger times before `started` are ignored; `configured` is added to the facts from objects.
     #[must_use]
-    pub fn new(started: SystemTime, given: ClusterInfo) -> Self {
+    pub fn new(started: SystemTime, configured: ClusterInfo) -> Self {
         Self {
             started,
             services: HashMap::new(),
             slices: HashMap::new(),
             slice_services: HashMap::new(),
             nodes: HashMap::new(),
-            given,
+            configured,
             service_cidrs: BTreeMap::new(),
             claims: VipClaims::default(),
-            problems: Problems::default(),
-            versions: Versions::default(),
+            problems: ProblemLog::default(),
+            versions: SourceVersions::default(),
             complete: BTreeSet::new(),
             dirty: BTreeMap::new(),
             dirty_nodes: BTreeSet::new(),
@@ -100,13 +105,13 @@ impl Index {
         }
     }
 
-    /// Takes in what a source says.
+    /// Applies an update of a source.
     pub fn apply(&mut self, update: SourceUpdate) {
         match update {
             SourceUpdate::Apply(parsed) => self.apply_one(parsed),
             SourceUpdate::Delete(kind, name) => self.delete(kind, &name),
             SourceUpdate::Replace(kind, all) => {
-                let mut gone = self.known(kind);
+                let mut gone = self.names(kind);
                 for parsed in all {
                     gone.remove(&parsed.name);
                     self.apply_one(parsed);
@@ -116,28 +121,28 @@ impl Index {
                 }
                 self.complete.insert(kind);
             }
-            SourceUpdate::Progress(kind, seen) => self.versions.record(kind, seen),
+            SourceUpdate::Progress(kind, progress) => self.versions.record(kind, progress),
         }
     }
 
-    /// Whether every kind has been delivered as a whole. Before that the cluster must not be served to anybody.
+    /// Whether a list of each kind has been delivered. Before that no backend may be served.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         ObjectKind::ALL.iter().all(|kind| self.complete.contains(kind))
     }
 
-    /// The kinds that have not been delivered yet.
+    /// The kinds of which no list has been delivered yet.
     pub fn missing(&self) -> impl Iterator<Item = ObjectKind> {
         ObjectKind::ALL.into_iter().filter(|kind| !self.complete.contains(kind))
     }
 
-    /// Whether something may have changed since the last [`Self::take_changes`].
+    /// Whether anything may have changed since the last [`Self::take_changes`].
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty() || !self.dirty_nodes.is_empty() || self.dirty_cluster
     }
 
-    /// Computes the views that may have changed since the last time.
+    /// Computes what may have changed since the last call.
     pub fn take_changes(&mut self) -> IndexChanges {
         let dirty = std::mem::take(&mut self.dirty);
         let dirty_nodes = std::mem::take(&mut self.dirty_nodes);
@@ -153,18 +158,18 @@ impl Index {
         });
         let nodes = nodes.collect();
         let cluster = std::mem::take(&mut self.dirty_cluster).then(|| self.cluster());
-        let (reflected, known) = (self.versions.reflected(), self.versions.known());
-        IndexChanges { ports, nodes, cluster, oldest_trigger, reflected, known }
+        let (reflected, confirmed) = (self.versions.reflected(), self.versions.confirmed());
+        IndexChanges { ports, nodes, cluster, oldest_trigger, reflected, confirmed }
     }
 
-    /// The facts about the cluster as of now.
+    /// The present facts about the cluster.
     fn cluster(&self) -> ClusterInfo {
-        let cidrs = self.given.service_cidrs.iter().chain(self.service_cidrs.values().flatten());
+        let cidrs = self.configured.service_cidrs.iter().chain(self.service_cidrs.values().flatten());
         let cidrs: BTreeSet<IpNet> = cidrs.copied().collect();
         ClusterInfo { service_cidrs: cidrs.into_iter().collect() }
     }
 
-    /// How many objects of a kind are in force.
+    /// The number of usable objects of a kind.
     #[must_use]
     pub fn count(&self, kind: ObjectKind) -> usize {
         match kind {
@@ -175,12 +180,13 @@ impl Index {
         }
     }
 
-    /// Everything that is wrong with objects of the cluster, by object. Up to date after [`Self::take_changes`].
+    /// All problems of objects, by object. Up to date after [`Self::take_changes`].
     pub fn problems(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<&ObjectProblem>)> {
         self.problems.iter()
     }
 
-    /// Why each endpoint of a Service is in the pools of a node or not, for those of its ports that are `wanted`; `None` when it is not there.
+    /// Why each endpoint of a Service is in the pools of a node or not, for those of its ports that `wanted` selects.
+    /// `None` if there is no such Service.
     pub fn explain(
         &self,
         name: &ObjectName,
@@ -191,7 +197,7 @@ impl Index {
         let zone = self.nodes.get(node).map_or("", |node| &node.zone);
         let slices = || self.slices.get(name).into_iter().flat_map(BTreeMap::values);
         let explanation = |port| {
-            // What is wrong with its claims has been said when it was committed.
+            // The problems of its claims were reported when it was committed.
             let port = self.claims.resolve(service, port, &mut Vec::new());
             explain(service, port, slices(), node, zone)
         };
@@ -204,9 +210,9 @@ impl Index {
         self.nodes.get(name).map(Arc::as_ref)
     }
 
-    /// What is wrong with a Service and with the slices that are its own.
+    /// The problems of a Service and of its slices.
     pub fn problems_of(&self, name: &ObjectName) -> impl Iterator<Item = (ObjectKind, &ObjectName, &ObjectProblem)> {
-        let is_its = move |kind, object: &ObjectName| match kind {
+        let is_related = move |kind, object: &ObjectName| match kind {
             ObjectKind::Service => object == name,
             ObjectKind::EndpointSlice => {
                 let service = self.slice_services.get(object);
@@ -214,11 +220,11 @@ impl Index {
             }
             ObjectKind::Node | ObjectKind::ServiceCidr => false,
         };
-        let of_it = self.problems().filter(move |(kind, object, _)| is_its(*kind, object));
-        of_it.flat_map(|(kind, object, problems)| problems.into_iter().map(move |problem| (kind, object, problem)))
+        let related = self.problems().filter(move |(kind, object, _)| is_related(*kind, object));
+        related.flat_map(|(kind, object, problems)| problems.into_iter().map(move |problem| (kind, object, problem)))
     }
 
-    /// The view of a service port as of now, and what is wrong with its claims.
+    /// The present view of a service port. Records the problems of its claims.
     fn resolve(&mut self, key: &ServicePortKey) -> Option<ServicePortView> {
         let name = service_of(key);
         let mut problems = Vec::new();
@@ -258,8 +264,8 @@ impl Index {
         }
     }
 
-    /// The names of all objects of a kind that are in force or have problems.
-    fn known(&self, kind: ObjectKind) -> BTreeSet<ObjectName> {
+    /// The names of all objects of a kind that are usable or have problems.
+    fn names(&self, kind: ObjectKind) -> BTreeSet<ObjectName> {
         let mut names: BTreeSet<_> = self.problems.names(kind).cloned().collect();
         match kind {
             ObjectKind::Service => names.extend(self.services.keys().cloned()),
@@ -285,21 +291,21 @@ impl Index {
                 self.dirty.entry(key_of(service, port)).or_default();
             }
         }
-        let mut touched = BTreeSet::new();
+        let mut affected = BTreeSet::new();
         if let Some(old) = &old {
-            self.claims.remove_service(old, &mut touched);
+            self.claims.change_service(old, ClaimChange::Remove, &mut affected);
         }
         if let Some(new) = &new {
-            self.claims.add_service(new, &mut touched);
+            self.claims.change_service(new, ClaimChange::Add, &mut affected);
         }
-        self.touch(touched);
+        self.mark_dirty(affected);
     }
 
     fn put_slice(&mut self, name: &ObjectName, new: Option<SliceObject>) {
         let old_service = self.slice_services.get(name).map(|service| sibling(name, service));
         let old = old_service.as_ref().and_then(|service| self.slices.get(service)?.get(&name.name));
         if same_content(old, new.as_ref()) {
-            // At most the trigger time differs, and that belongs to a change that has been seen before.
+            // At most the trigger time differs, and that belongs to an earlier change.
             return;
         }
         let trigger = self.new_trigger(old, new.as_ref());
@@ -328,7 +334,7 @@ impl Index {
         }
     }
 
-    /// When the change between two versions of a slice was made: only a time that is new says so.
+    /// The trigger time of a change of a slice: it counts only if it has changed as well.
     fn new_trigger(&self, old: Option<&SliceObject>, new: Option<&SliceObject>) -> Option<SystemTime> {
         let trigger = new?.trigger.filter(|trigger| *trigger > self.started)?;
         (old.and_then(|old| old.trigger) != Some(trigger)).then_some(trigger)
@@ -338,16 +344,16 @@ impl Index {
         if self.nodes.get(&name).map(Arc::as_ref) == new.as_ref() {
             return;
         }
-        let mut touched = BTreeSet::new();
+        let mut affected = BTreeSet::new();
         if let Some(old) = self.nodes.remove(&name) {
-            self.claims.remove_node(&old, &mut touched);
+            self.claims.change_node(&old, ClaimChange::Remove, &mut affected);
         }
         if let Some(node) = new {
-            self.claims.add_node(&node, &mut touched);
+            self.claims.change_node(&node, ClaimChange::Add, &mut affected);
             self.nodes.insert(name.clone(), Arc::new(node));
         }
         self.dirty_nodes.insert(name);
-        self.touch(touched);
+        self.mark_dirty(affected);
     }
 
     fn put_service_cidrs(&mut self, name: Arc<str>, cidrs: Vec<IpNet>) {
@@ -359,7 +365,7 @@ impl Index {
         self.dirty_cluster |= old.as_ref() != self.service_cidrs.get(&name);
     }
 
-    fn touch(&mut self, keys: BTreeSet<ServicePortKey>) {
+    fn mark_dirty(&mut self, keys: BTreeSet<ServicePortKey>) {
         for key in keys {
             self.dirty.entry(key).or_default();
         }

@@ -154,7 +154,7 @@ impl ChangeLog {
 
     /// Takes in what may have changed. Gives the new revision, or `None` when nothing is different.
     pub fn commit(&mut self, changes: IndexChanges) -> Option<Revision> {
-        let IndexChanges { mut ports, mut nodes, cluster, oldest_trigger, reflected, known: _ } = changes;
+        let IndexChanges { mut ports, mut nodes, cluster, oldest_trigger, reflected, confirmed: _ } = changes;
         self.source_version = reflected;
         let cluster = cluster.filter(|cluster| *cluster != self.cluster);
         nodes.retain(|(name, node)| self.node(name) != node.as_ref());

@@ -1,4 +1,4 @@
-//! The cluster's objects as far as they matter: parsed once at a source, trimmed, right by construction.
+//! The objects of the cluster, reduced to the fields that Fairlead uses: parsed and validated once, at the source.
 
 use std::{
     fmt,
@@ -34,12 +34,12 @@ pub struct ObjectName {
     pub name: Arc<str>,
 }
 
-/// A Service that gets programmed: neither headless nor ExternalName, and ours by its labels.
+/// A Service that is programmed: neither headless nor ExternalName, and not labelled for another proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceObject {
-    /// Identity.
+    /// Namespace and name.
     pub name: ObjectName,
-    /// `metadata.creationTimestamp`: of two services that claim one VIP and port, the older wins.
+    /// `metadata.creationTimestamp`: of two Services that claim one VIP and port, the older one gets it.
     pub created: Option<SystemTime>,
     /// `spec.clusterIPs` (or the legacy `spec.clusterIP`), by family.
     pub cluster_ips: PerFamily<Option<IpAddr>>,
@@ -51,11 +51,11 @@ pub struct ServiceObject {
     pub source_ranges: Vec<IpNet>,
     /// `spec.internalTrafficPolicy`.
     pub internal_policy: TrafficPolicy,
-    /// `spec.externalTrafficPolicy`, as far as it means something for this service.
+    /// `spec.externalTrafficPolicy`; Cluster if the Service is not externally accessible.
     pub external_policy: TrafficPolicy,
-    /// ClientIP session affinity.
+    /// The timeout of ClientIP session affinity; `None` without affinity.
     pub affinity_seconds: Option<NonZeroU32>,
-    /// `spec.healthCheckNodePort`, as far as it means something for this service.
+    /// `spec.healthCheckNodePort` of a load balancer with external policy Local.
     pub health_check_node_port: Option<NonZeroU16>,
     /// Annotation `fairlead.io/ipvs-scheduler`.
     pub ipvs_scheduler: Option<IpvsScheduler>,
@@ -66,7 +66,7 @@ pub struct ServiceObject {
 /// One entry of `spec.ports` of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceObjectPort {
-    /// `name`; empty when there is none.
+    /// `name`; empty if absent.
     pub name: Arc<str>,
     /// `protocol`.
     pub protocol: Protocol,
@@ -76,10 +76,10 @@ pub struct ServiceObjectPort {
     pub node_port: Option<NonZeroU16>,
 }
 
-/// An EndpointSlice with addresses (not names).
+/// An EndpointSlice with IP addresses (not FQDNs).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceObject {
-    /// Identity.
+    /// Namespace and name.
     pub name: ObjectName,
     /// Label `kubernetes.io/service-name`: the Service in the same namespace.
     pub service: Arc<str>,
@@ -87,7 +87,7 @@ pub struct SliceObject {
     pub family: IpFamily,
     /// `ports` with a number, sorted.
     pub ports: Vec<SlicePort>,
-    /// `endpoints` with a usable address, in the order of the object.
+    /// `endpoints` with a usable address, in their order.
     pub endpoints: Vec<SliceEndpoint>,
     /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`.
     pub trigger: Option<SystemTime>,
@@ -96,7 +96,7 @@ pub struct SliceObject {
 /// One entry of `ports` of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SlicePort {
-    /// `name`; empty when it is empty.
+    /// `name`.
     pub name: Arc<str>,
     /// `protocol`.
     pub protocol: Protocol,
@@ -111,19 +111,19 @@ pub struct SliceEndpoint {
     pub address: IpAddr,
     /// `nodeName`.
     pub node: Option<Arc<str>>,
-    /// `conditions.ready`; true when absent.
+    /// `conditions.ready`; true if absent.
     pub ready: bool,
-    /// `conditions.serving`; true when absent.
+    /// `conditions.serving`; true if absent.
     pub serving: bool,
-    /// `conditions.terminating`; false when absent.
+    /// `conditions.terminating`; false if absent.
     pub terminating: bool,
-    /// `hints.forZones[].name`, sorted; empty when there are none.
+    /// `hints.forZones[].name`, sorted.
     pub zone_hints: Vec<Arc<str>>,
-    /// `hints.forNodes[].name`, sorted; empty when there are none.
+    /// `hints.forNodes[].name`, sorted.
     pub node_hints: Vec<Arc<str>>,
 }
 
-/// A ServiceCIDR: where cluster IPs are allocated from. There may be several.
+/// A ServiceCIDR: ranges that cluster IPs are allocated from. There may be several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCidrObject {
     /// `metadata.name`.
@@ -139,62 +139,63 @@ pub enum ClusterObject {
     Service(ServiceObject),
     /// An EndpointSlice.
     EndpointSlice(SliceObject),
-    /// A Node, as it travels to the node itself.
+    /// A Node, in the form that is sent to the node itself.
     Node(NodeInfo),
     /// A ServiceCIDR.
     ServiceCidr(ServiceCidrObject),
 }
 
-/// Something wrong with an object. What is not named by a problem is in force.
+/// An invalid field of an object. All fields without a problem are used.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ObjectProblem {
     /// The path of the field: `spec.externalIPs[1]`.
     pub field: String,
-    /// What is wrong with it, with the value, and what became of it.
+    /// The value, what is wrong with it, what Fairlead does instead, and what to do about it.
     pub message: String,
 }
 
-/// What a source says about one object.
+/// One object as a source delivers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsedObject {
-    /// Which object.
+    /// Its kind.
     pub kind: ObjectKind,
     /// Its name.
     pub name: ObjectName,
-    /// What is in force of it; `None` when it is not for us, or unusable as a whole.
+    /// Its usable fields; `None` if it is not for Fairlead, or not usable at all.
     pub object: Option<ClusterObject>,
-    /// What was dropped, and why.
+    /// Its invalid fields.
     pub problems: Vec<ObjectProblem>,
 }
 
-/// What a source delivers. Sources are interchangeable: a Kubernetes API, a directory of manifests, another frontend.
+/// What a source delivers. Sources are interchangeable: a Kubernetes API server, or a directory of manifests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::large_enum_variant,
     reason = "moved once through a short queue, while a box would be one more allocation an object"
 )]
 pub enum SourceUpdate {
-    /// An object appeared or changed.
+    /// An object was created or changed.
     Apply(ParsedObject),
-    /// An object is gone.
+    /// An object was deleted.
     Delete(ObjectKind, ObjectName),
-    /// Everything of a kind: what is not in here is gone. Each kind comes once like this before anything is served.
+    /// All objects of a kind; those that are not included no longer exist. Each kind comes once like this before any
+    /// backend is served.
     Replace(ObjectKind, Vec<ParsedObject>),
-    /// What was said of a kind before this is so much. Of a source that has versions.
+    /// The version up to which a kind has been delivered. Only of a source that has versions.
     Progress(ObjectKind, VersionProgress),
 }
 
-/// How far a kind has been delivered.
+/// The version up to which a kind has been delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VersionProgress {
-    /// Up to a change of this version.
+    /// The last change has this version.
     Changed(SourceVersion),
-    /// Up to this version, at which nothing need have changed.
+    /// All changes up to this version have been delivered; perhaps there was none.
     Confirmed(SourceVersion),
 }
 
 impl ObjectName {
-    /// A name in a namespace; an empty one for objects of the cluster.
+    /// A name in a namespace, which is empty for cluster-scoped objects.
     #[must_use]
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
@@ -202,10 +203,10 @@ impl ObjectName {
 }
 
 impl ObjectKind {
-    /// All kinds, in an order in which they can be applied.
+    /// All kinds, in the order in which they are applied.
     pub const ALL: [Self; 4] = [Self::Node, Self::Service, Self::EndpointSlice, Self::ServiceCidr];
 
-    /// Whether objects of this kind live in a namespace.
+    /// Whether objects of this kind have a namespace.
     #[must_use]
     pub const fn is_namespaced(self) -> bool {
         match self {

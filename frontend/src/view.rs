@@ -1,21 +1,21 @@
-//! What a service port looks like, from anywhere: a pure function from the objects to the decisions. No IO, no state.
+//! The view of a service port: its pools for each node, as a pure function of the objects. No IO, no state.
 //!
 //! ```text
-//!   Service, its Port, what it may claim ─┐               ┌─▶ view():    ServicePort         the same for every node
-//!   EndpointSlices ──▶ merged endpoints ──┴─▶ Decisions ──┤              cluster: Scoped     by node hint, else by zone hint, else all
+//!   Service, its port, the VIPs it gets ──┐               ┌─▶ view():    ServicePort         the same for every node
+//!   EndpointSlices ──▶ merged endpoints ──┴─▶ Decisions ──┤              cluster: Scoped     by node, by zone
 //!                                                         │              local               by node
-//!                                                         └─▶ explain(): each endpoint, with the rule that lets it in or not
+//!                                                         └─▶ explain(): each endpoint, with its reason
 //! ```
 //!
-//! The rules are those of kube-proxy for endpoint readiness, terminating fallback and topology hints. They are checked
-//! against a second, naive implementation (`reference`) that answers for one node at a time.
+//! The rules for endpoint readiness, terminating endpoints and topology hints are those of kube-proxy. Tests compare
+//! the result with a second, naive implementation (`reference`) that computes one node at a time.
 
-mod choice;
 mod explain;
 mod merge;
 #[cfg(test)]
 mod reference;
 mod scoped;
+mod selection;
 #[cfg(test)]
 mod tests;
 
@@ -25,30 +25,31 @@ use proto::model::{IpFamily, PerFamily, Pool, ServicePort, TrafficPolicy};
 
 use crate::object::{ServiceObject, SliceObject};
 
-use self::{
-    choice::{Choice, Used, local, local_pool},
-    merge::{Merged, merge},
-};
 pub use self::{
     explain::{EndpointExplanation, EndpointReason, ServicePortExplanation, explain},
     scoped::Scoped,
 };
+use self::{
+    merge::{MergedEndpoint, merge},
+    selection::{ClusterSelection, UsedEndpoints, local, local_pool},
+};
 
-/// One service port with its pools, as every node sees it.
+/// One service port with its pools on all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePortView {
     /// The same for every node.
     pub port: ServicePort,
-    /// For traffic policy Cluster. Empty when no traffic follows that policy.
+    /// For traffic policy Cluster. Empty if no traffic uses that policy.
     pub cluster: PerFamily<Scoped<Pool>>,
-    /// By node, only those that have some: the ready endpoints there, or else the serving and terminating ones.
+    /// For traffic policy Local, by node: its ready endpoints, or else those that are terminating and still serving.
+    /// Only nodes with such endpoints.
     pub local: BTreeMap<Arc<str>, PerFamily<Pool>>,
 }
 
 /// Computes the view of one service port.
 ///
-/// `port` is what the service port is besides its endpoints, after conflicts over VIPs have been settled; `slices` are
-/// all EndpointSlices of the service. A family of which the service has no cluster IP has no endpoints.
+/// `port` is the service port after VIP conflict resolution, without its endpoints; `slices` are all EndpointSlices of
+/// the Service. An IP family without a cluster IP has no endpoints.
 #[must_use]
 pub fn view<'a>(
     service: &ServiceObject,
@@ -56,7 +57,7 @@ pub fn view<'a>(
     slices: impl IntoIterator<Item = &'a SliceObject>,
 ) -> ServicePortView {
     let merged = merge(&port.key, slices);
-    let Decisions { any_endpoints, cluster, local } = Decisions::of(service, &port, &merged);
+    let EndpointDecisions { any_endpoints, cluster, local } = EndpointDecisions::of(service, &port, &merged);
     port.any_endpoints = any_endpoints;
     let mut by_node = BTreeMap::<Arc<str>, PerFamily<Pool>>::new();
     for family in IpFamily::ALL {
@@ -64,33 +65,34 @@ pub fn view<'a>(
             by_node.entry(node.clone()).or_default()[family] = local_pool(used);
         }
     }
-    let cluster = PerFamily::from_fn(|family| cluster[family].as_ref().map(Choice::pools).unwrap_or_default());
+    let cluster =
+        PerFamily::from_fn(|family| cluster[family].as_ref().map(ClusterSelection::pools).unwrap_or_default());
     ServicePortView { port, cluster, local: by_node }
 }
 
-/// What is decided about the endpoints of a service port, from which everything else follows.
+/// Which endpoints of a service port are used where.
 #[derive(Debug, Default)]
-struct Decisions<'a> {
-    /// Whether something can serve, wherever it is.
+struct EndpointDecisions<'a> {
+    /// Whether any endpoint can serve, on any node.
     any_endpoints: PerFamily<bool>,
-    /// For traffic policy Cluster; `None` when no traffic follows it, or there is no cluster IP of the family.
-    cluster: PerFamily<Option<Choice<'a>>>,
-    /// By node, only where there are some.
-    local: PerFamily<BTreeMap<Arc<str>, Used<'a>>>,
+    /// For traffic policy Cluster; `None` if no traffic uses it, or without a cluster IP of the family.
+    cluster: PerFamily<Option<ClusterSelection<'a>>>,
+    /// For traffic policy Local, by node.
+    local: PerFamily<BTreeMap<Arc<str>, UsedEndpoints<'a>>>,
 }
 
-impl<'a> Decisions<'a> {
-    fn of(service: &ServiceObject, port: &ServicePort, merged: &[Merged<'a>]) -> Self {
+impl<'a> EndpointDecisions<'a> {
+    fn of(service: &ServiceObject, port: &ServicePort, merged: &[MergedEndpoint<'a>]) -> Self {
         let mut decisions = Self::default();
         for family in IpFamily::ALL {
             if service.cluster_ips[family].is_none() {
                 continue;
             }
             let endpoints: Vec<_> = merged.iter().filter(|merged| merged.family() == family).copied().collect();
-            let can_serve = |merged: &Merged<'_>| merged.ready() || merged.fallback();
+            let can_serve = |merged: &MergedEndpoint<'_>| merged.ready() || merged.fallback();
             decisions.any_endpoints[family] = endpoints.iter().any(can_serve);
             if uses_cluster(port) {
-                decisions.cluster[family] = Some(Choice::of(&endpoints));
+                decisions.cluster[family] = Some(ClusterSelection::of(&endpoints));
             }
             decisions.local[family] = local(&endpoints);
         }
@@ -98,7 +100,7 @@ impl<'a> Decisions<'a> {
     }
 }
 
-/// Whether any traffic follows policy Cluster. Pods and the node itself do, whatever the external policy.
+/// Whether any traffic uses policy Cluster. That of pods and of the node does, whatever the external policy is.
 fn uses_cluster(port: &ServicePort) -> bool {
     port.internal_policy == TrafficPolicy::Cluster || port.externally_accessible()
 }
@@ -110,13 +112,13 @@ impl ServicePortView {
         self.cluster[family].resolve(node, zone)
     }
 
-    /// The local pool of a node, when it is not empty.
+    /// The local pool of a node, unless it is empty.
     #[must_use]
     pub fn local_pool(&self, family: IpFamily, node: &str) -> Option<&Pool> {
         self.local.get(node).map(|pools| &pools[family]).filter(|pool| !pool.is_empty())
     }
 
-    /// How many endpoints there are, for figures only.
+    /// The number of endpoints, for metrics only.
     #[must_use]
     pub fn endpoints(&self) -> usize {
         let count = |family| {

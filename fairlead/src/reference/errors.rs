@@ -82,8 +82,8 @@ const MESSAGES: &[Messages] = &[
         todo: "Correct the object. `fairlead status --problems` has the object and the field before the message.",
     },
     Messages {
-        path: "frontend/src/index/claims.rs",
-        marks: &["dropped"],
+        path: "frontend/src/index/vip_conflicts.rs",
+        marks: &["not served"],
         heading: "A Service is not given what it claims",
         todo: "Two objects want the same, and who comes first has it; take it from one of them. `fairlead status --problems` lists them.",
     },

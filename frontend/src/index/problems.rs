@@ -1,4 +1,4 @@
-//! What is wrong with objects of the cluster: kept by object, logged once when it appears and once when it is gone.
+//! The problems of objects: kept by object, logged when they appear and when they are resolved.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,18 +9,18 @@ use crate::object::{ObjectKind, ObjectName, ObjectProblem};
 
 /// The problems of all objects.
 #[derive(Debug, Default)]
-pub(super) struct Problems(BTreeMap<(ObjectKind, ObjectName), OfObject>);
+pub(super) struct ProblemLog(BTreeMap<(ObjectKind, ObjectName), ObjectProblems>);
 
 /// The problems of one object.
 #[derive(Debug, Default)]
-struct OfObject {
-    /// Found by the source when it read the object.
+struct ObjectProblems {
+    /// Found when the object was parsed.
     source: Vec<ObjectProblem>,
-    /// Found when claims were settled. Service ports of one service can report the same.
+    /// Found by VIP conflict resolution. Several service ports of one Service can have the same problem.
     claims: BTreeMap<ServicePortKey, Vec<ObjectProblem>>,
 }
 
-impl Problems {
+impl ProblemLog {
     /// By object, each problem once.
     pub(super) fn iter(&self) -> impl Iterator<Item = (ObjectKind, &ObjectName, Vec<&ObjectProblem>)> {
         self.0.iter().map(|((kind, name), object)| (*kind, name, object.all().into_iter().collect()))
@@ -31,19 +31,19 @@ impl Problems {
         self.0.keys().filter(move |(of, _)| *of == kind).map(|(_, name)| name)
     }
 
-    /// Replaces what the source says about an object.
+    /// Replaces the problems that the source has found in an object.
     pub(super) fn set_source(&mut self, kind: ObjectKind, name: &ObjectName, problems: Vec<ObjectProblem>) {
-        let known = self.0.get(&(kind, name.clone())).map_or(&[][..], |object| &object.source);
-        if known != problems {
+        let old = self.0.get(&(kind, name.clone())).map_or(&[][..], |object| &object.source);
+        if old != problems {
             self.change(kind, name, |object| object.source = problems);
         }
     }
 
-    /// Replaces what is wrong with the claims of one service port.
+    /// Replaces the problems of the VIP claims of one service port.
     pub(super) fn set_claims(&mut self, service: &ObjectName, key: &ServicePortKey, problems: Vec<ObjectProblem>) {
         let object = self.0.get(&(ObjectKind::Service, service.clone()));
-        let known = object.and_then(|object| object.claims.get(key)).map_or(&[][..], Vec::as_slice);
-        if known == problems {
+        let old = object.and_then(|object| object.claims.get(key)).map_or(&[][..], Vec::as_slice);
+        if old == problems {
             return;
         }
         self.change(ObjectKind::Service, service, |object| {
@@ -55,17 +55,17 @@ impl Problems {
         });
     }
 
-    fn change(&mut self, kind: ObjectKind, name: &ObjectName, change: impl FnOnce(&mut OfObject)) {
+    fn change(&mut self, kind: ObjectKind, name: &ObjectName, change: impl FnOnce(&mut ObjectProblems)) {
         let object = self.0.entry((kind, name.clone())).or_default();
         let before: BTreeSet<_> = object.all().into_iter().cloned().collect();
         change(object);
         let after = object.all();
         for ObjectProblem { field, message } in after.iter().filter(|problem| !before.contains(**problem)) {
-            warn!(%kind, object = %name, field, message, "problem with an object");
+            warn!(%kind, object = %name, field, message, "invalid field of an object");
         }
         for problem in before.iter().filter(|problem| !after.contains(problem)) {
             let ObjectProblem { field, message } = problem;
-            info!(%kind, object = %name, field, message, "problem is gone");
+            info!(%kind, object = %name, field, message, "problem of an object resolved");
         }
         if after.is_empty() {
             self.0.remove(&(kind, name.clone()));
@@ -73,7 +73,7 @@ impl Problems {
     }
 }
 
-impl OfObject {
+impl ObjectProblems {
     fn all(&self) -> BTreeSet<&ObjectProblem> {
         self.source.iter().chain(self.claims.values().flatten()).collect()
     }

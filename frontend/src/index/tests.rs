@@ -1,4 +1,4 @@
-//! Any history leads to what the objects alone lead to; and what conflicts, triggers and comparisons do, one by one.
+//! An index after any history equals one from scratch. Conflicts, trigger times and comparisons, one by one.
 
 use std::{collections::BTreeMap, time::UNIX_EPOCH};
 
@@ -53,8 +53,8 @@ fn key(service: &str) -> ServicePortKey {
     ServicePortKey::new("ns", service, "http", proto::model::Protocol::Tcp)
 }
 
-/// What is there after an update, without looking at what was there before.
-fn remember(objects: &mut BTreeMap<(ObjectKind, ObjectName), ParsedObject>, update: &SourceUpdate) {
+/// The objects after an update.
+fn apply_to_map(objects: &mut BTreeMap<(ObjectKind, ObjectName), ParsedObject>, update: &SourceUpdate) {
     match update {
         SourceUpdate::Apply(parsed) => {
             objects.insert((parsed.kind, parsed.name.clone()), parsed.clone());
@@ -74,12 +74,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_history_is_like_from_scratch(history in vec((any_update(), any::<bool>()), 0..60)) {
+    fn any_history_equals_an_index_from_scratch(history in vec((any_update(), any::<bool>()), 0..60)) {
         let (mut index, mut views, mut objects) = (new_index(), Views::new(), BTreeMap::new());
-        for (update, settle) in history {
-            remember(&mut objects, &update);
+        for (update, take_changes) in history {
+            apply_to_map(&mut objects, &update);
             index.apply(update);
-            if settle {
+            if take_changes {
                 apply_changes(&mut index, &mut views);
             }
         }
@@ -88,9 +88,11 @@ proptest! {
         let (scratch, expected) = indexed(objects.into_values().rev().map(SourceUpdate::Apply));
         prop_assert_eq!(views, expected);
         prop_assert_eq!(problems(&index), problems(&scratch));
-        let nodes = |index: &Index| index.nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect::<BTreeMap<_, _>>();
+        let nodes = |index: &Index| {
+            index.nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect::<BTreeMap<_, _>>()
+        };
         prop_assert_eq!(nodes(&index), nodes(&scratch));
-        // Nothing is left behind by what is gone.
+        // Deleted objects leave nothing behind.
         prop_assert_eq!(index.slices.len(), scratch.slices.len());
         prop_assert_eq!(index.slice_services.len(), scratch.slice_services.len());
         prop_assert_eq!(index.claims, scratch.claims);
@@ -98,7 +100,7 @@ proptest! {
 }
 
 #[test]
-fn an_equal_object_dirties_nothing() {
+fn equal_object_changes_nothing() {
     let objects = [
         put(service("s", "10.96.0.1")),
         put(slice("x", "s", vec![endpoint("10.0.0.1", "node-0")])),
@@ -115,7 +117,7 @@ fn an_equal_object_dirties_nothing() {
 }
 
 #[test]
-fn only_what_is_touched_is_dirty() {
+fn only_affected_service_ports_are_dirty() {
     let (mut index, mut views) = indexed([
         put(service("a", "10.96.0.1")),
         put(service("b", "10.96.0.2")),
@@ -130,7 +132,7 @@ fn only_what_is_touched_is_dirty() {
 }
 
 #[test]
-fn the_older_service_wins_and_the_other_gets_it_when_that_goes() {
+fn oldest_service_gets_the_vip_and_the_next_one_after_its_deletion() {
     let old = ServiceObject { created: Some(time(1)), ..service("z-old", "10.96.0.1") };
     let new = ServiceObject { created: Some(time(2)), ..service("a-new", "10.96.0.1") };
     let undated = ServiceObject { created: None, ..service("a-undated", "10.96.0.1") };
@@ -139,7 +141,8 @@ fn the_older_service_wins_and_the_other_gets_it_when_that_goes() {
     assert!(has_vip(&views, "z-old") && !has_vip(&views, "a-new") && !has_vip(&views, "a-undated"));
     assert_eq!(
         messages(&index, "a-new"),
-        ["spec.clusterIPs: 10.96.0.1, port 80/TCP is taken by ns/z-old:http/tcp, which comes first; dropped here"]
+        ["spec.clusterIPs: 10.96.0.1, port 80/TCP is used by ns/z-old:http/tcp, whose Service is older: not served \
+             here; change one of them"]
     );
     index.apply(SourceUpdate::Delete(ObjectKind::Service, ObjectName::new("ns", "z-old")));
     apply_changes(&mut index, &mut views);
@@ -149,7 +152,7 @@ fn the_older_service_wins_and_the_other_gets_it_when_that_goes() {
 }
 
 #[test]
-fn one_node_port_belongs_to_one_service() {
+fn oldest_service_gets_the_node_port() {
     let with_node_port = |name, cluster_ip, created| {
         let mut service = ServiceObject { created: Some(time(created)), ..service(name, cluster_ip) };
         service.ports[0].node_port = Some(number(30000));
@@ -158,22 +161,23 @@ fn one_node_port_belongs_to_one_service() {
     let (index, views) = indexed([put(with_node_port("a", "10.96.0.1", 2)), put(with_node_port("b", "10.96.0.2", 1))]);
     assert_eq!(views[&key("a")].port.node_port, None);
     assert_eq!(views[&key("b")].port.node_port, Some(number(30000)));
-    assert!(views[&key("a")].port.cluster_ips.v4.is_some(), "the rest of the loser stays in force");
+    assert!(views[&key("a")].port.cluster_ips.v4.is_some(), "the rest of the other Service is served");
     assert_eq!(
         messages(&index, "a"),
-        ["spec.ports[http/TCP].nodePort: 30000/TCP is taken by ns/b:http/tcp, which comes first; dropped here"]
+        ["spec.ports[http/TCP].nodePort: 30000/TCP is used by ns/b:http/tcp, whose Service is older: not served \
+             here; change one of them"]
     );
 }
 
 #[test]
-fn an_external_ip_shadows_nobody() {
+fn external_ip_never_shadows_a_cluster_ip_or_node_address() {
     let greedy = ServiceObject {
         created: Some(time(0)),
         external_ips: vec![ip("10.96.0.2"), ip("172.16.0.1"), ip("192.0.2.1")],
         load_balancer_ips: vec![ip("10.96.0.2")],
         ..service("greedy", "10.96.0.1")
     };
-    // On another port, and younger: it does not matter.
+    // On another port, and newer: still protected.
     let mut victim = service("victim", "10.96.0.2");
     victim.ports[0].port = number(443);
     let mut host = node("node-0", "");
@@ -184,9 +188,12 @@ fn an_external_ip_shadows_nobody() {
     assert_eq!(
         messages(&index, "greedy"),
         [
-            "spec.externalIPs: 10.96.0.2 dropped: would shadow the cluster IP of Service ns/victim",
-            "spec.externalIPs: 172.16.0.1 dropped: would shadow an address of Node node-0",
-            "status.loadBalancer.ingress: 10.96.0.2 dropped: would shadow the cluster IP of Service ns/victim",
+            "spec.externalIPs: 10.96.0.2 is not served: it would shadow the cluster IP of Service \
+             ns/victim; use another address",
+            "spec.externalIPs: 172.16.0.1 is not served: it would shadow an address of Node node-0; \
+             use another address",
+            "status.loadBalancer.ingress: 10.96.0.2 is not served: it would shadow the cluster IP of Service \
+             ns/victim; use another address",
         ]
     );
     index.apply(SourceUpdate::Delete(ObjectKind::Node, ObjectName::new("", "node-0")));
@@ -197,7 +204,7 @@ fn an_external_ip_shadows_nobody() {
 }
 
 #[test]
-fn an_external_ip_that_is_also_a_load_balancer_ip_is_no_conflict() {
+fn external_ip_that_is_also_a_load_balancer_ip_is_no_conflict() {
     let both = ServiceObject {
         external_ips: vec![ip("192.0.2.1")],
         load_balancer_ips: vec![ip("192.0.2.1")],
@@ -221,14 +228,14 @@ fn trigger_times_count_once_and_only_after_the_start() {
     };
     assert_eq!(oldest_after(put(triggered(99, "10.0.0.1"))), None, "before the start");
     assert_eq!(oldest_after(put(triggered(101, "10.0.0.2"))), Some(time(101)));
-    assert_eq!(oldest_after(put(triggered(101, "10.0.0.3"))), None, "the same time again is of an older change");
+    assert_eq!(oldest_after(put(triggered(101, "10.0.0.3"))), None, "the same time again belongs to an earlier change");
     index.apply(put(triggered(103, "10.0.0.4")));
     index.apply(put(triggered(105, "10.0.0.5")));
     assert_eq!(index.take_changes().oldest_trigger, Some(time(103)), "the oldest of several");
 }
 
 #[test]
-fn complete_when_every_kind_has_come_as_a_whole() {
+fn complete_after_a_list_of_each_kind() {
     let mut index = new_index();
     index.apply(put(service("s", "10.96.0.1")));
     for kind in ObjectKind::ALL {
@@ -239,9 +246,9 @@ fn complete_when_every_kind_has_come_as_a_whole() {
 }
 
 #[test]
-fn service_cidrs_are_those_given_and_those_of_all_objects() {
-    let given = service_cidr("", &["10.96.0.0/16"]).cidrs;
-    let mut index = Index::new(UNIX_EPOCH, ClusterInfo { service_cidrs: given });
+fn service_cidrs_are_those_of_the_configuration_and_of_all_objects() {
+    let configured = service_cidr("", &["10.96.0.0/16"]).cidrs;
+    let mut index = Index::new(UNIX_EPOCH, ClusterInfo { service_cidrs: configured });
     let mut after = |update: Option<SourceUpdate>| {
         update.into_iter().for_each(|update| index.apply(update));
         let cluster = index.take_changes().cluster?;
@@ -254,8 +261,8 @@ fn service_cidrs_are_those_given_and_those_of_all_objects() {
     assert_eq!(after(Some(put(one))), is("10.96.0.0/16 fd00::/112"));
     let two = service_cidr("two", &["10.90.0.0/16"]);
     assert_eq!(after(Some(put(two.clone()))), is("10.90.0.0/16 10.96.0.0/16 fd00::/112"));
-    let gone = SourceUpdate::Delete(ObjectKind::ServiceCidr, ObjectName::new("", "one"));
-    assert_eq!(after(Some(gone)), is("10.90.0.0/16 10.96.0.0/16"));
+    let deletion = SourceUpdate::Delete(ObjectKind::ServiceCidr, ObjectName::new("", "one"));
+    assert_eq!(after(Some(deletion)), is("10.90.0.0/16 10.96.0.0/16"));
     let other = service_cidr("two", &["10.91.0.0/16"]);
     assert_eq!(after(Some(put(other))), is("10.91.0.0/16 10.96.0.0/16"));
     assert_eq!(after(Some(SourceUpdate::Replace(ObjectKind::ServiceCidr, Vec::new()))), is("10.96.0.0/16"));

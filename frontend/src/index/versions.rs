@@ -1,4 +1,4 @@
-//! How far the source knows each kind, in the numbers of its API.
+//! The resourceVersion up to which each kind has been delivered.
 
 use std::collections::BTreeMap;
 
@@ -6,41 +6,41 @@ use proto::model::SourceVersion;
 
 use crate::object::{ObjectKind, VersionProgress};
 
-/// How far each kind is known. What an API without such numbers has is unknown.
+/// The versions of each kind. Empty for a source without numeric versions.
 #[derive(Debug, Default)]
-pub(super) struct Versions {
-    /// The newest object, or deletion of one.
-    objects: BTreeMap<ObjectKind, SourceVersion>,
-    /// Up to where nothing is missing, also where nothing happened.
+pub(super) struct SourceVersions {
+    /// Of the newest object, or deletion of one.
+    changed: BTreeMap<ObjectKind, SourceVersion>,
+    /// Up to which all changes have been delivered, even if there were none.
     confirmed: BTreeMap<ObjectKind, SourceVersion>,
 }
 
-// === impl Versions ===
+// === impl SourceVersions ===
 
-impl Versions {
-    pub(super) fn record(&mut self, kind: ObjectKind, seen: VersionProgress) {
-        match seen {
+impl SourceVersions {
+    pub(super) fn record(&mut self, kind: ObjectKind, progress: VersionProgress) {
+        match progress {
             VersionProgress::Changed(version) => {
-                self.objects.insert(kind, version);
+                self.changed.insert(kind, version);
                 self.confirmed.insert(kind, version);
             }
             VersionProgress::Confirmed(version) => {
                 self.confirmed.insert(kind, version);
-                // An API that was restored from a backup: what there was beyond is gone.
-                if self.objects.get(&kind).is_some_and(|newest| *newest > version) {
-                    self.objects.remove(&kind);
+                // The API server was restored from a backup, without the later changes.
+                if self.changed.get(&kind).is_some_and(|newest| *newest > version) {
+                    self.changed.remove(&kind);
                 }
             }
         }
     }
 
-    /// What the objects that are here reflect, at least.
+    /// The version that the present objects reflect at least.
     pub(super) fn reflected(&self) -> SourceVersion {
-        self.objects.values().max().copied().unwrap_or_default()
+        self.changed.values().max().copied().unwrap_or_default()
     }
 
-    /// Up to where changes would have been heard of.
-    pub(super) fn known(&self) -> SourceVersion {
+    /// The version up to which all changes have been delivered.
+    pub(super) fn confirmed(&self) -> SourceVersion {
         self.confirmed.values().max().copied().unwrap_or_default()
     }
 }
@@ -50,22 +50,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_reflected_and_bookmarks_only_known() {
-        let mut versions = Versions::default();
-        assert_eq!((versions.reflected(), versions.known()), (SourceVersion(0), SourceVersion(0)));
+    fn objects_are_reflected_and_bookmarks_only_confirm() {
+        let mut versions = SourceVersions::default();
+        assert_eq!((versions.reflected(), versions.confirmed()), (SourceVersion(0), SourceVersion(0)));
         versions.record(ObjectKind::Service, VersionProgress::Confirmed(SourceVersion(90)));
-        assert_eq!((versions.reflected(), versions.known()), (SourceVersion(0), SourceVersion(90)));
+        assert_eq!((versions.reflected(), versions.confirmed()), (SourceVersion(0), SourceVersion(90)));
         versions.record(ObjectKind::Service, VersionProgress::Changed(SourceVersion(100)));
         versions.record(ObjectKind::EndpointSlice, VersionProgress::Changed(SourceVersion(95)));
         versions.record(ObjectKind::EndpointSlice, VersionProgress::Confirmed(SourceVersion(120)));
-        assert_eq!((versions.reflected(), versions.known()), (SourceVersion(100), SourceVersion(120)));
+        assert_eq!((versions.reflected(), versions.confirmed()), (SourceVersion(100), SourceVersion(120)));
     }
 
     #[test]
-    fn a_restored_api_is_believed() {
-        let mut versions = Versions::default();
+    fn version_of_a_restored_server_replaces_a_higher_one() {
+        let mut versions = SourceVersions::default();
         versions.record(ObjectKind::Service, VersionProgress::Changed(SourceVersion(100)));
         versions.record(ObjectKind::Service, VersionProgress::Confirmed(SourceVersion(50)));
-        assert_eq!((versions.reflected(), versions.known()), (SourceVersion(0), SourceVersion(50)));
+        assert_eq!((versions.reflected(), versions.confirmed()), (SourceVersion(0), SourceVersion(50)));
     }
 }

@@ -1,11 +1,13 @@
-//! Who gets a VIP or a node port that several services claim, and which VIPs may not be claimed at all.
+//! VIP conflict resolution: which service port gets a VIP or node port that several claim, and which VIPs none may
+//! claim.
 //!
-//! - Of two service ports that claim one (VIP, port, protocol) or one (node port, protocol), that of the older service
-//!   wins, always; a service without a creation time counts as the newest. When the winner goes, the next gets it.
-//! - An external or load-balancer IP that is a cluster IP of any service, or an address of any node, is not served on
-//!   any port: whoever may write a Service could otherwise take over the traffic of others.
+//! - Of several service ports that claim one (VIP, port, protocol) or one (node port, protocol), that of the oldest
+//!   Service gets it; a Service without a creation time counts as the newest. When the winner is removed, the next one
+//!   gets it.
+//! - An external or load-balancer IP that is the cluster IP of any Service, or an address of any Node, is served on no
+//!   port: otherwise every user who may write a Service could take over the traffic of others.
 //!
-//! VipClaims say who is touched when something is added or removed; `resolve` answers for one service port.
+//! Changes of the claims report which service ports they may affect; `resolve` answers for one service port.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -22,16 +24,16 @@ use crate::object::{ObjectName, ObjectProblem, ServiceObject, ServiceObjectPort}
 
 use super::key_of;
 
-/// Everything that is claimed.
+/// All claims, and the addresses that must not be claimed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct VipClaims {
     claimants: Groups<VipClaim, Claimant>,
-    /// By cluster IP, the services that have it.
+    /// By cluster IP, the Services that have it.
     cluster_ips: Groups<IpAddr, ObjectName>,
-    /// By address, the nodes that have it.
+    /// By address, the Nodes that have it.
     node_addresses: Groups<IpAddr, Arc<str>>,
-    /// By external or load-balancer IP, the service ports that want it: they are touched when it becomes, or no longer is,
-    /// somebody's own address.
+    /// By external or load-balancer IP, the service ports that claim it: they are affected when it becomes a cluster IP
+    /// or an address of a Node, or no longer is one.
     external_ips: Groups<IpAddr, ServicePortKey>,
 }
 
@@ -43,7 +45,7 @@ enum VipClaim {
     NodePort(NonZeroU16, Protocol),
 }
 
-/// A service port that claims something. The least one wins.
+/// A service port that claims something. The least one gets it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claimant {
     undated: bool,
@@ -51,77 +53,65 @@ struct Claimant {
     key: ServicePortKey,
 }
 
+/// Whether claims are added or removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClaimChange {
+    Add,
+    Remove,
+}
+
 /// Sets by key, without empty ones.
 #[derive(Debug, PartialEq, Eq)]
 struct Groups<K: Eq + Hash, V: Ord>(HashMap<K, BTreeSet<V>>);
 
 impl VipClaims {
-    /// Adds the claims of a service; `touched` gets the service ports of others that may look different now.
-    pub(super) fn add_service(&mut self, service: &ServiceObject, touched: &mut BTreeSet<ServicePortKey>) {
+    /// Adds or removes the claims of a Service. `affected` gets the service ports of other Services that may change.
+    pub(super) fn change_service(
+        &mut self,
+        service: &ServiceObject,
+        change: ClaimChange,
+        affected: &mut BTreeSet<ServicePortKey>,
+    ) {
         for ip in service.cluster_ips.iter().filter_map(|(_, ip)| *ip) {
-            if self.cluster_ips.insert(ip, service.name.clone()) {
-                touched.extend(self.external_ips.members(&ip).cloned());
+            if self.cluster_ips.change(change, ip, &service.name) {
+                affected.extend(self.external_ips.members(&ip).cloned());
             }
         }
         for port in &service.ports {
             let claimant = Claimant::new(service, port);
             for ip in external_ips(service) {
-                self.external_ips.insert(ip, claimant.key.clone());
+                self.external_ips.change(change, ip, &claimant.key);
             }
             for claim in claims(service, port) {
-                if self.claimants.insert(claim, claimant.clone()) {
-                    touched.extend(self.claimants.members(&claim).map(|claimant| claimant.key.clone()));
+                if self.claimants.change(change, claim, &claimant) {
+                    affected.extend(self.claimants.members(&claim).map(|claimant| claimant.key.clone()));
                 }
             }
         }
     }
 
-    /// Takes the claims of a service out again.
-    pub(super) fn remove_service(&mut self, service: &ServiceObject, touched: &mut BTreeSet<ServicePortKey>) {
-        for ip in service.cluster_ips.iter().filter_map(|(_, ip)| *ip) {
-            if self.cluster_ips.remove(&ip, &service.name) {
-                touched.extend(self.external_ips.members(&ip).cloned());
-            }
-        }
-        for port in &service.ports {
-            let claimant = Claimant::new(service, port);
-            for ip in external_ips(service) {
-                self.external_ips.remove(&ip, &claimant.key);
-            }
-            for claim in claims(service, port) {
-                if self.claimants.remove(&claim, &claimant) {
-                    touched.extend(self.claimants.members(&claim).map(|claimant| claimant.key.clone()));
-                }
-            }
-        }
-    }
-
-    /// Adds the addresses of a node.
-    pub(super) fn add_node(&mut self, node: &NodeInfo, touched: &mut BTreeSet<ServicePortKey>) {
+    /// Adds or removes the addresses of a Node.
+    pub(super) fn change_node(
+        &mut self,
+        node: &NodeInfo,
+        change: ClaimChange,
+        affected: &mut BTreeSet<ServicePortKey>,
+    ) {
         for address in &node.addresses {
-            if self.node_addresses.insert(*address, node.name.clone()) {
-                touched.extend(self.external_ips.members(address).cloned());
+            if self.node_addresses.change(change, *address, &node.name) {
+                affected.extend(self.external_ips.members(address).cloned());
             }
         }
     }
 
-    /// Takes the addresses of a node out again.
-    pub(super) fn remove_node(&mut self, node: &NodeInfo, touched: &mut BTreeSet<ServicePortKey>) {
-        for address in &node.addresses {
-            if self.node_addresses.remove(address, &node.name) {
-                touched.extend(self.external_ips.members(address).cloned());
-            }
-        }
-    }
-
-    /// A service port with what it gets of what it claims. What it does not get is in `problems`.
+    /// A service port with those of its claims that it gets. The others are added to `problems`.
     pub(super) fn resolve(
         &self,
         service: &ServiceObject,
         port: &ServiceObjectPort,
         problems: &mut Vec<ObjectProblem>,
     ) -> ServicePort {
-        let me = Claimant::new(service, port);
+        let claimant = Claimant::new(service, port);
         let ServiceObject {
             name: _,
             created: _,
@@ -136,7 +126,7 @@ impl VipClaims {
             ipvs_scheduler,
             ports: _,
         } = service;
-        let mut resolution = Resolution { claims: self, service, port, me: &me, problems };
+        let mut resolution = Resolution { claims: self, service, port, claimant: &claimant, problems };
         ServicePort {
             cluster_ips: PerFamily::from_fn(|family| {
                 cluster_ips[family].filter(|ip| resolution.wins(VipClaim::cluster_ip(*ip, port), "spec.clusterIPs"))
@@ -155,50 +145,59 @@ impl VipClaims {
             ipvs_scheduler: *ipvs_scheduler,
             any_endpoints: PerFamily::default(),
             port: port.port,
-            key: me.key.clone(),
+            key: claimant.key.clone(),
         }
     }
 
-    /// Whose own address this is, in words.
+    /// The object that has this address, for messages.
     fn owner(&self, ip: &IpAddr) -> Option<String> {
         let service = self.cluster_ips.first(ip).map(|name| format!("the cluster IP of Service {name}"));
         service.or_else(|| self.node_addresses.first(ip).map(|name| format!("an address of Node {name}")))
     }
 }
 
-/// One service port while it is settled.
+/// One service port whose claims are resolved.
 struct Resolution<'a> {
     claims: &'a VipClaims,
     service: &'a ServiceObject,
     port: &'a ServiceObjectPort,
-    me: &'a Claimant,
+    claimant: &'a Claimant,
     problems: &'a mut Vec<ObjectProblem>,
 }
 
 impl Resolution<'_> {
     fn wins(&mut self, claim: VipClaim, field: &str) -> bool {
         let winner = self.claims.claimants.first(&claim);
-        let Some(winner) = winner.filter(|winner| winner.key != self.me.key) else { return true };
+        let Some(winner) = winner.filter(|winner| winner.key != self.claimant.key) else { return true };
         let claimed = match claim {
             VipClaim::ClusterIp(ip, ..) | VipClaim::ExternalIp(ip, ..) => {
                 format!("{ip}, port {}/{}", self.port.port, self.port.protocol)
             }
             VipClaim::NodePort(number, protocol) => format!("{number}/{protocol}"),
         };
-        self.report(field, format!("{claimed} is taken by {}, which comes first; dropped here", winner.key));
+        let winner = &winner.key;
+        self.report(
+            field,
+            format!("{claimed} is used by {winner}, whose Service is older: not served here; change one of them"),
+        );
         false
     }
 
-    /// Those of the external or load-balancer IPs that the service port gets.
+    /// The external or load-balancer IPs that the service port gets.
     fn external(&mut self, ips: &[IpAddr], field: &str) -> Vec<IpAddr> {
         let gets = |ip: &&IpAddr| {
             let family = IpFamily::of(ip);
             if self.service.cluster_ips[family].is_none() {
-                self.report(field, format!("{ip} dropped: the service has no {family} cluster IP"));
+                self.report(
+                    field,
+                    format!(
+                        "{ip} is not served: the Service has no {family} cluster IP; add {family} to spec.ipFamilies"
+                    ),
+                );
                 return false;
             }
             if let Some(owner) = self.claims.owner(ip) {
-                self.report(field, format!("{ip} dropped: would shadow {owner}"));
+                self.report(field, format!("{ip} is not served: it would shadow {owner}; use another address"));
                 return false;
             }
             self.wins(VipClaim::external_ip(**ip, self.port), field)
@@ -228,7 +227,7 @@ impl Claimant {
     }
 }
 
-/// The external and load-balancer IPs that a service can have at all.
+/// The external and load-balancer IPs of the families that the Service has.
 fn external_ips(service: &ServiceObject) -> impl Iterator<Item = IpAddr> {
     let ips = service.external_ips.iter().chain(&service.load_balancer_ips).copied();
     ips.filter(|ip| service.cluster_ips[IpFamily::of(ip)].is_some())
@@ -251,7 +250,14 @@ fn port_label(port: &ServiceObjectPort) -> String {
 }
 
 impl<K: Eq + Hash, V: Ord + Clone> Groups<K, V> {
-    /// Adds a member. Says whether the first of the group is another one now.
+    /// Adds or removes a member. Whether this changes the first member of the group.
+    fn change(&mut self, change: ClaimChange, key: K, member: &V) -> bool {
+        match change {
+            ClaimChange::Add => self.insert(key, member.clone()),
+            ClaimChange::Remove => self.remove(&key, member),
+        }
+    }
+
     fn insert(&mut self, key: K, member: V) -> bool {
         let group = self.0.entry(key).or_default();
         let before = group.first().cloned();
@@ -259,7 +265,6 @@ impl<K: Eq + Hash, V: Ord + Clone> Groups<K, V> {
         group.first() != before.as_ref()
     }
 
-    /// Takes a member out. Says whether the first of the group is another one now.
     fn remove(&mut self, key: &K, member: &V) -> bool {
         let Some(group) = self.0.get_mut(key) else { return false };
         let was_first = group.first() == Some(member);

@@ -1,4 +1,4 @@
-//! Why an endpoint is in a pool or not: what `view` decides, told one endpoint at a time for one node.
+//! Why each endpoint is in the pools of a node or not: the decisions of `view`, one endpoint at a time, for one node.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, num::NonZeroU16, sync::Arc};
 
@@ -7,19 +7,19 @@ use proto::model::{IpFamily, PerFamily, ServicePort};
 use crate::object::{ObjectName, ServiceObject, SliceEndpoint, SliceObject};
 
 use super::{
-    Decisions,
-    choice::{Basis, Choice, Hints, Scope, Used},
-    merge::{Merged, entries, merge},
+    EndpointDecisions,
+    merge::{MergedEndpoint, entries, merge},
+    selection::{ClusterSelection, HintScope, Hints, UseBasis, UsedEndpoints},
 };
 
-/// What a node is told of a service port, and why.
+/// What a node gets of a service port, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePortExplanation {
     /// The same for every node.
     pub port: ServicePort,
-    /// Every endpoint of every slice, in the order of address and port.
+    /// Every endpoint of every slice, sorted by address and port.
     pub endpoints: Vec<EndpointExplanation>,
-    /// What is true of all endpoints together: which hints are in force here, and why others are not.
+    /// About all endpoints together: which hints apply to this node, and why others do not.
     pub notes: Vec<String>,
 }
 
@@ -28,9 +28,9 @@ pub struct ServicePortExplanation {
 pub struct EndpointExplanation {
     /// The slice.
     pub slice: ObjectName,
-    /// What it says.
+    /// The endpoint in the slice.
     pub endpoint: SliceEndpoint,
-    /// The number of the port; `None` when the slice has no such port.
+    /// The number of the port; `None` if the slice has no such port.
     pub port: Option<NonZeroU16>,
     /// Whether it is in the cluster pool of the node.
     pub cluster: EndpointReason,
@@ -43,35 +43,35 @@ pub struct EndpointExplanation {
 pub enum EndpointReason {
     /// In: it is ready.
     Ready,
-    /// In: it is ready, and hinted to be used from this node.
+    /// In: it is ready, and has a hint for this node.
     NodeHint,
-    /// In: it is ready, and hinted to be used from this zone.
+    /// In: it is ready, and has a hint for this zone.
     ZoneHint(Arc<str>),
-    /// In: nothing is ready, and it still serves while it terminates.
+    /// In: no endpoint is ready, and it is terminating and still serving.
     Fallback,
-    /// Not: it says that it is not ready.
+    /// Out: it is not ready.
     NotReady,
-    /// Not: it terminates, and serves no longer.
+    /// Out: it is terminating and no longer serving.
     NotServing,
-    /// Not: it terminates, and others are ready.
+    /// Out: it is terminating, and others are ready.
     OthersReady,
-    /// Not: others are hinted to be used from this node, and this one from these.
+    /// Out: others have a hint for this node, and this one for these nodes.
     OtherNodes(Vec<Arc<str>>),
-    /// Not: others are hinted to be used from this zone, and this one from these.
+    /// Out: others have a hint for this zone, and this one for these zones.
     OtherZones(Vec<Arc<str>>),
-    /// Not: it is on this node, or on none that is known.
-    Elsewhere(Option<Arc<str>>),
-    /// Not: nobody follows policy Cluster here.
+    /// Out: it is on this other node, or its node is unknown.
+    NotOnNode(Option<Arc<str>>),
+    /// Out: no traffic uses policy Cluster.
     PolicyLocal,
-    /// Not: the Service has no cluster IP of its family.
+    /// Out: the Service has no cluster IP of its IP family.
     NoClusterIp(IpFamily),
-    /// Not: this slice lists the same address and port, and is believed.
+    /// Out: the entry with the same address and port in this slice is used.
     Duplicate(ObjectName),
-    /// Not: its slice has no port of this name and protocol.
+    /// Out: its slice has no port of this name and protocol.
     NoSuchPort,
 }
 
-/// Explains what a node in a zone is told of a service port. `port` and `slices` are those of [`view`](super::view).
+/// Explains what a node in a zone gets of a service port. `port` and `slices` are those of [`view`](super::view).
 #[must_use]
 pub fn explain<'a>(
     service: &ServiceObject,
@@ -81,30 +81,30 @@ pub fn explain<'a>(
     zone: &str,
 ) -> ServicePortExplanation {
     let merged = merge(&port.key, slices.clone());
-    let decisions = Decisions::of(service, &port, &merged);
+    let decisions = EndpointDecisions::of(service, &port, &merged);
     port.any_endpoints = decisions.any_endpoints;
     let mut endpoints = Vec::new();
-    let mut counts: Option<Merged<'_>> = None;
+    let mut last_used: Option<MergedEndpoint<'_>> = None;
     for entry in entries(&port.key, slices.clone()) {
-        let twin = counts.filter(|counts| counts.identity() == entry.identity());
-        let (cluster, local) = match twin {
-            Some(twin) => {
-                let duplicate = EndpointReason::Duplicate(twin.slice.name.clone());
+        let used = last_used.filter(|used| used.identity() == entry.identity());
+        let (cluster, local) = match used {
+            Some(used) => {
+                let duplicate = EndpointReason::Duplicate(used.slice.name.clone());
                 (duplicate.clone(), duplicate)
             }
             None => {
-                counts = Some(entry);
+                last_used = Some(entry);
                 decisions.explain(service, &entry, node, zone)
             }
         };
         let (slice, endpoint) = (entry.slice.name.clone(), entry.endpoint.clone());
         endpoints.push(EndpointExplanation { slice, endpoint, port: Some(entry.port), cluster, local });
     }
-    let is_its = |slice: &&SliceObject| {
+    let has_port = |slice: &&SliceObject| {
         let mut ports = slice.ports.iter();
-        ports.any(|of| of.name == port.key.port_name && of.protocol == port.key.protocol)
+        ports.any(|its| its.name == port.key.port_name && its.protocol == port.key.protocol)
     };
-    for slice in slices.into_iter().filter(|slice| !is_its(slice)) {
+    for slice in slices.into_iter().filter(|slice| !has_port(slice)) {
         endpoints.extend(slice.endpoints.iter().map(|endpoint| EndpointExplanation {
             slice: slice.name.clone(),
             endpoint: endpoint.clone(),
@@ -115,10 +115,10 @@ pub fn explain<'a>(
     }
     endpoints.sort_by_key(|explained| explained.endpoint.address);
     let notes = IpFamily::ALL.into_iter().filter_map(|family| {
-        let choice = decisions.cluster[family].as_ref()?;
+        let selection = decisions.cluster[family].as_ref()?;
         let notes = [
-            hints("node", &choice.nodes, choice.scope(node, zone) == Scope::Node, node),
-            hints("zone", &choice.zones, choice.scope(node, zone) == Scope::Zone, zone),
+            hint_note("node", &selection.node_hints, selection.scope(node, zone) == HintScope::Node, node),
+            hint_note("zone", &selection.zone_hints, selection.scope(node, zone) == HintScope::Zone, zone),
         ];
         Some(notes.into_iter().flatten().map(move |note| format!("{family}: {note}")))
     });
@@ -126,12 +126,12 @@ pub fn explain<'a>(
     ServicePortExplanation { port, endpoints, notes }
 }
 
-impl Decisions<'_> {
-    /// For an endpoint that counts: the cluster pool, the local pool.
+impl EndpointDecisions<'_> {
+    /// The reasons for the cluster pool and for the local pool, for an endpoint that is no duplicate.
     fn explain(
         &self,
         service: &ServiceObject,
-        merged: &Merged<'_>,
+        merged: &MergedEndpoint<'_>,
         node: &str,
         zone: &str,
     ) -> (EndpointReason, EndpointReason) {
@@ -141,69 +141,73 @@ impl Decisions<'_> {
         }
         let cluster = match &self.cluster[family] {
             None => EndpointReason::PolicyLocal,
-            Some(choice) => choice.explain(merged, node, zone),
+            Some(selection) => selection.explain(merged, node, zone),
         };
         (cluster, explain_local(&self.local, merged, node))
     }
 }
 
-impl Choice<'_> {
-    fn explain(&self, merged: &Merged<'_>, node: &str, zone: &str) -> EndpointReason {
+impl ClusterSelection<'_> {
+    fn explain(&self, merged: &MergedEndpoint<'_>, node: &str, zone: &str) -> EndpointReason {
         let state = self.used.explain(merged);
         let of_node = |hints: &[Arc<str>]| hints.iter().any(|hint| **hint == *node);
         let of_zone = |hints: &[Arc<str>]| hints.iter().any(|hint| **hint == *zone);
         let SliceEndpoint { node_hints, zone_hints, .. } = merged.endpoint;
         match (state, self.scope(node, zone)) {
-            (EndpointReason::Ready, Scope::Node) if of_node(node_hints) => EndpointReason::NodeHint,
-            (EndpointReason::Ready, Scope::Node) => EndpointReason::OtherNodes(node_hints.clone()),
-            (EndpointReason::Ready, Scope::Zone) if of_zone(zone_hints) => EndpointReason::ZoneHint(zone.into()),
-            (EndpointReason::Ready, Scope::Zone) => EndpointReason::OtherZones(zone_hints.clone()),
+            (EndpointReason::Ready, HintScope::Node) if of_node(node_hints) => EndpointReason::NodeHint,
+            (EndpointReason::Ready, HintScope::Node) => EndpointReason::OtherNodes(node_hints.clone()),
+            (EndpointReason::Ready, HintScope::Zone) if of_zone(zone_hints) => EndpointReason::ZoneHint(zone.into()),
+            (EndpointReason::Ready, HintScope::Zone) => EndpointReason::OtherZones(zone_hints.clone()),
             (state, _) => state,
         }
     }
 }
 
-impl Used<'_> {
-    /// By its own state and that of the others.
-    fn explain(&self, merged: &Merged<'_>) -> EndpointReason {
+impl UsedEndpoints<'_> {
+    /// By its own conditions and those of the others.
+    fn explain(&self, merged: &MergedEndpoint<'_>) -> EndpointReason {
         match self.basis {
             _ if merged.ready() => EndpointReason::Ready,
-            Basis::Fallback if merged.fallback() => EndpointReason::Fallback,
-            Basis::Ready if merged.fallback() => EndpointReason::OthersReady,
+            UseBasis::Fallback if merged.fallback() => EndpointReason::Fallback,
+            UseBasis::Ready if merged.fallback() => EndpointReason::OthersReady,
             _ if merged.endpoint.terminating => EndpointReason::NotServing,
             _ => EndpointReason::NotReady,
         }
     }
 }
 
-fn explain_local(local: &PerFamily<BTreeMap<Arc<str>, Used<'_>>>, merged: &Merged<'_>, node: &str) -> EndpointReason {
+fn explain_local(
+    local: &PerFamily<BTreeMap<Arc<str>, UsedEndpoints<'_>>>,
+    merged: &MergedEndpoint<'_>,
+    node: &str,
+) -> EndpointReason {
     match &merged.endpoint.node {
         Some(its) if **its == *node => match local[merged.family()].get(node) {
             Some(used) => used.explain(merged),
             None if merged.endpoint.terminating => EndpointReason::NotServing,
             None => EndpointReason::NotReady,
         },
-        other => EndpointReason::Elsewhere(other.clone()),
+        other => EndpointReason::NotOnNode(other.clone()),
     }
 }
 
-/// Whether hints of a kind narrow the choice at a place.
-fn hints(kind: &str, hints: &Hints<'_>, in_force: bool, place: &str) -> Option<String> {
+/// Whether hints of a kind narrow the endpoints of a node; `name` is that of the node or of its zone.
+fn hint_note(kind: &str, hints: &Hints<'_>, applies: bool, name: &str) -> Option<String> {
     match hints {
         Hints::Absent => None,
-        Hints::Vetoed(without) => {
+        Hints::Incomplete(without) => {
             let (address, port) = without.identity();
             let address = std::net::SocketAddr::new(address, port.get());
-            Some(format!("{kind} hints are ignored, for the ready endpoint {address} has none"))
+            Some(format!("{kind} hints are ignored: the ready endpoint {address} has none"))
         }
-        Hints::InForce(_) if in_force => {
-            Some(format!("{kind} hints are in force: only what is hinted for {place} is used"))
+        Hints::Active(_) if applies => {
+            Some(format!("{kind} hints apply: only endpoints with a hint for {name} are used"))
         }
-        Hints::InForce(_) if place.is_empty() => {
-            Some(format!("{kind} hints are ignored, for the node's {kind} is not known"))
+        Hints::Active(_) if name.is_empty() => {
+            Some(format!("{kind} hints are ignored: the {kind} of the node is unknown"))
         }
-        Hints::InForce(_) => {
-            Some(format!("{kind} hints are ignored here, for none is for {place}, or others go first"))
+        Hints::Active(_) => {
+            Some(format!("{kind} hints are ignored: no endpoint has one for {name}, or node hints take precedence"))
         }
     }
 }
@@ -223,7 +227,7 @@ impl EndpointReason {
         matches!(self, Self::Ready | Self::NodeHint | Self::ZoneHint(_) | Self::Fallback)
     }
 
-    /// One word for it, for scripts; it stays.
+    /// A stable code, for scripts.
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {
@@ -236,7 +240,7 @@ impl EndpointReason {
             Self::OthersReady => "terminating-others-ready",
             Self::OtherNodes(_) => "hint-other-node",
             Self::OtherZones(_) => "hint-other-zone",
-            Self::Elsewhere(_) => "not-on-this-node",
+            Self::NotOnNode(_) => "not-on-this-node",
             Self::PolicyLocal => "policy-local",
             Self::NoClusterIp(_) => "no-cluster-ip",
             Self::Duplicate(_) => "duplicate",
@@ -249,19 +253,19 @@ impl fmt::Display for EndpointReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ready => f.write_str("ready"),
-            Self::NodeHint => f.write_str("ready, hinted for this node"),
-            Self::ZoneHint(zone) => write!(f, "ready, hinted for zone {zone}"),
-            Self::Fallback => f.write_str("terminates but still serves, and nothing is ready"),
+            Self::NodeHint => f.write_str("ready, hint for this node"),
+            Self::ZoneHint(zone) => write!(f, "ready, hint for zone {zone}"),
+            Self::Fallback => f.write_str("terminating but serving, and no endpoint is ready"),
             Self::NotReady => f.write_str("not ready"),
-            Self::NotServing => f.write_str("terminates, and serves no longer"),
-            Self::OthersReady => f.write_str("terminates, and others are ready"),
-            Self::OtherNodes(nodes) => write!(f, "hinted for node {}", nodes.join(", ")),
-            Self::OtherZones(zones) => write!(f, "hinted for zone {}", zones.join(", ")),
-            Self::Elsewhere(Some(node)) => write!(f, "on {node}"),
-            Self::Elsewhere(None) => f.write_str("its slice names no node"),
-            Self::PolicyLocal => f.write_str("no traffic follows policy Cluster"),
+            Self::NotServing => f.write_str("terminating and not serving"),
+            Self::OthersReady => f.write_str("terminating, and other endpoints are ready"),
+            Self::OtherNodes(nodes) => write!(f, "hint for node {}", nodes.join(", ")),
+            Self::OtherZones(zones) => write!(f, "hint for zone {}", zones.join(", ")),
+            Self::NotOnNode(Some(node)) => write!(f, "on node {node}"),
+            Self::NotOnNode(None) => f.write_str("has no nodeName"),
+            Self::PolicyLocal => f.write_str("no traffic uses policy Cluster"),
             Self::NoClusterIp(family) => write!(f, "the Service has no {family} cluster IP"),
-            Self::Duplicate(slice) => write!(f, "the same is in slice {}, which counts", slice.name),
+            Self::Duplicate(slice) => write!(f, "duplicate of an endpoint in slice {}", slice.name),
             Self::NoSuchPort => f.write_str("its slice has no such port"),
         }
     }

@@ -1,4 +1,4 @@
-//! One list of endpoints out of all slices of a service, each address and port once.
+//! Merges the slices of a Service into one list of endpoints with each address and port once.
 
 use std::{cmp::Reverse, net::IpAddr, num::NonZeroU16};
 
@@ -8,25 +8,25 @@ use crate::object::{SliceEndpoint, SliceObject};
 
 /// One endpoint of a service port.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Merged<'a> {
-    /// What its slice says about it.
+pub(super) struct MergedEndpoint<'a> {
+    /// Its entry in the slice.
     pub(super) endpoint: &'a SliceEndpoint,
-    /// That slice.
+    /// The slice.
     pub(super) slice: &'a SliceObject,
     pub(super) port: NonZeroU16,
 }
 
-impl Merged<'_> {
+impl MergedEndpoint<'_> {
     pub(super) fn family(&self) -> IpFamily {
         IpFamily::of(&self.endpoint.address)
     }
 
-    /// May be used for new connections.
+    /// Whether it takes new connections.
     pub(super) fn ready(&self) -> bool {
         self.endpoint.ready
     }
 
-    /// May be used when nothing is ready.
+    /// Whether it is used if no endpoint is ready: it is terminating and still serving.
     pub(super) fn fallback(&self) -> bool {
         self.endpoint.serving && self.endpoint.terminating
     }
@@ -40,28 +40,34 @@ impl Merged<'_> {
     }
 }
 
-/// The endpoints of a service port in the order of address and port: of each the best entry.
-pub(super) fn merge<'a>(key: &ServicePortKey, slices: impl IntoIterator<Item = &'a SliceObject>) -> Vec<Merged<'a>> {
+/// The endpoints of a service port, sorted by address and port. Of duplicates the preferred entry.
+pub(super) fn merge<'a>(
+    key: &ServicePortKey,
+    slices: impl IntoIterator<Item = &'a SliceObject>,
+) -> Vec<MergedEndpoint<'a>> {
     let mut entries = entries(key, slices);
     entries.dedup_by_key(|entry| entry.identity());
     entries
 }
 
-/// All entries for a service port in the order of address and port.
+/// All entries for a service port, sorted by address and port.
 ///
-/// The same address and port can be listed twice, while an endpoint moves between slices or when an address is used
-/// again; the best comes first then. One that is not terminating wins; beyond that the choice is arbitrary but always the same: ready,
-/// then serving, then the name of the slice, then the place in it.
-pub(super) fn entries<'a>(key: &ServicePortKey, slices: impl IntoIterator<Item = &'a SliceObject>) -> Vec<Merged<'a>> {
+/// An address and port can be listed twice, while an endpoint moves between slices or when an address is reused. The
+/// preferred entry comes first: one that is not terminating; then, arbitrarily but deterministically, by ready,
+/// serving, the name of the slice, and the index in it.
+pub(super) fn entries<'a>(
+    key: &ServicePortKey,
+    slices: impl IntoIterator<Item = &'a SliceObject>,
+) -> Vec<MergedEndpoint<'a>> {
     let mut candidates = Vec::new();
     for slice in slices {
         let ports = slice.ports.iter().filter(|port| port.name == key.port_name && port.protocol == key.protocol);
         for port in ports {
             let endpoints = slice.endpoints.iter().enumerate();
-            candidates.extend(endpoints.map(|(at, endpoint)| {
-                let merged = Merged { endpoint, slice, port: port.port };
+            candidates.extend(endpoints.map(|(index, endpoint)| {
+                let merged = MergedEndpoint { endpoint, slice, port: port.port };
                 let preference =
-                    (endpoint.terminating, Reverse(endpoint.ready), Reverse(endpoint.serving), &slice.name, at);
+                    (endpoint.terminating, Reverse(endpoint.ready), Reverse(endpoint.serving), &slice.name, index);
                 (merged, preference)
             }));
         }

@@ -1,50 +1,49 @@
-//! The same answers as `view`, for one node at a time, in the words of the specification and without a thought for
-//! speed.
+//! A second implementation of `view` for tests: one node at a time, close to the specification, and slow.
 
 use proto::model::{Endpoint, IpFamily, PerFamily, Pool, ServicePortKey, TrafficPolicy};
 
 use crate::object::{ServiceObject, SliceEndpoint, SliceObject};
 
-/// What one node holds of one service port.
+/// What one node gets of one service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct NodeView {
     pub(super) any_endpoints: PerFamily<bool>,
     pub(super) cluster: PerFamily<Pool>,
     pub(super) local: PerFamily<Pool>,
 }
 
-pub(super) fn seen(
+pub(super) fn node_view(
     service: &ServiceObject,
     key: &ServicePortKey,
     uses_external: bool,
     slices: &[SliceObject],
     node: &str,
     zone: &str,
-) -> Seen {
-    let mut seen =
-        Seen { any_endpoints: PerFamily::default(), cluster: PerFamily::default(), local: PerFamily::default() };
+) -> NodeView {
+    let mut view =
+        NodeView { any_endpoints: PerFamily::default(), cluster: PerFamily::default(), local: PerFamily::default() };
     for family in IpFamily::ALL {
         if service.cluster_ips[family].is_none() {
             continue;
         }
         let all = endpoints(key, slices, family);
-        seen.any_endpoints[family] =
+        view.any_endpoints[family] =
             all.iter().any(|(_, ep)| ep.ready) || all.iter().any(|(_, ep)| ep.serving && ep.terminating);
 
         if service.internal_policy != TrafficPolicy::Local || uses_external {
-            seen.cluster[family] = cluster(&all, node, zone).into_iter().collect();
+            view.cluster[family] = cluster(&all, node, zone).into_iter().collect();
         }
 
         let here: Vec<_> = all.iter().filter(|(_, ep)| ep.node.as_deref() == Some(node)).collect();
         let ready: Vec<_> = here.iter().filter(|(_, ep)| ep.ready).map(|(endpoint, _)| *endpoint).collect();
-        seen.local[family] = if ready.is_empty() {
+        view.local[family] = if ready.is_empty() {
             let still_serving = here.iter().filter(|(_, ep)| ep.serving && ep.terminating);
             still_serving.map(|(endpoint, _)| Endpoint { terminating: true, ..*endpoint }).collect()
         } else {
             ready.into_iter().collect()
         };
     }
-    seen
+    view
 }
 
 fn cluster(all: &[(Endpoint, &SliceEndpoint)], node: &str, zone: &str) -> Vec<Endpoint> {

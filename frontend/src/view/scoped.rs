@@ -1,20 +1,20 @@
-//! A value that is the same nearly everywhere, and differs in some zones and on some nodes.
+//! A value that is the same on most nodes, and differs in some zones and on some nodes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// One `T` for every place: `nodes[node]`, else `zones[zone]`, else `default`.
+/// One `T` for each node: `nodes[node]`, else `zones[zone]`, else `default`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scoped<T> {
-    /// Where nothing more special applies.
+    /// For all other nodes.
     pub default: T,
-    /// By zone, where it differs from the default.
+    /// By zone.
     pub zones: BTreeMap<Arc<str>, T>,
-    /// By node, where it follows from the node itself.
+    /// By node.
     pub nodes: BTreeMap<Arc<str>, T>,
 }
 
 impl<T> Scoped<T> {
-    /// The same value everywhere.
+    /// The same value on all nodes.
     #[must_use]
     pub fn everywhere(default: T) -> Self {
         Self { default, zones: BTreeMap::new(), nodes: BTreeMap::new() }
@@ -26,7 +26,7 @@ impl<T> Scoped<T> {
         self.nodes.get(node).unwrap_or_else(|| self.in_zone(zone))
     }
 
-    /// The value for nodes of a zone that are not special.
+    /// The value for nodes of a zone that have none of their own.
     #[must_use]
     pub fn in_zone(&self, zone: &str) -> &T {
         self.zones.get(zone).unwrap_or(&self.default)

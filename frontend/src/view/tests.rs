@@ -1,4 +1,4 @@
-//! Views of random clusters against the reference, and the rules that are easiest to get wrong one by one.
+//! Views of random clusters against the reference implementation, and the subtle rules one by one.
 
 use proptest::{collection::vec, prelude::*};
 use proto::model::{Endpoint, Protocol, ServicePortKey};
@@ -14,12 +14,12 @@ fn key_of(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePortKey {
     ServicePortKey::new("ns", service.name.name.clone(), port.name.clone(), port.protocol)
 }
 
-/// The view of the first port, which gets all it claims.
+/// The view of the first port, without VIP conflicts.
 fn view_of(service: &ServiceObject, slices: &[SliceObject]) -> ServicePortView {
-    view(service, unopposed(service, &service.ports[0]), slices)
+    view(service, without_conflicts(service, &service.ports[0]), slices)
 }
 
-fn unopposed(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePort {
+fn without_conflicts(service: &ServiceObject, port: &ServiceObjectPort) -> ServicePort {
     ServicePort {
         cluster_ips: service.cluster_ips,
         node_port: port.node_port,
@@ -35,8 +35,8 @@ fn addresses(pool: &[Endpoint]) -> Vec<String> {
     pool.iter().map(|endpoint| endpoint.address.to_string()).collect()
 }
 
-/// The endpoints that an explanation lets into a pool.
-fn said(
+/// The endpoints that are in a pool by an explanation.
+fn explained_pool(
     explanation: &ServicePortExplanation,
     family: IpFamily,
     reason: impl Fn(&EndpointExplanation) -> &EndpointReason,
@@ -48,7 +48,7 @@ fn said(
     members
 }
 
-fn plain(pool: &[Endpoint]) -> Vec<(std::net::IpAddr, std::num::NonZeroU16)> {
+fn pairs(pool: &[Endpoint]) -> Vec<(std::net::IpAddr, std::num::NonZeroU16)> {
     pool.iter().map(|endpoint| (endpoint.address, endpoint.port)).collect()
 }
 
@@ -56,7 +56,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn agrees_with_the_reference(service in any_service(), slices in vec(any_slice(), 0..4)) {
+    fn view_equals_the_reference(service in any_service(), slices in vec(any_slice(), 0..4)) {
         let slices: Vec<_> = slices
             .into_iter()
             .enumerate()
@@ -69,35 +69,35 @@ proptest! {
         for port in &service.ports {
             let mut backwards = slices.clone();
             backwards.reverse();
-            let settled = unopposed(&service, port);
-            let external = settled.externally_accessible();
-            let seen = view(&service, settled.clone(), &slices);
-            prop_assert_eq!(&seen, &view(&service, settled, &backwards), "the order of slices matters");
-            for node in NODES.into_iter().chain(["unheard-of"]) {
-                for zone in ZONES.into_iter().chain(["", "unheard-of"]) {
+            let resolved = without_conflicts(&service, port);
+            let external = resolved.externally_accessible();
+            let view_of_all = view(&service, resolved.clone(), &slices);
+            prop_assert_eq!(&view_of_all, &view(&service, resolved, &backwards), "the order of slices matters");
+            for node in NODES.into_iter().chain(["unknown"]) {
+                for zone in ZONES.into_iter().chain(["", "unknown"]) {
                     let key = key_of(&service, port);
-                    let expected = reference::seen(&service, &key, external, &slices, node, zone);
-                    let local = |family| seen.local_pool(family, node).cloned().unwrap_or_default();
-                    let actual = reference::Seen {
-                        any_endpoints: seen.port.any_endpoints,
-                        cluster: PerFamily::from_fn(|family| seen.cluster_pool(family, node, zone).clone()),
+                    let expected = reference::node_view(&service, &key, external, &slices, node, zone);
+                    let local = |family| view_of_all.local_pool(family, node).cloned().unwrap_or_default();
+                    let actual = reference::NodeView {
+                        any_endpoints: view_of_all.port.any_endpoints,
+                        cluster: PerFamily::from_fn(|family| view_of_all.cluster_pool(family, node, zone).clone()),
                         local: PerFamily::from_fn(local),
                     };
                     prop_assert_eq!(actual, expected, "{} in {}", node, zone);
 
-                    // What is said about it is what it is.
-                    let explanation = explain(&service, unopposed(&service, port), &slices, node, zone);
-                    prop_assert_eq!(&explanation.port, &seen.port);
+                    // The explanation agrees with the view.
+                    let explanation = explain(&service, without_conflicts(&service, port), &slices, node, zone);
+                    prop_assert_eq!(&explanation.port, &view_of_all.port);
                     for family in IpFamily::ALL {
-                        let cluster = seen.cluster_pool(family, node, zone).clone();
-                        prop_assert_eq!(said(&explanation, family, |one| &one.cluster), plain(&cluster));
-                        prop_assert_eq!(said(&explanation, family, |one| &one.local), plain(&local(family)));
+                        let cluster = view_of_all.cluster_pool(family, node, zone).clone();
+                        prop_assert_eq!(explained_pool(&explanation, family, |one| &one.cluster), pairs(&cluster));
+                        prop_assert_eq!(explained_pool(&explanation, family, |one| &one.local), pairs(&local(family)));
                     }
                     let listed: usize = slices
                         .iter()
                         .map(|slice| {
-                            let of_it = |of: &&SlicePort| of.name == port.name && of.protocol == port.protocol;
-                            slice.ports.iter().filter(of_it).count().max(1) * slice.endpoints.len()
+                            let has_port = |of: &&SlicePort| of.name == port.name && of.protocol == port.protocol;
+                            slice.ports.iter().filter(has_port).count().max(1) * slice.endpoints.len()
                         })
                         .sum();
                     prop_assert_eq!(explanation.endpoints.len(), listed, "each once for each port of its slice");
@@ -108,13 +108,13 @@ proptest! {
 }
 
 #[test]
-fn an_endpoint_in_two_slices_is_one_and_not_terminating() {
+fn endpoint_in_two_slices_is_one_and_not_terminating() {
     let service = service("s", "10.96.0.1");
-    let going = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.1", "node-0") };
+    let terminating = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.1", "node-0") };
     let slices = [
-        slice("a", "s", vec![going.clone()]),
+        slice("a", "s", vec![terminating.clone()]),
         slice("b", "s", vec![endpoint("10.0.0.1", "node-1")]),
-        slice("c", "s", vec![going]),
+        slice("c", "s", vec![terminating]),
     ];
     let view = view_of(&service, &slices);
     assert_eq!(addresses(&view.cluster.v4.default), ["10.0.0.1"]);
@@ -122,17 +122,17 @@ fn an_endpoint_in_two_slices_is_one_and_not_terminating() {
 }
 
 #[test]
-fn terminating_endpoints_serve_when_nothing_is_ready_and_ignore_hints() {
+fn terminating_endpoints_are_used_when_none_is_ready_and_ignore_hints() {
     let service = service("s", "10.96.0.1");
-    let going = SliceEndpoint {
+    let terminating = SliceEndpoint {
         ready: false,
         terminating: true,
         zone_hints: vec!["zone-a".into()],
         ..endpoint("10.0.0.1", "node-0")
     };
-    let stopped = SliceEndpoint { serving: false, ..going.clone() };
+    let stopped = SliceEndpoint { serving: false, ..terminating.clone() };
     let stopped = SliceEndpoint { address: "10.0.0.2".parse().unwrap(), ..stopped };
-    let view = view_of(&service, &[slice("a", "s", vec![going, stopped])]);
+    let view = view_of(&service, &[slice("a", "s", vec![terminating, stopped])]);
     for zone in ["zone-a", "zone-b", ""] {
         assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "n", zone)), ["10.0.0.1"]);
     }
@@ -143,7 +143,7 @@ fn terminating_endpoints_serve_when_nothing_is_ready_and_ignore_hints() {
 }
 
 #[test]
-fn one_ready_endpoint_without_hint_vetoes_but_one_that_is_not_ready_does_not() {
+fn ready_endpoint_without_hint_disables_hints_but_an_unready_one_does_not() {
     let service = service("s", "10.96.0.1");
     let hinted = |address, zone: &str| SliceEndpoint { zone_hints: vec![zone.into()], ..endpoint(address, "node-0") };
     let unready = SliceEndpoint { ready: false, ..endpoint("10.0.0.9", "node-0") };
@@ -153,13 +153,13 @@ fn one_ready_endpoint_without_hint_vetoes_but_one_that_is_not_ready_does_not() {
     assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "n", "zone-c")), ["10.0.0.1", "10.0.0.2"]);
     assert_eq!(addresses(view.cluster_pool(IpFamily::V4, "n", "")), ["10.0.0.1", "10.0.0.2"]);
 
-    let vetoed = [two, vec![endpoint("10.0.0.3", "node-1")]].concat();
-    let view = view_of(&service, &[slice("a", "s", vetoed)]);
+    let incomplete = [two, vec![endpoint("10.0.0.3", "node-1")]].concat();
+    let view = view_of(&service, &[slice("a", "s", incomplete)]);
     assert_eq!(view.cluster_pool(IpFamily::V4, "n", "zone-a").len(), 3);
 }
 
 #[test]
-fn node_hints_win_over_zone_hints_only_where_they_name_the_node() {
+fn node_hints_take_precedence_only_where_they_name_the_node() {
     let service = service("s", "10.96.0.1");
     let hinted = |address, node: &str, zone: &str| SliceEndpoint {
         zone_hints: vec![zone.into()],
@@ -178,7 +178,7 @@ fn node_hints_win_over_zone_hints_only_where_they_name_the_node() {
 }
 
 #[test]
-fn a_cluster_pool_that_nobody_uses_is_empty_and_the_local_one_is_there_all_the_same() {
+fn unused_cluster_pool_is_empty_and_the_local_pool_is_not() {
     let mut service = service("s", "10.96.0.1");
     service.internal_policy = TrafficPolicy::Local;
     let slices = [slice("a", "s", vec![endpoint("10.0.0.1", "node-0")])];
@@ -194,7 +194,7 @@ fn a_cluster_pool_that_nobody_uses_is_empty_and_the_local_one_is_there_all_the_s
 }
 
 #[test]
-fn one_port_name_can_have_several_numbers_and_other_ports_do_not_count() {
+fn port_name_can_have_several_numbers_and_other_ports_are_ignored() {
     let service = service("s", "10.96.0.1");
     let mut other = slice("b", "s", vec![endpoint("10.0.0.1", "node-0"), endpoint("10.0.0.2", "node-0")]);
     other.ports = vec![
@@ -208,7 +208,7 @@ fn one_port_name_can_have_several_numbers_and_other_ports_do_not_count() {
 }
 
 #[test]
-fn a_family_without_cluster_ip_has_no_endpoints() {
+fn ip_family_without_cluster_ip_has_no_endpoints() {
     let service = service("s", "10.96.0.1");
     let mut v6 = slice("a", "s", vec![endpoint("fd00::10", "node-0")]);
     v6.family = IpFamily::V6;
@@ -218,7 +218,7 @@ fn a_family_without_cluster_ip_has_no_endpoints() {
     assert!(view.cluster_pool(IpFamily::V6, "node-0", "").is_empty());
 }
 
-/// Of each endpoint: its address, why it is in the cluster pool or not, and the same of the local pool.
+/// The address of each endpoint, and the reasons for the cluster pool and for the local pool.
 fn reasons(explanation: &ServicePortExplanation) -> Vec<[String; 3]> {
     let one =
         |one: &EndpointExplanation| [one.endpoint.address.to_string(), one.cluster.to_string(), one.local.to_string()];
@@ -226,37 +226,41 @@ fn reasons(explanation: &ServicePortExplanation) -> Vec<[String; 3]> {
 }
 
 #[test]
-fn every_endpoint_is_told_why() {
+fn each_endpoint_has_a_reason() {
     let service = service("s", "10.96.0.1");
-    let port = || unopposed(&service, &service.ports[0]);
+    let port = || without_conflicts(&service, &service.ports[0]);
     let hinted = |address, zone: &str| SliceEndpoint { zone_hints: vec![zone.into()], ..endpoint(address, "node-0") };
-    let going = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.4", "node-0") };
-    let stopped = SliceEndpoint { serving: false, address: "10.0.0.5".parse().unwrap(), ..going.clone() };
+    let terminating = SliceEndpoint { ready: false, terminating: true, ..endpoint("10.0.0.4", "node-0") };
+    let stopped = SliceEndpoint { serving: false, address: "10.0.0.5".parse().unwrap(), ..terminating.clone() };
     let unready = SliceEndpoint { ready: false, ..endpoint("10.0.0.6", "node-1") };
     let mut other = slice("c", "s", vec![endpoint("10.0.0.7", "node-0")]);
     other.ports[0].name = "metrics".into();
     let slices = [
-        slice("a", "s", vec![hinted("10.0.0.1", "zone-a"), hinted("10.0.0.2", "zone-b"), going, stopped, unready]),
+        slice(
+            "a",
+            "s",
+            vec![hinted("10.0.0.1", "zone-a"), hinted("10.0.0.2", "zone-b"), terminating, stopped, unready],
+        ),
         slice("b", "s", vec![hinted("10.0.0.1", "zone-a")]),
         other,
     ];
     let explanation = explain(&service, port(), &slices, "node-0", "zone-a");
-    let duplicate = "the same is in slice a, which counts";
+    let duplicate = "duplicate of an endpoint in slice a";
     let expected = [
-        ["10.0.0.1", "ready, hinted for zone zone-a", "ready"],
+        ["10.0.0.1", "ready, hint for zone zone-a", "ready"],
         ["10.0.0.1", duplicate, duplicate],
-        ["10.0.0.2", "hinted for zone zone-b", "ready"],
-        ["10.0.0.4", "terminates, and others are ready", "terminates, and others are ready"],
-        ["10.0.0.5", "terminates, and serves no longer", "terminates, and serves no longer"],
-        ["10.0.0.6", "not ready", "on node-1"],
+        ["10.0.0.2", "hint for zone zone-b", "ready"],
+        ["10.0.0.4", "terminating, and other endpoints are ready", "terminating, and other endpoints are ready"],
+        ["10.0.0.5", "terminating and not serving", "terminating and not serving"],
+        ["10.0.0.6", "not ready", "on node node-1"],
         ["10.0.0.7", "its slice has no such port", "its slice has no such port"],
     ];
     assert_eq!(reasons(&explanation), expected);
-    assert_eq!(explanation.notes, ["IPv4: zone hints are in force: only what is hinted for zone-a is used"]);
+    assert_eq!(explanation.notes, ["IPv4: zone hints apply: only endpoints with a hint for zone-a are used"]);
 
-    let vetoed = [slices[0].clone(), slice("b", "s", vec![endpoint("10.0.0.3", "node-1")])];
-    let explanation = explain(&service, port(), &vetoed, "node-1", "zone-a");
-    let note = "IPv4: zone hints are ignored, for the ready endpoint 10.0.0.3:8080 has none";
+    let incomplete = [slices[0].clone(), slice("b", "s", vec![endpoint("10.0.0.3", "node-1")])];
+    let explanation = explain(&service, port(), &incomplete, "node-1", "zone-a");
+    let note = "IPv4: zone hints are ignored: the ready endpoint 10.0.0.3:8080 has none";
     assert_eq!(explanation.notes, [note]);
-    assert_eq!(reasons(&explanation)[1], ["10.0.0.2", "ready", "on node-0"]);
+    assert_eq!(reasons(&explanation)[1], ["10.0.0.2", "ready", "on node node-0"]);
 }

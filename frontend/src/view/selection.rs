@@ -1,0 +1,168 @@
+//! Endpoint selection: which endpoints are used, and by which rule. Pools and explanations are made from it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use proto::model::Pool;
+
+use crate::object::SliceEndpoint;
+
+use super::{Scoped, merge::MergedEndpoint};
+
+/// The endpoints of a set that are used.
+#[derive(Debug)]
+pub(super) struct UsedEndpoints<'a> {
+    pub(super) basis: UseBasis,
+    endpoints: Vec<MergedEndpoint<'a>>,
+}
+
+/// Why endpoints are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UseBasis {
+    /// They are ready.
+    Ready,
+    /// No endpoint is ready; these are terminating and still serving.
+    Fallback,
+}
+
+/// The endpoints for traffic policy Cluster, of one family.
+#[derive(Debug)]
+pub(super) struct ClusterSelection<'a> {
+    pub(super) used: UsedEndpoints<'a>,
+    pub(super) node_hints: Hints<'a>,
+    pub(super) zone_hints: Hints<'a>,
+}
+
+/// The hints of one kind (node or zone) of the ready endpoints.
+#[derive(Debug)]
+pub(super) enum Hints<'a> {
+    /// No endpoint is ready, or none has such hints.
+    Absent,
+    /// Ignored, because this ready endpoint has none.
+    Incomplete(MergedEndpoint<'a>),
+    /// The endpoints by node or zone.
+    Active(BTreeMap<Arc<str>, Vec<MergedEndpoint<'a>>>),
+}
+
+/// Which hints narrow the endpoints for a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HintScope {
+    /// Node hints: some name the node.
+    Node,
+    /// Zone hints: some name its zone.
+    Zone,
+    /// None.
+    Everywhere,
+}
+
+// === impl UsedEndpoints ===
+
+impl<'a> UsedEndpoints<'a> {
+    /// The ready endpoints, or if there are none, those that are terminating and still serving.
+    fn of(endpoints: &[MergedEndpoint<'a>]) -> Self {
+        let ready: Vec<_> = endpoints.iter().filter(|merged| merged.ready()).copied().collect();
+        if !ready.is_empty() {
+            return Self { basis: UseBasis::Ready, endpoints: ready };
+        }
+        let fallback = endpoints.iter().filter(|merged| merged.fallback());
+        Self { basis: UseBasis::Fallback, endpoints: fallback.copied().collect() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.endpoints.is_empty()
+    }
+}
+
+/// The used endpoints of each node that has some.
+pub(super) fn local<'a>(endpoints: &[MergedEndpoint<'a>]) -> BTreeMap<Arc<str>, UsedEndpoints<'a>> {
+    let mut by_node = BTreeMap::<Arc<str>, Vec<_>>::new();
+    for merged in endpoints {
+        if let Some(node) = &merged.endpoint.node {
+            by_node.entry(node.clone()).or_default().push(*merged);
+        }
+    }
+    let used = by_node.into_iter().map(|(node, endpoints)| (node, UsedEndpoints::of(&endpoints)));
+    used.filter(|(_, used)| !used.is_empty()).collect()
+}
+
+/// The local pool of a node. Its endpoints are marked as terminating.
+pub(super) fn local_pool(used: &UsedEndpoints<'_>) -> Pool {
+    let terminating = used.basis == UseBasis::Fallback;
+    used.endpoints.iter().map(|merged| merged.to_endpoint(terminating)).collect()
+}
+
+// === impl ClusterSelection ===
+
+impl<'a> ClusterSelection<'a> {
+    /// The ready endpoints, narrowed by hints, or if there are none, all those that are terminating and still serving.
+    pub(super) fn of(endpoints: &[MergedEndpoint<'a>]) -> Self {
+        let used = UsedEndpoints::of(endpoints);
+        let (node_hints, zone_hints) = match used.basis {
+            UseBasis::Ready => (
+                Hints::of(&used.endpoints, |endpoint| &endpoint.node_hints),
+                Hints::of(&used.endpoints, |endpoint| &endpoint.zone_hints),
+            ),
+            UseBasis::Fallback => (Hints::Absent, Hints::Absent),
+        };
+        Self { used, node_hints, zone_hints }
+    }
+
+    /// Which hints apply to a node in a zone. Node hints take precedence.
+    pub(super) fn scope(&self, node: &str, zone: &str) -> HintScope {
+        if self.node_hints.names(node) {
+            HintScope::Node
+        } else if self.zone_hints.names(zone) {
+            HintScope::Zone
+        } else {
+            HintScope::Everywhere
+        }
+    }
+
+    /// The cluster pools of all nodes.
+    pub(super) fn pools(&self) -> Scoped<Pool> {
+        let default = pool(&self.used.endpoints);
+        let mut zones = self.zone_hints.pools();
+        // A zone whose pool equals the default needs no entry of its own.
+        zones.retain(|_, pool| *pool != default);
+        Scoped { zones, nodes: self.node_hints.pools(), default }
+    }
+}
+
+// === impl Hints ===
+
+impl<'a> Hints<'a> {
+    /// Hints of a kind apply only if every ready endpoint has some.
+    fn of(ready: &[MergedEndpoint<'a>], hints: impl Fn(&'a SliceEndpoint) -> &'a [Arc<str>]) -> Self {
+        if let Some(without) = ready.iter().find(|merged| hints(merged.endpoint).is_empty()) {
+            let any = ready.iter().any(|merged| !hints(merged.endpoint).is_empty());
+            return if any { Self::Incomplete(*without) } else { Self::Absent };
+        }
+        let mut by_name = BTreeMap::<Arc<str>, Vec<_>>::new();
+        for merged in ready {
+            // The empty name stands for a node without a zone, which no hint can mean.
+            let names: BTreeSet<_> = hints(merged.endpoint).iter().filter(|name| !name.is_empty()).collect();
+            for name in names {
+                by_name.entry(name.clone()).or_default().push(*merged);
+            }
+        }
+        Self::Active(by_name)
+    }
+
+    /// Whether a node or zone is named.
+    fn names(&self, name: &str) -> bool {
+        matches!(self, Self::Active(by_name) if by_name.contains_key(name))
+    }
+
+    /// One pool for each node or zone that is named.
+    fn pools(&self) -> BTreeMap<Arc<str>, Pool> {
+        let Self::Active(by_name) = self else { return BTreeMap::new() };
+        by_name.iter().map(|(name, endpoints)| (name.clone(), pool(endpoints))).collect()
+    }
+}
+
+/// A cluster pool. Its endpoints are not marked as terminating.
+fn pool(endpoints: &[MergedEndpoint<'_>]) -> Pool {
+    endpoints.iter().map(|merged| merged.to_endpoint(false)).collect()
+}
