@@ -1,4 +1,4 @@
-//! What can go wrong, with the kernel's errno kept: callers branch on "is not there", "is busy", "outcome unknown".
+//! Errors of netlink calls, with the kernel's errno.
 
 use std::fmt;
 
@@ -7,83 +7,90 @@ use nix::libc;
 /// The crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of a netlink call. [`Error::errno`] and the `is_*` predicates answer what callers branch on.
+/// An error of a netlink call; the `is_*` methods classify it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A call on the socket itself failed.
     #[error("{call}: {errno}")]
     Socket {
-        /// The call, in words.
+        /// What the call was for.
         call: &'static str,
-        /// Why.
+        /// The kernel's reason.
         errno: Errno,
     },
-    /// A request outside a transaction (a dump, a query) was refused.
+    /// The kernel rejected a request outside a transaction, such as a dump.
     #[error("{request}: {errno}{}", hint(.message))]
     Request {
-        /// The request in nft's words, e.g. `list map ip fairlead vips`.
+        /// The request as the command line tool would write it, e.g. `list map ip fairlead vips`.
         request: String,
-        /// Why.
+        /// The kernel's reason.
         errno: Errno,
-        /// The kernel's own explanation, if it gave one.
+        /// The message of the kernel's extended acknowledgement.
         message: Option<String>,
     },
-    /// The transaction was refused; nothing of it is in force.
+    /// The kernel rejected the transaction and applied nothing of it.
     #[error("{0}")]
     Rejected(RejectedOperations),
-    /// The kernel had no room for its answers (`ENOBUFS`): the transaction may be in force or not. Look (compare
-    /// `generation`, dump) or send everything again.
-    #[error("the kernel dropped its answers: it is unknown whether the transaction was executed")]
+    /// The receive buffer was full (`ENOBUFS`), so the kernel dropped replies. It may have applied the transaction: dump, or reconcile.
+    #[error("the kernel dropped replies, so the transaction may or may not be applied")]
     OutcomeUnknown,
-    /// The transaction does not fit into the socket's send buffer, and it could not be raised (that takes
-    /// `CAP_NET_ADMIN` in the initial user namespace). Send it in smaller parts.
+    /// The transaction is larger than the socket's send buffer, and raising that takes `CAP_NET_ADMIN` in the initial user namespace.
+    /// Split the transaction.
     #[error("a transaction of {bytes} bytes is larger than the socket's send buffer")]
     TooLarge {
         /// Its size in bytes.
         bytes: usize,
     },
-    /// Each attempt at a dump was disturbed by somebody's changes (`NLM_F_DUMP_INTR`).
+    /// Another process changed the ruleset during each attempt at a dump (`NLM_F_DUMP_INTR`).
     #[error("{request}: the ruleset changed during each of {attempts} attempts")]
     Interrupted {
-        /// The request in nft's words.
+        /// The request as `nft` would write it.
         request: String,
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
     },
-    /// An answer is not what the protocol promises.
-    #[error("malformed answer from the kernel: {0}")]
+    /// `rtnetlink` failed for another reason than a rejection by the kernel.
+    #[error("{request}")]
+    Rtnetlink {
+        /// The request as `ip` would write it.
+        request: String,
+        /// The reason.
+        source: rtnetlink::Error,
+    },
+    /// A reply of the kernel does not follow the protocol.
+    #[error("malformed reply from the kernel: {0}")]
     Malformed(&'static str),
 }
 
 impl Error {
-    /// The kernel's errno; of a refused transaction, the first refusal's.
+    /// The kernel's errno; of a rejected transaction, that of the first rejected operation.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Error::Socket { errno, .. } | Error::Request { errno, .. } => Some(*errno),
-            Error::Rejected(refusals) => refusals.first().map(|refusal| refusal.errno),
+            Error::Rejected(operations) => operations.first().map(|operation| operation.errno),
             Error::OutcomeUnknown => Some(Errno(libc::ENOBUFS)),
             Error::TooLarge { .. } => Some(Errno(libc::EMSGSIZE)),
             Error::Interrupted { .. } => Some(Errno(libc::EINTR)),
-            Error::Malformed(_) => None,
+            Error::Rtnetlink { .. } | Error::Malformed(_) => None,
         }
     }
 
-    /// What was named does not exist (`ENOENT`).
+    /// The object does not exist (`ENOENT`).
     pub fn is_not_found(&self) -> bool {
         self.is(libc::ENOENT)
     }
 
-    /// What was to be added is there, and differs (`EEXIST`).
+    /// The object to add exists, with another value (`EEXIST`).
     pub fn is_exists(&self) -> bool {
         self.is(libc::EEXIST)
     }
 
-    /// What was to be removed is still used (`EBUSY`).
+    /// The object to delete is in use (`EBUSY`).
     pub fn is_busy(&self) -> bool {
         self.is(libc::EBUSY)
     }
 
-    /// Somebody else changed the ruleset meanwhile (`EINTR`, `ERESTART`, `EAGAIN`): try again.
+    /// Another process changed the ruleset at the same time (`EINTR`, `ERESTART`, `EAGAIN`): retry.
     pub fn is_interrupted(&self) -> bool {
         self.is(libc::EINTR) || self.is(libc::ERESTART) || self.is(libc::EAGAIN)
     }
@@ -93,20 +100,20 @@ impl Error {
         self.is(libc::EPERM) || self.is(libc::EACCES)
     }
 
-    /// The kernel does not have the feature (`EOPNOTSUPP`, `EPROTONOSUPPORT`).
+    /// The kernel lacks the feature (`EOPNOTSUPP`, `EPROTONOSUPPORT`).
     pub fn is_not_supported(&self) -> bool {
         self.is(libc::EOPNOTSUPP) || self.is(libc::EPROTONOSUPPORT)
     }
 
-    /// It is unknown whether the transaction was executed.
+    /// The kernel may or may not have applied the transaction.
     pub fn is_outcome_unknown(&self) -> bool {
         matches!(self, Error::OutcomeUnknown)
     }
 
-    /// The refusals of a refused transaction; empty for every other error.
+    /// The rejected operations of a transaction; empty for every other error.
     pub fn rejected_operations(&self) -> &[RejectedOperation] {
         match self {
-            Error::Rejected(refusals) => refusals,
+            Error::Rejected(operations) => operations,
             _ => &[],
         }
     }
@@ -116,7 +123,7 @@ impl Error {
     }
 }
 
-/// All that the kernel refused of one transaction: it goes on after an error, so that each culprit is named.
+/// The operations of one transaction that the kernel rejected. It continues after an error and reports each of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedOperations {
     list: Vec<RejectedOperation>,
@@ -128,7 +135,7 @@ impl RejectedOperations {
         RejectedOperations { list, complete }
     }
 
-    /// False when the kernel had more refusals than its queue could hold.
+    /// False if the kernel rejected more operations than the receive buffer could hold.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
@@ -145,7 +152,7 @@ impl std::ops::Deref for RejectedOperations {
 impl fmt::Display for RejectedOperations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.list[..] {
-            [] => f.write_str("the transaction was refused"),
+            [] => f.write_str("the transaction was rejected"),
             [only] if self.complete => only.fmt(f),
             [first, rest @ ..] => {
                 let more = if self.complete { "" } else { " at least" };
@@ -155,18 +162,18 @@ impl fmt::Display for RejectedOperations {
     }
 }
 
-/// One operation of a transaction that the kernel refused.
+/// An operation of a transaction that the kernel rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedOperation {
-    /// Why.
+    /// The kernel's reason.
     pub errno: Errno,
-    /// The index of the operation in its batch; `None` when the transaction as a whole was refused (at its commit, or
-    /// for lack of permission).
+    /// The index of the operation in its batch; `None` if the kernel rejected the whole transaction (at its commit, or for lack of
+    /// permission).
     pub operation: Option<usize>,
-    /// The operation in nft's words, e.g. `add element ip fairlead vips { 10.96.0.1 . tcp . 80 : goto pool-3 }`. When
-    /// the operation holds many elements and the kernel did not say which one, without elements.
+    /// The operation as `nft` would write it, e.g. `add element ip fairlead vips { 10.96.0.1 . tcp . 80 : goto pool-3 }`. Without
+    /// elements if the operation has several and the kernel did not report which one it rejected.
     pub label: String,
-    /// The index of the element in the operation, when it holds elements and the kernel pointed at one.
+    /// The index of the rejected element in the operation, if the kernel reported one.
     pub element: Option<usize>,
     /// The kernel's own explanation, if it gave one.
     pub message: Option<String>,
@@ -220,14 +227,14 @@ impl From<nix::errno::Errno> for Errno {
 mod tests {
     use super::*;
 
-    fn refusal(errno: i32, label: &str) -> RejectedOperation {
+    fn rejected(errno: i32, label: &str) -> RejectedOperation {
         RejectedOperation { errno: Errno(errno), operation: Some(3), label: label.into(), element: None, message: None }
     }
 
     #[test]
-    fn a_refused_transaction_names_the_first_and_counts_the_rest() {
+    fn a_rejected_transaction_displays_its_first_operation_and_the_number_of_others() {
         let error = Error::Rejected(RejectedOperations::new(
-            vec![refusal(libc::ENOENT, "delete chain ip t a"), refusal(libc::EBUSY, "delete chain ip t b")],
+            vec![rejected(libc::ENOENT, "delete chain ip t a"), rejected(libc::EBUSY, "delete chain ip t b")],
             true,
         ));
         assert!(error.is_not_found() && !error.is_busy());
@@ -236,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_errno_without_a_name_keeps_its_number() {
+    fn an_unnamed_errno_is_displayed_as_its_number() {
         assert_eq!(Errno(4103).to_string(), "errno 4103");
         assert_eq!(Errno(libc::ERESTART).to_string(), "Interrupted system call should be restarted (ERESTART)");
     }

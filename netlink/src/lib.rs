@@ -9,18 +9,16 @@
 //!       +---- dumps, decoded -----+   Table, Chain, Set, ListedRule, Element
 //! ```
 //!
-//! [`conntrack`] dumps and deletes flows, [`ipvs`] reads and changes virtual servers, [`ipset`] sets, [`device`] makes and deletes a
-//! dummy device and changes its addresses; [`addresses`] says which addresses each interface has.
+//! [`conntrack`] dumps and deletes flows, [`ipvs`] reads and changes virtual servers, [`ipset`] sets; [`rtnl`] reads and
+//! changes links, addresses and routes.
 //!
 //! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a [`nft::NftHandle`]
 //! on a thread of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.
 
-pub mod addresses;
 mod attr;
 #[cfg(test)]
 mod captured;
 pub mod conntrack;
-pub mod device;
 mod error;
 mod exchange;
 mod family;
@@ -29,6 +27,7 @@ pub mod ipset;
 pub mod ipvs;
 mod message;
 pub mod nft;
+pub mod rtnl;
 mod socket;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -33,9 +33,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use netlink::{
-    addresses, conntrack, device,
+    conntrack,
     ipset::{self, DestroyOutcome},
     ipvs::{self, IpvsProtocol, VirtualServerKey},
+    rtnl,
 };
 use proto::model::IpFamily;
 
@@ -148,7 +149,7 @@ impl Leftovers {
             delete_udp_flows(&self.idle)?;
         }
         if self.device == DeviceAction::Delete {
-            device::Handle::open()?.delete_device(DEVICE)?;
+            rtnl::delete_link(DEVICE)?;
         }
         let mut ipset = ipset::IpsetHandle::open()?;
         let mut in_use = Vec::new();
@@ -179,7 +180,7 @@ pub(crate) fn destinations() -> Result<Vec<(VirtualServerKey, ServerKind, Vec<So
 }
 
 fn observe() -> Result<Observed> {
-    let mut interfaces = addresses::by_interface().context("list the addresses of the interfaces")?;
+    let mut interfaces = rtnl::addresses_by_link().context("list the addresses of the links")?;
     // Addresses that are also on Fairlead's device, and the virtual servers at them, belong to Fairlead.
     let adopted = interfaces.get(FAIRLEAD_DEVICE).cloned().unwrap_or_default();
     let mut device = interfaces.remove(DEVICE);

@@ -1,22 +1,21 @@
 //! What is asked while a packet goes: elements of sets one by one, for a large cluster has many; addresses; routes.
 
-mod routes;
 mod servers;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     fs,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr},
 };
 
 use anyhow::{Context as _, Result};
 use netlink::{
-    addresses, ipset, ipvs,
+    ipset, ipvs,
     nft::{ElementData, NftHandle, Table, Verdict},
+    rtnl,
 };
 
 use crate::ipset::find;
-use routes::Routes;
 use servers::Servers;
 pub use servers::VirtualServer;
 
@@ -94,28 +93,23 @@ pub struct Live {
     /// Once one has been asked for.
     servers: Option<Servers>,
     own: HashSet<IpAddr>,
-    interfaces: BTreeMap<String, HashSet<IpAddr>>,
-    routes: Routes,
 }
 
 // === impl Live ===
 
 impl Live {
-    /// Opens a socket, and reads addresses and routes.
+    /// Opens sockets, and lists addresses.
     ///
     /// # Errors
     /// When the kernel does not answer.
     pub fn open() -> Result<Self> {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Ok(Self {
             nft: NftHandle::open().context("open nf_tables")?,
             ipset: ipset::IpsetHandle::open().context("open ipset")?,
             sets: None,
             entries: HashMap::new(),
             servers: None,
-            own: addresses::own().context("read this node's addresses")?,
-            interfaces: addresses::by_interface().context("read this node's interfaces")?,
-            routes: Routes::parse(&read("/proc/thread-self/net/route"), &read("/proc/thread-self/net/ipv6_route")),
+            own: rtnl::addresses().context("list this node's addresses")?,
         })
     }
 
@@ -183,25 +177,11 @@ impl Kernel for Live {
     }
 
     fn interface_towards(&self, address: IpAddr) -> Option<String> {
-        if self.is_local(address) {
-            return Some("lo".to_owned());
-        }
-        let on_link = self.routes.interface(address).map(str::to_owned);
-        on_link.or_else(|| {
-            let source = self.source_towards(address)?;
-            self.interfaces.iter().find(|(_, own)| own.contains(&source)).map(|(name, _)| name.clone())
-        })
+        Some(rtnl::route_to(address).ok()??.link)
     }
 
     fn source_towards(&self, address: IpAddr) -> Option<IpAddr> {
-        let any: SocketAddr = match address {
-            IpAddr::V4(_) => ([0; 4], 0).into(),
-            IpAddr::V6(_) => ([0u16; 8], 0).into(),
-        };
-        // Nothing is sent: connecting a UDP socket only chooses an address.
-        let socket = UdpSocket::bind(any).ok()?;
-        socket.connect((address, 9)).ok()?;
-        Some(socket.local_addr().ok()?.ip())
+        rtnl::route_to(address).ok()??.source
     }
 
     fn remembers(&self, list: &str, address: IpAddr) -> bool {

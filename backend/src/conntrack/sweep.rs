@@ -96,7 +96,7 @@ fn concerns_udp(work: &Work) -> bool {
 
 /// Deletes the stale flows of both families. Blocks. A family without UDP services costs nothing, and is not in the answer.
 pub(crate) fn sweep(vips: &mut PerFamily<Vips>) -> Result<Vec<Swept>> {
-    let addresses = netlink::addresses::own().context("the node's addresses")?;
+    let addresses = netlink::rtnl::addresses().context("list the node's addresses")?;
     let mut swept = Vec::new();
     for family in IpFamily::ALL {
         let vips = &mut vips[family];

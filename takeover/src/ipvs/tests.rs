@@ -172,6 +172,6 @@ fn device_and_sets_are_removed_on_a_kernel_without_ipvs() {
         );
         assert_eq!(counted(&Leftovers::find().unwrap()), [("set KUBE-LOOP-BACK".to_owned(), 1)]);
         assert_eq!(run("ipset", &["list", "-name"], ""), "KUBE-ROUTER-PODS\nKUBE-LOOP-BACK\nothers\n");
-        assert!(addresses::by_interface().unwrap().contains_key("not-kube-ipvs0"));
+        assert!(rtnl::addresses_by_link().unwrap().contains_key("not-kube-ipvs0"));
     });
 }

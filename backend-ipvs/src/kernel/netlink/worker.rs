@@ -12,8 +12,9 @@ use anyhow::{Context, Result};
 use backend::{Difference, DifferenceKind, InstalledObject};
 use iptables::Variant;
 use netlink::{
-    addresses, device, ipset,
+    ipset,
     ipvs::{self, Destination, VirtualServerKey},
+    rtnl::{self, Link, LinkState},
 };
 use proto::model::{IpFamily, PerFamily};
 
@@ -34,7 +35,6 @@ pub(super) struct Worker {
     /// Opened when it is first needed, for that loads IPVS.
     ipvs: Option<ipvs::IpvsHandle>,
     ipset: ipset::IpsetHandle,
-    device: device::Handle,
     iptables: rules::Iptables,
 }
 
@@ -46,9 +46,9 @@ pub(super) enum Missing {
     Timeouts,
     Setting(settings::Setting),
     Set(Set),
-    Device,
+    Link,
     /// It is there, and down.
-    DeviceUp(device::Device),
+    LinkDown(Link),
     /// So many lines.
     Rules(IpFamily, usize),
 }
@@ -60,7 +60,6 @@ impl Worker {
         Ok(Self {
             ipvs: None,
             ipset: ipset::IpsetHandle::open().context("open a socket for sets")?,
-            device: device::Handle::open().context("open a socket for addresses")?,
             iptables: rules::Iptables::new(iptables),
         })
     }
@@ -88,9 +87,9 @@ impl Worker {
         let present: HashSet<String> =
             self.ipset.sets().context("list sets")?.into_iter().map(|set| set.name).collect();
         missing.extend(Set::all().filter(|set| !present.contains(set.name())).map(Missing::Set));
-        match self.device.find(DEVICE)? {
-            None => missing.push(Missing::Device),
-            Some(device) if device.state == device::State::Down => missing.push(Missing::DeviceUp(device)),
+        match rtnl::link(DEVICE)? {
+            None => missing.push(Missing::Link),
+            Some(link) if link.state == LinkState::Down => missing.push(Missing::LinkDown(link)),
             Some(_) => {}
         }
         for family in IpFamily::ALL {
@@ -109,8 +108,8 @@ impl Worker {
             Missing::Timeouts => self.ipvs()?.set_timeouts(&base.timeouts)?,
             Missing::Setting(setting) => settings::write(setting)?,
             Missing::Set(set) => self.ipset.create(&set.new_set())?,
-            Missing::Device => self.device.create_dummy(DEVICE)?,
-            Missing::DeviceUp(device) => self.device.bring_up(device)?,
+            Missing::Link => rtnl::add_dummy_link(DEVICE)?,
+            Missing::LinkDown(link) => rtnl::set_link_up(&link)?,
             Missing::Rules(family, _) => {
                 let rules = &base.rules[family];
                 self.iptables.apply(family, rules).with_context(|| format!("write the rules of {family}"))?;
@@ -208,7 +207,7 @@ impl Worker {
         // What is on it is ours, but for what was said to be others'.
         let is_shared = self.addresses()?.iter().any(|address| ours.excludes(address));
         if !is_shared {
-            self.device.delete_device(DEVICE)?;
+            rtnl::delete_link(DEVICE)?;
         }
         Ok(())
     }
@@ -235,7 +234,7 @@ impl Worker {
         let present: HashSet<String> = self.ipset.sets()?.into_iter().map(|set| set.name).collect();
         let sets = Set::all().filter(|set| present.contains(set.name())).count();
         item("ipset", "set".to_owned(), sets);
-        let devices = usize::from(self.device.find(DEVICE)?.is_some());
+        let devices = usize::from(rtnl::link(DEVICE)?.is_some());
         item("links", format!("device {DEVICE}"), devices);
         items.retain(|item| item.count > 0);
         Ok(items)
@@ -256,8 +255,8 @@ impl Worker {
     }
 
     fn addresses(&mut self) -> Result<Vec<IpAddr>> {
-        match self.device.find(DEVICE)? {
-            Some(device) => Ok(self.device.addresses(device)?),
+        match rtnl::link(DEVICE)? {
+            Some(link) => Ok(rtnl::link_addresses(&link)?),
             None => Ok(Vec::new()),
         }
     }
@@ -298,8 +297,8 @@ impl Missing {
                 say(DifferenceKind::Change, "sysctl", format!("net.{}={value}", name.replace('/', ".")))
             }
             Self::Set(set) => say(DifferenceKind::Add, "ipset", format!("set {}", set.name())),
-            Self::Device => say(DifferenceKind::Add, "links", format!("device {DEVICE}")),
-            Self::DeviceUp(_) => say(DifferenceKind::Change, "links", format!("device {DEVICE}, which is down")),
+            Self::Link => say(DifferenceKind::Add, "links", format!("device {DEVICE}")),
+            Self::LinkDown(_) => say(DifferenceKind::Change, "links", format!("device {DEVICE}, which is down")),
             Self::Rules(family, lines) => {
                 say(DifferenceKind::Change, "iptables", format!("{lines} lines of the {family} chains FAIRLEAD-IPVS*"))
             }
@@ -317,7 +316,7 @@ fn own_address(object: &Object) -> Option<IpAddr> {
 
 /// The addresses of other devices than ours, loopback ones too.
 fn elsewhere() -> Result<HashSet<IpAddr>> {
-    let interfaces = addresses::by_interface().context("list the node's addresses")?;
+    let interfaces = rtnl::addresses_by_link().context("list the node's addresses")?;
     let others = interfaces.into_iter().filter(|(name, _)| name != DEVICE && name != KUBE_PROXYS);
     Ok(others.flat_map(|(_, addresses)| addresses).collect())
 }

@@ -10,6 +10,7 @@ use netlink::{
     Errno,
     ipset::IpsetEntry,
     ipvs::{Destination, IpvsCommand, PERSISTENT, Scheduling, VirtualServerKey},
+    rtnl,
 };
 use nix::libc;
 
@@ -78,11 +79,11 @@ impl Worker {
                     list.into_iter().for_each(|one| refuse(one.index, one.errno));
                 }
                 Some(batch @ (Batch::AddAddresses | Batch::DeleteAddresses)) => {
-                    let device = self.device.find(DEVICE)?.context("our device is gone")?;
+                    let link = rtnl::link(DEVICE)?.with_context(|| format!("device {DEVICE} does not exist"))?;
                     let addresses: Vec<IpAddr> = run.iter().filter_map(address).collect();
                     let list = match batch {
-                        Batch::AddAddresses => self.device.add(device, &addresses)?,
-                        _ => self.device.delete(device, &addresses)?,
+                        Batch::AddAddresses => rtnl::add_addresses(&link, &addresses)?,
+                        _ => rtnl::delete_addresses(&link, &addresses)?,
                     };
                     list.into_iter().for_each(|one| refuse(one.index, one.errno));
                 }
