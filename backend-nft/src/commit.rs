@@ -1,194 +1,149 @@
-//! Commits the edits of many service ports: in one transaction when they change little, otherwise in several of about the same time,
-//! each service port in one of them.
+//! Commits service ports to the kernel: in one transaction when they change little, otherwise in several that take about the same
+//! time, each service port in one of them.
 //!
 //! ```text
-//!   cold:  [ fixed part, urgent ]  [ all pool chains, some ]  [ some ] ... [ the last, and what nobody needs goes ]
+//!   cold:  [ base ruleset, urgent ]  [ all pool chains, some ]  [ some ] ... [ the last; what is not needed is deleted ]
 //! ```
-//!
-//! When the kernel refuses, those to blame are left out and the rest is committed:
-//! by the kernel's own word where it names the element, by halving otherwise.
 
+mod batch_sizer;
 #[cfg(test)]
 mod kernel;
-mod pace;
 #[cfg(test)]
 mod parts;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, bail};
-use backend::dataplane::EffectiveOptions;
+use anyhow::Result;
+use backend::{
+    dataplane::EffectiveOptions,
+    driver::{Answer, ServicePortUpdate, Transactions, Unneeded},
+};
 use proto::model::PerFamily;
 use tracing::debug;
 
 use crate::{
-    kernel::{CommitError, Kernel, Refused},
-    plan::{Ahead, Edit, Operation, Plan, Repairs, Room, Sweep},
-    present::Present,
+    desired::Desired,
+    kernel::Kernel,
+    observed::Observed,
+    plan::{Ahead, Budget, Operation, Plan, Repairs},
 };
 
-pub(crate) use pace::Pace;
+pub(crate) use batch_sizer::BatchSizer;
 
-/// So many service ports may be refused before something else must be wrong.
-const MAX_REFUSED: usize = 64;
-
-/// What has come of it.
-#[derive(Debug, Default)]
-pub(crate) struct Outcome {
-    /// Objects written.
-    pub(crate) writes: usize,
-    /// The edits that are not in force, by index, each with the reason.
-    pub(crate) refused: BTreeMap<u32, String>,
-}
-
-/// Commits edits to a kernel that holds `present`, and keeps what is shared in it up to date.
+/// Commits updates to a kernel that contains `observed`, and keeps its reference counts up to date.
 pub(crate) struct Committer<'a, K> {
-    pub(crate) kernel: &'a mut K,
-    pub(crate) present: &'a mut Present,
-    pub(crate) edits: &'a [Edit],
-    pub(crate) effective: &'a EffectiveOptions,
-    pub(crate) pace: Pace,
-    pub(crate) outcome: Outcome,
+    kernel: &'a mut K,
+    observed: &'a mut Observed,
+    updates: &'a [ServicePortUpdate<Desired>],
+    options: &'a EffectiveOptions,
+    batch_sizer: BatchSizer,
+    /// What of the base ruleset is not committed yet.
+    repairs: PerFamily<Repairs>,
+    /// Whether everything has to be in one transaction.
+    whole: bool,
+    ahead: Ahead,
+    writes: usize,
 }
 
-/// What has become of the most urgent service ports.
+/// What became of the urgent service ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Urgent {
-    InForce,
-    Refused,
+pub(crate) enum UrgentOutcome {
+    Committed,
+    Rejected,
 }
 
-/// What has become of a transaction.
-#[derive(Debug)]
-struct Part {
-    /// How many edits were in it.
-    taken: usize,
-    result: Result<(), Refused>,
-}
+/// No limit, and nothing of later transactions.
+const WHOLE: (Budget, Ahead) = (Budget::Unlimited, Ahead::Nothing);
 
-/// No limit, and nothing later.
-const WHOLE: (Room, Ahead) = (Room::Enough, Ahead::Nothing);
+impl<'a, K> Committer<'a, K> {
+    pub(crate) fn new(
+        kernel: &'a mut K,
+        observed: &'a mut Observed,
+        updates: &'a [ServicePortUpdate<Desired>],
+        options: &'a EffectiveOptions,
+        batch_sizer: BatchSizer,
+        repairs: PerFamily<Repairs>,
+    ) -> Self {
+        let (whole, ahead) = (rebuilds(&repairs), Ahead::Chains);
+        Self { kernel, observed, updates, options, batch_sizer, repairs, whole, ahead, writes: 0 }
+    }
+}
 
 impl<K: Kernel> Committer<'_, K> {
-    /// Commits what belongs to no service port, with all edits, which are few; the repairs keep what can be done later. When the
-    /// kernel has anything against it nothing is in force: [`Self::run`] finds out who is to blame.
-    pub(crate) async fn urgent(&mut self, repairs: &mut PerFamily<Repairs>) -> Result<Urgent> {
-        let all: Vec<u32> = (0..self.edits.len() as u32).collect();
-        let mut now = repairs.clone();
-        let later = split_off_later(&mut now);
-        let part = self.commit(&all, now, WHOLE, Sweep::Keep).await?;
-        if let Err(refused) = part.result {
-            debug!(%refused, "the most urgent service ports have to wait");
-            return Ok(Urgent::Refused);
+    /// Commits the base ruleset and all updates, which are few. If the kernel rejects anything, nothing is committed:
+    /// [`commit_all`](backend::driver::commit_all) finds out what.
+    pub(crate) async fn commit_urgent(&mut self) -> Result<UrgentOutcome> {
+        let all: Vec<u32> = (0..self.updates.len() as u32).collect();
+        let (now, later) = self.split_repairs();
+        let (_, answer) = self.commit(&all, now, WHOLE, Unneeded::Keep).await?;
+        if let Err(rejection) = answer {
+            debug!(%rejection, "kernel rejected the urgent service ports, committing them with the others");
+            return Ok(UrgentOutcome::Rejected);
         }
-        *repairs = later;
-        Ok(Urgent::InForce)
+        self.repairs = later;
+        Ok(UrgentOutcome::Committed)
     }
 
-    /// Commits the active ones of the edits: in one transaction, if they change little and the kernel has nothing against it.
-    pub(crate) async fn run(mut self, mut active: Vec<u32>, mut repairs: PerFamily<Repairs>) -> Result<Outcome> {
-        let whole = rebuilds(&repairs);
-        let mut ahead = Ahead::Chains;
-        loop {
-            let room = if whole { Room::Enough } else { self.pace.room() };
-            let Part { taken, result } = self.commit(&active, repairs.clone(), (room, ahead), Sweep::Delete).await?;
-            match result {
-                Ok(()) if taken == active.len() => return Ok(self.outcome),
-                Ok(()) => {
-                    active.drain(..taken);
-                    repairs = split_off_later(&mut repairs);
-                    ahead = Ahead::Nothing;
-                }
-                Err(refused) if refused.unexplained.is_none() => self.exclude(&mut active, refused)?,
-                Err(refused) if taken == 0 => bail!("what belongs to no service port was refused: {refused}"),
-                Err(refused) => {
-                    debug!(%refused, services = taken, "the kernel does not say what it refuses: halving");
-                    let later = split_off_later(&mut repairs);
-                    let fixed = self.commit(&[], repairs, WHOLE, Sweep::Keep).await?;
-                    fixed.result.context("the fixed chains were refused")?;
-                    let rest = active.split_off(taken);
-                    self.halve(active).await?;
-                    (active, repairs) = (rest, later);
-                }
-            }
-        }
+    /// How many objects were written, and what of the base ruleset is not committed.
+    pub(crate) fn finish(self) -> (usize, PerFamily<Repairs>) {
+        (self.writes, self.repairs)
     }
 
-    async fn halve(&mut self, active: Vec<u32>) -> Result<()> {
-        let mut parts = vec![active];
-        while let Some(mut part) = parts.pop() {
-            let committed = self.commit(&part, PerFamily::default(), WHOLE, Sweep::Keep).await?;
-            let Err(refused) = committed.result else { continue };
-            match (&part[..], &refused.unexplained) {
-                ([only], _) => {
-                    let refused = Refused { blamed: vec![(*only, refused.to_string())], unexplained: None };
-                    self.exclude(&mut part, refused)?;
-                }
-                (_, None) => {
-                    self.exclude(&mut part, refused)?;
-                    parts.push(part);
-                }
-                (_, Some(_)) => {
-                    parts.push(part.split_off(part.len() / 2));
-                    parts.push(part);
-                }
-            }
-        }
-        Ok(())
+    /// What has to be done before or with the service ports, and what can wait until the last transaction.
+    fn split_repairs(&self) -> (PerFamily<Repairs>, PerFamily<Repairs>) {
+        let mut now = self.repairs.clone();
+        let later = PerFamily::from_fn(|family| now[family].split_off_later());
+        (now, later)
     }
 
-    /// Commits as many as there is room for. An error: no part would fare better.
+    /// Commits as many of `active` as the budget allows. Returns how many that are.
     async fn commit(
         &mut self,
         active: &[u32],
         repairs: PerFamily<Repairs>,
-        room: (Room, Ahead),
-        sweep: Sweep,
-    ) -> Result<Part> {
-        let plan = Plan::fill(self.present, (self.edits, active), repairs, room, sweep, self.effective);
+        limits: (Budget, Ahead),
+        unneeded: Unneeded,
+    ) -> Result<(usize, Answer)> {
+        let plan = Plan::fill(self.observed, (self.updates, active), repairs, limits, unneeded, self.options);
         let writes = plan.writes();
         let Plan { operations, refs, taken } = plan;
         if !operations.is_empty() {
             match self.kernel.commit(operations).await {
-                Ok(took) => self.pace.took(writes, took),
-                Err(CommitError::Refused(refused)) => return Ok(Part { taken, result: Err(refused) }),
-                Err(CommitError::Failed(error)) => return Err(error),
+                Ok(took) => self.batch_sizer.measured(writes, took),
+                Err(error) => return Ok((taken, Err(error.into_rejection()?))),
             }
         }
-        self.outcome.writes += writes;
-        self.present.settle(refs);
-        Ok(Part { taken, result: Ok(()) })
-    }
-
-    fn exclude(&mut self, active: &mut Vec<u32>, refused: Refused) -> Result<()> {
-        let before = active.len();
-        active.retain(|index| refused.blamed.iter().all(|(blamed, _)| blamed != index));
-        if active.len() == before {
-            bail!("the kernel refused what was not sent: {refused}");
-        }
-        for (index, reason) in refused.blamed {
-            if let Some(edit) = self.edits.get(index as usize) {
-                // Said aloud by the agent, when it is new.
-                debug!(service = %edit.key, error = %reason, "the kernel refused a service port; left out");
-            }
-            self.outcome.refused.insert(index, reason);
-        }
-        if self.outcome.refused.len() > MAX_REFUSED {
-            let reason = self.outcome.refused.values().next().map_or("", |reason| reason);
-            bail!("the kernel refused more than {MAX_REFUSED} service ports, the first one: {reason}");
-        }
-        Ok(())
+        self.writes += writes;
+        self.observed.commit(refs);
+        Ok((taken, Ok(())))
     }
 }
 
-/// Whether there is a table that is to be deleted and built anew: it stays in force until all of the new one is there.
+impl<K: Kernel> Transactions for Committer<'_, K> {
+    async fn commit_next(&mut self, _: &BTreeSet<u32>, remaining: &[u32]) -> Result<(usize, Answer)> {
+        let budget = if self.whole { Budget::Unlimited } else { self.batch_sizer.budget() };
+        let repairs = self.repairs.clone();
+        let (taken, answer) = self.commit(remaining, repairs, (budget, self.ahead), Unneeded::Delete).await?;
+        if answer.is_ok() && taken < remaining.len() {
+            (_, self.repairs) = self.split_repairs();
+            self.ahead = Ahead::Nothing;
+        }
+        Ok((taken, answer))
+    }
+
+    async fn commit_part(&mut self, _: &BTreeSet<u32>, part: &[u32]) -> Result<Answer> {
+        let (now, later) = if part.is_empty() { self.split_repairs() } else { Default::default() };
+        let (_, answer) = self.commit(part, now, WHOLE, Unneeded::Keep).await?;
+        if part.is_empty() {
+            self.repairs = later;
+        }
+        Ok(answer)
+    }
+}
+
+/// Whether a table is to be deleted and built anew: it has to stay until all of the new one is there.
 pub(crate) fn rebuilds(repairs: &PerFamily<Repairs>) -> bool {
     repairs.iter().any(|(_, repairs)| repairs.first.contains(&Operation::DeleteTable))
-}
-
-/// Leaves what is to be done before or with the service ports.
-fn split_off_later(repairs: &mut PerFamily<Repairs>) -> PerFamily<Repairs> {
-    PerFamily::from_fn(|family| repairs[family].split_off_later())
 }

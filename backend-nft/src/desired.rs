@@ -3,6 +3,7 @@
 
 mod affinity;
 mod base;
+mod endpoint_keys;
 mod pool;
 mod rule;
 mod service;
@@ -11,8 +12,9 @@ mod sources;
 mod tests;
 
 pub(crate) use base::{Base, FixedChain, base, table};
+pub(crate) use endpoint_keys::EndpointKeys;
 pub(crate) use pool::{PoolChain, PoolKind};
-pub(crate) use service::{Desired, Orders, desired};
+pub(crate) use service::{Desired, Slots, desired};
 
 /// The family as nft calls it.
 pub(crate) fn nft_family(family: proto::model::IpFamily) -> netlink::nft::TableFamily {

@@ -1,7 +1,7 @@
 //! The maps and sets of a table, and their elements as values: small, without pointers, in the order in which they are
 //! compared. Their bytes exist only in messages.
 
-mod front;
+mod vip;
 
 use std::net::IpAddr;
 
@@ -10,8 +10,8 @@ use netlink::nft::{self, DataType, FieldReader, Fields, Set, SetFlags};
 use proto::model::IpFamily;
 
 use crate::desired::PoolChain;
-pub(crate) use front::FrontKind;
-use front::{address, put};
+pub(crate) use vip::VipShape;
+use vip::{address, put};
 
 /// A map or set. Within each kind of [`Vip`], those that verdicts lead to come before those with the verdicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,10 +65,10 @@ enum Holds {
     Range,
 }
 
-/// One element. Sorted by front first: all that belongs to one front is together.
+/// One element. Sorted by VIP first: all that belongs to one VIP is together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Element {
-    pub(crate) front: Vip,
+    pub(crate) vip: Vip,
     pub(crate) map: Map,
     /// The endpoint's place in its pool; 0 in maps without places.
     pub(crate) index: u32,
@@ -95,7 +95,7 @@ pub(crate) struct Range {
     pub(crate) last: IpAddr,
 }
 
-/// Where a front leads.
+/// Where a VIP leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Verdict {
     /// Nowhere, in silence: there are endpoints, but none for this packet.
@@ -109,7 +109,7 @@ pub(crate) enum Verdict {
 /// The name of the chain behind [`Verdict::Reject`].
 pub(crate) const REJECT: &str = "reject";
 
-/// How many clients [`Map::Affinity`] and [`Map::NodePortAffinity`] have room for, each: one entry of about 155 bytes for each client
+/// How many clients [`Map::Affinity`] and [`Map::NodePortAffinity`] can store, each: one entry of about 155 bytes for each client
 /// address and VIP, so 30 MB when full. The kernel sets aside 2 MB for its buckets at once (8 bytes for each of four thirds,
 /// rounded up to a power of two, which this number just meets). Beyond that, new clients are served but not remembered.
 const MAX_CLIENTS: u32 = 196_608;
@@ -229,7 +229,7 @@ impl Map {
     }
 
     /// What its keys are made from.
-    pub(crate) const fn kind(self) -> FrontKind {
+    pub(crate) const fn kind(self) -> VipShape {
         match self {
             Self::NodePortEndpoints
             | Self::NodePortLocalEndpoints
@@ -241,7 +241,7 @@ impl Map {
             | Self::NodePorts
             | Self::PolicyLocalNodePorts
             | Self::ClusterNodePorts
-            | Self::LocalNodePorts => FrontKind::NodePort,
+            | Self::LocalNodePorts => VipShape::NodePort,
             Self::Endpoints
             | Self::Endpoints64
             | Self::Endpoints256
@@ -258,8 +258,8 @@ impl Map {
             | Self::LocalVips
             | Self::Restricted
             | Self::SourceRanges
-            | Self::Hairpin => FrontKind::Vip,
-            Self::ClusterIps => FrontKind::Address,
+            | Self::Hairpin => VipShape::Vip,
+            Self::ClusterIps => VipShape::Address,
         }
     }
 
@@ -329,10 +329,10 @@ impl Map {
             (_, Holds::Member) => endpoint.to_vec(),
             _ => vec![],
         };
-        if self.kind() != FrontKind::NodePort {
+        if self.kind() != VipShape::NodePort {
             key.push(address);
         }
-        if self.kind() != FrontKind::Address {
+        if self.kind() != VipShape::Address {
             key.extend([DataType::InetProto, DataType::InetService]);
         }
         let set = match self.holds() {
@@ -366,7 +366,7 @@ impl Map {
 impl Element {
     /// Its key in the map, or the first one.
     pub(crate) fn key(&self) -> Fields {
-        let fields = self.front_fields();
+        let fields = self.vip_fields();
         match self.data {
             Data::Endpoint(..) => fields.mark(self.index),
             Data::Range(range) => fields.addr(range.first),
@@ -377,7 +377,7 @@ impl Element {
     /// The last key of a range.
     pub(crate) fn key_end(&self) -> Option<Fields> {
         match self.data {
-            Data::Range(range) => Some(self.front_fields().addr(range.last)),
+            Data::Range(range) => Some(self.vip_fields().addr(range.last)),
             _ => None,
         }
     }
@@ -392,13 +392,13 @@ impl Element {
         Some(padding.addr(address).port(port))
     }
 
-    fn front_fields(&self) -> Fields {
-        let before = match (self.front, self.data) {
+    fn vip_fields(&self) -> Fields {
+        let before = match (self.vip, self.data) {
             (Vip::AddressPort { address, .. }, _) if self.map == Map::Hairpin => Fields::new().addr(address),
             (_, Data::Member(address, port)) => Fields::new().addr(address).port(port),
             _ => Fields::new(),
         };
-        put(&self.front, before)
+        put(&self.vip, before)
     }
 
     /// The pool chain that it leads to.
@@ -421,7 +421,7 @@ impl Element {
             Holds::Member => Some((address(&mut fields, family)?, fields.port()?)),
             _ => None,
         };
-        let front = map.kind().read(&mut fields, family)?;
+        let vip = map.kind().read(&mut fields, family)?;
         let index = match map.holds() {
             Holds::Endpoint | Holds::PaddedEndpoint => fields.mark()?,
             _ => 0,
@@ -444,7 +444,7 @@ impl Element {
             }
             _ => return None,
         };
-        let read = Self { front, map, index, data };
+        let read = Self { vip, map, index, data };
         // Whatever the fields do not show (padding, a second address, another VIP at the end) must be as we would write it.
         let same_end = read.key_end().is_none_or(|end| end[..] == *key_end);
         (read.key()[..] == *element.key && same_end).then_some(read)

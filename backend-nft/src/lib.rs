@@ -40,107 +40,54 @@
 //! endpoint that is replaced is one element; one that is added is one element and the VIP's verdict; one that is removed leaves
 //! its place to the last one. Everything is one transaction, unless it is so much that nobody else should have to wait for it (`commit`).
 //!
-//! How a change becomes a transaction, from the inside out: `order` (places), `desired` (what should be there), `plan` (the
-//! difference, in a safe order), `present` (what is there), `commit` (without what the kernel refuses), `kernel`.
+//! How a change becomes a transaction, from the inside out: `slots` (which endpoint has which), `desired`, `observed` and
+//! `applied` (the three states), `plan` (the difference, in a safe order), `commit` (in batches), `kernel`; `data_plane` puts
+//! them together for the driver.
 
+mod applied;
 mod commit;
+mod data_plane;
+mod describe;
 mod desired;
-mod driver;
 mod element;
-mod expected;
 mod kernel;
-mod order;
+mod observed;
 mod plan;
-mod present;
-mod programmed;
-mod words;
+mod slots;
 
 use anyhow::Result;
-use backend::{
-    Backend, Changes, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport,
-    dataplane::DataplaneOptions,
-};
+use backend::{dataplane::DataplaneOptions, driver::Driver};
 use proto::model::IpFamily;
 
-use driver::Driver;
-use kernel::{DryRun, Netlink};
+use data_plane::NftDataPlane;
+use kernel::{DryRun, Kernel, Netlink};
 
 /// The nftables backend.
-#[derive(Debug)]
-pub struct Nft(Driver<Netlink>);
-
-impl Nft {
-    /// For the network namespace of the calling thread. Nothing is changed before the first
-    /// [`reconcile`](Backend::reconcile).
-    ///
-    /// # Errors
-    /// When there is no netlink socket or no thread to be had.
-    pub fn new(options: DataplaneOptions) -> Result<Self> {
-        Ok(Self(Driver::new(Netlink::open()?, options)))
-    }
-
-    /// The families of which the kernel holds a table of ours: it is made in one transaction with what is in it.
-    ///
-    /// # Errors
-    /// When the kernel does not answer.
-    pub async fn families(&mut self) -> Result<Vec<IpFamily>> {
-        self.0.families().await
-    }
-
-    /// What [`cleanup`](Backend::cleanup) would delete: tables.
-    ///
-    /// # Errors
-    /// When the kernel does not answer.
-    pub async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
-        let families = self.families().await?;
-        let tables = families.into_iter().map(desired::table);
-        let what = tables.map(|table| format!("table {} {}", table.family, table.name));
-        Ok(what.map(|what| InstalledObject { subsystem: "nf_tables".to_owned(), kind: what, count: 1 }).collect())
-    }
-}
-
-impl Backend for Nft {
-    const NAME: &'static str = "nftables";
-
-    async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
-        self.0.reconcile(state).await
-    }
-
-    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
-        self.0.apply(state, changes).await
-    }
-
-    async fn drifted(&mut self) -> Drift {
-        self.0.drifted().await
-    }
-
-    async fn cleanup(&mut self) -> Result<()> {
-        self.0.cleanup().await
-    }
-}
+pub type Nft = Driver<NftDataPlane<Netlink>>;
 
 /// The nftables backend as one that writes nothing.
-#[derive(Debug)]
-pub struct NftPreview(Driver<DryRun<Netlink>>);
+pub type NftPreview = Driver<NftDataPlane<DryRun<Netlink>>>;
 
-impl NftPreview {
-    /// For the network namespace of the calling thread.
-    ///
-    /// # Errors
-    /// When there is no netlink socket or no thread to be had.
-    pub fn new(options: DataplaneOptions) -> Result<Self> {
-        Ok(Self(Driver::new(DryRun::new(Netlink::open()?), options)))
-    }
+/// Opens the backend for the network namespace of the calling thread. It changes nothing before the first reconcile.
+///
+/// # Errors
+/// When a netlink socket could not be opened or a thread not be started.
+pub fn open(options: DataplaneOptions) -> Result<Nft> {
+    Ok(Driver::new(NftDataPlane::new(Netlink::open()?, options)))
 }
 
-impl Preview for NftPreview {
-    const NAME: &'static str = Nft::NAME;
+/// Opens the backend as one that writes nothing, as [`open`] does.
+///
+/// # Errors
+/// See [`open`].
+pub fn open_preview(options: DataplaneOptions) -> Result<NftPreview> {
+    Ok(Driver::new(NftDataPlane::new(DryRun::new(Netlink::open()?), options)))
+}
 
-    async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
-        self.0.preview(state).await
-    }
-
-    async fn drifted(&mut self) -> Drift {
-        self.0.drifted().await
-    }
+/// The families of which the kernel has a table of ours. A table is created in one transaction with its content.
+///
+/// # Errors
+/// When the kernel could not be read.
+pub async fn programmed_families() -> Result<Vec<IpFamily>> {
+    Netlink::open()?.tables().await
 }

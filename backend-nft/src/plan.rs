@@ -1,13 +1,13 @@
-//! From what the kernel holds and what it should hold to a transaction, pure.
+//! Plans the transaction from what the kernel contains to what it should contain. Pure.
 //!
 //! ```text
-//!   Before (what was programmed, or what was found) ──┐
-//!   Edits  (what each service port is to have)      ──┼──▶ Plan: operations in a safe order
-//!   Repairs (the fixed part)                        ──┘
+//!   Before (the applied or the observed state)     ──┐
+//!   updates (what each service port should have)   ──┼──▶ Plan: operations in a safe order
+//!   Repairs (of the base ruleset)                  ──┘
 //! ```
 //!
-//! The order: tables, chains, maps, elements gone, rules of pool chains, elements new, other rules, base chains, chains gone, maps
-//! gone. So nothing leads to what is not there yet or not there any more.
+//! The order: add tables, chains, maps; delete elements; add rules of pool chains; add elements; add other rules and base chains;
+//! delete chains, maps. So no rule or element refers to an object that does not exist yet or any more.
 
 mod diff;
 mod refs;
@@ -15,29 +15,32 @@ mod stage;
 #[cfg(test)]
 mod tests;
 
-use backend::dataplane::EffectiveOptions;
+use backend::{
+    dataplane::EffectiveOptions,
+    driver::{ServicePortUpdate, Unneeded},
+};
 use netlink::nft::{Chain, Rule, Set};
-use proto::model::{IpFamily, PerFamily, ServicePortKey};
+use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     desired::{Desired, PoolChain},
     element::{Element, Map},
 };
-pub(crate) use refs::{Delta, Refs};
+pub(crate) use refs::{RefChanges, Refs};
 use stage::Stage;
 
 /// One step of a transaction, in one table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operation {
     DeleteTable,
-    /// Creates it, or wakes it up.
+    /// Creates it, or makes it active again.
     AddTable,
     AddChain(Chain),
     AddSet(Set),
     /// Deletes the chain's rules.
     FlushChain(String),
     DeleteElements(Map, Elements),
-    /// Deletes elements that we would not have written, by their keys.
+    /// Deletes elements that we never write, by their keys.
     DeleteForeign(Map, Vec<Box<[u8]>>),
     AddElements(Map, Elements),
     AddRule(String, Rule),
@@ -45,90 +48,75 @@ pub(crate) enum Operation {
     DeleteSet(String),
 }
 
-/// Elements, and on whose behalf.
+/// Elements, and the service ports that they are for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Elements {
     pub(crate) list: Vec<Element>,
-    /// Where in the list those of an edit start; sorted.
+    /// Where in the list the elements of each update start; sorted.
     owners: Vec<(u32, Owner)>,
 }
 
-/// The index of an edit; `None` for what belongs to no single service port.
+/// The index of an update; `None`: several service ports, or none.
 pub(crate) type Owner = Option<u32>;
 
-/// What one service port is to have.
-#[derive(Clone, Debug)]
-pub(crate) struct Edit {
-    pub(crate) key: ServicePortKey,
-    pub(crate) desired: PerFamily<Option<Desired>>,
-}
-
-/// What the kernel holds.
+/// What the kernel contains.
 pub(crate) trait Before {
-    /// Appends the elements of what the edit is about, sorted, but those that are shared.
-    fn elements(&self, family: IpFamily, edit: &Edit, to: &mut Vec<Element>);
-    /// Appends the shared elements that it is known to need, sorted.
-    fn shared(&self, family: IpFamily, edit: &Edit, to: &mut Vec<Element>);
-    /// What is shared by service ports.
+    /// Appends the elements of the service port that are not shared, sorted.
+    fn elements(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>);
+    /// Appends the shared elements that it needs, as far as known, sorted.
+    fn shared(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>);
+    /// The reference counts of what service ports share.
     fn refs(&self, family: IpFamily) -> &Refs;
 }
 
-/// What is wrong with the parts of a table that belong to no service port.
+/// What has to be repaired in the parts of a table that belong to no service port.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Repairs {
     /// Before the elements: tables, chains, sets, flushed chains.
     pub(crate) first: Vec<Operation>,
-    /// Pool chains that are there with other rules.
+    /// Pool chains with other rules.
     pub(crate) pools: Vec<PoolChain>,
-    /// Elements that no service port claims.
+    /// Elements of VIPs without a service port.
     pub(crate) leftovers: Vec<Element>,
-    /// Elements that nobody of ours has written.
+    /// Elements that we never write.
     pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
-    /// Behind the elements: rules, base chains.
+    /// After the elements: rules, base chains.
     pub(crate) rules: Vec<Operation>,
-    /// Chains and sets of others.
+    /// Foreign chains and sets.
     pub(crate) last: Vec<Operation>,
-}
-
-/// What to do with chains and shared elements that nobody needs any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sweep {
-    Delete,
-    /// Another part of the same work may need them.
-    Keep,
 }
 
 /// A transaction.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) operations: Vec<(IpFamily, Operation)>,
-    /// What is shared when it is in force.
-    pub(crate) refs: PerFamily<Delta>,
-    /// How many of the edits are in it.
+    /// The reference counts once it is committed.
+    pub(crate) refs: PerFamily<RefChanges>,
+    /// How many of the updates are in it.
     pub(crate) taken: usize,
 }
 
-/// How much a transaction may hold.
+/// The maximum size of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// Everything.
-    Enough,
-    /// So many elements, and the rest of the service port that fills it up.
+pub(crate) enum Budget {
+    /// No maximum.
+    Unlimited,
+    /// This many elements, and the other ones of the last service port.
     Elements(usize),
 }
 
-/// What of later transactions is in this one already.
+/// What a transaction contains for later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ahead {
     Nothing,
-    /// Their chains: made while maps are empty, they cost nothing.
+    /// Their chains: they cost nothing while maps are empty.
     Chains,
 }
 
 // === impl Repairs ===
 
 impl Repairs {
-    /// Leaves what is to be done before or with the service ports; returns what can wait until nobody needs it.
+    /// Keeps what has to be done before or with the service ports; returns what can wait until the last transaction.
     pub(crate) fn split_off_later(&mut self) -> Self {
         let (leftovers, last) = (std::mem::take(&mut self.leftovers), std::mem::take(&mut self.last));
         Self { leftovers, last, ..Self::default() }
@@ -138,49 +126,49 @@ impl Repairs {
 // === impl Plan ===
 
 impl Plan {
-    /// The transaction that leads from `before` to what the `active` ones of the edits want.
+    /// The transaction that makes the `active` ones of the updates what they should be.
     pub(crate) fn new(
         before: &impl Before,
-        (edits, active): (&[Edit], &[u32]),
+        (updates, active): (&[ServicePortUpdate<Desired>], &[u32]),
         repairs: PerFamily<Repairs>,
-        sweep: Sweep,
+        unneeded: Unneeded,
         effective: &EffectiveOptions,
     ) -> Self {
-        Self::fill(before, (edits, active), repairs, (Room::Enough, Ahead::Nothing), sweep, effective)
+        Self::fill(before, (updates, active), repairs, (Budget::Unlimited, Ahead::Nothing), unneeded, effective)
     }
 
-    /// The same for as many of the `active` as there is room for, see [`Plan::taken`]: at least one, and each as a whole. While some
-    /// are left, nothing that nobody needs goes yet.
+    /// The same for as many of the `active` as the budget allows, see [`Plan::taken`]: at least one, and each completely. While
+    /// some are left, nothing that is not needed is deleted.
     pub(crate) fn fill(
         before: &impl Before,
-        (edits, active): (&[Edit], &[u32]),
+        (updates, active): (&[ServicePortUpdate<Desired>], &[u32]),
         mut repairs: PerFamily<Repairs>,
-        (room, ahead): (Room, Ahead),
-        sweep: Sweep,
+        (budget, ahead): (Budget, Ahead),
+        unneeded: Unneeded,
         effective: &EffectiveOptions,
     ) -> Self {
         let mut plan = Self::default();
         let mut stages = PerFamily::<Stage>::default();
-        let edit = |index: &u32| Some((*index, edits.get(*index as usize)?));
-        for (index, edit) in active.iter().filter_map(edit) {
-            if let Room::Elements(room) = room
+        let update = |index: &u32| Some((*index, updates.get(*index as usize)?));
+        for (index, update) in active.iter().filter_map(update) {
+            if let Budget::Elements(budget) = budget
                 && plan.taken > 0
-                && stages.v4.len() + stages.v6.len() >= room
+                && stages.v4.len() + stages.v6.len() >= budget
             {
                 break;
             }
             for family in IpFamily::ALL {
-                stages[family].edit(before, family, edit, index);
+                stages[family].update(before, family, update, index);
             }
             plan.taken += 1;
         }
         let rest = active.get(plan.taken..).unwrap_or_default();
         if ahead == Ahead::Chains {
-            for (_, edit) in rest.iter().filter_map(edit) {
-                IpFamily::ALL.into_iter().for_each(|family| stages[family].prepare(family, edit));
+            for (_, update) in rest.iter().filter_map(update) {
+                IpFamily::ALL.into_iter().for_each(|family| stages[family].prepare(family, update));
             }
         }
-        let sweep = if rest.is_empty() { sweep } else { Sweep::Keep };
+        let unneeded = if rest.is_empty() { unneeded } else { Unneeded::Keep };
         let PerFamily { v4, v6 } = stages;
         for (family, mut stage) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
             let mut repairs = std::mem::take(&mut repairs[family]);
@@ -188,7 +176,7 @@ impl Plan {
                 repairs.split_off_later();
             }
             stage.leftovers(&repairs.leftovers);
-            let (operations, delta) = stage.finish(family, before.refs(family), repairs, sweep, effective);
+            let (operations, delta) = stage.finish(family, before.refs(family), repairs, unneeded, effective);
             plan.operations.extend(operations.into_iter().map(|operation| (family, operation)));
             plan.refs[family] = delta;
         }
@@ -223,7 +211,7 @@ impl Elements {
         self.list.push(element);
     }
 
-    /// On whose behalf the element of this index is here.
+    /// The service port that the element at this index is for.
     pub(crate) fn owner(&self, index: usize) -> Owner {
         let behind = self.owners.partition_point(|(start, _)| *start as usize <= index);
         behind.checked_sub(1).and_then(|at| self.owners[at].1)

@@ -18,6 +18,7 @@ mod client;
 mod conntrack;
 pub mod dataplane;
 mod drifts;
+pub mod driver;
 mod health;
 mod metrics;
 mod observe;

@@ -152,7 +152,7 @@ fn mixed(services: u32) -> NodeState {
 
 fn backend() -> Nft {
     let local_detector = LocalDetector::ClusterCidr(vec!["10.128.0.0/9".parse().unwrap()]);
-    Nft::new(DataplaneOptions { local_detector, ..DataplaneOptions::default() }).unwrap()
+    backend_nft::open(DataplaneOptions { local_detector, ..DataplaneOptions::default() }).unwrap()
 }
 
 async fn time(backend: &mut Nft, state: &NodeState) -> Duration {

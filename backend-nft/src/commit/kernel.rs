@@ -7,20 +7,21 @@ use std::{
 
 use anyhow::Result;
 use backend::{
-    Drift,
+    Backend, Drift,
     dataplane::{DataplaneOptions, Vip},
+    driver::{CommitError, Driver},
     testing::{Stack, mk_key, synthetic, transition},
 };
 use netlink::{nft::Rule, testing::in_netns};
 use proto::model::{IpFamily, PerFamily, Protocol};
 
 use crate::{
-    driver::Driver,
+    data_plane::NftDataPlane,
+    desired::EndpointKeys,
     element::{Data, Map, Verdict},
-    expected::Expected,
-    kernel::{CommitError, Kernel, Netlink},
+    kernel::{Kernel, Netlink},
+    observed::Listing,
     plan::{Elements, Operation},
-    present::Listing,
 };
 
 const SERVICES: u32 = 10_000;
@@ -47,8 +48,8 @@ enum Spoil {
 }
 
 impl Kernel for Spoiler {
-    async fn list(&mut self, expected: Expected) -> Result<PerFamily<Listing>> {
-        self.kernel.list(expected).await
+    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
+        self.kernel.list(keys).await
     }
 
     async fn tables(&mut self) -> Result<Vec<IpFamily>> {
@@ -59,7 +60,7 @@ impl Kernel for Spoiler {
         let how = *self.how.lock().unwrap();
         let is_poison = |(_, operation): &(IpFamily, Operation)| {
             matches!(operation, Operation::AddElements(Map::Vips, elements)
-                if elements.list.iter().any(|element| element.front == POISON))
+                if elements.list.iter().any(|element| element.vip == POISON))
         };
         if how == Spoil::Rule && operations.iter().any(is_poison) {
             operations.push((IpFamily::V4, Operation::AddRule("no-such-chain".into(), Rule::default())));
@@ -68,7 +69,7 @@ impl Kernel for Spoiler {
             if let Operation::AddElements(Map::Vips, Elements { list, .. }) = operation
                 && how == Spoil::Element
             {
-                for element in list.iter_mut().filter(|element| element.front == POISON) {
+                for element in list.iter_mut().filter(|element| element.vip == POISON) {
                     let Data::Verdict(Verdict::Pool(chain)) = &mut element.data else { panic!("{element:?}") };
                     chain.count = 9_999;
                 }
@@ -85,7 +86,7 @@ impl Kernel for Spoiler {
 async fn poison(spoil: Spoil, words: &[&str]) {
     let how = Arc::new(Mutex::new(spoil));
     let spoiler = Spoiler { kernel: Netlink::open().unwrap(), how: how.clone() };
-    let mut driver = Driver::new(spoiler, DataplaneOptions::default());
+    let mut driver = Driver::new(NftDataPlane::new(spoiler, DataplaneOptions::default()));
     let mut state = synthetic(SERVICES, 2, Stack::V4);
     let applied = driver.reconcile(&state).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{:?}", applied.failures) };
@@ -93,14 +94,14 @@ async fn poison(spoil: Spoil, words: &[&str]) {
     assert!(words.iter().all(|word| failure.reason.contains(word)), "{}", failure.reason);
     assert!(failure.retryable);
     let vips = async || {
-        let listings = Netlink::open().unwrap().list(Expected::default()).await.unwrap();
+        let listings = Netlink::open().unwrap().list(EndpointKeys::default()).await.unwrap();
         let mut elements = listings.v4.elements;
         elements.retain(|element| element.map == Map::Vips);
         elements
     };
     let found = vips().await;
     assert_eq!(found.len() as u32, SERVICES - 1);
-    assert!(found.iter().all(|element| element.front != POISON));
+    assert!(found.iter().all(|element| element.vip != POISON));
 
     // Changes of others cost what they are, and still tell of it.
     let mut target = state.clone();

@@ -3,21 +3,27 @@
 use std::collections::BTreeSet;
 
 use backend::{
-    NodeState,
+    Backend, NodeState,
     dataplane::{DataplaneOptions, Vip},
+    driver::Driver,
     testing::{History, Stack, mk_state, operations_between, synthetic},
 };
 use proptest::prelude::*;
 use proto::model::Protocol;
 
-use super::Pace;
+use super::BatchSizer;
 use crate::{
-    driver::Driver,
-    kernel::fake::{Explains, Fake},
+    data_plane::NftDataPlane,
+    kernel::fake::{Explains, Fake, FakeDriver},
 };
 
-fn driver(kernel: &Fake) -> Driver<Fake> {
-    Driver::new(kernel.clone(), DataplaneOptions::default())
+fn driver(kernel: &Fake) -> FakeDriver {
+    kernel.driver(DataplaneOptions::default())
+}
+
+fn in_batches_of(elements: usize, kernel: &Fake) -> FakeDriver {
+    let data_plane = NftDataPlane::new(kernel.clone(), DataplaneOptions::default());
+    Driver::new(data_plane.with_batch_sizer(BatchSizer::of(elements)))
 }
 
 fn vip(address: u32) -> Vip {
@@ -44,15 +50,15 @@ async fn compare(seed: u64, elements: usize) {
     for _ in 0..4 {
         history.jump();
         driver(&whole).reconcile(history.state()).await.unwrap();
-        let mut paced = driver(&parts).paced(Pace::of(elements));
-        let applied = paced.reconcile(history.state()).await.unwrap();
+        let mut driver_in_batches = in_batches_of(elements, &parts);
+        let applied = driver_in_batches.reconcile(history.state()).await.unwrap();
         assert_eq!(applied.failures, []);
         assert_eq!(parts.tables(), whole.tables());
         // It knows what it has done.
         let mut changed = history.state().clone();
         let changes = history.step();
         backend::testing::transition(&mut changed, history.state());
-        paced.apply(&changed, &changes).await.unwrap();
+        driver_in_batches.apply(&changed, &changes).await.unwrap();
         assert_eq!(driver(&parts).reconcile(&changed).await.unwrap().writes, 0);
         driver(&whole).reconcile(&changed).await.unwrap();
     }
@@ -106,12 +112,12 @@ async fn all_chains_are_made_before_the_maps_are_full() {
             service.cluster_ip(&format!("10.96.0.{n}")).endpoints(endpoints.iter().map(String::as_str))
         })
     });
-    driver(&kernel).paced(Pace::of(10)).reconcile(&state.build()).await.unwrap();
+    in_batches_of(10, &kernel).reconcile(&state.build()).await.unwrap();
     let made = kernel.made();
     assert!(made.len() > 20 && made[0] > 90 && made[1..].iter().all(|made| *made == 0), "{made:?}");
 }
 
-/// Every front that is there before and after is there in between.
+/// A VIP that exists before and after exists in between.
 #[tokio::test]
 async fn nothing_is_interrupted() {
     for seed in 0..20 {
@@ -121,7 +127,7 @@ async fn nothing_is_interrupted() {
         for elements in [1, 5, 20] {
             let before = kernel.steps().pop().unwrap_or_default();
             history.jump();
-            driver(&kernel).paced(Pace::of(elements)).reconcile(history.state()).await.unwrap();
+            in_batches_of(elements, &kernel).reconcile(history.state()).await.unwrap();
             let steps = kernel.steps();
             let Some(after) = steps.last() else { continue };
             let kept: BTreeSet<Vip> = before.intersection(after).copied().collect();
@@ -137,7 +143,7 @@ async fn poison_spoils_no_part() {
         let kernel = Fake::default();
         let (bad, worse) = (vip(0x0a60_0001 + 700), vip(0x0a60_0001));
         kernel.refuse([bad, worse], explains);
-        let mut driver = driver(&kernel).paced(Pace::of(500));
+        let mut driver = in_batches_of(500, &kernel);
         let applied = driver.reconcile(&large(1_000)).await.unwrap();
         let failures: Vec<&str> = applied.failures.iter().map(|failure| &*failure.key.name).collect();
         assert_eq!(failures, ["svc-0", "svc-700"], "{explains:?}");

@@ -1,16 +1,13 @@
 //! A kernel that refuses: the others are programmed all the same.
 
 use backend::{
-    NodeState,
+    Backend, NodeState,
     dataplane::{DataplaneOptions, Vip},
     testing::mk_state,
 };
 use proto::model::Protocol;
 
-use crate::{
-    driver::Driver,
-    kernel::fake::{Explains, Fake},
-};
+use crate::kernel::fake::{Explains, Fake, FakeDriver};
 
 fn state(services: u8) -> NodeState {
     (1..=services)
@@ -22,15 +19,15 @@ fn state(services: u8) -> NodeState {
         .build()
 }
 
-fn front(n: u8) -> Vip {
+fn vip(n: u8) -> Vip {
     Vip::AddressPort { address: [10, 96, 0, n].into(), port: 80, protocol: Protocol::Tcp }
 }
 
-fn driver(kernel: &Fake) -> Driver<Fake> {
-    Driver::new(kernel.clone(), DataplaneOptions::default())
+fn driver(kernel: &Fake) -> FakeDriver {
+    kernel.driver(DataplaneOptions::default())
 }
 
-async fn failures(driver: &mut Driver<Fake>, state: &NodeState) -> Vec<String> {
+async fn failures(driver: &mut FakeDriver, state: &NodeState) -> Vec<String> {
     let applied = driver.reconcile(state).await.unwrap();
     assert!(applied.failures.iter().all(|failure| failure.retryable && failure.reason.contains("poisonous")));
     applied.failures.iter().map(|failure| failure.key.name.to_string()).collect()
@@ -40,7 +37,7 @@ async fn failures(driver: &mut Driver<Fake>, state: &NodeState) -> Vec<String> {
 async fn the_culprit_is_left_out_and_named() {
     for (explains, most) in [(Explains::Yes, 3), (Explains::No, 40)] {
         let kernel = Fake::default();
-        kernel.refuse([front(7), front(90)], explains);
+        kernel.refuse([vip(7), vip(90)], explains);
         let mut driver = driver(&kernel);
         assert_eq!(failures(&mut driver, &state(100)).await, ["svc-007", "svc-090"]);
         let asked = kernel.asked();
@@ -70,7 +67,7 @@ async fn a_refused_change_is_tried_again_when_it_is_touched() {
     let mut driver = driver(&kernel);
     let mut current = state(3);
     driver.reconcile(&current).await.unwrap();
-    kernel.refuse([front(2)], Explains::Yes);
+    kernel.refuse([vip(2)], Explains::Yes);
 
     let target = mk_state()
         .service("default/svc-001", |service| service.cluster_ip("10.96.0.1").endpoints(["10.244.1.9:80"]))
@@ -98,7 +95,7 @@ async fn a_refused_change_is_tried_again_when_it_is_touched() {
 #[tokio::test]
 async fn too_many_refusals_are_something_else() {
     let kernel = Fake::default();
-    kernel.refuse((1..=200).map(front), Explains::No);
+    kernel.refuse((1..=200).map(vip), Explains::No);
     assert!(driver(&kernel).reconcile(&state(200)).await.is_err());
 }
 

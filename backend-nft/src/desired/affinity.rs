@@ -4,7 +4,7 @@
 //!   affine-pool-3-60s:  1. a known client      affinity { VIP . client } = endpoint, endpoint . VIP is in live:  renew, dnat
 //!                       2. a new one, or its   affine-endpoints { VIP . random } = endpoint:
 //!                          endpoint is gone        forget what was remembered, remember this one, dnat
-//!                       3. no room             goto pool-3
+//!                       3. set full              goto pool-3
 //! ```
 //!
 //! One map holds the clients of all service ports, whatever their timeouts: each entry has its own. An endpoint that leaves a pool leaves
@@ -49,7 +49,7 @@ struct Layout {
     /// Zeros, then the endpoint.
     data: Register,
     endpoint: Register,
-    front: Register,
+    vip: Register,
     /// A client or a place.
     end: Register,
 }
@@ -65,7 +65,7 @@ pub(super) fn rules(
     let (line, at) = begin(family, clients);
     let known = line
         .address(Address::Source, at.end)
-        .push(lookup(clients, at.front, Some(at.data)))
+        .push(lookup(clients, at.vip, Some(at.data)))
         .push(lookup(live, at.endpoint, None))
         .push(padding(at))
         .push(change(DynsetOp::Update, clients, at, Some(timeout)))
@@ -74,7 +74,7 @@ pub(super) fn rules(
     // An update renews an entry that is there, but does not change it.
     let unknown = line
         .random(at.end, pool.count)
-        .push(lookup(endpoints, at.front, Some(at.data)))
+        .push(lookup(endpoints, at.vip, Some(at.data)))
         .push(padding(at))
         .address(Address::Source, at.end)
         .push(change(DynsetOp::Delete, clients, at, None))
@@ -91,21 +91,21 @@ pub(super) fn rules(
     ]
 }
 
-/// Loads the front, and what nft is to take for the endpoint.
+/// Loads the VIP, and what nft is to take for the endpoint.
 fn begin(family: IpFamily, clients: Map) -> (Line, Layout) {
     let line = Line::new(family);
     let data = Register::FIRST;
     let endpoint = data.plus(1);
     let port = endpoint.plus(line.words());
-    let front = port.plus(1);
+    let vip = port.plus(1);
     let source = match family {
         IpFamily::V4 => CtKey::SrcIp,
         IpFamily::V6 => CtKey::SrcIp6,
     };
     let reply = |dreg, key| Expr::Ct { dreg, key, direction: Some(CtDirection::Reply) };
     let line = line.push(reply(endpoint, source)).push(reply(port, CtKey::ProtoSrc));
-    let (line, end) = line.front_at(clients.kind(), front);
-    (line, Layout { data, endpoint, front, end })
+    let (line, end) = line.front_at(clients.kind(), vip);
+    (line, Layout { data, endpoint, vip, end })
 }
 
 /// The zeros that are there already.
@@ -114,7 +114,7 @@ fn padding(at: Layout) -> Expr {
 }
 
 fn change(op: DynsetOp, clients: Map, at: Layout, timeout: Option<Duration>) -> Expr {
-    Expr::Dynset { set: clients.name().into(), op, key: at.front, data: Some(at.data), timeout }
+    Expr::Dynset { set: clients.name().into(), op, key: at.vip, data: Some(at.data), timeout }
 }
 
 fn lookup(map: Map, sreg: Register, dreg: Option<Register>) -> Expr {

@@ -6,7 +6,7 @@
 //!   vips ──▶ masq-pool-3       (mark)                    ──▶ pool-3
 //!
 //!   with session affinity, one for each number and timeout:
-//!   vips ──▶ affine-cluster-ip-pool-3-60s (mark, ...) ──▶ affine-pool-3-60s ──no room to remember──▶ pool-3
+//!   vips ──▶ affine-cluster-ip-pool-3-60s (mark, ...) ──▶ affine-pool-3-60s ──set full──▶ pool-3
 //! ```
 
 use std::{fmt, num::NonZeroU32};

@@ -11,7 +11,7 @@ use netlink::nft::{
 use proto::model::{IpFamily, Protocol};
 
 use super::nft_family;
-use crate::element::{FrontKind, Map};
+use crate::element::{Map, VipShape};
 
 /// `RTN_LOCAL` of `linux/rtnetlink.h`: an address of this node.
 const RTN_LOCAL: u32 = 2;
@@ -146,12 +146,12 @@ impl Line {
 
     /// `ip daddr . meta l4proto . th dport @policy-local-vips`, or another set of what packets are addressed to.
     pub(super) fn addressed_to(self, set: Map) -> Self {
-        self.front(set.kind()).0.push(lookup(set, None))
+        self.vip(set.kind()).0.push(lookup(set, None))
     }
 
     /// `ip daddr . meta l4proto . th dport . ip saddr != @source-ranges`.
     pub(super) fn not_from(self, set: Map) -> Self {
-        let (line, source) = self.front(set.kind());
+        let (line, source) = self.vip(set.kind());
         line.address(Address::Source, source).push(Expr::Lookup {
             set: set.name().into(),
             sreg: FIRST,
@@ -188,12 +188,12 @@ impl Line {
 
     /// `ip daddr . meta l4proto . th dport vmap @vips`, or another map of what packets are addressed to.
     pub(super) fn vmap(self, map: Map) -> Self {
-        self.front(map.kind()).0.push(lookup(map, Some(Register::VERDICT)))
+        self.vip(map.kind()).0.push(lookup(map, Some(Register::VERDICT)))
     }
 
     /// `dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints`.
     pub(super) fn dnat(self, map: Map, modulus: u32) -> Self {
-        let (line, index) = self.front(map.kind());
+        let (line, index) = self.vip(map.kind());
         line.random(index, modulus).push(lookup(map, Some(FIRST))).dnat_to(FIRST)
     }
 
@@ -263,17 +263,17 @@ impl Line {
     }
 
     /// Loads what the packet is addressed to. Gives the register behind it.
-    fn front(self, kind: FrontKind) -> (Self, Register) {
+    fn vip(self, kind: VipShape) -> (Self, Register) {
         self.front_at(kind, FIRST)
     }
 
     /// The same, from this register on.
-    pub(super) fn front_at(self, kind: FrontKind, dreg: Register) -> (Self, Register) {
+    pub(super) fn front_at(self, kind: VipShape, dreg: Register) -> (Self, Register) {
         let words = self.words();
         match kind {
-            FrontKind::NodePort => (self.ports(dreg), dreg.plus(2)),
-            FrontKind::Address => (self.address(Address::Destination, dreg), dreg.plus(words)),
-            FrontKind::Vip => {
+            VipShape::NodePort => (self.ports(dreg), dreg.plus(2)),
+            VipShape::Address => (self.address(Address::Destination, dreg), dreg.plus(words)),
+            VipShape::Vip => {
                 let ports = dreg.plus(words);
                 (self.address(Address::Destination, dreg).ports(ports), ports.plus(2))
             }

@@ -19,11 +19,11 @@ use proto::model::{Endpoint, IpFamily, PoolClass, Protocol, ServicePort, Traffic
 
 use super::{PoolChain, PoolKind, sources};
 use crate::{
-    element::{Data, Element, FrontKind, Map, Range, Verdict},
-    order,
+    element::{Data, Element, Map, Range, Verdict, VipShape},
+    slots,
 };
 
-/// What a packet to a front is given to.
+/// What a packet to a VIP is given to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dispatch {
     /// One pool, wherever it comes from.
@@ -37,14 +37,14 @@ enum Dispatch {
 pub(crate) struct Desired {
     protocol: Protocol,
     /// Sorted; those that belong to this service port.
-    fronts: Box<[(Vip, Dispatch)]>,
+    vips: Box<[(Vip, Dispatch)]>,
     /// Its cluster IP, unless the port there belongs to another service port.
     cluster_ip: Option<IpAddr>,
     /// Those that not everybody may use, and who may; sorted.
     restricted: Box<[(Vip, Box<[Range]>)]>,
-    /// The cluster pool in the order of places.
+    /// The cluster pool, by slot.
     cluster: Box<[Endpoint]>,
-    /// The local pool in the order of places.
+    /// The local pool, by slot.
     local: Box<[Endpoint]>,
     /// The verdict instead of an empty pool.
     empty: Verdict,
@@ -52,49 +52,48 @@ pub(crate) struct Desired {
     affinity: Option<NonZeroU32>,
 }
 
-/// Who has which place now, with holes where that is unknown.
+/// Which endpoint has which slot, with gaps where that is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Orders {
+pub(crate) struct Slots {
     pub(crate) cluster: Vec<Option<Endpoint>>,
     pub(crate) local: Vec<Option<Endpoint>>,
 }
 
-/// What a service port puts into the maps of one family. `owned`: whether a front is this service port's; `orders`: the places
-/// that its endpoints have had; `node`: the node's own addresses. `None` when that is nothing.
+/// What a service port puts into the maps of one family, with its endpoints in the order of the pool. `owned`: whether a VIP
+/// belongs to this service port; `node`: the node's own addresses. `None`: nothing.
 pub(crate) fn desired(
     service: &ServicePortState,
     family: IpFamily,
     masquerade: Masquerade,
     owned: impl Fn(&Vip) -> bool,
-    orders: &Orders,
     node: &[IpAddr],
 ) -> Option<Desired> {
-    let fronts: Vec<_> = vips(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
-    let restricted = fronts.iter().filter_map(|(front, _)| match front {
-        Vip::AddressPort { address, .. } => Some((*front, sources::allowed(&service.port, *address, node)?)),
+    let vips: Vec<_> = vips(&service.port, family).into_iter().filter(|(vip, _)| owned(vip)).collect();
+    let restricted = vips.iter().filter_map(|(vip, _)| match vip {
+        Vip::AddressPort { address, .. } => Some((*vip, sources::allowed(&service.port, *address, node)?)),
         Vip::NodePort { .. } | Vip::Address(_) => None,
     });
-    let has_cluster_ip = fronts.iter().any(|(_, class)| *class == VipKind::ClusterIp);
+    let has_cluster_ip = vips.iter().any(|(_, class)| *class == VipKind::ClusterIp);
     let some = service.port.any_endpoints[family];
     let nothing = !some && service.cluster[family].is_empty() && service.local[family].is_empty();
     let desired = Desired {
         protocol: service.port.key.protocol,
         restricted: restricted.collect(),
         cluster_ip: service.port.cluster_ips[family].filter(|_| has_cluster_ip),
-        fronts: fronts
+        vips: vips
             .into_iter()
-            // With nothing anywhere, one rejection for everybody does.
-            .map(|(front, class)| (front, if nothing { EVERYBODY } else { dispatch(class, &service.port, masquerade) }))
+            // Without endpoints anywhere, one verdict serves all source classes.
+            .map(|(vip, class)| (vip, if nothing { ONE_POOL } else { dispatch(class, &service.port, masquerade) }))
             .collect(),
-        cluster: order::assign(&orders.cluster, &service.cluster[family]).into(),
-        local: order::assign(&orders.local, &service.local[family]).into(),
+        cluster: slots::assign(&[], &service.cluster[family]).into(),
+        local: slots::assign(&[], &service.local[family]).into(),
         empty: if some { Verdict::Drop } else { Verdict::Reject },
         affinity: service.port.affinity_seconds,
     };
-    (!desired.fronts.is_empty() || !desired.local.is_empty()).then_some(desired)
+    (!desired.vips.is_empty() || !desired.local.is_empty()).then_some(desired)
 }
 
-const EVERYBODY: Dispatch = Dispatch::Pool(PoolKind::Pool);
+const ONE_POOL: Dispatch = Dispatch::Pool(PoolKind::Pool);
 
 fn dispatch(class: VipKind, port: &ServicePort, masquerade: Masquerade) -> Dispatch {
     let policy = match class {
@@ -115,46 +114,55 @@ fn dispatch(class: VipKind, port: &ServicePort, masquerade: Masquerade) -> Dispa
 // === impl Desired ===
 
 impl Desired {
-    /// What leads to the service port.
-    pub(crate) fn fronts(&self) -> impl Iterator<Item = &Vip> {
-        self.fronts.iter().map(|(front, _)| front)
+    /// The VIPs of the service port.
+    pub(crate) fn vips(&self) -> impl Iterator<Item = &Vip> {
+        self.vips.iter().map(|(vip, _)| vip)
     }
 
-    /// The places as they are to be.
-    pub(crate) fn orders(&self) -> Orders {
-        let known = |places: &[Endpoint]| places.iter().copied().map(Some).collect();
-        Orders { cluster: known(&self.cluster), local: known(&self.local) }
+    /// Leaves endpoints in the slots that they have in the kernel. To be called once, while they are in the order of the pool.
+    pub(crate) fn keep_slots(&mut self, applied: &Slots) {
+        for (endpoints, slots) in [(&mut self.cluster, &applied.cluster), (&mut self.local, &applied.local)] {
+            if !slots.is_empty() {
+                *endpoints = slots::assign(slots, endpoints).into();
+            }
+        }
+    }
+
+    /// The slots of its endpoints.
+    pub(crate) fn slots(&self) -> Slots {
+        let known = |slots: &[Endpoint]| slots.iter().copied().map(Some).collect();
+        Slots { cluster: known(&self.cluster), local: known(&self.local) }
     }
 
     /// Appends all its elements but those that are shared, sorted.
     pub(crate) fn elements(&self, to: &mut Vec<Element>) {
-        for (front, dispatch) in &self.fronts {
+        for (vip, dispatch) in &self.vips {
             let start = to.len();
-            match (dispatch, FrontKind::of(front)) {
-                (Dispatch::Pool(kind), front_kind) => {
-                    self.places(to, *front, *kind);
-                    let map = match front_kind {
-                        FrontKind::NodePort => Map::NodePorts,
-                        FrontKind::Vip | FrontKind::Address => Map::Vips,
+            match (dispatch, VipShape::of(vip)) {
+                (Dispatch::Pool(kind), vip_shape) => {
+                    self.places(to, *vip, *kind);
+                    let map = match vip_shape {
+                        VipShape::NodePort => Map::NodePorts,
+                        VipShape::Vip | VipShape::Address => Map::Vips,
                     };
-                    to.push(self.verdict(*front, map, *kind));
+                    to.push(self.verdict(*vip, map, *kind));
                 }
-                (Dispatch::PolicyLocal, FrontKind::Vip | FrontKind::Address) => {
-                    self.places(to, *front, PoolKind::Pool);
-                    self.places(to, *front, PoolKind::LocalPool);
-                    to.push(Element { front: *front, map: Map::PolicyLocalVips, index: 0, data: Data::None });
-                    to.push(self.verdict(*front, Map::ClusterVips, PoolKind::Pool));
-                    to.push(self.verdict(*front, Map::LocalVips, PoolKind::LocalPool));
+                (Dispatch::PolicyLocal, VipShape::Vip | VipShape::Address) => {
+                    self.places(to, *vip, PoolKind::Pool);
+                    self.places(to, *vip, PoolKind::LocalPool);
+                    to.push(Element { vip: *vip, map: Map::PolicyLocalVips, index: 0, data: Data::None });
+                    to.push(self.verdict(*vip, Map::ClusterVips, PoolKind::Pool));
+                    to.push(self.verdict(*vip, Map::LocalVips, PoolKind::LocalPool));
                 }
-                (Dispatch::PolicyLocal, FrontKind::NodePort) => {
-                    self.places(to, *front, PoolKind::NodePortPool);
-                    self.places(to, *front, PoolKind::NodePortLocalPool);
-                    to.push(Element { front: *front, map: Map::PolicyLocalNodePorts, index: 0, data: Data::None });
-                    to.push(self.verdict(*front, Map::ClusterNodePorts, PoolKind::NodePortPool));
-                    to.push(self.verdict(*front, Map::LocalNodePorts, PoolKind::NodePortLocalPool));
+                (Dispatch::PolicyLocal, VipShape::NodePort) => {
+                    self.places(to, *vip, PoolKind::NodePortPool);
+                    self.places(to, *vip, PoolKind::NodePortLocalPool);
+                    to.push(Element { vip: *vip, map: Map::PolicyLocalNodePorts, index: 0, data: Data::None });
+                    to.push(self.verdict(*vip, Map::ClusterNodePorts, PoolKind::NodePortPool));
+                    to.push(self.verdict(*vip, Map::LocalNodePorts, PoolKind::NodePortLocalPool));
                 }
             }
-            self.sources(to, *front);
+            self.sources(to, *vip);
             if self.affinity.is_some() {
                 // More maps for each pool, and in one of them endpoints are in their own order.
                 to[start..].sort_unstable();
@@ -162,23 +170,23 @@ impl Desired {
         }
     }
 
-    fn sources(&self, to: &mut Vec<Element>, front: Vip) {
-        let Ok(at) = self.restricted.binary_search_by_key(&front, |(front, _)| *front) else { return };
-        to.push(Element { front, map: Map::Restricted, index: 0, data: Data::None });
+    fn sources(&self, to: &mut Vec<Element>, vip: Vip) {
+        let Ok(at) = self.restricted.binary_search_by_key(&vip, |(vip, _)| *vip) else { return };
+        to.push(Element { vip, map: Map::Restricted, index: 0, data: Data::None });
         let ranges = self.restricted[at].1.iter();
-        to.extend(ranges.map(|range| Element { front, map: Map::SourceRanges, index: 0, data: Data::Range(*range) }));
+        to.extend(ranges.map(|range| Element { vip, map: Map::SourceRanges, index: 0, data: Data::Range(*range) }));
     }
 
     /// Appends those that other service ports may need as well, sorted: of its endpoints on this node, and of its cluster IP.
     pub(crate) fn shared(&self, to: &mut Vec<Element>) {
         to.extend(self.local.iter().map(|endpoint| Element {
-            front: Vip::AddressPort { address: endpoint.address, port: endpoint.port.get(), protocol: self.protocol },
+            vip: Vip::AddressPort { address: endpoint.address, port: endpoint.port.get(), protocol: self.protocol },
             map: Map::Hairpin,
             index: 0,
             data: Data::None,
         }));
         to.extend(self.cluster_ip.map(|address| Element {
-            front: Vip::Address(address),
+            vip: Vip::Address(address),
             map: Map::ClusterIps,
             index: 0,
             data: Data::None,
@@ -186,11 +194,11 @@ impl Desired {
         to.sort_unstable();
     }
 
-    fn places(&self, to: &mut Vec<Element>, front: Vip, kind: PoolKind) {
+    fn places(&self, to: &mut Vec<Element>, vip: Vip, kind: PoolKind) {
         let places = |map| {
             (0..).zip(self.pool(kind)).map(move |(index, endpoint)| {
                 let data = Data::Endpoint(endpoint.address, endpoint.port.get());
-                Element { front, map, index, data }
+                Element { vip, map, index, data }
             })
         };
         to.extend(places(kind.endpoints(self.count(kind))));
@@ -199,17 +207,17 @@ impl Desired {
             to.extend(places(maps.endpoints));
             to.extend(self.pool(kind).iter().map(|endpoint| {
                 let data = Data::Member(endpoint.address, endpoint.port.get());
-                Element { front, map: maps.live, index: 0, data }
+                Element { vip, map: maps.live, index: 0, data }
             }));
         }
     }
 
-    fn verdict(&self, front: Vip, map: Map, kind: PoolKind) -> Element {
+    fn verdict(&self, vip: Vip, map: Map, kind: PoolKind) -> Element {
         let verdict = match self.count(kind) {
             0 => self.empty,
             count => Verdict::Pool(PoolChain { kind, count, affinity: self.affinity }),
         };
-        Element { front, map, index: 0, data: Data::Verdict(verdict) }
+        Element { vip, map, index: 0, data: Data::Verdict(verdict) }
     }
 
     fn pool(&self, kind: PoolKind) -> &[Endpoint] {

@@ -14,10 +14,10 @@ fn service(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> ServicePortS
     mk_state().service("default/web", build).build().service_ports().values().next().unwrap().clone()
 }
 
-/// All elements but endpoints, as `map front -> data`.
+/// All elements but endpoints, as `map VIP -> data`.
 fn dispatches(service: &ServicePortState, masquerade: Masquerade) -> Vec<String> {
     let mut elements = Vec::new();
-    let desired = desired(service, IpFamily::V4, masquerade, |_| true, &Orders::default(), &[]);
+    let desired = desired(service, IpFamily::V4, masquerade, |_| true, &[]);
     desired.inspect(|desired| desired.elements(&mut elements));
     assert!(elements.is_sorted());
     elements.iter().filter_map(line).collect()
@@ -34,7 +34,7 @@ fn line(element: &Element) -> Option<String> {
         Data::Verdict(Verdict::Reject) => "reject".to_owned(),
         Data::Verdict(Verdict::Pool(chain)) => chain.to_string(),
     };
-    Some(format!("{} {} {to}", element.map.name(), element.front))
+    Some(format!("{} {} {to}", element.map.name(), element.vip))
 }
 
 const TWO: [&str; 2] = ["10.244.1.1:80", "10.244.2.1:80"];
@@ -149,7 +149,7 @@ fn a_family_without_cluster_ip_has_no_node_port() {
 #[test]
 fn local_endpoints_are_hairpins_and_cluster_ips_are_known_whatever_the_policy_is() {
     let web = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).terminating_endpoints(LOCAL));
-    let desired = desired(&web, IpFamily::V4, Masquerade::Never, |_| true, &Orders::default(), &[]).unwrap();
+    let desired = desired(&web, IpFamily::V4, Masquerade::Never, |_| true, &[]).unwrap();
     let mut shared = Vec::new();
     desired.shared(&mut shared);
     assert!(shared.iter().all(|element| element.map.is_shared()));

@@ -1,17 +1,17 @@
-//! A kernel that is only read: what is to be written to it is kept instead.
+//! A kernel that is only read: it records what would be written.
 
 use std::time::Duration;
 
 use anyhow::Result;
-use backend::Drift;
+use backend::{Drift, driver::CommitError};
 use proto::model::{IpFamily, PerFamily};
 
-use super::{CommitError, Kernel};
-use crate::{expected::Expected, plan::Operation, present::Listing};
+use super::Kernel;
+use crate::{desired::EndpointKeys, observed::Listing, plan::Operation};
 
-/// Another kernel, and what it was not told.
+/// Another kernel, and the operations that it was not given.
 #[derive(Debug)]
-pub(crate) struct DryRun<K> {
+pub struct DryRun<K> {
     kernel: K,
     operations: Vec<(IpFamily, Operation)>,
 }
@@ -21,15 +21,15 @@ impl<K> DryRun<K> {
         Self { kernel, operations: Vec::new() }
     }
 
-    /// What was to be written since the last call.
+    /// The operations since the last call.
     pub(crate) fn take(&mut self) -> Vec<(IpFamily, Operation)> {
         std::mem::take(&mut self.operations)
     }
 }
 
 impl<K: Kernel> Kernel for DryRun<K> {
-    async fn list(&mut self, expected: Expected) -> Result<PerFamily<Listing>> {
-        self.kernel.list(expected).await
+    async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
+        self.kernel.list(keys).await
     }
 
     async fn tables(&mut self) -> Result<Vec<IpFamily>> {

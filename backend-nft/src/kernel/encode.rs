@@ -1,14 +1,14 @@
-//! Operations as messages, a few hundred elements in each; and from what the kernel refused back to who asked for it.
+//! Encodes operations as messages, a few hundred elements in each, and traces rejected messages back to service ports.
 
 use std::collections::BTreeMap;
 
+use backend::driver::Rejection;
 use netlink::{
     RejectedOperation,
     nft::{self, Fields, NftBatch, Set, Table},
 };
 use proto::model::{IpFamily, PerFamily};
 
-use super::Refused;
 use crate::{
     desired::{PoolChain, table},
     element::{Data, Element, Map, REJECT, Verdict},
@@ -96,23 +96,23 @@ impl<'a> Encoded<'a> {
         }
     }
 
-    /// Finds who asked for what was refused.
-    pub(super) fn blame(&self, refusals: &[RejectedOperation]) -> Refused {
-        let mut refused = Refused::default();
-        for refusal in refusals {
-            match self.owner(refusal) {
+    /// Traces rejected operations to the service ports that they are for.
+    pub(super) fn rejection(&self, rejected: &[RejectedOperation]) -> Rejection {
+        let mut rejection = Rejection::default();
+        for operation in rejected {
+            match self.owner(operation) {
                 Some(owner) => {
-                    if refused.blamed.iter().all(|(blamed, _)| *blamed != owner) {
-                        refused.blamed.push((owner, refusal.to_string()));
+                    if rejection.named.iter().all(|(named, _)| *named != owner) {
+                        rejection.named.push((owner, operation.to_string()));
                     }
                 }
-                None => refused.unexplained = refused.unexplained.or_else(|| Some(refusal.to_string())),
+                None => rejection.unnamed = rejection.unnamed.or_else(|| Some(operation.to_string())),
             }
         }
-        if refused.blamed.is_empty() && refused.unexplained.is_none() {
-            refused.unexplained = Some("the transaction was refused without a reason".into());
+        if rejection.named.is_empty() && rejection.unnamed.is_none() {
+            rejection.unnamed = Some("the kernel rejected the transaction without a reason".into());
         }
-        refused
+        rejection
     }
 
     fn owner(&self, refusal: &RejectedOperation) -> Option<u32> {

@@ -8,17 +8,22 @@ use std::{
 };
 
 use anyhow::Result;
-use backend::{Drift, dataplane::Vip};
+use backend::{
+    Drift,
+    dataplane::{DataplaneOptions, Vip},
+    driver::{CommitError, Driver, Rejection},
+};
 use netlink::nft::{Chain, Expr, ListedRule, Rule, Set, SetFlags};
 use proto::model::{IpFamily, PerFamily};
 
-use super::{CommitError, Kernel, Refused};
+use super::Kernel;
 use crate::{
+    data_plane::NftDataPlane,
+    desired::EndpointKeys,
     desired::PoolChain,
-    element::{Data, Element, FrontKind, Map, REJECT, Verdict},
-    expected::Expected,
+    element::{Data, Element, Map, REJECT, Verdict, VipShape},
+    observed::Listing,
     plan::{Elements, Operation},
-    present::Listing,
 };
 
 /// Clones share one kernel.
@@ -54,15 +59,23 @@ pub(crate) struct FakeTable {
     elements: BTreeMap<Key, Data>,
 }
 
-/// Map, front, place, and data that are part of the key.
+/// Map, VIP, slot, and data that are part of the key.
 type Key = (Map, Vip, u32, Option<Data>);
 
 /// What went wrong, and on whose behalf it was.
 type Refusal = (Option<u32>, String);
 
+/// A driver over the fake.
+pub(crate) type FakeDriver = Driver<NftDataPlane<Fake>>;
+
 // === impl Fake ===
 
 impl Fake {
+    /// A driver that knows nothing of the kernel yet.
+    pub(crate) fn driver(&self, options: DataplaneOptions) -> FakeDriver {
+        Driver::new(NftDataPlane::new(self.clone(), options))
+    }
+
     /// What is in force, to compare: without pool chains that nobody needs, for it depends on the past which there are.
     pub(crate) fn tables(&self) -> PerFamily<Option<FakeTable>> {
         let mut tables = self.0.lock().unwrap().tables.clone();
@@ -85,10 +98,10 @@ impl Fake {
         idle.sum()
     }
 
-    /// From now on elements of these fronts are refused.
-    pub(crate) fn refuse(&self, fronts: impl IntoIterator<Item = Vip>, explains: Explains) {
+    /// From now on elements of these VIPs are refused.
+    pub(crate) fn refuse(&self, vips: impl IntoIterator<Item = Vip>, explains: Explains) {
         let mut state = self.0.lock().unwrap();
-        state.poison = fronts.into_iter().collect();
+        state.poison = vips.into_iter().collect();
         state.explains = explains;
     }
 
@@ -97,7 +110,7 @@ impl Fake {
         std::mem::take(&mut self.0.lock().unwrap().asked)
     }
 
-    /// The fronts that led somewhere after each transaction since the last time.
+    /// The VIPs that led somewhere after each transaction since the last time.
     pub(crate) fn steps(&self) -> Vec<BTreeSet<Vip>> {
         std::mem::take(&mut self.0.lock().unwrap().steps)
     }
@@ -114,7 +127,7 @@ impl Fake {
 }
 
 impl Kernel for Fake {
-    async fn list(&mut self, _: Expected) -> Result<PerFamily<Listing>> {
+    async fn list(&mut self, _: EndpointKeys) -> Result<PerFamily<Listing>> {
         let state = self.0.lock().unwrap();
         Ok(PerFamily::from_fn(|family| {
             state.tables[family].as_ref().map(|table| table.list(family)).unwrap_or_default()
@@ -130,19 +143,19 @@ impl Kernel for Fake {
         let mut state = self.0.lock().unwrap();
         state.asked += 1;
         let mut tables = state.tables.clone();
-        let mut refused = Refused::default();
+        let mut rejection = Rejection::default();
         for (family, operation) in &operations {
             if let Err((owner, reason)) = state.execute(&mut tables[*family], *family, operation) {
                 match owner.filter(|_| state.explains == Explains::Yes) {
-                    Some(owner) => refused.blamed.push((owner, reason)),
-                    None => refused.unexplained = Some(reason),
+                    Some(owner) => rejection.named.push((owner, reason)),
+                    None => rejection.unnamed = Some(reason),
                 }
             }
         }
-        refused.blamed.sort_unstable();
-        refused.blamed.dedup_by_key(|(owner, _)| *owner);
-        if refused != Refused::default() {
-            return Err(CommitError::Refused(refused));
+        rejection.named.sort_unstable();
+        rejection.named.dedup_by_key(|(owner, _)| *owner);
+        if rejection != Rejection::default() {
+            return Err(CommitError::Rejected(rejection));
         }
         let verdicts = tables.iter().filter_map(|(_, table)| table.as_ref()).flat_map(FakeTable::leads);
         state.steps.push(verdicts.collect());
@@ -175,7 +188,7 @@ impl State {
             Operation::DeleteTable => ensure(place.take().is_some(), "no such table")?,
             operation => {
                 let table = place.as_mut().ok_or_else(|| (None, format!("no {family} table")))?;
-                let poison = |element: &Element| self.poison.contains(&element.front);
+                let poison = |element: &Element| self.poison.contains(&element.vip);
                 table.execute(operation, poison)?;
             }
         }
@@ -186,13 +199,13 @@ impl State {
 impl FakeTable {
     /// What is in it, whichever place each endpoint has.
     pub(crate) fn shape(&self) -> String {
-        let elements = self.elements.iter().map(|((map, front, ..), data)| (map, front, data));
+        let elements = self.elements.iter().map(|((map, vip, ..), data)| (map, vip, data));
         format!("{:?} {:?} {:?}", self.chains, self.sets, elements.collect::<BTreeSet<_>>())
     }
 
     fn leads(&self) -> impl Iterator<Item = Vip> {
         let verdicts = self.elements.iter().filter(|(_, data)| matches!(data, Data::Verdict(_)));
-        verdicts.map(|((_, front, ..), _)| *front)
+        verdicts.map(|((_, vip, ..), _)| *vip)
     }
 
     fn list(&self, family: IpFamily) -> Listing {
@@ -206,7 +219,7 @@ impl FakeTable {
             chains: self.chains.values().map(|(chain, _)| chain.clone()).collect(),
             sets: self.sets.values().cloned().collect(),
             rules: rules.collect(),
-            elements: elements.map(|((map, front, index, _), data)| element(*map, *front, *index, *data)).collect(),
+            elements: elements.map(|((map, vip, index, _), data)| element(*map, *vip, *index, *data)).collect(),
             foreign: Vec::new(),
         }
     }
@@ -248,9 +261,9 @@ impl FakeTable {
                 ensure(found == Some(element.data), &format!("{element:?}: found {found:?}"))
             })?,
             Operation::AddElements(map, elements) => each(elements, |element| {
-                ensure(!poison(element), &format!("{} is poisonous", element.front))?;
+                ensure(!poison(element), &format!("{} is poisonous", element.vip))?;
                 ensure(self.sets.contains_key(map.name()), "no such set")?;
-                ensure(map.takes(&element.data) && map.kind() == FrontKind::of(&element.front), "of another shape")?;
+                ensure(map.takes(&element.data) && map.kind() == VipShape::of(&element.vip), "of another shape")?;
                 let target = leads_to(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
                 ensure(!self.overlaps(element), &format!("{element:?} overlaps"))?;
@@ -264,8 +277,8 @@ impl FakeTable {
     /// The real kernel does not see it when the new one encloses an old one.
     fn overlaps(&self, new: &Element) -> bool {
         let Data::Range(range) = new.data else { return false };
-        self.elements.iter().any(|((map, front, ..), old)| {
-            (*map, *front) == (new.map, new.front)
+        self.elements.iter().any(|((map, vip, ..), old)| {
+            (*map, *vip) == (new.map, new.vip)
                 && matches!(old, Data::Range(old) if old.first <= range.last && range.first <= old.last)
         })
     }
@@ -288,13 +301,13 @@ fn ensure(condition: bool, reason: &str) -> Result<(), Refusal> {
     condition.then_some(()).ok_or_else(|| (None, reason.to_owned()))
 }
 
-fn element(map: Map, front: Vip, index: u32, data: Data) -> Element {
-    Element { front, map, index, data }
+fn element(map: Map, vip: Vip, index: u32, data: Data) -> Element {
+    Element { vip, map, index, data }
 }
 
 fn key(element: &Element) -> Key {
     let data = Some(element.data).filter(|data| matches!(data, Data::Range(_) | Data::Member(..)));
-    (element.map, element.front, element.index, data)
+    (element.map, element.vip, element.index, data)
 }
 
 fn leads_to(data: &Data) -> Option<String> {

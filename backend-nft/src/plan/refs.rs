@@ -1,11 +1,10 @@
-//! What service ports share, counted: the chains for so many endpoints, and the elements of endpoints and of cluster IPs that
-//! several service ports have.
+//! Reference counts of what service ports share: pool chains, and the elements of endpoints and of cluster IPs.
 
 use std::collections::BTreeMap;
 
 use crate::{desired::PoolChain, element::Element};
 
-/// What of it is in the kernel, and how many need it. Nobody may: it is there, and waits to be deleted.
+/// What of it is in the kernel, and how many references it has; 0: it is to be deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Refs {
     pub(super) chains: BTreeMap<PoolChain, u32>,
@@ -13,25 +12,25 @@ pub(crate) struct Refs {
     pub(super) elements: BTreeMap<Element, u32>,
 }
 
-/// A change of the counts: the new ones; `None` for what is deleted.
+/// The new counts of what changes; `None`: deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Delta {
+pub(crate) struct RefChanges {
     pub(super) chains: Vec<(PoolChain, Option<u32>)>,
     pub(super) elements: Vec<(Element, Option<u32>)>,
 }
 
 impl Refs {
-    /// A chain is in the kernel.
+    /// Adds a chain that is in the kernel.
     pub(crate) fn found_chain(&mut self, chain: PoolChain) {
         self.chains.entry(chain).or_insert(0);
     }
 
-    /// An element that may have several owners is in the kernel.
+    /// Adds a shared element that is in the kernel.
     pub(crate) fn found_shared(&mut self, element: Element) {
         self.elements.entry(element).or_insert(0);
     }
 
-    /// An element is in the kernel, and holds chains there.
+    /// Counts the references of an element that is in the kernel.
     pub(crate) fn found_element(&mut self, element: &Element) {
         for chain in chains(element) {
             *self.chains.entry(chain).or_insert(0) += 1;
@@ -43,8 +42,8 @@ impl Refs {
         self.chains.keys().copied()
     }
 
-    /// The transaction with these changes is in force.
-    pub(crate) fn settle(&mut self, delta: Delta) {
+    /// Records that a transaction with these changes was committed.
+    pub(crate) fn commit(&mut self, changes: RefChanges) {
         fn put<K: Ord>(map: &mut BTreeMap<K, u32>, changes: Vec<(K, Option<u32>)>) {
             for (key, count) in changes {
                 match count {
@@ -53,12 +52,12 @@ impl Refs {
                 };
             }
         }
-        put(&mut self.chains, delta.chains);
-        put(&mut self.elements, delta.elements);
+        put(&mut self.chains, changes.chains);
+        put(&mut self.elements, changes.elements);
     }
 }
 
-/// The chains that are needed for an element: the one that it leads to, and those behind that.
+/// The chains that an element refers to: its verdict, and those that this one jumps to.
 pub(super) fn chains(element: &Element) -> impl Iterator<Item = PoolChain> {
     element.pool().into_iter().flat_map(PoolChain::path)
 }

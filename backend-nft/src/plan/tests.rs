@@ -1,22 +1,25 @@
 //! Random histories against the fake: what changes lead to is what is built from scratch, in transactions that a kernel takes.
 
 use backend::{
-    NodeState,
+    Backend, NodeState,
     dataplane::{DataplaneOptions, LocalDetector, Vip},
     testing::{History, ServiceBuilder, apply, mk_key, mk_state},
 };
 use proto::model::{Endpoint, Operation, PoolClass, PoolId};
 
 use super::*;
-use crate::{driver::Driver, element::Data, kernel::fake::Fake};
+use crate::{
+    element::Data,
+    kernel::fake::{Fake, FakeDriver},
+};
 
-fn driver(kernel: &Fake) -> Driver<Fake> {
+fn driver(kernel: &Fake) -> FakeDriver {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"].map(|cidr| cidr.parse().unwrap());
     driver_for(kernel, LocalDetector::ClusterCidr(cidrs.to_vec()))
 }
 
-fn driver_for(kernel: &Fake, local_detector: LocalDetector) -> Driver<Fake> {
-    Driver::new(kernel.clone(), DataplaneOptions { local_detector, ..DataplaneOptions::default() })
+fn driver_for(kernel: &Fake, local_detector: LocalDetector) -> FakeDriver {
+    kernel.driver(DataplaneOptions { local_detector, ..DataplaneOptions::default() })
 }
 
 async fn from_scratch(state: &NodeState) -> Fake {
@@ -38,7 +41,7 @@ async fn changes_lead_to_what_is_built_from_scratch() {
             let applied = driver.apply(history.state(), &changes).await.unwrap();
             assert_eq!(applied.failures, [], "seed {seed}, step {step}");
             assert!(kernel.asked() <= 1, "seed {seed}, step {step}: the fake refused something");
-            // Places may differ by age: those are compared after the order of ages has been forgotten.
+            // The slots may differ by history, so shapes are compared.
             let fresh = from_scratch(history.state()).await;
             assert_eq!(
                 sizes(&kernel, history.state()).await,
@@ -91,26 +94,7 @@ async fn conforms() {
             0 => driver(&kernel),
             _ => driver_for(&kernel, LocalDetector::NodeCidr),
         };
-        backend::testing::contract::check_all(|| Backend(backend()), seed).await;
-    }
-}
-
-/// The driver over a fake, as a backend.
-struct Backend(Driver<Fake>);
-
-impl backend::Backend for Backend {
-    const NAME: &'static str = "nft-fake";
-
-    async fn reconcile(&mut self, state: &NodeState) -> anyhow::Result<backend::SyncReport> {
-        self.0.reconcile(state).await
-    }
-
-    async fn apply(&mut self, state: &NodeState, changes: &backend::Changes) -> anyhow::Result<backend::SyncReport> {
-        self.0.apply(state, changes).await
-    }
-
-    async fn cleanup(&mut self) -> anyhow::Result<()> {
-        self.0.cleanup().await
+        backend::testing::contract::check_all(backend, seed).await;
     }
 }
 
@@ -409,9 +393,9 @@ async fn drift_is_noticed_by_apply_and_repaired() {
 #[test]
 fn owners_are_found_by_element() {
     let mut elements = Elements::default();
-    let front = Vip::NodePort { port: 1, protocol: proto::model::Protocol::Tcp };
+    let vip = Vip::NodePort { port: 1, protocol: proto::model::Protocol::Tcp };
     for owner in [None, Some(3), Some(3), Some(5)] {
-        elements.push(Element { front, map: Map::NodePorts, index: 0, data: Data::None }, owner);
+        elements.push(Element { vip, map: Map::NodePorts, index: 0, data: Data::None }, owner);
     }
     assert_eq!([0, 1, 2, 3, 9].map(|index| elements.owner(index)), [None, Some(3), Some(3), Some(5), Some(5)]);
     assert_eq!(Elements::default().owner(0), None);

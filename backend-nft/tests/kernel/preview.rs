@@ -4,13 +4,12 @@ use backend::{
     DifferenceKind, Preview,
     testing::{History, mk_key, mk_state},
 };
-use backend_nft::NftPreview;
 use netlink::nft::NftHandle;
 
 use super::support::{nft, options, reconcile, run};
 
-fn preview() -> NftPreview {
-    NftPreview::new(options()).unwrap()
+fn preview() -> backend_nft::NftPreview {
+    backend_nft::open_preview(options()).unwrap()
 }
 
 /// The number of transactions that this namespace has seen.

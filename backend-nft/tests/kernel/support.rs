@@ -23,7 +23,7 @@ pub(crate) fn options() -> DataplaneOptions {
 }
 
 pub(crate) fn backend() -> Nft {
-    Nft::new(options()).unwrap()
+    backend_nft::open(options()).unwrap()
 }
 
 /// By an instance that knows nothing, as after a restart.

@@ -7,7 +7,7 @@ use backend::{
     Backend, Connect, ConntrackCleanup, ConntrackSettings, RunMode, Runner, RunnerOptions, dataplane::DataplaneOptions,
 };
 use backend_ipvs::{Ipvs, IpvsPreview, Settings};
-use backend_nft::{Nft, NftPreview};
+use backend_nft::Nft;
 use runtime::{Ready, Shutdown, Tasks, metrics::Registry};
 use tracing::{info, warn};
 
@@ -90,7 +90,7 @@ pub(super) fn ipvs(settings: Settings) -> Result<Ipvs> {
 
 /// The nftables backend.
 pub(super) fn nft(options: DataplaneOptions) -> Result<Nft> {
-    Nft::new(options).context("cannot open nf_tables")
+    backend_nft::open(options).context("cannot open nf_tables")
 }
 
 impl<'a> Setup<'a> {
@@ -102,7 +102,7 @@ impl<'a> Setup<'a> {
     fn nft(self, options: DataplaneOptions, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
         match self.node.run_mode() {
             RunMode::Program => self.spawn(nft(options)?, connect, tasks),
-            RunMode::Shadow => self.spawn(Shadow::new(NftPreview::new(options)?), connect, tasks),
+            RunMode::Shadow => self.spawn(Shadow::new(backend_nft::open_preview(options)?), connect, tasks),
         }
     }
 

@@ -93,7 +93,7 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
     let touched: BTreeSet<_> = items.iter().filter_map(|item| item.family).collect();
     leftovers.notes().into_iter().for_each(|note| report.note(note));
 
-    let mut served = nft(DataplaneOptions::default())?.families().await?;
+    let mut served = backend_nft::programmed_families().await?;
     served.extend(Iptables::programmed().await?);
     served.extend(Ipvs::programmed().await?);
     let unserved = touched.iter().find(|family| !served.contains(family));

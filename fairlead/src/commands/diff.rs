@@ -14,13 +14,9 @@ use anyhow::{Context as _, Result, bail};
 use backend::{NodeState, Preview, PreviewReport, StoredState, dataplane::DataplaneOptions};
 use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, IpvsPreview};
-use backend_nft::NftPreview;
 use runtime::Shutdown;
 
-use super::{
-    backend::nft,
-    view::{Event, View},
-};
+use super::view::{Event, View};
 use crate::{
     cli::{BackendName, DiffArgs, IptablesArgs, IpvsArgs, Predecessor},
     print,
@@ -89,7 +85,7 @@ async fn preview(
     ipvs: IpvsArgs,
 ) -> Result<PreviewReport> {
     match backend {
-        BackendName::Nft => NftPreview::new(options)?.preview(state).await,
+        BackendName::Nft => backend_nft::open_preview(options)?.preview(state).await,
         BackendName::Iptables => iptables.preview(options).preview(state).await,
         BackendName::Ipvs => IpvsPreview::new(ipvs.settings(options, &iptables.variant))?.preview(state).await,
     }
@@ -98,7 +94,7 @@ async fn preview(
 /// The backend whose rules are in this node's kernel.
 async fn programmed() -> Result<BackendName> {
     let mut found = Vec::new();
-    if !nft(DataplaneOptions::default())?.families().await?.is_empty() {
+    if !backend_nft::programmed_families().await?.is_empty() {
         found.push(BackendName::Nft);
     }
     if !Iptables::programmed().await?.is_empty() {

@@ -1,6 +1,9 @@
-//! What the kernel says of a transaction that it refuses. Each in a network namespace of its own; needs root.
+//! How the kernel rejects transactions. Each test runs in a network namespace of its own and needs root.
 
-use backend::dataplane::{DataplaneOptions, Vip};
+use backend::{
+    dataplane::{DataplaneOptions, Vip},
+    driver::Rejection,
+};
 use netlink::testing::in_netns;
 use proto::model::{ClusterInfo, PerFamily, Protocol};
 
@@ -8,17 +11,16 @@ use super::*;
 use crate::{
     desired::{PoolChain, PoolKind, base},
     element::{Data, Verdict},
-    kernel::Refused,
+    observed::Observed,
     plan::Elements,
-    present::Present,
 };
 
 /// More than one message full.
 const MANY: u16 = 2_000;
 
 fn verdict(port: u16, verdict: Verdict) -> Element {
-    let front = Vip::AddressPort { address: [10, 96, 0, 1].into(), port, protocol: Protocol::Tcp };
-    Element { front, map: Map::Vips, index: 0, data: Data::Verdict(verdict) }
+    let vip = Vip::AddressPort { address: [10, 96, 0, 1].into(), port, protocol: Protocol::Tcp };
+    Element { vip, map: Map::Vips, index: 0, data: Data::Verdict(verdict) }
 }
 
 /// The fixed part of the IPv4 table, and one verdict for each owner: ports from 1 on.
@@ -26,7 +28,7 @@ fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(IpFamily, Op
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| base(family, &DataplaneOptions::default(), &node, &ClusterInfo::default()));
     let (_, repairs) =
-        Present::new(PerFamily::default(), &base, &DataplaneOptions::default().effective(&node), |_, _| true);
+        Observed::new(PerFamily::default(), &base, &DataplaneOptions::default().effective(&node), |_, _| true);
     let mut elements = Elements::default();
     for (owner, to) in (0..).zip(verdicts) {
         elements.push(verdict(owner + 1, to), Some(owner.into()));
@@ -47,35 +49,35 @@ fn commit(operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitErro
     })
 }
 
-fn refused(operations: Vec<(IpFamily, Operation)>) -> Refused {
+fn rejected(operations: Vec<(IpFamily, Operation)>) -> Rejection {
     match commit(operations) {
-        Err(CommitError::Refused(refused)) => refused,
-        other => panic!("expected a refusal: {other:?}"),
+        Err(CommitError::Rejected(refused)) => refused,
+        other => panic!("expected a rejection: {other:?}"),
     }
 }
 
 #[test]
-fn the_element_that_is_refused_names_its_owner() {
+fn a_rejected_element_is_traced_to_its_service_port() {
     let nowhere = Verdict::Pool(PoolChain { kind: PoolKind::Pool, count: 9, affinity: None });
     let verdicts = (0..MANY).map(move |owner| if [700, 1_900].contains(&owner) { nowhere } else { Verdict::Drop });
-    let refused = refused(transaction(verdicts));
-    assert_eq!(refused.unexplained, None);
-    let blamed: Vec<u32> = refused.blamed.iter().map(|(owner, _)| *owner).collect();
-    assert_eq!(blamed, [700, 1_900]);
-    let reason = &refused.blamed[0].1;
+    let rejection = rejected(transaction(verdicts));
+    assert_eq!(rejection.unnamed, None);
+    let named: Vec<u32> = rejection.named.iter().map(|(owner, _)| *owner).collect();
+    assert_eq!(named, [700, 1_900]);
+    let reason = &rejection.named[0].1;
     assert!(reason.contains("10.96.0.1 . tcp . 701 : goto pool-9") && reason.contains("ENOENT"), "{reason}");
 }
 
 #[test]
-fn what_belongs_to_nobody_explains_nothing() {
+fn a_rejected_operation_of_no_service_port_is_unnamed() {
     let mut operations = transaction([Verdict::Drop]);
     operations.push((IpFamily::V4, Operation::DeleteChain("no-such-chain".into())));
-    let refused = refused(operations);
-    assert_eq!(refused.blamed, []);
-    assert!(refused.unexplained.as_ref().is_some_and(|reason| reason.contains("no-such-chain")), "{refused:?}");
+    let rejection = rejected(operations);
+    assert_eq!(rejection.named, []);
+    assert!(rejection.unnamed.as_ref().is_some_and(|reason| reason.contains("no-such-chain")), "{rejection:?}");
 }
 
 #[test]
-fn a_good_transaction_is_taken() {
+fn a_valid_transaction_is_committed() {
     commit(transaction((0..MANY).map(|_| Verdict::Reject))).unwrap();
 }

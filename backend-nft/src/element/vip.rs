@@ -8,7 +8,7 @@ use proto::model::{IpFamily, Protocol};
 
 /// What the keys of a map are made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FrontKind {
+pub(crate) enum VipShape {
     /// [`Vip::AddressPort`].
     Vip,
     /// [`Vip::NodePort`].
@@ -17,12 +17,12 @@ pub(crate) enum FrontKind {
     Address,
 }
 
-// === impl FrontKind ===
+// === impl VipShape ===
 
-impl FrontKind {
-    /// Which keys are made from a front.
-    pub(crate) const fn of(front: &Vip) -> Self {
-        match front {
+impl VipShape {
+    /// Which keys are made from a VIP.
+    pub(crate) const fn of(vip: &Vip) -> Self {
+        match vip {
             Vip::AddressPort { .. } => Self::Vip,
             Vip::NodePort { .. } => Self::NodePort,
             Vip::Address(_) => Self::Address,
@@ -46,9 +46,9 @@ impl FrontKind {
     }
 }
 
-/// Appends a front to a key.
-pub(super) fn put(front: &Vip, fields: Fields) -> Fields {
-    match *front {
+/// Appends a VIP to a key.
+pub(super) fn put(vip: &Vip, fields: Fields) -> Fields {
+    match *vip {
         Vip::AddressPort { address, port, protocol } => fields.addr(address).proto(protocol.number()).port(port),
         Vip::NodePort { port, protocol } => fields.proto(protocol.number()).port(port),
         Vip::Address(address) => fields.addr(address),

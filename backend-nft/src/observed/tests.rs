@@ -6,7 +6,7 @@ use proto::model::{ClusterInfo, Protocol};
 
 use super::*;
 
-fn front(n: u8) -> Vip {
+fn vip(n: u8) -> Vip {
     Vip::AddressPort { address: [10, 96, 0, n].into(), port: 80, protocol: Protocol::Tcp }
 }
 
@@ -15,19 +15,19 @@ fn endpoint(n: u8) -> IpAddr {
 }
 
 fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
-    Element { front: front(n), map, index, data: Data::Endpoint(endpoint(to), 80) }
+    Element { vip: vip(n), map, index, data: Data::Endpoint(endpoint(to), 80) }
 }
 
-fn present(elements: Vec<Element>) -> (Present, PerFamily<Repairs>) {
+fn observed(elements: Vec<Element>) -> (Observed, PerFamily<Repairs>) {
     let options = backend::dataplane::DataplaneOptions::default();
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| crate::desired::base(family, &options, &node, &ClusterInfo::default()));
     let v4 = Listing { table: Some(base.v4.table.clone()), elements, ..Listing::default() };
     let listings = PerFamily { v4, v6: Listing::default() };
-    Present::new(listings, &base, &options.effective(&node), |_, found| *found != front(9))
+    Observed::new(listings, &base, &options.effective(&node), |_, found| *found != vip(9))
 }
 
-fn places(list: &[Option<Endpoint>]) -> Vec<u8> {
+fn last_octets(list: &[Option<Endpoint>]) -> Vec<u8> {
     let number = |endpoint: &Option<Endpoint>| match endpoint.map(|endpoint| endpoint.address) {
         Some(IpAddr::V4(address)) => address.octets()[3],
         _ => 0,
@@ -36,27 +36,27 @@ fn places(list: &[Option<Endpoint>]) -> Vec<u8> {
 }
 
 #[test]
-fn places_are_taken_over_from_the_first_front_that_has_any() {
-    let (present, _) = present(vec![
+fn slots_are_kept_from_the_first_vip_that_has_any() {
+    let (observed, _) = observed(vec![
         element(2, Map::Endpoints, 1, 6),
         element(2, Map::Endpoints, 0, 5),
         element(3, Map::Endpoints, 0, 7),
         element(3, Map::LocalEndpoints, 2, 8),
     ]);
-    let orders = present.orders(IpFamily::V4, [front(1), front(2), front(3)].iter());
-    assert_eq!(places(&orders.cluster), [5, 6]);
-    assert_eq!(places(&orders.local), [0, 0, 8]);
+    let slots = observed.slots(IpFamily::V4, [vip(1), vip(2), vip(3)].iter());
+    assert_eq!(last_octets(&slots.cluster), [5, 6]);
+    assert_eq!(last_octets(&slots.local), [0, 0, 8]);
 }
 
 #[test]
-fn an_absurd_place_is_not_taken_over() {
-    let (present, _) = present(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
-    assert_eq!(places(&present.orders(IpFamily::V4, [front(2)].iter()).cluster), [5]);
+fn a_slot_behind_a_large_gap_is_ignored() {
+    let (observed, _) = observed(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
+    assert_eq!(last_octets(&observed.slots(IpFamily::V4, [vip(2)].iter()).cluster), [5]);
 }
 
 #[test]
-fn what_nobody_claims_is_left_over() {
-    let (_, repairs) = present(vec![element(9, Map::Endpoints, 0, 5), element(2, Map::Endpoints, 0, 5)]);
+fn elements_without_a_service_port_are_left_over() {
+    let (_, repairs) = observed(vec![element(9, Map::Endpoints, 0, 5), element(2, Map::Endpoints, 0, 5)]);
     assert_eq!(repairs.v4.leftovers, [element(9, Map::Endpoints, 0, 5)]);
     assert_eq!(repairs.v6.first[0], Operation::AddTable);
     assert!(!repairs.v4.first.contains(&Operation::AddTable));

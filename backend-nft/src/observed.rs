@@ -1,4 +1,4 @@
-//! What the kernel was found to hold, and what of the fixed part is wrong with it.
+//! What the kernel contains, and what of the base ruleset in it has to be repaired.
 
 #[cfg(test)]
 mod tests;
@@ -6,52 +6,53 @@ mod tests;
 use std::collections::HashMap;
 
 use backend::dataplane::{EffectiveOptions, Vip};
+use backend::driver::ServicePortUpdate;
 use netlink::nft::{Chain, ListedRule, Rule, Set, SetFlags, Table};
 use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
-    desired::{Base, FixedChain, Orders, PoolChain},
+    desired::{Base, Desired, FixedChain, PoolChain, Slots},
     element::{Data, Element, Map},
-    plan::{Before, Delta, Edit, Operation, Refs, Repairs},
+    plan::{Before, Operation, RefChanges, Refs, Repairs},
 };
 
 /// One table as the kernel lists it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Listing {
-    /// `None`: there is no such table, and all else is empty.
+    /// `None`: there is no table of ours, and the rest is empty.
     pub(crate) table: Option<Table>,
     pub(crate) chains: Vec<Chain>,
     pub(crate) sets: Vec<Set>,
     pub(crate) rules: Vec<ListedRule>,
     /// The elements of the maps whose definition is ours, in any order.
     pub(crate) elements: Vec<Element>,
-    /// The keys of those that we would not have written.
+    /// The keys of elements that we never write.
     pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
 }
 
-/// What was found of both families.
+/// What the kernel contains in both families.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Present(PerFamily<PresentTable>);
+pub(crate) struct Observed(PerFamily<ObservedTable>);
 
 #[derive(Clone, Debug, Default)]
-struct PresentTable {
+struct ObservedTable {
     /// Sorted; without those that are shared.
     elements: Vec<Element>,
     refs: Refs,
 }
 
-// === impl Present ===
+// === impl Observed ===
 
-impl Present {
-    /// Takes in what was listed. Gives what has to be repaired besides the elements of service ports; `is_owned` tells which
-    /// fronts belong to one.
+impl Observed {
+    /// Takes in what was listed. Returns what has to be repaired besides the elements of service ports; `is_owned`: whether a
+    /// VIP belongs to one.
     pub(crate) fn new(
         listings: PerFamily<Listing>,
         base: &PerFamily<Base>,
         effective: &EffectiveOptions,
         is_owned: impl Fn(IpFamily, &Vip) -> bool,
     ) -> (Self, PerFamily<Repairs>) {
-        let mut present = Self::default();
+        let mut observed = Self::default();
         let mut repairs = PerFamily::<Repairs>::default();
         let PerFamily { v4, v6 } = listings;
         for (family, mut listing) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
@@ -64,7 +65,7 @@ impl Present {
                 continue;
             }
             repairs[family] = repair(&listing, base, family, effective);
-            let mut table = PresentTable::default();
+            let mut table = ObservedTable::default();
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
                 table.refs.found_chain(chain);
             }
@@ -76,94 +77,105 @@ impl Present {
                 !element.map.is_shared()
             });
             table.elements = listing.elements;
-            let leftovers = table.elements.iter().filter(|element| !is_owned(family, &element.front));
+            let leftovers = table.elements.iter().filter(|element| !is_owned(family, &element.vip));
             repairs[family].leftovers = leftovers.copied().collect();
             repairs[family].foreign = listing.foreign;
-            present.0[family] = table;
+            observed.0[family] = table;
         }
-        (present, repairs)
+        (observed, repairs)
     }
 
-    /// Whether nothing was found that belongs to a service port.
+    /// Whether there are no elements of service ports.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(|(_, table)| table.elements.is_empty())
     }
 
-    /// The places that endpoints were found at, under the first of these fronts that has any.
-    pub(crate) fn orders<'a>(&self, family: IpFamily, fronts: impl Iterator<Item = &'a Vip>) -> Orders {
-        let mut orders = Orders::default();
-        for front in fronts {
-            let mut found = Orders::default();
-            for element in self.0[family].of(front) {
+    /// Leaves the endpoints of an update in the slots that they have.
+    pub(crate) fn keep_slots(&self, update: &mut ServicePortUpdate<Desired>) {
+        let PerFamily { v4, v6 } = &mut update.desired;
+        for (family, desired) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
+            if let Some(desired) = desired {
+                let slots = self.slots(family, desired.vips());
+                desired.keep_slots(&slots);
+            }
+        }
+    }
+
+    /// The slots of endpoints, under the first of these VIPs that has any.
+    fn slots<'a>(&self, family: IpFamily, vips: impl Iterator<Item = &'a Vip>) -> Slots {
+        let mut slots = Slots::default();
+        for vip in vips {
+            let mut found = Slots::default();
+            for element in self.0[family].of(vip) {
                 match element.map {
                     Map::Endpoints
                     | Map::Endpoints64
                     | Map::Endpoints256
                     | Map::EndpointsMany
-                    | Map::NodePortEndpoints => place(&mut found.cluster, element),
-                    Map::LocalEndpoints | Map::NodePortLocalEndpoints => place(&mut found.local, element),
+                    | Map::NodePortEndpoints => fill_slot(&mut found.cluster, element),
+                    Map::LocalEndpoints | Map::NodePortLocalEndpoints => fill_slot(&mut found.local, element),
                     _ => {}
                 }
             }
-            for (known, found) in [(&mut orders.cluster, found.cluster), (&mut orders.local, found.local)] {
+            for (known, found) in [(&mut slots.cluster, found.cluster), (&mut slots.local, found.local)] {
                 if known.is_empty() {
                     *known = found;
                 }
             }
         }
-        orders
+        slots
     }
 
-    /// A transaction with these counts is in force.
-    pub(crate) fn settle(&mut self, deltas: PerFamily<Delta>) {
-        let PerFamily { v4, v6 } = deltas;
-        self.0.v4.refs.settle(v4);
-        self.0.v6.refs.settle(v6);
+    /// Records that a transaction was committed.
+    pub(crate) fn commit(&mut self, changes: PerFamily<RefChanges>) {
+        let PerFamily { v4, v6 } = changes;
+        self.0.v4.refs.commit(v4);
+        self.0.v6.refs.commit(v6);
     }
 
-    /// What is shared by service ports, without the rest.
+    /// The reference counts, without the rest.
     pub(crate) fn into_refs(self) -> PerFamily<Refs> {
         let PerFamily { v4, v6 } = self.0;
         PerFamily { v4: v4.refs, v6: v6.refs }
     }
 }
 
-/// Elements come sorted by their index. One that leaves a hole of more than a few was not written by us.
-fn place(places: &mut Vec<Option<Endpoint>>, element: &Element) {
-    const HOLE: usize = 1024;
+/// Elements come sorted by their index. One behind a larger gap was not written by us.
+fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
+    const MAX_GAP: usize = 1024;
     let Data::Endpoint(address, port) = element.data else { return };
     let (Some(port), index) = (port.try_into().ok(), element.index as usize) else { return };
-    if index >= places.len() && index < places.len() + HOLE {
-        places.resize(index, None);
-        places.push(Some(Endpoint::new(address, port)));
+    if index >= slots.len() && index < slots.len() + MAX_GAP {
+        slots.resize(index, None);
+        slots.push(Some(Endpoint::new(address, port)));
     }
 }
 
-impl PresentTable {
-    fn of(&self, front: &Vip) -> &[Element] {
-        let start = self.elements.partition_point(|element| element.front < *front);
+impl ObservedTable {
+    fn of(&self, vip: &Vip) -> &[Element] {
+        let start = self.elements.partition_point(|element| element.vip < *vip);
         let rest = &self.elements[start..];
-        &rest[..rest.partition_point(|element| element.front == *front)]
+        &rest[..rest.partition_point(|element| element.vip == *vip)]
     }
 }
 
-impl Before for Present {
-    fn elements(&self, family: IpFamily, edit: &Edit, to: &mut Vec<Element>) {
-        let fronts = edit.desired[family].iter().flat_map(|desired| desired.fronts());
-        fronts.for_each(|front| to.extend_from_slice(self.0[family].of(front)));
+impl Before for Observed {
+    fn elements(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>) {
+        let vips = update.desired[family].iter().flat_map(|desired| desired.vips());
+        vips.for_each(|vip| to.extend_from_slice(self.0[family].of(vip)));
     }
 
-    /// Nobody knows who needed what was found: it is counted anew.
-    fn shared(&self, _: IpFamily, _: &Edit, _: &mut Vec<Element>) {}
+    /// Which service ports needed them is unknown; the references are counted again.
+    fn shared(&self, _: IpFamily, _: &ServicePortUpdate<Desired>, _: &mut Vec<Element>) {}
 
     fn refs(&self, family: IpFamily) -> &Refs {
         &self.0[family].refs
     }
 }
 
-// === the fixed part ===
+// === the base ruleset ===
 
-/// Whether all that has our names is what we mean by them. If not, somebody (perhaps an older version) built another table.
+/// Whether the objects with our names have our definitions. If not, another program (perhaps an older version) built the table.
 fn fits(listing: &Listing, base: &Base) -> bool {
     let same_table = listing.table.as_ref().is_some_and(|table| table.comment == base.table.comment);
     let same_sets = listing.sets.iter().all(|set| {
@@ -178,11 +190,11 @@ fn fits(listing: &Listing, base: &Base) -> bool {
     same_table && same_sets && same_chains && ranges_are_distinct(listing)
 }
 
-/// Whether ranges can be deleted. The kernel deletes the range that *starts* with the key, or holds it; where others have put in some
-/// that overlap, nobody can tell which one that is.
+/// Whether ranges can be deleted. The kernel deletes the range that starts with the key, or contains it: if another process has
+/// added overlapping ranges, that may be another one.
 fn ranges_are_distinct(listing: &Listing) -> bool {
     let ours = listing.elements.windows(2).all(|pair| match [pair[0].data, pair[1].data] {
-        [Data::Range(one), Data::Range(next)] => pair[0].front != pair[1].front || one.last < next.first,
+        [Data::Range(one), Data::Range(next)] => pair[0].vip != pair[1].vip || one.last < next.first,
         _ => true,
     });
     ours && listing.foreign.iter().all(|(map, _)| *map != Map::SourceRanges)
@@ -196,7 +208,7 @@ fn create(base: &Base, repairs: &mut Repairs) {
     repairs.first.extend(base.sets.iter().cloned().map(Operation::AddSet));
 }
 
-/// Base chains are added with their rules, last: the kernel calls them as soon as they are there.
+/// Base chains are added last, with their rules: packets traverse them at once.
 fn add_chain(fixed: &FixedChain, repairs: &mut Repairs) {
     let added = Operation::AddChain(fixed.chain.clone());
     if fixed.chain.base.is_some() {
@@ -240,7 +252,7 @@ fn repair(listing: &Listing, base: &Base, family: IpFamily, effective: &Effectiv
             Some(pool) if found.iter().copied().eq(&pool.rules(family, effective)) => {}
             Some(pool) => repairs.pools.push(pool),
             None => {
-                // It may lead to the next one.
+                // Its rules may jump to the next chain that is deleted.
                 repairs.first.extend((!found.is_empty()).then(|| Operation::FlushChain(chain.name.clone())));
                 foreign_chains.push(Operation::DeleteChain(chain.name.clone()));
             }
@@ -251,7 +263,7 @@ fn repair(listing: &Listing, base: &Base, family: IpFamily, effective: &Effectiv
         repairs.first.extend(missing.then(|| Operation::AddSet(set.clone())));
     }
     for set in &listing.sets {
-        // Those without a name of their own go with their rules.
+        // Anonymous sets are deleted with their rules.
         if base.sets.iter().all(|ours| ours.name != set.name) && !set.flags.contains(SetFlags::ANONYMOUS) {
             repairs.last.push(Operation::DeleteSet(set.name.clone()));
         }

@@ -39,7 +39,7 @@ struct Change {
     foreign: BTreeMap<Map, usize>,
 }
 
-/// What operations do, all together. `owner` tells whose a front is.
+/// What operations do, all together. `owner` tells whose a VIP is.
 pub(crate) fn differences<'a>(
     operations: Vec<(IpFamily, Operation)>,
     owner: impl Fn(IpFamily, &Vip) -> Option<&'a ServicePortKey>,
@@ -50,7 +50,7 @@ pub(crate) fn differences<'a>(
     }
     let changes = changes.into_iter().flat_map(|(family, change)| {
         let owner = &owner;
-        change.differences(family, |front| owner(family, front))
+        change.differences(family, |vip| owner(family, vip))
     });
     changes.collect()
 }
@@ -124,8 +124,8 @@ impl Change {
             say(DifferenceKind::Remove, format!("{}: {count} elements that Fairlead never writes", map.name()), None);
         }
         for (gone, new) in self.elements.into_values() {
-            let Some(Element { front, .. }) = gone.or(new) else { continue };
-            let service = owner(&front);
+            let Some(Element { vip, .. }) = gone.or(new) else { continue };
+            let service = owner(&vip);
             match (gone, new) {
                 (Some(gone), Some(new)) if gone == new => {}
                 (Some(gone), Some(new)) => {
@@ -164,8 +164,8 @@ struct Value<'a>(&'a Element);
 
 impl Display for Key<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Element { front, map, index, data } = self.0;
-        write!(f, "{} {front}", map.name())?;
+        let Element { vip, map, index, data } = self.0;
+        write!(f, "{} {vip}", map.name())?;
         match data {
             Data::Endpoint(..) => write!(f, "[{index}]"),
             _ => Ok(()),

@@ -4,6 +4,8 @@ use std::{collections::HashSet, net::IpAddr, num::NonZeroU16};
 
 use proptest::prelude::*;
 
+use proto::model::Pool;
+
 use super::*;
 
 fn endpoint(n: u8) -> Endpoint {
@@ -15,7 +17,7 @@ fn order(numbers: &[u8]) -> Vec<Option<Endpoint>> {
 }
 
 fn assigned(previous: &[u8], wanted: &[u8]) -> Vec<u8> {
-    let pool = wanted.iter().map(|&n| endpoint(n)).collect();
+    let pool: Pool = wanted.iter().map(|&n| endpoint(n)).collect();
     let places = assign(&order(previous), &pool);
     places
         .iter()

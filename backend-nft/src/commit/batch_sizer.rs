@@ -1,0 +1,78 @@
+//! How large transactions are: while one is executed, no other process can change the ruleset, and packets for which
+//! a program has to change it may have to wait too.
+
+use std::time::Duration;
+
+use crate::plan::Budget;
+
+/// How long a transaction should take in the kernel; none takes twice as long.
+const TARGET: Duration = Duration::from_millis(50);
+/// Elements of the first transaction, before this machine was measured.
+const INITIAL: usize = 8_000;
+/// With fewer elements the fixed cost of each transaction outweighs theirs.
+const MIN: usize = 500;
+/// The largest factor between two transactions: elements cost more when there are many.
+const MAX_FACTOR: usize = 2;
+
+/// How many elements the next transaction contains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BatchSizer {
+    elements: usize,
+    min: usize,
+}
+
+impl Default for BatchSizer {
+    fn default() -> Self {
+        Self { elements: INITIAL, min: MIN }
+    }
+}
+
+impl BatchSizer {
+    /// Starts with this many elements, and never has fewer.
+    #[cfg(test)]
+    pub(crate) fn of(elements: usize) -> Self {
+        Self { elements, min: elements }
+    }
+
+    /// The budget of the next transaction.
+    pub(crate) fn budget(self) -> Budget {
+        Budget::Elements(self.elements)
+    }
+
+    /// Takes in how long a transaction took in the kernel. One that was not full says little.
+    pub(crate) fn measured(&mut self, elements: usize, took: Duration) {
+        if elements < self.elements || took.is_zero() {
+            return;
+        }
+        let fitting = (elements as f64 * TARGET.div_duration_f64(took)) as usize;
+        let min = (self.elements / MAX_FACTOR).max(self.min);
+        let max = self.elements.saturating_mul(MAX_FACTOR);
+        self.elements = fitting.clamp(min, max.max(min));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transactions_converge_to_the_target_duration() {
+        for cost_us in [1, 2, 5, 60] {
+            let mut sizer = BatchSizer::default();
+            for _ in 0..10 {
+                let Budget::Elements(elements) = sizer.budget() else { panic!("{sizer:?}") };
+                sizer.measured(elements, Duration::from_micros(elements as u64 * cost_us));
+            }
+            let took = Duration::from_micros(sizer.elements as u64 * cost_us);
+            assert!(took.abs_diff(TARGET) < TARGET / 10, "{sizer:?}: {took:?}");
+        }
+    }
+
+    #[test]
+    fn a_transaction_that_is_not_full_changes_nothing() {
+        let mut sizer = BatchSizer::default();
+        sizer.measured(10, Duration::from_secs(1));
+        sizer.measured(INITIAL, Duration::ZERO);
+        assert_eq!(sizer, BatchSizer::default());
+    }
+}

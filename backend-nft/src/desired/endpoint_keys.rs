@@ -1,0 +1,105 @@
+//! The keys that the endpoint maps should have, so that a large map can be listed by its keys instead of dumped: the kernel finds
+//! an element by its key at once, but the time for a dump grows with the square of the size of the map.
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, Ipv6Addr},
+};
+
+use backend::{dataplane::Vip, driver::ServicePortUpdate};
+use netlink::nft::Fields;
+use proto::model::{IpFamily, PerFamily};
+
+use super::Desired;
+use crate::element::{Data, Element, Map};
+
+/// How many slots each VIP has in each endpoint map.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EndpointKeys(PerFamily<BTreeMap<Map, Vec<(Vip, u32)>>>);
+
+impl EndpointKeys {
+    /// Those of all these service ports.
+    pub(crate) fn of(updates: &[ServicePortUpdate<Desired>]) -> Self {
+        let (mut keys, mut elements) = (Self::default(), Vec::new());
+        for ServicePortUpdate { desired, .. } in updates {
+            for family in IpFamily::ALL {
+                elements.clear();
+                desired[family].iter().for_each(|desired| desired.elements(&mut elements));
+                keys.add(family, &elements);
+            }
+        }
+        keys
+    }
+
+    fn add(&mut self, family: IpFamily, elements: &[Element]) {
+        for Element { vip, map, index, data } in elements {
+            let Data::Endpoint(..) = data else { continue };
+            let vips = self.0[family].entry(*map).or_default();
+            match vips.last_mut() {
+                Some((last, slots)) if last == vip => *slots = (*slots).max(index + 1),
+                _ => vips.push((*vip, index + 1)),
+            }
+        }
+    }
+
+    /// How many keys a map should have; 0 for one that has no endpoints.
+    pub(crate) fn len(&self, family: IpFamily, map: Map) -> usize {
+        self.vips(family, map).iter().map(|(_, slots)| *slots as usize).sum()
+    }
+
+    /// The keys of a map. Which endpoint has which slot is only known to the kernel.
+    pub(crate) fn of_map(&self, family: IpFamily, map: Map) -> impl Iterator<Item = Fields> {
+        // The data does not matter for the key.
+        let data = match family {
+            IpFamily::V4 => Data::Endpoint(Ipv4Addr::UNSPECIFIED.into(), 0),
+            IpFamily::V6 => Data::Endpoint(Ipv6Addr::UNSPECIFIED.into(), 0),
+        };
+        self.vips(family, map)
+            .iter()
+            .flat_map(move |(vip, slots)| (0..*slots).map(move |index| Element { vip: *vip, map, index, data }.key()))
+    }
+
+    fn vips(&self, family: IpFamily, map: Map) -> &[(Vip, u32)] {
+        self.0[family].get(&map).map_or(&[], Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend::{
+        dataplane::Masquerade,
+        testing::{mk_key, mk_state},
+    };
+
+    use super::*;
+    use crate::desired::desired;
+
+    #[test]
+    fn they_are_the_keys_of_the_endpoint_elements() {
+        let state = mk_state()
+            .service("default/web", |web| {
+                let web = web.cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").external_ip("203.0.113.1");
+                let web = web.node_port(30080).external_local().affinity(60);
+                let web = web.endpoints(["10.244.1.1:80", "10.244.2.1:80", "[fd00:244::1]:80"]);
+                web.local_endpoints(["10.244.1.1:80"])
+            })
+            .build();
+        let key = mk_key("default/web");
+        let service_port = state.service_port(&key).unwrap();
+        let of_family = |family| desired(service_port, family, Masquerade::Never, |_| true, &[]);
+        let update = ServicePortUpdate { key, desired: PerFamily::from_fn(of_family) };
+        let endpoint_keys = EndpointKeys::of(std::slice::from_ref(&update));
+        for family in IpFamily::ALL {
+            let mut elements = Vec::new();
+            update.desired[family].as_ref().unwrap().elements(&mut elements);
+            for map in Map::ALL {
+                let of_map = elements.iter().filter(|element| element.map == map);
+                let endpoints = of_map.filter(|element| matches!(element.data, Data::Endpoint(..)));
+                let keys: Vec<_> = endpoints.map(Element::key).collect();
+                assert_eq!(endpoint_keys.len(family, map), keys.len(), "{}", map.name());
+                let found = endpoint_keys.of_map(family, map).map(|key| key.to_vec());
+                assert!(found.eq(keys.iter().map(|key| key.to_vec())));
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Detects changes of our nf_tables objects by other processes, from the notifications of the kernel.
+//!
+//! ```text
+//!   notification ── of our own transaction, or of foreign tables: counted ── of our objects: drift
+//!   notifications lost, or not subscribed ─▶ is the generation the one that was counted? if not: perhaps drift
+//! ```
+
+mod generation;
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use netlink::nft::{NftEvent, NftHandle, NftMonitor};
+use tokio::io::{Interest, unix::AsyncFd};
+use tracing::warn;
+
+use crate::Drift;
+use generation::GenerationTracker;
+pub use generation::Touched;
+
+/// The nf_tables notifications of the network namespace in which it was opened.
+#[derive(Debug)]
+pub struct NfTablesWatch {
+    monitor: NftMonitor,
+    handle: NftHandle,
+    tracker: GenerationTracker,
+    /// Registered on first use, because only then a tokio runtime with IO is needed.
+    readable: Option<AsyncFd<OwnedFd>>,
+}
+
+impl NfTablesWatch {
+    /// Subscribes. `own_port`: the netlink port of our own transactions, if this process makes them; `touched`: what a
+    /// notification changes of ours.
+    ///
+    /// # Errors
+    /// When a netlink socket could not be opened.
+    pub fn open(own_port: Option<u32>, touched: fn(&NftEvent) -> Option<Touched>) -> Result<Self> {
+        let monitor = NftMonitor::open().context("subscribe to nf_tables notifications")?;
+        let mut handle = NftHandle::open().context("open a netlink socket")?;
+        let tracker = GenerationTracker::new(own_port, touched, generation(&mut handle)?);
+        Ok(Self { monitor, handle, tracker, readable: None })
+    }
+
+    /// Forgets all notifications so far. To be called before the tables are listed.
+    ///
+    /// # Errors
+    /// When the notifications or the generation could not be read.
+    pub fn restart(&mut self) -> Result<()> {
+        self.receive()?;
+        self.tracker.restart(generation(&mut self.handle)?);
+        Ok(())
+    }
+
+    /// Accounts for transactions that were made for us.
+    pub fn committed(&mut self, transactions: usize) {
+        self.tracker.committed(transactions);
+    }
+
+    /// Unsubscribes until [`Self::resume`]: the kernel allocates a page for each element that it notifies about.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn pause(&mut self) -> Result<()> {
+        self.tracker.lost();
+        self.monitor.leave().context("unsubscribe from nf_tables notifications")
+    }
+
+    /// Subscribes again.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn resume(&mut self) -> Result<()> {
+        self.monitor.join().context("subscribe to nf_tables notifications")
+    }
+
+    /// Returns when there is drift, or perhaps. May be dropped while it waits.
+    pub async fn drifted(&mut self) -> Drift {
+        self.wait_for_drift().await.unwrap_or_else(|error| {
+            warn!(error = format!("{error:#}"), "cannot read nf_tables notifications");
+            Drift::Possible
+        })
+    }
+
+    async fn wait_for_drift(&mut self) -> Result<Drift> {
+        loop {
+            self.receive()?;
+            if let Some(drift) = self.tracker.take_drift() {
+                return Ok(drift);
+            }
+            if self.tracker.is_unsure() && !self.tracker.accounts_for(generation(&mut self.handle)?) {
+                return Ok(Drift::Possible);
+            }
+            let readable = match self.readable.take() {
+                Some(readable) => readable,
+                None => readable(&self.monitor).context("wait for nf_tables notifications")?,
+            };
+            let readable = self.readable.insert(readable);
+            // What is there now is received next; later notifications make it ready again.
+            readable.readable().await.context("wait for nf_tables notifications")?.clear_ready();
+        }
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        loop {
+            let events = self.monitor.wait(Duration::ZERO).context("read nf_tables notifications")?;
+            if events.is_empty() {
+                return Ok(());
+            }
+            events.into_iter().for_each(|event| self.tracker.notified(event));
+        }
+    }
+}
+
+fn generation(handle: &mut NftHandle) -> Result<u32> {
+    handle.generation().context("read the nf_tables generation")
+}
+
+#[expect(deprecated, reason = "its replacement is unsafe and requires what an `OwnedFd` already guarantees")]
+fn readable(monitor: &NftMonitor) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(monitor.as_fd().try_clone_to_owned()?, Interest::READABLE)
+}

@@ -1,0 +1,103 @@
+//! Counts the generations of the ruleset, so that lost notifications can be told from missed changes.
+
+#[cfg(test)]
+mod tests;
+
+use netlink::nft::NftEvent;
+
+use crate::Drift;
+
+/// What a notification changes of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touched {
+    /// An object of ours, of this kind.
+    Ours(&'static str),
+    /// An object that may have been ours.
+    Perhaps,
+}
+
+/// Which generations are accounted for, and whether a notification means that our objects changed.
+#[derive(Debug)]
+pub(super) struct GenerationTracker {
+    own_port: Option<u32>,
+    touched_by: fn(&NftEvent) -> Option<Touched>,
+    /// Notifications up to this generation are ignored.
+    start: u32,
+    /// `start`, and one for each transaction since then that left our objects as they should be.
+    accounted: u32,
+    /// Whether there may have been transactions without a notification.
+    unsure: bool,
+    /// What the transaction that is being notified changes of ours.
+    touched: Option<Touched>,
+    drift: Option<Drift>,
+}
+
+impl GenerationTracker {
+    pub(super) fn new(own_port: Option<u32>, touched_by: fn(&NftEvent) -> Option<Touched>, generation: u32) -> Self {
+        let (start, accounted) = (generation, generation);
+        Self { own_port, touched_by, start, accounted, unsure: false, touched: None, drift: None }
+    }
+
+    /// Ignores everything up to this generation.
+    pub(super) fn restart(&mut self, generation: u32) {
+        *self = Self::new(self.own_port, self.touched_by, generation);
+    }
+
+    /// Accounts for generations of our own.
+    pub(super) fn committed(&mut self, transactions: usize) {
+        self.accounted = (0..transactions).fold(self.accounted, |generation, _| next(generation));
+    }
+
+    /// Notifications were lost, or will be.
+    pub(super) fn lost(&mut self) {
+        self.unsure = true;
+    }
+
+    pub(super) fn is_unsure(&self) -> bool {
+        self.unsure
+    }
+
+    /// Whether no other process can have changed our objects up to this generation, which was read after the
+    /// notifications.
+    pub(super) fn accounts_for(&mut self, generation: u32) -> bool {
+        self.unsure = generation != self.accounted;
+        !self.unsure
+    }
+
+    pub(super) fn take_drift(&mut self) -> Option<Drift> {
+        self.drift.take()
+    }
+
+    pub(super) fn notified(&mut self, event: NftEvent) {
+        match event {
+            NftEvent::Lost => self.lost(),
+            NftEvent::Changed { port, .. } | NftEvent::Generation { port, .. } if self.own_port == Some(port) => {}
+            NftEvent::Changed { .. } => {
+                // An object that is ours for certain says more than one that may have been.
+                if !matches!(self.touched, Some(Touched::Ours(_))) {
+                    self.touched = (self.touched_by)(&event).or(self.touched);
+                }
+            }
+            NftEvent::Generation { id, pid, process, port: _ } => {
+                let touched = self.touched.take();
+                // The numbers wrap around.
+                if id.wrapping_sub(self.start) as i32 <= 0 {
+                    return;
+                }
+                match touched {
+                    None => self.committed(1),
+                    Some(Touched::Perhaps) => drop(self.drift.get_or_insert(Drift::Possible)),
+                    Some(Touched::Ours(object)) if !matches!(self.drift, Some(Drift::Changed { .. })) => {
+                        self.drift = Some(Drift::Changed { object: object.to_owned(), process, pid });
+                    }
+                    Some(Touched::Ours(_)) => {}
+                }
+            }
+        }
+    }
+}
+
+/// The kernel skips 0.
+fn next(generation: u32) -> u32 {
+    generation.wrapping_add(1).max(1)
+}

@@ -1,0 +1,97 @@
+use netlink::nft::{NftChange, TableFamily};
+
+use super::*;
+
+const OWN_PORT: u32 = 77;
+const NFT_PORT: u32 = 4711;
+
+fn touched(event: &NftEvent) -> Option<Touched> {
+    let NftEvent::Changed { table, object, verb, .. } = event else { return None };
+    match (table.as_str(), verb) {
+        ("ours", _) => Some(Touched::Ours(object)),
+        ("shared", NftChange::Delete) => Some(Touched::Perhaps),
+        _ => None,
+    }
+}
+
+fn tracker() -> GenerationTracker {
+    GenerationTracker::new(Some(OWN_PORT), touched, 10)
+}
+
+fn changed(table: &str, port: u32) -> NftEvent {
+    let (table, chain) = (table.into(), Some("chain".into()));
+    NftEvent::Changed { family: Some(TableFamily::Ip), table, object: "chain", chain, verb: NftChange::Delete, port }
+}
+
+fn generation(id: u32, port: u32) -> NftEvent {
+    NftEvent::Generation { id, pid: 5, process: "nft".into(), port }
+}
+
+fn drift(tracker: &mut GenerationTracker, events: impl IntoIterator<Item = NftEvent>) -> Option<Drift> {
+    events.into_iter().for_each(|event| tracker.notified(event));
+    tracker.take_drift()
+}
+
+fn by_nft() -> Option<Drift> {
+    Some(Drift::Changed { object: "chain".into(), process: "nft".into(), pid: 5 })
+}
+
+#[test]
+fn a_change_of_our_objects_by_another_process_is_drift_once_its_transaction_is_complete() {
+    let mut tracker = tracker();
+    assert_eq!(drift(&mut tracker, [changed("ours", NFT_PORT)]), None);
+    assert_eq!(drift(&mut tracker, [changed("ours", NFT_PORT)]), None);
+    assert_eq!(drift(&mut tracker, [generation(11, NFT_PORT)]), by_nft());
+    assert_eq!(drift(&mut tracker, [generation(12, NFT_PORT)]), None, "it is reported once");
+}
+
+#[test]
+fn a_change_of_an_object_that_may_have_been_ours_is_unsure() {
+    let shared = || [changed("shared", NFT_PORT), generation(11, NFT_PORT)];
+    assert_eq!(drift(&mut tracker(), shared()), Some(Drift::Possible));
+    let both = [changed("shared", NFT_PORT), changed("ours", NFT_PORT), generation(11, NFT_PORT)];
+    assert_eq!(drift(&mut tracker(), both), by_nft(), "a certain change wins");
+    let ours = [changed("ours", NFT_PORT), generation(12, NFT_PORT)];
+    assert_eq!(drift(&mut tracker(), shared().into_iter().chain(ours)), by_nft(), "also a later one");
+}
+
+#[test]
+fn own_transactions_and_foreign_tables_are_not_drift() {
+    let mut tracker = tracker();
+    tracker.committed(1);
+    let events =
+        [changed("ours", OWN_PORT), generation(11, OWN_PORT), changed("foreign", NFT_PORT), generation(12, NFT_PORT)];
+    assert_eq!(drift(&mut tracker, events), None);
+    tracker.lost();
+    assert!(tracker.accounts_for(12));
+    assert!(!tracker.is_unsure());
+}
+
+#[test]
+fn notifications_from_before_the_start_are_ignored() {
+    let mut tracker = tracker();
+    assert_eq!(drift(&mut tracker, [changed("ours", NFT_PORT), generation(10, NFT_PORT)]), None);
+    tracker.lost();
+    assert!(tracker.accounts_for(10), "and not counted");
+}
+
+#[test]
+fn the_generation_shows_whether_lost_notifications_matter() {
+    let mut tracker = tracker();
+    tracker.committed(2);
+    assert_eq!(drift(&mut tracker, [NftEvent::Lost]), None);
+    assert!(tracker.is_unsure());
+    assert!(!tracker.accounts_for(13), "another process made a transaction");
+    assert!(tracker.is_unsure());
+    assert!(tracker.accounts_for(12));
+    assert!(!tracker.is_unsure());
+}
+
+#[test]
+fn generations_wrap_around_and_skip_0() {
+    let mut tracker = GenerationTracker::new(Some(OWN_PORT), touched, u32::MAX);
+    assert_eq!(drift(&mut tracker, [changed("ours", NFT_PORT), generation(1, NFT_PORT)]), by_nft());
+    tracker.committed(1);
+    tracker.lost();
+    assert!(tracker.accounts_for(1));
+}
