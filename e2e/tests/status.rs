@@ -70,7 +70,7 @@ fn metrics_are_there_for_this_machine() {
         })
     };
     let metrics = get("/metrics");
-    assert!(metrics.contains("fairlead_frontend_streams{role=\"agent\",mode=\"snapshot\"} 2"), "{metrics}");
-    assert!(metrics.contains("fairlead_frontend_nodes_without_stream 0"), "{metrics}");
+    assert!(metrics.contains("fairlead_frontend_streams{role=\"backend\",mode=\"snapshot\"} 2"), "{metrics}");
+    assert!(metrics.contains("fairlead_frontend_nodes_without_backend 0"), "{metrics}");
     assert!(get("/readyz").starts_with("HTTP/1.1 200"));
 }

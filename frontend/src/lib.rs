@@ -28,6 +28,8 @@
 //! | `permissions` | May it do what it has to? |
 
 mod change_history;
+mod cluster;
+mod config;
 mod discovery;
 mod engine;
 mod events;
@@ -43,13 +45,15 @@ mod permissions;
 mod server;
 mod session;
 pub mod source;
+mod status;
 mod streams;
 #[cfg(test)]
 mod testing;
 pub mod view;
 
+pub use config::Config;
 pub use discovery::discover_frontends;
-pub use engine::{Config, Frontend, StreamStats};
+pub use engine::{Frontend, StreamStats};
 pub use outgoing::OutgoingMessage;
 pub use permissions::{Permission, check_permissions};
 pub use server::{ConnectionLimits, Listener, ReloadingTls, TlsAuth, TlsFiles};

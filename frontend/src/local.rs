@@ -1,4 +1,4 @@
-//! A client in the same process: no connection and no bytes, otherwise like any other.
+//! A client in the same process, as in `fairlead local`: no connection and no encoding, otherwise like any other client.
 
 use futures::StreamExt as _;
 use proto::model::{ClientMessage, Hello, ServerMessage};
@@ -10,13 +10,13 @@ use crate::{Frontend, identity::Identity, session};
 
 /// How many messages wait for the client.
 const MESSAGES: usize = 2;
-/// How many messages wait for the session. A client has at most one ack under way.
+/// How many messages wait for the session. A client has at most one Ack in flight.
 const EVENTS: usize = 4;
 
 impl Frontend {
-    /// Starts a stream and gives its two ends: what the client says after its Hello, and what it is told.
+    /// Starts a stream and returns its two ends: for the client's messages after Hello, and for those of the frontend.
     ///
-    /// The stream ends when either is dropped, or at the shutdown; it needs no other owner.
+    /// The stream ends when either is dropped, or at the shutdown.
     #[must_use]
     pub fn attach(
         &self,
@@ -24,24 +24,24 @@ impl Frontend {
         shutdown: Shutdown,
     ) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) {
         let (events, inbox) = mpsc::channel(EVENTS);
-        let (frames, mut outbox) = mpsc::channel(MESSAGES);
+        let (messages, mut outbox) = mpsc::channel(MESSAGES);
         let (updates, receiver) = mpsc::channel(1);
         let hello = futures::stream::iter([ClientMessage::Hello(hello)]);
         let input = hello.chain(ReceiverStream::new(inbox)).map(Ok);
-        let session = session::run(self.shared.clone(), Identity::Trusted, input, frames, shutdown);
+        let session = session::run(self.sessions.clone(), Identity::Trusted, input, messages, shutdown);
         tokio::spawn(async move {
             let forward = async move {
                 loop {
-                    let frame = tokio::select! {
+                    let message = tokio::select! {
                         () = updates.closed() => return,
-                        frame = outbox.recv() => frame,
+                        message = outbox.recv() => message,
                     };
-                    let Some(frame) = frame else { return };
-                    // Fails when the client has gone just now, which is noticed above.
-                    let _ = updates.send(frame.into_event()).await;
+                    let Some(message) = message else { return };
+                    // Fails when the client has just disconnected, which the next iteration notices.
+                    let _ = updates.send(message.into_message()).await;
                 }
             };
-            // A broken rule has been logged by the session.
+            // The session has logged its error.
             let _ = tokio::join!(session, forward);
         });
         (events, receiver)

@@ -1,9 +1,9 @@
-//! What a replica measures about itself, for Prometheus. `docs/metrics.md` lists every metric; a test compares.
+//! Prometheus metrics of this replica. `docs/metrics.md` lists all of them; a test compares.
 //!
 //! ```text
-//!   engine, session, server ──▶ Metrics: what must be counted when it happens ──┐
-//!                                                                               ├──▶ http: /metrics
-//!   log, index, streams, freshness ──▶ scrape: what is looked up when asked ────┘
+//!   engine, session, server ──▶ Metrics: counters and histograms, updated as things happen ──┐
+//!                                                                                            ├──▶ http: /metrics
+//!   log, index, streams, freshness ──▶ scrape: gauges, read on each scrape ──────────────────┘
 //! ```
 
 mod http;
@@ -23,17 +23,17 @@ use prometheus_client::{
 };
 use proto::model::SyncMode;
 
-use crate::engine::Shared;
+use crate::{log::EncodingCounters, session::SessionContext, status::StatusSources};
 
 use self::scrape::Scrape;
 
-/// What all names begin with.
+/// The prefix of all names.
 const PREFIX: &str = "fairlead_frontend";
 
 /// One label with its value.
 type Label = [(&'static str, &'static str); 1];
 
-/// What is counted when it happens.
+/// Counters and histograms that are updated as things happen.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     commits: Histogram,
@@ -43,18 +43,20 @@ pub(crate) struct Metrics {
     starts: Family<Label, Counter>,
     mismatches: Counter,
     rejections: Family<Label, Counter>,
+    pub(crate) rollbacks: Counter,
+    pub(crate) chunks: EncodingCounters,
 }
 
-/// Why somebody was not served, or not any longer.
+/// Why a call or stream was rejected or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rejection {
-    /// Nobody knows who it is.
+    /// The client could not be identified.
     Unauthenticated,
-    /// Who it is could not be found out at present.
+    /// Tokens cannot be checked at the moment.
     Unavailable,
-    /// It asked for what is not for it.
+    /// The client is not authorized.
     NotPermitted,
-    /// It did not keep to the protocol.
+    /// The client broke the protocol, or exceeded a limit.
     Protocol,
 }
 
@@ -70,22 +72,24 @@ impl Default for Metrics {
             starts: Family::default(),
             mismatches: Counter::default(),
             rejections: Family::default(),
+            rollbacks: Counter::default(),
+            chunks: EncodingCounters::default(),
         }
     }
 }
 
 impl Metrics {
-    /// A commit has changed something.
+    /// A new revision was committed.
     pub(crate) fn committed(&self, took: Duration) {
         self.commits.observe(took.as_secs_f64());
     }
 
-    /// A node has acknowledged a change so long after it was committed.
+    /// A node has acknowledged a change this long after it was committed.
     pub(crate) fn acked(&self, after: Duration) {
         self.acks.observe(after.as_secs_f64());
     }
 
-    /// A message of so many bytes has been handed to a connection.
+    /// A message has been handed to a connection.
     pub(crate) fn sent(&self, bytes: usize) {
         self.messages.inc();
         self.bytes.inc_by(bytes as u64);
@@ -96,20 +100,20 @@ impl Metrics {
         self.starts.get_or_create(&[("mode", mode_name(mode))]).inc();
     }
 
-    /// A client did not hold what it should.
+    /// The digest in an Ack was wrong.
     pub(crate) fn mismatched(&self) {
         self.mismatches.inc();
     }
 
-    /// A client was refused.
+    /// A call or stream was rejected or ended.
     pub(crate) fn rejected(&self, why: Rejection) {
         self.rejections.get_or_create(&why.label()).inc();
     }
 
-    /// Everything that there is to tell, when somebody asks.
-    fn registry(shared: &Arc<Shared>) -> Registry {
-        let Self { commits, acks, messages, bytes, starts, mismatches, rejections } = &shared.metrics;
-        // What has not happened yet is told as 0, so that the first time is seen as an increase.
+    /// All metrics of this replica.
+    fn registry(sessions: &Arc<SessionContext>, status: &Arc<StatusSources>) -> Registry {
+        let Self { commits, acks, messages, bytes, starts, mismatches, rejections, rollbacks, .. } = &*sessions.metrics;
+        // Exported as 0 from the start, so that `increase()` sees the first occurrence.
         for mode in [SyncMode::Resume, SyncMode::Repair, SyncMode::Snapshot] {
             drop(starts.get_or_create(&[("mode", mode_name(mode))]));
         }
@@ -119,21 +123,20 @@ impl Metrics {
         let mut registry = Registry::with_prefix(PREFIX);
         registry.register_with_unit(
             "commit_duration",
-            "Time to compute the views that changed and to record their difference, once for all nodes; commits without effect are \
-             not counted",
+            "Time to compute what changed for all nodes and to record it; updates that change nothing are not counted",
             Unit::Seconds,
             commits.clone(),
         );
         registry.register_with_unit(
             "ack_duration",
-            "From the commit of the oldest change in what a node was sent to its ack, when the kernel has it; snapshots and repairs \
+            "Time from the commit of a change to the acknowledgement of a node that has programmed it; snapshots and repairs \
              are not counted",
             Unit::Seconds,
             acks.clone(),
         );
         registry.register(
             "sent_messages",
-            "Messages handed to connections, bookmarks and pings of the protocol included",
+            "Messages sent to clients, including bookmarks and keepalives of the protocol",
             messages.clone(),
         );
         registry.register_with_unit(
@@ -144,22 +147,28 @@ impl Metrics {
         );
         registry.register(
             "stream_starts",
-            "Streams that started, by mode: resume (only what changed), repair (after comparing digests) or snapshot (everything); many \
-             snapshots mean nodes that lose their state, or that compute no digests",
+            "Streams started, by mode: resume (only changes), repair (digest buckets that differ) or snapshot (everything); many \
+             snapshots mean that nodes lose their state or compute no digests",
             starts.clone(),
         );
         registry.register(
             "digest_mismatches",
-            "Acks that showed that a node does not hold what it should; each is repaired at once, and each is a bug somewhere",
+            "Acknowledgements with a wrong digest: the state of the node differed and was repaired; each is a bug",
             mismatches.clone(),
         );
         registry.register(
             "rejections",
-            "Calls and streams that were refused or ended, by reason: unauthenticated, unavailable (tokens cannot be checked at present), \
-             not_permitted (a node asks for another's view) or protocol (broken rules)",
+            "Calls and streams that were rejected or ended, by reason: unauthenticated, unavailable (tokens cannot be checked), \
+             not_permitted (such as a node that requests the state of another) or protocol (a protocol error)",
             rejections.clone(),
         );
-        registry.register_collector(Box::new(Scrape::new(shared.clone())));
+        registry.register(
+            "rollbacks",
+            "Streams whose client was rolled back: it had a newer source version than this replica, which did not catch up \
+             in time",
+            rollbacks.clone(),
+        );
+        registry.register_collector(Box::new(Scrape::new(sessions.clone(), status.clone())));
         registry
     }
 }

@@ -1,4 +1,4 @@
-//! What a session gives to its transport: an event, or a batch whose operations are shared with other streams.
+//! Messages from a session to its transport: a batch whose operations are shared with other streams, or anything else.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::log::{EncodedChunk, EncodingCounters};
 /// One message to a client.
 #[derive(Clone, Debug)]
 pub enum OutgoingMessage {
-    /// A message that is not worth sharing.
-    Event(ServerMessage),
+    /// Anything but a batch.
+    Plain(ServerMessage),
     /// A batch.
     Batch {
-        /// The batch but for its operations.
+        /// The batch without its operations.
         header: Batch,
         /// Its operations.
         chunks: Vec<Arc<EncodedChunk>>,
@@ -24,22 +24,22 @@ pub enum OutgoingMessage {
 }
 
 impl OutgoingMessage {
-    /// For the wire. Operations that another stream has sent are not encoded again.
+    /// Encodes the message. Chunks that another stream has sent already are not encoded again.
     #[must_use]
-    pub fn encode(&self, counts: &EncodingCounters) -> EncodedMessage {
+    pub fn encode(&self, counters: &EncodingCounters) -> EncodedMessage {
         match self {
-            Self::Event(event) => EncodedMessage::new(event),
+            Self::Plain(message) => EncodedMessage::new(message),
             Self::Batch { header, chunks } => {
-                EncodedMessage::batch(header, chunks.iter().map(|chunk| chunk.encoded(counts)))
+                EncodedMessage::batch(header, chunks.iter().map(|chunk| chunk.encoded(counters)))
             }
         }
     }
 
-    /// For a client in the same process. Nothing is encoded.
+    /// The message as a value, for a client in the same process. Nothing is encoded.
     #[must_use]
-    pub fn into_event(self) -> ServerMessage {
+    pub fn into_message(self) -> ServerMessage {
         match self {
-            Self::Event(event) => event,
+            Self::Plain(message) => message,
             Self::Batch { header, chunks } => {
                 let operations = chunks.iter().flat_map(|chunk| chunk.operations()).cloned().collect();
                 ServerMessage::Batch(Batch { operations, ..header })

@@ -1,11 +1,11 @@
-//! A page for people: how the nodes are, what the Services are, what has changed lately, what is wrong. Nothing can be changed there.
+//! The status page: nodes, Services, recent changes and problems. Read-only.
 //!
 //! ```text
-//!   GET / ──▶ query ──▶ model: one look at everything, at most one a second ──▶ render: HTML, every name escaped
-//!   GET /live: the part of it that changes, which page.js puts in place every two seconds
+//!   GET / ──▶ query ──▶ model: a snapshot of everything, at most one per second ──▶ render: HTML, every name escaped
+//!   GET /live: the part of the page that changes, which page.js replaces every two seconds
 //! ```
 //!
-//! Without a script it is a page like any other, with a form for the filter. Nothing is loaded from elsewhere.
+//! It works without JavaScript too, with a form for the filter. It loads nothing from other hosts.
 
 mod html;
 mod model;
@@ -32,17 +32,17 @@ use runtime::{
 use tokio::{net::TcpListener, time::Instant};
 use tracing::info;
 
-use self::{model::Model, query::Query};
-use crate::{Frontend, engine::Shared};
+use self::{model::PageModel, query::PageQuery};
+use crate::{Frontend, status::StatusSources};
 
-/// For so long one look at everything is good, however many ask.
-const FRESH: Duration = Duration::from_secs(1);
+/// How long a snapshot is served before a new one is taken.
+const MAX_MODEL_AGE: Duration = Duration::from_secs(1);
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const CSS: HeaderValue = HeaderValue::from_static("text/css; charset=utf-8");
 const SCRIPT: HeaderValue = HeaderValue::from_static("text/javascript; charset=utf-8");
 const SVG: HeaderValue = HeaderValue::from_static("image/svg+xml");
-/// What a browser may do with an answer.
-const HEADERS: [(HeaderName, HeaderValue); 3] = [
+/// Headers that restrict what a browser does with a response.
+const SECURITY_HEADERS: [(HeaderName, HeaderValue); 3] = [
     (
         CONTENT_SECURITY_POLICY,
         HeaderValue::from_static(
@@ -54,22 +54,22 @@ const HEADERS: [(HeaderName, HeaderValue); 3] = [
     (CACHE_CONTROL, HeaderValue::from_static("no-store")),
 ];
 
-/// What the page is made of, for all who look at it.
+/// The page, with its latest snapshot.
 struct Page {
-    shared: Arc<Shared>,
-    last: Mutex<Option<(Instant, Arc<Model>)>>,
+    status: Arc<StatusSources>,
+    last: Mutex<Option<(Instant, Arc<PageModel>)>>,
 }
 
 impl Frontend {
-    /// Serves the page over HTTP until the shutdown, to everybody who can connect: names of Services and nodes are on it.
+    /// Serves the page over HTTP until the shutdown. There is no authentication; the page shows names of Services and nodes.
     ///
     /// # Errors
-    /// None so far; the type is that of a task.
+    /// None so far; tasks return a `Result`.
     pub async fn serve_page(&self, listener: TcpListener, mut shutdown: Shutdown) -> Result<()> {
         if let Ok(address) = listener.local_addr() {
-            info!(%address, "the page is served");
+            info!(%address, "serving the status page");
         }
-        let page = Page { shared: self.shared.clone(), last: Mutex::default() };
+        let page = Page { status: self.status.clone(), last: Mutex::default() };
         let serving = http::serve(listener, "page", move |request| page.answer(request));
         tokio::select! {
             () = serving => {}
@@ -82,49 +82,50 @@ impl Frontend {
 impl Page {
     fn answer<B>(&self, request: &Request<B>) -> Response<String> {
         let mut answer = self.content(request);
-        answer.headers_mut().extend(HEADERS.map(|(name, value)| (Some(name), value)));
+        answer.headers_mut().extend(SECURITY_HEADERS.map(|(name, value)| (Some(name), value)));
         answer
     }
 
     fn content<B>(&self, request: &Request<B>) -> Response<String> {
-        if !is_addressed(request) {
-            let text = "call this page by an IP address or as localhost\n";
+        if !is_local_host(request) {
+            let text = "forbidden: open this page by an IP address or as localhost\n";
             return response(StatusCode::FORBIDDEN, TEXT, text.to_owned());
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut answer = response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET only\n".to_owned());
+            let mut answer =
+                response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "method not allowed: use GET or HEAD\n".to_owned());
             answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return answer;
         }
-        let query = Query::parse(request.uri().query().unwrap_or_default());
+        let query = PageQuery::parse(request.uri().query().unwrap_or_default());
         let (kind, body) = match request.uri().path() {
             "/" => (HTML, render::page(&self.model(), &query)),
             "/live" => (HTML, render::live(&self.model(), &query)),
             "/page.css" => (CSS, include_str!("page/page.css").to_owned()),
             "/page.js" => (SCRIPT, include_str!("page/page.js").to_owned()),
             "/icon.svg" => (SVG, include_str!("page/icon.svg").to_owned()),
-            _ => return response(StatusCode::NOT_FOUND, TEXT, "there is one page, at /\n".to_owned()),
+            _ => return response(StatusCode::NOT_FOUND, TEXT, "not found: the page is at /\n".to_owned()),
         };
         response(StatusCode::OK, kind, body)
     }
 
-    /// What there is now, or was a moment ago.
-    fn model(&self) -> Arc<Model> {
+    /// The latest snapshot, or a new one.
+    fn model(&self) -> Arc<PageModel> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((looked, model)) = &*last
-            && looked.elapsed() < FRESH
+        if let Some((taken, model)) = &*last
+            && taken.elapsed() < MAX_MODEL_AGE
         {
             return model.clone();
         }
-        let model = Arc::new(Model::of(&self.shared));
+        let model = Arc::new(PageModel::of(&self.status));
         *last = Some((Instant::now(), model.clone()));
         model
     }
 }
 
-/// Whether it is called by an address or as `localhost`. A page of somebody else's could otherwise give its own name this address,
-/// and have a browser read this one.
-fn is_addressed<B>(request: &Request<B>) -> bool {
+/// Whether the Host header is an IP address or `localhost`. This prevents DNS rebinding: another site could point its own name at
+/// this address and have a browser read the page.
+fn is_local_host<B>(request: &Request<B>) -> bool {
     let Some(host) = request.headers().get(HOST).and_then(|host| host.to_str().ok()) else { return false };
     let is_port = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let name = host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(host, |(name, _)| name);

@@ -1,12 +1,13 @@
-//! The gRPC edge: connections, the wire form of what sessions say, and errors as statuses. Nothing is decided here.
+//! The gRPC server: connections, encoding, and errors as gRPC statuses.
 //!
 //! ```text
 //!   TLS listener ──▶ tls: handshake ──┐
-//!   unix socket ──────────────────────┴─▶ gate: Identity ──▶ watch: a session ──▶ body; status
+//!   unix socket ──────────────────────┴─▶ authn: Identity ──▶ watch: a session ──▶ watch_body
+//!                                                        └──▶ status, endpoints
 //! ```
 //!
-//! A session lives exactly as long as the stream of its answers, and stops when the client goes away. What a client may do to the
-//! connection itself is bounded here and in `connection`; what it may ask for, by its session.
+//! A session lives as long as the response stream of its call. Limits on connections are enforced here and in `connection`,
+//! limits on streams by the session.
 
 mod authn;
 mod connection;
@@ -18,7 +19,7 @@ mod tls;
 mod watch;
 mod watch_body;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use proto::v1;
@@ -27,7 +28,13 @@ use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Code, Request, Response, Status, Streaming, transport::Server};
 use tracing::info;
 
-use crate::{Config, Frontend, identity::Identity, metrics::Rejection, session::oldest};
+use crate::{
+    Config, Frontend,
+    identity::Identity,
+    metrics::Rejection,
+    session::{SessionContext, max_jittered},
+    status::StatusSources,
+};
 
 use self::{
     authn::ListenerAuth,
@@ -42,39 +49,40 @@ pub use self::{
     tls::{ReloadingTls, TlsFiles},
 };
 
-/// How much of what a client says is kept for a session that does not listen at the moment, in bytes. Larger messages come in
-/// parts.
+/// The HTTP/2 flow-control window of a stream, in bytes: how much of the client's messages is buffered for its session.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// And for all calls of a connection.
+/// The HTTP/2 flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 256 << 10;
-/// How large the headers of a call may be, in bytes; a token has about 1 KiB.
+/// The maximum size of the headers of a call, in bytes. A token has about 1 KiB.
 const HEADERS: u32 = 16 << 10;
-/// So many calls may be given up before they are looked at. More, and the connection ends.
-const RESETS: usize = 16;
-/// So many calls may be ended because they are no HTTP/2. More, and the connection ends.
-const ERRORS: usize = 64;
-/// What the server waits longer than its streams do.
+/// A connection is closed when the client resets more calls than this before they are accepted.
+const MAX_PENDING_RESETS: usize = 16;
+/// A connection is closed after this many calls that violate HTTP/2.
+const MAX_STREAM_ERRORS: usize = 64;
+/// How much longer the server waits than its sessions do.
 const DRAIN_SLACK: Duration = Duration::from_millis(500);
 
-/// The service of the contract.
+/// The gRPC service `fairlead.v1.Fairlead` on one listener.
 #[derive(Debug)]
-struct Service {
-    frontend: Frontend,
+struct FairleadService {
+    sessions: Arc<SessionContext>,
+    status: Arc<StatusSources>,
     auth: ListenerAuth,
     shutdown: Shutdown,
 }
 
 impl Frontend {
-    /// Serves streams until the shutdown; those that are open are asked to go elsewhere then.
+    /// Serves clients until the shutdown, and drains open streams then.
     ///
     /// # Errors
     /// When the listener fails.
     pub async fn serve(&self, listener: Listener, shutdown: Shutdown) -> Result<()> {
         info!(address = %listener, "listening");
         let auth = listener.auth();
-        let service = Service { frontend: self.clone(), auth, shutdown: shutdown.clone() };
-        let limits = self.shared.config.connections;
-        let router = self.server().add_service(CallRouter::new(service));
+        let (sessions, status) = (self.sessions.clone(), self.status.clone());
+        let service = FairleadService { sessions, status, auth, shutdown: shutdown.clone() };
+        let limits = self.config.connections;
+        let router = self.http2_server().add_service(CallRouter::new(service));
         let mut stop = shutdown.clone();
         let stop = async move { stop.recv().await };
         let serving = async {
@@ -102,25 +110,25 @@ impl Frontend {
         };
         tokio::select! {
             served = serving => served.context("serve gRPC"),
-            () = self.overdue(shutdown) => {
-                info!("not all clients have gone, closing their connections");
+            () = self.drain_timeout(shutdown) => {
+                info!("clients did not disconnect in time, closing their connections");
                 Ok(())
             }
         }
     }
 
-    /// Follows the files of TLS until the shutdown; what cannot be used is a problem in `Status` from then on.
+    /// Reloads the TLS files when they change, until the shutdown. Files that cannot be used are reported in `Status`.
     ///
     /// # Errors
-    /// Never: what cannot be used changes nothing.
+    /// Never: files that cannot be used are ignored.
     pub async fn watch_tls_files(&self, tls: ReloadingTls, shutdown: Shutdown) -> Result<()> {
-        self.shared.tls.get_or_init(|| tls.clone());
-        tls.follow(shutdown).await
+        self.status.tls.get_or_init(|| tls.clone());
+        tls.watch_files(shutdown).await
     }
 
-    /// HTTP/2 within its limits.
-    fn server(&self) -> Server {
-        let Config { connections, max_stream_age, drain_delay, drain_grace, .. } = &self.shared.config;
+    /// An HTTP/2 server with the configured limits.
+    fn http2_server(&self) -> Server {
+        let Config { connections, max_stream_age, drain_delay, drain_grace, .. } = &*self.config;
         let server = Server::builder()
             .http2_keepalive_interval(Some(connections.keepalive))
             .http2_keepalive_timeout(Some(connections.keepalive_timeout))
@@ -128,68 +136,67 @@ impl Frontend {
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_max_header_list_size(HEADERS)
-            .http2_max_pending_accept_reset_streams(Some(RESETS))
-            .http2_max_local_error_reset_streams(Some(ERRORS));
+            .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
+            .http2_max_local_error_reset_streams(Some(MAX_STREAM_ERRORS));
         match max_stream_age {
             None => server,
-            // Of a client that does not read what it is told, only the connection can be ended.
+            // A client that does not read cannot be sent a Drain: its connection is closed.
             Some(age) => server
-                .max_connection_age(oldest(*age) + *drain_delay + *drain_grace)
+                .max_connection_age(max_jittered(*age) + *drain_delay + *drain_grace)
                 .max_connection_age_grace(*drain_grace + DRAIN_SLACK),
         }
     }
 
-    /// Returns when streams have had all the time there is to end after the shutdown. That of a client which does not read
-    /// is not even asked to, because nothing can be sent to it.
-    async fn overdue(&self, mut shutdown: Shutdown) {
+    /// Returns when clients have had their time to disconnect after the shutdown. A client that does not read does not even
+    /// receive the request to.
+    async fn drain_timeout(&self, mut shutdown: Shutdown) {
         shutdown.recv().await;
-        let config = &self.shared.config;
+        let config = &self.config;
         tokio::time::sleep(config.drain_delay + config.drain_grace + DRAIN_SLACK).await;
     }
 }
 
-impl Service {
+impl FairleadService {
     async fn identify<T: Sync>(&self, request: &Request<T>) -> Result<Identity, Status> {
         let identified = self.auth.identify(request).await;
         identified.inspect_err(|status| {
-            let why = match status.code() {
+            let reason = match status.code() {
                 Code::Unavailable => Rejection::Unavailable,
                 _ => Rejection::Unauthenticated,
             };
-            self.frontend.shared.metrics.rejected(why);
+            self.sessions.metrics.rejected(reason);
         })
     }
 
     async fn watch(&self, request: Request<Streaming<v1::ClientMessage>>) -> Result<WatchStream, Status> {
         let identity = self.identify(&request).await?;
-        let call = request.extensions().get().map(Peer::call);
+        let call = request.extensions().get().map(Peer::start_call);
         let messages = request.into_inner();
-        Ok(WatchStream::new(self.frontend.shared.clone(), identity, messages, call, self.shutdown.clone()))
+        Ok(WatchStream::new(self.sessions.clone(), identity, messages, call, self.shutdown.clone()))
     }
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
-        let _call = request.extensions().get().map(Peer::call);
-        self.must_see_all(&request).await?;
-        let shared = &self.frontend.shared;
+        let _call = request.extensions().get().map(Peer::start_call);
+        self.authorize_all_nodes(&request).await?;
         let request = request.into_inner();
-        status::wait(shared, &request, self.shutdown.clone()).await?;
-        Ok(Response::new(status::response(shared, &request)))
+        status::wait(&self.status, &request, self.shutdown.clone()).await?;
+        Ok(Response::new(status::response(&self.status, &request)))
     }
 
     async fn endpoints(
         &self,
         request: Request<v1::EndpointsRequest>,
     ) -> Result<Response<v1::EndpointsResponse>, Status> {
-        let _call = request.extensions().get().map(Peer::call);
-        self.must_see_all(&request).await?;
-        endpoints::response(&self.frontend.shared, &request.into_inner()).map(Response::new)
+        let _call = request.extensions().get().map(Peer::start_call);
+        self.authorize_all_nodes(&request).await?;
+        endpoints::response(&self.status.cluster, &request.into_inner()).map(Response::new)
     }
 
-    /// Lets those pass who may look at everything.
-    async fn must_see_all<T: Sync>(&self, request: &Request<T>) -> Result<(), Status> {
+    /// Rejects clients that may not see the state of all nodes.
+    async fn authorize_all_nodes<T: Sync>(&self, request: &Request<T>) -> Result<(), Status> {
         let identity = self.identify(request).await?;
         identity.may_see_all().map_err(|denied| {
-            self.frontend.shared.metrics.rejected(Rejection::NotPermitted);
+            self.sessions.metrics.rejected(Rejection::NotPermitted);
             authn::denied(&denied)
         })
     }

@@ -1,21 +1,22 @@
-//! One stream, whatever carries it: a cursor and at most one thing that the client has yet to answer.
+//! One stream, independent of its transport: a cursor, and at most one message that the client has yet to answer.
 //!
 //! ```text
 //!            Hello                      new revision: batches ──▶ AwaitingAck ──Ack──▶ Idle
-//!   client ────────▶ Welcome ──▶ Idle ─ quiet: Bookmark ────────▶ AwaitingAck ──Ack──▶ Idle
-//!                                     └ lost track, or an Ack with another digest:
-//!                                       DigestRequest ──▶ AwaitingDigests ──Digests──▶ repair: batches ──▶ AwaitingAck
+//!   client ────────▶ Welcome ──▶ Idle ─ no change: Bookmark ────▶ AwaitingAck ──Ack──▶ Idle
+//!                                     └ history too short, or an Ack with a wrong digest:
+//!                                       DigestRequest ──▶ AwaitingDigests ──DigestResponse──▶ repair: batches ──▶ AwaitingAck
 //! ```
 //!
-//! A new difference is computed only when the last one has been acknowledged, so a slow node is sent less often, and the
-//! net difference each time. Welcome is sent when every kind of object is known; until then a client hears nothing.
+//! The next difference is computed only when the last one has been acknowledged, so a slow node is sent less often, and the
+//! net difference each time. Welcome is sent once every kind of object has been listed; nothing is sent before.
 //!
-//! A snapshot or a repair is put together and sent when the client is admitted (`admission`): only so many are at a time. Before
-//! that, and before its Welcome, a node that asks often waits (`rate_limiter`).
+//! Snapshots and repairs wait in the [`RebuildQueue`], which limits how many are sent at the same time. A node that asks for
+//! them too often is delayed by the [`RateLimiter`].
 //!
-//! `Batch.base` is the revision that the client was told last, also when buckets are repaired on the way; 0 in the snapshot
-//! or repair that a stream starts with.
+//! `Batch.base` is the last revision that was sent to the client, also when buckets are repaired. It is 0 in the snapshot or
+//! repair that a stream starts with.
 
+mod context;
 mod rate_limiter;
 mod rebuild_queue;
 mod sink;
@@ -24,10 +25,7 @@ mod state;
 mod tests;
 mod token_bucket;
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt as _};
 use proto::{
@@ -42,134 +40,133 @@ use tokio::{
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use crate::{
-    engine::Shared,
     identity::{AccessDenied, Identity},
     metrics::Rejection,
     outgoing::OutgoingMessage,
 };
 
+pub(crate) use self::{context::SessionContext, rate_limiter::RateLimiter, rebuild_queue::RebuildQueue};
 pub use self::{rate_limiter::NodeLimits, token_bucket::Rate};
-pub(crate) use self::{rate_limiter::RateLimiter, rebuild_queue::RebuildQueue};
 use self::{rate_limiter::StreamPermit, sink::MessageSink, state::Session};
 
-/// How much the age of a stream may differ from the configured one, as a part of it.
+/// How much the age limit of a stream varies, as a fraction of the configured one.
 const AGE_JITTER: f64 = 0.2;
 /// The longest name of a Node, as of any object (DNS subdomain, RFC 1123), in bytes.
 const MAX_NODE_NAME: usize = 253;
 
-/// What a client has done wrong. Ends its stream.
+/// A protocol error or a refusal that ends a stream.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// It never said Hello.
-    #[error("no Hello within {0:?}")]
+    /// The client opened a stream and did not send Hello.
+    #[error("no Hello within {0:?}: send Hello as soon as the stream is open")]
     NoHello(Duration),
-    /// It said something else first.
+    /// The client sent another message before Hello.
     #[error("the first message must be a Hello")]
     HelloExpected,
-    /// It said Hello again.
-    #[error("a second Hello on one stream")]
+    /// The client sent Hello twice.
+    #[error("a second Hello on one stream: open another stream instead")]
     SecondHello,
-    /// It spoke before it was welcomed.
-    #[error("a message before the Welcome")]
+    /// The client sent a message before it received Welcome.
+    #[error("a message before the Welcome: after Hello, wait for Welcome")]
     TooEarly,
-    /// It acknowledged what it was not sent.
-    #[error("ack of revision {acked}, but the last one sent is {sent}")]
+    /// The client acknowledged a revision that it was not sent.
+    #[error("ack.revision: is {acked}, but the last revision sent on this stream is {sent}")]
     UnexpectedAck {
-        /// What it acknowledged.
+        /// The revision in the Ack.
         acked: Revision,
-        /// What it was sent last.
+        /// The last revision sent.
         sent: Revision,
     },
-    /// It sent digests without being asked.
-    #[error("digests that nobody has asked for")]
+    /// The client sent a DigestResponse without a DigestRequest.
+    #[error("unexpected DigestResponse: send it only in answer to a DigestRequest")]
     UnexpectedDigests,
-    /// It repeated its last Ack again and again.
-    #[error("the last Ack was repeated too often: {} at once and one each {:?} after that", .0.burst, .0.every)]
+    /// The client repeated its last Ack too often.
+    #[error("the last Ack was repeated too often: the limit is {} at once, then one per {:?}", .0.burst, .0.every)]
     TooManyRepeats(Rate),
-    /// Its node has streams enough.
-    #[error("this node has {0} streams already")]
+    /// The node has as many streams as it may have.
+    #[error("this node already has {0} streams in this role, which is the limit: close one first")]
     TooManyStreams(usize),
-    /// It asked for what is not for it.
+    /// The client may not follow this node in this role.
     #[error(transparent)]
     Denied(#[from] AccessDenied),
-    /// It sent something that cannot be read.
+    /// A message of the client is invalid.
     #[error(transparent)]
     Invalid(#[from] InvalidMessage),
 }
 
-/// How a session ends.
+/// Why a session ends.
 #[derive(Debug)]
 enum SessionEnd {
-    /// The client is gone, or the writer is.
-    Gone,
-    /// The process stops.
-    Stopping,
-    /// The stream is so old that the client may as well try another frontend.
+    /// The client has disconnected, or the engine has ended.
+    Disconnected,
+    /// The process is shutting down.
+    Shutdown,
+    /// The stream has reached its maximum age.
     Aged,
-    /// The client broke the rules.
-    Broken(SessionError),
+    /// The client broke the protocol.
+    ProtocolError(SessionError),
 }
 
-/// Runs a stream to its end: that of `input`, of the receiver of `output`, or the shutdown.
+/// Runs a stream until `input` ends, the receiver of `output` is dropped, or the shutdown.
 ///
 /// # Errors
-/// When the client breaks the rules, or `input` has an error.
+/// When the client breaks the protocol, or `input` has an error.
 pub(crate) async fn run(
-    shared: Arc<Shared>,
+    context: Arc<SessionContext>,
     identity: Identity,
     mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
     output: mpsc::Sender<OutgoingMessage>,
     shutdown: Shutdown,
 ) -> Result<(), SessionError> {
-    let hello = match timeout(shared.config.hello_deadline, input.next()).await {
-        Err(_) => return Err(SessionError::NoHello(shared.config.hello_deadline)),
+    let hello = match timeout(context.config.hello_deadline, input.next()).await {
+        Err(_) => return Err(SessionError::NoHello(context.config.hello_deadline)),
         Ok(None) => return Ok(()),
         Ok(Some(Ok(ClientMessage::Hello(hello)))) => hello,
         Ok(Some(Ok(_))) => return Err(SessionError::HelloExpected),
         Ok(Some(Err(error))) => return Err(error),
     };
     if hello.node.len() > MAX_NODE_NAME {
-        let reason = format!("is longer than {MAX_NODE_NAME} bytes");
+        let reason = format!("has {} bytes, but a node name has at most {MAX_NODE_NAME}", hello.node.len());
         return Err(InvalidMessage { field: "hello.node".to_owned(), reason }.into());
     }
     if let Err(denied) = identity.may_follow(&hello.node, hello.role) {
-        info!(error = %denied, "stream refused");
-        shared.metrics.rejected(Rejection::NotPermitted);
+        info!(error = %denied, "stream rejected");
+        context.metrics.rejected(Rejection::NotPermitted);
         return Err(denied.into());
     }
     let span = info_span!("stream", node = %hello.node, role = ?hello.role);
     let (node, role) = (hello.node.clone(), hello.role);
-    let permit = match shared.rate_limiter.enter(&hello) {
+    let permit = match context.rate_limiter.open_stream(&hello) {
         Ok(permit) => permit,
         Err(error) => {
-            info!(parent: &span, %error, "stream refused");
-            shared.metrics.rejected(Rejection::Protocol);
+            info!(parent: &span, %error, "stream rejected");
+            context.metrics.rejected(Rejection::Protocol);
             return Err(error);
         }
     };
     async {
         let mut output = MessageSink::new(output, shutdown);
-        let age = shared.config.max_stream_age.map(jittered);
+        let age = context.config.max_stream_age.map(jittered);
         let end = tokio::select! {
-            followed = follow(&shared, hello, permit, &mut input, &mut output) => match followed {
+            served = serve(&context, hello, permit, &mut input, &mut output) => match served {
                 Ok(never) => match never {},
                 Err(end) => end,
             },
-            // Also of a client that has stopped reading: it may be anywhere.
+            // Interrupts a session wherever it waits: its client may have stopped reading.
             () = sleep(age.unwrap_or_default()), if age.is_some() => SessionEnd::Aged,
         };
         match end {
-            SessionEnd::Gone => debug!("stream ended"),
-            SessionEnd::Stopping => drain(&shared, input, output).await,
+            SessionEnd::Disconnected => debug!("stream ended"),
+            SessionEnd::Shutdown => drain(&context, input, output).await,
             SessionEnd::Aged => {
-                debug!("the stream has become old, its client may go to another frontend");
-                drain(&shared, input, output).await;
+                debug!("stream reached its maximum age, draining it");
+                drain(&context, input, output).await;
             }
-            SessionEnd::Broken(error) => {
-                info!(%error, "stream ended by a protocol error");
-                shared.metrics.rejected(Rejection::Protocol);
+            SessionEnd::ProtocolError(error) => {
+                info!(%error, "stream closed after a protocol error");
+                context.metrics.rejected(Rejection::Protocol);
                 if role == Role::Backend {
-                    shared.streams.broke(&node, &error);
+                    context.streams.set_error(&node, &error);
                 }
                 return Err(error);
             }
@@ -181,44 +178,46 @@ pub(crate) async fn run(
 }
 
 /// Everything after Hello.
-async fn follow(
-    shared: &Arc<Shared>,
+async fn serve(
+    context: &Arc<SessionContext>,
     hello: Hello,
     permit: StreamPermit,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &mut MessageSink,
 ) -> Result<std::convert::Infallible, SessionEnd> {
-    let mut revisions = shared.revisions();
+    let mut revisions = context.cluster.revisions();
     tokio::select! {
         welcome = async {
-            revisions.wait_for(Option::is_some).await.map_err(|_| SessionEnd::Gone)?;
-            permit.turn().await;
+            revisions.wait_for(Option::is_some).await.map_err(|_| SessionEnd::Disconnected)?;
+            permit.acquire_sync().await;
             Ok::<_, SessionEnd>(())
         } => welcome?,
         end = output.ended() => return Err(end),
-        event = input.next() => {
-            event.ok_or(SessionEnd::Gone)??;
+        message = input.next() => {
+            message.ok_or(SessionEnd::Disconnected)??;
             return Err(SessionError::TooEarly.into());
         }
     }
-    if hello.resume.is_none_or(|(epoch, _)| epoch != shared.log().epoch()) {
-        catch_up(shared, hello.source_version, input, output).await?;
+    if hello.resume.is_none_or(|(epoch, _)| epoch != context.cluster.log().epoch()) {
+        catch_up(context, hello.source_version, input, output).await?;
     }
-    let mut session = Session::start(shared.clone(), hello, permit, output).await?;
-    // For the whole stream, so that what is sent costs neither a timer nor a place among those who wait for the shutdown. The
-    // timer is set anew when it rings too early.
+    let mut session = Session::start(context.clone(), hello, permit, output).await?;
+    // One timer and one shutdown listener for the whole stream: creating them for each message would cost more than the
+    // message. The timer is reset when it fires before the bookmark is due.
     let (timer, ended) = (sleep_until(session.bookmark_at()), output.ended());
     tokio::pin!(timer, ended);
     loop {
         revisions.borrow_and_update();
         session.advance(output).await?;
         let idle = session.is_idle();
-        let slot_until = output.slot_until();
+        let permit_expires_at = output.permit_expires_at();
         tokio::select! {
             end = &mut ended => return Err(end),
-            event = input.next() => session.on_event(event.ok_or(SessionEnd::Gone)??, output).await?,
-            changed = revisions.changed(), if idle => changed.map_err(|_| SessionEnd::Gone)?,
-            () = sleep_until(slot_until.unwrap_or_else(Instant::now)), if slot_until.is_some() => output.release(),
+            message = input.next() => session.on_message(message.ok_or(SessionEnd::Disconnected)??, output).await?,
+            changed = revisions.changed(), if idle => changed.map_err(|_| SessionEnd::Disconnected)?,
+            () = sleep_until(permit_expires_at.unwrap_or_else(Instant::now)), if permit_expires_at.is_some() => {
+                output.release_permit();
+            }
             () = &mut timer, if idle => {
                 if session.bookmark_at() <= Instant::now() {
                     session.bookmark(output).await?;
@@ -229,43 +228,46 @@ async fn follow(
     }
 }
 
-/// Waits until as much is known here as the client holds. One that has other frontends to choose from goes there, as it hears nothing;
-/// after a while it is served what there is: the API may have been restored from a backup.
+/// Waits until this frontend has at least the client's source version. Meanwhile a client with several frontends to choose
+/// from, which receives nothing here, connects to another one. After a timeout the client is served what there is: the API
+/// may have been restored from a backup.
 async fn catch_up(
-    shared: &Shared,
-    held: SourceVersion,
+    context: &SessionContext,
+    client_version: SourceVersion,
     input: &mut (impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin),
     output: &MessageSink,
 ) -> Result<(), SessionEnd> {
-    let mut known = shared.known();
-    let here = *known.borrow_and_update();
-    if here == SourceVersion::default() || here >= held {
+    let mut versions = context.cluster.source_versions();
+    let version = *versions.borrow_and_update();
+    if version == SourceVersion::default() || version >= client_version {
         return Ok(());
     }
-    info!(%held, %here, "the client holds more of the cluster than is known here, waiting");
+    info!(%client_version, %version, "client has a newer source version than this frontend, waiting to catch up");
     tokio::select! {
-        caught_up = known.wait_for(|here| *here >= held) => { caught_up.map_err(|_| SessionEnd::Gone)?; }
-        () = sleep(shared.config.catch_up_timeout) => {
-            shared.set_back.fetch_add(1, Ordering::Relaxed);
-            warn!(%held, %here, "the client is set back to what is known here");
+        caught_up = versions.wait_for(|version| *version >= client_version) => {
+            caught_up.map_err(|_| SessionEnd::Disconnected)?;
+        }
+        () = sleep(context.config.catch_up_timeout) => {
+            context.metrics.rollbacks.inc();
+            warn!(%client_version, %version, "did not catch up in time, rolling the client back to an older version");
         }
         end = output.ended() => return Err(end),
-        event = input.next() => {
-            event.ok_or(SessionEnd::Gone)??;
+        message = input.next() => {
+            message.ok_or(SessionEnd::Disconnected)??;
             return Err(SessionError::TooEarly.into());
         }
     }
     Ok(())
 }
 
-/// Asks the client to go elsewhere, and gives it some time to do so. What it says until then does not matter any more.
+/// Asks the client to reconnect, and waits for it to close the stream. Messages of the client are discarded.
 async fn drain(
-    shared: &Shared,
+    context: &SessionContext,
     mut input: impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin,
     mut output: MessageSink,
 ) {
-    let deadline = Instant::now() + shared.config.drain_delay + shared.config.drain_grace;
-    let drain = OutgoingMessage::Event(ServerMessage::Drain(shared.config.drain_delay));
+    let deadline = Instant::now() + context.config.drain_delay + context.config.drain_grace;
+    let drain = OutgoingMessage::Plain(ServerMessage::Drain(context.config.drain_delay));
     let drained = async {
         if output.send_last(drain).await.is_err() {
             return;
@@ -273,29 +275,29 @@ async fn drain(
         loop {
             tokio::select! {
                 () = output.closed() => return,
-                event = input.next() => {
-                    let Some(Ok(_)) = event else { return };
+                message = input.next() => {
+                    let Some(Ok(_)) = message else { return };
                 }
             }
         }
     };
     if timeout_at(deadline, drained).await.is_err() {
-        debug!("the client did not close its stream in time");
+        debug!("client did not close its stream in time");
     }
 }
 
-/// At random up to a fifth more or less, so that streams which began together do not end together.
+/// Varies an age by up to a fifth, so that streams which began together do not end together.
 fn jittered(age: Duration) -> Duration {
     age.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * fastrand::f64())
 }
 
-/// The most that [`Config::max_stream_age`](crate::Config) can become for one stream.
-pub(crate) fn oldest(age: Duration) -> Duration {
+/// The longest that a stream can live under [`Config::max_stream_age`](crate::Config).
+pub(crate) fn max_jittered(age: Duration) -> Duration {
     age.mul_f64(1.0 + AGE_JITTER)
 }
 
 impl From<SessionError> for SessionEnd {
     fn from(error: SessionError) -> Self {
-        Self::Broken(error)
+        Self::ProtocolError(error)
     }
 }

@@ -1,12 +1,13 @@
-//! Who is connected, and what each has said last, for `Status` and the metrics; and which nodes should be connected.
+//! The open streams with the status of each, and the nodes of the cluster that should have one. `Status`, the status page and
+//! metrics read it.
 //!
 //! ```text
-//!   session ──StreamGuard──▶ Streams ◀──expect── engine: which nodes the cluster has
-//!                              │  └──▶ fleet: the nodes one by one, those without an agent too
-//!                              └─────▶ until: somebody waits for a revision to be in every kernel
+//!   session ──StreamGuard──▶ Streams ◀──update_nodes── engine: the nodes of the cluster
+//!                              │  └──▶ fleet: every node, also those without a backend
+//!                              └─────▶ wait_programmed: waits until a revision is programmed on all nodes
 //! ```
 //!
-//! Two agents of one node are there when a connection has died and nobody knows yet: the newest one speaks for the node.
+//! A node has two backend streams when its old connection is dead and has not timed out yet. The newest one represents it.
 
 mod fleet;
 
@@ -16,7 +17,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{Hello, Revision, Role, ServicePortFailure, SyncMode};
+use proto::model::{ServicePortFailure, Hello, SyncMode, Revision, Role};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},
@@ -24,70 +25,71 @@ use tokio::{
 
 use crate::index::NodeChanges;
 
-pub(crate) use self::fleet::{Absent, Fleet};
+pub(crate) use self::fleet::{DisconnectedNode, Fleet};
 
-/// Those who wait for a revision look again no sooner than this after the last time: with thousands of nodes there are
-/// thousands of acks, and each look is one at all nodes.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// The minimum time between two checks of [`Streams::wait_programmed`]: each reads all nodes, and thousands of nodes send
+/// thousands of Acks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How many characters are kept of what a client calls its backend and its version.
-const WORDS: usize = 64;
+/// How many characters are kept of the backend name and version that a client sends.
+const MAX_LABEL_CHARS: usize = 64;
 
-/// One stream.
+/// The status of one stream.
 #[derive(Clone, Debug)]
 pub struct StreamStatus {
-    /// Whose view it follows.
+    /// The node whose state is streamed.
     pub node: Arc<str>,
-    /// What the client is.
+    /// The role of the client.
     pub role: Role,
-    /// The client's backend.
+    /// The name of the client's backend.
     pub backend: String,
     /// Its version.
     pub backend_version: String,
-    /// Since when its run lasts, if it says that.
+    /// When the client's process started, if it sent that.
     pub started: Option<SystemTime>,
-    /// Since when it is connected.
+    /// When the stream was opened.
     pub connected: SystemTime,
-    /// How it started.
+    /// How the stream started.
     pub mode: SyncMode,
     /// The last revision that the client has acknowledged.
     pub acked: Revision,
-    /// What is right for the node at this revision is what the client holds; 0 when that is not known.
-    pub held: Revision,
-    /// When the oldest thing was due that the client has not acknowledged; `None` when it has everything.
-    pub behind: Option<Instant>,
+    /// The revision that is programmed on the node: nothing that concerns the node is missing up to it. 0 when unknown.
+    pub programmed: Revision,
+    /// Since when the client has had something to acknowledge; `None` when it has acknowledged everything.
+    pub pending_since: Option<Instant>,
     /// How long the client took to apply what it acknowledged last.
     pub apply_time: Duration,
-    /// How often what the client held was not what it should have held.
+    /// How often the digest of the client was wrong.
     pub repairs: u64,
     /// What the client could not program.
     pub failures: Vec<ServicePortFailure>,
 }
 
-/// All streams. Clones are the same registry.
+/// All streams. Clones share the same registry.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Streams(Arc<Shared>);
+pub(crate) struct Streams(Arc<SharedRegistry>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedRegistry {
     registry: Mutex<Registry>,
-    /// Something has changed that those may wait for who wait for a revision.
+    /// Wakes [`Streams::wait_programmed`].
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Registry {
-    next: u64,
+    next_id: u64,
     streams: BTreeMap<u64, StreamStatus>,
-    /// The streams of each node's agents; the last one speaks for the node.
-    agents: BTreeMap<Arc<str>, BTreeSet<u64>>,
-    /// The nodes of the cluster, which should have an agent, and since when each has none, if it has none.
+    /// The backend streams of each node. The newest one, which has the highest id, represents the node.
+    backends: BTreeMap<Arc<str>, BTreeSet<u64>>,
+    /// The nodes of the cluster. For those without a backend: since when.
     nodes: BTreeMap<Arc<str>, Instant>,
-    /// Of such nodes, why the last stream was ended, where that is not over. Nearly always empty, and then every Ack is cheap.
+    /// Why the frontend ended the last stream of a node, until a later stream succeeds. Nearly always empty, so that an Ack
+    /// costs nothing here.
     errors: BTreeMap<Arc<str>, String>,
 }
 
-/// Keeps a stream listed until it is dropped.
+/// Removes the stream when it is dropped.
 #[derive(Debug)]
 pub(crate) struct StreamGuard {
     streams: Streams,
@@ -97,37 +99,37 @@ pub(crate) struct StreamGuard {
 // === impl StreamStatus ===
 
 impl StreamStatus {
-    /// How long ago the oldest thing was due that the client has not acknowledged.
+    /// For how long the client has had something to acknowledge.
     pub(crate) fn lag(&self) -> Duration {
-        self.behind.map_or(Duration::ZERO, |since| since.elapsed())
+        self.pending_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 }
 
 // === impl Streams ===
 
 impl Streams {
-    /// Lists a stream from now on.
+    /// Adds a stream.
     pub(crate) fn register(&self, hello: &Hello, mode: SyncMode) -> StreamGuard {
         let status = StreamStatus {
             node: hello.node.clone(),
             role: hello.role,
-            backend: hello.backend.chars().take(WORDS).collect(),
-            backend_version: hello.backend_version.chars().take(WORDS).collect(),
+            backend: hello.backend.chars().take(MAX_LABEL_CHARS).collect(),
+            backend_version: hello.backend_version.chars().take(MAX_LABEL_CHARS).collect(),
             started: hello.started,
             connected: SystemTime::now(),
             mode,
             acked: Revision(0),
-            held: Revision(0),
-            behind: Some(Instant::now()),
+            programmed: Revision(0),
+            pending_since: Some(Instant::now()),
             apply_time: Duration::ZERO,
             repairs: 0,
             failures: Vec::new(),
         };
         let id = self.with(|registry| {
-            registry.next += 1;
-            let id = registry.next;
+            registry.next_id += 1;
+            let id = registry.next_id;
             if status.role == Role::Backend {
-                registry.agents.entry(status.node.clone()).or_default().insert(id);
+                registry.backends.entry(status.node.clone()).or_default().insert(id);
             }
             registry.streams.insert(id, status);
             id
@@ -135,8 +137,8 @@ impl Streams {
         StreamGuard { streams: self.clone(), id }
     }
 
-    /// The cluster has other nodes than before.
-    pub(crate) fn expect(&self, changes: &NodeChanges) {
+    /// Records that nodes were added to or removed from the cluster.
+    pub(crate) fn update_nodes(&self, changes: &NodeChanges) {
         if changes.is_empty() {
             return;
         }
@@ -153,12 +155,12 @@ impl Streams {
     }
 
     /// Whether the cluster has this node.
-    pub(crate) fn expects(&self, node: &str) -> bool {
+    pub(crate) fn has_node(&self, node: &str) -> bool {
         self.with(|registry| registry.nodes.contains_key(node))
     }
 
-    /// The frontend has ended the stream of this node's agent, because of an error.
-    pub(crate) fn broke(&self, node: &str, error: &impl ToString) {
+    /// Records why the frontend ended the stream of a node's backend.
+    pub(crate) fn set_error(&self, node: &str, error: &impl ToString) {
         self.with(|registry| {
             if let Some((name, _)) = registry.nodes.get_key_value(node) {
                 registry.errors.insert(name.clone(), error.to_string());
@@ -166,30 +168,30 @@ impl Streams {
         });
     }
 
-    /// How many there are.
+    /// How many streams are open.
     pub(crate) fn count(&self) -> usize {
         self.with(|registry| registry.streams.len())
     }
 
-    /// Everything about the nodes, as of now.
+    /// The current status of all nodes and streams.
     pub(crate) fn fleet(&self) -> Fleet {
         self.with(|registry| Fleet::of(registry))
     }
 
-    /// The newest revision that every agent holds; `None` when there is no agent.
-    pub(crate) fn in_every_kernel(&self) -> Option<Revision> {
-        self.with(|registry| registry.speakers().map(|status| status.held).min())
+    /// The newest revision that every connected node has programmed; `None` when no node is connected.
+    pub(crate) fn programmed_on_all_nodes(&self) -> Option<Revision> {
+        self.with(|registry| registry.current_backends().map(|status| status.programmed).min())
     }
 
-    /// Waits until every agent holds a revision.
-    pub(crate) async fn until(&self, revision: Revision) {
+    /// Waits until every connected node has programmed a revision.
+    pub(crate) async fn wait_programmed(&self, revision: Revision) {
         loop {
             let changed = self.0.changed.notified();
-            if self.in_every_kernel().is_none_or(|held| held >= revision) {
+            if self.programmed_on_all_nodes().is_none_or(|programmed| programmed >= revision) {
                 return;
             }
             changed.await;
-            sleep(LOOK_INTERVAL).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 
@@ -199,18 +201,18 @@ impl Streams {
 }
 
 impl Registry {
-    /// For each node with an agent its newest stream.
-    fn speakers(&self) -> impl Iterator<Item = &StreamStatus> {
-        self.agents.values().filter_map(|ids| self.streams.get(ids.last()?))
+    /// The newest backend stream of each connected node.
+    fn current_backends(&self) -> impl Iterator<Item = &StreamStatus> {
+        self.backends.values().filter_map(|ids| self.streams.get(ids.last()?))
     }
 
     fn remove(&mut self, id: u64) {
         let Some(status) = self.streams.remove(&id) else { return };
-        let Some(ids) = self.agents.get_mut(&status.node) else { return };
+        let Some(ids) = self.backends.get_mut(&status.node) else { return };
         if ids.remove(&id) && ids.is_empty() {
-            self.agents.remove(&status.node);
-            if let Some(alone_since) = self.nodes.get_mut(&status.node) {
-                *alone_since = Instant::now();
+            self.backends.remove(&status.node);
+            if let Some(disconnected_since) = self.nodes.get_mut(&status.node) {
+                *disconnected_since = Instant::now();
             }
         }
     }
@@ -222,8 +224,8 @@ impl StreamGuard {
         self.streams.0.changed.notify_waiters();
     }
 
-    /// The client has acknowledged something, so whatever was wrong before is over.
-    pub(crate) fn recovered(&self) {
+    /// Clears the error of an earlier stream: the client has acknowledged a revision on this one.
+    pub(crate) fn clear_error(&self) {
         self.streams.with(|registry| {
             if registry.errors.is_empty() {
                 return;

@@ -221,7 +221,7 @@ async fn broken_rules_are_told() {
     stream.commit().await;
     stream.say(client_message::Message::Hello(hello("node-1"))).await;
     let status = stream.refused().await;
-    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "a second Hello on one stream"));
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "a second Hello on one stream: open another stream instead"));
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ async fn a_client_that_says_nothing_is_cut_off() {
     let config = Config { hello_deadline: Duration::from_millis(50), ..Config::default() };
     let server = Server::start(Transport::Tcp, config, cluster(1)).await;
     let status = Stream::open(server.channel.clone()).await.refused().await;
-    assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, "no Hello within 50ms"));
+    assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, "no Hello within 50ms: send Hello as soon as the stream is open"));
 }
 
 #[tokio::test]
@@ -319,11 +319,11 @@ async fn a_socket_file_of_a_dead_process_is_replaced_and_of_a_living_one_is_not(
     let address = format!("unix:{}", directory.path().join("run/frontend.sock").display());
     let listener = Listener::bind(&address).await.unwrap();
     let error = format!("{:#}", Listener::bind(&address).await.unwrap_err());
-    assert!(error.ends_with("another process listens there"), "{error}");
+    assert!(error.ends_with("another process listens on it"), "{error}");
     drop(listener);
     Listener::bind(&address).await.unwrap();
     let file = directory.path().join("file");
     std::fs::write(&file, "precious").unwrap();
     let error = format!("{:#}", Listener::bind(&format!("unix:{}", file.display())).await.unwrap_err());
-    assert!(error.ends_with("there is a file that is no socket"), "{error}");
+    assert!(error.ends_with("the file exists and is not a socket"), "{error}");
 }

@@ -1,6 +1,4 @@
-//! The paths of the metrics address.
-
-use std::sync::Arc;
+//! The HTTP endpoints of the metrics address.
 
 use anyhow::Result;
 use hyper::{Method, Request, Response, StatusCode};
@@ -12,22 +10,22 @@ use runtime::{
 use tokio::net::TcpListener;
 use tracing::info;
 
-use crate::{Frontend, engine::Shared};
+use crate::{Frontend, cluster::ClusterState};
 
 use super::Metrics;
 
 impl Frontend {
-    /// What a replica measures about itself, for whoever serves it together with others.
+    /// The metrics of this replica, to be served together with others.
     #[must_use]
     pub fn metrics(&self) -> Registry {
-        Metrics::registry(&self.shared)
+        Metrics::registry(&self.sessions, &self.status)
     }
 
-    /// Answers `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown. For everybody who can connect: there are no
-    /// names of objects or nodes in the answers. Profiles too, if they are on.
+    /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown, and profiles if they are enabled. There is no
+    /// authentication; responses contain no names of objects or nodes.
     ///
     /// # Errors
-    /// None so far; the type is that of a task.
+    /// None so far; tasks return a `Result`.
     pub async fn serve_metrics(
         &self,
         listener: TcpListener,
@@ -35,12 +33,12 @@ impl Frontend {
         mut shutdown: Shutdown,
     ) -> Result<()> {
         if let Ok(address) = listener.local_addr() {
-            info!(%address, "metrics are served");
+            info!(%address, "serving metrics");
         }
-        let shared = self.shared.clone();
+        let cluster = self.cluster.clone();
         let registries = [self.metrics(), metrics::process()];
         let serving = http::serve(listener, "metrics", move |request| {
-            profiling.answer(request, || answer(request, &shared, &registries))
+            profiling.answer(request, || answer(request, &cluster, &registries))
         });
         tokio::select! {
             () = serving => {}
@@ -50,26 +48,29 @@ impl Frontend {
     }
 }
 
-fn answer<B>(request: &Request<B>, shared: &Arc<Shared>, registries: &[Registry]) -> Response<String> {
+fn answer<B>(request: &Request<B>, cluster: &ClusterState, registries: &[Registry]) -> Response<String> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET only\n".to_owned());
+        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "method not allowed: use GET or HEAD\n".to_owned());
     }
     match request.uri().path() {
         "/metrics" => metrics::scrape(registries),
-        // That there is an answer is all there is to say.
         "/healthz" => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
-        "/readyz" => ready(shared),
-        _ => response(StatusCode::NOT_FOUND, TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
+        "/readyz" => ready(cluster),
+        _ => response(
+            StatusCode::NOT_FOUND,
+            TEXT,
+            "not found: the paths are /metrics, /healthz and /readyz\n".to_owned(),
+        ),
     }
 }
 
-/// 200 when every kind has been listed. That the API has not been heard of since is no reason to be passed over: what is known
-/// goes on being right until somebody knows better, and no other replica does.
-fn ready(shared: &Shared) -> Response<String> {
-    if shared.is_ready() {
+/// 200 when every kind has been listed. A replica that has lost the API server stays ready: other replicas would not have newer
+/// state.
+fn ready(cluster: &ClusterState) -> Response<String> {
+    if cluster.is_ready() {
         return response(StatusCode::OK, TEXT, "ready\n".to_owned());
     }
-    let missing: Vec<_> = shared.index().missing().map(|kind| kind.to_string()).collect();
+    let missing: Vec<_> = cluster.index().missing().map(|kind| kind.to_string()).collect();
     let body = format!("not listed yet: {}\n", missing.join(", "));
     response(StatusCode::SERVICE_UNAVAILABLE, TEXT, body)
 }

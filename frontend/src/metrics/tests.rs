@@ -1,4 +1,4 @@
-//! What is told is what the page about it says, and every name follows the rules.
+//! The documentation lists exactly the metrics that are exported, and each has a help text.
 
 use std::collections::BTreeSet;
 
@@ -10,15 +10,15 @@ use super::{Metrics, PREFIX};
 
 const PAGE: &str = include_str!("../../../docs/metrics.md");
 
-/// The lines of one scrape that begin with this.
+/// The rest of each line of a scrape that begins with `start`.
 fn scraped(start: &str) -> Vec<String> {
     let frontend = Frontend::new(Config::default());
     let mut body = String::new();
-    text::encode(&mut body, &Metrics::registry(&frontend.shared)).unwrap();
+    text::encode(&mut body, &Metrics::registry(&frontend.sessions, &frontend.status)).unwrap();
     body.lines().filter_map(|line| line.strip_prefix(start)).map(str::to_owned).collect()
 }
 
-/// The names as they are asked for: counters have a suffix that their description has not.
+/// The names of the samples: those of counters have a suffix that `# TYPE` lines lack.
 fn names() -> BTreeSet<String> {
     let types = scraped("# TYPE ");
     let name = |line: &String| match line.rsplit_once(' ').unwrap() {
@@ -29,14 +29,14 @@ fn names() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_page_lists_every_metric_and_no_other() {
+fn documentation_lists_every_metric_and_no_other() {
     let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `fairlead_frontend_"));
     let listed: BTreeSet<_> = rows.map(|row| format!("{PREFIX}_{}", row.split(['`', '{']).next().unwrap())).collect();
     assert_eq!(listed, names());
 }
 
 #[test]
-fn every_metric_is_explained_by_a_sentence() {
+fn every_metric_has_a_help_text() {
     let help = scraped("# HELP ");
     assert_eq!(help.len(), names().len());
     for line in help {
@@ -47,7 +47,7 @@ fn every_metric_is_explained_by_a_sentence() {
 }
 
 #[test]
-fn what_has_not_happened_yet_is_told_as_zero() {
+fn labelled_counters_start_at_zero() {
     let counters = scraped("fairlead_frontend_stream_starts_total");
     assert_eq!(counters.len(), 3);
     assert!(counters.iter().all(|line| line.ends_with(" 0")), "{counters:?}");

@@ -1,4 +1,4 @@
-//! One look at all that the page shows. The log is held for a part of the service ports at a time.
+//! A snapshot of everything that the page shows. The change log is locked for one digest bucket at a time.
 
 use std::{
     sync::Arc,
@@ -7,54 +7,60 @@ use std::{
 
 use proto::model::{IpFamily, Revision, ServicePort};
 
-use crate::{StreamStatus, change_history::ChangeRecord, engine::Shared, log::ChangeLog, streams::Absent};
+use crate::{
+    StreamStatus,
+    change_history::ChangeRecord,
+    log::ChangeLog,
+    status::{ReportedProblem, StatusSources},
+    streams::DisconnectedNode,
+};
 
-/// For so long a change may be on its way before a node is called behind: as `fairlead status` has it.
+/// How long a node may lag before it is shown as behind, as in `fairlead status`.
 const MAX_LAG: Duration = Duration::from_secs(5);
 
 /// Everything at one moment.
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) struct PageModel {
     pub(super) now: SystemTime,
     pub(super) started: SystemTime,
     pub(super) is_ready: bool,
     pub(super) revision: Revision,
-    pub(super) in_every_kernel: Revision,
+    pub(super) programmed_on_all_nodes: Revision,
     pub(super) endpoints: usize,
-    /// Those with which something is wrong first.
+    /// Worst condition first.
     pub(super) nodes: Vec<NodeRow>,
-    /// In the order of their keys.
+    /// By key.
     pub(super) services: Vec<ServiceRow>,
     /// Newest first.
     pub(super) changes: Vec<ChangeRecord>,
-    pub(super) problems: Vec<ProblemRow>,
+    pub(super) problems: Vec<ReportedProblem>,
 }
 
 #[derive(Debug)]
 pub(super) struct NodeRow {
     pub(super) name: Arc<str>,
-    pub(super) condition: Condition,
+    pub(super) condition: NodeCondition,
     pub(super) backend: String,
-    pub(super) held: Option<Revision>,
-    /// How long it is behind, or alone.
+    pub(super) programmed: Option<Revision>,
+    /// For how long the node has been behind or disconnected.
     pub(super) lag: Duration,
     pub(super) failures: usize,
-    /// What it could not program first, or why its stream was ended.
-    pub(super) trouble: String,
+    /// The first failure, or why the last stream was ended.
+    pub(super) error: String,
 }
 
-/// How a node is, worst first.
+/// The condition of a node, worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Condition {
+pub(super) enum NodeCondition {
     /// It has no stream here.
-    Absent,
-    /// Something is not in its kernel for longer than it should take.
+    Disconnected,
+    /// It has not programmed a change for longer than [`MAX_LAG`].
     Behind,
-    /// Something could not be programmed.
+    /// It could not program something.
     Failing,
-    /// A shadow follows it, which programs nothing.
+    /// Only a shadow follows it, which programs nothing.
     Shadow,
-    Well,
+    UpToDate,
 }
 
 #[derive(Debug)]
@@ -64,104 +70,84 @@ pub(super) struct ServiceRow {
     pub(super) endpoints: usize,
 }
 
-#[derive(Debug)]
-pub(super) struct ProblemRow {
-    pub(super) object: String,
-    pub(super) field: String,
-    pub(super) message: String,
-}
-
-impl Model {
-    pub(super) fn of(shared: &Shared) -> Self {
-        let fleet = shared.streams.fleet();
-        let mut nodes: Vec<_> =
-            fleet.speakers().map(|status| NodeRow::of(status, fleet.last_error(&status.node))).collect();
-        nodes.extend(fleet.absent.iter().map(|absent| {
-            let error = fleet.last_error(&absent.node);
-            match fleet.shadow(&absent.node) {
-                Some(shadow) => NodeRow { condition: Condition::Shadow, ..NodeRow::of(shadow, error) },
-                None => NodeRow::absent(absent, error),
+impl PageModel {
+    pub(super) fn of(sources: &StatusSources) -> Self {
+        let StatusSources { cluster, streams, started, .. } = sources;
+        let fleet = streams.fleet();
+        let connected = fleet.current_backends().map(|status| NodeRow::of(status, fleet.last_error(&status.node)));
+        let mut nodes: Vec<_> = connected.collect();
+        nodes.extend(fleet.disconnected.iter().map(|node| {
+            let error = fleet.last_error(&node.node);
+            match fleet.shadow(&node.node) {
+                Some(shadow) => NodeRow { condition: NodeCondition::Shadow, ..NodeRow::of(shadow, error) },
+                None => NodeRow::disconnected(node, error),
             }
         }));
         nodes.sort_by(|left, right| (left.condition, &left.name).cmp(&(right.condition, &right.name)));
         let mut services = Vec::new();
-        for part in 0..ChangeLog::PARTS {
-            let log = shared.log();
-            services.extend(log.part(part).map(|(key, view)| ServiceRow {
+        for bucket in 0..ChangeLog::BUCKETS {
+            let log = cluster.log();
+            services.extend(log.bucket_views(bucket).map(|(key, view)| ServiceRow {
                 key: key.to_string(),
                 vips: vips(&view.port),
                 endpoints: view.endpoints(),
             }));
         }
         services.sort_by(|left, right| left.key.cmp(&right.key));
-        let revision = shared.log().revision();
+        let revision = cluster.log().revision();
         Self {
             now: SystemTime::now(),
-            started: shared.started,
-            is_ready: shared.is_ready(),
+            started: *started,
+            is_ready: cluster.is_ready(),
             revision,
-            in_every_kernel: fleet.in_every_kernel().unwrap_or(revision),
+            programmed_on_all_nodes: fleet.programmed_on_all_nodes().unwrap_or(revision),
             endpoints: services.iter().map(|service| service.endpoints).sum(),
             nodes,
             services,
-            changes: shared.recent().iter().cloned().collect(),
-            problems: problems(shared),
+            changes: cluster.change_history().iter().cloned().collect(),
+            problems: sources.problems(),
         }
     }
 
     /// How many nodes are in this condition.
-    pub(super) fn count(&self, condition: Condition) -> usize {
+    pub(super) fn count(&self, condition: NodeCondition) -> usize {
         self.nodes.iter().filter(|node| node.condition == condition).count()
     }
 }
 
 impl NodeRow {
-    fn absent(absent: &Absent, error: Option<&str>) -> Self {
+    fn disconnected(node: &DisconnectedNode, error: Option<&str>) -> Self {
         Self {
-            name: absent.node.clone(),
-            condition: Condition::Absent,
+            name: node.node.clone(),
+            condition: NodeCondition::Disconnected,
             backend: String::new(),
-            held: None,
-            lag: absent.alone,
+            programmed: None,
+            lag: node.duration,
             failures: 0,
-            trouble: error.unwrap_or_default().to_owned(),
+            error: error.unwrap_or_default().to_owned(),
         }
     }
 
     fn of(status: &StreamStatus, error: Option<&str>) -> Self {
         let lag = status.lag();
-        let first = status.failures.first().map(|failure| format!("{}: {}", failure.key, failure.reason));
+        let first_failure = status.failures.first().map(|failure| format!("{}: {}", failure.key, failure.reason));
         Self {
             name: status.node.clone(),
             condition: match lag {
-                lag if lag > MAX_LAG => Condition::Behind,
-                _ if !status.failures.is_empty() => Condition::Failing,
-                _ => Condition::Well,
+                lag if lag > MAX_LAG => NodeCondition::Behind,
+                _ if !status.failures.is_empty() => NodeCondition::Failing,
+                _ => NodeCondition::UpToDate,
             },
             backend: format!("{} {}", status.backend, status.backend_version),
-            held: Some(status.held).filter(|held| held.0 > 0),
+            programmed: Some(status.programmed).filter(|revision| revision.0 > 0),
             lag,
             failures: status.failures.len(),
-            trouble: first.or(error.map(str::to_owned)).unwrap_or_default(),
+            error: first_failure.or(error.map(str::to_owned)).unwrap_or_default(),
         }
     }
 }
 
-fn problems(shared: &Shared) -> Vec<ProblemRow> {
-    let tls = shared.tls.get().and_then(|tls| tls.trouble());
-    let tls = tls.map(|message| ProblemRow { object: "TLS".to_owned(), field: "files".to_owned(), message });
-    let index = shared.index();
-    let of_objects = index.problems().flat_map(|(kind, name, problems)| {
-        problems.into_iter().map(move |problem| ProblemRow {
-            object: format!("{kind} {name}"),
-            field: problem.field.clone(),
-            message: problem.message.clone(),
-        })
-    });
-    tls.into_iter().chain(of_objects).collect()
-}
-
-/// The ways in, each with its port; the node port last.
+/// The VIPs of a service port, each with its port; the node port last.
 fn vips(port: &ServicePort) -> Vec<String> {
     let cluster_ips = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
     let ips = cluster_ips.chain(IpFamily::ALL.into_iter().flat_map(|family| port.external_policy_ips(family)));

@@ -1,33 +1,33 @@
-// Puts what has changed in place every two seconds, and filters while one types. Without it the page is one that is loaded by hand.
+// Replaces the live part of the page every two seconds, and filters while the user types. The page works without it.
 "use strict";
 
-const EVERY = 2000;
-const TYPING = 200;
+const REFRESH_MS = 2000;
+const TYPING_DELAY_MS = 200;
 
 const live = document.getElementById("live");
 const stale = document.getElementById("stale");
 const field = document.getElementById("q");
 let timer = 0;
-let asked = 0;
+let lastRequest = 0;
 
 async function refresh() {
   clearTimeout(timer);
-  const number = ++asked;
+  const request = ++lastRequest;
   try {
-    const answer = await fetch("live" + location.search, { signal: AbortSignal.timeout(5000) });
-    if (!answer.ok) throw new Error(answer.statusText);
-    const html = await answer.text();
-    // Of several that are under way the last counts.
-    if (number === asked) put(html);
+    const response = await fetch("live" + location.search, { signal: AbortSignal.timeout(5000) });
+    if (!response.ok) throw new Error(response.statusText);
+    const html = await response.text();
+    // Ignores responses to older requests.
+    if (request === lastRequest) replaceLive(html);
     stale.hidden = true;
   } catch {
     stale.hidden = false;
   }
-  if (number === asked) timer = setTimeout(refresh, document.hidden ? 5 * EVERY : EVERY);
+  if (request === lastRequest) timer = setTimeout(refresh, document.hidden ? 5 * REFRESH_MS : REFRESH_MS);
 }
 
-function put(html) {
-  if (live.innerHTML === html || holdsSelection()) return;
+function replaceLive(html) {
+  if (live.innerHTML === html || hasSelection()) return;
   const scrolled = [...live.querySelectorAll(".table")].map((table) => table.scrollLeft);
   const focused = live.contains(document.activeElement) && document.activeElement.getAttribute("aria-labelledby");
   live.innerHTML = html;
@@ -35,8 +35,8 @@ function put(html) {
   if (focused) live.querySelector(`.table[aria-labelledby="${focused}"]`)?.focus({ preventScroll: true });
 }
 
-// What somebody is about to copy stays.
-function holdsSelection() {
+// Whether the user has selected text, which a refresh would deselect.
+function hasSelection() {
   const selection = getSelection();
   return !selection.isCollapsed && live.contains(selection.anchorNode);
 }
@@ -53,7 +53,7 @@ function filter() {
 let typing = 0;
 field.addEventListener("input", () => {
   clearTimeout(typing);
-  typing = setTimeout(filter, TYPING);
+  typing = setTimeout(filter, TYPING_DELAY_MS);
 });
 field.form.addEventListener("submit", (event) => {
   event.preventDefault();
@@ -61,4 +61,4 @@ field.form.addEventListener("submit", (event) => {
 });
 document.addEventListener("visibilitychange", () => document.hidden || refresh());
 document.documentElement.classList.add("live");
-timer = setTimeout(refresh, EVERY);
+timer = setTimeout(refresh, REFRESH_MS);

@@ -1,56 +1,56 @@
-//! What is asked for in the address of the page: `?q=FILTER&all=1`.
+//! The query string of the page: `?q=FILTER&all=1`.
 
-/// Longer filters are cut, in characters.
-const MAX_FILTER: usize = 100;
+/// Longer filters are truncated.
+const MAX_FILTER_CHARS: usize = 100;
 
-/// What is to be shown.
+/// What to show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Query {
-    /// As it was typed.
+pub(super) struct PageQuery {
+    /// As typed.
     pub(super) filter: String,
-    pub(super) extent: Extent,
+    pub(super) rows: RowLimit,
 }
 
-/// How much of a long table.
+/// How much of a long table to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Extent {
+pub(super) enum RowLimit {
     #[default]
-    Beginning,
+    First,
     All,
 }
 
-impl Query {
-    /// Reads a query string. What is unknown in it does not matter.
+impl PageQuery {
+    /// Parses a query string. Unknown parameters are ignored.
     pub(super) fn parse(text: &str) -> Self {
         let mut query = Self::default();
         for (name, value) in text.split('&').filter_map(|pair| pair.split_once('=')) {
             match name {
-                "q" => query.filter = decoded(value).trim().chars().take(MAX_FILTER).collect(),
-                "all" if value == "1" => query.extent = Extent::All,
+                "q" => query.filter = form_decoded(value).trim().chars().take(MAX_FILTER_CHARS).collect(),
+                "all" if value == "1" => query.rows = RowLimit::All,
                 _ => {}
             }
         }
         query
     }
 
-    /// Whether a row is shown: each word of the filter is somewhere in it, in whatever case.
-    pub(super) fn wants(&self, words: &[&str]) -> bool {
-        self.filter.split_whitespace().all(|wanted| {
-            let wanted = wanted.to_lowercase();
-            words.iter().any(|word| word.to_lowercase().contains(&wanted))
+    /// Whether a row is shown: each word of the filter is in one of its texts, ignoring case.
+    pub(super) fn matches(&self, texts: &[&str]) -> bool {
+        self.filter.split_whitespace().all(|word| {
+            let word = word.to_lowercase();
+            texts.iter().any(|text| text.to_lowercase().contains(&word))
         })
     }
 
-    /// As it is written in an address.
-    pub(super) fn encoded(&self) -> String {
+    /// The filter, percent-encoded.
+    pub(super) fn encoded_filter(&self) -> String {
         let safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
         let encode = |byte| if safe(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
         self.filter.bytes().map(encode).collect()
     }
 }
 
-/// Undoes what a form does to a text.
-fn decoded(text: &str) -> String {
+/// Decodes form encoding.
+fn form_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((byte, after)) = rest.split_first() {
@@ -70,12 +70,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_are_read_and_written() {
-        let query = Query::parse("x&q=%20a%2Fb+%C3%BC%zz%2&all=1");
-        assert_eq!(query, Query { filter: "a/b ü%zz%2".to_owned(), extent: Extent::All });
-        assert_eq!(Query::parse(&format!("q={}", query.encoded())).filter, query.filter);
-        assert_eq!(Query::parse(&format!("q={}", "a".repeat(1000))).filter.len(), MAX_FILTER);
-        assert!(query.wants(&["xA/B", "Ü%ZZ%2"]) && !query.wants(&["a/b"]));
-        assert!(Query::default().wants(&[]));
+    fn filters_are_decoded_and_encoded() {
+        let query = PageQuery::parse("x&q=%20a%2Fb+%C3%BC%zz%2&all=1");
+        assert_eq!(query, PageQuery { filter: "a/b ü%zz%2".to_owned(), rows: RowLimit::All });
+        assert_eq!(PageQuery::parse(&format!("q={}", query.encoded_filter())).filter, query.filter);
+        assert_eq!(PageQuery::parse(&format!("q={}", "a".repeat(1000))).filter.len(), MAX_FILTER_CHARS);
+        assert!(query.matches(&["xA/B", "Ü%ZZ%2"]) && !query.matches(&["a/b"]));
+        assert!(PageQuery::default().matches(&[]));
     }
 }

@@ -1,4 +1,4 @@
-//! The model as HTML. Each text goes through [`Text`].
+//! Renders the model as HTML. Every text is escaped by [`Escaped`].
 
 use std::{
     fmt::{self, Display, Write as _},
@@ -6,26 +6,29 @@ use std::{
 };
 
 use super::{
-    html::{Name, Text},
-    model::{Condition, Model, NodeRow, ProblemRow, ServiceRow},
-    query::{Extent, Query},
+    html::{Escaped, WrappableName},
+    model::{NodeCondition, NodeRow, PageModel, ServiceRow},
+    query::{PageQuery, RowLimit},
 };
-use crate::change_history::{ChangeKind, ChangeRecord};
+use crate::{
+    change_history::{ChangeKind, ChangeRecord},
+    status::ReportedProblem,
+};
 
-/// How many rows of a table are shown at first.
-pub(super) const ROWS: usize = 100;
+/// How many rows of a table are shown by default.
+pub(super) const DEFAULT_ROWS: usize = 100;
 
-/// A table, and what is said when there is nothing in it.
+/// A table, and the text that is shown when it is empty.
 struct Table<'a> {
     id: &'static str,
     title: &'static str,
     columns: &'a [&'static str],
-    nothing: &'static str,
+    empty_text: &'static str,
 }
 
 /// The whole page.
-pub(super) fn page(model: &Model, query: &Query) -> String {
-    let all = if query.extent == Extent::All { r#"<input type="hidden" name="all" value="1">"# } else { "" };
+pub(super) fn page(model: &PageModel, query: &PageQuery) -> String {
+    let all = if query.rows == RowLimit::All { r#"<input type="hidden" name="all" value="1">"# } else { "" };
     format!(
         r#"<!doctype html>
 <html lang="en">
@@ -49,76 +52,77 @@ pub(super) fn page(model: &Model, query: &Query) -> String {
 </header>
 <main id="live">
 {live}</main>
-<footer><p id="stale" role="status" hidden>This frontend does not answer. What is shown is not the present.</p>
-<p>Each replica shows the nodes that are connected to it. This one has been running since {started}.</p></footer>
+<footer><p id="stale" role="status" hidden>This frontend does not respond. The page shows its last known state.</p>
+<p>Each replica shows the nodes that are connected to it. This one started at {started}.</p></footer>
 </body>
 </html>
 "#,
-        version = Text(env!("CARGO_PKG_VERSION")),
-        filter = Text(&query.filter),
+        version = Escaped(env!("CARGO_PKG_VERSION")),
+        filter = Escaped(&query.filter),
         live = live(model, query),
         started = utc(model.started),
     )
 }
 
-/// The part of it that changes.
-pub(super) fn live(model: &Model, query: &Query) -> String {
-    let mut html = figures(model);
+/// The part of the page that changes.
+pub(super) fn live(model: &PageModel, query: &PageQuery) -> String {
+    let mut html = summary(model);
     let nodes = model
         .nodes
         .iter()
-        .filter(|node| query.wants(&[&node.name, &node.backend, label(node.condition), &node.trouble]));
+        .filter(|node| query.matches(&[&node.name, &node.backend, label(node.condition), &node.error]));
     let columns = ["Node", "State", "Backend", "Revision", "Behind", "Failures"];
-    let table = Table { id: "nodes", title: "Nodes", columns: &columns, nothing: "No node." };
+    let table = Table { id: "nodes", title: "Nodes", columns: &columns, empty_text: "No nodes." };
     table.write(&mut html, nodes, query, node_row);
 
     let problems =
-        model.problems.iter().filter(|problem| query.wants(&[&problem.object, &problem.field, &problem.message]));
-    let columns = ["Object", "Field", "What is wrong"];
-    let table =
-        Table { id: "problems", title: "Problems", columns: &columns, nothing: "Nothing is wrong with any object." };
-    table.write(&mut html, problems, query, |ProblemRow { object, field, message }, html| {
-        cells(html, &[("", &Text(object)), ("code", &Text(field)), ("", &Text(message))])
+        model.problems.iter().filter(|problem| query.matches(&[&problem.object, &problem.field, &problem.message]));
+    let columns = ["Object", "Field", "Problem"];
+    let table = Table { id: "problems", title: "Problems", columns: &columns, empty_text: "No problems." };
+    table.write(&mut html, problems, query, |ReportedProblem { object, field, message }, html| {
+        cells(html, &[("", &Escaped(object)), ("code", &Escaped(field)), ("", &Escaped(message))])
     });
 
-    let changes = model.changes.iter().filter(|change| query.wants(&[&change.key.to_string()]));
-    let columns = ["Service port", "What", "When", "Revision"];
+    let changes = model.changes.iter().filter(|change| query.matches(&[&change.key.to_string()]));
+    let columns = ["Service port", "Change", "Time", "Revision"];
     let table =
-        Table { id: "changes", title: "Changed lately", columns: &columns, nothing: "Nothing since the start." };
-    table.write(&mut html, changes, query, |ChangeRecord { at, revision, key, what }, html| {
+        Table { id: "changes", title: "Recent changes", columns: &columns, empty_text: "No changes since the start." };
+    table.write(&mut html, changes, query, |ChangeRecord { at, revision, key, kind }, html| {
         let ago = ago(*at, model.now);
-        cells(html, &[("", &Name(key)), ("", &happened(*what)), ("", &ago), ("number", revision)])
+        cells(html, &[("", &WrappableName(key)), ("", &change_label(*kind)), ("", &ago), ("number", revision)])
     });
 
     let services = model.services.iter().filter(|service| {
         let vips = service.vips.iter().map(String::as_str);
-        query.wants(&std::iter::once(service.key.as_str()).chain(vips).collect::<Vec<_>>())
+        query.matches(&std::iter::once(service.key.as_str()).chain(vips).collect::<Vec<_>>())
     });
     let columns = ["Service port", "Addresses", "Endpoints"];
-    let table = Table { id: "services", title: "Services", columns: &columns, nothing: "No service port." };
+    let table = Table { id: "services", title: "Services", columns: &columns, empty_text: "No service ports." };
     table.write(&mut html, services, query, |ServiceRow { key, vips, endpoints }, html| {
-        let addresses = vips.iter().map(|vip| format!("<span>{}</span>", Text(vip))).collect::<Vec<_>>().join(" ");
-        cells(html, &[("", &Name(key)), ("addresses", &addresses), ("number", endpoints)])
+        let addresses = vips.iter().map(|vip| format!("<span>{}</span>", Escaped(vip))).collect::<Vec<_>>().join(" ");
+        cells(html, &[("", &WrappableName(key)), ("addresses", &addresses), ("number", endpoints)])
     });
     html
 }
 
-/// The figures at the top.
-fn figures(model: &Model) -> String {
-    let [absent, behind, failing, shadows, well] =
-        [Condition::Absent, Condition::Behind, Condition::Failing, Condition::Shadow, Condition::Well]
-            .map(|condition| model.count(condition));
+/// The numbers at the top.
+fn summary(model: &PageModel) -> String {
+    let disconnected = model.count(NodeCondition::Disconnected);
+    let behind = model.count(NodeCondition::Behind);
+    let failing = model.count(NodeCondition::Failing);
+    let shadows = model.count(NodeCondition::Shadow);
+    let up_to_date = model.count(NodeCondition::UpToDate);
     let class = |count: usize, class: &'static str| if count == 0 { "" } else { class };
     let mut html = String::from("<dl class=\"figures\">\n");
     let mut figure = |class: &str, name: &str, value: &dyn Display| {
-        // Writing to a string does not fail, here and below.
+        // Writing to a String cannot fail, here and below.
         let _ = writeln!(html, "<div class=\"{class}\"><dt>{name}</dt><dd>{value}</dd></div>");
     };
     if !model.is_ready {
-        figure("bad", "Not ready", &"waiting for the first list");
+        figure("bad", "Not ready", &"listing objects");
     }
-    figure("", "Nodes up to date", &format_args!("{well}<small> of {}</small>", model.nodes.len()));
-    figure(class(absent, "bad"), "Without a stream", &absent);
+    figure("", "Nodes up to date", &format_args!("{up_to_date}<small> of {}</small>", model.nodes.len()));
+    figure(class(disconnected, "bad"), "Disconnected", &disconnected);
     figure(class(behind, "bad"), "Behind", &behind);
     figure(class(failing, "warn"), "With failures", &failing);
     if shadows > 0 {
@@ -127,52 +131,54 @@ fn figures(model: &Model) -> String {
     figure(class(model.problems.len(), "warn"), "Problems", &model.problems.len());
     let ports = model.services.len();
     figure("", "Service ports", &format_args!("{ports}<small> · {} endpoints</small>", model.endpoints));
-    let everywhere = model.in_every_kernel;
-    figure("", "Revision", &format_args!("{}<small> · everywhere {everywhere}</small>", model.revision));
+    let programmed = model.programmed_on_all_nodes;
+    figure("", "Revision", &format_args!("{}<small> · on all nodes {programmed}</small>", model.revision));
     html.push_str("</dl>\n");
     html
 }
 
 fn node_row(node: &NodeRow, html: &mut String) {
-    let NodeRow { name, condition, backend, held, lag, failures, trouble } = node;
+    let NodeRow { name, condition, backend, programmed, lag, failures, error } = node;
     let class = match condition {
-        Condition::Absent | Condition::Behind => "bad",
-        Condition::Failing | Condition::Shadow => "warn",
-        Condition::Well => "good",
+        NodeCondition::Disconnected | NodeCondition::Behind => "bad",
+        NodeCondition::Failing | NodeCondition::Shadow => "warn",
+        NodeCondition::UpToDate => "good",
     };
-    let trouble = if trouble.is_empty() { String::new() } else { format!("<small>{}</small>", Text(trouble)) };
-    let state = format!("<span class=\"state {class}\">{}</span>{trouble}", label(*condition));
-    let held = held.map_or_else(|| "–".to_owned(), |held| held.to_string());
+    let error = if error.is_empty() { String::new() } else { format!("<small>{}</small>", Escaped(error)) };
+    let state = format!("<span class=\"state {class}\">{}</span>{error}", label(*condition));
+    let programmed = programmed.map_or_else(|| "–".to_owned(), |revision| revision.to_string());
     let lag = match condition {
-        Condition::Well | Condition::Shadow | Condition::Failing if lag.as_secs() == 0 => "–".to_owned(),
-        _ => length(*lag),
+        NodeCondition::UpToDate | NodeCondition::Shadow | NodeCondition::Failing if lag.as_secs() == 0 => {
+            "–".to_owned()
+        }
+        _ => duration_text(*lag),
     };
-    let failures: &dyn Display = if *condition == Condition::Absent { &"–" } else { failures };
+    let failures: &dyn Display = if *condition == NodeCondition::Disconnected { &"–" } else { failures };
     cells(
         html,
         &[
-            ("", &Text(name)),
+            ("", &Escaped(name)),
             ("", &state),
-            ("", &Text(backend)),
-            ("number", &held),
+            ("", &Escaped(backend)),
+            ("number", &programmed),
             ("number", &lag),
             ("number", failures),
         ],
     );
 }
 
-fn label(condition: Condition) -> &'static str {
+fn label(condition: NodeCondition) -> &'static str {
     match condition {
-        Condition::Absent => "no stream",
-        Condition::Behind => "behind",
-        Condition::Failing => "failures",
-        Condition::Shadow => "shadow",
-        Condition::Well => "up to date",
+        NodeCondition::Disconnected => "disconnected",
+        NodeCondition::Behind => "behind",
+        NodeCondition::Failing => "failures",
+        NodeCondition::Shadow => "shadow",
+        NodeCondition::UpToDate => "up to date",
     }
 }
 
-fn happened(what: ChangeKind) -> &'static str {
-    match what {
+fn change_label(kind: ChangeKind) -> &'static str {
+    match kind {
         ChangeKind::Added => "added",
         ChangeKind::Removed => "removed",
         ChangeKind::Changed => "changed",
@@ -181,32 +187,32 @@ fn happened(what: ChangeKind) -> &'static str {
 }
 
 impl Table<'_> {
-    /// Writes the rows that are wanted, as many as are to be shown.
+    /// Writes the table with these rows, up to the row limit.
     fn write<T>(
         &self,
         html: &mut String,
         rows: impl Iterator<Item = T>,
-        query: &Query,
+        query: &PageQuery,
         mut row: impl FnMut(T, &mut String),
     ) {
-        let Self { id, title, columns, nothing } = self;
+        let Self { id, title, columns, empty_text } = self;
         let (mut body, mut count) = (String::new(), 0);
-        for item in rows {
+        for content in rows {
             count += 1;
-            if count <= ROWS || query.extent == Extent::All {
+            if count <= DEFAULT_ROWS || query.rows == RowLimit::All {
                 body.push_str("<tr>");
-                row(item, &mut body);
+                row(content, &mut body);
                 body.push_str("</tr>\n");
             }
         }
         let _ =
             writeln!(html, "<section aria-labelledby=\"{id}\">\n<h2 id=\"{id}\">{title} <small>{count}</small></h2>");
         if count == 0 {
-            let nothing = if query.filter.is_empty() { nothing } else { "Nothing matches the filter." };
-            let _ = writeln!(html, "<p class=\"nothing\">{nothing}</p>\n</section>");
+            let text = if query.filter.is_empty() { empty_text } else { "No rows match the filter." };
+            let _ = writeln!(html, "<p class=\"empty\">{text}</p>\n</section>");
             return;
         }
-        // It can be scrolled by itself where it is wider than the page, by keys too.
+        // Wide tables scroll horizontally, also by keyboard.
         let _ = writeln!(
             html,
             "<div class=\"table\" role=\"region\" aria-labelledby=\"{id}\" tabindex=\"0\"><table>\n<thead><tr>"
@@ -216,11 +222,11 @@ impl Table<'_> {
             let _ = write!(html, "<th scope=\"col\"{class}>{column}</th>");
         }
         let _ = writeln!(html, "</tr></thead>\n<tbody>\n{body}</tbody></table></div>");
-        if count > ROWS && query.extent == Extent::Beginning {
+        if count > DEFAULT_ROWS && query.rows == RowLimit::First {
             let _ = writeln!(
                 html,
-                "<p class=\"more\">{ROWS} of {count} are shown. <a href=\"?q={}&amp;all=1\">Show all</a></p>",
-                query.encoded()
+                "<p class=\"more\">{DEFAULT_ROWS} of {count} shown. <a href=\"?q={}&amp;all=1\">Show all</a></p>",
+                query.encoded_filter()
             );
         }
         html.push_str("</section>\n");
@@ -231,7 +237,7 @@ fn is_number(column: &str) -> bool {
     matches!(column, "Revision" | "Behind" | "Failures" | "Endpoints")
 }
 
-/// The cells of a row, each with its class; the first one names the row. What is given is HTML.
+/// Writes the cells of a row, each with its class and HTML; the first one is the row header.
 fn cells(html: &mut String, cells: &[(&str, &dyn Display)]) {
     for (at, (class, content)) in cells.iter().enumerate() {
         let class: &dyn Display = if class.is_empty() { &"" } else { &format_args!(" class=\"{class}\"").to_string() };
@@ -242,19 +248,19 @@ fn cells(html: &mut String, cells: &[(&str, &dyn Display)]) {
     }
 }
 
-/// A moment, in seconds.
+/// A time, in seconds.
 fn utc(at: SystemTime) -> Utc {
     Utc(at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
-/// A moment, by how long ago it was; the moment itself is for programs.
+/// How long ago a time was, with the time itself as an attribute.
 fn ago(at: SystemTime, now: SystemTime) -> String {
     let passed = now.duration_since(at).unwrap_or_default();
-    format!("<time datetime=\"{}\">{} ago</time>", utc(at), length(passed))
+    format!("<time datetime=\"{}\">{} ago</time>", utc(at), duration_text(passed))
 }
 
-/// A length of time in its two largest units.
-fn length(time: Duration) -> String {
+/// A duration in its two largest units.
+fn duration_text(time: Duration) -> String {
     match time.as_secs() {
         0 => format!("{} ms", time.as_millis()),
         seconds @ 1..60 => format!("{seconds} s"),
@@ -264,7 +270,7 @@ fn length(time: Duration) -> String {
     }
 }
 
-/// Unix time in seconds as RFC 3339 has it.
+/// Unix time in seconds, displayed in RFC 3339 format.
 struct Utc(u64);
 
 impl Display for Utc {
@@ -294,10 +300,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_at_a_glance() {
-        let lengths = [12, 61, 3_725, 90_000].map(|seconds| length(Duration::from_secs(seconds)));
-        assert_eq!(lengths, ["12 s", "1 min 1 s", "1 h 2 min", "1 d 1 h"]);
-        assert_eq!(length(Duration::from_millis(40)), "40 ms");
+    fn durations_and_times_are_formatted() {
+        let durations = [12, 61, 3_725, 90_000].map(|seconds| duration_text(Duration::from_secs(seconds)));
+        assert_eq!(durations, ["12 s", "1 min 1 s", "1 h 2 min", "1 d 1 h"]);
+        assert_eq!(duration_text(Duration::from_millis(40)), "40 ms");
         for (unix, expected) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_400, "2000-02-29T00:00:00Z"),

@@ -1,4 +1,4 @@
-//! The page as a browser gets it: hostile names, many rows, other names for its address.
+//! The page as a browser receives it: hostile names, many rows, and other Host headers.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,46 +6,47 @@ use hyper::{Request, StatusCode, header::HOST};
 use proto::model::{Protocol, Revision, ServicePortKey};
 
 use super::{
-    Page, is_addressed,
-    model::{Condition, Model, NodeRow, ProblemRow, ServiceRow},
-    query::{Extent, Query},
-    render::{self, ROWS},
+    Page, is_local_host,
+    model::{NodeCondition, NodeRow, PageModel, ServiceRow},
+    query::{PageQuery, RowLimit},
+    render::{self, DEFAULT_ROWS},
 };
 use crate::{
     Config, Frontend,
     change_history::{ChangeKind, ChangeRecord},
+    status::ReportedProblem,
 };
 
 const HOSTILE: &str = "<script>alert('1')</script>\" onload=\"x";
 
-fn model(nodes: usize, services: usize, name: &str) -> Model {
+fn model(nodes: usize, services: usize, name: &str) -> PageModel {
     let now = SystemTime::now();
     let key = ServicePortKey::new("ns", name, name, Protocol::Tcp);
     let node = |number| NodeRow {
         name: format!("{name}-{number}").into(),
-        condition: if number == 0 { Condition::Failing } else { Condition::Well },
+        condition: if number == 0 { NodeCondition::Failing } else { NodeCondition::UpToDate },
         backend: name.to_owned(),
-        held: Some(Revision(7)),
+        programmed: Some(Revision(7)),
         lag: Duration::ZERO,
         failures: 0,
-        trouble: name.to_owned(),
+        error: name.to_owned(),
     };
     let service = |number| ServiceRow {
         key: format!("ns/{name}-{number}/tcp"),
         vips: vec!["10.96.0.1:80".to_owned(), name.to_owned()],
         endpoints: 3,
     };
-    Model {
+    PageModel {
         now,
         started: now,
         is_ready: true,
         revision: Revision(7),
-        in_every_kernel: Revision(6),
+        programmed_on_all_nodes: Revision(6),
         endpoints: 3 * services,
         nodes: (0..nodes).map(node).collect(),
         services: (0..services).map(service).collect(),
-        changes: vec![ChangeRecord { at: now, revision: Revision(7), key, what: ChangeKind::Endpoints }],
-        problems: vec![ProblemRow {
+        changes: vec![ChangeRecord { at: now, revision: Revision(7), key, kind: ChangeKind::Endpoints }],
+        problems: vec![ReportedProblem {
             object: format!("Service ns/{name}"),
             field: name.to_owned(),
             message: name.to_owned(),
@@ -54,13 +55,13 @@ fn model(nodes: usize, services: usize, name: &str) -> Model {
 }
 
 #[test]
-fn hostile_names_stay_text() {
-    let harmless = render::page(&model(2, 2, "web"), &Query::default());
-    let query = Query { filter: HOSTILE.to_owned(), extent: Extent::All };
+fn hostile_names_are_escaped() {
+    let harmless = render::page(&model(2, 2, "web"), &PageQuery::default());
+    let query = PageQuery { filter: HOSTILE.to_owned(), rows: RowLimit::All };
     for page in [
-        render::page(&model(2, 2, HOSTILE), &Query::default()),
+        render::page(&model(2, 2, HOSTILE), &PageQuery::default()),
         render::page(&model(2, 2, HOSTILE), &query),
-        render::page(&model(ROWS + 1, 0, HOSTILE), &Query { extent: Extent::Beginning, ..query.clone() }),
+        render::page(&model(DEFAULT_ROWS + 1, 0, HOSTILE), &PageQuery { rows: RowLimit::First, ..query.clone() }),
     ] {
         assert!(page.contains("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&quot; onload=&quot;x"));
         assert!(!page.contains("<script>alert") && !page.contains("\" onload="), "{page}");
@@ -69,36 +70,36 @@ fn hostile_names_stay_text() {
 }
 
 #[test]
-fn large_clusters_have_small_pages() {
+fn pages_of_large_clusters_are_small() {
     let model = model(5_000, 10_000, "a-node-or-service-of-usual-length");
-    let page = render::page(&model, &Query::default());
+    let page = render::page(&model, &PageQuery::default());
     assert!(page.len() < 100_000, "{} bytes", page.len());
-    assert_eq!(page.matches("<tr>").count(), 2 * ROWS + 2 + 4);
-    assert!(page.contains("100 of 5000 are shown. <a href=\"?q=&amp;all=1\">Show all</a>"), "{page}");
-    assert!(page.contains("100 of 10000 are shown"));
-    let all = render::live(&model, &Query { extent: Extent::All, ..Query::default() });
-    assert!(all.matches("<tr>").count() > 15_000 && !all.contains("are shown"));
-    let one = render::live(&model, &Query::parse("q=LENGTH-4711"));
+    assert_eq!(page.matches("<tr>").count(), 2 * DEFAULT_ROWS + 2 + 4);
+    assert!(page.contains("100 of 5000 shown. <a href=\"?q=&amp;all=1\">Show all</a>"), "{page}");
+    assert!(page.contains("100 of 10000 shown"));
+    let all = render::live(&model, &PageQuery { rows: RowLimit::All, ..PageQuery::default() });
+    assert!(all.matches("<tr>").count() > 15_000 && !all.contains(" shown."));
+    let one = render::live(&model, &PageQuery::parse("q=LENGTH-4711"));
     assert_eq!(one.matches("a-node-or-service-of-usual-length-4711").count(), 2, "{one}");
 }
 
 #[test]
-fn empty_clusters_say_so() {
-    let empty = Model { problems: vec![], changes: vec![], is_ready: false, ..model(0, 0, "web") };
-    let live = render::live(&empty, &Query::default());
-    for words in ["waiting for the first list", "No node.", "No service port.", "Nothing since the start."] {
-        assert!(live.contains(words), "{words}: {live}");
+fn empty_tables_have_a_text() {
+    let empty = PageModel { problems: vec![], changes: vec![], is_ready: false, ..model(0, 0, "web") };
+    let live = render::live(&empty, &PageQuery::default());
+    for text in ["listing objects", "No nodes.", "No service ports.", "No changes since the start."] {
+        assert!(live.contains(text), "{text}: {live}");
     }
-    let filtered = render::live(&model(1, 1, "web"), &Query::parse("q=other"));
-    assert_eq!(filtered.matches("Nothing matches the filter.").count(), 4, "{filtered}");
+    let filtered = render::live(&model(1, 1, "web"), &PageQuery::parse("q=other"));
+    assert_eq!(filtered.matches("No rows match the filter.").count(), 4, "{filtered}");
 }
 
 #[test]
-fn the_page_answers_to_addresses_only_and_allows_nothing_from_elsewhere() {
-    let page = Page { shared: Frontend::new(Config::default()).shared, last: Default::default() };
+fn page_rejects_other_host_names_and_allows_no_external_content() {
+    let page = Page { status: Frontend::new(Config::default()).status, last: Default::default() };
     let get = |host: &str, path: &str| {
         let request = Request::builder().uri(path).header(HOST, host).body(()).unwrap();
-        assert_eq!(is_addressed(&request), page.answer(&request).status() != StatusCode::FORBIDDEN);
+        assert_eq!(is_local_host(&request), page.answer(&request).status() != StatusCode::FORBIDDEN);
         page.answer(&request)
     };
     for host in ["127.0.0.1:7602", "localhost", "LOCALHOST:1", "[::1]:7602", "[fd00::1]", "10.0.0.1"] {

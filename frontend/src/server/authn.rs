@@ -1,4 +1,4 @@
-//! Who is let in by which listener, and what a client that is not let in is told.
+//! Authentication of clients by listener, and the gRPC status for a client that is rejected.
 
 use std::sync::Arc;
 
@@ -8,23 +8,23 @@ use tracing::info;
 use super::{connection::Peer, tls::ReloadingTls};
 use crate::identity::{AccessDenied, Authenticator, AuthnError, Identity};
 
-/// What TLS listeners share: the frontend's certificate, and how clients are known.
+/// What TLS listeners need: the certificate of the frontend, and the means to identify clients.
 #[derive(Clone, Debug)]
 pub struct TlsAuth {
     pub(super) tls: ReloadingTls,
     authenticator: Arc<Authenticator>,
 }
 
-/// What a listener knows of its clients.
+/// How a listener identifies its clients.
 #[derive(Clone, Debug)]
 pub(super) enum ListenerAuth {
-    /// Nothing: whoever comes in is trusted.
+    /// Not at all: every client is trusted.
     Trusted,
     Tls(TlsAuth),
 }
 
 impl TlsAuth {
-    /// With this certificate, for the clients that `access` knows.
+    /// Serves the certificate of `tls` to clients that `authenticator` identifies.
     #[must_use]
     pub fn new(tls: ReloadingTls, authenticator: Authenticator) -> Self {
         Self { tls, authenticator: Arc::new(authenticator) }
@@ -32,14 +32,14 @@ impl TlsAuth {
 }
 
 impl ListenerAuth {
-    /// Who makes a request.
+    /// Identifies the client that sent a request.
     pub(super) async fn identify<T: Sync>(&self, request: &Request<T>) -> Result<Identity, Status> {
         let Self::Tls(auth) = self else { return Ok(Identity::Trusted) };
         let peer: Option<&Peer> = request.extensions().get();
         let names = peer.and_then(|peer| peer.names.as_deref());
         let identified = auth.authenticator.identify(names, bearer(request.metadata())).await;
         identified.map_err(|error| {
-            info!(client = ?peer.and_then(|peer| peer.address), %error, "a client is not known");
+            info!(client = ?peer.and_then(|peer| peer.address), %error, "client rejected, it could not be identified");
             to_status(&error)
         })
     }
@@ -61,7 +61,6 @@ fn to_status(error: &AuthnError) -> Status {
     }
 }
 
-/// What somebody is told who may not have what was asked for.
 pub(super) fn denied(denied: &AccessDenied) -> Status {
     Status::permission_denied(denied.to_string())
 }

@@ -1,12 +1,12 @@
-//! A connection, whatever it runs over, that ends when its client does not use it.
+//! A connection that is closed when its client does not use it.
 //!
 //! ```text
-//!   accepted ──24 bytes, in time──▶ HTTP/2 ──▶ calls ──the last one ends──▶ idle, for so long ──▶ an error at the next read
-//!        └── too slow ──▶ an error                ▲                           │
+//!   accepted ──24 bytes, in time──▶ HTTP/2 ──▶ calls ──the last one ends──▶ idle ──timeout──▶ error at the next read
+//!        └── too slow ──▶ error                   ▲                           │
 //!                                                 └────────── a call ─────────┘
 //! ```
 //!
-//! HTTP/2's pings find out who is gone; this finds out who is there for nothing.
+//! HTTP/2 pings detect dead clients; this detects live clients without calls.
 
 use std::{
     io::{Error, ErrorKind, IoSlice, Result},
@@ -26,58 +26,57 @@ use tracing::debug;
 
 use crate::identity::certificate::Names;
 
-/// The length of what a client of HTTP/2 says first (RFC 9113, section 3.4).
-const PREFACE: usize = 24;
+/// The length of the HTTP/2 connection preface in bytes (RFC 9113, section 3.4).
+const PREFACE_BYTES: usize = 24;
 
-/// What one connection may do.
+/// Limits of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Calls at a time, and so streams.
+    /// Concurrent calls, including streams.
     pub calls: u32,
-    /// How long a client may take to begin with HTTP/2, after its TLS handshake if there is one.
+    /// How long a client may take to send the HTTP/2 preface, after the TLS handshake if there is one.
     pub preface: Duration,
     /// How long a connection may be without a call.
     pub idle: Duration,
-    /// How often a connection is asked whether it is alive. Clients ask on their side.
+    /// The interval of HTTP/2 pings. Clients send their own.
     pub keepalive: Duration,
-    /// How long the answer may take; a node that lost its network is gone after both.
+    /// How long the answer to a ping may take. A node that lost its network is disconnected after the sum of both.
     pub keepalive_timeout: Duration,
 }
 
-/// Who is at the other end of a connection.
+/// The client of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     /// `None` for a unix socket.
     pub(super) address: Option<SocketAddr>,
-    /// The names of its certificate, which a client authority of ours has signed.
+    /// The names in its certificate, which has been verified.
     pub(super) names: Option<Arc<Names>>,
-    calls: Arc<Mutex<Calls>>,
+    calls: Arc<Mutex<OpenCalls>>,
 }
 
-/// What a connection is used for.
 #[derive(Debug)]
-struct Calls {
+struct OpenCalls {
     open: usize,
     /// When the last one ended.
     idle_since: Instant,
 }
 
-/// A call that is under way.
+/// Counts a call until it is dropped.
 #[derive(Debug)]
-pub(super) struct Call(Arc<Mutex<Calls>>);
+pub(super) struct CallGuard(Arc<Mutex<OpenCalls>>);
 
 /// A connection.
 pub(super) struct Connection<S> {
     stream: S,
     peer: Peer,
     idle: Duration,
-    stage: Stage,
+    stage: ConnectionStage,
     deadline: Pin<Box<Sleep>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Stage {
-    /// So many bytes are missing before HTTP/2 begins.
+enum ConnectionStage {
+    /// This many bytes of the HTTP/2 preface are missing.
     Preface(usize),
     Open,
 }
@@ -96,18 +95,18 @@ impl Default for ConnectionLimits {
 
 impl Peer {
     pub(super) fn new(address: Option<SocketAddr>, names: Option<Arc<Names>>) -> Self {
-        let calls = Calls { open: 0, idle_since: Instant::now() };
+        let calls = OpenCalls { open: 0, idle_since: Instant::now() };
         Self { address, names, calls: Arc::new(Mutex::new(calls)) }
     }
 
-    /// Keeps the connection until it is dropped.
-    pub(super) fn call(&self) -> Call {
+    /// Counts a call, which keeps the connection open until it is dropped.
+    pub(super) fn start_call(&self) -> CallGuard {
         with(&self.calls, |calls| calls.open += 1);
-        Call(self.calls.clone())
+        CallGuard(self.calls.clone())
     }
 }
 
-impl Drop for Call {
+impl Drop for CallGuard {
     fn drop(&mut self) {
         with(&self.0, |calls| {
             calls.open -= 1;
@@ -116,47 +115,47 @@ impl Drop for Call {
     }
 }
 
-fn with<T>(calls: &Mutex<Calls>, act: impl FnOnce(&mut Calls) -> T) -> T {
+fn with<T>(calls: &Mutex<OpenCalls>, act: impl FnOnce(&mut OpenCalls) -> T) -> T {
     act(&mut calls.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl<S> Connection<S> {
     pub(super) fn new(stream: S, peer: Peer, limits: &ConnectionLimits) -> Self {
         let deadline = Box::pin(sleep_until(Instant::now() + limits.preface));
-        Self { stream, peer, idle: limits.idle, stage: Stage::Preface(PREFACE), deadline }
+        Self { stream, peer, idle: limits.idle, stage: ConnectionStage::Preface(PREFACE_BYTES), deadline }
     }
 
-    /// Fails when the client has had its time. Wakes the task when it is time to look again.
+    /// Fails when a timeout of the connection has expired. Otherwise wakes the task at the next deadline.
     fn check(&mut self, context: &mut Context<'_>) -> Result<()> {
         while self.deadline.as_mut().poll(context).is_ready() {
             let until = match self.stage {
-                Stage::Preface(_) => None,
-                Stage::Open => self.used_until(),
+                ConnectionStage::Preface(_) => None,
+                ConnectionStage::Open => self.next_check(),
             };
             let Some(until) = until else {
-                debug!(client = ?self.peer.address, stage = ?self.stage, "a connection is not used, closing it");
-                return Err(Error::new(ErrorKind::TimedOut, "the connection is not used"));
+                debug!(client = ?self.peer.address, stage = ?self.stage, "closing unused connection");
+                return Err(Error::new(ErrorKind::TimedOut, "the connection is unused"));
             };
             self.deadline.as_mut().reset(until);
         }
         Ok(())
     }
 
-    /// When the connection is next worth a look; `None` when it has been idle for too long.
-    fn used_until(&self) -> Option<Instant> {
+    /// When to check again whether the connection is idle; `None` when it has been idle for too long.
+    fn next_check(&self) -> Option<Instant> {
         let now = Instant::now();
         let since = with(&self.peer.calls, |calls| if calls.open > 0 { now } else { calls.idle_since });
         Some(since + self.idle).filter(|until| *until > now)
     }
 
     fn received(&mut self, bytes: usize) {
-        if let Stage::Preface(missing) = self.stage {
+        if let ConnectionStage::Preface(missing) = self.stage {
             self.stage = match missing.saturating_sub(bytes) {
                 0 => {
                     self.deadline.as_mut().reset(Instant::now() + self.idle);
-                    Stage::Open
+                    ConnectionStage::Open
                 }
-                missing => Stage::Preface(missing),
+                missing => ConnectionStage::Preface(missing),
             };
         }
     }
@@ -178,7 +177,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
         let bytes = buffer.filled().len() - before;
         if bytes > 0 {
             self.received(bytes);
-            // A deadline that has moved must be waited for from now on.
+            // Registers the waker with the new deadline.
             self.check(context)?;
         }
         read

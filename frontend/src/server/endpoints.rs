@@ -1,36 +1,39 @@
-//! Which endpoints of a Service a node is told to use, and why not the others.
+//! The call `Endpoints`: which endpoints of a Service a node uses, and why not the others.
 
 use proto::{convert::pack_address, v1};
 use tonic::Status;
 
 use crate::{
-    engine::Shared,
+    cluster::ClusterState,
     object::{ObjectName, ServiceObjectPort},
     view::{EndpointExplanation, EndpointReason, ServicePortExplanation},
 };
 
-pub(super) fn response(shared: &Shared, request: &v1::EndpointsRequest) -> Result<v1::EndpointsResponse, Status> {
+pub(super) fn response(
+    cluster: &ClusterState,
+    request: &v1::EndpointsRequest,
+) -> Result<v1::EndpointsResponse, Status> {
     let v1::EndpointsRequest { namespace, name, node, port } = request;
     if node.is_empty() {
-        return Err(Status::invalid_argument("no node is named"));
+        return Err(Status::invalid_argument("node: is empty, name the node whose endpoints to explain"));
     }
-    if !shared.is_ready() {
-        return Err(Status::unavailable("not all objects of the cluster are known yet"));
+    if !cluster.is_ready() {
+        return Err(Status::unavailable("the frontend has not listed all objects yet: try again later"));
     }
     let name = ObjectName::new(namespace.as_str(), name.as_str());
     let is_wanted = |of: &ServiceObjectPort| port.is_empty() || *of.name == **port || of.port.to_string() == *port;
     let (epoch, revision) = {
-        let log = shared.log();
+        let log = cluster.log();
         (log.epoch(), log.revision())
     };
-    let index = shared.index();
+    let index = cluster.index();
     let explanations = index.explain(&name, node, is_wanted).ok_or_else(|| {
         Status::not_found(format!(
-            "there is no Service {name} that nodes are told of: does it exist, with a cluster IP, and is it not left to another proxy?"
+            "Service {name} is not served: check that it exists, has a cluster IP, and is not assigned to another proxy"
         ))
     })?;
     if explanations.is_empty() {
-        return Err(Status::not_found(format!("Service {name} has no port {port}")));
+        return Err(Status::not_found(format!("Service {name} has no port with the name or number {port}")));
     }
     let problems = index.problems_of(&name).map(|(kind, name, problem)| v1::Problem {
         object: format!("{kind} {name}"),

@@ -1,4 +1,4 @@
-//! Where clients connect: a TCP address, with TLS or without, or a unix socket.
+//! Listening sockets: a TCP address with or without TLS, or a unix socket.
 
 use std::{
     fmt,
@@ -18,33 +18,33 @@ use tonic::transport::server::TcpIncoming;
 
 use super::authn::{ListenerAuth, TlsAuth};
 
-/// How long a connection is silent before the kernel probes it, besides HTTP/2's own probes.
+/// The idle time after which the kernel sends TCP keepalive probes. HTTP/2 sends its own.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-/// Who may open a socket: its owner and its group. That is all there is to know of clients there.
+/// The mode of a unix socket: its owner and group may connect, and are trusted.
 const SOCKET_MODE: u32 = 0o660;
 
-/// How many connections wait to be accepted, if the kernel allows as many (`net.core.somaxconn`): all nodes of a cluster come at
-/// once when another frontend ends.
+/// How many connections may wait to be accepted, up to `net.core.somaxconn`: when another frontend stops, all its nodes
+/// reconnect at once.
 const BACKLOG: i32 = 4096;
 
-/// A bound address. Bind first and serve later, so that an address in use is seen at once.
+/// A bound address. Binding is apart from serving, so that an address in use is reported at the start.
 #[derive(Debug)]
 pub enum Listener {
-    /// A TCP address, in the clear: for everybody who can reach it.
+    /// A TCP address without TLS: every client that can reach it is trusted.
     Tcp(TcpIncoming, SocketAddr),
-    /// A TCP address, with TLS, for those that [`TlsAuth`] identifies.
+    /// A TCP address with TLS, for clients that [`TlsAuth`] identifies.
     Tls(TcpIncoming, SocketAddr, TlsAuth),
     /// A unix socket.
     Unix(UnixListenerStream, PathBuf),
 }
 
 impl Listener {
-    /// Binds `unix:/path/of/socket` or `address:port`, the latter in the clear.
+    /// Binds `unix:/path/of/socket`, or `address:port` without TLS.
     ///
-    /// The directory of a socket is made; a socket file that nobody listens on any more is replaced.
+    /// The directory of a socket is created. A socket file without a listening process is replaced.
     ///
     /// # Errors
-    /// When the address cannot be read or bound.
+    /// When the address is invalid or cannot be bound.
     pub async fn bind(address: &str) -> Result<Self> {
         match address.strip_prefix("unix:") {
             Some(path) => Self::bind_unix(Path::new(path)).await,
@@ -53,16 +53,16 @@ impl Listener {
         .with_context(|| format!("bind {address}"))
     }
 
-    /// Binds `address:port`, with TLS.
+    /// Binds `address:port` with TLS.
     ///
     /// # Errors
-    /// When the address cannot be read or bound.
+    /// When the address is invalid or cannot be bound.
     pub async fn bind_tls(address: &str, auth: TlsAuth) -> Result<Self> {
         let bound = bind_tcp(address).await.with_context(|| format!("bind {address}"));
         bound.map(|(incoming, address)| Self::Tls(incoming, address, auth))
     }
 
-    /// The TCP address, with the port that was chosen when 0 was asked for.
+    /// The TCP address, with the port that the kernel chose if 0 was given.
     #[must_use]
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         match self {
@@ -80,8 +80,8 @@ impl Listener {
 
     async fn bind_unix(path: &Path) -> Result<Self> {
         if let Some(directory) = path.parent() {
-            let made = tokio::fs::create_dir_all(directory).await;
-            made.with_context(|| format!("make the directory {}", directory.display()))?;
+            let created = tokio::fs::create_dir_all(directory).await;
+            created.with_context(|| format!("create directory {}", directory.display()))?;
         }
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
@@ -108,21 +108,21 @@ impl fmt::Display for Listener {
 
 async fn bind_tcp(address: &str) -> Result<(TcpIncoming, SocketAddr)> {
     let listener = TcpListener::bind(address).await?;
-    // Once more, since binding has chosen a smaller number.
+    // Again, because `bind` has set a smaller backlog.
     SockRef::from(&listener).listen(BACKLOG)?;
     let address = listener.local_addr()?;
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
     Ok((incoming, address))
 }
 
-/// Removes the socket file of a process that is gone.
+/// Removes the socket file of a process that has ended.
 async fn remove_stale(path: &Path) -> Result<()> {
     if !tokio::fs::symlink_metadata(path).await?.file_type().is_socket() {
-        bail!("there is a file that is no socket");
+        bail!("the file exists and is not a socket");
     }
     match UnixStream::connect(path).await {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(tokio::fs::remove_file(path).await?),
-        Ok(_) => bail!("another process listens there"),
-        Err(error) => Err(error).context("find out whether somebody listens there"),
+        Ok(_) => bail!("another process listens on it"),
+        Err(error) => Err(error).context("check whether another process listens on it"),
     }
 }

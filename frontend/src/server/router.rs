@@ -1,4 +1,4 @@
-//! Which call is which, by its path. gRPC is tonic's but for the answers of `Watch`, whose body is one of ours (`body`).
+//! Dispatches calls by their path. tonic implements gRPC, except for the response body of `Watch` (`watch_body`).
 
 use std::{
     convert::Infallible,
@@ -18,24 +18,21 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::{Service, watch_body::WatchBody};
+use super::{FairleadService, watch_body::WatchBody};
 
-/// `Watch` of the service [`CallRouter::NAME`].
 const WATCH: &str = "/fairlead.v1.Fairlead/Watch";
-/// `Status` of it.
 const STATUS: &str = "/fairlead.v1.Fairlead/Status";
-/// `Endpoints` of it.
 const ENDPOINTS: &str = "/fairlead.v1.Fairlead/Endpoints";
-/// The header that names the compression of what a client sends, and its value when there is none.
+/// The header that names the compression of the client's messages, and its value for none.
 const ENCODING: &str = "grpc-encoding";
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
-/// The service as the transport has it.
+/// The gRPC service as a tower service.
 #[derive(Clone, Debug)]
-pub(super) struct CallRouter(Arc<Service>);
+pub(super) struct CallRouter(Arc<FairleadService>);
 
 impl CallRouter {
-    pub(super) fn new(service: Service) -> Self {
+    pub(super) fn new(service: FairleadService) -> Self {
         Self(Arc::new(service))
     }
 }
@@ -60,15 +57,15 @@ impl tower::Service<http::Request<Body>> for CallRouter {
                 WATCH => watch(&service, request).await.unwrap_or_else(Status::into_http),
                 STATUS => status(service, request).await,
                 ENDPOINTS => endpoints(service, request).await,
-                _ => Status::unimplemented("").into_http(),
+                _ => Status::unimplemented("unknown method").into_http(),
             })
         })
     }
 }
 
-async fn watch(service: &Service, request: http::Request<Body>) -> Result<http::Response<Body>, Status> {
+async fn watch(service: &FairleadService, request: http::Request<Body>) -> Result<http::Response<Body>, Status> {
     if request.headers().get(ENCODING).is_some_and(|encoding| encoding != IDENTITY) {
-        return Err(Status::unimplemented("compressed messages are not accepted"));
+        return Err(Status::unimplemented("compressed messages are not supported: send them uncompressed"));
     }
     let decode = |body| Streaming::new_request(ServerCodec.decoder(), body, None, Some(MAX_MESSAGE_BYTES));
     let answers = service.watch(Request::from_http(request.map(decode))).await?;
@@ -77,7 +74,7 @@ async fn watch(service: &Service, request: http::Request<Body>) -> Result<http::
     Ok(response)
 }
 
-async fn status(service: Arc<Service>, request: http::Request<Body>) -> http::Response<Body> {
+async fn status(service: Arc<FairleadService>, request: http::Request<Body>) -> http::Response<Body> {
     let answer = tower::service_fn(move |request| {
         let service = service.clone();
         async move { service.status(request).await }
@@ -86,7 +83,7 @@ async fn status(service: Arc<Service>, request: http::Request<Body>) -> http::Re
     grpc.unary(answer, request).await
 }
 
-async fn endpoints(service: Arc<Service>, request: http::Request<Body>) -> http::Response<Body> {
+async fn endpoints(service: Arc<FairleadService>, request: http::Request<Body>) -> http::Response<Body> {
     let answer = tower::service_fn(move |request| {
         let service = service.clone();
         async move { service.endpoints(request).await }

@@ -1,4 +1,4 @@
-//! What the frontend says about itself and its nodes, at once or when a revision is in every kernel.
+//! The call `Status`: the state of the frontend and its nodes, at once or when all nodes have programmed a revision.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,26 +9,31 @@ use tonic::Status;
 
 use crate::{
     StreamStatus,
-    engine::Shared,
     source::{KindFreshness, WatchPhase},
-    streams::{Absent, Fleet},
+    status::{ReportedProblem, StatusSources},
+    streams::{DisconnectedNode, Fleet},
 };
 
-/// The longest that an answer is put off.
+/// The longest that a response is delayed.
 const MAX_WAIT: Duration = Duration::from_secs(600);
-/// How many failures of a node are told when all nodes are asked for: one that can program nothing has as many as there are
-/// service ports.
-const FAILURES: usize = 10;
+/// How many failures of each node a response for all nodes contains. A node that can program nothing has one for every
+/// service port.
+const MAX_FAILURES: usize = 10;
 
-/// Puts off the answer as the request wants it.
-pub(super) async fn wait(shared: &Shared, request: &v1::StatusRequest, mut shutdown: Shutdown) -> Result<(), Status> {
+/// Waits as long as the request asks for.
+pub(super) async fn wait(
+    sources: &StatusSources,
+    request: &v1::StatusRequest,
+    mut shutdown: Shutdown,
+) -> Result<(), Status> {
     let v1::StatusRequest { wait_millis, until_revision, until_epoch, node: _ } = request;
     let (epoch, revision) = {
-        let log = shared.log();
+        let log = sources.cluster.log();
         (log.epoch(), log.revision())
     };
     if *until_epoch != 0 && *until_epoch != epoch.0 {
-        let message = format!("epoch {until_epoch} is over, this frontend's is {}", epoch.0);
+        let message =
+            format!("until_epoch: is {until_epoch}, but the epoch of this frontend is {}: it has restarted", epoch.0);
         return Err(Status::failed_precondition(message));
     }
     if *wait_millis == 0 {
@@ -36,10 +41,10 @@ pub(super) async fn wait(shared: &Shared, request: &v1::StatusRequest, mut shutd
     }
     let wanted = if *until_revision == 0 { revision } else { Revision(*until_revision) };
     let reached = async {
-        let mut revisions = shared.revisions();
-        // Fails when the frontend is gone, which this is a part of.
-        let _ = revisions.wait_for(|known| known.is_some_and(|known| known >= wanted)).await;
-        shared.streams.until(wanted).await;
+        let mut revisions = sources.cluster.revisions();
+        // Fails only after the frontend has been dropped.
+        let _ = revisions.wait_for(|current| current.is_some_and(|current| current >= wanted)).await;
+        sources.streams.wait_programmed(wanted).await;
     };
     tokio::select! {
         _ = timeout(Duration::from_millis((*wait_millis).into()).min(MAX_WAIT), reached) => {}
@@ -48,11 +53,11 @@ pub(super) async fn wait(shared: &Shared, request: &v1::StatusRequest, mut shutd
     Ok(())
 }
 
-pub(super) fn response(shared: &Shared, request: &v1::StatusRequest) -> v1::StatusResponse {
-    let fleet = shared.streams.fleet();
-    let problems = tls_problem(shared).into_iter().chain(problems(shared)).collect();
-    let watches = shared.freshness.snapshot().into_iter().map(kind).collect();
-    let log = shared.log();
+pub(super) fn response(sources: &StatusSources, request: &v1::StatusRequest) -> v1::StatusResponse {
+    let fleet = sources.streams.fleet();
+    let problems = sources.problems().into_iter().map(problem).collect();
+    let watches = sources.freshness.snapshot().into_iter().map(kind).collect();
+    let log = sources.cluster.log();
     v1::StatusResponse {
         epoch: log.epoch().0,
         revision: log.revision().0,
@@ -60,41 +65,28 @@ pub(super) fn response(shared: &Shared, request: &v1::StatusRequest) -> v1::Stat
         endpoints: log.endpoints() as u64,
         nodes: nodes(&fleet, &request.node),
         problems,
-        programmed_on_all_nodes: fleet.in_every_kernel().unwrap_or_else(|| log.revision()).0,
-        nodes_without_backend: fleet.absent.len() as u64,
-        ready: shared.is_ready(),
-        started_micros: unix_micros(shared.started),
+        programmed_on_all_nodes: fleet.programmed_on_all_nodes().unwrap_or_else(|| log.revision()).0,
+        nodes_without_backend: fleet.disconnected.len() as u64,
+        ready: sources.cluster.is_ready(),
+        started_micros: unix_micros(sources.started),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         watches,
     }
 }
 
-/// Files that have changed for the worse.
-fn tls_problem(shared: &Shared) -> Option<v1::Problem> {
-    let trouble = shared.tls.get()?.trouble()?;
-    Some(v1::Problem { object: "TLS".to_owned(), field: "files".to_owned(), message: trouble })
+fn problem(problem: ReportedProblem) -> v1::Problem {
+    let ReportedProblem { object, field, message } = problem;
+    v1::Problem { object, field, message }
 }
 
-fn problems(shared: &Shared) -> Vec<v1::Problem> {
-    let index = shared.index();
-    let problems = index.problems().flat_map(|(kind, name, problems)| {
-        problems.into_iter().map(move |problem| v1::Problem {
-            object: format!("{kind} {name}"),
-            field: problem.field.clone(),
-            message: problem.message.clone(),
-        })
-    });
-    problems.collect()
-}
-
-/// All nodes, or the one that is asked for.
+/// All nodes, or the one that was requested.
 fn nodes(fleet: &Fleet, wanted: &str) -> Vec<v1::NodeStatus> {
-    let failures = if wanted.is_empty() { FAILURES } else { usize::MAX };
+    let failures = if wanted.is_empty() { MAX_FAILURES } else { usize::MAX };
     let is_wanted = |node: &str| wanted.is_empty() || node == wanted;
-    let streams = fleet.agents.iter().chain(&fleet.observers).filter(|status| is_wanted(&status.node));
+    let streams = fleet.backends.iter().chain(&fleet.observers).filter(|status| is_wanted(&status.node));
     let streams = streams.map(|status| connected(status, failures));
-    let absent = fleet.absent.iter().filter(|absent| is_wanted(&absent.node)).map(without_stream);
-    let nodes = streams.chain(absent).map(|status| {
+    let disconnected = fleet.disconnected.iter().filter(|node| is_wanted(&node.node)).map(disconnected);
+    let nodes = streams.chain(disconnected).map(|status| {
         let last_error = fleet.last_error(&status.node).unwrap_or_default().to_owned();
         v1::NodeStatus { last_error, ..status }
     });
@@ -115,18 +107,18 @@ fn connected(status: &StreamStatus, failures: usize) -> v1::NodeStatus {
         failures: status.failures.iter().take(failures).map(Into::into).collect(),
         failure_count: status.failures.len() as u64,
         connected: true,
-        programmed_revision: status.held.0,
+        programmed_revision: status.programmed.0,
         lag_micros: micros(status.lag()),
         last_error: String::new(),
         started_micros: status.started.map_or(0, unix_micros),
     }
 }
 
-fn without_stream(absent: &Absent) -> v1::NodeStatus {
+fn disconnected(node: &DisconnectedNode) -> v1::NodeStatus {
     v1::NodeStatus {
-        node: absent.node.to_string(),
+        node: node.node.to_string(),
         role: v1::Role::Backend.into(),
-        lag_micros: micros(absent.alone),
+        lag_micros: micros(node.duration),
         ..v1::NodeStatus::default()
     }
 }

@@ -1,12 +1,12 @@
-//! TLS of the frontend: the files behind it, and the configuration that new handshakes use.
+//! TLS of the frontend: the files, and the configuration that new handshakes use.
 //!
 //! ```text
-//!   files ──read, every few seconds──▶ changed? ──▶ ServerConfig ──▶ current ◀── handshakes
-//!                                         └ cannot be used: the old one stays; an error in the log, a problem in Status
+//!   files ──read every few seconds──▶ changed? ──▶ ServerConfig ──▶ current ◀── handshakes
+//!                                        └ unusable: the old one stays; an error in the log, a problem in Status
 //! ```
 //!
-//! Each configuration is whole (certificate, key, client authorities) and connections keep the one that they began with.
-//! Sessions are never resumed: a client's certificate is checked against what holds now, each time.
+//! A configuration is made of all files together (certificate, key, client CAs). Connections keep the one that they started
+//! with. TLS sessions are not resumed: the certificate of a client is verified against the current CAs each time.
 
 mod files;
 mod incoming;
@@ -25,104 +25,103 @@ use tracing::{error, info};
 use self::files::Contents;
 pub(super) use self::incoming::accept;
 
-/// How often the files are looked at.
+/// How often the files are read.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What TLS is made of, all PEM.
+/// The TLS files, all PEM.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// The certificate of the frontend, and the intermediate ones after it.
+    /// The certificate of the frontend, followed by intermediate ones.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Its private key.
     pub key: PathBuf,
-    /// The authorities that clients' certificates are checked against. `None`: clients are not asked for any.
+    /// The CAs of client certificates. `None`: clients are not asked for a certificate.
     pub client_authorities: Option<PathBuf>,
 }
 
-/// The present TLS configuration of a frontend. Clones are the same one.
+/// A TLS configuration that follows its files. Clones share the same state.
 #[derive(Clone, Debug)]
-pub struct ReloadingTls(Arc<Inner>);
+pub struct ReloadingTls(Arc<TlsState>);
 
 #[derive(Debug)]
-struct Inner {
+struct TlsState {
     files: TlsFiles,
-    current: RwLock<Current>,
+    current: RwLock<CurrentTls>,
 }
 
 #[derive(Debug)]
-struct Current {
+struct CurrentTls {
     config: Arc<ServerConfig>,
-    /// What the files held when they were read last, whether it was good or not.
+    /// The contents of the files when they were last read, usable or not.
     seen: Result<Contents, String>,
-    /// Why that is not in use.
-    trouble: Option<String>,
+    /// Why `seen` is not used.
+    error: Option<String>,
 }
 
 impl ReloadingTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// When a file cannot be read or used; says which one, with the flag that named it.
+    /// When a file cannot be read or used. The error names the file and its flag.
     pub async fn load(files: TlsFiles) -> Result<Self> {
         let contents = Contents::read(&files).await?;
         let config = contents.config(&files)?;
-        info!(certificate = %files.certificate.display(), valid_until = contents.valid_until(), "TLS");
-        let current = Current { config: Arc::new(config), seen: Ok(contents), trouble: None };
-        Ok(Self(Arc::new(Inner { files, current: RwLock::new(current) })))
+        info!(certificate = %files.certificate.display(), valid_until = contents.valid_until(), "loaded TLS files");
+        let current = CurrentTls { config: Arc::new(config), seen: Ok(contents), error: None };
+        Ok(Self(Arc::new(TlsState { files, current: RwLock::new(current) })))
     }
 
-    /// Why the files as they are now are not in use. `None`: they are.
+    /// Why the files in their current form are not used; `None` when they are.
     #[must_use]
-    pub fn trouble(&self) -> Option<String> {
-        self.with(|current| current.trouble.clone())
+    pub fn reload_error(&self) -> Option<String> {
+        self.with(|current| current.error.clone())
     }
 
-    /// Follows the files until the shutdown.
+    /// Reloads the files when they change, until the shutdown.
     ///
     /// # Errors
-    /// Never: what cannot be used changes nothing.
-    pub async fn follow(self, mut shutdown: Shutdown) -> Result<()> {
+    /// Never: files that cannot be used are ignored.
+    pub async fn watch_files(self, mut shutdown: Shutdown) -> Result<()> {
         loop {
             tokio::select! {
                 () = shutdown.recv() => return Ok(()),
-                () = tokio::time::sleep(POLL_INTERVAL) => self.look().await,
+                () = tokio::time::sleep(POLL_INTERVAL) => self.reload_if_changed().await,
             }
         }
     }
 
-    /// Takes in what the files hold, if that has changed.
-    async fn look(&self) {
+    async fn reload_if_changed(&self) {
         let files = &self.0.files;
-        let found = Contents::read(files).await.map_err(|error| format!("{error:#}"));
-        if self.with(|current| current.seen == found) {
+        let contents = Contents::read(files).await.map_err(|error| format!("{error:#}"));
+        if self.with(|current| current.seen == contents) {
             return;
         }
-        let config = match &found {
+        let config = match &contents {
             Ok(contents) => contents.config(files).map_err(|error| format!("{error:#}")),
             Err(error) => Err(error.clone()),
         };
         let mut current = self.0.current.write().unwrap_or_else(PoisonError::into_inner);
         match config {
             Ok(config) => {
-                let valid_until = found.as_ref().ok().map(Contents::valid_until);
-                info!(certificate = %files.certificate.display(), valid_until, "TLS files have changed: new connections use them");
+                let valid_until = contents.as_ref().ok().map(Contents::valid_until);
+                info!(certificate = %files.certificate.display(), valid_until, "reloaded TLS files for new connections");
                 current.config = Arc::new(config);
-                current.trouble = None;
+                current.error = None;
             }
             Err(error) => {
-                error!(error, "TLS files have changed and cannot be used: what was read before stays in use");
-                current.trouble = Some(error);
+                error!(error, "cannot use changed TLS files, keeping the previous ones in use");
+                current.error = Some(error);
             }
         }
-        current.seen = found;
+        current.seen = contents;
     }
 
-    /// What a new handshake uses.
+    /// The configuration for a new handshake.
     fn config(&self) -> Arc<ServerConfig> {
         self.with(|current| current.config.clone())
     }
 
-    fn with<T>(&self, look: impl FnOnce(&Current) -> T) -> T {
-        look(&self.0.current.read().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, read: impl FnOnce(&CurrentTls) -> T) -> T {
+        read(&self.0.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 }

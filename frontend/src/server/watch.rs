@@ -1,4 +1,4 @@
-//! One `Watch` call: the stream of answers that drives its session.
+//! One `Watch` call: its session, and the stream of encoded messages that the session sends.
 
 use std::{
     pin::Pin,
@@ -13,36 +13,41 @@ use tokio::{sync::mpsc, task::JoinSet};
 use tonic::{Status, Streaming};
 use tracing::debug;
 
-use super::{authn, connection::Call};
-use crate::{OutgoingMessage, SessionError, engine::Shared, identity::Identity, session};
+use super::{authn, connection::CallGuard};
+use crate::{
+    OutgoingMessage, SessionError,
+    identity::Identity,
+    metrics::Metrics,
+    session::{self, SessionContext},
+};
 
-/// How many messages wait in a stream for its connection. More would only take memory: they are computed as late as
-/// possible.
+/// How many messages wait for the connection. A longer queue would only take memory: messages are computed as late as possible.
 const MESSAGES: usize = 2;
 
-/// What a client is answered.
+/// The messages to a client.
 pub(super) struct WatchStream {
-    /// A task of its own: answers are not asked for while the client does not read, but time goes on. One task, or none once its
-    /// end has been told; it ends at the latest with this.
+    /// The task of the session, which must run also while the client does not read. Empty once its result has been returned.
+    /// Dropping the set aborts the task.
     session: JoinSet<Result<(), SessionError>>,
-    frames: mpsc::Receiver<OutgoingMessage>,
-    shared: Arc<Shared>,
-    _call: Option<Call>,
+    outgoing: mpsc::Receiver<OutgoingMessage>,
+    metrics: Arc<Metrics>,
+    _call: Option<CallGuard>,
 }
 
 impl WatchStream {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        context: Arc<SessionContext>,
         identity: Identity,
         messages: Streaming<v1::ClientMessage>,
-        call: Option<Call>,
+        call: Option<CallGuard>,
         shutdown: Shutdown,
     ) -> Self {
-        let (sender, frames) = mpsc::channel(MESSAGES);
-        let running = session::run(shared.clone(), identity, events(messages), sender, shutdown);
+        let (sender, outgoing) = mpsc::channel(MESSAGES);
+        let metrics = context.metrics.clone();
+        let running = session::run(context, identity, events(messages), sender, shutdown);
         let mut session = JoinSet::new();
         session.spawn(running);
-        Self { session, frames, shared, _call: call }
+        Self { session, outgoing, metrics, _call: call }
     }
 }
 
@@ -50,12 +55,12 @@ impl Stream for WatchStream {
     type Item = Result<EncodedMessage, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if let Some(frame) = ready!(self.frames.poll_recv(context)) {
-            let message = frame.encode(&self.shared.encodings);
-            self.shared.metrics.sent(message.len());
+        if let Some(message) = ready!(self.outgoing.poll_recv(context)) {
+            let message = message.encode(&self.metrics.chunks);
+            self.metrics.sent(message.len());
             return Poll::Ready(Some(Ok(message)));
         }
-        // The session held the sender: it has ended.
+        // The session, which held the sender, has ended.
         Poll::Ready(match ready!(self.session.poll_join_next(context)) {
             None | Some(Ok(Ok(()))) => None,
             Some(Ok(Err(error))) => Some(Err(to_status(error))),
@@ -64,7 +69,7 @@ impl Stream for WatchStream {
     }
 }
 
-/// What the client says, until the connection ends.
+/// The messages of the client, until the connection ends.
 fn events(
     messages: Streaming<v1::ClientMessage>,
 ) -> impl Stream<Item = Result<ClientMessage, SessionError>> + Send + Unpin {

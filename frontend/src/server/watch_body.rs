@@ -1,7 +1,7 @@
-//! What a `Watch` call is answered, as the body of an HTTP/2 response: messages that are sent as they are, then the status.
+//! The response body of a `Watch` call: encoded messages, then the gRPC status.
 //!
-//! tonic would copy each message into a buffer of its stream, which stays as large as the largest one was: for thousands of
-//! streams that are sent the same snapshot that is most of the work, and most of the memory.
+//! tonic's own body would copy each message into a buffer per stream that never shrinks. With thousands of streams that are
+//! sent the same snapshot, that would be most of the CPU time and most of the memory.
 
 use std::{
     pin::Pin,
@@ -16,12 +16,12 @@ use tonic::Status;
 
 use super::watch::WatchStream;
 
-/// The answers of one call.
+/// The response body of one call.
 pub(super) struct WatchBody {
     messages: WatchStream,
-    /// What is left of a message.
+    /// The rest of the current message.
     chunks: std::vec::IntoIter<Bytes>,
-    /// The status has been sent, and nothing comes after that.
+    /// The status has been sent.
     is_ended: bool,
 }
 

@@ -1,10 +1,11 @@
-//! How much one node may ask for: so many streams at a time, and a view so often, whatever its streams and connections do.
+//! Limits what one node may request: how many streams at a time, and how often it starts one or is sent a snapshot or a
+//! repair, however many streams and connections it uses.
 //!
 //! ```text
-//!   Hello ──▶ enter: one stream more, or refused ──▶ turn: waits until the node may ask again ──▶ Welcome, snapshot, repair
+//!   Hello ──▶ open_stream: one more stream, or an error ──▶ acquire_sync: waits for a token ──▶ Welcome, snapshot, repair
 //! ```
 //!
-//! What is remembered of a node that has gone is forgotten when it may ask for everything again.
+//! The entry of a node without streams is removed once its token bucket is full.
 
 use std::{
     collections::BTreeMap,
@@ -20,111 +21,108 @@ use super::{
     token_bucket::{Rate, TokenBucket},
 };
 
-/// What may be remembered in vain before it is looked through.
-const FORGETTABLE: usize = 64;
+/// Entries are not cleaned up below this number.
+const MIN_CLEANUP: usize = 64;
 
-/// What one node may have.
+/// What one node may request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeLimits {
-    /// Streams at a time. Observers of a node are counted apart from its agents, and so are its shadows.
+    /// Streams at a time, for each role.
     pub streams: usize,
-    /// How often a stream may start, and be sent a snapshot or a repair later.
+    /// How often a stream may start, or be sent another snapshot or repair.
     pub syncs: Rate,
 }
 
-/// All nodes that have streams, or had some just now. Clones are the same.
+/// The limits of all nodes. Clones share the same state.
 #[derive(Clone, Debug)]
 pub(crate) struct RateLimiter {
     limits: NodeLimits,
-    known: Arc<Mutex<Known>>,
+    usage: Arc<Mutex<UsageTable>>,
 }
 
-/// One stream. Ends when it is dropped.
+/// An open stream, until it is dropped.
 #[derive(Debug)]
 pub(super) struct StreamPermit {
     rate_limiter: RateLimiter,
-    key: Key,
+    key: UsageKey,
 }
 
-/// Whose view, and for whom.
-type Key = (Arc<str>, Place);
+type UsageKey = (Arc<str>, RoleOrder);
 
-/// [`Role`], in an order.
+/// [`Role`] with an order, to serve as a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
-    Agent,
+enum RoleOrder {
+    Backend,
     Observer,
     Shadow,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    rate_limiter: BTreeMap<Key, Visitor>,
-    /// With so many it is time to forget some.
-    sweep_at: usize,
+struct UsageTable {
+    nodes: BTreeMap<UsageKey, NodeUsage>,
+    /// The number of entries at which unused ones are removed.
+    cleanup_at: usize,
 }
 
 #[derive(Debug)]
-struct Visitor {
+struct NodeUsage {
     streams: usize,
-    turns: TokenBucket,
+    syncs: TokenBucket,
 }
 
 impl RateLimiter {
     pub(crate) fn new(limits: NodeLimits) -> Self {
-        Self { limits, known: Arc::default() }
+        Self { limits, usage: Arc::default() }
     }
 
-    /// One stream more, if the node may have it.
-    pub(super) fn enter(&self, hello: &Hello) -> Result<StreamPermit, SessionError> {
-        let place = match hello.role {
-            Role::Backend => Place::Agent,
-            Role::Observer => Place::Observer,
-            Role::Shadow => Place::Shadow,
+    /// Counts another stream, if the node may have it.
+    pub(super) fn open_stream(&self, hello: &Hello) -> Result<StreamPermit, SessionError> {
+        let role = match hello.role {
+            Role::Backend => RoleOrder::Backend,
+            Role::Observer => RoleOrder::Observer,
+            Role::Shadow => RoleOrder::Shadow,
         };
-        let key = (hello.node.clone(), place);
+        let key = (hello.node.clone(), role);
         let now = Instant::now();
-        let entered = self.with(|known| {
-            known.sweep(now);
-            let visitor = known
-                .rate_limiter
-                .entry(key.clone())
-                .or_insert_with(|| Visitor { streams: 0, turns: TokenBucket::full(now) });
-            let free = visitor.streams < self.limits.streams;
-            visitor.streams += usize::from(free);
-            free
+        let is_permitted = self.with(|usage| {
+            usage.clean_up(now);
+            let node = usage.nodes.entry(key.clone());
+            let node = node.or_insert_with(|| NodeUsage { streams: 0, syncs: TokenBucket::full(now) });
+            let is_permitted = node.streams < self.limits.streams;
+            node.streams += usize::from(is_permitted);
+            is_permitted
         });
-        if entered {
+        if is_permitted {
             Ok(StreamPermit { rate_limiter: self.clone(), key })
         } else {
             Err(SessionError::TooManyStreams(self.limits.streams))
         }
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Known) -> T) -> T {
-        act(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, act: impl FnOnce(&mut UsageTable) -> T) -> T {
+        act(&mut self.usage.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     #[cfg(test)]
-    fn remembered(&self) -> usize {
-        self.with(|known| known.rate_limiter.len())
+    fn entries(&self) -> usize {
+        self.with(|usage| usage.nodes.len())
     }
 }
 
 impl StreamPermit {
-    /// Waits until the node may ask for its view again, and takes that turn. Whoever stops waiting has taken nothing.
-    pub(super) async fn turn(&self) {
+    /// Waits until the node may be sent its state again, and takes the token. Cancelling it takes none.
+    pub(super) async fn acquire_sync(&self) {
         let RateLimiter { limits, .. } = self.rate_limiter;
         loop {
-            let taken = self.rate_limiter.with(|known| match known.rate_limiter.get_mut(&self.key) {
-                Some(visitor) => visitor.turns.take(limits.syncs, Instant::now()),
+            let taken = self.rate_limiter.with(|usage| match usage.nodes.get_mut(&self.key) {
+                Some(node) => node.syncs.take(limits.syncs, Instant::now()),
                 None => Ok(()),
             });
             match taken {
                 Ok(()) => return,
-                Err(next) => {
-                    debug!("this node asks often, it waits");
-                    sleep_until(next).await;
+                Err(available_at) => {
+                    debug!("node exceeds its rate of stream starts, snapshots and repairs, delaying this one");
+                    sleep_until(available_at).await;
                 }
             }
         }
@@ -133,22 +131,22 @@ impl StreamPermit {
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
-        self.rate_limiter.with(|known| {
-            if let Some(visitor) = known.rate_limiter.get_mut(&self.key) {
-                visitor.streams -= 1;
+        self.rate_limiter.with(|usage| {
+            if let Some(node) = usage.nodes.get_mut(&self.key) {
+                node.streams -= 1;
             }
         });
     }
 }
 
-impl Known {
-    /// Forgets those of whom there is nothing to know, if there may be many.
-    fn sweep(&mut self, now: Instant) {
-        if self.rate_limiter.len() < self.sweep_at.max(FORGETTABLE) {
+impl UsageTable {
+    /// Removes unused entries when there may be many.
+    fn clean_up(&mut self, now: Instant) {
+        if self.nodes.len() < self.cleanup_at.max(MIN_CLEANUP) {
             return;
         }
-        self.rate_limiter.retain(|_, visitor| visitor.streams > 0 || !visitor.turns.is_full(now));
-        self.sweep_at = 2 * self.rate_limiter.len();
+        self.nodes.retain(|_, node| node.streams > 0 || !node.syncs.is_full(now));
+        self.cleanup_at = 2 * self.nodes.len();
     }
 }
 
@@ -162,44 +160,45 @@ mod tests {
     const LIMITS: NodeLimits = NodeLimits { streams: 2, syncs: Rate { burst: 1, every: Duration::from_secs(1) } };
 
     #[test]
-    fn so_many_streams_for_a_node_and_role() {
+    fn streams_are_limited_per_node_and_role() {
         let rate_limiter = RateLimiter::new(LIMITS);
         let observer = Hello { role: Role::Observer, ..hello("node-0") };
-        let first = rate_limiter.enter(&hello("node-0")).unwrap();
-        let _second = rate_limiter.enter(&hello("node-0")).unwrap();
-        let refused = rate_limiter.enter(&hello("node-0")).unwrap_err();
+        let first = rate_limiter.open_stream(&hello("node-0")).unwrap();
+        let _second = rate_limiter.open_stream(&hello("node-0")).unwrap();
+        let refused = rate_limiter.open_stream(&hello("node-0")).unwrap_err();
         assert!(matches!(refused, SessionError::TooManyStreams(2)), "{refused}");
-        let _others = [rate_limiter.enter(&observer).unwrap(), rate_limiter.enter(&hello("node-1")).unwrap()];
+        let _others =
+            [rate_limiter.open_stream(&observer).unwrap(), rate_limiter.open_stream(&hello("node-1")).unwrap()];
         drop(first);
-        rate_limiter.enter(&hello("node-0")).unwrap();
+        rate_limiter.open_stream(&hello("node-0")).unwrap();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn coming_back_is_no_way_to_a_turn_and_leaving_takes_none() {
+    async fn reconnecting_gains_no_token_and_cancelling_takes_none() {
         let rate_limiter = RateLimiter::new(LIMITS);
         let start = Instant::now();
-        rate_limiter.enter(&hello("node-0")).unwrap().turn().await;
+        rate_limiter.open_stream(&hello("node-0")).unwrap().acquire_sync().await;
         for _ in 0..100 {
-            let permit = rate_limiter.enter(&hello("node-0")).unwrap();
-            let left = tokio::time::timeout(Duration::from_millis(1), permit.turn()).await;
-            assert!(left.is_err());
+            let permit = rate_limiter.open_stream(&hello("node-0")).unwrap();
+            let cancelled = tokio::time::timeout(Duration::from_millis(1), permit.acquire_sync()).await;
+            assert!(cancelled.is_err());
         }
-        rate_limiter.enter(&hello("node-1")).unwrap().turn().await;
+        rate_limiter.open_stream(&hello("node-1")).unwrap().acquire_sync().await;
         assert_eq!(start.elapsed(), Duration::from_millis(100));
-        rate_limiter.enter(&hello("node-0")).unwrap().turn().await;
+        rate_limiter.open_stream(&hello("node-0")).unwrap().acquire_sync().await;
         assert_eq!(start.elapsed(), Duration::from_secs(1));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_have_gone_are_forgotten() {
+    async fn entries_of_gone_nodes_are_removed() {
         let rate_limiter = RateLimiter::new(LIMITS);
-        let stays = rate_limiter.enter(&hello("stays")).unwrap();
+        let stays = rate_limiter.open_stream(&hello("stays")).unwrap();
         for number in 0..10_000 {
-            rate_limiter.enter(&hello(&format!("node-{number}"))).unwrap().turn().await;
+            rate_limiter.open_stream(&hello(&format!("node-{number}"))).unwrap().acquire_sync().await;
             tokio::time::advance(Duration::from_millis(50)).await;
         }
-        // 20 come in the time for which one is remembered.
-        assert!(rate_limiter.remembered() <= 2 * FORGETTABLE, "{}", rate_limiter.remembered());
+        // 20 nodes connect in the time for which an entry is kept.
+        assert!(rate_limiter.entries() <= 2 * MIN_CLEANUP, "{}", rate_limiter.entries());
         drop(stays);
     }
 }

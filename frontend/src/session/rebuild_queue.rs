@@ -1,7 +1,7 @@
-//! Who is sent everything now, and who waits: a snapshot is the one thing that costs more than what has changed.
+//! Limits how many streams are sent a snapshot or a repair at the same time: only these cost more than what has changed.
 //!
 //! ```text
-//!   everything is missing ──▶ waiting (a place in a line, nothing else) ──▶ RebuildPermit ──all handed over, or too slow──▶ free again
+//!   rebuild needed ──▶ waits in the queue, nothing is built ──▶ RebuildPermit ──acknowledged, or too slow──▶ released
 //! ```
 
 use std::{
@@ -17,60 +17,60 @@ use tokio::{
     time::Instant,
 };
 
-/// The line. The first to wait is the first to be admitted.
+/// The queue, first in, first out.
 #[derive(Debug)]
 pub(crate) struct RebuildQueue {
-    slots: Arc<Semaphore>,
-    at_once: usize,
-    patience: Duration,
+    permits: Arc<Semaphore>,
+    max_concurrent: usize,
+    timeout: Duration,
     waiting: AtomicUsize,
 }
 
-/// The right to be sent everything, until it is dropped.
+/// The right to be sent a snapshot or a repair, until it is dropped.
 #[derive(Debug)]
 pub(super) struct RebuildPermit {
-    /// When it is given to somebody else although its client has not taken everything.
-    pub(super) until: Instant,
+    /// When it is released although the client has not received everything.
+    pub(super) expires_at: Instant,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Counts a client that waits, for as long as it does.
-struct Waiting<'a>(&'a AtomicUsize);
+/// Counts a waiting client until it is dropped.
+struct WaitingGuard<'a>(&'a AtomicUsize);
 
 impl RebuildQueue {
-    pub(crate) fn new(at_once: usize, patience: Duration) -> Self {
-        // Without any slot nobody would ever be served.
-        let at_once = at_once.clamp(1, Semaphore::MAX_PERMITS);
-        Self { slots: Arc::new(Semaphore::new(at_once)), at_once, patience, waiting: AtomicUsize::new(0) }
+    pub(crate) fn new(max_concurrent: usize, timeout: Duration) -> Self {
+        let max_concurrent = max_concurrent.clamp(1, Semaphore::MAX_PERMITS);
+        let permits = Arc::new(Semaphore::new(max_concurrent));
+        Self { permits, max_concurrent, timeout, waiting: AtomicUsize::new(0) }
     }
 
-    /// How many clients are being sent everything.
-    pub(crate) fn admitted(&self) -> usize {
-        self.at_once - self.slots.available_permits()
+    /// How many streams hold a permit.
+    pub(crate) fn running(&self) -> usize {
+        self.max_concurrent - self.permits.available_permits()
     }
 
-    /// How many clients wait.
+    /// How many streams wait for a permit.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Waits in line. Dropping this leaves the line.
-    pub(super) async fn admit(&self) -> RebuildPermit {
-        let _waiting = Waiting::new(&self.waiting);
+    /// Waits for a permit. Dropping the future leaves the queue.
+    pub(super) async fn acquire(&self) -> RebuildPermit {
+        let _waiting = WaitingGuard::new(&self.waiting);
         // Fails only when the semaphore is closed, which it never is.
-        let permit = self.slots.clone().acquire_owned().await.ok();
-        RebuildPermit { until: Instant::now() + self.patience, _permit: permit }
+        let permit = self.permits.clone().acquire_owned().await.ok();
+        RebuildPermit { expires_at: Instant::now() + self.timeout, _permit: permit }
     }
 }
 
-impl<'a> Waiting<'a> {
+impl<'a> WaitingGuard<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

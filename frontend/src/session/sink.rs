@@ -1,4 +1,4 @@
-//! Where the frames of a stream go, and the slot that its client may have meanwhile.
+//! Where a session sends its messages, and the permit under which it sends a snapshot or a repair.
 
 use std::time::Duration;
 
@@ -16,89 +16,87 @@ use super::{SessionEnd, rebuild_queue::RebuildPermit};
 /// The sending side of a stream.
 #[derive(Debug)]
 pub(super) struct MessageSink {
-    frames: mpsc::Sender<OutgoingMessage>,
+    messages: mpsc::Sender<OutgoingMessage>,
     shutdown: Shutdown,
-    slot: Option<RebuildPermit>,
+    permit: Option<RebuildPermit>,
 }
 
 impl MessageSink {
-    pub(super) fn new(frames: mpsc::Sender<OutgoingMessage>, shutdown: Shutdown) -> Self {
-        Self { frames, shutdown, slot: None }
+    pub(super) fn new(messages: mpsc::Sender<OutgoingMessage>, shutdown: Shutdown) -> Self {
+        Self { messages, shutdown, permit: None }
     }
 
-    /// Waits until the transport takes the frame, which may be as long as the client does not read. When that takes longer
-    /// than its slot lasts, another client gets the slot.
-    pub(super) async fn send(&mut self, frame: OutgoingMessage) -> Result<(), SessionEnd> {
-        let frame = match self.frames.try_send(frame) {
+    /// Waits until the transport accepts the message, which takes as long as the client does not read. The permit is
+    /// released when it expires meanwhile.
+    pub(super) async fn send(&mut self, message: OutgoingMessage) -> Result<(), SessionEnd> {
+        let message = match self.messages.try_send(message) {
             Ok(()) => return Ok(()),
-            Err(TrySendError::Closed(_)) => return Err(SessionEnd::Gone),
-            Err(TrySendError::Full(frame)) => frame,
+            Err(TrySendError::Closed(_)) => return Err(SessionEnd::Disconnected),
+            Err(TrySendError::Full(message)) => message,
         };
-        let Self { frames, shutdown, slot } = self;
-        let sending = frames.send(frame);
+        let Self { messages, shutdown, permit } = self;
+        let sending = messages.send(message);
         tokio::pin!(sending);
         loop {
-            let until = slot.as_ref().map(|slot| slot.until);
+            let expires_at = permit.as_ref().map(|permit| permit.expires_at);
             tokio::select! {
-                () = shutdown.recv() => return Err(SessionEnd::Stopping),
-                sent = &mut sending => return sent.map_err(|_| SessionEnd::Gone),
-                () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
-                    info!("everything is taken too slowly, another client is admitted meanwhile");
-                    *slot = None;
+                () = shutdown.recv() => return Err(SessionEnd::Shutdown),
+                sent = &mut sending => return sent.map_err(|_| SessionEnd::Disconnected),
+                () = sleep_until(expires_at.unwrap_or_else(Instant::now)), if expires_at.is_some() => {
+                    info!("client receives its snapshot or repair too slowly, no longer keeping others waiting");
+                    *permit = None;
                 }
             }
         }
     }
 
-    /// Sends the frame if the transport takes it now.
-    pub(super) fn try_send(&self, frame: OutgoingMessage) -> Result<(), SessionEnd> {
-        match self.frames.try_send(frame) {
+    /// Sends the message if the transport accepts it now, and discards it otherwise.
+    pub(super) fn try_send(&self, message: OutgoingMessage) -> Result<(), SessionEnd> {
+        match self.messages.try_send(message) {
             Ok(()) | Err(TrySendError::Full(_)) => Ok(()),
-            Err(TrySendError::Closed(_)) => Err(SessionEnd::Gone),
+            Err(TrySendError::Closed(_)) => Err(SessionEnd::Disconnected),
         }
     }
 
-    /// As [`Self::send`], also while the process stops.
-    pub(super) async fn send_last(&mut self, frame: OutgoingMessage) -> Result<(), SessionEnd> {
-        self.slot = None;
-        self.frames.send(frame).await.map_err(|_| SessionEnd::Gone)
+    /// Like [`Self::send`], but works during the shutdown too.
+    pub(super) async fn send_last(&mut self, message: OutgoingMessage) -> Result<(), SessionEnd> {
+        self.permit = None;
+        self.messages.send(message).await.map_err(|_| SessionEnd::Disconnected)
     }
 
-    /// What is sent from now on is a snapshot or a repair.
-    pub(super) fn occupy(&mut self, slot: RebuildPermit) {
-        self.slot = Some(slot);
+    /// Holds the permit for what is sent from now on.
+    pub(super) fn hold_permit(&mut self, permit: RebuildPermit) {
+        self.permit = Some(permit);
     }
 
-    /// Everything has been handed over, which does not mean that it has arrived: what is under way takes memory too. A client that
-    /// has not acknowledged it within `patience` has it, or is slow, or dead.
-    pub(super) fn release_within(&mut self, patience: Duration) {
-        if let Some(slot) = &mut self.slot {
-            slot.until = slot.until.min(Instant::now() + patience);
+    /// Everything has been handed to the transport, but not yet received; messages in transit take memory too. Releases the
+    /// permit when the client has not acknowledged within `timeout`.
+    pub(super) fn release_permit_within(&mut self, timeout: Duration) {
+        if let Some(permit) = &mut self.permit {
+            permit.expires_at = permit.expires_at.min(Instant::now() + timeout);
         }
     }
 
-    /// The client has everything, or it need not have a slot any more.
-    pub(super) fn release(&mut self) {
-        self.slot = None;
+    pub(super) fn release_permit(&mut self) {
+        self.permit = None;
     }
 
-    /// Until when the client has a slot, if it has one.
-    pub(super) fn slot_until(&self) -> Option<Instant> {
-        self.slot.as_ref().map(|slot| slot.until)
+    pub(super) fn permit_expires_at(&self) -> Option<Instant> {
+        self.permit.as_ref().map(|permit| permit.expires_at)
     }
 
-    /// Returns when nobody takes frames any more.
+    /// Returns when the transport has dropped the receiver.
     pub(super) async fn closed(&self) {
-        self.frames.closed().await;
+        self.messages.closed().await;
     }
 
-    /// Returns when there is no use in going on.
+    /// Returns when the client has disconnected or the process is shutting down.
     pub(super) fn ended(&self) -> impl Future<Output = SessionEnd> + Send + use<> {
-        let (mut shutdown, frames) = (self.shutdown.clone(), self.frames.clone());
+        let (mut shutdown, messages) = (self.shutdown.clone(), self.messages.clone());
         async move {
             tokio::select! {
-                () = shutdown.recv() => SessionEnd::Stopping,
-                () = frames.closed() => SessionEnd::Gone,
+                () = shutdown.recv() => SessionEnd::Shutdown,
+                () = messages.closed() => SessionEnd::Disconnected,
             }
         }
     }

@@ -1,71 +1,68 @@
-//! Where one stream stands, and what to say next.
+//! The state of one stream, and what it sends next.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use proto::{
     digest::{Digest, DigestVector},
-    model::{
-        Ack, Batch, ClientMessage, Hello, Revision, ServerMessage, ServicePortFailure, SourceVersion, SyncMode, Welcome,
-    },
+    model::{Ack, Batch, ClientMessage, ServicePortFailure, Hello, SyncMode, Revision, ServerMessage, SourceVersion, Welcome},
 };
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    engine::Shared,
     events::BackendStart,
     log::{CHUNK_BYTES, NodeUpdate},
     outgoing::OutgoingMessage,
     streams::StreamGuard,
 };
 
-use super::{MessageSink, SessionEnd, SessionError, StreamPermit, token_bucket::TokenBucket};
+use super::{MessageSink, SessionContext, SessionEnd, SessionError, StreamPermit, token_bucket::TokenBucket};
 
-/// The base of what is sent to a client that was told no revision yet on this stream and does not resume.
-const FROM_ANYTHING: Revision = Revision(0);
+/// The base of the first batch to a client that does not resume.
+const NO_REVISION: Revision = Revision(0);
 
-/// How long after a snapshot has been handed over its Ack is waited for before another client gets the place. An agent acks when
-/// its kernel is programmed, which may take long; but what has not arrived by then is a client's own slowness.
-const ARRIVAL: Duration = Duration::from_secs(1);
+/// How long after a snapshot or repair has been handed to the transport its permit is kept while there is no Ack. A backend
+/// acknowledges when its kernel is programmed, which may take long; a transfer that takes longer than this is the client's
+/// fault.
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How much is kept of what a client could not program, in bytes: those who read it want to know what is wrong, not all of it.
-const FAILURES: usize = 256 << 10;
+/// How much is kept of the failures that a client reports, in bytes.
+const MAX_FAILURE_BYTES: usize = 256 << 10;
 
 /// One stream.
 #[derive(Debug)]
 pub(super) struct Session {
-    shared: Arc<Shared>,
+    context: Arc<SessionContext>,
     status: StreamGuard,
     permit: StreamPermit,
-    /// What may be sent without waiting for another turn: that which the stream started with.
-    turn: Option<Turn>,
-    /// How often the last ack may yet be repeated.
-    repeats: TokenBucket,
+    /// The token with which the stream started: it covers the first snapshot or repair.
+    initial_sync: Option<InitialSync>,
+    ack_repeats: TokenBucket,
     node: Arc<str>,
-    /// The client holds, or will hold once it has dealt with what is under way, what is right at this revision.
+    /// The revision that the client is at, or will be at once it has applied what was sent.
     cursor: Revision,
-    /// The last revision that the client was told; behind `cursor` while nothing changes for its node.
-    told: Revision,
+    /// The last revision that was sent to the client. Lower than `cursor` while nothing changes for its node.
+    sent: Revision,
     /// The last revision that the client has acknowledged on this stream.
     acked: Revision,
-    expects: Awaiting,
+    awaiting: Awaiting,
     /// Whether the client computes digests at all.
-    computes: bool,
-    trust: DigestTrust,
+    sends_digests: bool,
+    digest_trust: DigestTrust,
     bookmark_at: Instant,
-    /// When the oldest change in what is under way was committed; `None` when that is no difference.
-    committed: Option<Instant>,
+    /// When the oldest change in the difference being sent was committed; `None` for anything but a difference.
+    committed_at: Option<Instant>,
 }
 
-/// The right to ask once for a snapshot or a repair.
+/// The right to be sent one snapshot or repair without taking another token.
 #[derive(Debug)]
-struct Turn;
+struct InitialSync;
 
-/// What the client has to answer before anything else is sent.
+/// The answer that the client owes before anything else is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaiting {
     Nothing,
-    /// An ack of `told`, with this digest.
+    /// An Ack of `sent`, with this digest.
     Ack(Digest),
     Digests,
 }
@@ -75,77 +72,78 @@ enum Awaiting {
 enum DigestTrust {
     Agreed,
     Repaired,
-    /// Everything was sent anew. If that does not help, the two sides compute differently, and going on without the check
-    /// is better for the node than being sent everything again and again.
+    /// A snapshot was sent. If digests still differ after it, the two sides compute them differently, and the stream goes on
+    /// without the check: sending snapshots over and over would be worse for the node.
     Resent,
-    GivenUp,
+    Disabled,
 }
 
 impl Session {
-    /// Decides how the stream starts, and starts it.
+    /// Decides how the stream starts, and sends Welcome and the first update.
     pub(super) async fn start(
-        shared: Arc<Shared>,
+        context: Arc<SessionContext>,
         hello: Hello,
         permit: StreamPermit,
         output: &mut MessageSink,
     ) -> Result<Self, SessionEnd> {
         let node = hello.node.clone();
         let (epoch, resumed) = {
-            let mut log = shared.log();
+            let mut log = context.cluster.log();
             let resume = hello.resume.filter(|(epoch, _)| *epoch == log.epoch());
             let resumed = resume.and_then(|(_, from)| Some((from, log.difference(&node, from)?)));
             (log.epoch(), resumed)
         };
         let (mode, base) = match (&resumed, &hello.digests) {
             (Some((from, _)), _) => (SyncMode::Resume, *from),
-            (None, Some(_)) => (SyncMode::Repair, FROM_ANYTHING),
-            (None, None) => (SyncMode::Snapshot, FROM_ANYTHING),
+            (None, Some(_)) => (SyncMode::Repair, NO_REVISION),
+            (None, None) => (SyncMode::Snapshot, NO_REVISION),
         };
-        let status = shared.streams.register(&hello, mode);
-        shared.metrics.started(mode);
-        if let Some(start) = BackendStart::of(&hello).filter(|_| shared.streams.expects(&node)) {
-            shared.events.started(start);
+        let status = context.streams.register(&hello, mode);
+        context.metrics.started(mode);
+        if let Some(start) = BackendStart::of(&hello).filter(|_| context.streams.has_node(&node)) {
+            context.events.started(start);
         }
         info!(backend = hello.backend, version = hello.backend_version, ?mode, "stream started");
         let mut session = Self {
-            shared,
+            context,
             status,
             permit,
-            turn: Some(Turn),
-            repeats: TokenBucket::full(Instant::now()),
+            initial_sync: Some(InitialSync),
+            ack_repeats: TokenBucket::full(Instant::now()),
             node,
             cursor: base,
-            told: base,
-            acked: FROM_ANYTHING,
-            expects: Awaiting::Nothing,
-            computes: hello.digests.is_some(),
-            trust: DigestTrust::Agreed,
+            sent: base,
+            acked: NO_REVISION,
+            awaiting: Awaiting::Nothing,
+            sends_digests: hello.digests.is_some(),
+            digest_trust: DigestTrust::Agreed,
             bookmark_at: Instant::now(),
-            committed: None,
+            committed_at: None,
         };
-        session.holds(base);
-        let source_version = *session.shared.known().borrow();
-        output.send(OutgoingMessage::Event(ServerMessage::Welcome(Welcome { epoch, mode, source_version }))).await?;
+        session.set_programmed(base);
+        let source_version = *session.context.cluster.source_versions().borrow();
+        let welcome = Welcome { epoch, mode, source_version };
+        output.send(OutgoingMessage::Plain(ServerMessage::Welcome(welcome))).await?;
         match (resumed, hello.digests) {
-            // The client learns that it is up to date, and its digest is checked.
+            // Tells the client that it is up to date, and has its digest checked.
             (Some((_, update)), _) if update.chunks.is_empty() => {
-                session.holds(update.target);
+                session.set_programmed(update.target);
                 session.send_bookmark(update.target, update.digest, output).await?;
             }
             (Some((_, update)), _) => {
-                let since = session.shared.log().changed_since(base);
-                session.owes(since.unwrap_or_else(Instant::now));
+                let since = session.context.cluster.log().changed_since(base);
+                session.set_pending(since.unwrap_or_else(Instant::now));
                 session.send(update, output).await?;
             }
-            (None, Some(held)) => session.repair(&held, output).await?,
-            (None, None) => session.resend(output).await?,
+            (None, Some(digests)) => session.repair(&digests, output).await?,
+            (None, None) => session.send_snapshot(output).await?,
         }
         Ok(session)
     }
 
-    /// Whether the client has nothing to answer.
+    /// Whether the client owes no answer.
     pub(super) fn is_idle(&self) -> bool {
-        self.expects == Awaiting::Nothing
+        self.awaiting == Awaiting::Nothing
     }
 
     /// When to send a bookmark if nothing else happens.
@@ -153,13 +151,13 @@ impl Session {
         self.bookmark_at
     }
 
-    /// Sends what has changed, if anything has and the client is ready for it.
+    /// Sends what has changed, unless the client still owes an answer.
     pub(super) async fn advance(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         if !self.is_idle() {
             return Ok(());
         }
-        let (committed, update) = {
-            let mut log = self.shared.log();
+        let (committed_at, update) = {
+            let mut log = self.context.cluster.log();
             if log.revision() == self.cursor {
                 return Ok(());
             }
@@ -168,16 +166,16 @@ impl Session {
         match update {
             Some(update) if update.chunks.is_empty() => {
                 self.cursor = update.target;
-                self.holds(update.target);
+                self.set_programmed(update.target);
                 Ok(())
             }
             Some(update) => {
-                self.committed = committed;
-                self.owes(committed.unwrap_or_else(Instant::now));
+                self.committed_at = committed_at;
+                self.set_pending(committed_at.unwrap_or_else(Instant::now));
                 self.send(update, output).await
             }
             None => {
-                info!(cursor = %self.cursor, "the way from where the node stands is not known any more, comparing");
+                info!(revision = %self.cursor, "no history for the node's revision, comparing digests");
                 self.compare(output).await
             }
         }
@@ -186,184 +184,187 @@ impl Session {
     /// Tells an idle client that it is up to date.
     pub(super) async fn bookmark(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let (revision, digest) = {
-            let log = self.shared.log();
+            let log = self.context.cluster.log();
             (log.revision(), log.digest(&self.node))
         };
         if revision != self.cursor {
-            // Something was committed just now; `advance` comes first.
+            // A commit came in between; `advance` sends it first.
             return Ok(());
         }
         self.send_bookmark(revision, digest, output).await
     }
 
-    /// Deals with what the client says.
-    pub(super) async fn on_event(&mut self, event: ClientMessage, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        match event {
+    /// Handles a message of the client.
+    pub(super) async fn on_message(&mut self, message: ClientMessage, output: &mut MessageSink) -> Result<(), SessionEnd> {
+        match message {
             ClientMessage::Hello(_) => Err(SessionError::SecondHello.into()),
             ClientMessage::Ack(ack) => self.on_ack(ack, output).await,
-            ClientMessage::DigestResponse(_, held) => self.on_digests(&held, output).await,
+            ClientMessage::DigestResponse(_, digests) => self.on_digests(&digests, output).await,
         }
     }
 
     async fn on_ack(&mut self, ack: Ack, output: &mut MessageSink) -> Result<(), SessionEnd> {
         let Ack { revision, digest, apply_time, failures } = ack;
-        let expected = match self.expects {
-            Awaiting::Ack(expected) if revision == self.told => Some(expected),
-            // The last ack may be repeated at any time, to report that a failure has come or gone.
-            _ if revision == self.acked && revision != FROM_ANYTHING => {
-                let rate = self.shared.config.repeats;
-                let taken = self.repeats.take(rate, Instant::now());
+        let expected = match self.awaiting {
+            Awaiting::Ack(expected) if revision == self.sent => Some(expected),
+            // The last Ack may be repeated at any time, to report other failures.
+            _ if revision == self.acked && revision != NO_REVISION => {
+                let rate = self.context.config.repeated_acks;
+                let taken = self.ack_repeats.take(rate, Instant::now());
                 taken.map_err(|_| SessionError::TooManyRepeats(rate))?;
                 None
             }
-            _ => return Err(SessionError::UnexpectedAck { acked: revision, sent: self.told }.into()),
+            _ => return Err(SessionError::UnexpectedAck { acked: revision, sent: self.sent }.into()),
         };
         self.acked = revision;
-        let failures = kept(failures);
-        let mut before = failures.clone();
+        let failures = truncated(failures);
+        let mut previous = failures.clone();
         self.status.update(|status| {
             status.acked = revision;
             status.apply_time = apply_time;
-            mem::swap(&mut status.failures, &mut before);
+            mem::swap(&mut status.failures, &mut previous);
         });
-        self.tell_new(&before, &failures);
-        self.computes |= digest.is_some();
+        self.report_new_failures(&previous, &failures);
+        self.sends_digests |= digest.is_some();
         let Some(expected) = expected else { return Ok(()) };
-        self.expects = Awaiting::Nothing;
-        output.release();
-        self.status.recovered();
-        if let Some(committed) = self.committed.take() {
-            self.shared.metrics.acked(committed.elapsed());
+        self.awaiting = Awaiting::Nothing;
+        output.release_permit();
+        self.status.clear_error();
+        if let Some(committed_at) = self.committed_at.take() {
+            self.context.metrics.acked(committed_at.elapsed());
         }
-        if let Some(held) = digest {
-            if held != expected && self.trust != DigestTrust::GivenUp {
-                return self.on_mismatch(revision, held, expected, output).await;
+        if let Some(digest) = digest {
+            if digest != expected && self.digest_trust != DigestTrust::Disabled {
+                return self.on_mismatch(revision, digest, expected, output).await;
             }
-            if held == expected {
-                self.trust = DigestTrust::Agreed;
+            if digest == expected {
+                self.digest_trust = DigestTrust::Agreed;
             }
         }
-        self.holds(revision);
+        self.set_programmed(revision);
         Ok(())
     }
 
-    /// Tells of what the node could program, or had another reason, when it said so last.
-    fn tell_new(&self, before: &[ServicePortFailure], failures: &[ServicePortFailure]) {
-        let reason = |failure: &ServicePortFailure| (failure.key.clone(), failure.reason.clone(), failure.kind);
-        if before == failures {
+    /// Creates Kubernetes Events for failures that were not in the previous Ack.
+    fn report_new_failures(&self, previous: &[ServicePortFailure], failures: &[ServicePortFailure]) {
+        let identity = |failure: &ServicePortFailure| (failure.key.clone(), failure.reason.clone(), failure.kind);
+        if previous == failures {
             return;
         }
-        let before: BTreeSet<_> = before.iter().map(reason).collect();
-        let log = self.shared.log();
-        // What a node makes up is no Service of the cluster's.
-        let is_new =
-            |failure: &&ServicePortFailure| !before.contains(&reason(failure)) && log.view(&failure.key).is_some();
+        let previous: BTreeSet<_> = previous.iter().map(identity).collect();
+        let log = self.context.cluster.log();
+        // A node may not create Events for Services that do not exist.
+        let is_new = |failure: &&ServicePortFailure| !previous.contains(&identity(failure)) && log.view(&failure.key).is_some();
         for failure in failures.iter().filter(is_new) {
-            self.shared.events.failed(&self.node, failure);
+            self.context.events.failed(&self.node, failure);
         }
     }
 
     async fn on_mismatch(
         &mut self,
         revision: Revision,
-        held: Digest,
+        digest: Digest,
         expected: Digest,
         output: &mut MessageSink,
     ) -> Result<(), SessionEnd> {
-        warn!(%revision, held = held.0, expected = expected.0, "the node does not hold what it should");
-        self.shared.metrics.mismatched();
+        warn!(%revision, digest = digest.0, expected = expected.0, "digest mismatch, the state of the node is wrong");
+        self.context.metrics.mismatched();
         self.status.update(|status| {
             status.repairs += 1;
-            status.held = Revision(0);
+            status.programmed = NO_REVISION;
         });
-        self.owes(Instant::now());
-        match self.trust {
+        self.set_pending(Instant::now());
+        match self.digest_trust {
             DigestTrust::Agreed => {
-                self.trust = DigestTrust::Repaired;
+                self.digest_trust = DigestTrust::Repaired;
                 self.compare(output).await
             }
             DigestTrust::Repaired => {
-                self.trust = DigestTrust::Resent;
-                self.resend(output).await
+                self.digest_trust = DigestTrust::Resent;
+                self.send_snapshot(output).await
             }
-            DigestTrust::Resent | DigestTrust::GivenUp => {
-                error!("digests differ even after a snapshot: going on without them on this stream");
-                self.trust = DigestTrust::GivenUp;
-                self.holds(revision);
+            DigestTrust::Resent | DigestTrust::Disabled => {
+                error!(
+                    "digest mismatch right after a snapshot: client and frontend compute digests differently, \
+                     no longer checking them on this stream; compare their versions"
+                );
+                self.digest_trust = DigestTrust::Disabled;
+                self.set_programmed(revision);
                 Ok(())
             }
         }
     }
 
-    /// Finds out what the client holds; if it cannot say, sends everything.
+    /// Requests the client's digests; sends a snapshot to a client that computes none.
     async fn compare(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        if !self.computes {
-            return self.resend(output).await;
+        if !self.sends_digests {
+            return self.send_snapshot(output).await;
         }
-        self.expects = Awaiting::Digests;
-        self.owes(Instant::now());
-        output.send(OutgoingMessage::Event(ServerMessage::DigestRequest)).await
+        self.awaiting = Awaiting::Digests;
+        self.set_pending(Instant::now());
+        output.send(OutgoingMessage::Plain(ServerMessage::DigestRequest)).await
     }
 
-    async fn on_digests(&mut self, held: &DigestVector, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        if self.expects != Awaiting::Digests {
+    async fn on_digests(&mut self, digests: &DigestVector, output: &mut MessageSink) -> Result<(), SessionEnd> {
+        if self.awaiting != Awaiting::Digests {
             return Err(SessionError::UnexpectedDigests.into());
         }
-        self.repair(held, output).await
+        self.repair(digests, output).await
     }
 
-    /// Makes right what differs. A client with which nothing is wrong need not wait for others to hear that.
-    async fn repair(&mut self, held: &DigestVector, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        self.turn(output).await?;
-        let right = {
-            let mut log = self.shared.log();
-            let agrees = log.digests(&self.node).differing(held).next().is_none();
+    /// Sends the buckets that differ. When none does, the client does not have to wait for a rebuild permit.
+    async fn repair(&mut self, digests: &DigestVector, output: &mut MessageSink) -> Result<(), SessionEnd> {
+        self.acquire_sync(output).await?;
+        let empty = {
+            let mut log = self.context.cluster.log();
+            let agrees = log.digests(&self.node).differing(digests).next().is_none();
             agrees.then(|| log.rebuild(&self.node, BTreeSet::new()))
         };
-        if let Some(update) = right {
+        if let Some(update) = empty {
             return self.send(update, output).await;
         }
-        self.admitted(output).await?;
-        let (differing, update) = {
-            let mut log = self.shared.log();
-            let differing: BTreeSet<_> = log.digests(&self.node).differing(held).collect();
+        self.acquire_rebuild_permit(output).await?;
+        let (buckets, update) = {
+            let mut log = self.context.cluster.log();
+            let differing: BTreeSet<_> = log.digests(&self.node).differing(digests).collect();
             (differing.len(), log.rebuild(&self.node, differing))
         };
-        info!(differing, revision = %update.target, "repairing");
+        info!(buckets, revision = %update.target, "sending a repair");
         self.send(update, output).await?;
-        output.release_within(ARRIVAL);
+        output.release_permit_within(DELIVERY_TIMEOUT);
         Ok(())
     }
 
-    async fn resend(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        self.turn(output).await?;
-        self.admitted(output).await?;
-        let update = self.shared.log().snapshot(&self.node);
-        debug!(revision = %update.target, "sending everything");
+    async fn send_snapshot(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
+        self.acquire_sync(output).await?;
+        self.acquire_rebuild_permit(output).await?;
+        let update = self.context.cluster.log().snapshot(&self.node);
+        debug!(revision = %update.target, "sending a snapshot");
         self.send(update, output).await?;
-        output.release_within(ARRIVAL);
+        output.release_permit_within(DELIVERY_TIMEOUT);
         Ok(())
     }
 
-    /// Waits until this node may ask again.
-    async fn turn(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        if self.turn.take().is_some() {
+    /// Waits until the rate limit of the node allows another snapshot or repair.
+    async fn acquire_sync(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
+        if self.initial_sync.take().is_some() {
             return Ok(());
         }
-        let turn = self.permit.turn();
-        waiting(&self.shared, self.told, turn, output).await
+        let token = self.permit.acquire_sync();
+        wait_with_keepalive(&self.context, self.sent, token, output).await
     }
 
-    /// Waits until this client may be sent what it misses, whatever that is.
-    async fn admitted(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        let slot = waiting(&self.shared, self.told, self.shared.admission.admit(), output).await?;
-        output.occupy(slot);
+    /// Waits in the rebuild queue.
+    async fn acquire_rebuild_permit(&mut self, output: &mut MessageSink) -> Result<(), SessionEnd> {
+        let permit = self.context.rebuild_queue.acquire();
+        let permit = wait_with_keepalive(&self.context, self.sent, permit, output).await?;
+        output.hold_permit(permit);
         Ok(())
     }
 
-    /// Sends an update in messages that are small enough, the last of which commits, even when there is nothing in it.
+    /// Sends an update in messages of limited size, the last of which commits, even if it is empty.
     async fn send(&mut self, update: NodeUpdate, output: &mut MessageSink) -> Result<(), SessionEnd> {
-        let base = self.told;
+        let base = self.sent;
         let NodeUpdate { target, chunks, oldest_trigger, digest, source_version } = update;
         let header = |commit| Batch {
             base,
@@ -384,7 +385,7 @@ impl Session {
             pending.push(chunk);
         }
         output.send(OutgoingMessage::Batch { header: header(true), chunks: pending }).await?;
-        self.expect_ack(target, digest);
+        self.await_ack(target, digest);
         Ok(())
     }
 
@@ -394,52 +395,51 @@ impl Session {
         digest: Digest,
         output: &mut MessageSink,
     ) -> Result<(), SessionEnd> {
-        self.owes(Instant::now());
-        output.send(OutgoingMessage::Event(ServerMessage::Bookmark(revision, digest))).await?;
-        self.expect_ack(revision, digest);
+        self.set_pending(Instant::now());
+        output.send(OutgoingMessage::Plain(ServerMessage::Bookmark(revision, digest))).await?;
+        self.await_ack(revision, digest);
         Ok(())
     }
 
-    /// The client has everything that concerns its node up to this revision. In the status of one that starts from nothing that is
-    /// not much, and it goes on owing.
-    fn holds(&self, revision: Revision) {
+    /// Records that the node has programmed everything that concerns it up to this revision. [`NO_REVISION`] does not end
+    /// its lag.
+    fn set_programmed(&self, revision: Revision) {
         self.status.update(|status| {
-            status.held = revision;
-            if revision != FROM_ANYTHING {
-                status.behind = None;
+            status.programmed = revision;
+            if revision != NO_REVISION {
+                status.pending_since = None;
             }
         });
     }
 
-    /// There is something, since then, that the client has to acknowledge.
-    fn owes(&self, since: Instant) {
+    /// Records that the client has something to acknowledge, since then.
+    fn set_pending(&self, since: Instant) {
         self.status.update(|status| {
-            status.behind.get_or_insert(since);
+            status.pending_since.get_or_insert(since);
         });
     }
 
-    fn expect_ack(&mut self, revision: Revision, digest: Digest) {
+    fn await_ack(&mut self, revision: Revision, digest: Digest) {
         self.cursor = revision;
-        self.told = revision;
-        self.expects = Awaiting::Ack(digest);
-        self.bookmark_at = Instant::now() + self.shared.config.bookmark_interval;
+        self.sent = revision;
+        self.awaiting = Awaiting::Ack(digest);
+        self.bookmark_at = Instant::now() + self.context.config.bookmark_interval;
     }
 }
 
-/// As many failures as are worth their memory.
-fn kept(failures: Vec<ServicePortFailure>) -> Vec<ServicePortFailure> {
+/// The first failures, up to [`MAX_FAILURE_BYTES`].
+fn truncated(failures: Vec<ServicePortFailure>) -> Vec<ServicePortFailure> {
     let mut bytes = 0;
     let fits = failures.into_iter().take_while(|ServicePortFailure { key, reason, .. }| {
-        bytes +=
-            key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<ServicePortFailure>();
-        bytes <= FAILURES
+        bytes += key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<ServicePortFailure>();
+        bytes <= MAX_FAILURE_BYTES
     });
     fits.collect()
 }
 
-/// Waits for `awaited`. The client hears from time to time that it is not forgotten.
-async fn waiting<T>(
-    shared: &Shared,
+/// Waits for `awaited`, and sends empty batches meanwhile so that the client sees that the frontend is alive.
+async fn wait_with_keepalive<T>(
+    context: &SessionContext,
     base: Revision,
     awaited: impl Future<Output = T>,
     output: &mut MessageSink,
@@ -449,15 +449,16 @@ async fn waiting<T>(
     loop {
         tokio::select! {
             biased;
-            // First: those who stop make room, and that is for nobody any more.
+            // First: on shutdown other sessions release permits, which this one must not take.
             end = &mut ended => return Err(end),
-            come = &mut awaited => return Ok(come),
-            () = sleep(shared.config.bookmark_interval) => {
-                let target = shared.log().revision();
+            result = &mut awaited => return Ok(result),
+            () = sleep(context.config.bookmark_interval) => {
+                let target = context.cluster.log().revision();
                 let source_version = SourceVersion::default();
-                let part = Batch { base, target, operations: Vec::new(), commit: false, oldest_trigger: None, source_version };
-                // Never waits: a client that does not read might be given what it waits for meanwhile, and nobody would notice.
-                output.try_send(OutgoingMessage::Batch { header: part, chunks: Vec::new() })?;
+                let operations = Vec::new();
+                let header = Batch { base, target, operations, commit: false, oldest_trigger: None, source_version };
+                // Does not wait for the client to read: a permit granted meanwhile would be lost.
+                output.try_send(OutgoingMessage::Batch { header, chunks: Vec::new() })?;
             }
         }
     }

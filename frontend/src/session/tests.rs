@@ -256,7 +256,7 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
         retryable: true,
         kind: proto::model::FailureKind::Program,
     };
-    let mut reports = fixture.frontend.shared.events.listen().unwrap();
+    let mut reports = fixture.frontend.sessions.events.listen().unwrap();
     let made_up = proto::model::ServicePortKey::new("../kube-system", "web", "", proto::model::Protocol::Tcp);
     let made_up = proto::model::ServicePortFailure { key: made_up, ..failure.clone() };
     client.ack_with(vec![failure.clone(), made_up]).await;
@@ -264,21 +264,21 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
     client.settles().await;
     assert_eq!(reports.try_recv().unwrap(), NodeReport::Failed("node-0".into(), failure.clone()));
     assert!(reports.try_recv().is_err(), "once, and of no service that there is not");
-    let fleet = fixture.frontend.shared.streams.fleet();
-    let ([agent], [looking]) = (&fleet.agents[..], &fleet.observers[..]) else { panic!("{fleet:?}") };
+    let fleet = fixture.frontend.sessions.streams.fleet();
+    let ([agent], [looking]) = (&fleet.backends[..], &fleet.observers[..]) else { panic!("{fleet:?}") };
     assert_eq!(agent.failures, [failure]);
     assert_eq!(agent.acked, fixture.revision());
     assert_eq!(looking.acked, Revision(0));
     assert_eq!(looking.backend, "watch");
     client.leaves().await.unwrap();
     observer.leaves().await.unwrap();
-    assert_eq!(fixture.frontend.shared.streams.count(), 0);
+    assert_eq!(fixture.frontend.sessions.streams.count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_start_is_told_of_agents_of_the_clusters_nodes() {
     let fixture = Fixture::of(small()).await;
-    let mut reports = fixture.frontend.shared.events.listen().unwrap();
+    let mut reports = fixture.frontend.sessions.events.listen().unwrap();
     let now = SystemTime::now();
     let hour_ago = now - Duration::from_secs(3600);
     let cases = [
@@ -307,12 +307,12 @@ async fn a_client_in_the_same_process_is_told_values() {
     let mut mirror = Client::mirror_of("node-0");
     batch.operations.into_iter().for_each(|operation| mirror.operate(operation));
     assert!(batch.commit);
-    assert_eq!(mirror.digests(), fixture.frontend.shared.log().digests("node-0"));
+    assert_eq!(mirror.digests(), fixture.frontend.cluster.log().digests("node-0"));
     drop(events);
     assert!(updates.recv().await.is_none());
     let (_events, updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
     drop(updates);
-    while !fixture.frontend.shared.streams.fleet().agents.is_empty() {
+    while !fixture.frontend.sessions.streams.fleet().backends.is_empty() {
         tokio::task::yield_now().await;
     }
 }

@@ -6,45 +6,51 @@ use proto::model::{Revision, Role};
 
 use super::{Registry, StreamStatus};
 
-/// All streams, and the nodes without one.
+/// All streams, and the nodes without a backend.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    /// Agents, in the order of their nodes; of several of one node the last speaks for it.
-    pub(crate) agents: Vec<StreamStatus>,
-    /// Those who only look, shadows too, in the order of the nodes that they look at.
+    /// Backend streams, by node. The last one of a node represents it.
+    pub(crate) backends: Vec<StreamStatus>,
+    /// Streams of observers and shadows, by node.
     pub(crate) observers: Vec<StreamStatus>,
-    /// The nodes of the cluster that have no agent here, in order.
-    pub(crate) absent: Vec<Absent>,
+    /// The nodes of the cluster without a backend stream here, by name.
+    pub(crate) disconnected: Vec<DisconnectedNode>,
     /// How many nodes the cluster has.
     pub(crate) nodes: usize,
-    /// By node, why the last stream was ended, where that is not over.
+    /// By node, why its last stream was ended, until a later stream succeeds.
     errors: BTreeMap<Arc<str>, String>,
 }
 
-/// A node of the cluster that has no agent here.
+/// A node of the cluster without a backend stream here.
 #[derive(Debug)]
-pub(crate) struct Absent {
+pub(crate) struct DisconnectedNode {
     pub(crate) node: Arc<str>,
     /// For how long.
-    pub(crate) alone: Duration,
+    pub(crate) duration: Duration,
 }
 
 impl Fleet {
     pub(super) fn of(registry: &Registry) -> Self {
-        let ids = registry.agents.values().flatten();
-        let agents = ids.filter_map(|id| registry.streams.get(id)).cloned().collect();
+        let ids = registry.backends.values().flatten();
+        let backends = ids.filter_map(|id| registry.streams.get(id)).cloned().collect();
         let observers = registry.streams.values().filter(|status| status.role != Role::Backend);
         let mut observers: Vec<_> = observers.cloned().collect();
         observers.sort_by(|left, right| left.node.cmp(&right.node));
-        let absent = registry.nodes.iter().filter(|(name, _)| !registry.agents.contains_key(*name));
-        let absent =
-            absent.map(|(name, alone_since)| Absent { node: name.clone(), alone: alone_since.elapsed() }).collect();
-        Self { agents, observers, absent, nodes: registry.nodes.len(), errors: registry.errors.clone() }
+        let disconnected = registry.nodes.iter().filter(|(name, _)| !registry.backends.contains_key(*name));
+        let disconnected =
+            disconnected.map(|(name, since)| DisconnectedNode { node: name.clone(), duration: since.elapsed() });
+        Self {
+            backends,
+            observers,
+            disconnected: disconnected.collect(),
+            nodes: registry.nodes.len(),
+            errors: registry.errors.clone(),
+        }
     }
 
-    /// For each node with an agent its newest stream.
-    pub(crate) fn speakers(&self) -> impl Iterator<Item = &StreamStatus> {
-        let nodes = self.agents.chunk_by(|left, right| left.node == right.node);
+    /// The newest backend stream of each connected node.
+    pub(crate) fn current_backends(&self) -> impl Iterator<Item = &StreamStatus> {
+        let nodes = self.backends.chunk_by(|left, right| left.node == right.node);
         nodes.filter_map(<[_]>::last)
     }
 
@@ -53,12 +59,12 @@ impl Fleet {
         self.observers.iter().find(|status| status.role == Role::Shadow && *status.node == *node)
     }
 
-    /// The newest revision that every agent holds; `None` when there is no agent.
-    pub(crate) fn in_every_kernel(&self) -> Option<Revision> {
-        self.speakers().map(|status| status.held).min()
+    /// The newest revision that every connected node has programmed; `None` when no node is connected.
+    pub(crate) fn programmed_on_all_nodes(&self) -> Option<Revision> {
+        self.current_backends().map(|status| status.programmed).min()
     }
 
-    /// Why the node's last stream was ended, unless that is over.
+    /// Why the node's last stream was ended, until a later stream succeeds.
     pub(crate) fn last_error(&self, node: &str) -> Option<&str> {
         self.errors.get(node).map(String::as_str)
     }

@@ -93,15 +93,15 @@ async fn a_scrape_tells_what_has_happened() {
     assert_eq!((value("objects{kind=\"Service\"}"), value("objects{kind=\"Node\"}")), (3.0, 0.0));
     assert_eq!((value("ready"), value("problems")), (1.0, 0.0));
     assert_eq!(value("stream_starts_total{mode=\"snapshot\"}"), 2.0);
-    assert_eq!(value("streams{role=\"agent\",mode=\"snapshot\"}"), 1.0);
+    assert_eq!(value("streams{role=\"backend\",mode=\"snapshot\"}"), 1.0);
     assert_eq!(value("rejections_total{reason=\"protocol\"}"), 1.0);
     assert!(value("ack_duration_seconds_count") >= 2.0);
     assert!(value("commit_duration_seconds_count") >= 3.0);
     assert!(value("commit_duration_seconds_sum") > 0.0);
     assert!(value("sent_bytes_total") > 1000.0 && value("sent_messages_total") >= 8.0);
-    assert!(value("pieces_sent_total") > value("pieces_encoded_total"), "two nodes share what was encoded");
+    assert!(value("chunks_sent_total") > value("chunks_encoded_total"), "two nodes share what was encoded");
     assert!(value("node_lag_seconds{quantile=\"1\"}") < PATIENCE.as_secs_f64());
-    assert!(value("revision") >= value("revision_in_every_kernel"));
+    assert!(value("revision") >= value("revision_programmed_on_all_nodes"));
     assert!(value("process_cpu_seconds_total") > 0.0 && value("process_resident_memory_bytes") > 1e6);
 }
 

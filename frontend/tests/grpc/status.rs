@@ -236,7 +236,7 @@ async fn why_a_stream_was_ended_is_told_until_the_node_is_well_again() {
     take(&mut stream).await;
     stream.say(client_message::Message::Hello(hello("node-1"))).await;
     let status = until(&server, |status| !of(status, "node-1").last_error.is_empty()).await;
-    assert_eq!(of(&status, "node-1").last_error, "a second Hello on one stream");
+    assert_eq!(of(&status, "node-1").last_error, "a second Hello on one stream: open another stream instead");
     let mut stream = server.hello(hello("node-1")).await;
     let revision = take(&mut stream).await;
     assert_ne!(of(&server.status().await, "node-1").last_error, "");

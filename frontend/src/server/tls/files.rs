@@ -1,4 +1,4 @@
-//! From PEM files to a TLS configuration.
+//! Makes a TLS configuration of PEM files.
 
 use std::{path::Path, sync::Arc};
 
@@ -14,10 +14,10 @@ use rustls::{
 use super::TlsFiles;
 use crate::identity::certificate;
 
-/// How a protocol names itself in a handshake (ALPN): gRPC is HTTP/2.
+/// The ALPN protocol name of HTTP/2.
 const HTTP_2: &[u8] = b"h2";
 
-/// The bytes of the files.
+/// The contents of the files.
 #[derive(PartialEq, Eq)]
 pub(super) struct Contents {
     certificate: Vec<u8>,
@@ -29,37 +29,41 @@ impl Contents {
     pub(super) async fn read(files: &TlsFiles) -> Result<Self> {
         let TlsFiles { certificate, key, client_authorities } = files;
         let client_authorities = match client_authorities {
-            Some(path) => Some(read(path).await.with_context(|| name("--tls-client-ca", path))?),
+            Some(path) => Some(read(path).await.with_context(|| flag_and_path("--tls-client-ca", path))?),
             None => None,
         };
         Ok(Self {
-            certificate: read(certificate).await.with_context(|| name("--tls-cert", certificate))?,
-            key: read(key).await.with_context(|| name("--tls-key", key))?,
+            certificate: read(certificate).await.with_context(|| flag_and_path("--tls-cert", certificate))?,
+            key: read(key).await.with_context(|| flag_and_path("--tls-key", key))?,
             client_authorities,
         })
     }
 
-    /// What a listener needs. A configuration is only made of files that are all good.
+    /// Makes a configuration. Fails when any of the files cannot be used.
     pub(super) fn config(&self, files: &TlsFiles) -> Result<ServerConfig> {
         let provider = Arc::new(ring::default_provider());
-        // Both sides are ours or follow docs/protocol.md, and only TLS 1.3 hides who the client is.
+        // Clients follow docs/protocol.md, which requires TLS 1.3: older versions send client certificates unencrypted.
         let builder = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&TLS13])?;
         let builder = match self.client_authorities.as_ref().zip(files.client_authorities.as_ref()) {
             Some((pem, path)) => {
-                let roots = Arc::new(roots(pem).with_context(|| name("--tls-client-ca", path))?);
-                // Who shows none may have a token.
+                let roots = Arc::new(roots(pem).with_context(|| flag_and_path("--tls-client-ca", path))?);
+                // A client without a certificate may have a token.
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).allow_unauthenticated();
-                let verifier = verifier.build().with_context(|| name("--tls-client-ca", path))?;
+                let verifier = verifier.build().with_context(|| flag_and_path("--tls-client-ca", path))?;
                 builder.with_client_cert_verifier(verifier)
             }
             None => builder.with_no_client_auth(),
         };
-        let chain = certificates(&self.certificate).with_context(|| name("--tls-cert", &files.certificate))?;
+        let chain = certificates(&self.certificate).with_context(|| flag_and_path("--tls-cert", &files.certificate))?;
         let key = PrivateKeyDer::from_pem_slice(&self.key);
-        let key = key.map_err(readable).with_context(|| name("--tls-key", &files.key))?;
+        let key = key.map_err(pem_error).with_context(|| flag_and_path("--tls-key", &files.key))?;
         let config = builder.with_single_cert(chain, key);
         let mut config = config.with_context(|| {
-            format!("{} and {}", name("--tls-cert", &files.certificate), name("--tls-key", &files.key))
+            format!(
+                "{} and {}",
+                flag_and_path("--tls-cert", &files.certificate),
+                flag_and_path("--tls-key", &files.key)
+            )
         })?;
         config.alpn_protocols = vec![HTTP_2.to_vec()];
         config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -67,14 +71,14 @@ impl Contents {
         Ok(config)
     }
 
-    /// Until when the certificate is valid, for people.
+    /// When the certificate expires, to be logged.
     pub(super) fn valid_until(&self) -> String {
         let until = certificates(&self.certificate).and_then(|chain| certificate::not_after(&chain[0]));
-        until.unwrap_or_else(|error| format!("unknown: {error}"))
+        until.unwrap_or_else(|error| format!("unknown: {error:#}"))
     }
 }
 
-/// The key does not belong into a log.
+/// Leaves the contents out: they include the private key.
 impl std::fmt::Debug for Contents {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Contents").finish_non_exhaustive()
@@ -85,29 +89,29 @@ async fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(tokio::fs::read(path).await?)
 }
 
-fn name(flag: &str, path: &Path) -> String {
+fn flag_and_path(flag: &str, path: &Path) -> String {
     format!("{flag} {}", path.display())
 }
 
 fn roots(pem: &[u8]) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(pem)? {
-        roots.add(certificate)?;
+        roots.add(certificate).context("invalid CA certificate")?;
     }
     Ok(roots)
 }
 
-/// All certificates of a file, at least one.
+/// All certificates of a file. Fails if there is none.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let certificates = certificates.map_err(readable)?;
-    ensure!(!certificates.is_empty(), "there is no PEM certificate in it");
+    let certificates = certificates.map_err(pem_error)?;
+    ensure!(!certificates.is_empty(), "the file contains no PEM certificate");
     Ok(certificates)
 }
 
-fn readable(error: rustls::pki_types::pem::Error) -> anyhow::Error {
+fn pem_error(error: rustls::pki_types::pem::Error) -> anyhow::Error {
     match error {
-        rustls::pki_types::pem::Error::NoItemsFound => anyhow::anyhow!("there is no PEM key in it"),
-        other => anyhow::anyhow!("it is no PEM: {other}"),
+        rustls::pki_types::pem::Error::NoItemsFound => anyhow::anyhow!("the file contains no PEM private key"),
+        other => anyhow::Error::new(other).context("invalid PEM"),
     }
 }

@@ -1,8 +1,9 @@
-//! Connections that have come through their handshake. The others wait beside, so many at most and not for long.
+//! Accepts TCP connections and performs their TLS handshakes, a limited number at a time and each for a limited time.
 
 use std::{io::ErrorKind, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
+use runtime::failure::{Recovery, Repeated, chain};
 use tokio::{
     net::TcpStream,
     sync::{Semaphore, mpsc},
@@ -12,7 +13,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::ReloadingTls;
 use crate::{
@@ -20,32 +21,33 @@ use crate::{
     server::connection::{Connection, ConnectionLimits, Peer},
 };
 
-/// How long a handshake may take. A client of ours gives a connection up as soon.
+/// How long a handshake may take. A backend gives up on a connection after the same time.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
-/// How many handshakes are under way at most: a reconnect of thousands of nodes passes at about a thousand a second and
-/// core, so only clients that say nothing fill this.
+/// The maximum number of concurrent handshakes. One CPU core performs about a thousand a second, so a reconnect of thousands of
+/// nodes does not reach it; clients that connect and send nothing do.
 const MAX_HANDSHAKES: usize = 1024;
-/// How long nothing is accepted after that has failed: when there are no file descriptors left, it fails at once again.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// How many connections wait for the server.
-const CONNECTIONS: usize = 16;
+/// The delay after `accept` has failed: without free file descriptors it would fail again at once.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);
+/// How many connections wait for the server after their handshake.
+const MAX_READY_CONNECTIONS: usize = 16;
 
-/// The connections that come through. Handshakes end when the receiver is dropped.
+/// The connections that have completed their handshake. Dropping the receiver ends the task.
 pub(in crate::server) fn accept(
     mut incoming: TcpIncoming,
     tls: ReloadingTls,
     limits: ConnectionLimits,
 ) -> mpsc::Receiver<Connection<TlsStream<TcpStream>>> {
-    let (sender, receiver) = mpsc::channel(CONNECTIONS);
-    let slots = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+    let (sender, receiver) = mpsc::channel(MAX_READY_CONNECTIONS);
+    let permits = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     tokio::spawn(async move {
         let mut handshakes = JoinSet::new();
+        let mut accept_failures = Repeated::default();
         loop {
             let next = async {
-                let slot = slots.clone().acquire_owned().await.ok()?;
-                incoming.next().await.map(|accepted| (slot, accepted))
+                let permit = permits.clone().acquire_owned().await.ok()?;
+                incoming.next().await.map(|accepted| (permit, accepted))
             };
-            let (slot, accepted) = tokio::select! {
+            let (permit, accepted) = tokio::select! {
                 () = sender.closed() => return,
                 _ = handshakes.join_next(), if !handshakes.is_empty() => continue,
                 next = next => match next {
@@ -54,21 +56,32 @@ pub(in crate::server) fn accept(
                 },
             };
             let stream = match accepted {
-                Ok(stream) => stream,
+                Ok(stream) => {
+                    if let Some(Recovery { count, duration }) = accept_failures.recovered() {
+                        info!(count, duration_ms = duration.as_millis(), "accepting connections again");
+                    }
+                    stream
+                }
                 Err(error) => {
-                    info!(%error, "a connection could not be taken");
-                    sleep(ACCEPT_PAUSE).await;
+                    let error = chain(&error);
+                    if accept_failures.failed(&error).is_news() {
+                        warn!(error, retry_ms = ACCEPT_RETRY_DELAY.as_millis(), "cannot accept connections, retrying");
+                    }
+                    sleep(ACCEPT_RETRY_DELAY).await;
                     continue;
                 }
             };
             let (tls, sender) = (tls.clone(), sender.clone());
             handshakes.spawn(async move {
-                let _slot = slot;
+                let _permit = permit;
                 match timeout(HANDSHAKE_TIMEOUT, handshake(stream, &tls, &limits)).await {
-                    // Fails when the server has stopped just now.
+                    // Fails when the server has just stopped.
                     Ok(Some(connection)) => drop(sender.send(connection).await),
                     Ok(None) => {}
-                    Err(_) => debug!("a client did not end its handshake within {HANDSHAKE_TIMEOUT:?}"),
+                    Err(_) => debug!(
+                        timeout_ms = HANDSHAKE_TIMEOUT.as_millis(),
+                        "client did not complete its TLS handshake in time"
+                    ),
                 }
             });
         }
@@ -82,15 +95,15 @@ async fn handshake(
     limits: &ConnectionLimits,
 ) -> Option<Connection<TlsStream<TcpStream>>> {
     let address = stream.peer_addr().ok()?;
-    let shaken = async {
+    let connecting = async {
         let stream = TlsAcceptor::from(tls.config()).accept(stream).await?;
-        let names = names(&stream).context("its certificate")?;
+        let names = names(&stream).context("client certificate")?;
         Ok::<_, anyhow::Error>(Connection::new(stream, Peer::new(Some(address), names), limits))
     };
-    match shaken.await {
+    match connecting.await {
         Ok(connection) => Some(connection),
-        Err(error) if has_gone(&error) => {
-            debug!(client = %address, %error, "a client left during its handshake");
+        Err(error) if is_disconnect(&error) => {
+            debug!(client = %address, error = format!("{error:#}"), "client disconnected during its TLS handshake");
             None
         }
         Err(error) => {
@@ -100,8 +113,8 @@ async fn handshake(
     }
 }
 
-/// Whether nobody is there to complain: a load balancer that only looks whether the port is open, say.
-fn has_gone(error: &anyhow::Error) -> bool {
+/// Whether the client has just disconnected, such as the health check of a load balancer.
+fn is_disconnect(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref().map(std::io::Error::kind);
     matches!(kind, Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe))
 }

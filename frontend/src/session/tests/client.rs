@@ -71,7 +71,7 @@ impl Fixture {
         let guard = ready.guard("cluster");
         let running = (frontend.clone(), shutdown.clone());
         tokio::spawn(async move { running.0.run(receiver, guard, running.1).await });
-        let revisions = frontend.shared.revisions();
+        let revisions = frontend.cluster.revisions();
         Self { frontend, ready, shutdown, updates, trigger, revisions }
     }
 
@@ -97,13 +97,13 @@ impl Fixture {
     }
 
     pub(super) fn revision(&self) -> Revision {
-        self.frontend.shared.log().revision()
+        self.frontend.cluster.log().revision()
     }
 
     /// Waits for the commit of what has been sent, and until the next can follow at once.
     pub(super) async fn committed(&self) -> Revision {
         let before = *self.revisions.borrow();
-        let mut revisions = self.frontend.shared.revisions();
+        let mut revisions = self.frontend.cluster.revisions();
         while self.updates.capacity() < self.updates.max_capacity() {
             tokio::task::yield_now().await;
         }
@@ -126,7 +126,7 @@ impl Fixture {
     pub(super) fn connect_silently(&self, node: &str) -> Client {
         let (events, receiver) = mpsc::channel(16);
         let (sender, frames) = mpsc::channel(1);
-        let shared = self.frontend.shared.clone();
+        let shared = self.frontend.sessions.clone();
         let session =
             session::run(shared, Identity::Trusted, ReceiverStream::new(receiver), sender, self.shutdown.clone());
         let session = tokio::spawn(session);
@@ -180,7 +180,7 @@ impl Client {
         let encoded = frame.encode(&crate::log::EncodingCounters::default());
         self.largest = self.largest.max(encoded.len());
         let decoded = ServerMessage::try_from(encoded.decode().unwrap()).unwrap();
-        let event = frame.into_event();
+        let event = frame.into_message();
         assert_eq!(decoded, event, "the bytes say something else than the values");
         event
     }
@@ -272,7 +272,7 @@ impl Client {
     pub(super) fn shared_chunk(frame: &OutgoingMessage) -> Option<Arc<crate::log::EncodedChunk>> {
         match frame {
             OutgoingMessage::Batch { chunks, .. } => chunks.first().cloned(),
-            OutgoingMessage::Event(_) => None,
+            OutgoingMessage::Plain(_) => None,
         }
     }
 

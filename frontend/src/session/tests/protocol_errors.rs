@@ -21,7 +21,7 @@ async fn saying_nothing() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.connect_silently("node-0");
     let start = tokio::time::Instant::now();
-    ends_with(client, "no Hello within 10s").await;
+    ends_with(client, "no Hello within 10s: send Hello as soon as the stream is open").await;
     assert_eq!(start.elapsed(), Duration::from_secs(10));
 }
 
@@ -38,7 +38,7 @@ async fn saying_hello_twice() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
     client.say(ClientMessage::Hello(hello("node-0"))).await;
-    ends_with(client, "a second Hello on one stream").await;
+    ends_with(client, "a second Hello on one stream: open another stream instead").await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -46,7 +46,7 @@ async fn speaking_before_the_welcome() {
     let fixture = Fixture::new(Config::default());
     let client = fixture.connect(hello("node-0")).await;
     client.ack().await;
-    ends_with(client, "a message before the Welcome").await;
+    ends_with(client, "a message before the Welcome: after Hello, wait for Welcome").await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -56,7 +56,7 @@ async fn acknowledging_what_was_never_sent() {
     let sent = client.mirror.revision;
     client.mirror.revision = Revision(77);
     client.ack().await;
-    ends_with(client, &format!("ack of revision 77, but the last one sent is {sent}")).await;
+    ends_with(client, &format!("ack.revision: is 77, but the last revision sent on this stream is {sent}")).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -69,7 +69,7 @@ async fn an_ack_may_be_repeated_also_when_something_is_under_way() {
     client.say(ClientMessage::Ack(repeated)).await;
     client.commit().await;
     client.settles().await;
-    assert_eq!(fixture.frontend.shared.streams.fleet().agents[0].acked, client.mirror.revision);
+    assert_eq!(fixture.frontend.sessions.streams.fleet().backends[0].acked, client.mirror.revision);
     client.leaves().await.unwrap();
 }
 
@@ -78,7 +78,7 @@ async fn digests_that_nobody_wanted() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
     client.say(ClientMessage::DigestResponse(Revision(2), Box::new(client.mirror.digests()))).await;
-    ends_with(client, "digests that nobody has asked for").await;
+    ends_with(client, "unexpected DigestResponse: send it only in answer to a DigestRequest").await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -37,7 +37,7 @@ async fn what_a_node_lost_is_noticed_at_the_next_ack_and_sent_again() {
     assert!(client.mirror.services.contains_key(&key));
     client.ack().await;
     client.settles().await;
-    assert_eq!(fixture.frontend.shared.streams.fleet().agents[0].repairs, 1);
+    assert_eq!(fixture.frontend.sessions.streams.fleet().backends[0].repairs, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -72,7 +72,7 @@ async fn a_client_that_computes_otherwise_is_sent_everything_once_and_then_left_
     client.bookmark().await;
     client.say(wrong(&client)).await;
     client.hears_nothing(Duration::from_secs(9)).await;
-    assert_eq!(fixture.frontend.shared.streams.fleet().agents[0].repairs, 3);
+    assert_eq!(fixture.frontend.sessions.streams.fleet().backends[0].repairs, 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -105,7 +105,7 @@ async fn a_node_that_fell_behind_the_past_is_compared() {
     answer_digest_request(&mut client).await;
     client.commit().await;
     client.settles().await;
-    assert_eq!(fixture.frontend.shared.streams.fleet().agents[0].repairs, 0, "nobody has lost anything");
+    assert_eq!(fixture.frontend.sessions.streams.fleet().backends[0].repairs, 0, "nobody has lost anything");
 
     let resume = client.resume();
     for last in 1..=3 {

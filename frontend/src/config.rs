@@ -1,0 +1,72 @@
+//! The settings of a frontend.
+
+use std::time::Duration;
+
+use proto::model::ClusterInfo;
+
+use crate::{
+    log::HistoryLimits,
+    server::ConnectionLimits,
+    session::{NodeLimits, Rate},
+};
+
+/// The settings of a frontend.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Facts about the cluster that every node receives, besides those that come from objects.
+    pub cluster: ClusterInfo,
+    /// The minimum time between two commits. After a quiet period the first change is committed at once.
+    pub commit_interval: Duration,
+    /// Added to `commit_interval` for each open stream, so that notifying all nodes does not use up the CPU.
+    pub commit_interval_per_stream: Duration,
+    /// How long a stream is idle before its node is sent a bookmark.
+    pub bookmark_interval: Duration,
+    /// How long a client may take to send Hello.
+    pub hello_deadline: Duration,
+    /// On shutdown each client is asked to reconnect after a random delay of at most this.
+    pub drain_delay: Duration,
+    /// How much longer clients may then take to close their streams.
+    pub drain_grace: Duration,
+    /// How many clients may be sent a snapshot or a repair at the same time. Others wait.
+    pub max_concurrent_rebuilds: usize,
+    /// How long a client that receives its snapshot or repair slowly may keep others waiting.
+    pub rebuild_timeout: Duration,
+    /// How long a client with a newer source version waits for this frontend to catch up before it is rolled back to
+    /// what the frontend has.
+    pub catch_up_timeout: Duration,
+    /// How much of the change history is kept for nodes that reconnect.
+    pub history: HistoryLimits,
+    /// What one node may request.
+    pub node_limits: NodeLimits,
+    /// How often a client may repeat its last Ack on one stream.
+    pub repeated_acks: Rate,
+    /// What one connection may do.
+    pub connections: ConnectionLimits,
+    /// A client whose stream reaches this age, give or take a fifth, is asked to reconnect, so that clients do not stay
+    /// with one replica forever. `None`: no limit.
+    pub max_stream_age: Option<Duration>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            cluster: ClusterInfo::default(),
+            commit_interval: Duration::from_millis(10),
+            // Notifying one node takes 10 to 40 us of CPU time.
+            commit_interval_per_stream: Duration::from_micros(12),
+            bookmark_interval: Duration::from_secs(10),
+            hello_deadline: Duration::from_secs(10),
+            drain_delay: Duration::from_secs(5),
+            drain_grace: Duration::from_secs(10),
+            max_concurrent_rebuilds: 16,
+            rebuild_timeout: Duration::from_secs(10),
+            catch_up_timeout: Duration::from_secs(5),
+            // Hours of a busy cluster. A reconnect beyond that costs a comparison of digests.
+            history: HistoryLimits { entries: 100_000, bytes: 64 << 20 },
+            node_limits: NodeLimits { streams: 16, syncs: Rate { burst: 4, every: Duration::from_secs(1) } },
+            repeated_acks: Rate { burst: 64, every: Duration::from_millis(125) },
+            connections: ConnectionLimits::default(),
+            max_stream_age: None,
+        }
+    }
+}
