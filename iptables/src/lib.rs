@@ -1,4 +1,5 @@
-//! Runs `iptables-save` and `iptables-restore`, and reads and writes their text format. The only crate that starts iptables programs.
+//! Runs `iptables-save` and `iptables-restore`, and reads and writes their text format. The only crate that starts
+//! iptables programs.
 //!
 //! ```text
 //!   Tools ──▶ Program ──▶ iptables-save ────▶ Ruleset ──▶ Rule      which variant is in use; text; rules as structs

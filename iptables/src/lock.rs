@@ -1,4 +1,5 @@
-//! The xtables lock of the legacy variant. It is waited for before a program is started, so that the waiting time can be measured.
+//! The xtables lock of the legacy variant. It is waited for before a program is started, so that the waiting time can
+//! be measured.
 
 use std::{
     fs::{File, TryLockError},
@@ -16,7 +17,8 @@ const DEFAULT_PATH: &str = "/run/xtables.lock";
 const PATH_VARIABLE: &str = "XTABLES_LOCKFILE";
 /// After this time the program is started anyway; it waits for the lock itself.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The random delay between two attempts, in milliseconds, so that several waiting processes do not try at the same moments.
+/// The random delay between two attempts, in milliseconds, so that several waiting processes do not try at the same
+/// moments.
 const POLL_INTERVAL_MS: std::ops::Range<u64> = 5..25;
 
 /// The lock file of this machine.

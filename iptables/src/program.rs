@@ -44,7 +44,8 @@ pub struct SavedRules {
     pub text: String,
 }
 
-/// The rules of every iptables that is installed: of both variants, or of plain `iptables` on a machine that does not offer variants.
+/// The rules of every iptables that is installed: of both variants, or of plain `iptables` on a machine that does not
+/// offer variants.
 ///
 /// # Errors
 /// When one of the programs fails.

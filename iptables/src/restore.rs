@@ -43,15 +43,18 @@ mod tests {
     fn line_numbers_are_read_from_the_messages_of_all_variants() {
         for (stderr, expected) in [
             (
-                "iptables-nft-restore v1.8.9 (nf_tables): \nline 16: RULE_APPEND failed (Invalid argument): rule in chain PREROUTING\n",
+                "iptables-nft-restore v1.8.9 (nf_tables): \n\
+                 line 16: RULE_APPEND failed (Invalid argument): rule in chain PREROUTING\n",
                 &[16][..],
             ),
             (
-                "line 3: CHAIN_DEL failed (Device or resource busy): chain A\nline 7: RULE_DELETE failed (No such file or directory)\n",
+                "line 3: CHAIN_DEL failed (Device or resource busy): chain A\n\
+                 line 7: RULE_DELETE failed (No such file or directory)\n",
                 &[3, 7],
             ),
             (
-                "iptables-legacy-restore v1.8.9 (legacy): unknown option \"--foo\"\nError occurred at line: 5\nTry `iptables-legacy-restore -h'\n",
+                "iptables-legacy-restore v1.8.9 (legacy): unknown option \"--foo\"\n\
+                 Error occurred at line: 5\nTry `iptables-legacy-restore -h'\n",
                 &[5],
             ),
             ("iptables-restore: line 17 failed\n", &[17]),

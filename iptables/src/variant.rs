@@ -1,4 +1,5 @@
-//! The two variants of iptables. Both can hold rules at the same time, so a backend has to use the one that kubelet and others use.
+//! The two variants of iptables. Both can hold rules at the same time, so a backend has to use the one that kubelet and
+//! others use.
 
 use std::{fmt, str::FromStr};
 
@@ -41,8 +42,8 @@ impl Variant {
         if version.contains("(nf_tables)") { Self::Nft } else { Self::Legacy }
     }
 
-    /// Chooses by the rules that each variant holds: the only one with chains of Fairlead, else the only one with chains of Kubernetes
-    /// (kubelet creates `KUBE-IPTABLES-HINT` for this purpose), else `default`.
+    /// Chooses by the rules that each variant holds: the only one with chains of Fairlead, else the only one with
+    /// chains of Kubernetes (kubelet creates `KUBE-IPTABLES-HINT` for this purpose), else `default`.
     #[must_use]
     pub fn choose(saved: &[(Self, String)], default: Self) -> Self {
         let only = |prefix: &str| {

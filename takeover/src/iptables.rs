@@ -1,7 +1,9 @@
-//! kube-proxy's chains in iptables, and the rules that jump to them. Both its iptables and its IPVS mode create such chains.
+//! kube-proxy's chains in iptables, and the rules that jump to them. Both its iptables and its IPVS mode create such
+//! chains.
 //!
-//! Not removed are kubelet's chains, other rules in built-in chains, and each chain of kube-proxy that a rule of another program jumps
-//! to. On a node that Fairlead's iptables backend has programmed, the chains whose names both use belong to Fairlead.
+//! Not removed are kubelet's chains, other rules in built-in chains, and each chain of kube-proxy that a rule of
+//! another program jumps to. On a node that Fairlead's iptables backend has programmed, the chains whose names both use
+//! belong to Fairlead.
 
 pub(crate) mod names;
 #[cfg(test)]
@@ -171,7 +173,8 @@ impl TableRemoval {
     }
 }
 
-/// Whether a rule has the form of kube-proxy's jumps from built-in chains: for all packets, or for those of new connections.
+/// Whether a rule has the form of kube-proxy's jumps from built-in chains: for all packets, or for those of new
+/// connections.
 fn is_hook(rule: &Rule) -> bool {
     let is_new = |condition: &Condition| matches!(condition, Condition::State(states) if states == &["NEW"]);
     rule.matches.iter().all(|one| !one.negated && is_new(&one.condition))

@@ -1,13 +1,13 @@
-//! What kube-proxy's IPVS mode leaves besides iptables rules: virtual servers, a device with their addresses, and sets that the rules
-//! use.
+//! What kube-proxy's IPVS mode leaves besides iptables rules: virtual servers, a device with their addresses, and sets
+//! that the rules use.
 //!
 //! ```text
 //!   kube-ipvs0 ── its addresses ──▶ virtual servers on them ─┐
 //!   KUBE-NODE-PORT* ─── its ports ──▶ those on node ports ───┴──▶ idle: deleted     busy: kept, with weight 0
 //! ```
 //!
-//! What happens to an open connection, when another proxy translates new ones; measured on Linux 6.1 with kube-proxy's settings
-//! (`net.ipv4.vs.conntrack` and `expire_nodest_conn` 1; in brackets with the latter 0):
+//! What happens to an open connection, when another proxy translates new ones; measured on Linux 6.1 with kube-proxy's
+//! settings (`net.ipv4.vs.conntrack` and `expire_nodest_conn` 1; in brackets with the latter 0):
 //!
 //! | change | TCP | UDP |
 //! |---|---|---|
@@ -15,9 +15,9 @@
 //! | virtual server deleted | is reset | moves to the other proxy (hangs until its conntrack entry expires) |
 //! | device deleted | hangs | hangs |
 //!
-//! So a virtual server with TCP or SCTP connections is kept with weight 0 until they have ended, with the device that delivers packets to
-//! it, or the sets that identify it as kube-proxy's. The conntrack entries of UDP flows are deleted. This works because IPVS adds its
-//! connections to conntrack: NAT rules do not apply to them.
+//! So a virtual server with TCP or SCTP connections is kept with weight 0 until they have ended, with the device that
+//! delivers packets to it, or the sets that identify it as kube-proxy's. The conntrack entries of UDP flows are
+//! deleted. This works because IPVS adds its connections to conntrack: NAT rules do not apply to them.
 
 mod names;
 mod plan;
@@ -50,8 +50,8 @@ const DEVICE: &str = "kube-ipvs0";
 const FAIRLEAD_DEVICE: &str = "fairlead-ipvs0";
 /// The sets in which Fairlead's IPVS backend has node ports.
 const FAIRLEAD_NODE_PORTS: [&str; 2] = ["FAIRLEAD-NODE-PORTS", "FAIRLEAD-6-NODE-PORTS"];
-/// nf_tables frees rules, and their references to sets, some time after they are deleted: how often destroying a set is attempted, and the
-/// delay between two attempts.
+/// nf_tables frees rules, and their references to sets, some time after they are deleted: how often destroying a set is
+/// attempted, and the delay between two attempts.
 const ATTEMPTS: usize = 40;
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 
@@ -130,8 +130,9 @@ impl Leftovers {
             many => format!(" and {} more", many - 1),
         };
         vec![format!(
-            "IPVS has {connections} connections to {}{more}; deleting the virtual servers would close them. They are kept, with the \
-             device and sets that they need, and accept no new connections; repeat this command when the connections have ended",
+            "IPVS has {connections} connections to {}{more}; deleting the virtual servers would close them. They are kept, \
+             with the device and sets that they need, and accept no new connections; repeat this command when the connections \
+             have ended",
             first.service
         )]
     }
@@ -223,8 +224,8 @@ fn servers(device: Option<&HashSet<IpAddr>>, node_ports: &NodePorts) -> Result<V
     Ok(servers)
 }
 
-/// Deletes the conntrack entries of UDP flows, so that their next packets are translated like first ones. UDP has no end of a connection: a
-/// client that keeps sending would use the deleted virtual server forever.
+/// Deletes the conntrack entries of UDP flows, so that their next packets are translated like first ones. UDP has no
+/// end of a connection: a client that keeps sending would use the deleted virtual server forever.
 fn delete_udp_flows(deleted: &[Server]) -> Result<()> {
     let udp = deleted.iter().filter_map(|server| match server.service {
         VirtualServerKey::Address(IpvsProtocol::Udp, address) => Some(address),

@@ -6,11 +6,13 @@
 //!   ip_vs, ip_set ──▶ virtual servers, device, sets ─▶ those without connections      ipvs
 //! ```
 //!
-//! NAT rules are evaluated for the first packet of a connection only, and connection tracking is not touched: connections that kube-proxy's
-//! rules have set up continue without them. New connections need the rules of another proxy, which must be in place first.
+//! NAT rules are evaluated for the first packet of a connection only, and connection tracking is not touched:
+//! connections that kube-proxy's rules have set up continue without them. New connections need the rules of another
+//! proxy, which must be in place first.
 //!
-//! IPVS handles every packet, so its virtual servers are kept while they have connections. Objects of other programs are not touched:
-//! only those with names of kube-proxy, rules that only jump to them, and virtual servers at the addresses and ports in its sets.
+//! IPVS handles every packet, so its virtual servers are kept while they have connections. Objects of other programs
+//! are not touched: only those with names of kube-proxy, rules that only jump to them, and virtual servers at the
+//! addresses and ports in its sets.
 
 mod iptables;
 mod ipvs;

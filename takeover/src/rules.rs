@@ -25,7 +25,8 @@ use anyhow::Result;
 use proto::model::IpFamily;
 use serde::Serialize;
 
-/// What kube-proxy's rules do with connections to each VIP. Where several of its modes have left rules, the one that is read first counts.
+/// What kube-proxy's rules do with connections to each VIP. Where several of its modes have left rules, the one that is
+/// read first counts.
 #[derive(Debug, Default)]
 pub struct KubeProxyRules {
     /// By VIP.

@@ -1,54 +1,56 @@
-//! What a rule looks for in a set of ipset: which part of the packet stands in which place of an entry.
+//! Lookups in ipsets: which parts of a packet make up the entry.
 
 use std::net::IpAddr;
 
 use ::iptables::Side;
 use ipnet::IpNet;
-use netlink::AddressFamily;
-use netlink::ipset::{Ipset, IpsetEntry};
+use netlink::{
+    AddressFamily,
+    ipset::{Ipset, IpsetEntry},
+};
 
 use crate::packet::Packet;
 
-/// What is looked for.
+/// The lookup of a packet in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    /// This.
+pub(crate) enum SetLookup {
+    /// Of this entry.
     Entry(IpsetEntry),
-    /// Such a set never has such a packet: it is the other family's, or the rule names too few places.
-    Nothing,
-    /// A set of a kind that is not understood.
+    /// The set never contains such a packet: it is of the other family, or the rule names too few parts.
+    NeverMatches,
+    /// The type of the set is not supported.
     Unknown,
 }
 
-/// What a rule with these sides looks for in a set.
-pub(crate) fn wanted(set: &Ipset, sides: &[Side], packet: &Packet) -> Wanted {
-    let Some((_, kind)) = set.type_name.split_once(':') else { return Wanted::Unknown };
-    let places: Vec<_> = kind.split(',').collect();
+/// The lookup of a rule with these sides.
+pub(crate) fn lookup(set: &Ipset, sides: &[Side], packet: &Packet) -> SetLookup {
+    let Some((_, kind)) = set.type_name.split_once(':') else { return SetLookup::Unknown };
+    let parts: Vec<_> = kind.split(',').collect();
     let family = if packet.is_v4() { AddressFamily::V4 } else { AddressFamily::V6 };
-    if set.family.is_some_and(|of| of != family) || sides.len() < places.len() {
-        return Wanted::Nothing;
+    if set.family.is_some_and(|of| of != family) || sides.len() < parts.len() {
+        return SetLookup::NeverMatches;
     }
     let mut entry = IpsetEntry::default();
-    for (place, side) in places.iter().zip(sides) {
+    for (part, side) in parts.iter().zip(sides) {
         let end = match side {
             Side::Source => packet.source,
             Side::Destination => packet.destination,
         };
-        match *place {
+        match *part {
             "ip" | "net" if entry.ip.is_none() => entry.ip = Some(end.ip()),
             "ip" | "net" => entry.second = Some(end.ip()),
             "port" => {
                 entry.port = Some(end.port());
-                // A bitmap of ports does not ask whose they are.
-                entry.protocol = (places.len() > 1).then(|| packet.protocol.number());
+                // A bitmap of ports has no protocol.
+                entry.protocol = (parts.len() > 1).then(|| packet.protocol.number());
             }
-            _ => return Wanted::Unknown,
+            _ => return SetLookup::Unknown,
         }
     }
-    Wanted::Entry(entry)
+    SetLookup::Entry(entry)
 }
 
-/// The entry that has it, that of the longest prefix, as the kernel finds it.
+/// The entry with the longest prefix that contains another one, as in the kernel.
 pub(crate) fn find<'a>(entries: &'a [IpsetEntry], wanted: &IpsetEntry) -> Option<&'a IpsetEntry> {
     let has = |entry: &&IpsetEntry| {
         (entry.port, entry.protocol) == (wanted.port, wanted.protocol)
@@ -68,8 +70,8 @@ fn is_in(wanted: Option<IpAddr>, address: Option<IpAddr>, prefix: Option<u8>) ->
     }
 }
 
-/// An entry in words: `10.96.0.10,tcp:80`, as `ipset` writes it.
-pub(crate) fn words(entry: &IpsetEntry) -> String {
+/// An entry as `ipset` prints it: `10.96.0.10,tcp:80`.
+pub(crate) fn describe(entry: &IpsetEntry) -> String {
     let protocol = match entry.protocol {
         Some(6) => "tcp:",
         Some(17) => "udp:",
@@ -83,29 +85,31 @@ pub(crate) fn words(entry: &IpsetEntry) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proto::model::Protocol;
+
     use super::*;
-    use crate::packet::{Entry as From, Protocol};
+    use crate::packet::PacketOrigin;
 
     fn packet() -> Packet {
         Packet {
             source: "192.0.2.7:40000".parse().unwrap(),
             destination: "10.96.0.10:80".parse().unwrap(),
             protocol: Protocol::Tcp,
-            entry: From::Node,
+            origin: PacketOrigin::Node,
         }
     }
 
-    fn asked(kind: &str, sides: &[Side]) -> Option<String> {
+    fn described(kind: &str, sides: &[Side]) -> Option<String> {
         let set = Ipset { name: "set".to_owned(), type_name: kind.to_owned(), family: Some(AddressFamily::V4) };
-        match wanted(&set, sides, &packet()) {
-            Wanted::Entry(entry) => Some(words(&entry)),
-            Wanted::Nothing => Some("nothing".to_owned()),
-            Wanted::Unknown => None,
+        match lookup(&set, sides, &packet()) {
+            SetLookup::Entry(entry) => Some(describe(&entry)),
+            SetLookup::NeverMatches => Some("never".to_owned()),
+            SetLookup::Unknown => None,
         }
     }
 
     #[test]
-    fn places_are_filled_from_the_packet() {
+    fn entries_are_made_of_parts_of_the_packet() {
         use Side::{Destination as D, Source as S};
         let cases = [
             ("hash:ip", &[D][..], "10.96.0.10"),
@@ -114,14 +118,14 @@ mod tests {
             ("hash:ip,port", &[S, D], "192.0.2.7,tcp:80"),
             ("hash:net,port", &[D, D], "10.96.0.10,tcp:80"),
             ("hash:ip,port,net", &[D, D, S], "10.96.0.10,tcp:80,192.0.2.7"),
-            ("hash:ip,port", &[D], "nothing"),
+            ("hash:ip,port", &[D], "never"),
         ];
         for (kind, sides, expected) in cases {
-            assert_eq!(asked(kind, sides).as_deref(), Some(expected), "{kind}");
+            assert_eq!(described(kind, sides).as_deref(), Some(expected), "{kind}");
         }
-        assert_eq!(asked("hash:net,iface", &[S, S]), None);
+        assert_eq!(described("hash:net,iface", &[S, S]), None);
         let other = Ipset { name: "set".to_owned(), type_name: "hash:ip".to_owned(), family: Some(AddressFamily::V6) };
-        assert_eq!(wanted(&other, &[D], &packet()), Wanted::Nothing);
+        assert_eq!(lookup(&other, &[D], &packet()), SetLookup::NeverMatches);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Rules of iptables, and how a packet passes them (`eval`).
+//! Rules of iptables; `eval` evaluates them.
 
 mod eval;
 #[cfg(test)]
@@ -73,7 +73,7 @@ impl Table {
     }
 
     /// A chain's name, after those of the program and the table.
-    pub(crate) fn place(&self, chain: &str) -> String {
+    pub(crate) fn full_name(&self, chain: &str) -> String {
         format!("{} {} {chain}", self.program, self.table)
     }
 }

@@ -1,4 +1,5 @@
-//! What is asked while a packet goes: elements of sets one by one, for a large cluster has many; addresses; routes.
+//! What a trace reads while it evaluates rules: elements of sets (one by one, because a large cluster has many),
+//! addresses, routes.
 
 mod servers;
 
@@ -19,89 +20,89 @@ use crate::ipset::find;
 use servers::Servers;
 pub use servers::VirtualServer;
 
-/// What a set or map holds under a key.
+/// An element of a set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// The key, in a set.
+pub enum SetElement {
+    /// Of a set.
     Key,
-    /// A map's value.
+    /// The value in a map.
     Value(Vec<u8>),
-    /// A map's verdict.
+    /// The verdict in a map.
     Verdict(Verdict<'static>),
 }
 
-/// The kernel, as far as a packet meets it besides its rules.
+/// The state of the kernel that rules refer to.
 pub trait Kernel {
-    /// The element of a set of nf_tables that has this key, or a range that it is in.
+    /// The element of a set of nf_tables that contains this key.
     ///
     /// # Errors
-    /// When the kernel does not answer.
-    fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<Found>>;
+    /// When the kernel cannot be read.
+    fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<SetElement>>;
 
-    /// A set of ipset, without its entries.
+    /// An ipset, without its entries.
     ///
     /// # Errors
-    /// When the kernel does not answer.
+    /// When the kernel cannot be read.
     fn ipset(&mut self, name: &str) -> Result<Option<ipset::Ipset>>;
 
-    /// Whether an entry is in a set of ipset, or in a range that is.
+    /// Whether an ipset contains an entry.
     ///
     /// # Errors
-    /// When the kernel does not answer.
+    /// When the kernel cannot be read.
     fn ipset_has(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<bool>;
 
-    /// The mark that a set of ipset gives what this entry stands for; `Some(0)` where it has no marks.
+    /// The mark of an entry of an ipset; `Some(0)` when the entry has none.
     ///
     /// # Errors
-    /// When the kernel does not answer.
+    /// When the kernel cannot be read.
     fn ipset_mark(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<Option<u32>>;
 
-    /// The virtual server of IPVS that is known by this.
+    /// The virtual server of IPVS with this key.
     ///
     /// # Errors
-    /// When the kernel does not answer.
-    fn virtual_server(&mut self, known_by: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>>;
+    /// When the kernel cannot be read.
+    fn virtual_server(&mut self, key: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>>;
 
-    /// Where a virtual server sends a client that it remembers; port 0 where it remembers none.
+    /// The destination to which a persistent virtual server sends a client; port 0 when its destinations have none.
     ///
     /// # Errors
-    /// When the kernel does not answer.
+    /// When the kernel cannot be read.
     fn persistent(&mut self, server: &ipvs::VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>>;
 
-    /// Whether an address is one of this node's.
+    /// Whether an address belongs to this node.
     fn is_local(&self, address: IpAddr) -> bool;
 
-    /// Through which interface packets to an address leave.
-    fn interface_towards(&self, address: IpAddr) -> Option<String>;
+    /// The output interface for an address.
+    fn output_interface(&self, address: IpAddr) -> Option<String>;
 
-    /// Which of its addresses the node takes for packets to another.
-    fn source_towards(&self, address: IpAddr) -> Option<IpAddr>;
+    /// The source address that the kernel selects for packets to an address.
+    fn source_address(&self, address: IpAddr) -> Option<IpAddr>;
 
-    /// Whether iptables' `recent` has the address in the list of this name.
-    fn remembers(&self, list: &str, address: IpAddr) -> bool;
+    /// Whether a list of the iptables match `recent` contains the address.
+    fn is_in_recent_list(&self, list: &str, address: IpAddr) -> bool;
 }
 
-/// The kernel of this network namespace, read when it is asked.
+/// The kernel of this network namespace.
 #[derive(Debug)]
-pub struct Live {
+pub struct LiveKernel {
     nft: NftHandle,
     ipset: ipset::IpsetHandle,
-    /// Once they have been asked for.
+    /// Read at first use.
     sets: Option<Vec<ipset::Ipset>>,
-    /// Of the sets whose marks have been asked for.
+    /// The entries of sets whose marks were read.
     entries: HashMap<String, Vec<ipset::IpsetEntry>>,
-    /// Once one has been asked for.
+    /// Read at first use.
     servers: Option<Servers>,
     own: HashSet<IpAddr>,
 }
 
-// === impl Live ===
+// === impl LiveKernel ===
 
-impl Live {
+impl LiveKernel {
     /// Opens sockets, and lists addresses.
     ///
     /// # Errors
-    /// When the kernel does not answer.
+    /// When the kernel cannot be read.
     pub fn open() -> Result<Self> {
         Ok(Self {
             nft: NftHandle::open().context("open nf_tables")?,
@@ -113,26 +114,26 @@ impl Live {
         })
     }
 
-    /// The socket, to read rules with.
+    /// The socket for reading rules.
     pub(crate) fn nft(&mut self) -> &mut NftHandle {
         &mut self.nft
     }
 }
 
-impl Kernel for Live {
-    fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<Found>> {
+impl Kernel for LiveKernel {
+    fn element(&mut self, table: &Table, set: &str, key: &[u8]) -> Result<Option<SetElement>> {
         let mut found = None;
-        let asked = self.nft.get_elements(table, set, [key], |element| {
+        let result = self.nft.get_elements(table, set, [key], |element| {
             found = Some(match element.data {
-                ElementData::None => Found::Key,
-                ElementData::Value(value) => Found::Value(value.to_vec()),
-                ElementData::Verdict(verdict) => Found::Verdict(verdict.into_owned()),
+                ElementData::None => SetElement::Key,
+                ElementData::Value(value) => SetElement::Value(value.to_vec()),
+                ElementData::Verdict(verdict) => SetElement::Verdict(verdict.into_owned()),
             });
         });
-        match asked {
+        match result {
             Err(error) if error.is_not_found() => Ok(None),
-            asked => {
-                asked.with_context(|| format!("look into set {set} of table {} {}", table.family, table.name))?;
+            result => {
+                result.with_context(|| format!("read set {set} of table {} {}", table.family, table.name))?;
                 Ok(found)
             }
         }
@@ -141,31 +142,31 @@ impl Kernel for Live {
     fn ipset(&mut self, name: &str) -> Result<Option<ipset::Ipset>> {
         let sets = match &mut self.sets {
             Some(sets) => sets,
-            sets => sets.insert(self.ipset.sets().context("list sets of ipset")?),
+            sets => sets.insert(self.ipset.sets().context("list ipsets")?),
         };
         Ok(sets.iter().find(|set| set.name == name).cloned())
     }
 
     fn ipset_has(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<bool> {
-        self.ipset.contains(name, entry).with_context(|| format!("look into set {name} of ipset"))
+        self.ipset.contains(name, entry).with_context(|| format!("read ipset {name}"))
     }
 
     fn ipset_mark(&mut self, name: &str, entry: &ipset::IpsetEntry) -> Result<Option<u32>> {
-        // The kernel does not say what one entry has: the whole set is listed.
+        // The kernel does not return the mark of a single entry, so the set is listed.
         if !self.entries.contains_key(name) {
-            let listed = self.ipset.entries(name).with_context(|| format!("list set {name} of ipset"))?;
+            let listed = self.ipset.entries(name).with_context(|| format!("list ipset {name}"))?;
             self.entries.insert(name.to_owned(), listed);
         }
         let entries = self.entries.get(name).map_or(&[][..], |entries| entries);
         Ok(find(entries, entry).map(|entry| entry.mark.unwrap_or(0)))
     }
 
-    fn virtual_server(&mut self, known_by: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>> {
+    fn virtual_server(&mut self, key: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>> {
         let servers = match &mut self.servers {
             Some(servers) => servers,
             servers => servers.insert(Servers::read()?),
         };
-        servers.get(known_by)
+        servers.get(key)
     }
 
     fn persistent(&mut self, server: &ipvs::VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>> {
@@ -176,21 +177,21 @@ impl Kernel for Live {
         address.is_loopback() || self.own.contains(&address)
     }
 
-    fn interface_towards(&self, address: IpAddr) -> Option<String> {
+    fn output_interface(&self, address: IpAddr) -> Option<String> {
         Some(rtnl::route_to(address).ok()??.link)
     }
 
-    fn source_towards(&self, address: IpAddr) -> Option<IpAddr> {
+    fn source_address(&self, address: IpAddr) -> Option<IpAddr> {
         rtnl::route_to(address).ok()??.source
     }
 
-    fn remembers(&self, list: &str, address: IpAddr) -> bool {
+    fn is_in_recent_list(&self, list: &str, address: IpAddr) -> bool {
         let listed = fs::read_to_string(format!("/proc/thread-self/net/xt_recent/{list}"));
         listed.is_ok_and(|listed| is_listed(&listed, address))
     }
 }
 
-/// Whether an address is in what `xt_recent` prints.
+/// Whether a list printed by `xt_recent` contains an address.
 fn is_listed(listed: &str, address: IpAddr) -> bool {
     let sources = listed.lines().filter_map(|line| line.strip_prefix("src=")?.split(' ').next());
     sources.filter_map(|source| source.parse::<IpAddr>().ok()).any(|source| source == address)
@@ -201,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_are_found_in_the_kernels_list() {
+    fn clients_are_found_in_the_list_of_xt_recent() {
         let listed = "src=10.244.1.7 ttl: 64 last_seen: 4301 oldest_pkt: 1 4301\n\
             src=fd00:0000:0000:0000:0000:0000:0000:0001 ttl: 64 last_seen: 1 oldest_pkt: 1 1\n";
         assert!(is_listed(listed, "10.244.1.7".parse().unwrap()));

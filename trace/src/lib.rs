@@ -1,32 +1,32 @@
-//! Follows a packet that opens a connection through the rules that are in this node's kernel, and says what happens to it, step by step.
+//! Evaluates the rules in this node's kernel for a packet that opens a connection, and reports each step.
 //!
 //! ```text
-//!   nf_tables ──netlink──▶ nft::Tables ─┐
-//!   iptables-save ─────▶ iptables::Tables ─┴▶ walk: hook after hook, chain after chain in the order of their priorities, IPVS between them
-//!                                                │ asks Kernel: is this an element, an address of this node, a remembered client, a virtual server?
+//!   nf_tables ──netlink──▶ nft::Table ─────┐
+//!   iptables-save ───────▶ iptables::Table ─┴▶ hooks: the chains of each hook in the order of their priorities, and IPVS
+//!                                                │ reads Kernel: set elements, addresses, persistent clients, virtual servers
 //!   Packet ─────────────────────────────────────▶│
 //!                                                ▼
-//!                               Trace: every way that it may take, how likely, with its steps and its end
+//!                               Trace: each path that it may take, with its probability, steps and verdict
 //! ```
 //!
-//! Rules are read, never changed, and no packet is sent. Where a rule chooses at random, each choice is followed (`choice`). What is not
-//! understood is said, and taken for what does not match.
+//! Rules are not changed, and no packet is sent. Where a rule chooses at random, each outcome is evaluated (`choices`).
+//! An unknown condition is reported and treated as not matching.
 //!
-//! | module | holds |
+//! | module | contains |
 //! |---|---|
-//! | [`packet`](Packet) | the packet, as far as rules ask for it |
-//! | `choice` | each way once, where there are several |
-//! | `flow` | a packet on its way: what has become of it, and what it met |
-//! | `walk` | the order of hooks and chains |
+//! | [`packet`](Packet) | the packet, as far as rules can match it |
+//! | `choices` | the enumeration of random choices |
+//! | `traversal` | the state of a packet while it is evaluated |
+//! | `hooks` | the order of hooks and chains |
 //! | [`nft`] | rules of nf_tables |
-//! | [`iptables`] | rules as `iptables-save` prints them |
-//! | `ipset` | what a rule looks for in a set |
-//! | `ipvs` | which virtual server takes it, and where to |
-//! | [`kernel`] | what is asked while it goes: the real kernel, or a made-up one |
-//! | [`Trace`] | what came out |
+//! | [`iptables`] | rules of iptables |
+//! | `ipset` | lookups in ipsets |
+//! | `ipvs` | virtual servers and their destinations |
+//! | [`kernel`] | the state of the kernel that rules refer to |
+//! | [`Trace`] | the result |
 
-mod choice;
-mod flow;
+mod choices;
+mod hooks;
 mod ipset;
 pub mod iptables;
 mod ipvs;
@@ -36,9 +36,11 @@ mod outcome;
 mod packet;
 #[cfg(test)]
 mod testing;
-mod walk;
+mod traversal;
 
-pub use kernel::{Kernel, Live, VirtualServer};
-pub use outcome::{Choice, Fate, Path, Scheduled, Step, Summary, Trace, Translation};
-pub use packet::{Entry, Packet, Protocol};
-pub use walk::{Rules, trace};
+pub use hooks::{NodeRules, trace};
+pub use kernel::{Kernel, LiveKernel, VirtualServer};
+pub use outcome::{
+    IpvsSelection, PacketVerdict, Path, PathSummary, SelectionMethod, SourceTranslation, Trace, TraceStep,
+};
+pub use packet::{Packet, PacketOrigin};

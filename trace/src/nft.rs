@@ -1,23 +1,23 @@
-//! Rules of nf_tables: read over netlink, and followed.
+//! Rules of nf_tables, read over netlink.
 //!
-//! - `eval` runs a packet through a chain: one rule after the other, each expression over registers.
-//! - `words` says in words what a key or a value is.
+//! - `eval` evaluates the rules of a chain, each expression on registers.
+//! - `describe` formats keys and values.
 
+mod describe;
 mod eval;
 mod registers;
 #[cfg(test)]
 mod tests;
-mod words;
 
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result};
 use netlink::nft::{self, BaseChain, Chain, NftHandle, Rule, Set, TableFamily};
 
-use crate::kernel::Live;
+use crate::kernel::LiveKernel;
 pub(crate) use eval::base;
 
-/// A table with its chains and rules. What its sets hold is asked when it matters.
+/// A table with its chains and rules. Elements of its sets are read when a rule refers to them.
 #[derive(Clone, Debug)]
 pub struct Table {
     pub(crate) table: nft::Table,
@@ -26,22 +26,22 @@ pub struct Table {
     pub(crate) sets: HashMap<String, Set>,
 }
 
-/// What iptables keeps in nf_tables: looked at by way of `iptables-save`, for its rules are not made of nf_tables' expressions.
-const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-/// `NFT_TABLE_F_DORMANT`: no chain of it is called.
+/// The tables of iptables-nft: read with `iptables-save`, because their rules contain expressions of xtables.
+const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+/// `NFT_TABLE_F_DORMANT`: its chains are not evaluated.
 const DORMANT: u32 = 1;
 
-/// All tables of this namespace that see packets at the hooks of IP, but for those of iptables.
+/// All tables of this namespace that handle IP packets, except those of iptables.
 ///
 /// # Errors
-/// When the kernel does not answer.
-pub fn read(kernel: &mut Live) -> Result<Vec<Table>> {
+/// When the kernel cannot be read.
+pub fn read(kernel: &mut LiveKernel) -> Result<Vec<Table>> {
     let handle = kernel.nft();
     let mut tables = Vec::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in handle.tables(family).context("list tables")? {
-            let of_iptables = family != TableFamily::Inet && OF_IPTABLES.contains(&table.name.as_str());
-            if !of_iptables && table.flags & DORMANT == 0 {
+            let is_iptables = family != TableFamily::Inet && IPTABLES_TABLES.contains(&table.name.as_str());
+            if !is_iptables && table.flags & DORMANT == 0 {
                 tables.push(read_table(handle, table)?);
             }
         }
@@ -64,8 +64,8 @@ fn read_table(handle: &mut NftHandle, table: nft::Table) -> Result<Table> {
 // === impl Table ===
 
 impl Table {
-    /// Whether packets of a family come here.
-    pub(crate) fn sees(&self, v4: bool) -> bool {
+    /// Whether it handles packets of a family.
+    pub(crate) fn handles(&self, v4: bool) -> bool {
         match self.table.family {
             TableFamily::Ip => v4,
             TableFamily::Ip6 => !v4,
@@ -73,13 +73,13 @@ impl Table {
         }
     }
 
-    /// The chains that the kernel calls.
+    /// The base chains.
     pub(crate) fn bases(&self) -> impl Iterator<Item = (&str, BaseChain)> {
         self.chains.iter().filter_map(|chain| Some((chain.name.as_str(), chain.base?)))
     }
 
-    /// A chain's name, with that of its table.
-    pub(crate) fn place(&self, chain: &str) -> String {
+    /// A chain's name, after those of the family and the table.
+    pub(crate) fn full_name(&self, chain: &str) -> String {
         format!("{} {} {chain}", self.table.family, self.table.name)
     }
 }

@@ -1,4 +1,4 @@
-//! What becomes of a packet: every way it may take, and in a few words what that means.
+//! The result of a trace: each path that a packet may take, and summaries of them.
 
 use std::{
     fmt,
@@ -9,124 +9,124 @@ use serde::Serialize;
 
 use crate::packet::Packet;
 
-/// A rule that matched, or a chain that was passed.
+/// A rule that matched, or a chain in which none did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Step {
-    /// Where the packet is: `prerouting`, `input`, `forward`, `output`, `postrouting`.
+pub struct TraceStep {
+    /// The hook: `prerouting`, `input`, `forward`, `output`, `postrouting`.
     pub hook: &'static str,
-    /// Which table and chain, as the tool shows them: `ip fairlead services`, `iptables-nft nat KUBE-SERVICES`.
-    pub place: String,
-    /// The rule; empty where none decided.
+    /// The table and chain, as the tool shows them: `ip fairlead services`, `iptables-nft nat KUBE-SERVICES`.
+    pub chain: String,
+    /// The rule; empty when none matched.
     pub rule: String,
-    /// What it does, in words.
-    pub does: String,
+    /// What it does to the packet.
+    pub action: String,
 }
 
-/// What a packet's end is.
+/// What happens to a packet in the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
-    /// It goes on to its destination.
+pub enum PacketVerdict {
+    /// It is delivered to its destination.
     Delivered,
-    /// The sender is told that nobody is there.
-    Refused {
-        /// How it is told: `a TCP reset`.
+    /// It is dropped, and the sender receives an error.
+    Rejected {
+        /// The error: `TCP reset`.
         with: String,
-        /// The rule's comment, or where it is.
-        why: String,
+        /// The comment of the rule, or its chain.
+        reason: String,
     },
-    /// It vanishes.
+    /// It is dropped.
     Dropped {
-        /// The rule's comment, or where it is.
-        why: String,
+        /// The comment of the rule, or its chain.
+        reason: String,
     },
 }
 
-/// A changed source.
+/// Source address translation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Translation {
-    /// The new source; `None`: an address of this node that is chosen by the route.
+pub struct SourceTranslation {
+    /// The new source; `None`: the address of this node that the route selects.
     pub source: Option<IpAddr>,
-    /// The rule that decided it.
-    pub why: String,
+    /// The rule that requested it.
+    pub reason: String,
 }
 
-/// How IPVS came to an endpoint.
+/// How IPVS selected an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Scheduled {
+pub struct IpvsSelection {
     /// The virtual server: `tcp 10.96.0.1:80`, or the `mark 0xfa000011` of packets.
     pub server: String,
     /// The kernel's name of its scheduler: `rr`.
     pub scheduler: String,
-    /// What that goes by.
-    pub choice: Choice,
-    /// How long a client stays with its endpoint, if it does.
+    /// How it selects.
+    pub method: SelectionMethod,
+    /// The timeout of a persistent virtual server.
     pub affinity_seconds: Option<u32>,
 }
 
-/// What a scheduler goes by.
+/// How a scheduler selects an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Choice {
-    /// One after the other, by weight if it looks at that.
-    InTurn,
-    /// The same for the same client; which, only its hash tells. Shares are not known.
-    ByClient,
-    /// Connections that there are, or what else it likes. Shares are not known.
-    ByScheduler,
-    /// The client has been here before.
-    Remembered,
+pub enum SelectionMethod {
+    /// One after the other, by weight if the scheduler uses weights.
+    RoundRobin,
+    /// By a hash of the client's address. The probabilities are unknown.
+    ClientHash,
+    /// By the number of connections or other criteria. The probabilities are unknown.
+    Scheduler,
+    /// The client has used this endpoint within the timeout.
+    Persistence,
 }
 
-/// One way that the packet may take.
+/// One path that the packet may take.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Path {
-    /// Of all ways together 1. Where shares are not known ([`Choice`]) ways are given equal ones.
+    /// The sum over all paths is 1. Unknown probabilities ([`SelectionMethod`]) are taken as equal.
     pub probability: f64,
-    /// What it met.
-    pub steps: Vec<Step>,
-    /// The endpoint that its destination was translated to.
+    /// The rules that matched.
+    pub steps: Vec<TraceStep>,
+    /// The destination after translation.
     pub endpoint: Option<SocketAddr>,
-    /// If IPVS chose the endpoint.
-    pub scheduled: Option<Scheduled>,
-    /// If its source was translated.
-    pub masquerade: Option<Translation>,
-    /// Its end.
-    pub fate: Fate,
-    /// What was met that is not understood, or not known here.
+    /// Set when IPVS selected the endpoint.
+    pub scheduled: Option<IpvsSelection>,
+    /// Set when the source was translated.
+    pub masquerade: Option<SourceTranslation>,
+    /// What happens in the end.
+    pub verdict: PacketVerdict,
+    /// Conditions and targets that could not be evaluated.
     pub unknown: Vec<String>,
 }
 
-/// All ways.
+/// All paths of a packet.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trace {
-    /// What was sent.
+    /// The packet as sent.
     pub packet: Packet,
     /// At least one.
     pub paths: Vec<Path>,
 }
 
-/// Ways with the same end.
+/// Paths with the same verdict that differ in the endpoint only.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Summary<'a> {
-    /// One of them, with steps that stand for all.
+pub struct PathSummary<'a> {
+    /// One of them.
     pub example: &'a Path,
-    /// Each endpoint once, with the probability to get there.
+    /// Each endpoint with its probability.
     pub endpoints: Vec<(SocketAddr, f64)>,
-    /// Of all of them together.
+    /// The sum over these paths.
     pub probability: f64,
 }
 
 // === impl Trace ===
 
 impl Trace {
-    /// The ways, joined where they differ in the endpoint only.
-    pub fn summaries(&self) -> Vec<Summary<'_>> {
-        let mut summaries: Vec<Summary<'_>> = Vec::new();
+    /// The paths, grouped.
+    pub fn summaries(&self) -> Vec<PathSummary<'_>> {
+        let mut summaries: Vec<PathSummary<'_>> = Vec::new();
         for path in &self.paths {
-            let same = |summary: &&mut Summary<'_>| {
+            let same = |summary: &&mut PathSummary<'_>| {
                 let example = summary.example;
-                example.fate == path.fate
+                example.verdict == path.verdict
                     && example.endpoint.is_some() == path.endpoint.is_some()
                     && example.scheduled == path.scheduled
                     && is_same(example.masquerade.as_ref(), path.masquerade.as_ref())
@@ -134,14 +134,14 @@ impl Trace {
             let summary = match summaries.iter_mut().find(same) {
                 Some(summary) => summary,
                 None => {
-                    summaries.push(Summary { example: path, endpoints: Vec::new(), probability: 0.0 });
+                    summaries.push(PathSummary { example: path, endpoints: Vec::new(), probability: 0.0 });
                     let last = summaries.len() - 1;
                     &mut summaries[last]
                 }
             };
             summary.probability += path.probability;
             if let Some(endpoint) = path.endpoint {
-                match summary.endpoints.iter_mut().find(|(known, _)| *known == endpoint) {
+                match summary.endpoints.iter_mut().find(|(other, _)| *other == endpoint) {
                     Some((_, probability)) => *probability += path.probability,
                     None => summary.endpoints.push((endpoint, path.probability)),
                 }
@@ -151,83 +151,84 @@ impl Trace {
     }
 }
 
-/// The new address differs with the endpoint's interface.
-fn is_same(one: Option<&Translation>, other: Option<&Translation>) -> bool {
-    one.map(|translation| &translation.why) == other.map(|translation| &translation.why)
+/// The new address may differ with the interface of the endpoint.
+fn is_same(one: Option<&SourceTranslation>, other: Option<&SourceTranslation>) -> bool {
+    one.map(|translation| &translation.reason) == other.map(|translation| &translation.reason)
 }
 
-// === impl Scheduled ===
+// === impl IpvsSelection ===
 
-impl fmt::Display for Scheduled {
+impl fmt::Display for IpvsSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let how = match self.choice {
-            Choice::InTurn => "in turn",
-            Choice::ByClient => "by the client's address",
-            Choice::ByScheduler => "as the scheduler decides",
-            Choice::Remembered => return f.write_str("where this client has been before"),
+        let method = match self.method {
+            SelectionMethod::RoundRobin => "round robin",
+            SelectionMethod::ClientHash => "by client address hash",
+            SelectionMethod::Scheduler => "by the scheduler",
+            SelectionMethod::Persistence => return f.write_str("persistent for this client"),
         };
-        write!(f, "{how} ({})", self.scheduler)?;
+        write!(f, "{method} ({})", self.scheduler)?;
         match self.affinity_seconds {
-            Some(seconds) => write!(f, ", where it stays for {seconds} s"),
+            Some(seconds) => write!(f, ", then persistent for {seconds} s"),
             None => Ok(()),
         }
     }
 }
 
-// === impl Summary ===
+// === impl PathSummary ===
 
-impl Summary<'_> {
-    fn is_remembered(&self) -> bool {
-        self.example.scheduled.as_ref().is_some_and(|scheduled| scheduled.choice == Choice::Remembered)
+impl PathSummary<'_> {
+    fn is_persistent(&self) -> bool {
+        self.example.scheduled.as_ref().is_some_and(|scheduled| scheduled.method == SelectionMethod::Persistence)
     }
 }
 
-impl fmt::Display for Summary<'_> {
+impl fmt::Display for PathSummary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.probability < 0.9995 {
             write!(f, "{}: ", percent(self.probability))?;
         }
-        match (&self.example.fate, &self.endpoints[..]) {
-            (Fate::Refused { with, why }, _) => write!(f, "refused with {with}: {why}")?,
-            (Fate::Dropped { why }, _) => write!(f, "dropped: {why}")?,
-            (Fate::Delivered, []) => {
+        match (&self.example.verdict, &self.endpoints[..]) {
+            (PacketVerdict::Rejected { with, reason }, _) => write!(f, "rejected with {with}: {reason}")?,
+            (PacketVerdict::Dropped { reason }, _) => write!(f, "dropped: {reason}")?,
+            (PacketVerdict::Delivered, []) => {
                 write!(
                     f,
-                    "not translated: no rule here takes it for a Service's; it goes to its destination as it is"
+                    "not translated: no rule handles it as Service traffic; delivered to its destination unchanged"
                 )?;
             }
-            (Fate::Delivered, [(known, _)]) if self.is_remembered() => {
-                write!(f, "goes to {known}, where this client has been before")?;
+            (PacketVerdict::Delivered, [(endpoint, _)]) if self.is_persistent() => {
+                write!(f, "sent to {endpoint}, the endpoint of earlier connections of this client")?;
             }
-            (Fate::Delivered, [(only, _)]) => write!(f, "goes to the only endpoint, {only}")?,
-            (Fate::Delivered, endpoints) => {
+            (PacketVerdict::Delivered, [(only, _)]) => write!(f, "sent to the only endpoint, {only}")?,
+            (PacketVerdict::Delivered, endpoints) => {
                 let scheduled = self.example.scheduled.as_ref();
-                let has_shares = scheduled.is_none_or(|scheduled| scheduled.choice == Choice::InTurn);
+                let has_probabilities =
+                    scheduled.is_none_or(|scheduled| scheduled.method == SelectionMethod::RoundRobin);
                 let shown: Vec<_> = endpoints
                     .iter()
-                    .map(|(endpoint, share)| match has_shares {
-                        true => format!("{endpoint} ({})", percent(*share)),
+                    .map(|(endpoint, probability)| match has_probabilities {
+                        true => format!("{endpoint} ({})", percent(*probability)),
                         false => endpoint.to_string(),
                     })
                     .collect();
-                let how = scheduled.map(|scheduled| format!(", {scheduled}")).unwrap_or_default();
-                write!(f, "goes to one of {} endpoints{how}: {}", endpoints.len(), shown.join(", "))?;
+                let method = scheduled.map(|scheduled| format!(", {scheduled}")).unwrap_or_default();
+                write!(f, "sent to one of {} endpoints{method}: {}", endpoints.len(), shown.join(", "))?;
             }
         }
         match &self.example.masquerade {
-            Some(Translation { source, why }) if self.example.fate == Fate::Delivered => {
+            Some(SourceTranslation { source, reason }) if self.example.verdict == PacketVerdict::Delivered => {
                 let source = source.map(|source| format!(" as {source}")).unwrap_or_default();
-                write!(f, "; masqueraded{source}, because: {why}")
+                write!(f, "; source masqueraded{source}, by rule: {reason}")
             }
-            None if self.example.fate == Fate::Delivered && !self.endpoints.is_empty() => {
-                write!(f, "; it keeps its source")
+            None if self.example.verdict == PacketVerdict::Delivered && !self.endpoints.is_empty() => {
+                write!(f, "; source unchanged")
             }
             _ => Ok(()),
         }
     }
 }
 
-fn percent(share: f64) -> String {
-    let percent = share * 100.0;
+fn percent(probability: f64) -> String {
+    let percent = probability * 100.0;
     if (percent - percent.round()).abs() < 0.05 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
 }

@@ -1,93 +1,48 @@
-//! A packet that opens a connection, as far as rules ask for it.
+//! A packet that opens a connection, with the fields that rules can match.
 
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
-    str::FromStr,
 };
 
 use netlink::nft::PayloadBase;
+use proto::model::Protocol;
 use serde::Serialize;
 
-/// A transport protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// TCP; the packet is a SYN.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP; the packet is an INIT.
-    Sctp,
-}
-
-/// How the packet comes into the node's rules.
+/// Where the packet comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Entry {
-    /// A process of this node sends it.
+pub enum PacketOrigin {
+    /// It is sent by a process of this node.
     Node,
-    /// It arrives through an interface; an empty name: through one that is not known.
+    /// It is received on this interface; an empty name when the interface is unknown.
     Interface(String),
 }
 
-/// A packet, as it is when a rule looks at it.
+/// A packet. A TCP packet is a SYN, an SCTP packet an INIT.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Packet {
-    /// Whose.
+    /// The source address and port.
     pub source: SocketAddr,
-    /// Where to.
+    /// The destination address and port.
     pub destination: SocketAddr,
-    /// How.
+    /// The transport protocol.
     pub protocol: Protocol,
-    /// Where it came in.
-    pub entry: Entry,
+    /// Where it comes from.
+    pub origin: PacketOrigin,
 }
 
-/// How long the headers are that a rule may read: IPv6, and as much of TCP.
-const HEADER: usize = 40;
-/// The flag of a packet that opens a TCP connection, and where it is.
+/// The length of the headers that a rule may read: that of IPv6, and as much of TCP.
+const HEADER_LEN: usize = 40;
+/// The offset of the flags in a TCP header, and SYN.
 const TCP_SYN: (usize, u8) = (13, 0x02);
-
-// === impl Protocol ===
-
-impl Protocol {
-    /// `IPPROTO_*`.
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-            Self::Sctp => 132,
-        }
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        })
-    }
-}
-
-impl FromStr for Protocol {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let all = [Self::Tcp, Self::Udp, Self::Sctp];
-        let found = all.into_iter().find(|protocol| protocol.to_string() == text.to_lowercase());
-        found.ok_or_else(|| format!("{text:?}: expected tcp, udp or sctp"))
-    }
-}
 
 // === impl Packet ===
 
 impl Packet {
-    /// Bytes of a header; `None` where it has none of these.
+    /// Bytes of a header; `None` when the header has no such bytes.
     pub(crate) fn bytes(&self, base: PayloadBase, offset: u32, len: u32) -> Option<Vec<u8>> {
-        let mut header = [0; HEADER];
+        let mut header = [0; HEADER_LEN];
         match base {
             PayloadBase::Link => return None,
             PayloadBase::Network => match (self.source.ip(), self.destination.ip()) {
@@ -125,7 +80,7 @@ impl Packet {
 
 impl fmt::Display for Packet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} -> {}", self.protocol, self.source, self.destination)
+        write!(f, "{} {} -> {}", self.protocol.lower(), self.source, self.destination)
     }
 }
 
@@ -134,12 +89,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_where_rules_read_them() {
+    fn header_fields_are_at_their_offsets() {
         let mut packet = Packet {
             source: "10.0.0.1:4096".parse().unwrap(),
             destination: "10.96.0.1:80".parse().unwrap(),
             protocol: Protocol::Tcp,
-            entry: Entry::Node,
+            origin: PacketOrigin::Node,
         };
         assert_eq!(packet.bytes(PayloadBase::Network, 16, 4), Some(vec![10, 96, 0, 1]));
         assert_eq!(packet.bytes(PayloadBase::Network, 9, 1), Some(vec![6]));

@@ -1,4 +1,4 @@
-//! For the tests of this crate: a kernel that is made up.
+//! For tests: a fake kernel.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,21 +13,21 @@ use proto::model::IpFamily;
 use crate::{
     ipset::find,
     iptables,
-    kernel::{Found, Kernel, VirtualServer},
+    kernel::{Kernel, SetElement, VirtualServer},
 };
 
-/// What it is asked, it knows by heart.
+/// Returns what the test has put in.
 #[derive(Debug, Default)]
 pub(crate) struct FakeKernel {
     pub(crate) own: HashSet<IpAddr>,
-    pub(crate) remembered: HashSet<(String, IpAddr)>,
+    pub(crate) recent: HashSet<(String, IpAddr)>,
     pub(crate) sets: Vec<(ipset::Ipset, Vec<ipset::IpsetEntry>)>,
     pub(crate) servers: HashMap<ipvs::VirtualServerKey, VirtualServer>,
     pub(crate) persistent: HashMap<(ipvs::VirtualServerKey, IpAddr), SocketAddr>,
 }
 
 impl FakeKernel {
-    /// With these addresses.
+    /// A node with these addresses.
     pub(crate) fn with(addresses: &[&str]) -> Self {
         let own = addresses.iter().map(|address| address.parse().unwrap()).collect();
         Self { own, ..Self::default() }
@@ -40,7 +40,7 @@ impl FakeKernel {
 }
 
 impl Kernel for FakeKernel {
-    fn element(&mut self, _: &Table, _: &str, _: &[u8]) -> Result<Option<Found>> {
+    fn element(&mut self, _: &Table, _: &str, _: &[u8]) -> Result<Option<SetElement>> {
         Ok(None)
     }
 
@@ -56,8 +56,8 @@ impl Kernel for FakeKernel {
         Ok(self.entry(name, entry).map(|entry| entry.mark.unwrap_or(0)))
     }
 
-    fn virtual_server(&mut self, known_by: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>> {
-        Ok(self.servers.get(known_by).cloned())
+    fn virtual_server(&mut self, key: &ipvs::VirtualServerKey) -> Result<Option<VirtualServer>> {
+        Ok(self.servers.get(key).cloned())
     }
 
     fn persistent(&mut self, server: &ipvs::VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>> {
@@ -68,16 +68,16 @@ impl Kernel for FakeKernel {
         address.is_loopback() || self.own.contains(&address)
     }
 
-    fn interface_towards(&self, address: IpAddr) -> Option<String> {
+    fn output_interface(&self, address: IpAddr) -> Option<String> {
         Some(if self.is_local(address) { "lo" } else { "eth0" }.to_owned())
     }
 
-    fn source_towards(&self, address: IpAddr) -> Option<IpAddr> {
+    fn source_address(&self, address: IpAddr) -> Option<IpAddr> {
         self.own.iter().copied().filter(|own| own.is_ipv4() == address.is_ipv4()).min()
     }
 
-    fn remembers(&self, list: &str, address: IpAddr) -> bool {
-        self.remembered.contains(&(list.to_owned(), address))
+    fn is_in_recent_list(&self, list: &str, address: IpAddr) -> bool {
+        self.recent.contains(&(list.to_owned(), address))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use clap::{Args, ValueEnum};
-use trace::Protocol;
+use proto::model::Protocol;
 
 use super::Output;
 
@@ -29,7 +29,7 @@ pub(crate) struct TraceArgs {
     pub(crate) destination: SocketAddr,
 
     /// tcp, udp or sctp.
-    #[arg(short, long, default_value = "tcp")]
+    #[arg(short, long, default_value = "tcp", value_parser = protocol)]
     pub(crate) protocol: Protocol,
 
     /// How it comes: from this node itself, from a pod, from outside (both through the interface that leads to SRC), or through
@@ -54,6 +54,10 @@ pub(crate) enum Origin {
     Pod,
     /// Another machine.
     Outside,
+}
+
+fn protocol(text: &str) -> Result<Protocol, String> {
+    text.to_uppercase().parse().map_err(|_| format!("{text:?}: expected tcp, udp or sctp"))
 }
 
 /// An address, with or without a port.

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use trace::{Entry, Kernel as _, Live, Packet, Rules, Trace};
+use trace::{Kernel as _, LiveKernel, NodeRules, Packet, PacketOrigin, Trace};
 
 use crate::{
     cli::{Origin, TraceArgs},
@@ -31,18 +31,18 @@ async fn follow(args: &TraceArgs) -> Result<Report> {
         "{source} and {destination} are not of one family: no packet has both"
     );
     let saved = iptables::save_all().await?;
-    let mut kernel = Live::open()?;
-    let rules = Rules::read(&saved, &mut kernel)?;
+    let mut kernel = LiveKernel::open()?;
+    let rules = NodeRules::read(&saved, &mut kernel)?;
     let is_own = kernel.is_local(source.ip());
-    let through = || Entry::Interface(kernel.interface_towards(source.ip()).unwrap_or_default());
-    let entry = match (args.from, &args.interface) {
-        (_, Some(interface)) => Entry::Interface(interface.clone()),
-        (Some(Origin::Node), _) => Entry::Node,
+    let through = || PacketOrigin::Interface(kernel.output_interface(source.ip()).unwrap_or_default());
+    let origin = match (args.from, &args.interface) {
+        (_, Some(interface)) => PacketOrigin::Interface(interface.clone()),
+        (Some(Origin::Node), _) => PacketOrigin::Node,
         (Some(Origin::Pod | Origin::Outside), _) => through(),
-        (None, None) if is_own => Entry::Node,
+        (None, None) if is_own => PacketOrigin::Node,
         (None, None) => through(),
     };
-    let packet = Packet { source, destination, protocol: args.protocol, entry };
+    let packet = Packet { source, destination, protocol: args.protocol, origin };
     let trace = trace::trace(&rules, &packet, &mut kernel)?;
     let summary = trace.summaries().iter().map(ToString::to_string).collect();
     Ok(Report { summary, trace })
@@ -52,23 +52,23 @@ impl Report {
     /// For people: the steps of one way for each thing that may happen, and what happens.
     fn text(&self) -> String {
         let packet = &self.trace.packet;
-        let mut text = match &packet.entry {
-            Entry::Node => format!("{packet}, from this node\n"),
-            Entry::Interface(name) if name.is_empty() => format!("{packet}, from somewhere\n"),
-            Entry::Interface(name) => format!("{packet}, through {name}\n"),
+        let mut text = match &packet.origin {
+            PacketOrigin::Node => format!("{packet}, from this node\n"),
+            PacketOrigin::Interface(name) if name.is_empty() => format!("{packet}, from somewhere\n"),
+            PacketOrigin::Interface(name) => format!("{packet}, through {name}\n"),
         };
         for summary in self.trace.summaries() {
             text += "\n";
             for step in &summary.example.steps {
-                text += &format!("{:<12} {}\n", step.hook, step.place);
+                text += &format!("{:<12} {}\n", step.hook, step.chain);
                 if !step.rule.is_empty() {
                     text += &format!("{:13}{}\n", "", step.rule);
                 }
-                text += &format!("{:13}=> {}\n", "", step.does);
+                text += &format!("{:13}=> {}\n", "", step.action);
             }
             text += &format!("\n{summary}\n");
             for unknown in &summary.example.unknown {
-                text += &format!("not known: {unknown}\n");
+                text += &format!("unknown: {unknown}\n");
             }
         }
         text

@@ -106,7 +106,8 @@ impl Server {
         self.kind == ServerKind::NodePort
     }
 
-    /// The connections that its deletion would close. One that a side has closed counts as inactive, but may still carry data.
+    /// The connections that its deletion would close. One that a side has closed counts as inactive, but may still
+    /// carry data.
     pub(super) fn connections(&self) -> u64 {
         match self.service {
             // Their conntrack entries are deleted.

@@ -1,5 +1,5 @@
-//! Which objects are kube-proxy's, and which are kept because of connections. The kernel's part is tested in `e2e`, because few kernels
-//! have IPVS.
+//! Which objects are kube-proxy's, and which are kept because of connections. The kernel's part is tested in `e2e`,
+//! because few kernels have IPVS.
 
 use netlink::{ipset::IpsetEntry, ipvs::Destination, testing::in_netns};
 

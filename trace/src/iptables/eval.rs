@@ -1,4 +1,4 @@
-//! A packet in a chain of iptables: rule after rule, until one decides.
+//! Evaluates the rules of a chain of iptables.
 
 use anyhow::{Result, bail};
 
@@ -6,54 +6,55 @@ use ::iptables::{Condition, Match, Policy, Rule, Side, Target};
 
 use super::Table;
 use crate::{
-    flow::{DEEPEST, Decision, Flow},
-    ipset::{self, Wanted},
+    ipset::{self, SetLookup},
+    traversal::{ChainVerdict, MAX_DEPTH, Traversal},
 };
 
-/// How a chain ends.
-enum Left {
-    Back,
-    Decided(Decision),
+/// The result of a chain.
+enum ChainResult {
+    /// The calling chain continues.
+    Return,
+    Verdict(ChainVerdict),
 }
 
-/// A built-in chain.
-pub(crate) fn base(flow: &mut Flow<'_>, table: &Table, name: &str) -> Result<Decision> {
-    Ok(match chain(flow, table, name, 0)? {
-        Left::Decided(decision) => decision,
-        Left::Back if table.policies.get(name) == Some(&Policy::Drop) => {
-            Decision::Drop { why: format!("the policy of {}", table.place(name)) }
+/// Evaluates a built-in chain.
+pub(crate) fn base(traversal: &mut Traversal<'_>, table: &Table, name: &str) -> Result<ChainVerdict> {
+    Ok(match chain(traversal, table, name, 0)? {
+        ChainResult::Verdict(verdict) => verdict,
+        ChainResult::Return if table.policies.get(name) == Some(&Policy::Drop) => {
+            ChainVerdict::Drop { reason: format!("the policy of {}", table.full_name(name)) }
         }
-        Left::Back => Decision::Accept,
+        ChainResult::Return => ChainVerdict::Accept,
     })
 }
 
-fn chain(flow: &mut Flow<'_>, table: &Table, name: &str, depth: usize) -> Result<Left> {
-    if depth > DEEPEST {
-        bail!("{}: chains lead to each other without end", table.place(name));
+fn chain(traversal: &mut Traversal<'_>, table: &Table, name: &str, depth: usize) -> Result<ChainResult> {
+    if depth > MAX_DEPTH {
+        bail!("{}: chains jump to each other in a cycle", table.full_name(name));
     }
     for rule in table.rules.get(name).into_iter().flatten() {
-        if !matches(flow, table, name, rule)? {
+        if !matches(traversal, table, name, rule)? {
             continue;
         }
-        let place = table.place(name);
-        let why = || if rule.comment.is_empty() { place.clone() } else { rule.comment.clone() };
+        let chain_name = table.full_name(name);
+        let reason = || if rule.comment.is_empty() { chain_name.clone() } else { rule.comment.clone() };
         if let Target::Unknown(target) = &rule.target {
-            flow.unknown(format!("{place}: target {target}, taken for one that does nothing: {}", rule.text));
+            traversal.unknown(format!("{chain_name}: unknown target {target}, treated as continue: {}", rule.text));
         }
-        let Some(does) = act(flow, rule, &place)? else { continue };
-        flow.step(place.clone(), rule.text.clone(), does);
-        let decision = match &rule.target {
-            Target::Accept | Target::Dnat { .. } | Target::Snat(_) | Target::Masquerade => Decision::Accept,
-            Target::Drop => Decision::Drop { why: why() },
-            Target::Reject(with) => Decision::Refuse { with: reject(with), why: why() },
-            Target::Return => return Ok(Left::Back),
+        let Some(action) = apply(traversal, rule, &chain_name)? else { continue };
+        traversal.step(chain_name.clone(), rule.text.clone(), action);
+        let verdict = match &rule.target {
+            Target::Accept | Target::Dnat { .. } | Target::Snat(_) | Target::Masquerade => ChainVerdict::Accept,
+            Target::Drop => ChainVerdict::Drop { reason: reason() },
+            Target::Reject(with) => ChainVerdict::Reject { with: reject_type(with), reason: reason() },
+            Target::Return => return Ok(ChainResult::Return),
             Target::Jump(to) | Target::Goto(to) => {
-                flow.led_by.push(why());
-                let left = chain(flow, table, to, depth + 1)?;
-                flow.led_by.pop();
-                match (left, &rule.target) {
-                    (Left::Back, Target::Jump(_)) => continue,
-                    (left, _) => return Ok(left),
+                traversal.jumped_by.push(reason());
+                let result = chain(traversal, table, to, depth + 1)?;
+                traversal.jumped_by.pop();
+                match (result, &rule.target) {
+                    (ChainResult::Return, Target::Jump(_)) => continue,
+                    (result, _) => return Ok(result),
                 }
             }
             Target::None
@@ -65,100 +66,100 @@ fn chain(flow: &mut Flow<'_>, table: &Table, name: &str, depth: usize) -> Result
             | Target::NoEffect
             | Target::Unknown(_) => continue,
         };
-        return Ok(Left::Decided(decision));
+        return Ok(ChainResult::Verdict(verdict));
     }
-    Ok(Left::Back)
+    Ok(ChainResult::Return)
 }
 
-/// Does what the target does to the packet; in words. `None` where it is as if the rule did not match.
-fn act(flow: &mut Flow<'_>, rule: &Rule, place: &str) -> Result<Option<String>> {
+/// Applies the target to the packet, and describes that. `None`: the target had no effect.
+fn apply(traversal: &mut Traversal<'_>, rule: &Rule, chain_name: &str) -> Result<Option<String>> {
     Ok(Some(match &rule.target {
-        Target::None => "counted".to_owned(),
+        Target::None => "continue".to_owned(),
         Target::Accept => "accept".to_owned(),
         Target::Drop => "drop".to_owned(),
         Target::Return => "return".to_owned(),
-        Target::Reject(with) => format!("refused with {}", reject(with)),
+        Target::Reject(with) => format!("rejected with {}", reject_type(with)),
         Target::Jump(to) => format!("jump {to}"),
         Target::Goto(to) => format!("goto {to}"),
         Target::Mark { value, mask } => {
-            let before = flow.mark;
-            flow.set_mark((before & !mask) ^ value, &rule.comment);
-            format!("mark {before:#x} becomes {:#x}", flow.mark)
+            let before = traversal.mark;
+            traversal.set_mark((before & !mask) ^ value, &rule.comment);
+            format!("mark {before:#x} set to {:#x}", traversal.mark)
         }
-        Target::MapMark { name, sides } => return map_mark(flow, name, sides, place),
+        Target::MapMark { name, sides } => return map_mark(traversal, name, sides, chain_name),
         Target::ConnMark { value, mask } => {
-            let mark = (flow.ct_mark & !mask) ^ value;
-            flow.set_ct_mark(mark, why(rule, &rule.text));
-            format!("the connection's mark becomes {mark:#x}")
+            let mark = (traversal.ct_mark & !mask) ^ value;
+            traversal.set_ct_mark(mark, comment_or(rule, &rule.text));
+            format!("connection mark set to {mark:#x}")
         }
         Target::SaveMark { packet, connection } => {
-            let mark = (flow.ct_mark & !connection) ^ (flow.mark & packet);
-            flow.set_ct_mark(mark, why(rule, &rule.text));
-            format!("the connection's mark becomes {mark:#x}")
+            let mark = (traversal.ct_mark & !connection) ^ (traversal.mark & packet);
+            traversal.set_ct_mark(mark, comment_or(rule, &rule.text));
+            format!("connection mark set to {mark:#x}")
         }
         Target::RestoreMark { packet, connection } => {
-            let mark = (flow.mark & !packet) ^ (flow.ct_mark & connection);
-            flow.set_mark(mark, &rule.comment);
-            format!("mark becomes {mark:#x}")
+            let mark = (traversal.mark & !packet) ^ (traversal.ct_mark & connection);
+            traversal.set_mark(mark, &rule.comment);
+            format!("mark set to {mark:#x}")
         }
         Target::Dnat { address, port } => {
-            flow.translate(*address, *port);
-            format!("the destination becomes {}", flow.packet.destination)
+            traversal.translate(*address, *port);
+            format!("destination translated to {}", traversal.packet.destination)
         }
         Target::Snat(address) => {
-            flow.masquerade(*address, why(rule, &rule.text));
-            format!("the source becomes {}", flow.packet.source.ip())
+            traversal.masquerade(*address, comment_or(rule, &rule.text));
+            format!("source translated to {}", traversal.packet.source.ip())
         }
         Target::Masquerade => {
-            flow.masquerade(None, why(rule, &rule.text));
-            "the source becomes an address of this node".to_owned()
+            traversal.masquerade(None, comment_or(rule, &rule.text));
+            "source masqueraded".to_owned()
         }
-        Target::NoEffect => "goes on".to_owned(),
-        Target::Unknown(target) => format!("not understood: {target}"),
+        Target::NoEffect => "continue".to_owned(),
+        Target::Unknown(target) => format!("unknown target {target}"),
     }))
 }
 
-/// The mark that the packet's element of a set has; it stays where the set has no such element.
-fn map_mark(flow: &mut Flow<'_>, name: &str, sides: &[Side], place: &str) -> Result<Option<String>> {
-    let entry = match look_for(flow, name, sides)? {
-        Wanted::Entry(entry) => entry,
-        Wanted::Nothing => return Ok(None),
-        Wanted::Unknown => {
-            flow.unknown(format!("{place}: set {name} of ipset, taken for one without elements"));
+/// Sets the mark to that of the packet's entry in an ipset. `None` when the set does not contain it.
+fn map_mark(traversal: &mut Traversal<'_>, name: &str, sides: &[Side], chain_name: &str) -> Result<Option<String>> {
+    let entry = match lookup(traversal, name, sides)? {
+        SetLookup::Entry(entry) => entry,
+        SetLookup::NeverMatches => return Ok(None),
+        SetLookup::Unknown => {
+            traversal.unknown(format!("{chain_name}: the type of ipset {name} is not supported, treated as empty"));
             return Ok(None);
         }
     };
-    let Some(mark) = flow.kernel.ipset_mark(name, &entry)? else { return Ok(None) };
-    let before = std::mem::replace(&mut flow.mark, mark);
-    Ok(Some(format!("{} is in {name}: mark {before:#x} becomes {mark:#x}", ipset::words(&entry))))
+    let Some(mark) = traversal.kernel.ipset_mark(name, &entry)? else { return Ok(None) };
+    let before = std::mem::replace(&mut traversal.mark, mark);
+    Ok(Some(format!("{} is in {name}: mark {before:#x} set to {mark:#x}", ipset::describe(&entry))))
 }
 
-/// What to look for in a set of ipset. A rule keeps its set from going; one that is not there all the same has nothing.
-fn look_for(flow: &mut Flow<'_>, name: &str, sides: &[Side]) -> Result<Wanted> {
-    let set = flow.kernel.ipset(name)?;
-    Ok(set.map_or(Wanted::Nothing, |set| ipset::wanted(&set, sides, &flow.packet)))
+/// The lookup of the packet in an ipset. One that does not exist contains nothing.
+fn lookup(traversal: &mut Traversal<'_>, name: &str, sides: &[Side]) -> Result<SetLookup> {
+    let set = traversal.kernel.ipset(name)?;
+    Ok(set.map_or(SetLookup::NeverMatches, |set| ipset::lookup(&set, sides, &traversal.packet)))
 }
 
-fn why<'a>(rule: &'a Rule, otherwise: &'a str) -> &'a str {
+fn comment_or<'a>(rule: &'a Rule, otherwise: &'a str) -> &'a str {
     if rule.comment.is_empty() { otherwise } else { &rule.comment }
 }
 
-/// `--reject-with` in words.
-fn reject(with: &str) -> String {
+/// Describes `--reject-with`.
+fn reject_type(with: &str) -> String {
     match with {
-        "tcp-reset" => "a TCP reset".to_owned(),
+        "tcp-reset" => "TCP reset".to_owned(),
         "icmp-port-unreachable" => "ICMP port unreachable".to_owned(),
         "icmp6-port-unreachable" => "ICMPv6 port unreachable".to_owned(),
         other => other.to_owned(),
     }
 }
 
-/// Whether all conditions hold. What is not understood does not.
-fn matches(flow: &mut Flow<'_>, table: &Table, chain: &str, rule: &Rule) -> Result<bool> {
+/// Whether all conditions hold. An unknown condition does not.
+fn matches(traversal: &mut Traversal<'_>, table: &Table, chain: &str, rule: &Rule) -> Result<bool> {
     for Match { negated, condition } in &rule.matches {
-        let Some(holds) = holds(flow, condition)? else {
-            let rule = format!("{}: {}", table.place(chain), rule.text);
-            flow.unknown(format!("a rule that is not understood, and taken for one that does not match: {rule}"));
+        let Some(holds) = holds(traversal, condition)? else {
+            let rule = format!("{}: {}", table.full_name(chain), rule.text);
+            traversal.unknown(format!("unknown condition, the rule is treated as not matching: {rule}"));
             return Ok(false);
         };
         if holds == *negated {
@@ -168,19 +169,19 @@ fn matches(flow: &mut Flow<'_>, table: &Table, chain: &str, rule: &Rule) -> Resu
     Ok(true)
 }
 
-/// `None`: nobody here knows.
-fn holds(flow: &mut Flow<'_>, condition: &Condition) -> Result<Option<bool>> {
-    let end = |flow: &Flow<'_>, side: &Side| match side {
-        Side::Source => flow.packet.source,
-        Side::Destination => flow.packet.destination,
+/// `None`: unknown.
+fn holds(traversal: &mut Traversal<'_>, condition: &Condition) -> Result<Option<bool>> {
+    let end = |traversal: &Traversal<'_>, side: &Side| match side {
+        Side::Source => traversal.packet.source,
+        Side::Destination => traversal.packet.destination,
     };
     Ok(Some(match condition {
-        Condition::Address(side, net) => net.contains(&end(flow, side).ip()),
-        Condition::Protocol(number) => *number == flow.packet.protocol.number() || *number == 0,
+        Condition::Address(side, net) => net.contains(&end(traversal, side).ip()),
+        Condition::Protocol(number) => *number == traversal.packet.protocol.number() || *number == 0,
         Condition::Interface(side, wanted) => {
             let name = match side {
-                Side::Source => flow.input(),
-                Side::Destination => flow.output(),
+                Side::Source => traversal.input(),
+                Side::Destination => traversal.output(),
             };
             match wanted.strip_suffix('+') {
                 Some(prefix) => name.starts_with(prefix),
@@ -188,28 +189,28 @@ fn holds(flow: &mut Flow<'_>, condition: &Condition) -> Result<Option<bool>> {
             }
         }
         Condition::Ports(side, ranges) => {
-            let port = end(flow, side).port();
+            let port = end(traversal, side).port();
             ranges.iter().any(|range| range.contains(&port))
         }
-        Condition::Mark { value, mask } => flow.mark & mask == *value,
-        Condition::ConnMark { value, mask } => flow.ct_mark & mask == *value,
+        Condition::Mark { value, mask } => traversal.mark & mask == *value,
+        Condition::ConnMark { value, mask } => traversal.ct_mark & mask == *value,
         Condition::State(words) => words.iter().any(|word| match word.as_str() {
             "NEW" => true,
-            "DNAT" => flow.is_translated(),
-            "SNAT" => flow.masquerade.is_some(),
+            "DNAT" => traversal.is_translated(),
+            "SNAT" => traversal.masquerade.is_some(),
             _ => false,
         }),
         Condition::Local(side) => {
-            let address = end(flow, side).ip();
-            flow.kernel.is_local(address)
+            let address = end(traversal, side).ip();
+            traversal.kernel.is_local(address)
         }
-        Condition::Random(probability) => flow.choices.choose(&[*probability, 1.0 - probability]) == 0,
-        Condition::Recent(list) => flow.kernel.remembers(list, flow.packet.source.ip()),
+        Condition::Random(probability) => traversal.choices.choose(&[*probability, 1.0 - probability]) == 0,
+        Condition::Recent(list) => traversal.kernel.is_in_recent_list(list, traversal.packet.source.ip()),
         Condition::SetRecent(_) => true,
-        Condition::InSet { name, sides } => match look_for(flow, name, sides)? {
-            Wanted::Entry(entry) => flow.kernel.ipset_has(name, &entry)?,
-            Wanted::Nothing => false,
-            Wanted::Unknown => return Ok(None),
+        Condition::InSet { name, sides } => match lookup(traversal, name, sides)? {
+            SetLookup::Entry(entry) => traversal.kernel.ipset_has(name, &entry)?,
+            SetLookup::NeverMatches => false,
+            SetLookup::Unknown => return Ok(None),
         },
         Condition::Unknown(_) => return Ok(None),
     }))

@@ -1,9 +1,10 @@
-//! kube-proxy's rules, as iptables prints them, and what they do.
+//! Evaluates kube-proxy's rules, as iptables-save prints them.
 
 use ::iptables::Variant;
+use proto::model::Protocol;
 
 use crate::{
-    Entry, Fate, Packet, Path, Protocol, Rules,
+    NodeRules, Packet, PacketOrigin, PacketVerdict, Path,
     testing::{FakeKernel, tables},
     trace,
 };
@@ -55,85 +56,90 @@ COMMIT
 COMMIT
 "#;
 
-fn follow(source: &str, destination: &str, entry: Entry, kernel: &mut FakeKernel) -> Vec<Path> {
-    let rules = Rules { nft: Vec::new(), iptables: tables(Variant::Nft, SAVED) };
+fn evaluate(source: &str, destination: &str, origin: PacketOrigin, kernel: &mut FakeKernel) -> Vec<Path> {
+    let rules = NodeRules { nft: Vec::new(), iptables: tables(Variant::Nft, SAVED) };
     let (source, destination) = (format!("{source}:40000").parse().unwrap(), destination.parse().unwrap());
-    let packet = Packet { source, destination, protocol: Protocol::Tcp, entry };
+    let packet = Packet { source, destination, protocol: Protocol::Tcp, origin };
     trace(&rules, &packet, kernel).unwrap().paths
 }
 
-fn outside() -> Entry {
-    Entry::Interface("eth0".to_owned())
+fn outside() -> PacketOrigin {
+    PacketOrigin::Interface("eth0".to_owned())
 }
 
 fn endpoints(paths: &[Path]) -> Vec<(String, u32)> {
-    let share = |path: &Path| (path.probability * 1_000.0).round() as u32;
-    paths.iter().map(|path| (path.endpoint.map_or_else(String::new, |e| e.to_string()), share(path))).collect()
+    let probability = |path: &Path| (path.probability * 1_000.0).round() as u32;
+    paths.iter().map(|path| (path.endpoint.map_or_else(String::new, |e| e.to_string()), probability(path))).collect()
 }
 
 #[test]
-fn all_endpoints_are_found_with_their_shares() {
+fn all_endpoints_are_found_with_their_probabilities() {
     let mut kernel = FakeKernel::with(&["172.18.0.2"]);
-    let paths = follow("10.244.1.9", "10.96.0.10:80", outside(), &mut kernel);
+    let paths = evaluate("10.244.1.9", "10.96.0.10:80", outside(), &mut kernel);
     let expected = ["10.244.1.1:8080", "10.244.1.2:8080", "10.244.1.3:8080"];
     assert_eq!(endpoints(&paths), expected.map(|endpoint| (endpoint.to_owned(), 333)));
-    assert!(paths.iter().all(|path| path.masquerade.is_none() && path.fate == Fate::Delivered));
+    assert!(paths.iter().all(|path| path.masquerade.is_none() && path.verdict == PacketVerdict::Delivered));
     assert!(paths.iter().all(|path| path.unknown.is_empty()), "{:?}", paths[0].unknown);
 }
 
 #[test]
-fn masquerade_says_why() {
+fn masquerading_has_the_comment_of_the_rule() {
     let mut kernel = FakeKernel::with(&["172.18.0.2"]);
     let reason =
-        |paths: &[Path]| paths[0].masquerade.as_ref().map(|it| (it.why.clone(), it.source.unwrap().to_string()));
+        |paths: &[Path]| paths[0].masquerade.as_ref().map(|it| (it.reason.clone(), it.source.unwrap().to_string()));
     let own = "172.18.0.2".to_owned();
-    let paths = follow("192.0.2.1", "10.96.0.10:80", outside(), &mut kernel);
+    let paths = evaluate("192.0.2.1", "10.96.0.10:80", outside(), &mut kernel);
     assert_eq!(reason(&paths), Some(("default/web cluster IP".to_owned(), own.clone())));
-    // Only the endpoint that is the client itself is reached by hairpin.
-    let paths = follow("10.244.1.1", "10.96.0.10:80", outside(), &mut kernel);
+    // Only connections of an endpoint to itself are masqueraded as hairpin.
+    let paths = evaluate("10.244.1.1", "10.96.0.10:80", outside(), &mut kernel);
     assert_eq!(reason(&paths), Some(("default/web hairpin".to_owned(), own)));
     assert_eq!(paths[1].masquerade, None);
 }
 
 #[test]
-fn a_client_that_is_remembered_has_one_endpoint() {
+fn a_client_with_session_affinity_has_one_endpoint() {
     let mut kernel = FakeKernel::with(&["172.18.0.2"]);
-    kernel.remembered.insert(("KUBE-SEP-3".to_owned(), "10.244.1.9".parse().unwrap()));
-    let paths = follow("10.244.1.9", "10.96.0.10:80", outside(), &mut kernel);
+    kernel.recent.insert(("KUBE-SEP-3".to_owned(), "10.244.1.9".parse().unwrap()));
+    let paths = evaluate("10.244.1.9", "10.96.0.10:80", outside(), &mut kernel);
     assert_eq!(endpoints(&paths), [("10.244.1.3:8080".to_owned(), 1_000)]);
 }
 
 #[test]
-fn without_endpoints_it_is_refused() {
+fn without_endpoints_the_packet_is_rejected() {
     let mut kernel = FakeKernel::with(&["172.18.0.2"]);
-    for entry in [outside(), Entry::Node] {
-        let paths = follow("172.18.0.2", "10.96.0.9:80", entry, &mut kernel);
-        let refused =
-            Fate::Refused { with: "ICMP port unreachable".to_owned(), why: "default/none has no endpoints".to_owned() };
-        assert_eq!(paths.iter().map(|path| &path.fate).collect::<Vec<_>>(), [&refused]);
+    for origin in [outside(), PacketOrigin::Node] {
+        let paths = evaluate("172.18.0.2", "10.96.0.9:80", origin, &mut kernel);
+        let rejected = PacketVerdict::Rejected {
+            with: "ICMP port unreachable".to_owned(),
+            reason: "default/none has no endpoints".to_owned(),
+        };
+        assert_eq!(paths.iter().map(|path| &path.verdict).collect::<Vec<_>>(), [&rejected]);
     }
 }
 
 #[test]
-fn node_ports_are_at_addresses_of_the_node() {
+fn node_ports_are_served_at_addresses_of_the_node() {
     let mut kernel = FakeKernel::with(&["172.18.0.2"]);
-    assert_eq!(follow("192.0.2.1", "172.18.0.2:30080", outside(), &mut kernel).len(), 3);
-    let paths = follow("192.0.2.1", "172.18.0.3:30080", outside(), &mut kernel);
-    assert_eq!((endpoints(&paths), &paths[0].fate), (vec![(String::new(), 1_000)], &Fate::Delivered));
+    assert_eq!(evaluate("192.0.2.1", "172.18.0.2:30080", outside(), &mut kernel).len(), 3);
+    let paths = evaluate("192.0.2.1", "172.18.0.3:30080", outside(), &mut kernel);
+    assert_eq!((endpoints(&paths), &paths[0].verdict), (vec![(String::new(), 1_000)], &PacketVerdict::Delivered));
 }
 
 #[test]
-fn what_is_not_understood_is_said() {
+fn an_unknown_condition_is_reported() {
     let saved = "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n:OUTPUT ACCEPT [0:0]\n\
         -A FORWARD -m bpf --object-pinned /x -j ACCEPT\nCOMMIT\n";
-    let rules = Rules { nft: Vec::new(), iptables: tables(Variant::Legacy, saved) };
+    let rules = NodeRules { nft: Vec::new(), iptables: tables(Variant::Legacy, saved) };
     let packet = Packet {
         source: "192.0.2.1:40000".parse().unwrap(),
         destination: "192.0.2.2:80".parse().unwrap(),
         protocol: Protocol::Udp,
-        entry: outside(),
+        origin: outside(),
     };
     let paths = trace(&rules, &packet, &mut FakeKernel::default()).unwrap().paths;
     assert!(paths[0].unknown[0].contains("-m bpf"), "{:?}", paths[0].unknown);
-    assert_eq!(paths[0].fate, Fate::Dropped { why: "the policy of iptables-legacy filter FORWARD".to_owned() });
+    assert_eq!(
+        paths[0].verdict,
+        PacketVerdict::Dropped { reason: "the policy of iptables-legacy filter FORWARD".to_owned() }
+    );
 }

@@ -1,4 +1,4 @@
-//! What virtual servers do with packets, and kube-proxy's rules in mode ipvs and ours around them.
+//! Virtual servers, with the iptables rules of kube-proxy's IPVS mode and of Fairlead.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use netlink::{
 
 use super::*;
 use crate::{
-    Entry, Fate, Path, Rules, Trace,
+    NodeRules, PacketOrigin, PacketVerdict, Path, Trace,
     testing::{FakeKernel, tables},
     trace,
 };
@@ -20,7 +20,7 @@ const CLUSTER_IP: &str = "10.96.0.10";
 /// The mark of a virtual server.
 const MARK: u32 = 0xfa00_0011;
 
-/// As kube-proxy has it, without a word about what is a pod.
+/// kube-proxy's rules, without local traffic detection.
 const KUBE_PROXYS: &str = r#"*nat
 :PREROUTING ACCEPT [0:0]
 :INPUT ACCEPT [0:0]
@@ -100,7 +100,7 @@ fn server(scheduler: &str, flags: u32, destinations: &[(&str, u32)]) -> VirtualS
 }
 
 fn tcp(address: &str) -> VirtualServerKey {
-    VirtualServerKey::Address(Served::Tcp, address.parse().unwrap())
+    VirtualServerKey::Address(IpvsProtocol::Tcp, address.parse().unwrap())
 }
 
 /// Three endpoints, of which the last drains.
@@ -112,38 +112,41 @@ fn kernel() -> FakeKernel {
     kernel
 }
 
-fn outside() -> Entry {
-    Entry::Interface("eth0".to_owned())
+fn outside() -> PacketOrigin {
+    PacketOrigin::Interface("eth0".to_owned())
 }
 
-fn follow(saved: &str, source: &str, destination: &str, entry: Entry, kernel: &mut FakeKernel) -> Trace {
-    let rules = Rules { nft: Vec::new(), iptables: tables(Variant::Legacy, saved) };
+fn evaluate(saved: &str, source: &str, destination: &str, origin: PacketOrigin, kernel: &mut FakeKernel) -> Trace {
+    let rules = NodeRules { nft: Vec::new(), iptables: tables(Variant::Legacy, saved) };
     let (source, destination) = (format!("{source}:40000").parse().unwrap(), destination.parse().unwrap());
-    trace(&rules, &Packet { source, destination, protocol: Protocol::Tcp, entry }, kernel).unwrap()
+    trace(&rules, &Packet { source, destination, protocol: Protocol::Tcp, origin }, kernel).unwrap()
 }
 
-fn words(trace: &Trace) -> Vec<String> {
+fn summaries(trace: &Trace) -> Vec<String> {
     assert!(trace.paths.iter().all(|path| path.unknown.is_empty()), "{:?}", trace.paths[0].unknown);
     trace.summaries().iter().map(ToString::to_string).collect()
 }
 
-/// Without a rule.
+/// Without rules.
 fn summary(kernel: &mut FakeKernel, destination: &str) -> Vec<String> {
-    words(&follow("", "10.244.1.9", destination, outside(), kernel))
+    summaries(&evaluate("", "10.244.1.9", destination, outside(), kernel))
 }
 
-fn places(path: &Path) -> Vec<(&str, &str)> {
-    path.steps.iter().map(|step| (step.hook, step.place.trim_start_matches("iptables-legacy "))).collect()
+fn chains(path: &Path) -> Vec<(&str, &str)> {
+    path.steps.iter().map(|step| (step.hook, step.chain.trim_start_matches("iptables-legacy "))).collect()
 }
 
 #[test]
-fn endpoints_in_turn_without_those_that_drain() {
-    let expected = "goes to one of 2 endpoints, in turn (rr): 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %); \
-        it keeps its source";
-    let trace = follow("", "10.244.1.9", "10.96.0.10:80", outside(), &mut kernel());
-    assert_eq!(words(&trace), [expected]);
-    let does = &trace.paths[0].steps[0].does;
-    assert_eq!(does, "destination 10.244.1.1:8080 of 2, in turn (rr); no new ones go to 10.244.3.1:8080 (weight 0)");
+fn draining_endpoints_get_no_new_connections() {
+    let expected = "sent to one of 2 endpoints, round robin (rr): 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %); \
+        source unchanged";
+    let trace = evaluate("", "10.244.1.9", "10.96.0.10:80", outside(), &mut kernel());
+    assert_eq!(summaries(&trace), [expected]);
+    let action = &trace.paths[0].steps[0].action;
+    assert_eq!(
+        action,
+        "destination 10.244.1.1:8080 of 2, round robin (rr); no new connections to 10.244.3.1:8080 (weight 0)"
+    );
 }
 
 #[test]
@@ -151,66 +154,70 @@ fn schedulers_are_named() {
     let mut kernel = kernel();
     let weights = [("10.244.1.1:8080", 3), ("10.244.2.1:8080", 1)];
     for (scheduler, flags, expected) in [
-        ("wrr", 0, "in turn (wrr): 10.244.1.1:8080 (75 %), 10.244.2.1:8080 (25 %)"),
-        ("wlc", 0, "as the scheduler decides (wlc): 10.244.1.1:8080, 10.244.2.1:8080"),
-        ("mh", 0, "by the client's address (mh): 10.244.1.1:8080, 10.244.2.1:8080"),
-        ("rr", PERSISTENT, "in turn (rr), where it stays for 180 s: 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %)"),
+        ("wrr", 0, "round robin (wrr): 10.244.1.1:8080 (75 %), 10.244.2.1:8080 (25 %)"),
+        ("wlc", 0, "by the scheduler (wlc): 10.244.1.1:8080, 10.244.2.1:8080"),
+        ("mh", 0, "by client address hash (mh): 10.244.1.1:8080, 10.244.2.1:8080"),
+        (
+            "rr",
+            PERSISTENT,
+            "round robin (rr), then persistent for 180 s: 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %)",
+        ),
     ] {
         kernel.servers.insert(tcp("10.96.0.10:80"), server(scheduler, flags, &weights));
-        let expected = format!("goes to one of 2 endpoints, {expected}; it keeps its source");
+        let expected = format!("sent to one of 2 endpoints, {expected}; source unchanged");
         assert_eq!(summary(&mut kernel, "10.96.0.10:80"), [expected]);
     }
 }
 
 #[test]
-fn a_client_that_is_remembered_stays() {
+fn a_persistent_client_keeps_its_endpoint() {
     let mut kernel = kernel();
-    let known_by = tcp("10.96.0.10:80");
-    kernel.servers.insert(known_by, server("rr", PERSISTENT, &ENDPOINTS));
+    let key = tcp("10.96.0.10:80");
+    kernel.servers.insert(key, server("rr", PERSISTENT, &ENDPOINTS));
     let client = "10.244.1.9".parse().unwrap();
-    kernel.persistent.insert((known_by, client), "10.244.2.1:8080".parse().unwrap());
-    let stays = "goes to 10.244.2.1:8080, where this client has been before; it keeps its source";
+    kernel.persistent.insert((key, client), "10.244.2.1:8080".parse().unwrap());
+    let stays = "sent to 10.244.2.1:8080, the endpoint of earlier connections of this client; source unchanged";
     assert_eq!(summary(&mut kernel, "10.96.0.10:80"), [stays]);
-    // Where it was drains.
-    kernel.persistent.insert((known_by, client), "10.244.3.1:8080".parse().unwrap());
-    assert!(summary(&mut kernel, "10.96.0.10:80")[0].starts_with("goes to one of 2"));
+    // Its endpoint is draining.
+    kernel.persistent.insert((key, client), "10.244.3.1:8080".parse().unwrap());
+    assert!(summary(&mut kernel, "10.96.0.10:80")[0].starts_with("sent to one of 2"));
 }
 
 #[test]
-fn without_destinations_it_is_refused() {
+fn without_destinations_the_packet_is_rejected() {
     let mut kernel = kernel();
     for destinations in [&[][..], &ENDPOINTS[2..]] {
         kernel.servers.insert(tcp("10.96.0.10:80"), server("rr", 0, destinations));
-        let refused = "refused with ICMP port unreachable: virtual server tcp 10.96.0.10:80 has no destination \
-            for new connections";
-        assert_eq!(summary(&mut kernel, "10.96.0.10:80"), [refused]);
+        let rejected = "rejected with ICMP port unreachable: virtual server tcp 10.96.0.10:80 has no destination \
+            that accepts new connections";
+        assert_eq!(summary(&mut kernel, "10.96.0.10:80"), [rejected]);
     }
 }
 
 #[test]
-fn only_what_comes_up_or_is_the_nodes_own_is_asked() {
+fn ipvs_handles_packets_to_local_addresses_and_those_of_the_node() {
     let mut kernel = kernel();
     kernel.servers.insert(tcp("192.0.2.77:80"), server("rr", 0, &ENDPOINTS));
     assert!(summary(&mut kernel, "192.0.2.77:80")[0].starts_with("not translated"));
-    let own = follow("", NODE, "192.0.2.77:80", Entry::Node, &mut kernel);
-    assert!(words(&own)[0].starts_with("goes to one of 2"));
+    let own = evaluate("", NODE, "192.0.2.77:80", PacketOrigin::Node, &mut kernel);
+    assert!(summaries(&own)[0].starts_with("sent to one of 2"));
     assert!(summary(&mut kernel, "10.96.0.10:81")[0].starts_with("not translated"));
 }
 
 #[test]
-fn an_endpoint_that_is_the_node_itself_is_not_sent_away() {
+fn a_packet_to_an_endpoint_on_the_node_itself_is_delivered_locally() {
     let mut kernel = kernel();
     kernel.servers.insert(tcp("10.96.0.10:80"), server("rr", 0, &[("172.18.0.2:8080", 1)]));
-    for entry in [outside(), Entry::Node] {
-        let trace = follow(OURS, "10.244.1.9", "10.96.0.10:80", entry.clone(), &mut kernel);
+    for origin in [outside(), PacketOrigin::Node] {
+        let trace = evaluate(OURS, "10.244.1.9", "10.96.0.10:80", origin.clone(), &mut kernel);
         let hooks: Vec<_> = trace.paths[0].steps.iter().map(|step| step.hook).collect();
-        assert_eq!(hooks.contains(&"output"), entry == Entry::Node, "{hooks:?}");
+        assert_eq!(hooks.contains(&"output"), origin == PacketOrigin::Node, "{hooks:?}");
         assert_eq!(trace.paths[0].endpoint, Some("172.18.0.2:8080".parse().unwrap()));
     }
 }
 
 #[test]
-fn kube_proxys_sets_say_who_is_masqueraded() {
+fn ipsets_of_kube_proxy_select_masquerading() {
     let mut kernel = kernel();
     kernel.servers.insert(tcp("172.18.0.2:30080"), server("rr", 0, &ENDPOINTS));
     let hairpin = Element { second: ip("10.244.1.1"), ..element("10.244.1.1", 8080) };
@@ -219,20 +226,20 @@ fn kube_proxys_sets_say_who_is_masqueraded() {
         set("KUBE-NODE-PORT-TCP", "bitmap:port", &[Element { port: Some(30080), ..Element::default() }]),
         set("KUBE-LOOP-BACK", "hash:ip,port,ip", &[hairpin]),
     ];
-    let mut why = |source: &str, destination: &str| {
-        let trace = follow(KUBE_PROXYS, source, destination, outside(), &mut kernel);
-        let why = |path: &Path| path.masquerade.as_ref().map(|translation| translation.why.clone());
-        trace.paths.iter().map(why).collect::<Vec<_>>()
+    let mut reason = |source: &str, destination: &str| {
+        let trace = evaluate(KUBE_PROXYS, source, destination, outside(), &mut kernel);
+        let reason = |path: &Path| path.masquerade.as_ref().map(|translation| translation.reason.clone());
+        trace.paths.iter().map(reason).collect::<Vec<_>>()
     };
-    assert_eq!(why("10.244.1.9", "10.96.0.10:80"), [None, None]);
-    assert_eq!(why("10.244.1.1", "10.96.0.10:80"), [Some("hairpin".to_owned()), None]);
+    assert_eq!(reason("10.244.1.9", "10.96.0.10:80"), [None, None]);
+    assert_eq!(reason("10.244.1.1", "10.96.0.10:80"), [Some("hairpin".to_owned()), None]);
     let expected = || Some("cluster IPs, for masquerade".to_owned());
-    assert_eq!(why("192.0.2.1", "10.96.0.10:80"), [expected(), expected()]);
+    assert_eq!(reason("192.0.2.1", "10.96.0.10:80"), [expected(), expected()]);
     let expected = || Some("node ports, for masquerade".to_owned());
-    assert_eq!(why("192.0.2.1", "172.18.0.2:30080"), [expected(), expected()]);
+    assert_eq!(reason("192.0.2.1", "172.18.0.2:30080"), [expected(), expected()]);
 }
 
-/// A VIP that leads to a mark's virtual server, and one that is refused.
+/// A VIP whose mark has a virtual server, and one that is rejected.
 fn with_marks() -> FakeKernel {
     let mut kernel = kernel();
     let marked = |address, mark| Element { mark: Some(mark), ..element(address, 443) };
@@ -248,11 +255,11 @@ fn with_marks() -> FakeKernel {
 
 #[test]
 fn a_mark_from_a_set_leads_to_its_virtual_server() {
-    let trace = follow(OURS, "192.0.2.1", "10.96.0.10:443", outside(), &mut with_marks());
-    let expected = "goes to one of 2 endpoints, in turn (rr): 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %); \
-        masqueraded as 10.96.0.10, because: -m mark --mark 0xfa000001/0xff000003 -j CONNMARK --set-xmark \
+    let trace = evaluate(OURS, "192.0.2.1", "10.96.0.10:443", outside(), &mut with_marks());
+    let expected = "sent to one of 2 endpoints, round robin (rr): 10.244.1.1:8080 (50 %), 10.244.2.1:8080 (50 %); \
+        source masqueraded as 10.96.0.10, by rule: -m mark --mark 0xfa000001/0xff000003 -j CONNMARK --set-xmark \
         0x4000/0x4000";
-    assert_eq!(words(&trace), [expected]);
+    assert_eq!(summaries(&trace), [expected]);
     let expected = [
         ("input", "mangle INPUT"),
         ("input", "mangle FAIRLEAD-IPVS"),
@@ -267,29 +274,29 @@ fn a_mark_from_a_set_leads_to_its_virtual_server() {
         ("postrouting", "mangle FAIRLEAD-IPVS-END"),
         ("postrouting", "nat POSTROUTING"),
     ];
-    assert_eq!(places(&trace.paths[0]), expected);
-    // Of the node itself it is asked before filter OUTPUT.
-    let trace = follow(OURS, "192.0.2.1", "10.96.0.10:443", Entry::Node, &mut with_marks());
-    let hooks: Vec<_> = places(&trace.paths[0]).into_iter().map(|(hook, _)| hook).collect();
+    assert_eq!(chains(&trace.paths[0]), expected);
+    // For packets of the node, IPVS comes before filter OUTPUT.
+    let trace = evaluate(OURS, "192.0.2.1", "10.96.0.10:443", PacketOrigin::Node, &mut with_marks());
+    let hooks: Vec<_> = chains(&trace.paths[0]).into_iter().map(|(hook, _)| hook).collect();
     assert!(!hooks.contains(&"input") && hooks.contains(&"postrouting"), "{hooks:?}");
-    assert_eq!(places(&trace.paths[0]).iter().filter(|place| place.1 == "filter OUTPUT").count(), 1);
+    assert_eq!(chains(&trace.paths[0]).iter().filter(|chain| chain.1 == "filter OUTPUT").count(), 1);
 }
 
 #[test]
-fn who_is_in_no_range_is_dropped_and_a_verdict_is_a_mark() {
+fn source_ranges_are_enforced_and_a_mark_rejects() {
     let mut kernel = with_marks();
-    let fate = |trace: Trace| trace.paths.into_iter().map(|path| path.fate).collect::<Vec<_>>();
-    let dropped = fate(follow(OURS, "198.51.100.1", "10.96.0.10:443", outside(), &mut kernel));
-    assert_eq!(dropped, [Fate::Dropped { why: "iptables-legacy mangle FAIRLEAD-IPVS".to_owned() }]);
-    let refused = fate(follow(OURS, "192.0.2.1", "10.96.0.11:443", outside(), &mut kernel));
-    let why = "iptables-legacy filter INPUT".to_owned();
-    assert_eq!(refused, [Fate::Refused { with: "a TCP reset".to_owned(), why }]);
+    let verdict = |trace: Trace| trace.paths.into_iter().map(|path| path.verdict).collect::<Vec<_>>();
+    let dropped = verdict(evaluate(OURS, "198.51.100.1", "10.96.0.10:443", outside(), &mut kernel));
+    assert_eq!(dropped, [PacketVerdict::Dropped { reason: "iptables-legacy mangle FAIRLEAD-IPVS".to_owned() }]);
+    let rejected = verdict(evaluate(OURS, "192.0.2.1", "10.96.0.11:443", outside(), &mut kernel));
+    let reason = "iptables-legacy filter INPUT".to_owned();
+    assert_eq!(rejected, [PacketVerdict::Rejected { with: "TCP reset".to_owned(), reason }]);
 }
 
 #[test]
-fn a_mark_that_remembers_clients_leaves_ports_alone() {
+fn a_persistent_virtual_server_for_a_mark_keeps_the_port() {
     let mut kernel = with_marks();
     kernel.servers.insert(VirtualServerKey::FwMark(AddressFamily::V4, MARK), server("rr", PERSISTENT, &ENDPOINTS));
-    let trace = follow(OURS, "192.0.2.1", "10.96.0.10:443", outside(), &mut kernel);
+    let trace = evaluate(OURS, "192.0.2.1", "10.96.0.10:443", outside(), &mut kernel);
     assert_eq!(trace.paths[0].endpoint, Some("10.244.1.1:443".parse().unwrap()));
 }

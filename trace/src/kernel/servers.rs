@@ -1,4 +1,4 @@
-//! Virtual servers of IPVS, and the clients that they remember, as the kernel has them. No module is loaded for that.
+//! Virtual servers of IPVS, and their persistent clients. Reading them does not load a module.
 
 use std::{
     fs,
@@ -9,23 +9,23 @@ use anyhow::{Context as _, Result};
 use netlink::AddressFamily;
 use netlink::ipvs::{self, Destination, IpvsHandle, Scheduling, VirtualServerKey};
 
-/// Where connections are listed, and with them, without a client's port, which client stays where.
+/// Lists connections, and persistence templates: entries with client port 0.
 const CONNECTIONS: &str = "/proc/thread-self/net/ip_vs_conn";
 
 /// A virtual server of IPVS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// How it chooses.
+    /// The scheduler and its settings.
     pub scheduling: Scheduling,
-    /// Among whom.
+    /// The destinations.
     pub destinations: Vec<Destination>,
 }
 
-/// All virtual servers, without their destinations; these are asked for one by one.
+/// All virtual servers; their destinations are read one by one.
 #[derive(Debug)]
 pub(super) struct Servers {
     handle: Option<IpvsHandle>,
-    known: Vec<(VirtualServerKey, Scheduling)>,
+    servers: Vec<(VirtualServerKey, Scheduling)>,
 }
 
 // === impl Servers ===
@@ -36,32 +36,32 @@ impl Servers {
             true => IpvsHandle::open().context("open IPVS")?,
             false => None,
         };
-        let known = match &mut handle {
+        let servers = match &mut handle {
             Some(handle) => handle.schedulings().context("list virtual servers")?,
             None => Vec::new(),
         };
-        Ok(Self { handle, known })
+        Ok(Self { handle, servers })
     }
 
-    pub(super) fn get(&mut self, known_by: &VirtualServerKey) -> Result<Option<VirtualServer>> {
-        let found = self.known.iter().find(|(service, _)| service == known_by);
+    pub(super) fn get(&mut self, key: &VirtualServerKey) -> Result<Option<VirtualServer>> {
+        let found = self.servers.iter().find(|(service, _)| service == key);
         let (Some((_, scheduling)), Some(handle)) = (found, &mut self.handle) else { return Ok(None) };
-        let destinations = handle.destinations(known_by).with_context(|| format!("look at {known_by}"))?;
+        let destinations = handle.destinations(key).with_context(|| format!("list the destinations of {key}"))?;
         Ok(Some(VirtualServer { scheduling: scheduling.clone(), destinations }))
     }
 }
 
-/// Where a virtual server sends a client that it remembers.
+/// The destination to which a persistent virtual server sends a client.
 pub(super) fn persistent(server: &VirtualServerKey, client: IpAddr) -> Result<Option<SocketAddr>> {
     let listed = fs::read_to_string(CONNECTIONS).context("read the connections of IPVS")?;
     Ok(find(&listed, server, client))
 }
 
-/// The same, in what the kernel lists: numbers are hexadecimal, IPv6 addresses written in full.
+/// The same, in the list of the kernel: numbers are hexadecimal, IPv6 addresses are not abbreviated.
 fn find(listed: &str, server: &VirtualServerKey, client: IpAddr) -> Option<SocketAddr> {
     let (protocol, at) = match server {
         VirtualServerKey::Address(protocol, address) => (protocol.to_string().to_uppercase(), *address),
-        // A mark stands where an address would.
+        // The mark is printed as an address.
         VirtualServerKey::FwMark(AddressFamily::V4, mark) => ("IP".to_owned(), (Ipv4Addr::from(*mark), 0).into()),
         VirtualServerKey::FwMark(AddressFamily::V6, mark) => {
             let [a, b, c, d] = mark.to_be_bytes().map(u16::from);
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_found_by_what_has_no_port_of_its() {
+    fn persistence_templates_are_entries_without_client_port() {
         let listed = "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\n\
             TCP 0AF40109 9C40 0A600001 0050 0AF40101 1F90 ESTABLISHED     899\n\
             TCP 0AF40109 0000 0A600001 0050 0AF40102 1F90 NONE            180\n\

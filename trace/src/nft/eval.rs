@@ -1,4 +1,4 @@
-//! A packet in a chain of nf_tables: rule after rule, expression after expression, until one decides.
+//! Evaluates the rules of a chain of nf_tables.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,10 +8,10 @@ use netlink::nft::{
     RangeOp, Register, RejectWith, Rule, Verdict,
 };
 
-use super::{Table, registers::Registers, words};
+use super::{Table, describe, registers::Registers};
 use crate::{
-    flow::{DEEPEST, Decision, Flow},
-    kernel::Found,
+    kernel::SetElement,
+    traversal::{ChainVerdict, MAX_DEPTH, Traversal},
 };
 
 /// `RTN_UNICAST`, `RTN_LOCAL` of `linux/rtnetlink.h`.
@@ -19,141 +19,141 @@ const RTN_UNICAST: u32 = 1;
 const RTN_LOCAL: u32 = 2;
 /// `IPS_DST_NAT` of `linux/netfilter/nf_conntrack_common.h`.
 const STATUS_DNAT: u32 = 1 << 5;
-/// Length of an interface's name, `IFNAMSIZ`.
-const NAME: usize = 16;
-/// Expressions that let every packet pass as far as a rule is concerned.
-const HARMLESS: [&str; 5] = ["counter", "log", "objref", "notrack", "last"];
+/// The size of an interface name, `IFNAMSIZ`.
+const IFNAMSIZ: usize = 16;
+/// Expressions that match every packet and do not affect where it goes.
+const NO_EFFECT: [&str; 5] = ["counter", "log", "objref", "notrack", "last"];
 
-/// How a chain ends.
-enum Left {
-    /// Behind its last rule, or by `return`: the chain that jumped here goes on.
-    Back,
-    Decided(Decision),
+/// The result of a chain.
+enum ChainResult {
+    /// The calling chain continues.
+    Return,
+    Verdict(ChainVerdict),
 }
 
-/// How a rule ends.
-enum Ended {
-    /// It did not match, or says nothing about where to go on.
-    Next,
+/// The result of a rule.
+enum RuleResult {
+    /// It did not match, or has no verdict.
+    Continue,
     Verdict(Verdict<'static>),
-    Decided(Decision),
+    Decided(ChainVerdict),
 }
 
-/// A base chain.
-pub(crate) fn base(flow: &mut Flow<'_>, table: &Table, name: &str) -> Result<Decision> {
-    match chain(flow, table, name, 0)? {
-        Left::Decided(decision) => Ok(decision),
-        Left::Back => {
+/// Evaluates a base chain.
+pub(crate) fn base(traversal: &mut Traversal<'_>, table: &Table, name: &str) -> Result<ChainVerdict> {
+    match chain(traversal, table, name, 0)? {
+        ChainResult::Verdict(verdict) => Ok(verdict),
+        ChainResult::Return => {
             let policy = table.bases().find(|(of, _)| *of == name).map(|(_, base)| base.policy);
             Ok(match policy {
-                Some(Policy::Drop) => Decision::Drop { why: format!("the policy of {}", table.place(name)) },
-                _ => Decision::Accept,
+                Some(Policy::Drop) => ChainVerdict::Drop { reason: format!("the policy of {}", table.full_name(name)) },
+                _ => ChainVerdict::Accept,
             })
         }
     }
 }
 
-fn chain(flow: &mut Flow<'_>, table: &Table, name: &str, depth: usize) -> Result<Left> {
-    if depth > DEEPEST {
-        bail!("{}: chains lead to each other without end", table.place(name));
+fn chain(traversal: &mut Traversal<'_>, table: &Table, name: &str, depth: usize) -> Result<ChainResult> {
+    if depth > MAX_DEPTH {
+        bail!("{}: chains jump to each other in a cycle", table.full_name(name));
     }
     for rule in table.rules.get(name).into_iter().flatten() {
-        let verdict = match Run::new(flow, table, name, rule).run()? {
-            Ended::Next => continue,
-            Ended::Decided(decision) => return Ok(Left::Decided(decision)),
-            Ended::Verdict(verdict) => verdict,
+        let verdict = match RuleRun::new(traversal, table, name, rule).run()? {
+            RuleResult::Continue => continue,
+            RuleResult::Decided(verdict) => return Ok(ChainResult::Verdict(verdict)),
+            RuleResult::Verdict(verdict) => verdict,
         };
-        let led_by = comment(rule).to_owned();
-        let why = || if led_by.is_empty() { table.place(name) } else { led_by.clone() };
+        let comment = comment(rule);
+        let reason = || if comment.is_empty() { table.full_name(name) } else { comment.to_owned() };
         match verdict {
             Verdict::Continue => {}
-            Verdict::Accept => return Ok(Left::Decided(Decision::Accept)),
-            Verdict::Drop => return Ok(Left::Decided(Decision::Drop { why: why() })),
-            Verdict::Return => return Ok(Left::Back),
+            Verdict::Accept => return Ok(ChainResult::Verdict(ChainVerdict::Accept)),
+            Verdict::Drop => return Ok(ChainResult::Verdict(ChainVerdict::Drop { reason: reason() })),
+            Verdict::Return => return Ok(ChainResult::Return),
             Verdict::Jump(to) | Verdict::Goto(to) if to == name => {
-                bail!("{}: leads to itself", table.place(name))
+                bail!("{}: the chain jumps to itself", table.full_name(name))
             }
             Verdict::Jump(to) => {
-                flow.led_by.push(why());
-                let left = chain(flow, table, &to, depth + 1)?;
-                flow.led_by.pop();
-                if let Left::Decided(decision) = left {
-                    return Ok(Left::Decided(decision));
+                traversal.jumped_by.push(reason());
+                let result = chain(traversal, table, &to, depth + 1)?;
+                traversal.jumped_by.pop();
+                if let ChainResult::Verdict(_) = result {
+                    return Ok(result);
                 }
             }
             Verdict::Goto(to) => {
-                flow.led_by.push(why());
-                let left = chain(flow, table, &to, depth + 1)?;
-                flow.led_by.pop();
-                return Ok(left);
+                traversal.jumped_by.push(reason());
+                let result = chain(traversal, table, &to, depth + 1)?;
+                traversal.jumped_by.pop();
+                return Ok(result);
             }
             Verdict::Other(code) => {
-                flow.unknown(format!("{}: verdict {code} (a queue?)", table.place(name)));
-                return Ok(Left::Decided(Decision::Accept));
+                traversal.unknown(format!("{}: unknown verdict {code}, treated as accept", table.full_name(name)));
+                return Ok(ChainResult::Verdict(ChainVerdict::Accept));
             }
         }
     }
-    Ok(Left::Back)
+    Ok(ChainResult::Return)
 }
 
 fn comment(rule: &Rule) -> &str {
     rule.comment.as_ref().map_or("", |comment| comment)
 }
 
-/// A rule that is being run.
-struct Run<'a, 'f, 'k> {
-    flow: &'f mut Flow<'k>,
+/// The evaluation of a rule.
+struct RuleRun<'a, 'f, 'k> {
+    traversal: &'f mut Traversal<'k>,
     table: &'a Table,
     chain: &'a str,
     rule: &'a Rule,
     registers: Registers,
     verdict: Option<Verdict<'static>>,
-    /// What it has done so far, in words.
-    does: Vec<String>,
+    /// What it has done so far, for display.
+    actions: Vec<String>,
 }
 
-/// Whether the rule goes on.
+/// The result of an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Goes {
-    On,
-    /// It does not match.
-    No,
-    /// It has decided.
-    Decided(Decision),
+enum ExprResult {
+    Continue,
+    NoMatch,
+    Verdict(ChainVerdict),
 }
 
-impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
-    fn new(flow: &'f mut Flow<'k>, table: &'a Table, chain: &'a str, rule: &'a Rule) -> Self {
-        Self { flow, table, chain, rule, registers: Registers::new(), verdict: None, does: Vec::new() }
+impl<'a, 'f, 'k> RuleRun<'a, 'f, 'k> {
+    fn new(traversal: &'f mut Traversal<'k>, table: &'a Table, chain: &'a str, rule: &'a Rule) -> Self {
+        Self { traversal, table, chain, rule, registers: Registers::new(), verdict: None, actions: Vec::new() }
     }
 
-    fn run(mut self) -> Result<Ended> {
+    fn run(mut self) -> Result<RuleResult> {
         for expr in &self.rule.exprs {
             match self.expression(expr)? {
-                Goes::On => {}
-                Goes::No => return Ok(Ended::Next),
-                Goes::Decided(decision) => {
-                    self.tell();
-                    return Ok(Ended::Decided(decision));
+                ExprResult::Continue => {}
+                ExprResult::NoMatch => return Ok(RuleResult::Continue),
+                ExprResult::Verdict(verdict) => {
+                    self.record_step();
+                    return Ok(RuleResult::Decided(verdict));
                 }
             }
         }
-        self.tell();
-        Ok(self.verdict.map_or(Ended::Next, Ended::Verdict))
+        self.record_step();
+        Ok(self.verdict.map_or(RuleResult::Continue, RuleResult::Verdict))
     }
 
-    fn tell(&mut self) {
+    fn record_step(&mut self) {
         if let Some(verdict) = &self.verdict {
-            self.does.push(verdict.to_string());
+            self.actions.push(verdict.to_string());
         }
-        let does = if self.does.is_empty() { "matches".to_owned() } else { self.does.join("; ") };
-        self.flow.step(self.table.place(self.chain), self.rule.to_string(), does);
+        let action = if self.actions.is_empty() { "matches".to_owned() } else { self.actions.join("; ") };
+        self.traversal.step(self.table.full_name(self.chain), self.rule.to_string(), action);
     }
 
-    fn expression(&mut self, expr: &Expr) -> Result<Goes> {
+    fn expression(&mut self, expr: &Expr) -> Result<ExprResult> {
         match expr {
             Expr::Payload { dreg, base, offset, len } => {
-                let Some(bytes) = self.flow.packet.bytes(*base, *offset, *len) else { return Ok(Goes::No) };
+                let Some(bytes) = self.traversal.packet.bytes(*base, *offset, *len) else {
+                    return Ok(ExprResult::NoMatch);
+                };
                 self.registers.load(*dreg, &bytes);
             }
             Expr::Meta { dreg, key } => {
@@ -162,12 +162,12 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
             }
             Expr::MetaSet { sreg, key: MetaKey::Mark } => {
                 let mark = self.registers.number(*sreg);
-                self.does.push(format!("mark {:#x} becomes {mark:#x}", self.flow.mark));
-                self.flow.set_mark(mark, comment(self.rule));
+                self.actions.push(format!("mark {:#x} set to {mark:#x}", self.traversal.mark));
+                self.traversal.set_mark(mark, comment(self.rule));
             }
             Expr::MetaSet { .. } => {}
             Expr::Ct { dreg, key, direction } => {
-                let Some(value) = self.connection(*key, *direction) else { return Ok(self.unknown("ct")) };
+                let Some(value) = self.conntrack(*key, *direction) else { return Ok(self.unknown("ct")) };
                 self.registers.load(*dreg, &value);
             }
             Expr::Fib { dreg, result, flags } => {
@@ -184,12 +184,12 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
                     CmpOp::Gt => ordering.is_gt(),
                     CmpOp::Gte => ordering.is_ge(),
                 };
-                return Ok(if holds { Goes::On } else { Goes::No });
+                return Ok(if holds { ExprResult::Continue } else { ExprResult::NoMatch });
             }
             Expr::Range { sreg, op, from, to } => {
                 let value = self.registers.get(*sreg, from.len());
                 let inside = *value >= from[..] && *value <= to[..];
-                return Ok(if inside == (*op == RangeOp::Eq) { Goes::On } else { Goes::No });
+                return Ok(if inside == (*op == RangeOp::Eq) { ExprResult::Continue } else { ExprResult::NoMatch });
             }
             Expr::Bitwise { sreg, dreg, mask, xor } => {
                 let value = self.registers.get(*sreg, mask.len()).iter().zip(&mask[..]).zip(&xor[..]);
@@ -198,7 +198,7 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
             }
             Expr::Byteorder { sreg, dreg, len, size, .. } => {
                 let mut value = self.registers.get(*sreg, *len as usize).to_vec();
-                // To and from the network's order is the same: on a machine that has it already, nothing.
+                // Both directions are the same; on a big-endian machine nothing is to be done.
                 if cfg!(target_endian = "little") {
                     value.chunks_mut((*size).max(1) as usize).for_each(<[u8]>::reverse);
                 }
@@ -209,65 +209,65 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
             Expr::Lookup { set, sreg, dreg, matches } => return self.lookup(set, *sreg, *dreg, *matches),
             Expr::Dynset { set, op, key, .. } => {
                 let types = self.table.sets.get(set).map_or(&[][..], |set| &set.key);
-                let key = words::value(types, self.registers.get(*key, words::len(types)));
-                self.does.push(match op {
-                    DynsetOp::Delete => format!("forgets {key} in @{set}"),
-                    DynsetOp::Add | DynsetOp::Update => format!("remembers {key} in @{set}"),
+                let key = describe::value(types, self.registers.get(*key, describe::len(types)));
+                self.actions.push(match op {
+                    DynsetOp::Delete => format!("delete {key} from @{set}"),
+                    DynsetOp::Add | DynsetOp::Update => format!("add {key} to @{set}"),
                 });
             }
             Expr::Numgen { dreg, kind, modulus, offset } => {
-                let number = self.any_of(*modulus, *kind);
+                let number = self.generate(*modulus, *kind);
                 self.registers.load(*dreg, &(offset + number).to_ne_bytes());
             }
             Expr::Nat { kind, addr, port, .. } => return Ok(self.translate(*kind, *addr, *port)),
             Expr::Masquerade { .. } => {
-                let why = if comment(self.rule).is_empty() { "masquerade" } else { comment(self.rule) };
-                self.flow.masquerade(None, why);
-                self.does.push("the source becomes an address of this node".to_owned());
-                return Ok(Goes::Decided(Decision::Accept));
+                let reason = if comment(self.rule).is_empty() { "masquerade" } else { comment(self.rule) };
+                self.traversal.masquerade(None, reason);
+                self.actions.push("source masqueraded".to_owned());
+                return Ok(ExprResult::Verdict(ChainVerdict::Accept));
             }
             Expr::Reject(with) => return Ok(self.reject(*with)),
             Expr::Counter => {}
-            Expr::Other { name, .. } if HARMLESS.contains(&name.as_str()) => {}
+            Expr::Other { name, .. } if NO_EFFECT.contains(&name.as_str()) => {}
             Expr::Other { name, .. } => return Ok(self.unknown(name)),
         }
-        Ok(Goes::On)
+        Ok(ExprResult::Continue)
     }
 
-    /// An expression that is not understood is taken for one that does not match.
-    fn unknown(&mut self, what: &str) -> Goes {
-        let rule = format!("{} ({what}): {}", self.table.place(self.chain), self.rule);
-        self.flow.unknown(format!("a rule that is not understood, and taken for one that does not match: {rule}"));
-        Goes::No
+    /// An unknown expression is treated as not matching.
+    fn unknown(&mut self, expression: &str) -> ExprResult {
+        let rule = format!("{} ({expression}): {}", self.table.full_name(self.chain), self.rule);
+        self.traversal.unknown(format!("unknown expression, the rule is treated as not matching: {rule}"));
+        ExprResult::NoMatch
     }
 
     fn meta(&mut self, key: MetaKey) -> Vec<u8> {
         let name = |name: String| {
             let mut bytes = name.into_bytes();
-            bytes.resize(NAME, 0);
+            bytes.resize(IFNAMSIZ, 0);
             bytes
         };
         match key {
-            MetaKey::Mark => self.flow.mark.to_ne_bytes().to_vec(),
-            MetaKey::L4proto => vec![self.flow.packet.protocol.number()],
-            MetaKey::Nfproto => vec![if self.flow.packet.is_v4() { 2 } else { 10 }],
-            MetaKey::Iifname => name(self.flow.input()),
-            MetaKey::Oifname => name(self.flow.output()),
-            MetaKey::Iif => index(&self.flow.input()).to_ne_bytes().to_vec(),
-            MetaKey::Oif => index(&self.flow.output()).to_ne_bytes().to_vec(),
+            MetaKey::Mark => self.traversal.mark.to_ne_bytes().to_vec(),
+            MetaKey::L4proto => vec![self.traversal.packet.protocol.number()],
+            MetaKey::Nfproto => vec![if self.traversal.packet.is_v4() { 2 } else { 10 }],
+            MetaKey::Iifname => name(self.traversal.input()),
+            MetaKey::Oifname => name(self.traversal.output()),
+            MetaKey::Iif => index(&self.traversal.input()).to_ne_bytes().to_vec(),
+            MetaKey::Oif => index(&self.traversal.output()).to_ne_bytes().to_vec(),
             MetaKey::Priority => vec![0; 4],
         }
     }
 
-    /// A connection that is being opened. `None`: not known.
-    fn connection(&self, key: CtKey, direction: Option<CtDirection>) -> Option<Vec<u8>> {
-        let packet = &self.flow.packet;
+    /// A field of the connection, which is new. `None`: unknown.
+    fn conntrack(&self, key: CtKey, direction: Option<CtDirection>) -> Option<Vec<u8>> {
+        let packet = &self.traversal.packet;
         let octets = |address: IpAddr| match address {
             IpAddr::V4(address) => address.octets().to_vec(),
             IpAddr::V6(address) => address.octets().to_vec(),
         };
         let (source, destination) = match direction {
-            // What answers is who it is addressed to by now.
+            // Replies come from the current destination.
             Some(CtDirection::Reply) => (packet.destination, packet.source),
             _ => (packet.source, packet.destination),
         };
@@ -275,10 +275,10 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
             CtKey::State => CtKey::STATE_NEW.to_ne_bytes().to_vec(),
             CtKey::Direction => vec![0],
             CtKey::Status => {
-                let status = if self.flow.is_translated() { STATUS_DNAT } else { 0 };
+                let status = if self.traversal.is_translated() { STATUS_DNAT } else { 0 };
                 status.to_ne_bytes().to_vec()
             }
-            CtKey::Mark => self.flow.ct_mark.to_ne_bytes().to_vec(),
+            CtKey::Mark => self.traversal.ct_mark.to_ne_bytes().to_vec(),
             CtKey::Protocol => vec![packet.protocol.number()],
             CtKey::ProtoSrc => source.port().to_be_bytes().to_vec(),
             CtKey::ProtoDst => destination.port().to_be_bytes().to_vec(),
@@ -288,9 +288,9 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
     }
 
     fn fib(&mut self, result: FibResult, flags: FibFlags) -> Option<Vec<u8>> {
-        let packet = &self.flow.packet;
+        let packet = &self.traversal.packet;
         let address = if flags.contains(FibFlags::SADDR) { packet.source } else { packet.destination }.ip();
-        let kernel = &self.flow.kernel;
+        let kernel = &self.traversal.kernel;
         match result {
             FibResult::AddrType => {
                 let kind = if kernel.is_local(address) { RTN_LOCAL } else { RTN_UNICAST };
@@ -300,44 +300,50 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
         }
     }
 
-    fn lookup(&mut self, set: &str, sreg: Register, dreg: Option<Register>, matches: LookupMatch) -> Result<Goes> {
-        let Some(known) = self.table.sets.get(set) else { return Ok(self.unknown("lookup")) };
-        let key = self.registers.get(sreg, words::len(&known.key)).to_vec();
-        let found = self.flow.kernel.element(&self.table.table, set, &key)?;
-        let key = words::value(&known.key, &key);
-        let name = if set.starts_with("__") { "the rule's set".to_owned() } else { format!("@{set}") };
-        match (found, matches) {
-            (None, LookupMatch::InSet) | (Some(_), LookupMatch::NotInSet) => return Ok(Goes::No),
-            (None, LookupMatch::NotInSet) => self.does.push(format!("{key} is not in {name}")),
-            (Some(Found::Verdict(verdict)), _) => {
-                self.does.push(format!("{key} is in {name}"));
+    fn lookup(
+        &mut self,
+        set: &str,
+        sreg: Register,
+        dreg: Option<Register>,
+        matches: LookupMatch,
+    ) -> Result<ExprResult> {
+        let Some(listed) = self.table.sets.get(set) else { return Ok(self.unknown("lookup")) };
+        let key = self.registers.get(sreg, describe::len(&listed.key)).to_vec();
+        let element = self.traversal.kernel.element(&self.table.table, set, &key)?;
+        let key = describe::value(&listed.key, &key);
+        let name = if set.starts_with("__") { "the anonymous set".to_owned() } else { format!("@{set}") };
+        match (element, matches) {
+            (None, LookupMatch::InSet) | (Some(_), LookupMatch::NotInSet) => return Ok(ExprResult::NoMatch),
+            (None, LookupMatch::NotInSet) => self.actions.push(format!("{key} is not in {name}")),
+            (Some(SetElement::Verdict(verdict)), _) => {
+                self.actions.push(format!("{key} is in {name}"));
                 self.verdict = Some(verdict);
             }
-            (Some(Found::Value(value)), _) => {
-                self.does.push(format!("{key} leads in {name} to {}", words::value(&known.data, &value)));
+            (Some(SetElement::Value(value)), _) => {
+                self.actions.push(format!("{name} maps {key} to {}", describe::value(&listed.data, &value)));
                 if let Some(dreg) = dreg {
                     self.registers.load(dreg, &value);
                 }
             }
-            (Some(Found::Key), _) => self.does.push(format!("{key} is in {name}")),
+            (Some(SetElement::Key), _) => self.actions.push(format!("{key} is in {name}")),
         }
-        Ok(Goes::On)
+        Ok(ExprResult::Continue)
     }
 
-    fn any_of(&mut self, modulus: u32, kind: NumgenType) -> u32 {
+    fn generate(&mut self, modulus: u32, kind: NumgenType) -> u32 {
         if modulus > 1 {
-            let how = match kind {
-                NumgenType::Random => "at random",
-                NumgenType::Incremental => "in turn",
+            let method = match kind {
+                NumgenType::Random => "random",
+                NumgenType::Incremental => "round robin",
             };
-            self.does.push(format!("one of {modulus} {how}"));
+            self.actions.push(format!("{method} choice of {modulus}"));
         }
-        let shares = vec![1.0 / f64::from(modulus.max(1)); modulus.max(1) as usize];
-        self.flow.choices.choose(&shares) as u32
+        let probabilities = vec![1.0 / f64::from(modulus.max(1)); modulus.max(1) as usize];
+        self.traversal.choices.choose(&probabilities) as u32
     }
 
-    fn translate(&mut self, kind: NatType, addr: Option<Register>, port: Option<Register>) -> Goes {
-        let address = addr.map(|register| match self.flow.packet.is_v4() {
+    fn translate(&mut self, kind: NatType, addr: Option<Register>, port: Option<Register>) -> ExprResult {
+        let address = addr.map(|register| match self.traversal.packet.is_v4() {
             true => {
                 let bytes: [u8; 4] = self.registers.get(register, 4).try_into().unwrap_or_default();
                 IpAddr::V4(Ipv4Addr::from(bytes))
@@ -350,38 +356,38 @@ impl<'a, 'f, 'k> Run<'a, 'f, 'k> {
         let port = port.and_then(|register| self.registers.get(register, 2).try_into().ok());
         match kind {
             NatType::Dnat => {
-                self.flow.translate(address, port.map(u16::from_be_bytes));
-                self.does.push(format!("the destination becomes {}", self.flow.packet.destination));
+                self.traversal.translate(address, port.map(u16::from_be_bytes));
+                self.actions.push(format!("destination translated to {}", self.traversal.packet.destination));
             }
             NatType::Snat => {
-                let why = if comment(self.rule).is_empty() { "snat" } else { comment(self.rule) };
-                self.flow.masquerade(address, why);
-                self.does.push(format!("the source becomes {}", self.flow.packet.source.ip()));
+                let reason = if comment(self.rule).is_empty() { "snat" } else { comment(self.rule) };
+                self.traversal.masquerade(address, reason);
+                self.actions.push(format!("source translated to {}", self.traversal.packet.source.ip()));
             }
         }
-        Goes::Decided(Decision::Accept)
+        ExprResult::Verdict(ChainVerdict::Accept)
     }
 
-    fn reject(&mut self, with: RejectWith) -> Goes {
+    fn reject(&mut self, with: RejectWith) -> ExprResult {
         let with = match with {
-            RejectWith::TcpReset => "a TCP reset".to_owned(),
-            RejectWith::Icmp(3) | RejectWith::Icmpx(1) if self.flow.packet.is_v4() => {
+            RejectWith::TcpReset => "TCP reset".to_owned(),
+            RejectWith::Icmp(3) | RejectWith::Icmpx(1) if self.traversal.packet.is_v4() => {
                 "ICMP port unreachable".to_owned()
             }
             RejectWith::Icmp(4) | RejectWith::Icmpx(1) => "ICMPv6 port unreachable".to_owned(),
             RejectWith::Icmp(code) | RejectWith::Icmpx(code) => format!("ICMP unreachable, code {code}"),
         };
-        self.does.push(format!("refused with {with}"));
-        let why = match (comment(self.rule), self.table.chains.iter().find(|chain| chain.name == self.chain)) {
+        self.actions.push(format!("rejected with {with}"));
+        let reason = match (comment(self.rule), self.table.chains.iter().find(|chain| chain.name == self.chain)) {
             ("", Some(netlink::nft::Chain { comment: Some(comment), .. })) => comment.to_string(),
-            ("", _) => self.flow.led_by.last().cloned().unwrap_or_else(|| self.table.place(self.chain)),
+            ("", _) => self.traversal.jumped_by.last().cloned().unwrap_or_else(|| self.table.full_name(self.chain)),
             (comment, _) => comment.to_owned(),
         };
-        Goes::Decided(Decision::Refuse { with, why })
+        ExprResult::Verdict(ChainVerdict::Reject { with, reason })
     }
 }
 
-/// The number of an interface of this namespace; 0 for none.
+/// The index of an interface of this namespace; 0 for none.
 fn index(name: &str) -> u32 {
     let path = format!("/sys/class/net/{name}/ifindex");
     if name.is_empty() {

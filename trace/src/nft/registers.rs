@@ -2,7 +2,7 @@
 
 use netlink::nft::Register;
 
-/// Their content.
+/// The content of the registers.
 #[derive(Clone, Debug)]
 pub(super) struct Registers([u8; 64]);
 
@@ -12,17 +12,17 @@ impl Registers {
         Self([0; 64])
     }
 
-    /// Puts a value there, filled up with zeros to whole registers.
+    /// Stores a value, padded with zeros to whole registers.
     pub(super) fn load(&mut self, dreg: Register, value: &[u8]) {
         let at = offset(dreg);
         let whole = value.len().next_multiple_of(4);
-        if let Some(room) = self.0.get_mut(at..at + whole) {
-            room.fill(0);
-            room[..value.len()].copy_from_slice(value);
+        if let Some(bytes) = self.0.get_mut(at..at + whole) {
+            bytes.fill(0);
+            bytes[..value.len()].copy_from_slice(value);
         }
     }
 
-    /// So many bytes from there on; behind the last register there is nothing.
+    /// Reads `len` bytes; empty when they extend past the last register.
     pub(super) fn get(&self, sreg: Register, len: usize) -> &[u8] {
         let at = offset(sreg);
         self.0.get(at..at + len).unwrap_or_default()

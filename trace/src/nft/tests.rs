@@ -1,4 +1,4 @@
-//! Rules that nft itself has written into a kernel, read back and followed: the forms that proxies use, and how sets are asked.
+//! Rules loaded by nft into a kernel and evaluated: the forms that proxies use, and set lookups.
 
 use std::{
     io::Write as _,
@@ -6,11 +6,12 @@ use std::{
 };
 
 use netlink::testing::in_netns;
+use proto::model::Protocol;
 
 use super::read;
-use crate::{Entry, Fate, Live, Packet, Path, Protocol, Rules, trace};
+use crate::{LiveKernel, NodeRules, Packet, PacketOrigin, PacketVerdict, Path, trace};
 
-/// In the manner of kube-proxy's nftables mode, and a firewall beside it.
+/// Rules similar to kube-proxy's nftables mode, and a firewall.
 const RULES: &str = r#"
 table ip proxy {
   map service-ips {
@@ -60,7 +61,7 @@ table ip proxy {
     ip daddr . meta l4proto . th dport vmap @service-ips
   }
   chain reject-chain {
-    reject comment "nobody serves"
+    reject comment "no endpoints"
   }
   chain firewall-web {
     ip saddr != { 192.0.2.0/24, 198.51.100.7 } drop comment "not allowed"
@@ -84,20 +85,20 @@ table inet firewall {
 }
 "#;
 
-/// What happens, from an address through an interface to a socket.
-fn follow(cases: &'static [(&str, &str, &str, Protocol)]) -> Vec<Vec<Path>> {
+/// Evaluates packets: source, input interface, destination, protocol.
+fn evaluate(cases: &'static [(&str, &str, &str, Protocol)]) -> Vec<Vec<Path>> {
     in_netns(|| {
         let mut nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
         nft.stdin.take().unwrap().write_all(RULES.as_bytes()).unwrap();
         assert!(nft.wait().unwrap().success());
-        let mut kernel = Live::open().unwrap();
-        let rules = Rules { nft: read(&mut kernel).unwrap(), iptables: Vec::new() };
+        let mut kernel = LiveKernel::open().unwrap();
+        let rules = NodeRules { nft: read(&mut kernel).unwrap(), iptables: Vec::new() };
         let paths = cases.iter().map(|(source, interface, destination, protocol)| {
             let packet = Packet {
                 source: format!("{source}:40000").parse().unwrap(),
                 destination: destination.parse().unwrap(),
                 protocol: *protocol,
-                entry: Entry::Interface((*interface).to_owned()),
+                origin: PacketOrigin::Interface((*interface).to_owned()),
             };
             trace(&rules, &packet, &mut kernel).unwrap().paths
         });
@@ -105,33 +106,34 @@ fn follow(cases: &'static [(&str, &str, &str, Protocol)]) -> Vec<Vec<Path>> {
     })
 }
 
-fn only(paths: &[Path]) -> &Fate {
+fn only(paths: &[Path]) -> &PacketVerdict {
     assert_eq!(paths.len(), 1, "{paths:?}");
-    &paths[0].fate
+    &paths[0].verdict
 }
 
-fn dropped(why: &str) -> Fate {
-    Fate::Dropped { why: why.to_owned() }
+fn dropped(reason: &str) -> PacketVerdict {
+    PacketVerdict::Dropped { reason: reason.to_owned() }
 }
 
 #[test]
 fn a_pod_reaches_both_endpoints_with_its_own_address() {
-    let paths = follow(&[("10.244.1.9", "cali7", "10.96.0.10:80", Protocol::Tcp)]).remove(0);
+    let paths = evaluate(&[("10.244.1.9", "cali7", "10.96.0.10:80", Protocol::Tcp)]).remove(0);
     let seen: Vec<_> = paths.iter().map(|path| (path.endpoint.unwrap().to_string(), path.probability)).collect();
     assert_eq!(seen, [("10.244.1.1:8080".to_owned(), 0.5), ("10.244.1.2:8080".to_owned(), 0.5)]);
-    assert!(paths.iter().all(|path| path.fate == Fate::Delivered && path.masquerade.is_none()));
+    assert!(paths.iter().all(|path| path.verdict == PacketVerdict::Delivered && path.masquerade.is_none()));
     let steps: Vec<_> =
-        paths[0].steps.iter().map(|step| (step.hook, step.place.as_str(), step.does.as_str())).collect();
+        paths[0].steps.iter().map(|step| (step.hook, step.chain.as_str(), step.action.as_str())).collect();
     let expected = [
-        ("prerouting", "ip proxy early", "no rule matches: passed"),
+        ("prerouting", "ip proxy early", "no rule matches, policy accept"),
         ("prerouting", "ip proxy nat-prerouting", "jump services"),
         ("prerouting", "ip proxy services", "10.96.0.10 . tcp . 80 is in @service-ips; goto service-web"),
         (
             "prerouting",
             "ip proxy service-web",
-            "one of 2 at random; 0 leads in the rule's set to 10.244.1.1 . 8080; the destination becomes 10.244.1.1:8080",
+            "random choice of 2; the anonymous set maps 0 to 10.244.1.1 . 8080; \
+             destination translated to 10.244.1.1:8080",
         ),
-        ("forward", "ip proxy filter-forward", "no rule matches: passed"),
+        ("forward", "ip proxy filter-forward", "no rule matches, policy accept"),
         ("forward", "inet firewall forward", "accept"),
         ("postrouting", "ip proxy postrouting", "return"),
     ];
@@ -139,18 +141,18 @@ fn a_pod_reaches_both_endpoints_with_its_own_address() {
 }
 
 #[test]
-fn who_is_no_pod_is_masqueraded() {
-    let paths = follow(&[
+fn clients_that_are_not_pods_are_masqueraded() {
+    let paths = evaluate(&[
         ("192.0.2.1", "cali7", "10.96.0.10:80", Protocol::Tcp),
         ("198.51.100.7", "cali7", "10.96.0.11:80", Protocol::Tcp),
     ]);
-    let reasons = paths.iter().map(|paths| paths[0].masquerade.as_ref().unwrap().why.as_str());
+    let reasons = paths.iter().map(|paths| paths[0].masquerade.as_ref().unwrap().reason.as_str());
     assert_eq!(reasons.collect::<Vec<_>>(), ["no pod", "from outside"]);
 }
 
 #[test]
-fn firewalls_and_missing_endpoints_have_their_words() {
-    let paths = follow(&[
+fn the_verdict_has_the_reason_of_the_rule() {
+    let paths = evaluate(&[
         ("203.0.113.1", "cali7", "10.96.0.11:80", Protocol::Tcp),
         ("10.244.1.9", "cali7", "10.96.0.9:80", Protocol::Tcp),
         ("10.244.1.9", "cali7", "10.96.0.8:80", Protocol::Tcp),
@@ -162,18 +164,18 @@ fn firewalls_and_missing_endpoints_have_their_words() {
     ]);
     assert_eq!(*only(&paths[0]), dropped("not allowed"));
     let with = "ICMP port unreachable".to_owned();
-    assert_eq!(*only(&paths[1]), Fate::Refused { with, why: "nobody serves".to_owned() });
+    assert_eq!(*only(&paths[1]), PacketVerdict::Rejected { with, reason: "no endpoints".to_owned() });
     assert_eq!(*only(&paths[2]), dropped("ip proxy filter-forward"));
     assert_eq!(*only(&paths[3]), dropped("not in a range"));
-    assert_eq!((only(&paths[4]), paths[4][0].endpoint), (&Fate::Delivered, None));
+    assert_eq!((only(&paths[4]), paths[4][0].endpoint), (&PacketVerdict::Delivered, None));
     assert_eq!(*only(&paths[5]), dropped("the policy of inet firewall forward"));
     assert_eq!(*only(&paths[6]), dropped("marked, and from there"));
-    assert_eq!(*only(&paths[7]), Fate::Delivered);
+    assert_eq!(*only(&paths[7]), PacketVerdict::Delivered);
 }
 
 #[test]
-fn what_is_not_understood_is_said_and_does_not_match() {
-    let paths = follow(&[("192.0.2.1", "eth0", "203.0.113.9:443", Protocol::Tcp)]).remove(0);
+fn an_unknown_expression_is_reported_and_does_not_match() {
+    let paths = evaluate(&[("192.0.2.1", "eth0", "203.0.113.9:443", Protocol::Tcp)]).remove(0);
     assert_eq!(*only(&paths), dropped("the policy of inet firewall forward"));
     assert!(paths[0].unknown[0].contains("inet firewall forward (limit)"), "{:?}", paths[0].unknown);
 }

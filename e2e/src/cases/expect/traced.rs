@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use trace::{Entry, Fate, Kernel as _, Live, Packet, Rules, Trace};
+use trace::{Kernel as _, LiveKernel, NodeRules, Packet, PacketOrigin, PacketVerdict, Trace};
 
 use super::{Check, Expected, check_all};
 use crate::cluster::Cluster;
@@ -27,9 +27,9 @@ pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
     let wrong: Vec<_> = node.netns.run(|| {
         let (rules, mut kernel) = read();
         let says = |(check, source, is_node): &(&Check, SocketAddr, bool)| {
-            let through = kernel.interface_towards(source.ip()).unwrap_or_default();
-            let entry = if *is_node { Entry::Node } else { Entry::Interface(through) };
-            let packet = Packet { source: *source, destination: check.to, protocol: to_trace(check.protocol), entry };
+            let through = kernel.output_interface(source.ip()).unwrap_or_default();
+            let origin = if *is_node { PacketOrigin::Node } else { PacketOrigin::Interface(through) };
+            let packet = Packet { source: *source, destination: check.to, protocol: to_trace(check.protocol), origin };
             let trace = trace::trace(&rules, &packet, &mut kernel).expect("a trace");
             let said = expected(cluster, &trace);
             let Check { what, protocol, to, expected, .. } = check;
@@ -47,19 +47,19 @@ pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
 }
 
 /// All rules of the namespace that this thread is in.
-fn read() -> (Rules, Live) {
+fn read() -> (NodeRules, LiveKernel) {
     let saved = iptables::block_on(iptables::save_all()).expect("iptables-save");
-    let mut kernel = Live::open().expect("a kernel");
-    let rules = Rules::read(&saved, &mut kernel).expect("rules");
+    let mut kernel = LiveKernel::open().expect("a kernel");
+    let rules = NodeRules::read(&saved, &mut kernel).expect("rules");
     (rules, kernel)
 }
 
 /// What a client will see if the trace is right; `None` where it says more than one thing, or nothing of the kind.
 fn expected(cluster: &Cluster, trace: &Trace) -> Option<Expected> {
-    let fates = trace.paths.iter().map(|path| match path.fate {
-        Fate::Delivered => "delivered",
-        Fate::Refused { .. } => "refused",
-        Fate::Dropped { .. } => "dropped",
+    let fates = trace.paths.iter().map(|path| match path.verdict {
+        PacketVerdict::Delivered => "delivered",
+        PacketVerdict::Rejected { .. } => "refused",
+        PacketVerdict::Dropped { .. } => "dropped",
     });
     match fates.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()[..] {
         ["refused"] => Some(Expected::Refused),
@@ -80,10 +80,10 @@ fn expected(cluster: &Cluster, trace: &Trace) -> Option<Expected> {
     }
 }
 
-fn to_trace(protocol: Protocol) -> trace::Protocol {
+fn to_trace(protocol: Protocol) -> proto::model::Protocol {
     match protocol {
-        Protocol::Tcp => trace::Protocol::Tcp,
-        Protocol::Udp => trace::Protocol::Udp,
-        Protocol::Sctp => trace::Protocol::Sctp,
+        Protocol::Tcp => proto::model::Protocol::Tcp,
+        Protocol::Udp => proto::model::Protocol::Udp,
+        Protocol::Sctp => proto::model::Protocol::Sctp,
     }
 }

@@ -1,48 +1,48 @@
-//! Each way once: code that asks for a choice is run again and again, each time with the next combination of answers.
+//! Enumerates random choices: the evaluation is repeated, each time with the next combination of outcomes.
 
-/// The answers of one run.
+/// The outcomes of one evaluation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choices {
-    /// Which answer each question gets, and how many it has. Questions behind the last get the first answer.
+    /// The outcome of each choice, and the number of its outcomes. Choices after the last get the first outcome.
     script: Vec<(usize, usize)>,
-    asked: usize,
+    made: usize,
     probability: f64,
 }
 
 impl Choices {
     pub(crate) fn new() -> Self {
-        Self { script: Vec::new(), asked: 0, probability: 1.0 }
+        Self { script: Vec::new(), made: 0, probability: 1.0 }
     }
 
-    /// One of these, each with its probability; those that cannot happen are left out. 0 when there are none.
+    /// Returns the index of one of these probabilities; impossible ones are skipped. 0 when there are none.
     pub(crate) fn choose(&mut self, probabilities: &[f64]) -> usize {
         let possible: Vec<_> = (0..probabilities.len()).filter(|&n| probabilities[n] > 0.0).collect();
         if possible.is_empty() {
             return 0;
         }
-        if self.asked == self.script.len() {
+        if self.made == self.script.len() {
             self.script.push((0, possible.len()));
         }
-        let (answer, _) = self.script[self.asked];
-        self.asked += 1;
-        let answer = possible[answer.min(possible.len() - 1)];
-        self.probability *= probabilities[answer];
-        answer
+        let (outcome, _) = self.script[self.made];
+        self.made += 1;
+        let outcome = possible[outcome.min(possible.len() - 1)];
+        self.probability *= probabilities[outcome];
+        outcome
     }
 
-    /// How likely the answers so far are.
+    /// The probability of the outcomes so far.
     pub(crate) fn probability(&self) -> f64 {
         self.probability
     }
 
-    /// The answers of the next run; `None` after the last.
+    /// The outcomes of the next evaluation; `None` after the last.
     pub(crate) fn next(self) -> Option<Self> {
         let mut script = self.script;
-        script.truncate(self.asked);
-        while let Some((answer, of)) = script.pop() {
-            if answer + 1 < of {
-                script.push((answer + 1, of));
-                return Some(Self { script, asked: 0, probability: 1.0 });
+        script.truncate(self.made);
+        while let Some((outcome, count)) = script.pop() {
+            if outcome + 1 < count {
+                script.push((outcome + 1, count));
+                return Some(Self { script, made: 0, probability: 1.0 });
             }
         }
         None
@@ -54,12 +54,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_is_taken_once() {
+    fn every_combination_is_enumerated_once() {
         let mut seen = Vec::new();
         let mut next = Some(Choices::new());
         while let Some(mut choices) = next {
             let first = choices.choose(&[0.5, 0.0, 0.5]);
-            // Only some ways have a second question.
+            // The second choice depends on the first.
             let second = if first == 2 { choices.choose(&[0.25, 0.75]) } else { 9 };
             seen.push((first, second, choices.probability()));
             next = choices.next();

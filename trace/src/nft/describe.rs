@@ -1,11 +1,11 @@
-//! Keys and values in words: `10.96.0.10 . tcp . 80`.
+//! Formats keys and values as nft does: `10.96.0.10 . tcp . 80`.
 
 use netlink::nft::{DataType, FieldReader};
 
-/// nft's `TYPE_INTEGER`: what `numgen` makes, in host byte order.
+/// nft's `TYPE_INTEGER`: the result of `numgen`, in host byte order.
 const INTEGER: u8 = 4;
 
-/// A value of these types.
+/// Formats a value of these types.
 pub(super) fn value(types: &[DataType], bytes: &[u8]) -> String {
     let mut reader = FieldReader::new(bytes);
     let mut fields = Vec::new();
@@ -41,17 +41,17 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     format!("0x{digits}")
 }
 
-/// How many bytes a key or a value of these types takes in registers.
+/// The length in registers of a key or value of these types.
 pub(super) fn len(types: &[DataType]) -> usize {
-    let bare = |kind: &DataType| match kind {
+    let unpadded = |kind: &DataType| match kind {
         DataType::Ipv6Addr | DataType::IfName | DataType::Verdict => 16,
         DataType::InetProto => 1,
         DataType::InetService => 2,
         DataType::Ipv4Addr | DataType::Mark | DataType::Other(_) => 4usize,
     };
     match types {
-        [only] => bare(only),
-        types => types.iter().map(|kind| bare(kind).next_multiple_of(4)).sum(),
+        [only] => unpadded(only),
+        types => types.iter().map(|kind| unpadded(kind).next_multiple_of(4)).sum(),
     }
 }
 
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_written_as_nft_does() {
+    fn keys_are_formatted_as_nft_does() {
         let types = [DataType::Ipv4Addr, DataType::InetProto, DataType::InetService];
         let key = Fields::new().addr([10, 96, 0, 10]).proto(6).port(80);
         assert_eq!(value(&types, &key), "10.96.0.10 . tcp . 80");

@@ -1,0 +1,154 @@
+//! The state of a packet while it traverses hooks and chains.
+
+use std::net::{IpAddr, SocketAddr};
+
+use netlink::nft::Hook;
+
+use crate::{
+    choices::Choices,
+    kernel::Kernel,
+    outcome::{IpvsSelection, SourceTranslation, TraceStep},
+    packet::{Packet, PacketOrigin},
+};
+
+/// A packet during one evaluation.
+pub(crate) struct Traversal<'a> {
+    pub(crate) packet: Packet,
+    /// The current hook.
+    pub(crate) hook: Hook,
+    pub(crate) mark: u32,
+    pub(crate) ct_mark: u32,
+    /// The rule that set bits of a mark last.
+    pub(crate) marked_by: String,
+    pub(crate) endpoint: Option<SocketAddr>,
+    /// Set when IPVS selected the endpoint. IPVS handles a packet only once, and connection tracking does not treat
+    /// this as translation.
+    pub(crate) scheduled: Option<IpvsSelection>,
+    pub(crate) masquerade: Option<SourceTranslation>,
+    /// The output interface, once the packet is routed.
+    pub(crate) out: Option<String>,
+    pub(crate) steps: Vec<TraceStep>,
+    pub(crate) unknown: Vec<String>,
+    /// The rules that jumped to the current chain.
+    pub(crate) jumped_by: Vec<String>,
+    pub(crate) choices: &'a mut Choices,
+    pub(crate) kernel: &'a mut dyn Kernel,
+}
+
+/// The verdict of a base chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ChainVerdict {
+    Accept,
+    Drop {
+        reason: String,
+    },
+    Reject {
+        with: String,
+        reason: String,
+    },
+    /// IPVS sends it to an endpoint; the remaining chains of this hook are skipped.
+    SentByIpvs,
+}
+
+/// The deepest nesting of chains; the kernel allows 16 in nf_tables.
+pub(crate) const MAX_DEPTH: usize = 32;
+
+// === impl Traversal ===
+
+impl<'a> Traversal<'a> {
+    pub(crate) fn new(packet: Packet, choices: &'a mut Choices, kernel: &'a mut dyn Kernel) -> Self {
+        Self {
+            packet,
+            hook: Hook::Prerouting,
+            mark: 0,
+            ct_mark: 0,
+            marked_by: String::new(),
+            endpoint: None,
+            scheduled: None,
+            masquerade: None,
+            out: None,
+            steps: Vec::new(),
+            unknown: Vec::new(),
+            jumped_by: Vec::new(),
+            choices,
+            kernel,
+        }
+    }
+
+    pub(crate) fn step(&mut self, chain: String, rule: String, action: String) {
+        let hook = self.hook.name();
+        self.steps.push(TraceStep { hook, chain, rule, action });
+    }
+
+    /// Records something that cannot be evaluated.
+    pub(crate) fn unknown(&mut self, note: String) {
+        if !self.unknown.contains(&note) {
+            self.unknown.push(note);
+        }
+    }
+
+    /// Sets the mark; `reason`: the rule's comment, empty if it has none.
+    pub(crate) fn set_mark(&mut self, mark: u32, reason: &str) {
+        if mark & !self.mark != 0 {
+            self.marked_by = match (reason, self.jumped_by.last()) {
+                ("", Some(jumped_by)) => jumped_by.clone(),
+                (reason, _) => reason.to_owned(),
+            };
+        }
+        self.mark = mark;
+    }
+
+    /// Translates the destination to an endpoint.
+    pub(crate) fn translate(&mut self, address: Option<IpAddr>, port: Option<u16>) {
+        let to = self.packet.destination;
+        let to = SocketAddr::new(address.unwrap_or(to.ip()), port.unwrap_or(to.port()));
+        self.packet.destination = to;
+        self.endpoint = Some(to);
+    }
+
+    /// Whether connection tracking has recorded a translated destination.
+    pub(crate) fn is_translated(&self) -> bool {
+        self.endpoint.is_some() && self.scheduled.is_none()
+    }
+
+    /// Sets the mark of its connection.
+    pub(crate) fn set_ct_mark(&mut self, mark: u32, reason: &str) {
+        if mark & !self.ct_mark != 0 {
+            self.marked_by = reason.to_owned();
+        }
+        self.ct_mark = mark;
+    }
+
+    /// Translates the source to this address, or to one of this node.
+    pub(crate) fn masquerade(&mut self, source: Option<IpAddr>, rule: &str) {
+        let reason = if self.marked_by.is_empty() { rule } else { &self.marked_by }.to_owned();
+        let source = source.or_else(|| self.kernel.source_address(self.packet.destination.ip()));
+        if let Some(source) = source {
+            self.packet.source.set_ip(source);
+        }
+        self.masquerade = Some(SourceTranslation { source, reason });
+    }
+
+    /// The name of the input interface; empty for packets that this node sends.
+    pub(crate) fn input(&mut self) -> String {
+        match (&self.packet.origin, self.hook) {
+            (PacketOrigin::Node, Hook::Prerouting | Hook::Input) => "lo".to_owned(),
+            (_, Hook::Output | Hook::Postrouting) | (PacketOrigin::Node, _) => String::new(),
+            (PacketOrigin::Interface(name), _) => {
+                let name = name.clone();
+                if name.is_empty() {
+                    self.unknown("input interface (set it with --interface)".to_owned());
+                }
+                name
+            }
+        }
+    }
+
+    /// The name of the output interface, at hooks after routing.
+    pub(crate) fn output(&mut self) -> String {
+        match self.hook {
+            Hook::Forward | Hook::Output | Hook::Postrouting => self.out.clone().unwrap_or_default(),
+            _ => String::new(),
+        }
+    }
+}
