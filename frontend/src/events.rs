@@ -1,16 +1,16 @@
-//! Kubernetes Events about nodes. What one cannot do: on the Service that it concerns, one for each reason, whatever the number of nodes.
-//! That its agent starts: on the Node.
+//! Kubernetes Events. A failure of nodes: on the Service, one for each reason, for all nodes together. A start of a
+//! backend: on its Node.
 //!
 //! ```text
-//!   session: an Ack with new failures ──try_send──▶ queue (bounded) ──▶ recorder ──▶ Series by Service and reason
-//!            a Hello of a new run                                             └────▶ Start by Start
-//!                                                                                   │ now and then, so many a second
-//!                                                                                   ▼
-//!                                                                 create; a Series there already: patch its count
+//!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ EventSeries by Service and reason
+//!            Hello of a new run                                             └────────▶ BackendStart
+//!                                                                                      │ rate-limited
+//!                                                                                      ▼
+//!                                                              create; if the series exists: patch its count
 //! ```
 //!
-//! A session never waits for this: what does not fit into the queue is not told. Replicas do not know of each other. The name of an Event is
-//! computed from what it says, so the same one is made once, and counted by whoever saw it last.
+//! A session never waits for this: reports that do not fit into the queue are dropped. Replicas do not know of each
+//! other: the name of an Event is a hash of its content, so that they create one Event and count it together.
 
 mod recorder;
 mod series;
@@ -29,35 +29,35 @@ use self::recorder::EventRecorder;
 pub(crate) use self::start::BackendStart;
 use crate::Frontend;
 
-/// How many reports wait to be counted. More than that of one moment are not told.
-const QUEUE: usize = 4096;
+/// The most reports that wait. Further ones are dropped.
+const QUEUE_LEN: usize = 4096;
 
-/// What a node has said.
+/// What a node has reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NodeReport {
-    /// The node cannot do something.
+    /// It could not program a service port, or serve a health check.
     Failed(Arc<str>, ServicePortFailure),
-    /// Its agent has started.
+    /// Its backend has started.
     Started(BackendStart),
 }
 
-/// Where reports go, if anywhere.
+/// The queue of reports. Without a receiver they are dropped.
 #[derive(Debug, Default)]
 pub(crate) struct EventQueue(OnceLock<mpsc::Sender<NodeReport>>);
 
 impl EventQueue {
-    /// Takes all reports from now on; `None` when somebody does already.
-    pub(crate) fn listen(&self) -> Option<mpsc::Receiver<NodeReport>> {
-        let (sender, reports) = mpsc::channel(QUEUE);
+    /// The receiver of all reports from now on; `None` if there is one already.
+    pub(crate) fn receiver(&self) -> Option<mpsc::Receiver<NodeReport>> {
+        let (sender, reports) = mpsc::channel(QUEUE_LEN);
         self.0.set(sender).is_ok().then_some(reports)
     }
 
-    /// A node cannot do this, and has not said so before on its stream.
+    /// Reports a failure of a node that is new on its stream.
     pub(crate) fn failed(&self, node: &Arc<str>, failure: &ServicePortFailure) {
         self.report(|| NodeReport::Failed(node.clone(), failure.clone()));
     }
 
-    /// An agent is here that began its run not long ago; maybe it was here, or elsewhere, before.
+    /// Reports a backend whose run began recently. It may have connected before, here or to another replica.
     pub(crate) fn started(&self, start: BackendStart) {
         if start.is_recent() {
             self.report(|| NodeReport::Started(start));
@@ -67,23 +67,23 @@ impl EventQueue {
     fn report(&self, report: impl FnOnce() -> NodeReport) {
         let Some(reports) = self.0.get() else { return };
         if let Err(error) = reports.try_send(report()) {
-            debug!(report = ?error.into_inner(), "no event: too much happens at once");
+            debug!(report = ?error.into_inner(), "event queue full, report dropped");
         }
     }
 }
 
 impl Frontend {
-    /// Tells the API what nodes cannot do, and that they start, until the shutdown. `instance` is what this replica is called there.
+    /// Creates Events for the failures and starts of nodes, until the shutdown. `instance` is the `reportingInstance`.
     ///
     /// # Errors
-    /// None so far; the type is that of a task.
+    /// None; the type is that of a task.
     pub async fn record_events(
         &self,
         client: kube::Client,
         instance: String,
         mut shutdown: Shutdown,
     ) -> anyhow::Result<()> {
-        if let Some(reports) = self.sessions.events.listen() {
+        if let Some(reports) = self.sessions.events.receiver() {
             tokio::select! {
                 () = EventRecorder::new(client, instance).run(reports) => {}
                 () = shutdown.recv() => {}

@@ -1,4 +1,4 @@
-//! Counts reports and tells the API, so many Events a second at most.
+//! Counts reports, and creates and patches Events at a limited rate.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -13,6 +13,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use proto::model::ServicePortFailure;
+use runtime::failure::chain;
 use tokio::{
     sync::mpsc,
     time::{Instant, MissedTickBehavior, error::Elapsed, interval, timeout},
@@ -21,50 +22,50 @@ use tracing::{debug, warn};
 
 use super::{
     BackendStart, NodeReport,
-    series::{Key, Series},
+    series::{EventSeries, SeriesKey},
     start::NAMESPACE,
 };
 
-/// How often what is due is told. What comes within one such time is told together.
+/// How often Events are sent. Reports within this time are sent together.
 const TICK: Duration = Duration::from_secs(1);
-/// How many requests there are in that time at most.
-const PER_TICK: usize = 5;
-/// How long a request may take.
+/// The most requests in that time.
+const REQUESTS_PER_TICK: usize = 5;
+/// The timeout of a request.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// How many reasons are remembered. Those beyond are not told until others are forgotten.
+/// The most reasons that are counted. Further ones are dropped until others expire.
 const MAX_SERIES: usize = 1024;
-/// A reason that nobody has reported for so long is forgotten: as long as Kubernetes keeps Events by default.
-const FORGET: Duration = Duration::from_secs(3600);
-/// How many agents that have started are remembered until that is told. Those beyond are not told of.
+/// A reason without a report for this time expires. Kubernetes keeps Events for the same time by default.
+const EXPIRY: Duration = Duration::from_secs(3600);
+/// The most starts that wait to be sent. Further ones are dropped.
 const MAX_STARTS: usize = 1024;
-/// How long nothing is told after the API has refused.
-const REFUSED: Duration = Duration::from_secs(300);
+/// How long nothing is sent after the API server has answered 403.
+const FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
 
-/// Whether the API takes Events at all.
+/// Whether this frontend may create Events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
-    /// Others at least, whatever became of this one.
-    Others,
-    /// We may not.
-    Nothing,
+enum EventPermission {
+    /// Yes, even if this request failed.
+    Granted,
+    /// The API server has answered 403.
+    Denied,
 }
 
-/// Knows what has been reported, and what of it is told.
+/// What has been reported, and what of it has been sent.
 pub(super) struct EventRecorder {
     client: Client,
     instance: String,
-    series: HashMap<Key, Series>,
-    /// Not told yet.
+    series: HashMap<SeriesKey, EventSeries>,
+    /// Not sent yet.
     starts: VecDeque<BackendStart>,
-    silent_until: Option<Instant>,
+    paused_until: Option<Instant>,
 }
 
 impl EventRecorder {
     pub(super) fn new(client: Client, instance: String) -> Self {
-        Self { client, instance, series: HashMap::new(), starts: VecDeque::new(), silent_until: None }
+        Self { client, instance, series: HashMap::new(), starts: VecDeque::new(), paused_until: None }
     }
 
-    /// Until nobody reports any more.
+    /// Runs until the queue is closed.
     pub(super) async fn run(mut self, mut reports: mpsc::Receiver<NodeReport>) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -72,53 +73,53 @@ impl EventRecorder {
             tokio::select! {
                 report = reports.recv() => match report {
                     Some(NodeReport::Failed(node, failure)) => self.count(node, failure),
-                    Some(NodeReport::Started(start)) => self.keep(start),
+                    Some(NodeReport::Started(start)) => self.add_start(start),
                     None => return,
                 },
-                _ = ticks.tick() => self.tell().await,
+                _ = ticks.tick() => self.send_due().await,
             }
         }
     }
 
     fn count(&mut self, node: Arc<str>, failure: ServicePortFailure) {
         let (now, full) = (Timestamp::now(), self.series.len() >= MAX_SERIES);
-        match self.series.entry(Key::of(failure)) {
-            Entry::Occupied(known) => known.into_mut().add(now),
-            Entry::Vacant(new) if !full => new.insert(Series::new(node, now)).add(now),
+        match self.series.entry(SeriesKey::of(failure)) {
+            Entry::Occupied(series) => series.into_mut().add(now),
+            Entry::Vacant(new) if !full => new.insert(EventSeries::new(node, now)).add(now),
             Entry::Vacant(_) => {}
         }
     }
 
-    fn keep(&mut self, start: BackendStart) {
+    fn add_start(&mut self, start: BackendStart) {
         if self.starts.len() < MAX_STARTS && !self.starts.contains(&start) {
             self.starts.push_back(start);
         }
     }
 
-    /// Tells what is due, as much as may be told at once.
-    async fn tell(&mut self) {
-        if self.silent_until.is_some_and(|until| Instant::now() < until) {
+    /// Sends what is due, at most `REQUESTS_PER_TICK` requests.
+    async fn send_due(&mut self) {
+        if self.paused_until.is_some_and(|until| Instant::now() < until) {
             return;
         }
-        self.series.retain(|_, series| series.heard.elapsed() < FORGET);
-        let mut left = PER_TICK;
-        let due = self.series.iter_mut().filter(|(_, series)| series.is_due()).take(PER_TICK);
+        self.series.retain(|_, series| series.last_report.elapsed() < EXPIRY);
+        let mut left = REQUESTS_PER_TICK;
+        let due = self.series.iter_mut().filter(|(_, series)| series.is_due()).take(REQUESTS_PER_TICK);
         for (key, series) in due {
             left -= 1;
-            let told = timeout(DEADLINE, tell(&self.client, &self.instance, key, series)).await;
-            // Also when it has failed: it is told with the next report, a minute later at the earliest.
-            series.told();
-            if taken(&key.port, told) == Taken::Nothing {
-                self.silent_until = Some(Instant::now() + REFUSED);
+            let sent = timeout(DEADLINE, send_series(&self.client, &self.instance, key, series)).await;
+            // Even if it failed: it is sent with the next report, a minute later at the earliest.
+            series.mark_sent();
+            if permission(&key.port, sent) == EventPermission::Denied {
+                self.paused_until = Some(Instant::now() + FORBIDDEN_PAUSE);
                 return;
             }
         }
-        // What is wrong comes first. Of a start that cannot be told nobody hears.
+        // Failures come first. A start that cannot be sent is dropped.
         for _ in 0..left {
             let Some(start) = self.starts.pop_front() else { return };
-            let told = timeout(DEADLINE, tell_start(&self.client, &self.instance, &start)).await;
-            if taken(&start.node, told) == Taken::Nothing {
-                self.silent_until = Some(Instant::now() + REFUSED);
+            let sent = timeout(DEADLINE, send_start(&self.client, &self.instance, &start)).await;
+            if permission(&start.node, sent) == EventPermission::Denied {
+                self.paused_until = Some(Instant::now() + FORBIDDEN_PAUSE);
                 self.starts.clear();
                 return;
             }
@@ -126,22 +127,27 @@ impl EventRecorder {
     }
 }
 
-/// What became of a request, for who has more.
-fn taken(about: impl Display, told: Result<kube::Result<()>, Elapsed>) -> Taken {
-    match told {
+/// Logs a failed request.
+fn permission(object: impl Display, sent: Result<kube::Result<()>, Elapsed>) -> EventPermission {
+    match sent {
         Ok(Ok(())) => {}
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-            warn!(error = %status.message, again_in = ?REFUSED, "the API server takes no events");
-            return Taken::Nothing;
+            warn!(
+                error = %status.message,
+                retry_in_ms = FORBIDDEN_PAUSE.as_millis(),
+                advice = "grant create and patch on events.events.k8s.io, or give --no-events",
+                "not allowed to create events"
+            );
+            return EventPermission::Denied;
         }
-        Ok(Err(error)) => debug!(%error, %about, "an event is not told"),
-        Err(_) => debug!(%about, "an event is not told in time"),
+        Ok(Err(error)) => debug!(error = chain(&error), %object, "event not sent"),
+        Err(_) => debug!(%object, timeout_ms = DEADLINE.as_millis(), "event not sent within its timeout"),
     }
-    Taken::Others
+    EventPermission::Granted
 }
 
-/// Makes the Event. One that is there was made by another replica, or for another session of the run.
-async fn tell_start(client: &Client, instance: &str, start: &BackendStart) -> kube::Result<()> {
+/// Creates the Event. If it exists, another replica or an earlier session has created it.
+async fn send_start(client: &Client, instance: &str, start: &BackendStart) -> kube::Result<()> {
     let api: Api<Event> = Api::namespaced(client.clone(), NAMESPACE);
     match api.create(&PostParams::default(), &start.event(instance)).await {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
@@ -149,8 +155,8 @@ async fn tell_start(client: &Client, instance: &str, start: &BackendStart) -> ku
     }
 }
 
-/// Makes the Event, or counts one that is there.
-async fn tell(client: &Client, instance: &str, key: &Key, series: &Series) -> kube::Result<()> {
+/// Creates the Event, or patches the count of an existing one.
+async fn send_series(client: &Client, instance: &str, key: &SeriesKey, series: &EventSeries) -> kube::Result<()> {
     let api: Api<Event> = Api::namespaced(client.clone(), &key.port.namespace);
     match api.create(&PostParams::default(), &series.event(key, instance)).await {
         Err(kube::Error::Api(status)) if status.code == 409 => {

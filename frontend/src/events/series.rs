@@ -1,4 +1,4 @@
-//! What is told about one reason: the same words on every replica, and how often it was reported here. Pure.
+//! The Event for one reason of failures: the same on each replica, with the count of this one. Pure.
 
 use std::sync::Arc;
 
@@ -12,48 +12,49 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
-/// What writes these, as Kubernetes asks for: `reportingController`.
+/// `reportingController`.
 pub(super) const CONTROLLER: &str = "fairlead.io/frontend";
-/// How much of a reason is told; a note may have 1024 bytes.
-const REASON: usize = 512;
-/// A series that is told already is told again, with its new count, no sooner than this.
-const AGAIN: Duration = Duration::from_secs(60);
+/// The most bytes of a reason; a note may have 1024.
+const REASON_BYTES: usize = 512;
+/// The shortest time between two patches of the count.
+const PATCH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What tells one series from others.
+/// Identifies a series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct SeriesKey {
     pub(super) port: ServicePortKey,
     pub(super) reason: String,
     pub(super) kind: FailureKind,
 }
 
-/// Reports for one reason.
+/// The reports for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Series {
+pub(super) struct EventSeries {
     first: Timestamp,
     last: Timestamp,
     count: u32,
-    /// The one that was the first to report it.
+    /// The node that reported it first.
     node: Arc<str>,
-    told: Option<(Instant, u32)>,
-    pub(super) heard: Instant,
+    /// When the Event was last sent, and its count.
+    sent: Option<(Instant, u32)>,
+    pub(super) last_report: Instant,
 }
 
-impl Key {
+impl SeriesKey {
     pub(super) fn of(failure: ServicePortFailure) -> Self {
         let ServicePortFailure { key: port, mut reason, kind, retryable: _ } = failure;
-        let end = (0..=REASON).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or_default();
+        let end = (0..=REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or_default();
         reason.truncate(end);
         Self { port, reason, kind }
     }
 
-    /// `SERVICE.HASH`: the same wherever it is computed.
+    /// `SERVICE.HASH`: the same on each replica.
     pub(super) fn name(&self) -> String {
         format!("{}.{}", self.port.name, hash(&format!("{}\n{}", self.port, self.reason)))
     }
 
-    /// What happens, what was tried, and what is told to people.
-    fn words(&self, node: &str) -> (&'static str, &'static str, String) {
+    /// `reason`, `action` and `note` of the Event.
+    fn describe(&self, node: &str) -> (&'static str, &'static str, String) {
         let Self { port, reason, kind } = self;
         match kind {
             FailureKind::Program => {
@@ -61,7 +62,7 @@ impl Key {
                 ("FailedToProgram", "Program", note)
             }
             FailureKind::HealthCheck => {
-                // kube-proxy's reason; the port is the Service's, not that of one of its ports.
+                // The reason is that of kube-proxy. A health check belongs to the Service, not to one of its ports.
                 let note = format!("{}/{}, first on node {node}: {reason}", port.namespace, port.name);
                 ("FailedToStartServiceHealthcheck", "StartServiceHealthcheck", note)
             }
@@ -69,34 +70,34 @@ impl Key {
     }
 }
 
-/// 16 letters for a text: the same wherever they are computed.
+/// 16 hexadecimal digits.
 pub(super) fn hash(text: &str) -> String {
     digest(&SHA256, text.as_bytes()).as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-impl Series {
+impl EventSeries {
     pub(super) fn new(node: Arc<str>, now: Timestamp) -> Self {
-        Self { first: now, last: now, count: 0, node, told: None, heard: Instant::now() }
+        Self { first: now, last: now, count: 0, node, sent: None, last_report: Instant::now() }
     }
 
-    /// One more report.
+    /// Counts a report.
     pub(super) fn add(&mut self, now: Timestamp) {
-        (self.last, self.heard) = (now, Instant::now());
+        (self.last, self.last_report) = (now, Instant::now());
         self.count += 1;
     }
 
-    /// Whether there is something to tell, and it is time.
+    /// Whether there are reports to send, and the last patch is long enough ago.
     pub(super) fn is_due(&self) -> bool {
-        self.told.is_none_or(|(at, count)| count < self.count && at.elapsed() >= AGAIN)
+        self.sent.is_none_or(|(at, count)| count < self.count && at.elapsed() >= PATCH_INTERVAL)
     }
 
-    pub(super) fn told(&mut self) {
-        self.told = Some((Instant::now(), self.count));
+    pub(super) fn mark_sent(&mut self) {
+        self.sent = Some((Instant::now(), self.count));
     }
 
-    /// As it is made.
-    pub(super) fn event(&self, key: &Key, instance: &str) -> Event {
-        let (port, (reason, action, note)) = (&key.port, key.words(&self.node));
+    /// The Event to create.
+    pub(super) fn event(&self, key: &SeriesKey, instance: &str) -> Event {
+        let (port, (reason, action, note)) = (&key.port, key.describe(&self.node));
         let namespace = Some(port.namespace.to_string());
         Event {
             metadata: ObjectMeta { name: Some(key.name()), namespace: namespace.clone(), ..Default::default() },
@@ -118,9 +119,9 @@ impl Series {
         }
     }
 
-    /// What is said of one that is there already: it has happened again.
+    /// The patch for an existing Event.
     pub(super) fn patch(&self) -> Value {
-        // One that has happened once is no series.
+        // Kubernetes requires a count of at least 2.
         json!({"series": {"count": self.count.max(2), "lastObservedTime": MicroTime(self.last)}})
     }
 }

@@ -1,4 +1,4 @@
-//! What is told when an agent starts: an Event on its Node, the same one from every replica that the agent connects to. Pure.
+//! The Event on a Node when its backend starts: the same from each replica that the backend connects to. Pure.
 
 use std::{
     sync::Arc,
@@ -14,50 +14,50 @@ use proto::model::{Hello, Role};
 
 use super::series::{CONTROLLER, hash};
 
-/// Where Kubernetes wants the Events of objects that are in no namespace.
+/// The namespace of Events of cluster-scoped objects.
 pub(super) const NAMESPACE: &str = "default";
-/// A run that began longer ago is not told of: its agent only connects again. Shorter than Kubernetes keeps Events, so what was told once
-/// is still there and is not made again; longer than an agent may take to find a frontend, and than clocks are wrong.
+/// Runs that began earlier get no Event: the backend has only reconnected. Shorter than Kubernetes keeps Events, so
+/// that an existing one is found; longer than a backend may need to find a frontend, and than clocks differ.
 const RECENT: Duration = Duration::from_secs(600);
-/// How many characters are told of what a client calls itself.
-const WORDS: usize = 128;
-/// How much of a Node's name is in that of the Event, which may have 253 bytes with the hash.
-const NAME: usize = 230;
+/// The most characters of the name and version of a backend.
+const BACKEND_CHARS: usize = 128;
+/// The most characters of a Node's name in that of the Event, which may have 253 bytes with the hash.
+const NAME_CHARS: usize = 230;
 
-/// An agent's run has begun.
+/// The start of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BackendStart {
     /// Node `metadata.name`.
     pub(crate) node: Arc<str>,
-    /// Since when the run lasts, as the agent says.
+    /// When it started, by the clock of its node.
     pub(crate) at: SystemTime,
-    /// Which backend it is, and its version.
+    /// Name and version.
     pub(crate) backend: String,
 }
 
 impl BackendStart {
-    /// When an agent says since when it runs; not all do.
+    /// `None` if the Hello is not from a backend, or has no start time.
     pub(crate) fn of(hello: &Hello) -> Option<Self> {
         let Hello { node, role, backend, backend_version, started, .. } = hello;
         let at = started.filter(|_| *role == Role::Backend)?;
-        let backend = format!("{backend} {backend_version}").chars().take(WORDS).collect();
+        let backend = format!("{backend} {backend_version}").chars().take(BACKEND_CHARS).collect();
         Some(Self { node: node.clone(), at, backend })
     }
 
-    /// Whether this is news.
+    /// Whether an Event is created.
     pub(super) fn is_recent(&self) -> bool {
-        // A clock that is ahead of ours says: just now.
+        // A time in the future, of a clock that is ahead, counts as now.
         self.at.elapsed().unwrap_or_default() < RECENT
     }
 
-    /// `NODE.HASH`: the same for each session of the run, with whichever replica.
+    /// `NODE.HASH`: the same for each session of the run, with any replica.
     pub(super) fn name(&self) -> String {
         let micros = self.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-        let name: String = self.node.chars().take(NAME).collect();
+        let name: String = self.node.chars().take(NAME_CHARS).collect();
         format!("{}.{}", name.trim_end_matches(['.', '-']), hash(&format!("{}\n{micros}", self.node)))
     }
 
-    /// As it is made, like kube-proxy's.
+    /// The Event to create, like that of kube-proxy.
     pub(super) fn event(&self, instance: &str) -> Event {
         let Self { node, at, backend } = self;
         Event {
@@ -66,7 +66,7 @@ impl BackendStart {
                 namespace: Some(NAMESPACE.to_owned()),
                 ..Default::default()
             },
-            // A time that cannot be written down is that of a liar.
+            // The client may send any time; one out of range is replaced.
             event_time: Some(MicroTime(Timestamp::try_from(*at).unwrap_or_else(|_| Timestamp::now()))),
             type_: Some("Normal".to_owned()),
             reason: Some("Starting".to_owned()),
@@ -76,7 +76,7 @@ impl BackendStart {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Node".to_owned()),
                 name: Some(node.to_string()),
-                // The name and not the UID, as the kubelet does: it is known here, and `kubectl describe node` looks for both.
+                // The name in place of the UID, as the kubelet does: `kubectl describe node` shows both.
                 uid: Some(node.to_string()),
                 ..Default::default()
             }),

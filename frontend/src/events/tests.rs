@@ -1,4 +1,4 @@
-//! What an API server gets to see: a real one over HTTP, that answers what the test says.
+//! The requests that a fake API server over HTTP receives.
 
 use std::{
     collections::BTreeSet,
@@ -22,47 +22,47 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// One request: its method and path, and its body.
 type Call = (String, Value);
 
-/// Keeps Events by their paths; refuses everything when told to.
+/// Stores the names of Events, or answers 403.
 #[derive(Debug, Default)]
 struct Server {
-    there: BTreeSet<String>,
-    refuses: bool,
+    existing: BTreeSet<String>,
+    forbids: bool,
 }
 
-struct World {
+struct Fixture {
     events: Arc<EventQueue>,
     calls: mpsc::UnboundedReceiver<Call>,
     server: Arc<Mutex<Server>>,
 }
 
-async fn start() -> World {
+async fn start() -> Fixture {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (seen, calls) = mpsc::unbounded_channel();
+    let (sent, calls) = mpsc::unbounded_channel();
     let server = Arc::<Mutex<Server>>::default();
-    tokio::spawn(serve(listener, server.clone(), seen));
+    tokio::spawn(serve(listener, server.clone(), sent));
     let mut config = Config::new(format!("http://{address}").parse().unwrap());
     config.default_retry = false;
     let events = Arc::<EventQueue>::default();
-    let reports = events.listen().unwrap();
-    assert!(events.listen().is_none(), "one recorder");
+    let reports = events.receiver().unwrap();
+    assert!(events.receiver().is_none(), "one recorder");
     let recorder = EventRecorder::new(Client::try_from(config).unwrap(), "frontend-0".to_owned());
     tokio::spawn(recorder.run(reports));
-    World { events, calls, server }
+    Fixture { events, calls, server }
 }
 
-async fn serve(listener: TcpListener, server: Arc<Mutex<Server>>, seen: mpsc::UnboundedSender<Call>) {
+async fn serve(listener: TcpListener, server: Arc<Mutex<Server>>, sent: mpsc::UnboundedSender<Call>) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let (server, seen) = (server.clone(), seen.clone());
+        let (server, sent) = (server.clone(), sent.clone());
         let service = service_fn(move |request: Request<Incoming>| {
-            let (server, seen) = (server.clone(), seen.clone());
+            let (server, sent) = (server.clone(), sent.clone());
             async move {
                 let call = format!("{} {}", request.method(), request.uri().path());
                 let body = request.into_body().collect().await.unwrap().to_bytes();
                 let body: Value = serde_json::from_slice(&body).unwrap();
-                let code = server.lock().unwrap().answer(&call, &body);
-                seen.send((call, body.clone())).ok();
+                let code = server.lock().unwrap().status_code(&call, &body);
+                sent.send((call, body.clone())).ok();
                 let answer =
                     if code == 200 { body } else { json!({"kind": "Status", "apiVersion": "v1", "code": code}) };
                 let status = StatusCode::from_u16(code).unwrap();
@@ -75,17 +75,17 @@ async fn serve(listener: TcpListener, server: Arc<Mutex<Server>>, seen: mpsc::Un
 }
 
 impl Server {
-    fn answer(&mut self, call: &str, body: &Value) -> u16 {
+    fn status_code(&mut self, call: &str, body: &Value) -> u16 {
         let name = body["metadata"]["name"].as_str().unwrap_or_default();
         match call {
-            _ if self.refuses => 403,
-            post if post.starts_with("POST") && !self.there.insert(name.to_owned()) => 409,
+            _ if self.forbids => 403,
+            post if post.starts_with("POST") && !self.existing.insert(name.to_owned()) => 409,
             _ => 200,
         }
     }
 }
 
-impl World {
+impl Fixture {
     fn failed(&self, node: &str, service: &str, reason: &str) {
         self.failed_to(FailureKind::Program, node, service, reason);
     }
@@ -101,15 +101,15 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_reason_is_one_event_on_its_service_whatever_the_number_of_nodes() {
-    let mut world = start().await;
+async fn failures_of_many_nodes_for_one_reason_are_one_event() {
+    let mut fixture = start().await;
     for number in 0..500 {
-        world.failed(&format!("node-{number}"), "web", "invalid argument");
+        fixture.failed(&format!("node-{number}"), "web", "invalid argument");
     }
-    world.failed("node-0", "web", "no such set");
+    fixture.failed("node-0", "web", "no such set");
     let mut names = BTreeSet::new();
     for _ in 0..2 {
-        let (call, event) = world.call().await;
+        let (call, event) = fixture.call().await;
         assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/shop/events");
         assert_eq!(
             event["regarding"],
@@ -121,17 +121,17 @@ async fn a_reason_is_one_event_on_its_service_whatever_the_number_of_nodes() {
         names.insert(event["metadata"]["name"].as_str().unwrap().to_owned());
     }
     assert_eq!(names.len(), 2);
-    assert!(world.calls.try_recv().is_err(), "nothing else");
+    assert!(fixture.calls.try_recv().is_err(), "nothing else");
 }
 
 #[tokio::test]
-async fn an_event_that_another_replica_has_made_is_counted() {
+async fn event_of_another_replica_is_patched() {
     let mut first = start().await;
     first.failed("node-a", "web", "invalid argument");
-    let (_, made) = first.call().await;
-    let name = made["metadata"]["name"].as_str().unwrap().to_owned();
+    let (_, created) = first.call().await;
+    let name = created["metadata"]["name"].as_str().unwrap().to_owned();
     let mut second = start().await;
-    second.server.lock().unwrap().there.insert(name.clone());
+    second.server.lock().unwrap().existing.insert(name.clone());
     for node in ["node-b", "node-c", "node-d"] {
         second.failed(node, "web", "invalid argument");
     }
@@ -142,50 +142,50 @@ async fn an_event_that_another_replica_has_made_is_counted() {
 }
 
 #[tokio::test]
-async fn a_health_check_that_nobody_serves_is_told_as_by_kube_proxy() {
-    let mut world = start().await;
-    world.failed_to(FailureKind::HealthCheck, "node-a", "web", "health-check node port 32000 (IPv4) is taken");
-    let (_, event) = world.call().await;
+async fn failed_health_check_has_the_event_of_kube_proxy() {
+    let mut fixture = start().await;
+    fixture.failed_to(FailureKind::HealthCheck, "node-a", "web", "health-check node port 32000 (IPv4) is taken");
+    let (_, event) = fixture.call().await;
     assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"FailedToStartServiceHealthcheck".into()));
     assert_eq!((&event["regarding"]["kind"], &event["regarding"]["name"]), (&"Service".into(), &"web".into()));
     assert_eq!(event["note"], "shop/web, first on node node-a: health-check node port 32000 (IPv4) is taken");
 }
 
 #[tokio::test]
-async fn a_start_is_one_event_on_its_node_whoever_tells_it() {
-    let begun = BackendStart { node: "node-a".into(), at: SystemTime::now(), backend: "nft 1.2.3".to_owned() };
+async fn start_is_one_event_on_its_node_from_all_replicas() {
+    let first_run = BackendStart { node: "node-a".into(), at: SystemTime::now(), backend: "nft 1.2.3".to_owned() };
     let mut first = start().await;
-    first.events.started(begun.clone());
+    first.events.started(first_run.clone());
     let (call, event) = first.call().await;
     assert_eq!(call, "POST /apis/events.k8s.io/v1/namespaces/default/events");
     assert_eq!(event["regarding"], json!({"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}));
     assert_eq!((&event["type"], &event["reason"]), (&"Normal".into(), &"Starting".into()));
     assert_eq!(event["note"], "Starting fairlead backend nft 1.2.3");
-    // Another replica: asks, and leaves it at that. A later run is another event.
+    // Another replica: creates nothing. A later run is another Event.
     let mut second = start().await;
     let name = event["metadata"]["name"].as_str().unwrap().to_owned();
-    second.server.lock().unwrap().there.insert(name.clone());
-    second.events.started(begun.clone());
+    second.server.lock().unwrap().existing.insert(name.clone());
+    second.events.started(first_run.clone());
     assert_eq!(second.call().await.1["metadata"]["name"], name.as_str());
-    second.events.started(BackendStart { at: begun.at + Duration::from_secs(1), ..begun });
+    second.events.started(BackendStart { at: first_run.at + Duration::from_secs(1), ..first_run });
     let (call, later) = second.call().await;
     assert!(call.starts_with("POST") && later["metadata"]["name"] != name.as_str(), "{call} {later}");
 }
 
 #[tokio::test]
-async fn one_who_may_not_stops_asking() {
-    let mut world = start().await;
-    world.server.lock().unwrap().refuses = true;
+async fn recorder_pauses_when_events_are_forbidden() {
+    let mut fixture = start().await;
+    fixture.server.lock().unwrap().forbids = true;
     for number in 0..20 {
-        world.failed("node-a", &format!("web-{number}"), "invalid argument");
+        fixture.failed("node-a", &format!("web-{number}"), "invalid argument");
     }
-    world.call().await;
-    let more = tokio::time::timeout(Duration::from_secs(3), world.calls.recv()).await;
+    fixture.call().await;
+    let more = tokio::time::timeout(Duration::from_secs(3), fixture.calls.recv()).await;
     assert!(more.is_err(), "{more:?}");
 }
 
 #[test]
-fn nobody_waits_where_nobody_listens() {
+fn report_without_a_receiver_is_dropped() {
     let events = EventQueue::default();
     let key = ServicePortKey::new("shop", "web", "http", Protocol::Tcp);
     events.failed(

@@ -256,7 +256,7 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
         retryable: true,
         kind: proto::model::FailureKind::Program,
     };
-    let mut reports = fixture.frontend.sessions.events.listen().unwrap();
+    let mut reports = fixture.frontend.sessions.events.receiver().unwrap();
     let made_up = proto::model::ServicePortKey::new("../kube-system", "web", "", proto::model::Protocol::Tcp);
     let made_up = proto::model::ServicePortFailure { key: made_up, ..failure.clone() };
     client.ack_with(vec![failure.clone(), made_up]).await;
@@ -278,7 +278,7 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
 #[tokio::test(start_paused = true)]
 async fn a_start_is_told_of_agents_of_the_clusters_nodes() {
     let fixture = Fixture::of(small()).await;
-    let mut reports = fixture.frontend.sessions.events.listen().unwrap();
+    let mut reports = fixture.frontend.sessions.events.receiver().unwrap();
     let now = SystemTime::now();
     let hour_ago = now - Duration::from_secs(3600);
     let cases = [

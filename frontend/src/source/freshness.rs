@@ -1,4 +1,4 @@
-//! How well a source hears from its API, kind by kind: what tells "nothing has changed" from "nothing has been heard".
+//! How up to date a source is, by kind. It tells "nothing has changed" from "the API server does not deliver".
 //!
 //! ```text
 //!   source ──FreshnessRecorder──▶ Freshness ──snapshot──▶ Status, metrics
@@ -14,42 +14,44 @@ use tokio::time::Instant;
 
 use crate::object::ObjectKind;
 
-/// What a source has heard from its API. Clones are the same one; the source writes, everybody may read.
+/// When an API server last confirmed the objects of each kind. Clones share their content: the source writes, others
+/// read.
 #[derive(Clone, Debug, Default)]
 pub struct Freshness {
     kinds: Arc<Mutex<BTreeMap<ObjectKind, KindRecord>>>,
 }
 
-/// What has been heard about one kind.
+/// How up to date one kind is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KindFreshness {
-    /// Which kind.
+    /// The kind.
     pub kind: ObjectKind,
-    /// What is being done about it.
+    /// What the source does.
     pub phase: WatchPhase,
-    /// How long ago the API last confirmed what is known: by a complete list, an event or a bookmark. Neither an accepted
-    /// request nor an error does. `None` before the first time.
+    /// The time since the API server last confirmed the objects, by a complete list, an event or a bookmark. Neither an
+    /// accepted request nor an error does. `None` before the first list.
     pub age: Option<Duration>,
-    /// How often everything has been listed. Beyond the first time, something was lost or had not been confirmed for too long.
+    /// The number of complete lists. More than one: a watch expired, or nothing was confirmed for too long.
     pub lists: u64,
-    /// How many requests in a row have failed since the last confirmation.
+    /// The number of failed requests since the last confirmation.
     pub failures: u32,
-    /// The last failure, also when it is over.
+    /// The last failure with all its causes, even if requests succeed again.
     pub last_error: Option<String>,
 }
 
-/// What a source does about a kind.
+/// What a source does for a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchPhase {
-    /// It is listed, for the first time or anew.
+    /// It lists, for the first time or again.
     Listing,
-    /// It is watched from the last list on.
+    /// It watches, from the last list on.
     Watching,
-    /// The API does not offer it, and there is doing without. It is looked for again. Its age means nothing.
+    /// The API server does not serve this kind, which is optional. It is requested again now and then. The age has no
+    /// meaning.
     NotOffered,
 }
 
-/// Writes down what is heard about one kind.
+/// Records the freshness of one kind.
 #[derive(Debug)]
 pub(super) struct FreshnessRecorder {
     freshness: Freshness,
@@ -68,7 +70,7 @@ struct KindRecord {
 // === impl Freshness ===
 
 impl Freshness {
-    /// What has been heard by now, a row for each kind that is followed. Nothing for a source that is no API.
+    /// One row for each kind that is watched. Empty for a directory of manifests.
     #[must_use]
     pub fn snapshot(&self) -> Vec<KindFreshness> {
         let row = |(kind, record): (&ObjectKind, &KindRecord)| KindFreshness {
@@ -82,7 +84,7 @@ impl Freshness {
         self.lock().iter().map(row).collect()
     }
 
-    /// Begins to follow a kind.
+    /// Adds a kind.
     pub(super) fn recorder(&self, kind: ObjectKind) -> FreshnessRecorder {
         let record =
             KindRecord { phase: WatchPhase::Listing, confirmed: None, lists: 0, failures: 0, last_error: None };
@@ -98,18 +100,18 @@ impl Freshness {
 // === impl FreshnessRecorder ===
 
 impl FreshnessRecorder {
-    /// What is done from now on.
+    /// Sets the phase.
     pub(super) fn phase(&self, phase: WatchPhase) {
         self.update(|record| record.phase = phase);
     }
 
-    /// A complete list: a confirmation as well.
+    /// Records a complete list, which is a confirmation as well.
     pub(super) fn listed(&self) {
         self.update(|record| record.lists += 1);
         self.confirmed();
     }
 
-    /// A list, an event or a bookmark has come.
+    /// Records a confirmation.
     pub(super) fn confirmed(&self) {
         self.update(|record| {
             record.confirmed = Some(Instant::now());
@@ -117,7 +119,7 @@ impl FreshnessRecorder {
         });
     }
 
-    /// A request has failed.
+    /// Records a failed request.
     pub(super) fn failed(&self, error: impl ToString) {
         let error = error.to_string();
         self.update(|record| {
@@ -126,7 +128,7 @@ impl FreshnessRecorder {
         });
     }
 
-    /// How long ago the last confirmation was.
+    /// The time since the last confirmation.
     pub(super) fn age(&self) -> Option<Duration> {
         self.freshness.lock().get(&self.kind)?.confirmed.map(|confirmed| confirmed.elapsed())
     }
@@ -143,7 +145,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn only_what_confirms_makes_fresh() {
+    async fn only_confirmations_reset_the_age() {
         let freshness = Freshness::default();
         assert_eq!(freshness.snapshot(), []);
         let recorder = freshness.recorder(ObjectKind::Node);
