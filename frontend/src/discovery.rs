@@ -1,4 +1,5 @@
-//! Frontend discovery: the ready endpoints of the frontends' Service, from the API server, for backends on nodes where no Service works yet.
+//! Frontend discovery: the ready endpoints of the frontends' Service, from the API server, for backends on nodes where
+//! no Service works yet.
 
 use std::{net::SocketAddr, path::Path};
 
@@ -8,11 +9,13 @@ use kube::{Api, api::ListParams};
 
 use crate::source::KubernetesApi;
 
-/// The addresses of the ready endpoints of a Service, at the port of a name, of a number, or at its first port. Endpoints without a
-/// condition `ready` count as ready. The kubeconfig is read each time, and should have the API server's own address. There is no timeout.
+/// The addresses of the ready endpoints of a Service, at the port of a name, of a number, or at its first port.
+/// Endpoints without a condition `ready` count as ready. The kubeconfig is read each time, and should have the API
+/// server's own address. There is no timeout.
 ///
 /// # Errors
-/// When the kubeconfig is unusable, the API server does not respond, or does not allow EndpointSlices to be listed in that namespace.
+/// When the kubeconfig is unusable, the API server does not respond, or does not allow EndpointSlices to be listed in
+/// that namespace.
 pub async fn discover_frontends(
     kubeconfig: &Path,
     namespace: &str,

@@ -2,7 +2,7 @@
 //! backend: on its Node.
 //!
 //! ```text
-//!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ EventSeries by Service and reason
+//!   session: Ack with new failures ──try_send──▶ queue (bounded) ──▶ EventRecorder ──▶ EventSeries: Service, reason
 //!            Hello of a new run                                             └────────▶ BackendStart
 //!                                                                                      │ rate-limited
 //!                                                                                      ▼

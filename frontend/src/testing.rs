@@ -1,5 +1,5 @@
-//! Clusters for tests: builders for single objects, and random objects from a universe so small that they get in each
-//! other's way.
+//! Objects for tests: builders for single ones, and random ones from sets that are so small that conflicts are
+//! frequent.
 
 use std::{
     net::IpAddr,
@@ -23,7 +23,7 @@ const SERVICES: [&str; 4] = ["s0", "s1", "s2", "s3"];
 const SLICES: [&str; 5] = ["x0", "x1", "x2", "x3", "x4"];
 const CLUSTER_IPS: [&str; 3] = ["10.96.0.1", "10.96.0.2", "10.96.0.3"];
 const CLUSTER_IPS_V6: [&str; 2] = ["fd00::1", "fd00::2"];
-/// Two of them are somebody's own.
+/// The third is a cluster IP, the fourth a node address.
 const EXTERNAL_IPS: [&str; 5] = ["192.0.2.1", "192.0.2.2", "10.96.0.1", "172.16.0.1", "2001:db8::1"];
 const NODE_ADDRESSES: [&str; 3] = ["172.16.0.1", "172.16.0.2", "192.0.2.2"];
 const PORTS: [(&str, Protocol, u16); 4] =
@@ -41,7 +41,7 @@ pub(crate) fn time(seconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-/// A service `ns/<name>` with one port `http`, 80/TCP.
+/// A Service `ns/<name>` with one port `http`, 80/TCP.
 pub(crate) fn service(name: &str, cluster_ip: &str) -> ServiceObject {
     ServiceObject {
         name: ObjectName::new("ns", name),
@@ -116,7 +116,7 @@ pub(crate) fn put(object: impl Into<ClusterObject>) -> SourceUpdate {
     SourceUpdate::Apply(parsed(object))
 }
 
-/// What a source says first when there are these objects.
+/// The first updates of a source with these objects.
 pub(crate) fn initial(objects: impl IntoIterator<Item = ClusterObject>) -> Vec<SourceUpdate> {
     let parsed: Vec<_> = objects.into_iter().map(parsed).collect();
     let of_kind = |kind| parsed.iter().filter(move |parsed| parsed.kind == kind).cloned().collect();
@@ -147,7 +147,7 @@ impl From<NodeInfo> for ClusterObject {
     }
 }
 
-/// Some of the texts, in order.
+/// A subsequence of the texts.
 fn some_of<const N: usize>(texts: [&'static str; N]) -> impl Strategy<Value = Vec<&'static str>> {
     subsequence(texts.to_vec(), 0..=N)
 }
@@ -202,7 +202,7 @@ pub(crate) fn any_service() -> impl Strategy<Value = ServiceObject> {
     )
 }
 
-/// Endpoints either all with zone hints, with node hints, with both, with none, or each as it comes.
+/// Endpoints that all have zone hints, node hints, both, or none, or that differ in it.
 fn any_endpoints(family: IpFamily) -> impl Strategy<Value = Vec<SliceEndpoint>> {
     let zone_hints = move || some_of(ZONES);
     let node_hints = move || some_of(NODES);
@@ -286,10 +286,9 @@ fn any_object() -> impl Strategy<Value = ClusterObject> {
     ]
 }
 
-/// An update of any sort: mostly objects that appear or change, some that go, some that are no longer usable, and now and
-/// then a whole kind.
+/// Any update: mostly created or changed objects, some deletions, some unusable objects, and some lists.
 pub(crate) fn any_update() -> impl Strategy<Value = SourceUpdate> {
-    let gone = |object: ClusterObject| {
+    let deletion = |object: ClusterObject| {
         let ParsedObject { kind, name, .. } = parsed(object);
         SourceUpdate::Delete(kind, name)
     };
@@ -300,13 +299,13 @@ pub(crate) fn any_update() -> impl Strategy<Value = SourceUpdate> {
     let all = |objects: Vec<ClusterObject>| {
         let kind = objects.first().map_or(ObjectKind::Service, |first| parsed(first.clone()).kind);
         let of_kind = objects.into_iter().map(parsed).filter(|parsed| parsed.kind == kind);
-        // A list has each object once.
+        // A list contains each object once.
         let by_name: std::collections::BTreeMap<_, _> = of_kind.map(|parsed| (parsed.name.clone(), parsed)).collect();
         SourceUpdate::Replace(kind, by_name.into_values().collect())
     };
     prop_oneof![
         12 => any_object().prop_map(put),
-        3 => any_object().prop_map(gone),
+        3 => any_object().prop_map(deletion),
         1 => any_object().prop_map(unusable),
         1 => vec(any_object(), 0..6).prop_map(all),
     ]

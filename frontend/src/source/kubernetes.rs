@@ -1,4 +1,5 @@
-//! A Kubernetes API server as a source: each kind is listed and watched separately, its objects parsed as they are decoded.
+//! A Kubernetes API server as a source: each kind is listed and watched separately, its objects parsed as they are
+//! decoded.
 //!
 //! ```text
 //!   list: streamed, or in pages ─▶ Replace ──┐
@@ -49,10 +50,11 @@ struct Deadlines {
     response: Duration,
     /// For the next complete event of a streaming list.
     initial_event: Duration,
-    /// For the next complete event of a watch. Longer than `watch_seconds`: the server sends a bookmark before it ends a watch.
+    /// For the next complete event of a watch. Longer than `watch_seconds`: the server sends a bookmark before it ends
+    /// a watch.
     event: Duration,
-    /// Without a list, an event or a bookmark for this time, all objects are listed again: watches do not work here, or the server
-    /// no longer delivers changes.
+    /// Without a list, an event or a bookmark for this time, all objects are listed again: watches do not work here, or
+    /// the server no longer delivers changes.
     confirmation: Duration,
     /// The delay after the first failure, and the longest one.
     retry: (Duration, Duration),

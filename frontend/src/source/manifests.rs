@@ -1,10 +1,10 @@
-//! A directory of Kubernetes manifests as a source: read once, then followed through inotify.
+//! A directory of Kubernetes manifests as a source: read once, then watched with inotify.
 //!
 //! ```text
-//!   watch (inotify) ─▶ what happened ─▶ catalog (stat, read what changed, compare) ─▶ Update, Notice
+//!   watch (inotify) ─▶ FileEvents ─▶ catalog (stat, read changed files, compare) ─▶ SourceUpdate, FileNotice
 //! ```
 //!
-//! Files may be symbolic links; what they lead to is read, but only what happens in the directory itself is noticed.
+//! Files may be symbolic links: their targets are read, but only changes in the directory itself are detected.
 
 mod catalog;
 mod document;
@@ -24,53 +24,54 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, error, info, warn};
 
-use self::catalog::{Catalog, Pass, Scope};
-use self::notice::Notice;
-use self::watch::{Happened, Watch};
+use self::catalog::{Catalog, RefreshResult, RefreshScope};
+use self::notice::FileNotice;
+use self::watch::{DirectoryWatch, FileEvents};
 use crate::object::{ObjectKind, SourceUpdate};
 
-/// How long to gather what happens together, such as several files that one command writes.
-const GATHER: Duration = Duration::from_millis(2);
+/// How long to collect events that belong together, such as several files that one command writes.
+const DEBOUNCE: Duration = Duration::from_millis(2);
 
-/// How long a file must be gone before its objects are. Editors move the old file away before they write the new one.
-const VANISH: Duration = Duration::from_millis(50);
+/// How long a file must be missing before its objects are deleted. Editors move the old file away before they write the
+/// new one.
+const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 
-/// How often to look for a directory that is gone: its parent may be gone as well, and with it whoever would say that it is back.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How often to check for a missing directory: its parent may be missing as well, and then inotify reports nothing.
+const DIRECTORY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Follows one directory.
-struct Follower {
+/// Watches one directory.
+struct DirectoryWatcher {
     directory: PathBuf,
-    watch: Watch,
+    watch: DirectoryWatch,
     catalog: Catalog,
-    /// Files that are gone, and when to believe it.
-    vanishing: BTreeMap<OsString, Instant>,
-    presence: Presence,
+    /// Missing files, and when their objects are deleted.
+    missing: BTreeMap<OsString, Instant>,
+    state: DirectoryState,
 }
 
-/// Whether the directory is there.
+/// Whether the directory exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
+enum DirectoryState {
     Present,
-    /// What it held is kept.
+    /// Missing, or empty after it was replaced. The objects stay.
     Lost,
 }
 
-/// Delivers what is in `directory` until the shutdown, or until nobody receives it.
+/// Delivers the objects in `directory` and their changes until the shutdown, or until the receiver is dropped.
 pub(super) async fn run(directory: PathBuf, updates: mpsc::Sender<SourceUpdate>, mut shutdown: Shutdown) -> Result<()> {
     let directory =
         std::path::absolute(&directory).with_context(|| format!("manifests directory {}", directory.display()))?;
-    let mut follower = Follower::new(directory)?;
-    let follow = async {
-        let mut next = follower.start().await?;
-        // An error of `send` says that nobody receives any more.
+    let mut watcher = DirectoryWatcher::new(directory)?;
+    let watch = async {
+        let mut next = watcher.start().await?;
+        // `send` fails when the receiver has been dropped.
         while send(&updates, next).await.is_ok() {
-            next = follower.next().await?;
+            next = watcher.next().await?;
         }
         Ok(())
     };
     tokio::select! {
-        followed = follow => followed,
+        ended = watch => ended,
         () = shutdown.recv() => Ok(()),
         () = updates.closed() => Ok(()),
     }
@@ -86,108 +87,108 @@ async fn send(
     Ok(())
 }
 
-// === impl Follower ===
+// === impl DirectoryWatcher ===
 
-impl Follower {
+impl DirectoryWatcher {
     fn new(directory: PathBuf) -> Result<Self> {
         let metadata = fs::metadata(&directory);
         let metadata = metadata.with_context(|| format!("manifests directory {}", directory.display()))?;
         ensure!(metadata.is_dir(), "manifests directory {}: not a directory", directory.display());
         Ok(Self {
-            watch: Watch::new(directory.clone())
+            watch: DirectoryWatch::new(directory.clone())
                 .with_context(|| format!("manifests directory {}", directory.display()))?,
             catalog: Catalog::new(directory.clone()),
-            vanishing: BTreeMap::new(),
-            presence: Presence::Present,
+            missing: BTreeMap::new(),
+            state: DirectoryState::Present,
             directory,
         })
     }
 
-    /// Everything there is, one update for each kind.
+    /// All objects, one update for each kind.
     async fn start(&mut self) -> Result<Vec<SourceUpdate>> {
-        let listed = self.refresh(Scope::Everything).await?;
+        let listed = self.refresh(RefreshScope::Everything).await?;
         listed.with_context(|| format!("list manifests directory {}", self.directory.display()))?;
         Ok(ObjectKind::ALL.into_iter().map(|kind| SourceUpdate::Replace(kind, self.catalog.objects(kind))).collect())
     }
 
-    /// Waits for the next changes. May be none that matter.
+    /// Waits for events, and returns the updates, perhaps none.
     async fn next(&mut self) -> Result<Vec<SourceUpdate>> {
-        let vanished = self.vanishing.values().min().copied();
+        let next_removal = self.missing.values().min().copied();
         tokio::select! {
-            () = self.watch.any() => sleep(GATHER).await,
-            () = sleep_until(vanished.unwrap_or_else(Instant::now)), if vanished.is_some() => {}
-            () = sleep(LOOK_AGAIN), if self.presence == Presence::Lost => {}
+            () = self.watch.any() => sleep(DEBOUNCE).await,
+            () = sleep_until(next_removal.unwrap_or_else(Instant::now)), if next_removal.is_some() => {}
+            () = sleep(DIRECTORY_CHECK_INTERVAL), if self.state == DirectoryState::Lost => {}
         }
-        let happened = self.watch.take();
-        let mut everything = happened.anything || happened.directory;
-        if happened.directory || self.presence == Presence::Lost {
-            everything |= self.presence == Presence::Lost;
+        let events = self.watch.take();
+        let mut everything = events.rescan || events.directory;
+        if events.directory || self.state == DirectoryState::Lost {
+            everything |= self.state == DirectoryState::Lost;
             self.find_directory();
         }
-        let files = self.files(happened);
-        match (self.presence, everything) {
-            (Presence::Lost, _) => Ok(Vec::new()),
-            (Presence::Present, true) => self.refresh_or_lose(Scope::Everything).await,
-            (Presence::Present, false) => self.refresh_or_lose(files).await,
+        let files = self.files(events);
+        match (self.state, everything) {
+            (DirectoryState::Lost, _) => Ok(Vec::new()),
+            (DirectoryState::Present, true) => self.refresh_or_lose(RefreshScope::Everything).await,
+            (DirectoryState::Present, false) => self.refresh_or_lose(files).await,
         }
     }
 
-    /// Where to look after what has happened. A file that vanished is left alone until it has been gone for a while.
-    fn files(&mut self, happened: Happened) -> Scope {
+    /// Which files to read after events. A missing file is removed after `REMOVAL_DELAY`.
+    fn files(&mut self, events: FileEvents) -> RefreshScope {
         let now = Instant::now();
-        let Happened { mut changed, vanished, touched, .. } = happened;
-        self.vanishing.retain(|name, _| !changed.contains(name));
-        let gone = self.vanishing.extract_if(.., |_, believe| *believe <= now).map(|(name, _)| name).collect();
-        self.vanishing.extend(vanished.into_iter().map(|name| (name, now + VANISH)));
+        let FileEvents { mut changed, removed, touched, .. } = events;
+        self.missing.retain(|name, _| !changed.contains(name));
+        let removed_files = self.missing.extract_if(.., |_, due| *due <= now).map(|(name, _)| name).collect();
+        self.missing.extend(removed.into_iter().map(|name| (name, now + REMOVAL_DELAY)));
         changed.extend(touched.into_iter().filter(|name| self.catalog.is_unreadable(name)));
-        Scope::Files { changed, gone }
+        RefreshScope::Files { changed, removed: removed_files }
     }
 
-    /// Attaches to the directory if there is one. One that has just been made is about to be filled: empty, it does not count.
+    /// Watches the directory if it exists. A new one that is still empty is about to be filled, and counts as missing.
     fn find_directory(&mut self) {
         let found = self.directory.is_dir() && self.watch.attach().is_ok();
         let usable = found && (self.catalog.is_empty() || self.catalog.any_manifest().unwrap_or(false));
-        match (self.presence, usable) {
-            (Presence::Present, false) => self.lose(),
-            (Presence::Lost, true) => {
-                info!(directory = ?self.directory, "manifests directory is back");
-                self.presence = Presence::Present;
+        match (self.state, usable) {
+            (DirectoryState::Present, false) => self.lose(),
+            (DirectoryState::Lost, true) => {
+                info!(directory = ?self.directory, "manifests directory found again");
+                self.state = DirectoryState::Present;
             }
             _ => {}
         }
     }
 
     fn lose(&mut self) {
-        error!(directory = ?self.directory, "manifests directory is gone or empty, what it held stays in force");
-        self.presence = Presence::Lost;
+        error!(directory = ?self.directory, "manifests directory missing or empty, keeping its last objects");
+        self.state = DirectoryState::Lost;
     }
 
-    async fn refresh_or_lose(&mut self, scope: Scope) -> Result<Vec<SourceUpdate>> {
+    async fn refresh_or_lose(&mut self, scope: RefreshScope) -> Result<Vec<SourceUpdate>> {
         let updates = self.refresh(scope).await?;
         Ok(updates.unwrap_or_else(|error| {
-            warn!(%error, "cannot list the manifests directory");
+            warn!(%error, directory = ?self.directory, "cannot list the manifests directory");
             self.lose();
             Vec::new()
         }))
     }
 
-    async fn refresh(&mut self, scope: Scope) -> Result<io::Result<Vec<SourceUpdate>>> {
+    async fn refresh(&mut self, scope: RefreshScope) -> Result<io::Result<Vec<SourceUpdate>>> {
         let mut catalog = std::mem::take(&mut self.catalog);
-        let (catalog, pass) = spawn_blocking(move || {
-            let pass = catalog.refresh(&scope);
-            (catalog, pass)
+        let (catalog, refreshed) = spawn_blocking(move || {
+            let refreshed = catalog.refresh(&scope);
+            (catalog, refreshed)
         })
         .await
         .context("read manifests")?;
         self.catalog = catalog;
-        Ok(pass.map(report))
+        Ok(refreshed.map(log_refresh))
     }
 }
 
-fn report(pass: Pass) -> Vec<SourceUpdate> {
-    pass.notices.iter().for_each(Notice::log);
-    debug!(files = pass.read, updates = pass.updates.len(), "read manifests");
-    pass.updates
+fn log_refresh(refreshed: RefreshResult) -> Vec<SourceUpdate> {
+    refreshed.notices.iter().for_each(FileNotice::log);
+    debug!(files = refreshed.read, updates = refreshed.updates.len(), "read manifests");
+    refreshed.updates
 }
 
 #[cfg(test)]

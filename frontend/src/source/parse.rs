@@ -1,4 +1,4 @@
-//! Kubernetes objects to what matters of them. Pure: what is wrong with an object is a value as well, never an error.
+//! Parses and validates Kubernetes objects. Pure: invalid fields are reported as values, never as errors.
 
 mod address;
 mod node;
@@ -22,23 +22,23 @@ pub(super) trait Resource: DeserializeOwned {
     /// Its `metadata`.
     fn metadata(&self) -> &ObjectMeta;
 
-    /// What is in force of it; `None` when it is not for us or unusable as a whole.
-    fn parse(&self, problems: &mut Problems) -> Option<ClusterObject>;
+    /// Its usable fields; `None` if it is not for Fairlead, or not usable at all.
+    fn parse(&self, problems: &mut FieldProblems) -> Option<ClusterObject>;
 }
 
-/// Collects what is wrong with an object.
+/// Collects the invalid fields of an object.
 #[derive(Debug, Default)]
-pub(super) struct Problems(Vec<ObjectProblem>);
+pub(super) struct FieldProblems(Vec<ObjectProblem>);
 
-// === impl Problems ===
+// === impl FieldProblems ===
 
-impl Problems {
-    /// `message` says what is wrong with the field at `path`, and what becomes of it.
+impl FieldProblems {
+    /// `message` has the value of the field at `path`, what is wrong with it, and what is used instead.
     fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
         self.0.push(ObjectProblem { field: path.into(), message: message.into() });
     }
 
-    /// Passes on the value; an error becomes a problem of the field at `path`, which is then ignored.
+    /// The value; an error becomes a problem of the field at `path`, which is ignored.
     fn ignored<T>(&mut self, path: impl Into<String>, result: Result<T, impl ToString>) -> Option<T> {
         result.map_err(|error| self.add(path, format!("{}; ignored", error.to_string()))).ok()
     }
@@ -46,14 +46,14 @@ impl Problems {
 
 // === From resources ===
 
-/// Parses an object as the API delivers it.
+/// Parses a decoded object.
 pub(super) fn from_resource<R: Resource>(resource: &R) -> ParsedObject {
-    let mut problems = Problems::default();
+    let mut problems = FieldProblems::default();
     let object = resource.parse(&mut problems);
     ParsedObject { kind: R::KIND, name: object_name(resource.metadata()), object, problems: problems.0 }
 }
 
-/// Parses an object from its JSON. One that is not of its type is named and unusable, with the field that is wrong.
+/// Parses an object from JSON. One that does not decode is unusable, with a problem that names the field.
 pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
     serde_path_to_error::deserialize(json).map_or_else(
         |error| ParsedObject {
@@ -69,7 +69,7 @@ pub(super) fn from_json<R: Resource>(json: &Value) -> ParsedObject {
     )
 }
 
-/// The name in an object's JSON; empty where there is none.
+/// The name in the JSON of an object; empty if absent.
 pub(super) fn json_name(json: &Value) -> ObjectName {
     ObjectName::new(metadata_field(json, "namespace"), metadata_field(json, "name"))
 }
@@ -82,18 +82,18 @@ fn object_name(metadata: &ObjectMeta) -> ObjectName {
     ObjectName::new(metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())
 }
 
-// === What the kinds share ===
+// === Shared by all kinds ===
 
 fn has_label(metadata: &ObjectMeta, label: &str) -> bool {
     metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label))
 }
 
-/// The value of a label; empty when there is none.
+/// The value of a label; empty if absent.
 fn label<'a>(metadata: &'a ObjectMeta, label: &str) -> &'a str {
     metadata.labels.as_ref().and_then(|labels| labels.get(label)).map_or("", String::as_str)
 }
 
-/// An absent list is an empty one.
+/// An absent list is empty.
 fn items<T>(list: Option<&Vec<T>>) -> &[T] {
     list.map_or(&[], Vec::as_slice)
 }
@@ -105,7 +105,7 @@ fn port_number(number: i32) -> Result<NonZeroU16, String> {
         .ok_or_else(|| format!("{number}: not a port number (1 to 65535)"))
 }
 
-/// Absent or zero is no port, as the API server defaults it.
+/// Absent and zero mean no port, as for the API server.
 fn optional_port_number(number: Option<i32>) -> Result<Option<NonZeroU16>, String> {
     match number {
         None | Some(0) => Ok(None),

@@ -1,4 +1,5 @@
-//! What an operator can do about an error of the API server or of its client: one line for each set-up that is often wrong. Pure.
+//! What an operator can do about an error of the API server or of its client: one line for each set-up that is often
+//! wrong. Pure.
 
 use std::error::Error;
 use std::io;
@@ -49,7 +50,8 @@ fn about_status(status: &Status, settings: &ApiSettings, resource: Option<&ApiRe
             Some(format!("that port speaks TLS: use https:// in {address}"))
         }
         401 => Some(format!(
-            "the API server does not accept the credentials: check that {credentials} is of this cluster and has not expired"
+            "the API server does not accept the credentials: check that {credentials} is of this cluster and has not \
+             expired"
         )),
         403 => Some(about_permission(&status.message, settings, resource)),
         404 => Some(match resource {
@@ -80,12 +82,13 @@ fn about_missing(resource: &ApiResource, settings: &ApiSettings) -> String {
     let ApiResource { group, version, plural, since } = resource;
     match since {
         Some(since) => format!(
-            "the API server does not serve {plural}.{group}/{version}: Kubernetes does from {since} on; if yours is newer, check that \
-             {} has no path, and --runtime-config of kube-apiserver",
+            "the API server does not serve {plural}.{group}/{version}: Kubernetes does from {since} on; if yours is \
+             newer, check that {} has no path, and --runtime-config of kube-apiserver",
             settings.address
         ),
         None => format!(
-            "every API server serves {plural}: check that {} is its address and has no path, or the path of the proxy in front of it",
+            "every API server serves {plural}: check that {} is its address and has no path, or that of the proxy in \
+             front of it",
             settings.address
         ),
     }

@@ -64,8 +64,8 @@ impl KubernetesApi {
         })
     }
 
-    /// A client that reports each failure to its caller: by itself kube retries silently, for up to 17 minutes. Of its own
-    /// timeouts only that for connecting remains; the others are [`Deadlines`](super::Deadlines).
+    /// A client that reports each failure to its caller: by itself kube retries silently, for up to 17 minutes. Of its
+    /// own timeouts only that for connecting remains; the others are [`Deadlines`](super::Deadlines).
     pub(super) fn from_config(mut config: Config, mut settings: ApiSettings) -> kube::Result<Self> {
         let url = &config.cluster_url;
         let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });

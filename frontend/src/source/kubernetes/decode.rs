@@ -1,4 +1,5 @@
-//! Decodes responses: pages of a list and events of a watch. Objects are parsed meanwhile, so that nothing else of them is kept.
+//! Decodes responses: pages of a list and events of a watch. Objects are parsed meanwhile, so that nothing else of them
+//! is kept.
 
 use std::marker::PhantomData;
 
@@ -92,7 +93,8 @@ struct PageMetadata {
     r#continue: Option<String>,
 }
 
-/// An object of a list. One that does not decode as a `K` becomes an unusable object, so that the others on its page are read.
+/// An object of a list. One that does not decode as a `K` becomes an unusable object, so that the others on its page
+/// are read.
 struct Item<K> {
     parsed: ParsedObject,
     of: PhantomData<K>,

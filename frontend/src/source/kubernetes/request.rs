@@ -1,8 +1,9 @@
-//! Requests to the API server for one kind, each with a deadline: pages of a list, and watches as a sequence of whole events.
+//! Requests to the API server for one kind, each with a deadline: pages of a list, and watches as a sequence of whole
+//! events.
 //!
-//! The watcher of the `kube` crate is not used. It hides bookmarks, which show that a quiet API server still delivers; it skips
-//! an event that does not decode, and so loses it; it holds a page several times in memory; and it cannot fall back from streaming
-//! lists to pages.
+//! The watcher of the `kube` crate is not used. It hides bookmarks, which show that a quiet API server still delivers;
+//! it skips an event that does not decode, and so loses it; it holds a page several times in memory; and it cannot fall
+//! back from streaming lists to pages.
 
 use std::error::Error;
 use std::fmt;
@@ -22,7 +23,8 @@ use super::advice::{self, ApiResource, is_web_page};
 use super::api::KubernetesApi;
 use super::decode::{Page, WatchEvent, Watchable};
 
-/// The most objects of a page: what one response costs the server, and this process, in memory. client-go uses the same.
+/// The most objects of a page: what one response costs the server, and this process, in memory. client-go uses the
+/// same.
 const PAGE_OBJECTS: u32 = 500;
 
 /// The objects of a list that is requested for its version only.
@@ -183,7 +185,8 @@ async fn with_deadline<T>(
 // === impl Watch ===
 
 impl<K: Watchable> Watch<K> {
-    /// The next event; `None` when the server has ended the watch in order. Not to be called after that, or after an error.
+    /// The next event; `None` when the server has ended the watch in order. Not to be called after that, or after an
+    /// error.
     pub(super) async fn next(&mut self, deadline: Duration) -> Result<Option<WatchEvent>, RequestError> {
         self.line.clear();
         let length = with_deadline(deadline, async { Ok(self.body.read_until(b'\n', &mut self.line).await?) }).await?;
@@ -214,8 +217,8 @@ impl RequestError {
         }
     }
 
-    /// The server cannot watch from this version (any more), so that a new list is needed: 410 Gone, 400 for a version that it
-    /// cannot parse, 504 for one of its future; or versions went back.
+    /// The server cannot watch from this version (any more), so that a new list is needed: 410 Gone, 400 for a version
+    /// that it cannot parse, 504 for one of its future; or versions went back.
     pub(super) fn needs_list(&self) -> bool {
         matches!(self.code(), Some(400 | 410 | 504)) || matches!(self, Self::Backwards { .. })
     }
@@ -225,8 +228,8 @@ impl RequestError {
         matches!(self.code(), Some(403 | 404))
     }
 
-    /// The server does not stream lists. Kubernetes before 1.32 rejects the parameters as invalid (422); a proxy that drops
-    /// them makes the final bookmark fail to appear.
+    /// The server does not stream lists. Kubernetes before 1.32 rejects the parameters as invalid (422); a proxy that
+    /// drops them makes the final bookmark fail to appear.
     pub(super) fn means_no_streaming(&self) -> bool {
         matches!(self.code(), Some(400 | 405 | 406 | 415 | 422 | 501)) || matches!(self, Self::Unfinished)
     }

@@ -13,7 +13,8 @@ use super::request::RequestError;
 use crate::object::ObjectKind;
 use crate::source::freshness::FreshnessRecorder;
 
-/// Waits after failed requests for one kind, longer each time, and logs when a failure begins, changes its cause and ends.
+/// Waits after failed requests for one kind, longer each time, and logs when a failure begins, changes its cause and
+/// ends.
 pub(super) struct Retry<'a> {
     kind: ObjectKind,
     backoff: Backoff,
@@ -130,8 +131,8 @@ impl<'a> Retry<'a> {
         self.recovered();
     }
 
-    /// Logs the end of a failure. Only time makes the next delay short again: of a server that lists, but whose watches all
-    /// fail, a list would be requested many times a second.
+    /// Logs the end of a failure. Only time makes the next delay short again: of a server that lists, but whose watches
+    /// all fail, a list would be requested many times a second.
     fn recovered(&mut self) {
         let Some(recovery) = self.repeated.recovered() else { return };
         let (kind, failures, duration_ms) = (self.kind, recovery.count, recovery.duration.as_millis());

@@ -1,4 +1,5 @@
-//! A fake API server over HTTP: each request waits for the test, which responds correctly, partially, with nonsense, or never.
+//! A fake API server over HTTP: each request waits for the test, which responds correctly, partially, with nonsense, or
+//! never.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

@@ -6,17 +6,17 @@
 //!   list, streamed or in pages ───────────────────────────┘
 //!            │ Replace
 //!            ▼
-//!   watch after the last version ◀── ended, cut, timed out: wait if it failed; has the API server reached this version?
+//!   watch after the last version ◀── ended, cut, timed out: wait if it failed; is the server at this version?
 //!            │
 //!            └── version expired, versions went back, or not confirmed for too long ──▶ list
 //! ```
 //!
-//! The API server is right, in the order of one watch. Nothing is compared with what was delivered before: duplicates are
-//! applied again, and a list replaces everything, even if its version is lower. Only within a watch versions must not go back.
-//! All of Kubernetes uses numbers for them; versions that are no numbers are not compared.
+//! The API server is right, in the order of one watch. Nothing is compared with what was delivered before: duplicates
+//! are applied again, and a list replaces everything, even if its version is lower. Only within a watch versions must
+//! not go back. All of Kubernetes uses numbers for them; versions that are no numbers are not compared.
 //!
-//! An API server that was restored from a backup accepts a watch after a version of its future. It is silent until it gets there, and
-//! never reports what the restore took back. So its version is requested before a watch is resumed.
+//! An API server that was restored from a backup accepts a watch after a version of its future. It is silent until it
+//! gets there, and never reports what the restore took back. So its version is requested before a watch is resumed.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -49,7 +49,8 @@ enum WatchEnd {
 /// What the watchers of all kinds share: they use one server.
 #[derive(Debug, Default)]
 pub(super) struct SharedState {
-    /// The server does not stream lists (`sendInitialEvents`, Kubernetes 1.32). Never unset: all it costs is memory of the server.
+    /// The server does not stream lists (`sendInitialEvents`, Kubernetes 1.32). Never unset: all it costs is memory of
+    /// the server.
     no_streaming: AtomicBool,
     causes: SharedCauses,
 }
@@ -251,7 +252,8 @@ impl<K: Watchable> KindWatcher<'_, K> {
         }
     }
 
-    /// Requests page after page. A `continue` token that expires meanwhile (410) is an error: the next list starts from the first page.
+    /// Requests page after page. A `continue` token that expires meanwhile (410) is an error: the next list starts from
+    /// the first page.
     async fn pages(&self, objects: &mut ListedObjects) -> Result<WatchPosition<K>, RequestError> {
         let mut token = None;
         loop {

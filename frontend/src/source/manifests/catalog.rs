@@ -1,4 +1,4 @@
-//! What the files of a directory hold, and what a changed file changes of it.
+//! The objects in the files of a directory, and the updates when files change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -6,53 +6,52 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::{fs, io};
 
-use super::document::{Contents, Format, Key};
-use super::notice::Notice;
+use super::document::{FileContents, ManifestFormat, ObjectKey};
+use super::notice::FileNotice;
 use crate::object::{ObjectKind, ParsedObject, SourceUpdate};
 
 /// A directory as it was last read.
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
     directory: PathBuf,
-    files: BTreeMap<OsString, File>,
-    /// The files that hold an object. The first by name is the one that counts.
-    holders: BTreeMap<Key, BTreeSet<OsString>>,
+    files: BTreeMap<OsString, ManifestFile>,
+    /// The files that contain an object. The first by name is used.
+    files_of: BTreeMap<ObjectKey, BTreeSet<OsString>>,
 }
 
-/// Where to look for changes.
+/// Which files may have changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
-    /// In the whole directory.
+pub(super) enum RefreshScope {
+    /// All files of the directory.
     Everything,
-    /// In files that are complete (one that is missing by now has yet to be reported as gone), and in files that may be gone
-    /// (one that is there has yet to be reported as complete).
-    Files { changed: BTreeSet<OsString>, gone: BTreeSet<OsString> },
+    /// Files that were written (one that is missing now will be reported as removed), and files that were removed (one
+    /// that exists now will be reported as written).
+    Files { changed: BTreeSet<OsString>, removed: BTreeSet<OsString> },
 }
 
-/// What looking for changes has found.
+/// The changes since the last refresh.
 #[derive(Debug, Default)]
-pub(super) struct Pass {
-    /// The difference, in the order of the keys.
+pub(super) struct RefreshResult {
+    /// The difference, sorted by key.
     pub(super) updates: Vec<SourceUpdate>,
-    /// What people should know of.
-    pub(super) notices: Vec<Notice>,
-    /// How many files were opened.
+    /// For the log.
+    pub(super) notices: Vec<FileNotice>,
+    /// The number of files that were opened.
     pub(super) read: usize,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct File {
-    stamp: Stamp,
-    /// What could be read last.
-    contents: Contents,
-    /// Why `contents` is not what the file holds now.
+struct ManifestFile {
+    stamp: FileStamp,
+    /// From the last successful read.
+    contents: FileContents,
+    /// Why `contents` is outdated.
     unreadable: Option<String>,
 }
 
-/// Tells one state of a file from the next without opening it. The change time is there for a write that sets back the
-/// modification time.
+/// Detects a change of a file without opening it. The change time detects a write that resets the modification time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -63,131 +62,131 @@ struct Stamp {
 // === impl Catalog ===
 
 impl Catalog {
-    /// A directory of which nothing has been read.
+    /// A directory that has not been read.
     pub(super) fn new(directory: PathBuf) -> Self {
         Self { directory, ..Self::default() }
     }
 
-    /// Reads the files that have changed since the last time. If the directory cannot be listed, all stays as it is.
-    pub(super) fn refresh(&mut self, scope: &Scope) -> io::Result<Pass> {
-        let (names, gone) = match scope {
-            Scope::Everything => {
+    /// Reads the files that have changed since the last refresh. If the directory cannot be listed, nothing changes.
+    pub(super) fn refresh(&mut self, scope: &RefreshScope) -> io::Result<RefreshResult> {
+        let (names, removed) = match scope {
+            RefreshScope::Everything => {
                 let names = self.list()?;
-                let gone = self.files.keys().filter(|name| !names.contains(*name)).cloned().collect();
-                (names, gone)
+                let removed = self.files.keys().filter(|name| !names.contains(*name)).cloned().collect();
+                (names, removed)
             }
-            Scope::Files { changed, gone } => (changed.clone(), gone.clone()),
+            RefreshScope::Files { changed, removed } => (changed.clone(), removed.clone()),
         };
-        let mut pass = Pass::default();
+        let mut refreshed = RefreshResult::default();
         let mut changed = BTreeMap::new();
         for name in names {
-            if let Some(format) = name.to_str().and_then(Format::of)
-                && let Some(file) = self.look_at(&name, format, &mut pass)
+            if let Some(format) = name.to_str().and_then(ManifestFormat::of)
+                && let Some(file) = self.read(&name, format, &mut refreshed)
             {
                 changed.insert(name, Some(file));
             }
         }
-        for name in gone {
+        for name in removed {
             if self.files.contains_key(&name) && !self.directory.join(&name).exists() {
-                pass.notices.push(Notice::Removed { file: name.clone() });
+                refreshed.notices.push(FileNotice::Removed { file: name.clone() });
                 changed.insert(name, None);
             }
         }
-        self.replace(changed, &mut pass);
-        Ok(pass)
+        self.replace(changed, &mut refreshed);
+        Ok(refreshed)
     }
 
-    /// All objects of a kind that count.
+    /// All objects of a kind that are used.
     pub(super) fn objects(&self, kind: ObjectKind) -> Vec<ParsedObject> {
-        self.holders.keys().filter(|key| key.0 == kind).filter_map(|key| self.get(key)).cloned().collect()
+        self.files_of.keys().filter(|key| key.0 == kind).filter_map(|key| self.get(key)).cloned().collect()
     }
 
-    /// Whether any manifest is there to be read.
+    /// Whether the directory has any manifest now.
     pub(super) fn any_manifest(&self) -> io::Result<bool> {
-        Ok(self.list()?.iter().any(|name| name.to_str().and_then(Format::of).is_some()))
+        Ok(self.list()?.iter().any(|name| name.to_str().and_then(ManifestFormat::of).is_some()))
     }
 
-    /// Whether nothing has been read.
+    /// Whether no file has been read.
     pub(super) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Whether what a file holds could not be read when it was last looked at.
+    /// Whether the last read of a file failed.
     pub(super) fn is_unreadable(&self, name: &OsStr) -> bool {
         self.files.get(name).is_some_and(|file| file.unreadable.is_some())
     }
 
-    /// The names in the directory as it is now.
+    /// The names in the directory now.
     fn list(&self) -> io::Result<BTreeSet<OsString>> {
         fs::read_dir(&self.directory)?.map(|entry| Ok(entry?.file_name())).collect()
     }
 
-    /// Reads a file if it is not what it was. `None` if it is, or if it cannot be read.
-    fn look_at(&mut self, name: &OsStr, format: Format, pass: &mut Pass) -> Option<File> {
+    /// Reads a file if it has changed. `None` if it has not, or cannot be read.
+    fn read(&mut self, name: &OsStr, format: ManifestFormat, refreshed: &mut RefreshResult) -> Option<ManifestFile> {
         let path = self.directory.join(name);
         let (stamp, text) = match fs::metadata(&path) {
             Ok(metadata) if !metadata.is_file() => return None,
             Ok(metadata) => {
-                let stamp = Stamp::of(&metadata);
+                let stamp = FileStamp::of(&metadata);
                 if self.files.get(name).is_some_and(|file| file.stamp == stamp) {
                     return None;
                 }
-                pass.read += 1;
+                refreshed.read += 1;
                 (stamp, fs::read_to_string(&path))
             }
-            Err(error) => (Stamp::default(), Err(error)),
+            Err(error) => (FileStamp::default(), Err(error)),
         };
         let read = match text {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => Err(error.to_string()),
-            Ok(text) => Contents::read(&text, format),
+            Ok(text) => FileContents::read(&text, format),
         };
         match read {
             Ok(contents) => {
-                self.compare(name, &contents, pass);
-                Some(File { stamp, contents, unreadable: None })
+                self.compare_problems(name, &contents, refreshed);
+                Some(ManifestFile { stamp, contents, unreadable: None })
             }
             Err(error) => {
-                self.keep(name, stamp, error, pass);
+                self.keep_last_contents(name, stamp, error, refreshed);
                 None
             }
         }
     }
 
-    /// Keeps what was last read of a file that cannot be read now.
-    fn keep(&mut self, name: &OsStr, stamp: Stamp, error: String, pass: &mut Pass) {
+    /// Keeps the last contents of a file that cannot be read now.
+    fn keep_last_contents(&mut self, name: &OsStr, stamp: FileStamp, error: String, refreshed: &mut RefreshResult) {
         let file = self.files.entry(name.to_owned()).or_default();
         file.stamp = stamp;
         if file.unreadable.as_ref() != Some(&error) {
             file.unreadable = Some(error.clone());
-            pass.notices.push(Notice::Unreadable { file: name.to_owned(), error });
+            refreshed.notices.push(FileNotice::Unreadable { file: name.to_owned(), error });
         }
     }
 
-    /// Says what is different about the problems of a file.
-    fn compare(&self, name: &OsStr, contents: &Contents, pass: &mut Pass) {
+    /// Adds notices if the problems of a file have changed.
+    fn compare_problems(&self, name: &OsStr, contents: &FileContents, refreshed: &mut RefreshResult) {
         let before = self.files.get(name);
         if before.is_some_and(|file| file.unreadable.is_some()) {
-            pass.notices.push(Notice::Readable { file: name.to_owned() });
+            refreshed.notices.push(FileNotice::Readable { file: name.to_owned() });
         }
-        let complaints = before.map_or(&[][..], |file| &file.contents.complaints);
-        if complaints == contents.complaints {
+        let problems = before.map_or(&[][..], |file| &file.contents.problems);
+        if problems == contents.problems {
             return;
         }
-        if contents.complaints.is_empty() {
-            pass.notices.push(Notice::Mended { file: name.to_owned() });
+        if contents.problems.is_empty() {
+            refreshed.notices.push(FileNotice::Valid { file: name.to_owned() });
         }
-        pass.notices.extend(
+        refreshed.notices.extend(
             contents
-                .complaints
+                .problems
                 .iter()
-                .map(|complaint| Notice::Document { file: name.to_owned(), complaint: complaint.clone() }),
+                .map(|problem| FileNotice::Document { file: name.to_owned(), problem: problem.clone() }),
         );
     }
 
-    /// Puts the changed files in place and appends what that changes.
-    fn replace(&mut self, changed: BTreeMap<OsString, Option<File>>, pass: &mut Pass) {
-        let keys: BTreeSet<Key> = changed
+    /// Replaces the changed files, and adds the updates.
+    fn replace(&mut self, changed: BTreeMap<OsString, Option<ManifestFile>>, refreshed: &mut RefreshResult) {
+        let keys: BTreeSet<ObjectKey> = changed
             .iter()
             .flat_map(|(name, file)| [self.files.get(name), file.as_ref()])
             .flatten()
@@ -197,51 +196,51 @@ impl Catalog {
         for (name, file) in changed {
             self.put(name, file);
         }
-        for (key, object, holders) in before {
+        for (key, object, files) in before {
             let after = self.get(&key);
             match (&object, after) {
                 (before, Some(after)) if before.as_ref() != Some(after) => {
-                    pass.updates.push(SourceUpdate::Apply(after.clone()));
+                    refreshed.updates.push(SourceUpdate::Apply(after.clone()));
                 }
-                (Some(_), None) => pass.updates.push(SourceUpdate::Delete(key.0, key.1.clone())),
+                (Some(_), None) => refreshed.updates.push(SourceUpdate::Delete(key.0, key.1.clone())),
                 _ => {}
             }
-            pass.notices.extend(Notice::of_holders(&key, &holders, self.holders.get(&key)));
+            refreshed.notices.extend(FileNotice::of_files(&key, &files, self.files_of.get(&key)));
         }
     }
 
-    fn snapshot(&self, key: Key) -> (Key, Option<ParsedObject>, BTreeSet<OsString>) {
+    fn snapshot(&self, key: ObjectKey) -> (ObjectKey, Option<ParsedObject>, BTreeSet<OsString>) {
         let object = self.get(&key).cloned();
-        let holders = self.holders.get(&key).cloned().unwrap_or_default();
-        (key, object, holders)
+        let files = self.files_of.get(&key).cloned().unwrap_or_default();
+        (key, object, files)
     }
 
-    fn put(&mut self, name: OsString, file: Option<File>) {
+    fn put(&mut self, name: OsString, file: Option<ManifestFile>) {
         for key in self.files.remove(&name).into_iter().flat_map(|file| file.contents.objects.into_keys()) {
-            if let Some(holders) = self.holders.get_mut(&key) {
-                holders.remove(&name);
-                if holders.is_empty() {
-                    self.holders.remove(&key);
+            if let Some(files) = self.files_of.get_mut(&key) {
+                files.remove(&name);
+                if files.is_empty() {
+                    self.files_of.remove(&key);
                 }
             }
         }
         if let Some(file) = file {
             for key in file.contents.objects.keys() {
-                self.holders.entry(key.clone()).or_default().insert(name.clone());
+                self.files_of.entry(key.clone()).or_default().insert(name.clone());
             }
             self.files.insert(name, file);
         }
     }
 
-    /// The object that counts.
-    fn get(&self, key: &Key) -> Option<&ParsedObject> {
-        self.files.get(self.holders.get(key)?.first()?)?.contents.objects.get(key)
+    /// The object that is used.
+    fn get(&self, key: &ObjectKey) -> Option<&ParsedObject> {
+        self.files.get(self.files_of.get(key)?.first()?)?.contents.objects.get(key)
     }
 }
 
-// === impl Stamp ===
+// === impl FileStamp ===
 
-impl Stamp {
+impl FileStamp {
     fn of(metadata: &fs::Metadata) -> Self {
         Self {
             device: metadata.dev(),

@@ -1,4 +1,4 @@
-//! The text of one manifest file to the objects in it.
+//! Parses the text of a manifest file into its objects.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,15 +13,15 @@ use tracing::debug;
 use super::super::parse;
 use crate::object::{ObjectKind, ObjectName, ParsedObject};
 
-/// What `kubectl` uses where an object names no namespace.
+/// The namespace of objects without one, as for `kubectl`.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// The only version of each kind that is read.
+/// The supported version of each kind.
 const SLICE_API_VERSION: &str = "discovery.k8s.io/v1";
 const CORE_API_VERSION: &str = "v1";
 const SERVICE_CIDR_API_VERSION: &str = "networking.k8s.io/v1";
 
-/// Kinds of core/v1 that may lie beside ours. Endpoints is not among them: whoever writes one expects it to be read.
+/// Kinds of core/v1 that are skipped silently. Not Endpoints: its author expects it to be used.
 const OTHER_CORE_KINDS: &[&str] = &[
     "ConfigMap",
     "Event",
@@ -37,35 +37,37 @@ const OTHER_CORE_KINDS: &[&str] = &[
     "ServiceAccount",
 ];
 
-/// API groups of Kubernetes itself without a dot; those with one end in [`OTHER_GROUPS_SUFFIX`].
+/// API groups of Kubernetes without a dot; those with one end in [`OTHER_GROUPS_SUFFIX`]. Their kinds are skipped
+/// silently.
 const OTHER_GROUPS: &[&str] = &["apps", "autoscaling", "batch", "extensions", "policy"];
 const OTHER_GROUPS_SUFFIX: &str = ".k8s.io";
 
-/// Identifies an object among all of a directory.
-pub(super) type Key = (ObjectKind, ObjectName);
+/// Identifies an object in a directory.
+pub(super) type ObjectKey = (ObjectKind, ObjectName);
 
-/// How a file is written, by the end of its name.
+/// The format of a file, by its extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
+pub(super) enum ManifestFormat {
     /// `.yaml`, `.yml`
     Yaml,
-    /// `.json`: one value after the other.
+    /// `.json`: a sequence of values.
     Json,
 }
 
-/// What is in a file.
+/// The parsed contents of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Contents {
-    /// The objects of our kinds.
-    pub(super) objects: BTreeMap<Key, ParsedObject>,
-    /// Documents that could not be used, each with its place in the file and the reason.
-    pub(super) complaints: Vec<String>,
+pub(super) struct FileContents {
+    /// The objects of the supported kinds.
+    pub(super) objects: BTreeMap<ObjectKey, ParsedObject>,
+    /// Documents that are not used, each with its position in the file and the reason.
+    pub(super) problems: Vec<String>,
 }
 
-// === impl Format ===
+// === impl ManifestFormat ===
 
-impl Format {
-    /// The format of the file with this name; `None` if it is no manifest. Editors keep their own files under a leading dot.
+impl ManifestFormat {
+    /// The format of a file by its name; `None` if it is no manifest. Editors use names with a leading dot for files of
+    /// their own.
     pub(super) fn of(name: &str) -> Option<Self> {
         let (stem, extension) = name.rsplit_once('.')?;
         match extension {
@@ -77,55 +79,55 @@ impl Format {
     }
 }
 
-// === impl Contents ===
+// === impl FileContents ===
 
-impl Contents {
-    /// Reads all documents of a file. Fails if they cannot even be told apart.
-    pub(super) fn read(text: &str, format: Format) -> Result<Self, String> {
+impl FileContents {
+    /// Parses all documents of a file. Fails if it cannot be split into documents.
+    pub(super) fn read(text: &str, format: ManifestFormat) -> Result<Self, String> {
         let mut contents = Self::default();
-        for (place, document) in documents(text, format)? {
-            contents.add(&place, document);
+        for (position, document) in documents(text, format)? {
+            contents.add(&position, document);
         }
         Ok(contents)
     }
 
-    fn add(&mut self, place: &str, mut document: Value) {
+    fn add(&mut self, position: &str, mut document: Value) {
         let (Some(version), Some(kind)) = (string(&document, "apiVersion"), string(&document, "kind")) else {
-            self.complain(place, "apiVersion or kind is missing");
+            self.add_problem(position, "apiVersion or kind is missing; ignored");
             return;
         };
         match (version, kind) {
-            (CORE_API_VERSION, "Service") => self.add_object(place, document, parse::from_json::<Service>),
-            (CORE_API_VERSION, "Node") => self.add_object(place, document, parse::from_json::<Node>),
+            (CORE_API_VERSION, "Service") => self.add_object(position, document, parse::from_json::<Service>),
+            (CORE_API_VERSION, "Node") => self.add_object(position, document, parse::from_json::<Node>),
             (SLICE_API_VERSION, "EndpointSlice") => {
                 default_port_names(&mut document);
-                self.add_object(place, document, parse::from_json::<EndpointSlice>);
+                self.add_object(position, document, parse::from_json::<EndpointSlice>);
             }
             (SERVICE_CIDR_API_VERSION, "ServiceCIDR") => {
-                self.add_object(place, document, parse::from_json::<ServiceCIDR>);
+                self.add_object(position, document, parse::from_json::<ServiceCIDR>);
             }
             (CORE_API_VERSION, "List" | "ServiceList" | "NodeList")
             | (SLICE_API_VERSION, "EndpointSliceList")
             | (SERVICE_CIDR_API_VERSION, "ServiceCIDRList") => {
                 let item = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
-                self.add_items(place, version.to_owned(), item.map(str::to_owned), document["items"].take());
+                self.add_items(position, version.to_owned(), item.map(str::to_owned), document["items"].take());
             }
             (_, "Service" | "Node" | "EndpointSlice" | "Endpoints" | "ServiceCIDR") | (CORE_API_VERSION, _)
                 if is_builtin_group(version) && !OTHER_CORE_KINDS.contains(&kind) =>
             {
-                self.complain(place, &format!("{kind} of {version} is not read"));
+                self.add_problem(position, &format!("{kind} of {version} is not supported; ignored"));
             }
             _ if is_builtin_group(version) => {
-                debug!(kind, api_version = version, "of no use here, passed over")
+                debug!(kind, api_version = version, "kind skipped")
             }
-            _ => self.complain(place, &format!("{kind} of {version} is not known")),
+            _ => self.add_problem(position, &format!("{kind} of {version} is not supported; ignored")),
         }
     }
 
     /// The items of a typed list need not repeat `apiVersion` and `kind`.
-    fn add_items(&mut self, place: &str, version: String, kind: Option<String>, items: Value) {
+    fn add_items(&mut self, position: &str, version: String, kind: Option<String>, items: Value) {
         let Value::Array(items) = items else {
-            self.complain(place, "items of the list are missing");
+            self.add_problem(position, "the list has no items; ignored");
             return;
         };
         for (n, mut item) in items.into_iter().enumerate() {
@@ -133,13 +135,13 @@ impl Contents {
                 fields.entry("apiVersion").or_insert_with(|| version.clone().into());
                 fields.entry("kind").or_insert_with(|| kind.clone().into());
             }
-            self.add(&format!("{place}, item {}", n + 1), item);
+            self.add(&format!("{position}, item {}", n + 1), item);
         }
     }
 
-    fn add_object(&mut self, place: &str, mut document: Value, parse: fn(&Value) -> ParsedObject) {
+    fn add_object(&mut self, position: &str, mut document: Value, parse: fn(&Value) -> ParsedObject) {
         if document["metadata"]["name"].as_str().is_none_or(str::is_empty) {
-            self.complain(place, "metadata.name is missing");
+            self.add_problem(position, "metadata.name is missing; ignored");
             return;
         }
         let mut parsed = parse(&document);
@@ -149,34 +151,34 @@ impl Contents {
         }
         if is_without_cluster_ip(&document, parsed.kind) {
             let what = format!("Service {} has no spec.clusterIP", parsed.name);
-            self.complain(place, &format!("{what}, and nobody here allocates one; it is not programmed"));
+            self.add_problem(position, &format!("{what}, and Fairlead does not allocate one; not programmed"));
         }
         match self.objects.entry((parsed.kind, parsed.name.clone())) {
             Entry::Vacant(entry) => drop(entry.insert(parsed)),
             Entry::Occupied(_) => {
                 let what = format!("{} {}", parsed.kind, parsed.name);
-                self.complain(place, &format!("{what} is in an earlier document, which is used"));
+                self.add_problem(position, &format!("{what} is in an earlier document, which is used instead"));
             }
         }
     }
 
-    fn complain(&mut self, place: &str, reason: &str) {
-        self.complaints.push(format!("{place}: {reason}"));
+    fn add_problem(&mut self, position: &str, reason: &str) {
+        self.problems.push(format!("{position}: {reason}"));
     }
 }
 
 // === Documents ===
 
-/// Each document that is not empty, with its place for people.
-fn documents(text: &str, format: Format) -> Result<Vec<(String, Value)>, String> {
+/// Each non-empty document, with its position for messages.
+fn documents(text: &str, format: ManifestFormat) -> Result<Vec<(String, Value)>, String> {
     let text = text.trim_start_matches('\u{feff}');
     match format {
-        Format::Yaml => yaml_documents(text),
-        Format::Json => json_documents(text),
+        ManifestFormat::Yaml => yaml_documents(text),
+        ManifestFormat::Json => json_documents(text),
     }
 }
 
-/// A file may be as large as whoever runs this likes; what protects against a few lines that expand without end stays.
+/// No limit on the size of a file, which the operator chooses. The limits on the expansion of aliases stay.
 fn yaml_documents(text: &str) -> Result<Vec<(String, Value)>, String> {
     let options = serde_saphyr::options! {
         with_snippet: false,
@@ -212,7 +214,7 @@ fn is_builtin_group(api_version: &str) -> bool {
     }
 }
 
-/// Neither headless nor ExternalName by intent: in a cluster the API server would have filled it in.
+/// Whether a Service should have a cluster IP but does not. In a cluster the API server would have allocated one.
 fn is_without_cluster_ip(document: &Value, kind: ObjectKind) -> bool {
     let spec = &document["spec"];
     kind == ObjectKind::Service
@@ -221,7 +223,7 @@ fn is_without_cluster_ip(document: &Value, kind: ObjectKind) -> bool {
         && spec["clusterIPs"].as_array().is_none_or(Vec::is_empty)
 }
 
-/// The API server names a port without a name "".
+/// The API server defaults the name of a port to "".
 fn default_port_names(slice: &mut Value) {
     for port in slice["ports"].as_array_mut().into_iter().flatten() {
         if let Some(port) = port.as_object_mut() {

@@ -1,37 +1,37 @@
-//! What people should know about the files of a directory: said once when it begins, and once when it ends.
+//! Log lines about files: one when a problem begins, and one when it ends.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 
 use tracing::{info, warn};
 
-use super::document::Key;
+use super::document::ObjectKey;
 
-/// One thing to know.
+/// One log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Notice {
-    /// A file cannot be read, or cannot be told apart into documents. What it held last stays.
+pub(super) enum FileNotice {
+    /// A file cannot be read, or cannot be split into documents. Its last contents stay.
     Unreadable { file: OsString, error: String },
-    /// Such a file can be read again.
+    /// Such a file has been read again.
     Readable { file: OsString },
     /// A document of a file is not used. The others are.
-    Document { file: OsString, complaint: String },
+    Document { file: OsString, problem: String },
     /// All documents of a file are used again.
-    Mended { file: OsString },
-    /// A file is gone, and what it held.
+    Valid { file: OsString },
+    /// A file was removed, and with it its objects.
     Removed { file: OsString },
-    /// Several files hold an object.
-    Duplicate { object: Key, used: OsString, ignored: Vec<OsString> },
-    /// Only one file still holds it.
-    Unique { object: Key, used: OsString },
+    /// Several files contain an object.
+    Duplicate { object: ObjectKey, used: OsString, ignored: Vec<OsString> },
+    /// Only one file still contains it.
+    Unique { object: ObjectKey, used: OsString },
 }
 
-// === impl Notice ===
+// === impl FileNotice ===
 
-impl Notice {
-    /// What there is to know when the files that hold an object change.
-    pub(super) fn of_holders(
-        object: &Key,
+impl FileNotice {
+    /// For a change of the files that contain an object.
+    pub(super) fn of_files(
+        object: &ObjectKey,
         before: &BTreeSet<OsString>,
         after: Option<&BTreeSet<OsString>>,
     ) -> Option<Self> {
@@ -51,16 +51,16 @@ impl Notice {
     pub(super) fn log(&self) {
         match self {
             Self::Unreadable { file, error } => {
-                warn!(?file, %error, "manifest cannot be read, what it held last stays in force");
+                warn!(?file, %error, "cannot read manifest, keeping its last objects");
             }
-            Self::Readable { file } => info!(?file, "manifest can be read again"),
-            Self::Document { file, complaint } => {
-                warn!(?file, %complaint, "document of a manifest is not used");
+            Self::Readable { file } => info!(?file, "manifest read again"),
+            Self::Document { file, problem } => {
+                warn!(?file, %problem, "document of a manifest ignored");
             }
-            Self::Mended { file } => info!(?file, "all documents of the manifest are used again"),
-            Self::Removed { file } => info!(?file, "manifest is gone"),
+            Self::Valid { file } => info!(?file, "all documents of the manifest used again"),
+            Self::Removed { file } => info!(?file, "manifest removed"),
             Self::Duplicate { object: (kind, name), used, ignored } => {
-                warn!(%kind, %name, ?used, ?ignored, "object is in several manifests, the first is used");
+                warn!(%kind, %name, ?used, ?ignored, "object is in several manifests, using the first");
             }
             Self::Unique { object: (kind, name), used } => {
                 info!(%kind, %name, ?used, "object is in one manifest again");

@@ -1,4 +1,4 @@
-//! A real directory, real inotify events, and the updates that come of them.
+//! The updates of a real directory with real inotify events.
 
 use std::fs;
 use std::io::Write;
@@ -17,7 +17,7 @@ use crate::object::{ClusterObject, ObjectName, ParsedObject};
 /// Long enough for any machine; nothing waits for it unless it fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A source that follows the directory `m` within a temporary one.
+/// A source on the directory `m` in a temporary one.
 struct Fixture {
     top: TempDir,
     updates: mpsc::Receiver<SourceUpdate>,
@@ -26,7 +26,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Starts on files, and takes the initial updates off.
+    /// Starts with files, and returns the initial updates.
     async fn new(files: &[(&str, &str)]) -> (Self, Vec<SourceUpdate>) {
         let top = TempDir::new().unwrap();
         fs::create_dir(top.path().join("m")).unwrap();
@@ -36,7 +36,7 @@ impl Fixture {
         Self::on(top).await
     }
 
-    /// Starts on a directory that is there.
+    /// Starts with an existing directory.
     async fn on(top: TempDir) -> (Self, Vec<SourceUpdate>) {
         let (sender, updates) = mpsc::channel(1);
         let (trigger, shutdown) = Shutdown::channel();
@@ -61,16 +61,16 @@ impl Fixture {
         timeout(PATIENCE, self.updates.recv()).await.expect("an update").expect("the source runs")
     }
 
-    async fn next_in_short(&mut self) -> String {
-        in_short(&self.next().await)
+    async fn next_summary(&mut self) -> String {
+        summary(&self.next().await)
     }
 
-    /// Nothing but what this makes happen is under way.
-    async fn is_quiet(&mut self) {
+    /// Checks that no other update is pending, by one of its own.
+    async fn assert_no_update(&mut self) {
         self.write("sentinel.yaml", &node("sentinel", "x"));
-        assert_eq!(self.next_in_short().await, "sentinel in x");
+        assert_eq!(self.next_summary().await, "sentinel in x");
         self.write("sentinel.yaml", "");
-        assert_eq!(self.next_in_short().await, "sentinel gone");
+        assert_eq!(self.next_summary().await, "sentinel deleted");
     }
 }
 
@@ -80,18 +80,18 @@ fn node(name: &str, zone: &str) -> String {
     )
 }
 
-fn in_short(update: &SourceUpdate) -> String {
+fn summary(update: &SourceUpdate) -> String {
     match update {
         SourceUpdate::Apply(ParsedObject { name, object: Some(ClusterObject::Node(node)), .. }) => {
             format!("{name} in {}", node.zone)
         }
-        SourceUpdate::Delete(ObjectKind::Node, name) => format!("{name} gone"),
+        SourceUpdate::Delete(ObjectKind::Node, name) => format!("{name} deleted"),
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
-async fn starts_with_everything() {
+async fn starts_with_all_objects() {
     let service =
         "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.0.0.1}\n";
     let slices = "apiVersion: v1\nkind: List\nitems: [{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, \
@@ -145,28 +145,28 @@ async fn edits() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
     // In place.
     fixture.write("a.yaml", &node("n1", "w"));
-    assert_eq!(fixture.next_in_short().await, "n1 in w");
+    assert_eq!(fixture.next_summary().await, "n1 in w");
     // Renamed over.
     fixture.write("a.yaml.tmp", &node("n1", "z"));
     fs::rename(fixture.path("a.yaml.tmp"), fixture.path("a.yaml")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n1 in z");
+    assert_eq!(fixture.next_summary().await, "n1 in z");
     // A new file, a link to one, and one that is moved in from elsewhere.
     fixture.write("b.yaml", &node("n2", "x"));
-    assert_eq!(fixture.next_in_short().await, "n2 in x");
+    assert_eq!(fixture.next_summary().await, "n2 in x");
     fs::write(fixture.top.path().join("n3"), node("n3", "x")).unwrap();
     fs::hard_link(fixture.top.path().join("n3"), fixture.path("c.yaml")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n3 in x");
+    assert_eq!(fixture.next_summary().await, "n3 in x");
     fs::write(fixture.top.path().join("n4"), node("n4", "x")).unwrap();
     symlink(fixture.top.path().join("n4"), fixture.path("d.yaml")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n4 in x");
+    assert_eq!(fixture.next_summary().await, "n4 in x");
     fs::write(fixture.top.path().join("n5"), node("n5", "x")).unwrap();
     fs::rename(fixture.top.path().join("n5"), fixture.path("e.yaml")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n5 in x");
+    assert_eq!(fixture.next_summary().await, "n5 in x");
     // Away.
     fs::remove_file(fixture.path("b.yaml")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n2 gone");
+    assert_eq!(fixture.next_summary().await, "n2 deleted");
     fs::rename(fixture.path("c.yaml"), fixture.path("c.off")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n3 gone");
+    assert_eq!(fixture.next_summary().await, "n3 deleted");
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn edit_is_delivered_within_milliseconds() {
     for n in 0..50 {
         let written = std::time::Instant::now();
         fixture.write("a.yaml", &node("n1", &format!("z{n}")));
-        assert_eq!(fixture.next_in_short().await, format!("n1 in z{n}"));
+        assert_eq!(fixture.next_summary().await, format!("n1 in z{n}"));
         times.push(written.elapsed());
     }
     times.sort_unstable();
@@ -185,43 +185,43 @@ async fn edit_is_delivered_within_milliseconds() {
 }
 
 #[tokio::test]
-async fn half_written_file_is_not_read() {
+async fn partially_written_file_is_not_read() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &(node("n1", "x") + &node("n2", "x")))]).await;
     let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
     // Emptied, with the first of two documents written, and still open.
     file.write_all(node("n1", "w").as_bytes()).unwrap();
     let mut new = fs::File::create(fixture.path("new.yaml")).unwrap();
     new.write_all(node("n3", "w").as_bytes()).unwrap();
-    fixture.is_quiet().await;
+    fixture.assert_no_update().await;
     file.write_all(node("n2", "x").as_bytes()).unwrap();
     drop(file);
-    assert_eq!(fixture.next_in_short().await, "n1 in w");
+    assert_eq!(fixture.next_summary().await, "n1 in w");
     drop(new);
-    assert_eq!(fixture.next_in_short().await, "n3 in w");
+    assert_eq!(fixture.next_summary().await, "n3 in w");
 }
 
 #[tokio::test]
-async fn editor_that_moves_the_old_file_away_deletes_nothing() {
+async fn editor_that_renames_the_old_file_deletes_nothing() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
     fs::rename(fixture.path("a.yaml"), fixture.path("a.yaml~")).unwrap();
-    // Time for the first event to be handled alone.
-    fixture.is_quiet().await;
+    // The first event is handled alone.
+    fixture.assert_no_update().await;
     fixture.write("a.yaml", &node("n1", "w"));
     fs::remove_file(fixture.path("a.yaml~")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n1 in w");
+    assert_eq!(fixture.next_summary().await, "n1 in w");
 }
 
 #[tokio::test]
-async fn broken_then_mended() {
+async fn invalid_file_is_read_again_when_fixed() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
     fixture.write("a.yaml", "{");
-    fixture.is_quiet().await;
+    fixture.assert_no_update().await;
     fixture.write("a.yaml", &(node("n1", "x") + &node("n2", "x")));
-    assert_eq!(fixture.next_in_short().await, "n2 in x");
+    assert_eq!(fixture.next_summary().await, "n2 in x");
 }
 
 #[tokio::test]
-async fn config_map_volume_is_swapped() {
+async fn config_map_volume_is_updated() {
     let top = TempDir::new().unwrap();
     let directory = top.path().join("m");
     let publish = |version: &str, zone: &str| {
@@ -236,11 +236,11 @@ async fn config_map_volume_is_swapped() {
     assert!(matches!(&initial[0], SourceUpdate::Replace(ObjectKind::Node, nodes) if nodes.len() == 1));
     publish("..2", "w");
     fs::remove_dir_all(directory.join("..1")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n1 in w");
+    assert_eq!(fixture.next_summary().await, "n1 in w");
 }
 
 #[tokio::test]
-async fn link_to_the_directory_is_swapped() {
+async fn link_to_the_directory_is_replaced() {
     let top = TempDir::new().unwrap();
     let path = top.path().to_owned();
     let check_out = |name: &str, zone: &str| {
@@ -252,54 +252,54 @@ async fn link_to_the_directory_is_swapped() {
     check_out("one", "x");
     let (mut fixture, _) = Fixture::on(top).await;
     check_out("two", "w");
-    assert_eq!(fixture.next_in_short().await, "n1 in w");
-    // What is followed now is the new one.
+    assert_eq!(fixture.next_summary().await, "n1 in w");
+    // The new directory is watched now.
     fs::remove_dir_all(path.join("one")).unwrap();
     fixture.write("a.yaml", &node("n1", "z"));
-    assert_eq!(fixture.next_in_short().await, "n1 in z");
+    assert_eq!(fixture.next_summary().await, "n1 in z");
 }
 
 #[tokio::test]
-async fn lost_directory_keeps_what_it_held() {
+async fn missing_directory_keeps_its_objects() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x")), ("b.yaml", &node("n2", "x"))]).await;
     let away = fixture.top.path().join("away");
     fs::rename(fixture.path(""), &away).unwrap();
-    // Of the directory that was moved away nothing is followed.
+    // Changes in the renamed directory are not detected.
     fs::write(away.join("a.yaml"), node("n1", "away")).unwrap();
-    // Empty at first: still nothing is gone.
+    // Empty at first: nothing is deleted.
     fs::create_dir(fixture.path("")).unwrap();
     fs::write(fixture.path("b.new"), node("n2", "w")).unwrap();
     fs::rename(fixture.path("b.new"), fixture.path("b.yaml")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n1 gone");
-    assert_eq!(fixture.next_in_short().await, "n2 in w");
-    fixture.is_quiet().await;
+    assert_eq!(fixture.next_summary().await, "n1 deleted");
+    assert_eq!(fixture.next_summary().await, "n2 in w");
+    fixture.assert_no_update().await;
     // Removed with all its files.
     fs::remove_dir_all(fixture.path("")).unwrap();
     fs::rename(away, fixture.path("")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n1 in away");
-    assert_eq!(fixture.next_in_short().await, "n2 in x");
+    assert_eq!(fixture.next_summary().await, "n1 in away");
+    assert_eq!(fixture.next_summary().await, "n2 in x");
 }
 
 #[tokio::test]
-async fn lost_directory_comes_back_with_its_parent() {
+async fn directory_is_found_again_with_its_parent() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &node("n1", "x"))]).await;
     let (top, away) = (fixture.top.path().to_owned(), TempDir::new().unwrap());
     fs::rename(&top, away.path().join("top")).unwrap();
     fs::remove_dir_all(away.path().join("top")).unwrap();
     fs::create_dir_all(fixture.path("")).unwrap();
     fixture.write("a.yaml", &node("n1", "w"));
-    assert_eq!(fixture.next_in_short().await, "n1 in w");
-    fixture.is_quiet().await;
+    assert_eq!(fixture.next_summary().await, "n1 in w");
+    fixture.assert_no_update().await;
     // The new parent is watched as well.
     fs::create_dir(top.join("next")).unwrap();
     fs::write(top.join("next/a.yaml"), node("n1", "v")).unwrap();
     fs::rename(fixture.path(""), top.join("last")).unwrap();
     fs::rename(top.join("next"), fixture.path("")).unwrap();
-    assert_eq!(fixture.next_in_short().await, "n1 in v");
+    assert_eq!(fixture.next_summary().await, "n1 in v");
 }
 
 #[tokio::test]
-async fn one_edit_in_a_thousand_files() {
+async fn edit_of_one_of_a_thousand_files_opens_that_file_only() {
     let files: Vec<_> = (0..1_000).map(|n| (format!("{n}.yaml"), node(&format!("n{n}"), "x"))).collect();
     let files: Vec<_> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
     let (mut fixture, initial) = Fixture::new(&files).await;
@@ -314,20 +314,20 @@ async fn one_edit_in_a_thousand_files() {
     .unwrap();
     notify::Watcher::watch(&mut witness, &fixture.path(""), notify::RecursiveMode::NonRecursive).unwrap();
     fixture.write("500.yaml", &node("n500", "w"));
-    assert_eq!(fixture.next_in_short().await, "n500 in w");
-    // Events come in order: all opens up to now are there when this one is.
+    assert_eq!(fixture.next_summary().await, "n500 in w");
+    // Events arrive in order: this one is the last.
     fs::File::open(fixture.path("999.yaml")).unwrap();
     let mut found = Vec::new();
     while found.last() != Some(&fixture.path("999.yaml")) {
         found.push(opens.recv_timeout(PATIENCE).unwrap());
     }
-    // Opened by who writes it, by who follows it, and last by the marker.
+    // Opened by the writer and by the source; then the marker.
     let edited = fixture.path("500.yaml");
     assert_eq!(found, [edited.clone(), edited, fixture.path("999.yaml")]);
 }
 
 #[tokio::test]
-async fn ends_with_the_shutdown_or_when_nobody_receives() {
+async fn ends_on_shutdown_or_when_the_receiver_is_dropped() {
     let (mut fixture, _) = Fixture::new(&[]).await;
     fixture.trigger.fire();
     timeout(PATIENCE, &mut fixture.running).await.unwrap().unwrap().unwrap();

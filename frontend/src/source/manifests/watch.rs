@@ -1,6 +1,6 @@
-//! inotify events of a directory, gathered until somebody asks for them.
+//! inotify events of a directory, collected until they are taken.
 //!
-//! A file counts as changed when its writer has closed it or renamed it into place, never while it is being written.
+//! A file counts as changed when its writer has closed it or renamed it to its name, never while it is being written.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,58 +15,59 @@ use notify::{Event, INotifyWatcher, RecursiveMode, Watcher};
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use super::document::Format;
+use super::document::ManifestFormat;
 
-/// The watch on a directory, and on its parent: there the directory itself appears and disappears.
-pub(super) struct Watch {
+/// The watch on a directory, and on its parent, which reports when the directory itself is created, removed or
+/// replaced.
+pub(super) struct DirectoryWatch {
     directory: PathBuf,
     watcher: INotifyWatcher,
-    gathered: Arc<Gathered>,
+    collected: Arc<CollectedEvents>,
 }
 
-/// What has happened since the last [`Watch::take`].
+/// The events since the last [`DirectoryWatch::take`].
 #[derive(Debug, Default)]
-pub(super) struct Happened {
-    /// Files whose new contents are complete.
+pub(super) struct FileEvents {
+    /// Files that were written completely.
     pub(super) changed: BTreeSet<OsString>,
-    /// Files that are gone, for good or because something takes their place just now.
-    pub(super) vanished: BTreeSet<OsString>,
-    /// Files whose permissions or times were set.
+    /// Files that were removed or renamed, perhaps to be replaced in a moment.
+    pub(super) removed: BTreeSet<OsString>,
+    /// Files whose permissions or times were changed.
     pub(super) touched: BTreeSet<OsString>,
-    /// Anything may have changed: events were lost, or a symbolic link changed that others may lead through.
-    pub(super) anything: bool,
-    /// The directory itself was removed, made or replaced.
+    /// Any file may have changed: events were lost, or a symbolic link was replaced that files may point through.
+    pub(super) rescan: bool,
+    /// The directory itself was removed, created or replaced.
     pub(super) directory: bool,
 }
 
 #[derive(Default)]
-struct Gathered {
-    happened: Mutex<Happened>,
+struct CollectedEvents {
+    events: Mutex<FileEvents>,
     any: Notify,
 }
 
-// === impl Watch ===
+// === impl DirectoryWatch ===
 
-impl Watch {
-    /// Starts to watch a directory that exists. `directory` must be absolute.
+impl DirectoryWatch {
+    /// Starts to watch an existing directory. The path must be absolute.
     pub(super) fn new(directory: PathBuf) -> Result<Self> {
-        let gathered = Arc::<Gathered>::default();
+        let collected = Arc::<CollectedEvents>::default();
         let handler = {
-            let (directory, gathered) = (directory.clone(), gathered.clone());
-            move |event| gathered.add(&directory, event)
+            let (directory, collected) = (directory.clone(), collected.clone());
+            move |event| collected.add(&directory, event)
         };
         let watcher = INotifyWatcher::new(handler, notify::Config::default()).context("start inotify")?;
-        let mut watch = Self { directory, watcher, gathered };
+        let mut watch = Self { directory, watcher, collected };
         watch.attach()?;
         Ok(watch)
     }
 
-    /// Attaches to the directory that now is at the path, and first to its parent, so that no replacement slips through between.
+    /// Watches the directory that is at the path now. First its parent, so that no replacement in between is missed.
     pub(super) fn attach(&mut self) -> Result<()> {
         if let Some(parent) = self.directory.parent().map(Path::to_owned)
             && let Err(error) = self.reattach(&parent)
         {
-            warn!(%error, "cannot watch the parent directory; a manifests directory that is replaced goes unnoticed");
+            warn!(%error, "cannot watch the parent directory, a replaced manifests directory will not be detected");
         }
         let directory = self.directory.clone();
         self.reattach(&directory).context("watch the directory")
@@ -74,84 +75,84 @@ impl Watch {
 
     fn reattach(&mut self, path: &Path) -> notify::Result<()> {
         if let Err(error) = self.watcher.unwatch(path) {
-            debug!(?path, %error, "was not attached");
+            debug!(?path, %error, "directory was not watched");
         }
         self.watcher.watch(path, RecursiveMode::NonRecursive)
     }
 
-    /// Waits until something has happened.
+    /// Waits for an event.
     pub(super) async fn any(&self) {
-        self.gathered.any.notified().await;
+        self.collected.any.notified().await;
     }
 
-    /// Takes what has been gathered.
-    pub(super) fn take(&self) -> Happened {
-        std::mem::take(&mut *self.gathered.lock())
+    /// Takes the collected events.
+    pub(super) fn take(&self) -> FileEvents {
+        std::mem::take(&mut *self.collected.lock())
     }
 }
 
-// === impl Gathered ===
+// === impl CollectedEvents ===
 
-impl Gathered {
-    /// Called on the thread of the watcher.
+impl CollectedEvents {
+    /// Runs on the thread of the inotify watcher.
     fn add(&self, directory: &Path, event: notify::Result<Event>) {
-        let mut happened = self.lock();
+        let mut events = self.lock();
         let mut added = true;
         match event {
             Ok(event) if !event.need_rescan() => {
                 added = false;
                 for path in &event.paths {
-                    added |= happened.add(directory, path, event.kind);
+                    added |= events.add(directory, path, event.kind);
                 }
             }
-            Ok(_) => happened.anything = true,
+            Ok(_) => events.rescan = true,
             Err(error) => {
-                warn!(%error, "inotify failed, everything is looked at again");
-                happened.anything = true;
+                warn!(%error, "inotify failed, reading all files again");
+                events.rescan = true;
             }
         }
-        drop(happened);
+        drop(events);
         if added {
             self.any.notify_one();
         }
     }
 
-    /// A panic elsewhere leaves nothing half done here.
-    fn lock(&self) -> MutexGuard<'_, Happened> {
-        self.happened.lock().unwrap_or_else(PoisonError::into_inner)
+    /// No panic can leave the events in an inconsistent state.
+    fn lock(&self) -> MutexGuard<'_, FileEvents> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl Happened ===
+// === impl FileEvents ===
 
-impl Happened {
-    /// Says whether the event is of interest.
+impl FileEvents {
+    /// Adds an event. Whether it is relevant.
     fn add(&mut self, directory: &Path, path: &Path, kind: EventKind) -> bool {
-        let vanishes = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
-        let appears = matches!(kind, EventKind::Modify(ModifyKind::Name(RenameMode::To)))
+        let is_removed = matches!(kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
+        let is_created = matches!(kind, EventKind::Modify(ModifyKind::Name(RenameMode::To)))
             || matches!(kind, EventKind::Create(_)) && is_complete(path);
-        let completes = appears || kind == EventKind::Access(AccessKind::Close(AccessMode::Write));
+        let is_written = is_created || kind == EventKind::Access(AccessKind::Close(AccessMode::Write));
         let touched = kind == EventKind::Modify(ModifyKind::Metadata(MetadataKind::Any));
         if path == directory {
-            let replaced = vanishes || appears;
+            let replaced = is_removed || is_created;
             self.directory |= replaced;
             return replaced;
         }
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return false };
-        if parent != directory || !(vanishes || completes || touched) {
+        if parent != directory || !(is_removed || is_written || touched) {
             return false;
         }
-        if name.to_str().and_then(Format::of).is_none() {
-            // A volume with a ConfigMap swaps the link `..data`, through which all its files lead.
-            let swapped = appears && fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
-            self.anything |= swapped;
+        if name.to_str().and_then(ManifestFormat::of).is_none() {
+            // A ConfigMap volume replaces the link `..data`, which all its files point through.
+            let swapped = is_created && fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
+            self.rescan |= swapped;
             return swapped;
         }
-        if vanishes {
+        if is_removed {
             self.changed.remove(name);
-            self.vanished.insert(name.to_owned());
-        } else if completes {
-            self.vanished.remove(name);
+            self.removed.insert(name.to_owned());
+        } else if is_written {
+            self.removed.remove(name);
             self.changed.insert(name.to_owned());
         } else {
             self.touched.insert(name.to_owned());
@@ -160,7 +161,7 @@ impl Happened {
     }
 }
 
-/// Whether what was just created is all there. A new file is not: its writer has yet to close it.
+/// Whether a path that was just created is complete. A new file is not before its writer has closed it.
 fn is_complete(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file() || metadata.nlink() > 1)
 }

@@ -1,13 +1,13 @@
-//! Addresses and CIDRs as Kubernetes objects spell them, and which of them no traffic may be sent to.
+//! Parses addresses and CIDRs of Kubernetes objects, and rejects those that no traffic may be sent to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// What an address stands for, which decides what it may be.
+/// What an address is used for, which decides which ranges are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// A cluster IP. Where those are allocated from is the cluster's own choice, link-local space included.
+pub(super) enum AddressUse {
+    /// A cluster IP. The cluster chooses the range, link-local addresses included.
     ClusterIp,
     /// An external or a load-balancer IP.
     External,
@@ -15,40 +15,40 @@ pub(super) enum Role {
     Endpoint,
 }
 
-/// Why a string is no usable address or CIDR.
+/// Why a string is not a usable address or CIDR.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum BadAddress {
-    /// Not an address at all.
+    /// It does not parse as an address.
     #[error("{0:?}: not an IP address")]
     NotAnAddress(String),
-    /// Not a CIDR at all.
+    /// It does not parse as a CIDR.
     #[error("{0:?}: not a CIDR")]
     NotACidr(String),
-    /// An IPv4 address dressed as an IPv6 one: it would be taken for either, depending on who reads it.
+    /// An IPv4 address in an IPv6 one: different programs would take it for either.
     #[error("{0}: an IPv4-mapped IPv6 address")]
     V4Mapped(IpAddr),
     /// `0.0.0.0` or `::`.
     #[error("{0}: the unspecified address")]
     Unspecified(IpAddr),
-    /// More than one receiver.
+    /// Not the address of one host.
     #[error("{0}: a multicast or broadcast address")]
     Multicast(IpAddr),
-    /// The node itself (CVE-2020-8558, CVE-2021-25737).
+    /// An address of the node itself (CVE-2020-8558, CVE-2021-25737).
     #[error("{0}: a loopback address")]
     Loopback(IpAddr),
-    /// The node's own network, among it the metadata service of clouds (CVE-2021-25737).
+    /// The node's own link, with the metadata service of clouds (CVE-2021-25737).
     #[error("{0}: a link-local address")]
     LinkLocal(IpAddr),
 }
 
-/// Reads an address. As the API server does, it takes leading zeros for decimal: `172.30.0.041` is `172.30.0.41`.
+/// Parses an address. Leading zeros are decimal, as for the API server: `172.30.0.041` is `172.30.0.41`.
 pub(super) fn address(text: &str) -> Result<IpAddr, BadAddress> {
     let address: IpAddr = sloppy_address(text).ok_or_else(|| BadAddress::NotAnAddress(text.to_owned()))?;
     if is_v4_mapped(&address) { Err(BadAddress::V4Mapped(address)) } else { Ok(address) }
 }
 
-/// Reads an address that stands for `role`.
-pub(super) fn usable_address(text: &str, role: Role) -> Result<IpAddr, BadAddress> {
+/// Parses an address that may be used for this.
+pub(super) fn usable_address(text: &str, purpose: AddressUse) -> Result<IpAddr, BadAddress> {
     let address = address(text)?;
     if address.is_unspecified() {
         Err(BadAddress::Unspecified(address))
@@ -56,14 +56,14 @@ pub(super) fn usable_address(text: &str, role: Role) -> Result<IpAddr, BadAddres
         Err(BadAddress::Multicast(address))
     } else if address.is_loopback() {
         Err(BadAddress::Loopback(address))
-    } else if role != Role::ClusterIp && is_link_local(&address) {
+    } else if purpose != AddressUse::ClusterIp && is_link_local(&address) {
         Err(BadAddress::LinkLocal(address))
     } else {
         Ok(address)
     }
 }
 
-/// Reads a CIDR, with leading zeros and white space around it, and clears the host bits.
+/// Parses a CIDR, with leading zeros and surrounding white space, and clears the host bits.
 pub(super) fn cidr(text: &str) -> Result<IpNet, BadAddress> {
     let bad = || BadAddress::NotACidr(text.to_owned());
     let (base, length) = text.trim().split_once('/').ok_or_else(bad)?;
@@ -85,7 +85,7 @@ fn sloppy_v4(text: &str) -> Option<Ipv4Addr> {
     <[u8; 4]>::try_from(octets).ok().map(Ipv4Addr::from)
 }
 
-/// Digits alone: `str::parse` takes a sign as well.
+/// Digits only: `str::parse` accepts a sign as well.
 fn decimal(text: &str) -> Option<u8> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -154,15 +154,15 @@ mod tests {
             ("128.0.0.1", None),
             ("fd00::1", None),
         ];
-        for role in [Role::ClusterIp, Role::External, Role::Endpoint] {
+        for purpose in [AddressUse::ClusterIp, AddressUse::External, AddressUse::Endpoint] {
             for (text, reason) in cases {
                 let address = text.parse().unwrap();
                 let expected = match reason.map(|reason| reason(address)) {
-                    Some(LinkLocal(_)) if role == Role::ClusterIp => Ok(address),
+                    Some(LinkLocal(_)) if purpose == AddressUse::ClusterIp => Ok(address),
                     Some(reason) => Err(reason),
                     None => Ok(address),
                 };
-                assert_eq!(usable_address(text, role), expected, "{text} as {role:?}");
+                assert_eq!(usable_address(text, purpose), expected, "{text} as {purpose:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! core/v1 Node to the facts that a node needs about itself.
+//! Parses core/v1 Node into the facts that the node itself needs.
 
 use std::net::IpAddr;
 
@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::model;
 
-use super::{Problems, Resource, address, items, label};
+use super::{FieldProblems, Resource, address, items, label};
 use crate::object::{ClusterObject, ObjectKind};
 
-/// The well-known label with the zone.
+/// The label with the zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// The taint of a node that the cluster autoscaler is about to remove (KEP-3836).
@@ -23,7 +23,7 @@ impl Resource for Node {
         &self.metadata
     }
 
-    fn parse(&self, problems: &mut Problems) -> Option<ClusterObject> {
+    fn parse(&self, problems: &mut FieldProblems) -> Option<ClusterObject> {
         let spec = self.spec.as_ref();
         Some(ClusterObject::Node(model::NodeInfo {
             name: self.metadata.name.as_deref().unwrap_or_default().into(),
@@ -35,8 +35,8 @@ impl Resource for Node {
     }
 }
 
-/// Hostnames and DNS names are passed over.
-fn addresses(status: &NodeStatus, problems: &mut Problems) -> Vec<IpAddr> {
+/// Internal IPs, then external IPs. Host names are skipped.
+fn addresses(status: &NodeStatus, problems: &mut FieldProblems) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
     for wanted in ["InternalIP", "ExternalIP"] {
         for (n, entry) in items(status.addresses.as_ref()).iter().enumerate() {
@@ -51,8 +51,8 @@ fn addresses(status: &NodeStatus, problems: &mut Problems) -> Vec<IpAddr> {
     addresses
 }
 
-/// `podCIDR` is the older spelling of the first of `podCIDRs`.
-fn pod_cidrs(spec: &NodeSpec, problems: &mut Problems) -> Vec<IpNet> {
+/// `podCIDR` is the older form of the first of `podCIDRs`.
+fn pod_cidrs(spec: &NodeSpec, problems: &mut FieldProblems) -> Vec<IpNet> {
     let mut cidrs = Vec::new();
     let legacy = spec.pod_cidr.iter().filter(|cidr| !cidr.is_empty());
     let texts: Vec<(String, &String)> = match items(spec.pod_cidrs.as_ref()) {

@@ -9,19 +9,19 @@ use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::model::{IpvsScheduler, TrafficPolicy};
 
-use super::{Problems, Resource, has_label, items, object_name, optional_port_number, port_number, protocol};
+use super::{FieldProblems, Resource, has_label, items, object_name, optional_port_number, port_number, protocol};
 use crate::object::{self, ClusterObject, ObjectKind, ServiceObjectPort};
 
-/// A Service with this label is for another proxy, whatever its value.
+/// A Service with this label, of any value, is for another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
-/// How IPVS chooses among the endpoints, in the words of `--ipvs-scheduler`.
+/// The IPVS scheduler, in the form of `--ipvs-scheduler`.
 const IPVS_SCHEDULER_ANNOTATION: &str = "fairlead.io/ipvs-scheduler";
 
-/// `sessionAffinityConfig.clientIP.timeoutSeconds` as the API server defaults it: three hours.
+/// The API server's default of `sessionAffinityConfig.clientIP.timeoutSeconds`: three hours.
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 
-/// The most that the API server takes for it: a day.
+/// The longest that the API server accepts: a day.
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
 
 impl Resource for Service {
@@ -31,7 +31,7 @@ impl Resource for Service {
         &self.metadata
     }
 
-    fn parse(&self, problems: &mut Problems) -> Option<ClusterObject> {
+    fn parse(&self, problems: &mut FieldProblems) -> Option<ClusterObject> {
         let spec = self.spec.as_ref()?;
         if has_label(&self.metadata, PROXY_NAME_LABEL) || type_of(spec) == "ExternalName" {
             return None;
@@ -55,14 +55,14 @@ impl Resource for Service {
     }
 }
 
-/// `type`, as the API server defaults it.
+/// `type`, with the API server's default.
 fn type_of(spec: &ServiceSpec) -> &str {
     spec.type_.as_deref().unwrap_or("ClusterIP")
 }
 
 // === Policies and affinity ===
 
-fn policy(path: &str, name: Option<&str>, problems: &mut Problems) -> TrafficPolicy {
+fn policy(path: &str, name: Option<&str>, problems: &mut FieldProblems) -> TrafficPolicy {
     match name {
         None | Some("" | "Cluster") => TrafficPolicy::Cluster,
         Some("Local") => TrafficPolicy::Local,
@@ -73,8 +73,8 @@ fn policy(path: &str, name: Option<&str>, problems: &mut Problems) -> TrafficPol
     }
 }
 
-/// Local means something only where traffic from outside has a way in.
-fn external_policy(spec: &ServiceSpec, problems: &mut Problems) -> TrafficPolicy {
+/// Local applies only to a Service with an external VIP or node port.
+fn external_policy(spec: &ServiceSpec, problems: &mut FieldProblems) -> TrafficPolicy {
     let path = "spec.externalTrafficPolicy";
     let policy = policy(path, spec.external_traffic_policy.as_deref(), problems);
     let accessible = match type_of(spec) {
@@ -88,7 +88,7 @@ fn external_policy(spec: &ServiceSpec, problems: &mut Problems) -> TrafficPolicy
 fn health_check_node_port(
     spec: &ServiceSpec,
     external_policy: TrafficPolicy,
-    problems: &mut Problems,
+    problems: &mut FieldProblems,
 ) -> Option<NonZeroU16> {
     if type_of(spec) != "LoadBalancer" || external_policy != TrafficPolicy::Local {
         return None;
@@ -96,7 +96,7 @@ fn health_check_node_port(
     problems.ignored("spec.healthCheckNodePort", optional_port_number(spec.health_check_node_port)).flatten()
 }
 
-fn affinity_seconds(spec: &ServiceSpec, problems: &mut Problems) -> Option<NonZeroU32> {
+fn affinity_seconds(spec: &ServiceSpec, problems: &mut FieldProblems) -> Option<NonZeroU32> {
     match spec.session_affinity.as_deref() {
         None | Some("" | "None") => return None,
         Some("ClientIP") => {}
@@ -119,21 +119,21 @@ fn affinity_seconds(spec: &ServiceSpec, problems: &mut Problems) -> Option<NonZe
 
 // === Annotations ===
 
-fn ipvs_scheduler(metadata: &ObjectMeta, problems: &mut Problems) -> Option<IpvsScheduler> {
+fn ipvs_scheduler(metadata: &ObjectMeta, problems: &mut FieldProblems) -> Option<IpvsScheduler> {
     let text = metadata.annotations.as_ref()?.get(IPVS_SCHEDULER_ANNOTATION)?;
     problems.ignored(format!("metadata.annotations[{IPVS_SCHEDULER_ANNOTATION}]"), text.parse())
 }
 
 // === Ports ===
 
-fn ports(specs: &[ServicePort], problems: &mut Problems) -> Vec<ServiceObjectPort> {
+fn ports(specs: &[ServicePort], problems: &mut FieldProblems) -> Vec<ServiceObjectPort> {
     let mut ports: Vec<ServiceObjectPort> = Vec::with_capacity(specs.len());
     for (n, spec) in specs.iter().enumerate() {
         let path = format!("spec.ports[{n}]");
         let Some(port) = port(&path, spec, problems) else { continue };
         if ports.iter().any(|other| (&other.name, other.protocol) == (&port.name, port.protocol)) {
-            let taken = format!("{:?}, {}: an earlier port has this name and protocol", port.name, port.protocol);
-            problems.add(path, format!("{taken}; ignored"));
+            let (name, protocol) = (&port.name, port.protocol);
+            problems.add(path, format!("{name:?}, {protocol}: an earlier port has this name and protocol; ignored"));
             continue;
         }
         ports.push(port);
@@ -142,8 +142,8 @@ fn ports(specs: &[ServicePort], problems: &mut Problems) -> Vec<ServiceObjectPor
     ports
 }
 
-/// Without a usable number or protocol there is no port; without a usable node port there is still the rest.
-fn port(path: &str, spec: &ServicePort, problems: &mut Problems) -> Option<ServiceObjectPort> {
+/// `None` without a valid number or protocol. A port with an invalid node port has none.
+fn port(path: &str, spec: &ServicePort, problems: &mut FieldProblems) -> Option<ServiceObjectPort> {
     let port = problems.ignored(format!("{path}.port"), port_number(spec.port))?;
     let protocol = problems.ignored(format!("{path}.protocol"), protocol(spec.protocol.as_deref()))?;
     let node_port = problems.ignored(format!("{path}.nodePort"), optional_port_number(spec.node_port));

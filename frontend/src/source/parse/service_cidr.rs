@@ -1,10 +1,10 @@
-//! networking.k8s.io/v1 ServiceCIDR to the ranges that cluster IPs are allocated from.
+//! Parses networking.k8s.io/v1 ServiceCIDR into the ranges that cluster IPs are allocated from.
 
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Problems, Resource, address, items};
+use super::{FieldProblems, Resource, address, items};
 use crate::object::{ClusterObject, ObjectKind, ServiceCidrObject};
 
 impl Resource for ServiceCIDR {
@@ -14,8 +14,9 @@ impl Resource for ServiceCIDR {
         &self.metadata
     }
 
-    /// One that is being deleted counts until it is gone: services keep it for as long as they have addresses of it.
-    fn parse(&self, problems: &mut Problems) -> Option<ClusterObject> {
+    /// One that is being deleted is used until its end: the API server keeps it as long as Services have addresses of
+    /// it.
+    fn parse(&self, problems: &mut FieldProblems) -> Option<ClusterObject> {
         let texts = items(self.spec.as_ref().and_then(|spec| spec.cidrs.as_ref()));
         let mut cidrs: Vec<IpNet> = Vec::with_capacity(texts.len());
         for (n, text) in texts.iter().enumerate() {
@@ -30,10 +31,10 @@ impl Resource for ServiceCIDR {
     }
 }
 
-/// Nodes drop what they send to addresses of a service CIDR that no service has: there must be others.
+/// Nodes drop packets to unused addresses of a service CIDR, so that it must not contain all addresses.
 fn service_cidr(text: &str) -> Result<IpNet, String> {
     match address::cidr(text) {
-        Ok(cidr) if cidr.prefix_len() == 0 => Err(format!("{cidr}: all addresses there are")),
+        Ok(cidr) if cidr.prefix_len() == 0 => Err(format!("{cidr}: contains all addresses")),
         result => result.map_err(|error| error.to_string()),
     }
 }
@@ -47,7 +48,7 @@ mod tests {
     use crate::source::parse::from_json;
 
     #[track_caller]
-    fn in_force(spec: Value) -> (Vec<String>, Vec<String>) {
+    fn parse_valid(spec: Value) -> (Vec<String>, Vec<String>) {
         let parsed = from_json::<ServiceCIDR>(&json!({
             "apiVersion": "networking.k8s.io/v1",
             "kind": "ServiceCIDR",
@@ -66,28 +67,28 @@ mod tests {
     }
 
     #[test]
-    fn both_families() {
-        let (cidrs, problems) = in_force(json!({"cidrs": ["fd00:10:96::/112", "10.96.0.1/16"]}));
+    fn both_ip_families() {
+        let (cidrs, problems) = parse_valid(json!({"cidrs": ["fd00:10:96::/112", "10.96.0.1/16"]}));
         assert_eq!(cidrs, ["10.96.0.0/16", "fd00:10:96::/112"]);
         assert!(problems.is_empty());
     }
 
     #[test]
-    fn none() {
-        assert_eq!(in_force(json!({})), (vec![], vec![]));
-        assert_eq!(in_force(Value::Null), (vec![], vec![]));
+    fn no_ranges() {
+        assert_eq!(parse_valid(json!({})), (vec![], vec![]));
+        assert_eq!(parse_valid(Value::Null), (vec![], vec![]));
     }
 
     #[test]
-    fn what_is_no_range_of_its_own_is_named() {
-        let (cidrs, problems) = in_force(json!({"cidrs": ["10.96.0.0", "0.0.0.0/0", "10.97.0.0/16", "::/0"]}));
+    fn invalid_ranges_are_reported() {
+        let (cidrs, problems) = parse_valid(json!({"cidrs": ["10.96.0.0", "0.0.0.0/0", "10.97.0.0/16", "::/0"]}));
         assert_eq!(cidrs, ["10.97.0.0/16"]);
         assert_eq!(
             problems,
             [
                 "spec.cidrs[0]: \"10.96.0.0\": not a CIDR; ignored",
-                "spec.cidrs[1]: 0.0.0.0/0: all addresses there are; ignored",
-                "spec.cidrs[3]: ::/0: all addresses there are; ignored",
+                "spec.cidrs[1]: 0.0.0.0/0: contains all addresses; ignored",
+                "spec.cidrs[3]: ::/0: contains all addresses; ignored",
             ]
         );
     }

@@ -1,4 +1,4 @@
-//! discovery.k8s.io/v1 EndpointSlice to the endpoints and ports in it.
+//! Parses discovery.k8s.io/v1 EndpointSlice into its endpoints and ports.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -8,8 +8,8 @@ use k8s_openapi::jiff::Timestamp;
 use proto::model::IpFamily;
 
 use super::{
-    Problems, Resource,
-    address::{self, Role},
+    FieldProblems, Resource,
+    address::{self, AddressUse},
     has_label, items, label, object_name, optional_port_number, protocol,
 };
 use crate::object::{ClusterObject, ObjectKind, SliceEndpoint, SliceObject, SlicePort};
@@ -30,7 +30,7 @@ impl Resource for EndpointSlice {
         &self.metadata
     }
 
-    fn parse(&self, problems: &mut Problems) -> Option<ClusterObject> {
+    fn parse(&self, problems: &mut FieldProblems) -> Option<ClusterObject> {
         if has_label(&self.metadata, HEADLESS_LABEL) {
             return None;
         }
@@ -39,15 +39,14 @@ impl Resource for EndpointSlice {
             "IPv6" => IpFamily::V6,
             "FQDN" => return None,
             other => {
-                let known = "expected IPv4, IPv6 or FQDN";
-                problems.add("addressType", format!("{other:?}: {known}; the slice is ignored"));
+                problems.add("addressType", format!("{other:?}: expected IPv4, IPv6 or FQDN; the slice is ignored"));
                 return None;
             }
         };
         let service = label(&self.metadata, SERVICE_LABEL);
         if service.is_empty() {
             let path = format!("metadata.labels[{SERVICE_LABEL}]");
-            problems.add(path, "absent or empty: belongs to no Service; the slice is ignored");
+            problems.add(path, "absent or empty, so that the Service is unknown; the slice is ignored");
             return None;
         }
         Some(ClusterObject::EndpointSlice(SliceObject {
@@ -61,7 +60,7 @@ impl Resource for EndpointSlice {
     }
 }
 
-fn trigger(metadata: &ObjectMeta, problems: &mut Problems) -> Option<SystemTime> {
+fn trigger(metadata: &ObjectMeta, problems: &mut FieldProblems) -> Option<SystemTime> {
     let text = metadata.annotations.as_ref()?.get(TRIGGER_ANNOTATION)?;
     let time = text.parse::<Timestamp>().map_err(|_| format!("{text:?}: not an RFC 3339 time"));
     problems.ignored(format!("metadata.annotations[{TRIGGER_ANNOTATION}]"), time).map(SystemTime::from)
@@ -69,15 +68,15 @@ fn trigger(metadata: &ObjectMeta, problems: &mut Problems) -> Option<SystemTime>
 
 // === Ports ===
 
-fn ports(ports: &[EndpointPort], problems: &mut Problems) -> Vec<SlicePort> {
+fn ports(ports: &[EndpointPort], problems: &mut FieldProblems) -> Vec<SlicePort> {
     let mut ports: Vec<_> = ports.iter().enumerate().filter_map(|(n, port)| slice_port(n, port, problems)).collect();
     ports.sort_unstable();
     ports.dedup();
     ports
 }
 
-/// A port without a number stands for all ports, which no Service can use.
-fn slice_port(n: usize, port: &EndpointPort, problems: &mut Problems) -> Option<SlicePort> {
+/// A port without a number stands for all ports, which a Service cannot use.
+fn slice_port(n: usize, port: &EndpointPort, problems: &mut FieldProblems) -> Option<SlicePort> {
     let number = problems.ignored(format!("ports[{n}].port"), optional_port_number(port.port))??;
     let Some(name) = port.name.as_deref() else {
         problems.add(format!("ports[{n}].name"), "absent; the port is ignored");
@@ -89,21 +88,26 @@ fn slice_port(n: usize, port: &EndpointPort, problems: &mut Problems) -> Option<
 
 // === Endpoints ===
 
-fn endpoints(endpoints: &[Endpoint], family: IpFamily, problems: &mut Problems) -> Vec<SliceEndpoint> {
+fn endpoints(endpoints: &[Endpoint], family: IpFamily, problems: &mut FieldProblems) -> Vec<SliceEndpoint> {
     endpoints.iter().enumerate().filter_map(|(n, endpoint)| slice_endpoint(n, endpoint, family, problems)).collect()
 }
 
-/// Further addresses of an endpoint have no meaning; the API says to use the first.
-fn slice_endpoint(n: usize, endpoint: &Endpoint, family: IpFamily, problems: &mut Problems) -> Option<SliceEndpoint> {
+/// Only the first address of an endpoint is used, as the API defines it.
+fn slice_endpoint(
+    n: usize,
+    endpoint: &Endpoint,
+    family: IpFamily,
+    problems: &mut FieldProblems,
+) -> Option<SliceEndpoint> {
     let path = format!("endpoints[{n}].addresses");
     let Some(text) = endpoint.addresses.first() else {
         problems.add(path, "empty; the endpoint is ignored");
         return None;
     };
     let path = format!("{path}[0]");
-    let address = problems.ignored(&path, address::usable_address(text, Role::Endpoint))?;
+    let address = problems.ignored(&path, address::usable_address(text, AddressUse::Endpoint))?;
     if IpFamily::of(&address) != family {
-        problems.add(path, format!("{address}: not an {family} address, as addressType says; ignored"));
+        problems.add(path, format!("{address}: addressType is {family}; ignored"));
         return None;
     }
     let conditions = endpoint.conditions.as_ref();

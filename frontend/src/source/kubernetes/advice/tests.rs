@@ -212,8 +212,8 @@ async fn unauthorized() {
 
 #[tokio::test]
 async fn forbidden_by_rbac() {
-    let message = "servicecidrs.networking.k8s.io is forbidden: User \"system:serviceaccount:kube-system:x\" cannot list \
-                   resource \"servicecidrs\" in API group \"networking.k8s.io\" at the cluster scope";
+    let message = "servicecidrs.networking.k8s.io is forbidden: User \"system:serviceaccount:kube-system:x\" cannot \
+                   list resource \"servicecidrs\" in API group \"networking.k8s.io\" at the cluster scope";
     let (error, advice) = http("403 Forbidden", failure(403, message)).await.list_error::<ServiceCIDR>().await;
     assert_eq!(error, format!("{message} (403)"));
     let grant = "grant list on servicecidrs.networking.k8s.io to system:serviceaccount:kube-system:x";

@@ -1,4 +1,4 @@
-//! Changes of a real directory, looked for by hand: no events, no time.
+//! Refreshes after changes of a real directory, without inotify and timers.
 
 use std::path::Path;
 
@@ -28,14 +28,17 @@ impl Fixture {
         fs::write(self.path(name), text).unwrap();
     }
 
-    fn refresh(&mut self) -> Pass {
-        self.catalog.refresh(&Scope::Everything).unwrap()
+    fn refresh(&mut self) -> RefreshResult {
+        self.catalog.refresh(&RefreshScope::Everything).unwrap()
     }
 
-    /// Looks for changes everywhere; they and the notices in short.
+    /// Refreshes everything, and returns summaries of the updates and notices.
     fn changes(&mut self) -> (Vec<String>, Vec<String>) {
-        let pass = self.refresh();
-        (pass.updates.iter().map(in_short).collect(), pass.notices.iter().map(|notice| format!("{notice:?}")).collect())
+        let refreshed = self.refresh();
+        (
+            refreshed.updates.iter().map(summary).collect(),
+            refreshed.notices.iter().map(|notice| format!("{notice:?}")).collect(),
+        )
     }
 }
 
@@ -52,16 +55,16 @@ fn zone(parsed: &ParsedObject) -> &str {
     }
 }
 
-fn in_short(update: &SourceUpdate) -> String {
+fn summary(update: &SourceUpdate) -> String {
     match update {
         SourceUpdate::Apply(parsed) => format!("{} in {}", parsed.name, zone(parsed)),
-        SourceUpdate::Delete(_, name) => format!("{name} gone"),
+        SourceUpdate::Delete(_, name) => format!("{name} deleted"),
         SourceUpdate::Replace(kind, _) => panic!("replaced {kind}"),
-        SourceUpdate::Progress(kind, seen) => panic!("{kind} {seen:?}"),
+        SourceUpdate::Progress(kind, progress) => panic!("{kind} {progress:?}"),
     }
 }
 
-/// Neither a change nor a notice.
+/// No update and no notice.
 const NOTHING: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
 
 fn only(update: &str) -> (Vec<String>, Vec<String>) {
@@ -69,7 +72,7 @@ fn only(update: &str) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn only_what_differs_is_an_update() {
+fn only_changed_objects_are_updates() {
     let mut fixture = Fixture::new();
     assert_eq!(fixture.changes(), NOTHING);
     fixture.write("a.yaml", &(node("n1", "x") + &node("n2", "x")));
@@ -82,12 +85,12 @@ fn only_what_differs_is_an_update() {
     fixture.write("a.yaml", &(node("n1", "x") + &node("n2", "w")));
     assert_eq!(fixture.changes(), only("n2 in w"));
     fixture.write("a.yaml", &node("n2", "w"));
-    assert_eq!(fixture.changes(), only("n1 gone"));
+    assert_eq!(fixture.changes(), only("n1 deleted"));
     let objects = fixture.catalog.objects(ObjectKind::Node);
     assert_eq!(objects.iter().map(|parsed| parsed.name.clone()).collect::<Vec<_>>(), [ObjectName::new("", "n2")]);
     assert_eq!(fixture.catalog.objects(ObjectKind::Service), []);
     fs::remove_file(fixture.path("a.yaml")).unwrap();
-    assert_eq!(fixture.changes().0, ["n2 gone"]);
+    assert_eq!(fixture.changes().0, ["n2 deleted"]);
 }
 
 #[test]
@@ -99,40 +102,43 @@ fn only_changed_files_are_read() {
     assert_eq!(fixture.refresh().read, 1_000);
     assert_eq!(fixture.refresh().read, 0);
     fixture.write("500.yaml", &node("n500", "w"));
-    let pass = fixture.refresh();
-    assert_eq!((pass.read, pass.updates.len()), (1, 1));
-    // Of the same size and with its modification time set back.
+    let refreshed = fixture.refresh();
+    assert_eq!((refreshed.read, refreshed.updates.len()), (1, 1));
+    // With the same size, and the modification time reset.
     let modified = fs::metadata(fixture.path("600.yaml")).unwrap().modified().unwrap();
     fixture.write("600.yaml", &node("n600", "w"));
     fs::File::options().write(true).open(fixture.path("600.yaml")).unwrap().set_modified(modified).unwrap();
-    let pass = fixture.refresh();
-    assert_eq!((pass.read, pass.updates.len()), (1, 1));
+    let refreshed = fixture.refresh();
+    assert_eq!((refreshed.read, refreshed.updates.len()), (1, 1));
 }
 
 #[test]
-fn only_named_files_are_looked_at() {
+fn only_named_files_are_read() {
     let mut fixture = Fixture::new();
     fixture.write("a.yaml", &node("n1", "x"));
     fixture.write("b.yaml", &node("n2", "x"));
     fixture.refresh();
     fixture.write("a.yaml", &node("n1", "w"));
     fixture.write("b.yaml", &node("n2", "w"));
-    let files = |changed: &[&str], gone: &[&str]| {
+    let files = |changed: &[&str], removed: &[&str]| {
         let names = |names: &[&str]| names.iter().map(OsString::from).collect();
-        Scope::Files { changed: names(changed), gone: names(gone) }
+        RefreshScope::Files { changed: names(changed), removed: names(removed) }
     };
-    let pass = fixture.catalog.refresh(&files(&["b.yaml", "missing.yaml"], &["a.yaml"])).unwrap();
-    assert_eq!((pass.updates.iter().map(in_short).collect::<Vec<_>>(), pass.read), (vec!["n2 in w".to_owned()], 1));
-    // Missing, but not yet known to be gone.
+    let refreshed = fixture.catalog.refresh(&files(&["b.yaml", "missing.yaml"], &["a.yaml"])).unwrap();
+    assert_eq!(
+        (refreshed.updates.iter().map(summary).collect::<Vec<_>>(), refreshed.read),
+        (vec!["n2 in w".to_owned()], 1)
+    );
+    // Missing, but not yet reported as removed.
     fs::remove_file(fixture.path("a.yaml")).unwrap();
-    let pass = fixture.catalog.refresh(&files(&["a.yaml"], &[])).unwrap();
-    assert_eq!((pass.updates, pass.notices), (vec![], vec![]));
-    let pass = fixture.catalog.refresh(&files(&[], &["a.yaml"])).unwrap();
-    assert_eq!(pass.updates.iter().map(in_short).collect::<Vec<_>>(), ["n1 gone"]);
+    let refreshed = fixture.catalog.refresh(&files(&["a.yaml"], &[])).unwrap();
+    assert_eq!((refreshed.updates, refreshed.notices), (vec![], vec![]));
+    let refreshed = fixture.catalog.refresh(&files(&[], &["a.yaml"])).unwrap();
+    assert_eq!(refreshed.updates.iter().map(summary).collect::<Vec<_>>(), ["n1 deleted"]);
 }
 
 #[test]
-fn broken_file_keeps_what_it_held() {
+fn invalid_file_keeps_its_objects() {
     let mut fixture = Fixture::new();
     fixture.write("a.yaml", &node("n1", "x"));
     fixture.write("new.yaml", "{");
@@ -144,7 +150,7 @@ fn broken_file_keeps_what_it_held() {
     let (updates, notices) = fixture.changes();
     assert_eq!((updates.len(), notices.len()), (0, 1));
     assert!(notices[0].starts_with("Unreadable { file: \"a.yaml\""), "{notices:?}");
-    // Broken in the same way once more: not worth another word.
+    // The same error again: no further notice.
     fixture.write("a.yaml", "{");
     assert_eq!(fixture.changes(), NOTHING);
     assert!(fixture.catalog.is_unreadable(OsStr::new("a.yaml")));
@@ -154,14 +160,14 @@ fn broken_file_keeps_what_it_held() {
 }
 
 #[test]
-fn file_that_is_no_text_keeps_what_it_held() {
+fn file_that_is_not_utf8_keeps_its_objects() {
     let mut fixture = Fixture::new();
     fixture.write("a.yaml", &node("n1", "x"));
     fixture.refresh();
     fs::write(fixture.path("a.yaml"), b"\xff\xfe\x00").unwrap();
-    let pass = fixture.refresh();
-    assert_eq!(pass.updates, []);
-    assert!(matches!(&pass.notices[..], [Notice::Unreadable { .. }]), "{:?}", pass.notices);
+    let refreshed = fixture.refresh();
+    assert_eq!(refreshed.updates, []);
+    assert!(matches!(&refreshed.notices[..], [FileNotice::Unreadable { .. }]), "{:?}", refreshed.notices);
 }
 
 #[test]
@@ -173,16 +179,16 @@ fn problems_of_documents_are_reported_once() {
     assert_eq!(updates, ["n1 in x"]);
     assert_eq!(
         notices,
-        ["Document { file: \"a.yaml\", complaint: \"document 2 (line 6): apiVersion or kind is missing\" }"]
+        ["Document { file: \"a.yaml\", problem: \"document 2 (line 6): apiVersion or kind is missing; ignored\" }"]
     );
     fixture.write("a.yaml", &(node("n1", "w") + bad));
     assert_eq!(fixture.changes(), only("n1 in w"));
     fixture.write("a.yaml", &node("n1", "w"));
-    assert_eq!(fixture.changes(), (vec![], vec!["Mended { file: \"a.yaml\" }".to_owned()]));
+    assert_eq!(fixture.changes(), (vec![], vec!["Valid { file: \"a.yaml\" }".to_owned()]));
 }
 
 #[test]
-fn first_file_of_an_object_wins() {
+fn first_file_with_an_object_is_used() {
     let mut fixture = Fixture::new();
     fixture.write("b.yaml", &node("n1", "b"));
     assert_eq!(fixture.changes(), only("n1 in b"));
@@ -222,7 +228,7 @@ fn directory_that_cannot_be_listed_changes_nothing() {
     fixture.write("a.yaml", &node("n1", "x"));
     fixture.refresh();
     fs::remove_dir_all(fixture.directory.path()).unwrap();
-    fixture.catalog.refresh(&Scope::Everything).unwrap_err();
+    fixture.catalog.refresh(&RefreshScope::Everything).unwrap_err();
     assert_eq!(fixture.catalog.objects(ObjectKind::Node).len(), 1);
     fixture.catalog.any_manifest().unwrap_err();
 }

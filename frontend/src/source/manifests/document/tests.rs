@@ -1,22 +1,22 @@
-//! What the text of a file turns into.
+//! The objects and problems that a text is parsed into.
 
 use super::*;
 
 #[track_caller]
-fn read(text: &str) -> Contents {
-    Contents::read(text, Format::Yaml).unwrap()
+fn read(text: &str) -> FileContents {
+    FileContents::read(text, ManifestFormat::Yaml).unwrap()
 }
 
-fn names(contents: &Contents) -> Vec<String> {
+fn names(contents: &FileContents) -> Vec<String> {
     contents.objects.keys().map(|(kind, name)| format!("{kind} {name}")).collect()
 }
 
 #[test]
-fn names_of_manifests() {
+fn format_by_file_name() {
     for (name, format) in [
-        ("a.yaml", Some(Format::Yaml)),
-        ("a.b.yml", Some(Format::Yaml)),
-        ("a.json", Some(Format::Json)),
+        ("a.yaml", Some(ManifestFormat::Yaml)),
+        ("a.b.yml", Some(ManifestFormat::Yaml)),
+        ("a.json", Some(ManifestFormat::Json)),
         (".a.yaml", None),
         (".yaml", None),
         (".a.yaml.swp", None),
@@ -26,22 +26,23 @@ fn names_of_manifests() {
         ("README", None),
         ("yaml", None),
     ] {
-        assert_eq!(Format::of(name), format, "{name}");
+        assert_eq!(ManifestFormat::of(name), format, "{name}");
     }
 }
 
 #[test]
 fn many_documents() {
     let contents = read(
-        "---\n# first\napiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: shop}\nspec: {clusterIP: 10.0.0.1}\n\
+        "---\n# first\napiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: shop}\n\
+         spec: {clusterIP: 10.0.0.1}\n\
          ---\n---\napiVersion: v1\nkind: Node\nmetadata: {name: n1}\n\
          ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a-1}\naddressType: IPv4\n\
          ---\n# nothing\n",
     );
     assert_eq!(names(&contents), ["Service shop/a", "EndpointSlice default/a-1", "Node n1"]);
-    assert_eq!(contents.complaints, Vec::<String>::new());
-    assert_eq!(read(""), Contents::default());
-    assert_eq!(read("# only a comment\n"), Contents::default());
+    assert_eq!(contents.problems, Vec::<String>::new());
+    assert_eq!(read(""), FileContents::default());
+    assert_eq!(read("# only a comment\n"), FileContents::default());
 }
 
 #[test]
@@ -52,15 +53,16 @@ fn lists() {
          - {apiVersion: v1, kind: Service, metadata: {name: a}, spec: {clusterIP: 10.0.0.1}}\n\
          - {metadata: {name: lost}}\n\
          ---\napiVersion: v1\nkind: NodeList\nitems: [{metadata: {name: n2}}]\n\
-         ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSliceList\nitems: [{metadata: {name: s}, addressType: IPv4}]\n\
+         ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSliceList\n\
+         items: [{metadata: {name: s}, addressType: IPv4}]\n\
          ---\napiVersion: v1\nkind: List\n",
     );
     assert_eq!(names(&contents), ["Service default/a", "EndpointSlice default/s", "Node n1", "Node n2"]);
     assert_eq!(
-        contents.complaints,
+        contents.problems,
         [
-            "document 1 (line 1), item 3: apiVersion or kind is missing",
-            "document 4 (line 16): items of the list are missing",
+            "document 1 (line 1), item 3: apiVersion or kind is missing; ignored",
+            "document 4 (line 16): the list has no items; ignored",
         ]
     );
 }
@@ -69,44 +71,47 @@ fn lists() {
 fn json() {
     let node = |name: &str| format!(r#"{{"apiVersion": "v1", "kind": "Node", "metadata": {{"name": "{name}"}}}}"#);
     let text = format!("\u{feff}{}\n{} []", node("n1"), node("n2"));
-    let contents = Contents::read(&text, Format::Json).unwrap();
+    let contents = FileContents::read(&text, ManifestFormat::Json).unwrap();
     assert_eq!(names(&contents), ["Node n1", "Node n2"]);
-    assert_eq!(contents.complaints, ["document 3: apiVersion or kind is missing"]);
-    assert!(Contents::read("{", Format::Json).unwrap_err().contains("line 1"));
+    assert_eq!(contents.problems, ["document 3: apiVersion or kind is missing; ignored"]);
+    assert!(FileContents::read("{", ManifestFormat::Json).unwrap_err().contains("line 1"));
 }
 
 #[test]
-fn documents_that_are_of_no_use() {
-    for (document, complaint) in [
+fn unsupported_documents() {
+    for (document, problem) in [
         ("apiVersion: v1\nkind: ConfigMap", None),
         ("apiVersion: apps/v1\nkind: Deployment", None),
         ("apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute", None),
-        ("apiVersion: v1\nkind: Servcie", Some("Servcie of v1 is not read")),
-        ("apiVersion: v1\nkind: Endpoints", Some("Endpoints of v1 is not read")),
-        ("apiVersion: v1\nkind: EndpointSlice", Some("EndpointSlice of v1 is not read")),
+        ("apiVersion: v1\nkind: Servcie", Some("Servcie of v1 is not supported; ignored")),
+        ("apiVersion: v1\nkind: Endpoints", Some("Endpoints of v1 is not supported; ignored")),
+        ("apiVersion: v1\nkind: EndpointSlice", Some("EndpointSlice of v1 is not supported; ignored")),
         (
             "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice",
-            Some("EndpointSlice of discovery.k8s.io/v1beta1 is not read"),
+            Some("EndpointSlice of discovery.k8s.io/v1beta1 is not supported; ignored"),
         ),
-        ("apiVersion: v2\nkind: Service", Some("Service of v2 is not known")),
-        ("apiVersion: serving.knative.dev/v1\nkind: Service", Some("Service of serving.knative.dev/v1 is not known")),
-        ("apiVersion: v1", Some("apiVersion or kind is missing")),
-        ("kind: Service", Some("apiVersion or kind is missing")),
-        ("kind: 5\napiVersion: v1", Some("apiVersion or kind is missing")),
-        ("just text", Some("apiVersion or kind is missing")),
-        ("apiVersion: v1\nkind: Service\nmetadata: {}", Some("metadata.name is missing")),
-        ("apiVersion: v1\nkind: Service", Some("metadata.name is missing")),
-        ("apiVersion: v1\nkind: Service\nmetadata: text", Some("metadata.name is missing")),
+        ("apiVersion: v2\nkind: Service", Some("Service of v2 is not supported; ignored")),
+        (
+            "apiVersion: serving.knative.dev/v1\nkind: Service",
+            Some("Service of serving.knative.dev/v1 is not supported; ignored"),
+        ),
+        ("apiVersion: v1", Some("apiVersion or kind is missing; ignored")),
+        ("kind: Service", Some("apiVersion or kind is missing; ignored")),
+        ("kind: 5\napiVersion: v1", Some("apiVersion or kind is missing; ignored")),
+        ("just text", Some("apiVersion or kind is missing; ignored")),
+        ("apiVersion: v1\nkind: Service\nmetadata: {}", Some("metadata.name is missing; ignored")),
+        ("apiVersion: v1\nkind: Service", Some("metadata.name is missing; ignored")),
+        ("apiVersion: v1\nkind: Service\nmetadata: text", Some("metadata.name is missing; ignored")),
     ] {
         let contents = read(&format!("{document}\n---\napiVersion: v1\nkind: Node\nmetadata: {{name: good}}\n"));
         assert_eq!(names(&contents), ["Node good"], "{document}");
-        let expected: Vec<_> = complaint.iter().map(|complaint| format!("document 1 (line 1): {complaint}")).collect();
-        assert_eq!(contents.complaints, expected, "{document}");
+        let expected: Vec<_> = problem.iter().map(|problem| format!("document 1 (line 1): {problem}")).collect();
+        assert_eq!(contents.problems, expected, "{document}");
     }
 }
 
 #[test]
-fn document_of_the_wrong_shape_is_a_problem_of_its_object() {
+fn document_of_the_wrong_type_is_a_problem_of_its_object() {
     let contents = read("apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: http}]}\n");
     let parsed = contents.objects.values().next().unwrap();
     assert_eq!(parsed.name, ObjectName::new("default", "a"));
@@ -116,7 +121,7 @@ fn document_of_the_wrong_shape_is_a_problem_of_its_object() {
 #[test]
 fn service_without_a_cluster_ip() {
     let service = |spec: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {spec}\n");
-    for (spec, complaints) in [
+    for (spec, problems) in [
         ("{clusterIP: 10.0.0.1}", 0),
         ("{clusterIPs: [10.0.0.1]}", 0),
         ("{clusterIP: None}", 0),
@@ -125,25 +130,25 @@ fn service_without_a_cluster_ip() {
         ("{clusterIP: ''}", 1),
     ] {
         let contents = read(&service(spec));
-        assert_eq!(contents.complaints.len(), complaints, "{spec}: {:?}", contents.complaints);
+        assert_eq!(contents.problems.len(), problems, "{spec}: {:?}", contents.problems);
         assert_eq!(contents.objects.len(), 1);
     }
 }
 
 #[test]
-fn first_of_two_documents_wins() {
+fn first_of_two_documents_is_used() {
     let service =
         |ip: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{clusterIP: {ip}}}\n");
     let contents = read(&format!("{}---\n{}", service("10.0.0.1"), service("10.0.0.2")));
     assert_eq!(contents.objects, read(&service("10.0.0.1")).objects);
     assert_eq!(
-        contents.complaints,
-        ["document 2 (line 6): Service default/a is in an earlier document, which is used"]
+        contents.problems,
+        ["document 2 (line 6): Service default/a is in an earlier document, which is used instead"]
     );
 }
 
 #[test]
-fn port_of_a_slice_needs_no_name() {
+fn port_name_of_a_slice_is_optional() {
     let contents = read(
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\nports: [{port: 80}]\n\
          metadata: {name: s, labels: {kubernetes.io/service-name: a}}\n",
@@ -156,7 +161,7 @@ fn port_of_a_slice_needs_no_name() {
 }
 
 #[test]
-fn anchors_work_and_do_not_explode() {
+fn aliases_work_within_limits() {
     let contents = read(
         "apiVersion: v1\nkind: Node\nmetadata:\n  name: &name n1\n  labels: {topology.kubernetes.io/zone: *name}\n",
     );
@@ -166,13 +171,13 @@ fn anchors_work_and_do_not_explode() {
         let last = format!("*a{}, ", n - 1).repeat(9);
         bomb.push_str(&format!("a{n}: &a{n} [{last}]\n"));
     }
-    Contents::read(&bomb, Format::Yaml).unwrap_err();
+    FileContents::read(&bomb, ManifestFormat::Yaml).unwrap_err();
 }
 
 #[test]
-fn text_that_is_no_yaml() {
+fn invalid_yaml() {
     for text in ["a: [", "a: b: c", "a: 1\n b: 2\n", "a: 1\na: 2\n"] {
-        let error = Contents::read(text, Format::Yaml).expect_err(text);
+        let error = FileContents::read(text, ManifestFormat::Yaml).expect_err(text);
         assert!(error.contains("line "), "{text:?}: {error}");
         assert!(!error.contains('\n'), "{error}");
     }

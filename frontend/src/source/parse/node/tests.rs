@@ -1,4 +1,4 @@
-//! What is in force of a Node.
+//! Which fields of a Node are used.
 
 use serde_json::{Value, json};
 
@@ -6,9 +6,9 @@ use super::*;
 use crate::object::{ObjectName, ParsedObject};
 use crate::source::parse::from_json;
 
-/// The node and the fields with problems.
+/// The Node and its invalid fields.
 #[track_caller]
-fn in_force(node: &Value) -> (model::NodeInfo, Vec<String>) {
+fn parse_valid(node: &Value) -> (model::NodeInfo, Vec<String>) {
     let ParsedObject { kind, name, object, problems } = from_json::<Node>(node);
     assert_eq!((kind, name), (ObjectKind::Node, ObjectName::new("", "n1")));
     match object {
@@ -34,14 +34,14 @@ fn texts<T: ToString>(items: &[T]) -> Vec<String> {
 }
 
 #[test]
-fn bare_node() {
-    let (node, problems) = in_force(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
+fn node_with_a_name_only() {
+    let (node, problems) = parse_valid(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
     assert_eq!(node, model::NodeInfo { eligible: true, ..model::NodeInfo::unknown("n1") });
     assert!(problems.is_empty());
 }
 
 #[test]
-fn internal_addresses_come_first_and_each_once() {
+fn internal_addresses_come_first_without_duplicates() {
     let addresses = json!([
         {"type": "Hostname", "address": "n1"},
         {"type": "ExternalIP", "address": "203.0.113.1"},
@@ -51,7 +51,7 @@ fn internal_addresses_come_first_and_each_once() {
         {"type": "InternalIP", "address": "n1.example"},
         {"type": "ExternalDNS", "address": "n1.example"},
     ]);
-    let (node, problems) = in_force(&node(json!({}), json!({}), addresses));
+    let (node, problems) = parse_valid(&node(json!({}), json!({}), addresses));
     assert_eq!(texts(&node.addresses), ["10.0.0.1", "fd00::1", "203.0.113.1"]);
     assert_eq!(problems, ["status.addresses[5].address"]);
 }
@@ -69,7 +69,7 @@ fn pod_cidrs() {
         (json!({"podCIDR": "all"}), vec![], vec!["spec.podCIDR"]),
         (json!({"podCIDRs": ["10.1.0.0", "10.1.0.9/024"]}), vec!["10.1.0.0/24"], vec!["spec.podCIDRs[0]"]),
     ] {
-        let (node, found) = in_force(&node(json!({}), spec.clone(), json!([])));
+        let (node, found) = parse_valid(&node(json!({}), spec.clone(), json!([])));
         assert_eq!((texts(&node.pod_cidrs), found), (texts(&cidrs), texts(&problems)), "{spec}");
     }
 }
@@ -77,7 +77,7 @@ fn pod_cidrs() {
 #[test]
 fn zone() {
     let labels = json!({"labels": {"topology.kubernetes.io/zone": "a", "topology.kubernetes.io/region": "r"}});
-    assert_eq!(&*in_force(&node(labels, json!({}), json!([]))).0.zone, "a");
+    assert_eq!(&*parse_valid(&node(labels, json!({}), json!([]))).0.zone, "a");
 }
 
 #[test]
@@ -92,6 +92,6 @@ fn eligible() {
         (deleted, json!({}), false),
     ] {
         let node = node(metadata, spec, json!([]));
-        assert_eq!(in_force(&node).0.eligible, eligible, "{node}");
+        assert_eq!(parse_valid(&node).0.eligible, eligible, "{node}");
     }
 }

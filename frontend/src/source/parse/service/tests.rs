@@ -1,4 +1,4 @@
-//! Every rule of what a Service means, by a table of objects and what is in force of each.
+//! Each rule for the fields of a Service, as a table of objects and their usable fields.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -9,7 +9,7 @@ use super::*;
 use crate::object::{ObjectName, ParsedObject};
 use crate::source::parse::from_json;
 
-/// A plain service with `fields` merged into its spec.
+/// A valid Service with `fields` merged into its spec.
 fn with_spec(fields: Value) -> Value {
     let mut service = json!({
         "apiVersion": "v1",
@@ -28,7 +28,7 @@ fn with_spec(fields: Value) -> Value {
     service
 }
 
-/// A plain service of both families with `fields` merged into its spec.
+/// A valid dual-stack Service with `fields` merged into its spec.
 fn with_dual_spec(fields: Value) -> Value {
     let mut service = with_spec(fields);
     service["spec"]["clusterIPs"] = json!(["10.96.0.10", "fd00::10"]);
@@ -48,9 +48,9 @@ fn parsed(service: &Value) -> ParsedObject {
     parsed
 }
 
-/// The service and the fields with problems.
+/// The Service and its invalid fields.
 #[track_caller]
-fn in_force(service: &Value) -> (object::ServiceObject, Vec<String>) {
+fn parse_valid(service: &Value) -> (object::ServiceObject, Vec<String>) {
     let parsed = parsed(service);
     let fields = parsed.problems.into_iter().map(|problem| problem.field).collect();
     match parsed.object {
@@ -114,11 +114,11 @@ fn whole_service() {
             port("sig", Protocol::Sctp, 2905, 0),
         ],
     };
-    assert_eq!(in_force(&service), (expected, vec![]));
+    assert_eq!(parse_valid(&service), (expected, vec![]));
 }
 
 #[test]
-fn services_that_are_not_ours() {
+fn services_that_are_not_programmed() {
     let mut labelled = with_spec(json!({}));
     labelled["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": ""});
     let mut without_spec = with_spec(json!({}));
@@ -155,7 +155,7 @@ fn cluster_ips() {
         (json!({"clusterIPs": null, "ipFamilies": ["IPv4"]}), "10.96.0.10", "", vec![]),
         // The list alone.
         (json!({"clusterIP": null, "ipFamilies": null}), "10.96.0.10", "", vec![]),
-        // One bad entry leaves the other.
+        // An invalid entry does not affect the other.
         (
             json!({"clusterIPs": ["10.96.0.10", "nonsense"], "ipFamilies": ["IPv4", "IPv6"]}),
             "10.96.0.10",
@@ -180,11 +180,11 @@ fn cluster_ips() {
             "",
             vec!["spec.clusterIPs[0]"],
         ),
-        // Allocated from link-local space, by the cluster's own choice.
+        // Link-local, by the choice of the cluster.
         (json!({"clusterIPs": ["169.254.64.1"]}), "169.254.64.1", "", vec![]),
     ];
     for (fields, v4, v6, problems) in cases {
-        let (service, fields) = in_force(&with_spec(fields));
+        let (service, fields) = parse_valid(&with_spec(fields));
         let text = |ip: Option<std::net::IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
         let found = (text(service.cluster_ips.v4), text(service.cluster_ips.v6));
         assert_eq!((found.0.as_str(), found.1.as_str(), texts(&fields)), (v4, v6, texts(&problems)));
@@ -192,7 +192,7 @@ fn cluster_ips() {
 }
 
 #[test]
-fn without_a_usable_cluster_ip_it_is_nothing() {
+fn service_without_valid_cluster_ip_is_unusable() {
     for ip in ["10.96.0", "0.0.0.0", "127.0.0.1", "224.0.0.1", "::ffff:10.96.0.10"] {
         let ParsedObject { object, problems, .. } = parsed(&with_spec(json!({"clusterIP": ip, "clusterIPs": [ip]})));
         assert_eq!(object, None);
@@ -203,7 +203,7 @@ fn without_a_usable_cluster_ip_it_is_nothing() {
 }
 
 #[test]
-fn external_ips_that_are_dropped() {
+fn invalid_external_ips_are_ignored() {
     let bad = [
         "nonsense",
         "127.0.0.2",
@@ -219,11 +219,11 @@ fn external_ips_that_are_dropped() {
         "",
     ];
     for ip in bad {
-        let (service, problems) = in_force(&with_dual_spec(json!({"externalIPs": ["198.51.100.07", ip]})));
+        let (service, problems) = parse_valid(&with_dual_spec(json!({"externalIPs": ["198.51.100.07", ip]})));
         assert_eq!(texts(&service.external_ips), ["198.51.100.7"], "{ip}");
         assert_eq!(problems, ["spec.externalIPs[1]"], "{ip}");
         let ingress = json!([{"ip": ip}, {"ip": "198.51.100.7"}]);
-        let (service, problems) = in_force(&with_ingress(ingress, json!({})));
+        let (service, problems) = parse_valid(&with_ingress(ingress, json!({})));
         assert_eq!(texts(&service.load_balancer_ips), ["198.51.100.7"], "{ip}");
         let expected: &[&str] = if ip.is_empty() { &[] } else { &["status.loadBalancer.ingress[0].ip"] };
         assert_eq!(problems, expected, "{ip}");
@@ -231,8 +231,8 @@ fn external_ips_that_are_dropped() {
 }
 
 #[test]
-fn external_ip_of_a_family_the_service_does_not_have() {
-    let (service, problems) = in_force(&with_spec(json!({"externalIPs": ["2001:db8::1", "198.51.100.1"]})));
+fn external_ip_without_cluster_ip_of_its_family_is_ignored() {
+    let (service, problems) = parse_valid(&with_spec(json!({"externalIPs": ["2001:db8::1", "198.51.100.1"]})));
     assert_eq!(
         (texts(&service.external_ips), texts(&problems)),
         (texts(&["198.51.100.1"]), texts(&["spec.externalIPs[0]"]))
@@ -250,13 +250,13 @@ fn load_balancer_modes() {
         {"ip": "2001:db8::1"},
         {"ip": "203.0.113.3"},
     ]);
-    let (service, problems) = in_force(&with_ingress(ingress, json!({})));
+    let (service, problems) = parse_valid(&with_ingress(ingress, json!({})));
     assert_eq!(texts(&service.load_balancer_ips), ["203.0.113.2", "203.0.113.3", "2001:db8::1"]);
     assert_eq!(problems, ["status.loadBalancer.ingress[3].ipMode"]);
 }
 
 #[test]
-fn unreadable_source_range_opens_nothing() {
+fn invalid_source_range_never_opens_a_vip() {
     let ingress = json!([{"ip": "203.0.113.3"}, {"ip": "2001:db8::1"}]);
     let cases = [
         (json!(["10.0.0.0/8", "2001:db8::/32"]), vec!["203.0.113.3", "2001:db8::1"], vec![]),
@@ -275,18 +275,18 @@ fn unreadable_source_range_opens_nothing() {
     ];
     for (ranges, ips, problems) in cases {
         let service = with_ingress(ingress.clone(), json!({"loadBalancerSourceRanges": ranges}));
-        let (service, found) = in_force(&service);
+        let (service, found) = parse_valid(&service);
         assert_eq!((texts(&service.load_balancer_ips), found), (texts(&ips), texts(&problems)), "{ranges}");
     }
 }
 
 #[test]
-fn a_service_of_any_size_fits_into_a_message() {
+fn service_of_any_size_fits_into_a_message() {
     let many = |prefix: &str| (1..=30_000).map(|n| format!("{prefix}{n:x}")).collect::<Vec<_>>();
     let ingress: Vec<_> = many("2001:db8:1::").into_iter().map(|ip| json!({"ip": ip})).collect();
     let ranges: Vec<_> = many("::").into_iter().skip(10).map(|ip| format!("{ip}/128")).collect();
     let fields = json!({ "externalIPs": many("2001:db8::"), "loadBalancerSourceRanges": ranges });
-    let (service, problems) = in_force(&with_ingress(json!(ingress), fields));
+    let (service, problems) = parse_valid(&with_ingress(json!(ingress), fields));
     assert_eq!(problems, ["spec.loadBalancerSourceRanges", "spec.externalIPs", "status.loadBalancer.ingress"]);
     let mut port =
         proto::model::ServicePort::new(proto::model::ServicePortKey::new("n", "s", "", Protocol::Tcp), NonZeroU16::MIN);
@@ -318,7 +318,7 @@ fn policies() {
         ),
     ];
     for (fields, internal, external, problems) in cases {
-        let (service, found) = in_force(&with_spec(fields.clone()));
+        let (service, found) = parse_valid(&with_spec(fields.clone()));
         assert_eq!((service.internal_policy, service.external_policy), (internal, external), "{fields}");
         assert_eq!(found, problems, "{fields}");
     }
@@ -340,7 +340,7 @@ fn health_check_node_ports() {
         (with("healthCheckNodePort", Value::Null), None, 0),
         (with("healthCheckNodePort", json!(70_000)), None, 1),
     ] {
-        let (service, found) = in_force(&with_spec(fields.clone()));
+        let (service, found) = parse_valid(&with_spec(fields.clone()));
         assert_eq!(service.health_check_node_port.map(NonZeroU16::get), port, "{fields}");
         assert_eq!(found, vec!["spec.healthCheckNodePort"; problems], "{fields}");
     }
@@ -367,7 +367,7 @@ fn session_affinity() {
         (client_ip(0), Some(10_800), vec![timeout]),
         (client_ip(-1), Some(10_800), vec![timeout]),
     ] {
-        let (service, found) = in_force(&with_spec(fields.clone()));
+        let (service, found) = parse_valid(&with_spec(fields.clone()));
         assert_eq!(service.affinity_seconds.map(NonZeroU32::get), seconds, "{fields}");
         assert_eq!(found, problems, "{fields}");
     }
@@ -385,14 +385,14 @@ fn ipvs_schedulers() {
     ] {
         let mut service = with_spec(json!({}));
         service["metadata"]["annotations"] = json!({"fairlead.io/ipvs-scheduler": annotation});
-        let (service, found) = in_force(&service);
+        let (service, found) = parse_valid(&service);
         let text = service.ipvs_scheduler.map(|scheduler| scheduler.to_string());
         assert_eq!((text.as_deref(), found), (scheduler, texts(&problems)), "{annotation}");
     }
 }
 
 #[test]
-fn bad_ports_leave_the_others() {
+fn invalid_ports_do_not_affect_the_others() {
     let good = json!({"name": "good", "port": 80});
     for (bad, field) in [
         (json!({"name": "bad", "port": 0}), "spec.ports[0].port"),
@@ -402,17 +402,17 @@ fn bad_ports_leave_the_others() {
         (json!({"name": "bad", "port": 80, "protocol": "ICMP"}), "spec.ports[0].protocol"),
         (json!({"name": "bad", "port": 80, "protocol": "tcp"}), "spec.ports[0].protocol"),
     ] {
-        let (service, problems) = in_force(&with_spec(json!({"ports": [bad, good]})));
+        let (service, problems) = parse_valid(&with_spec(json!({"ports": [bad, good]})));
         assert_eq!(service.ports.iter().map(|port| &*port.name).collect::<Vec<_>>(), ["good"], "{bad}");
         assert_eq!(problems, [field], "{bad}");
     }
 }
 
 #[test]
-fn bad_node_port_leaves_the_port() {
+fn invalid_node_port_does_not_affect_its_port() {
     for node_port in [-1, 65_536] {
         let ports = json!({"ports": [{"port": 80, "nodePort": node_port}]});
-        let (service, problems) = in_force(&with_spec(ports));
+        let (service, problems) = parse_valid(&with_spec(ports));
         assert_eq!((service.ports.len(), service.ports[0].node_port), (1, None));
         assert_eq!(problems, ["spec.ports[0].nodePort"]);
     }
@@ -427,14 +427,14 @@ fn first_port_of_a_name_and_protocol_wins() {
         {"port": 1},
         {"port": 2},
     ]});
-    let (service, problems) = in_force(&with_spec(ports));
+    let (service, problems) = parse_valid(&with_spec(ports));
     let numbers: Vec<_> = service.ports.iter().map(|port| (&*port.name, port.protocol, port.port.get())).collect();
     assert_eq!(numbers, [("", Protocol::Tcp, 1), ("dns", Protocol::Tcp, 53), ("dns", Protocol::Udp, 53)]);
     assert_eq!(problems, ["spec.ports[2]", "spec.ports[4]"]);
 }
 
 #[test]
-fn object_of_the_wrong_shape_is_named_with_its_field() {
+fn object_of_the_wrong_type_is_reported_with_its_field() {
     let ParsedObject { object, problems, .. } = parsed(&with_spec(json!({"ports": [{"port": 80}, {"port": "http"}]})));
     assert_eq!((object, problems.len()), (None, 1));
     assert_eq!(problems[0].field, "spec.ports[1].port");
@@ -443,6 +443,6 @@ fn object_of_the_wrong_shape_is_named_with_its_field() {
 
 #[test]
 fn unknown_fields_are_tolerated() {
-    let (_, problems) = in_force(&with_spec(json!({"fieldOfTheFuture": {"a": [1]}})));
+    let (_, problems) = parse_valid(&with_spec(json!({"fieldOfTheFuture": {"a": [1]}})));
     assert_eq!(problems, Vec::<String>::new());
 }

@@ -1,4 +1,4 @@
-//! The addresses that a Service answers at, and who may use them.
+//! The VIPs of a Service, and the source ranges that may use them.
 
 use std::net::IpAddr;
 
@@ -7,16 +7,16 @@ use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServiceSpec};
 use proto::model::{IpFamily, PerFamily};
 
 use super::super::{
-    Problems,
-    address::{self, Role},
+    FieldProblems,
+    address::{self, AddressUse},
     items,
 };
 
-/// How many entries of one list count. A service port travels whole, with at most 23 bytes an entry: three full lists are far
-/// below the size of a message, whereas what a Service may hold otherwise is not, and would end the stream of every node.
+/// The most entries of one list that are used. A service port is one message, with at most 23 bytes for an entry: three
+/// full lists are far below its limit. A larger Service would end the stream of every node.
 const MAX_ENTRIES: usize = 4096;
 
-/// What [`from_resource`] finds. All lists are sorted and free of duplicates.
+/// The VIPs of a Service. All lists are sorted and without duplicates.
 pub(super) struct Vips {
     pub(super) cluster_ips: PerFamily<Option<IpAddr>>,
     pub(super) external_ips: Vec<IpAddr>,
@@ -24,16 +24,16 @@ pub(super) struct Vips {
     pub(super) source_ranges: Vec<IpNet>,
 }
 
-/// Source ranges, and whether all of them are there.
+/// The valid source ranges, and whether these are all.
 struct SourceRanges {
     ranges: Vec<IpNet>,
     complete: bool,
 }
 
-/// `None` when the service is headless, or has no usable cluster IP.
+/// `None` if the Service is headless, or has no usable cluster IP.
 ///
-/// A family without a cluster IP is not the service's: external and load-balancer IPs of that family are dropped.
-pub(super) fn from_resource(service: &Service, problems: &mut Problems) -> Option<Vips> {
+/// External and load-balancer IPs of an IP family without a cluster IP are ignored.
+pub(super) fn from_resource(service: &Service, problems: &mut FieldProblems) -> Option<Vips> {
     let spec = service.spec.as_ref()?;
     let cluster_ips = cluster_ips(spec, problems)?;
     let SourceRanges { ranges, complete } = source_ranges(spec, problems);
@@ -47,9 +47,9 @@ pub(super) fn from_resource(service: &Service, problems: &mut Problems) -> Optio
 
 // === Cluster IPs ===
 
-fn cluster_ips(spec: &ServiceSpec, problems: &mut Problems) -> Option<PerFamily<Option<IpAddr>>> {
+fn cluster_ips(spec: &ServiceSpec, problems: &mut FieldProblems) -> Option<PerFamily<Option<IpAddr>>> {
     let all = items(spec.cluster_ips.as_ref());
-    // The two fields begin with the same address wherever both have been filled in.
+    // The API server keeps the first entries of the two fields equal.
     let first = spec.cluster_ip.as_deref().or(all.first().map(String::as_str)).unwrap_or_default();
     if first.is_empty() || first == "None" {
         return None;
@@ -65,25 +65,25 @@ fn cluster_ips(spec: &ServiceSpec, problems: &mut Problems) -> Option<PerFamily<
     found.iter().any(|(_, ip)| ip.is_some()).then_some(found)
 }
 
-/// `family` is the entry of `ipFamilies` in the same place; without one, the address speaks for itself.
+/// `family` is the entry of `ipFamilies` with the same index; without one, the family is that of the address.
 fn add_cluster_ip(
     path: &str,
     text: &str,
     family: Option<&String>,
     found: &mut PerFamily<Option<IpAddr>>,
-    problems: &mut Problems,
+    problems: &mut FieldProblems,
 ) {
-    let Some(ip) = problems.ignored(path, address::usable_address(text, Role::ClusterIp)) else { return };
+    let Some(ip) = problems.ignored(path, address::usable_address(text, AddressUse::ClusterIp)) else { return };
     if let Some(family) = family
         && *family != IpFamily::of(&ip).to_string()
     {
-        problems.add(path, format!("{ip}: not an {family} address, as spec.ipFamilies says; ignored"));
+        problems.add(path, format!("{ip}: spec.ipFamilies has {family} for it; ignored"));
         return;
     }
     let slot = &mut found[IpFamily::of(&ip)];
     match slot {
         Some(first) if *first != ip => {
-            problems.add(path, format!("{ip}: one more of its family, after {first}; ignored"));
+            problems.add(path, format!("{ip}: the second of its IP family, after {first}; ignored"));
         }
         _ => *slot = Some(ip),
     }
@@ -91,7 +91,11 @@ fn add_cluster_ip(
 
 // === External and load-balancer IPs ===
 
-fn external_ips(spec: &ServiceSpec, cluster_ips: &PerFamily<Option<IpAddr>>, problems: &mut Problems) -> Vec<IpAddr> {
+fn external_ips(
+    spec: &ServiceSpec,
+    cluster_ips: &PerFamily<Option<IpAddr>>,
+    problems: &mut FieldProblems,
+) -> Vec<IpAddr> {
     let texts = items(spec.external_ips.as_ref()).iter().enumerate();
     let ips = texts.filter_map(|(n, text)| external_ip(format!("spec.externalIPs[{n}]"), text, cluster_ips, problems));
     let ips = sorted(ips);
@@ -101,7 +105,7 @@ fn external_ips(spec: &ServiceSpec, cluster_ips: &PerFamily<Option<IpAddr>>, pro
 fn load_balancer_ips(
     service: &Service,
     cluster_ips: &PerFamily<Option<IpAddr>>,
-    problems: &mut Problems,
+    problems: &mut FieldProblems,
 ) -> Vec<IpAddr> {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = items(status.and_then(|status| status.ingress.as_ref())).iter().enumerate();
@@ -113,8 +117,8 @@ fn load_balancer_ips(
     limited("status.loadBalancer.ingress", ips, problems)
 }
 
-/// The IP of an entry that is for nodes to answer at. In mode Proxy traffic goes out to the load balancer instead.
-fn vip_of<'a>(n: usize, ingress: &'a LoadBalancerIngress, problems: &mut Problems) -> Option<&'a str> {
+/// The IP of an entry in mode VIP. In mode Proxy, nodes send traffic to the load balancer instead of serving it.
+fn vip_of<'a>(n: usize, ingress: &'a LoadBalancerIngress, problems: &mut FieldProblems) -> Option<&'a str> {
     let ip = ingress.ip.as_deref().filter(|ip| !ip.is_empty())?;
     match ingress.ip_mode.as_deref() {
         None | Some("VIP") => Some(ip),
@@ -131,12 +135,12 @@ fn external_ip(
     path: String,
     text: &str,
     cluster_ips: &PerFamily<Option<IpAddr>>,
-    problems: &mut Problems,
+    problems: &mut FieldProblems,
 ) -> Option<IpAddr> {
-    let ip = problems.ignored(&path, address::usable_address(text, Role::External))?;
+    let ip = problems.ignored(&path, address::usable_address(text, AddressUse::External))?;
     let family = IpFamily::of(&ip);
     if cluster_ips[family].is_none() {
-        problems.add(path, format!("{ip}: the service has no {family} cluster IP; ignored"));
+        problems.add(path, format!("{ip}: the Service has no {family} cluster IP; ignored"));
         return None;
     }
     Some(ip)
@@ -144,7 +148,7 @@ fn external_ip(
 
 // === Source ranges ===
 
-fn source_ranges(spec: &ServiceSpec, problems: &mut Problems) -> SourceRanges {
+fn source_ranges(spec: &ServiceSpec, problems: &mut FieldProblems) -> SourceRanges {
     let texts = items(spec.load_balancer_source_ranges.as_ref());
     let read = texts
         .iter()
@@ -158,11 +162,12 @@ fn source_ranges(spec: &ServiceSpec, problems: &mut Problems) -> SourceRanges {
     SourceRanges { complete: readable && ranges.len() == count, ranges }
 }
 
-/// A family without ranges is open to everybody. Where an ignored range may have been its only one, it stays closed.
-fn is_restricted(ip: &IpAddr, ranges: &[IpNet], problems: &mut Problems) -> bool {
+/// An IP family without ranges is open to all sources. If an invalid range may have been its only one, its VIPs are not
+/// served.
+fn is_restricted(ip: &IpAddr, ranges: &[IpNet], problems: &mut FieldProblems) -> bool {
     let restricted = ranges.iter().any(|range| IpFamily::of(&range.addr()) == IpFamily::of(ip));
     if !restricted {
-        let message = format!("{ip} would be open to everybody without the ignored ranges; {ip} is ignored");
+        let message = format!("{ip} would be open to all sources without the ignored ranges; {ip} is ignored");
         problems.add("spec.loadBalancerSourceRanges", message);
     }
     restricted
@@ -175,9 +180,9 @@ fn sorted<T: Ord>(items: impl IntoIterator<Item = T>) -> Vec<T> {
     items
 }
 
-fn limited<T>(path: &str, mut items: Vec<T>, problems: &mut Problems) -> Vec<T> {
+fn limited<T>(path: &str, mut items: Vec<T>, problems: &mut FieldProblems) -> Vec<T> {
     if items.len() > MAX_ENTRIES {
-        problems.add(path, format!("{} entries: only the first {MAX_ENTRIES} in order are used", items.len()));
+        problems.add(path, format!("{} entries: only the first {MAX_ENTRIES} in sorted order are used", items.len()));
         items.truncate(MAX_ENTRIES);
     }
     items

@@ -1,4 +1,4 @@
-//! Every rule of which slices count and what of them does.
+//! Each rule for the fields of an EndpointSlice.
 
 use std::num::NonZeroU16;
 use std::time::{Duration, UNIX_EPOCH};
@@ -31,9 +31,9 @@ fn parsed(slice: &Value) -> ParsedObject {
     parsed
 }
 
-/// The slice and the fields with problems.
+/// The slice and its invalid fields.
 #[track_caller]
-fn in_force(slice: &Value) -> (SliceObject, Vec<String>) {
+fn parse_valid(slice: &Value) -> (SliceObject, Vec<String>) {
     let parsed = parsed(slice);
     let fields = parsed.problems.into_iter().map(|problem| problem.field).collect();
     match parsed.object {
@@ -96,11 +96,11 @@ fn whole_slice() {
         ],
         trigger: Some(UNIX_EPOCH + Duration::from_millis(60_500)),
     };
-    assert_eq!(in_force(&slice), (expected, vec![]));
+    assert_eq!(parse_valid(&slice), (expected, vec![]));
 }
 
 #[test]
-fn slices_that_are_not_used() {
+fn unusable_slices() {
     let with_labels = |labels: Value| {
         let mut slice = slice("IPv4", json!([]), json!([]));
         slice["metadata"]["labels"] = labels;
@@ -124,7 +124,7 @@ fn slices_that_are_not_used() {
 
 #[test]
 fn absent_lists_are_empty() {
-    let (slice, problems) = in_force(&slice("IPv6", Value::Null, Value::Null));
+    let (slice, problems) = parse_valid(&slice("IPv6", Value::Null, Value::Null));
     assert_eq!((slice.family, slice.ports, slice.endpoints, problems), (IpFamily::V6, vec![], vec![], vec![]));
 }
 
@@ -140,14 +140,14 @@ fn ports() {
         (json!({"name": "bad", "port": 80, "protocol": "HTTP"}), Some("ports[0].protocol")),
         (good.clone(), None),
     ] {
-        let (slice, problems) = in_force(&slice("IPv4", json!([bad, good]), json!([])));
+        let (slice, problems) = parse_valid(&slice("IPv4", json!([bad, good]), json!([])));
         assert_eq!(slice.ports, [port("good", Protocol::Tcp, 80)], "{bad}");
         assert_eq!(problems.first().map(String::as_str), problem, "{bad}");
     }
 }
 
 #[test]
-fn bad_addresses_leave_the_others() {
+fn invalid_addresses_do_not_affect_the_others() {
     for (address_type, good, bad) in [
         (
             "IPv4",
@@ -158,7 +158,7 @@ fn bad_addresses_leave_the_others() {
     ] {
         for bad in bad {
             let endpoints = json!([{"addresses": [bad, good]}, {"addresses": [good]}]);
-            let (slice, problems) = in_force(&slice(address_type, json!([]), endpoints));
+            let (slice, problems) = parse_valid(&slice(address_type, json!([]), endpoints));
             assert_eq!(slice.endpoints, [endpoint(good)], "{bad}");
             assert_eq!(problems, ["endpoints[0].addresses[0]"], "{bad}");
         }
@@ -168,14 +168,14 @@ fn bad_addresses_leave_the_others() {
 #[test]
 fn endpoint_without_addresses() {
     for endpoint in [json!({"addresses": []}), json!({"addresses": null}), json!({})] {
-        let (slice, problems) = in_force(&slice("IPv4", json!([]), json!([endpoint])));
+        let (slice, problems) = parse_valid(&slice("IPv4", json!([]), json!([endpoint])));
         assert_eq!((slice.endpoints, problems), (vec![], vec!["endpoints[0].addresses".to_owned()]), "{endpoint}");
     }
 }
 
 #[test]
 fn leading_zeros_are_decimal() {
-    let (slice, _) = in_force(&slice("IPv4", json!([]), json!([{"addresses": ["010.000.0.041"]}])));
+    let (slice, _) = parse_valid(&slice("IPv4", json!([]), json!([{"addresses": ["010.000.0.041"]}])));
     assert_eq!(slice.endpoints, [endpoint("10.0.0.41")]);
 }
 
@@ -189,17 +189,17 @@ fn conditions() {
         (json!({"ready": false, "serving": false, "terminating": true}), (false, false, true)),
     ] {
         let endpoints = json!([{"addresses": ["10.0.0.1"], "conditions": conditions}]);
-        let (slice, _) = in_force(&slice("IPv4", json!([]), endpoints));
+        let (slice, _) = parse_valid(&slice("IPv4", json!([]), endpoints));
         let found = &slice.endpoints[0];
         assert_eq!((found.ready, found.serving, found.terminating), expected, "{conditions}");
     }
 }
 
 #[test]
-fn unreadable_trigger_time_is_dropped() {
+fn invalid_trigger_time_is_ignored() {
     let mut slice = slice("IPv4", json!([]), json!([]));
     slice["metadata"]["annotations"] = json!({"endpoints.kubernetes.io/last-change-trigger-time": "yesterday"});
-    let (slice, problems) = in_force(&slice);
+    let (slice, problems) = parse_valid(&slice);
     assert_eq!(slice.trigger, None);
     assert_eq!(problems, ["metadata.annotations[endpoints.kubernetes.io/last-change-trigger-time]"]);
 }
