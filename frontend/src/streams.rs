@@ -17,7 +17,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::model::{ServicePortFailure, Hello, SyncMode, Revision, Role};
+use proto::model::{Hello, Revision, Role, ServicePortFailure, SyncMode};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},

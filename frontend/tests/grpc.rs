@@ -221,7 +221,10 @@ async fn broken_rules_are_told() {
     stream.commit().await;
     stream.say(client_message::Message::Hello(hello("node-1"))).await;
     let status = stream.refused().await;
-    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "a second Hello on one stream: open another stream instead"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::InvalidArgument, "a second Hello on one stream: open another stream instead")
+    );
 }
 
 #[tokio::test]
@@ -229,7 +232,10 @@ async fn a_client_that_says_nothing_is_cut_off() {
     let config = Config { hello_deadline: Duration::from_millis(50), ..Config::default() };
     let server = Server::start(Transport::Tcp, config, cluster(1)).await;
     let status = Stream::open(server.channel.clone()).await.refused().await;
-    assert_eq!((status.code(), status.message()), (Code::DeadlineExceeded, "no Hello within 50ms: send Hello as soon as the stream is open"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::DeadlineExceeded, "no Hello within 50ms: send Hello as soon as the stream is open")
+    );
 }
 
 #[tokio::test]

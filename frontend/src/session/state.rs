@@ -4,7 +4,9 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use proto::{
     digest::{Digest, DigestVector},
-    model::{Ack, Batch, ClientMessage, ServicePortFailure, Hello, SyncMode, Revision, ServerMessage, SourceVersion, Welcome},
+    model::{
+        Ack, Batch, ClientMessage, Hello, Revision, ServerMessage, ServicePortFailure, SourceVersion, SyncMode, Welcome,
+    },
 };
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
@@ -195,7 +197,11 @@ impl Session {
     }
 
     /// Handles a message of the client.
-    pub(super) async fn on_message(&mut self, message: ClientMessage, output: &mut MessageSink) -> Result<(), SessionEnd> {
+    pub(super) async fn on_message(
+        &mut self,
+        message: ClientMessage,
+        output: &mut MessageSink,
+    ) -> Result<(), SessionEnd> {
         match message {
             ClientMessage::Hello(_) => Err(SessionError::SecondHello.into()),
             ClientMessage::Ack(ack) => self.on_ack(ack, output).await,
@@ -254,7 +260,8 @@ impl Session {
         let previous: BTreeSet<_> = previous.iter().map(identity).collect();
         let log = self.context.cluster.log();
         // A node may not create Events for Services that do not exist.
-        let is_new = |failure: &&ServicePortFailure| !previous.contains(&identity(failure)) && log.view(&failure.key).is_some();
+        let is_new =
+            |failure: &&ServicePortFailure| !previous.contains(&identity(failure)) && log.view(&failure.key).is_some();
         for failure in failures.iter().filter(is_new) {
             self.context.events.failed(&self.node, failure);
         }
@@ -431,7 +438,8 @@ impl Session {
 fn truncated(failures: Vec<ServicePortFailure>) -> Vec<ServicePortFailure> {
     let mut bytes = 0;
     let fits = failures.into_iter().take_while(|ServicePortFailure { key, reason, .. }| {
-        bytes += key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<ServicePortFailure>();
+        bytes +=
+            key.namespace.len() + key.name.len() + key.port_name.len() + reason.len() + size_of::<ServicePortFailure>();
         bytes <= MAX_FAILURE_BYTES
     });
     fits.collect()

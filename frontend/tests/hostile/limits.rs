@@ -56,7 +56,10 @@ async fn so_many_streams_of_one_node_and_no_more() {
         streams.push(stream);
     }
     let status = server.hello(hello("node")).await.ends().await.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, "this node already has 4 streams in this role, which is the limit: close one first"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::ResourceExhausted, "this node already has 4 streams in this role, which is the limit: close one first")
+    );
     server.hello(hello("other")).await.commit().await.unwrap();
     streams.pop();
     server.until_streams(3).await;

@@ -117,7 +117,7 @@ async fn http(status: &'static str, body: String) -> Setup {
     let setup = Setup::new(&format!("http://{}", listener.local_addr().unwrap()));
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            stream.read(&mut [0; 4096]).await.unwrap();
+            let _request = stream.read(&mut [0; 4096]).await.unwrap();
             let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
             stream.write_all((head + &body).as_bytes()).await.unwrap();
         }
