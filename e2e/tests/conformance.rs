@@ -46,7 +46,7 @@ fn played(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Vec<Str
     let log = fs::read_to_string(at("backend.log")).unwrap_or_default();
     assert!(status.success(), "{report}\n{log}");
     let report: Value = serde_json::from_str(&report).expect("JSON");
-    let outcomes = report["outcomes"].as_array().expect("outcomes");
+    let outcomes = report["results"].as_array().expect("results");
     assert!(outcomes.len() > 20, "{report}");
     let skipped = outcomes.iter().filter(|outcome| outcome["verdict"] == "SKIP");
     skipped.map(|outcome| outcome["scenario"].as_str().unwrap_or_default().to_owned()).collect()

@@ -1,22 +1,22 @@
-//! Plays a frontend to a backend that somebody else wrote, in whatever language, and says what it does wrong.
+//! The protocol test: acts as a frontend to a backend in any language, and checks its messages against the protocol.
 //!
 //! ```text
-//!   scenarios ──▶ script: what a frontend says, what a client may answer ──▶ server ──gRPC──▶ the backend
-//!                   │ ▲                                                                          ▲
-//!                   │ └── state: what was committed, with its digests                            │
-//!                   └───▶ subject: starts and ends the backend, asks what it holds ──────────────┘
+//!   scenarios ──▶ frontend: sends messages, checks responses ──▶ server ──gRPC──▶ the backend under test
+//!                   │ ▲                                                              ▲
+//!                   │ └── state: the committed state and its digests                 │
+//!                   └───▶ backend_process: starts and stops it, reads what it has programmed
 //! ```
 //!
-//! The rules are those of `docs/protocol.md`, and each scenario names the one that it is about. Nothing here is shared with the agent or
-//! the frontend but the contract itself.
+//! The rules are those of `docs/protocol.md`; each scenario names the one that it checks. To be independent of the code
+//! under test, this crate shares only the `proto` crate with it.
 
+mod backend_process;
+mod frontend;
 mod report;
 mod samples;
 mod scenarios;
-mod script;
 mod server;
 mod state;
-mod subject;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -26,69 +26,69 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Result, bail};
 use tokio::time::{Instant, timeout};
 
+use self::{
+    backend_process::BackendProcess,
+    frontend::{Deviation, ScriptedFrontend},
+};
 pub use self::{
     report::{ScenarioResult, TestReport, Verdict},
     scenarios::{SCENARIOS, Scenario},
     server::Server,
 };
-use self::{
-    script::{Script, Stop},
-    subject::Subject,
-};
 
-/// The longest that a scenario may take, whatever happens in it. None waits for more than a few things, each for as long as patience lasts.
-const SCENARIO_LIMIT: Duration = Duration::from_secs(240);
+/// The maximum duration of a scenario. Each waits for only a few messages, and at most `patience` for each of them.
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// What is tried, and how.
+/// The backend under test, and how to test it.
 #[derive(Clone, Debug)]
 pub struct TestOptions {
-    /// The name of the node that the backend must say.
+    /// The node name that the backend must send.
     pub node: Arc<str>,
-    /// The names of the scenarios to play; empty: all.
+    /// The names of the scenarios to run; empty: all.
     pub scenarios: Vec<String>,
-    /// How long an answer may take.
+    /// How long to wait for a response.
     pub patience: Duration,
-    /// The program of the backend with its arguments, in which `{address}` and `{node}` are replaced; empty: somebody else starts it.
+    /// The command of the backend, in which `{address}` and `{node}` are replaced; empty: the user starts it.
     pub command: Vec<String>,
-    /// A command for the shell that prints what the backend has programmed.
+    /// A shell command that prints what the backend has programmed.
     pub state_command: Option<String>,
-    /// Where the output of the backend goes.
+    /// The file for the output of the backend.
     pub log: Option<std::path::PathBuf>,
 }
 
-/// Plays the scenarios one after the other, and tells `told` of each as it ends.
+/// Runs the scenarios one after the other, and passes each result to `on_result`.
 ///
 /// # Errors
-/// When a scenario is unknown, or the backend cannot be started.
+/// If a scenario is unknown, or the backend cannot be started.
 pub async fn run(
     mut server: Server,
     options: TestOptions,
-    mut told: impl FnMut(&ScenarioResult),
+    mut on_result: impl FnMut(&ScenarioResult),
 ) -> Result<TestReport> {
     let TestOptions { node, scenarios: names, patience, command, state_command, log } = options;
-    let wanted = chosen(&names)?;
-    let mut subject = Subject::new(command, state_command, log, &server.address(), &node);
+    let scenarios = select(&names)?;
+    let mut backend = BackendProcess::new(command, state_command, log, &server.address(), &node);
     let mut report = TestReport::default();
-    for scenario in wanted {
-        let begun = Instant::now();
-        subject.start()?;
-        let script = Script::new(&mut server, &mut subject, node.clone(), patience);
-        let played = match timeout(SCENARIO_LIMIT, script.play(scenario)).await {
-            Ok(played) => played,
-            Err(_) => Err(Stop::Broken(format!("not over after {SCENARIO_LIMIT:?}"))),
+    for scenario in scenarios {
+        let started = Instant::now();
+        backend.start()?;
+        let frontend = ScriptedFrontend::new(&mut server, &mut backend, node.clone(), patience);
+        let outcome = match timeout(SCENARIO_TIMEOUT, frontend.run(scenario)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Deviation::Violation(format!("has not finished the scenario within {SCENARIO_TIMEOUT:?}"))),
         };
-        subject.stop().await;
-        let outcome = ScenarioResult::new(scenario, played, begun.elapsed());
-        told(&outcome);
-        report.outcomes.push(outcome);
+        backend.stop().await;
+        let result = ScenarioResult::new(scenario, outcome, started.elapsed());
+        on_result(&result);
+        report.results.push(result);
     }
     Ok(report)
 }
 
-fn chosen(names: &[String]) -> Result<Vec<&'static Scenario>> {
+fn select(names: &[String]) -> Result<Vec<&'static Scenario>> {
     if let Some(unknown) = names.iter().find(|name| SCENARIOS.iter().all(|scenario| scenario.name != **name)) {
-        bail!("there is no scenario {unknown:?}; --list shows all");
+        bail!("unknown scenario {unknown:?}: --list prints all");
     }
-    let is_wanted = |scenario: &&Scenario| names.is_empty() || names.iter().any(|name| name == scenario.name);
-    Ok(SCENARIOS.iter().filter(is_wanted).collect())
+    let is_selected = |scenario: &&Scenario| names.is_empty() || names.iter().any(|name| name == scenario.name);
+    Ok(SCENARIOS.iter().filter(is_selected).collect())
 }

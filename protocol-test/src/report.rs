@@ -1,64 +1,64 @@
-//! What came of the scenarios.
+//! The results of the scenarios.
 
 use std::{fmt, time::Duration};
 
 use serde::Serialize;
 
-use crate::{Scenario, script::Stop};
+use crate::{Scenario, frontend::Deviation};
 
-/// How a scenario ended.
+/// Whether the backend passed a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Verdict {
-    /// The backend did what the protocol says.
+    /// The backend follows the protocol.
     Pass,
-    /// It did not.
+    /// The backend violates the protocol.
     Fail,
-    /// It is about something that a backend may leave out, and this one does.
+    /// The backend does not support an optional part of the protocol.
     Skip,
 }
 
-/// One scenario that was played.
+/// The result of one scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScenarioResult {
-    /// Its name.
+    /// The name of the scenario.
     pub scenario: &'static str,
-    /// How it ended.
+    /// Whether the backend passed.
     pub verdict: Verdict,
     /// What the backend did.
-    pub seen: String,
-    /// What the protocol says.
+    pub observed: String,
+    /// What the protocol requires.
     pub rule: &'static str,
-    /// Where it says so.
+    /// The section of the protocol with the rule.
     pub link: String,
-    /// How long it took.
+    /// The duration of the scenario in seconds.
     pub seconds: f64,
 }
 
-/// All of them.
+/// The results of all scenarios, in the order they were run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TestReport {
-    /// In the order in which they were played.
-    pub outcomes: Vec<ScenarioResult>,
+    /// One result per scenario.
+    pub results: Vec<ScenarioResult>,
 }
 
 impl ScenarioResult {
-    pub(crate) fn new(scenario: &Scenario, played: Result<String, Stop>, took: Duration) -> Self {
-        let (verdict, seen) = match played {
-            Ok(seen) => (Verdict::Pass, seen),
-            Err(Stop::Broken(seen)) => (Verdict::Fail, seen),
-            Err(Stop::Missing(seen)) => (Verdict::Skip, seen),
+    pub(crate) fn new(scenario: &Scenario, outcome: Result<String, Deviation>, duration: Duration) -> Self {
+        let (verdict, observed) = match outcome {
+            Ok(observed) => (Verdict::Pass, observed),
+            Err(Deviation::Violation(observed)) => (Verdict::Fail, observed),
+            Err(Deviation::Unsupported(observed)) => (Verdict::Skip, observed),
         };
-        let seconds = took.as_secs_f64();
-        Self { scenario: scenario.name, verdict, seen, rule: scenario.says, link: scenario.link(), seconds }
+        let seconds = duration.as_secs_f64();
+        Self { scenario: scenario.name, verdict, observed, rule: scenario.rule, link: scenario.link(), seconds }
     }
 }
 
 impl TestReport {
-    /// How many ended so.
+    /// The number of scenarios with this verdict.
     #[must_use]
     pub fn count(&self, verdict: Verdict) -> usize {
-        self.outcomes.iter().filter(|outcome| outcome.verdict == verdict).count()
+        self.results.iter().filter(|result| result.verdict == verdict).count()
     }
 }
 

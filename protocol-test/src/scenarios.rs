@@ -1,31 +1,31 @@
-//! The scenarios: what each is called, what the protocol says, and where.
+//! The scenarios: name, rule, section of the protocol, and the function that runs it.
 
-mod changing;
-mod checking;
-mod leaving;
-mod reading;
-mod returning;
-mod starting;
+mod commit;
+mod digest;
+mod reconnect;
+mod resume;
+mod start;
+mod unknown;
 
 use std::fmt;
 
 use futures::future::BoxFuture;
 
-use crate::script::{Played, Script};
+use crate::frontend::{Outcome, ScriptedFrontend};
 
-/// Something that a client must do, and how to find out whether it does.
+/// A scripted stream, or several, that checks one rule.
 pub struct Scenario {
-    /// What it is called.
+    /// The name.
     pub name: &'static str,
-    /// What the protocol says, shortly.
-    pub says: &'static str,
-    /// The place in `docs/protocol.md`.
+    /// What the protocol requires.
+    pub rule: &'static str,
+    /// The anchor of the rule in `docs/protocol.md`.
     anchor: &'static str,
-    pub(crate) play: for<'a> fn(&'a mut Script<'_>) -> BoxFuture<'a, Played>,
+    pub(crate) run: for<'a> fn(&'a mut ScriptedFrontend<'_>) -> BoxFuture<'a, Outcome>,
 }
 
 impl Scenario {
-    /// Where the protocol says so.
+    /// The section of the protocol with the rule.
     #[must_use]
     pub fn link(&self) -> String {
         format!("docs/protocol.md#{}", self.anchor)
@@ -38,141 +38,141 @@ impl fmt::Debug for Scenario {
     }
 }
 
-/// A line of [`SCENARIOS`].
 macro_rules! scenario {
-    ($name:literal, $anchor:literal, $play:path, $says:literal) => {
-        Scenario { name: $name, says: $says, anchor: $anchor, play: |script| Box::pin($play(script)) }
+    ($name:literal, $anchor:literal, $run:path, $rule:literal) => {
+        Scenario { name: $name, rule: $rule, anchor: $anchor, run: |frontend| Box::pin($run(frontend)) }
     };
 }
 
-/// All of them, simple ones first.
+/// All scenarios, simple ones first.
 pub static SCENARIOS: &[Scenario] = &[
     scenario!(
         "hello",
         "rule-1",
-        starting::hello,
-        "Hello is the first message, once, with the protocol's version and the node's name; nothing else is said before the Welcome."
+        start::hello,
+        "Hello is the first message, sent once, with the protocol version and the node name. Nothing else is \
+         sent before the Welcome."
     ),
     scenario!(
         "snapshot",
         "rule-4",
-        starting::snapshot,
-        "A commit is acked with its revision once it is in force; with the right digest, if the client computes any."
+        start::snapshot,
+        "A commit is acked with its revision when it is programmed, and with the correct digest if the client \
+         computes digests."
     ),
     scenario!(
         "empty-snapshot",
         "how-a-stream-starts",
-        starting::empty_snapshot,
-        "A snapshot without service ports is one like any other: what was held is gone after it."
+        start::empty_snapshot,
+        "A snapshot without service ports removes all service ports."
     ),
     scenario!(
         "several-batches",
         "rule-4",
-        changing::several_batches,
-        "Nothing is applied or acked before the batch with commit; then all operations since the last commit are, as one change."
+        commit::several_batches,
+        "Nothing is applied or acked before the batch with commit. Then all operations since the last commit \
+         are applied as one change."
     ),
     scenario!(
         "uncommitted",
         "rule-4",
-        changing::uncommitted,
-        "What was not committed when the stream ends is thrown away."
+        commit::uncommitted,
+        "Operations that are not committed when the stream ends are discarded."
     ),
     scenario!(
         "deltas",
         "operations",
-        changing::deltas,
-        "Each operation has the effect that the table says; a service port that is put keeps its pools, and a pool of an unknown one is ignored."
+        commit::deltas,
+        "Each operation has the effect in the table: a replaced service port keeps its pools, and a pool of \
+         an unknown one is ignored."
     ),
     scenario!(
         "reset-bucket",
         "operations",
-        changing::reset_bucket,
-        "After reset_bucket only what comes again is there."
+        commit::reset_bucket,
+        "After reset_bucket the bucket has only the service ports that are sent again."
     ),
     scenario!(
         "snapshot-again",
         "the-stream",
-        changing::snapshot_again,
-        "Everything may be sent anew on a stream that is under way."
+        commit::snapshot_again,
+        "A snapshot may be sent again on an open stream."
     ),
     scenario!(
         "bookmark",
         "rule-7",
-        checking::bookmark,
-        "A bookmark is acked like a commit, and its revision is what the next difference starts from."
+        digest::bookmark,
+        "A bookmark is acked like a commit, and the next difference starts from its revision."
     ),
     scenario!(
         "wrong-base",
         "rule-5",
-        checking::wrong_base,
-        "A difference that starts from another revision than the one held ends the stream."
+        digest::wrong_base,
+        "The client ends the stream at a difference from a revision that is not its committed revision."
     ),
     scenario!(
         "digest-request",
         "digests",
-        checking::digest_request,
-        "A DigestRequest is answered with the 129 entries of what is held. Optional: for clients that send digests."
+        digest::digest_request,
+        "A DigestRequest is answered with the 129 digest entries of the committed state. Optional: for \
+         clients that compute digests."
     ),
     scenario!(
         "repair",
         "digests",
-        checking::repair,
-        "The buckets that differ are sent on the stream that is under way. Optional: for clients that send digests."
+        digest::repair,
+        "Digest buckets that differ are sent on the open stream. Optional: for clients that compute digests."
     ),
-    scenario!(
-        "unknown-fields",
-        "rule-2",
-        reading::unknown_fields,
-        "Fields that are unknown are ignored, in whatever message they are."
-    ),
+    scenario!("unknown-fields", "rule-2", unknown::fields, "Unknown fields are ignored in every message."),
     scenario!(
         "unknown-operation",
         "rule-2",
-        reading::unknown_operation,
-        "An operation that is unknown is not skipped: the client ends the stream and keeps what it has in force."
+        unknown::operation,
+        "At an unknown operation the client ends the stream and keeps its committed state programmed."
     ),
-    scenario!("large-message", "rule-8", reading::large_message, "A message of 1 MiB is accepted."),
+    scenario!("large-message", "rule-8", unknown::large_message, "A message of 1 MiB is accepted."),
     scenario!(
         "resume",
         "rule-10",
-        returning::resume,
-        "Hello says the epoch and revision that are held, and the stream goes on from there. Optional: a client may say that it holds nothing."
+        resume::resume,
+        "Hello has the committed epoch and revision, and the stream resumes there. Optional: a client may \
+         leave them empty."
     ),
     scenario!(
         "another-frontend",
         "how-a-stream-starts",
-        returning::another_frontend,
-        "A frontend with another epoch is followed, and what it says counts."
+        resume::another_frontend,
+        "The client accepts the state of a frontend with another epoch."
     ),
     scenario!(
         "source-version",
         "rule-11",
-        returning::source_version,
-        "Hello says the source version of the last commit. Optional: 0 is unknown."
+        resume::source_version,
+        "Hello has the source version of the last commit. Optional: 0 means unknown."
     ),
     scenario!(
         "restart",
         "rule-10",
-        returning::restart,
-        "A client that is started anew says what it holds, or nothing. Needs a COMMAND."
+        resume::restart,
+        "After a restart, Hello has the committed state, or none. Needs a COMMAND."
     ),
     scenario!(
         "drain",
         "rule-10",
-        leaving::drain,
-        "After a Drain the client connects again within the time that it names, also when the stream ends before."
+        reconnect::drain,
+        "After a Drain the client reconnects within the given time, even if the stream ends earlier."
     ),
     scenario!(
         "reconnect",
         "rule-10",
-        leaving::reconnect,
-        "After an error the client waits for a random time of 200 ms at least before it connects again."
+        reconnect::after_errors,
+        "After an error the client waits for a random time of at least 200 ms before it reconnects."
     ),
     scenario!(
         "silence",
         "rule-7",
-        leaving::silence,
-        "A client that owes no Ack and has heard nothing for 30 s ends the stream and connects again."
+        reconnect::after_silence,
+        "A client without an outstanding Ack that has received nothing for 30 s ends the stream and reconnects."
     ),
 ];
 
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_differ_and_links_lead_somewhere() {
+    fn names_are_unique_and_links_resolve() {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/protocol.md");
         let page = fs::read_to_string(page).unwrap();
         let headings = page.lines().filter_map(|line| line.strip_prefix('#'));
@@ -192,8 +192,8 @@ mod tests {
         let mut names = BTreeSet::new();
         for scenario in SCENARIOS {
             assert!(names.insert(scenario.name), "{}", scenario.name);
-            let is_there = page.contains(&format!("<a id=\"{}\"></a>", scenario.anchor));
-            assert!(is_there || headings.contains(scenario.anchor), "{}", scenario.link());
+            let has_anchor = page.contains(&format!("<a id=\"{}\"></a>", scenario.anchor));
+            assert!(has_anchor || headings.contains(scenario.anchor), "{}", scenario.link());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The gRPC edge: hands each stream that a client begins to the script, which says what it is answered.
+//! The gRPC server: hands each stream that a client opens to the scripted frontend.
 
 use std::{fmt, path::PathBuf};
 
@@ -21,14 +21,14 @@ use tokio::{
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream};
 use tonic::{Request, Response, Status, Streaming, transport::Server as Transport};
 
-/// How many messages a client may be behind with reading.
+/// The number of messages that wait for a client to read them.
 const QUEUE: usize = 16;
 
-/// A frontend without a will of its own. Dropping it closes its address and all connections.
+/// A listening frontend. Dropping it closes the listener and all connections.
 #[derive(Debug)]
 pub struct Server {
     address: Address,
-    streams: mpsc::UnboundedReceiver<Peer>,
+    streams: mpsc::UnboundedReceiver<ClientStream>,
     _serving: JoinSet<()>,
 }
 
@@ -38,27 +38,27 @@ enum Address {
     Unix(PathBuf),
 }
 
-/// One stream of a client. Dropping it ends it.
+/// A stream that a client has opened. Dropping it ends the stream.
 #[derive(Debug)]
-pub(crate) struct Peer {
-    messages: Streaming<v1::ClientMessage>,
-    answers: mpsc::Sender<Result<EncodedMessage, Status>>,
-    /// When it began.
-    pub(crate) since: Instant,
+pub(crate) struct ClientStream {
+    incoming: Streaming<v1::ClientMessage>,
+    outgoing: mpsc::Sender<Result<EncodedMessage, Status>>,
+    /// When the client opened it.
+    pub(crate) opened: Instant,
 }
 
-/// What a client did.
+/// What arrives on a stream.
 #[derive(Debug)]
-pub(crate) enum Heard {
-    /// It said something that can be read.
-    Event(Box<ClientMessage>),
-    /// It said something else.
-    Unreadable(String),
-    /// It ended the stream, or has gone.
-    Ended,
+pub(crate) enum Received {
+    /// A valid message.
+    Message(Box<ClientMessage>),
+    /// An invalid message, and why it is invalid.
+    Invalid(String),
+    /// The end of the stream.
+    End,
 }
 
-struct Door(mpsc::UnboundedSender<Peer>);
+struct WatchService(mpsc::UnboundedSender<ClientStream>);
 
 // === impl Server ===
 
@@ -66,23 +66,23 @@ impl Server {
     /// Listens at `unix:/PATH` or HOST:PORT, without TLS.
     ///
     /// # Errors
-    /// When the address cannot be bound.
+    /// If the address cannot be bound.
     pub async fn listen(address: &str) -> Result<Self> {
-        let (door, streams) = mpsc::unbounded_channel();
-        let service = FairleadServer::new(Door(door)).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let (sender, streams) = mpsc::unbounded_channel();
+        let service = FairleadServer::new(WatchService(sender)).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let router = Transport::builder().add_service(service);
         let mut serving = JoinSet::new();
         let address = match address.strip_prefix("unix:") {
             Some(path) => {
-                let listener = UnixListener::bind(path).with_context(|| format!("bind {address}"))?;
+                let listener = UnixListener::bind(path).with_context(|| format!("listen at {address}"))?;
                 let incoming = UnixListenerStream::new(listener);
                 serving.spawn(async { drop(router.serve_with_incoming(incoming).await) });
                 Address::Unix(path.into())
             }
             None => {
                 let bound = TcpListener::bind(address).await;
-                let listener = bound.with_context(|| format!("bind {address}"))?;
-                let address = listener.local_addr().context("the address that was bound")?;
+                let listener = bound.with_context(|| format!("listen at {address}"))?;
+                let address = listener.local_addr().context("read the bound address")?;
                 let incoming = TcpListenerStream::new(listener);
                 serving.spawn(async { drop(router.serve_with_incoming(incoming).await) });
                 Address::Tcp(address)
@@ -91,19 +91,19 @@ impl Server {
         Ok(Self { address, streams, _serving: serving })
     }
 
-    /// Where it listens, with the port that was chosen.
+    /// The address that clients connect to.
     #[must_use]
     pub fn address(&self) -> String {
         self.address.to_string()
     }
 
-    /// The next stream that a client begins.
-    pub(crate) async fn accept(&mut self) -> Option<Peer> {
+    /// Waits for the next stream.
+    pub(crate) async fn accept(&mut self) -> Option<ClientStream> {
         self.streams.recv().await
     }
 
-    /// A stream that has begun and that nobody has taken.
-    pub(crate) fn waiting(&mut self) -> Option<Peer> {
+    /// A stream that is open but not accepted yet.
+    pub(crate) fn try_accept(&mut self) -> Option<ClientStream> {
         self.streams.try_recv().ok()
     }
 }
@@ -111,7 +111,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Address::Unix(path) = &self.address {
-            // Somebody may have removed it before.
+            // Fails if another process has removed the socket, which is fine.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -126,50 +126,50 @@ impl fmt::Display for Address {
     }
 }
 
-// === impl Peer ===
+// === impl ClientStream ===
 
-impl Peer {
-    /// What it does next. May be dropped and called again.
-    pub(crate) async fn hear(&mut self) -> Heard {
-        match self.messages.message().await {
+impl ClientStream {
+    /// Waits for the next message or the end of the stream. Cancel safe.
+    pub(crate) async fn receive(&mut self) -> Received {
+        match self.incoming.message().await {
             Ok(Some(message)) => match ClientMessage::try_from(message) {
-                Ok(event) => Heard::Event(Box::new(event)),
-                Err(error) => Heard::Unreadable(error.to_string()),
+                Ok(message) => Received::Message(Box::new(message)),
+                Err(error) => Received::Invalid(error.to_string()),
             },
-            Ok(None) => Heard::Ended,
-            Err(status) if status.code() == tonic::Code::OutOfRange => Heard::Unreadable(status.to_string()),
-            Err(_) => Heard::Ended,
+            Ok(None) => Received::End,
+            Err(status) if status.code() == tonic::Code::OutOfRange => Received::Invalid(status.to_string()),
+            Err(_) => Received::End,
         }
     }
 
-    /// Says something. A client that has gone will be heard to.
-    pub(crate) async fn say(&self, message: EncodedMessage) {
-        let _ = self.answers.send(Ok(message)).await;
+    /// Sends a message. If the client is gone, [`Self::receive`] returns the end of the stream.
+    pub(crate) async fn send(&self, message: EncodedMessage) {
+        let _ = self.outgoing.send(Ok(message)).await;
     }
 
     /// Ends the stream with an error.
     pub(crate) async fn fail(self, status: Status) {
-        let _ = self.answers.send(Err(status)).await;
+        let _ = self.outgoing.send(Err(status)).await;
     }
 }
 
-// === impl Door ===
+// === impl WatchService ===
 
 #[tonic::async_trait]
-impl Fairlead for Door {
+impl Fairlead for WatchService {
     type WatchStream = ReceiverStream<Result<EncodedMessage, Status>>;
 
     async fn watch(
         &self,
         request: Request<Streaming<v1::ClientMessage>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let (answers, said) = mpsc::channel(QUEUE);
-        let peer = Peer { messages: request.into_inner(), answers, since: Instant::now() };
-        self.0.send(peer).map_err(|_| Status::unavailable("all scenarios have been played"))?;
-        Ok(Response::new(ReceiverStream::new(said)))
+        let (outgoing, messages) = mpsc::channel(QUEUE);
+        let stream = ClientStream { incoming: request.into_inner(), outgoing, opened: Instant::now() };
+        self.0.send(stream).map_err(|_| Status::unavailable("the protocol test has finished"))?;
+        Ok(Response::new(ReceiverStream::new(messages)))
     }
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
-        Err(Status::unimplemented("this frontend only plays scenarios"))
+        Err(Status::unimplemented("the protocol test does not serve Status"))
     }
 }

@@ -1,4 +1,4 @@
-//! What a node must hold: the operations that were committed, applied as the contract says, and the digests of that.
+//! The state that a backend must have committed, computed independently of the `backend` crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,27 +9,27 @@ use proto::{
 
 use crate::samples;
 
-/// All that was committed.
+/// The state of a node after all commits.
 #[derive(Clone, Debug)]
-pub(crate) struct State {
+pub(crate) struct CommittedState {
     node: NodeInfo,
     cluster: ClusterInfo,
-    services: BTreeMap<ServicePortKey, Held>,
+    service_ports: BTreeMap<ServicePortKey, ServicePortState>,
 }
 
 #[derive(Clone, Debug)]
-struct Held {
+struct ServicePortState {
     port: ServicePort,
     pools: BTreeMap<(PoolClass, IpFamily), Pool>,
 }
 
-impl State {
-    /// A node with its facts and nothing to do.
+impl CommittedState {
+    /// A state with node and cluster info, and without service ports.
     pub(crate) fn new(node: &str) -> Self {
-        Self { node: samples::node(node), cluster: samples::cluster(), services: BTreeMap::new() }
+        Self { node: samples::node(node), cluster: samples::cluster(), service_ports: BTreeMap::new() }
     }
 
-    /// With these operations on top.
+    /// Applies operations.
     pub(crate) fn with(mut self, operations: &[Operation]) -> Self {
         operations.iter().for_each(|operation| self.apply(operation));
         self
@@ -38,10 +38,10 @@ impl State {
     pub(crate) fn apply(&mut self, operation: &Operation) {
         match operation {
             Operation::PutServicePort(port) => {
-                let pools = self.services.remove(&port.key).map(|held| held.pools).unwrap_or_default();
-                self.services.insert(port.key.clone(), Held { port: port.clone(), pools });
+                let pools = self.service_ports.remove(&port.key).map(|state| state.pools).unwrap_or_default();
+                self.service_ports.insert(port.key.clone(), ServicePortState { port: port.clone(), pools });
             }
-            Operation::RemoveServicePort(key) => drop(self.services.remove(key)),
+            Operation::RemoveServicePort(key) => drop(self.service_ports.remove(key)),
             Operation::ChangePool { pool, add, remove } => {
                 if let Some(pool) = self.pool(pool) {
                     for endpoint in remove {
@@ -60,28 +60,28 @@ impl State {
             Operation::PutNode(node) => self.node = node.clone(),
             Operation::PutCluster(cluster) => self.cluster = cluster.clone(),
             Operation::ResetBucket(bucket) => {
-                self.services.retain(|key, _| KeyHash::of(key).bucket() != *bucket);
+                self.service_ports.retain(|key, _| KeyHash::of(key).bucket() != *bucket);
             }
         }
     }
 
-    /// That of a service port that is not there is lost.
+    /// The pool, if its service port exists.
     fn pool(&mut self, PoolId { key, class, family }: &PoolId) -> Option<&mut Pool> {
-        self.services.get_mut(key).map(|held| held.pools.entry((*class, *family)).or_default())
+        self.service_ports.get_mut(key).map(|state| state.pools.entry((*class, *family)).or_default())
     }
 
     pub(crate) fn has(&self, key: &ServicePortKey) -> bool {
-        self.services.contains_key(key)
+        self.service_ports.contains_key(key)
     }
 
-    /// The digest vector of a client that holds this.
+    /// The digest vector of this state.
     pub(crate) fn digests(&self) -> DigestVector {
         let mut digests = DigestVector::default();
-        for (key, held) in &self.services {
+        for (key, state) in &self.service_ports {
             let hash = KeyHash::of(key);
             let bucket = &mut digests[hash.bucket()];
-            bucket.add(Digest::of_service_port(&held.port));
-            for ((class, _), pool) in &held.pools {
+            bucket.add(Digest::of_service_port(&state.port));
+            for ((class, _), pool) in &state.pools {
                 bucket.add(hash.pool(*class, pool));
             }
         }
@@ -90,25 +90,25 @@ impl State {
         digests
     }
 
-    /// The entries in which a client's vector differs; all for one that has none.
-    pub(crate) fn differing(&self, held: Option<&DigestVector>) -> BTreeSet<u8> {
+    /// The digest entries in which a client differs; all of them for a client without a digest vector.
+    pub(crate) fn differing(&self, client: Option<&DigestVector>) -> BTreeSet<u8> {
         let digests = self.digests();
-        (0..=INFO_ENTRY).filter(|entry| held.is_none_or(|held| held[*entry] != digests[*entry])).collect()
+        (0..=INFO_ENTRY).filter(|entry| client.is_none_or(|client| client[*entry] != digests[*entry])).collect()
     }
 
-    /// What makes these entries right, whatever is held.
-    pub(crate) fn rebuild(&self, entries: &BTreeSet<u8>) -> Vec<Operation> {
+    /// The operations that repair these digest entries.
+    pub(crate) fn repair(&self, entries: &BTreeSet<u8>) -> Vec<Operation> {
         let buckets = entries.iter().filter(|entry| usize::from(**entry) < BUCKETS);
         let mut operations: Vec<_> = buckets.map(|bucket| Operation::ResetBucket(*bucket)).collect();
         if entries.contains(&INFO_ENTRY) {
             operations.push(Operation::PutNode(self.node.clone()));
             operations.push(Operation::PutCluster(self.cluster.clone()));
         }
-        for (key, held) in &self.services {
+        for (key, state) in &self.service_ports {
             if entries.contains(&KeyHash::of(key).bucket()) {
-                operations.push(Operation::PutServicePort(held.port.clone()));
-                operations.extend(held.pools.iter().map(|((class, family), pool)| Operation::ReplacePool {
-                    pool: samples::pool(key, *class, *family),
+                operations.push(Operation::PutServicePort(state.port.clone()));
+                operations.extend(state.pools.iter().map(|((class, family), pool)| Operation::ReplacePool {
+                    pool: samples::pool_id(key, *class, *family),
                     endpoints: pool.clone(),
                 }));
             }
@@ -116,12 +116,12 @@ impl State {
         operations
     }
 
-    /// The service ports, each with the endpoints of its cluster pools, as text.
-    pub(crate) fn described(&self) -> BTreeMap<String, BTreeSet<String>> {
-        let cluster = |held: &Held| -> BTreeSet<_> {
-            let pools = held.pools.iter().filter(|((class, _), _)| *class == PoolClass::Cluster);
+    /// The endpoints of the cluster pools by service port, in the text form of state commands.
+    pub(crate) fn cluster_endpoints(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let endpoints = |state: &ServicePortState| -> BTreeSet<_> {
+            let pools = state.pools.iter().filter(|((class, _), _)| *class == PoolClass::Cluster);
             pools.flat_map(|(_, pool)| pool.iter().map(ToString::to_string)).collect()
         };
-        self.services.iter().map(|(key, held)| (key.to_string(), cluster(held))).collect()
+        self.service_ports.iter().map(|(key, state)| (key.to_string(), endpoints(state))).collect()
     }
 }

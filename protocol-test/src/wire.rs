@@ -1,75 +1,75 @@
-//! Bytes that no message of this version has: fields and operations that a receiver cannot know.
+//! Adds fields and operations to encoded messages that no version of the protocol defines.
 
 use anyhow::{Result, bail, ensure};
-use number::varint;
+use varint::{get, put};
 
-/// A field number that no message uses, and none will for long.
-const UNKNOWN: u32 = 1000;
+/// A field number that no message uses.
+const UNKNOWN_FIELD: u32 = 1000;
 /// The wire type of strings, bytes and messages.
 const LENGTH_DELIMITED: u64 = 2;
 
-/// The path to a message within a `ServerMessage`: numbers of fields.
-pub(crate) type Path<'a> = &'a [u32];
+/// The path of a message within a `ServerMessage`, as field numbers.
+pub(crate) type MessagePath<'a> = &'a [u32];
 
-/// The parts of `ServerMessage` that unknown fields are put into.
-pub(crate) mod part {
-    use super::Path;
+/// The messages that unknown fields are added to.
+pub(crate) mod path {
+    use super::MessagePath;
 
     /// `ServerMessage` itself.
-    pub(crate) const MESSAGE: Path<'static> = &[];
+    pub(crate) const MESSAGE: MessagePath<'static> = &[];
     /// `ServerMessage.welcome`
-    pub(crate) const WELCOME: Path<'static> = &[1];
+    pub(crate) const WELCOME: MessagePath<'static> = &[1];
     /// `ServerMessage.batch`
-    pub(crate) const BATCH: Path<'static> = &[2];
+    pub(crate) const BATCH: MessagePath<'static> = &[2];
     /// `ServerMessage.batch.operations`
-    pub(crate) const OPERATION: Path<'static> = &[2, 3];
+    pub(crate) const OPERATION: MessagePath<'static> = &[2, 3];
     /// `ServerMessage.batch.operations.put_service_port`
-    pub(crate) const SERVICE_PORT: Path<'static> = &[2, 3, 1];
+    pub(crate) const SERVICE_PORT: MessagePath<'static> = &[2, 3, 1];
     /// `ServerMessage.batch.operations.replace_pool`
-    pub(crate) const POOL: Path<'static> = &[2, 3, 4];
+    pub(crate) const POOL: MessagePath<'static> = &[2, 3, 4];
     /// `ServerMessage.bookmark`
-    pub(crate) const BOOKMARK: Path<'static> = &[3];
+    pub(crate) const BOOKMARK: MessagePath<'static> = &[3];
 }
 
-/// A field that nobody knows, with so many bytes in it.
+/// An unknown field of `size` bytes.
 pub(crate) fn unknown_field(size: usize) -> Vec<u8> {
-    field(UNKNOWN, &vec![0xa5; size])
+    field(UNKNOWN_FIELD, &vec![0xa5; size])
 }
 
-/// An operation that nobody knows, as an entry of `Batch.operations`.
+/// An entry of `Batch.operations` with an unknown operation.
 pub(crate) fn unknown_operation() -> Vec<u8> {
     field(3, &unknown_field(8))
 }
 
-/// Appends `extra` to the message at `path`; where there are several, to each.
+/// Appends `extra` to every message at `path`.
 ///
 /// # Errors
-/// When `message` is no message.
-pub(crate) fn append(message: &[u8], path: Path<'_>, extra: &[u8]) -> Result<Vec<u8>> {
-    let Some((number, deeper)) = path.split_first() else {
+/// If `message` is not a protobuf message.
+pub(crate) fn append(message: &[u8], path: MessagePath<'_>, extra: &[u8]) -> Result<Vec<u8>> {
+    let Some((number, rest_of_path)) = path.split_first() else {
         return Ok([message, extra].concat());
     };
     let (mut rest, mut result) = (message, Vec::with_capacity(message.len() + extra.len()));
     while !rest.is_empty() {
         let before = rest;
-        let key = varint(&mut rest)?;
+        let key = get(&mut rest)?;
         let size = match key & 7 {
             0 => {
-                varint(&mut rest)?;
+                get(&mut rest)?;
                 0
             }
             1 => 8,
             LENGTH_DELIMITED => {
-                let size = varint(&mut rest)?;
+                let size = get(&mut rest)?;
                 usize::try_from(size)?
             }
             5 => 4,
-            other => bail!("wire type {other}"),
+            other => bail!("unknown wire type {other}"),
         };
-        ensure!(rest.len() >= size, "a field is longer than its message");
+        ensure!(rest.len() >= size, "a field exceeds its message");
         let (content, after) = rest.split_at(size);
         if key == u64::from(*number) << 3 | LENGTH_DELIMITED {
-            result.extend(field(*number, &append(content, deeper, extra)?));
+            result.extend(field(*number, &append(content, rest_of_path, extra)?));
         } else {
             result.extend_from_slice(&before[..before.len() - after.len()]);
         }
@@ -81,14 +81,14 @@ pub(crate) fn append(message: &[u8], path: Path<'_>, extra: &[u8]) -> Result<Vec
 /// A length-delimited field.
 fn field(number: u32, content: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(content.len() + 10);
-    number::put(u64::from(number) << 3 | LENGTH_DELIMITED, &mut bytes);
-    number::put(content.len() as u64, &mut bytes);
+    put(u64::from(number) << 3 | LENGTH_DELIMITED, &mut bytes);
+    put(content.len() as u64, &mut bytes);
     bytes.extend_from_slice(content);
     bytes
 }
 
-/// Numbers of variable length.
-mod number {
+/// Integers of variable length.
+mod varint {
     use anyhow::{Context as _, Result};
 
     pub(super) fn put(mut number: u64, to: &mut Vec<u8>) {
@@ -99,10 +99,10 @@ mod number {
         to.push(number as u8);
     }
 
-    pub(super) fn varint(from: &mut &[u8]) -> Result<u64> {
+    pub(super) fn get(from: &mut &[u8]) -> Result<u64> {
         let mut number = 0;
         for at in 0..10 {
-            let (byte, rest) = from.split_first().context("a number has no end")?;
+            let (byte, rest) = from.split_first().context("an integer is truncated")?;
             *from = rest;
             number |= u64::from(byte & 0x7f) << (7 * at);
             if byte & 0x80 == 0 {
@@ -124,23 +124,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_appended_is_ignored_where_fields_are_and_refused_where_operations_are() {
+    fn unknown_fields_are_ignored_and_unknown_operations_rejected() {
         let bookmark = EncodedMessage::new(&ServerMessage::Bookmark(Revision(300), Digest(u64::MAX)));
-        for path in [part::MESSAGE, part::BOOKMARK] {
-            let longer = append(&bookmark.to_bytes(), path, &unknown_field(200)).unwrap();
+        for message_path in [path::MESSAGE, path::BOOKMARK] {
+            let longer = append(&bookmark.to_bytes(), message_path, &unknown_field(200)).unwrap();
             assert!(longer.len() > bookmark.len() + 200);
             let decoded = EncodedMessage::from_bytes(longer.into()).decode().unwrap();
             assert_eq!(decoded, bookmark.decode().unwrap());
         }
-        let batch = crate::script::batch(Revision(1), Revision(2), &crate::samples::services());
+        let batch = crate::frontend::batch(Revision(1), Revision(2), &crate::samples::initial_operations());
         let batch = EncodedMessage::new(&ServerMessage::Batch(batch));
-        for path in [part::BATCH, part::OPERATION, part::SERVICE_PORT, part::POOL] {
-            let longer = append(&batch.to_bytes(), path, &unknown_field(3)).unwrap();
+        for message_path in [path::BATCH, path::OPERATION, path::SERVICE_PORT, path::POOL] {
+            let longer = append(&batch.to_bytes(), message_path, &unknown_field(3)).unwrap();
             assert!(longer.len() > batch.len());
             let decoded = EncodedMessage::from_bytes(longer.into()).decode().unwrap();
             assert_eq!(decoded, batch.decode().unwrap());
         }
-        let unknown = append(&batch.to_bytes(), part::BATCH, &unknown_operation()).unwrap();
+        let unknown = append(&batch.to_bytes(), path::BATCH, &unknown_operation()).unwrap();
         let decoded = EncodedMessage::from_bytes(unknown.into()).decode().unwrap();
         assert!(ServerMessage::try_from(decoded).is_err());
     }

@@ -19,7 +19,7 @@ pub(crate) async fn run(args: ConformanceArgs, mut shutdown: Shutdown) -> Result
     if list {
         let values: Vec<_> = SCENARIOS
             .iter()
-            .map(|scenario| json!({ "scenario": scenario.name, "rule": scenario.says, "link": scenario.link() }))
+            .map(|scenario| json!({ "scenario": scenario.name, "rule": scenario.rule, "link": scenario.link() }))
             .collect();
         print::value(output, &values, listed)?;
         return Ok(ExitCode::SUCCESS);
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: ConformanceArgs, mut shutdown: Shutdown) -> Result
 fn listed() -> Table {
     let mut table = Table::new(&["SCENARIO", "WHAT THE PROTOCOL SAYS", "WHERE"]);
     for scenario in SCENARIOS {
-        table.row([scenario.name.to_owned(), scenario.says.to_owned(), scenario.link()]);
+        table.row([scenario.name.to_owned(), scenario.rule.to_owned(), scenario.link()]);
     }
     table
 }
@@ -54,14 +54,14 @@ fn listed() -> Table {
 /// The table, what the protocol says about that which failed, and the sum.
 fn render(report: &TestReport) -> String {
     let mut table = Table::new(&["SCENARIO", "RESULT", "SECONDS", "SEEN"]);
-    for ScenarioResult { scenario, verdict, seen, seconds, .. } in &report.outcomes {
-        table.row([(*scenario).to_owned(), verdict.to_string(), format!("{seconds:.1}"), seen.clone()]);
+    for ScenarioResult { scenario, verdict, observed, seconds, .. } in &report.results {
+        table.row([(*scenario).to_owned(), verdict.to_string(), format!("{seconds:.1}"), observed.clone()]);
     }
     let mut text = table.to_string();
-    for outcome in report.outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Fail) {
-        let ScenarioResult { scenario, seen, rule, link, .. } = outcome;
+    for outcome in report.results.iter().filter(|outcome| outcome.verdict == Verdict::Fail) {
+        let ScenarioResult { scenario, observed, rule, link, .. } = outcome;
         // Writing to a string does not fail.
-        let _ = write!(text, "\n{scenario}: the backend {seen}.\n  {rule}\n  {link}\n");
+        let _ = write!(text, "\n{scenario}: the backend {observed}.\n  {rule}\n  {link}\n");
     }
     let [passed, failed, skipped] = [Verdict::Pass, Verdict::Fail, Verdict::Skip].map(|verdict| report.count(verdict));
     let _ = writeln!(text, "\n{passed} passed, {failed} failed, {skipped} skipped");
@@ -74,16 +74,16 @@ mod tests {
 
     #[test]
     fn what_failed_is_explained_and_all_is_counted() {
-        let outcome = |scenario, verdict, seen: &str| ScenarioResult {
+        let outcome = |scenario, verdict, observed: &str| ScenarioResult {
             scenario,
             verdict,
-            seen: seen.to_owned(),
+            observed: observed.to_owned(),
             rule: "One Ack each.",
             link: "docs/protocol.md#rule-6".to_owned(),
             seconds: 1.25,
         };
         let report = TestReport {
-            outcomes: vec![
+            results: vec![
                 outcome("snapshot", Verdict::Pass, "acked"),
                 outcome("bookmark", Verdict::Fail, "has not acked revision 7"),
                 outcome("repair", Verdict::Skip, "the client sends no digests"),

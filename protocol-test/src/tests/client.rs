@@ -1,4 +1,4 @@
-//! A small client that does everything right but for one thing. It works on bytes, so that it can be strict about them.
+//! A small client of the protocol that is correct except for one fault.
 
 use std::time::Duration;
 
@@ -19,59 +19,60 @@ use tokio::{
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Endpoint;
 
-use crate::state::State;
+use crate::state::CommittedState;
 
-pub(super) const NODE: &str = "conformance";
-/// As rules 7 and 10 have them.
-const SILENCE: Duration = Duration::from_secs(30);
+pub(super) const NODE: &str = "test-node";
+/// Rule 7.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Rule 10.
 const BACKOFF: Duration = Duration::from_millis(300);
 
-/// What it does wrong.
+/// How the client violates the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
-    /// Nothing, but it computes no digests, and never resumes.
+    /// No fault, but the client computes no digests and never resumes.
     Minimal,
     AckFirst,
     OtherNode,
     OtherVersion,
-    TalksTooEarly,
+    AckBeforeWelcome,
     SecondHello,
     NoAck,
     OtherRevision,
     OtherDigest,
-    Nanoseconds,
-    StrangeFailure,
+    WrongApplyTimeUnit,
+    UnknownFailure,
     SecondStream,
     AcksEachBatch,
     KeepsUncommitted,
     ForgetsPools,
     IgnoresReset,
-    OnlyOneSnapshot,
+    RejectsSecondSnapshot,
     IgnoresBookmarks,
-    StaysBehindBookmarks,
+    KeepsBaseAtBookmarks,
     IgnoresBase,
-    KeepsDigests,
+    IgnoresDigestRequests,
     OtherDigests,
-    DigestsOfNothing,
-    RefusesUnknownFields,
+    EmptyDigests,
+    RejectsUnknownFields,
     SkipsUnknownOperations,
-    SmallMessages,
+    RejectsLargeMessages,
     ForgetsRevision,
-    OneFrontend,
+    RejectsOtherEpochs,
     OtherSourceVersion,
     IgnoresDrain,
-    ComesBackAtOnce,
-    LeavesEarly,
+    ReconnectsAtOnce,
+    EndsStreamEarly,
 }
 
 struct Client {
     fault: Fault,
-    state: State,
+    state: CommittedState,
     staged: Vec<Operation>,
-    held: Option<(Epoch, Revision)>,
-    /// What the next difference starts from, once that is known.
+    committed: Option<(Epoch, Revision)>,
+    /// The base of the next difference, if it is known.
     base: Option<Revision>,
     epoch: Epoch,
     source_version: SourceVersion,
@@ -80,16 +81,16 @@ struct Client {
 
 type ClientSender = mpsc::UnboundedSender<v1::ClientMessage>;
 
-/// Why a stream is over.
-struct Ended;
+/// The end of a stream.
+struct StreamEnd;
 
-/// Follows the server for ever.
+/// Connects to the server again and again.
 pub(super) async fn run(address: String, fault: Fault) {
     let mut client = Client {
         fault,
-        state: State::new(NODE),
+        state: CommittedState::new(NODE),
         staged: Vec::new(),
-        held: None,
+        committed: None,
         base: None,
         epoch: Epoch(0),
         source_version: SourceVersion(0),
@@ -101,21 +102,21 @@ pub(super) async fn run(address: String, fault: Fault) {
         if fault != Fault::KeepsUncommitted {
             client.staged.clear();
         }
-        if fault != Fault::ComesBackAtOnce {
+        if fault != Fault::ReconnectsAtOnce {
             sleep(BACKOFF).await;
         }
     }
 }
 
 impl Client {
-    async fn follow(&mut self, address: &str) -> Option<Ended> {
+    async fn follow(&mut self, address: &str) -> Option<StreamEnd> {
         let channel = Endpoint::from_shared(format!("http://{address}")).ok()?.connect().await.ok()?;
-        let limit = if self.fault == Fault::SmallMessages { 1 << 19 } else { 2 * MAX_MESSAGE_BYTES };
+        let limit = if self.fault == Fault::RejectsLargeMessages { 1 << 19 } else { 2 * MAX_MESSAGE_BYTES };
         let (sender, receiver) = mpsc::unbounded_channel();
         self.send_hello(&sender);
         let request = UnboundedReceiverStream::new(receiver);
         let mut messages = encoded::watch(channel.clone(), request, limit).await.ok()?.into_inner();
-        let silence = if self.fault == Fault::LeavesEarly { SILENCE / 6 } else { SILENCE };
+        let silence = if self.fault == Fault::EndsStreamEarly { SILENCE_TIMEOUT / 6 } else { SILENCE_TIMEOUT };
         loop {
             let wire = timeout(silence, messages.message()).await.ok()?.ok()??;
             let message = self.decode(&wire)?;
@@ -131,7 +132,7 @@ impl Client {
     }
 
     fn send_hello(&self, sender: &ClientSender) {
-        let resume = self.held.filter(|_| self.fault != Fault::Minimal);
+        let resume = self.committed.filter(|_| self.fault != Fault::Minimal);
         let hello = Hello {
             node: if self.fault == Fault::OtherNode { "other" } else { NODE }.into(),
             role: Role::Backend,
@@ -141,7 +142,7 @@ impl Client {
             digests: resume.map(|_| Box::new(self.state.digests())),
             source_version: match self.fault {
                 Fault::Minimal => SourceVersion(0),
-                Fault::OtherSourceVersion if self.held.is_some() => SourceVersion(5),
+                Fault::OtherSourceVersion if self.committed.is_some() => SourceVersion(5),
                 _ => self.source_version,
             },
             started: None,
@@ -155,7 +156,7 @@ impl Client {
             send(sender, &empty_ack(Revision(1)));
         }
         let _ = sender.send(hello);
-        if self.fault == Fault::TalksTooEarly {
+        if self.fault == Fault::AckBeforeWelcome {
             send(sender, &empty_ack(Revision(1)));
         }
     }
@@ -165,7 +166,7 @@ impl Client {
         let skips = self.fault == Fault::SkipsUnknownOperations;
         let message = if skips { without_unknown(message) } else { message };
         let message = ServerMessage::try_from(message).ok()?;
-        let is_strict = self.fault == Fault::RefusesUnknownFields;
+        let is_strict = self.fault == Fault::RejectsUnknownFields;
         (!is_strict || EncodedMessage::new(&message).len() == wire.len()).then_some(message)
     }
 
@@ -173,11 +174,11 @@ impl Client {
         let reply = |message: ClientMessage| send(sender, &message);
         match message {
             ServerMessage::Welcome(welcome) => {
-                if self.fault == Fault::OneFrontend && self.epoch != Epoch(0) && self.epoch != welcome.epoch {
+                if self.fault == Fault::RejectsOtherEpochs && self.epoch != Epoch(0) && self.epoch != welcome.epoch {
                     return None;
                 }
                 self.epoch = welcome.epoch;
-                self.base = self.held.filter(|_| welcome.mode == SyncMode::Resume).map(|(_, revision)| revision);
+                self.base = self.committed.filter(|_| welcome.mode == SyncMode::Resume).map(|(_, revision)| revision);
                 if self.fault == Fault::SecondHello {
                     self.send_hello(sender);
                 }
@@ -185,13 +186,13 @@ impl Client {
             ServerMessage::Batch(batch) => self.handle_batch(batch, sender)?,
             ServerMessage::Bookmark(revision, _) => match self.fault {
                 Fault::IgnoresBookmarks => {}
-                Fault::StaysBehindBookmarks => reply(self.ack(revision)),
+                Fault::KeepsBaseAtBookmarks => reply(self.ack(revision)),
                 Fault::ForgetsRevision => {
                     self.base = Some(revision);
                     reply(self.ack(revision));
                 }
                 _ => {
-                    (self.base, self.held) = (Some(revision), Some((self.epoch, revision)));
+                    (self.base, self.committed) = (Some(revision), Some((self.epoch, revision)));
                     reply(self.ack(revision));
                 }
             },
@@ -199,11 +200,11 @@ impl Client {
             ServerMessage::Drain(_) => return None,
             ServerMessage::DigestRequest => {
                 let mut digests = self.state.digests();
-                let mut revision = self.held.map_or(Revision(0), |(_, revision)| revision);
+                let mut revision = self.committed.map_or(Revision(0), |(_, revision)| revision);
                 match self.fault {
-                    Fault::KeepsDigests => return Some(()),
+                    Fault::IgnoresDigestRequests => return Some(()),
                     Fault::OtherDigests => digests[7].add(Digest(1)),
-                    Fault::DigestsOfNothing => (digests, revision) = (DigestVector::default(), Revision(0)),
+                    Fault::EmptyDigests => (digests, revision) = (DigestVector::default(), Revision(0)),
                     _ => {}
                 }
                 reply(ClientMessage::DigestResponse(revision, Box::new(digests)));
@@ -213,12 +214,12 @@ impl Client {
     }
 
     fn handle_batch(&mut self, batch: Batch, sender: &ClientSender) -> Option<()> {
-        let is_other = self.base.is_some_and(|base| base != batch.base);
-        if is_other && self.fault != Fault::IgnoresBase {
+        let wrong_base = self.base.is_some_and(|base| base != batch.base);
+        if wrong_base && self.fault != Fault::IgnoresBase {
             return None;
         }
         let resets = batch.operations.iter().filter(|operation| matches!(operation, Operation::ResetBucket(_)));
-        if self.fault == Fault::OnlyOneSnapshot && self.base.is_some() && resets.count() > 1 {
+        if self.fault == Fault::RejectsSecondSnapshot && self.base.is_some() && resets.count() > 1 {
             return None;
         }
         self.staged.extend(batch.operations);
@@ -240,7 +241,7 @@ impl Client {
         }
         self.commits += 1;
         self.source_version = batch.source_version;
-        (self.base, self.held) = (Some(batch.target), Some((self.epoch, batch.target)));
+        (self.base, self.committed) = (Some(batch.target), Some((self.epoch, batch.target)));
         if self.fault != Fault::NoAck {
             send(sender, &self.ack(batch.target));
         }
@@ -252,7 +253,7 @@ impl Client {
         if self.fault == Fault::OtherDigest {
             digest.add(Digest(1));
         }
-        let strange = ServicePortFailure {
+        let unknown = ServicePortFailure {
             key: ServicePortKey::new("elsewhere", "nothing", "", Protocol::Tcp),
             reason: "no reason".to_owned(),
             retryable: false,
@@ -261,8 +262,8 @@ impl Client {
         ClientMessage::Ack(Ack {
             revision: if self.fault == Fault::OtherRevision { Revision(revision.0 + 1) } else { revision },
             digest: (self.fault != Fault::Minimal).then_some(digest),
-            apply_time: Duration::from_secs(if self.fault == Fault::Nanoseconds { 1000 } else { 0 }),
-            failures: if self.fault == Fault::StrangeFailure { vec![strange] } else { Vec::new() },
+            apply_time: Duration::from_secs(if self.fault == Fault::WrongApplyTimeUnit { 1000 } else { 0 }),
+            failures: if self.fault == Fault::UnknownFailure { vec![unknown] } else { Vec::new() },
         })
     }
 }

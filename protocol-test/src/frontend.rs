@@ -1,0 +1,177 @@
+//! A frontend that a scenario scripts: it sends messages, and checks every message of the client against the rules,
+//! whatever the scenario is about.
+//!
+//! ```text
+//!   connect ──▶ Hello ──▶ Welcome ──▶ sync | commit | bookmark ──▶ one Ack each ──▶ end of stream, drain
+//! ```
+
+mod expect;
+mod send;
+
+use std::{sync::Arc, time::Duration};
+
+use proto::{
+    digest::Digest,
+    model::{Ack, Epoch, Hello, Revision, SourceVersion, SyncMode, Welcome},
+};
+use tokio::time::Instant;
+
+use crate::{
+    Scenario,
+    backend_process::BackendProcess,
+    server::{ClientStream, Server},
+    state::CommittedState,
+};
+
+pub(crate) use self::{expect::DigestCheck, send::batch};
+
+/// The result of a step or of a scenario, which returns a description of what the client did.
+pub(crate) type Outcome<T = String> = Result<T, Deviation>;
+
+/// Why a scenario ends early. The text continues "the backend ...".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Deviation {
+    /// The client violates a rule.
+    Violation(String),
+    /// The client does not support an optional part of the protocol.
+    Unsupported(String),
+}
+
+/// How long to wait for messages that a client must not send.
+pub(crate) const QUIET_PERIOD: Duration = Duration::from_millis(700);
+/// The longest delay before a client reconnects.
+const MAX_BACKOFF: Duration = Duration::from_secs(15);
+/// The first revision of an epoch, and the lowest source version.
+const FIRST_REVISION: u64 = 1000;
+
+/// The frontend of one scenario.
+pub(crate) struct ScriptedFrontend<'a> {
+    server: &'a mut Server,
+    pub(crate) backend: &'a mut BackendProcess,
+    pub(crate) node: Arc<str>,
+    pub(crate) patience: Duration,
+    stream: Option<ClientStream>,
+    epoch: Epoch,
+    /// The current revision.
+    pub(crate) revision: Revision,
+    /// The state that the client must have committed.
+    pub(crate) state: CommittedState,
+    /// What the client acked last in this scenario.
+    last_ack: Option<(Epoch, Revision)>,
+    /// What the client acked last on this stream. It may repeat this Ack.
+    last_ack_on_stream: Option<Revision>,
+    /// When the commit or bookmark in flight was sent.
+    sent_at: Instant,
+    /// Whether the client has sent a digest.
+    pub(crate) has_digests: bool,
+}
+
+impl<'a> ScriptedFrontend<'a> {
+    pub(crate) fn new(
+        server: &'a mut Server,
+        backend: &'a mut BackendProcess,
+        node: Arc<str>,
+        patience: Duration,
+    ) -> Self {
+        Self {
+            server,
+            backend,
+            patience,
+            stream: None,
+            epoch: random_epoch(),
+            revision: Revision(FIRST_REVISION),
+            state: CommittedState::new(&node),
+            last_ack: None,
+            last_ack_on_stream: None,
+            sent_at: Instant::now(),
+            has_digests: false,
+            node,
+        }
+    }
+
+    /// Runs a scenario.
+    pub(crate) async fn run(mut self, scenario: &Scenario) -> Outcome {
+        // A client that is not restarted between scenarios may have opened streams in the meantime.
+        while self.server.try_accept().is_some() {}
+        let outcome = (scenario.run)(&mut self).await;
+        let observed = outcome.map_err(|deviation| match (deviation, self.backend.exit_status()) {
+            (Deviation::Violation(what), Some(exit)) => Deviation::Violation(format!("{what}; {exit}")),
+            (deviation, _) => deviation,
+        })?;
+        if self.stream.is_some() && self.server.try_accept().is_some() {
+            return violation("opened a second stream while the first was open");
+        }
+        Ok(observed)
+    }
+
+    /// Continues as another frontend, as after a restart: with a new epoch.
+    pub(crate) fn start_new_epoch(&mut self) {
+        self.epoch = random_epoch();
+        self.revision = Revision(FIRST_REVISION);
+    }
+
+    /// Whether the Hello resumes in the current epoch.
+    pub(crate) fn resumes(&self, hello: &Hello) -> bool {
+        hello.resume.is_some_and(|(epoch, _)| epoch == self.epoch)
+    }
+
+    /// Drops the stream, because the client process is about to stop.
+    pub(crate) fn drop_stream(&mut self) {
+        self.stream = None;
+    }
+
+    /// The Welcome of this frontend.
+    pub(crate) fn welcome(&self, mode: SyncMode) -> Welcome {
+        Welcome { epoch: self.epoch, mode, source_version: self.source_version() }
+    }
+
+    /// The source version of the current revision.
+    pub(crate) fn source_version(&self) -> SourceVersion {
+        SourceVersion(self.revision.0 + FIRST_REVISION)
+    }
+
+    /// The digest of the state that the client must have committed.
+    pub(crate) fn digest(&self) -> Digest {
+        self.state.digests().total()
+    }
+
+    /// Compares what the backend has programmed with the committed state, if there is a state command.
+    pub(crate) async fn check_programmed(&self, ack: &Ack) -> Outcome<()> {
+        let programmed = self.backend.programmed().await;
+        let programmed = programmed.map_err(|error| Deviation::Violation(format!("cannot be inspected: {error:#}")))?;
+        let Some(mut programmed) = programmed else { return Ok(()) };
+        let mut committed = self.state.cluster_endpoints();
+        for failure in &ack.failures {
+            // A service port that failed may be programmed in part.
+            programmed.remove(&failure.key.to_string());
+            committed.remove(&failure.key.to_string());
+        }
+        for (key, endpoints) in &programmed {
+            let Some(desired) = committed.remove(key) else {
+                return violation(format!("has programmed {key}, which is not in the committed state"));
+            };
+            if endpoints.as_ref().is_some_and(|endpoints| *endpoints != desired) {
+                return violation(format!("has programmed {key} with {endpoints:?}, but {desired:?} was committed"));
+            }
+        }
+        // A service port without endpoints need not be programmed.
+        match committed.into_iter().find(|(_, endpoints)| !endpoints.is_empty()) {
+            Some((key, _)) => violation(format!("has not programmed {key}, which is in the committed state")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Reports that the client violates a rule.
+pub(crate) fn violation<T>(what: impl Into<String>) -> Outcome<T> {
+    Err(Deviation::Violation(what.into()))
+}
+
+/// Reports that the client does not support an optional part of the protocol.
+pub(crate) fn unsupported<T>(what: impl Into<String>) -> Outcome<T> {
+    Err(Deviation::Unsupported(what.into()))
+}
+
+fn random_epoch() -> Epoch {
+    Epoch(fastrand::u64(1..))
+}

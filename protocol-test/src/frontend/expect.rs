@@ -1,0 +1,193 @@
+//! Waits for messages of the client, and checks them against the rules.
+
+use std::time::Duration;
+
+use proto::{
+    digest::DigestVector,
+    model::{Ack, ClientMessage, Hello, Role, ServerMessage},
+};
+use tokio::time::{Instant, timeout};
+
+use super::{MAX_BACKOFF, Outcome, ScriptedFrontend, violation};
+use crate::server::Received;
+
+/// Tolerance for `apply_micros`, which must not exceed the time between commit and Ack.
+const APPLY_TIME_TOLERANCE: Duration = Duration::from_secs(1);
+
+/// Whether the digest of an Ack is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DigestCheck {
+    /// The digest must be that of the committed state.
+    Required,
+    /// Any digest is accepted: a client may or may not hash unknown fields.
+    Skipped,
+}
+
+impl ScriptedFrontend<'_> {
+    /// Waits for a stream and its Hello.
+    pub(crate) async fn expect_hello(&mut self) -> Outcome<Hello> {
+        self.expect_stream().await.map(|(hello, _)| hello)
+    }
+
+    /// Waits for a stream and its Hello, and returns when the stream was opened.
+    pub(crate) async fn expect_stream(&mut self) -> Outcome<(Hello, Instant)> {
+        let patience = self.patience + MAX_BACKOFF;
+        let Ok(Some(stream)) = timeout(patience, self.server.accept()).await else {
+            return violation(format!("did not open a stream within {patience:?}"));
+        };
+        let opened = stream.opened;
+        (self.stream, self.last_ack_on_stream) = (Some(stream), None);
+        let hello = match self.next_message(self.patience).await? {
+            Some(ClientMessage::Hello(hello)) => hello,
+            Some(other) => return violation(format!("sent {} before Hello", describe(&other))),
+            None => return violation(format!("did not send Hello within {:?}", self.patience)),
+        };
+        self.check_hello(&hello)?;
+        Ok((hello, opened))
+    }
+
+    fn check_hello(&mut self, hello: &Hello) -> Outcome<()> {
+        if *hello.node != *self.node {
+            return violation(format!("sent Hello for node {:?} instead of {:?}", hello.node, self.node));
+        }
+        if hello.role != Role::Backend {
+            return violation("sent Hello with another role than ROLE_BACKEND");
+        }
+        if hello.backend.is_empty() {
+            return violation("sent Hello with an empty field `backend`");
+        }
+        self.has_digests |= hello.digests.is_some();
+        let Some((epoch, revision)) = hello.resume.filter(|(epoch, _)| *epoch == self.epoch) else {
+            return Ok(());
+        };
+        match self.last_ack {
+            Some(acked) if acked == (epoch, revision) => {}
+            Some((_, acked)) => {
+                return violation(format!("sent Hello with revision {revision}, but has acked {acked}"));
+            }
+            None => return violation(format!("sent Hello with revision {revision}, but has acked nothing")),
+        }
+        match &hello.digests {
+            Some(digests) if **digests != self.state.digests() => {
+                violation(format!("sent Hello with digests that are not those of its revision {revision}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for the Ack of the commit or bookmark in flight.
+    pub(crate) async fn expect_ack(&mut self) -> Outcome<Ack> {
+        self.expect_ack_with(DigestCheck::Required).await
+    }
+
+    /// Waits for the Ack of the commit or bookmark in flight, with or without a check of its digest.
+    pub(crate) async fn expect_ack_with(&mut self, digest_check: DigestCheck) -> Outcome<Ack> {
+        let (revision, deadline) = (self.revision, Instant::now() + self.patience);
+        let ack = loop {
+            match self.next_message(deadline.saturating_duration_since(Instant::now())).await? {
+                None => return violation(format!("did not ack revision {revision} within {:?}", self.patience)),
+                Some(ClientMessage::Ack(ack)) if ack.revision == revision => break ack,
+                Some(ClientMessage::Ack(ack)) if self.last_ack_on_stream == Some(ack.revision) => {}
+                Some(ClientMessage::Ack(ack)) => {
+                    return violation(format!("acked revision {}, but {revision} was sent", ack.revision));
+                }
+                Some(other) => return violation(format!("sent {} instead of an Ack", describe(&other))),
+            }
+        };
+        (self.last_ack_on_stream, self.last_ack) = (Some(revision), Some((self.epoch, revision)));
+        let elapsed = self.sent_at.elapsed();
+        if ack.apply_time > elapsed + APPLY_TIME_TOLERANCE {
+            let apply_time = ack.apply_time;
+            return violation(format!(
+                "sent an Ack with an apply time of {apply_time:?}, {elapsed:?} after the commit"
+            ));
+        }
+        if let Some(failure) = ack.failures.iter().find(|failure| !self.state.has(&failure.key)) {
+            return violation(format!("reported a failure of {}, which is not in the committed state", failure.key));
+        }
+        match ack.digest {
+            None if self.has_digests => return violation("sent an Ack without a digest, after messages with digests"),
+            None => {}
+            Some(digest) if digest_check == DigestCheck::Required && digest != self.digest() => {
+                let expected = self.digest().0;
+                return violation(format!(
+                    "acked revision {revision} with digest {:016x}, but that of the committed state is {expected:016x}",
+                    digest.0
+                ));
+            }
+            Some(_) => self.has_digests = true,
+        }
+        self.check_programmed(&ack).await?;
+        Ok(ack)
+    }
+
+    /// Sends a DigestRequest, and waits for the response.
+    pub(crate) async fn request_digests(&mut self) -> Outcome<Box<DigestVector>> {
+        self.send(ServerMessage::DigestRequest).await;
+        match self.next_message(self.patience).await? {
+            Some(ClientMessage::DigestResponse(revision, digests)) if revision == self.revision => Ok(digests),
+            Some(ClientMessage::DigestResponse(revision, _)) => {
+                violation(format!("sent the digests of revision {revision}, but has committed {}", self.revision))
+            }
+            Some(other) => violation(format!("sent {} instead of a DigestResponse", describe(&other))),
+            None => violation(format!("did not send a DigestResponse within {:?}", self.patience)),
+        }
+    }
+
+    /// Waits, and expects no message but repetitions of the last Ack.
+    pub(crate) async fn expect_quiet(&mut self, period: Duration, when: &str) -> Outcome<()> {
+        let deadline = Instant::now() + period;
+        loop {
+            match self.next_message(deadline.saturating_duration_since(Instant::now())).await? {
+                None => return Ok(()),
+                Some(ClientMessage::Ack(ack)) if self.last_ack_on_stream == Some(ack.revision) => {}
+                Some(other) => return violation(format!("sent {} {when}", describe(&other))),
+            }
+        }
+    }
+
+    /// Expects the client to end the stream, without any message but repetitions of the last Ack.
+    pub(crate) async fn expect_end(&mut self, within: Duration, when: &str) -> Outcome<()> {
+        let deadline = Instant::now() + within;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(stream) = &mut self.stream else { return Ok(()) };
+            match timeout(left, stream.receive()).await {
+                Err(_) => return violation(format!("did not end the stream within {within:?} {when}")),
+                Ok(Received::End) => {
+                    self.stream = None;
+                    return Ok(());
+                }
+                Ok(Received::Invalid(error)) => return violation(format!("sent an invalid message: {error}")),
+                Ok(Received::Message(message)) => match *message {
+                    ClientMessage::Ack(ack) if self.last_ack_on_stream == Some(ack.revision) => {}
+                    other => {
+                        return violation(format!("sent {} {when}, and did not end the stream", describe(&other)));
+                    }
+                },
+            }
+        }
+    }
+
+    /// The next message; `None` after a timeout. The end of the stream is a violation here.
+    async fn next_message(&mut self, within: Duration) -> Outcome<Option<ClientMessage>> {
+        let Some(stream) = &mut self.stream else { return violation("has no stream") };
+        match timeout(within, stream.receive()).await {
+            Err(_) => Ok(None),
+            Ok(Received::Message(message)) => Ok(Some(*message)),
+            Ok(Received::Invalid(error)) => violation(format!("sent an invalid message: {error}")),
+            Ok(Received::End) => {
+                self.stream = None;
+                violation("ended the stream")
+            }
+        }
+    }
+}
+
+fn describe(message: &ClientMessage) -> String {
+    match message {
+        ClientMessage::Hello(_) => "a second Hello".to_owned(),
+        ClientMessage::Ack(ack) => format!("an Ack of revision {}", ack.revision),
+        ClientMessage::DigestResponse(..) => "a DigestResponse without a request".to_owned(),
+    }
+}

@@ -1,0 +1,96 @@
+//! Scenarios about operations and commits.
+
+use proto::{
+    digest::KeyHash,
+    model::{Batch, Endpoint, IpFamily, Operation, PoolClass, Protocol},
+};
+
+use crate::{
+    frontend::{Deviation, Outcome, QUIET_PERIOD, ScriptedFrontend, batch},
+    samples,
+};
+
+pub(super) async fn several_batches(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    let ack = frontend.sync_samples().await?;
+    let base = frontend.revision;
+    let operations = samples::put_with_pools(&samples::key("late", Protocol::Tcp), 4);
+    let (last, first) =
+        operations.split_last().map(|(last, first)| (std::slice::from_ref(last), first)).unwrap_or_default();
+    frontend.revision.0 += 1;
+    for operation in first {
+        let part = batch(base, frontend.revision, std::slice::from_ref(operation));
+        frontend.send_batch(Batch { commit: false, ..part }).await;
+    }
+    frontend.expect_quiet(QUIET_PERIOD, "before the batch with commit").await?;
+    frontend.check_programmed(&ack).await?;
+    operations.iter().for_each(|operation| frontend.state.apply(operation));
+    frontend.send_batch(batch(base, frontend.revision, last)).await;
+    frontend.expect_ack().await?;
+    frontend.expect_quiet(QUIET_PERIOD, "after the Ack of a change in several batches").await?;
+    Ok(format!("sent one Ack for {} batches", operations.len()))
+}
+
+pub(super) async fn uncommitted(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    let ack = frontend.sync_samples().await?;
+    let uncommitted = samples::put_with_pools(&samples::key("uncommitted", Protocol::Tcp), 5);
+    let part = Batch { commit: false, ..batch(frontend.revision, frontend.revision, &uncommitted) };
+    frontend.send_batch(part).await;
+    frontend.expect_quiet(QUIET_PERIOD, "before the batch with commit").await?;
+    frontend.end_stream().await;
+    let hello = frontend.expect_hello().await?;
+    frontend.check_programmed(&ack).await?;
+    let target = frontend.state.clone();
+    frontend.sync(&hello, target).await?;
+    frontend.commit(&samples::put_with_pools(&samples::key("late", Protocol::Tcp), 4)).await?;
+    Ok("discarded the uncommitted operations".to_owned())
+}
+
+pub(super) async fn deltas(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    let (web, dns) = (samples::key("web", Protocol::Tcp), samples::key("dns", Protocol::Udp));
+    let endpoint = |number| samples::endpoint(IpFamily::V4, number);
+    let pool = |class| samples::pool_id(&web, class, IpFamily::V4);
+    let terminating = Endpoint { terminating: true, ..endpoint(1) };
+    let change = |class, add: Vec<_>, remove: Vec<_>| Operation::ChangePool { pool: pool(class), add, remove };
+    let replace = |key, number| samples::replace_pool(key, PoolClass::Cluster, IpFamily::V4, &[endpoint(number)]);
+    let mut port = samples::service_port(&web, 1);
+    port.port = port.port.saturating_add(1);
+    let unknown = samples::key("unknown", Protocol::Tcp);
+    let steps: [(&str, Operation); 8] = [
+        ("change_pool that adds", change(PoolClass::Cluster, vec![endpoint(7), endpoint(8)], vec![])),
+        ("change_pool that removes", change(PoolClass::Cluster, vec![endpoint(9)], vec![endpoint(1)])),
+        ("change_pool that changes flags", change(PoolClass::Local, vec![terminating], vec![])),
+        ("replace_pool", replace(&web, 12)),
+        ("put_service_port of an existing service port", Operation::PutServicePort(port)),
+        ("remove_service_port", Operation::RemoveServicePort(dns.clone())),
+        ("put_service_port of a removed service port", Operation::PutServicePort(samples::service_port(&dns, 2))),
+        ("replace_pool of an unknown service port", replace(&unknown, 1)),
+    ];
+    let count = steps.len();
+    for (name, operation) in steps {
+        frontend.commit(&[operation]).await.map_err(|deviation| match deviation {
+            Deviation::Violation(what) => Deviation::Violation(format!("{what} (after {name})")),
+            other => other,
+        })?;
+    }
+    Ok(format!("acked {count} commits"))
+}
+
+pub(super) async fn reset_bucket(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    let web = samples::key("web", Protocol::Tcp);
+    let reset = Operation::ResetBucket(KeyHash::of(&web).bucket());
+    // The service port is sent again with one endpoint less.
+    let endpoint = samples::endpoint(IpFamily::V4, 1);
+    let pool = samples::replace_pool(&web, PoolClass::Cluster, IpFamily::V4, &[endpoint]);
+    frontend.commit(&[reset.clone(), Operation::PutServicePort(samples::service_port(&web, 1)), pool]).await?;
+    frontend.commit(&[reset]).await?;
+    Ok("removed what was not sent again".to_owned())
+}
+
+pub(super) async fn snapshot_again(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    frontend.send_snapshot().await?;
+    frontend.commit(&[Operation::RemoveServicePort(samples::key("api", Protocol::Tcp))]).await?;
+    Ok("acked the snapshot and a difference from it".to_owned())
+}

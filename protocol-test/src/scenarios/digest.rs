@@ -1,0 +1,60 @@
+//! Scenarios about bookmarks, base revisions and digests.
+
+use proto::{
+    digest::KeyHash,
+    model::{IpFamily, Operation, PoolClass, Protocol, Revision},
+};
+
+use crate::{
+    frontend::{Outcome, ScriptedFrontend, batch, unsupported, violation},
+    samples,
+};
+
+pub(super) async fn bookmark(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    frontend.bookmark().await?;
+    frontend.bookmark().await?;
+    frontend.commit(&[Operation::RemoveServicePort(samples::key("api", Protocol::Tcp))]).await?;
+    Ok("acked two bookmarks and a difference from the second".to_owned())
+}
+
+pub(super) async fn wrong_base(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    let ack = frontend.sync_samples().await?;
+    let committed = frontend.revision;
+    let remove = Operation::RemoveServicePort(samples::key("web", Protocol::Tcp));
+    let target = Revision(committed.0 + 2);
+    frontend.send_batch(batch(Revision(committed.0 + 1), target, &[remove])).await;
+    frontend.expect_end(frontend.patience, "after a difference from another revision than its own").await?;
+    frontend.expect_hello().await?;
+    frontend.check_programmed(&ack).await?;
+    Ok("ended the stream, and reconnected with its committed state".to_owned())
+}
+
+pub(super) async fn digest_request(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    require_digests(frontend)?;
+    let digests = frontend.request_digests().await?;
+    match frontend.state.differing(Some(&digests)).first() {
+        None => Ok("sent 129 correct entries".to_owned()),
+        Some(entry) => violation(format!("sent digests whose entry {entry} is not that of the committed state")),
+    }
+}
+
+pub(super) async fn repair(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    require_digests(frontend)?;
+    frontend.request_digests().await?;
+    let web = samples::key("web", Protocol::Tcp);
+    let endpoint = samples::endpoint(IpFamily::V6, 9);
+    let pool = samples::replace_pool(&web, PoolClass::Cluster, IpFamily::V6, &[endpoint]);
+    let target = frontend.state.clone().with(&[pool]);
+    let buckets = [KeyHash::of(&web).bucket()].into();
+    // A repair without other changes has equal base and target revisions.
+    frontend.repair(frontend.revision, &buckets, target).await?;
+    frontend.commit(&[Operation::RemoveServicePort(web)]).await?;
+    Ok("acked the repair and a difference from it".to_owned())
+}
+
+fn require_digests(frontend: &ScriptedFrontend<'_>) -> Outcome<()> {
+    if frontend.has_digests { Ok(()) } else { unsupported("does not compute digests") }
+}

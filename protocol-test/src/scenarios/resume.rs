@@ -1,0 +1,87 @@
+//! Scenarios about what a client sends when it reconnects.
+
+use proto::model::{Hello, Operation, Protocol, SourceVersion, SyncMode};
+
+use crate::{
+    frontend::{Outcome, ScriptedFrontend, batch, unsupported, violation},
+    samples,
+};
+
+pub(super) async fn resume(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    frontend.bookmark().await?;
+    frontend.end_stream().await;
+    let hello = frontend.expect_hello().await?;
+    if !frontend.resumes(&hello) {
+        return unsupported("does not resume");
+    }
+    frontend.send_welcome(SyncMode::Resume).await;
+    // One difference covers two revisions.
+    let web = samples::key("web", Protocol::Tcp);
+    let base = frontend.advance(&[Operation::RemoveServicePort(web.clone())]);
+    let late = samples::put_with_pools(&samples::key("late", Protocol::Tcp), 4);
+    frontend.advance(&late);
+    let operations = [&[Operation::RemoveServicePort(web)], &late[..]].concat();
+    frontend.send_batch(batch(base, frontend.revision, &operations)).await;
+    frontend.expect_ack().await?;
+    frontend.end_stream().await;
+    let hello = frontend.expect_hello().await?;
+    if !frontend.resumes(&hello) {
+        return violation("resumed once, but not again");
+    }
+    frontend.send_welcome(SyncMode::Resume).await;
+    frontend.bookmark().await?;
+    Ok("resumed with a difference, and with a bookmark".to_owned())
+}
+
+pub(super) async fn another_frontend(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    frontend.end_stream().await;
+    frontend.start_new_epoch();
+    let hello = frontend.expect_hello().await?;
+    let unchanged = frontend.state.clone();
+    frontend.sync(&hello, unchanged).await?;
+    frontend.end_stream().await;
+    frontend.start_new_epoch();
+    let hello = frontend.expect_hello().await?;
+    let changed = frontend.state.clone().with(&[Operation::RemoveServicePort(samples::key("web", Protocol::Tcp))]);
+    frontend.sync(&hello, changed).await?;
+    let mode = if hello.digests.is_some() { "repairs" } else { "snapshots" };
+    Ok(format!("accepted the state of two other frontends with {mode}"))
+}
+
+pub(super) async fn source_version(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    frontend.sync_samples().await?;
+    frontend.commit(&[Operation::RemoveServicePort(samples::key("web", Protocol::Tcp))]).await?;
+    let expected = frontend.source_version();
+    frontend.end_stream().await;
+    let Hello { source_version, .. } = frontend.expect_hello().await?;
+    if source_version == SourceVersion::default() {
+        unsupported("does not store source versions")
+    } else if source_version == expected {
+        Ok(format!("sent source version {source_version}"))
+    } else {
+        violation(format!("sent source version {source_version}, but that of the last commit is {expected}"))
+    }
+}
+
+pub(super) async fn restart(frontend: &mut ScriptedFrontend<'_>) -> Outcome {
+    if !frontend.backend.has_command() {
+        return unsupported("cannot be restarted without a COMMAND");
+    }
+    frontend.sync_samples().await?;
+    frontend.drop_stream();
+    frontend.backend.stop().await;
+    frontend.backend.start().or_else(|error| violation(format!("cannot be restarted: {error:#}")))?;
+    let hello = frontend.expect_hello().await?;
+    let how = if frontend.resumes(&hello) {
+        frontend.send_welcome(SyncMode::Resume).await;
+        frontend.bookmark().await?;
+        "resumed with its committed state"
+    } else {
+        let unchanged = frontend.state.clone();
+        frontend.sync(&hello, unchanged).await?;
+        "restarted without a committed state"
+    };
+    Ok(how.to_owned())
+}
