@@ -37,7 +37,7 @@ fn a_backend_in_rust_forwards_connections_also_after_a_restart_alone() {
     };
     let backend = start("backend.log");
     // What cannot be forwarded is said, and holds up nothing.
-    backend.wait_for_line("UDP is not forwarded, only TCP is", 0, PATIENCE);
+    backend.wait_for_line("UDP is not supported, only TCP is", 0, PATIENCE);
 
     let address = |family| SocketAddr::new(vip.ip(family), PORT);
     // From outside and from the node itself, and to no other port.

@@ -4,10 +4,10 @@
 //!   frontend ──▶ model::Operation ──▶ bytes (encoded once) ──▶ gRPC ──▶ model::Operation ──▶ backend
 //! ```
 //!
-//! All crates work with the types of [`model`], which cannot hold invalid values. [`v1`] is the generated wire form, used
-//! here, where gRPC is served or called, and in the status commands. [`convert`] maps one to the other, [`encoded`] holds
-//! messages in wire form, and [`digest`] compares the states of two peers. The rules of the protocol are in
-//! `docs/protocol.md`.
+//! All crates work with the types of [`model`], which cannot hold invalid values. [`v1`] is the generated wire form,
+//! used here, where gRPC is served or called, and in the status commands. [`convert`] maps one to the other,
+//! [`encoded`] holds messages in wire form, and [`digest`] compares the states of two peers. The rules of the protocol
+//! are in `docs/protocol.md`.
 
 pub mod convert;
 pub mod digest;

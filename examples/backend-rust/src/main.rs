@@ -1,11 +1,12 @@
-//! A Fairlead backend on the `agent` crate: forwards TCP connections to cluster IPs in userspace, in a process that needs no firewall.
+//! A Fairlead backend on the `backend` crate: a userspace TCP forwarder for cluster IPs.
 //!
 //! ```text
-//!   client ──▶ cluster IP:port ──route──▶ lo ──▶ listener ──▶ one endpoint of the pool, by chance ──▶ pod
+//!   client ──▶ cluster IP:port ──route──▶ lo ──▶ listener ──▶ random endpoint of the pool ──▶ pod
 //! ```
 //!
-//! Packets come here by a route: `ip route add local SERVICE-CIDR dev lo`. Only the backend is in this file. The stream, resume, repair, the state
-//! file, retries and acks are the agent's, so services are served again after a restart before any frontend is heard.
+//! `ip route add local SERVICE-CIDR dev lo` routes the packets to this process. This file has only the backend. The
+//! crate provides the stream, resume, repair, the state file, retries and acks, so after a restart the backend serves
+//! its last committed state before it is connected to a frontend.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::{net::SocketAddr, time::Duration};
@@ -19,17 +20,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::{io::copy_bidirectional, sync::watch, task::JoinSet, time::sleep};
 use tracing::warn;
 
-/// How many connections a listener may owe an answer before the kernel refuses more.
+/// The maximum number of connections that wait to be accepted by a listener.
 const BACKLOG: i32 = 1024;
 
-/// What the process listens at, and where each socket leads.
+/// The listeners by service port and address, and the failures by service port.
 #[derive(Default)]
 struct Forwarder {
     listeners: BTreeMap<(ServicePortKey, SocketAddr), Listener>,
     failures: BTreeMap<ServicePortKey, ServicePortFailure>,
 }
 
-/// A socket that listens. Dropping it closes it, while its connections live on.
+/// A listening socket. Dropping it closes the socket, but not its connections.
 struct Listener {
     endpoints: watch::Sender<Vec<SocketAddr>>,
     _accepting: JoinSet<()>,
@@ -39,13 +40,13 @@ impl Backend for Forwarder {
     const NAME: &'static str = "forwarder";
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
-        let held = self.listeners.keys().map(|(key, _)| key);
-        let keys = held.chain(state.service_ports().keys()).cloned().collect();
-        Ok(self.set(state, &keys))
+        let applied = self.listeners.keys().map(|(key, _)| key);
+        let keys = applied.chain(state.service_ports().keys()).cloned().collect();
+        Ok(self.sync(state, &keys))
     }
 
     async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
-        Ok(self.set(state, &changes.service_ports))
+        Ok(self.sync(state, &changes.service_ports))
     }
 
     async fn cleanup(&mut self) -> Result<()> {
@@ -55,28 +56,28 @@ impl Backend for Forwarder {
 }
 
 impl Forwarder {
-    /// Makes these service ports as they should be, and touches nothing that is. What the kernel refuses is a failure of that one.
-    fn set(&mut self, state: &NodeState, keys: &BTreeSet<ServicePortKey>) -> SyncReport {
-        let services = keys.iter().filter_map(|key| state.service_port(key));
-        let wanted: BTreeMap<_, _> = services.flat_map(wanted).collect();
+    /// Syncs the listeners of these service ports. If one cannot be opened, only its service port fails.
+    fn sync(&mut self, state: &NodeState, keys: &BTreeSet<ServicePortKey>) -> SyncReport {
+        let service_ports = keys.iter().filter_map(|key| state.service_port(key));
+        let desired: BTreeMap<_, _> = service_ports.flat_map(desired).collect();
         let before = self.listeners.len();
-        // First what goes: another service port may have its address now.
-        self.listeners.retain(|at, _| !keys.contains(&at.0) || wanted.contains_key(at));
+        // Close listeners first: another service port may use the same address now.
+        self.listeners.retain(|listener, _| !keys.contains(&listener.0) || desired.contains_key(listener));
         self.failures.retain(|key, _| !keys.contains(key));
         let mut writes = before - self.listeners.len();
-        for (at, endpoints) in wanted {
-            if let Some(listener) = self.listeners.get(&at) {
+        for ((key, address), endpoints) in desired {
+            if let Some(listener) = self.listeners.get(&(key.clone(), address)) {
                 writes += usize::from(listener.endpoints.send_replace(endpoints.clone()) != endpoints);
                 continue;
             }
-            match Listener::start(at.1, endpoints) {
-                Ok(listener) => drop(self.listeners.insert(at, listener)),
-                Err(error) => self.fail(at.0, format!("listen at {}: {error:#}", at.1), true),
+            match Listener::start(address, endpoints) {
+                Ok(listener) => drop(self.listeners.insert((key, address), listener)),
+                Err(error) => self.fail(key, format!("cannot listen at {address}: {error:#}"), true),
             }
             writes += 1;
         }
         for key in keys.iter().filter(|key| key.protocol != Protocol::Tcp && state.service_port(key).is_some()) {
-            self.fail(key.clone(), format!("{} is not forwarded, only TCP is", key.protocol), false);
+            self.fail(key.clone(), format!("{} is not supported, only TCP is", key.protocol), false);
         }
         SyncReport { writes, failures: self.failures.values().cloned().collect(), ..SyncReport::default() }
     }
@@ -86,24 +87,25 @@ impl Forwarder {
     }
 }
 
-/// Where a service port is served, and by whom. Where nobody serves nobody listens, and so the kernel refuses.
-fn wanted(service: &ServicePortState) -> impl Iterator<Item = ((ServicePortKey, SocketAddr), Vec<SocketAddr>)> {
-    let port = &service.port;
+/// The listeners of a service port and their endpoints. Without endpoints there is no listener, and the kernel rejects
+/// connections.
+fn desired(state: &ServicePortState) -> impl Iterator<Item = ((ServicePortKey, SocketAddr), Vec<SocketAddr>)> {
+    let port = &state.port;
     let class = match port.internal_policy {
         TrafficPolicy::Cluster => PoolClass::Cluster,
         TrafficPolicy::Local => PoolClass::Local,
     };
     let families = IpFamily::ALL.into_iter().filter(|_| port.key.protocol == Protocol::Tcp);
     families.filter_map(move |family| {
-        let at = SocketAddr::new(port.cluster_ips[family]?, port.port.get());
-        let pool = service.pool(class, family).iter();
-        let pool: Vec<_> = pool.map(|to| SocketAddr::new(to.address, to.port.get())).collect();
-        (!pool.is_empty()).then(|| ((port.key.clone(), at), pool))
+        let address = SocketAddr::new(port.cluster_ips[family]?, port.port.get());
+        let pool = state.pool(class, family).iter();
+        let pool: Vec<_> = pool.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect();
+        (!pool.is_empty()).then(|| ((port.key.clone(), address), pool))
     })
 }
 
 impl Listener {
-    /// Binds before it returns, so that a success is one. The address need not be the machine's: a route leads here.
+    /// Binds the address, which need not be configured on the node, and starts to accept connections.
     fn start(address: SocketAddr, endpoints: Vec<SocketAddr>) -> Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         socket.set_reuse_address(true)?;
@@ -128,9 +130,9 @@ async fn accept(listener: TcpListener, pool: watch::Receiver<Vec<SocketAddr>>) {
         let Some(endpoint) = fastrand::choice(pool.borrow().iter().copied()) else { continue };
         tokio::spawn(async move {
             match TcpStream::connect(endpoint).await {
-                // However it ends, both sides see it.
+                // An error closes both connections, which is all that can be done.
                 Ok(mut server) => drop(copy_bidirectional(&mut client, &mut server).await),
-                Err(error) => warn!(%endpoint, %error, "an endpoint does not answer"),
+                Err(error) => warn!(%endpoint, %error, "cannot connect to endpoint"),
             }
         });
     }
