@@ -1,21 +1,24 @@
-# What people run and what CI runs. `make` lists the targets.
+# What people and CI run. `make` lists the targets.
 
-# The kernel tests make network namespaces, so tests, demo and bench run as root. Everything is built as the user who
-# calls make, so that root leaves no files in target/ which that user cannot replace.
+# The kernel tests create network namespaces, so tests, demo and bench run as root. Everything is built as the calling user, so that root leaves
+# no files in target/ that this user cannot replace.
 ifeq ($(shell id -u),0)
 ROOT :=
 else
 ROOT := sudo -E env "PATH=$(PATH)" "HOME=$(HOME)"
 endif
 
-# cargo, and what `make setup` installs with it, also where the shell has not been opened anew since.
+# cargo and cargo-nextest, also in a shell that was started before `make setup` installed them.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 # The backend that `make demo` shows.
-BACKEND ?= nft
+BACKEND ?= nftables
+
+# Where cargo puts binaries.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint charts reference image-rootfs demo bench clean
+.PHONY: help setup build test lint charts reference image-rootfs demo bench bench-peer clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,41 +29,47 @@ setup: ## install what is missing on this machine (Debian packages, cargo-nextes
 build: setup ## build everything, optimised
 	cargo build --workspace --release --locked
 
-lint: setup ## formatting, clippy, dependencies, the rules of the workspace
+lint: setup ## formatting, clippy, licences, the rules of the workspace: code, prose, log messages
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 	@ci/deny
 	cargo nextest run --cargo-quiet --workspace --locked -E 'binary_id(fairlead-e2e::workspace)'
 
-# The end-to-end tests run the programs; building the tests alone would leave older ones in their place.
-test: lint charts ## all of lint, the charts, all tests, all examples in the documentation (root or sudo)
+# The end-to-end tests run the binaries, which building the tests alone does not update.
+test: lint charts ## lint, charts, all tests, all examples in the documentation (root or sudo)
 	@[ -z '$(ROOT)' ] || echo 'Not root: the tests run through sudo, with the environment kept.'
 	cargo build --quiet --workspace --bins --locked
 	cargo nextest run --cargo-quiet --workspace --locked --no-run
 	cargo test --quiet --workspace --locked --doc
 	$(ROOT) cargo nextest run --cargo-quiet --workspace --locked
 
-charts: setup ## the Helm chart: rendered over a matrix of values, compared with its golden files
+charts: setup ## render the Helm chart over a matrix of values and compare it with its golden files
 	@ci/charts
 
-reference: setup ## docs/reference, from the code: flags, kube-proxy's fields, the chart's values, errors
+reference: setup ## generate docs/reference: flags, kube-proxy fields, chart values, errors
 	FAIRLEAD_WRITE_REFERENCE=1 cargo nextest run --cargo-quiet --locked -p fairlead -E 'test(reference::)'
 
-image-rootfs: setup ## the static program in a root of its own, as in its image (root or sudo); IMAGE_PROFILE=release or dev
+image-rootfs: setup ## build the root file system of the image and run the program in it (root or sudo); IMAGE_PROFILE=release or dev
 	@ci/image-rootfs build
 	@$(ROOT) ci/image-rootfs run
 
-demo: setup ## a cluster in network namespaces, to watch; BACKEND=nft, iptables or ipvs (root or sudo)
-	@cargo build --quiet --locked -p fairlead --bin fairlead -p fairlead-demo
-	@$(ROOT) cargo run --quiet --locked -p fairlead-demo -- $(BACKEND)
+demo: setup ## show Fairlead in a cluster of network namespaces; BACKEND=nftables, iptables or ipvs (root or sudo)
+	@echo 'Building fairlead and the demo: minutes the first time, seconds after that.'
+	@cargo build --locked -p fairlead --bin fairlead -p fairlead-demo --bin demo
+	@$(ROOT) $(TARGET)/debug/demo $(BACKEND)
 
-bench: setup ## the figures of docs/performance.md (root or sudo)
-	@cargo build --quiet --locked --release -p fairlead --bin fairlead -p fairlead-bench
-	@cargo bench --quiet --locked -p fairlead-backend-nft -p fairlead-backend-iptables --bench kernel --no-run
-	@$(ROOT) cargo run --quiet --locked --release -p fairlead-bench
-	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel -- --full
-	@$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full
-	@$(ROOT) cargo bench --quiet --locked -p fairlead-bench --bench ipvs
+bench: setup ## measure every figure of docs/performance.md (root or sudo)
+	cargo build --locked --release -p fairlead --bin fairlead -p fairlead-bench --bin bench
+	cargo bench --locked -p fairlead-backend-nft -p fairlead-backend-iptables --bench kernel --no-run
+	$(ROOT) $(TARGET)/release/bench
+	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-nft --bench kernel -- --full
+	$(ROOT) cargo bench --quiet --locked -p fairlead-backend-iptables --bench kernel -- --full
+	$(ROOT) cargo bench --quiet --locked -p fairlead-bench --bench ipvs
 
-clean: ## remove what has been built
+bench-peer: setup ## measure Fairlead beside kube-proxy; KUBE_PROXY=/path/to/kube-proxy (root or sudo)
+	@[ -x '$(KUBE_PROXY)' ] || { echo 'Set KUBE_PROXY to the path of a kube-proxy binary.'; exit 2; }
+	cargo build --locked --release -p fairlead --bin fairlead -p fairlead-bench --bin bench
+	$(ROOT) $(TARGET)/release/bench --kube-proxy $(KUBE_PROXY)
+
+clean: ## remove build output
 	cargo clean

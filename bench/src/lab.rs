@@ -71,6 +71,13 @@ impl Lab {
         self.spawn(self.command(arguments), log)
     }
 
+    /// Starts another program, with just these arguments and the paths of system tools.
+    pub(crate) fn spawn_other(&self, program: &Path, arguments: &[&str], log: &str) -> Process {
+        let mut command = Command::new(program);
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(arguments);
+        self.spawn(command, log)
+    }
+
     pub(crate) fn spawn_backend(&self) -> Process {
         let mut command = self.command(&["backend", "nft", "--frontend", &self.address()]);
         command.args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
@@ -129,15 +136,15 @@ impl Lab {
 }
 
 /// Waits for the end of a transaction.
-pub(crate) fn commit(kernel: &mut NftMonitor) -> Result<()> {
-    let deadline = Instant::now() + DEADLINE;
+pub(crate) fn commit(kernel: &mut NftMonitor, within: Duration) -> Result<()> {
+    let deadline = Instant::now() + within;
     while let Some(left) = deadline.checked_duration_since(Instant::now()) {
         let notices = kernel.wait(left).context("listen to the kernel")?;
         if notices.iter().any(|notice| matches!(notice, NftEvent::Generation { .. })) {
             return Ok(());
         }
     }
-    bail!("no commit within {DEADLINE:?}")
+    bail!("no commit within {within:?}")
 }
 
 /// Ends a program as an operator would.

@@ -48,7 +48,7 @@ pub(crate) fn edits(report: &mut Report, lab: &Lab, manifests: &Manifests, what:
         thread::sleep(PAUSE);
         let started = Instant::now();
         edit.apply()?;
-        commit(&mut kernel).with_context(|| format!("edit {number}"))?;
+        commit(&mut kernel, DEADLINE).with_context(|| format!("edit {number}"))?;
         times.push(started.elapsed());
     }
     report.spread(what, times, GOAL);

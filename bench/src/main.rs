@@ -3,17 +3,19 @@
 //!
 //! ```text
 //!   bench                       everything, as a table
-//!   bench latency               one part: latency, agent, wire, api or scale
+//!   bench latency               one part: latency, node, wire, api or scale
+//!   bench --kube-proxy PATH     beside kube-proxy in nftables mode: its binary
 //!   bench -o json               for programs
 //! ```
 //!
 //! | module | measures |
 //! |---|---|
 //! | `latency` | from the edit of a file to the commit in the kernel |
-//! | `agent` | memory, cold starts, restarts |
+//! | `node` | memory, cold starts, restarts of one backend |
 //! | `wire` | bytes on a stream |
 //! | `api` | a frontend on a Kubernetes API: start, memory |
 //! | `scale` | a frontend with 5,000 nodes: memory, processor time, bytes, latency |
+//! | `peer` | Fairlead and kube-proxy beside each other |
 //! | `manifests`, `lab`, `report` | nothing: what is measured on, where, and what comes out |
 //!
 //! Needs root. Goals are those of two otherwise idle processors.
@@ -22,13 +24,13 @@ mod api;
 mod lab;
 mod latency;
 mod manifests;
-mod node_memory;
+mod node;
+mod peer;
 mod report;
 mod scale;
 mod wire;
 
-use std::env;
-use std::process::ExitCode;
+use std::{env, path::Path, process::ExitCode};
 
 use anyhow::{Result, bail};
 
@@ -52,17 +54,22 @@ fn run() -> Result<()> {
         ["-o", "json", parts @ ..] | [parts @ .., "-o", "json"] => (Report::print_json as fn(&Report), parts),
         parts => (Report::print as fn(&Report), parts),
     };
-    if let Some(unknown) = parts.iter().find(|part| !["latency", "agent", "wire", "api", "scale"].contains(*part)) {
-        bail!("there is no part {unknown:?}; there are: latency, agent, wire, api, scale");
+    let mut report = Report::default();
+    if let ["--kube-proxy", path] = parts {
+        peer::measure(&mut report, Path::new(path))?;
+        output(&report);
+        return Ok(());
+    }
+    if let Some(unknown) = parts.iter().find(|part| !["latency", "node", "wire", "api", "scale"].contains(*part)) {
+        bail!("there is no part {unknown:?}; there are: latency, node, wire, api, scale");
     }
     let wanted = |part| parts.is_empty() || parts.contains(&part);
 
-    let mut report = Report::default();
     if wanted("latency") {
         latency::measure(&mut report, &Lab::new()?)?;
     }
-    if wanted("agent") {
-        node_memory::measure(&mut report, &Lab::new()?)?;
+    if wanted("node") {
+        node::measure(&mut report, &Lab::new()?)?;
     }
     if wanted("wire") {
         wire::measure(&mut report)?;

@@ -16,14 +16,14 @@
 //! | `load` | the changes |
 //! | `process` | what processes use |
 
-mod api;
+pub(crate) mod api;
 mod board;
-mod cluster;
-mod fleet;
+pub(crate) mod cluster;
+pub(crate) mod fleet;
 mod http2;
 mod load;
 mod node;
-mod process;
+pub(crate) mod process;
 mod said;
 
 use std::fs;
@@ -278,7 +278,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-fn kubeconfig(api: SocketAddr) -> String {
+pub(crate) fn kubeconfig(api: SocketAddr) -> String {
     format!(
         "\
 apiVersion: v1

@@ -48,6 +48,8 @@ enum Kind {
 #[derive(Debug)]
 struct Request {
     kind: Kind,
+    /// One node, asked for by its name.
+    node: Option<u32>,
     query: HashMap<String, String>,
 }
 
@@ -86,43 +88,42 @@ impl Api {
 
     async fn converse(self, mut stream: TcpStream) -> Result<()> {
         while let Some(request) = request(&mut stream).await? {
-            if request.query.contains_key("watch") {
+            if let Some(node) = request.node {
+                let body = self.state().cluster.node_json(node);
+                answer(&mut stream, &body).await?;
+            } else if request.query.contains_key("watch") {
                 self.watch(&mut stream, &request).await?;
             } else {
                 let body = self.list(&request);
-                let head = format!(
-                    "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-                    body.len()
-                );
-                stream.write_all(head.as_bytes()).await?;
-                stream.write_all(body.as_bytes()).await?;
+                answer(&mut stream, &body).await?;
             }
         }
         Ok(())
     }
 
     /// One page.
-    fn list(&self, Request { kind, query }: &Request) -> String {
+    fn list(&self, Request { kind, query, .. }: &Request) -> String {
         let number = |name: &str| query.get(name).and_then(|value| value.parse::<usize>().ok());
         let limit = number("limit").filter(|limit| *limit > 0).unwrap_or(PAGE);
         let from = number("continue").unwrap_or_default();
+        let (api, kind_name) = kind.api();
         let state = self.state();
-        let (page, version) = (state.objects(*kind, from, limit), state.events.len() + 1);
+        let (page, version) = (state.objects(*kind, only_node(query), from, limit), state.events.len() + 1);
         let next = if page.len() == limit { (from + limit).to_string() } else { String::new() };
         format!(
-            r#"{{"kind":"List","apiVersion":"v1","metadata":{{"resourceVersion":"{version}","continue":"{next}"}},"items":[{}]}}"#,
+            r#"{{"kind":"{kind_name}List","apiVersion":"{api}","metadata":{{"resourceVersion":"{version}","continue":"{next}"}},"items":[{}]}}"#,
             page.join(",")
         )
     }
 
-    async fn watch(&self, stream: &mut TcpStream, Request { kind, query }: &Request) -> Result<()> {
+    async fn watch(&self, stream: &mut TcpStream, Request { kind, query, .. }: &Request) -> Result<()> {
         let number = |name: &str| query.get(name).and_then(|value| value.parse::<u64>().ok());
         let until = Instant::now() + number("timeoutSeconds").map_or(WATCH, Duration::from_secs);
         stream
             .write_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
             .await?;
         let mut sent = if query.contains_key("sendInitialEvents") {
-            self.everything(stream, *kind).await?
+            self.everything(stream, *kind, only_node(query)).await?
         } else {
             usize::try_from(number("resourceVersion").context("a watch without a version")?)?.saturating_sub(1)
         };
@@ -146,11 +147,11 @@ impl Api {
     }
 
     /// The streaming list that a watch begins with. Gives the number of events that are in it.
-    async fn everything(&self, stream: &mut TcpStream, kind: Kind) -> Result<usize> {
+    async fn everything(&self, stream: &mut TcpStream, kind: Kind, node: Option<u32>) -> Result<usize> {
         let sent = self.state().events.len();
         let mut from = 0;
         loop {
-            let page = self.state().objects(kind, from, PAGE);
+            let page = self.state().objects(kind, node, from, PAGE);
             let objects = page.iter().map(|object| format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n"));
             let lines: String = objects.collect();
             if !lines.is_empty() {
@@ -172,10 +173,11 @@ impl Api {
 }
 
 impl State {
-    /// Some objects of a kind, as they are now.
-    fn objects(&self, kind: Kind, from: usize, limit: usize) -> Vec<String> {
+    /// Some objects of a kind, as they are now. `node`: of all nodes, only this one.
+    fn objects(&self, kind: Kind, node: Option<u32>, from: usize, limit: usize) -> Vec<String> {
         let (cluster, version) = (&self.cluster, self.events.len() as u64 + 1);
         match kind {
+            Kind::Node if node.is_some() => node.into_iter().skip(from).map(|node| cluster.node_json(node)).collect(),
             Kind::Node => (0..cluster.nodes()).skip(from).take(limit).map(|node| cluster.node_json(node)).collect(),
             Kind::Service => {
                 let services = (0..cluster.services()).skip(from).take(limit);
@@ -191,18 +193,34 @@ impl State {
 }
 
 impl Kind {
-    /// The event that says only how far a watch has come.
-    fn bookmark(self, version: u64, annotations: &str) -> String {
-        let (api, kind) = match self {
+    /// `apiVersion` and `kind`.
+    fn api(self) -> (&'static str, &'static str) {
+        match self {
             Self::Node => ("v1", "Node"),
             Self::Service => ("v1", "Service"),
             Self::Slice => ("discovery.k8s.io/v1", "EndpointSlice"),
             Self::ServiceCidr => ("networking.k8s.io/v1", "ServiceCIDR"),
-        };
+        }
+    }
+
+    /// The event that says only how far a watch has come.
+    fn bookmark(self, version: u64, annotations: &str) -> String {
+        let (api, kind) = self.api();
         format!(
             "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"{kind}\",\"apiVersion\":\"{api}\",\"metadata\":{{\"resourceVersion\":\"{version}\"{annotations}}}}}}}\n"
         )
     }
+}
+
+async fn answer(stream: &mut TcpStream, body: &str) -> Result<()> {
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await.context("answer")
+}
+
+/// The number of the node that a field selector names.
+fn only_node(query: &HashMap<String, String>) -> Option<u32> {
+    query.get("fieldSelector")?.strip_prefix("metadata.name%3Dnode-")?.parse().ok()
 }
 
 /// A part of an answer whose length is not known beforehand.
@@ -225,13 +243,15 @@ async fn request(stream: &mut TcpStream) -> Result<Option<Request>> {
     let text = String::from_utf8_lossy(&bytes);
     let target = text.split(' ').nth(1).context("a request without a target")?;
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let node = path.strip_prefix("/api/v1/nodes/node-").and_then(|number| number.parse().ok());
     let kind = match path {
         "/api/v1/nodes" => Kind::Node,
+        _ if node.is_some() => Kind::Node,
         "/api/v1/services" => Kind::Service,
         "/apis/discovery.k8s.io/v1/endpointslices" => Kind::Slice,
         "/apis/networking.k8s.io/v1/servicecidrs" => Kind::ServiceCidr,
-        other => bail!("nobody asks for {other}"),
+        other => bail!("this server has nothing at {other}"),
     };
     let query = query.split('&').filter_map(|part| part.split_once('='));
-    Ok(Some(Request { kind, query: query.map(|(name, value)| (name.to_owned(), value.to_owned())).collect() }))
+    Ok(Some(Request { kind, node, query: query.map(|(name, value)| (name.to_owned(), value.to_owned())).collect() }))
 }

@@ -147,7 +147,7 @@ impl Cluster {
     pub(crate) fn node_json(&self, node: u32) -> String {
         let NodeInfo { name, addresses, pod_cidrs, zone, .. } = facts(node).unwrap_or_else(|_| NodeInfo::unknown(""));
         format!(
-            r#"{{"kind":"NodeInfo","apiVersion":"v1","metadata":{{"name":"{name}","resourceVersion":"1","labels":{{"topology.kubernetes.io/zone":"{zone}"}}}},"spec":{{"podCIDRs":["{}"]}},"status":{{"addresses":[{{"type":"InternalIP","address":"{}"}}]}}}}"#,
+            r#"{{"kind":"Node","apiVersion":"v1","metadata":{{"name":"{name}","resourceVersion":"1","labels":{{"topology.kubernetes.io/zone":"{zone}"}}}},"spec":{{"podCIDRs":["{}"]}},"status":{{"addresses":[{{"type":"InternalIP","address":"{}"}}]}}}}"#,
             pod_cidrs[0], addresses[0],
         )
     }
@@ -253,7 +253,8 @@ fn facts(node: u32) -> Result<NodeInfo> {
     })
 }
 
-fn cluster_ip(service: usize) -> Ipv4Addr {
+/// The cluster IP of a service, by its number.
+pub(crate) fn cluster_ip(service: usize) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(FIRST_CLUSTER_IP) + service as u32)
 }
 
