@@ -91,7 +91,7 @@ async fn change(state: &NodeState) {
     println!("one endpoint replaced: {:.2} ms, {} writes, each a message", took.as_secs_f64() * 1e3, applied.writes);
 }
 
-/// What the tools would be given to make what is there.
+/// The input with which the tools would create the same objects.
 fn save() -> Vec<(&'static str, Vec<&'static str>, String)> {
     let directory = env::temp_dir();
     let mut saved = Vec::new();

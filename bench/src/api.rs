@@ -1,5 +1,5 @@
-//! A frontend on a Kubernetes API of full size: how long until it serves, and what memory that takes, also when everything is listed
-//! anew while everything is known. The API server is a thread here; its objects are as large as real ones are.
+//! A frontend on a full-size Kubernetes API: time until it serves, and memory, also while everything is relisted. The API server is a thread
+//! of this process; its objects are as large as real ones.
 //!
 //! ```text
 //!   measure ──▶ fairlead frontend --kubeconfig ──HTTP──▶ Server: lists, and watches in which nothing happens
@@ -33,16 +33,16 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
         report.duration(&what("frontend on an API, start to serving"), started.elapsed(), Goal::None);
         report.add(&what("read from the API"), server.sent() as f64 / 1e6, "MB", Goal::None);
         let Memory { resident, peak } = memory(&frontend)?;
-        report.memory(&what("memory after that"), resident, Goal::None);
-        report.memory(&what("memory at its most"), peak, Goal::AtMost(512.0));
+        report.memory(&what("memory after start"), resident, Goal::None);
+        report.memory(&what("peak memory"), peak, Goal::AtMost(512.0));
 
-        Report::progress("listing anew");
-        // Twice: a stream that has been sent has not been taken in, but before the second one it has.
+        Report::progress("relisting everything");
+        // Twice: the end of the second stream shows that the first one has been processed.
         server.forget()?;
         server.forget()?;
         let Memory { resident, peak } = memory(&frontend)?;
-        report.memory(&what("memory after everything was listed anew, twice"), resident, Goal::None);
-        report.memory(&what("memory at its most, with that"), peak, Goal::AtMost(512.0));
+        report.memory(&what("memory after relisting everything twice"), resident, Goal::None);
+        report.memory(&what("peak memory while relisting"), peak, Goal::AtMost(512.0));
         stop(frontend)?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What was measured, beside what was hoped for, as a table or as JSON.
+//! The measurements and their goals, as a table or as JSON.
 
 use std::time::Duration;
 
@@ -17,17 +17,17 @@ struct Line {
     goal: Option<f64>,
 }
 
-/// What a measurement should come to at most, in its unit.
+/// The limit of a measurement, in its unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Goal {
-    /// Nobody has said.
+    /// No goal.
     None,
-    /// So much.
+    /// At most this.
     AtMost(f64),
 }
 
 impl Report {
-    /// Says what is being done, to whoever waits.
+    /// Prints progress to stderr.
     pub(crate) fn progress(text: &str) {
         eprintln!("... {text}");
     }
@@ -37,7 +37,7 @@ impl Report {
         self.add(what, duration.as_secs_f64() * 1e3, "ms", goal);
     }
 
-    /// The middle, the 99th percentile and the longest of many durations.
+    /// Median, 99th percentile and maximum.
     pub(crate) fn spread(&mut self, what: &str, mut durations: Vec<Duration>, goal: Goal) {
         durations.sort_unstable();
         let at = |percent: usize| durations.get((durations.len() * percent).div_ceil(100).saturating_sub(1));
@@ -53,7 +53,7 @@ impl Report {
         self.add(what, kilobytes as f64 * 1024.0 / 1e6, "MB", goal);
     }
 
-    /// Anything in any unit.
+    /// Adds a measurement.
     pub(crate) fn add(&mut self, what: &str, value: f64, unit: &'static str, goal: Goal) {
         let goal = match goal {
             Goal::None => None,

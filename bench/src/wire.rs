@@ -23,7 +23,7 @@ const SERVICES: u32 = 10_000;
 const EDITS: u32 = 20;
 /// How many updates wait for the engine.
 const UPDATES: usize = 1_024;
-/// Short, since a bookmark is what says that a reconnect is complete.
+/// Short, because a bookmark completes a reconnect.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// One end of a stream, with what it has led to.

@@ -1,4 +1,4 @@
-//! What happens while traffic flows: a pod is replaced, a backend is restarted.
+//! Changes under traffic: a pod is replaced, a backend is restarted.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,13 +12,13 @@ use crate::reach::{connect, join, load_balancer_ip, millis, spread};
 use crate::scene::{DEADLINE, Scene, message};
 use crate::show::Show;
 
-/// New connections a second while something happens, for at most so long.
+/// New connections per second during a change, and for how long at most.
 const RATE: u32 = 200;
 const BOUND: Duration = Duration::from_secs(60);
-/// How many of them are to come through before, during and after.
+/// Connections to wait for before, during and after a change.
 const SOME: u64 = 50;
 
-/// In the manifest, pod-b-2 takes the place of pod-b-1; traffic follows.
+/// Replaces pod-b-1 by pod-b-2 in the manifest; traffic follows.
 pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
     show.step("Replace pod-b-1 by pod-b-2 in the manifest, under traffic");
     let [node_a, node_b] = ['a', 'b'].map(|letter| scene.cluster.node(letter));
@@ -48,7 +48,7 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
         kernel.commit().with_context(|| node.name.clone())?;
         backend.wait_for_line(": applied", 0, DEADLINE);
         let after = millis(started.elapsed());
-        show.result(&format!("{}: the change is in its kernel {after:.1} ms after the edit", node.name));
+        show.result(&format!("{}: programmed {after:.1} ms after the edit", node.name));
     }
     let line = scene.first_backend().wait_for_line("applied", 0, DEADLINE);
     show.result(&format!("log of node-a: {}", message(&line)));
@@ -76,7 +76,7 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// The backend of node-a ends and starts again; the kernel goes on without it, and nothing is written.
+/// Restarts the backend of node-a; the kernel keeps forwarding, and nothing is written.
 pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     show.step("Restart the backend of node-a, under traffic");
     let node = scene.cluster.node('a');
@@ -91,8 +91,8 @@ pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     show.command("node-a", &format!("kill {}", scene.first_backend().pid()));
     let status = scene.first_backend().terminate();
     ensure!(status.success(), "the backend ended with {status}");
-    ensure!(churn.wait_attempts(SOME, DEADLINE), "no traffic without a backend");
-    show.result("ended; the kernel goes on");
+    ensure!(churn.wait_attempts(SOME, DEADLINE), "no traffic while the backend is stopped");
+    show.result("stopped; the kernel keeps forwarding");
 
     show.command("node-a", &format!("fairlead {}", scene.backend_arguments(node).join(" ")));
     scene.restart_first_backend();

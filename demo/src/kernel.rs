@@ -1,4 +1,4 @@
-//! What a backend has put into a node's kernel, in the words of that kernel's tools, and what the kernel announces of it.
+//! The kernel objects of a backend, as the kernel's tools print them, and notifications of their changes.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use netlink::nft::{NftEvent, NftMonitor};
 
 use crate::{scene::DEADLINE, show::Show};
 
-/// What a node's kernel announces from the moment this was made; IPVS announces nothing.
+/// Notifications of a node's kernel; there are none for IPVS.
 pub(crate) struct Announcements(Option<NftMonitor>);
 
-/// Prints it as a person would look at it.
+/// Prints them with the commands that an operator would use.
 pub(crate) fn show(show: &Show, backend: Backend, netns: &Netns) {
     let commands: &[&[&str]] = match backend {
         // `ip6 fairlead` looks the same.
@@ -30,7 +30,7 @@ pub(crate) fn show(show: &Show, backend: Backend, netns: &Netns) {
     }
 }
 
-/// The lines in it that are ours and do not count packets.
+/// The lines of Fairlead, without packet counters.
 pub(crate) fn ours(backend: Backend, netns: &Netns) -> Vec<String> {
     let names = ["fairlead", "FAIRLEAD", "KUBE-"];
     let lines = backend.rules(netns).into_iter();
@@ -43,18 +43,20 @@ pub(crate) fn ours(backend: Backend, netns: &Netns) -> Vec<String> {
 impl Announcements {
     pub(crate) fn listen(backend: Backend, netns: &Netns) -> Result<Self> {
         let monitor = match backend {
-            Backend::Nft | Backend::IptablesNft => Some(netns.run(NftMonitor::open).context("listen to the kernel")?),
+            Backend::Nft | Backend::IptablesNft => {
+                Some(netns.run(NftMonitor::open).context("listen for kernel notifications")?)
+            }
             Backend::IptablesLegacy | Backend::Ipvs => None,
         };
         Ok(Self(monitor))
     }
 
-    /// Waits for the end of a transaction, where it is announced.
+    /// Waits for the end of a transaction, if the kernel notifies of it.
     pub(crate) fn commit(&mut self) -> Result<()> {
         let Some(monitor) = &mut self.0 else { return Ok(()) };
         let deadline = Instant::now() + DEADLINE;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-            let notices = monitor.wait(left).context("listen to the kernel")?;
+            let notices = monitor.wait(left).context("listen for kernel notifications")?;
             if notices.iter().any(|notice| matches!(notice, NftEvent::Generation { .. })) {
                 return Ok(());
             }
@@ -62,9 +64,9 @@ impl Announcements {
         bail!("no commit within {DEADLINE:?}")
     }
 
-    /// What has been announced by now.
+    /// The notifications so far.
     pub(crate) fn so_far(&mut self) -> Result<Vec<NftEvent>> {
         let Some(monitor) = &mut self.0 else { return Ok(Vec::new()) };
-        monitor.wait(Duration::ZERO).context("listen to the kernel")
+        monitor.wait(Duration::ZERO).context("listen for kernel notifications")
     }
 }

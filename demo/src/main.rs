@@ -1,12 +1,12 @@
-//! `make demo`: two nodes, their pods and a client outside, the real programs between them, and what a person would look at, step by
-//! step. It is a test too: it ends with an error when anything it shows is not as it should be.
+//! `make demo`: two nodes, their pods and an outside client, the real binaries, and their effect, step by step. It is a test too: it fails
+//! if anything that it shows is wrong.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `show` | how it looks |
+//! | `show` | output |
 //! | `scene` | the cluster and the programs in it |
-//! | `kernel` | what each backend leaves in a kernel, and how it is seen |
-//! | `reach` | steps: who reaches what |
+//! | `kernel` | kernel objects of each backend |
+//! | `reach` | steps: connections through each VIP |
 //! | `change` | steps: a change, a restart |
 
 mod change;
@@ -27,14 +27,14 @@ use e2e::{Backend, leftovers, uml};
 use scene::Scene;
 use show::Show;
 
-/// How long it may take in a kernel of its own, on a machine that does much else.
+/// Time limit inside user-mode-linux, on a busy machine.
 const GUEST: Duration = Duration::from_secs(10 * 60);
 
 fn main() -> ExitCode {
     match run() {
         Ok(status) => status,
         Err(error) => {
-            eprintln!("\nThe demo has failed: {error:#}");
+            eprintln!("\nThe demo failed: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -42,18 +42,16 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode> {
     let backend = match env::args().nth(1).as_deref() {
-        None | Some("nft") => Backend::Nft,
+        None | Some("nftables" | "nft") => Backend::Nft,
         Some("iptables") => Backend::IptablesNft,
         Some("ipvs") => Backend::Ipvs,
-        Some(other) => bail!("there is no backend {other:?} to show; there are: nft, iptables, ipvs"),
+        Some(other) => bail!("unknown backend {other:?}: use nftables, iptables or ipvs"),
     };
     let user = fs::metadata("/proc/self").context("look into /proc")?.uid();
-    ensure!(user == 0, "it makes network namespaces: run it as root");
+    ensure!(user == 0, "the demo creates network namespaces: run it as root");
     if backend == Backend::Ipvs {
         if !uml::is_guest() {
-            println!(
-                "This machine may have no IPVS: the demo runs in a kernel of its own, user-mode-linux. It is slow there."
-            );
+            println!("The demo of IPVS runs in user-mode-linux, because few kernels have IPVS. It is slow there.");
             let this = env::current_exe().context("find this program")?;
             return Ok(ExitCode::from(uml::run(&this, &[backend.name()], GUEST).status));
         }
@@ -62,7 +60,7 @@ fn run() -> Result<ExitCode> {
     shown(backend).map(|()| ExitCode::SUCCESS)
 }
 
-/// All of it, with a backend.
+/// Runs the demo with a backend.
 fn shown(backend: Backend) -> Result<()> {
     let started = Instant::now();
     let mut show = Show::new();
@@ -80,13 +78,13 @@ fn shown(backend: Backend) -> Result<()> {
     scene.clean_up(&show)?;
     let left = leftovers(&prefix);
     ensure!(left.is_empty(), "namespaces are left: {left:?}");
-    show.result("all programs ended by themselves, no namespace is left");
+    show.result("all processes have exited, all namespaces are removed");
     println!("\nAll as expected, in {:.1} s.", started.elapsed().as_secs_f64());
     Ok(())
 }
 
 fn steps(show: &mut Show, scene: &mut Scene) -> Result<()> {
-    show.step("What is node-a told to serve?");
+    show.step("What does the frontend send to node-a?");
     let arguments = ["services", "--frontend", &scene.address(), "--node", "node-a"];
     show.command("node-a", &format!("fairlead {}", arguments.join(" ")));
     let table = scene.cluster.node('a').netns.output(scene.program()?, &arguments);
@@ -95,9 +93,9 @@ fn steps(show: &mut Show, scene: &mut Scene) -> Result<()> {
         ensure!(table.contains(name), "{name} is missing");
     }
 
-    reach::everywhere(show, scene).context("reach the service web")?;
-    reach::policy_local(show, scene).context("reach the service local-only")?;
-    reach::empty(show, scene).context("reach the service empty")?;
+    reach::everywhere(show, scene).context("connect to the Service web")?;
+    reach::policy_local(show, scene).context("connect to the Service local-only")?;
+    reach::empty(show, scene).context("connect to the Service empty")?;
     change::replace_pod(show, scene).context("replace a pod")?;
     change::restart(show, scene).context("restart a backend")?;
 

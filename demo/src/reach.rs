@@ -1,4 +1,4 @@
-//! Who reaches what: the dual-stack service by all its ways in, the one under policy Local, the one without endpoints.
+//! Connections to the dual-stack Service through all its VIPs, to the one with policy Local, and to the one without endpoints.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ use e2e::{Client, Failure, Family, Protocol, plan};
 
 use crate::{scene::Scene, show::Show};
 
-/// Connections for a spread: with three pods one is left out by chance once in ten thousand million times.
+/// Connections for a spread: with three pods, the chance that one gets none is 1 in 10 billion.
 const REQUESTS: usize = 60;
 /// Ports of the example manifests.
 const PORT: u16 = 80;
@@ -18,7 +18,7 @@ const LOCAL_NODE_PORT: u16 = 30081;
 
 /// The service `web`: cluster IP, node port and load-balancer IP in both families.
 pub(crate) fn everywhere(show: &mut Show, scene: &Scene) -> Result<()> {
-    show.step(&format!("Reach the pods of `web`: {REQUESTS} connections through each way in"));
+    show.step(&format!("Connect to `web`: {REQUESTS} connections through each VIP"));
     let cluster = &scene.cluster;
     let inside = cluster.pod("pod-b-2").client();
     let outside = cluster.client();
@@ -44,51 +44,51 @@ pub(crate) fn everywhere(show: &mut Show, scene: &Scene) -> Result<()> {
 
 /// The service `local-only`, whose one endpoint is on node-a.
 pub(crate) fn policy_local(show: &mut Show, scene: &Scene) -> Result<()> {
-    show.step("Reach `local-only` (externalTrafficPolicy: Local, one endpoint, on node-a)");
+    show.step("Connect to `local-only` (externalTrafficPolicy: Local, one endpoint, on node-a)");
     let cluster = &scene.cluster;
     let [a, b] = ['a', 'b'].map(|letter| SocketAddr::new(cluster.node(letter).address.v4.into(), LOCAL_NODE_PORT));
 
     show.command("outside", &connect(a));
     let reply = cluster.client().tcp(a).context("node-a")?;
-    show.result(&format!("node-a: {}, which sees the client's own address {}", reply.pod, reply.seen_source.ip()));
+    show.result(&format!("node-a: {}, which sees the client address {}", reply.pod, reply.seen_source.ip()));
     ensure!(reply.pod == "pod-a-2", "node-a leads to {}", reply.pod);
     ensure!(reply.seen_source.ip() == IpAddr::from(plan::OUTSIDE.v4), "the client is seen as {}", reply.seen_source);
 
     show.command("outside", &connect(b));
     let answer = cluster.client().tcp(b);
-    show.result("node-b: dropped, it has no endpoint (a load balancer would not send anything here)");
+    show.result("node-b: dropped: no endpoint here (a load balancer would not send anything to this node)");
     ensure!(answer == Err(Failure::TimedOut), "node-b answers a client outside: {answer:?}");
 
     show.command("pod-b-1", &connect(b));
     let reply = cluster.pod("pod-b-1").client().tcp(b).context("from a pod of node-b")?;
-    show.result(&format!("node-b, from a pod: {}, pods reach all endpoints", reply.pod));
+    show.result(&format!("node-b, from a pod: {}; pods reach all endpoints", reply.pod));
     ensure!(reply.pod == "pod-a-2", "a pod of node-b is led to {}", reply.pod);
     Ok(())
 }
 
 /// The service `empty`: refused, not dropped.
 pub(crate) fn empty(show: &mut Show, scene: &Scene) -> Result<()> {
-    show.step("Reach `empty`, which nobody serves yet");
+    show.step("Connect to `empty`, which has no endpoints yet");
     let to = SocketAddr::new(plan::cluster_ip(30).v4.into(), PORT);
     show.command("pod-a-1", &connect(to));
     let started = Instant::now();
     let answer = scene.cluster.pod("pod-a-1").client().tcp(to);
-    show.result(&format!("refused after {:.1} ms: nobody waits for a timeout", millis(started.elapsed())));
+    show.result(&format!("rejected after {:.1} ms, without waiting for a timeout", millis(started.elapsed())));
     ensure!(answer == Err(Failure::Refused), "{to} answers {answer:?}");
     Ok(())
 }
 
-/// Where the service `web` is reached from outside, whichever pods serve it.
+/// The load-balancer IP of the Service `web`.
 pub(crate) fn load_balancer_ip(family: Family) -> IpAddr {
     plan::load_balancer_ip(10).ip(family)
 }
 
-/// Who answered how many connections.
+/// Connections answered by each pod.
 pub(crate) fn spread(client: &Client, to: SocketAddr) -> Result<BTreeMap<String, usize>> {
     client.spread(Protocol::Tcp, to, REQUESTS).with_context(|| format!("connect to {to}"))
 }
 
-/// What a person without a client of ours would type: the servers say who they are, in one line.
+/// The same with a shell: the servers answer with their name in one line.
 pub(crate) fn connect(to: SocketAddr) -> String {
     format!("head -1 < /dev/tcp/{}/{}", to.ip(), to.port())
 }

@@ -12,14 +12,14 @@ use tempfile::TempDir;
 
 use crate::{kernel, show::Show};
 
-/// How long a program may take to say that it is ready: long for a busy machine.
+/// Time limit for a process to become ready, on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
-/// What the demo shows.
+/// The manifests of the demo.
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/manifests");
 /// How many lines of a program's log are shown after a failure.
 const SHOWN_LINES: usize = 15;
 
-/// Everything that runs. Programs are dropped before the namespaces that they are in.
+/// Everything that runs. Processes are dropped before their namespaces.
 pub(crate) struct Scene {
     /// In the order of the nodes.
     backends: Vec<Process>,
@@ -137,12 +137,12 @@ impl Scene {
         let state = self.directory.path().join("node-a").display().to_string();
         node.output(self.program()?, &["cleanup", "--backend", backend, "--state-dir", &state]);
         let left = kernel::ours(self.backend, node);
-        ensure!(left.is_empty(), "cleanup has left: {left:?}");
-        show.result("the kernel of node-a holds nothing of Fairlead any more");
+        ensure!(left.is_empty(), "cleanup left behind: {left:?}");
+        show.result("no kernel object of Fairlead is left on node-a");
         Ok(())
     }
 
-    /// The ends of the programs' logs, for whoever looks for the cause of a failure.
+    /// Prints the last log lines of all processes, after a failure.
     pub(crate) fn print_logs(&self) {
         for process in self.backends.iter().chain([&self.frontend]) {
             eprintln!("\n{} ends:", process.log().display());
@@ -152,7 +152,7 @@ impl Scene {
     }
 }
 
-/// What a line of a log says, without the time, level and place in front of it.
+/// The message of a log line, without time, level and module.
 pub(crate) fn message(line: &str) -> &str {
     line.rsplit_once("::").and_then(|(_, rest)| rest.split_once(": ")).map_or(line, |(_, message)| message)
 }
@@ -161,7 +161,7 @@ fn listen_address(directory: &TempDir) -> String {
     format!("unix:{}", directory.path().join("frontend.sock").display())
 }
 
-/// Starts a program with nothing but its arguments and where programs are: the environment of whoever runs the demo may say otherwise.
+/// Starts a program with only PATH in its environment, so that the environment of the caller has no effect.
 fn spawn(netns: &Netns, mut command: Command, log: &Path) -> Process {
     let path = env::var("PATH").unwrap_or_default();
     command.env_clear().env("PATH", format!("{path}:/usr/sbin:/sbin"));

@@ -1,8 +1,8 @@
-//! How the demo looks: numbered steps, commands behind a prompt, results below them.
+//! Output of the demo: numbered steps, commands after a prompt, results below them.
 
 use std::io::{self, IsTerminal as _};
 
-/// What is printed, and how far it is.
+/// The output, with the number of the current step.
 pub(crate) struct Show {
     step: u32,
     colours: bool,
@@ -14,18 +14,18 @@ impl Show {
         Self { step: 0, colours: io::stdout().is_terminal() }
     }
 
-    /// What comes next.
+    /// Starts a step.
     pub(crate) fn step(&mut self, title: &str) {
         self.step += 1;
         println!("\n{}", self.paint("1", &format!("{}. {title}", self.step)));
     }
 
-    /// What a person would type, and in which namespace.
+    /// A command, and the namespace in which it runs.
     pub(crate) fn command(&self, place: &str, command: &str) {
         println!("   {}{command}", self.paint("36", &format!("{place}# ")));
     }
 
-    /// What came of it.
+    /// A result.
     pub(crate) fn result(&self, text: &str) {
         println!("     {text}");
     }

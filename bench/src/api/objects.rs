@@ -1,4 +1,4 @@
-//! The objects of a large cluster as an API server writes them: with all that nobody here reads.
+//! The objects of a large cluster as an API server writes them, including the fields that Fairlead does not read.
 
 use std::net::Ipv4Addr;
 

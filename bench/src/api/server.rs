@@ -1,5 +1,5 @@
-//! As much of an API server as a frontend asks for: lists, streamed or in pages, and watches in which nothing happens until they are
-//! told that their version is gone. A thread for each connection.
+//! The part of an API server that a frontend uses: lists, streamed or in pages, and watches without events that end with 410 Gone on
+//! request. A thread for each connection.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -40,9 +40,9 @@ struct State {
 
 #[derive(Default)]
 struct Watches {
-    /// How often all versions have been forgotten.
+    /// How often [`Server::forget`] was called.
     forgotten: usize,
-    /// How many have begun behind a list.
+    /// Watches that were started after a list.
     begun: usize,
 }
 
@@ -81,7 +81,7 @@ impl Server {
         self.state.sent.load(Ordering::Relaxed)
     }
 
-    /// Makes all watches end with 410 Gone, and waits until everything has been listed anew and is watched again.
+    /// Ends all watches with 410 Gone, and waits until everything has been relisted and is watched again.
     pub(super) fn forget(&self) -> Result<()> {
         let mut watches = self.state.watches.lock().unwrap_or_else(PoisonError::into_inner);
         watches.forgotten += 1;
@@ -89,7 +89,7 @@ impl Server {
         self.state.changed.notify_all();
         let waited = self.state.changed.wait_timeout_while(watches, DEADLINE, |watches| watches.begun < KINDS);
         let (watches, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        ensure!(watches.begun >= KINDS, "not everything was listed anew within {DEADLINE:?}");
+        ensure!(watches.begun >= KINDS, "not everything was relisted within {DEADLINE:?}");
         Ok(())
     }
 }
@@ -142,7 +142,7 @@ impl State {
         self.event(stream, "BOOKMARK", &json!({"kind": kind.name(), "metadata": metadata}))
     }
 
-    /// Says nothing until all versions are forgotten.
+    /// Sends no event until all versions are forgotten.
     fn watch(&self, stream: &mut TcpStream) -> Result<()> {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         watches.begun += 1;
@@ -179,7 +179,7 @@ impl Request {
         }
         let target = head.split_whitespace().nth(1).context("a request without a target")?;
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let kind = Kind::of_path(path).with_context(|| format!("nothing is at {path}"))?;
+        let kind = Kind::of_path(path).with_context(|| format!("this server has nothing at {path}"))?;
         Ok(Some(Self { kind, query: query.to_owned() }))
     }
 }

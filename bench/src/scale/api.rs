@@ -1,5 +1,5 @@
-//! Just enough of a Kubernetes API server for a frontend that follows it: pages of a list, and watches from a version on. Plain HTTP/1.1,
-//! written by hand so that the benchmark costs little beside what it measures.
+//! The part of a Kubernetes API server that a frontend or kube-proxy uses: lists in pages, and watches. Hand-written HTTP/1.1, so that it costs
+//! little CPU beside the measured processes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,14 +13,14 @@ use tokio::time::{Instant, timeout_at};
 
 use super::cluster::{Cluster, SliceId};
 
-/// How much of a request is read. Those of the frontend have no body.
+/// Limit of a request in bytes. Requests have no body.
 const MAX_REQUEST: usize = 16 << 10;
 /// How many objects are on a page when the request does not say.
 const PAGE: usize = 500;
 /// When a watch ends that does not say when.
 const WATCH: Duration = Duration::from_secs(60);
 
-/// The cluster behind the API, and what has happened to it. Clones are the same one.
+/// The cluster behind the API, and its events. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Api(Arc<Shared>);
 
@@ -33,7 +33,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     cluster: Cluster,
-    /// What watches of slices are told: the n-th event leads to version n + 2.
+    /// The events of slices: the n-th one leads to version n + 2.
     events: Vec<Arc<str>>,
 }
 
@@ -59,12 +59,12 @@ impl Api {
         Self(Arc::new(Shared { state, version: watch::Sender::new(1) }))
     }
 
-    /// Looks at the cluster.
-    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut Cluster) -> T) -> T {
-        look(&mut self.state().cluster)
+    /// Reads or changes the cluster.
+    pub(crate) fn with<T>(&self, access: impl FnOnce(&mut Cluster) -> T) -> T {
+        access(&mut self.state().cluster)
     }
 
-    /// Announces what a slice is like now.
+    /// Sends the current state of a slice to all watches.
     pub(crate) fn announce(&self, id: SliceId, trigger: u64) {
         let mut state = self.state();
         let version = state.events.len() as u64 + 2;
@@ -81,7 +81,7 @@ impl Api {
         loop {
             let (stream, _) = listener.accept().await.context("accept")?;
             stream.set_nodelay(true)?;
-            // A frontend that is gone is no failure of its API.
+            // A client that disconnects is not a failure of the server.
             tokio::spawn(self.clone().converse(stream));
         }
     }
@@ -203,7 +203,7 @@ impl Kind {
         }
     }
 
-    /// The event that says only how far a watch has come.
+    /// A bookmark event.
     fn bookmark(self, version: u64, annotations: &str) -> String {
         let (api, kind) = self.api();
         format!(

@@ -1,5 +1,4 @@
-//! A cluster of any size as numbers: what its API says of it, and what each node must hold of it. The digests are computed here from
-//! the objects, by another way than the frontend's.
+//! A cluster of any size as numbers: its API objects, and the expected digests of each node, computed independently of the frontend.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -18,16 +17,16 @@ const SERVICE_PORT: NonZeroU16 = NonZeroU16::MIN.saturating_add(79);
 const TARGET_PORT: NonZeroU16 = NonZeroU16::MIN.saturating_add(8_079);
 /// How many endpoints a controller puts into one slice at most (`--max-endpoints-per-slice`).
 const SLICE: usize = 100;
-/// Of every so many services one keeps its traffic in the zone.
+/// One of this many services has zone hints.
 const HINTED: usize = 10;
 
-/// How much there is of everything.
+/// The size of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) nodes: u32,
     pub(crate) services: usize,
     pub(crate) endpoints: usize,
-    /// How many of these belong to service 0.
+    /// Endpoints of service 0, included in `endpoints`.
     pub(crate) largest: usize,
 }
 
@@ -64,7 +63,7 @@ pub(crate) struct SliceId {
     pub(crate) slice: usize,
 }
 
-/// Which nodes a change concerns.
+/// The nodes that a change affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
     Everyone,
@@ -103,18 +102,18 @@ impl Cluster {
         slices.flat_map(|(service, all)| (0..all.slices.len()).map(move |slice| SliceId { service, slice }))
     }
 
-    /// How many pods a slice has.
+    /// The number of pods in a slice.
     pub(crate) fn pods(&self, SliceId { service, slice }: SliceId) -> usize {
         self.services[service].slices[slice].len()
     }
 
-    /// Takes the oldest pod out of a slice. Its successor, which [`Self::add`] makes, is in the same zone.
+    /// Removes the oldest pod of a slice. Its successor, which [`Self::add`] creates, is in the same zone.
     pub(crate) fn remove(&mut self, id: SliceId) -> Reach {
         let pod = self.services[id.service].slices[id.slice].remove(0);
         self.reach(id, pod.node)
     }
 
-    /// Puts a pod that never was into a slice, on another node of the zone that [`Self::remove`] has made poorer.
+    /// Adds a new pod to a slice, in the zone from which [`Self::remove`] took one.
     pub(crate) fn add(&mut self, id: SliceId, reach: Reach) -> Reach {
         let mut pod = self.pod();
         if let Reach::Zone(zone) = reach {
@@ -142,7 +141,7 @@ impl Cluster {
     }
 }
 
-/// What the API says.
+/// API objects.
 impl Cluster {
     pub(crate) fn node_json(&self, node: u32) -> String {
         let NodeInfo { name, addresses, pod_cidrs, zone, .. } = facts(node).unwrap_or_else(|_| NodeInfo::unknown(""));
@@ -159,7 +158,7 @@ impl Cluster {
         )
     }
 
-    /// A slice as it is now. `trigger` is when what made it so happened, in microseconds since 1970.
+    /// The current state of a slice. `trigger`: the time of its last change, in microseconds since 1970.
     pub(crate) fn slice_json(&self, id: SliceId, version: u64, trigger: u64) -> String {
         let SliceId { service, slice } = id;
         let Service { slices, hints } = &self.services[service];
@@ -169,7 +168,7 @@ impl Cluster {
         );
         for (n, Pod { address, node }) in slices[slice].iter().enumerate() {
             let (comma, zone) = (if n == 0 { "" } else { "," }, ZONES[zone(*node) as usize]);
-            // A String takes everything.
+            // Writing to a String cannot fail.
             let _ = write!(
                 json,
                 r#"{comma}{{"addresses":["{address}"],"conditions":{{"ready":true,"serving":true,"terminating":false}},"nodeName":"node-{node}","zone":"{zone}","targetRef":{{"kind":"Pod","namespace":"default","name":"service-{service}-{n}","uid":"6f1c1a1e-0000-4000-8000-{:012x}"}}"#,
@@ -185,7 +184,7 @@ impl Cluster {
     }
 }
 
-/// What nodes must hold.
+/// The expected state of nodes.
 impl Cluster {
     /// The digests of all nodes.
     pub(crate) fn digests(&self) -> Result<Vec<DigestVector>> {
@@ -226,7 +225,7 @@ pub(crate) fn node_name(node: u32) -> String {
     format!("node-{node}")
 }
 
-/// A time of day as objects have it, from microseconds since 1970.
+/// RFC 3339 time, as in objects, from microseconds since 1970.
 fn rfc3339(micros: u64) -> String {
     let (days, second) = (micros / 86_400_000_000, micros / 1_000_000 % 86_400);
     // Years that begin in March have their leap day at the end; 146,097 days are 400 of them.

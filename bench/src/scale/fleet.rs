@@ -1,4 +1,4 @@
-//! All nodes of a cluster, on one thread inside a namespace; and the thread of whatever else has to run there.
+//! All nodes of a cluster, on one thread inside a network namespace.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,14 +12,14 @@ use proto::digest::DigestVector;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{oneshot, watch};
 
-use super::board::Board;
+use super::metrics::FleetMetrics;
 use super::node::{Common, Mirror, Node, Start};
 
-/// How many bytes are read at a time.
+/// Size of the read buffer in bytes.
 const SCRATCH: usize = 64 << 10;
-/// Of so many nodes one keeps what it is told.
+/// One of this many nodes keeps its state.
 const MIRRORED: u32 = 1_000;
-/// How often it is looked whether something has come about.
+/// Interval between checks of a condition.
 const POLL: Duration = Duration::from_millis(2);
 
 /// A thread in a namespace with a runtime of its own. Its tasks end with it.
@@ -41,14 +41,14 @@ pub(crate) struct Fleet {
     failure: Arc<Mutex<Option<anyhow::Error>>>,
 }
 
-/// How they connect.
+/// How nodes connect.
 #[derive(Debug)]
 pub(crate) enum Connect {
-    /// As nodes that hold nothing.
+    /// Without state.
     Empty,
-    /// As nodes that come back.
+    /// With the revision of the last connection.
     Resume,
-    /// As nodes that come back to another frontend, with these digests.
+    /// With these digests, as to another frontend.
     Digests(Vec<DigestVector>),
 }
 
@@ -62,16 +62,16 @@ impl Worker {
                 let runtime = Builder::new_current_thread().enable_all().build();
                 match runtime {
                     Ok(runtime) => {
-                        // Nobody listens when the start was given up.
+                        // Fails only if the start was abandoned.
                         let _ = started.send(Ok(runtime.handle().clone()));
-                        // An error says the same: the owner is gone.
+                        // An error means the same: the owner was dropped.
                         let _ = runtime.block_on(stopped);
                     }
                     Err(error) => drop(started.send(Err(error))),
                 }
             });
         });
-        let handle = starting.recv().context("a thread has died")??;
+        let handle = starting.recv().context("the thread has panicked")??;
         Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -80,19 +80,19 @@ impl Drop for Worker {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic in it has been printed.
+            // A panic was printed already.
             let _ = thread.join();
         }
     }
 }
 
 impl Fleet {
-    pub(crate) fn new(netns: &Netns, frontend: SocketAddr, board: Arc<Board>, nodes: u32) -> Result<Self> {
+    pub(crate) fn new(netns: &Netns, frontend: SocketAddr, metrics: Arc<FleetMetrics>, nodes: u32) -> Result<Self> {
         let scratch = Mutex::new(vec![0; SCRATCH].into());
         let mirror = |number: u32| number.is_multiple_of(MIRRORED).then(|| Mirror::new(number));
         Ok(Self {
             worker: Worker::start(netns)?,
-            common: Arc::new(Common { frontend, board, scratch }),
+            common: Arc::new(Common { frontend, metrics, scratch }),
             nodes: (0..nodes).map(|number| Arc::new(Node::new(number, mirror(number)))).collect(),
             leave: watch::Sender::new(0),
             open: Arc::default(),
@@ -102,12 +102,12 @@ impl Fleet {
 
     /// Connects all nodes at once.
     pub(crate) fn connect(&self, how: &Connect) {
-        self.common.board.consistent.store(0, Ordering::Relaxed);
-        for (place, node) in self.nodes.iter().enumerate() {
+        self.common.metrics.consistent.store(0, Ordering::Relaxed);
+        for (number, node) in self.nodes.iter().enumerate() {
             let start = match how {
                 Connect::Empty => Start::Empty,
                 Connect::Resume => Start::Resume,
-                Connect::Digests(digests) => Start::Digests(Box::new(digests[place].clone())),
+                Connect::Digests(digests) => Start::Digests(Box::new(digests[number].clone())),
             };
             self.open.fetch_add(1, Ordering::Relaxed);
             let (node, common, leave) = (node.clone(), self.common.clone(), self.leave.subscribe());
@@ -121,12 +121,12 @@ impl Fleet {
         }
     }
 
-    /// Waits until every node is up to date since it connected. Gives the time from `start` on.
+    /// Waits until every node is up to date. Returns the time since `start`.
     pub(crate) fn consistent(&self, start: Instant, deadline: Duration) -> Result<Duration> {
         let all = self.nodes.len() as u64;
-        let board = &self.common.board;
-        self.until(start, deadline, || board.consistent.load(Ordering::Relaxed) == all)
-            .with_context(|| format!("{} of {all} nodes are up to date", board.consistent.load(Ordering::Relaxed)))
+        let metrics = &self.common.metrics;
+        self.until(start, deadline, || metrics.consistent.load(Ordering::Relaxed) == all)
+            .with_context(|| format!("{} of {all} nodes are up to date", metrics.consistent.load(Ordering::Relaxed)))
     }
 
     /// Closes all streams.
@@ -135,13 +135,12 @@ impl Fleet {
         self.gone(Instant::now(), deadline).map(|_| ())
     }
 
-    /// Waits until no stream is open. Gives the time from `start` on.
+    /// Waits until no stream is open. Returns the time since `start`.
     pub(crate) fn gone(&self, start: Instant, deadline: Duration) -> Result<Duration> {
         self.until(start, deadline, || self.open.load(Ordering::Relaxed) == 0).context("streams stay open")
     }
 
-    /// Waits until every node has been told, by a bookmark, that it must hold what the cluster says, and checks that those that keep what they
-    /// are told do.
+    /// Waits until a bookmark with the expected digest has reached every node, and compares the state of the nodes that keep it.
     pub(crate) fn agree(&self, expected: &[DigestVector], deadline: Duration) -> Result<()> {
         let agrees = |(node, digests): (&Arc<Node>, &DigestVector)| node.digest() == digests.total().0;
         let waited = self
@@ -153,7 +152,7 @@ impl Fleet {
             });
         for (node, digests) in self.nodes.iter().zip(expected) {
             let differing = node.held().map_or(0, |held| held.differing(digests).count());
-            ensure!(differing == 0, "a node holds something else: {differing} entries of its digests differ");
+            ensure!(differing == 0, "the state of a node differs in {differing} entries of its digest vector");
         }
         waited
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::api::Api;
-use super::board::Board;
 use super::cluster::{Reach, SliceId};
+use super::metrics::FleetMetrics;
 
 /// How many endpoints of the largest service a controller replaces at a time.
 const TOGETHER: u32 = 5;
@@ -44,7 +44,7 @@ impl Load {
     }
 
     /// Makes all changes. Gives their number.
-    pub(crate) async fn run(self, api: Api, board: Arc<Board>) -> u32 {
+    pub(crate) async fn run(self, api: Api, metrics: Arc<FleetMetrics>) -> u32 {
         let start = Instant::now();
         let mut gone = Reach::Everyone;
         for number in 0..self.events {
@@ -70,7 +70,7 @@ impl Load {
                     Reach::Everyone
                 }
             });
-            api.announce(id, board.event(reach));
+            api.announce(id, metrics.event(reach));
         }
         self.events
     }

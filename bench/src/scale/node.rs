@@ -1,5 +1,5 @@
-//! One node of many: a connection and a stream of its own, every commit and bookmark acknowledged, nothing programmed. A few nodes also
-//! keep what they are told, as an agent does, and check it by its digests; the others look at no more than the head of a message.
+//! One node: a connection, a stream, and an Ack for every commit and bookmark; nothing is programmed. A few nodes also keep their state, as a
+//! backend does, and verify its digests; the others read only the head of each message.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -18,13 +18,13 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
-use super::board::{Arrivals, Board};
 use super::cluster::node_name;
 use super::http2::{self, Reader, Stream};
-use super::said::{HEAD, Said};
+use super::message_head::{HEAD, MessageHead};
+use super::metrics::{Arrivals, FleetMetrics};
 
 const PATH: &str = "/fairlead.v1.Fairlead/Watch";
-/// How often the agent's client asks whether the connection is alive.
+/// Keepalive interval of a backend's client.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// The shortest and the longest delay of an agent before it tries again.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
@@ -35,7 +35,7 @@ const MODE_REPAIR: u64 = 2;
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) frontend: SocketAddr,
-    pub(crate) board: Arc<Board>,
+    pub(crate) metrics: Arc<FleetMetrics>,
     /// Where bytes are read to; one is enough, since all nodes live on one thread.
     pub(crate) scratch: Mutex<Box<[u8]>>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Mirror {
     state: NodeState,
 }
 
-/// What a node says of what it holds when it connects.
+/// The state that a node reports when it connects.
 #[derive(Clone, Debug)]
 pub(crate) enum Start {
     /// Nothing.
@@ -73,14 +73,14 @@ pub(crate) enum Start {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Connecting,
-    /// The frontend has said something.
+    /// A message of the frontend arrived.
     Connected,
 }
 
 /// A stream that is open.
 struct Session<'a> {
     node: &'a Node,
-    board: &'a Board,
+    metrics: &'a FleetMetrics,
     arrivals: Arrivals,
     consistent: bool,
     drain: Option<u64>,
@@ -97,7 +97,7 @@ impl Node {
         }
     }
 
-    /// What the frontend has said last that this node must hold; 0 when there was no bookmark since the last commit.
+    /// The digest in the last bookmark; 0 if there was none since the last commit.
     pub(crate) fn digest(&self) -> u64 {
         self.digest.load(Ordering::Relaxed)
     }
@@ -117,7 +117,7 @@ impl Node {
             match self.try_follow(common, start.clone(), &mut leave, &mut progress).await {
                 // More come at once than the kernel lets wait.
                 Err(_) if progress == Progress::Connecting => {
-                    common.board.refused.fetch_add(1, Ordering::Relaxed);
+                    common.metrics.refused.fetch_add(1, Ordering::Relaxed);
                     sleep(backoff.next_delay()).await;
                 }
                 ended => return ended,
@@ -132,13 +132,13 @@ impl Node {
         leave: &mut watch::Receiver<u32>,
         progress: &mut Progress,
     ) -> Result<()> {
-        let board = &*common.board;
+        let metrics = &*common.metrics;
         let mut stream = TcpStream::connect(common.frontend).await.context("connect")?;
         stream.set_nodelay(true)?;
         let hello = encoded::encode_client_message(&ClientMessage::Hello(self.hello(start)));
         let mut out = http2::call(PATH, "frontend", &hello);
         let mut reader = Reader::default();
-        let mut session = Session { node: self, board, arrivals: board.arrivals(), consistent: false, drain: None };
+        let mut session = Session { node: self, metrics, arrivals: metrics.arrivals(), consistent: false, drain: None };
         let keep = if self.mirror.is_some() { usize::MAX } else { HEAD };
         // Not all at the same moment, which would be a load that there is nowhere.
         let first = Instant::now() + KEEPALIVE.mul_f64(fastrand::f64());
@@ -146,13 +146,13 @@ impl Node {
         keepalive.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             if !out.is_empty() {
-                board.sent.fetch_add(out.len() as u64, Ordering::Relaxed);
+                metrics.sent.fetch_add(out.len() as u64, Ordering::Relaxed);
                 stream.write_all(&out).await.context("write")?;
                 out.clear();
             }
             if let Some(millis) = session.drain {
                 let delay = Duration::from_millis(millis).mul_f64(fastrand::f64());
-                board.depart(delay);
+                metrics.depart(delay);
                 sleep(delay).await;
                 return Ok(());
             }
@@ -163,13 +163,13 @@ impl Node {
                     let read = read?;
                     *progress = Progress::Connected;
                     if read == Stream::Ended {
-                        board.broken.fetch_add(1, Ordering::Relaxed);
+                        metrics.broken.fetch_add(1, Ordering::Relaxed);
                         return Ok(());
                     }
                 }
                 _ = keepalive.tick() => http2::ping(&mut out),
                 _ = leave.changed() => {
-                    board.settle(self.number, &mut session.arrivals, u64::MAX);
+                    metrics.arrived_before(self.number, &mut session.arrivals, u64::MAX);
                     return Ok(());
                 }
             }
@@ -217,30 +217,30 @@ impl Mirror {
 
 impl Session<'_> {
     fn on_message(&mut self, message: &[u8], out: &mut Vec<u8>) -> Result<()> {
-        let Self { node, board, .. } = *self;
+        let Self { node, metrics, .. } = *self;
         let mirror = node.mirror.as_ref().map(|mirror| mirror.lock().unwrap_or_else(PoisonError::into_inner));
         let held = mirror.map(|mut mirror| mirror.take(message)).transpose()?;
-        match Said::read(&message[..message.len().min(HEAD)])? {
-            Said::Welcome { epoch, mode } => {
+        match MessageHead::read(&message[..message.len().min(HEAD)])? {
+            MessageHead::Welcome { epoch, mode } => {
                 node.epoch.store(epoch, Ordering::Relaxed);
                 let count = match mode {
-                    MODE_RESUME => &board.resumed,
-                    MODE_REPAIR => &board.repaired,
+                    MODE_RESUME => &metrics.resumed,
+                    MODE_REPAIR => &metrics.repaired,
                     _ => return Ok(()),
                 };
                 count.fetch_add(1, Ordering::Relaxed);
             }
-            Said::Batch { target, commit: true, trigger } => {
-                board.commit(node.number, &mut self.arrivals, trigger);
+            MessageHead::Batch { target, commit: true, trigger } => {
+                metrics.commit(node.number, &mut self.arrivals, trigger);
                 node.digest.store(0, Ordering::Relaxed);
                 self.ack(target, held, out);
             }
-            Said::Bookmark { revision, digest } => {
+            MessageHead::Bookmark { revision, digest } => {
                 node.digest.store(digest, Ordering::Relaxed);
                 self.ack(revision, held, out);
             }
-            Said::Drain { max_delay_millis } => self.drain = Some(max_delay_millis),
-            Said::Batch { commit: false, .. } | Said::Other => {}
+            MessageHead::Drain { max_delay_millis } => self.drain = Some(max_delay_millis),
+            MessageHead::Batch { commit: false, .. } | MessageHead::Other => {}
         }
         Ok(())
     }
@@ -252,7 +252,7 @@ impl Session<'_> {
         http2::send(out, &encoded::encode_client_message(&ClientMessage::Ack(ack)));
         if !self.consistent {
             self.consistent = true;
-            self.board.consistent.fetch_add(1, Ordering::Relaxed);
+            self.metrics.consistent.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -271,7 +271,7 @@ async fn read(
             if buffer.filled().is_empty() {
                 return Ok(Stream::Ended);
             }
-            common.board.received.fetch_add(buffer.filled().len() as u64, Ordering::Relaxed);
+            common.metrics.received.fetch_add(buffer.filled().len() as u64, Ordering::Relaxed);
             take(buffer.filled())
         })
     })

@@ -1,5 +1,4 @@
-//! What the frontend says, as far as a node that programs nothing needs it: the fields that come before the operations. They are at most a
-//! few dozen bytes, whatever follows.
+//! The fields of a message before its operations, which is all that a node without state needs. They are at most a few dozen bytes.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -8,7 +7,7 @@ pub(crate) const HEAD: usize = 64;
 
 /// A message, but for the operations in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum MessageHead {
     Welcome {
         epoch: u64,
         mode: u64,
@@ -33,7 +32,7 @@ pub(crate) enum Said {
 #[derive(Debug)]
 struct Fields<'a>(&'a [u8]);
 
-impl Said {
+impl MessageHead {
     /// Reads the first [`HEAD`] bytes of a message.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self> {
         let mut fields = Fields(bytes);

@@ -1,4 +1,4 @@
-//! What all nodes together have seen: bytes, streams, and how long each change was on its way to each node.
+//! Metrics of all nodes together: bytes, streams, and the latency of each change at each node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,35 +6,35 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::cluster::{Reach, zone};
 
-/// How fine latencies are told apart, in microseconds.
+/// Resolution of latencies, in microseconds.
 const STEP: u64 = 100;
 /// Longer ones count as this many steps.
 const STEPS: usize = 200_000;
 
-/// Shared by all nodes and by whoever makes the changes.
+/// Shared by all nodes and by the load.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct FleetMetrics {
     start: Instant,
-    /// The same moment as a time of day.
+    /// The same moment as a Unix time.
     epoch: Duration,
     pub(crate) received: AtomicU64,
     pub(crate) sent: AtomicU64,
     /// Commits that have arrived.
     pub(crate) commits: AtomicU64,
-    /// Nodes that are up to date since they connected last.
+    /// Nodes that are up to date since their last connect.
     pub(crate) consistent: AtomicU64,
-    /// Connections that came to nothing and were tried again.
+    /// Failed connection attempts.
     pub(crate) refused: AtomicU64,
     pub(crate) resumed: AtomicU64,
     pub(crate) repaired: AtomicU64,
-    /// Streams that ended without having been asked to.
+    /// Streams that ended unexpectedly.
     pub(crate) broken: AtomicU64,
     departures: Mutex<Departures>,
     events: Mutex<Vec<Event>>,
     latencies: Mutex<Latencies>,
 }
 
-/// When each node was asked to go, and when it will have gone.
+/// When each node was asked to reconnect, and when it disconnects.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Departures(Vec<(Instant, Instant)>);
 
@@ -52,7 +52,7 @@ struct Latencies {
     count: u64,
 }
 
-/// A node's place in the list of events: a commit tells the oldest event in it, so the ones before that came with the commit before.
+/// A node's position in the list of events. A commit carries the time of its oldest event, so earlier events came with the previous commit.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     next: usize,
@@ -60,11 +60,11 @@ pub(crate) struct Arrivals {
     last: Option<u64>,
 }
 
-impl Board {
+impl FleetMetrics {
     pub(crate) fn new() -> Self {
         Self {
             start: Instant::now(),
-            // A clock before 1970 makes all times useless, and all of them equally.
+            // With a clock before 1970 all times are equally wrong, and only differences count.
             epoch: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             received: AtomicU64::default(),
             sent: AtomicU64::default(),
@@ -80,12 +80,12 @@ impl Board {
         }
     }
 
-    /// Microseconds since 1970, by a clock that is never set. Events carry this as their time.
+    /// Microseconds since 1970 by a monotonic clock. Events carry this time.
     pub(crate) fn now(&self) -> u64 {
         (self.epoch + self.start.elapsed()).as_micros() as u64
     }
 
-    /// Notes that a node was asked to go just now, and goes after `delay`.
+    /// Records that a node was asked to reconnect now, and disconnects after `delay`.
     pub(crate) fn depart(&self, delay: Duration) {
         let now = Instant::now();
         self.departures.lock().unwrap_or_else(PoisonError::into_inner).0.push((now, now + delay));
@@ -96,7 +96,7 @@ impl Board {
         self.departures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notes an event that is about to be announced. Gives its time.
+    /// Records an event that is about to be sent. Returns its time.
     pub(crate) fn event(&self, reach: Reach) -> u64 {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let at = self.now().max(events.last().map_or(0, |event| event.at + 1));
@@ -104,29 +104,29 @@ impl Board {
         at
     }
 
-    /// Where a node starts that will hear of all later events.
+    /// The position of a node that receives all later events.
     pub(crate) fn arrivals(&self) -> Arrivals {
         Arrivals { next: self.events.lock().unwrap_or_else(PoisonError::into_inner).len(), last: None }
     }
 
-    /// Notes that a commit has arrived whose oldest event is that of time `trigger`.
+    /// Records the arrival of a commit whose oldest event has time `trigger`.
     pub(crate) fn commit(&self, node: u32, arrivals: &mut Arrivals, trigger: u64) {
         self.commits.fetch_add(1, Ordering::Relaxed);
-        self.settle(node, arrivals, trigger);
+        self.arrived_before(node, arrivals, trigger);
         arrivals.last = Some(self.now());
     }
 
-    /// Notes that all events before `until` have arrived, the last of them with the last commit.
-    pub(crate) fn settle(&self, node: u32, arrivals: &mut Arrivals, until: u64) {
+    /// Records that all events before `until` have arrived, with the last commit.
+    pub(crate) fn arrived_before(&self, node: u32, arrivals: &mut Arrivals, until: u64) {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(Event { at, reach }) = events.get(arrivals.next).filter(|event| event.at < until) {
             arrivals.next += 1;
-            let concerned = match reach {
+            let is_affected = match reach {
                 Reach::Everyone => true,
                 Reach::Zone(number) => *number == zone(node),
             };
-            if let Some(last) = arrivals.last.filter(|_| concerned) {
+            if let Some(last) = arrivals.last.filter(|_| is_affected) {
                 let step = (last.saturating_sub(*at) / STEP) as usize;
                 latencies.steps[step.min(STEPS)] += 1;
                 latencies.count += 1;
@@ -134,7 +134,7 @@ impl Board {
         }
     }
 
-    /// The latency that so many of a thousand events do not exceed, over all nodes since the last call of [`Self::forget`].
+    /// The latency at this permille, over all nodes since the last call of [`Self::reset`].
     pub(crate) fn latency(&self, permille: u64) -> Duration {
         let latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rank = (latencies.count * permille).div_ceil(1_000);
@@ -146,8 +146,8 @@ impl Board {
         Duration::from_micros((found.unwrap_or(STEPS) as u64 + 1) * STEP)
     }
 
-    /// Starts all counts anew.
-    pub(crate) fn forget(&self) {
+    /// Resets all counters.
+    pub(crate) fn reset(&self) {
         for count in [&self.received, &self.sent, &self.commits, &self.refused, &self.resumed, &self.repaired] {
             count.store(0, Ordering::Relaxed);
         }
@@ -162,12 +162,12 @@ impl Departures {
         self.0.len()
     }
 
-    /// How long after `start` each node was asked.
-    pub(crate) fn told(&self, start: Instant) -> Vec<Duration> {
-        self.0.iter().map(|(told, _)| told.saturating_duration_since(start)).collect()
+    /// How long after `start` each node was asked to reconnect.
+    pub(crate) fn delays(&self, start: Instant) -> Vec<Duration> {
+        self.0.iter().map(|(asked, _)| asked.saturating_duration_since(start)).collect()
     }
 
-    /// How many go in the second in which most do.
+    /// The largest number of disconnects within one second.
     pub(crate) fn busiest(&self, start: Instant) -> usize {
         let mut seconds = std::collections::BTreeMap::new();
         for (_, gone) in &self.0 {
