@@ -65,6 +65,11 @@ annotations:
 {{- end }}
 {{- end -}}
 
+{{/* The backend: `nft` is an alias of `nftables`. */}}
+{{- define "fairlead.mode" -}}
+{{- ternary "nftables" .Values.mode (eq .Values.mode "nft") -}}
+{{- end -}}
+
 {{- define "fairlead.frontendAccount" -}}
 {{- default (printf "%s-frontend" (include "fairlead.fullname" .)) .Values.frontend.serviceAccount.name -}}
 {{- end -}}
@@ -73,7 +78,7 @@ annotations:
 {{- default (printf "%s-backend" (include "fairlead.fullname" .)) .Values.backend.serviceAccount.name -}}
 {{- end -}}
 
-{{/* What the frontend's certificate is for, and what nodes ask for at whichever address. */}}
+{{/* The name in the frontend's certificate, which backends verify at every address. */}}
 {{- define "fairlead.serverName" -}}
 {{- printf "%s.%s.svc" (include "fairlead.fullname" .) .Release.Namespace -}}
 {{- end -}}

@@ -34,7 +34,7 @@
 - --conntrack-max-per-core=0
 - --conntrack-tcp-timeout-established=0
 - --conntrack-tcp-timeout-close-wait=0
-{{- if ne .Values.mode "nft" }}
+{{- if ne (include "fairlead.mode" .) "nftables" }}
 - --iptables-variant={{ .Values.iptables.variant }}
 {{- end }}
 {{- if and (eq .Values.mode "iptables") .Values.iptables.localhostNodePorts }}
@@ -61,7 +61,7 @@
 
 {{/* Which image: the older iptables has no other interface than its programs. */}}
 {{- define "fairlead.nodeImage" -}}
-{{- $tools := or .Values.backend.tools .Values.backend.shadow (ne .Values.mode "nft") -}}
+{{- $tools := or .Values.backend.tools .Values.backend.shadow (ne (include "fairlead.mode" .) "nftables") -}}
 {{- include "fairlead.image" (list . (ternary "tools" "plain" $tools)) -}}
 {{- end -}}
 
@@ -127,5 +127,5 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-  add: [NET_ADMIN{{ if ne .Values.mode "nft" }}, NET_RAW{{ end }}{{ if not (kindIs "invalid" .Values.backend.oomScoreAdj) }}, SYS_RESOURCE{{ end }}]
+  add: [NET_ADMIN{{ if ne (include "fairlead.mode" .) "nftables" }}, NET_RAW{{ end }}{{ if not (kindIs "invalid" .Values.backend.oomScoreAdj) }}, SYS_RESOURCE{{ end }}]
 {{- end -}}

@@ -15,7 +15,7 @@ import render
 from render import CASES, CHART, TOP
 
 API = {"apiServer": {"host": "192.0.2.10"}}
-MODES = ["nft", "iptables", "ipvs"]
+MODES = ["nftables", "iptables", "ipvs"]
 TLS = [
     {"mode": "selfSigned"},
     {"mode": "certManager"},
@@ -243,7 +243,7 @@ class Refusals(unittest.TestCase):
 
     def test_the_schema_knows_every_value_and_refuses_others(self):
         for values in [
-            {"modes": "nft"},
+            {"modes": "nftables"},
             {"mode": "nftables"},
             {"frontend": {"replica": 3}},
             {"frontend": {"replicas": "3"}},
