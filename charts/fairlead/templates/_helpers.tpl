@@ -1,4 +1,4 @@
-{{/* Names, labels, addresses: what several templates need. */}}
+{{/* Names, labels and addresses that several templates use. */}}
 
 {{- define "fairlead.fullname" -}}
 {{- if .Values.fullnameOverride -}}
@@ -13,7 +13,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What selects pods: never changes. Called with (list $ component). */}}
+{{/* The selector of pods, which must never change. Called with (list $ component). */}}
 {{- define "fairlead.selector" -}}
 {{- $top := index . 0 -}}
 app.kubernetes.io/name: {{ default $top.Chart.Name $top.Values.nameOverride }}
@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" $top.Chart.Name $top.Chart.Version | replace "+
 {{- end }}
 {{- end -}}
 
-{{/* The metadata of an object: (list $ component name). With more annotations, and more labels: (list $ component name dict dict). */}}
+{{/* Metadata of an object: (list $ component name), or with additional annotations and labels (list $ component name dict dict). */}}
 {{- define "fairlead.metadata" -}}
 {{- $top := index . 0 -}}
 name: {{ index . 2 }}
@@ -53,7 +53,7 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* The same for what belongs to no namespace; its name holds the release's, so that two releases do not meet. */}}
+{{/* The same for cluster-scoped objects; the name contains the release namespace, so that two releases do not collide. */}}
 {{- define "fairlead.clusterMetadata" -}}
 {{- $top := index . 0 -}}
 name: {{ index . 2 }}
@@ -96,12 +96,12 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* An address as a URL has it. */}}
+{{/* An address as in a URL (IPv6 in brackets). */}}
 {{- define "fairlead.urlHost" -}}
 {{- if contains ":" . -}}[{{ . }}]{{- else -}}{{ . }}{{- end -}}
 {{- end -}}
 
-{{/* The addresses of the API servers, comma-separated: as told, else as the cluster says. Nothing where no cluster is asked. */}}
+{{/* Addresses of the API servers, comma-separated: apiServer.host, or looked up in the cluster. Empty without a cluster. */}}
 {{- define "fairlead.apiServers" -}}
 {{- $hosts := list -}}
 {{- if .Values.apiServer.host -}}
@@ -115,7 +115,7 @@ annotations:
 {{- join "," ($hosts | sortAlpha) -}}
 {{- end -}}
 
-{{/* One of them, where there must be one; called with (list $ what-for). */}}
+{{/* One of these addresses, or an error; called with (list $ purpose). */}}
 {{- define "fairlead.apiServer" -}}
 {{- $hosts := include "fairlead.apiServers" (index . 0) -}}
 {{- if not $hosts -}}
@@ -124,7 +124,7 @@ annotations:
 {{- first (splitList "," $hosts) -}}
 {{- end -}}
 
-{{/* Where nodes find the frontend: a list of --frontend, as YAML. */}}
+{{/* Flags --frontend for the backends, as YAML. */}}
 {{- define "fairlead.frontendFlags" -}}
 {{- if eq .Values.backend.discovery "api" -}}
 - --frontend=kubernetes:{{ .Release.Namespace }}/{{ include "fairlead.fullname" . }}:grpc

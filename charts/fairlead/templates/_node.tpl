@@ -1,4 +1,4 @@
-{{/* What a node's container is given: flags that `backend MODE` and `local` share, capabilities, what is done before. */}}
+{{/* Shared by `backend MODE` and `local`: flags, capabilities, preparation of the node. */}}
 
 {{- define "fairlead.nodeFlags" -}}
 {{- $traffic := .Values.traffic -}}
@@ -30,7 +30,7 @@
 {{- end }}
 - --masquerade-bit={{ $traffic.masqueradeBit }}
 - --nodeport-addresses={{ join "," $traffic.nodePortAddresses }}
-# /proc/sys is read-only here: limits and timeouts of connection tracking stay as they are (backend.prepareNode.sysctls).
+# /proc/sys is read-only here: limits and timeouts of connection tracking are not changed (see backend.prepareNode.sysctls).
 - --conntrack-max-per-core=0
 - --conntrack-tcp-timeout-established=0
 - --conntrack-tcp-timeout-close-wait=0
@@ -59,13 +59,13 @@
 {{- end }}
 {{- end -}}
 
-{{/* Which image: the older iptables has no other interface than its programs. */}}
+{{/* The image: iptables needs its programs. */}}
 {{- define "fairlead.nodeImage" -}}
 {{- $tools := or .Values.backend.tools .Values.backend.shadow (ne (include "fairlead.mode" .) "nftables") -}}
 {{- include "fairlead.image" (list . (ternary "tools" "plain" $tools)) -}}
 {{- end -}}
 
-{{/* Modules and settings that the node needs before, as YAML: {modules: [], sysctls: {}}. */}}
+{{/* Modules and sysctls that prepare-node sets, as YAML: {modules: [], sysctls: {}}. */}}
 {{- define "fairlead.preparation" -}}
 {{- $prepare := .Values.backend.prepareNode -}}
 {{- $modules := list -}}
@@ -93,7 +93,7 @@
 - name: prepare-node
   image: {{ include "fairlead.image" (list . "tools") }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
-  # What is there already, or built in, is fine; what fails to load fails with the setting that needs it, or in the backend, which says why.
+  # Failures are ignored here: a module may be built in. A missing one fails at its sysctl, or in the backend, with a reason.
   command:
     - /bin/sh
     - -euc
@@ -117,8 +117,7 @@
       readOnly: true
 {{- end -}}
 
-{{/* What the node's pod asks of the kernel: netlink of its network, raw sockets for the programs of iptables, and to go
-last when memory runs out. */}}
+{{/* Capabilities of the backend: netlink, raw sockets for iptables programs, and oom_score_adj. */}}
 {{- define "fairlead.nodeSecurityContext" -}}
 runAsUser: 0
 runAsGroup: 0

@@ -244,7 +244,7 @@ class Refusals(unittest.TestCase):
     def test_the_schema_knows_every_value_and_refuses_others(self):
         for values in [
             {"modes": "nftables"},
-            {"mode": "nftables"},
+            {"mode": "ebpf"},
             {"frontend": {"replica": 3}},
             {"frontend": {"replicas": "3"}},
             {"backend": {"prepareNode": {"sysctls": {"a": "$(reboot)"}}}},

@@ -1,4 +1,4 @@
-{{/* Which Secret the frontend serves with, and what the nodes check it by. */}}
+{{/* The Secret with the frontend's certificate, and the volume with the authority that backends trust. */}}
 
 {{- define "fairlead.tlsSecret" -}}
 {{- if eq .Values.tls.mode "existingSecret" -}}
@@ -8,7 +8,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Never the frontend's Secret: a node can read every Secret that one of its pods mounts, whole. */}}
+{{/* Never the frontend's Secret: a node can read every key of a Secret that one of its pods mounts. */}}
 {{- define "fairlead.caVolume" -}}
 {{- $name := include "fairlead.fullname" . -}}
 {{- if eq .Values.tls.mode "certManager" -}}
