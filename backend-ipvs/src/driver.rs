@@ -21,13 +21,13 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::{
+    describe,
     desired::{Context, Desired, Rules, desired, rules},
     kernel::{Base, DryRun, Kernel, Listing, Ours, Refused},
     object::Object,
     plan::{Drain, Operation, plan},
-    set::{self, Content, Set},
+    set::{self, SetContent, SetId},
     settings::Settings,
-    words,
 };
 use programmed::Programmed;
 
@@ -42,7 +42,7 @@ pub(crate) struct Driver<K> {
     /// Why the kernel refused a service port. It may hold some of it.
     refused: BTreeMap<ServicePortKey, String>,
     /// What the kernel has in place of what a service port wants, and why. It is tried again when that is looked at again.
-    makeshifts: BTreeMap<ServicePortKey, String>,
+    degraded: BTreeMap<ServicePortKey, String>,
     /// When the kernel is looked at next.
     look: Instant,
     /// The same of the rules, which takes a program.
@@ -57,7 +57,7 @@ impl<K: Kernel> Driver<K> {
             programmed: None,
             claims: VipOwnership::default(),
             refused: BTreeMap::new(),
-            makeshifts: BTreeMap::new(),
+            degraded: BTreeMap::new(),
             look: Instant::now() + watch::INTERVAL,
             look_at_rules: Instant::now() + watch::INTERVAL,
         }
@@ -70,9 +70,9 @@ impl<K: Kernel> Driver<K> {
         let rules = self.rules(state);
         let mut writes = self.prepare(rules.clone()).await?;
 
-        let Listing { pieces, elsewhere } = self.kernel.list(self.ours(state)).await.context("list what is there")?;
+        let Listing { objects, elsewhere } = self.kernel.list(self.ours(state)).await.context("list what is there")?;
         let node = state.node().addresses.clone();
-        let mut programmed = Programmed::new(pieces, rules, node, elsewhere);
+        let mut programmed = Programmed::new(objects, rules, node, elsewhere);
         for key in state.service_ports().keys() {
             programmed.adopt_id(key, &self.marked_fronts(state, key));
         }
@@ -80,7 +80,7 @@ impl<K: Kernel> Driver<K> {
             state.service_ports().iter().partition(|(_, service)| is_urgent(&service.port));
         let mut operations = Vec::new();
         self.refused.clear();
-        self.makeshifts.clear();
+        self.degraded.clear();
         for services in [urgent, others] {
             let mut touched = BTreeSet::new();
             for (key, _) in services {
@@ -91,7 +91,7 @@ impl<K: Kernel> Driver<K> {
         }
         // With the last ones goes what nobody wants.
         if let Some(last) = operations.last_mut() {
-            last.extend(programmed.present.keys().copied());
+            last.extend(programmed.observed.keys().copied());
         }
         for touched in operations {
             writes += self.change(&mut programmed, touched, &HashSet::new()).await?;
@@ -122,7 +122,7 @@ impl<K: Kernel> Driver<K> {
         // What one gives up another may take.
         for key in &services {
             touched.extend(programmed.forget(key));
-            self.makeshifts.remove(key);
+            self.degraded.remove(key);
         }
         for key in &services {
             let desired = self.desired(state, key, &mut programmed)?;
@@ -167,7 +167,7 @@ impl<K: Kernel> Driver<K> {
         self.kernel.prepare(base).await.context("prepare the kernel")
     }
 
-    /// Makes these pieces what they should be. Says how many it had to write.
+    /// Makes these objects what they should be. Says how many it had to write.
     async fn change(
         &mut self,
         programmed: &mut Programmed,
@@ -177,7 +177,7 @@ impl<K: Kernel> Driver<K> {
         touched.extend(programmed.leftovers());
         let until = Some(self.settings.drain).filter(|drain| !drain.is_zero()).map(|drain| now() + seconds(drain));
         let wanted = |object: &Object| programmed.wanted(object);
-        let operations = plan(&programmed.present, wanted, touched.iter().copied(), Drain { until, idle });
+        let operations = plan(&programmed.observed, wanted, touched.iter().copied(), Drain { until, idle });
         if operations.is_empty() {
             programmed.settle_leftovers(touched);
             return Ok(0);
@@ -194,7 +194,7 @@ impl<K: Kernel> Driver<K> {
             };
             let object = *operation.object();
             let owners = owners.get(&object).with_context(|| reason.clone())?;
-            let list = if instead.is_some() { &mut self.makeshifts } else { &mut self.refused };
+            let list = if instead.is_some() { &mut self.degraded } else { &mut self.refused };
             for owner in owners {
                 list.entry(owner.clone()).or_insert_with(|| reason.clone());
             }
@@ -264,12 +264,12 @@ impl<K: Kernel> Driver<K> {
                     continue;
                 }
                 let contents = match front {
-                    Vip::NodePort { .. } => [Content::NodePorts, Content::NodePortsInside],
-                    _ => [Content::Vips, Content::VipsInside],
+                    Vip::NodePort { .. } => [SetContent::NodePorts, SetContent::NodePortsInside],
+                    _ => [SetContent::Vips, SetContent::VipsInside],
                 };
                 let entries = set::front(&front, family);
                 for content in contents {
-                    let set = Set { content, family };
+                    let set = SetId { content, family };
                     list.extend(entries.iter().map(|entry| Object::SetEntry(set, *entry)));
                 }
             }
@@ -305,14 +305,14 @@ impl<K: Kernel> Driver<K> {
             }
         };
         let refused = self.refused.iter().map(failure(true));
-        let makeshifts = self.makeshifts.iter().map(failure(false));
+        let degraded = self.degraded.iter().map(failure(false));
         let may_exclude = self.programmed.iter().filter(|_| !self.settings.exclude.is_empty());
         let excluded = may_exclude.flat_map(Programmed::excluded).map(|(key, addresses)| {
             let list: Vec<_> = addresses.iter().map(ToString::to_string).collect();
             let reason = format!("{} is in a range that was said to be left alone", list.join(", "));
             ServicePortFailure { key: key.clone(), reason, retryable: false, kind: FailureKind::Program }
         });
-        let failures = self.claims.failures().chain(excluded).chain(makeshifts).chain(refused).collect();
+        let failures = self.claims.failures().chain(excluded).chain(degraded).chain(refused).collect();
         SyncReport { writes, failures, ..SyncReport::default() }
     }
 }
@@ -339,11 +339,11 @@ impl Driver<DryRun> {
         self.kernel.take();
         let SyncReport { failures, .. } = self.reconcile(state).await?;
         let (mut differences, operations) = self.kernel.take();
-        let before = self.kernel.list(self.ours(state)).await.context("list what is there")?.pieces;
+        let before = self.kernel.list(self.ours(state)).await.context("list what is there")?.objects;
         // Nothing of it is in force.
         if let Some(programmed) = self.programmed.take() {
             let objects = operations.iter().map(|operation| *operation.object()).collect();
-            differences.extend(words::differences(&operations, &before, &programmed.owners(&objects)));
+            differences.extend(describe::differences(&operations, &before, &programmed.owners(&objects)));
         }
         Ok(PreviewReport { differences, failures })
     }

@@ -9,7 +9,7 @@ use proto::model::ServicePortKey;
 use crate::{
     mark::{MAX_ID, Mark},
     object::{Object, Value},
-    plan::Pieces,
+    plan::Objects,
 };
 
 /// Who has which number.
@@ -32,11 +32,11 @@ impl Ids {
     pub(crate) fn adopt<'a>(
         &mut self,
         key: &ServicePortKey,
-        present: &Pieces,
+        observed: &Objects,
         fronts: impl Iterator<Item = &'a Object>,
     ) {
         for front in fronts {
-            if let Some(Value::Mark(mark)) = present.get(front)
+            if let Some(Value::Mark(mark)) = observed.get(front)
                 && let Some(id) = mark.id()
                 && self.used.insert(id)
             {
@@ -47,13 +47,13 @@ impl Ids {
     }
 
     /// Gives a service port a number that nobody has, and no virtual server that still drains.
-    pub(crate) fn give(&mut self, key: &ServicePortKey, present: &Pieces) -> Option<u32> {
+    pub(crate) fn give(&mut self, key: &ServicePortKey, observed: &Objects) -> Option<u32> {
         if let Some(id) = self.get(key) {
             return Some(id);
         }
         for _ in 0..MAX_ID {
             self.last = self.last % MAX_ID + 1;
-            if !self.used.contains(&self.last) && !serves(present, self.last) {
+            if !self.used.contains(&self.last) && !serves(observed, self.last) {
                 self.used.insert(self.last);
                 self.by_key.insert(key.clone(), self.last);
                 return Some(self.last);
@@ -71,14 +71,14 @@ impl Ids {
 }
 
 /// Whether there is a virtual server for a mark with this number.
-fn serves(present: &Pieces, id: u32) -> bool {
+fn serves(observed: &Objects, id: u32) -> bool {
     use crate::mark::Variant;
     use netlink::{AddressFamily, ipvs::IpvsProtocol};
     AddressFamily::ALL.into_iter().any(|family| {
         [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp].into_iter().any(|protocol| {
             [Variant::External, Variant::Inside, Variant::Local].into_iter().any(|variant| {
                 let mark = Mark::new(id, protocol, variant).raw();
-                present.contains_key(&Object::Server(VirtualServerKey::FwMark(family, mark)))
+                observed.contains_key(&Object::Server(VirtualServerKey::FwMark(family, mark)))
             })
         })
     })

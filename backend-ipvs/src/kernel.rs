@@ -21,8 +21,8 @@ use proto::model::{IpFamily, PerFamily};
 use crate::{
     desired::Rules,
     object::{Object, Value},
-    plan::{Operation, Pieces},
-    set::{Content, Set},
+    plan::{Objects, Operation},
+    set::{SetContent, SetId},
     settings::Arp,
 };
 pub(crate) use dry_run::DryRun;
@@ -44,7 +44,7 @@ pub(crate) trait Kernel: Send + 'static {
     fn commit(&mut self, operations: Vec<Operation>) -> impl Future<Output = Result<Vec<Refused>>> + Send;
 
     /// How many connections the destinations of these virtual servers have.
-    fn connections(&mut self, servers: Vec<VirtualServerKey>) -> impl Future<Output = Result<Carried>> + Send;
+    fn connections(&mut self, servers: Vec<VirtualServerKey>) -> impl Future<Output = Result<ConnectionCounts>> + Send;
 
     /// How much there is, looked at quickly.
     fn survey(&mut self) -> impl Future<Output = Result<Survey>> + Send;
@@ -74,7 +74,7 @@ pub(crate) struct Ours {
 
 /// What our sets hold: VIPs and node ports, with the numbers of their protocols.
 #[derive(Debug, Default)]
-pub(crate) struct Fronts {
+pub(crate) struct VipEntries {
     vips: HashSet<(u8, SocketAddr)>,
     node_ports: HashSet<(IpFamily, u8, u16)>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct Fronts {
 /// What is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listing {
-    pub(crate) pieces: Pieces,
+    pub(crate) objects: Objects,
     /// The addresses of other devices.
     pub(crate) elsewhere: HashSet<IpAddr>,
 }
@@ -97,7 +97,7 @@ pub(crate) struct Connections {
 }
 
 /// How many connections each destination of each virtual server has.
-pub(crate) type Carried = HashMap<(VirtualServerKey, SocketAddr), Connections>;
+pub(crate) type ConnectionCounts = HashMap<(VirtualServerKey, SocketAddr), Connections>;
 
 /// An operation that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ pub(crate) struct Refused {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Survey {
     /// Entries.
-    pub(crate) sets: HashMap<Set, usize>,
+    pub(crate) sets: HashMap<SetId, usize>,
     /// On our device.
     pub(crate) addresses: usize,
     /// On other devices.
@@ -135,7 +135,7 @@ pub(crate) enum RulesFound {
 
 impl Ours {
     /// Whether a virtual server is ours, given the addresses that are, and what our sets hold.
-    pub(crate) fn has(&self, server: &VirtualServerKey, addresses: &HashSet<IpAddr>, fronts: &Fronts) -> bool {
+    pub(crate) fn has(&self, server: &VirtualServerKey, addresses: &HashSet<IpAddr>, fronts: &VipEntries) -> bool {
         match server {
             VirtualServerKey::FwMark(_, mark) => crate::mark::Mark::from_raw(*mark).is_some(),
             VirtualServerKey::Address(_, address) => {
@@ -153,16 +153,16 @@ impl Ours {
 
 // === impl Fronts ===
 
-impl Fronts {
+impl VipEntries {
     /// Those in the entries among these pieces.
-    pub(crate) fn of(pieces: &Pieces) -> Self {
+    pub(crate) fn of(objects: &Objects) -> Self {
         let mut fronts = Self::default();
-        for object in pieces.keys() {
-            let Object::SetEntry(Set { content, family }, entry) = object else { continue };
+        for object in objects.keys() {
+            let Object::SetEntry(SetId { content, family }, entry) = object else { continue };
             let (Some(protocol), Some(port)) = (entry.protocol, entry.port) else { continue };
             match (content, entry.ip) {
-                (Content::NodePorts, _) => drop(fronts.node_ports.insert((*family, protocol, port))),
-                (Content::Vips, Some(ip)) => {
+                (SetContent::NodePorts, _) => drop(fronts.node_ports.insert((*family, protocol, port))),
+                (SetContent::Vips, Some(ip)) => {
                     fronts.vips.insert((protocol, SocketAddr::new(ip, port)));
                 }
                 _ => {}

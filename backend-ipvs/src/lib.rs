@@ -31,6 +31,7 @@
 //! How a change becomes operations, from the inside out: `mark`, `set`, `object` (pieces), `desired` (what should be there), `plan` (the
 //! difference, in a safe order), `driver`, `kernel`. What is there is shown by `view`.
 
+mod describe;
 mod desired;
 mod driver;
 mod ids;
@@ -41,7 +42,6 @@ mod plan;
 mod set;
 mod settings;
 mod view;
-mod words;
 
 use anyhow::Result;
 use backend::{Backend, Changes, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport};
@@ -51,7 +51,7 @@ use driver::Driver;
 use kernel::{DryRun, Netlink};
 pub use netlink::ipvs::IpvsTimeouts;
 pub use settings::{Arp, Settings};
-pub use view::{At, Destination, VirtualServer};
+pub use view::{Destination, ServerMatch, VirtualServer};
 
 /// The IPVS backend.
 #[derive(Debug)]
@@ -80,8 +80,8 @@ impl Ipvs {
     /// # Errors
     /// When the kernel does not answer.
     pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
-        let (pieces, connections) = Netlink::open(None)?.look().await?;
-        Ok(view::view(&pieces, &connections))
+        let (objects, connections) = Netlink::open(None)?.look().await?;
+        Ok(view::view(&objects, &connections))
     }
 
     /// What [`cleanup`](Backend::cleanup) would remove.

@@ -12,13 +12,13 @@ use netlink::{
 };
 use proto::model::IpFamily;
 
-use crate::{mark::Mark, set::Set};
+use crate::{mark::Mark, set::SetId};
 
 /// What a piece is known by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Object {
     /// An entry of a set, without its mark.
-    SetEntry(Set, IpsetEntry),
+    SetEntry(SetId, IpsetEntry),
     /// An address on our device.
     Address(IpAddr),
     /// A virtual server.

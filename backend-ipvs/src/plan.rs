@@ -23,11 +23,11 @@ use proto::model::IpFamily;
 use crate::{
     mark::Mark,
     object::{Object, Value, Weight, ipvs_family, protocol},
-    set::{self, Content, Set},
+    set::{self, SetContent, SetId},
 };
 
 /// All that is there of ours.
-pub(crate) type Pieces = BTreeMap<Object, Value>;
+pub(crate) type Objects = BTreeMap<Object, Value>;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(crate) struct Drain<'a> {
 
 /// What is to be done about these pieces. `wanted`: what should be there of a piece.
 pub(crate) fn plan<'a>(
-    present: &Pieces,
+    observed: &Objects,
     wanted: impl Fn(&Object) -> Option<&'a Value>,
     touched: impl IntoIterator<Item = Object>,
     drain: Drain<'_>,
@@ -59,7 +59,7 @@ pub(crate) fn plan<'a>(
     let touched: BTreeSet<Object> = touched.into_iter().collect();
     let is_wanted = |object: &Object| wanted(object).is_some();
     let mut planner = Planner {
-        present,
+        observed,
         is_wanted: &is_wanted,
         gone: HashSet::new(),
         operations: Vec::new(),
@@ -67,7 +67,7 @@ pub(crate) fn plan<'a>(
     };
     let mut unwanted = Vec::new();
     for object in touched {
-        match (present.get(&object), wanted(&object)) {
+        match (observed.get(&object), wanted(&object)) {
             (None, Some(value)) => planner.operations.push(Operation::Add(object, value.clone())),
             (Some(old), Some(value)) if old != value => {
                 planner.operations.push(Operation::Change(object, value.clone()));
@@ -85,7 +85,7 @@ pub(crate) fn plan<'a>(
 }
 
 struct Planner<'a> {
-    present: &'a Pieces,
+    observed: &'a Objects,
     is_wanted: &'a dyn Fn(&Object) -> bool,
     gone: HashSet<Object>,
     operations: Vec<Operation>,
@@ -102,7 +102,7 @@ impl Planner<'_> {
     fn remove(&mut self, object: Object, drain: Drain<'_>) {
         match object {
             Object::Destination(server, _) if protocol(&server) == Some(IpvsProtocol::Tcp) => {
-                match (self.present.get(&object), drain.until) {
+                match (self.observed.get(&object), drain.until) {
                     _ if drain.idle.contains(&object) => {}
                     (Some(Value::Weight(Weight::Draining(_))), Some(_)) => return,
                     (_, Some(until)) => {
@@ -115,7 +115,7 @@ impl Planner<'_> {
             }
             Object::Server(server) if self.destinations(server) => return,
             Object::Address(address) if self.serves(address) || self.leads_from(address) => return,
-            Object::SetEntry(Set { content: Content::Addresses, .. }, entry) => {
+            Object::SetEntry(SetId { content: SetContent::Addresses, .. }, entry) => {
                 let address = entry.ip.map(Object::Address);
                 if address.is_some_and(|address| self.stays(&address)) {
                     self.leave(object, Mark::DROP);
@@ -123,8 +123,8 @@ impl Planner<'_> {
                 }
             }
             // New connections are refused there, and its address stays.
-            Object::SetEntry(Set { content: Content::Vips, .. }, _) if self.leads_to_draining(&object) => return,
-            Object::SetEntry(Set { content: Content::NodePorts, .. }, entry) if self.serves_node_port(&entry) => {
+            Object::SetEntry(SetId { content: SetContent::Vips, .. }, _) if self.leads_to_draining(&object) => return,
+            Object::SetEntry(SetId { content: SetContent::NodePorts, .. }, entry) if self.serves_node_port(&entry) => {
                 self.leave(object, Mark::REJECT);
                 return;
             }
@@ -137,7 +137,7 @@ impl Planner<'_> {
     /// An entry stays for as long as something drains that it is known by; new connections are told this.
     fn leave(&mut self, object: Object, mark: Mark) {
         let mark = Value::Mark(mark);
-        if self.present.get(&object) != Some(&mark) {
+        if self.observed.get(&object) != Some(&mark) {
             self.operations.push(Operation::Change(object, mark));
         }
     }
@@ -147,14 +147,14 @@ impl Planner<'_> {
         let (Some(protocol), Some(port), Some(ip)) = (entry.protocol, entry.port, entry.ip) else {
             return false;
         };
-        let at_ports = self.at_ports.get_or_init(|| at_ports(self.present));
+        let at_ports = self.at_ports.get_or_init(|| at_ports(self.observed));
         let servers = at_ports.get(&(IpFamily::of(&ip), protocol, port));
         servers.is_some_and(|servers| servers.iter().any(|server| self.stays(&Object::Server(*server))))
     }
 
     /// Whether a VIP leads to a virtual server that is there only until its connections have ended.
     fn leads_to_draining(&self, object: &Object) -> bool {
-        let (Object::SetEntry(set, _), Some(Value::Mark(mark))) = (object, self.present.get(object)) else {
+        let (Object::SetEntry(set, _), Some(Value::Mark(mark))) = (object, self.observed.get(object)) else {
             return false;
         };
         let server = Object::Server(VirtualServerKey::FwMark(ipvs_family(set.family), mark.raw()));
@@ -163,36 +163,36 @@ impl Planner<'_> {
 
     /// The same of any VIP at an address.
     fn leads_from(&self, address: IpAddr) -> bool {
-        let set = Set { content: Content::Vips, family: IpFamily::of(&address) };
+        let set = SetId { content: SetContent::Vips, family: IpFamily::of(&address) };
         let first = Object::SetEntry(set, set::address(address));
         let is_its =
             |object: &&Object| matches!(object, Object::SetEntry(of, entry) if *of == set && entry.ip == Some(address));
-        let mut vips = self.present.range(first..).map(|(object, _)| object).take_while(is_its);
+        let mut vips = self.observed.range(first..).map(|(object, _)| object).take_while(is_its);
         vips.any(|vip| !(self.is_wanted)(vip) && self.leads_to_draining(vip))
     }
 
     fn stays(&self, object: &Object) -> bool {
-        self.present.contains_key(object) && !self.gone.contains(object)
+        self.observed.contains_key(object) && !self.gone.contains(object)
     }
 
     /// Whether there will be destinations of a virtual server.
     fn destinations(&self, server: VirtualServerKey) -> bool {
-        destinations(self.present, server).any(|(object, _)| !self.gone.contains(object))
+        destinations(self.observed, server).any(|(object, _)| !self.gone.contains(object))
     }
 
     /// Whether there will be virtual servers at an address.
     fn serves(&self, address: IpAddr) -> bool {
         [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp].into_iter().any(|protocol| {
             let at = |port| Object::Server(VirtualServerKey::Address(protocol, SocketAddr::new(address, port)));
-            let mut servers = self.present.range(at(0)..=at(u16::MAX));
+            let mut servers = self.observed.range(at(0)..=at(u16::MAX));
             servers.any(|(server, _)| !self.gone.contains(server))
         })
     }
 }
 
-fn at_ports(pieces: &Pieces) -> AtPorts {
+fn at_ports(objects: &Objects) -> AtPorts {
     let mut ports = AtPorts::new();
-    for object in pieces.keys() {
+    for object in objects.keys() {
         if let Object::Server(server @ VirtualServerKey::Address(protocol, address)) = object {
             let port = (IpFamily::of(&address.ip()), protocol.number(), address.port());
             ports.entry(port).or_default().push(*server);
@@ -202,10 +202,10 @@ fn at_ports(pieces: &Pieces) -> AtPorts {
 }
 
 /// The destinations of a virtual server.
-pub(crate) fn destinations(pieces: &Pieces, server: VirtualServerKey) -> impl Iterator<Item = (&Object, &Value)> {
+pub(crate) fn destinations(objects: &Objects, server: VirtualServerKey) -> impl Iterator<Item = (&Object, &Value)> {
     let first = Object::Destination(server, SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0));
     let is_its = move |(object, _): &(&Object, &Value)| matches!(object, Object::Destination(of, _) if *of == server);
-    pieces.range(first..).take_while(is_its)
+    objects.range(first..).take_while(is_its)
 }
 
 // === impl Operation ===
@@ -224,11 +224,11 @@ impl Operation {
             Self::Change(Object::Destination(..), Value::Weight(Weight::Draining(_))) => 8,
             Self::Add(object, _) | Self::Change(object, _) => match object {
                 Object::SetEntry(set, _) => match set.content {
-                    Content::Hairpin | Content::Sources => 0,
-                    Content::Restricted => 1,
-                    Content::Addresses => 2,
-                    Content::VipsInside | Content::NodePortsInside => 5,
-                    Content::Vips | Content::NodePorts => 6,
+                    SetContent::Hairpin | SetContent::Sources => 0,
+                    SetContent::Restricted => 1,
+                    SetContent::Addresses => 2,
+                    SetContent::VipsInside | SetContent::NodePortsInside => 5,
+                    SetContent::Vips | SetContent::NodePorts => 6,
                 },
                 Object::Address(_) => 3,
                 Object::Server(_) | Object::Destination(..) => 4,
@@ -238,7 +238,7 @@ impl Operation {
                 Object::Destination(..) => 8,
                 Object::Server(_) => 9,
                 Object::Address(_) => 10,
-                Object::SetEntry(set, _) if set.content == Content::Restricted => 11,
+                Object::SetEntry(set, _) if set.content == SetContent::Restricted => 11,
                 Object::SetEntry(..) => 12,
             },
         }

@@ -9,14 +9,14 @@ use proto::model::{IpFamily, Protocol};
 
 /// A set, of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Set {
-    pub(crate) content: Content,
+pub(crate) struct SetId {
+    pub(crate) content: SetContent,
     pub(crate) family: IpFamily,
 }
 
 /// What a set holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Content {
+pub(crate) enum SetContent {
     /// Endpoints on this node, twice: who may reach itself.
     Hairpin,
     /// A VIP and who may use it.
@@ -42,15 +42,15 @@ const HASH_SIZE: u32 = 1024;
 
 // === impl Set ===
 
-impl Set {
+impl SetId {
     /// All there are.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        IpFamily::ALL.into_iter().flat_map(|family| Content::ALL.map(move |content| Self { content, family }))
+        IpFamily::ALL.into_iter().flat_map(|family| SetContent::ALL.map(move |content| Self { content, family }))
     }
 
     /// At most 31 characters.
     pub(crate) fn name(self) -> &'static str {
-        use Content as C;
+        use SetContent as C;
         match (self.content, self.family) {
             (C::Hairpin, IpFamily::V4) => "FAIRLEAD-HAIRPIN",
             (C::Sources, IpFamily::V4) => "FAIRLEAD-SOURCES",
@@ -74,12 +74,12 @@ impl Set {
     /// As it is made.
     pub(crate) fn new_set(self) -> NewIpset<'static> {
         let (set_type, skbinfo) = match self.content {
-            Content::Hairpin => (IpsetType::IpPortIp, SkbInfo::Disabled),
-            Content::Sources => (IpsetType::IpPortNet, SkbInfo::Disabled),
-            Content::Restricted => (IpsetType::IpPort, SkbInfo::Disabled),
-            Content::Addresses => (IpsetType::Ip, SkbInfo::Enabled),
-            Content::Vips | Content::VipsInside => (IpsetType::IpPort, SkbInfo::Enabled),
-            Content::NodePorts | Content::NodePortsInside => (IpsetType::NetPort, SkbInfo::Enabled),
+            SetContent::Hairpin => (IpsetType::IpPortIp, SkbInfo::Disabled),
+            SetContent::Sources => (IpsetType::IpPortNet, SkbInfo::Disabled),
+            SetContent::Restricted => (IpsetType::IpPort, SkbInfo::Disabled),
+            SetContent::Addresses => (IpsetType::Ip, SkbInfo::Enabled),
+            SetContent::Vips | SetContent::VipsInside => (IpsetType::IpPort, SkbInfo::Enabled),
+            SetContent::NodePorts | SetContent::NodePortsInside => (IpsetType::NetPort, SkbInfo::Enabled),
         };
         let family = match self.family {
             IpFamily::V4 => netlink::AddressFamily::V4,
@@ -92,7 +92,7 @@ impl Set {
 
 // === impl Content ===
 
-impl Content {
+impl SetContent {
     /// All.
     const ALL: [Self; 8] = [
         Self::Hairpin,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   pieces (sets, virtual servers, weights) ─┐
-//!   connections of each destination         ─┴─▶ view ─▶ VirtualServer { fronts, destinations }
+//!   connections of each destination         ─┴─▶ view ─▶ VirtualServer { vips, destinations }
 //! ```
 
 #[cfg(test)]
@@ -23,11 +23,11 @@ use netlink::{
 use proto::model::{IpFamily, Protocol};
 
 use crate::{
-    kernel::{Carried, Connections},
+    kernel::{ConnectionCounts, Connections},
     mark::Mark,
     object::{Object, Value, Weight, protocol},
-    plan::{Pieces, destinations},
-    set::{Content, Set},
+    plan::{Objects, destinations},
+    set::{SetContent, SetId},
 };
 
 /// A virtual server of ours, as the kernel has it.
@@ -38,9 +38,9 @@ pub struct VirtualServer {
     /// What it serves.
     pub protocol: Protocol,
     /// What it is known by.
-    pub at: At,
+    pub at: ServerMatch,
     /// What our sets lead to it, each once; nothing of one that is known by its address.
-    pub fronts: BTreeSet<Vip>,
+    pub vips: BTreeSet<Vip>,
     /// How it chooses: the kernel's name, such as `rr`.
     pub scheduler: Arc<str>,
     /// Where its connections go.
@@ -49,11 +49,11 @@ pub struct VirtualServer {
 
 /// What a virtual server is known by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum ServerMatch {
     /// A VIP and its port, or a node's address and a node port.
     Address(SocketAddr),
     /// The mark of its packets, which sets give them.
-    Mark(u32),
+    FwMark(u32),
 }
 
 /// A destination of a virtual server.
@@ -72,20 +72,20 @@ pub struct Destination {
 }
 
 /// All virtual servers among these pieces, in the order of pieces.
-pub(crate) fn view(pieces: &Pieces, connections: &Carried) -> Vec<VirtualServer> {
-    let mut fronts = fronts(pieces);
-    let servers = pieces.iter().filter_map(|(object, value)| match (object, value) {
+pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<VirtualServer> {
+    let mut vips = vips(objects);
+    let servers = objects.iter().filter_map(|(object, value)| match (object, value) {
         (Object::Server(server), Value::Scheduling(scheduling)) => Some((*server, scheduling)),
         _ => None,
     });
     let view = servers.filter_map(|(server, scheduling)| {
-        let (at, fronts) = match server {
-            VirtualServerKey::Address(_, address) => (At::Address(address), BTreeSet::new()),
+        let (at, vips) = match server {
+            VirtualServerKey::Address(_, address) => (ServerMatch::Address(address), BTreeSet::new()),
             VirtualServerKey::FwMark(family, mark) => {
-                (At::Mark(mark), fronts.remove(&(family, Mark::from_raw(mark)?)).unwrap_or_default())
+                (ServerMatch::FwMark(mark), vips.remove(&(family, Mark::from_raw(mark)?)).unwrap_or_default())
             }
         };
-        let destinations = destinations(pieces, server).filter_map(|(object, value)| match (object, value) {
+        let destinations = destinations(objects, server).filter_map(|(object, value)| match (object, value) {
             (Object::Destination(_, address), Value::Weight(weight)) => {
                 let carried = connections.get(&(server, *address)).copied().unwrap_or_default();
                 Some(destination(*address, *weight, carried))
@@ -103,7 +103,7 @@ pub(crate) fn view(pieces: &Pieces, connections: &Carried) -> Vec<VirtualServer>
                 ipvs::IpvsProtocol::Sctp => Protocol::Sctp,
             },
             at,
-            fronts,
+            vips,
             scheduler: scheduling.scheduler.clone(),
             destinations: destinations.collect(),
         })
@@ -112,26 +112,26 @@ pub(crate) fn view(pieces: &Pieces, connections: &Carried) -> Vec<VirtualServer>
 }
 
 /// What leads to which mark.
-fn fronts(pieces: &Pieces) -> BTreeMap<(netlink::AddressFamily, Mark), BTreeSet<Vip>> {
-    let mut fronts: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    for (object, value) in pieces {
+fn vips(objects: &Objects) -> BTreeMap<(netlink::AddressFamily, Mark), BTreeSet<Vip>> {
+    let mut vips: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for (object, value) in objects {
         if let (Object::SetEntry(set, entry), Value::Mark(mark)) = (object, value)
-            && let Some(front) = front(*set, entry)
+            && let Some(vip) = vip(*set, entry)
         {
-            fronts.entry((crate::object::ipvs_family(set.family), *mark)).or_default().insert(front);
+            vips.entry((crate::object::ipvs_family(set.family), *mark)).or_default().insert(vip);
         }
     }
-    fronts
+    vips
 }
 
 /// What an entry stands for, if it leads anywhere. A node port is entered in two halves, which are the same here.
-fn front(set: Set, entry: &IpsetEntry) -> Option<Vip> {
+fn vip(set: SetId, entry: &IpsetEntry) -> Option<Vip> {
     let port = entry.port?;
     let protocol = Protocol::ALL.into_iter().find(|protocol| entry.protocol == Some(*protocol as u8))?;
     match set.content {
-        Content::Vips | Content::VipsInside => Some(Vip::AddressPort { address: entry.ip?, port, protocol }),
-        Content::NodePorts | Content::NodePortsInside => Some(Vip::NodePort { port, protocol }),
-        Content::Hairpin | Content::Sources | Content::Restricted | Content::Addresses => None,
+        SetContent::Vips | SetContent::VipsInside => Some(Vip::AddressPort { address: entry.ip?, port, protocol }),
+        SetContent::NodePorts | SetContent::NodePortsInside => Some(Vip::NodePort { port, protocol }),
+        SetContent::Hairpin | SetContent::Sources | SetContent::Restricted | SetContent::Addresses => None,
     }
 }
 

@@ -19,7 +19,7 @@ use proto::model::{ClusterInfo, IpFamily, NodeInfo};
 
 use crate::{
     mark::{Mark, Variant},
-    set::{Content, Set},
+    set::{SetContent, SetId},
 };
 
 /// All rules of a family.
@@ -96,17 +96,17 @@ impl Writer<'_> {
             format!("-m mark --mark {} -j RETURN", Mark::any()),
             format!(
                 "-m set --match-set {} dst,dst -m set ! --match-set {} dst,dst,src -j DROP",
-                self.set(Content::Restricted),
-                self.set(Content::Sources)
+                self.set(SetContent::Restricted),
+                self.set(SetContent::Sources)
             ),
-            format!("-j SET --map-set {} dst --map-mark", self.set(Content::Addresses)),
-            self.map("", Content::Vips),
+            format!("-j SET --map-set {} dst --map-mark", self.set(SetContent::Addresses)),
+            self.map("", SetContent::Vips),
         ];
-        rules.extend(self.inside(Content::VipsInside));
+        rules.extend(self.inside(SetContent::VipsInside));
         for range in self.node_port_ranges() {
             rules.push(format!(
                 "{range}-m addrtype --dst-type LOCAL -m set ! --match-set {} dst -j {PORTS}",
-                self.set(Content::Addresses)
+                self.set(SetContent::Addresses)
             ));
         }
         // Of what the node itself sends, IPVS is asked before filter OUTPUT.
@@ -120,19 +120,19 @@ impl Writer<'_> {
             IpFamily::V4 => "127.0.0.0/8",
             IpFamily::V6 => "::1/128",
         };
-        let mut rules = vec![format!("-d {loopback} -j RETURN"), self.map("", Content::NodePorts)];
-        rules.extend(self.inside(Content::NodePortsInside));
+        let mut rules = vec![format!("-d {loopback} -j RETURN"), self.map("", SetContent::NodePorts)];
+        rules.extend(self.inside(SetContent::NodePortsInside));
         rules
     }
 
     /// What is looked up of packets of pods and of the node itself.
-    fn inside(&self, content: Content) -> Vec<String> {
+    fn inside(&self, content: SetContent) -> Vec<String> {
         let mut rules: Vec<_> = self.pods().iter().map(|pod| self.map(pod, content)).collect();
         rules.push(self.map("-m addrtype --src-type LOCAL ", content));
         rules
     }
 
-    fn map(&self, who: &str, content: Content) -> String {
+    fn map(&self, who: &str, content: SetContent) -> String {
         format!("{who}-j SET --map-set {} dst,dst --map-mark", self.set(content))
     }
 
@@ -164,8 +164,8 @@ impl Writer<'_> {
         };
         vec![
             format!("-m connmark --mark {} -j MASQUERADE --random-fully", self.masquerade_bit()),
-            format!("-m set --match-set {} dst,dst,src -j MASQUERADE --random-fully", self.set(Content::Hairpin)),
-            format!("-m set --match-set {} src -j {own}", self.set(Content::Addresses)),
+            format!("-m set --match-set {} dst,dst,src -j MASQUERADE --random-fully", self.set(SetContent::Hairpin)),
+            format!("-m set --match-set {} src -j {own}", self.set(SetContent::Addresses)),
         ]
     }
 
@@ -208,8 +208,8 @@ impl Writer<'_> {
         format!("{mark:#x}/{mark:#x}")
     }
 
-    fn set(&self, content: Content) -> &'static str {
-        Set { content, family: self.family }.name()
+    fn set(&self, content: SetContent) -> &'static str {
+        SetId { content, family: self.family }.name()
     }
 }
 

@@ -23,7 +23,7 @@ use proto::model::{IpFamily, Pool, SchedulerFlags, TrafficPolicy};
 use crate::{
     mark::{Mark, Variant},
     object::{Object, Value, Weight, ipvs_family, ipvs_protocol},
-    set::{self, Content, Set},
+    set::{self, SetContent, SetId},
     settings::Settings,
 };
 
@@ -32,7 +32,7 @@ use crate::{
 pub(crate) struct Desired {
     /// Those that belong to this service port.
     pub(crate) fronts: Vec<(IpFamily, Vip)>,
-    pub(crate) pieces: Vec<(Object, Value)>,
+    pub(crate) objects: Vec<(Object, Value)>,
     /// VIPs that are left alone, as they lie in ranges that were said to be others'.
     pub(crate) excluded: Vec<IpAddr>,
 }
@@ -105,16 +105,16 @@ impl Port<'_> {
         let Vip::AddressPort { address, port, protocol } = front else { return };
         if class == VipKind::ClusterIp || !self.context.elsewhere.contains(&address) {
             self.add(Object::Address(address), Value::Plain);
-            self.add(self.entry(Content::Addresses, set::address(address)), Value::Mark(Mark::REJECT));
+            self.add(self.entry(SetContent::Addresses, set::address(address)), Value::Mark(Mark::REJECT));
         }
         if class == VipKind::External
             && let Some(ranges) = allowed_sources(&self.service.port, address, self.context.node)
         {
             let vip = set::socket(address, protocol, port);
-            self.add(self.entry(Content::Restricted, vip), Value::Plain);
+            self.add(self.entry(SetContent::Restricted, vip), Value::Plain);
             for range in ranges {
                 let source = set::source(address, protocol, port, &range);
-                self.add(self.entry(Content::Sources, source), Value::Plain);
+                self.add(self.entry(SetContent::Sources, source), Value::Plain);
             }
         }
     }
@@ -127,7 +127,7 @@ impl Port<'_> {
             TrafficPolicy::Local => &service.local[self.family],
         };
         let mark = if pool.is_empty() { self.verdict() } else { Mark::CLUSTER_IP };
-        self.lead(Content::Vips, front, mark);
+        self.lead(SetContent::Vips, front, mark);
         let server = ipvs::VirtualServerKey::Address(ipvs_protocol(protocol), SocketAddr::new(address, port));
         self.server(server, pool, self.scheduling());
     }
@@ -144,8 +144,8 @@ impl Port<'_> {
         };
         for front in fronts {
             let (all, insiders) = match front {
-                Vip::NodePort { .. } => (Content::NodePorts, Content::NodePortsInside),
-                Vip::AddressPort { .. } | Vip::Address(_) => (Content::Vips, Content::VipsInside),
+                Vip::NodePort { .. } => (SetContent::NodePorts, SetContent::NodePortsInside),
+                Vip::AddressPort { .. } | Vip::Address(_) => (SetContent::Vips, SetContent::VipsInside),
             };
             self.lead(all, *front, outside);
             // Who is inside is told last.
@@ -228,22 +228,22 @@ impl Port<'_> {
         let protocol = self.service.port.key.protocol;
         for endpoint in self.service.local[self.family].iter() {
             let entry = set::hairpin(endpoint.address, protocol, endpoint.port.get());
-            self.add(self.entry(Content::Hairpin, entry), Value::Plain);
+            self.add(self.entry(SetContent::Hairpin, entry), Value::Plain);
         }
     }
 
-    fn lead(&mut self, content: Content, front: Vip, mark: Mark) {
+    fn lead(&mut self, content: SetContent, front: Vip, mark: Mark) {
         for entry in set::front(&front, self.family) {
             self.add(self.entry(content, entry), Value::Mark(mark));
         }
     }
 
-    fn entry(&self, content: Content, entry: netlink::ipset::IpsetEntry) -> Object {
-        Object::SetEntry(Set { content, family: self.family }, entry)
+    fn entry(&self, content: SetContent, entry: netlink::ipset::IpsetEntry) -> Object {
+        Object::SetEntry(SetId { content, family: self.family }, entry)
     }
 
     fn add(&mut self, object: Object, value: Value) {
-        self.desired.pieces.push((object, value));
+        self.desired.objects.push((object, value));
     }
 
     fn is_excluded(&self, address: IpAddr) -> bool {

@@ -14,7 +14,7 @@ use super::*;
 use crate::{
     mark::Mark,
     object::{Object, Value},
-    set::Content,
+    set::SetContent,
     settings::Settings,
 };
 
@@ -34,11 +34,11 @@ fn table(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, 
     let desired = desired(service, context, ID, |_, _| true);
     let mut leads = Vec::new();
     let mut servers = BTreeMap::<String, usize>::new();
-    for (object, value) in &desired.pieces {
+    for (object, value) in &desired.objects {
         match (object, value) {
             // The other half of a node port says the same.
             (Object::SetEntry(set, entry), Value::Mark(mark))
-                if set.content != Content::Addresses
+                if set.content != SetContent::Addresses
                     && (entry.prefix.is_none() || entry.ip.unwrap().is_unspecified()) =>
             {
                 leads.push(format!("{} {} {}", set.name(), entry.port.unwrap(), name(*mark)));
@@ -135,7 +135,7 @@ fn what_a_service_says_of_its_scheduler_goes_before_what_all_are_told() {
             Value::Scheduling(scheduling) => Some((scheduling.scheduler.to_string(), scheduling.flags)),
             _ => None,
         };
-        desired.pieces.iter().filter_map(of).collect::<Vec<_>>()
+        desired.objects.iter().filter_map(of).collect::<Vec<_>>()
     };
     // At the cluster IP, and for the mark of the node port.
     let both = |name: &str, flags| vec![(name.to_owned(), flags); 2];

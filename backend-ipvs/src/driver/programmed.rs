@@ -13,13 +13,13 @@ use crate::{
     desired::{Desired, Rules},
     ids::Ids,
     object::{Object, Value, Weight},
-    plan::{Operation, Pieces},
+    plan::{Objects, Operation},
 };
 
 /// What the kernel holds.
 #[derive(Clone, Debug)]
 pub(super) struct Programmed {
-    pub(super) present: Pieces,
+    pub(super) observed: Objects,
     pub(super) rules: PerFamily<Rules>,
     /// The node's own addresses.
     pub(super) node: Vec<IpAddr>,
@@ -36,10 +36,15 @@ pub(super) struct Programmed {
 // === impl Programmed ===
 
 impl Programmed {
-    pub(super) fn new(present: Pieces, rules: PerFamily<Rules>, node: Vec<IpAddr>, elsewhere: HashSet<IpAddr>) -> Self {
+    pub(super) fn new(
+        observed: Objects,
+        rules: PerFamily<Rules>,
+        node: Vec<IpAddr>,
+        elsewhere: HashSet<IpAddr>,
+    ) -> Self {
         let (services, leftovers) = (BTreeMap::new(), BTreeSet::new());
         let (wanted, ids) = (HashMap::new(), Ids::default());
-        Self { present, rules, node, elsewhere, services, leftovers, wanted, ids }
+        Self { observed, rules, node, elsewhere, services, leftovers, wanted, ids }
     }
 
     /// What should be there of a piece.
@@ -50,7 +55,7 @@ impl Programmed {
     /// A service port wants nothing any more. Tells what it wanted.
     pub(super) fn forget(&mut self, key: &ServicePortKey) -> BTreeSet<Object> {
         let Some(desired) = self.services.remove(key) else { return BTreeSet::new() };
-        for (object, _) in &desired.pieces {
+        for (object, _) in &desired.objects {
             if let Some((_, count)) = self.wanted.get_mut(object) {
                 *count -= 1;
                 if *count == 0 {
@@ -58,20 +63,20 @@ impl Programmed {
                 }
             }
         }
-        desired.pieces.into_iter().map(|(object, _)| object).collect()
+        desired.objects.into_iter().map(|(object, _)| object).collect()
     }
 
     /// A service port, forgotten before, wants this. Tells what that is.
     pub(super) fn want(&mut self, key: &ServicePortKey, mut desired: Desired) -> BTreeSet<Object> {
         // Two fronts may want one piece.
-        desired.pieces.sort_by_key(|(object, _)| *object);
-        desired.pieces.dedup_by_key(|(object, _)| *object);
-        for (object, value) in &desired.pieces {
-            let (present, count) = self.wanted.entry(*object).or_insert_with(|| (value.clone(), 0));
-            present.clone_from(value);
+        desired.objects.sort_by_key(|(object, _)| *object);
+        desired.objects.dedup_by_key(|(object, _)| *object);
+        for (object, value) in &desired.objects {
+            let (observed, count) = self.wanted.entry(*object).or_insert_with(|| (value.clone(), 0));
+            observed.clone_from(value);
             *count += 1;
         }
-        let touched = desired.pieces.iter().map(|(object, _)| *object).collect();
+        let touched = desired.objects.iter().map(|(object, _)| *object).collect();
         if !desired.fronts.is_empty() {
             self.services.insert(key.clone(), desired);
         }
@@ -82,7 +87,7 @@ impl Programmed {
     pub(super) fn owners(&self, objects: &HashSet<Object>) -> HashMap<Object, Vec<ServicePortKey>> {
         let mut owners: HashMap<Object, Vec<ServicePortKey>> = HashMap::new();
         for (key, desired) in &self.services {
-            for (object, _) in desired.pieces.iter().filter(|(object, _)| objects.contains(object)) {
+            for (object, _) in desired.objects.iter().filter(|(object, _)| objects.contains(object)) {
                 owners.entry(*object).or_default().push(key.clone());
             }
         }
@@ -103,9 +108,9 @@ impl Programmed {
     pub(super) fn settle(&mut self, operation: Operation) {
         match operation {
             Operation::Add(object, value) | Operation::Change(object, value) => {
-                self.present.insert(object, value);
+                self.observed.insert(object, value);
             }
-            Operation::Remove(object) => drop(self.present.remove(&object)),
+            Operation::Remove(object) => drop(self.observed.remove(&object)),
         }
     }
 
@@ -117,7 +122,7 @@ impl Programmed {
     /// These have been dealt with.
     pub(super) fn settle_leftovers(&mut self, touched: BTreeSet<Object>) {
         for object in touched {
-            if self.present.contains_key(&object) && !self.wanted.contains_key(&object) {
+            if self.observed.contains_key(&object) && !self.wanted.contains_key(&object) {
                 self.leftovers.insert(object);
             } else {
                 self.leftovers.remove(&object);
@@ -127,7 +132,7 @@ impl Programmed {
 
     /// The destinations that are being removed, and until when.
     pub(super) fn draining(&self) -> impl Iterator<Item = (VirtualServerKey, SocketAddr, u32)> {
-        self.leftovers.iter().filter_map(|object| match (object, self.present.get(object)) {
+        self.leftovers.iter().filter_map(|object| match (object, self.observed.get(object)) {
             (Object::Destination(server, address), Some(Value::Weight(Weight::Draining(until)))) => {
                 Some((*server, *address, *until))
             }
@@ -136,11 +141,11 @@ impl Programmed {
     }
 
     pub(super) fn adopt_id(&mut self, key: &ServicePortKey, fronts: &[Object]) {
-        self.ids.adopt(key, &self.present, fronts.iter());
+        self.ids.adopt(key, &self.observed, fronts.iter());
     }
 
     pub(super) fn give_id(&mut self, key: &ServicePortKey) -> Option<u32> {
-        self.ids.give(key, &self.present)
+        self.ids.give(key, &self.observed)
     }
 
     pub(super) fn release_id(&mut self, key: &ServicePortKey) {

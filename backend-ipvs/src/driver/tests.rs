@@ -8,7 +8,7 @@ use crate::{
     kernel::fake::Fake,
     mark::Mark,
     object::{Value, Weight},
-    plan::Pieces,
+    plan::Objects,
 };
 
 fn driver(kernel: &Fake) -> Driver<Fake> {
@@ -41,15 +41,15 @@ fn destination(address: &str) -> Object {
 }
 
 /// What the kernel would hold if it had never held anything else; times and numbers aside.
-async fn from_scratch(state: &NodeState) -> Pieces {
+async fn from_scratch(state: &NodeState) -> Objects {
     let kernel = Fake::default();
     reconcile(&kernel, state).await;
-    kernel.pieces()
+    kernel.objects()
 }
 
 /// Without the numbers in marks, which depend on the past.
-fn anonymous(pieces: Pieces) -> Vec<String> {
-    let mut list: Vec<String> = pieces
+fn anonymous(objects: Objects) -> Vec<String> {
+    let mut list: Vec<String> = objects
         .iter()
         .map(|(object, value)| {
             let server = match object {
@@ -87,7 +87,7 @@ async fn any_history_leads_to_what_a_fresh_start_would_make_and_a_restart_writes
             driver.apply(history.state(), &changes).await.unwrap();
             let at = format!("seed {seed}, step {step}, {changes:?}");
             let fresh = from_scratch(history.state()).await;
-            similar(anonymous(kernel.pieces()), anonymous(fresh), &at);
+            similar(anonymous(kernel.objects()), anonymous(fresh), &at);
             assert_eq!(reconcile(&kernel, history.state()).await.writes, 0, "{at}");
         }
     }
@@ -111,7 +111,7 @@ async fn what_stays_is_never_removed_and_what_drains_is_gone_in_the_end() {
         driver.reconcile(history.state()).await.unwrap();
         for step in 0..25 {
             kernel.connect(1);
-            let (before, wanted) = (kernel.pieces(), from_scratch(history.state()).await);
+            let (before, wanted) = (kernel.objects(), from_scratch(history.state()).await);
             let changes = history.step();
             kernel.log();
             driver.apply(history.state(), &changes).await.unwrap();
@@ -132,7 +132,7 @@ async fn what_stays_is_never_removed_and_what_drains_is_gone_in_the_end() {
         kernel.connect(0);
         driver.watch().await.unwrap();
         let fresh = from_scratch(history.state()).await;
-        similar(anonymous(kernel.pieces()), anonymous(fresh), &format!("seed {seed}"));
+        similar(anonymous(kernel.objects()), anonymous(fresh), &format!("seed {seed}"));
     }
 }
 
@@ -145,7 +145,7 @@ async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connect
     kernel.connect(3);
     let changes = transition(&mut state, &web(&[TWO]));
     driver.apply(&state, &changes).await.unwrap();
-    let drains = |kernel: &Fake| matches!(kernel.pieces()[&destination(ONE)], Value::Weight(Weight::Draining(_)));
+    let drains = |kernel: &Fake| matches!(kernel.objects()[&destination(ONE)], Value::Weight(Weight::Draining(_)));
     assert!(drains(&kernel));
     driver.watch().await.unwrap();
     assert!(drains(&kernel), "it has connections");
@@ -156,14 +156,14 @@ async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connect
     kernel.log();
     let changes = transition(&mut state, &web(&[ONE, TWO]));
     driver.apply(&state, &changes).await.unwrap();
-    assert_eq!(kernel.pieces()[&destination(ONE)], Value::Weight(Weight::Of(1)));
+    assert_eq!(kernel.objects()[&destination(ONE)], Value::Weight(Weight::Of(1)));
     assert!(kernel.log().iter().all(|operation| matches!(operation, Operation::Change(..))));
 
     let changes = transition(&mut state, &web(&[TWO]));
     driver.apply(&state, &changes).await.unwrap();
     kernel.connect(0);
     driver.watch().await.unwrap();
-    assert!(!kernel.pieces().contains_key(&destination(ONE)));
+    assert!(!kernel.objects().contains_key(&destination(ONE)));
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn time_ends_a_drain_too() {
     let mut driver = self::driver(&kernel);
     driver.reconcile(&state).await.unwrap();
     driver.watch().await.unwrap();
-    assert!(!kernel.pieces().contains_key(&destination(ONE)));
+    assert!(!kernel.objects().contains_key(&destination(ONE)));
 }
 
 #[tokio::test]
@@ -193,14 +193,14 @@ async fn a_service_that_goes_leaves_its_address_until_its_connections_have_ended
     let changes = transition(&mut state, &mk_state().build());
     driver.apply(&state, &changes).await.unwrap();
     let address = Object::Address("10.96.0.1".parse().unwrap());
-    let entry = Set { content: Content::Addresses, family: IpFamily::V4 };
+    let entry = SetId { content: SetContent::Addresses, family: IpFamily::V4 };
     let entry = Object::SetEntry(entry, set::address("10.96.0.1".parse().unwrap()));
-    let pieces = kernel.pieces();
-    assert!(pieces.contains_key(&address) && pieces.contains_key(&Object::Server(cluster_ip())));
-    assert_eq!(pieces[&entry], Value::Mark(Mark::DROP), "new connections lead nowhere");
+    let objects = kernel.objects();
+    assert!(objects.contains_key(&address) && objects.contains_key(&Object::Server(cluster_ip())));
+    assert_eq!(objects[&entry], Value::Mark(Mark::DROP), "new connections lead nowhere");
     kernel.connect(0);
     driver.watch().await.unwrap();
-    assert_eq!(kernel.pieces(), Pieces::new());
+    assert_eq!(kernel.objects(), Objects::new());
 }
 
 #[tokio::test]
@@ -219,10 +219,10 @@ async fn strangers_survive_everything() {
     for _ in 0..20 {
         history.jump();
         driver.reconcile(history.state()).await.unwrap();
-        assert!(strangers.iter().all(|(object, value)| kernel.pieces().get(object) == Some(value)));
+        assert!(strangers.iter().all(|(object, value)| kernel.objects().get(object) == Some(value)));
     }
     driver.cleanup().await.unwrap();
-    assert_eq!(kernel.pieces(), strangers.into_iter().collect::<Pieces>());
+    assert_eq!(kernel.objects(), strangers.into_iter().collect::<Objects>());
 }
 
 #[tokio::test]
@@ -238,8 +238,8 @@ async fn what_lies_in_excluded_ranges_is_left_alone() {
     assert!(failure.key == mk_key("default/web") && failure.reason.contains("10.96.0.1"), "{failure:?}");
     driver.reconcile(&mk_state().build()).await.unwrap();
     driver.cleanup().await.unwrap();
-    assert_eq!(kernel.pieces().get(&Object::Server(cluster_ip())), Some(&scheduling));
-    assert_eq!(kernel.pieces().len(), 2);
+    assert_eq!(kernel.objects().get(&Object::Server(cluster_ip())), Some(&scheduling));
+    assert_eq!(kernel.objects().len(), 2);
 }
 
 #[tokio::test]
@@ -253,7 +253,7 @@ async fn one_that_is_refused_holds_up_nobody() {
     let applied = driver.reconcile(&state).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{applied:?}") };
     assert!(failure.key == mk_key("default/web") && failure.retryable, "{failure:?}");
-    assert!(kernel.pieces().contains_key(&destination(TWO)), "the rest of it is there");
+    assert!(kernel.objects().contains_key(&destination(TWO)), "the rest of it is there");
     kernel.refuse(None);
     let applied = driver.reconcile(&state).await.unwrap();
     assert_eq!((applied.failures, applied.writes), (vec![], 1));
@@ -265,8 +265,8 @@ async fn what_is_lost_is_noticed() {
     let mut driver = driver(&kernel);
     driver.reconcile(&web(&[ONE])).await.unwrap();
     assert_eq!(driver.watch().await.unwrap(), None);
-    for object in kernel.pieces().into_keys().filter(|object| !matches!(object, Object::Destination(..))) {
-        let value = kernel.pieces()[&object].clone();
+    for object in kernel.objects().into_keys().filter(|object| !matches!(object, Object::Destination(..))) {
+        let value = kernel.objects()[&object].clone();
         kernel.lose(&object);
         assert!(matches!(driver.watch().await.unwrap(), Some(Drift::Changed { .. })), "{object}");
         kernel.put(object, value);
@@ -347,7 +347,7 @@ async fn a_scheduler_that_is_missing_is_stood_in_for() {
         let web = |web: ServiceBuilder| web.cluster_ip("10.96.0.1").ipvs_scheduler("wlc").endpoints(endpoints);
         state.service("default/web", web).build()
     };
-    let scheduler = |kernel: &Fake| match &kernel.pieces()[&Object::Server(cluster_ip())] {
+    let scheduler = |kernel: &Fake| match &kernel.objects()[&Object::Server(cluster_ip())] {
         Value::Scheduling(scheduling) => scheduling.scheduler.to_string(),
         value => panic!("{value:?}"),
     };
@@ -357,12 +357,12 @@ async fn a_scheduler_that_is_missing_is_stood_in_for() {
     let [failure] = &applied.failures[..] else { panic!("{applied:?}") };
     assert!(failure.key == mk_key("default/web") && !failure.retryable, "{failure:?}");
     assert_eq!(scheduler(&kernel), "rr");
-    assert!(kernel.pieces().contains_key(&destination(ONE)));
+    assert!(kernel.objects().contains_key(&destination(ONE)));
 
     let changes = transition(&mut state, &web(vec![ONE, TWO]));
     let applied = driver.apply(&state, &changes).await.unwrap();
     assert_eq!((applied.failures.len(), scheduler(&kernel).as_str()), (1, "rr"), "still missing");
-    assert!(kernel.pieces().contains_key(&destination(TWO)));
+    assert!(kernel.objects().contains_key(&destination(TWO)));
 
     kernel.lack(None);
     let changes = transition(&mut state, &web(vec![TWO]));

@@ -17,7 +17,7 @@ use super::{Driver, now, programmed::Programmed};
 use crate::{
     kernel::{Connections, Kernel, RulesFound, Survey},
     object::Object,
-    set::Set,
+    set::SetId,
 };
 
 /// From one look to the next, if looking takes no time.
@@ -95,9 +95,9 @@ impl<K: Kernel> Driver<K> {
 
 /// What is not as it was programmed.
 fn missing(programmed: &Programmed, survey: &Survey) -> Option<&'static str> {
-    let mut sets: HashMap<Set, usize> = Set::all().map(|set| (set, 0)).collect();
+    let mut sets: HashMap<SetId, usize> = SetId::all().map(|set| (set, 0)).collect();
     let (mut addresses, mut servers) = (0, true);
-    for object in programmed.present.keys() {
+    for object in programmed.observed.keys() {
         match object {
             Object::SetEntry(set, _) => *sets.entry(*set).or_default() += 1,
             Object::Address(_) => addresses += 1,

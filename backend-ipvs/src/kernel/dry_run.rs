@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::PerFamily;
 
-use super::{Base, Carried, Kernel, Listing, Netlink, Ours, Refused, RulesFound, Survey};
+use super::{Base, ConnectionCounts, Kernel, Listing, Netlink, Ours, Refused, RulesFound, Survey};
 use crate::{desired::Rules, plan::Operation};
 
 /// The real kernel, and what it was not told.
@@ -45,7 +45,7 @@ impl Kernel for DryRun {
         Ok(Vec::new())
     }
 
-    async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<Carried> {
+    async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<ConnectionCounts> {
         self.kernel.connections(servers).await
     }
 

@@ -12,12 +12,12 @@ use ipnet::IpNet;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::PerFamily;
 
-use super::{Base, Carried, Connections, Fronts, Kernel, Listing, Ours, Refused, RulesFound, Survey};
+use super::{Base, ConnectionCounts, Connections, Kernel, Listing, Ours, Refused, RulesFound, Survey, VipEntries};
 use crate::{
     desired::Rules,
     object::{Object, Value},
-    plan::{Operation, Pieces, destinations},
-    set::Set,
+    plan::{Objects, Operation, destinations},
+    set::SetId,
 };
 
 /// A kernel that holds what it is told.
@@ -27,7 +27,7 @@ pub(crate) struct Fake(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     base: Option<Base>,
-    pieces: Pieces,
+    objects: Objects,
     /// What destinations have.
     connections: HashMap<(VirtualServerKey, SocketAddr), u32>,
     elsewhere: HashSet<IpAddr>,
@@ -45,24 +45,24 @@ struct Inner {
 
 impl Fake {
     /// What is there.
-    pub(crate) fn pieces(&self) -> Pieces {
-        self.lock().pieces.clone()
+    pub(crate) fn objects(&self) -> Objects {
+        self.lock().objects.clone()
     }
 
     /// What somebody else has put there, or changed.
     pub(crate) fn put(&self, object: Object, value: Value) {
-        self.lock().pieces.insert(object, value);
+        self.lock().objects.insert(object, value);
     }
 
     /// Somebody else removes it.
     pub(crate) fn lose(&self, object: &Object) {
-        self.lock().pieces.remove(object);
+        self.lock().objects.remove(object);
     }
 
     /// Every destination has so many connections from now on.
     pub(crate) fn connect(&self, count: u32) {
         let mut inner = self.lock();
-        let all: Vec<_> = inner.pieces.keys().copied().collect();
+        let all: Vec<_> = inner.objects.keys().copied().collect();
         for object in all {
             if let Object::Destination(server, address) = object {
                 inner.connections.insert((server, address), count);
@@ -110,20 +110,20 @@ impl Kernel for Fake {
 
     async fn list(&mut self, ours: Ours) -> Result<Listing> {
         let inner = self.lock();
-        let addresses = inner.pieces.keys().filter_map(|object| match object {
+        let addresses = inner.objects.keys().filter_map(|object| match object {
             Object::Address(address) => Some(*address),
             _ => None,
         });
         let addresses: HashSet<IpAddr> = addresses.filter(|address| !ours.excludes(address)).collect();
-        let fronts = Fronts::of(&inner.pieces);
+        let fronts = VipEntries::of(&inner.objects);
         let is_ours = |object: &Object| match object {
             Object::Server(server) | Object::Destination(server, _) => ours.has(server, &addresses, &fronts),
             Object::Address(address) => !ours.excludes(address),
             Object::SetEntry(..) => true,
         };
-        let pieces = inner.pieces.iter().filter(|(object, _)| is_ours(object));
-        let pieces = pieces.map(|(object, value)| (*object, value.clone())).collect();
-        Ok(Listing { pieces, elsewhere: inner.elsewhere.clone() })
+        let objects = inner.objects.iter().filter(|(object, _)| is_ours(object));
+        let objects = objects.map(|(object, value)| (*object, value.clone())).collect();
+        Ok(Listing { objects, elsewhere: inner.elsewhere.clone() })
     }
 
     async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Refused>> {
@@ -145,10 +145,10 @@ impl Kernel for Fake {
         Ok(refused)
     }
 
-    async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<Carried> {
+    async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<ConnectionCounts> {
         let inner = self.lock();
         let mut found = HashMap::new();
-        for (object, _) in servers.iter().flat_map(|server| destinations(&inner.pieces, *server)) {
+        for (object, _) in servers.iter().flat_map(|server| destinations(&inner.objects, *server)) {
             if let Object::Destination(server, address) = object {
                 let key = (*server, *address);
                 let active = inner.connections.get(&key).copied().unwrap_or_default();
@@ -161,8 +161,8 @@ impl Kernel for Fake {
     async fn survey(&mut self) -> Result<Survey> {
         let inner = self.lock();
         let mut survey = Survey { elsewhere: inner.elsewhere.clone(), ..Survey::default() };
-        survey.sets = Set::all().map(|set| (set, 0)).collect();
-        for object in inner.pieces.keys() {
+        survey.sets = SetId::all().map(|set| (set, 0)).collect();
+        for object in inner.objects.keys() {
             match object {
                 Object::SetEntry(set, _) => *survey.sets.entry(*set).or_default() += 1,
                 Object::Address(_) => survey.addresses += 1,
@@ -180,10 +180,10 @@ impl Kernel for Fake {
 
     async fn cleanup(&mut self, exclude: Vec<IpNet>) -> Result<()> {
         let ours = Ours { exclude, ..Ours::default() };
-        let listed = self.list(ours).await?.pieces;
+        let listed = self.list(ours).await?.objects;
         let mut inner = self.lock();
         inner.base = None;
-        inner.pieces.retain(|object, _| !listed.contains_key(object));
+        inner.objects.retain(|object, _| !listed.contains_key(object));
         Ok(())
     }
 }
@@ -203,24 +203,24 @@ impl Inner {
     }
 
     fn execute(&mut self, operation: &Operation) -> Result<(), &'static str> {
-        let is_there = self.pieces.contains_key(operation.object());
+        let is_there = self.objects.contains_key(operation.object());
         match operation {
             Operation::Add(object, _) if self.poison.contains(object) => return Err("poison"),
             Operation::Add(..) if is_there => return Err("it is there already"),
             Operation::Change(..) | Operation::Remove(_) if !is_there => return Err("it is not there"),
             Operation::Add(Object::Destination(server, _), _)
-                if !self.pieces.contains_key(&Object::Server(*server)) =>
+                if !self.objects.contains_key(&Object::Server(*server)) =>
             {
                 return Err("there is no such virtual server");
             }
             Operation::Add(object, value) | Operation::Change(object, value) => {
-                self.pieces.insert(*object, value.clone());
+                self.objects.insert(*object, value.clone());
             }
             Operation::Remove(object) => {
-                self.pieces.remove(object);
+                self.objects.remove(object);
                 if let Object::Server(server) = object {
                     assert!(
-                        destinations(&self.pieces, *server).next().is_none(),
+                        destinations(&self.objects, *server).next().is_none(),
                         "{server} is removed with destinations"
                     );
                 }

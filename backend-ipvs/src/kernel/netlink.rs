@@ -12,10 +12,10 @@ use netlink::ipvs::VirtualServerKey;
 use proto::model::{IpFamily, PerFamily};
 use tokio::sync::oneshot;
 
-use super::{Base, Carried, Kernel, Listing, Ours, Refused, RulesFound, Survey};
+use super::{Base, ConnectionCounts, Kernel, Listing, Ours, Refused, RulesFound, Survey};
 use crate::{
     desired::Rules,
-    plan::{Operation, Pieces},
+    plan::{Objects, Operation},
 };
 use worker::{Missing, Worker};
 
@@ -56,7 +56,7 @@ impl Netlink {
     }
 
     /// All pieces of ours, and how many connections the destinations among them have. Loads no module: nothing without IPVS.
-    pub(crate) async fn look(&self) -> Result<(Pieces, Carried)> {
+    pub(crate) async fn look(&self) -> Result<(Objects, ConnectionCounts)> {
         self.ask(Worker::look).await
     }
 
@@ -90,7 +90,7 @@ impl Kernel for Netlink {
         self.ask(move |worker| worker.commit(&operations)).await
     }
 
-    async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<Carried> {
+    async fn connections(&mut self, servers: Vec<VirtualServerKey>) -> Result<ConnectionCounts> {
         self.ask(move |worker| worker.connections(&servers)).await
     }
 

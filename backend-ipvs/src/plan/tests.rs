@@ -12,29 +12,33 @@ fn scheduling(scheduler: &str) -> Value {
     Value::Scheduling(Scheduling { scheduler: scheduler.into(), flags: 0, timeout: 0 })
 }
 
-fn entry(content: Content) -> Object {
-    let set = Set { content, family: IpFamily::V4 };
+fn entry(content: SetContent) -> Object {
+    let set = SetId { content, family: IpFamily::V4 };
     let ip = "10.96.0.1".parse().unwrap();
     Object::SetEntry(
         set,
-        if content == Content::Addresses { set::address(ip) } else { set::socket(ip, proto::model::Protocol::Tcp, 80) },
+        if content == SetContent::Addresses {
+            set::address(ip)
+        } else {
+            set::socket(ip, proto::model::Protocol::Tcp, 80)
+        },
     )
 }
 
 /// All that a service with a cluster IP and one endpoint has.
-fn pieces() -> Pieces {
-    Pieces::from([
-        (entry(Content::Addresses), Value::Mark(Mark::REJECT)),
-        (entry(Content::Vips), Value::Mark(Mark::CLUSTER_IP)),
+fn objects() -> Objects {
+    Objects::from([
+        (entry(SetContent::Addresses), Value::Mark(Mark::REJECT)),
+        (entry(SetContent::Vips), Value::Mark(Mark::CLUSTER_IP)),
         (Object::Address("10.96.0.1".parse().unwrap()), Value::Plain),
         (Object::Server(server()), scheduling("rr")),
         (Object::Destination(server(), "10.244.1.1:80".parse().unwrap()), Value::Weight(Weight::Of(1))),
     ])
 }
 
-fn diff(present: &Pieces, wanted: &Pieces, until: Option<u32>) -> Vec<Operation> {
-    let touched: Vec<_> = present.keys().chain(wanted.keys()).copied().collect();
-    plan(present, |object| wanted.get(object), touched, Drain { until, idle: &HashSet::new() })
+fn diff(observed: &Objects, wanted: &Objects, until: Option<u32>) -> Vec<Operation> {
+    let touched: Vec<_> = observed.keys().chain(wanted.keys()).copied().collect();
+    plan(observed, |object| wanted.get(object), touched, Drain { until, idle: &HashSet::new() })
 }
 
 fn names(operations: &[Operation]) -> Vec<String> {
@@ -55,7 +59,7 @@ fn what_leads_to_something_comes_after_it() {
         "add destination 10.244.1.1:80 of tcp 10.96.0.1:80",
         "add FAIRLEAD-VIPS 10.96.0.1 80",
     ];
-    assert_eq!(names(&diff(&Pieces::new(), &pieces(), None)), expected);
+    assert_eq!(names(&diff(&Objects::new(), &objects(), None)), expected);
 }
 
 #[test]
@@ -67,7 +71,7 @@ fn what_leads_to_something_goes_before_it() {
         "remove address 10.96.0.1",
         "remove FAIRLEAD-ADDRESSES 10.96.0.1",
     ];
-    assert_eq!(names(&diff(&pieces(), &Pieces::new(), None)), expected);
+    assert_eq!(names(&diff(&objects(), &Objects::new(), None)), expected);
 }
 
 #[test]
@@ -77,13 +81,13 @@ fn with_time_to_drain_only_new_connections_end() {
         "remove FAIRLEAD-VIPS 10.96.0.1 80",
         "change destination 10.244.1.1:80 of tcp 10.96.0.1:80",
     ];
-    assert_eq!(names(&diff(&pieces(), &Pieces::new(), Some(9))), expected);
+    assert_eq!(names(&diff(&objects(), &Objects::new(), Some(9))), expected);
 }
 
 #[test]
 fn what_is_the_same_is_left_alone() {
-    assert_eq!(diff(&pieces(), &pieces(), None), []);
-    let mut other = pieces();
+    assert_eq!(diff(&objects(), &objects(), None), []);
+    let mut other = objects();
     other.insert(Object::Server(server()), scheduling("mh"));
-    assert_eq!(diff(&pieces(), &other, None), [Operation::Change(Object::Server(server()), scheduling("mh"))]);
+    assert_eq!(diff(&objects(), &other, None), [Operation::Change(Object::Server(server()), scheduling("mh"))]);
 }

@@ -23,24 +23,24 @@ async fn shown(history: [&[&str]; 2]) -> Vec<VirtualServer> {
         kernel.connect(3);
     }
     let mut kernel = kernel;
-    let pieces = kernel.list(Ours::default()).await.unwrap().pieces;
-    let servers = pieces.keys().filter_map(|object| match object {
+    let objects = kernel.list(Ours::default()).await.unwrap().objects;
+    let servers = objects.keys().filter_map(|object| match object {
         Object::Server(server) => Some(*server),
         _ => None,
     });
     let connections = kernel.connections(servers.collect()).await.unwrap();
-    view(&pieces, &connections)
+    view(&objects, &connections)
 }
 
 #[tokio::test]
 async fn marks_are_explained_by_what_leads_there() {
     let shown = shown([&[ONE], &[ONE]]).await;
     let [at_address, at_mark] = &shown[..] else { panic!("{shown:?}") };
-    assert_eq!(at_address.at, At::Address("10.96.0.1:80".parse().unwrap()));
-    assert_eq!(at_address.fronts, BTreeSet::new());
-    assert!(matches!(at_mark.at, At::Mark(mark) if Mark::from_raw(mark).is_some()), "{at_mark:?}");
+    assert_eq!(at_address.at, ServerMatch::Address("10.96.0.1:80".parse().unwrap()));
+    assert_eq!(at_address.vips, BTreeSet::new());
+    assert!(matches!(at_mark.at, ServerMatch::FwMark(mark) if Mark::from_raw(mark).is_some()), "{at_mark:?}");
     assert_eq!(
-        at_mark.fronts,
+        at_mark.vips,
         BTreeSet::from([Vip::NodePort { port: 30_080, protocol: Protocol::Tcp }]),
         "one, though the set has two halves of it"
     );

@@ -18,13 +18,13 @@ use netlink::{
 };
 use proto::model::{IpFamily, PerFamily};
 
-use super::super::{Base, Carried, Connections, DEVICE, Fronts, Listing, Ours, RulesFound, Survey, rules};
+use super::super::{Base, ConnectionCounts, Connections, DEVICE, Listing, Ours, RulesFound, Survey, VipEntries, rules};
 use crate::{
     desired::Rules,
     mark::Mark,
     object::{Object, Value, Weight},
-    plan::Pieces,
-    set::{Content, Set},
+    plan::Objects,
+    set::{SetContent, SetId},
 };
 
 /// kube-proxy's device: it goes with kube-proxy, and what is on it will be on ours only.
@@ -45,7 +45,7 @@ pub(super) enum Missing {
     Module,
     Timeouts,
     Setting(settings::Setting),
-    Set(Set),
+    Set(SetId),
     Link,
     /// It is there, and down.
     LinkDown(Link),
@@ -84,9 +84,9 @@ impl Worker {
             missing.push(Missing::Timeouts);
         }
         missing.extend(settings::wrong(base.arp)?.into_iter().map(Missing::Setting));
-        let present: HashSet<String> =
+        let observed: HashSet<String> =
             self.ipset.sets().context("list sets")?.into_iter().map(|set| set.name).collect();
-        missing.extend(Set::all().filter(|set| !present.contains(set.name())).map(Missing::Set));
+        missing.extend(SetId::all().filter(|set| !observed.contains(set.name())).map(Missing::Set));
         match rtnl::link(DEVICE)? {
             None => missing.push(Missing::Link),
             Some(link) if link.state == LinkState::Down => missing.push(Missing::LinkDown(link)),
@@ -128,38 +128,38 @@ impl Worker {
 
     /// See [`super::Kernel::list`].
     pub(super) fn list(&mut self, ours: &Ours) -> Result<Listing> {
-        let mut pieces = Pieces::new();
-        let present: HashSet<String> = self.ipset.sets()?.into_iter().map(|set| set.name).collect();
-        for set in Set::all().filter(|set| present.contains(set.name())) {
+        let mut objects = Objects::new();
+        let observed: HashSet<String> = self.ipset.sets()?.into_iter().map(|set| set.name).collect();
+        for set in SetId::all().filter(|set| observed.contains(set.name())) {
             for mut entry in self.ipset.entries(set.name())? {
                 let value = match entry.mark.take() {
                     Some(mark) => Value::Mark(Mark::from_raw(mark).unwrap_or(Mark::DROP)),
                     None => Value::Plain,
                 };
-                pieces.insert(Object::SetEntry(set, entry), value);
+                objects.insert(Object::SetEntry(set, entry), value);
             }
         }
-        let mut addresses: HashSet<IpAddr> = pieces.keys().filter_map(own_address).collect();
+        let mut addresses: HashSet<IpAddr> = objects.keys().filter_map(own_address).collect();
         for address in self.addresses()?.into_iter().filter(|address| !ours.excludes(address)) {
             addresses.insert(address);
-            pieces.insert(Object::Address(address), Value::Plain);
+            objects.insert(Object::Address(address), Value::Plain);
         }
-        let fronts = Fronts::of(&pieces);
+        let fronts = VipEntries::of(&objects);
         for (server, scheduling) in self.ipvs()?.schedulings()? {
             if !ours.has(&server, &addresses, &fronts) {
                 continue;
             }
             for destination in self.ipvs()?.destinations(&server)? {
                 let value = Value::Weight(weight(&destination));
-                pieces.insert(Object::Destination(server, destination.address), value);
+                objects.insert(Object::Destination(server, destination.address), value);
             }
-            pieces.insert(Object::Server(server), Value::Scheduling(scheduling));
+            objects.insert(Object::Server(server), Value::Scheduling(scheduling));
         }
-        Ok(Listing { pieces, elsewhere: elsewhere()? })
+        Ok(Listing { objects, elsewhere: elsewhere()? })
     }
 
     /// See [`super::Kernel::connections`].
-    pub(super) fn connections(&mut self, servers: &[VirtualServerKey]) -> Result<Carried> {
+    pub(super) fn connections(&mut self, servers: &[VirtualServerKey]) -> Result<ConnectionCounts> {
         let mut counts = HashMap::new();
         for server in servers {
             for destination in self.ipvs()?.destinations(server)? {
@@ -174,8 +174,8 @@ impl Worker {
     pub(super) fn survey(&mut self) -> Result<Survey> {
         let mut survey = Survey { elsewhere: elsewhere()?, ..Survey::default() };
         let sizes: HashMap<String, u32> = self.ipset.sizes()?.into_iter().map(|(set, size)| (set.name, size)).collect();
-        let size = |set: Set| Some((set, *sizes.get(set.name())? as usize));
-        survey.sets = Set::all().filter_map(size).collect();
+        let size = |set: SetId| Some((set, *sizes.get(set.name())? as usize));
+        survey.sets = SetId::all().filter_map(size).collect();
         survey.addresses = self.addresses()?.len();
         survey.servers = self.ipvs()?.virtual_servers()?.into_iter().collect();
         Ok(survey)
@@ -195,13 +195,13 @@ impl Worker {
     pub(super) fn cleanup(&mut self, ours: &Ours) -> Result<()> {
         rules::remove().context("remove our rules")?;
         if ipvs::is_loaded() {
-            for object in self.list(ours)?.pieces.into_keys() {
+            for object in self.list(ours)?.objects.into_keys() {
                 if let Object::Server(server) = object {
                     self.ipvs()?.delete_virtual_server(&server)?;
                 }
             }
         }
-        for set in Set::all() {
+        for set in SetId::all() {
             self.ipset.destroy(set.name())?;
         }
         // What is on it is ours, but for what was said to be others'.
@@ -228,11 +228,11 @@ impl Worker {
         }
         if ipvs::is_loaded() {
             let listing = self.list(&ours)?;
-            let servers = listing.pieces.keys().filter(|object| matches!(object, Object::Server(_))).count();
+            let servers = listing.objects.keys().filter(|object| matches!(object, Object::Server(_))).count();
             item("IPVS", "virtual server".to_owned(), servers);
         }
-        let present: HashSet<String> = self.ipset.sets()?.into_iter().map(|set| set.name).collect();
-        let sets = Set::all().filter(|set| present.contains(set.name())).count();
+        let observed: HashSet<String> = self.ipset.sets()?.into_iter().map(|set| set.name).collect();
+        let sets = SetId::all().filter(|set| observed.contains(set.name())).count();
         item("ipset", "set".to_owned(), sets);
         let devices = usize::from(rtnl::link(DEVICE)?.is_some());
         item("links", format!("device {DEVICE}"), devices);
@@ -241,17 +241,17 @@ impl Worker {
     }
 
     /// See [`super::Netlink::look`].
-    pub(super) fn look(&mut self) -> Result<(Pieces, Carried)> {
+    pub(super) fn look(&mut self) -> Result<(Objects, ConnectionCounts)> {
         if !ipvs::is_loaded() {
-            return Ok((Pieces::new(), Carried::new()));
+            return Ok((Objects::new(), ConnectionCounts::new()));
         }
-        let pieces = self.list(&Ours::default())?.pieces;
-        let servers = pieces.keys().filter_map(|object| match object {
+        let objects = self.list(&Ours::default())?.objects;
+        let servers = objects.keys().filter_map(|object| match object {
             Object::Server(server) => Some(*server),
             _ => None,
         });
         let connections = self.connections(&servers.collect::<Vec<_>>())?;
-        Ok((pieces, connections))
+        Ok((objects, connections))
     }
 
     fn addresses(&mut self) -> Result<Vec<IpAddr>> {
@@ -269,11 +269,11 @@ impl Worker {
     }
 
     fn has_other_timeouts(&mut self, wanted: &ipvs::IpvsTimeouts) -> Result<bool> {
-        let present = self.ipvs()?.timeouts()?;
-        let differs = |wanted: u32, present: u32| wanted != 0 && wanted != present;
-        Ok(differs(wanted.tcp, present.tcp)
-            || differs(wanted.tcp_fin, present.tcp_fin)
-            || differs(wanted.udp, present.udp))
+        let observed = self.ipvs()?.timeouts()?;
+        let differs = |wanted: u32, observed: u32| wanted != 0 && wanted != observed;
+        Ok(differs(wanted.tcp, observed.tcp)
+            || differs(wanted.tcp_fin, observed.tcp_fin)
+            || differs(wanted.udp, observed.udp))
     }
 }
 
@@ -309,7 +309,7 @@ impl Missing {
 /// The address that an entry says is ours.
 fn own_address(object: &Object) -> Option<IpAddr> {
     match object {
-        Object::SetEntry(Set { content: Content::Addresses, .. }, entry) => entry.ip,
+        Object::SetEntry(SetId { content: SetContent::Addresses, .. }, entry) => entry.ip,
         _ => None,
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use backend::dataplane::Vip;
-use backend_ipvs::{At, Destination, Ipvs, VirtualServer};
+use backend_ipvs::{Destination, Ipvs, ServerMatch, VirtualServer};
 use serde_json::{Value, json};
 
 use super::join;
@@ -41,10 +41,10 @@ fn table(servers: &[VirtualServer], now: SystemTime) -> Table {
     ]);
     for server in servers {
         let at = match server.at {
-            At::Address(address) => format!("{} {address}", server.protocol),
-            At::Mark(mark) => format!("{} {} mark {mark:#x}", server.protocol, server.family),
+            ServerMatch::Address(address) => format!("{} {address}", server.protocol),
+            ServerMatch::FwMark(mark) => format!("{} {} mark {mark:#x}", server.protocol, server.family),
         };
-        let head = [at, join(server.fronts.iter().map(front)), server.scheduler.to_string()];
+        let head = [at, join(server.vips.iter().map(front)), server.scheduler.to_string()];
         if server.destinations.is_empty() {
             table.row(head.into_iter().chain([const { String::new() }; 5]));
             continue;
@@ -61,8 +61,8 @@ fn table(servers: &[VirtualServer], now: SystemTime) -> Table {
 
 fn to_json(server: &VirtualServer, now: SystemTime) -> Value {
     let (address, mark) = match server.at {
-        At::Address(address) => (Some(address), None),
-        At::Mark(mark) => (None, Some(mark)),
+        ServerMatch::Address(address) => (Some(address), None),
+        ServerMatch::FwMark(mark) => (None, Some(mark)),
     };
     let destinations = server.destinations.iter().map(|destination| {
         let Destination { address, weight, active, inactive, draining_until } = destination;
@@ -79,7 +79,7 @@ fn to_json(server: &VirtualServer, now: SystemTime) -> Value {
         "protocol": server.protocol,
         "address": address,
         "mark": mark.map(|mark| format!("{mark:#x}")),
-        "fronts": server.fronts.iter().map(front).collect::<Vec<_>>(),
+        "fronts": server.vips.iter().map(front).collect::<Vec<_>>(),
         "scheduler": &*server.scheduler,
         "destinations": destinations.collect::<Vec<_>>(),
     })
@@ -136,8 +136,8 @@ mod tests {
         let at_address = VirtualServer {
             family: IpFamily::V4,
             protocol: Protocol::Tcp,
-            at: At::Address("10.96.0.1:80".parse().unwrap()),
-            fronts: BTreeSet::new(),
+            at: ServerMatch::Address("10.96.0.1:80".parse().unwrap()),
+            vips: BTreeSet::new(),
             scheduler: "rr".into(),
             destinations: vec![destination("10.244.1.11:8080", 1, (17, 240)), draining],
         };
@@ -146,8 +146,8 @@ mod tests {
         let at_mark = VirtualServer {
             family: IpFamily::V6,
             protocol,
-            at: At::Mark(0xfa00_0019),
-            fronts: [vip, Vip::NodePort { port: 30_053, protocol }].into(),
+            at: ServerMatch::FwMark(0xfa00_0019),
+            vips: [vip, Vip::NodePort { port: 30_053, protocol }].into(),
             scheduler: "mh".into(),
             destinations: Vec::new(),
         };

@@ -21,35 +21,35 @@ use super::{
 use crate::{
     object::{Object, Value, Weight},
     plan::Operation,
-    set::Set,
+    set::SetId,
 };
 
 /// The scheduler that stands in for one that the kernel does not have.
-const MAKESHIFT: &str = "rr";
+const FALLBACK_SCHEDULER: &str = "rr";
 
 /// What has come of commands, by their indices.
 #[derive(Debug, Default)]
-struct Outcome {
+struct CommandResults {
     refused: Vec<(usize, Errno)>,
     /// Virtual servers that were made with another scheduler, for the kernel does not have theirs.
-    makeshifts: HashMap<usize, Scheduling>,
+    degraded: HashMap<usize, Scheduling>,
 }
 
 /// What is left of a command that was refused.
-enum Left {
+enum NextAttempt {
     /// It is as it should be.
-    Nothing,
+    None,
     /// That.
-    Refusal,
+    Reject,
     /// This instead.
-    Command(IpvsCommand),
+    Retry(IpvsCommand),
 }
 
 /// What goes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Batch {
-    AddEntries(Set),
-    DeleteEntries(Set),
+enum BatchKind {
+    AddEntries(SetId),
+    DeleteEntries(SetId),
     AddAddresses,
     DeleteAddresses,
     Commands,
@@ -62,37 +62,37 @@ impl Worker {
     pub(in super::super) fn commit(&mut self, operations: &[Operation]) -> Result<Vec<Refused>> {
         let mut refused = Vec::new();
         let mut done = 0;
-        for run in operations.chunk_by(|one, other| batch(one) == batch(other)) {
+        for run in operations.chunk_by(|one, other| batch_kind(one) == batch_kind(other)) {
             let mut refuse = |index: usize, errno: Errno| {
                 let what = run.get(index).map(|operation| operation.object().to_string()).unwrap_or_default();
                 refused.push(Refused { index: done + index, reason: format!("{what}: {errno}"), instead: None });
             };
-            match run.first().map(batch) {
-                Some(Batch::AddEntries(set)) => {
+            match run.first().map(batch_kind) {
+                Some(BatchKind::AddEntries(set)) => {
                     let entries: Vec<IpsetEntry> = run.iter().filter_map(entry).collect();
                     let list = self.ipset.add(set.name(), &entries)?;
                     list.into_iter().for_each(|one| refuse(one.index, one.errno));
                 }
-                Some(Batch::DeleteEntries(set)) => {
+                Some(BatchKind::DeleteEntries(set)) => {
                     let entries: Vec<IpsetEntry> = run.iter().filter_map(entry).collect();
                     let list = self.ipset.delete(set.name(), &entries)?;
                     list.into_iter().for_each(|one| refuse(one.index, one.errno));
                 }
-                Some(batch @ (Batch::AddAddresses | Batch::DeleteAddresses)) => {
+                Some(batch @ (BatchKind::AddAddresses | BatchKind::DeleteAddresses)) => {
                     let link = rtnl::link(DEVICE)?.with_context(|| format!("device {DEVICE} does not exist"))?;
                     let addresses: Vec<IpAddr> = run.iter().filter_map(address).collect();
                     let list = match batch {
-                        Batch::AddAddresses => rtnl::add_addresses(&link, &addresses)?,
+                        BatchKind::AddAddresses => rtnl::add_addresses(&link, &addresses)?,
                         _ => rtnl::delete_addresses(&link, &addresses)?,
                     };
                     list.into_iter().for_each(|one| refuse(one.index, one.errno));
                 }
-                Some(Batch::Commands) => {
+                Some(BatchKind::Commands) => {
                     let commands: Vec<IpvsCommand> = run.iter().filter_map(command).collect();
-                    let outcome = self.execute(commands)?;
-                    outcome.refused.into_iter().for_each(|(index, errno)| refuse(index, errno));
-                    refused.extend(outcome.makeshifts.into_iter().filter_map(|(index, scheduling)| {
-                        Some(makeshift_of(run.get(index)?, done + index, scheduling))
+                    let results = self.execute(commands)?;
+                    results.refused.into_iter().for_each(|(index, errno)| refuse(index, errno));
+                    refused.extend(results.degraded.into_iter().filter_map(|(index, scheduling)| {
+                        Some(degraded_operation(run.get(index)?, done + index, scheduling))
                     }));
                 }
                 None => {}
@@ -103,27 +103,27 @@ impl Worker {
     }
 
     /// Executes commands. One that is refused is tried in another form where there is one, until the kernel has taken it or there is none.
-    fn execute(&mut self, commands: Vec<IpvsCommand>) -> Result<Outcome> {
-        let mut outcome = Outcome::default();
+    fn execute(&mut self, commands: Vec<IpvsCommand>) -> Result<CommandResults> {
+        let mut results = CommandResults::default();
         let mut round: Vec<(usize, IpvsCommand)> = commands.into_iter().enumerate().collect();
         while !round.is_empty() {
             let commands: Vec<IpvsCommand> = round.iter().map(|(_, command)| command.clone()).collect();
             let refused = self.ipvs()?.execute(&commands)?;
-            let (mut next, mut remade) = (Vec::new(), HashSet::new());
+            let (mut next, mut retried) = (Vec::new(), HashSet::new());
             for (one, (index, command)) in refused.iter().filter_map(|one| Some((one, round.get(one.index)?.clone()))) {
-                match left(command, one.errno, &remade) {
-                    Left::Nothing => {}
-                    Left::Refusal => {
-                        outcome.makeshifts.remove(&index);
-                        outcome.refused.push((index, one.errno));
+                match next_attempt(command, one.errno, &retried) {
+                    NextAttempt::None => {}
+                    NextAttempt::Reject => {
+                        results.degraded.remove(&index);
+                        results.refused.push((index, one.errno));
                     }
-                    Left::Command(command) => {
+                    NextAttempt::Retry(command) => {
                         if let IpvsCommand::AddServer(server, scheduling) | IpvsCommand::SetServer(server, scheduling) =
                             &command
                         {
-                            remade.insert(*server);
+                            retried.insert(*server);
                             if one.errno.0 == libc::ENOENT {
-                                outcome.makeshifts.insert(index, scheduling.clone());
+                                results.degraded.insert(index, scheduling.clone());
                             }
                         }
                         next.push((index, command));
@@ -132,47 +132,47 @@ impl Worker {
             }
             round = next;
         }
-        Ok(outcome)
+        Ok(results)
     }
 }
 
-/// What is left of a command that was refused. `remade`: the virtual servers before it that are tried again, in the order of commands.
-fn left(command: IpvsCommand, errno: Errno, remade: &HashSet<VirtualServerKey>) -> Left {
+/// What is left of a command that was refused. `retried`: the virtual servers before it that are tried again, in the order of commands.
+fn next_attempt(command: IpvsCommand, errno: Errno, retried: &HashSet<VirtualServerKey>) -> NextAttempt {
     match (command, errno.0) {
         // Somebody else came first: what is there is changed, and what has to go is gone.
         (IpvsCommand::AddServer(server, scheduling), libc::EEXIST) => {
-            Left::Command(IpvsCommand::SetServer(server, scheduling))
+            NextAttempt::Retry(IpvsCommand::SetServer(server, scheduling))
         }
         (IpvsCommand::AddDestination(server, to), libc::EEXIST) => {
-            Left::Command(IpvsCommand::SetDestination(server, to))
+            NextAttempt::Retry(IpvsCommand::SetDestination(server, to))
         }
         (IpvsCommand::DeleteServer(_), libc::ESRCH)
-        | (IpvsCommand::DeleteDestination(..), libc::ESRCH | libc::ENOENT) => Left::Nothing,
+        | (IpvsCommand::DeleteDestination(..), libc::ESRCH | libc::ENOENT) => NextAttempt::None,
         // No such scheduler. `ip_vs_rr` comes with IPVS everywhere.
         (IpvsCommand::AddServer(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
-            if *scheduler != *MAKESHIFT =>
+            if *scheduler != *FALLBACK_SCHEDULER =>
         {
-            Left::Command(IpvsCommand::AddServer(server, makeshift(flags, timeout)))
+            NextAttempt::Retry(IpvsCommand::AddServer(server, fallback(flags, timeout)))
         }
         (IpvsCommand::SetServer(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
-            if *scheduler != *MAKESHIFT =>
+            if *scheduler != *FALLBACK_SCHEDULER =>
         {
-            Left::Command(IpvsCommand::SetServer(server, makeshift(flags, timeout)))
+            NextAttempt::Retry(IpvsCommand::SetServer(server, fallback(flags, timeout)))
         }
         // It came with its virtual server.
-        (command @ IpvsCommand::AddDestination(server, _), libc::ESRCH) if remade.contains(&server) => {
-            Left::Command(command)
+        (command @ IpvsCommand::AddDestination(server, _), libc::ESRCH) if retried.contains(&server) => {
+            NextAttempt::Retry(command)
         }
-        _ => Left::Refusal,
+        _ => NextAttempt::Reject,
     }
 }
 
 /// What a virtual server is made with for want of its scheduler.
-fn makeshift(flags: u32, timeout: u32) -> Scheduling {
-    Scheduling { scheduler: MAKESHIFT.into(), flags: flags & PERSISTENT, timeout }
+fn fallback(flags: u32, timeout: u32) -> Scheduling {
+    Scheduling { scheduler: FALLBACK_SCHEDULER.into(), flags: flags & PERSISTENT, timeout }
 }
 
-fn makeshift_of(operation: &Operation, index: usize, instead: Scheduling) -> Refused {
+fn degraded_operation(operation: &Operation, index: usize, instead: Scheduling) -> Refused {
     let object = operation.object();
     let reason = match operation {
         Operation::Add(_, Value::Scheduling(Scheduling { scheduler, .. }))
@@ -186,17 +186,17 @@ fn makeshift_of(operation: &Operation, index: usize, instead: Scheduling) -> Ref
     Refused { index, reason, instead: Some(Value::Scheduling(instead)) }
 }
 
-fn batch(operation: &Operation) -> Batch {
+fn batch_kind(operation: &Operation) -> BatchKind {
     match operation {
         Operation::Add(object, _) | Operation::Change(object, _) => match object {
-            Object::SetEntry(set, _) => Batch::AddEntries(*set),
-            Object::Address(_) => Batch::AddAddresses,
-            Object::Server(_) | Object::Destination(..) => Batch::Commands,
+            Object::SetEntry(set, _) => BatchKind::AddEntries(*set),
+            Object::Address(_) => BatchKind::AddAddresses,
+            Object::Server(_) | Object::Destination(..) => BatchKind::Commands,
         },
         Operation::Remove(object) => match object {
-            Object::SetEntry(set, _) => Batch::DeleteEntries(*set),
-            Object::Address(_) => Batch::DeleteAddresses,
-            Object::Server(_) | Object::Destination(..) => Batch::Commands,
+            Object::SetEntry(set, _) => BatchKind::DeleteEntries(*set),
+            Object::Address(_) => BatchKind::DeleteAddresses,
+            Object::Server(_) | Object::Destination(..) => BatchKind::Commands,
         },
     }
 }

@@ -45,8 +45,8 @@ pub(super) fn wrong(arp: Arp) -> Result<Vec<Setting>> {
     let mut wrong = Vec::new();
     for (name, value) in own.iter().chain(more) {
         let path = path(name);
-        let present = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        if present.trim() != *value {
+        let observed = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        if observed.trim() != *value {
             wrong.push(Setting { name, value });
         }
     }

@@ -8,13 +8,13 @@ use proto::model::ServicePortKey;
 
 use crate::{
     object::{Object, Value, Weight},
-    plan::{Operation, Pieces},
+    plan::{Objects, Operation},
 };
 
 /// What operations would do to what is there. `owners`: who wants each piece.
 pub(crate) fn differences(
     operations: &[Operation],
-    present: &Pieces,
+    observed: &Objects,
     owners: &HashMap<Object, Vec<ServicePortKey>>,
 ) -> Vec<Difference> {
     let one = operations.iter().map(|operation| {
@@ -22,7 +22,7 @@ pub(crate) fn differences(
         let (verb, value) = match operation {
             Operation::Add(_, value) => (DifferenceKind::Add, words(value)),
             Operation::Change(_, value) => {
-                let old = present.get(object).map(words).unwrap_or_default();
+                let old = observed.get(object).map(words).unwrap_or_default();
                 (DifferenceKind::Change, format!("{old} -> {}", words(value)))
             }
             Operation::Remove(_) => (DifferenceKind::Remove, String::new()),
