@@ -9,29 +9,30 @@ use crate::{Changes, NodeState};
 
 /// Programs one node's kernel.
 ///
-/// The trait is level-triggered: `reconcile` and `apply` both get the whole desired state. A backend never sees a Service, an EndpointSlice or a
-/// stream. The sync loop calls one method at a time and waits for it.
+/// The trait is level-triggered: `reconcile` and `apply` both get the whole desired state. A backend never sees a
+/// Service, an EndpointSlice or a stream. The sync loop calls one method at a time and waits for it.
 pub trait Backend: Send + 'static {
     /// Its name on the wire, in metrics and in logs: `nftables`, `iptables`, `ipvs`.
     const NAME: &'static str;
 
-    /// Makes the kernel equal to `state`, starting from what the kernel contains. Called at start, after a failure, and on drift. Writes only
-    /// what differs.
+    /// Makes the kernel equal to `state`, starting from what the kernel contains. Called at start, after a failure, and
+    /// on drift. Writes only what differs.
     ///
     /// # Errors
-    /// When the kernel could not be read, or rejected a write that belongs to no single service port. The kernel is then unchanged or partly
-    /// reconciled, and `reconcile` is called again after a delay.
+    /// When the kernel could not be read, or rejected a write that belongs to no single service port. The kernel is
+    /// then unchanged or partly reconciled, and `reconcile` is called again after a delay.
     fn reconcile(&mut self, state: &NodeState) -> impl Future<Output = Result<SyncReport>> + Send;
 
-    /// Applies one commit on top of the last success. The cost is proportional to the change, and the result is the same as that of
-    /// `reconcile`: the contract tests check that.
+    /// Applies one commit on top of the last success. The cost is proportional to the change, and the result is the
+    /// same as that of `reconcile`: the contract tests check that.
     ///
     /// # Errors
     /// As for [`Self::reconcile`], which is called next.
     fn apply(&mut self, state: &NodeState, changes: &Changes) -> impl Future<Output = Result<SyncReport>> + Send;
 
-    /// Returns when another process has changed, or may have changed, what was applied last; [`Self::reconcile`] is called next. Polled while
-    /// there is nothing else to do, and dropped when there is. A backend that cannot detect drift never returns.
+    /// Returns when another process has changed, or may have changed, what was applied last; [`Self::reconcile`] is
+    /// called next. Polled while there is nothing else to do, and dropped when there is. A backend that cannot detect
+    /// drift never returns.
     fn drifted(&mut self) -> impl Future<Output = Drift> + Send {
         std::future::pending()
     }

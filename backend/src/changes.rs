@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use proto::model::ServicePortKey;
 
-/// The difference between two committed states. Exact: a key is listed only if its service port or one of its pools differs.
+/// The difference between two committed states. Exact: a key is listed only if its service port or one of its pools
+/// differs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// The service ports that were added, removed or changed, or whose pools changed.

@@ -1,11 +1,13 @@
-//! Sessions over gRPC: one HTTP/2 connection to one of several frontends, and the task that reads it. Which one: `directory`; where they are:
-//! `place`.
+//! Sessions over gRPC: one HTTP/2 connection to one of several frontends, and the task that reads it.
+//!
+//! Where frontends are is in `address`, which one is tried first in `address_list`.
 
 mod address;
 mod address_list;
 mod advice;
 mod credentials;
 mod endpoints;
+mod error;
 mod status;
 
 use std::{
@@ -20,52 +22,56 @@ use futures::{
     future::{self, BoxFuture},
 };
 use proto::{
-    InvalidMessage, MAX_MESSAGE_BYTES,
-    model::{ClientMessage, Hello, ServerMessage},
-    v1::{self, fairlead_client::FairleadClient},
+    MAX_MESSAGE_BYTES,
+    encoded::{self, EncodedMessage, ReceivedMessage},
+    model::{ClientMessage, Hello},
+    v1,
 };
+use runtime::failure::chain;
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Request, Status, Streaming,
+    Request, Streaming,
     metadata::{Ascii, MetadataValue},
     transport::{Channel, Endpoint},
 };
 use tracing::{debug, error, info, warn};
 
-use crate::{Connect, Session};
+use crate::{Connect, Session, SessionMessages};
 use address::AddressSource;
 pub use address::{Discover, FrontendAddress};
 use address_list::AddressList;
 pub use credentials::Credentials;
+use error::{StreamError, explained};
 
-/// A frontend that does not take a connection within this time is passed over.
+/// Establishing a connection takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long looking up names and the like may take, before the last known addresses are tried.
+/// Resolving addresses takes at most this long; after that the last known ones are used.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
-/// A frontend that says nothing for so long, though it took the stream, is not complete yet: another one may be.
+/// A frontend that accepts the stream and sends no Welcome within this time is still starting: another one may be
+/// ready.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often an HTTP/2 ping is sent, so that a connection that is gone is noticed even if its end was never told.
+/// How often an HTTP/2 ping is sent, to detect a lost connection.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long the answer to such a ping may take.
+/// How long the answer to a ping may take.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Twice what a frontend may send.
-const DECODE_LIMIT: usize = 2 * MAX_MESSAGE_BYTES;
-/// Messages between the connection and the agent. With more than that the frontend has to wait.
+/// Twice the size that a frontend may send.
+const MAX_RECEIVED_BYTES: usize = 2 * MAX_MESSAGE_BYTES;
+/// The messages between the connection and the sync loop. Beyond that the stream's flow control stops the frontend.
 const QUEUE: usize = 8;
 
-/// Where the frontends are, and how to show them who this is.
+/// Where the frontends are, and how to authenticate.
 #[derive(Clone, Debug, Default)]
 pub struct GrpcOptions {
-    /// `unix:/path`, `https://host:port` or `http://host:port`; of a name all its addresses.
+    /// `unix:/path`, `https://host:port` or `http://host:port`. All addresses of a DNS name are used.
     pub endpoints: Vec<String>,
-    /// Other ways to find frontends.
+    /// Other ways to discover frontends.
     pub discovery: Vec<Arc<dyn Discover>>,
-    /// Where the addresses that were found last are kept; `None` for nowhere.
-    pub known: Option<PathBuf>,
+    /// The file that caches resolved addresses; `None`: they are not cached.
+    pub address_cache: Option<PathBuf>,
     /// For `https`.
     pub credentials: Credentials,
 }
@@ -73,102 +79,94 @@ pub struct GrpcOptions {
 /// Connects to frontends over gRPC.
 #[derive(Clone, Debug)]
 pub struct Grpc {
-    directory: Arc<Mutex<AddressList>>,
+    addresses: Arc<Mutex<AddressList>>,
     credentials: Credentials,
 }
 
 /// The value of an `authorization` header.
 type Token = MetadataValue<Ascii>;
 
-/// A session, before anything was heard in it.
-struct Opened {
+/// A session before its first message.
+struct OpenedSession {
     session: Session,
-    /// Ends when the frontend has said something; with an error when it has ended the stream.
-    heard: oneshot::Receiver<()>,
+    /// Completes with the first message; fails when the stream ends before.
+    first_message: oneshot::Receiver<()>,
 }
-
-/// Why a session has ended.
-#[derive(Debug, thiserror::Error)]
-enum Ended {
-    #[error("{} ({:?})", .0.message(), .0.code())]
-    Status(#[from] Status),
-    #[error("a message that cannot be read: {0}")]
-    Invalid(#[from] InvalidMessage),
-}
-
-// === impl Grpc ===
 
 impl Grpc {
-    /// Reads the options. Nothing is connected yet.
+    /// Parses the options. Does not connect.
     ///
     /// # Errors
-    /// When an endpoint is not an address, or there is none.
+    /// When an endpoint is not a valid address, or there is none.
     pub fn new(options: GrpcOptions) -> Result<Self> {
-        let GrpcOptions { endpoints, discovery, known, credentials } = options;
-        let mut places = endpoints.iter().map(|text| AddressSource::parse(text)).collect::<Result<Vec<_>>>()?;
-        places.extend(discovery.into_iter().map(AddressSource::Discovered));
-        ensure!(!places.is_empty(), "no frontend to connect to");
-        Ok(Self { directory: Arc::new(Mutex::new(AddressList::new(places, known))), credentials })
+        let GrpcOptions { endpoints, discovery, address_cache, credentials } = options;
+        let mut sources = endpoints.iter().map(|text| AddressSource::parse(text)).collect::<Result<Vec<_>>>()?;
+        sources.extend(discovery.into_iter().map(AddressSource::Discovered));
+        ensure!(!sources.is_empty(), "no address of a frontend is configured");
+        let addresses = AddressList::new(sources, address_cache);
+        Ok(Self { addresses: Arc::new(Mutex::new(addresses)), credentials })
     }
 
-    fn directory(&self) -> MutexGuard<'_, AddressList> {
-        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+    fn addresses(&self) -> MutexGuard<'_, AddressList> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks for frontends where that is due, everywhere at once.
-    async fn look_up(&self) {
-        let due = self.directory().due();
-        let look_ups = due.into_iter().map(async |(number, place)| {
-            let found = timeout(LOOKUP_TIMEOUT, place.look_up()).await;
+    /// Resolves the sources that are due, all at once.
+    async fn resolve(&self) {
+        let due = self.addresses().due();
+        let lookups = due.into_iter().map(async |(index, source)| {
+            let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
             let found = found.with_context(|| format!("no answer within {LOOKUP_TIMEOUT:?}")).flatten();
-            self.directory().looked_up(number, found);
+            self.addresses().resolved(index, found);
         });
-        future::join_all(look_ups).await;
+        future::join_all(lookups).await;
     }
 
-    /// Tries one frontend after the other. One that takes the stream and then says nothing, for it knows nothing yet, is taken only if no
-    /// other one does better.
-    async fn try_all(&self, hello: Hello) -> Result<Session> {
-        self.look_up().await;
-        let candidates = self.directory().order();
-        let (mut silent, mut last) = (None, None::<anyhow::Error>);
-        let is_only = candidates.len() == 1;
-        for candidate in candidates {
-            let opened = open(&candidate, &self.credentials, hello.clone()).await;
-            let opened = match opened {
-                Ok(Opened { session, .. }) if is_only => Ok(Some(session)),
-                Ok(Opened { session, heard }) => match timeout(WELCOME_TIMEOUT, heard).await {
+    /// Tries one frontend after the other. A frontend that accepts the stream and sends nothing is used only if no
+    /// other one is ready.
+    async fn connect_any(&self, hello: Hello) -> Result<Session> {
+        self.resolve().await;
+        let addresses = self.addresses().in_order();
+        let (mut not_ready, mut errors) = (None, Vec::new());
+        let is_only = addresses.len() == 1;
+        for address in addresses {
+            let ready = match open(&address, &self.credentials, hello.clone()).await {
+                Ok(OpenedSession { session, .. }) if is_only => Ok(Some(session)),
+                Ok(OpenedSession { session, first_message }) => match timeout(WELCOME_TIMEOUT, first_message).await {
                     Ok(Ok(())) => Ok(Some(session)),
-                    Ok(Err(_)) => Err(anyhow!("it ended the stream")),
+                    Ok(Err(_)) => Err(anyhow!("the frontend ended the stream")),
                     Err(_) => {
-                        debug!(frontend = candidate.address, "nothing heard yet");
-                        silent.get_or_insert((session, candidate.clone()));
+                        debug!(frontend = address.uri, "frontend accepted the stream but is not ready");
+                        not_ready.get_or_insert((session, address.clone()));
                         Ok(None)
                     }
                 },
                 Err(error) => Err(error),
             };
-            match opened {
-                Ok(Some(session)) => return Ok(self.chosen(session, &candidate)),
+            match ready {
+                Ok(Some(session)) => return Ok(self.chosen(session, &address, &errors)),
                 Ok(None) => {}
                 Err(error) => {
-                    self.directory().failed(&candidate);
-                    let error = error.context(format!("connect to {}", candidate.address));
-                    if let Some(previous) = last.replace(error) {
-                        warn!(error = format!("{previous:#}"), "frontend passed over");
-                    }
+                    self.addresses().failed(&address);
+                    errors.push(format!("{}: {}", address.uri, chain(error.as_ref())));
                 }
             }
         }
-        match silent {
-            Some((session, candidate)) => Ok(self.chosen(session, &candidate)),
-            None => Err(last.context("no frontend is known")?),
+        if let Some((session, address)) = not_ready {
+            return Ok(self.chosen(session, &address, &errors));
         }
+        ensure!(!errors.is_empty(), "no address of a frontend is known");
+        // They were tried in random order.
+        errors.sort();
+        Err(anyhow!(errors.join("; ")))
     }
 
-    fn chosen(&self, session: Session, candidate: &FrontendAddress) -> Session {
-        info!(frontend = candidate.address, "session with a frontend");
-        self.directory().worked(candidate);
+    fn chosen(&self, session: Session, address: &FrontendAddress, errors: &[String]) -> Session {
+        for error in errors {
+            warn!(error, "cannot connect to one of the frontends, using another one");
+        }
+        info!(frontend = address.uri, "connected to a frontend");
+        self.addresses().succeeded(address);
         session
     }
 }
@@ -176,13 +174,13 @@ impl Grpc {
 impl Connect for Grpc {
     fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
         let grpc = self.clone();
-        Box::pin(async move { grpc.try_all(hello).await })
+        Box::pin(async move { grpc.connect_any(hello).await })
     }
 }
 
-/// Connects to a frontend. Gives what to show it with each request, too.
-async fn connect(candidate: &FrontendAddress, credentials: &Credentials) -> Result<(Channel, Option<Token>)> {
-    let mut endpoint = Endpoint::from_shared(candidate.address.clone())?
+/// Connects to a frontend. Returns the token to send with each request, too.
+async fn connect(address: &FrontendAddress, credentials: &Credentials) -> Result<(Channel, Option<Token>)> {
+    let mut endpoint = Endpoint::from_shared(address.uri.clone())?
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
@@ -190,63 +188,62 @@ async fn connect(candidate: &FrontendAddress, credentials: &Credentials) -> Resu
         .tcp_nodelay(true);
     let mut token = None;
     if endpoint.uri().scheme_str() == Some("https") {
-        endpoint = endpoint.tls_config(credentials.tls(candidate.name.as_deref()).await?).context("TLS")?;
+        let tls = credentials.tls(address.server_name.as_deref()).await?;
+        endpoint = endpoint.tls_config(tls).context("cannot use the TLS credentials")?;
         token = credentials.token().await?;
     }
-    Ok((endpoint.connect().await.map_err(advised)?, token))
+    let channel = endpoint.connect().await.map_err(|error| explained(&error))?;
+    Ok((channel, token))
 }
 
-/// Connects to a frontend and says hello.
-async fn open(candidate: &FrontendAddress, credentials: &Credentials, hello: Hello) -> Result<Opened> {
-    let (channel, token) = connect(candidate, credentials).await?;
-    let mut client = FairleadClient::new(channel).max_decoding_message_size(DECODE_LIMIT);
-    let (replies, outgoing) = mpsc::channel(QUEUE);
-    replies.send(ClientMessage::Hello(hello)).await?;
-    let mut request = Request::new(ReceiverStream::new(outgoing).map(|event| v1::ClientMessage::from(&event)));
+/// A request with the token.
+fn authorized<M>(message: M, token: Option<Token>) -> Request<M> {
+    let mut request = Request::new(message);
     if let Some(token) = token {
         request.metadata_mut().insert("authorization", token);
     }
-    let incoming = client.watch(request).await.map_err(|status| advised(Ended::from(status)))?;
-    let incoming = incoming.into_inner();
-    let (events, received) = mpsc::channel(QUEUE);
-    let (tell, heard) = oneshot::channel();
-    // Ends with the session: when the stream has ended, or `received` is gone.
+    request
+}
+
+/// Connects to a frontend and sends the hello.
+async fn open(address: &FrontendAddress, credentials: &Credentials, hello: Hello) -> Result<OpenedSession> {
+    let (channel, token) = connect(address, credentials).await?;
+    let (replies, outgoing) = mpsc::channel(QUEUE);
+    replies.send(ClientMessage::Hello(hello)).await?;
+    let outgoing = ReceiverStream::new(outgoing).map(|message| v1::ClientMessage::from(&message));
+    let incoming = encoded::watch(channel, authorized(outgoing, token), MAX_RECEIVED_BYTES).await;
+    let incoming = incoming.map_err(|status| explained(&StreamError::from(status)))?.into_inner();
+    let (messages, received) = mpsc::channel(QUEUE);
+    let (notify, first_message) = oneshot::channel();
+    // Ends with the session: when the stream has ended, or `received` is dropped.
     tokio::spawn(async move {
-        match read(incoming, &events, tell).await {
-            Ok(()) => info!("the frontend closed the stream"),
+        match read(incoming, &messages, notify).await {
+            Ok(()) => debug!("the frontend closed the stream"),
             Err(error) => match advice::advice(&error) {
-                Some(advice) => error!(%error, advice, "the frontend refuses this stream"),
-                None => warn!(%error, "the stream broke"),
+                Some(advice) => error!(error = chain(&error), advice, "the frontend rejected the stream"),
+                None => warn!(error = chain(&error), "the stream failed"),
             },
         }
     });
-    Ok(Opened { session: Session { events: received, replies }, heard })
+    Ok(OpenedSession { session: Session { messages: SessionMessages::Remote(received), replies }, first_message })
 }
 
-/// An error with what can be done about it.
-fn advised(error: impl std::error::Error + Send + Sync + 'static) -> anyhow::Error {
-    match advice::advice(&error) {
-        Some(advice) => anyhow::Error::new(error).context(advice),
-        None => error.into(),
-    }
-}
-
-/// Reads until the stream or its reader ends. Tells when something was heard for the first time.
+/// Reads until the stream or its reader ends. Notifies of the first message.
 async fn read(
-    mut incoming: Streaming<v1::ServerMessage>,
-    events: &mpsc::Sender<ServerMessage>,
-    heard: oneshot::Sender<()>,
-) -> Result<(), Ended> {
-    let mut heard = Some(heard);
+    mut incoming: Streaming<EncodedMessage>,
+    messages: &mpsc::Sender<ReceivedMessage>,
+    first_message: oneshot::Sender<()>,
+) -> Result<(), StreamError> {
+    let mut first_message = Some(first_message);
     loop {
         let message = tokio::select! {
             message = incoming.message() => message?,
-            () = events.closed() => None,
+            () = messages.closed() => None,
         };
         let Some(message) = message else { return Ok(()) };
-        // Where nobody waits for that, nothing is told.
-        let _ = heard.take().map(|heard| heard.send(()));
-        if events.send(message.try_into()?).await.is_err() {
+        // Fails if the receiver no longer waits for it.
+        let _ = first_message.take().map(|notify| notify.send(()));
+        if messages.send(ReceivedMessage::decode(message)?).await.is_err() {
             return Ok(());
         }
     }

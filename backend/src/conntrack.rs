@@ -1,15 +1,15 @@
-//! Which UDP flows that the kernel remembers lead nowhere, or to where they should not lead any more.
+//! Which UDP flows in the conntrack table are stale: they lead to no endpoint of their VIP.
 //!
-//! The kernel chooses an endpoint for the first packet of a flow only, and for UDP a flow lasts as long as packets come. So a
-//! client that keeps its socket goes on talking to an endpoint that is gone, or to a VIP from before it was one, until
-//! somebody deletes the flow. (A TCP connection ends by itself, and SCTP too.)
+//! The kernel chooses an endpoint for the first packet of a flow only, and a UDP flow lasts as long as packets arrive.
+//! So a client that keeps its socket goes on sending to an endpoint that is gone, or to the address itself if the flow
+//! is older than the VIP, until the flow is deleted. TCP and SCTP connections end by themselves.
 //!
 //! ```text
-//!   NodeState ──▶ Vips: VIP ──▶ allowed endpoints          flow: client ──▶ VIP
-//!                            is_stale(flow)  ◀── compare ──      endpoint ──▶ client
+//!   NodeState ──▶ UdpVips: VIP ──▶ allowed endpoints        flow: client ──▶ VIP
+//!                               is_stale(flow)  ◀── compare ──    endpoint ──▶ client
 //! ```
 
-mod sweep;
+mod cleaner;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,41 +20,41 @@ use std::{
 use netlink::conntrack::UdpFlow;
 use proto::model::{IpFamily, PerFamily, PoolClass, Protocol, ServicePortKey};
 
-pub(crate) use sweep::Sweeper;
+pub(crate) use cleaner::ConntrackCleaner;
 #[cfg(any(test, feature = "testing"))]
-pub(crate) use sweep::sweep;
+pub(crate) use cleaner::clean_up;
 
 use crate::{NodeState, ServicePortState};
 
-/// Whether the flows that the kernel remembers are looked after.
+/// Whether stale UDP flows are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConntrackCleanup {
-    /// They stay as they are.
+    /// They are not deleted.
     Disabled,
-    /// After every change of a UDP service port, and after every reconciliation, UDP flows to VIPs of which the answers would
-    /// come from elsewhere than from an endpoint are deleted. The next packet makes a new flow.
+    /// After each change of a UDP service port and after each reconcile, UDP flows to VIPs whose replies come from no
+    /// endpoint are deleted. The next packet creates a new flow.
     Enabled,
 }
 
-/// The ways in of all UDP service ports in one family.
+/// The VIPs of all UDP service ports in one family.
 #[derive(Debug, Default)]
-pub(crate) struct Vips {
+pub(crate) struct UdpVips {
     /// Cluster IPs, external IPs and load-balancer IPs, each with its port.
-    vips: HashMap<SocketAddr, Endpoints>,
-    node_ports: HashMap<u16, Endpoints>,
-    /// Where node ports are: what the cluster knows of, and what the node's interfaces have besides.
+    vips: HashMap<SocketAddr, AllowedEndpoints>,
+    node_ports: HashMap<u16, AllowedEndpoints>,
+    /// The addresses that serve node ports: those of the Node object and of the node's interfaces.
     addresses: HashSet<IpAddr>,
 }
 
-/// Where a flow may lead; sorted. Shared by all VIPs of a service port.
-type Endpoints = Arc<[SocketAddr]>;
+/// The endpoints that a flow may lead to, sorted. Shared by all VIPs of a service port.
+type AllowedEndpoints = Arc<[SocketAddr]>;
 
-impl Vips {
-    /// Those of a state, but not of the service ports in `failed`: what the kernel does with their packets is not known.
+impl UdpVips {
+    /// The VIPs of a state, without the service ports in `failed`: what the kernel does with their packets is unknown.
     pub(crate) fn of(state: &NodeState, failed: &[&ServicePortKey]) -> PerFamily<Self> {
         let mut both = PerFamily::<Self>::default();
         let udp = state.service_ports().iter().filter(|(key, _)| key.protocol == Protocol::Udp);
-        // In key order, in which the first of two that claim the same is served.
+        // In key order, because of two service ports with the same VIP the first one is served.
         for (_, service) in udp.filter(|(key, _)| !failed.contains(key)) {
             for family in IpFamily::ALL {
                 both[family].add(service, family);
@@ -66,13 +66,13 @@ impl Vips {
         both
     }
 
-    /// Whether no flow can be stale.
+    /// Whether there are no VIPs, so no flow can be stale.
     pub(crate) fn is_empty(&self) -> bool {
         self.vips.is_empty() && self.node_ports.is_empty()
     }
 
-    /// Whether the flow goes to one of these VIPs, and its answers come from no endpoint of it. That is so also for a flow that
-    /// was never sent anywhere else, because it was there before the service, and for all flows of a service without endpoints.
+    /// Whether the flow goes to one of these VIPs and its replies come from none of its endpoints. This includes flows
+    /// that are not translated because they are older than the VIP, and all flows of a service port without endpoints.
     pub(crate) fn is_stale(&self, flow: &UdpFlow) -> bool {
         let to = flow.original.destination;
         let node_port = || self.node_ports.get(&to.port()).filter(|_| self.addresses.contains(&to.ip()));
@@ -80,7 +80,7 @@ impl Vips {
         allowed.is_some_and(|allowed| allowed.binary_search(&flow.reply.source).is_err())
     }
 
-    /// Node ports are at these addresses too.
+    /// Adds addresses that serve node ports.
     pub(crate) fn add_addresses(&mut self, addresses: &HashSet<IpAddr>) {
         self.addresses.extend(addresses);
     }
@@ -100,8 +100,8 @@ impl Vips {
     }
 }
 
-/// All endpoints of both pools, terminating ones too: a flow that was made under another policy may stay.
-fn allowed(service: &ServicePortState, family: IpFamily) -> Endpoints {
+/// The endpoints of all pools, including terminating ones: a flow that began under another policy may stay.
+fn allowed(service: &ServicePortState, family: IpFamily) -> AllowedEndpoints {
     let pools = [PoolClass::Cluster, PoolClass::Local].map(|class| service.pool(class, family));
     let endpoints = pools.into_iter().flat_map(|pool| pool.iter());
     let mut all: Vec<_> = endpoints.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect();

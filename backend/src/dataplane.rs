@@ -1,5 +1,5 @@
-//! The data-plane rules that all backends share: the operator's options, the VIPs of a service port, which service port owns a VIP, and which
-//! sources may use it. Pure; each backend translates them for its part of the kernel.
+//! The data-plane rules that all backends share: the operator's options, the VIPs of a service port, which service port
+//! owns a VIP, and which sources may use it. Pure; each backend translates them for its part of the kernel.
 
 mod interface_name;
 mod options;

@@ -1,62 +1,82 @@
-//! Somebody else changes what is ours: how soon it is repaired, and how often that is said.
+//! Drift: when it is repaired, and when it is logged.
 
 use std::time::Duration;
 
-use runtime::Backoff;
+use runtime::{
+    Backoff,
+    failure::{Recovery, Repeated},
+};
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::Drift;
 
-/// How long after a change it is repaired: at first, for whoever does it may not be done yet; and at most, when it is done again
-/// and again. Commits wait as long, so that is short.
-const DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// The delay before a repair: at first short, for the other process may not be done; and the longest, for changes that
+/// keep coming back. Commits wait as long.
+const REPAIR_DELAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// After so long a time in which nothing was changed, the next change is another incident.
+/// Without drift for this long, the incident is over.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// The changes that were seen.
+/// The drift since the start.
 #[derive(Debug)]
 pub(crate) struct Drifts {
     backoff: Backoff,
     last: Option<Instant>,
-    /// In this incident.
-    times: u64,
-    /// Since the start.
+    /// The changes of this incident, by process.
+    incident: Repeated,
     count: u64,
 }
 
 impl Default for Drifts {
     fn default() -> Self {
-        Self { backoff: Backoff::new(DELAYS.0, DELAYS.1), last: None, times: 0, count: 0 }
+        Self {
+            backoff: Backoff::new(REPAIR_DELAY.0, REPAIR_DELAY.1),
+            last: None,
+            incident: Repeated::default(),
+            count: 0,
+        }
     }
 }
 
 impl Drifts {
-    /// There is one more. Says how long to wait before it is repaired.
-    pub(crate) fn seen(&mut self, drift: &Drift) -> Duration {
-        let now = Instant::now();
-        if self.last.replace(now).is_none_or(|last| now - last > QUIET) {
-            self.backoff.reset();
-            self.times = 0;
-        }
+    /// Records drift. Returns the delay before the repair.
+    pub(crate) fn record(&mut self, drift: &Drift) -> Duration {
+        self.end_incident();
+        self.last = Some(Instant::now());
         let delay = self.backoff.next_delay();
         match drift {
-            Drift::Possible => debug!("the kernel is compared: announcements of changes were lost"),
-            Drift::Changed { object: what, process: by, pid } => {
-                self.times += 1;
+            Drift::Possible => debug!("kernel notifications are incomplete, comparing the kernel with the state"),
+            Drift::Changed { object, process, pid } => {
                 self.count += 1;
-                // Two programs that undo each other's work say so ever more rarely.
-                if self.times.is_power_of_two() {
-                    let times = self.times;
-                    warn!(what, by, pid, times, "somebody else changed what is programmed; it will be repaired");
+                let repair_in_ms = delay.as_millis();
+                if self.incident.failed(process).is_news() {
+                    warn!(object, process, pid, repair_in_ms, "another process changed our kernel objects, repairing");
+                } else {
+                    debug!(object, process, pid, repair_in_ms, "another process changed our kernel objects again");
                 }
             }
         }
         delay
     }
 
-    /// How many there were since the start.
+    fn incident_end(&self) -> Option<Instant> {
+        self.last.map(|last| last + QUIET)
+    }
+
+    /// Logs the end of the incident if there was no drift for a while.
+    pub(crate) fn end_incident(&mut self) {
+        if self.incident_end().is_none_or(|end| Instant::now() < end) {
+            return;
+        }
+        self.last = None;
+        self.backoff.reset();
+        if let Some(Recovery { count, duration }) = self.incident.recovered() {
+            info!(changes = count, duration_ms = duration.as_millis(), "no more drift");
+        }
+    }
+
+    /// The number of changes by other processes.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
@@ -66,32 +86,33 @@ impl Drifts {
 mod tests {
     use super::*;
 
-    fn seen(drifts: &mut Drifts) -> Duration {
-        drifts.seen(&Drift::Changed { object: "table".into(), process: "nft".into(), pid: 1 })
+    fn changed(drifts: &mut Drifts) -> Duration {
+        drifts.record(&Drift::Changed { object: "table".into(), process: "nft".into(), pid: 1 })
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_single_one_is_repaired_soon_and_a_fight_slowly() {
+    async fn first_change_is_repaired_soon_and_repeated_changes_slowly() {
         let mut drifts = Drifts::default();
-        assert!(seen(&mut drifts) <= 2 * DELAYS.0);
+        assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);
         let begin = Instant::now();
         let mut repairs = 0;
         while begin.elapsed() < Duration::from_secs(600) {
-            tokio::time::sleep(seen(&mut drifts)).await;
+            tokio::time::sleep(changed(&mut drifts)).await;
             repairs += 1;
         }
         assert!((100..400).contains(&repairs), "{repairs} in ten minutes");
         assert_eq!(drifts.count(), repairs + 1);
 
         tokio::time::sleep(2 * QUIET).await;
-        assert!(seen(&mut drifts) <= 2 * DELAYS.0);
-        assert_eq!(drifts.times, 1);
+        drifts.end_incident();
+        assert_eq!(drifts.incident_end(), None);
+        assert!(changed(&mut drifts) <= 2 * REPAIR_DELAY.0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_may_be_nothing_is_not_counted() {
+    async fn possible_drift_is_not_counted() {
         let mut drifts = Drifts::default();
-        drifts.seen(&Drift::Possible);
+        drifts.record(&Drift::Possible);
         assert_eq!(drifts.count(), 0);
     }
 }

@@ -1,16 +1,16 @@
-//! Health-check node ports: a load balancer asks each node whether it has endpoints of a Service with external traffic policy Local.
+//! Health-check node ports: a load balancer asks each node whether it has endpoints of a Service with external traffic
+//! policy Local.
 //!
 //! ```text
-//!   NodeState, Changes ──publish──▶ Checks ──▶ Servers: one listener for each port and family
+//!   NodeState, Changes ──publish──▶ Checks ──▶ HealthCheckServers: one listener for each port and family
 //!   (after each success)               │                      │
 //!                                      └──▶ answer ◀──────────┴──── a request
 //!   Progress ─────────────────────────────▶   │
-//!                                             └──▶ 200 | 503, and how many endpoints
+//!                                             └──▶ 200 | 503, and the number of endpoints
 //! ```
 //!
-//! A port that cannot be opened, or is another service's, is a failure like those of the backend: it is in every ack until it is over.
-//!
-//! Nothing is told to a listener: it looks up what to say at each request, so only ports that come and go cost anything here.
+//! A port that cannot be opened, or belongs to another Service, is a failure like those of the backend: each ack
+//! reports it while it lasts. A listener reads the checks at each request, so only changes of ports involve it.
 
 mod answer;
 mod checks;
@@ -21,48 +21,50 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::{NodeState, pending::Work};
-use checks::{Checks, ClaimChange, Refused};
-pub(crate) use servers::Servers;
+use checks::{Checks, ClaimChange, RejectedClaim};
+pub(crate) use servers::HealthCheckServers;
 
-/// Where the loop says what is in force.
+/// The sync loop's side: it publishes what is programmed, and receives the failures.
 #[derive(Debug)]
-pub(crate) struct Health {
+pub(crate) struct HealthChecks {
     checks: watch::Sender<Checks>,
-    /// Where nobody answers: the servers say it, the loop hears it.
+    /// The service ports whose health-check node port is not served.
     failures: (watch::Sender<Vec<ServicePortFailure>>, watch::Receiver<Vec<ServicePortFailure>>),
 }
 
-impl Default for Health {
+impl Default for HealthChecks {
     fn default() -> Self {
         Self { checks: watch::Sender::default(), failures: watch::channel(Vec::new()) }
     }
 }
 
-impl Health {
-    /// Takes in what the backend has just put in force.
+impl HealthChecks {
+    /// Publishes what the backend has just programmed.
     pub(crate) fn publish(&self, state: &NodeState, work: &Work) {
-        let mut refused = Vec::new();
+        let mut rejected = Vec::new();
         self.checks.send_if_modified(|checks| {
             let update = match work {
                 Work::Reconcile => checks.reconcile(state),
                 Work::Apply(changes) => checks.apply(state, changes),
             };
-            refused = update.refused;
-            // A new count is seen by the next request anyway.
+            rejected = update.rejected;
+            // The next request reads a changed count anyway.
             update.claims == ClaimChange::Changed
         });
-        for Refused { place, service, holder } in refused {
-            warn!(%service, port = place.port, family = %place.family, %holder, "health-check node port is another service's");
+        for RejectedClaim { check_port, service, owner } in rejected {
+            let (port, family) = (check_port.port, check_port.family);
+            warn!(%service, port, %family, %owner, "health-check node port belongs to another Service");
         }
     }
-    /// Service ports whose health-check node port nobody answers at, in the order of services and families.
+
+    /// The service ports whose health-check node port is not served, in the order of Services and families.
     pub(crate) fn failures(&self) -> Vec<ServicePortFailure> {
         self.failures.1.borrow().clone()
     }
 
-    /// Waits until these are others than they were the last time.
+    /// Waits until the failures change.
     pub(crate) async fn changed(&mut self) {
-        // Fails when the sender is gone, which this is a part of.
+        // Fails only if the sender is dropped, which `self` owns.
         let _ = self.failures.1.changed().await;
     }
 }

@@ -1,5 +1,5 @@
-//! What all node backends share: the stream from the frontend, the committed state and its file, the loop that drives a [`Backend`], and what
-//! it reports.
+//! What all node backends share: the stream from the frontend, the committed state and its file, the loop that drives a
+//! [`Backend`], and what it reports.
 //!
 //! ```text
 //!   Connect ──▶ stream ──▶ replica ──stage──commit──▶ NodeState + Changes ──▶ pending ──▶ Backend ──▶ kernel
@@ -42,12 +42,12 @@ pub use changes::Changes;
 pub use client::{Credentials, Discover, FrontendAddress, Grpc, GrpcOptions};
 pub use conntrack::ConntrackCleanup;
 pub use metrics::NoLocalEndpoints;
-pub use observe::{Observer, Pages};
+pub use observe::{Observer, ObserverPages};
 pub use preview::{Difference, DifferenceKind, Preview, PreviewReport};
 pub use progress::{ChangeCounts, Progress};
 pub use runner::{RunMode, Runner, RunnerOptions};
 pub use stage::{CommitResult, Loss, LossLimit, RejectedOperation, Stage};
 pub use state::{NodeState, ServicePortState};
 pub use store::{DEFAULT_STATE_FILE, Store, StoredState};
-pub use stream::{Connect, InProcess, Session, StreamOptions};
+pub use stream::{Connect, InProcess, Session, SessionMessages, StreamOptions};
 pub use sysctl::ConntrackSettings;

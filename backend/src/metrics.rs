@@ -1,10 +1,10 @@
-//! What an agent measures, for Prometheus: by kube-proxy's names what means the same, and by its own the rest. `docs/metrics.md` lists
-//! every metric; a test compares.
+//! Prometheus metrics: under kube-proxy's names where the meaning is the same, under our own otherwise.
+//! `docs/metrics.md` lists every metric, and a test compares.
 //!
 //! ```text
-//!   sync ──▶ Metrics: what must be counted when it happens ──┐
-//!                                                            ├──▶ /metrics
-//!   Progress ──────▶ scrape: what is looked up when asked ───┘
+//!   sync ──▶ Metrics: updated as events happen ──┐
+//!                                                ├──▶ /metrics
+//!   Progress ──────▶ scrape: read on request ────┘
 //! ```
 
 mod no_local;
@@ -31,16 +31,16 @@ pub(crate) use registry::registry;
 /// One label with its value.
 type Label = [(&'static str, &'static str); 1];
 
-/// Which questions about health are counted.
+/// The health probes that are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Question {
+pub(crate) enum HealthProbe {
     /// `/healthz`
     Healthz,
     /// `/livez`
     Livez,
 }
 
-/// What is counted when it happens.
+/// The metrics that are updated as events happen.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     syncs: Histogram,
@@ -53,7 +53,7 @@ pub(crate) struct Metrics {
     partial_failures: Counter,
     sessions: Labelled<Label, Counter>,
     repairs: Counter,
-    sweeps: Labelled<Label, Histogram>,
+    conntrack_cleanups: Labelled<Label, Histogram>,
     deleted_flows: Labelled<Label, Counter>,
     healthz: Labelled<Label, Counter>,
     livez: Labelled<Label, Counter>,
@@ -61,7 +61,7 @@ pub(crate) struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // kube-proxy's: 1 ms to 16 s.
+        // kube-proxy's buckets: 1 ms to 16 s.
         let sync = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
         Self {
             syncs: sync(),
@@ -76,7 +76,7 @@ impl Default for Metrics {
             partial_failures: Counter::default(),
             sessions: Labelled::default(),
             repairs: Counter::default(),
-            sweeps: Labelled::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 15))),
+            conntrack_cleanups: Labelled::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 15))),
             deleted_flows: Labelled::default(),
             healthz: Labelled::default(),
             livez: Labelled::default(),
@@ -85,7 +85,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// The backend has done something, in so many operations.
+    /// A sync has succeeded with this many kernel operations.
     pub(crate) fn synced(&self, work: &Work, took: Duration, operations: usize) {
         self.syncs.observe(took.as_secs_f64());
         match work {
@@ -95,7 +95,7 @@ impl Metrics {
         self.operations.observe(operations as f64);
     }
 
-    /// The backend could not do it.
+    /// A sync has failed as a whole.
     pub(crate) fn failed(&self, work: &Work) {
         self.failures.inc();
         if matches!(work, Work::Apply(_)) {
@@ -103,9 +103,9 @@ impl Metrics {
         }
     }
 
-    /// A change that was made in the cluster at this time is in the kernel now.
-    pub(crate) fn programmed(&self, trigger: SystemTime, now: SystemTime) {
-        // Of two clocks that differ by more than this took nothing is learnt.
+    /// A change that was made in the cluster at this time is programmed.
+    pub(crate) fn propagated(&self, trigger: SystemTime, now: SystemTime) {
+        // Ignored if the clocks of the control plane and the node differ by more than the propagation took.
         if let Ok(took) = now.duration_since(trigger) {
             self.programming.observe(took.as_secs_f64());
             self.propagation.observe(took.as_secs_f64());
@@ -117,40 +117,40 @@ impl Metrics {
         self.sessions.get_or_create(&mode_label(mode)).inc();
     }
 
-    /// Something that somebody else had changed was put right.
+    /// A change by another process was reverted.
     pub(crate) fn repaired(&self) {
         self.repairs.inc();
     }
 
-    /// Flows of a family were looked through, and so many deleted.
-    pub(crate) fn swept(&self, family: IpFamily, took: Duration, deleted: usize) {
+    /// The stale UDP flows of a family were deleted.
+    pub(crate) fn conntrack_cleanup(&self, family: IpFamily, took: Duration, deleted: usize) {
         let label = family_label(family);
-        self.sweeps.get_or_create(&label).observe(took.as_secs_f64());
+        self.conntrack_cleanups.get_or_create(&label).observe(took.as_secs_f64());
         self.deleted_flows.get_or_create(&label).inc_by(deleted as u64);
     }
 
-    /// Somebody has asked for the health, and was told this.
-    pub(crate) fn answered(&self, question: Question, healthy: bool) {
-        let counters = match question {
-            Question::Healthz => &self.healthz,
-            Question::Livez => &self.livez,
+    /// A health probe was answered.
+    pub(crate) fn answered(&self, probe: HealthProbe, healthy: bool) {
+        let counters = match probe {
+            HealthProbe::Healthz => &self.healthz,
+            HealthProbe::Livez => &self.livez,
         };
         counters.get_or_create(&code_label(healthy)).inc();
     }
 }
 
-/// kube-proxy's, in seconds: fine to a minute, coarse to five.
+/// kube-proxy's buckets, in seconds: fine up to a minute, coarse up to five.
 fn programming_buckets() -> impl Iterator<Item = f64> {
     let steps = |from: u32, to: u32, step: usize| (from..=to).step_by(step).map(f64::from);
     [0.25, 0.5].into_iter().chain(steps(1, 59, 1)).chain(steps(60, 115, 5)).chain(steps(120, 300, 30))
 }
 
-/// A family by kube-proxy's name for it.
+/// The label that kube-proxy uses for a family.
 fn family_label(family: IpFamily) -> Label {
     [("ip_family", family_name(family))]
 }
 
-/// A family by the name that Kubernetes has for it.
+/// The name that Kubernetes uses for a family.
 pub(crate) fn family_name(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "IPv4",

@@ -1,8 +1,8 @@
-//! What a node's agent tells whoever asks over HTTP: whether it is well, and everything that it knows of itself.
+//! Health, metrics and status of a backend process over HTTP.
 //!
 //! ```text
-//!   Progress ──▶ Observer ──▶ health: /healthz, /livez, /readyz            for load balancers and the kubelet
-//!                       └──▶ Pages: /metrics, /proxyMode, /statusz, ...    for people and Prometheus
+//!   Progress ──▶ Observer ──▶ health: /healthz, /livez, /readyz                 for load balancers and the kubelet
+//!                       └──▶ ObserverPages: /metrics, /proxyMode, /statusz ...  for operators and Prometheus
 //! ```
 
 mod health;
@@ -18,9 +18,9 @@ use tokio::sync::watch;
 
 use crate::{Progress, metrics::Metrics};
 
-pub use pages::Pages;
+pub use pages::ObserverPages;
 
-/// Answers questions about an agent. Clones are about the same one.
+/// Serves the health and the progress of a backend process. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Observer {
     identity: Arc<Identity>,
@@ -28,7 +28,7 @@ pub struct Observer {
     metrics: Arc<Metrics>,
 }
 
-/// Who an agent is.
+/// The identity of a backend process.
 #[derive(Debug)]
 pub(crate) struct Identity {
     /// Node `metadata.name`.
@@ -53,7 +53,7 @@ impl Observer {
     }
 }
 
-/// A time as Kubernetes writes it.
+/// A time in the format of Kubernetes.
 fn rfc3339(time: SystemTime) -> String {
     Timestamp::try_from(time).map_or_else(|_| String::new(), |time| time.to_string())
 }

@@ -1,4 +1,4 @@
-//! What stands between the last commit and the kernel: whether the backend must do something, when, and which acks wait for it.
+//! What stands between the last commit and the kernel: what the backend has to do, when, and which acks wait for it.
 
 use std::{
     collections::VecDeque,
@@ -12,53 +12,53 @@ use proto::{
 use runtime::Backoff;
 use tokio::time::Instant;
 
-use crate::{Changes, Drift, drifts::Drifts, stream::Turn};
+use crate::{Changes, Drift, drifts::Drifts, stream::IdleTimeout};
 
-/// The most acks that wait while the backend fails. A later one says all that an earlier one does.
+/// The most acks that wait while the backend fails. A later ack covers the earlier ones.
 const MAX_ACKS: usize = 256;
 
-/// The most commits whose time is remembered while the backend fails. The oldest say how long it takes.
+/// The most commits whose propagation time is measured while the backend fails: the oldest ones.
 const MAX_TRIGGERS: usize = 256;
 
-/// What has to be done, and is owed to the frontend.
+/// The work of the backend, and the acks that wait for it.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    standing: Standing,
-    /// What was committed since the backend's last success.
+    sync_state: SyncState,
+    /// Commits since the backend's last success.
     changes: Changes,
     acks: VecDeque<PendingAck>,
-    /// When to reconcile, whatever happens until then.
-    retry: Option<Instant>,
+    /// When to reconcile.
+    retry_at: Option<Instant>,
     backoff: Backoff,
     drifts: Drifts,
     repair: Repair,
-    /// What the backend could not program at its last success.
+    /// The service ports that the last successful sync could not program.
     failures: Vec<ServicePortFailure>,
-    /// Those whose health-check node port nobody answers at, as was said last.
-    health_checks: Vec<ServicePortFailure>,
+    /// The health-check node ports that are not served.
+    health_check_failures: Vec<ServicePortFailure>,
     /// When the oldest change of each commit in `changes` was made in the cluster.
     triggers: Vec<SystemTime>,
 }
 
-/// How the kernel and the committed state stand to each other.
+/// How the kernel relates to the committed state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
-    /// Nothing was ever committed, so the kernel is left as it is.
-    Nothing,
-    /// Nobody knows what the kernel holds: at the start, and after a failure.
+enum SyncState {
+    /// Nothing was ever committed, so the kernel is left unchanged.
+    NothingCommitted,
+    /// The content of the kernel is unknown: at the start, and after a failure or drift.
     Unknown,
-    /// The kernel holds everything but `changes` and `failures`.
-    Known,
+    /// The kernel contains everything except `changes` and `failures`.
+    Applied,
 }
 
-/// Whether the next reconciliation follows a drift.
+/// Whether the next reconcile follows drift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Repair {
     None,
     Due,
 }
 
-/// Which method of the backend to call.
+/// The method of the backend to call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Reconcile,
@@ -73,23 +73,23 @@ struct PendingAck {
 }
 
 impl Pending {
-    /// `retry`: the shortest and the longest delay after a failure.
-    pub(crate) fn new(retry: (Duration, Duration)) -> Self {
+    /// `retry_delay`: the shortest and the longest delay after a failure.
+    pub(crate) fn new(retry_delay: (Duration, Duration)) -> Self {
         Self {
-            standing: Standing::Nothing,
+            sync_state: SyncState::NothingCommitted,
             changes: Changes::default(),
             acks: VecDeque::new(),
-            retry: None,
-            backoff: Backoff::new(retry.0, retry.1),
+            retry_at: None,
+            backoff: Backoff::new(retry_delay.0, retry_delay.1),
             drifts: Drifts::default(),
             repair: Repair::None,
             failures: Vec::new(),
-            health_checks: Vec::new(),
+            health_check_failures: Vec::new(),
             triggers: Vec::new(),
         }
     }
 
-    /// There is a committed state now, and these are the changes that led to it. Also for a bookmark, which changes nothing.
+    /// Records a commit, or a bookmark, which changes nothing.
     pub(crate) fn commit(&mut self, revision: Revision, digest: Digest, changes: Changes, received: Instant) {
         self.restored();
         self.changes.merge(changes);
@@ -99,118 +99,118 @@ impl Pending {
         self.acks.push_back(PendingAck { revision, digest, received });
     }
 
-    /// What was committed last was changed in the cluster at this time.
+    /// Records when the last commit was changed in the cluster.
     pub(crate) fn triggered(&mut self, trigger: SystemTime) {
         if self.triggers.len() < MAX_TRIGGERS {
             self.triggers.push(trigger);
         }
     }
 
-    /// The times of the changes that are in force now, once.
+    /// Takes the times of the changes that are programmed now.
     pub(crate) fn take_triggers(&mut self) -> Vec<SystemTime> {
         std::mem::take(&mut self.triggers)
     }
 
-    /// There is a committed state, but the kernel may hold anything.
+    /// There is a committed state, and the content of the kernel is unknown.
     pub(crate) fn restored(&mut self) {
-        if self.standing == Standing::Nothing {
-            self.standing = Standing::Unknown;
-            self.retry = Some(Instant::now());
+        if self.sync_state == SyncState::NothingCommitted {
+            self.sync_state = SyncState::Unknown;
+            self.retry_at = Some(Instant::now());
         }
     }
 
-    /// Whether the kernel is to stay as it is: if not, whatever happens to it does not matter.
-    pub(crate) fn holds(&self) -> bool {
-        self.standing == Standing::Known
+    /// Whether the kernel contains what was applied, so that drift matters.
+    pub(crate) fn is_applied(&self) -> bool {
+        self.sync_state == SyncState::Applied
     }
 
-    /// The kernel seems to have changed behind our back. Says when it will be looked at.
+    /// Records drift. Returns the delay before the repair.
     pub(crate) fn drifted(&mut self, drift: &Drift) -> Duration {
-        let delay = self.drifts.seen(drift);
-        let repair = Instant::now() + delay;
-        self.standing = Standing::Unknown;
+        let delay = self.drifts.record(drift);
+        let repair_at = Instant::now() + delay;
+        self.sync_state = SyncState::Unknown;
         self.repair = Repair::Due;
-        self.retry = Some(self.retry.map_or(repair, |retry| retry.min(repair)));
+        self.retry_at = Some(self.retry_at.map_or(repair_at, |retry_at| retry_at.min(repair_at)));
         delay
     }
 
-    /// How often somebody else was seen to change it.
+    /// How often another process was seen to change our kernel objects.
     pub(crate) fn drifts(&self) -> u64 {
         self.drifts.count()
     }
 
-    /// Whether this, which has succeeded, was the first reconciliation after a drift.
+    /// Whether this work, which has succeeded, was the first reconcile after drift.
     pub(crate) fn repaired(&mut self, work: &Work) -> bool {
         *work == Work::Reconcile && std::mem::replace(&mut self.repair, Repair::None) == Repair::Due
     }
 
-    /// Nobody waits for the acks any more.
+    /// The session has ended, and its acks are void.
     pub(crate) fn lost(&mut self) {
         self.acks.clear();
     }
 
-    /// Whether the frontend waits for an ack.
-    pub(crate) fn turn(&self) -> Turn {
-        if self.acks.is_empty() { Turn::Theirs } else { Turn::Ours }
+    /// Suspended while the frontend waits for an ack.
+    pub(crate) fn idle_timeout(&self) -> IdleTimeout {
+        if self.acks.is_empty() { IdleTimeout::Enforced } else { IdleTimeout::Suspended }
     }
 
-    /// What to do now, if anything. What is asked for counts as begun.
+    /// The work that is due. The caller must report its result.
     pub(crate) fn begin(&mut self) -> Option<Work> {
-        let retry = self.retry.is_some_and(|retry| retry <= Instant::now());
-        if retry {
-            self.retry = None;
-            self.standing = Standing::Unknown;
+        self.drifts.end_incident();
+        if self.retry_at.is_some_and(|retry_at| retry_at <= Instant::now()) {
+            self.retry_at = None;
+            self.sync_state = SyncState::Unknown;
             self.changes = Changes::default();
             return Some(Work::Reconcile);
         }
-        if self.standing == Standing::Known && !self.changes.is_empty() {
-            self.standing = Standing::Unknown;
+        if self.sync_state == SyncState::Applied && !self.changes.is_empty() {
+            self.sync_state = SyncState::Unknown;
             return Some(Work::Apply(std::mem::take(&mut self.changes)));
         }
         None
     }
 
-    /// When [`Self::begin`] will have something although nothing happens until then.
-    pub(crate) fn wake(&self) -> Option<Instant> {
-        self.retry
+    /// When [`Self::begin`] has work even if nothing happens until then.
+    pub(crate) fn retry_at(&self) -> Option<Instant> {
+        self.retry_at
     }
 
-    /// The backend has done what was begun. Says whether other service ports fail than before.
+    /// The work has succeeded. Returns whether the failed service ports are others than before.
     pub(crate) fn succeeded(&mut self, failures: Vec<ServicePortFailure>) -> bool {
-        self.standing = Standing::Known;
+        self.sync_state = SyncState::Applied;
         if !failures.iter().any(|failure| failure.retryable) {
-            self.retry = None;
+            self.retry_at = None;
             self.backoff.reset();
-        } else if self.retry.is_none() {
-            // Not put off by each commit.
-            self.retry = Some(Instant::now() + self.backoff.next_delay());
+        } else if self.retry_at.is_none() {
+            // A commit in between must not postpone it.
+            self.retry_at = Some(Instant::now() + self.backoff.next_delay());
         }
         let differs = self.failures != failures;
         self.failures = failures;
         differs
     }
 
-    /// At these health-check node ports nobody answers.
-    pub(crate) fn health_checks(&mut self, failures: Vec<ServicePortFailure>) {
-        self.health_checks = failures;
+    /// Sets the health-check node ports that are not served.
+    pub(crate) fn set_health_check_failures(&mut self, failures: Vec<ServicePortFailure>) {
+        self.health_check_failures = failures;
     }
 
-    /// All that is not in force although the backend has succeeded.
+    /// Everything that is not programmed or served although the sync succeeded.
     pub(crate) fn failures(&self) -> Vec<ServicePortFailure> {
-        self.failures.iter().chain(&self.health_checks).cloned().collect()
+        self.failures.iter().chain(&self.health_check_failures).cloned().collect()
     }
 
-    /// The backend could not do it. Says when it will be tried again.
+    /// The work has failed. Returns the delay before the retry.
     pub(crate) fn failed(&mut self) -> Duration {
         let delay = self.backoff.next_delay();
-        self.standing = Standing::Unknown;
-        self.retry = Some(Instant::now() + delay);
+        self.sync_state = SyncState::Unknown;
+        self.retry_at = Some(Instant::now() + delay);
         delay
     }
 
-    /// What may be acked, now that everything is in force but for the failures.
+    /// Takes the acks that are due because everything except the failures is programmed.
     pub(crate) fn acks(&mut self) -> Vec<Ack> {
-        if self.standing != Standing::Known || !self.changes.is_empty() {
+        if self.sync_state != SyncState::Applied || !self.changes.is_empty() {
             return Vec::new();
         }
         let (now, failures) = (Instant::now(), self.failures());

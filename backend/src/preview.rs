@@ -19,7 +19,8 @@ pub trait Preview: Send + 'static {
     /// When the kernel could not be read.
     fn preview(&mut self, state: &NodeState) -> impl Future<Output = Result<PreviewReport>> + Send;
 
-    /// Returns when the kernel may have changed since the last preview, like [`Backend::drifted`](crate::Backend::drifted).
+    /// Returns when the kernel may have changed since the last preview, like
+    /// [`Backend::drifted`](crate::Backend::drifted).
     fn drifted(&mut self) -> impl Future<Output = Drift> + Send;
 }
 

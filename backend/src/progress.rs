@@ -1,4 +1,4 @@
-//! How far the agent is, for health checks, metrics and people.
+//! The progress of a backend process, for health checks, metrics and the status page.
 
 use std::{
     ops::AddAssign,
@@ -10,84 +10,85 @@ use tokio::time::Instant;
 
 use crate::metrics::NoLocalEndpoints;
 
-/// How far the agent is.
+/// The progress of a backend process. Counters are since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Whether there is a session with a frontend.
     pub connected: bool,
-    /// When the frontend was heard last. How old this is says how stale the node may be.
+    /// The time of the last message from a frontend. Its age is the staleness of the node.
     pub last_contact: Option<Instant>,
-    /// The last committed state.
+    /// The revision of the committed state.
     pub committed: Option<(Epoch, Revision)>,
-    /// The last state that is in force, but for `failures`.
+    /// The revision that the kernel contains, except for `failures`.
     pub programmed: Option<(Epoch, Revision)>,
-    /// Why the backend could not program anything at its last try; `None` after a success.
+    /// Why the last sync failed as a whole; `None` after a success.
     pub error: Option<String>,
-    /// What is not in force of the last programmed state.
+    /// The service ports of the programmed revision that are not programmed.
     pub failures: Vec<ServicePortFailure>,
-    /// Operations of the frontend that made no sense, since the start.
-    pub refused_operations: u64,
-    /// Commits that reflect less of the cluster than what was held before, since the start: those of a frontend that is behind another one.
-    pub backwards: u64,
-    /// Changes that were held back because they take away too much, since the start.
-    pub held_back: u64,
-    /// Digests that were not as the frontend said, since the start.
+    /// Operations of the frontend that could not be applied.
+    pub rejected_operations: u64,
+    /// Commits that reflect an older version of the cluster than the one before: those of a frontend that lags behind
+    /// another one.
+    pub rollbacks: u64,
+    /// Commits that were rejected because they exceed the loss limit.
+    pub rejected_losses: u64,
+    /// Digests that differed from the frontend's.
     pub digest_mismatches: u64,
-    /// UDP flows that led nowhere any more and were deleted, since the start.
+    /// Stale UDP flows that were deleted.
     pub deleted_flows: u64,
-    /// How often somebody else was seen to change what had been programmed, since the start.
+    /// How often another process was seen to change our kernel objects.
     pub drifts: u64,
-    /// How long the backend has waited for others who change the kernel's rules, since the start.
+    /// The time that the backend waited for locks that other processes held.
     pub lock_wait: Duration,
-    /// How often looking for such flows has failed, since the start.
-    pub failed_sweeps: u64,
-    /// Whether load balancers may go on sending new traffic to this node, as committed last.
+    /// How often stale UDP flows could not be deleted.
+    pub conntrack_failures: u64,
+    /// Whether load balancers may send new traffic to this node, as of the last commit.
     pub eligible: bool,
-    /// The service ports that were committed last.
+    /// The service ports of the committed state.
     pub service_ports: usize,
-    /// What frontends have said, since the start.
+    /// The operations received from frontends.
     pub received: ChangeCounts,
-    /// How much of it is not in the kernel.
+    /// Those that are not programmed yet.
     pub pending: ChangeCounts,
-    /// Since when there is something that should be in the kernel and is not, or is not known to be.
+    /// Since when the kernel is, or may be, different from the committed state.
     pub pending_since: Option<Instant>,
-    /// When there was something to do last.
+    /// When the last change was committed.
     pub last_queued: Option<SystemTime>,
-    /// When the backend succeeded last.
+    /// When the last sync succeeded.
     pub last_success: Option<SystemTime>,
-    /// When the loop was last seen to turn.
-    pub turned: Option<Instant>,
-    /// Service ports in force that have endpoints on other nodes only, although their policy is Local.
+    /// When the sync loop last ran.
+    pub last_iteration: Option<Instant>,
+    /// The programmed service ports with traffic policy Local and endpoints on other nodes only.
     pub no_local: PerFamily<NoLocalEndpoints>,
 }
 
-/// Operations, as kube-proxy counts them: by what they change.
+/// Operations by what they change, as kube-proxy counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangeCounts {
     /// Service ports that are put or removed.
     pub service_ports: u64,
     /// Pools that are changed or replaced.
-    pub endpoints: u64,
+    pub pools: u64,
 }
 
 impl ChangeCounts {
-    /// Counts operations. Facts and resets are none of these.
+    /// Counts operations. Facts and resets count as neither.
     pub(crate) fn of(operations: &[Operation]) -> Self {
-        let mut tally = Self::default();
+        let mut counts = Self::default();
         for operation in operations {
             match operation {
-                Operation::PutServicePort(_) | Operation::RemoveServicePort(_) => tally.service_ports += 1,
-                Operation::ChangePool { .. } | Operation::ReplacePool { .. } => tally.endpoints += 1,
+                Operation::PutServicePort(_) | Operation::RemoveServicePort(_) => counts.service_ports += 1,
+                Operation::ChangePool { .. } | Operation::ReplacePool { .. } => counts.pools += 1,
                 Operation::PutNode(_) | Operation::PutCluster(_) | Operation::ResetBucket(_) => {}
             }
         }
-        tally
+        counts
     }
 }
 
 impl AddAssign for ChangeCounts {
-    fn add_assign(&mut self, Self { service_ports, endpoints }: Self) {
+    fn add_assign(&mut self, Self { service_ports, pools }: Self) {
         self.service_ports += service_ports;
-        self.endpoints += endpoints;
+        self.pools += pools;
     }
 }

@@ -1,7 +1,7 @@
-//! The node's side of the protocol, without any IO: what each event of a session does to the state, and what is to be answered.
+//! The node's side of the protocol, without IO: what each message does to the state, and what to answer.
 //!
 //! ```text
-//!   Welcome ──▶ where the stream starts: at what we hold (resume), or anywhere (repair, snapshot)
+//!   Welcome ──▶ where the stream starts: at the committed revision (resume), or anywhere (repair, snapshot)
 //!   Batch   ──▶ stage; with commit: NodeState, Changes
 //!   Bookmark, DigestRequest ──▶ an answer
 //! ```
@@ -9,7 +9,8 @@
 use std::time::SystemTime;
 
 use proto::{
-    digest::{BUCKETS, Digest, DigestVector},
+    digest::{BUCKETS, Digest},
+    encoded::ReceivedMessage,
     model::{
         Batch, ClientMessage, ClusterInfo, Epoch, Hello, NodeInfo, Operation, Revision, Role, ServerMessage,
         SourceVersion, SyncMode, Welcome,
@@ -19,275 +20,295 @@ use tracing::{debug, info, warn};
 
 use crate::{ChangeCounts, Changes, CommitResult, Loss, LossLimit, NodeState, RunMode, Stage, Store, StoredState};
 
-/// The node's copy of what the frontend says.
+/// The node's replica of what the frontend decided for it.
 #[derive(Debug)]
 pub(crate) struct Replica {
     state: NodeState,
     stage: Stage,
-    /// What `state` is, once anything has been committed.
-    held: Option<(Epoch, Revision)>,
-    /// What it reflects, of whichever frontend.
+    /// The revision of `state`, once anything has been committed.
+    committed: Option<(Epoch, Revision)>,
+    /// The version of the cluster that `state` reflects, from any frontend.
     source_version: SourceVersion,
-    session: Option<Position>,
+    session: Option<SessionPosition>,
     limit: LossLimit,
-    /// What the frontend is told that this is.
     role: Role,
     trust: Trust,
-    /// Operations that were left out, and digests that were not as they should be, since the start.
-    pub(crate) refused: u64,
-    pub(crate) mismatches: u64,
-    /// Commits that reflect less than what was held before.
-    pub(crate) backwards: u64,
+    pub(crate) counters: ProtocolCounters,
 }
 
-/// Where a session is.
+/// What went against expectations since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ProtocolCounters {
+    /// Operations that could not be applied.
+    pub(crate) rejected_operations: u64,
+    /// Digests that differed from the frontend's.
+    pub(crate) digest_mismatches: u64,
+    /// Commits that reflect an older version of the cluster than the one before.
+    pub(crate) rollbacks: u64,
+}
+
+/// The position of a session in the history of its frontend.
 #[derive(Clone, Copy, Debug)]
-struct Position {
+struct SessionPosition {
     epoch: Epoch,
-    /// What the next batch must start from; `None` until the first commit of a repair or snapshot.
+    /// The base that the next batch must have; `None` before the first commit of a repair or snapshot.
     base: Option<Revision>,
 }
 
-/// Whether the frontend is believed when it takes away more than the limit.
+/// Whether a commit may exceed the loss limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trust {
-    /// Not at once.
-    Usual,
-    /// A change was held back: only a snapshot, of whichever frontend comes next, can say the same again.
-    Doubted,
+    Limited,
+    /// A commit was rejected because of the limit. The next one is a snapshot, from any frontend, and is accepted.
+    SnapshotPending,
 }
 
-/// What follows from an event.
+/// What follows from a message.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Nothing to be done.
-    Nothing,
-    /// Ack this revision when everything is in force, which these changes are not yet.
-    Ack(Revision, Digest, Changes, Origin),
-    /// Say this at once.
+pub(crate) enum Reaction {
+    /// Nothing.
+    None,
+    /// Program these changes, then ack the revision.
+    Commit(Revision, Digest, Changes, CommitOrigin),
+    /// Send this at once.
     Reply(ClientMessage),
-    /// The commit takes away too much to be believed at once. Nothing of it was taken in, and the session must be given up.
-    HeldBack(Revision, Loss),
+    /// The commit exceeds the loss limit and was rejected. The session must be ended.
+    LossRejected(Revision, Loss),
 }
 
 /// Where the changes of a commit come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Origin {
-    /// When the oldest of them was made in the cluster, as far as that is known.
+pub(crate) struct CommitOrigin {
+    /// When the oldest of them was made in the cluster, if known.
     pub(crate) trigger: Option<SystemTime>,
-    /// The operations that told of them.
-    pub(crate) tally: ChangeCounts,
+    /// The operations of the commit.
+    pub(crate) counts: ChangeCounts,
 }
 
-/// Something that a frontend must not do. The session is given up.
+/// A violation of the protocol by the frontend. The session is ended.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Violation {
-    #[error("it did not begin with a welcome")]
+    #[error("the first message is not a Welcome")]
     NoWelcome,
-    #[error("a second welcome")]
+    #[error("second Welcome in a session")]
     SecondWelcome,
-    #[error("it resumes epoch {0}, of which nothing is held")]
+    #[error("resume of epoch {0}, of which nothing is committed here")]
     NothingToResume(Epoch),
-    #[error("a batch starts from revision {base}, but {held} is held")]
-    Base { base: Revision, held: Revision },
-    #[error("a bookmark before the first commit")]
+    #[error("batch with base revision {base}, but revision {committed} is committed")]
+    Base { base: Revision, committed: Revision },
+    #[error("bookmark before the first commit")]
     NothingToMark,
-    #[error("it goes back to revision {target} from {held}")]
-    Backwards { target: Revision, held: Revision },
+    #[error("revision {target} is lower than the committed revision {committed}")]
+    Backwards { target: Revision, committed: Revision },
 }
 
 impl Replica {
-    /// Holds what was stored, or nothing.
-    pub(crate) fn new(node: &str, stored: Option<StoredState>, limit: LossLimit) -> Self {
-        let (state, held, source_version) = match stored {
+    /// Starts with the stored state, if there is one.
+    pub(crate) fn new(node: &str, stored: Option<StoredState>, limit: LossLimit, run_mode: RunMode) -> Self {
+        let (state, committed, source_version) = match stored {
             Some(StoredState { state, epoch, revision, source_version }) => {
                 (state, Some((epoch, revision)), source_version)
             }
             None => (NodeState::new(NodeInfo::unknown(node)), None, SourceVersion::default()),
         };
-        let (stage, trust) = (Stage::default(), Trust::Usual);
-        Self {
-            state,
-            stage,
-            held,
-            source_version,
-            session: None,
-            limit,
-            role: Role::Backend,
-            trust,
-            refused: 0,
-            mismatches: 0,
-            backwards: 0,
-        }
-    }
-
-    /// The frontend is told what the backend is there for.
-    pub(crate) fn on(self, run_mode: RunMode) -> Self {
         let role = match run_mode {
             RunMode::Program => Role::Backend,
             RunMode::Shadow => Role::Shadow,
         };
-        Self { role, ..self }
+        Self {
+            state,
+            stage: Stage::default(),
+            committed,
+            source_version,
+            session: None,
+            limit,
+            role,
+            trust: Trust::Limited,
+            counters: ProtocolCounters::default(),
+        }
     }
 
-    /// All that was committed.
+    /// The committed state.
     pub(crate) fn state(&self) -> &NodeState {
         &self.state
     }
 
-    /// At which revision that is; `None` before the first commit.
-    pub(crate) fn held(&self) -> Option<(Epoch, Revision)> {
-        self.held
+    /// The revision of the committed state; `None` before the first commit.
+    pub(crate) fn committed(&self) -> Option<(Epoch, Revision)> {
+        self.committed
     }
 
-    /// What to say first in the next session. One that doubts says that it holds nothing, and so is sent everything.
+    /// The first message of the next session. After a rejected loss it claims no state, so a snapshot follows.
     pub(crate) fn hello(&self, backend: &str, backend_version: &str, started: SystemTime) -> Hello {
-        let held = self.held.filter(|_| self.trust == Trust::Usual);
+        let resume = self.committed.filter(|_| self.trust == Trust::Limited);
         Hello {
             node: self.state.node().name.clone(),
             role: self.role,
             backend: backend.to_owned(),
             backend_version: backend_version.to_owned(),
-            resume: held,
-            digests: held.map(|_| Box::new(self.state.digests().clone())),
+            resume,
+            digests: resume.map(|_| Box::new(self.state.digests().clone())),
             source_version: self.source_version,
             started: Some(started),
         }
     }
 
-    /// The session is over. Parts of a change whose commit did not come are forgotten.
-    pub(crate) fn lost(&mut self) {
+    /// The session has ended. Uncommitted batches are discarded.
+    pub(crate) fn lost(&mut self, store: Option<&mut Store>) {
         self.session = None;
-        self.stage.clear();
+        self.discard(store);
     }
 
-    /// Takes in the next event. A commit is recorded in `store` as well.
-    pub(crate) fn take(&mut self, event: ServerMessage, store: Option<&mut Store>) -> Result<Outcome, Violation> {
-        match (event, self.session) {
-            (ServerMessage::Welcome(welcome), None) => self.welcome(welcome).map(|()| Outcome::Nothing),
+    /// Handles a message. Batches and commits are recorded in `store` too.
+    pub(crate) fn handle(
+        &mut self,
+        received: ReceivedMessage,
+        store: Option<&mut Store>,
+    ) -> Result<Reaction, Violation> {
+        match (&received.message, self.session) {
+            (ServerMessage::Welcome(welcome), None) => self.welcome(*welcome, store).map(|()| Reaction::None),
             (ServerMessage::Welcome(_), Some(_)) => Err(Violation::SecondWelcome),
             (_, None) => Err(Violation::NoWelcome),
-            (ServerMessage::Batch(batch), Some(position)) => self.batch(batch, position, store),
-            (ServerMessage::Bookmark(revision, digest), Some(position)) => self.bookmark(revision, digest, position),
-            (ServerMessage::DigestRequest, Some(_)) => Ok(Outcome::Reply(self.digests())),
-            // The stream keeps this to itself.
-            (ServerMessage::Drain(_), Some(_)) => Ok(Outcome::Nothing),
+            (ServerMessage::Batch(_), Some(position)) => self.batch(received, position, store),
+            (ServerMessage::Bookmark(revision, digest), Some(position)) => self.bookmark(*revision, *digest, position),
+            (ServerMessage::DigestRequest, Some(_)) => Ok(Reaction::Reply(self.digests())),
+            // The stream follower handles it.
+            (ServerMessage::Drain(_), Some(_)) => Ok(Reaction::None),
         }
     }
 
-    fn welcome(&mut self, Welcome { epoch, mode, source_version }: Welcome) -> Result<(), Violation> {
-        if is_behind(source_version, self.source_version) {
-            let held = self.source_version;
-            warn!(%source_version, %held, "this frontend knows less of the cluster than what is held");
+    fn welcome(
+        &mut self,
+        Welcome { epoch, mode, source_version }: Welcome,
+        store: Option<&mut Store>,
+    ) -> Result<(), Violation> {
+        if is_older(source_version, self.source_version) {
+            let committed = self.source_version;
+            warn!(%source_version, %committed, "the frontend has an older version of the cluster than this node");
         }
-        let base = match (mode, self.held) {
-            (SyncMode::Resume, Some((held, revision))) if held == epoch => Some(revision),
+        let base = match (mode, self.committed) {
+            (SyncMode::Resume, Some((committed, revision))) if committed == epoch => Some(revision),
             (SyncMode::Resume, _) => return Err(Violation::NothingToResume(epoch)),
             (SyncMode::Repair, _) => None,
             (SyncMode::Snapshot, _) => {
-                // What is held and does not come again is to be gone.
-                let name = self.state.node().name.clone();
-                self.stage.extend((0..=u8::MAX).take(BUCKETS).map(Operation::ResetBucket));
-                self.stage.extend([Operation::PutNode(NodeInfo::unknown(name))]);
-                self.stage.extend([Operation::PutCluster(ClusterInfo::default())]);
+                self.stage_reset(store);
                 None
             }
         };
-        info!(%epoch, ?mode, "following a frontend");
-        self.session = Some(Position { epoch, base });
+        info!(%epoch, ?mode, "stream started");
+        self.session = Some(SessionPosition { epoch, base });
         Ok(())
+    }
+
+    /// Removes everything that the snapshot does not contain.
+    fn stage_reset(&mut self, store: Option<&mut Store>) {
+        let mut operations: Vec<_> = (0..=u8::MAX).take(BUCKETS).map(Operation::ResetBucket).collect();
+        operations.push(Operation::PutNode(NodeInfo::unknown(self.state.node().name.clone())));
+        operations.push(Operation::PutCluster(ClusterInfo::default()));
+        if let Some(store) = store {
+            store.stage_operations(operations.clone());
+        }
+        self.stage.extend(operations);
     }
 
     fn batch(
         &mut self,
-        batch: Batch,
-        Position { epoch, base: position }: Position,
-        store: Option<&mut Store>,
-    ) -> Result<Outcome, Violation> {
+        received: ReceivedMessage,
+        SessionPosition { epoch, base: expected }: SessionPosition,
+        mut store: Option<&mut Store>,
+    ) -> Result<Reaction, Violation> {
+        if let Some(store) = &mut store {
+            store.stage(&received);
+        }
+        let ServerMessage::Batch(batch) = received.message else { return Ok(Reaction::None) };
         let Batch { base, target, operations, commit, oldest_trigger: trigger, source_version } = batch;
-        if let Some(held) = position {
-            if base != held {
-                return Err(Violation::Base { base, held });
+        if let Some(committed) = expected {
+            if base != committed {
+                return Err(Violation::Base { base, committed });
             }
-            if target < held {
-                return Err(Violation::Backwards { target, held });
+            if target < committed {
+                return Err(Violation::Backwards { target, committed });
             }
         }
         self.stage.extend(operations);
         if !commit {
-            return Ok(Outcome::Nothing);
+            return Ok(Reaction::None);
         }
-        // One that does not know takes nothing back.
-        let reflected = if source_version == SourceVersion::default() { self.source_version } else { source_version };
-        let mut store = store.map(|store| (store.staged(), store));
-        if let Some((_, store)) = &mut store {
-            store.stage(epoch, (base, target), reflected, self.stage.operations());
-        }
-        let tally = ChangeCounts::of(self.stage.operations());
-        let limit = match (self.held, self.trust) {
-            (Some(_), Trust::Usual) => self.limit,
-            (None, _) | (_, Trust::Doubted) => LossLimit::NONE,
+        let counts = ChangeCounts::of(self.stage.operations());
+        let limit = match (self.committed, self.trust) {
+            (Some(_), Trust::Limited) => self.limit,
+            (None, _) | (_, Trust::SnapshotPending) => LossLimit::NONE,
         };
-        let CommitResult { changes, refused } = match self.stage.commit_within(&mut self.state, limit) {
+        let CommitResult { changes, rejected } = match self.stage.commit_within(&mut self.state, limit) {
             Ok(committed) => committed,
             Err(loss) => {
-                if let Some((staged, store)) = store {
-                    store.unstage(staged);
-                }
-                self.trust = Trust::Doubted;
-                return Ok(Outcome::HeldBack(target, loss));
+                self.discard(store);
+                self.trust = Trust::SnapshotPending;
+                return Ok(Reaction::LossRejected(target, loss));
             }
         };
-        self.trust = Trust::Usual;
-        if is_behind(source_version, self.source_version) {
-            let held = self.source_version;
-            warn!(revision = %target, %source_version, %held, "going back to an older state of the cluster");
-            self.backwards += 1;
+        self.trust = Trust::Limited;
+        if is_older(source_version, self.source_version) {
+            let committed = self.source_version;
+            warn!(revision = %target, %source_version, %committed, "rolled back to an older version of the cluster");
+            self.counters.rollbacks += 1;
         }
-        self.source_version = reflected;
-        if let Some(first) = refused.first() {
-            warn!(revision = %target, count = refused.len(), %first, "operations refused");
-            self.refused += refused.len() as u64;
+        // A frontend that does not know the version leaves it as it is.
+        if source_version != SourceVersion::default() {
+            self.source_version = source_version;
+        }
+        if let Some(first) = rejected.first() {
+            warn!(revision = %target, count = rejected.len(), %first, "operations rejected");
+            self.counters.rejected_operations += rejected.len() as u64;
+        }
+        if let Some(store) = store {
+            store.commit(epoch, self.source_version);
         }
         self.advance(epoch, target);
-        Ok(Outcome::Ack(target, self.total(), changes, Origin { trigger, tally }))
+        Ok(Reaction::Commit(target, self.total(), changes, CommitOrigin { trigger, counts }))
     }
 
     fn bookmark(
         &mut self,
         revision: Revision,
         digest: Digest,
-        Position { epoch, base }: Position,
-    ) -> Result<Outcome, Violation> {
+        SessionPosition { epoch, base }: SessionPosition,
+    ) -> Result<Reaction, Violation> {
         if !self.stage.operations().is_empty() {
-            debug!(%revision, "bookmark within a change");
-            return Ok(Outcome::Nothing);
+            debug!(%revision, "ignored a bookmark between batches of one commit");
+            return Ok(Reaction::None);
         }
-        if self.held.is_none() {
+        if self.committed.is_none() {
             return Err(Violation::NothingToMark);
         }
-        if let Some(held) = base
-            && revision < held
+        if let Some(committed) = base
+            && revision < committed
         {
-            return Err(Violation::Backwards { target: revision, held });
+            return Err(Violation::Backwards { target: revision, committed });
         }
         if digest != self.total() {
-            warn!(%revision, "digest differs from the frontend's, a repair will follow");
-            self.mismatches += 1;
+            warn!(%revision, "digest differs from the frontend's, a repair follows");
+            self.counters.digest_mismatches += 1;
         }
         self.advance(epoch, revision);
-        Ok(Outcome::Ack(revision, self.total(), Changes::default(), Origin::default()))
+        Ok(Reaction::Commit(revision, self.total(), Changes::default(), CommitOrigin::default()))
+    }
+
+    fn discard(&mut self, store: Option<&mut Store>) {
+        self.stage.clear();
+        if let Some(store) = store {
+            store.discard();
+        }
     }
 
     fn digests(&self) -> ClientMessage {
-        let revision = self.held.map_or(Revision(0), |(_, revision)| revision);
-        let digests: &DigestVector = self.state.digests();
-        ClientMessage::DigestResponse(revision, Box::new(digests.clone()))
+        let revision = self.committed.map_or(Revision(0), |(_, revision)| revision);
+        ClientMessage::DigestResponse(revision, Box::new(self.state.digests().clone()))
     }
 
     fn advance(&mut self, epoch: Epoch, revision: Revision) {
-        self.held = Some((epoch, revision));
-        self.session = Some(Position { epoch, base: Some(revision) });
+        self.committed = Some((epoch, revision));
+        self.session = Some(SessionPosition { epoch, base: Some(revision) });
     }
 
     fn total(&self) -> Digest {
@@ -295,7 +316,7 @@ impl Replica {
     }
 }
 
-/// Whether one has seen less than the other, as far as that is known.
-fn is_behind(one: SourceVersion, other: SourceVersion) -> bool {
-    one != SourceVersion::default() && one < other
+/// Whether a version is known to be older than another one.
+fn is_older(version: SourceVersion, than: SourceVersion) -> bool {
+    version != SourceVersion::default() && version < than
 }

@@ -1,4 +1,4 @@
-//! The composition: options in, one loop out.
+//! Assembles a backend process: options in, one sync loop out.
 
 use std::{
     path::PathBuf,
@@ -12,48 +12,48 @@ use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
     Backend, Connect, ConntrackCleanup, LossLimit, Observer, Progress, Store, StreamOptions,
-    conntrack::Sweeper,
-    health::{Health, Servers},
-    metrics::{Metrics, NoLocal},
+    conntrack::ConntrackCleaner,
+    health::{HealthCheckServers, HealthChecks},
+    metrics::Metrics,
     pending::Pending,
     replica::Replica,
     stream::StreamFollower,
-    sync::Loop,
+    sync::{BackendIdentity, Reporter, SyncLoop, Upstream},
 };
 
-/// What an agent needs to know.
+/// The options of a [`Runner`].
 #[derive(Clone, Debug)]
 pub struct RunnerOptions {
     /// Node `metadata.name`.
     pub node: Arc<str>,
-    /// Where the last committed state is kept; `None` for nowhere.
+    /// The file with the last committed state; `None`: it is not stored.
     pub state_file: Option<PathBuf>,
-    /// How sessions with a frontend are held.
+    /// How the stream is followed.
     pub stream: StreamOptions,
-    /// The shortest and the longest delay before the backend is tried again after a failure.
-    pub retry: (Duration, Duration),
-    /// What one change may take away; more than that is held back until a second snapshot says so too.
+    /// The shortest and the longest delay before a failed sync is retried.
+    pub retry_delay: (Duration, Duration),
+    /// What one commit may remove; more than that has to be confirmed by a second snapshot.
     pub max_loss: LossLimit,
-    /// Whether stale UDP flows are deleted from this network namespace; not for a backend that programs another kernel.
+    /// Whether stale UDP flows of this network namespace are deleted. Not for a backend that programs another kernel.
     pub conntrack: ConntrackCleanup,
     /// Whether the backend writes.
     pub run_mode: RunMode,
-    /// What the frontend is told about this build.
+    /// The version that the hello contains.
     pub backend_version: String,
 }
 
-/// What a backend is there for.
+/// The purpose of a backend process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RunMode {
-    /// To program the node's kernel.
+    /// Program the node's kernel.
     #[default]
     Program,
-    /// To say what it would write. The frontend does not count it as the node's agent, and health-check node ports are left to whoever programs
-    /// the node.
+    /// Compute what would be written. The frontend does not count the process as the node's backend, and it does not
+    /// serve health-check node ports.
     Shadow,
 }
 
-/// Keeps one node's kernel as a frontend says.
+/// Keeps one node's kernel as the frontend decided.
 #[derive(Debug)]
 pub struct Runner<B, C> {
     options: RunnerOptions,
@@ -66,14 +66,14 @@ pub struct Runner<B, C> {
 }
 
 impl RunnerOptions {
-    /// The defaults, for a node. Flows are left as they are.
+    /// The defaults for a node, without conntrack cleanup.
     #[must_use]
     pub fn new(node: impl Into<Arc<str>>) -> Self {
         Self {
             node: node.into(),
             state_file: Some(crate::DEFAULT_STATE_FILE.into()),
             stream: StreamOptions::default(),
-            retry: (Duration::from_millis(200), Duration::from_secs(30)),
+            retry_delay: (Duration::from_millis(200), Duration::from_secs(30)),
             max_loss: LossLimit::default(),
             conntrack: ConntrackCleanup::Disabled,
             run_mode: RunMode::Program,
@@ -83,7 +83,7 @@ impl RunnerOptions {
 }
 
 impl<B: Backend, C: Connect> Runner<B, C> {
-    /// Programs `backend` with what sessions from `connect` say.
+    /// Runs `backend` on the sessions that `connect` establishes.
     #[must_use]
     pub fn new(options: RunnerOptions, backend: B, connect: C) -> Self {
         Self {
@@ -97,67 +97,58 @@ impl<B: Backend, C: Connect> Runner<B, C> {
         }
     }
 
-    /// Drops `guard` when the kernel holds a state for the first time: the stored one, or a first commit.
+    /// Drops `guard` when the kernel contains a state for the first time: the stored one, or a first commit.
     #[must_use]
     pub fn with_ready(self, guard: ReadyGuard) -> Self {
         Self { ready: Some(guard), ..self }
     }
 
-    /// How far it is, from now on.
+    /// Subscribes to the progress.
     #[must_use]
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
     }
 
-    /// Answers questions about it, from now on.
+    /// Serves health, metrics and status over HTTP.
     #[must_use]
     pub fn observer(&self) -> Observer {
         let RunnerOptions { node, backend_version, .. } = &self.options;
         Observer::new(node, B::NAME, backend_version, self.started, self.progress(), self.metrics.clone())
     }
 
-    /// Runs until `shutdown`. The stored state, if there is one, is put in force before any frontend has been heard.
+    /// Runs until `shutdown`. A stored state is programmed before a frontend is reached.
     ///
     /// # Errors
-    /// When the task of the health-check node ports panicked. Whatever else goes wrong is logged and tried again.
+    /// When the task of the health-check node ports panicked. All other failures are logged and retried.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let Self { options, backend, connect, progress, started, metrics, ready } = self;
-        let RunnerOptions { node, state_file, stream, retry, max_loss, conntrack, run_mode, backend_version } = options;
+        let RunnerOptions { node, state_file, stream, retry_delay, max_loss, conntrack, run_mode, backend_version } =
+            options;
         let (store, stored) = state_file.map(|path| Store::open(path, &node)).unzip();
-        let replica = Replica::new(&node, stored.flatten(), max_loss).on(run_mode);
+        let replica = Replica::new(&node, stored.flatten(), max_loss, run_mode);
         progress.send_modify(|progress| {
-            progress.committed = replica.held();
+            progress.committed = replica.committed();
             progress.eligible = replica.state().node().eligible;
             progress.service_ports = replica.state().service_ports().len();
         });
-        let stream = StreamFollower::new(connect, stream);
-        let pending = Pending::new(retry);
-        let sweeper = Sweeper::new(conntrack, metrics.clone());
-        let health = Health::default();
-        // A task of its own: a load balancer is not to wait for the loop. Dropped at the end, and all listeners with it.
+        let health = HealthChecks::default();
+        // A task of its own, so that a load balancer need not wait for the loop. Dropping it closes all listeners.
         let mut servers = JoinSet::new();
         if run_mode == RunMode::Program {
-            servers.spawn(Servers::new(&health, progress.subscribe()).run());
+            servers.spawn(HealthCheckServers::new(&health, progress.subscribe()).run());
         }
-        let no_local = NoLocal::default();
-        let agent = Loop {
+        let identity = BackendIdentity { name: B::NAME, version: backend_version, started };
+        let sync_loop = SyncLoop {
             backend,
-            backend_version,
-            started,
-            stream,
-            replica,
-            store,
-            pending,
-            sweeper,
-            progress,
+            upstream: Upstream { stream: StreamFollower::new(connect, stream), replica, store, identity },
+            pending: Pending::new(retry_delay),
+            conntrack: ConntrackCleaner::new(conntrack, metrics.clone()),
             health,
-            metrics,
-            no_local,
-            ready,
+            reporter: Reporter::new(progress, metrics, ready),
         };
         tokio::select! {
-            () = agent.run(shutdown) => Ok(()),
-            Some(ended) = servers.join_next() => ended.context("health-check node ports"),
+            () = sync_loop.run(shutdown) => Ok(()),
+            Some(ended) = servers.join_next() => ended.context("the task of the health-check node ports failed"),
         }
     }
 }

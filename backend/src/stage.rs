@@ -1,11 +1,11 @@
-//! Operations collected since the last commit, and how they become the next state: folded to what they amount to, compared with
-//! what is there, applied as a whole.
+//! Operations since the last commit, and how a commit applies them: coalesced to their net effect, compared with the
+//! state, applied as a whole.
 //!
 //! ```text
-//!   put a, change a.pool, reset bucket 7, put b, ...  ──fold──▶  per service port: edited | replaced | gone
-//!                                                                    │ compared with NodeState
-//!                                                                    ▼
-//!                                                        NodeState changed, Changes exact
+//!   put a, change a.pool, reset bucket 7, put b, ...  ──coalesce──▶  per service port: edited | replaced
+//!                                                                         │ compared with NodeState
+//!                                                                         ▼
+//!                                                             NodeState changed, Changes exact
 //! ```
 
 mod coalesce;
@@ -19,82 +19,81 @@ use crate::{Changes, NodeState};
 use coalesce::{Coalescer, NetEffect};
 pub use limit::{Loss, LossLimit};
 
-/// What has been received since the last commit. Nothing of it is in force.
+/// The operations received since the last commit.
 #[derive(Clone, Debug, Default)]
 pub struct Stage {
     operations: Vec<Operation>,
 }
 
-/// What a commit has done to the state.
+/// The result of a commit.
 #[derive(Debug, Default)]
 pub struct CommitResult {
-    /// What differs from before.
+    /// What the commit changed.
     pub changes: Changes,
-    /// The operations that made no sense and were left out. The digests then differ from the frontend's, which leads to
-    /// a repair.
-    pub refused: Vec<RejectedOperation>,
+    /// The operations that could not be applied. The digests then differ from the frontend's, and a repair follows.
+    pub rejected: Vec<RejectedOperation>,
 }
 
 /// An operation that cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RejectedOperation {
-    /// A pool operation for a service port that is not there.
-    #[error("{0}: there is no such service port")]
+    /// A pool operation for a service port that does not exist.
+    #[error("service port {0} does not exist")]
     UnknownServicePort(ServicePortKey),
-    /// Addresses of the other family in a pool.
-    #[error("{}: an address in the {} pool is not {}", .0.key, .0.class, .0.family)]
+    /// An address of the other family in a pool.
+    #[error("{}: the {} pool contains an address that is not {}", .0.key, .0.class, .0.family)]
     OtherFamily(PoolId),
     /// The facts of another node.
-    #[error("facts of node {0}, which is another one")]
+    #[error("facts of another node: {0}")]
     OtherNode(String),
-    /// A bucket beyond the last one.
-    #[error("bucket {0}: there is no such digest bucket")]
+    /// A number that is no digest bucket's.
+    #[error("digest bucket {0} does not exist")]
     UnknownBucket(u8),
 }
 
 impl Stage {
-    /// Takes in one more part of a change.
+    /// Adds operations.
     pub fn extend(&mut self, operations: impl IntoIterator<Item = Operation>) {
         self.operations.extend(operations);
     }
 
-    /// What is staged, in order.
+    /// The staged operations, in order.
     #[must_use]
     pub fn operations(&self) -> &[Operation] {
         &self.operations
     }
 
-    /// Forgets everything: the rest of the change will not come.
+    /// Discards all operations.
     pub fn clear(&mut self) {
-        // Not `Vec::clear`: the room that a snapshot needed is not needed again.
+        // Not `Vec::clear`, which would keep the memory of a snapshot.
         self.operations = Vec::new();
     }
 
-    /// Applies everything to `state` and starts anew.
+    /// Applies the operations to `state`.
     pub fn commit(&mut self, state: &mut NodeState) -> CommitResult {
-        let (folded, refused) = self.fold(state);
-        CommitResult { changes: folded.apply(state), refused }
+        let (net_effect, rejected) = self.coalesce(state);
+        CommitResult { changes: net_effect.apply(state), rejected }
     }
 
-    /// The same, unless that takes away more than the limit allows: then everything is forgotten, and the state stays.
+    /// Applies the operations to `state`, unless that would remove more than the limit allows.
     ///
     /// # Errors
-    /// What it would have taken away.
+    /// When the limit would be exceeded. The operations are discarded and the state is unchanged.
     pub fn commit_within(&mut self, state: &mut NodeState, limit: LossLimit) -> Result<CommitResult, Loss> {
-        let (folded, refused) = self.fold(state);
-        limit.check(folded.lost(state), state)?;
-        Ok(CommitResult { changes: folded.apply(state), refused })
+        let (net_effect, rejected) = self.coalesce(state);
+        limit.check(net_effect.emptied(state), state)?;
+        Ok(CommitResult { changes: net_effect.apply(state), rejected })
     }
 
-    fn fold(&mut self, state: &NodeState) -> (NetEffect, Vec<RejectedOperation>) {
-        let mut refused = Vec::new();
-        let mut fold = Coalescer::new(state);
+    fn coalesce(&mut self, state: &NodeState) -> (NetEffect, Vec<RejectedOperation>) {
+        let mut rejected = Vec::new();
+        let mut coalescer = Coalescer::new(state);
         for operation in mem::take(&mut self.operations) {
-            if let Err(error) = fold.take(operation) {
-                refused.push(error);
+            if let Err(error) = coalescer.add(operation) {
+                rejected.push(error);
             }
         }
-        (fold.finish(), refused)
+        (coalescer.finish(), rejected)
     }
 }
 

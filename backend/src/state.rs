@@ -1,4 +1,5 @@
-//! The committed state of a node: service ports with their pools, the node's and the cluster's facts, and the digests of all of them.
+//! The committed state of a node: service ports with their pools, the node's and the cluster's facts, and the digests
+//! of all of them.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,9 @@
-//! The last committed state in a file, so that a node comes up with it while no frontend is there, and resumes where it stopped.
+//! The last committed state in a file, so that a node starts with it while no frontend is reachable, and resumes its
+//! stream.
 //!
-//! The file is a stream as a frontend would have sent it: a snapshot, then the commits since. A commit costs what it is; when the
-//! commits have outgrown the snapshot, a new file takes the place of the old one. Nothing that happens to the file stops the
-//! agent.
+//! The file is a stream as a frontend would send it: a snapshot, then the commits since, in the bytes that were
+//! received. A commit is appended, at a cost proportional to the change; when the commits outgrow the snapshot, the
+//! file is rewritten. No failure of the file stops the backend.
 
 mod frame;
 mod load;
@@ -15,181 +16,199 @@ use std::{
     time::Duration,
 };
 
-use proto::model::{Epoch, IpFamily, Operation, Pool, PoolClass, PoolId, Revision, SourceVersion};
+use proto::{
+    encoded::{EncodedMessage, ReceivedMessage},
+    model::{Epoch, IpFamily, Operation, Pool, PoolClass, PoolId, Revision, SourceVersion},
+};
+use runtime::failure::{Recovery, Repeated};
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::NodeState;
 use load::{Loaded, load};
 
-/// Where the state file is unless told otherwise.
+/// The default path of the state file.
 pub const DEFAULT_STATE_FILE: &str = "/var/lib/fairlead/state";
 
-/// Commits are appended until they are larger than the snapshot, but up to this many bytes in any case.
-const MIN_APPENDED: u64 = 1 << 20;
+/// Commits are appended until they exceed the snapshot, but at least up to this size.
+const MIN_APPENDED_BYTES: u64 = 1 << 20;
 
-/// After a failed write the file is left alone for so long: writing it anew costs what the whole state is.
+/// The delay after a failed write: the retry rewrites the file, which costs as much as the whole state.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Keeps the state file.
+/// Writes the state file.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
-    file: Current,
+    file: StateFile,
+    /// Received batches whose commit has not arrived.
+    uncommitted: Vec<EncodedMessage>,
     /// Frames of commits that are not written yet.
-    staged: Vec<u8>,
-    /// What the file (or `staged`) says last.
+    unwritten: Vec<u8>,
+    /// The revision at the end of the file and `unwritten`.
     written: Option<(Epoch, Revision)>,
-    /// What the last commit reflects.
+    /// The version of the cluster that the last commit reflects.
     source_version: SourceVersion,
+    write_failures: Repeated,
 }
 
-/// A state that was read back, and where the stream stopped.
+/// A state that was read from a file, and its position in the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StoredState {
-    /// What was in force.
+    /// The last committed state.
     pub state: NodeState,
-    /// The frontend that it came from.
+    /// The frontend's epoch.
     pub epoch: Epoch,
-    /// Its revision.
+    /// The revision of the state.
     pub revision: Revision,
-    /// What that reflects.
+    /// The version of the cluster that it reflects.
     pub source_version: SourceVersion,
 }
 
-/// How much is staged at some point.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Staged {
-    bytes: usize,
-    written: Option<(Epoch, Revision)>,
-    source_version: SourceVersion,
-}
-
-/// The file as it is now.
 #[derive(Debug)]
-enum Current {
-    /// There is none that could be appended to.
+enum StateFile {
+    /// There is no file to append to.
     Absent,
     /// Writing failed at that time.
     Failed(Instant),
     Open {
         file: File,
-        snapshot: u64,
-        appended: u64,
+        snapshot_bytes: u64,
+        appended_bytes: u64,
     },
 }
 
 impl StoredState {
-    /// Reads the state file of a node, and leaves it as it is.
+    /// Reads the state file of a node without changing it.
     ///
     /// # Errors
-    /// When it cannot be read, is damaged, of another version or of another node.
+    /// When the file cannot be read, is damaged, or is of another version or node.
     pub fn read(path: &Path, node: &str) -> anyhow::Result<Self> {
         Ok(load(node, fs::read(path)?)?.stored)
     }
 }
 
 impl Store {
-    /// The files that a store at this path may have: the state, and the next one while it is being written.
+    /// The files of a store at this path: the state file, and its successor while that is written.
     #[must_use]
     pub fn files(path: &Path) -> [PathBuf; 2] {
         [path.to_owned(), path.with_added_extension("new")]
     }
 
-    /// Opens the state file of a node and reads what it holds. A file that cannot be read, is damaged, of another version or
-    /// of another node is logged and will be replaced.
+    /// Opens and reads the state file of a node. A file that cannot be read, is damaged, or is of another version or
+    /// node is logged and will be replaced.
     #[must_use]
     pub fn open(path: impl Into<PathBuf>, node: &str) -> (Self, Option<StoredState>) {
         let mut store = Self {
             path: path.into(),
-            file: Current::Absent,
-            staged: Vec::new(),
+            file: StateFile::Absent,
+            uncommitted: Vec::new(),
+            unwritten: Vec::new(),
             written: None,
             source_version: SourceVersion::default(),
+            write_failures: Repeated::default(),
         };
         let path = store.path.display();
         let loaded = match fs::read(&store.path) {
             Ok(bytes) => load(node, bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                info!(%path, "no state file, nothing is programmed before a frontend has been heard");
+                info!(%path, "no state file, the kernel is left unchanged until the first commit");
                 return (store, None);
             }
             Err(error) => Err(error.into()),
         };
         match loaded {
-            Ok(Loaded { stored, snapshot, len }) => {
+            Ok(Loaded { stored, snapshot_bytes, bytes }) => {
                 info!(%path, epoch = %stored.epoch, revision = %stored.revision,
-                    services = stored.state.service_ports().len(), "state file read");
-                store.file = reopen(&store.path, snapshot, len);
+                    service_ports = stored.state.service_ports().len(), "read the state file");
+                store.file = reopen(&store.path, snapshot_bytes, bytes);
                 store.written = Some((stored.epoch, stored.revision));
                 store.source_version = stored.source_version;
                 (store, Some(stored))
             }
             Err(error) => {
-                warn!(%path, error = format!("{error:#}"), "state file ignored");
+                warn!(%path, error = format!("{error:#}"), "ignored the state file, it will be replaced");
                 (store, None)
             }
         }
     }
 
-    /// Takes in a commit that leads from one revision to another. Written at the next [`Self::flush`].
-    pub fn stage(
-        &mut self,
-        epoch: Epoch,
-        revisions: (Revision, Revision),
-        source_version: SourceVersion,
-        operations: &[Operation],
-    ) {
-        self.source_version = source_version;
-        if matches!(self.file, Current::Open { .. }) {
-            self.put_epoch(epoch);
-            frame::put_batches(&mut self.staged, revisions, source_version, operations.iter());
+    /// Adds a received batch to the next commit.
+    pub fn stage(&mut self, batch: &ReceivedMessage) {
+        // Without a file to append to, the state is written as a whole.
+        if matches!(self.file, StateFile::Open { .. }) {
+            self.uncommitted.push(batch.encoded());
         }
     }
 
-    /// How much is staged, for [`Self::unstage`].
-    pub(crate) fn staged(&self) -> Staged {
-        Staged { bytes: self.staged.len(), written: self.written, source_version: self.source_version }
+    /// Adds operations that did not arrive in a batch to the next commit.
+    pub(crate) fn stage_operations(&mut self, operations: Vec<Operation>) {
+        if matches!(self.file, StateFile::Open { .. }) {
+            self.uncommitted.push(frame::batch_of(operations));
+        }
     }
 
-    /// Forgets what was staged since.
-    pub(crate) fn unstage(&mut self, Staged { bytes, written, source_version }: Staged) {
-        self.staged.truncate(bytes);
-        self.written = written;
+    /// Commits what was staged. Written at the next [`Self::flush`].
+    pub fn commit(&mut self, epoch: Epoch, source_version: SourceVersion) {
         self.source_version = source_version;
+        let batches = mem::take(&mut self.uncommitted);
+        if matches!(self.file, StateFile::Open { .. }) {
+            self.put_epoch(epoch);
+            batches.iter().for_each(|batch| frame::put(&mut self.unwritten, batch));
+        }
     }
 
-    /// Writes what was staged. `state` is what it leads to, at this point of the stream.
+    /// Discards what was staged since the last commit.
+    pub(crate) fn discard(&mut self) {
+        self.uncommitted = Vec::new();
+    }
+
+    /// Writes the commits. `state` is the state after the last one.
     ///
-    /// Blocks for as long as it takes to hand the bytes to the kernel, and for a disk only when the file is written anew.
+    /// Blocks until the kernel has the bytes, and for the disk only when the file is rewritten.
     pub fn flush(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) {
-        if self.written == Some((epoch, revision)) && self.staged.is_empty() {
+        if self.written == Some((epoch, revision)) && self.unwritten.is_empty() {
             return;
         }
         let result = match &mut self.file {
-            Current::Failed(when) if when.elapsed() < RETRY => {
+            StateFile::Failed(when) if when.elapsed() < RETRY => {
                 return;
             }
-            Current::Open { snapshot, appended, .. } if *appended <= MIN_APPENDED.max(*snapshot) => {
+            StateFile::Open { snapshot_bytes, appended_bytes, .. }
+                if *appended_bytes <= MIN_APPENDED_BYTES.max(*snapshot_bytes) =>
+            {
                 self.put_epoch(epoch);
-                frame::put_bookmark(&mut self.staged, revision, state.digests().total());
+                frame::put_bookmark(&mut self.unwritten, revision, state.digests().total());
                 self.append()
             }
-            Current::Open { .. } | Current::Failed(_) | Current::Absent => self.rewrite(state, epoch, revision),
+            StateFile::Open { .. } | StateFile::Failed(_) | StateFile::Absent => self.rewrite(state, epoch, revision),
         };
         match result {
-            Ok(()) => self.written = Some((epoch, revision)),
-            Err(error) => {
-                warn!(path = %self.path.display(), %error, retry_in = ?RETRY, "state file not written");
-                self.file = Current::Failed(Instant::now());
-                self.staged = Vec::new();
-                // What it holds is not the last state any more. At the next start it would set a working kernel back to it.
-                if let Err(error) = fs::remove_file(&self.path)
-                    && error.kind() != io::ErrorKind::NotFound
-                {
-                    warn!(path = %self.path.display(), %error, "state file is out of date and cannot be removed");
+            Ok(()) => {
+                self.written = Some((epoch, revision));
+                if let Some(Recovery { count, duration }) = self.write_failures.recovered() {
+                    let (path, after_ms) = (self.path.display(), duration.as_millis());
+                    info!(%path, failures = count, after_ms, "wrote the state file again");
                 }
             }
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    fn failed(&mut self, error: &io::Error) {
+        let (path, retry_in_ms) = (self.path.display(), RETRY.as_millis());
+        if self.write_failures.failed(&error.to_string()).is_news() {
+            warn!(%path, %error, retry_in_ms, "cannot write the state file; without it, a restart needs a frontend");
+        } else {
+            debug!(%path, %error, retry_in_ms, "still cannot write the state file");
+        }
+        self.file = StateFile::Failed(Instant::now());
+        (self.uncommitted, self.unwritten) = (Vec::new(), Vec::new());
+        // The old file is out of date: at the next start it would roll the kernel back.
+        if let Err(error) = fs::remove_file(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            warn!(path = %self.path.display(), %error, "cannot remove the outdated state file");
         }
     }
 
@@ -197,27 +216,26 @@ impl Store {
         if let Some((written, revision)) = self.written
             && written != epoch
         {
-            frame::put_welcome(&mut self.staged, epoch);
+            frame::put_welcome(&mut self.unwritten, epoch);
             self.written = Some((epoch, revision));
         }
     }
 
     fn append(&mut self) -> io::Result<()> {
-        let frames = mem::take(&mut self.staged);
-        if let Current::Open { file, appended, .. } = &mut self.file {
+        let frames = mem::take(&mut self.unwritten);
+        if let StateFile::Open { file, appended_bytes, .. } = &mut self.file {
             file.write_all(&frames)?;
-            *appended += frames.len() as u64;
+            *appended_bytes += frames.len() as u64;
         }
         Ok(())
     }
 
-    /// Writes a new file beside the old one and lets it take its place.
+    /// Writes a new file and renames it over the old one.
     fn rewrite(&mut self, state: &NodeState, epoch: Epoch, revision: Revision) -> io::Result<()> {
-        self.staged = Vec::new();
+        self.unwritten = Vec::new();
         let mut frames = Vec::new();
         frame::put_welcome(&mut frames, epoch);
-        let revisions = (Revision(0), revision);
-        frame::put_batches(&mut frames, revisions, self.source_version, snapshot(state).iter());
+        frame::put_snapshot(&mut frames, revision, self.source_version, snapshot(state).iter());
         frame::put_bookmark(&mut frames, revision, state.digests().total());
 
         if let Some(dir) = self.path.parent() {
@@ -226,30 +244,31 @@ impl Store {
         let [_, new] = Self::files(&self.path);
         let mut file = File::create(&new)?;
         file.write_all(&frames)?;
-        // A rename that reaches the disk before the bytes do would leave an empty file after a power loss.
+        // Without it, a power loss after the rename could leave an empty file.
         file.sync_data()?;
         fs::rename(&new, &self.path)?;
-        self.file = Current::Open { file, snapshot: frames.len() as u64, appended: 0 };
+        self.file = StateFile::Open { file, snapshot_bytes: frames.len() as u64, appended_bytes: 0 };
         Ok(())
     }
 }
 
-/// For appending after the first `len` bytes, of which `snapshot` are the snapshot; the rest is cut off.
-fn reopen(path: &Path, snapshot: u64, len: u64) -> Current {
+/// Opens the file to append after its first `bytes` bytes, of which `snapshot_bytes` are the snapshot. The rest is cut
+/// off.
+fn reopen(path: &Path, snapshot_bytes: u64, bytes: u64) -> StateFile {
     let file = OpenOptions::new().append(true).open(path).and_then(|file| {
-        file.set_len(len)?;
+        file.set_len(bytes)?;
         Ok(file)
     });
     match file {
-        Ok(file) => Current::Open { file, snapshot, appended: len - snapshot },
+        Ok(file) => StateFile::Open { file, snapshot_bytes, appended_bytes: bytes - snapshot_bytes },
         Err(error) => {
-            warn!(path = %path.display(), %error, "state file cannot be appended to");
-            Current::Absent
+            warn!(path = %path.display(), %error, "cannot append to the state file, it will be rewritten");
+            StateFile::Absent
         }
     }
 }
 
-/// Everything that a state consists of.
+/// The operations that create a state.
 fn snapshot(state: &NodeState) -> Vec<Operation> {
     let mut operations = vec![Operation::PutNode(state.node().clone()), Operation::PutCluster(state.cluster().clone())];
     for (key, service) in state.service_ports() {

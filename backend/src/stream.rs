@@ -1,78 +1,62 @@
-//! The seam between the agent and whatever its events come from: one session after the other, as long as the node lives.
+//! Follows the stream of a frontend: one session after the other, with a backoff between them.
 //!
 //! ```text
-//!            ┌──────────── waiting (backoff, or the delay of a drain) ◀───────────┐
-//!            ▼                                                                    │ ended, silent, refused, drained
-//!   Connect::connect(hello) ──▶ Session { events, replies } ──▶ StreamFollower::next ──▶ StreamEvent
+//!            ┌──────── waiting (backoff, or the delay of a drain) ◀────────┐
+//!            ▼                                                             │ ended, idle, rejected, drained
+//!   Connect::connect(hello) ──▶ Session ──▶ StreamFollower::next ──▶ StreamEvent
 //! ```
 
-use std::{collections::VecDeque, time::Duration};
+mod session;
+
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use futures::future::BoxFuture;
-use proto::model::{ClientMessage, Hello, ServerMessage};
-use runtime::Backoff;
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep_until, timeout},
+use proto::{
+    encoded::ReceivedMessage,
+    model::{ClientMessage, Hello, ServerMessage},
 };
-use tracing::{info, warn};
+use runtime::{
+    Backoff,
+    failure::{Recovery, Repeated, chain},
+};
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{debug, info, warn};
 
-/// The most replies that wait for a peer that does not read. What a lost one would have said, the next one says too.
-const MAX_REPLIES: usize = 256;
+pub use session::{Connect, InProcess, Session, SessionMessages};
+use session::{OpenSession, SessionEvent};
 
-/// A session is refused when it is not established within this time.
+/// Establishing a session takes at most this long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A stream, seen from the node. It has ended when `events` has.
-#[derive(Debug)]
-pub struct Session {
-    /// From the frontend.
-    pub events: mpsc::Receiver<ServerMessage>,
-    /// To the frontend. The hello has been said already.
-    pub replies: mpsc::Sender<ClientMessage>,
-}
-
-/// Establishes sessions: over gRPC ([`crate::Grpc`]), or with a frontend in the same process ([`InProcess`]).
-pub trait Connect: Send + 'static {
-    /// Begins a session by saying hello. Each call may choose another peer.
-    fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>>;
-}
-
-/// Sessions with a frontend in the same process: a function that takes the hello and gives the two ends of one.
-#[derive(Clone, Debug)]
-pub struct InProcess<F>(pub F);
-
-/// When to give a session up, and how soon to begin another.
+/// When to end a session, and when to begin the next one.
 #[derive(Clone, Debug)]
 pub struct StreamOptions {
-    /// A session in which nothing has been heard for so long is cut: the frontend sends a bookmark every ten seconds.
-    pub silence: Duration,
+    /// A session without a message for this long is ended. The frontend sends a bookmark every ten seconds.
+    pub idle_timeout: Duration,
     /// The shortest and the longest delay before connecting again.
-    pub reconnect: (Duration, Duration),
-    /// How long to wait before the frontend, or another one, is asked to say again what was held back.
-    pub hold: Duration,
+    pub reconnect_delay: (Duration, Duration),
+    /// The delay before a snapshot is requested after a commit was rejected because of [`crate::LossLimit`].
+    pub loss_retry_delay: Duration,
 }
 
-/// What [`StreamFollower::next`] has to tell.
+/// An event of the stream.
 #[derive(Debug)]
 pub(crate) enum StreamEvent {
     /// A session has begun.
     Connected,
-    /// The frontend said something.
-    Server(ServerMessage),
-    /// The session has ended. What was not committed will not be.
+    /// A message from the frontend.
+    Message(ReceivedMessage),
+    /// The session has ended. Its uncommitted batches are void.
     Lost,
 }
 
-/// Whose turn it is to say something.
+/// Whether a session without messages is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// The frontend's: its silence is a reason to go.
-    Theirs,
-    /// Ours: a frontend waits for the ack of what it said last, so its silence means nothing. HTTP/2 pings tell whether it is
-    /// still there.
-    Ours,
+pub(crate) enum IdleTimeout {
+    Enforced,
+    /// The frontend waits for an ack, so it sends nothing. HTTP/2 pings detect a lost connection.
+    Suspended,
 }
 
 /// Follows one session after the other.
@@ -81,180 +65,114 @@ pub(crate) struct StreamFollower<C> {
     options: StreamOptions,
     backoff: Backoff,
     phase: Phase,
+    connect_failures: Repeated,
 }
 
 enum Phase {
     Waiting(Instant),
     Connecting(BoxFuture<'static, Result<Session>>),
-    Open(Open),
+    Open(OpenSession),
 }
-
-/// A session that is followed.
-struct Open {
-    session: Session,
-    replies: VecDeque<ClientMessage>,
-    since: Instant,
-    /// Since when the frontend might have said something and did not.
-    quiet: Instant,
-    /// When to leave, if the frontend wants that.
-    drain: Option<Instant>,
-}
-
-/// Something that happened in an open session.
-enum Step {
-    Event(ServerMessage),
-    Replied,
-    Ended,
-    Silent,
-    Drained,
-}
-
-// === impl StreamOptions ===
 
 impl Default for StreamOptions {
     fn default() -> Self {
         Self {
-            // Three bookmarks missed.
-            silence: Duration::from_secs(30),
-            reconnect: (Duration::from_millis(200), Duration::from_secs(15)),
-            hold: Duration::from_secs(10),
+            // Three missed bookmarks.
+            idle_timeout: Duration::from_secs(30),
+            reconnect_delay: (Duration::from_millis(200), Duration::from_secs(15)),
+            loss_retry_delay: Duration::from_secs(10),
         }
     }
 }
 
-// === impl InProcess ===
-
-impl<F> Connect for InProcess<F>
-where
-    F: FnMut(Hello) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) + Send + 'static,
-{
-    fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
-        let (replies, events) = self.0(hello);
-        Box::pin(std::future::ready(Ok(Session { events, replies })))
-    }
-}
-
-// === impl StreamFollower ===
-
 impl<C: Connect> StreamFollower<C> {
     pub(crate) fn new(connect: C, options: StreamOptions) -> Self {
-        let (min, max) = options.reconnect;
-        Self { connect, options, backoff: Backoff::new(min, max), phase: Phase::Waiting(Instant::now()) }
+        let (min, max) = options.reconnect_delay;
+        Self {
+            connect,
+            options,
+            backoff: Backoff::new(min, max),
+            phase: Phase::Waiting(Instant::now()),
+            connect_failures: Repeated::default(),
+        }
     }
 
-    /// What happens next. `hello` is asked when a session begins. May be dropped and called again.
-    pub(crate) async fn next(&mut self, turn: Turn, hello: impl Fn() -> Hello) -> StreamEvent {
+    /// The next event. `hello` is called when a session begins. Cancel-safe.
+    pub(crate) async fn next(&mut self, idle_timeout: IdleTimeout, hello: impl Fn() -> Hello) -> StreamEvent {
+        let limit = (idle_timeout == IdleTimeout::Enforced).then_some(self.options.idle_timeout);
         loop {
             match &mut self.phase {
                 Phase::Waiting(until) => {
                     sleep_until(*until).await;
                     let connecting = self.connect.connect(hello());
                     self.phase = Phase::Connecting(Box::pin(async move {
-                        let within = timeout(CONNECT_TIMEOUT, connecting).await;
-                        within.with_context(|| format!("no session within {CONNECT_TIMEOUT:?}"))?
+                        let session = timeout(CONNECT_TIMEOUT, connecting).await;
+                        session.with_context(|| format!("no session within {CONNECT_TIMEOUT:?}"))?
                     }));
                 }
                 Phase::Connecting(connecting) => match connecting.await {
                     Ok(session) => {
-                        self.phase = Phase::Open(Open::new(session));
+                        if let Some(Recovery { count, duration }) = self.connect_failures.recovered() {
+                            let after_ms = duration.as_millis();
+                            info!(failures = count, after_ms, "connected to a frontend again");
+                        }
+                        self.phase = Phase::Open(OpenSession::new(session));
                         return StreamEvent::Connected;
                     }
-                    Err(error) => {
-                        let delay = self.backoff.next_delay();
-                        warn!(error = format!("{error:#}"), retry_in = ?delay, "no session with a frontend");
-                        self.phase = Phase::Waiting(Instant::now() + delay);
-                    }
+                    Err(error) => self.connect_failed(&error),
                 },
-                Phase::Open(open) => match open.step(turn, self.options.silence).await {
-                    Step::Event(ServerMessage::Drain(max)) => open.drain(max),
-                    Step::Event(event) => return StreamEvent::Server(event),
-                    Step::Replied => {}
-                    Step::Ended => break self.give_up("the frontend ended it"),
-                    Step::Silent => break self.give_up("nothing was heard for too long"),
-                    Step::Drained => break self.give_up("the frontend is being drained"),
+                Phase::Open(session) => match session.next(limit).await {
+                    SessionEvent::Message(ReceivedMessage { message: ServerMessage::Drain(max), .. }) => {
+                        session.drain(max);
+                    }
+                    SessionEvent::Message(message) => return StreamEvent::Message(message),
+                    SessionEvent::ReplySent => {}
+                    SessionEvent::Ended => break self.end_session("the frontend closed it"),
+                    SessionEvent::Idle => break self.end_session("no message within the idle timeout"),
+                    SessionEvent::Drained => break self.end_session("the frontend drains"),
                 },
             }
         }
         StreamEvent::Lost
     }
 
-    /// Says something in the open session; nothing happens when there is none.
-    pub(crate) fn reply(&mut self, event: ClientMessage) {
-        if let Phase::Open(open) = &mut self.phase {
-            if open.replies.len() == MAX_REPLIES {
-                open.replies.pop_front();
-            }
-            open.replies.push_back(event);
+    /// Queues a message for the frontend. Without an open session it is dropped.
+    pub(crate) fn reply(&mut self, message: ClientMessage) {
+        if let Phase::Open(session) = &mut self.phase {
+            session.reply(message);
         }
     }
 
-    /// Ends the session. A session that lasted starts the backoff anew. A drain that is under way is the delay itself.
-    pub(crate) fn give_up(&mut self, reason: &str) {
+    /// Ends the session. After a long one the backoff starts again; the delay of a drain replaces the backoff.
+    pub(crate) fn end_session(&mut self, reason: &str) {
         let (now, mut until) = (Instant::now(), None);
-        if let Phase::Open(open) = &self.phase {
-            if now - open.since > self.options.reconnect.1 {
+        if let Phase::Open(session) = &self.phase {
+            if now - session.opened() > self.options.reconnect_delay.1 {
                 self.backoff.reset();
             }
-            until = open.drain;
+            until = session.drain_deadline();
         }
         let until = until.unwrap_or_else(|| now + self.backoff.next_delay());
-        info!(reason, retry_in = ?until.saturating_duration_since(now), "session ended");
+        info!(reason, reconnect_in_ms = until.saturating_duration_since(now).as_millis(), "session ended");
         self.phase = Phase::Waiting(until);
     }
 
-    /// Ends the session to hear everything anew, after some time. Says how long.
-    pub(crate) fn hold(&mut self) -> Duration {
-        let delay = self.options.hold;
+    /// Ends the session because a commit was rejected. Returns the delay before the next session, which requests a
+    /// snapshot.
+    pub(crate) fn end_session_after_loss(&mut self) -> Duration {
+        let delay = self.options.loss_retry_delay;
         self.phase = Phase::Waiting(Instant::now() + delay);
         delay
     }
-}
 
-// === impl Open ===
-
-impl Open {
-    fn new(session: Session) -> Self {
-        let now = Instant::now();
-        Self { session, replies: VecDeque::new(), since: now, quiet: now, drain: None }
-    }
-
-    /// May be dropped and called again.
-    async fn step(&mut self, turn: Turn, silence: Duration) -> Step {
-        let Self { session, replies, quiet, drain, .. } = self;
-        let leave = drain.unwrap_or(*quiet);
-        tokio::select! {
-            // What was said before the end counts.
-            biased;
-            permit = session.replies.reserve(), if !replies.is_empty() => match permit {
-                Ok(permit) => {
-                    if let Some(reply) = replies.pop_front() {
-                        permit.send(reply);
-                        *quiet = Instant::now();
-                    }
-                    Step::Replied
-                }
-                // Nobody reads any more; what was sent may still be read.
-                Err(_) => {
-                    replies.clear();
-                    Step::Replied
-                }
-            },
-            event = session.events.recv() => match event {
-                Some(event) => {
-                    *quiet = Instant::now();
-                    Step::Event(event)
-                }
-                None => Step::Ended,
-            },
-            () = sleep_until(leave), if drain.is_some() => Step::Drained,
-            () = sleep_until(*quiet + silence), if turn == Turn::Theirs => Step::Silent,
+    fn connect_failed(&mut self, error: &anyhow::Error) {
+        let delay = self.backoff.next_delay();
+        let (error, retry_in_ms) = (chain(error.as_ref()), delay.as_millis());
+        if self.connect_failures.failed(&error).is_news() {
+            warn!(error, retry_in_ms, "cannot connect to a frontend, retrying");
+        } else {
+            debug!(error, retry_in_ms, "still cannot connect to a frontend");
         }
-    }
-
-    /// Leaves after a random part of `max`, so that not all nodes come to the next frontend at once.
-    fn drain(&mut self, max: Duration) {
-        let delay = max.mul_f64(fastrand::f64());
-        info!(?delay, "frontend asks to connect elsewhere");
-        self.drain = Some(Instant::now() + delay);
+        self.phase = Phase::Waiting(Instant::now() + delay);
     }
 }

@@ -1,321 +1,247 @@
-//! The one loop: when the kernel is touched, and when the frontend is told.
+//! The sync loop: when the kernel is programmed, and when the frontend gets an ack.
 //!
 //! ```text
 //!   stored state ──▶ reconcile
 //!                        │
-//!        ┌───────────────▼──────────────────────────────────────────────┐
-//!        │ event ──▶ replica ──▶ pending ──▶ apply | reconcile ──▶ acks  │──▶ until shutdown
-//!        │   ▲                                   │ stale UDP flows      │
-//!        │   └──────── backlog of what comes ◀───┘ while it runs        │
-//!        └──────────────────────────────────────────────────────────────┘
+//!        ┌───────────────▼───────────────────────────────────────────────────┐
+//!        │ event ──▶ upstream ──▶ pending ──▶ apply | reconcile ──▶ acks     │──▶ until shutdown
+//!        │   ▲                                     │ stale UDP flows         │
+//!        │   └──────── backlog of events ◀─────────┘ received meanwhile      │
+//!        └───────────────────────────────────────────────────────────────────┘
 //! ```
+
+mod reporter;
+mod upstream;
 
 use std::{
     collections::VecDeque,
     ops::ControlFlow,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
-use proto::model::{ClientMessage, ServerMessage, ServicePortFailure};
-use runtime::{ReadyGuard, Shutdown};
+use proto::{
+    encoded::ReceivedMessage,
+    model::{ClientMessage, ServerMessage},
+};
+use runtime::Shutdown;
 use tokio::{
     pin,
-    sync::watch,
     time::{Instant, sleep_until},
 };
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    Backend, ChangeCounts, Changes, Connect, Progress, Store, SyncReport,
-    conntrack::Sweeper,
-    health::Health,
-    metrics::{Metrics, NoLocal},
+    Backend, Connect, SyncReport,
+    conntrack::ConntrackCleaner,
+    health::HealthChecks,
     pending::{Pending, Work},
-    replica::{Origin, Outcome, Replica},
-    stream::{StreamEvent, StreamFollower, Turn},
+    replica::Reaction,
+    stream::{IdleTimeout, StreamEvent},
 };
+pub(crate) use reporter::Reporter;
+pub(crate) use upstream::{BackendIdentity, Upstream};
 
-/// The most events that are taken in while the backend works. With more than that the frontend has to wait.
+/// The most events that are received while the backend works. Beyond that the stream's flow control stops the frontend.
 const MAX_BACKLOG: usize = 32;
 
-/// The loop turns at least this often, so that who asks can tell that it does.
-pub(crate) const TURN: Duration = Duration::from_secs(10);
+/// The loop runs at least this often, so that a liveness probe can tell that it does.
+pub(crate) const MAX_IDLE: Duration = Duration::from_secs(10);
 
-/// Everything that the loop works with.
-pub(crate) struct Loop<B, C> {
+/// The loop with everything that it calls.
+pub(crate) struct SyncLoop<B, C> {
     pub(crate) backend: B,
-    pub(crate) backend_version: String,
-    /// Since when this run lasts.
-    pub(crate) started: SystemTime,
-    pub(crate) stream: StreamFollower<C>,
-    pub(crate) replica: Replica,
-    pub(crate) store: Option<Store>,
+    pub(crate) upstream: Upstream<C>,
     pub(crate) pending: Pending,
-    pub(crate) sweeper: Sweeper,
-    pub(crate) progress: watch::Sender<Progress>,
-    pub(crate) health: Health,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) no_local: NoLocal,
-    /// Released when the kernel holds a state for the first time.
-    pub(crate) ready: Option<ReadyGuard>,
+    pub(crate) conntrack: ConntrackCleaner,
+    pub(crate) health: HealthChecks,
+    pub(crate) reporter: Reporter,
 }
 
-/// What came while the backend was working.
+/// The events received while the backend was working.
 type Backlog = VecDeque<(Instant, StreamEvent)>;
 
-/// What the backend has done.
-struct Done {
+/// A finished call of the backend.
+struct FinishedSync {
     result: Result<SyncReport>,
     took: Duration,
-    /// When, for who measures from another machine's time.
     at: SystemTime,
 }
 
-impl<B: Backend, C: Connect> Loop<B, C> {
-    /// Follows the frontend until `shutdown`. The kernel stays as it is then.
+impl<B: Backend, C: Connect> SyncLoop<B, C> {
+    /// Follows the frontend until `shutdown`. The kernel is left as it is then.
     pub(crate) async fn run(mut self, mut shutdown: Shutdown) {
-        if self.replica.held().is_some() {
+        if self.upstream.committed().is_some() {
             self.pending.restored();
         }
         while !shutdown.is_triggered() {
-            // Nobody waits for this.
-            self.progress.send_if_modified(|progress| {
-                progress.turned = Some(Instant::now());
-                false
-            });
+            self.reporter.iterated();
             if let Some(work) = self.pending.begin() {
                 let backlog = self.program(work).await;
-                self.settle();
+                self.send_acks();
                 self.catch_up(backlog);
                 continue;
             }
-            self.settle();
-            let wake = self.pending.wake();
-            let Self { stream, replica, backend, backend_version, started, pending, progress, health, .. } = &mut self;
+            self.send_acks();
+            let retry_at = self.pending.retry_at();
+            let Self { backend, upstream, pending, health, reporter, .. } = &mut self;
             tokio::select! {
                 () = shutdown.recv() => {}
-                event = stream.next(pending.turn(), || replica.hello(B::NAME, backend_version, *started)) => {
-                    // The next round begins with a new session, if this one was given up.
-                    let _ = self.take(Instant::now(), event);
+                event = upstream.next(pending.idle_timeout()) => {
+                    // If the session was ended, the next iteration begins another one.
+                    let _ = self.handle(Instant::now(), event);
                 }
-                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
-                () = sleep_until(Instant::now() + TURN) => {}
+                () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
+                () = sleep_until(Instant::now() + MAX_IDLE) => {}
                 () = health.changed() => {
-                    // The next ack says it: a bookmark comes within seconds.
-                    pending.health_checks(health.failures());
-                    progress.send_modify(|progress| progress.failures = pending.failures());
+                    // The next ack reports it; a bookmark arrives within seconds.
+                    pending.set_health_check_failures(health.failures());
+                    reporter.failures(pending);
                 }
-                drift = backend.drifted(), if pending.holds() => {
+                drift = backend.drifted(), if pending.is_applied() => {
                     let repair_in = pending.drifted(&drift);
-                    progress.send_modify(|progress| progress.drifts = pending.drifts());
-                    debug!(?drift, ?repair_in, "drift");
+                    debug!(?drift, repair_in_ms = repair_in.as_millis(), "drift");
+                    reporter.drifted(pending);
                 }
             }
         }
-        self.flush();
-        info!("stopped, the kernel stays as it is");
+        self.upstream.flush();
+        info!("stopped, the kernel is left as it is");
     }
 
-    /// Lets the backend work. The stream goes on being read meanwhile, but for a new session: that would have to say what is
-    /// held, which is in the backlog.
+    /// Lets the backend work. Events of the open session are received meanwhile, but no new session begins: its hello
+    /// would have to include the commits in the backlog.
     async fn program(&mut self, work: Work) -> Backlog {
         let begun = Instant::now();
-        self.progress.send_modify(|progress| {
-            progress.pending_since.get_or_insert(begun);
-        });
-        let Self { stream, replica, backend, backend_version, started, sweeper, .. } = self;
+        self.reporter.begun(begun);
+        let Self { backend, upstream, conntrack, .. } = self;
+        let (state, mut stream) = upstream.split();
         let mut backlog = Backlog::new();
-        let state = replica.state();
-        let done = {
+        let finished = {
             let call = async {
                 let result = match &work {
                     Work::Reconcile => backend.reconcile(state).await.context("reconcile"),
                     Work::Apply(changes) => backend.apply(state, changes).await.context("apply"),
                 };
-                let done = Done { result, took: begun.elapsed(), at: SystemTime::now() };
-                if let Ok(SyncReport { failures, .. }) = &done.result {
-                    sweeper.follow(&work, state, failures).await;
+                let finished = FinishedSync { result, took: begun.elapsed(), at: SystemTime::now() };
+                if let Ok(SyncReport { failures, .. }) = &finished.result {
+                    conntrack.clean_up(&work, state, failures).await;
                 }
-                done
+                finished
             };
             pin!(call);
-            let mut read = true;
+            let mut receive = true;
             loop {
                 tokio::select! {
                     biased;
-                    done = &mut call => break done,
-                    event = stream.next(Turn::Ours, || replica.hello(B::NAME, backend_version, *started)), if read => {
-                        read = !matches!(event, StreamEvent::Lost) && backlog.len() + 1 < MAX_BACKLOG;
+                    finished = &mut call => break finished,
+                    event = stream.next(IdleTimeout::Suspended), if receive => {
+                        receive = !matches!(event, StreamEvent::Lost) && backlog.len() + 1 < MAX_BACKLOG;
                         backlog.push_back((Instant::now(), event));
                     }
                 }
             }
         };
-        self.programmed(&work, done);
+        self.finish(&work, finished);
         backlog
     }
 
-    fn programmed(&mut self, work: &Work, Done { result, took, at }: Done) {
-        let held = self.replica.held();
-        let changed = match work {
-            Work::Reconcile => None,
-            Work::Apply(changes) => Some(changes.service_ports.len()),
-        };
+    fn finish(&mut self, work: &Work, FinishedSync { result, took, at }: FinishedSync) {
+        let Self { upstream, pending, conntrack, health, reporter, .. } = self;
         match result {
-            Ok(SyncReport { writes, failures, lock_wait }) => {
-                let state = self.replica.state();
-                self.health.publish(state, work);
-                let no_local = self.no_local.update(state, work);
-                self.metrics.synced(work, took, writes);
-                for trigger in self.pending.take_triggers() {
-                    self.metrics.programmed(trigger, at);
+            Ok(report) => {
+                health.publish(upstream.state(), work);
+                let writes = report.writes;
+                if pending.repaired(work) && writes > 0 {
+                    reporter.repaired();
                 }
-                if self.pending.repaired(work) && writes > 0 {
-                    self.metrics.repaired();
+                let triggers = pending.take_triggers();
+                if pending.succeeded(report.failures.clone()) {
+                    reporter::log_failures(&report.failures);
                 }
-                info!(
-                    revision = held.map(|(_, revision)| revision.0),
-                    services = changed.unwrap_or(self.replica.state().service_ports().len()),
-                    writes,
-                    ms = took.as_micros() as f64 / 1e3,
-                    lock_wait_ms = (!lock_wait.is_zero()).then_some(lock_wait.as_micros() as f64 / 1e3),
-                    "{}",
-                    if changed.is_some() { "applied" } else { "reconciled" },
-                );
-                if self.pending.succeeded(failures.clone()) {
-                    log_failures(&failures);
-                }
-                let failures = self.pending.failures();
-                self.progress.send_modify(|progress| {
-                    (progress.programmed, progress.error, progress.failures) = (held, None, failures);
-                    progress.lock_wait += lock_wait;
-                    progress.deleted_flows = self.sweeper.deleted;
-                    progress.failed_sweeps = self.sweeper.failed;
-                    progress.no_local = no_local;
-                    (progress.pending, progress.pending_since) = (ChangeCounts::default(), None);
-                    progress.last_success = Some(at);
-                });
-                self.ready = None;
+                reporter.succeeded(B::NAME, work, upstream, (report.writes, report.lock_wait), (took, at));
+                reporter.propagated(&triggers, at);
+                reporter.failures(pending);
+                reporter.conntrack(conntrack);
             }
-            Err(error) => {
-                self.metrics.failed(work);
-                let retry_in = self.pending.failed();
-                let error = format!("{error:#}");
-                error!(backend = B::NAME, %error, ?retry_in, "kernel not programmed");
-                self.progress.send_modify(|progress| progress.error = Some(error));
-            }
+            Err(error) => reporter.failed(B::NAME, work, &error, pending.failed()),
         }
     }
 
-    /// Takes in what came while the backend worked. What follows in a session that was given up is void.
+    /// Handles what was received while the backend worked. The rest of an ended session is void.
     fn catch_up(&mut self, backlog: Backlog) {
         for (received, event) in backlog {
-            if self.take(received, event).is_break() {
+            if self.handle(received, event).is_break() {
                 return;
             }
         }
     }
 
-    /// Breaks when it has given the session up.
-    fn take(&mut self, received: Instant, event: StreamEvent) -> ControlFlow<()> {
+    /// Breaks when it has ended the session.
+    fn handle(&mut self, at: Instant, event: StreamEvent) -> ControlFlow<()> {
         match event {
-            StreamEvent::Connected => self.progress.send_modify(|progress| progress.connected = true),
+            StreamEvent::Connected => self.reporter.connected(true),
             StreamEvent::Lost => self.lost(),
-            StreamEvent::Server(event) => {
-                if let ServerMessage::Welcome(welcome) = &event {
-                    self.metrics.session(welcome.mode);
+            StreamEvent::Message(message) => return self.handle_message(at, message),
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn handle_message(&mut self, at: Instant, received: ReceivedMessage) -> ControlFlow<()> {
+        if let ServerMessage::Welcome(welcome) = &received.message {
+            self.reporter.session(welcome.mode);
+        }
+        let reaction = self.upstream.handle(received);
+        self.reporter.received(at, &self.upstream);
+        match reaction {
+            Ok(Reaction::None) => {}
+            Ok(Reaction::Reply(reply)) => self.upstream.reply(reply),
+            Ok(Reaction::Commit(revision, digest, changes, origin)) => {
+                if let Some(trigger) = origin.trigger.filter(|_| !changes.is_empty()) {
+                    self.pending.triggered(trigger);
                 }
-                let outcome = self.replica.take(event, self.store.as_mut());
-                self.progress.send_modify(|progress| {
-                    progress.last_contact = Some(received);
-                    progress.committed = self.replica.held();
-                    progress.refused_operations = self.replica.refused;
-                    progress.digest_mismatches = self.replica.mismatches;
-                    progress.backwards = self.replica.backwards;
-                });
-                match outcome {
-                    Ok(Outcome::Nothing) => {}
-                    Ok(Outcome::Reply(reply)) => self.stream.reply(reply),
-                    Ok(Outcome::Ack(revision, digest, changes, origin)) => {
-                        self.committed(&changes, origin, received);
-                        self.pending.commit(revision, digest, changes, received);
-                    }
-                    Ok(Outcome::HeldBack(revision, loss)) => {
-                        let ask_in = self.stream.hold();
-                        error!(
-                            %revision, ?ask_in,
-                            "held back, what was programmed stays: {loss}, which is more than --max-loss; what a snapshot says then is believed"
-                        );
-                        self.progress.send_modify(|progress| progress.held_back += 1);
-                        self.lost();
-                        return ControlFlow::Break(());
-                    }
-                    Err(violation) => {
-                        warn!(%violation, "the frontend breaks the protocol");
-                        self.stream.give_up("it broke the protocol");
-                        self.lost();
-                        return ControlFlow::Break(());
-                    }
-                }
+                self.reporter.committed(self.upstream.state(), &changes, origin.counts, at);
+                self.pending.commit(revision, digest, changes, at);
+            }
+            Ok(Reaction::LossRejected(revision, loss)) => {
+                let snapshot_in = self.upstream.end_session_after_loss();
+                error!(
+                    %revision, snapshot_in_ms = snapshot_in.as_millis(),
+                    "rejected a commit that exceeds --max-loss: {loss}; the kernel is unchanged, and the next snapshot is \
+                     applied whatever it removes"
+                );
+                self.reporter.rejected_loss();
+                self.lost();
+                return ControlFlow::Break(());
+            }
+            Err(violation) => {
+                warn!(%violation, "the frontend violated the protocol");
+                self.upstream.end_session("protocol violation");
+                self.lost();
+                return ControlFlow::Break(());
             }
         }
         ControlFlow::Continue(())
     }
 
-    /// Takes note of a commit before it is put in force.
-    fn committed(&mut self, changes: &Changes, Origin { trigger, tally }: Origin, received: Instant) {
-        let concerns_kernel = !changes.is_empty();
-        if let Some(trigger) = trigger.filter(|_| concerns_kernel) {
-            self.pending.triggered(trigger);
-        }
-        self.progress.send_modify(|progress| {
-            progress.eligible = self.replica.state().node().eligible;
-            progress.service_ports = self.replica.state().service_ports().len();
-            progress.received += tally;
-            if concerns_kernel {
-                progress.pending += tally;
-                progress.pending_since.get_or_insert(received);
-                progress.last_queued = Some(SystemTime::now());
-            }
-        });
-    }
-
     fn lost(&mut self) {
-        self.replica.lost();
+        self.upstream.lost();
         self.pending.lost();
-        self.progress.send_modify(|progress| progress.connected = false);
+        self.reporter.connected(false);
     }
 
-    /// Says and writes down what is in force.
-    fn settle(&mut self) {
-        self.pending.health_checks(self.health.failures());
+    /// Acks and stores what is programmed.
+    fn send_acks(&mut self) {
+        self.pending.set_health_check_failures(self.health.failures());
         let acks = self.pending.acks();
         if !acks.is_empty() {
-            // Also without a call of the backend: a commit or a bookmark that changes nothing is in force at once.
-            let held = self.replica.held();
-            self.progress.send_modify(|progress| progress.programmed = held);
+            // Also without a call of the backend: a commit or bookmark that changes nothing is programmed at once.
+            self.reporter.programmed(self.upstream.committed());
         }
         for ack in acks {
-            self.stream.reply(ClientMessage::Ack(ack));
+            self.upstream.reply(ClientMessage::Ack(ack));
         }
-        self.flush();
-    }
-
-    fn flush(&mut self) {
-        if let (Some(store), Some((epoch, revision))) = (&mut self.store, self.replica.held()) {
-            store.flush(self.replica.state(), epoch, revision);
-        }
-    }
-}
-
-fn log_failures(failures: &[ServicePortFailure]) {
-    for ServicePortFailure { key, reason, retryable, kind: _ } in failures {
-        warn!(service = %key, reason, retryable, "service port not programmed");
-    }
-    if failures.is_empty() {
-        info!("all service ports are programmed again");
+        self.upstream.flush();
     }
 }
 

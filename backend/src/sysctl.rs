@@ -1,5 +1,5 @@
-//! The kernel's settings for connection tracking, which every VIP depends on: managed as kube-proxy manages them, before the
-//! first rule is written.
+//! The kernel's settings for connection tracking, which every VIP depends on: managed as kube-proxy manages them,
+//! before the first rule is written.
 //!
 //! ```text
 //!   ConntrackSettings ──┐
@@ -7,8 +7,8 @@
 //!   what is set now   ──┘
 //! ```
 //!
-//! Read first: a file is only written when it says something else. The timeouts are of one network namespace, the limit and the
-//! size of the hash table are of the machine.
+//! Read first: a file is only written when it says something else. The timeouts are of one network namespace, the limit
+//! and the size of the hash table are of the machine.
 
 mod kernel;
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! For the tests and benchmarks of the agent and of every backend: short ways to write a state down, random histories, the suite
-//! that a [`Backend`](crate::Backend) must pass, and a backend that programs nothing.
+//! For tests and benchmarks of this crate and of every backend: builders for states, random histories, the contract
+//! tests that a [`Backend`](crate::Backend) must pass, and a backend that programs a map.
 //!
 //! ```
 //! # use fairlead_backend as backend;
@@ -27,12 +27,12 @@ pub use history::History;
 pub use synthetic::{Stack, synthetic};
 pub use transition::{apply, operations_between, transition};
 
-/// Deletes the UDP flows of the thread's network namespace that are stale in this state, as the agent does after each change; says
-/// how many there were.
+/// Deletes the UDP flows of the thread's network namespace that are stale in this state, as after each sync. Returns
+/// their number.
 ///
 /// # Errors
 /// When they cannot be listed or deleted.
 pub fn delete_stale_udp_flows(state: &crate::NodeState) -> anyhow::Result<usize> {
-    let swept = crate::conntrack::sweep(&mut crate::conntrack::Vips::of(state, &[]))?;
-    Ok(swept.iter().map(|swept| swept.deleted).sum())
+    let cleanups = crate::conntrack::clean_up(&mut crate::conntrack::UdpVips::of(state, &[]))?;
+    Ok(cleanups.iter().map(|cleanup| cleanup.deleted).sum())
 }

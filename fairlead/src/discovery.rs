@@ -74,8 +74,8 @@ impl EndpointsOf {
         let FrontendService { namespace, name, port } = &self.service;
         let found = frontend::discover_frontends(&self.kubeconfig, namespace, name, port.as_deref()).await?;
         let candidate = |address| FrontendAddress {
-            address: format!("https://{address}"),
-            name: Some(format!("{name}.{namespace}.svc")),
+            uri: format!("https://{address}"),
+            server_name: Some(format!("{name}.{namespace}.svc")),
         };
         Ok(found.into_iter().map(candidate).collect())
     }

@@ -40,7 +40,7 @@ pub(crate) fn decode(messages: &[Vec<u8>]) -> NodeState {
         let ServerMessage::Batch(batch) = message.try_into().unwrap() else { panic!("not a batch") };
         stage.extend(batch.operations);
     }
-    assert!(stage.commit(&mut state).refused.is_empty());
+    assert!(stage.commit(&mut state).rejected.is_empty());
     state
 }
 

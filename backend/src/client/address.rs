@@ -1,4 +1,4 @@
-//! Where frontends may be: at addresses that were given, behind names, or wherever somebody finds them.
+//! Addresses of frontends, and where they come from: configured addresses, DNS names, and discovery.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -7,38 +7,38 @@ use futures::future::BoxFuture;
 use tokio::net::lookup_host;
 use tonic::transport::Uri;
 
-/// One frontend, as far as is known.
+/// The address of a frontend.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrontendAddress {
-    /// What to connect to: `unix:/path`, `https://address:port` or `http://address:port`.
-    pub address: String,
-    /// The name that its certificate must be for, where that is not in the address.
-    pub name: Option<String>,
+    /// `unix:/path`, `https://address:port` or `http://address:port`.
+    pub uri: String,
+    /// The name that the certificate must contain, if it is not in the URI.
+    pub server_name: Option<String>,
 }
 
-/// Finds frontends by other means than addresses and names. Shown as what was asked for.
+/// Discovers frontends by other means than addresses and DNS names. Displayed as it is configured.
 pub trait Discover: fmt::Debug + fmt::Display + Send + Sync + 'static {
-    /// Those that there are now.
+    /// The current frontends.
     ///
     /// # Errors
-    /// When that cannot be found out. The ones found last are used then.
+    /// When they cannot be discovered. The last known ones are used then.
     fn discover(&self) -> BoxFuture<'_, Result<Vec<FrontendAddress>>>;
 }
 
-/// Something that leads to frontends.
+/// A source of frontend addresses.
 #[derive(Clone, Debug)]
 pub(super) enum AddressSource {
-    /// This one.
+    /// One address.
     Fixed(FrontendAddress),
-    /// All addresses of a name.
-    Name(Named),
-    /// Whatever is found.
+    /// All addresses of a DNS name.
+    Dns(DnsName),
+    /// Discovery.
     Discovered(Arc<dyn Discover>),
 }
 
-/// All frontends behind a DNS name.
+/// A DNS name with scheme and port.
 #[derive(Clone, Debug)]
-pub(super) struct Named {
+pub(super) struct DnsName {
     scheme: String,
     host: String,
     port: u16,
@@ -47,15 +47,17 @@ pub(super) struct Named {
 // === impl AddressSource ===
 
 impl AddressSource {
-    /// Reads `unix:/path`, `https://host:port` or `http://host:port`.
+    /// Parses `unix:/path`, `https://host:port` or `http://host:port`.
     pub(super) fn parse(address: &str) -> Result<Self> {
-        let fixed = || Self::Fixed(FrontendAddress { address: address.to_owned(), name: None });
+        let fixed = || Self::Fixed(FrontendAddress { uri: address.to_owned(), server_name: None });
         if let Some(path) = address.strip_prefix("unix:") {
-            ensure!(path.starts_with('/'), "{address:?}: the path of a socket must begin with /");
+            ensure!(path.starts_with('/'), "{address:?}: the path of a Unix socket must begin with /");
             return Ok(fixed());
         }
         let expected = || {
-            format!("{address:?} is no frontend's address: expected unix:/path, https://host:port or http://host:port")
+            format!(
+                "{address:?} is not the address of a frontend: expected unix:/path, https://host:port or http://host:port"
+            )
         };
         let uri: Uri = address.parse().with_context(expected)?;
         let (Some(scheme @ ("http" | "https")), Some(host)) = (uri.scheme_str(), uri.host()) else {
@@ -66,17 +68,17 @@ impl AddressSource {
         if host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() {
             return Ok(fixed());
         }
-        Ok(Self::Name(Named { scheme: scheme.to_owned(), host: host.to_owned(), port }))
+        Ok(Self::Dns(DnsName { scheme: scheme.to_owned(), host: host.to_owned(), port }))
     }
 
-    /// The frontends there. Those of a fixed address cost nothing.
-    pub(super) async fn look_up(&self) -> Result<Vec<FrontendAddress>> {
+    /// The addresses that the source provides now.
+    pub(super) async fn resolve(&self) -> Result<Vec<FrontendAddress>> {
         let found = match self {
-            Self::Fixed(candidate) => return Ok(vec![candidate.clone()]),
-            Self::Name(name) => name.look_up().await?,
+            Self::Fixed(address) => return Ok(vec![address.clone()]),
+            Self::Dns(name) => name.resolve().await?,
             Self::Discovered(discovery) => discovery.discover().await?,
         };
-        ensure!(!found.is_empty(), "there is none");
+        ensure!(!found.is_empty(), "found no frontends");
         Ok(found)
     }
 }
@@ -84,22 +86,22 @@ impl AddressSource {
 impl fmt::Display for AddressSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Fixed(candidate) => f.write_str(&candidate.address),
-            Self::Name(Named { scheme, host, port }) => write!(f, "{scheme}://{host}:{port}"),
+            Self::Fixed(address) => f.write_str(&address.uri),
+            Self::Dns(DnsName { scheme, host, port }) => write!(f, "{scheme}://{host}:{port}"),
             Self::Discovered(discovery) => discovery.fmt(f),
         }
     }
 }
 
-// === impl Named ===
+// === impl DnsName ===
 
-impl Named {
-    async fn look_up(&self) -> Result<Vec<FrontendAddress>> {
+impl DnsName {
+    async fn resolve(&self) -> Result<Vec<FrontendAddress>> {
         let Self { scheme, host, port } = self;
-        let addresses = lookup_host((host.as_str(), *port)).await.with_context(|| format!("look up {host}"))?;
-        let candidate =
-            |address| FrontendAddress { address: format!("{scheme}://{address}"), name: Some(host.clone()) };
-        Ok(addresses.map(candidate).collect())
+        let addresses = lookup_host((host.as_str(), *port)).await.with_context(|| format!("cannot resolve {host}"))?;
+        let address =
+            |address| FrontendAddress { uri: format!("{scheme}://{address}"), server_name: Some(host.clone()) };
+        Ok(addresses.map(address).collect())
     }
 }
 
@@ -108,36 +110,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_names_are_told_apart() {
+    fn ip_addresses_are_fixed_and_dns_names_are_resolved() {
         for (text, is_fixed) in [
             ("unix:/run/fairlead/frontend.sock", true),
             ("https://10.0.0.1:7600", true),
             ("https://[fd00::1]:7600/", true),
             ("http://fairlead.kube-system.svc:7600", false),
         ] {
-            let place = AddressSource::parse(text).unwrap();
-            assert_eq!(matches!(place, AddressSource::Fixed(_)), is_fixed, "{text}");
-            assert_eq!(place.to_string(), text);
+            let source = AddressSource::parse(text).unwrap();
+            assert_eq!(matches!(source, AddressSource::Fixed(_)), is_fixed, "{text}");
+            assert_eq!(source.to_string(), text);
         }
-        for (text, said) in [
-            ("fairlead:7600", "no frontend's address"),
-            ("ftp://fairlead:7600", "no frontend's address"),
-            ("https://fairlead:7600/path", "no frontend's address"),
+        for (text, expected) in [
+            ("fairlead:7600", "not the address of a frontend"),
+            ("ftp://fairlead:7600", "not the address of a frontend"),
+            ("https://fairlead:7600/path", "not the address of a frontend"),
             ("https://fairlead", "has no port"),
             ("unix:frontend.sock", "must begin with /"),
-            ("", "no frontend's address"),
+            ("", "not the address of a frontend"),
         ] {
             let error = format!("{:#}", AddressSource::parse(text).unwrap_err());
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 
     #[tokio::test]
-    async fn a_name_leads_to_all_its_addresses() {
-        let found = AddressSource::parse("https://localhost:7600").unwrap().look_up().await.unwrap();
-        let candidate = |address: &str| FrontendAddress { address: address.into(), name: Some("localhost".into()) };
-        assert!(found.contains(&candidate("https://127.0.0.1:7600")), "{found:?}");
-        let nowhere = AddressSource::parse("https://fairlead.invalid:7600").unwrap().look_up().await;
-        assert!(format!("{:#}", nowhere.unwrap_err()).contains("fairlead.invalid"));
+    async fn dns_name_resolves_to_all_its_addresses() {
+        let found = AddressSource::parse("https://localhost:7600").unwrap().resolve().await.unwrap();
+        let address = |uri: &str| FrontendAddress { uri: uri.into(), server_name: Some("localhost".into()) };
+        assert!(found.contains(&address("https://127.0.0.1:7600")), "{found:?}");
+        let unresolvable = AddressSource::parse("https://fairlead.invalid:7600").unwrap().resolve().await;
+        assert!(format!("{:#}", unresolvable.unwrap_err()).contains("fairlead.invalid"));
     }
 }

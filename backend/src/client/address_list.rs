@@ -1,10 +1,10 @@
-//! Which frontends are known, which of them to try first, and when to look for others.
+//! The known addresses of frontends: which one to try first, and when to resolve them again.
 //!
 //! ```text
-//!   places ──look up (due)──▶ candidates of each place ──order──▶ tried in turn
-//!                                  │    ▲                            │ worked, failed
-//!                                  ▼    │                            ▼
-//!                            the file of the last known          health of each
+//!   sources ──resolve (due)──▶ addresses of each source ──in_order──▶ tried in turn
+//!                                   │    ▲                               │ succeeded, failed
+//!                                   ▼    │                               ▼
+//!                               cache file                       failures of each address
 //! ```
 
 use std::{
@@ -15,107 +15,118 @@ use std::{
 };
 
 use anyhow::Result;
+use runtime::failure::{Recovery, Repeated, chain};
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::address::{AddressSource, FrontendAddress};
 
-/// What is known is looked up again when it is so old and a session is wanted: there may be more replicas by now.
+/// Addresses of this age are resolved again when a session begins: there may be more replicas by now.
 const REFRESH: Duration = Duration::from_secs(600);
 
-/// What is known.
+/// The addresses of all sources.
 #[derive(Debug)]
 pub(super) struct AddressList {
-    places: Vec<Known>,
+    sources: Vec<ResolvedSource>,
     failed: HashMap<FrontendAddress, Instant>,
-    /// Where the last session was; others come first, if they work.
+    /// The frontend of the last session. Others are preferred.
     last: Option<FrontendAddress>,
-    file: Option<PathBuf>,
+    cache: Option<PathBuf>,
 }
 
-/// What is known of a place.
+/// A source with its addresses.
 #[derive(Debug)]
-struct Known {
-    place: AddressSource,
-    candidates: Vec<FrontendAddress>,
-    looked_up: Option<Instant>,
+struct ResolvedSource {
+    source: AddressSource,
+    addresses: Vec<FrontendAddress>,
+    resolved: Option<Instant>,
+    failures: Repeated,
 }
-
-// === impl AddressList ===
 
 impl AddressList {
-    /// Knows what the file says, until something is looked up.
-    pub(super) fn new(places: Vec<AddressSource>, file: Option<PathBuf>) -> Self {
-        let stored = file.as_ref().map(read).unwrap_or_default();
-        let known = |place: AddressSource| {
-            let candidates = stored.get(&place.to_string()).cloned().unwrap_or_default();
-            Known { place, candidates, looked_up: None }
+    /// Starts with the cached addresses.
+    pub(super) fn new(sources: Vec<AddressSource>, cache: Option<PathBuf>) -> Self {
+        let cached = cache.as_ref().map(read).unwrap_or_default();
+        let resolved_source = |source: AddressSource| {
+            let addresses = cached.get(&source.to_string()).cloned().unwrap_or_default();
+            ResolvedSource { source, addresses, resolved: None, failures: Repeated::default() }
         };
-        let places = places.into_iter().map(known).collect();
-        Self { places, failed: HashMap::new(), last: None, file }
+        let sources = sources.into_iter().map(resolved_source).collect();
+        Self { sources, failed: HashMap::new(), last: None, cache }
     }
 
-    /// The places to look up before the next try, with their numbers: those never looked up, where nothing works, or long ago.
+    /// The sources to resolve before the next attempt, with their indices: those that were never resolved, or long ago,
+    /// and those whose addresses have all failed.
     pub(super) fn due(&self) -> Vec<(usize, AddressSource)> {
-        let is_due = |known: &Known| {
-            let is_fresh = known.looked_up.is_some_and(|when| when.elapsed() < REFRESH);
-            !is_fresh || known.candidates.iter().all(|candidate| self.failed.contains_key(candidate))
+        let is_due = |source: &ResolvedSource| {
+            let is_fresh = source.resolved.is_some_and(|when| when.elapsed() < REFRESH);
+            !is_fresh || source.addresses.iter().all(|address| self.failed.contains_key(address))
         };
-        let due = self.places.iter().enumerate().filter(|(_, known)| is_due(known));
-        due.map(|(number, known)| (number, known.place.clone())).collect()
+        let due = self.sources.iter().enumerate().filter(|(_, source)| is_due(source));
+        due.map(|(index, source)| (index, source.source.clone())).collect()
     }
 
-    /// What looking up has come to. After an error the last known stay.
-    pub(super) fn looked_up(&mut self, number: usize, found: Result<Vec<FrontendAddress>>) {
-        let Some(known) = self.places.get_mut(number) else { return };
-        match found {
-            Ok(mut candidates) => {
-                candidates.sort();
-                candidates.dedup();
-                known.looked_up = Some(Instant::now());
-                if known.candidates != candidates {
-                    debug!(place = %known.place, ?candidates, "frontends found");
-                    known.candidates = candidates;
+    /// Records the result of resolving a source. After an error its addresses stay.
+    pub(super) fn resolved(&mut self, index: usize, result: Result<Vec<FrontendAddress>>) {
+        let Some(ResolvedSource { source, addresses, resolved, failures }) = self.sources.get_mut(index) else {
+            return;
+        };
+        match result {
+            Ok(mut found) => {
+                found.sort();
+                found.dedup();
+                *resolved = Some(Instant::now());
+                if let Some(Recovery { count, duration }) = failures.recovered() {
+                    info!(%source, failures = count, after_ms = duration.as_millis(), "resolved frontends again");
+                }
+                if *addresses != found {
+                    debug!(%source, addresses = ?found, "resolved frontends");
+                    *addresses = found;
                     self.write();
                 }
             }
             Err(error) => {
-                let error = format!("{error:#}");
-                warn!(place = %known.place, error, last_known = known.candidates.len(), "cannot look for frontends");
+                let (error, known) = (chain(error.as_ref()), addresses.len());
+                if failures.failed(&error).is_news() {
+                    warn!(%source, error, known, "cannot resolve frontends, using the last known addresses");
+                } else {
+                    debug!(%source, error, known, "still cannot resolve frontends");
+                }
             }
         }
     }
 
-    /// All candidates: those that work in any order, then that of the last session, then those that failed, longest ago first.
-    pub(super) fn order(&self) -> Vec<FrontendAddress> {
-        let mut list: Vec<_> = self.places.iter().flat_map(|known| known.candidates.iter().cloned()).collect();
+    /// All addresses: those that have not failed in random order, then that of the last session, then those that
+    /// failed, the earliest failure first.
+    pub(super) fn in_order(&self) -> Vec<FrontendAddress> {
+        let mut list: Vec<_> = self.sources.iter().flat_map(|source| source.addresses.iter().cloned()).collect();
         list.sort();
         list.dedup();
         fastrand::shuffle(&mut list);
-        list.sort_by_key(|candidate| (self.failed.get(candidate).copied(), self.last.as_ref() == Some(candidate)));
+        list.sort_by_key(|address| (self.failed.get(address).copied(), self.last.as_ref() == Some(address)));
         list
     }
 
-    /// A session could be had.
-    pub(super) fn worked(&mut self, candidate: &FrontendAddress) {
-        self.failed.remove(candidate);
-        self.last = Some(candidate.clone());
+    /// A session was established.
+    pub(super) fn succeeded(&mut self, address: &FrontendAddress) {
+        self.failed.remove(address);
+        self.last = Some(address.clone());
     }
 
-    /// None could.
-    pub(super) fn failed(&mut self, candidate: &FrontendAddress) {
-        self.failed.insert(candidate.clone(), Instant::now());
+    /// No session could be established.
+    pub(super) fn failed(&mut self, address: &FrontendAddress) {
+        self.failed.insert(address.clone(), Instant::now());
     }
 
-    /// Writes down what was looked up; fixed addresses are given anew at each start.
+    /// Caches the resolved addresses. Fixed ones are configured anyway.
     fn write(&self) {
-        let Some(path) = &self.file else { return };
-        let looked_up = self.places.iter().filter(|known| !matches!(known.place, AddressSource::Fixed(_)));
-        let lines = looked_up.flat_map(|known| {
-            let line = |FrontendAddress { address, name }: &FrontendAddress| {
-                format!("{}\t{address}\t{}\n", known.place, name.as_deref().unwrap_or_default())
+        let Some(path) = &self.cache else { return };
+        let resolved = self.sources.iter().filter(|source| !matches!(source.source, AddressSource::Fixed(_)));
+        let lines = resolved.flat_map(|ResolvedSource { source, addresses, .. }| {
+            let line = move |FrontendAddress { uri, server_name }: &FrontendAddress| {
+                format!("{source}\t{uri}\t{}\n", server_name.as_deref().unwrap_or_default())
             };
-            known.candidates.iter().map(line)
+            addresses.iter().map(line)
         });
         let text: String = lines.collect();
         if text.is_empty() {
@@ -123,31 +134,32 @@ impl AddressList {
         }
         let new = path.with_added_extension("new");
         if let Err(error) = fs::write(&new, text).and_then(|()| fs::rename(&new, path)) {
-            warn!(path = %path.display(), %error, "the addresses of frontends are not written down");
+            warn!(path = %path.display(), %error, "cannot write cached frontend addresses");
         }
     }
 }
 
-/// What was known last, by place. Lines that make no sense are left out.
+/// The cached addresses by source. Invalid lines are ignored.
 fn read(path: &PathBuf) -> BTreeMap<String, Vec<FrontendAddress>> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) => {
             if error.kind() != io::ErrorKind::NotFound {
-                warn!(path = %path.display(), %error, "the last known addresses of frontends are not known");
+                warn!(path = %path.display(), %error, "cannot read cached frontend addresses");
             }
             String::new()
         }
     };
-    let mut places: BTreeMap<String, Vec<FrontendAddress>> = BTreeMap::new();
+    let mut sources: BTreeMap<String, Vec<FrontendAddress>> = BTreeMap::new();
     for line in text.lines() {
-        let mut words = line.split('\t');
-        if let (Some(place), Some(address), Some(name)) = (words.next(), words.next(), words.next()) {
-            let name = Some(name.to_owned()).filter(|name| !name.is_empty());
-            places.entry(place.to_owned()).or_default().push(FrontendAddress { address: address.to_owned(), name });
+        let mut fields = line.split('\t');
+        if let (Some(source), Some(uri), Some(name)) = (fields.next(), fields.next(), fields.next()) {
+            let server_name = Some(name.to_owned()).filter(|name| !name.is_empty());
+            let address = FrontendAddress { uri: uri.to_owned(), server_name };
+            sources.entry(source.to_owned()).or_default().push(address);
         }
     }
-    places
+    sources
 }
 
 #[cfg(test)]
@@ -156,81 +168,81 @@ mod tests {
 
     use super::*;
 
-    fn candidate(address: &str) -> FrontendAddress {
-        FrontendAddress { address: address.to_owned(), name: Some("fairlead".to_owned()) }
+    fn address(uri: &str) -> FrontendAddress {
+        FrontendAddress { uri: uri.to_owned(), server_name: Some("fairlead".to_owned()) }
     }
 
-    fn named() -> Vec<AddressSource> {
+    fn dns_source() -> Vec<AddressSource> {
         vec![AddressSource::parse("https://fairlead:7600").unwrap()]
     }
 
-    fn due(directory: &AddressList) -> usize {
-        directory.due().len()
+    fn due(list: &AddressList) -> usize {
+        list.due().len()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_that_work_come_first_and_another_than_the_last_one() {
-        let [a, b, c] = ["https://10.0.0.1:1", "https://10.0.0.2:1", "https://10.0.0.3:1"].map(candidate);
-        let mut directory = AddressList::new(named(), None);
-        directory.looked_up(0, Ok(vec![c.clone(), a.clone(), b.clone(), a.clone()]));
-        assert_eq!(directory.order().len(), 3);
-        directory.worked(&a);
+    async fn working_frontends_come_first_and_the_last_one_behind_them() {
+        let [a, b, c] = ["https://10.0.0.1:1", "https://10.0.0.2:1", "https://10.0.0.3:1"].map(address);
+        let mut list = AddressList::new(dns_source(), None);
+        list.resolved(0, Ok(vec![c.clone(), a.clone(), b.clone(), a.clone()]));
+        assert_eq!(list.in_order().len(), 3);
+        list.succeeded(&a);
         for _ in 0..20 {
-            assert_eq!(directory.order()[2], a);
+            assert_eq!(list.in_order()[2], a);
         }
-        directory.failed(&b);
+        list.failed(&b);
         tokio::time::advance(Duration::from_secs(1)).await;
-        directory.failed(&c);
-        assert_eq!(directory.order(), [a.clone(), b.clone(), c.clone()]);
-        directory.worked(&c);
-        assert_eq!(directory.order(), [a, c, b]);
+        list.failed(&c);
+        assert_eq!(list.in_order(), [a.clone(), b.clone(), c.clone()]);
+        list.succeeded(&c);
+        assert_eq!(list.in_order(), [a, c, b]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_of_many_is_chosen_by_chance() {
-        let mut directory = AddressList::new(named(), None);
-        directory.looked_up(0, Ok((1..=4).map(|n| candidate(&format!("https://10.0.0.{n}:1"))).collect()));
-        let first: std::collections::BTreeSet<_> = (0..200).map(|_| directory.order().remove(0)).collect();
+    async fn each_working_frontend_is_sometimes_first() {
+        let mut list = AddressList::new(dns_source(), None);
+        list.resolved(0, Ok((1..=4).map(|n| address(&format!("https://10.0.0.{n}:1"))).collect()));
+        let first: std::collections::BTreeSet<_> = (0..200).map(|_| list.in_order().remove(0)).collect();
         assert_eq!(first.len(), 4);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn places_are_looked_up_at_first_then_rarely_and_when_nothing_works() {
-        let mut directory = AddressList::new(named(), None);
-        assert_eq!(due(&directory), 1);
-        directory.looked_up(0, Ok(vec![candidate("https://10.0.0.1:1"), candidate("https://10.0.0.2:1")]));
-        assert_eq!(due(&directory), 0);
-        directory.failed(&candidate("https://10.0.0.1:1"));
-        assert_eq!(due(&directory), 0, "the other one may work");
-        directory.failed(&candidate("https://10.0.0.2:1"));
-        assert_eq!(due(&directory), 1);
-        directory.worked(&candidate("https://10.0.0.2:1"));
-        assert_eq!(due(&directory), 0);
+    async fn sources_are_resolved_at_first_when_old_and_when_all_addresses_fail() {
+        let mut list = AddressList::new(dns_source(), None);
+        assert_eq!(due(&list), 1);
+        list.resolved(0, Ok(vec![address("https://10.0.0.1:1"), address("https://10.0.0.2:1")]));
+        assert_eq!(due(&list), 0);
+        list.failed(&address("https://10.0.0.1:1"));
+        assert_eq!(due(&list), 0, "the other one may work");
+        list.failed(&address("https://10.0.0.2:1"));
+        assert_eq!(due(&list), 1);
+        list.succeeded(&address("https://10.0.0.2:1"));
+        assert_eq!(due(&list), 0);
         tokio::time::advance(REFRESH).await;
-        assert_eq!(due(&directory), 1);
+        assert_eq!(due(&list), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_last_known_outlive_the_process_and_errors() {
-        let temporary = tempfile::tempdir().unwrap();
-        let file = temporary.path().join("frontends");
-        let mut directory = AddressList::new(named(), Some(file.clone()));
-        assert_eq!(directory.order(), []);
-        let found =
-            vec![candidate("https://10.0.0.1:1"), FrontendAddress { name: None, ..candidate("https://10.0.0.2:1") }];
-        directory.looked_up(0, Ok(found.clone()));
+    async fn cached_addresses_survive_restarts_and_resolver_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("frontends");
+        let mut list = AddressList::new(dns_source(), Some(file.clone()));
+        assert_eq!(list.in_order(), []);
+        let without_name = FrontendAddress { server_name: None, ..address("https://10.0.0.2:1") };
+        let found = vec![address("https://10.0.0.1:1"), without_name];
+        list.resolved(0, Ok(found.clone()));
 
-        let mut directory = AddressList::new(named(), Some(file.clone()));
-        directory.looked_up(0, (|| bail!("no such name"))());
-        let mut order = directory.order();
-        order.sort();
-        assert_eq!(order, found);
-        assert_eq!(due(&directory), 1, "it is tried again");
+        let mut list = AddressList::new(dns_source(), Some(file.clone()));
+        list.resolved(0, (|| bail!("no such name"))());
+        let mut addresses = list.in_order();
+        addresses.sort();
+        assert_eq!(addresses, found);
+        assert_eq!(due(&list), 1, "it is tried again");
 
-        // Those of another place are not its.
+        // Another source does not use them.
         let other = vec![AddressSource::parse("https://other:7600").unwrap()];
-        assert_eq!(AddressList::new(other, Some(file.clone())).order(), []);
+        assert_eq!(AddressList::new(other, Some(file.clone())).in_order(), []);
         fs::write(&file, "nonsense\n\n\t\t\n").unwrap();
-        assert_eq!(AddressList::new(named(), Some(file)).order(), []);
+        assert_eq!(AddressList::new(dns_source(), Some(file)).in_order(), []);
     }
 }

@@ -1,5 +1,5 @@
-//! How the two ends of an `https` connection know each other. The files are read for each connection, so that they may be
-//! replaced at any time.
+//! The credentials of an `https` connection. The files are read for each connection, so that they can be replaced at
+//! any time.
 
 use std::path::{Path, PathBuf};
 
@@ -10,21 +10,21 @@ use tonic::{
     transport::{Certificate, ClientTlsConfig, Identity},
 };
 
-/// Files that say who the frontend must be, and who this is. Used for `https` only: a token is never sent in the clear.
+/// The files that authenticate both ends. Used for `https` only: a token is never sent in the clear.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
-    /// Certificates (PEM) of the authorities that may have signed the frontend's.
+    /// The CA certificates (PEM) that the frontend's certificate is verified with.
     pub authorities: Option<PathBuf>,
-    /// The certificate (PEM) of this node, and its key.
+    /// The certificate (PEM) of this node and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// A service-account token that is bound to this node.
+    /// A service-account token bound to this node.
     pub token: Option<PathBuf>,
-    /// The name that the frontend's certificate must be for. `None`: the name that led to it, or the IP address that was given.
+    /// The name that the frontend's certificate must contain. `None`: the DNS name or IP address of the address.
     pub frontend_name: Option<String>,
 }
 
 impl Credentials {
-    /// `name`: what led to the frontend, where that is not in its address.
+    /// `name`: the server name of the address.
     pub(super) async fn tls(&self, name: Option<&str>) -> Result<ClientTlsConfig> {
         let mut config = ClientTlsConfig::new();
         if let Some(path) = &self.authorities {
@@ -42,14 +42,16 @@ impl Credentials {
     /// The value of the `authorization` header.
     pub(super) async fn token(&self) -> Result<Option<MetadataValue<Ascii>>> {
         let Some(path) = &self.token else { return Ok(None) };
-        let token = String::from_utf8(read(path).await?).context("the token is no text")?;
-        let mut value: MetadataValue<Ascii> =
-            format!("Bearer {}", token.trim()).parse().context("the token is no header value")?;
+        let token = String::from_utf8(read(path).await?)
+            .with_context(|| format!("{}: the token is not text", path.display()))?;
+        let mut value: MetadataValue<Ascii> = format!("Bearer {}", token.trim())
+            .parse()
+            .with_context(|| format!("{}: the token has characters that a header cannot have", path.display()))?;
         value.set_sensitive(true);
         Ok(Some(value))
     }
 }
 
 async fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).await.with_context(|| format!("read {}", path.display()))
+    fs::read(path).await.with_context(|| format!("cannot read {}", path.display()))
 }

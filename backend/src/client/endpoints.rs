@@ -1,52 +1,48 @@
-//! Asking a frontend which endpoints of a Service a node is told to use, and why.
+//! Asks a frontend which endpoints of a Service a node uses, and why.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use proto::v1::{EndpointsRequest, EndpointsResponse, fairlead_client::FairleadClient};
 use tokio::time::timeout;
-use tonic::{Code, Request};
+use tonic::{Code, Response, Status};
 
-use super::{Ended, FrontendAddress, Grpc, advised, connect};
+use super::{FrontendAddress, Grpc, StreamError, authorized, connect, explained};
 
-/// The largest answer that is taken: tens of thousands of endpoints of one Service.
-const ANSWER_LIMIT: usize = 64 << 20;
+/// The largest response: tens of thousands of endpoints of one Service.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 impl Grpc {
-    /// Asks the frontends one after the other until one knows. They all see the same cluster.
+    /// Asks one frontend after the other until one answers. All of them watch the same cluster.
     ///
     /// # Errors
-    /// When there is no such Service, none may be asked, or none answers.
+    /// When the Service does not exist, access is denied, or no frontend answers.
     pub async fn endpoints(&self, request: &EndpointsRequest, patience: Duration) -> Result<EndpointsResponse> {
-        self.look_up().await;
-        let mut error = None;
-        let candidates = self.directory().order();
-        for candidate in candidates {
-            let asked = timeout(patience, self.ask_for_endpoints(&candidate, request.clone())).await;
-            match asked.with_context(|| format!("no answer within {patience:?}")).flatten() {
+        self.resolve().await;
+        let mut last_error = None;
+        let addresses = self.addresses().in_order();
+        for address in addresses {
+            let response = timeout(patience, self.endpoints_of(&address, request.clone())).await;
+            match response.with_context(|| format!("no answer within {patience:?}")).flatten() {
                 Ok(Ok(response)) => return Ok(response),
-                // The next one would say the same.
+                // Another frontend would answer the same.
                 Ok(Err(status)) if matches!(status.code(), Code::NotFound | Code::InvalidArgument) => {
                     anyhow::bail!("{}", status.message());
                 }
-                Ok(Err(status)) => error = Some(advised(Ended::from(status))),
-                Err(failed) => error = Some(failed.context(candidate.address)),
+                Ok(Err(status)) => last_error = Some(explained(&StreamError::from(status))),
+                Err(error) => last_error = Some(error.context(address.uri)),
             }
         }
-        Err(error.unwrap_or_else(|| anyhow::anyhow!("no frontend is known")))
+        Err(last_error.unwrap_or_else(|| anyhow::anyhow!("no address of a frontend is known")))
     }
 
-    async fn ask_for_endpoints(
+    async fn endpoints_of(
         &self,
-        candidate: &FrontendAddress,
+        address: &FrontendAddress,
         request: EndpointsRequest,
-    ) -> Result<Result<EndpointsResponse, tonic::Status>> {
-        let (channel, token) = connect(candidate, &self.credentials).await?;
-        let mut request = Request::new(request);
-        if let Some(token) = token {
-            request.metadata_mut().insert("authorization", token);
-        }
-        let mut client = FairleadClient::new(channel).max_decoding_message_size(ANSWER_LIMIT);
-        Ok(client.endpoints(request).await.map(tonic::Response::into_inner))
+    ) -> Result<Result<EndpointsResponse, Status>> {
+        let (channel, token) = connect(address, &self.credentials).await?;
+        let mut client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        Ok(client.endpoints(authorized(request, token)).await.map(Response::into_inner))
     }
 }

@@ -1,4 +1,4 @@
-//! Asking frontends what they know of their nodes: all of them, each for itself.
+//! Asks all frontends for the status of their nodes.
 
 use std::time::Duration;
 
@@ -6,45 +6,40 @@ use anyhow::{Context as _, Result};
 use futures::future;
 use proto::v1::{StatusRequest, StatusResponse, fairlead_client::FairleadClient};
 use tokio::time::timeout;
-use tonic::Request;
 
-use super::{Ended, FrontendAddress, Grpc, advised, connect};
+use super::{FrontendAddress, Grpc, StreamError, authorized, connect, explained};
 
-/// The largest answer that is taken: thousands of nodes, each with failures, and thousands of problems.
-const ANSWER_LIMIT: usize = 64 << 20;
+/// The largest response: thousands of nodes, each with failures, and thousands of problems.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 impl Grpc {
-    /// Asks every frontend that is found, all at once, in the order of their addresses. Each may take so much longer than the request
-    /// wants to wait.
+    /// Asks all frontends at once and returns their responses in the order of their addresses. Each has `patience` to
+    /// answer after the wait that the request itself asks for.
     ///
     /// # Errors
-    /// When none is found. That one does not answer is for itself.
+    /// When no frontend is known. A frontend that does not answer has an error of its own.
     pub async fn status(
         &self,
         request: &StatusRequest,
         patience: Duration,
     ) -> Result<Vec<(String, Result<StatusResponse>)>> {
-        self.look_up().await;
-        let mut candidates = self.directory().order();
-        candidates.sort();
-        anyhow::ensure!(!candidates.is_empty(), "no frontend is known");
+        self.resolve().await;
+        let mut addresses = self.addresses().in_order();
+        addresses.sort();
+        anyhow::ensure!(!addresses.is_empty(), "no address of a frontend is known");
         let patience = patience + Duration::from_millis(request.wait_millis.into());
-        let answers = candidates.into_iter().map(async |candidate| {
-            let answer = timeout(patience, self.ask(&candidate, request.clone())).await;
-            let answer = answer.with_context(|| format!("no answer within {patience:?}")).flatten();
-            (candidate.address, answer)
+        let responses = addresses.into_iter().map(async |address| {
+            let response = timeout(patience, self.status_of(&address, request.clone())).await;
+            let response = response.with_context(|| format!("no answer within {patience:?}")).flatten();
+            (address.uri, response)
         });
-        Ok(future::join_all(answers).await)
+        Ok(future::join_all(responses).await)
     }
 
-    async fn ask(&self, candidate: &FrontendAddress, request: StatusRequest) -> Result<StatusResponse> {
-        let (channel, token) = connect(candidate, &self.credentials).await?;
-        let mut request = Request::new(request);
-        if let Some(token) = token {
-            request.metadata_mut().insert("authorization", token);
-        }
-        let mut client = FairleadClient::new(channel).max_decoding_message_size(ANSWER_LIMIT);
-        let answer = client.status(request).await.map_err(|status| advised(Ended::from(status)))?;
-        Ok(answer.into_inner())
+    async fn status_of(&self, address: &FrontendAddress, request: StatusRequest) -> Result<StatusResponse> {
+        let (channel, token) = connect(address, &self.credentials).await?;
+        let mut client = FairleadClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        let response = client.status(authorized(request, token)).await;
+        Ok(response.map_err(|status| explained(&StreamError::from(status)))?.into_inner())
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the gRPC client against a real server, over a Unix socket and over loopback.
+//! The gRPC client with a real server, over a Unix socket and over loopback.
 
 mod tls;
 
@@ -8,23 +8,23 @@ use futures::Stream;
 use proto::{
     digest::Digest,
     encoded::EncodedMessage,
-    model::{Ack, Batch, Epoch, Operation, Revision, SourceVersion, SyncMode, Welcome},
+    model::{Ack, Batch, Epoch, Operation, Revision, ServerMessage, SourceVersion, SyncMode, Welcome},
     v1::{self, server},
 };
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tonic::{Request, Response, metadata::MetadataMap, transport::Server};
+use tonic::{Request, Response, Status, metadata::MetadataMap, transport::Server};
 
 use super::*;
 use crate::testing::{mk_state, operations_between, synthetic};
 
-/// Hands each stream to the test: what the client says, and where to answer.
+/// A service that hands each stream to the test.
 struct Scripted(mpsc::UnboundedSender<Peer>);
 
 struct Peer {
     metadata: MetadataMap,
-    heard: Streaming<v1::ClientMessage>,
-    say: mpsc::Sender<Result<EncodedMessage, Status>>,
+    received: Streaming<v1::ClientMessage>,
+    sender: mpsc::Sender<Result<EncodedMessage, Status>>,
 }
 
 #[tonic::async_trait]
@@ -35,14 +35,14 @@ impl server::Fairlead for Scripted {
         &self,
         request: Request<Streaming<v1::ClientMessage>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let (say, said) = mpsc::channel(64);
-        let peer = Peer { metadata: request.metadata().clone(), heard: request.into_inner(), say };
+        let (sender, messages) = mpsc::channel(64);
+        let peer = Peer { metadata: request.metadata().clone(), received: request.into_inner(), sender };
         self.0.send(peer).map_err(|_| Status::unavailable("the test is over"))?;
-        Ok(Response::new(Box::pin(ReceiverStream::new(said))))
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
-        Err(Status::unimplemented("not asked here"))
+        Err(Status::unimplemented("not part of the test"))
     }
 }
 
@@ -72,13 +72,17 @@ impl Frontend {
 }
 
 impl Peer {
-    async fn hear(&mut self) -> ClientMessage {
-        self.heard.message().await.unwrap().unwrap().try_into().unwrap()
+    async fn receive(&mut self) -> ClientMessage {
+        self.received.message().await.unwrap().unwrap().try_into().unwrap()
     }
 
-    async fn say(&self, event: &ServerMessage) {
-        self.say.send(Ok(EncodedMessage::new(event))).await.unwrap();
+    async fn send(&self, message: &ServerMessage) {
+        self.sender.send(Ok(EncodedMessage::new(message))).await.unwrap();
     }
+}
+
+async fn next_message(session: &mut Session) -> Option<ServerMessage> {
+    session.messages.recv().await.map(|received| received.message)
 }
 
 fn mk_hello() -> Hello {
@@ -113,21 +117,22 @@ fn batch(operations: Vec<Operation>) -> ServerMessage {
 }
 
 #[tokio::test]
-async fn everything_goes_through_both_ways() {
+async fn messages_pass_in_both_directions() {
     let mut frontend = serve();
     let (mut session, mut peer) = frontend.session(&mut mk_grpc(&[&frontend.address.clone()])).await;
-    assert_eq!(peer.hear().await, ClientMessage::Hello(mk_hello()));
+    assert_eq!(peer.receive().await, ClientMessage::Hello(mk_hello()));
     let operations = operations_between(&mk_state().build(), &synthetic(500, 4, crate::testing::Stack::Dual));
-    let events = [
+    let messages = [
         ServerMessage::Welcome(Welcome { epoch: Epoch(9), mode: SyncMode::Repair, source_version: SourceVersion(0) }),
         batch(operations),
         ServerMessage::Bookmark(Revision(1), Digest(5)),
         ServerMessage::DigestRequest,
         ServerMessage::Drain(Duration::from_secs(3)),
     ];
-    for event in events {
-        peer.say(&event).await;
-        assert_eq!(session.events.recv().await, Some(event));
+    for message in messages {
+        peer.send(&message).await;
+        let wire = Some(EncodedMessage::new(&message));
+        assert_eq!(session.messages.recv().await, Some(ReceivedMessage { message, wire }));
     }
     let state = mk_state().build();
     let replies = [
@@ -141,31 +146,31 @@ async fn everything_goes_through_both_ways() {
     ];
     for reply in replies {
         session.replies.send(reply.clone()).await.unwrap();
-        assert_eq!(peer.hear().await, reply);
+        assert_eq!(peer.receive().await, reply);
     }
 }
 
 #[tokio::test]
-async fn either_end_ends_the_session() {
+async fn either_end_can_end_the_session() {
     let mut frontend = serve();
     let mut grpc = mk_grpc(&[&frontend.address.clone()]);
     let (mut session, peer) = frontend.session(&mut grpc).await;
     drop(peer);
-    assert_eq!(session.events.recv().await, None);
+    assert_eq!(session.messages.recv().await, None);
 
     let (session, mut peer) = frontend.session(&mut grpc).await;
-    peer.hear().await;
+    peer.receive().await;
     drop(session);
-    peer.say.closed().await;
+    peer.sender.closed().await;
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_ends_the_session_and_nothing_of_it_arrives() {
+async fn invalid_message_ends_the_session() {
     let mut frontend = serve();
     let mut grpc = mk_grpc(&[&frontend.address.clone()]);
     let good = Operation::ResetBucket(1);
     let bad = [
-        // No such bucket.
+        // No digest bucket.
         EncodedMessage::new(&batch(vec![good.clone(), Operation::ResetBucket(200)])),
         // No protobuf.
         EncodedMessage::from_bytes([0xff; 16].as_slice().into()),
@@ -174,30 +179,30 @@ async fn what_cannot_be_read_ends_the_session_and_nothing_of_it_arrives() {
     ];
     for message in bad {
         let (mut session, peer) = frontend.session(&mut grpc).await;
-        peer.say(&ServerMessage::DigestRequest).await;
-        peer.say.send(Ok(message)).await.unwrap();
-        assert_eq!(session.events.recv().await, Some(ServerMessage::DigestRequest));
-        assert_eq!(session.events.recv().await, None);
+        peer.send(&ServerMessage::DigestRequest).await;
+        peer.sender.send(Ok(message)).await.unwrap();
+        assert_eq!(next_message(&mut session).await, Some(ServerMessage::DigestRequest));
+        assert_eq!(session.messages.recv().await, None);
     }
 }
 
 #[tokio::test]
-async fn frontends_that_are_away_are_passed_over() {
+async fn unreachable_frontends_are_skipped() {
     let dir = tempfile::tempdir().unwrap();
-    let nobody = format!("unix:{}", dir.path().join("nobody.sock").display());
+    let unreachable = format!("unix:{}", dir.path().join("unreachable.sock").display());
     let mut frontend = serve();
-    let mut grpc = mk_grpc(&[&nobody, &frontend.address.clone(), &nobody]);
+    let mut grpc = mk_grpc(&[&unreachable, &frontend.address.clone(), &unreachable]);
     for _ in 0..4 {
         frontend.session(&mut grpc).await;
     }
     frontend.task.abort();
     frontend.peers.close();
-    let error = mk_grpc(&[&nobody]).connect(mk_hello()).await.unwrap_err();
-    assert!(format!("{error:#}").contains("nobody.sock"), "{error:#}");
+    let error = mk_grpc(&[&unreachable]).connect(mk_hello()).await.unwrap_err();
+    assert!(format!("{error:#}").contains("unreachable.sock"), "{error:#}");
 }
 
 #[tokio::test]
-async fn sessions_in_turn_go_to_all_frontends() {
+async fn successive_sessions_use_all_frontends() {
     let (mut one, mut two) = (serve(), serve());
     let mut grpc = mk_grpc(&[&one.address, &two.address]);
     for _ in 0..4 {
@@ -209,74 +214,74 @@ async fn sessions_in_turn_go_to_all_frontends() {
     }
 }
 
-/// One that waits for its own objects takes the stream and says nothing.
+/// A frontend that is still listing objects accepts the stream and sends nothing.
 #[tokio::test]
-async fn a_frontend_that_is_complete_is_preferred_to_one_that_is_not() {
-    let (mut silent, mut complete) = (serve(), serve());
+async fn ready_frontend_is_preferred() {
+    let (mut not_ready, mut ready) = (serve(), serve());
     let welcome =
         ServerMessage::Welcome(Welcome { epoch: Epoch(9), mode: SyncMode::Repair, source_version: SourceVersion(0) });
     for _ in 0..3 {
-        let mut grpc = mk_grpc(&[&silent.address, &complete.address]);
+        let mut grpc = mk_grpc(&[&not_ready.address, &ready.address]);
         let welcomed = async {
-            let peer = complete.peers.recv().await.unwrap();
-            peer.say(&welcome).await;
+            let peer = ready.peers.recv().await.unwrap();
+            peer.send(&welcome).await;
             peer
         };
         let (session, _peer) = tokio::join!(grpc.connect(mk_hello()), welcomed);
-        assert_eq!(session.unwrap().events.recv().await, Some(welcome.clone()));
+        assert_eq!(next_message(&mut session.unwrap()).await, Some(welcome.clone()));
     }
-    // Alone it will do.
-    let mut grpc = mk_grpc(&[&silent.address]);
+    // Without another frontend it is used.
+    let mut grpc = mk_grpc(&[&not_ready.address]);
     let mut session = grpc.connect(mk_hello()).await.unwrap();
-    let mut heard = None;
-    while let Ok(peer) = silent.peers.try_recv() {
-        heard = Some(peer);
+    let mut last = None;
+    while let Ok(peer) = not_ready.peers.try_recv() {
+        last = Some(peer);
     }
-    heard.unwrap().say(&welcome).await;
-    assert_eq!(session.events.recv().await, Some(welcome));
+    last.unwrap().send(&welcome).await;
+    assert_eq!(next_message(&mut session).await, Some(welcome));
 }
 
-/// Finds what it is told, and says how often it was asked.
+/// A discovery with configured results, which counts its calls.
 #[derive(Debug, Default)]
-struct Found(Mutex<(usize, Vec<FrontendAddress>)>);
+struct FakeDiscovery(Mutex<(usize, Vec<FrontendAddress>)>);
 
-impl std::fmt::Display for Found {
+impl std::fmt::Display for FakeDiscovery {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("kubernetes:kube-system/fairlead")
     }
 }
 
-impl Discover for Found {
+impl Discover for FakeDiscovery {
     fn discover(&self) -> BoxFuture<'_, Result<Vec<FrontendAddress>>> {
-        let (asked, found) = &mut *self.0.lock().unwrap();
-        *asked += 1;
+        let (calls, found) = &mut *self.0.lock().unwrap();
+        *calls += 1;
         Box::pin(future::ready(Ok(found.clone())))
     }
 }
 
 #[tokio::test]
-async fn what_was_discovered_is_used_and_found_again_after_a_restart() {
+async fn discovered_frontends_are_cached_across_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let mut frontend = serve();
-    let found = Arc::new(Found::default());
-    found.0.lock().unwrap().1 = vec![FrontendAddress { address: frontend.address.clone(), name: None }];
+    let found = Arc::new(FakeDiscovery::default());
+    found.0.lock().unwrap().1 = vec![FrontendAddress { uri: frontend.address.clone(), server_name: None }];
     let options = GrpcOptions {
         discovery: vec![found.clone()],
-        known: Some(dir.path().join("frontends")),
+        address_cache: Some(dir.path().join("frontends")),
         ..GrpcOptions::default()
     };
     let mut grpc = Grpc::new(options.clone()).unwrap();
     frontend.session(&mut grpc).await;
     frontend.session(&mut grpc).await;
-    assert_eq!(found.0.lock().unwrap().0, 1, "what works need not be looked up again");
-    // Nobody says where it is any more.
+    assert_eq!(found.0.lock().unwrap().0, 1, "working addresses are not resolved again");
+    // Discovery no longer finds it.
     found.0.lock().unwrap().1.clear();
     frontend.session(&mut Grpc::new(options).unwrap()).await;
     assert_eq!(found.0.lock().unwrap().0, 2);
 }
 
 #[tokio::test]
-async fn refusal_is_an_error_with_its_reason() {
+async fn rejection_is_an_error_with_its_reason() {
     struct Closed;
 
     #[tonic::async_trait]
@@ -288,7 +293,7 @@ async fn refusal_is_an_error_with_its_reason() {
         }
 
         async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
-            Err(Status::unimplemented("not asked here"))
+            Err(Status::unimplemented("not part of the test"))
         }
     }
 

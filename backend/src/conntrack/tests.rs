@@ -1,4 +1,4 @@
-//! Tests of the decision: a table of flows, and random ones against a plain search.
+//! Which flows are stale: a table, and random histories compared with a plain search.
 
 use netlink::conntrack::{ConntrackZone, Tuple};
 
@@ -17,7 +17,7 @@ fn flow(to: &str, answered_by: &str) -> UdpFlow {
     }
 }
 
-fn is_stale(vips: &PerFamily<Vips>, flow: &UdpFlow) -> bool {
+fn is_stale(vips: &PerFamily<UdpVips>, flow: &UdpFlow) -> bool {
     vips[IpFamily::of(&flow.original.destination.ip())].is_stale(flow)
 }
 
@@ -43,14 +43,14 @@ fn flows_to_endpoints_of_the_vip_are_live_and_all_others_stale() {
             web.port(80).cluster_ip("10.96.0.1").node_port(30080).endpoints(["10.244.1.8:80"])
         })
         .build();
-    let vips = Vips::of(&state, &[]);
+    let vips = UdpVips::of(&state, &[]);
     for vip in ["10.96.0.10:53", "198.51.100.1:53", "192.0.2.1:53", "192.168.1.1:30053"] {
         assert!(!is_stale(&vips, &flow(vip, "10.244.1.5:5353")), "{vip}: an endpoint");
-        assert!(!is_stale(&vips, &flow(vip, "10.244.1.6:5353")), "{vip}: a local one that is terminating");
+        assert!(!is_stale(&vips, &flow(vip, "10.244.1.6:5353")), "{vip}: a local terminating endpoint");
         assert!(is_stale(&vips, &flow(vip, "10.244.1.4:5353")), "{vip}: another address");
         assert!(is_stale(&vips, &flow(vip, "10.244.1.5:53")), "{vip}: another port");
-        assert!(is_stale(&vips, &flow(vip, "10.244.1.7:54")), "{vip}: another service's");
-        assert!(is_stale(&vips, &flow(vip, vip)), "{vip}: from before the service");
+        assert!(is_stale(&vips, &flow(vip, "10.244.1.7:54")), "{vip}: an endpoint of another Service");
+        assert!(is_stale(&vips, &flow(vip, vip)), "{vip}: older than the VIP");
     }
     for vip in ["[fd00:96::a]:53", "[fd00:1::1]:30053"] {
         assert!(!is_stale(&vips, &flow(vip, "[fd00:244:1::5]:5353")), "{vip}: an endpoint");
@@ -74,7 +74,7 @@ fn without_endpoints_every_flow_is_stale() {
     let state = mk_state()
         .service("default/empty/udp", |empty| empty.port(53).cluster_ip("10.96.0.10").node_port(30053))
         .build();
-    let vips = Vips::of(&state, &[]);
+    let vips = UdpVips::of(&state, &[]);
     assert!(is_stale(&vips, &flow("10.96.0.10:53", "10.244.1.5:53")));
     assert!(is_stale(&vips, &flow("192.168.1.1:30053", "10.244.1.5:53")));
     assert!(!vips.v4.is_empty());
@@ -84,31 +84,31 @@ fn without_endpoints_every_flow_is_stale() {
 fn an_endpoint_at_the_vip_itself_is_one() {
     let state = mk_state()
         .service("default/host/udp", |host| host.port(53).external_ip("192.168.1.1").endpoints(["192.168.1.1:53"]));
-    assert!(!is_stale(&Vips::of(&state.build(), &[]), &flow("192.168.1.1:53", "192.168.1.1:53")));
+    assert!(!is_stale(&UdpVips::of(&state.build(), &[]), &flow("192.168.1.1:53", "192.168.1.1:53")));
 }
 
 #[test]
 fn what_is_not_programmed_is_left_alone() {
     let key = mk_key("kube-system/dns/udp");
-    let vips = Vips::of(&dns().build(), &[&key]);
+    let vips = UdpVips::of(&dns().build(), &[&key]);
     assert!(!is_stale(&vips, &flow("10.96.0.10:53", "10.244.1.4:5353")));
     assert!(vips.v4.is_empty() && vips.v6.is_empty());
 }
 
 #[test]
-fn the_first_of_two_that_claim_a_vip_has_it() {
+fn first_of_two_service_ports_with_a_vip_owns_it() {
     let state = mk_state()
         .service("default/b/udp", |b| b.port(53).external_ip("192.0.2.1").node_port(30053).endpoints(["10.244.1.2:1"]))
         .service("default/a/udp", |a| a.port(53).external_ip("192.0.2.1").node_port(30053).endpoints(["10.244.1.1:1"]))
         .build();
-    let vips = Vips::of(&state, &[]);
+    let vips = UdpVips::of(&state, &[]);
     for vip in ["192.0.2.1:53", "192.168.1.1:30053"] {
         assert!(!is_stale(&vips, &flow(vip, "10.244.1.1:1")));
         assert!(is_stale(&vips, &flow(vip, "10.244.1.2:1")));
     }
 }
 
-/// What is said about a flow, by looking at everything.
+/// Whether a flow is stale, found by a search through the whole state.
 fn stale_by_search(state: &NodeState, flow: &UdpFlow) -> bool {
     let (to, from) = (flow.original.destination, flow.reply.source);
     let claims = |service: &ServicePortState| {
@@ -131,8 +131,8 @@ fn stale_by_search(state: &NodeState, flow: &UdpFlow) -> bool {
     claiming.peek().is_some() && !claiming.any(serves)
 }
 
-/// Every way in of the state, of all protocols, and one at each address of the node.
-fn ways_in(state: &NodeState) -> Vec<SocketAddr> {
+/// All VIPs of the state, of all protocols, and a node port at each address of the node.
+fn all_vips(state: &NodeState) -> Vec<SocketAddr> {
     let mut list = Vec::new();
     for ServicePortState { port, .. } in state.service_ports().values() {
         let ips = port.cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref());
@@ -144,25 +144,24 @@ fn ways_in(state: &NodeState) -> Vec<SocketAddr> {
     list
 }
 
-/// Along random histories: flows to every way in, answered by every endpoint of any service.
 #[test]
-fn the_lookup_says_what_a_search_says() {
+fn lookup_agrees_with_a_search_in_random_histories() {
     let (mut stale, mut live) = (0, 0);
     for seed in 0..20 {
         let mut history = History::new(seed);
         for _ in 0..20 {
             history.step();
             let state = history.state();
-            let vips = Vips::of(state, &[]);
-            let ways_in = ways_in(state);
+            let vips = UdpVips::of(state, &[]);
+            let all_vips = all_vips(state);
             let all_pools = state
                 .service_ports()
                 .values()
                 .flat_map(|service| IpFamily::ALL.into_iter().flat_map(|family| allowed(service, family).to_vec()));
-            let mut sources: Vec<_> = all_pools.chain(ways_in.clone()).collect();
+            let mut sources: Vec<_> = all_pools.chain(all_vips.clone()).collect();
             sources.sort_unstable();
             sources.dedup();
-            for to in ways_in {
+            for to in all_vips {
                 for from in sources.iter().filter(|from| from.is_ipv4() == to.is_ipv4()) {
                     let flow = flow(&to.to_string(), &from.to_string());
                     let expected = stale_by_search(state, &flow);

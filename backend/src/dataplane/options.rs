@@ -8,8 +8,8 @@ use super::InterfaceName;
 /// How the backend treats traffic on this node. Fixed for the life of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataplaneOptions {
-    /// How pods of this node are detected. Traffic to cluster IPs from other sources is masqueraded, and under external policy Local these pods
-    /// reach all endpoints.
+    /// How pods of this node are detected. Traffic to cluster IPs from other sources is masqueraded, and under external
+    /// policy Local these pods reach all endpoints.
     pub local_detector: LocalDetector,
     /// Whether all traffic to cluster IPs is masqueraded: kube-proxy's `--masquerade-all`.
     pub masquerade_all: bool,
@@ -17,7 +17,8 @@ pub struct DataplaneOptions {
     pub masquerade_bit: u8,
     /// The node addresses that serve node ports: kube-proxy's `--nodeport-addresses`.
     pub nodeport_addresses: NodePortAddresses,
-    /// Whether 127.0.0.0/8 serves node ports too: kube-proxy's `--iptables-localhost-nodeports`. Only the iptables backend supports it.
+    /// Whether 127.0.0.0/8 serves node ports too: kube-proxy's `--iptables-localhost-nodeports`. Only the iptables
+    /// backend supports it.
     pub localhost_nodeports: LocalhostNodePorts,
 }
 
@@ -29,7 +30,8 @@ pub enum LocalDetector {
     None,
     /// `ClusterCIDR`: by a source address in one of these ranges. In a family without a range as [`Self::None`].
     ClusterCidr(Vec<IpNet>),
-    /// `NodeCIDR`: by a source address in one of the current pod CIDRs of the Node object. No source counts as a pod in a family without one.
+    /// `NodeCIDR`: by a source address in one of the current pod CIDRs of the Node object. No source counts as a pod in
+    /// a family without one.
     NodeCidr,
     /// `BridgeInterface`: by the incoming interface.
     BridgeInterface(InterfaceName),

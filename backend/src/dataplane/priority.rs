@@ -5,7 +5,8 @@ use proto::model::ServicePort;
 /// The port of DNS, as pods ask for it.
 const DNS: u16 = 53;
 
-/// The API server's service (`default/kubernetes`), and cluster DNS: what `kube-system` has on port 53, whatever it is called.
+/// The API server's service (`default/kubernetes`), and cluster DNS: what `kube-system` has on port 53, whatever it is
+/// called.
 #[must_use]
 pub fn is_urgent(port: &ServicePort) -> bool {
     match (&*port.key.namespace, &*port.key.name) {

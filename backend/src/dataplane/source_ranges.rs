@@ -9,8 +9,8 @@ use super::cidrs_of_family;
 
 /// Who may use a VIP of a service port, each range once; `None`: everybody. `node`: the node's own addresses.
 ///
-/// A node that may use it may do so with the VIP for its source too: that is how packets look that the node sends to an address which
-/// its load balancer has put on the node itself.
+/// A node that may use it may do so with the VIP for its source too: that is how packets look that the node sends to an
+/// address which its load balancer has put on the node itself.
 #[must_use]
 pub fn allowed_sources(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Option<Vec<IpNet>> {
     if port.source_ranges.is_empty() || !port.load_balancer_ips.contains(&vip) {

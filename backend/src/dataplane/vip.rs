@@ -26,7 +26,8 @@ pub enum Vip {
         /// The protocol.
         protocol: Protocol,
     },
-    /// An address of a Service, with any port and protocol. No service port owns it; backends use it for rules that concern the whole address.
+    /// An address of a Service, with any port and protocol. No service port owns it; backends use it for rules that
+    /// concern the whole address.
     Address(IpAddr),
 }
 

@@ -1,5 +1,5 @@
-//! Which service port owns which VIP. The frontend resolves conflicts between Services; should two service ports have the same VIP all the same,
-//! the first in key order owns it, and the others are reported as failed.
+//! Which service port owns which VIP. The frontend resolves conflicts between Services; should two service ports have
+//! the same VIP all the same, the first in key order owns it, and the others are reported as failed.
 
 #[cfg(test)]
 mod tests;
@@ -30,8 +30,8 @@ impl VipOwnership {
         ownership
     }
 
-    /// Updates the owners after a change to `state`; `previous_vips` gives the VIPs that a service port had before. Returns the service ports to
-    /// program: those that changed, and those that gain or lose a contested VIP.
+    /// Updates the owners after a change to `state`; `previous_vips` gives the VIPs that a service port had before.
+    /// Returns the service ports to program: those that changed, and those that gain or lose a contested VIP.
     pub fn update<V: IntoIterator<Item = (IpFamily, Vip)>>(
         &mut self,
         state: &NodeState,

@@ -1,4 +1,4 @@
-//! What a health-check node port answers, over HTTP/1.1.
+//! The answer of a health-check node port, over HTTP/1.1.
 
 use hyper::{
     Response, StatusCode,
@@ -9,19 +9,20 @@ use serde::Serialize;
 use tokio::{net::TcpListener, sync::watch};
 use tracing::{Instrument as _, info_span};
 
-use super::checks::{Check, Checks, Place};
+use super::checks::{Check, CheckPort, Checks};
 use crate::Progress;
 
-/// How load balancers share out traffic among nodes.
+/// The weight by which a load balancer distributes traffic among nodes: the number of endpoints.
 const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
-/// What answers are made from.
+
+/// The sources of the answers.
 #[derive(Clone, Debug)]
-pub(super) struct Facts {
+pub(super) struct CheckSources {
     pub(super) checks: watch::Receiver<Checks>,
     pub(super) progress: watch::Receiver<Progress>,
 }
 
-/// The body, in the words that kube-proxy uses.
+/// The body, with the fields that kube-proxy has.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Body<'a> {
@@ -36,21 +37,21 @@ struct BodyService<'a> {
     name: &'a str,
 }
 
-/// Answers everybody who connects, until it is dropped, and all connections with it.
-pub(super) async fn serve(listener: TcpListener, place: Place, facts: Facts) {
-    let span = info_span!("health checks", port = place.port, family = %place.family);
-    http::serve(listener, "health checks", move |_| facts.answer(place)).instrument(span).await;
+/// Serves all connections. Dropping the future closes them.
+pub(super) async fn serve(listener: TcpListener, port: CheckPort, sources: CheckSources) {
+    let span = info_span!("health checks", port = port.port, family = %port.family);
+    http::serve(listener, "health checks", move |_| sources.answer(port)).instrument(span).await;
 }
 
-// === impl Facts ===
+// === impl CheckSources ===
 
-impl Facts {
-    /// 200 when the node has endpoints of the Service and the kernel leads to them.
-    fn answer(&self, place: Place) -> Response<String> {
+impl CheckSources {
+    /// 200 when the node has endpoints of the Service and the last sync succeeded.
+    fn answer(&self, port: CheckPort) -> Response<String> {
         let healthy = self.progress.borrow().error.is_none();
-        match self.checks.borrow().get(place) {
+        match self.checks.borrow().get(port) {
             Some(check) => check.to_response(healthy),
-            // The service has just gone, and the listener is about to.
+            // The Service was removed just now, and the listener is about to be closed.
             None => response(StatusCode::SERVICE_UNAVAILABLE, 0, String::new()),
         }
     }

@@ -1,5 +1,5 @@
-//! Which health-check node ports there are, whose they are, and how many endpoints each one reports: a function of the state, kept up
-//! to date at the cost of the services that changed.
+//! The health-check node ports, their owners, and how many endpoints each reports: a function of the state, updated at
+//! a cost proportional to the Services that changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,21 +21,21 @@ pub(super) struct ServiceName {
     pub(super) name: Arc<str>,
 }
 
-/// Where a load balancer asks.
+/// A port that a load balancer probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct CheckPort {
     /// `spec.healthCheckNodePort`.
     pub(super) port: NonZeroU16,
     /// A family in which the Service has a cluster IP.
     pub(super) family: IpFamily,
 }
 
-/// What it is told there.
+/// What a probe is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Check<'a> {
-    /// Whose port it is.
+    /// The Service that owns the port.
     pub(super) service: &'a ServiceName,
-    /// How many addresses on this node serve it and are not terminating.
+    /// The addresses on this node that serve it and are not terminating.
     pub(super) local_endpoints: usize,
 }
 
@@ -43,146 +43,146 @@ pub(super) struct Check<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Checks {
     services: BTreeMap<ServiceName, Claim>,
-    /// Who claims a place. The first in order has it.
-    claimants: BTreeMap<Place, BTreeSet<ServiceName>>,
+    /// The Services that claim a port. The first in order owns it.
+    claimants: BTreeMap<CheckPort, BTreeSet<ServiceName>>,
 }
 
-/// What an update of the checks has done.
+/// The result of an update of the checks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Update {
-    /// Whether there is something to do: listeners to open or close, or something else to tell.
+    /// Whether listeners have to be opened or closed, or failures changed.
     pub(super) claims: ClaimChange,
-    /// The claims that lost a place, or did not get it.
-    pub(super) refused: Vec<Refused>,
+    /// The claims that lost a port or did not get it.
+    pub(super) rejected: Vec<RejectedClaim>,
 }
 
-/// Whether the same places are claimed by the same services as before.
+/// Whether the same Services claim the same ports as before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClaimChange {
     Same,
     Changed,
 }
 
-/// A claim for a place that another service has.
+/// A claim for a port that another Service owns.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refused {
-    pub(super) place: Place,
+pub(super) struct RejectedClaim {
+    pub(super) check_port: CheckPort,
     pub(super) service: ServiceName,
-    pub(super) holder: ServiceName,
+    pub(super) owner: ServiceName,
 }
 
-/// What one Service asks for.
+/// The port that one Service claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Claim {
-    /// The first service port that has the port: those of one Service are told of by this one.
+    /// The first service port with the port. Failures of the Service are reported for it.
     key: ServicePortKey,
     port: NonZeroU16,
-    /// The local endpoints of each family in which it is.
+    /// The local endpoints of each family in which the Service has a cluster IP.
     local_endpoints: PerFamily<Option<usize>>,
 }
 
 // === impl Checks ===
 
 impl Checks {
-    /// Makes the checks those of `state`, whatever they are now.
+    /// Makes the checks those of `state`.
     pub(super) fn reconcile(&mut self, state: &NodeState) -> Update {
-        let held = self.services.keys().cloned();
-        let there = state.service_ports().values().filter(|service| service.port.health_check_node_port.is_some());
-        let names = held.chain(there.map(|service| ServiceName::of(&service.port.key))).collect();
+        let before = self.services.keys().cloned();
+        let with_port = state.service_ports().values().filter(|service| service.port.health_check_node_port.is_some());
+        let names = before.chain(with_port.map(|service| ServiceName::of(&service.port.key))).collect();
         self.update(state, names)
     }
 
-    /// Makes the checks those of `state`, given what differs from the state they are of.
+    /// Makes the checks those of `state`, given the changes since the last update.
     pub(super) fn apply(&mut self, state: &NodeState, changes: &Changes) -> Update {
         self.update(state, changes.service_ports.iter().map(ServiceName::of).collect())
     }
 
-    /// What is told at `place`.
-    pub(super) fn get(&self, place: Place) -> Option<Check<'_>> {
-        let service = self.holder(place)?;
-        let local_endpoints = self.services.get(service)?.local_endpoints[place.family]?;
+    /// The answer at `port`.
+    pub(super) fn get(&self, port: CheckPort) -> Option<Check<'_>> {
+        let service = self.owner(port)?;
+        let local_endpoints = self.services.get(service)?.local_endpoints[port.family]?;
         Some(Check { service, local_endpoints })
     }
 
-    /// All places, with the service that has each.
-    pub(super) fn holders(&self) -> impl Iterator<Item = (Place, &ServiceName)> {
-        self.claimants.iter().filter_map(|(place, claimants)| Some((*place, claimants.first()?)))
+    /// All ports with their owners.
+    pub(super) fn owners(&self) -> impl Iterator<Item = (CheckPort, &ServiceName)> {
+        self.claimants.iter().filter_map(|(port, claimants)| Some((*port, claimants.first()?)))
     }
 
-    /// All who claim a place that another one has, and who that is.
-    pub(super) fn losers(&self) -> impl Iterator<Item = (Place, &ServiceName, &ServiceName)> {
-        self.claimants.iter().flat_map(|(place, claimants)| {
-            let holder = claimants.first();
-            let losers = claimants.iter().skip(1);
-            losers.filter_map(move |loser| Some((*place, loser, holder?)))
+    /// The claims for ports that another Service owns: port, Service and owner.
+    pub(super) fn rejected_claims(&self) -> impl Iterator<Item = (CheckPort, &ServiceName, &ServiceName)> {
+        self.claimants.iter().flat_map(|(port, claimants)| {
+            let owner = claimants.first();
+            let others = claimants.iter().skip(1);
+            others.filter_map(move |other| Some((*port, other, owner?)))
         })
     }
 
-    /// By which of its ports a Service is told of.
+    /// The service port for which failures of a Service are reported.
     pub(super) fn key(&self, service: &ServiceName) -> Option<&ServicePortKey> {
         self.services.get(service).map(|claim| &claim.key)
     }
 
-    fn holder(&self, place: Place) -> Option<&ServiceName> {
-        self.claimants.get(&place)?.first()
+    fn owner(&self, port: CheckPort) -> Option<&ServiceName> {
+        self.claimants.get(&port)?.first()
     }
 
     fn update(&mut self, state: &NodeState, names: BTreeSet<ServiceName>) -> Update {
-        let (mut left, mut claimed) = (BTreeSet::new(), Vec::new());
+        let (mut released, mut claimed) = (BTreeSet::new(), Vec::new());
         let mut claims = ClaimChange::Same;
         for name in &names {
             let new = Claim::of(state, name);
             let old = self.services.get(name);
-            let new_places = new.as_ref().map(Claim::places).unwrap_or_default();
-            let old_places = old.map(Claim::places).unwrap_or_default();
-            if new_places != old_places || new.as_ref().map(|new| &new.key) != old.map(|old| &old.key) {
+            let new_ports = new.as_ref().map(Claim::check_ports).unwrap_or_default();
+            let old_ports = old.map(Claim::check_ports).unwrap_or_default();
+            if new_ports != old_ports || new.as_ref().map(|new| &new.key) != old.map(|old| &old.key) {
                 claims = ClaimChange::Changed;
             }
-            left.extend(old_places.difference(&new_places).map(|place| (*place, name)));
-            claimed.extend(new_places.difference(&old_places).map(|place| (*place, name)));
+            released.extend(old_ports.difference(&new_ports).map(|port| (*port, name)));
+            claimed.extend(new_ports.difference(&old_ports).map(|port| (*port, name)));
             match new {
                 Some(new) => drop(self.services.insert(name.clone(), new)),
                 None => drop(self.services.remove(name)),
             }
         }
-        for (place, name) in left {
-            self.leave(place, name);
+        for (port, name) in released {
+            self.release(port, name);
         }
-        // Only now: who takes a place that another one leaves in the same update is not refused.
+        // After all releases: a port may move from one Service to another in the same update.
         let mut losers = Vec::new();
-        for (place, name) in claimed {
-            let claimants = self.claimants.entry(place).or_default();
-            losers.extend(claimants.first().filter(|first| name < *first).map(|first| (place, first.clone())));
+        for (port, name) in claimed {
+            let claimants = self.claimants.entry(port).or_default();
+            losers.extend(claimants.first().filter(|first| name < *first).map(|first| (port, first.clone())));
             claimants.insert(name.clone());
-            losers.push((place, name.clone()));
+            losers.push((port, name.clone()));
         }
-        Update { claims, refused: self.refused(losers) }
+        Update { claims, rejected: self.rejected(losers) }
     }
 
-    fn leave(&mut self, place: Place, name: &ServiceName) {
-        if let Some(claimants) = self.claimants.get_mut(&place) {
+    fn release(&mut self, port: CheckPort, name: &ServiceName) {
+        if let Some(claimants) = self.claimants.get_mut(&port) {
             claimants.remove(name);
             if claimants.is_empty() {
-                self.claimants.remove(&place);
+                self.claimants.remove(&port);
             }
         }
     }
 
-    /// Those who have in fact not got their place, each once.
-    fn refused(&self, losers: Vec<(Place, ServiceName)>) -> Vec<Refused> {
+    /// The claims that do not own their port after the update, each once.
+    fn rejected(&self, losers: Vec<(CheckPort, ServiceName)>) -> Vec<RejectedClaim> {
         let losers: BTreeSet<_> = losers.into_iter().collect();
-        let refused = losers.into_iter().filter_map(|(place, service)| {
-            let holder = self.holder(place).filter(|holder| **holder != service)?.clone();
-            Some(Refused { place, service, holder })
+        let rejected = losers.into_iter().filter_map(|(port, service)| {
+            let owner = self.owner(port).filter(|owner| **owner != service)?.clone();
+            Some(RejectedClaim { check_port: port, service, owner })
         });
-        refused.collect()
+        rejected.collect()
     }
 }
 
 // === impl Claim ===
 
 impl Claim {
-    /// What the Service of this name asks for, if anything.
+    /// The claim of the Service with this name, if it has one.
     fn of(state: &NodeState, name: &ServiceName) -> Option<Self> {
         let ports = || service_ports(state, name);
         let (key, port) =
@@ -199,19 +199,19 @@ impl Claim {
         Some(Self { key, port, local_endpoints })
     }
 
-    fn places(&self) -> BTreeSet<Place> {
+    fn check_ports(&self) -> BTreeSet<CheckPort> {
         let Self { key: _, port, local_endpoints } = self;
         let present = local_endpoints.iter().filter(|(_, count)| count.is_some());
-        present.map(|(family, _)| Place { port: *port, family }).collect()
+        present.map(|(family, _)| CheckPort { port: *port, family }).collect()
     }
 }
 
-/// All service ports of a Service. They are neighbours in the order of keys.
+/// All service ports of a Service, which are adjacent in key order.
 fn service_ports<'a>(state: &'a NodeState, name: &'a ServiceName) -> impl Iterator<Item = &'a ServicePortState> {
-    // No port name and no protocol comes before these.
+    // The lowest port name and protocol.
     let first = ServicePortKey::new(name.namespace.clone(), name.name.clone(), "", Protocol::Tcp);
-    let from_there = state.service_ports().range(first..).map(|(_, service)| service);
-    from_there.take_while(|service| {
+    let following = state.service_ports().range(first..).map(|(_, service)| service);
+    following.take_while(|service| {
         let key = &service.port.key;
         key.namespace == name.namespace && key.name == name.name
     })

@@ -1,5 +1,5 @@
-//! Keeps the listeners those that the checks ask for: level-triggered, so a port that could not be opened is tried until it is, or until
-//! nobody wants it any more.
+//! Opens and closes the listeners that the checks require. A port that cannot be opened is retried while it is
+//! required.
 
 use std::{
     collections::BTreeMap,
@@ -9,149 +9,166 @@ use std::{
 };
 
 use proto::model::{FailureKind, IpFamily, ServicePortFailure};
-use runtime::Backoff;
+use runtime::{
+    Backoff,
+    failure::{Recovery, Repeated},
+};
 use tokio::{
     net::TcpListener,
     sync::watch,
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{
-    Health,
-    answer::{self, Facts},
-    checks::{Checks, Place, ServiceName},
+    HealthChecks,
+    answer::{self, CheckSources},
+    checks::{CheckPort, Checks, ServiceName},
 };
 use crate::Progress;
 
-/// The shortest and the longest delay before a port that could not be opened is tried again.
-const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// The shortest and the longest delay before a port that cannot be opened is retried.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
 /// All listeners of a node.
 #[derive(Debug)]
-pub(crate) struct Servers {
+pub(crate) struct HealthCheckServers {
     checks: watch::Receiver<Checks>,
-    facts: Facts,
-    /// The one task that owns each socket.
-    open: BTreeMap<Place, JoinSet<()>>,
-    failing: BTreeMap<Place, Failing>,
-    /// What is told of those, and of those who have not got their port.
+    sources: CheckSources,
+    /// The task that owns each listener.
+    open: BTreeMap<CheckPort, JoinSet<()>>,
+    failing: BTreeMap<CheckPort, FailingPort>,
+    /// The ports that cannot be opened, and those that belong to another Service.
     failures: watch::Sender<Vec<ServicePortFailure>>,
 }
 
-/// A port that could not be opened.
+/// A port that cannot be opened.
 #[derive(Debug)]
-struct Failing {
+struct FailingPort {
     error: String,
+    repeated: Repeated,
     backoff: Backoff,
-    retry: Instant,
+    retry_at: Instant,
 }
 
-impl Servers {
-    /// No listeners yet, but all that [`Health`] will ask for.
-    pub(crate) fn new(health: &Health, progress: watch::Receiver<Progress>) -> Self {
+impl HealthCheckServers {
+    /// Starts without listeners.
+    pub(crate) fn new(health: &HealthChecks, progress: watch::Receiver<Progress>) -> Self {
         let checks = health.checks.subscribe();
-        let facts = Facts { checks: checks.clone(), progress };
+        let sources = CheckSources { checks: checks.clone(), progress };
         let failures = health.failures.0.clone();
-        Self { checks, facts, open: BTreeMap::new(), failing: BTreeMap::new(), failures }
+        Self { checks, sources, open: BTreeMap::new(), failing: BTreeMap::new(), failures }
     }
 
-    /// Opens and closes listeners until the [`Health`] is gone. Dropping the future closes them all.
+    /// Opens and closes listeners until the [`HealthChecks`] are dropped. Dropping the future closes all of them.
     pub(crate) async fn run(mut self) {
         loop {
             self.reconcile().await;
-            self.tell();
-            let retry = self.failing.values().map(|failing| failing.retry).min();
+            self.publish_failures();
+            let retry_at = self.failing.values().map(|failing| failing.retry_at).min();
             tokio::select! {
                 changed = self.checks.changed() => if changed.is_err() { return },
-                () = sleep_until(retry.unwrap_or_else(Instant::now)), if retry.is_some() => {}
+                () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
             }
         }
     }
 
     async fn reconcile(&mut self) {
-        let wanted: BTreeMap<Place, ServiceName> =
-            self.checks.borrow_and_update().holders().map(|(place, name)| (place, name.clone())).collect();
-        self.failing.retain(|place, _| wanted.contains_key(place));
-        let unwanted = self.open.extract_if(.., |place, _| !wanted.contains_key(place));
-        for (Place { port, family }, mut task) in unwanted {
-            // Waited for, so that the port is free when this returns.
+        let desired: BTreeMap<CheckPort, ServiceName> =
+            self.checks.borrow_and_update().owners().map(|(port, name)| (port, name.clone())).collect();
+        self.failing.retain(|port, _| desired.contains_key(port));
+        let closing = self.open.extract_if(.., |port, _| !desired.contains_key(port));
+        for (CheckPort { port, family }, mut task) in closing {
+            // Frees the port before this returns.
             task.shutdown().await;
-            info!(port, %family, "health-check node port closed");
+            info!(port, %family, "closed a health-check node port");
         }
         let now = Instant::now();
-        for (place, service) in wanted {
-            let due = self.failing.get(&place).is_none_or(|failing| failing.retry <= now);
-            if due && !self.open.contains_key(&place) {
-                self.open(place, service);
+        for (port, service) in desired {
+            let due = self.failing.get(&port).is_none_or(|failing| failing.retry_at <= now);
+            if due && !self.open.contains_key(&port) {
+                self.open(port, &service);
             }
         }
     }
 
-    /// Says which health-check node ports nobody answers at, for the service that claims it.
-    fn tell(&self) {
+    fn publish_failures(&self) {
         let checks = self.checks.borrow();
-        let failing = checks.holders().filter_map(|(place, service)| {
-            let Failing { error, .. } = self.failing.get(&place)?;
-            Some((service, place, format!("cannot be opened: {error}")))
+        let failing = checks.owners().filter_map(|(port, service)| {
+            let FailingPort { error, .. } = self.failing.get(&port)?;
+            Some((service, port, format!("cannot be opened: {error}")))
         });
-        let refused = checks.losers();
-        let refused = refused.map(|(place, loser, holder)| (loser, place, format!("belongs to {holder}")));
-        let failures = failing.chain(refused).filter_map(|(service, Place { port, family }, why)| {
+        let rejected = checks.rejected_claims();
+        let rejected = rejected.map(|(port, service, owner)| (service, port, format!("belongs to {owner}")));
+        let failures = failing.chain(rejected).filter_map(|(service, CheckPort { port, family }, why)| {
             let reason = format!("health-check node port {port} ({family}) {why}");
             let key = checks.key(service)?.clone();
-            // The agent goes on by itself in both cases, and opens it when it can be had.
+            // In both cases the port is opened as soon as that is possible.
             Some(ServicePortFailure { key, reason, retryable: true, kind: FailureKind::HealthCheck })
         });
         let mut failures: Vec<_> = failures.collect();
         failures.sort_by(|one, other| (&one.key, &one.reason).cmp(&(&other.key, &other.reason)));
-        self.failures.send_if_modified(|told| {
-            let differs = *told != failures;
-            *told = failures;
+        self.failures.send_if_modified(|published| {
+            let differs = *published != failures;
+            *published = failures;
             differs
         });
     }
 
-    fn open(&mut self, place: Place, service: ServiceName) {
-        let Place { port, family } = place;
-        match bind(place) {
+    fn open(&mut self, check_port: CheckPort, service: &ServiceName) {
+        match bind(check_port) {
             Ok(listener) => {
-                info!(%service, port, %family, "health-check node port open");
-                self.failing.remove(&place);
+                let CheckPort { port, family } = check_port;
+                info!(%service, port, %family, "opened a health-check node port");
+                if let Some(mut failing) = self.failing.remove(&check_port) {
+                    failing.recovered(check_port, service);
+                }
                 let mut task = JoinSet::new();
-                task.spawn(answer::serve(listener, place, self.facts.clone()));
-                self.open.insert(place, task);
+                task.spawn(answer::serve(listener, check_port, self.sources.clone()));
+                self.open.insert(check_port, task);
             }
             Err(error) => {
-                let error = error.to_string();
-                let failing = self.failing.entry(place).or_insert_with(Failing::new);
-                if failing.failed(&error) {
-                    warn!(%service, port, %family, error, "health-check node port cannot be opened, trying again");
-                }
+                let failing = self.failing.entry(check_port).or_insert_with(FailingPort::new);
+                failing.failed(check_port, service, error.to_string());
             }
         }
     }
 }
 
-// === impl Failing ===
-
-impl Failing {
+impl FailingPort {
     fn new() -> Self {
-        Self { error: String::new(), backoff: Backoff::new(RETRY.0, RETRY.1), retry: Instant::now() }
+        Self {
+            error: String::new(),
+            repeated: Repeated::default(),
+            backoff: Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1),
+            retry_at: Instant::now(),
+        }
     }
 
-    /// Puts off the next try. Says whether this failure is another one than the last.
-    fn failed(&mut self, error: &str) -> bool {
-        self.retry = Instant::now() + self.backoff.next_delay();
-        let differs = self.error != error;
-        error.clone_into(&mut self.error);
-        differs
+    /// Logs the failure and schedules the retry.
+    fn failed(&mut self, CheckPort { port, family }: CheckPort, service: &ServiceName, error: String) {
+        let delay = self.backoff.next_delay();
+        self.retry_at = Instant::now() + delay;
+        let retry_in_ms = delay.as_millis();
+        if self.repeated.failed(&error).is_news() {
+            warn!(%service, port, %family, error, retry_in_ms, "cannot open a health-check node port, retrying");
+        } else {
+            debug!(%service, port, %family, error, retry_in_ms, "still cannot open a health-check node port");
+        }
+        self.error = error;
+    }
+
+    fn recovered(&mut self, CheckPort { port, family }: CheckPort, service: &ServiceName) {
+        if let Some(Recovery { count, duration }) = self.repeated.recovered() {
+            let after_ms = duration.as_millis();
+            info!(%service, port, %family, failures = count, after_ms, "health-check node port could be opened again");
+        }
     }
 }
 
-/// Listens at all addresses of one family; each has a listener of its own, with a count of its own.
-fn bind(Place { port, family }: Place) -> io::Result<TcpListener> {
+/// Listens at all addresses of one family: each family has its own count of endpoints.
+fn bind(CheckPort { port, family }: CheckPort) -> io::Result<TcpListener> {
     let any: IpAddr = match family {
         IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
         IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),

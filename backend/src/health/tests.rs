@@ -1,4 +1,4 @@
-//! Real listeners, each test's in a network namespace of its own, and a client that speaks HTTP by hand.
+//! Real listeners, in a network namespace for each test, and an HTTP client on a plain TCP stream.
 
 use std::{
     future::Future,
@@ -24,18 +24,18 @@ use crate::{
 };
 
 const PORT: u16 = 32_000;
-/// Longer than anything takes here.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Servers that run, and both ends that feed them.
-struct World {
-    health: Health,
+/// HealthCheckServers that run, and both ends that feed them.
+struct Fixture {
+    health: HealthChecks,
     progress: watch::Sender<Progress>,
     _servers: JoinSet<()>,
 }
 
-/// What a client sees of an answer.
+/// An answer as the client receives it.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
     status: u16,
@@ -43,14 +43,14 @@ struct Answer {
     body: String,
 }
 
-fn start() -> World {
-    let (health, progress) = (Health::default(), watch::Sender::default());
+fn start() -> Fixture {
+    let (health, progress) = (HealthChecks::default(), watch::Sender::default());
     let mut servers = JoinSet::new();
-    servers.spawn(Servers::new(&health, progress.subscribe()).run());
-    World { health, progress, _servers: servers }
+    servers.spawn(HealthCheckServers::new(&health, progress.subscribe()).run());
+    Fixture { health, progress, _servers: servers }
 }
 
-impl World {
+impl Fixture {
     fn reconcile(&self, state: &NodeState) {
         self.health.publish(state, &Work::Reconcile);
     }
@@ -61,7 +61,7 @@ impl World {
     }
 }
 
-/// Runs a test in a namespace that has nothing but a loopback interface.
+/// Runs a test in a network namespace with only a loopback interface.
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     in_netns(|| {
         let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
@@ -94,7 +94,7 @@ async fn exchange(family: IpFamily, request: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(at(family)).await?;
     stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
-    // To the end: the server closes.
+    // The server closes the connection.
     stream.read_to_string(&mut answer).await?;
     Ok(answer)
 }
@@ -115,7 +115,7 @@ async fn ask(family: IpFamily) -> io::Result<Answer> {
     Ok(Answer { status, weight, body: body.to_owned() })
 }
 
-/// The answer, once there is one at all.
+/// The first answer, once the port is open.
 async fn eventually(family: IpFamily) -> Answer {
     loop {
         match ask(family).await {
@@ -140,25 +140,25 @@ fn answer(status: u16, weight: usize, healthy: &str) -> Answer {
 }
 
 #[test]
-fn each_family_answers_for_itself() {
+fn each_family_has_its_own_answer() {
     run(|| async {
-        let world = start();
-        world.reconcile(&state(&["10.244.1.1:80", "10.244.1.2:80"]));
+        let fixture = start();
+        fixture.reconcile(&state(&["10.244.1.1:80", "10.244.1.2:80"]));
         assert_eq!(eventually(IpFamily::V4).await, answer(200, 2, "true"));
         assert_eq!(eventually(IpFamily::V6).await, answer(503, 0, "true"));
     });
 }
 
 #[test]
-fn a_count_changes_without_reopening() {
+fn count_changes_without_reopening_the_port() {
     run(|| async {
-        let world = start();
-        world.reconcile(&state(&[]));
+        let fixture = start();
+        fixture.reconcile(&state(&[]));
         assert_eq!(eventually(IpFamily::V4).await, answer(503, 0, "true"));
         let mut early = TcpStream::connect(at(IpFamily::V4)).await.unwrap();
         early.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
-        // No `eventually`: the very next answer, also on a connection that was open before, which a new listener would have cut.
-        world.apply(&state(&["10.244.1.1:80"]), "default/web");
+        // No `eventually`: the very next request, and a connection that a new listener would have closed.
+        fixture.apply(&state(&["10.244.1.1:80"]), "default/web");
         assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
         early.write_all(b"Host: node\r\n\r\n").await.unwrap();
         let mut text = String::new();
@@ -168,28 +168,28 @@ fn a_count_changes_without_reopening() {
 }
 
 #[test]
-fn health_is_that_of_the_last_programming() {
+fn answer_is_unhealthy_while_syncs_fail() {
     run(|| async {
-        let world = start();
-        world.reconcile(&state(&["10.244.1.1:80"]));
+        let fixture = start();
+        fixture.reconcile(&state(&["10.244.1.1:80"]));
         assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
-        world.progress.send_modify(|progress| progress.error = Some("no memory".to_owned()));
+        fixture.progress.send_modify(|progress| progress.error = Some("no memory".to_owned()));
         assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(503, 1, "false"));
-        world.progress.send_modify(|progress| progress.error = None);
+        fixture.progress.send_modify(|progress| progress.error = None);
         assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
     });
 }
 
 #[test]
-fn a_port_is_closed_with_its_service_and_opens_again() {
+fn port_is_closed_with_its_service_and_opened_again() {
     run(|| async {
-        let world = start();
-        let there = state(&["10.244.1.1:80"]);
+        let fixture = start();
+        let with_port = state(&["10.244.1.1:80"]);
         for _ in 0..3 {
-            world.apply(&there, "default/web");
+            fixture.apply(&with_port, "default/web");
             assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
             assert_eq!(eventually(IpFamily::V6).await.status, 503);
-            world.apply(&mk_state().build(), "default/web");
+            fixture.apply(&mk_state().build(), "default/web");
             until_refused(IpFamily::V4).await;
             until_refused(IpFamily::V6).await;
         }
@@ -197,25 +197,25 @@ fn a_port_is_closed_with_its_service_and_opens_again() {
 }
 
 #[test]
-fn a_port_goes_to_the_service_that_is_left() {
+fn port_moves_to_the_remaining_service() {
     run(|| async {
-        let world = start();
+        let fixture = start();
         let both = mk_state().service("default/other", web(&[])).service("default/web", web(&["10.244.1.1:80"]));
-        world.reconcile(&both.build());
+        fixture.reconcile(&both.build());
         let other = eventually(IpFamily::V4).await;
         assert!(other.status == 503 && other.body.contains(r#""name":"other""#), "{other:?}");
-        world.apply(&state(&["10.244.1.1:80"]), "default/other");
+        fixture.apply(&state(&["10.244.1.1:80"]), "default/other");
         assert_eq!(ask(IpFamily::V4).await.unwrap(), answer(200, 1, "true"));
     });
 }
 
 #[test]
-fn a_taken_port_is_opened_when_it_is_free() {
+fn port_of_another_process_is_opened_when_it_is_free() {
     run(|| async {
         let taken = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await.unwrap();
-        let world = start();
-        world.reconcile(&state(&["10.244.1.1:80"]));
-        // The other family does not wait for it.
+        let fixture = start();
+        fixture.reconcile(&state(&["10.244.1.1:80"]));
+        // The other family is independent of it.
         assert_eq!(eventually(IpFamily::V6).await.status, 503);
         drop(taken);
         assert_eq!(eventually(IpFamily::V4).await, answer(200, 1, "true"));
@@ -223,13 +223,13 @@ fn a_taken_port_is_opened_when_it_is_free() {
 }
 
 #[test]
-fn nobody_waits_for_a_port_whose_service_has_gone() {
+fn port_of_a_removed_service_is_not_retried() {
     run(|| async {
         let taken = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await.unwrap();
-        let world = start();
-        world.reconcile(&state(&[]));
+        let fixture = start();
+        fixture.reconcile(&state(&[]));
         eventually(IpFamily::V6).await;
-        world.apply(&mk_state().build(), "default/web");
+        fixture.apply(&mk_state().build(), "default/web");
         until_refused(IpFamily::V6).await;
         drop(taken);
         // Longer than the longest first delay.
@@ -239,10 +239,10 @@ fn nobody_waits_for_a_port_whose_service_has_gone() {
 }
 
 #[test]
-fn silent_clients_are_cut_off_and_others_get_their_turn() {
+fn silent_clients_are_disconnected_so_that_others_are_served() {
     run(|| async {
-        let world = start();
-        world.reconcile(&state(&["10.244.1.1:80"]));
+        let fixture = start();
+        fixture.reconcile(&state(&["10.244.1.1:80"]));
         eventually(IpFamily::V4).await;
         let mut silent = Vec::new();
         for _ in 0..100 {
@@ -261,10 +261,10 @@ fn silent_clients_are_cut_off_and_others_get_their_turn() {
 }
 
 #[test]
-fn what_is_no_http_is_refused() {
+fn invalid_http_is_rejected() {
     run(|| async {
-        let world = start();
-        world.reconcile(&state(&["10.244.1.1:80"]));
+        let fixture = start();
+        fixture.reconcile(&state(&["10.244.1.1:80"]));
         eventually(IpFamily::V4).await;
         let answer = exchange(IpFamily::V4, "what is this\r\n\r\n").await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");

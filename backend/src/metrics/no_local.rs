@@ -1,4 +1,5 @@
-//! How many service ports want endpoints on this node and have them on others only: kept at the cost of what changes.
+//! Counts service ports with traffic policy Local and endpoints on other nodes only, at a cost proportional to the
+//! changes.
 
 use std::collections::HashMap;
 
@@ -6,31 +7,31 @@ use proto::model::{IpFamily, PerFamily, ServicePortKey, TrafficPolicy};
 
 use crate::{NodeState, ServicePortState, pending::Work};
 
-/// Service ports whose policy is Local, and that have endpoints, but none here.
+/// The number of service ports with traffic policy Local and endpoints on other nodes only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NoLocalEndpoints {
-    /// For traffic within the cluster.
+    /// By internal traffic policy.
     pub internal: usize,
-    /// For traffic from outside.
+    /// By external traffic policy.
     pub external: usize,
 }
 
-/// All such service ports.
+/// The service ports with such a policy and no local endpoints.
 #[derive(Debug, Default)]
 pub(crate) struct NoLocal {
-    ports: HashMap<ServicePortKey, PerFamily<Lacks>>,
+    ports: HashMap<ServicePortKey, PerFamily<LacksLocal>>,
     counts: PerFamily<NoLocalEndpoints>,
 }
 
-/// What one service port does not have in a family.
+/// The policies for which one service port lacks local endpoints in a family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Lacks {
+struct LacksLocal {
     internal: bool,
     external: bool,
 }
 
 impl NoLocal {
-    /// Takes in what has just been put in force.
+    /// Updates the counts with what has just been programmed.
     pub(crate) fn update(&mut self, state: &NodeState, work: &Work) -> PerFamily<NoLocalEndpoints> {
         match work {
             Work::Reconcile => {
@@ -46,8 +47,8 @@ impl NoLocal {
 
     fn set(&mut self, key: &ServicePortKey, service: Option<&ServicePortState>) {
         let new = service.map(lacks).unwrap_or_default();
-        let nothing = PerFamily::<Lacks>::default();
-        let old = if new == nothing { self.ports.remove(key) } else { self.ports.insert(key.clone(), new) };
+        let none = PerFamily::<LacksLocal>::default();
+        let old = if new == none { self.ports.remove(key) } else { self.ports.insert(key.clone(), new) };
         let old = old.unwrap_or_default();
         for family in IpFamily::ALL {
             let counts = &mut self.counts[family];
@@ -59,11 +60,11 @@ impl NoLocal {
     }
 }
 
-fn lacks(service: &ServicePortState) -> PerFamily<Lacks> {
+fn lacks(service: &ServicePortState) -> PerFamily<LacksLocal> {
     let ServicePortState { port, local, .. } = service;
     PerFamily::from_fn(|family| {
         let elsewhere = port.any_endpoints[family] && local[family].is_empty();
-        Lacks {
+        LacksLocal {
             internal: elsewhere && port.internal_policy == TrafficPolicy::Local,
             external: elsewhere && port.external_policy == TrafficPolicy::Local && port.externally_accessible(),
         }

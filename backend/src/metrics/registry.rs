@@ -1,4 +1,4 @@
-//! Every metric with its name and what it means, put together for whoever asks.
+//! All metrics with their names and help texts.
 
 use std::{fmt, sync::Arc};
 
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::{Label, Metrics, code_label, family_label, mode_label, scrape};
 use crate::{Progress, observe::Identity};
 
-/// One sync serves both families, so what is measured of it is told under each.
+/// One sync programs both families, so each family has its values.
 #[derive(Clone, Debug)]
 struct UnderEachFamily<M>(M);
 
@@ -27,103 +27,118 @@ impl<M: EncodeMetric> EncodeMetric for UnderEachFamily<M> {
     }
 }
 
-/// Everything that there is to tell, when somebody asks.
+/// All metrics of a backend process.
 pub(crate) fn registry(metrics: &Metrics, identity: &Arc<Identity>, progress: &watch::Receiver<Progress>) -> Registry {
     let mut registry = Registry::default();
     kube_proxy(metrics, identity, registry.sub_registry_with_prefix("kubeproxy"));
-    let collector = scrape::KubeProxy(progress.clone());
+    let collector = scrape::KubeProxyCollector(progress.clone());
     registry.sub_registry_with_prefix("kubeproxy").register_collector(Box::new(collector));
-    ours(metrics, registry.sub_registry_with_prefix("fairlead_backend"));
-    let collector = scrape::Ours { progress: progress.clone(), identity: identity.clone() };
+    backend(metrics, registry.sub_registry_with_prefix("fairlead_backend"));
+    let collector = scrape::BackendCollector { progress: progress.clone(), identity: identity.clone() };
     registry.sub_registry_with_prefix("fairlead_backend").register_collector(Box::new(collector));
     registry
 }
 
-/// What kube-proxy has too.
+/// The metrics that kube-proxy has too.
 fn kube_proxy(metrics: &Metrics, identity: &Identity, registry: &mut Registry) {
-    let Metrics { syncs, full, partial, programming, failures, partial_failures, .. } = metrics;
-    let Metrics { sweeps, deleted_flows, healthz, livez, .. } = metrics;
+    syncs(metrics, registry);
+    sync_failures(metrics, identity.backend, registry);
+    conntrack(metrics, registry);
+    let Metrics { healthz, livez, .. } = metrics;
+    for (name, path, counters) in [("proxy_healthz", "/healthz", healthz), ("proxy_livez", "/livez", livez)] {
+        for healthy in [true, false] {
+            drop(counters.get_or_create(&code_label(healthy)));
+        }
+        registry.register(name, format!("Responses of {path}, by HTTP status code"), counters.clone());
+    }
+}
+
+fn syncs(metrics: &Metrics, registry: &mut Registry) {
+    let Metrics { syncs, full, partial, programming, .. } = metrics;
     registry.register_with_unit(
         "sync_proxy_rules_duration",
-        "Time for one change of the kernel, or one comparison with it; both families are served at once and each has the whole time",
+        "Duration of one sync; it programs both families, and each family has the whole duration",
         Unit::Seconds,
         UnderEachFamily(syncs.clone()),
     );
     registry.register_with_unit(
         "sync_full_proxy_rules_duration",
-        "The same for comparisons of all that should be there with the kernel: at the start, after a failure and after a drift",
+        "Duration of full syncs, which compare everything with the kernel: at start, after a failure and after drift",
         Unit::Seconds,
         UnderEachFamily(full.clone()),
     );
     registry.register_with_unit(
         "sync_partial_proxy_rules_duration",
-        "The same for changes, which touch nothing but what changed",
+        "Duration of partial syncs, which program only what changed",
         Unit::Seconds,
         UnderEachFamily(partial.clone()),
     );
     registry.register_with_unit(
         "network_programming_duration",
-        "From the change of a pod or Service, as the EndpointSlice tells it, to the kernel of this node, in kube-proxy's coarse buckets",
+        "Time from the change of a pod or Service, according to its EndpointSlice, to the kernel of this node, in \
+         kube-proxy's coarse buckets",
         Unit::Seconds,
         UnderEachFamily(programming.clone()),
     );
-    // What cannot happen with a backend is not told.
-    match identity.backend {
+}
+
+/// Only the failures that the backend can have.
+fn sync_failures(metrics: &Metrics, backend: &str, registry: &mut Registry) {
+    let Metrics { failures, partial_failures, .. } = metrics;
+    match backend {
         "nftables" => registry.register(
             "sync_proxy_rules_nftables_sync_failures",
-            "Transactions and comparisons that failed as a whole; they are tried again",
+            "Syncs that failed as a whole and were retried",
             UnderEachFamily(failures.clone()),
         ),
         "iptables" | "ipvs" => {
             registry.register(
                 "sync_proxy_rules_iptables_restore_failures",
-                "Changes and comparisons that failed as a whole; they are tried again",
+                "Syncs that failed as a whole and were retried",
                 UnderEachFamily(failures.clone()),
             );
             registry.register(
                 "sync_proxy_rules_iptables_partial_restore_failures",
-                "Changes that failed as a whole; everything is compared then",
+                "Partial syncs that failed as a whole and were followed by a full sync",
                 UnderEachFamily(partial_failures.clone()),
             );
         }
         _ => {}
     }
+}
+
+fn conntrack(metrics: &Metrics, registry: &mut Registry) {
+    let Metrics { conntrack_cleanups, deleted_flows, .. } = metrics;
     for family in IpFamily::ALL {
-        drop(sweeps.get_or_create(&family_label(family)));
+        drop(conntrack_cleanups.get_or_create(&family_label(family)));
         drop(deleted_flows.get_or_create(&family_label(family)));
     }
     registry.register_with_unit(
         "conntrack_reconciler_sync_duration",
-        "Time to look through the UDP flows that the kernel remembers, and to delete those that lead nowhere",
+        "Duration of listing the UDP flows of the conntrack table and deleting the stale ones",
         Unit::Seconds,
-        sweeps.clone(),
+        conntrack_cleanups.clone(),
     );
     registry.register(
         "conntrack_reconciler_deleted_entries",
-        "UDP flows that led nowhere any more and were deleted",
+        "Stale UDP flows that were deleted",
         deleted_flows.clone(),
     );
-    for (name, path, counters) in [("proxy_healthz", "/healthz", healthz), ("proxy_livez", "/livez", livez)] {
-        for healthy in [true, false] {
-            drop(counters.get_or_create(&code_label(healthy)));
-        }
-        registry.register(name, format!("Answers to {path}, by their status"), counters.clone());
-    }
 }
 
-/// What kube-proxy does not have.
-fn ours(metrics: &Metrics, registry: &mut Registry) {
+/// The metrics that kube-proxy does not have.
+fn backend(metrics: &Metrics, registry: &mut Registry) {
     let Metrics { propagation, operations, sessions, repairs, .. } = metrics;
     registry.register_with_unit(
         "propagation",
-        "From the change of a pod or Service, as the EndpointSlice tells it, to the kernel of this node: of the oldest change in each \
-         commit, by the clocks of the control plane and of this node",
+        "Time from the change of a pod or Service, according to its EndpointSlice, to the kernel of this node, for the \
+         oldest change in each commit, by the clocks of the control plane and of this node",
         Unit::Seconds,
         propagation.clone(),
     );
     registry.register(
         "sync_kernel_operations",
-        "Operations written to the kernel by one change or comparison; 0 is a comparison that found everything as it should be",
+        "Operations that one sync wrote to the kernel; 0 is a full sync that found no difference",
         operations.clone(),
     );
     for mode in [SyncMode::Resume, SyncMode::Repair, SyncMode::Snapshot] {
@@ -132,12 +147,9 @@ fn ours(metrics: &Metrics, registry: &mut Registry) {
     let sessions: Labelled<Label, _> = sessions.clone();
     registry.register(
         "sessions",
-        "Sessions with a frontend, by how they began: resume (only what changed), repair (after comparing digests) or snapshot (everything)",
+        "Sessions with a frontend, by how they began: resume (changes only), repair (buckets whose digests differ) or \
+         snapshot (everything)",
         sessions,
     );
-    registry.register(
-        "drift_repairs",
-        "Comparisons after somebody else had changed what is programmed that had something to put right",
-        repairs.clone(),
-    );
+    registry.register("drift_repairs", "Full syncs that reverted changes of another process", repairs.clone());
 }

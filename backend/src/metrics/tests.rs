@@ -1,4 +1,4 @@
-//! What is told is what the page about it says, every name follows the rules, and what is counted is right.
+//! The metrics agree with the page that documents them, and count correctly.
 
 use std::{collections::BTreeSet, sync::Arc, time::UNIX_EPOCH};
 
@@ -7,19 +7,19 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::{
-    Changes, Observer, Pages, Progress,
+    Changes, Observer, ObserverPages, Progress,
     testing::{ServiceBuilder, mk_key, mk_state},
 };
 
 const PAGE: &str = include_str!("../../../docs/metrics.md");
 
-/// The lines of one scrape of an agent with this backend that begin with this.
+/// The lines with this prefix of one scrape of this backend, without the prefix.
 fn scraped(backend: &'static str, metrics: &Arc<Metrics>, start: &str) -> Vec<String> {
     let last_contact = Some(tokio::time::Instant::now());
     let progress = watch::Sender::new(Progress { last_contact, ..Progress::default() });
     let observer =
         Observer::new(&"node".into(), backend, "1", SystemTime::now(), progress.subscribe(), metrics.clone());
-    let pages = Pages::new(observer, String::new(), [runtime::metrics::process()]);
+    let pages = ObserverPages::new(observer, String::new(), [runtime::metrics::process()]);
     let request = hyper::Request::get("/metrics").body(()).unwrap();
     let body = pages.answer(&request).into_body();
     body.lines().filter_map(|line| line.strip_prefix(start)).map(str::to_owned).collect()
@@ -30,7 +30,7 @@ fn all_scraped(start: &str) -> BTreeSet<String> {
     backends.into_iter().flat_map(|backend| scraped(backend, &Arc::default(), start)).collect()
 }
 
-/// The names as they are asked for: counters have a suffix that their description has not.
+/// The names of the samples: a counter has a suffix that its description lacks.
 fn names() -> BTreeSet<String> {
     let name = |line: &String| match line.rsplit_once(' ').unwrap() {
         (name, "counter") => format!("{name}_total"),
@@ -40,7 +40,7 @@ fn names() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_page_lists_every_metric_and_no_other() {
+fn page_lists_exactly_these_metrics() {
     let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `"));
     let rows = rows.map(|row| row.split(['`', '{']).next().unwrap().to_owned());
     let prefixes = ["kubeproxy_", "fairlead_backend_", "process_"];
@@ -49,7 +49,7 @@ fn the_page_lists_every_metric_and_no_other() {
 }
 
 #[test]
-fn every_metric_is_explained_by_a_sentence() {
+fn every_metric_has_a_help_sentence() {
     let help = scraped("nftables", &Arc::default(), "# HELP ");
     assert!(help.len() > 40, "{}", help.len());
     for line in help {
@@ -60,14 +60,14 @@ fn every_metric_is_explained_by_a_sentence() {
 }
 
 #[test]
-fn buckets_are_kube_proxys() {
+fn programming_buckets_are_those_of_kube_proxy() {
     let buckets: Vec<_> = programming_buckets().collect();
     assert_eq!(buckets.len(), 2 + 59 + 12 + 7);
     assert_eq!((buckets[2], buckets[60], buckets[61], buckets[79]), (1.0, 59.0, 60.0, 300.0));
 }
 
 #[test]
-fn a_sync_counts_under_each_family_and_by_its_kind() {
+fn sync_counts_under_each_family_and_by_kind() {
     let metrics = Arc::new(Metrics::default());
     metrics.synced(&Work::Reconcile, Duration::from_millis(3), 12);
     metrics.synced(&Work::Apply(Changes::default()), Duration::from_millis(1), 1);
@@ -86,19 +86,19 @@ fn a_sync_counts_under_each_family_and_by_its_kind() {
 }
 
 #[test]
-fn propagation_is_from_the_change_to_the_kernel() {
+fn propagation_is_the_time_from_the_change_to_the_kernel() {
     let metrics = Arc::new(Metrics::default());
     let changed = UNIX_EPOCH + Duration::from_secs(100);
-    metrics.programmed(changed, changed + Duration::from_millis(5));
-    metrics.programmed(changed, changed - Duration::from_secs(1));
+    metrics.propagated(changed, changed + Duration::from_millis(5));
+    metrics.propagated(changed, changed - Duration::from_secs(1));
     let propagation = scraped("nftables", &metrics, "fairlead_backend_propagation_seconds_");
-    assert!(propagation.contains(&"count 1".to_owned()), "a clock that is ahead says nothing: {propagation:?}");
+    assert!(propagation.contains(&"count 1".to_owned()), "a time in the future is ignored: {propagation:?}");
     assert!(propagation.contains(&"bucket{le=\"0.008\"} 1".to_owned()), "{propagation:?}");
     assert!(propagation.contains(&"bucket{le=\"0.004\"} 0".to_owned()), "{propagation:?}");
 }
 
 #[test]
-fn ports_without_local_endpoints_are_counted_as_they_come_and_go() {
+fn service_ports_without_local_endpoints_are_counted() {
     let local = |web: ServiceBuilder| {
         let web = web.cluster_ip("10.96.0.1").internal_local();
         web.node_port(30_000).external_local().endpoints(["10.244.2.1:80"])

@@ -1,12 +1,12 @@
-//! Whether the agent is well: what load balancers, the kubelet and rollouts ask, in kube-proxy's words.
+//! The health of a backend process, with the paths and fields of kube-proxy.
 //!
 //! | path | 200 when |
 //! |---|---|
-//! | `/healthz` | the kernel holds a state, the agent is well, and the node is not about to go |
-//! | `/livez` | the agent is well: it waits for nothing, or not for too long |
-//! | `/readyz` | the kernel holds a state |
+//! | `/healthz` | the kernel contains a state, the process is alive, and the node is not about to be removed |
+//! | `/livez` | the process is alive: no sync fails or hangs for too long |
+//! | `/readyz` | the kernel contains a state |
 //!
-//! An agent that has never heard of a frontend is not healthy and not ready, but alive: a restart would not bring the frontend back.
+//! A backend that has never reached a frontend is neither healthy nor ready, but alive: a restart would not help.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,28 +16,29 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{Observer, rfc3339};
-use crate::{Progress, metrics::Question};
+use crate::{Progress, metrics::HealthProbe};
 
-/// A change that has failed, and is not in the kernel after so long: twice kube-proxy's default for its sync period.
-pub(super) const FAILING: Duration = Duration::from_secs(60);
-/// A change that has not failed, but does not end: the longest that programming a large cluster with the slowest backend takes.
-pub(super) const STUCK: Duration = Duration::from_secs(300);
-/// A loop that has nothing to do turns every ten seconds.
-pub(super) const ASLEEP: Duration = Duration::from_secs(60);
+/// A sync that fails for this long makes the process unhealthy: twice kube-proxy's default sync period.
+pub(super) const SYNC_FAILING: Duration = Duration::from_secs(60);
+/// A change that has not failed, but does not end: the longest that programming a large cluster with the slowest
+/// backend takes.
+pub(super) const SYNC_HUNG: Duration = Duration::from_secs(300);
+/// A sync loop that does not run for this long hangs: without work it runs every ten seconds.
+pub(super) const LOOP_HUNG: Duration = Duration::from_secs(60);
 
-/// How it is.
+/// The health conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Condition {
-    /// Something else than a restart may be waited for, but not for too long.
+    /// No sync fails or hangs for too long.
     alive: bool,
-    /// The kernel holds a state.
+    /// The kernel contains a state.
     programmed: bool,
-    /// The node may be sent new traffic.
+    /// Load balancers may send new traffic to the node.
     eligible: bool,
     last_success: Option<SystemTime>,
 }
 
-/// The body, in the words that kube-proxy uses.
+/// The body, with the fields that kube-proxy has.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Body {
@@ -49,7 +50,7 @@ struct Body {
     status: Families,
 }
 
-/// By family. They are served by the same changes, so they are in the same condition.
+/// The status of each family, which is the same because one sync programs both.
 #[derive(Serialize)]
 struct Families {
     #[serde(rename = "IPv4")]
@@ -75,21 +76,21 @@ impl Observer {
         let condition = Condition::of(&self.progress.borrow(), Instant::now());
         match request.uri().path() {
             "/healthz" => {
-                let well = condition.healthy() && condition.eligible;
-                self.metrics.answered(Question::Healthz, well);
-                answer(well, &condition.body(condition.healthy(), Some(condition.eligible)))
+                let ok = condition.healthy() && condition.eligible;
+                self.metrics.answered(HealthProbe::Healthz, ok);
+                answer(ok, &condition.body(condition.healthy(), Some(condition.eligible)))
             }
             "/livez" => {
-                self.metrics.answered(Question::Livez, condition.alive);
+                self.metrics.answered(HealthProbe::Livez, condition.alive);
                 answer(condition.alive, &condition.body(condition.alive, None))
             }
             "/readyz" if condition.programmed => response(StatusCode::OK, TEXT, "ready\n".to_owned()),
             "/readyz" => {
-                let missing = "not ready: the kernel does not hold a state of this node yet\n".to_owned();
+                let missing = "not ready: the kernel contains no state of this node yet\n".to_owned();
                 response(StatusCode::SERVICE_UNAVAILABLE, TEXT, missing)
             }
             _ => {
-                let paths = "there are /healthz, /livez and /readyz\n".to_owned();
+                let paths = "not found; the paths are /healthz, /livez and /readyz\n".to_owned();
                 response(StatusCode::NOT_FOUND, TEXT, paths)
             }
         }
@@ -101,10 +102,10 @@ impl Condition {
         let since = |time: Option<Instant>| time.map_or(Duration::ZERO, |time| now - time);
         let waiting = since(progress.pending_since);
         let alive = match (&progress.pending_since, &progress.error) {
-            (Some(_), Some(_)) => waiting < FAILING,
-            (Some(_), None) => waiting < STUCK,
-            // While the backend works the loop does not turn.
-            (None, _) => since(progress.turned) < ASLEEP,
+            (Some(_), Some(_)) => waiting < SYNC_FAILING,
+            (Some(_), None) => waiting < SYNC_HUNG,
+            // The loop does not run while the backend works.
+            (None, _) => since(progress.last_iteration) < LOOP_HUNG,
         };
         let Progress { eligible, last_success, .. } = *progress;
         Self { alive, programmed: progress.programmed.is_some(), eligible, last_success }
@@ -116,7 +117,7 @@ impl Condition {
 
     fn body(&self, healthy: bool, node_eligible: Option<bool>) -> Body {
         let now = SystemTime::now();
-        // While all is well what is there is right as of now.
+        // A healthy kernel is up to date now.
         let last_updated = if healthy { Some(now) } else { self.last_success }.map(rfc3339).unwrap_or_default();
         let family = FamilyStatus { last_updated: last_updated.clone(), healthy };
         let status = Families { v4: family.clone(), v6: family };
@@ -124,8 +125,8 @@ impl Condition {
     }
 }
 
-fn answer(well: bool, body: &Body) -> Response<String> {
-    let status = if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    // Strings and truth values are always JSON.
+fn answer(ok: bool, body: &Body) -> Response<String> {
+    let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    // Strings and booleans always serialize.
     response(status, JSON, serde_json::to_string(body).unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! The paths of the metrics address: those that kube-proxy has there, with what is true of this agent.
+//! The pages of the metrics address: those that kube-proxy has there.
 
 use hyper::{Method, Request, Response, StatusCode, header::ACCEPT};
 use runtime::{
@@ -9,17 +9,17 @@ use runtime::{
 use super::Observer;
 use crate::metrics::registry;
 
-/// Everything about an agent, and about what else is in its process.
+/// The pages of a backend process.
 #[derive(Debug)]
-pub struct Pages {
+pub struct ObserverPages {
     observer: Observer,
-    /// The configuration in force, as JSON.
+    /// The effective configuration, as JSON.
     config: String,
     registries: Vec<Registry>,
 }
 
-impl Pages {
-    /// Pages about an agent with this configuration (JSON), and the metrics of what else is in its process.
+impl ObserverPages {
+    /// `config`: the effective configuration, as JSON. `others`: the metrics of other parts of the process.
     #[must_use]
     pub fn new(observer: Observer, config: String, others: impl IntoIterator<Item = Registry>) -> Self {
         let own = registry(&observer.metrics, &observer.identity, &observer.progress);
@@ -35,20 +35,21 @@ impl Pages {
         match request.uri().path() {
             "/metrics" => metrics::scrape(&self.registries),
             "/proxyMode" => response(StatusCode::OK, TEXT, self.observer.identity.backend.to_owned()),
-            // That there is an answer is all there is to say, as with kube-proxy. The health is at its own address.
+            // Only shows that the process answers, as in kube-proxy; the health is served at its own address.
             "/healthz" => response(StatusCode::OK, TEXT, "ok".to_owned()),
             "/statusz" if wants_json(request) => response(StatusCode::OK, JSON, self.observer.status().to_json()),
             "/statusz" => response(StatusCode::OK, TEXT, self.observer.status().to_string()),
             "/configz" => response(StatusCode::OK, JSON, self.config.clone()),
             _ => {
-                let paths = "there are /metrics, /proxyMode, /healthz, /statusz and /configz\n".to_owned();
+                let paths =
+                    "not found; the pages are /metrics, /proxyMode, /healthz, /statusz and /configz\n".to_owned();
                 response(StatusCode::NOT_FOUND, TEXT, paths)
             }
         }
     }
 }
 
-/// By `Accept`, or for people by `?format=json`.
+/// By the header `Accept`, or by `?format=json`.
 fn wants_json<B>(request: &Request<B>) -> bool {
     let accepted = request.headers().get(ACCEPT).and_then(|accepted| accepted.to_str().ok());
     accepted.is_some_and(|accepted| accepted.contains("application/json"))

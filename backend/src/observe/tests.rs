@@ -1,4 +1,4 @@
-//! Each condition with what load balancers and the kubelet are told of it; and every page.
+//! The answers of the health endpoints in each condition, and the pages.
 
 use std::time::Duration;
 
@@ -11,37 +11,37 @@ use serde_json::Value;
 use tokio::time::{Instant, advance};
 
 use super::{
-    health::{ASLEEP, FAILING, STUCK},
+    health::{LOOP_HUNG, SYNC_FAILING, SYNC_HUNG},
     *,
 };
 use crate::testing::mk_key;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// An agent's loop, played by the test.
-struct Loop {
+/// A sync loop played by the test.
+struct FakeLoop {
     progress: watch::Sender<Progress>,
     observer: Observer,
 }
 
-fn mk_loop() -> Loop {
+fn mk_loop() -> FakeLoop {
     let progress = watch::Sender::default();
     let observer =
         Observer::new(&"node-a".into(), "nftables", "1.2.3", SystemTime::now(), progress.subscribe(), Arc::default());
-    Loop { progress, observer }
+    FakeLoop { progress, observer }
 }
 
-impl Loop {
-    fn turn(&self, change: impl FnOnce(&mut Progress)) {
+impl FakeLoop {
+    fn iterate(&self, change: impl FnOnce(&mut Progress)) {
         self.progress.send_modify(|progress| {
-            progress.turned = Some(Instant::now());
+            progress.last_iteration = Some(Instant::now());
             change(progress);
         });
     }
 
-    /// The first commit is in the kernel.
+    /// The first commit is programmed.
     fn programmed(&self) {
-        self.turn(|progress| {
+        self.iterate(|progress| {
             progress.eligible = true;
             progress.programmed = Some((Epoch(1), Revision(7)));
             progress.last_success = Some(SystemTime::now());
@@ -68,87 +68,87 @@ fn request(path: &str) -> Request<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_first_frontend_is_alive_but_neither_healthy_nor_ready() {
-    let agent = mk_loop();
-    agent.turn(|_| {});
-    assert_eq!(agent.statuses(), [503, 200, 503]);
+async fn without_a_first_frontend_the_backend_is_alive_but_neither_healthy_nor_ready() {
+    let backend = mk_loop();
+    backend.iterate(|_| {});
+    assert_eq!(backend.statuses(), [503, 200, 503]);
     advance(3600 * SECOND).await;
-    agent.turn(|_| {});
-    assert_eq!(agent.statuses(), [503, 200, 503]);
-    let body = agent.body("/healthz");
+    backend.iterate(|_| {});
+    assert_eq!(backend.statuses(), [503, 200, 503]);
+    let body = backend.body("/healthz");
     assert_eq!((&body["healthy"], &body["nodeEligible"]), (&false.into(), &false.into()), "{body}");
-    agent.programmed();
-    assert_eq!(agent.statuses(), [200, 200, 200]);
+    backend.programmed();
+    assert_eq!(backend.statuses(), [200, 200, 200]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_about_to_go_is_alive() {
-    let agent = mk_loop();
-    agent.programmed();
-    agent.turn(|progress| progress.eligible = false);
-    assert_eq!(agent.statuses(), [503, 200, 200]);
-    let body = agent.body("/healthz");
+async fn node_about_to_be_removed_is_alive_but_not_healthy() {
+    let backend = mk_loop();
+    backend.programmed();
+    backend.iterate(|progress| progress.eligible = false);
+    assert_eq!(backend.statuses(), [503, 200, 200]);
+    let body = backend.body("/healthz");
     assert_eq!((&body["healthy"], &body["nodeEligible"]), (&true.into(), &false.into()), "{body}");
-    assert_eq!(agent.body("/livez").get("nodeEligible"), None);
+    assert_eq!(backend.body("/livez").get("nodeEligible"), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_fails_for_a_minute_or_hangs_for_five_is_not_alive() {
-    for (error, patience) in [(Some("no memory"), FAILING), (None, STUCK)] {
-        let agent = mk_loop();
-        agent.programmed();
-        agent.turn(|progress| {
+async fn backend_that_fails_for_a_minute_or_hangs_for_five_is_not_alive() {
+    for (error, patience) in [(Some("no memory"), SYNC_FAILING), (None, SYNC_HUNG)] {
+        let backend = mk_loop();
+        backend.programmed();
+        backend.iterate(|progress| {
             progress.pending_since = Some(Instant::now());
             progress.error = error.map(str::to_owned);
         });
         advance(patience - SECOND).await;
-        assert_eq!(agent.statuses(), [200, 200, 200], "{error:?}");
+        assert_eq!(backend.statuses(), [200, 200, 200], "{error:?}");
         advance(SECOND).await;
-        assert_eq!(agent.statuses(), [503, 503, 200], "{error:?}");
-        agent.programmed();
-        assert_eq!(agent.statuses(), [200, 200, 200], "{error:?}");
+        assert_eq!(backend.statuses(), [503, 503, 200], "{error:?}");
+        backend.programmed();
+        assert_eq!(backend.statuses(), [200, 200, 200], "{error:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loop_that_does_not_turn_is_not_alive() {
-    let agent = mk_loop();
-    agent.programmed();
-    advance(ASLEEP - SECOND).await;
-    assert_eq!(agent.status("/livez"), 200);
+async fn loop_that_does_not_run_is_not_alive() {
+    let backend = mk_loop();
+    backend.programmed();
+    advance(LOOP_HUNG - SECOND).await;
+    assert_eq!(backend.status("/livez"), 200);
     advance(SECOND).await;
-    assert_eq!(agent.status("/livez"), 503);
+    assert_eq!(backend.status("/livez"), 503);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_body_is_kube_proxys() {
-    let agent = mk_loop();
-    agent.programmed();
-    let answer = agent.observer.health(&request("/healthz"));
+async fn body_has_the_fields_of_kube_proxy() {
+    let backend = mk_loop();
+    backend.programmed();
+    let answer = backend.observer.health(&request("/healthz"));
     assert_eq!(answer.headers()[CONTENT_TYPE], "application/json");
     assert_eq!(answer.headers()[X_CONTENT_TYPE_OPTIONS], "nosniff");
-    let body = agent.body("/healthz");
+    let body = backend.body("/healthz");
     let time = body["currentTime"].as_str().unwrap();
     assert!(time.parse::<Timestamp>().is_ok(), "{time}");
-    assert_eq!(body["lastUpdated"], body["currentTime"], "as long as all is well");
+    assert_eq!(body["lastUpdated"], body["currentTime"], "while it is healthy");
     for family in ["IPv4", "IPv6"] {
         assert_eq!(body["status"][family]["healthy"], true, "{body}");
         assert_eq!(body["status"][family]["lastUpdated"], body["lastUpdated"]);
     }
     let post = Request::post("/healthz").body(()).unwrap();
-    assert_eq!(agent.observer.health(&post).status(), StatusCode::METHOD_NOT_ALLOWED);
-    assert_eq!(agent.status("/"), 404);
+    assert_eq!(backend.observer.health(&post).status(), StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(backend.status("/"), 404);
 }
 
 #[tokio::test]
-async fn pages_tell_what_kube_proxys_do() {
-    let agent = mk_loop();
-    agent.programmed();
-    agent.turn(|progress| {
+async fn pages_have_the_content_of_kube_proxys() {
+    let backend = mk_loop();
+    backend.programmed();
+    backend.iterate(|progress| {
         let (key, reason) = (mk_key("default/b"), "invalid argument".to_owned());
         progress.failures = vec![ServicePortFailure { key, reason, retryable: false, kind: FailureKind::Program }];
     });
-    let pages = Pages::new(agent.observer.clone(), "{}".to_owned(), [runtime::metrics::process()]);
+    let pages = ObserverPages::new(backend.observer.clone(), "{}".to_owned(), [runtime::metrics::process()]);
     let asked = |path| pages.answer(&request(path)).into_body();
     assert_eq!(asked("/proxyMode"), "nftables");
     assert_eq!(asked("/healthz"), "ok");
@@ -159,7 +159,7 @@ async fn pages_tell_what_kube_proxys_do() {
     assert!(metrics.ends_with("# EOF\n"), "{metrics}");
 
     let text = asked("/statusz");
-    for line in ["node: node-a", "version: 1.2.3", "revisionInKernel: 7", "failures: 1"] {
+    for line in ["node: node-a", "version: 1.2.3", "programmedRevision: 7", "failures: 1"] {
         assert!(text.lines().any(|found| found == line), "{line}: {text}");
     }
     assert!(text.contains("default/b") && text.ends_with(": invalid argument\n"), "{text}");

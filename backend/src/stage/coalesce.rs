@@ -1,4 +1,4 @@
-//! Folds operations, one after the other, into their net effect on a state, and then applies that.
+//! Coalesces operations into their net effect on a state, and applies it.
 
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
@@ -12,10 +12,10 @@ use proto::{
 use super::{RejectedOperation, check_family};
 use crate::{Changes, NodeState, ServicePortState};
 
-/// Folding in progress: the state that the operations are about, and what they amount to so far.
+/// The state that the operations apply to, and their net effect so far.
 pub(super) struct Coalescer<'a> {
     state: &'a NodeState,
-    folded: NetEffect,
+    net_effect: NetEffect,
 }
 
 /// The net effect of some operations.
@@ -28,28 +28,29 @@ pub(super) struct NetEffect {
 /// The service ports of one digest bucket.
 #[derive(Default)]
 struct Bucket {
-    kept: Kept,
-    services: BTreeMap<ServicePortKey, Staged>,
+    rest: Rest,
+    service_ports: BTreeMap<ServicePortKey, ServicePortEffect>,
 }
 
-/// What happens to the service ports of a bucket that are not mentioned.
+/// What happens to the other service ports of a bucket.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Kept {
+enum Rest {
     #[default]
     Kept,
-    Forgotten,
+    Removed,
 }
 
 /// The net effect on one service port.
-enum Staged {
+enum ServicePortEffect {
     /// Changes to the one that the state holds; so they cost what they are, not what it is.
-    Edited(Edit),
+    Edited(ServicePortEdit),
     /// This instead of what the state holds, if anything.
     Replaced(Option<ServicePortState>),
 }
 
+/// Changes to an existing service port.
 #[derive(Default)]
-struct Edit {
+struct ServicePortEdit {
     port: Option<ServicePort>,
     pools: BTreeMap<(PoolClass, IpFamily), PoolEdit>,
 }
@@ -70,75 +71,75 @@ enum Presence {
 impl<'a> Coalescer<'a> {
     pub(super) fn new(state: &'a NodeState) -> Self {
         let buckets = (0..BUCKETS).map(|_| Bucket::default()).collect();
-        Self { state, folded: NetEffect { node: None, cluster: None, buckets } }
+        Self { state, net_effect: NetEffect { node: None, cluster: None, buckets } }
     }
 
-    /// Takes in the next operation.
-    pub(super) fn take(&mut self, operation: Operation) -> Result<(), RejectedOperation> {
+    /// Adds the next operation.
+    pub(super) fn add(&mut self, operation: Operation) -> Result<(), RejectedOperation> {
         match operation {
             Operation::PutServicePort(port) => self.put(port),
             Operation::RemoveServicePort(key) => {
-                self.bucket(&key).services.insert(key, Staged::Replaced(None));
+                self.bucket(&key).service_ports.insert(key, ServicePortEffect::Replaced(None));
             }
             Operation::ChangePool { pool, add, remove } => {
                 check_family(&pool, add.iter().chain(&remove))?;
-                self.known(&pool.key)?.change_pool(&pool, add, remove);
+                self.existing(&pool.key)?.change_pool(&pool, add, remove);
             }
             Operation::ReplacePool { pool, endpoints } => {
                 check_family(&pool, endpoints.iter())?;
-                self.known(&pool.key)?.replace_pool(&pool, endpoints);
+                self.existing(&pool.key)?.replace_pool(&pool, endpoints);
             }
             Operation::PutNode(node) if node.name != self.state.node().name => {
                 return Err(RejectedOperation::OtherNode(node.name.to_string()));
             }
-            Operation::PutNode(node) => self.folded.node = Some(node),
-            Operation::PutCluster(cluster) => self.folded.cluster = Some(cluster),
+            Operation::PutNode(node) => self.net_effect.node = Some(node),
+            Operation::PutCluster(cluster) => self.net_effect.cluster = Some(cluster),
             Operation::ResetBucket(number) => {
-                let bucket = self.folded.buckets.get_mut(usize::from(number));
+                let bucket = self.net_effect.buckets.get_mut(usize::from(number));
                 let bucket = bucket.ok_or(RejectedOperation::UnknownBucket(number))?;
-                *bucket = Bucket { kept: Kept::Forgotten, services: BTreeMap::new() };
+                *bucket = Bucket { rest: Rest::Removed, service_ports: BTreeMap::new() };
             }
         }
         Ok(())
     }
 
     pub(super) fn finish(self) -> NetEffect {
-        self.folded
+        self.net_effect
     }
 
     fn put(&mut self, port: ServicePort) {
-        match self.known(&port.key) {
-            Ok(Staged::Edited(edit)) => edit.port = Some(port),
-            Ok(Staged::Replaced(Some(service))) => service.port = port,
-            Ok(Staged::Replaced(None)) | Err(_) => {
+        match self.existing(&port.key) {
+            Ok(ServicePortEffect::Edited(edit)) => edit.port = Some(port),
+            Ok(ServicePortEffect::Replaced(Some(service))) => service.port = port,
+            Ok(ServicePortEffect::Replaced(None)) | Err(_) => {
                 let key = port.key.clone();
-                let staged = Staged::Replaced(Some(ServicePortState::new(port)));
-                self.bucket(&key).services.insert(key, staged);
+                let staged = ServicePortEffect::Replaced(Some(ServicePortState::new(port)));
+                self.bucket(&key).service_ports.insert(key, staged);
             }
         }
     }
 
-    /// What is staged for a service port that exists at this point.
-    fn known(&mut self, key: &ServicePortKey) -> Result<&mut Staged, RejectedOperation> {
+    /// The net effect on a service port that exists at this point.
+    fn existing(&mut self, key: &ServicePortKey) -> Result<&mut ServicePortEffect, RejectedOperation> {
         let in_state = self.state.service_port(key).is_some();
         let bucket = self.bucket(key);
-        if !bucket.services.contains_key(key) && in_state && bucket.kept == Kept::Kept {
-            bucket.services.insert(key.clone(), Staged::Edited(Edit::default()));
+        if !bucket.service_ports.contains_key(key) && in_state && bucket.rest == Rest::Kept {
+            bucket.service_ports.insert(key.clone(), ServicePortEffect::Edited(ServicePortEdit::default()));
         }
-        match bucket.services.get_mut(key) {
-            None | Some(Staged::Replaced(None)) => Err(RejectedOperation::UnknownServicePort(key.clone())),
+        match bucket.service_ports.get_mut(key) {
+            None | Some(ServicePortEffect::Replaced(None)) => Err(RejectedOperation::UnknownServicePort(key.clone())),
             Some(staged) => Ok(staged),
         }
     }
 
     fn bucket(&mut self, key: &ServicePortKey) -> &mut Bucket {
-        &mut self.folded.buckets[usize::from(KeyHash::of(key).bucket())]
+        &mut self.net_effect.buckets[usize::from(KeyHash::of(key).bucket())]
     }
 }
 
-// === impl Staged ===
+// === impl ServicePortEffect ===
 
-impl Staged {
+impl ServicePortEffect {
     fn change_pool(&mut self, id: &PoolId, add: Vec<Endpoint>, remove: Vec<Endpoint>) {
         match self {
             Self::Edited(edit) => edit.pool(id).change(add, remove),
@@ -155,7 +156,7 @@ impl Staged {
         }
     }
 
-    /// Whether nothing that serves is left of a service.
+    /// Whether the service port has no endpoints afterwards.
     fn empties(&self, service: &ServicePortState) -> bool {
         match self {
             Self::Edited(edit) => edit.empties(service),
@@ -171,10 +172,10 @@ impl Staged {
     }
 }
 
-// === impl Edit ===
+// === impl ServicePortEdit ===
 
-impl Edit {
-    /// Whether a service is left without an endpoint.
+impl ServicePortEdit {
+    /// Whether the service port has no endpoints afterwards.
     fn empties(&self, service: &ServicePortState) -> bool {
         let pools = [PoolClass::Cluster, PoolClass::Local]
             .into_iter()
@@ -204,7 +205,7 @@ impl Edit {
 // === impl PoolEdit ===
 
 impl PoolEdit {
-    /// Whether nothing is left of a pool.
+    /// Whether the pool is empty afterwards.
     fn empties(&self, pool: &Pool) -> bool {
         match self {
             Self::Whole(pool) => pool.is_empty(),
@@ -242,7 +243,7 @@ impl PoolEdit {
     }
 }
 
-/// What is both added and removed is there afterwards.
+/// An endpoint that is both removed and added is in the pool afterwards.
 fn change(pool: &mut Pool, add: Vec<Endpoint>, remove: &[Endpoint]) {
     for endpoint in remove {
         pool.remove(endpoint);
@@ -255,48 +256,48 @@ fn change(pool: &mut Pool, add: Vec<Endpoint>, remove: &[Endpoint]) {
 // === impl NetEffect ===
 
 impl NetEffect {
-    /// How many service ports that have endpoints will have none, or be gone.
-    pub(super) fn lost(&self, state: &NodeState) -> usize {
+    /// The number of service ports that lose all their endpoints.
+    pub(super) fn emptied(&self, state: &NodeState) -> usize {
         let has_endpoints =
             |key: &&ServicePortKey| state.service_port(key).is_some_and(ServicePortState::has_endpoints);
-        let staged = self.buckets.iter().flat_map(|bucket| &bucket.services);
-        let emptied = staged.filter(|(key, staged)| {
-            state.service_port(key).is_some_and(|service| service.has_endpoints() && staged.empties(service))
+        let effects = self.buckets.iter().flat_map(|bucket| &bucket.service_ports);
+        let emptied = effects.filter(|(key, effect)| {
+            state.service_port(key).is_some_and(|service| service.has_endpoints() && effect.empties(service))
         });
-        self.forgotten(state).iter().filter(has_endpoints).count() + emptied.count()
+        self.removed_by_reset(state).iter().filter(has_endpoints).count() + emptied.count()
     }
 
-    /// Changes the state. What comes out as it was is no change.
+    /// Changes the state. Returns what actually differs.
     pub(super) fn apply(self, state: &mut NodeState) -> Changes {
-        let forgotten = self.forgotten(state);
+        let removed = self.removed_by_reset(state);
         let Self { node, cluster, buckets } = self;
-        let mut services = forgotten;
-        for key in &services {
+        let mut changed = removed;
+        for key in &changed {
             state.set_service_port(key, None);
         }
-        let mut staged: Vec<_> = buckets.into_iter().flat_map(|bucket| bucket.services).collect();
-        // A snapshot in the order of the keys grows the state at its end, instead of all over it.
-        staged.sort_by(|(one, _), (other, _)| one.cmp(other));
-        for (key, staged) in staged {
-            if staged.apply(key.clone(), state) {
-                services.push(key);
+        let mut effects: Vec<_> = buckets.into_iter().flat_map(|bucket| bucket.service_ports).collect();
+        // Inserting a snapshot in key order appends to the state's tree.
+        effects.sort_by(|(one, _), (other, _)| one.cmp(other));
+        for (key, effect) in effects {
+            if effect.apply(key.clone(), state) {
+                changed.push(key);
             }
         }
         Changes {
-            service_ports: services.into_iter().collect(),
+            service_ports: changed.into_iter().collect(),
             node: node.is_some_and(|node| state.put_node(node)),
             cluster: cluster.is_some_and(|cluster| state.put_cluster(cluster)),
         }
     }
 
-    /// The service ports of reset buckets that did not come back. Looks at the whole state, but only after a reset.
-    fn forgotten(&self, state: &NodeState) -> Vec<ServicePortKey> {
-        if self.buckets.iter().all(|bucket| bucket.kept == Kept::Kept) {
+    /// The service ports of reset buckets that were not put again. Inspects the whole state, but only after a reset.
+    fn removed_by_reset(&self, state: &NodeState) -> Vec<ServicePortKey> {
+        if self.buckets.iter().all(|bucket| bucket.rest == Rest::Kept) {
             return Vec::new();
         }
         let keys = state.service_ports().keys().filter(|key| {
             let bucket = &self.buckets[usize::from(KeyHash::of(key).bucket())];
-            bucket.kept == Kept::Forgotten && !bucket.services.contains_key(*key)
+            bucket.rest == Rest::Removed && !bucket.service_ports.contains_key(*key)
         });
         keys.cloned().collect()
     }

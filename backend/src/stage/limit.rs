@@ -1,33 +1,35 @@
-//! How much one change may take away before somebody has to say it twice: a frontend that has lost its objects, or is somebody else's,
-//! must not take every Service from every node at once.
+//! The limit for what one commit may remove. A frontend that lost its objects, or serves another cluster, must not
+//! remove all Services from all nodes at once: a larger loss is applied only when a second snapshot confirms it.
 
 use std::{fmt, str::FromStr};
 
 use crate::NodeState;
 
-/// Below this a loss is no reason to doubt, whatever share of a small cluster it is. Service ports.
+/// Smaller losses are always applied, whatever share of a small cluster they are. In service ports.
 const MIN_LOST: usize = 10;
 
-/// The largest share of the service ports with endpoints that may lose them all, or go, in one change. In percent, 1 to 100; 100 is no limit.
+/// The largest share of the service ports with endpoints that may lose all of them in one commit, in percent: 1 to 100,
+/// and 100 is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossLimit(u8);
 
-/// What a change would have taken away.
+/// A loss that exceeds the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Service ports that would have lost all their endpoints, or been gone.
+    /// The service ports that would have lost all their endpoints.
     pub lost: usize,
-    /// Service ports that have endpoints.
+    /// The service ports that have endpoints.
     pub of: usize,
 }
 
 // === impl LossLimit ===
 
 impl LossLimit {
-    /// Nothing is doubted.
+    /// No limit.
     pub const NONE: Self = Self(100);
 
-    /// Looks at the whole state only if many are lost.
+    /// Checks a number of service ports that would lose their endpoints. Inspects the whole state only if there are
+    /// many.
     pub(super) fn check(self, lost: usize, state: &NodeState) -> Result<(), Loss> {
         if self == Self::NONE || lost < MIN_LOST {
             return Ok(());
@@ -38,7 +40,7 @@ impl LossLimit {
 }
 
 impl Default for LossLimit {
-    /// Half of them.
+    /// 50%.
     fn default() -> Self {
         Self(50)
     }
@@ -50,7 +52,7 @@ impl FromStr for LossLimit {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let number = text.trim().trim_end_matches('%').parse().ok();
         let number = number.filter(|number| (1..=100).contains(number));
-        number.map(Self).ok_or_else(|| format!("{text:?} is no share in percent, from 1 to 100"))
+        number.map(Self).ok_or_else(|| format!("{text:?} is not a percentage from 1 to 100"))
     }
 }
 
@@ -62,7 +64,7 @@ impl fmt::Display for LossLimit {
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of the {} service ports that have endpoints would lose them", self.lost, self.of)
+        write!(f, "{} of {} service ports with endpoints would lose them all", self.lost, self.of)
     }
 }
 
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_in_percent() {
+    fn limits_are_percentages() {
         assert_eq!("50".parse(), Ok(LossLimit::default()));
         assert_eq!("100%".parse(), Ok(LossLimit::NONE));
         assert_eq!(LossLimit(7).to_string().parse(), Ok(LossLimit(7)));

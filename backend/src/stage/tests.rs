@@ -1,4 +1,4 @@
-//! Tests of staging: what is refused, what counts as a change, random histories.
+//! Staging: rejected operations, exact changes, random histories.
 
 use proto::{
     digest::{BUCKETS, DigestVector, KeyHash},
@@ -19,7 +19,7 @@ fn commit(state: &mut NodeState, operations: Vec<Operation>) -> CommitResult {
     committed
 }
 
-/// The digests as they come out when everything is put into an empty state, service by service.
+/// The digests computed from an empty state, one service port at a time.
 fn recomputed(state: &NodeState) -> DigestVector {
     let mut fresh = NodeState::new(state.node().clone());
     fresh.put_cluster(state.cluster().clone());
@@ -29,7 +29,7 @@ fn recomputed(state: &NodeState) -> DigestVector {
     fresh.digests().clone()
 }
 
-/// What differs, found by looking at everything.
+/// The changes found by comparing everything.
 fn compared(from: &NodeState, to: &NodeState) -> Changes {
     let keys = from.service_ports().keys().chain(to.service_ports().keys());
     Changes {
@@ -39,7 +39,7 @@ fn compared(from: &NodeState, to: &NodeState) -> Changes {
     }
 }
 
-/// Every operation that it takes to make a state out of nothing.
+/// The operations of a snapshot.
 fn everything(state: &NodeState) -> Vec<Operation> {
     let mut operations: Vec<_> = (0..BUCKETS as u8).map(Operation::ResetBucket).collect();
     operations.push(Operation::PutCluster(ClusterInfo::default()));
@@ -65,7 +65,7 @@ fn endpoint(address: &str) -> Endpoint {
 }
 
 #[test]
-fn histories_in_one_commit_or_many() {
+fn one_commit_or_many_lead_to_the_same_state() {
     for seed in 0..200 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut history = History::new(seed);
@@ -80,14 +80,14 @@ fn histories_in_one_commit_or_many() {
             };
             match rng.u8(0..4) {
                 0 => stage.extend(everything(history.state())),
-                // The buckets of what changed, as a repair sends them.
+                // A repair of the buckets that changed.
                 1 => stage.extend(repair(&before, history.state())),
                 _ => stage.extend(operations_between(&before, history.state())),
             }
             if rng.bool() {
                 let before = state.clone();
                 let committed = stage.commit(&mut state);
-                assert_eq!(committed.refused, [], "seed {seed}, step {step}");
+                assert_eq!(committed.rejected, [], "seed {seed}, step {step}");
                 assert_eq!(state, *history.state(), "seed {seed}, step {step}");
                 assert_eq!(committed.changes, compared(&before, &state), "seed {seed}, step {step}");
                 assert_eq!(*state.digests(), recomputed(&state), "seed {seed}, step {step}");
@@ -96,9 +96,8 @@ fn histories_in_one_commit_or_many() {
     }
 }
 
-/// What is lost, counted before anything is applied, is what a comparison of the two states finds.
 #[test]
-fn losses_in_random_histories() {
+fn loss_computed_before_a_commit_equals_a_comparison() {
     let serves = |state: &NodeState, key: &_| state.service_port(key).is_some_and(ServicePortState::has_endpoints);
     let mut seen = 0;
     for seed in 0..200 {
@@ -115,7 +114,7 @@ fn losses_in_random_histories() {
             for operations in [everything(after), repair(&before, after), operations_between(&before, after)] {
                 let mut stage = Stage::default();
                 stage.extend(operations);
-                assert_eq!(stage.fold(&before).0.lost(&before), lost, "seed {seed}, step {step}");
+                assert_eq!(stage.coalesce(&before).0.emptied(&before), lost, "seed {seed}, step {step}");
             }
             seen += lost;
         }
@@ -123,7 +122,7 @@ fn losses_in_random_histories() {
     assert!(seen > 0);
 }
 
-/// Resets the buckets that differ and puts what belongs there.
+/// The operations of a repair: buckets that differ are reset and filled again.
 fn repair(from: &NodeState, to: &NodeState) -> Vec<Operation> {
     let differing: Vec<_> = from.digests().differing(to.digests()).collect();
     let mut target = NodeState::new(to.node().clone());
@@ -140,7 +139,7 @@ fn repair(from: &NodeState, to: &NodeState) -> Vec<Operation> {
 }
 
 #[test]
-fn what_comes_back_the_same_is_no_change() {
+fn unchanged_service_ports_of_a_repair_are_no_change() {
     let mut state = web();
     let before = state.clone();
     let committed = commit(&mut state, everything(&before));
@@ -168,7 +167,7 @@ fn steps_that_cancel_out_are_no_change() {
 }
 
 #[test]
-fn only_what_differs_is_in_the_changes() {
+fn changes_are_exact() {
     let mut state = web();
     let changed = [endpoint("10.244.1.1:8080"), endpoint("10.244.1.3:8080")];
     let committed = commit(
@@ -186,7 +185,7 @@ fn only_what_differs_is_in_the_changes() {
 }
 
 #[test]
-fn put_keeps_pools_and_a_new_one_has_none() {
+fn put_keeps_the_pools_and_put_after_remove_does_not() {
     let mut state = web();
     let port = ServicePort::new(mk_key("default/web"), 8080.try_into().unwrap());
     commit(&mut state, vec![Operation::PutServicePort(port.clone())]);
@@ -196,7 +195,7 @@ fn put_keeps_pools_and_a_new_one_has_none() {
 }
 
 #[test]
-fn nonsense_is_refused_and_the_rest_is_applied() {
+fn invalid_operations_are_rejected_and_the_others_applied() {
     let v6 = endpoint("[fd00::1]:80");
     let unknown = |key: &str| RejectedOperation::UnknownServicePort(mk_key(key));
     let change = |key: &str| Operation::ChangePool { pool: pool(key), add: vec![], remove: vec![] };
@@ -204,12 +203,12 @@ fn nonsense_is_refused_and_the_rest_is_applied() {
     let committed = commit(
         &mut state,
         vec![
-            change("default/nobody"),
+            change("default/unknown"),
             Operation::ReplacePool { pool: pool("default/web"), endpoints: [v6].into_iter().collect() },
             Operation::ChangePool { pool: pool("default/web"), add: vec![v6], remove: vec![] },
             Operation::PutNode(NodeInfo::unknown("another")),
             Operation::ResetBucket(128),
-            Operation::RemoveServicePort(mk_key("default/nobody")),
+            Operation::RemoveServicePort(mk_key("default/unknown")),
             Operation::RemoveServicePort(mk_key("default/web")),
             change("default/web"),
             Operation::ResetBucket(KeyHash::of(&mk_key("default/api")).bucket()),
@@ -217,9 +216,9 @@ fn nonsense_is_refused_and_the_rest_is_applied() {
         ],
     );
     assert_eq!(
-        committed.refused,
+        committed.rejected,
         [
-            unknown("default/nobody"),
+            unknown("default/unknown"),
             RejectedOperation::OtherFamily(pool("default/web")),
             RejectedOperation::OtherFamily(pool("default/web")),
             RejectedOperation::OtherNode("another".to_owned()),
@@ -233,7 +232,7 @@ fn nonsense_is_refused_and_the_rest_is_applied() {
 }
 
 #[test]
-fn what_is_cleared_is_never_applied() {
+fn cleared_operations_are_not_applied() {
     let mut state = web();
     let mut stage = Stage::default();
     stage.extend([Operation::RemoveServicePort(mk_key("default/web"))]);

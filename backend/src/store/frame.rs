@@ -1,9 +1,12 @@
-//! Length-delimited frames with a checksum, and which events a state file consists of.
+//! Length-delimited frames with a checksum, and the messages that a state file contains.
 //!
 //! ```text
 //!   frame:  length (4 bytes, little-endian) | xxh64 of the message, seed 0 (8 bytes, little-endian) | ServerMessage
 //!   file:   Welcome  Batch*  Bookmark  { [Welcome]  Batch*  Bookmark }*
 //! ```
+//!
+//! Batches are stored as received; only a bookmark ends a commit. A Welcome marks the epoch of the revisions that
+//! follow.
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 use proto::{
@@ -14,61 +17,71 @@ use proto::{
 use xxhash_rust::xxh64::xxh64;
 
 /// Length and checksum.
-const HEADER: usize = 4 + 8;
+const HEADER_BYTES: usize = 4 + 8;
 
-/// The operations in one batch are about this many bytes at most, so that no frame is larger than a message may be.
+/// The size of a batch in a snapshot, so that no frame exceeds the limit of a message.
 const BATCH_BYTES: usize = 256 << 10;
 
 /// Appends a frame.
-fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
+pub(super) fn put(frames: &mut Vec<u8>, message: &EncodedMessage) {
     let message = message.to_bytes();
-    // A message is far below 4 GiB (see `BATCH_BYTES`); a wrong length would only make the file invalid.
+    // Messages are far below 4 GiB; a wrong length would only invalidate the file.
     frames.put_u32_le(u32::try_from(message.len()).unwrap_or(u32::MAX));
     frames.put_u64_le(xxh64(&message, 0));
     frames.extend_from_slice(&message);
 }
 
-/// From here on, revisions belong to this epoch.
+/// Appends the epoch of the revisions that follow.
 pub(super) fn put_welcome(frames: &mut Vec<u8>, epoch: Epoch) {
-    put(
-        frames,
-        &EncodedMessage::new(&ServerMessage::Welcome(Welcome {
-            epoch,
-            mode: SyncMode::Snapshot,
-            source_version: SourceVersion::default(),
-        })),
-    );
+    let welcome = Welcome { epoch, mode: SyncMode::Snapshot, source_version: SourceVersion::default() };
+    put(frames, &EncodedMessage::new(&ServerMessage::Welcome(welcome)));
 }
 
-/// The operations of one commit, as several batches if they are many.
-pub(super) fn put_batches<'a>(
+/// Appends the operations of a snapshot as batches of limited size.
+pub(super) fn put_snapshot<'a>(
     frames: &mut Vec<u8>,
-    (base, target): (Revision, Revision),
+    target: Revision,
     source_version: SourceVersion,
     operations: impl Iterator<Item = &'a Operation>,
 ) {
-    let batch = |commit| Batch { base, target, operations: Vec::new(), commit, oldest_trigger: None, source_version };
-    let (mut part, mut len) = (Vec::new(), 0);
+    let batch = |commit| Batch { target, commit, source_version, ..empty_batch() };
+    let (mut part, mut bytes) = (Vec::new(), 0);
     for operation in operations.map(EncodedOperation::new) {
-        if len + operation.len() > BATCH_BYTES && !part.is_empty() {
+        if bytes + operation.len() > BATCH_BYTES && !part.is_empty() {
             put(frames, &EncodedMessage::batch(&batch(false), part.drain(..)));
-            len = 0;
+            bytes = 0;
         }
-        len += operation.len();
+        bytes += operation.len();
         part.push(operation);
     }
     put(frames, &EncodedMessage::batch(&batch(true), part));
 }
 
-/// Ends a commit: everything before is one state, which has this digest.
+/// A batch that precedes those of a commit.
+pub(super) fn batch_of(operations: Vec<Operation>) -> EncodedMessage {
+    EncodedMessage::new(&ServerMessage::Batch(Batch { operations, ..empty_batch() }))
+}
+
+fn empty_batch() -> Batch {
+    Batch {
+        base: Revision(0),
+        target: Revision(0),
+        operations: Vec::new(),
+        commit: false,
+        oldest_trigger: None,
+        source_version: SourceVersion::default(),
+    }
+}
+
+/// Ends a commit: the batches before it lead to a state with this digest.
 pub(super) fn put_bookmark(frames: &mut Vec<u8>, revision: Revision, digest: Digest) {
     put(frames, &EncodedMessage::new(&ServerMessage::Bookmark(revision, digest)));
 }
 
-/// Takes the first frame off. `None` when it is torn, or does not hold what its checksum says.
+/// Takes the first frame. `None` when it is truncated or its checksum differs.
 pub(super) fn take(frames: &mut Bytes) -> Option<EncodedMessage> {
     let mut rest = frames.clone();
-    if rest.len() < HEADER {
+    if rest.len() < HEADER_BYTES {
         return None;
     }
     let (length, checksum) = (rest.get_u32_le() as usize, rest.get_u64_le());

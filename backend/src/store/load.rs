@@ -1,4 +1,4 @@
-//! Reads a state file: plays it back, as far as it is whole.
+//! Reads a state file: replays it up to its last complete commit.
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -7,18 +7,19 @@ use proto::model::{Epoch, NodeInfo, ServerMessage, SourceVersion};
 use super::{StoredState, frame};
 use crate::{NodeState, RejectedOperation, Stage};
 
-/// What a file holds.
+/// The content of a file.
 pub(super) struct Loaded {
     pub(super) stored: StoredState,
-    /// How many bytes the snapshot at the beginning takes.
-    pub(super) snapshot: u64,
-    /// How many bytes led to it. What follows is torn.
-    pub(super) len: u64,
+    /// The size of the snapshot at the beginning.
+    pub(super) snapshot_bytes: u64,
+    /// The size up to the last complete commit. The rest of the file is truncated.
+    pub(super) bytes: u64,
 }
 
-/// The state after the last whole commit.
+/// The state after the last complete commit.
 ///
-/// Fails when there is none, and when what is there cannot be this node's state.
+/// # Errors
+/// When there is none, or the file cannot be this node's state.
 pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let mut frames = Bytes::from(bytes);
     let total = frames.len();
@@ -26,35 +27,38 @@ pub(super) fn load(node: &str, bytes: Vec<u8>) -> Result<Loaded> {
     let mut stage = Stage::default();
     let (mut epoch, mut source_version) = (None, SourceVersion::default());
     let (mut first, mut last) = (None, None);
-    // Left out again, as they were when they came; the digest says whether that leads to the same.
-    let mut refused = Vec::new();
+    // They were rejected when they arrived, too; the digest tells whether the result is the same.
+    let mut rejected = Vec::new();
     while let Some(message) = frame::take(&mut frames) {
-        let event = message.decode().context("a frame holds no message")?;
-        match ServerMessage::try_from(event).context("a frame holds an invalid message")? {
+        let message = message.decode().context("a frame contains no message")?;
+        match ServerMessage::try_from(message).context("a frame contains an invalid message")? {
             ServerMessage::Welcome(welcome) => epoch = Some(welcome.epoch),
             ServerMessage::Batch(batch) => {
-                source_version = batch.source_version;
+                // A frontend that does not know the version leaves it as it is.
+                if batch.source_version != SourceVersion::default() {
+                    source_version = batch.source_version;
+                }
                 stage.extend(batch.operations);
             }
             ServerMessage::Bookmark(revision, digest) => {
-                refused.append(&mut stage.commit(&mut state).refused);
-                let held = state.digests().total();
-                ensure!(held == digest, "revision {revision} has not the digest it should have{}", why(&refused));
-                let epoch: Epoch = epoch.context("there is no epoch")?;
+                rejected.append(&mut stage.commit(&mut state).rejected);
+                let matches = state.digests().total() == digest;
+                ensure!(matches, "the state at revision {revision} differs from its digest{}", first_reason(&rejected));
+                let epoch: Epoch = epoch.context("the file does not begin with a Welcome")?;
                 let len = total - frames.len();
                 first.get_or_insert(len);
                 last = Some((epoch, revision, source_version, len));
             }
             ServerMessage::Drain(_) | ServerMessage::DigestRequest => {
-                bail!("a frame does not belong in a state file")
+                bail!("a frame contains a message that does not belong in a state file")
             }
         }
     }
-    let (epoch, revision, source_version, len) = last.context("there is no whole commit")?;
-    let snapshot = first.unwrap_or(len) as u64;
-    Ok(Loaded { stored: StoredState { state, epoch, revision, source_version }, snapshot, len: len as u64 })
+    let (epoch, revision, source_version, len) = last.context("the file contains no complete commit")?;
+    let snapshot_bytes = first.unwrap_or(len) as u64;
+    Ok(Loaded { stored: StoredState { state, epoch, revision, source_version }, snapshot_bytes, bytes: len as u64 })
 }
 
-fn why(refused: &[RejectedOperation]) -> String {
-    refused.first().map(|first| format!(": {first}")).unwrap_or_default()
+fn first_reason(rejected: &[RejectedOperation]) -> String {
+    rejected.first().map(|first| format!(": {first}")).unwrap_or_default()
 }

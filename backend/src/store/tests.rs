@@ -1,8 +1,8 @@
-//! Tests of the state file: real files, histories, torn tails, wrong files.
+//! The state file: histories, truncated and damaged files, failing writes.
 
 use std::os::unix::fs::symlink;
 
-use proto::model::NodeInfo;
+use proto::model::{Batch, NodeInfo, ServerMessage};
 
 use super::*;
 use crate::{
@@ -23,21 +23,35 @@ fn file() -> (tempfile::TempDir, PathBuf) {
     (dir, path)
 }
 
-/// What a revision reflects.
+/// The version of the cluster that a revision reflects.
 fn version(revision: u64) -> SourceVersion {
     SourceVersion(1000 + revision)
 }
 
-/// What the agent does at a commit.
+/// Receives and commits operations.
+fn stage(store: &mut Store, epoch: Epoch, revision: u64, operations: Vec<Operation>) {
+    let batch = Batch {
+        base: Revision(revision - 1),
+        target: Revision(revision),
+        operations,
+        commit: true,
+        oldest_trigger: None,
+        source_version: version(revision),
+    };
+    store.stage(&ReceivedMessage::from(ServerMessage::Batch(batch)));
+    store.commit(epoch, version(revision));
+}
+
+/// Receives, commits and writes a change.
 fn commit(store: &mut Store, state: &mut NodeState, target: &NodeState, epoch: Epoch, revision: u64) {
     let operations = operations_between(state, target);
-    store.stage(epoch, (Revision(revision - 1), Revision(revision)), version(revision), &operations);
+    stage(store, epoch, revision, operations.clone());
     apply(state, operations);
     store.flush(state, epoch, Revision(revision));
 }
 
 #[test]
-fn restarts_in_the_middle_of_histories() {
+fn state_survives_restarts_in_random_histories() {
     for seed in 0..50 {
         let (_dir, path) = file();
         let mut history = History::new(seed);
@@ -64,7 +78,7 @@ fn restarts_in_the_middle_of_histories() {
 }
 
 #[test]
-fn tail_torn_at_any_byte_is_dropped() {
+fn file_truncated_at_any_byte_yields_the_last_complete_commit() {
     let (_dir, path) = file();
     let mut history = History::new(3);
     let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
@@ -91,7 +105,7 @@ fn tail_torn_at_any_byte_is_dropped() {
 }
 
 #[test]
-fn what_is_appended_after_a_torn_tail_is_read_back() {
+fn commits_after_a_truncated_one_are_read_back() {
     let (_dir, path) = file();
     let mut history = History::new(4);
     let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
@@ -110,7 +124,7 @@ fn what_is_appended_after_a_torn_tail_is_read_back() {
 }
 
 #[test]
-fn flipped_bit_is_never_believed() {
+fn flipped_bit_is_detected() {
     let (_dir, path) = file();
     let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     let (mut store, _) = open(&path);
@@ -125,23 +139,23 @@ fn flipped_bit_is_never_believed() {
 }
 
 #[test]
-fn file_of_another_node_or_of_nobody_is_ignored_and_replaced() {
+fn file_of_another_node_or_without_content_is_replaced() {
     let (_dir, path) = file();
     let (mut store, _) = open(&path);
     let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
     assert_eq!(Store::open(&path, "another").1, None);
 
-    fs::write(&path, "no state file at all").unwrap();
+    fs::write(&path, "not a state file").unwrap();
     let (mut store, stored) = open(&path);
     assert_eq!(stored, None);
-    store.stage(EPOCH, (Revision(1), Revision(2)), version(2), &[]);
+    stage(&mut store, EPOCH, 2, Vec::new());
     store.flush(&state, EPOCH, Revision(2));
     assert_eq!(open(&path).1.map(|stored| stored.revision), Some(Revision(2)));
 }
 
 #[test]
-fn commits_that_outgrow_the_snapshot_are_folded_into_a_new_one() {
+fn file_is_rewritten_when_commits_outgrow_the_snapshot() {
     let (_dir, path) = file();
     let (mut store, _) = open(&path);
     let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
@@ -155,12 +169,12 @@ fn commits_that_outgrow_the_snapshot_are_folded_into_a_new_one() {
             largest = largest.max(fs::metadata(&path).unwrap().len());
         }
     }
-    assert!(largest > MIN_APPENDED && largest < 3 * MIN_APPENDED, "{largest}");
+    assert!(largest > MIN_APPENDED_BYTES && largest < 3 * MIN_APPENDED_BYTES, "{largest}");
     assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((small, Revision(60))));
 }
 
 #[test]
-fn restarts_do_not_put_off_the_new_file() {
+fn restarts_do_not_postpone_rewriting() {
     let (_dir, path) = file();
     let mut store = open(&path).0;
     let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
@@ -173,7 +187,7 @@ fn restarts_do_not_put_off_the_new_file() {
         store = open(&path).0;
         largest = largest.max(fs::metadata(&path).unwrap().len());
     }
-    assert!(largest > MIN_APPENDED && largest < 3 * MIN_APPENDED, "{largest}");
+    assert!(largest > MIN_APPENDED_BYTES && largest < 3 * MIN_APPENDED_BYTES, "{largest}");
 }
 
 #[test]
@@ -182,26 +196,27 @@ fn commit_with_a_refused_operation_is_read_back() {
     let (mut store, _) = open(&path);
     let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
-    let mut stage = Stage::default();
-    stage.extend([Operation::PutNode(NodeInfo::unknown("another"))]);
-    store.stage(EPOCH, (Revision(1), Revision(2)), version(2), stage.operations());
-    assert_eq!(stage.commit(&mut state).refused.len(), 1);
+    let operations = vec![Operation::PutNode(NodeInfo::unknown("another"))];
+    stage(&mut store, EPOCH, 2, operations.clone());
+    let mut operations_stage = Stage::default();
+    operations_stage.extend(operations);
+    assert_eq!(operations_stage.commit(&mut state).rejected.len(), 1);
     store.flush(&state, EPOCH, Revision(2));
     assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
 }
 
 #[test]
-fn commit_costs_what_it_is() {
+fn commit_appends_only_the_change() {
     let (_dir, path) = file();
     let (mut store, _) = open(&path);
     let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     let large = crate::testing::synthetic(1000, 10, crate::testing::Stack::V4);
     commit(&mut store, &mut state, &large, EPOCH, 1);
     let before = fs::metadata(&path).unwrap().len();
-    let mut stage = Stage::default();
-    stage.extend(large.service_ports().keys().take(1).cloned().map(Operation::RemoveServicePort));
-    store.stage(EPOCH, (Revision(1), Revision(2)), version(2), stage.operations());
-    stage.commit(&mut state);
+    let removed = large.service_ports().keys().take(1).cloned();
+    let operations: Vec<_> = removed.map(Operation::RemoveServicePort).collect();
+    stage(&mut store, EPOCH, 2, operations.clone());
+    apply(&mut state, operations);
     store.flush(&state, EPOCH, Revision(2));
     store.flush(&state, EPOCH, Revision(2));
     let appended = fs::metadata(&path).unwrap().len() - before;
@@ -209,7 +224,7 @@ fn commit_costs_what_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn full_disk_does_not_stop_anything() {
+async fn full_disk_is_retried_later() {
     let (dir, path) = file();
     fs::create_dir(dir.path().join("fairlead")).unwrap();
     symlink("/dev/full", path.with_added_extension("new")).unwrap();
@@ -223,24 +238,24 @@ async fn full_disk_does_not_stop_anything() {
     assert!(!path.exists());
     fs::remove_file(path.with_added_extension("new")).unwrap();
     store.flush(&state, EPOCH, Revision(4));
-    assert!(!path.exists(), "not tried again so soon");
+    assert!(!path.exists(), "the retry is not due");
     tokio::time::advance(RETRY).await;
     store.flush(&state, EPOCH, Revision(4));
     assert_eq!(open(&path).1.map(|stored| stored.state), Some(state.clone()));
     transition(&mut state, &mk_state().build());
 }
 
-/// A node that restarts with an old file would undo what has been programmed since.
+/// Otherwise a restart would roll the kernel back.
 #[test]
-fn file_that_cannot_be_kept_up_to_date_is_removed() {
+fn outdated_file_is_removed() {
     let (_dir, path) = file();
     let mut history = History::new(9);
     let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
     let (mut store, _) = open(&path);
-    // In the way of the new file that a large commit leads to.
+    // A directory in place of the new file makes rewriting fail.
     fs::create_dir_all(path.with_added_extension("new")).unwrap();
     commit(&mut store, &mut state, history.state(), EPOCH, 1);
-    assert!(!path.exists(), "nothing could be written");
+    assert!(!path.exists(), "the write failed");
 
     fs::remove_dir(path.with_added_extension("new")).unwrap();
     let (mut store, _) = open(&path);
@@ -252,7 +267,7 @@ fn file_that_cannot_be_kept_up_to_date_is_removed() {
         history.jump();
         revision += 1;
         commit(&mut store, &mut state, history.state(), EPOCH, revision);
-        assert!(revision < 100_000, "a file that only grows is never folded");
+        assert!(revision < 100_000, "the file is never rewritten");
     }
     assert_eq!(open(&path).1, None);
 }

@@ -1,4 +1,4 @@
-//! Tests of the loop: a fake backend, and a frontend that the test plays itself.
+//! The sync loop with a fake backend and a frontend played by the test.
 
 mod backend;
 mod health;
@@ -10,63 +10,66 @@ use std::path::Path;
 use proto::{
     digest::Digest,
     model::{
-        Ack, Batch, Epoch, FailureKind, Hello, Operation, Revision, ServerMessage, ServicePortKey, SourceVersion,
-        SyncMode, Welcome,
+        Ack, Batch, Epoch, FailureKind, Hello, Operation, Revision, ServerMessage, ServicePortFailure, ServicePortKey,
+        SourceVersion, SyncMode, Welcome,
     },
 };
 use runtime::{Ready, Trigger};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
 
 use super::*;
 use crate::{
-    InProcess, NodeState, Runner, RunnerOptions,
+    ChangeCounts, InProcess, NodeState, Progress, Runner, RunnerOptions,
     testing::{Call, FakeKernel, NODE_NAME, mk_key, mk_state, operations_between},
 };
 
 const EPOCH: Epoch = Epoch(0xe1);
 
-/// An agent that runs, and all that the test sees of it.
-struct World {
+/// A running backend process.
+struct Fixture {
     kernel: FakeKernel,
     sessions: mpsc::UnboundedReceiver<Peer>,
     progress: watch::Receiver<Progress>,
     ready: Ready,
     trigger: Trigger,
-    agent: JoinHandle<Result<()>>,
+    runner: JoinHandle<Result<()>>,
 }
 
 /// The frontend's end of a session.
 struct Peer {
     hello: Hello,
-    events: mpsc::Sender<ServerMessage>,
+    messages: mpsc::Sender<ServerMessage>,
     replies: mpsc::Receiver<ClientMessage>,
 }
 
-fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> World {
+fn start(kernel: &FakeKernel, state_file: Option<&Path>) -> Fixture {
     let (opened, sessions) = mpsc::unbounded_channel();
     let attach = InProcess(move |hello| {
-        let (events, received) = mpsc::channel(64);
-        let (replies, heard) = mpsc::channel(64);
-        opened.send(Peer { hello, events, replies: heard }).unwrap();
+        let (messages, received) = mpsc::channel(64);
+        let (replies, sent) = mpsc::channel(64);
+        opened.send(Peer { hello, messages, replies: sent }).unwrap();
         (replies, received)
     });
     let ready = Ready::new();
     let state_file = state_file.map(Into::into);
     let options = RunnerOptions { state_file, ..RunnerOptions::new(NODE_NAME) };
-    let agent = Runner::new(options, kernel.backend(), attach).with_ready(ready.guard("first state"));
-    let progress = agent.progress();
+    let runner = Runner::new(options, kernel.backend(), attach).with_ready(ready.guard("first state"));
+    let progress = runner.progress();
     let (trigger, shutdown) = Shutdown::channel();
-    let agent = tokio::spawn(agent.run(shutdown));
-    World { kernel: kernel.clone(), sessions, progress, ready, trigger, agent }
+    let runner = tokio::spawn(runner.run(shutdown));
+    Fixture { kernel: kernel.clone(), sessions, progress, ready, trigger, runner }
 }
 
-impl World {
-    /// The next session that the agent begins.
+impl Fixture {
+    /// The next session.
     async fn session(&mut self) -> Peer {
         self.sessions.recv().await.unwrap()
     }
 
-    /// A session with this state as the snapshot, acked.
+    /// A session whose snapshot is this state, acked.
     async fn following(&mut self, state: &NodeState) -> Peer {
         let mut peer = self.session().await;
         peer.welcome(EPOCH, SyncMode::Snapshot).await;
@@ -75,53 +78,53 @@ impl World {
         peer
     }
 
-    /// What is programmed.
+    /// The programmed service ports.
     fn keys(&self) -> Vec<ServicePortKey> {
-        self.kernel.services().into_keys().collect()
+        self.kernel.service_ports().into_keys().collect()
     }
 
     async fn stop(self) {
         self.trigger.fire();
-        self.agent.await.unwrap().unwrap();
+        self.runner.await.unwrap().unwrap();
     }
 }
 
 impl Peer {
-    async fn say(&self, event: ServerMessage) {
-        self.events.send(event).await.unwrap();
+    async fn send(&self, message: ServerMessage) {
+        self.messages.send(message).await.unwrap();
     }
 
     async fn welcome(&self, epoch: Epoch, mode: SyncMode) {
-        self.say(ServerMessage::Welcome(Welcome { epoch, mode, source_version: SourceVersion(0) })).await;
+        self.send(ServerMessage::Welcome(Welcome { epoch, mode, source_version: SourceVersion(0) })).await;
     }
 
     async fn part(&self, base: u64, target: u64, operations: Vec<Operation>) {
-        self.say(batch(base, target, operations, false)).await;
+        self.send(batch(base, target, operations, false)).await;
     }
 
     async fn commit(&self, base: u64, target: u64, operations: Vec<Operation>) {
-        self.say(batch(base, target, operations, true)).await;
+        self.send(batch(base, target, operations, true)).await;
     }
 
     async fn bookmark(&self, revision: u64, digest: Digest) {
-        self.say(ServerMessage::Bookmark(Revision(revision), digest)).await;
+        self.send(ServerMessage::Bookmark(Revision(revision), digest)).await;
     }
 
-    async fn hear(&mut self) -> ClientMessage {
+    async fn receive(&mut self) -> ClientMessage {
         self.replies.recv().await.unwrap()
     }
 
     async fn ack(&mut self) -> Ack {
-        match self.hear().await {
+        match self.receive().await {
             ClientMessage::Ack(ack) => ack,
             other => panic!("expected an ack: {other:?}"),
         }
     }
 
-    /// Returns when all that was said before has been taken in; gives back what the agent says it holds.
+    /// Waits until all earlier messages are handled. Returns the digest of the committed state.
     async fn barrier(&mut self) -> Digest {
-        self.say(ServerMessage::DigestRequest).await;
-        match self.hear().await {
+        self.send(ServerMessage::DigestRequest).await;
+        match self.receive().await {
             ClientMessage::DigestResponse(_, digests) => digests.total(),
             other => panic!("expected digests: {other:?}"),
         }
@@ -134,7 +137,7 @@ fn batch(base: u64, target: u64, operations: Vec<Operation>, commit: bool) -> Se
     ServerMessage::Batch(Batch { base, target, operations, commit, oldest_trigger: None, source_version })
 }
 
-/// A commit that reflects this version.
+/// A commit that reflects this version of the cluster.
 fn mk_batch(base: u64, target: u64, version: u64, operations: Vec<Operation>) -> ServerMessage {
     let (base, target, source_version) = (Revision(base), Revision(target), SourceVersion(version));
     ServerMessage::Batch(Batch { base, target, operations, commit: true, oldest_trigger: None, source_version })
@@ -144,7 +147,7 @@ fn mk_welcome(epoch: Epoch, mode: SyncMode, version: u64) -> Welcome {
     Welcome { epoch, mode, source_version: SourceVersion(version) }
 }
 
-/// What a snapshot of a state consists of.
+/// The operations of a snapshot.
 fn everything(state: &NodeState) -> Vec<Operation> {
     operations_between(&NodeState::new(proto::model::NodeInfo::unknown(NODE_NAME)), state)
 }

@@ -16,8 +16,8 @@ impl ConntrackSettings {
     /// Makes the kernel's files below `root` (`/`, but in tests) say what is wanted.
     ///
     /// # Errors
-    /// When a file cannot be read or written: what it is, what it says, what it should say, and what to do. The size of the hash
-    /// table is an exception: often it is read-only in a container, and too small a table is only slower.
+    /// When a file cannot be read or written: what it is, what it says, what it should say, and what to do. The size of
+    /// the hash table is an exception: often it is read-only in a container, and too small a table is only slower.
     pub fn apply(&self, root: &Path) -> Result<()> {
         let cores = online(root)?;
         let wanted = self.wanted(cores);

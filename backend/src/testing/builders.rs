@@ -1,4 +1,4 @@
-//! Builders for states. Addresses, ports and prefixes are strings, as one would write them in a manifest; a wrong one panics.
+//! Builders for states. Addresses, ports and prefixes are strings as in a manifest; an invalid one panics.
 
 use std::{
     fmt::Debug,
@@ -13,10 +13,10 @@ use proto::model::{
 
 use crate::{NodeState, ServicePortState};
 
-/// The name of the node in every state that is built here.
+/// The name of the node in every built state.
 pub const NODE_NAME: &str = "node-1";
 
-/// A node state in the making. See [`mk_state`].
+/// Builds a node state. See [`mk_state`].
 #[derive(Clone, Debug)]
 pub struct StateBuilder {
     node: NodeInfo,
@@ -24,14 +24,14 @@ pub struct StateBuilder {
     services: Vec<ServicePortState>,
 }
 
-/// A service port with its pools in the making.
+/// Builds a service port with its pools.
 #[derive(Clone, Debug)]
 pub struct ServiceBuilder {
     service: ServicePortState,
 }
 
-/// A state without services: node [`NODE_NAME`] in zone `zone-a` with the addresses 192.168.1.1 and fd00:1::1 and the pod
-/// CIDRs 10.244.1.0/24 and fd00:244:1::/64; service CIDRs 10.96.0.0/12 and fd00:96::/108.
+/// A state without services: node [`NODE_NAME`] in zone `zone-a` with the addresses 192.168.1.1 and fd00:1::1 and the
+/// pod CIDRs 10.244.1.0/24 and fd00:244:1::/64; service CIDRs 10.96.0.0/12 and fd00:96::/108.
 #[must_use]
 pub fn mk_state() -> StateBuilder {
     StateBuilder {
@@ -47,8 +47,8 @@ pub fn mk_state() -> StateBuilder {
     }
 }
 
-/// A key from `namespace/name`, `namespace/name:port-name`, `namespace/name/udp` or `namespace/name:port-name/sctp`; TCP
-/// unless it says otherwise.
+/// A key from `namespace/name`, `namespace/name:port-name`, `namespace/name/udp` or `namespace/name:port-name/sctp`;
+/// TCP by default.
 #[must_use]
 pub fn mk_key(key: &str) -> ServicePortKey {
     let mut parts = key.split('/');
@@ -91,7 +91,7 @@ impl StateBuilder {
         self
     }
 
-    /// Adds a service port (or replaces the one of that key; see [`mk_key`]). Unless told otherwise its port is 80.
+    /// Adds or replaces a service port (for its key see [`mk_key`]). The default port is 80.
     #[must_use]
     pub fn service(mut self, key: &str, build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Self {
         let port = ServicePort::new(mk_key(key), number(80));
@@ -99,7 +99,7 @@ impl StateBuilder {
         self
     }
 
-    /// The state.
+    /// Builds the state.
     #[must_use]
     pub fn build(self) -> NodeState {
         let Self { node, cluster, services } = self;
@@ -179,7 +179,7 @@ impl ServiceBuilder {
         self
     }
 
-    /// How IPVS chooses among the endpoints.
+    /// The IPVS scheduler.
     #[must_use]
     pub fn ipvs_scheduler(mut self, scheduler: &str) -> Self {
         self.service.port.ipvs_scheduler = Some(parse(scheduler));
@@ -193,7 +193,7 @@ impl ServiceBuilder {
         self
     }
 
-    /// Somewhere in the cluster something of this family can serve. [`Self::endpoints`] says so by itself.
+    /// The Service has endpoints of this family in the cluster. [`Self::endpoints`] implies it.
     #[must_use]
     pub fn any_endpoints(mut self, family: IpFamily) -> Self {
         self.service.port.any_endpoints[family] = true;

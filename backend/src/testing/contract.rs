@@ -1,13 +1,13 @@
-//! What every [`Backend`] must do, whatever its kernel objects look like. The yardstick is the backend itself: a fresh instance,
-//! which knows the kernel only by reading it, must find nothing to write.
+//! The contract of a [`Backend`], independent of its kernel objects: a fresh instance, which knows the kernel only by
+//! reading it, must find nothing to write.
 //!
-//! Each check takes a factory of instances that share one kernel (one network namespace), as one process after the other does
-//! on a node. It does not matter what the kernel holds at first.
+//! Each check takes a factory of instances that share one kernel (one network namespace), like successive processes on
+//! a node. The kernel may contain anything at first.
 
 use super::History;
 use crate::{Backend, NodeState, SyncReport};
 
-/// All checks, one after the other, with random states from `seed`.
+/// Runs all checks with random states from `seed`.
 pub async fn check_all<B: Backend>(mut make: impl FnMut() -> B, seed: u64) {
     empty_state(&mut make).await;
     apply_equals_reconcile(&mut make, seed, 40).await;
@@ -15,14 +15,14 @@ pub async fn check_all<B: Backend>(mut make: impl FnMut() -> B, seed: u64) {
     cleanup_removes_everything(&mut make, seed).await;
 }
 
-/// A node without services is a state like any other.
+/// A state without service ports can be programmed.
 pub async fn empty_state<B: Backend>(mut make: impl FnMut() -> B) {
     let history = History::new(0);
     reconcile(&mut make(), history.state(), "empty state").await;
-    assert_in_force(&mut make, history.state(), "empty state").await;
+    assert_programmed(&mut make, history.state(), "empty state").await;
 }
 
-/// After each commit of a random history the kernel is as a `reconcile` would have made it.
+/// After each commit of a random history, `apply` leaves the kernel as `reconcile` would.
 pub async fn apply_equals_reconcile<B: Backend>(mut make: impl FnMut() -> B, seed: u64, steps: usize) {
     let mut history = History::new(seed);
     history.jump();
@@ -33,11 +33,11 @@ pub async fn apply_equals_reconcile<B: Backend>(mut make: impl FnMut() -> B, see
         let at = format!("seed {seed}, step {step}, {changes:?}");
         let applied = backend.apply(history.state(), &changes).await;
         check(applied.unwrap_or_else(|error| panic!("{at}: apply: {error:#}")), &at);
-        assert_in_force(&mut make, history.state(), &at).await;
+        assert_programmed(&mut make, history.state(), &at).await;
     }
 }
 
-/// `reconcile` needs no particular beginning.
+/// `reconcile` leads from any state to any other.
 pub async fn reconcile_works_from_any_state<B: Backend>(mut make: impl FnMut() -> B, seed: u64, states: usize) {
     let mut history = History::new(seed);
     for state in 0..states {
@@ -46,12 +46,12 @@ pub async fn reconcile_works_from_any_state<B: Backend>(mut make: impl FnMut() -
         let mut backend = make();
         reconcile(&mut backend, history.state(), &at).await;
         let again = reconcile(&mut backend, history.state(), &at).await;
-        assert_eq!(again.writes, 0, "{at}: the same instance, once more");
-        assert_in_force(&mut make, history.state(), &at).await;
+        assert_eq!(again.writes, 0, "{at}: a second reconcile had to write");
+        assert_programmed(&mut make, history.state(), &at).await;
     }
 }
 
-/// `cleanup` may be called at any time, and what it removed can be had again.
+/// `cleanup` may be called at any time, and a reconcile restores what it removed.
 pub async fn cleanup_removes_everything<B: Backend>(mut make: impl FnMut() -> B, seed: u64) {
     let mut history = History::new(seed);
     history.jump();
@@ -62,13 +62,13 @@ pub async fn cleanup_removes_everything<B: Backend>(mut make: impl FnMut() -> B,
     }
     let restored = reconcile(&mut backend, history.state(), "after cleanup").await;
     assert_ne!(restored.writes, 0, "cleanup must have removed something");
-    assert_in_force(&mut make, history.state(), "after cleanup").await;
+    assert_programmed(&mut make, history.state(), "after cleanup").await;
     make().cleanup().await.expect("cleanup by a fresh instance");
-    make().cleanup().await.expect("cleanup where nothing is");
+    make().cleanup().await.expect("cleanup of an empty kernel");
 }
 
-/// A fresh instance finds nothing to do.
-async fn assert_in_force<B: Backend>(make: &mut impl FnMut() -> B, state: &NodeState, at: &str) {
+/// A fresh instance finds nothing to write.
+async fn assert_programmed<B: Backend>(make: &mut impl FnMut() -> B, state: &NodeState, at: &str) {
     let applied = reconcile(&mut make(), state, at).await;
     assert_eq!(applied.writes, 0, "{at}: a fresh instance had to write");
 }
@@ -89,7 +89,7 @@ mod tests {
     use crate::testing::FakeKernel;
 
     #[tokio::test]
-    async fn the_fake_conforms() {
+    async fn fake_fulfils_the_contract() {
         for seed in 0..20 {
             let kernel = FakeKernel::default();
             check_all(|| kernel.backend(), seed).await;
@@ -98,7 +98,7 @@ mod tests {
 
     #[tokio::test]
     #[should_panic(expected = "a fresh instance had to write")]
-    async fn a_backend_that_loses_something_does_not_conform() {
+    async fn backend_that_loses_a_service_port_fails_the_contract() {
         let mut history = History::new(1);
         while history.state().service_ports().is_empty() {
             history.step();
@@ -106,6 +106,6 @@ mod tests {
         let kernel = FakeKernel::default();
         reconcile(&mut kernel.backend(), history.state(), "begin").await;
         kernel.lose(history.state().service_ports().keys().next().unwrap());
-        assert_in_force(&mut || kernel.backend(), history.state(), "later").await;
+        assert_programmed(&mut || kernel.backend(), history.state(), "later").await;
     }
 }

@@ -1,4 +1,4 @@
-//! A backend whose kernel is a map, which can be told to fail, to refuse single service ports, and to be slow.
+//! A backend whose kernel is a map. It can fail, reject single service ports, and be slow.
 
 use std::{
     collections::BTreeMap,
@@ -12,23 +12,23 @@ use tokio::sync::{Notify, watch};
 
 use crate::{Backend, Changes, Drift, NodeState, ServicePortState, SyncReport};
 
-/// Programs a [`FakeKernel`]. Several in a row may program the same one, as after restarts.
+/// Programs a [`FakeKernel`]. A second backend may program the same kernel, as after a restart.
 #[derive(Debug)]
 pub struct FakeBackend {
     kernel: FakeKernel,
-    trusts: Trust,
+    knowledge: Knowledge,
 }
 
-/// What there would be in a kernel. Clones are the same one.
+/// The content of a kernel. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct FakeKernel {
-    inner: Arc<Mutex<Inner>>,
-    /// Counts the calls that have ended.
+    inner: Arc<Mutex<FakeContent>>,
+    /// The number of finished calls.
     ended: watch::Sender<usize>,
-    lost: Arc<Notify>,
+    drift: Arc<Notify>,
 }
 
-/// One call of a [`FakeBackend`] that has ended.
+/// A finished call of a [`FakeBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// `reconcile`, with its writes.
@@ -37,87 +37,85 @@ pub enum Call {
     Apply(usize),
     /// `cleanup`.
     Cleanup,
-    /// Any of them, as told by [`FakeKernel::fail`].
+    /// Any call, after [`FakeKernel::fail`].
     Failed,
 }
 
-/// Whether the kernel is known to hold the last state that was passed in: the condition for `apply`.
+/// Whether the kernel is known to contain the last state: the precondition of `apply`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trust {
+enum Knowledge {
     Unknown,
     Known,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct FakeContent {
     facts: Option<(NodeInfo, ClusterInfo)>,
-    services: BTreeMap<ServicePortKey, ServicePortState>,
-    poison: BTreeMap<ServicePortKey, ServicePortFailure>,
+    service_ports: BTreeMap<ServicePortKey, ServicePortState>,
+    rejected: BTreeMap<ServicePortKey, ServicePortFailure>,
     failing: Option<String>,
     delay: Duration,
     calls: Vec<Call>,
 }
 
-// === impl FakeKernel ===
-
 impl FakeKernel {
     /// A new backend on this kernel.
     #[must_use]
     pub fn backend(&self) -> FakeBackend {
-        FakeBackend { kernel: self.clone(), trusts: Trust::Unknown }
+        FakeBackend { kernel: self.clone(), knowledge: Knowledge::Unknown }
     }
 
-    /// The service ports that are programmed.
+    /// The programmed service ports.
     #[must_use]
-    pub fn services(&self) -> BTreeMap<ServicePortKey, ServicePortState> {
-        self.lock().services.clone()
+    pub fn service_ports(&self) -> BTreeMap<ServicePortKey, ServicePortState> {
+        self.lock().service_ports.clone()
     }
 
-    /// Every call that has ended, in order.
+    /// The finished calls, in order.
     #[must_use]
     pub fn calls(&self) -> Vec<Call> {
         self.lock().calls.clone()
     }
 
-    /// Waits until so many calls have ended.
+    /// Waits until this many calls have finished.
     pub async fn calls_reach(&self, count: usize) {
         let mut ended = self.ended.subscribe();
         ended.wait_for(|ended| *ended >= count).await.expect("the kernel holds the sender");
     }
 
-    /// Lets all further calls fail, with this reason.
+    /// Makes all further calls fail with this reason.
     pub fn fail(&self, reason: &str) {
         self.lock().failing = Some(reason.to_owned());
     }
 
-    /// Lets calls succeed again.
-    pub fn heal(&self) {
+    /// Makes calls succeed again.
+    pub fn recover(&self) {
         self.lock().failing = None;
     }
 
-    /// Refuses a service port from now on.
-    pub fn poison(&self, failure: ServicePortFailure) {
-        self.lock().poison.insert(failure.key.clone(), failure);
+    /// Rejects a service port from now on.
+    pub fn reject(&self, failure: ServicePortFailure) {
+        self.lock().rejected.insert(failure.key.clone(), failure);
     }
 
-    /// Accepts it again.
-    pub fn cure(&self, key: &ServicePortKey) {
-        self.lock().poison.remove(key);
+    /// Accepts a service port again.
+    pub fn accept(&self, key: &ServicePortKey) {
+        self.lock().rejected.remove(key);
     }
 
-    /// Lets each call take so long.
+    /// Makes each call take this long.
     pub fn slow(&self, delay: Duration) {
         self.lock().delay = delay;
     }
 
-    /// Loses a service port behind the backend's back, which gets to know that something happened.
+    /// Removes a service port as another process would, and notifies the backend of drift.
     pub fn lose(&self, key: &ServicePortKey) {
-        self.lock().services.remove(key);
-        self.lost.notify_one();
+        self.lock().service_ports.remove(key);
+        self.drift.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("nobody panics while holding it")
+    fn lock(&self) -> MutexGuard<'_, FakeContent> {
+        self.inner.lock().expect("no panic while locked")
     }
 
     fn end(&self, call: Call) {
@@ -126,7 +124,7 @@ impl FakeKernel {
         self.ended.send_replace(inner.calls.len());
     }
 
-    /// Waits as told, then fails as told.
+    /// Waits, or fails, as configured.
     async fn begin(&self) -> Result<()> {
         let delay = self.lock().delay;
         if !delay.is_zero() {
@@ -141,19 +139,17 @@ impl FakeKernel {
     }
 }
 
-// === impl Inner ===
-
-impl Inner {
-    /// Makes some service ports as they should be. Says how many differed.
+impl FakeContent {
+    /// Makes some service ports equal to those of the state. Returns how many differed.
     fn set<'a>(&mut self, state: &NodeState, keys: impl Iterator<Item = &'a ServicePortKey>) -> usize {
         let mut writes = 0;
         for key in keys {
-            let wanted = state.service_port(key).filter(|_| !self.poison.contains_key(key));
-            if self.services.get(key) != wanted {
+            let desired = state.service_port(key).filter(|_| !self.rejected.contains_key(key));
+            if self.service_ports.get(key) != desired {
                 writes += 1;
-                match wanted {
-                    Some(service) => drop(self.services.insert(key.clone(), service.clone())),
-                    None => drop(self.services.remove(key)),
+                match desired {
+                    Some(service) => drop(self.service_ports.insert(key.clone(), service.clone())),
+                    None => drop(self.service_ports.remove(key)),
                 }
             }
         }
@@ -165,60 +161,58 @@ impl Inner {
         usize::from(std::mem::replace(&mut self.facts, facts.clone()) != facts)
     }
 
-    fn applied(&self, state: &NodeState, writes: usize) -> SyncReport {
-        let failures = self.poison.values().filter(|failure| state.service_port(&failure.key).is_some());
+    fn report(&self, state: &NodeState, writes: usize) -> SyncReport {
+        let failures = self.rejected.values().filter(|failure| state.service_port(&failure.key).is_some());
         SyncReport { writes, failures: failures.cloned().collect(), ..SyncReport::default() }
     }
 }
-
-// === impl FakeBackend ===
 
 impl Backend for FakeBackend {
     const NAME: &'static str = "fake";
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
-        self.trusts = Trust::Unknown;
+        self.knowledge = Knowledge::Unknown;
         self.kernel.begin().await?;
-        let applied = {
+        let report = {
             let mut inner = self.kernel.lock();
-            let held: Vec<_> = inner.services.keys().cloned().collect();
-            let mut writes = inner.set(state, held.iter().chain(state.service_ports().keys()));
+            let before: Vec<_> = inner.service_ports.keys().cloned().collect();
+            let mut writes = inner.set(state, before.iter().chain(state.service_ports().keys()));
             writes += inner.set_facts(state);
-            inner.applied(state, writes)
+            inner.report(state, writes)
         };
-        self.kernel.end(Call::Reconcile(applied.writes));
-        self.trusts = Trust::Known;
-        Ok(applied)
+        self.kernel.end(Call::Reconcile(report.writes));
+        self.knowledge = Knowledge::Known;
+        Ok(report)
     }
 
     async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
-        assert_eq!(self.trusts, Trust::Known, "apply must follow a success");
-        self.trusts = Trust::Unknown;
+        assert_eq!(self.knowledge, Knowledge::Known, "apply must follow a success");
+        self.knowledge = Knowledge::Unknown;
         self.kernel.begin().await?;
-        let applied = {
+        let report = {
             let mut inner = self.kernel.lock();
             let mut writes = inner.set(state, changes.service_ports.iter());
             if changes.node || changes.cluster {
                 writes += inner.set_facts(state);
             }
-            inner.applied(state, writes)
+            inner.report(state, writes)
         };
-        self.kernel.end(Call::Apply(applied.writes));
-        self.trusts = Trust::Known;
-        Ok(applied)
+        self.kernel.end(Call::Apply(report.writes));
+        self.knowledge = Knowledge::Known;
+        Ok(report)
     }
 
     async fn drifted(&mut self) -> Drift {
-        self.kernel.lost.notified().await;
+        self.kernel.drift.notified().await;
         Drift::Changed { object: "service".into(), process: "test".into(), pid: 1 }
     }
 
     async fn cleanup(&mut self) -> Result<()> {
-        self.trusts = Trust::Unknown;
+        self.knowledge = Knowledge::Unknown;
         self.kernel.begin().await?;
         {
             let mut inner = self.kernel.lock();
-            inner.services.clear();
+            inner.service_ports.clear();
             inner.facts = None;
         }
         self.kernel.end(Call::Cleanup);

@@ -1,5 +1,5 @@
-//! Random states and random histories of small changes, from a seed. They use every feature of the model, and never claim one VIP
-//! and port twice.
+//! Random states and random histories of small changes, from a seed. They use every feature of the model, and never
+//! have one VIP twice.
 
 use std::num::NonZeroU32;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{Changes, NodeState, ServicePortState};
 
-/// Services, each with up to [`PORTS`] ports.
+/// The number of Services, each with up to [`PORTS`] ports.
 const SERVICES: usize = 6;
 
 /// Port name, port and protocol. DNS over UDP and TCP share number and node port.
@@ -26,7 +26,7 @@ const PORTS: [(&str, u16, Protocol); 4] = [
     ("signal", 9000, Protocol::Sctp),
 ];
 
-/// Some overlap, some follow each other, some hold addresses of the node or of load balancers.
+/// Some overlap, some are adjacent, some contain addresses of the node or of load balancers.
 const SOURCE_RANGES: [&str; 12] = [
     "192.0.2.0/24",
     "192.0.2.0/25",
@@ -47,12 +47,12 @@ const SOURCE_RANGES: [&str; 12] = [
 pub struct History {
     rng: Rng,
     state: NodeState,
-    /// Which cluster IP each service has: a permutation, so that two services may exchange theirs.
+    /// The cluster IP of each Service: a permutation, so that two Services can swap theirs.
     cluster_ips: [usize; SERVICES],
 }
 
 impl History {
-    /// Begins with a state without services.
+    /// Begins with a state without service ports.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
@@ -77,7 +77,7 @@ impl History {
         transition(&mut self.state, &target)
     }
 
-    /// Some other state, unrelated to the present one. The step that leads to it says what differs.
+    /// Replaces the state by an unrelated one. Returns the changes.
     pub fn jump(&mut self) -> Changes {
         let mut target = mk_state().build();
         for _ in 0..self.rng.usize(0..20) {
@@ -121,7 +121,7 @@ impl History {
         for _ in 0..self.rng.usize(0..4) {
             self.facet(&mut new.port);
         }
-        self.settle(&mut new);
+        self.make_consistent(&mut new);
         target.set_service_port(&key, Some(new));
     }
 
@@ -165,7 +165,7 @@ impl History {
         self.change(target, &key, |history, service| history.facet(&mut service.port));
     }
 
-    /// Two services exchange their cluster IPs, as when one is deleted and its address given to another.
+    /// Swaps the cluster IPs of two Services, as when one is deleted and its address is allocated to another.
     fn exchange_cluster_ips(&mut self, target: &mut NodeState) {
         let (a, b) = (self.rng.usize(..SERVICES), self.rng.usize(..SERVICES));
         self.cluster_ips.swap(a, b);
@@ -233,14 +233,14 @@ impl History {
         }
     }
 
-    /// Some endpoints; in a local pool all are terminating or none is.
+    /// Random endpoints; in a local pool all are terminating or none is.
     fn pool(&mut self, class: PoolClass, family: IpFamily) -> Pool {
         let len = self.rng.usize(0..=4);
         let terminating = class == PoolClass::Local && self.rng.u8(0..4) == 0;
         let endpoints = std::iter::repeat_with(|| {
             let node = if class == PoolClass::Local { 1 } else { self.rng.usize(1..=3) };
             let address = match (self.rng.u8(0..10), family, node) {
-                // A pod in the host's network.
+                // A pod with host networking.
                 (0, IpFamily::V4, 1) => "192.168.1.1".parse().expect("an address"),
                 (0, IpFamily::V6, 1) => "fd00:1::1".parse().expect("an address"),
                 _ => ip(family, 0x244, node * 256 + self.rng.usize(1..=5)),
@@ -263,7 +263,7 @@ impl History {
         self.rng.choice(target.service_ports().keys()).cloned()
     }
 
-    /// Changes a service port that is there.
+    /// Changes an existing service port.
     fn change(
         &mut self,
         target: &mut NodeState,
@@ -272,13 +272,13 @@ impl History {
     ) {
         if let Some(mut service) = target.service_port(key).cloned() {
             change(self, &mut service);
-            self.settle(&mut service);
+            self.make_consistent(&mut service);
             target.set_service_port(key, Some(service));
         }
     }
 
-    /// What serves here serves somewhere.
-    fn settle(&mut self, service: &mut ServicePortState) {
+    /// A service port with local endpoints has endpoints.
+    fn make_consistent(&mut self, service: &mut ServicePortState) {
         for family in IpFamily::ALL {
             if !service.cluster[family].is_empty() || !service.local[family].is_empty() {
                 service.port.any_endpoints[family] = true;
@@ -311,7 +311,7 @@ fn position(wanted: &ServicePortKey) -> (usize, usize) {
     all.into_iter().find(|(service, port)| key(*service, *port) == *wanted).expect("a key of a history")
 }
 
-/// An address by what it is for: cluster IPs, external IPs, load-balancer IPs, pods.
+/// An address by its use: cluster IPs, external IPs, load-balancer IPs, pods.
 fn ip(family: IpFamily, net: u16, host: usize) -> std::net::IpAddr {
     let prefix = match (family, net) {
         (IpFamily::V4, 0x96) => "10.96".to_owned(),

@@ -18,12 +18,12 @@ pub enum Stack {
 
 /// The first cluster IP: 10.96.0.1.
 const CLUSTER_IPS: u32 = 0x0a60_0001;
-/// The first endpoint: 10.128.0.1, so that there is room for eight million.
+/// The first endpoint: 10.128.0.1, which leaves eight million addresses.
 const ENDPOINTS: u32 = 0x0a80_0001;
 
-/// `services` service ports `default/svc-<n>` on port 80 with a cluster IP (from 10.96.0.1 on) and `endpoints_each` endpoints
-/// in the cluster pool (from 10.128.0.1 on, port 8080), each with an address of its own. IPv6 addresses hold the IPv4 ones:
-/// fd00:96::a60:1 and fd00:128::a80:1.
+/// `services` service ports `default/svc-<n>` on port 80 with a cluster IP (from 10.96.0.1 on) and `endpoints_each`
+/// endpoints in the cluster pool (from 10.128.0.1 on, port 8080), each with an address of its own. IPv6 addresses embed
+/// the IPv4 addresses: fd00:96::a60:1 and fd00:128::a80:1.
 #[must_use]
 pub fn synthetic(services: u32, endpoints_each: u32, stack: Stack) -> NodeState {
     (0..services)
@@ -44,7 +44,7 @@ fn build(mut service: ServiceBuilder, n: u32, endpoints_each: u32, stack: Stack)
     service
 }
 
-/// The address, and its IPv6 twin below fd00:`net`::/64.
+/// The address, and the corresponding IPv6 address in fd00:`net`::/64.
 fn addresses(net: u16, address: u32, stack: Stack) -> impl Iterator<Item = IpAddr> {
     let v4 = Ipv4Addr::from(address);
     let v6 = Ipv6Addr::from(0xfd00_u128 << 112 | u128::from(net) << 96 | u128::from(address));

@@ -1,21 +1,22 @@
-//! From one state to another, by the operations that a frontend would send.
+//! Transitions between states, with the operations that a frontend would send.
 
 use proto::model::{IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 
 use crate::{Changes, NodeState, ServicePortState, Stage};
 
-/// Commits operations to a state, as the agent does. Says what differs from before.
+/// Commits operations to a state. Returns the changes.
 ///
-/// Panics when an operation makes no sense.
+/// # Panics
+/// If an operation is rejected.
 pub fn apply(state: &mut NodeState, operations: impl IntoIterator<Item = Operation>) -> Changes {
     let mut stage = Stage::default();
     stage.extend(operations);
     let committed = stage.commit(state);
-    assert_eq!(committed.refused, []);
+    assert_eq!(committed.rejected, []);
     committed.changes
 }
 
-/// Makes `state` equal to `target`. Says what differed.
+/// Makes `state` equal to `target`. Returns the changes.
 pub fn transition(state: &mut NodeState, target: &NodeState) -> Changes {
     let operations = operations_between(state, target);
     let changes = apply(state, operations);
@@ -23,7 +24,7 @@ pub fn transition(state: &mut NodeState, target: &NodeState) -> Changes {
     changes
 }
 
-/// What leads from one state to another: no more operations than needed, endpoints by their differences.
+/// The minimal operations that lead from one state to another.
 #[must_use]
 pub fn operations_between(from: &NodeState, to: &NodeState) -> Vec<Operation> {
     let mut operations = Vec::new();
@@ -33,15 +34,15 @@ pub fn operations_between(from: &NodeState, to: &NodeState) -> Vec<Operation> {
     if from.cluster() != to.cluster() {
         operations.push(Operation::PutCluster(to.cluster().clone()));
     }
-    let gone = from.service_ports().keys().filter(|key| to.service_port(key).is_none());
-    operations.extend(gone.cloned().map(Operation::RemoveServicePort));
+    let removed = from.service_ports().keys().filter(|key| to.service_port(key).is_none());
+    operations.extend(removed.cloned().map(Operation::RemoveServicePort));
     for (key, service) in to.service_ports() {
-        put_service(&mut operations, key, from.service_port(key), service);
+        put_service_port(&mut operations, key, from.service_port(key), service);
     }
     operations
 }
 
-fn put_service(
+fn put_service_port(
     operations: &mut Vec<Operation>,
     key: &ServicePortKey,
     from: Option<&ServicePortState>,

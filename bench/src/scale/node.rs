@@ -207,7 +207,7 @@ impl Mirror {
         if let ServerMessage::Batch(batch) = message.try_into().context("a message")? {
             self.stage.extend(batch.operations);
             if batch.commit {
-                let refused = self.stage.commit(&mut self.state).refused;
+                let refused = self.stage.commit(&mut self.state).rejected;
                 ensure!(refused.is_empty(), "refused: {refused:?}");
             }
         }

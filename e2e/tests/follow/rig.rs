@@ -10,8 +10,8 @@ use std::{
 };
 
 use backend::{
-    Connect, Grpc, GrpcOptions, InProcess, NodeState, Progress, Runner, RunnerOptions, Session, Stage, Store,
-    StreamOptions,
+    Connect, Grpc, GrpcOptions, InProcess, NodeState, Progress, Runner, RunnerOptions, Session, SessionMessages, Stage,
+    Store, StreamOptions,
     testing::{Call, FakeKernel},
 };
 use frontend::{Config, Frontend, Listener, NodeLimits, Rate, log::HistoryLimits, object::SourceUpdate};
@@ -94,17 +94,17 @@ impl<C: Connect> Connect for Cuttable<C> {
         let connecting = self.inner.connect(hello);
         let scissors = self.scissors.clone();
         Box::pin(async move {
-            let Session { mut events, replies } = connecting.await?;
+            let Session { mut messages, replies } = connecting.await?;
             let mut now = scissors.now.subscribe();
             let (sender, receiver) = mpsc::channel(1);
             tokio::spawn(async move {
                 loop {
-                    let event = tokio::select! {
+                    let message = tokio::select! {
                         _ = now.changed() => return,
                         () = sender.closed() => return,
-                        event = events.recv() => event,
+                        message = messages.recv() => message,
                     };
-                    let Some(event) = event else { return };
+                    let Some(message) = message else { return };
                     let left = scissors.after.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
                         Some(if left == usize::MAX { left } else { left.saturating_sub(1) })
                     });
@@ -112,12 +112,12 @@ impl<C: Connect> Connect for Cuttable<C> {
                         scissors.after.store(usize::MAX, Ordering::SeqCst);
                         return;
                     }
-                    if sender.send(event).await.is_err() {
+                    if sender.send(message).await.is_err() {
                         return;
                     }
                 }
             });
-            Ok(Session { events: receiver, replies })
+            Ok(Session { messages: SessionMessages::Remote(receiver), replies })
         })
     }
 }
@@ -227,8 +227,8 @@ impl Rig {
         let programmed = self.agent.progress.wait_for(|progress| reached(progress.programmed));
         let progress = timeout(PATIENCE, programmed).await.expect("it is programmed").unwrap().clone();
         assert_eq!(progress.committed, progress.programmed);
-        assert_eq!((progress.refused_operations, progress.digest_mismatches), (0, 0));
-        assert_eq!(self.kernel.services(), *seen.state.service_ports());
+        assert_eq!((progress.rejected_operations, progress.digest_mismatches), (0, 0));
+        assert_eq!(self.kernel.service_ports(), *seen.state.service_ports());
         let mut stored = self.stored();
         while !reached(stored.as_ref().map(|stored| stored.0)) {
             // Written after it has been programmed, and nothing says when.
@@ -283,7 +283,7 @@ impl Rig {
                     if !batch.commit {
                         continue;
                     }
-                    assert_eq!(stage.commit(&mut state).refused, []);
+                    assert_eq!(stage.commit(&mut state).rejected, []);
                     batch.target
                 }
                 ServerMessage::Bookmark(revision, digest) => {
@@ -320,7 +320,7 @@ impl Running {
         let options = RunnerOptions {
             state_file: Some(state_file),
             stream: StreamOptions {
-                reconnect: (Duration::from_millis(1), Duration::from_millis(5)),
+                reconnect_delay: (Duration::from_millis(1), Duration::from_millis(5)),
                 ..StreamOptions::default()
             },
             ..RunnerOptions::new(NODE)

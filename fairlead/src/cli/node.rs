@@ -113,7 +113,7 @@ impl FrontendAddressArgs {
             Ok(Arc::new(EndpointsOf::new(service, kubeconfig)))
         };
         let discovery = services.into_iter().map(discover).collect::<Result<_>>()?;
-        Grpc::new(GrpcOptions { endpoints, discovery, known, credentials })
+        Grpc::new(GrpcOptions { endpoints, discovery, address_cache: known, credentials })
     }
 }
 

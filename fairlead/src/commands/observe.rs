@@ -1,6 +1,6 @@
 //! The HTTP servers of a node's agent.
 
-use backend::{Observer, Pages};
+use backend::{Observer, ObserverPages};
 use runtime::{
     Tasks,
     http::serve_at,
@@ -26,7 +26,7 @@ pub(super) fn spawn(
         });
     }
     if let Some(address) = args.metrics.address() {
-        let pages = Pages::new(observer, config.to_json(), others.into_iter().chain([metrics::process()]));
+        let pages = ObserverPages::new(observer, config.to_json(), others.into_iter().chain([metrics::process()]));
         tasks.spawn("metrics", move |shutdown| async move {
             let answer = move |request: &_| profiling.answer(request, || pages.answer(request));
             Ok(serve_at(address, "metrics", on_bind_error, answer, shutdown).await?)

@@ -49,10 +49,10 @@ impl View {
     /// The next thing that happens; commits and bookmarks are acked.
     pub(crate) async fn next(&mut self) -> Result<Event> {
         loop {
-            let Some(event) = self.session.events.recv().await else {
+            let Some(event) = self.session.messages.recv().await else {
                 bail!("the frontend ended the stream");
             };
-            match event {
+            match event.message {
                 ServerMessage::Welcome(welcome) => return Ok(Event::Welcome(welcome)),
                 ServerMessage::Batch(batch) => {
                     self.stage.extend(batch.operations.iter().cloned());

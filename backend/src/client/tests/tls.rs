@@ -1,4 +1,4 @@
-//! Who is believed, and who is told what: certificates made for the test, a server on loopback.
+//! Certificates and tokens: who is accepted, and what errors advise. Certificates are created by the test.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use super::*;
 
-/// An authority, and what it has signed.
+/// A CA.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -27,7 +27,7 @@ impl Authority {
         self.sign_with(CertificateParams::new(vec![name.to_owned()]).unwrap())
     }
 
-    /// The same, but it was only valid long ago.
+    /// An expired certificate and its key.
     fn sign_expired(&self, name: &str) -> (String, String) {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         (params.not_before, params.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
@@ -40,8 +40,8 @@ impl Authority {
     }
 }
 
-/// A server at `https://localhost:<port>` that takes only nodes whose certificate `authority` has signed. Its streams tell the
-/// test which `authorization` they carry.
+/// A server at `https://localhost:<port>` that takes only nodes whose certificate `authority` has signed. Its streams
+/// tell the test which `authorization` they carry.
 async fn serve(authority: &Authority) -> (String, mpsc::UnboundedReceiver<Option<String>>) {
     serve_as(authority, authority.sign("localhost")).await
 }
@@ -141,28 +141,28 @@ async fn the_certificate_must_be_for_the_name_that_is_expected() {
 }
 
 #[tokio::test]
-async fn failures_say_what_to_do() {
+async fn tls_errors_advise_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, other) = (Authority::new(), Authority::new());
     let (address, _tokens) = serve(&ours).await;
     let credentials = write(dir.path(), &other, &ours, "token").await;
     let error = failure(address.clone(), credentials.clone()).await;
-    assert!(error.contains("no authority in --tls-ca has signed"), "{error}");
+    assert!(error.contains("no CA in --tls-ca has signed"), "{error}");
 
     write(dir.path(), &ours, &other, "token").await;
     let error = failure(address.clone(), credentials.clone()).await;
-    assert!(error.contains("its --tls-client-ca"), "{error}");
+    assert!(error.contains("rejects the client certificate (--tls-cert)"), "{error}");
 
     write(dir.path(), &ours, &ours, "token").await;
     let (certificate, key) = ours.sign_expired("node-1");
     fs::write(dir.path().join("tls.crt"), certificate).await.unwrap();
     fs::write(dir.path().join("tls.key"), key).await.unwrap();
     let error = failure(address, credentials.clone()).await;
-    assert!(error.contains("--tls-cert) has expired"), "{error}");
+    assert!(error.contains("the client certificate (--tls-cert) has expired"), "{error}");
 
     let (address, _tokens) = serve_as(&ours, ours.sign_expired("localhost")).await;
     let error = failure(address, credentials.clone()).await;
-    assert!(error.contains("the frontend's certificate has expired"), "{error}");
+    assert!(error.contains("the certificate of the frontend expired"), "{error}");
 
     let plain = Server::builder().add_service(server::FairleadServer::new(Scripted(mpsc::unbounded_channel().0)));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -173,8 +173,8 @@ async fn failures_say_what_to_do() {
 }
 
 #[test]
-fn refusals_say_what_to_do() {
-    let advice = |status: Status| advice::advice(&Ended::from(status)).unwrap_or_default();
+fn rejected_calls_advise_what_to_do() {
+    let advice = |status: Status| advice::advice(&StreamError::from(status)).unwrap_or_default();
     assert!(advice(Status::permission_denied("node a may not follow the view of node b")).contains("--node-name"));
     assert!(advice(Status::unauthenticated("no identity")).contains("--token-file"));
     assert_eq!(advice(Status::unavailable("going")), "");

@@ -1,17 +1,17 @@
-//! Tests of what each health-check node port answers: a table, and histories against a plain count.
+//! The answers and owners of health-check node ports: tables, and random histories.
 
 use super::*;
 use crate::testing::{History, ServiceBuilder, StateBuilder, apply, mk_key, mk_state, operations_between};
 
 const PORT: u16 = 32_000;
 
-/// What is told at each place: port, family, service and count.
-fn told(checks: &Checks) -> Vec<(u16, IpFamily, String, usize)> {
-    let told = checks.holders().map(|(place, _)| {
-        let Check { service, local_endpoints } = checks.get(place).unwrap();
-        (place.port.get(), place.family, service.to_string(), local_endpoints)
+/// The answer at each port: port, family, Service and count.
+fn answers(checks: &Checks) -> Vec<(u16, IpFamily, String, usize)> {
+    let answers = checks.owners().map(|(port, _)| {
+        let Check { service, local_endpoints } = checks.get(port).unwrap();
+        (port.port.get(), port.family, service.to_string(), local_endpoints)
     });
-    told.collect()
+    answers.collect()
 }
 
 fn of(state: &NodeState) -> Checks {
@@ -22,7 +22,7 @@ fn of(state: &NodeState) -> Checks {
 
 fn count(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Vec<(IpFamily, usize)> {
     let state = mk_state().service("default/web", |web| build(web.health_check_node_port(PORT))).build();
-    told(&of(&state)).into_iter().map(|(_, family, _, count)| (family, count)).collect()
+    answers(&of(&state)).into_iter().map(|(_, family, _, count)| (family, count)).collect()
 }
 
 fn v4(web: ServiceBuilder) -> ServiceBuilder {
@@ -43,11 +43,15 @@ fn local_endpoints_that_are_not_terminating_count() {
         ("elsewhere", count(|web| v4(web).endpoints([one])), vec![(V4, 0)]),
         ("terminating", count(|web| v4(web).terminating_endpoints([one, two])), vec![(V4, 0)]),
         ("one of two ports of an address", count(|web| v4(web).local_endpoints([one, "10.244.1.1:81"])), vec![(V4, 1)]),
-        ("each family by itself", count(|web| both(web).local_endpoints([one, two, six])), vec![(V4, 2), (V6, 1)]),
+        (
+            "each family has its own count",
+            count(|web| both(web).local_endpoints([one, two, six])),
+            vec![(V4, 2), (V6, 1)],
+        ),
         ("no cluster IP, no family", count(|web| web.local_endpoints([one, six])), vec![]),
     ];
-    for (what, told, expected) in cases {
-        assert_eq!(told, expected, "{what}");
+    for (case, counts, expected) in cases {
+        assert_eq!(counts, expected, "{case}");
     }
 }
 
@@ -65,21 +69,21 @@ fn all_ports_of_a_service_are_one_check() {
         })
         .service("default/web2", |web2| v4(web2).local_endpoints(["10.244.1.9:80"]))
         .build();
-    assert_eq!(told(&of(&state)), [(PORT, IpFamily::V4, "default/web".to_owned(), 3)]);
+    assert_eq!(answers(&of(&state)), [(PORT, IpFamily::V4, "default/web".to_owned(), 3)]);
 }
 
 #[test]
 fn services_without_the_port_have_no_check() {
     let state = mk_state().service("default/web", |web| both(web).local_endpoints(["10.244.1.1:80"])).build();
-    assert_eq!(told(&of(&state)), []);
+    assert_eq!(answers(&of(&state)), []);
 }
 
 fn claim(state: StateBuilder, name: &str) -> StateBuilder {
     state.service(name, |web| v4(web).health_check_node_port(PORT))
 }
 
-fn refused(update: &Update) -> Vec<(String, String)> {
-    update.refused.iter().map(|one| (one.service.to_string(), one.holder.to_string())).collect()
+fn rejected(update: &Update) -> Vec<(String, String)> {
+    update.rejected.iter().map(|claim| (claim.service.to_string(), claim.owner.to_string())).collect()
 }
 
 fn names(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -87,39 +91,39 @@ fn names(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_first_in_order_has_the_port_and_others_are_told_of() {
+fn first_service_in_order_owns_the_port_and_others_are_reported_once() {
     use ClaimChange::{Changed, Same};
     type Step = (&'static [&'static str], ClaimChange, &'static [(&'static str, &'static str)], Option<&'static str>);
     let steps: [Step; 7] = [
         (&["default/b"], Changed, &[], Some("default/b")),
         (&["default/b", "default/c"], Changed, &[("default/c", "default/b")], Some("default/b")),
-        // Said once.
+        // Reported once.
         (&["default/b", "default/c"], Same, &[], Some("default/b")),
         (&["default/a", "default/b", "default/c"], Changed, &[("default/b", "default/a")], Some("default/a")),
         (&["default/b", "default/c"], Changed, &[], Some("default/b")),
-        // One leaves what another one takes.
+        // The port moves within one update.
         (&["default/d"], Changed, &[], Some("default/d")),
         (&[], Changed, &[], None),
     ];
     let mut reconciled = Checks::default();
     let mut applied = Checks::default();
     let mut last = mk_state().build();
-    for (services, claims, losers, holder) in steps {
+    for (services, claims, losers, owner) in steps {
         let state = services.iter().fold(mk_state(), |state, name| claim(state, name)).build();
         let mut copy = last.clone();
         let changes = apply(&mut copy, operations_between(&last, &state));
         for update in [reconciled.reconcile(&state), applied.apply(&state, &changes)] {
-            assert_eq!((update.claims, refused(&update)), (claims, names(losers)), "{services:?}");
+            assert_eq!((update.claims, rejected(&update)), (claims, names(losers)), "{services:?}");
         }
-        let holders = told(&applied).into_iter().map(|(_, _, service, _)| service).collect::<Vec<_>>();
-        assert_eq!(holders, holder.into_iter().collect::<Vec<_>>(), "{services:?}");
+        let owners = answers(&applied).into_iter().map(|(_, _, service, _)| service).collect::<Vec<_>>();
+        assert_eq!(owners, owner.into_iter().collect::<Vec<_>>(), "{services:?}");
         assert_eq!(applied, reconciled);
         last = state;
     }
 }
 
 #[test]
-fn only_who_claims_what_changes_claims() {
+fn changed_counts_are_no_change_of_claims() {
     let mk = |port, addresses: &[&'static str]| {
         let service =
             |web: ServiceBuilder| v4(web).health_check_node_port(port).local_endpoints(addresses.iter().copied());
@@ -128,13 +132,13 @@ fn only_who_claims_what_changes_claims() {
     let mut checks = of(&mk(PORT, &["10.244.1.1:80"]));
     let changes = Changes { service_ports: [mk_key("default/web")].into(), ..Changes::default() };
     assert_eq!(checks.apply(&mk(PORT, &[]), &changes).claims, ClaimChange::Same);
-    assert_eq!(told(&checks)[0].3, 0);
+    assert_eq!(answers(&checks)[0].3, 0);
     assert_eq!(checks.apply(&mk(PORT + 1, &[]), &changes).claims, ClaimChange::Changed);
-    assert_eq!(told(&checks), [(PORT + 1, IpFamily::V4, "default/web".to_owned(), 0)]);
+    assert_eq!(answers(&checks), [(PORT + 1, IpFamily::V4, "default/web".to_owned(), 0)]);
 }
 
 #[test]
-fn applying_changes_is_reconciling() {
+fn apply_equals_reconcile_in_random_histories() {
     let mut seen = 0;
     for seed in 0..20 {
         let mut history = History::new(seed);
@@ -143,7 +147,7 @@ fn applying_changes_is_reconciling() {
             let changes = history.step();
             checks.apply(history.state(), &changes);
             assert_eq!(checks, of(history.state()), "seed {seed}");
-            seen += told(&checks).len();
+            seen += answers(&checks).len();
         }
     }
     assert!(seen > 100, "only {seen} checks in all histories");

@@ -1,4 +1,4 @@
-//! Health-check node ports say what is in force, and whether the backend works. In a network namespace of their own.
+//! Health-check node ports report what is programmed, and whether syncs succeed. In a network namespace.
 
 use std::{
     io::{Read as _, Write as _},
@@ -21,7 +21,7 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     });
 }
 
-/// The status that a load balancer gets to see; `None` when nobody listens.
+/// The status that a load balancer receives; `None` when the port is closed.
 async fn status() -> Option<u16> {
     let ask = || {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PORT)).ok()?;
@@ -30,7 +30,7 @@ async fn status() -> Option<u16> {
         stream.read_to_string(&mut answer).unwrap();
         Some(answer.strip_prefix("HTTP/1.1 ").unwrap()[..3].parse().unwrap())
     };
-    // Threads are in the namespace of the one that starts them.
+    // The thread inherits the network namespace.
     tokio::task::spawn_blocking(ask).await.unwrap()
 }
 
@@ -48,24 +48,24 @@ fn mk_web(local: &'static [&'static str]) -> NodeState {
 }
 
 #[test]
-fn health_checks_follow_what_is_in_force() {
+fn health_checks_follow_the_programmed_state() {
     run(follow);
 }
 
 async fn follow() {
     let states = [mk_web(&["10.244.1.1:80"]), mk_web(&[]), mk_state().build()];
-    let mut world = start(&FakeKernel::default(), None);
-    let mut peer = world.following(&states[0]).await;
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&states[0]).await;
     until(Some(200)).await;
 
-    // What is committed and not in force does not count, but that it is not in force does.
-    world.kernel.fail("no memory");
+    // The unprogrammed commit does not count, but the failure does.
+    fixture.kernel.fail("no memory");
     peer.commit(1, 2, operations_between(&states[0], &states[2])).await;
-    world.progress.wait_for(|progress| progress.error.is_some()).await.unwrap();
+    fixture.progress.wait_for(|progress| progress.error.is_some()).await.unwrap();
     assert_eq!(status().await, Some(503));
     peer.commit(2, 3, operations_between(&states[2], &states[0])).await;
     peer.barrier().await;
-    world.kernel.heal();
+    fixture.kernel.recover();
     peer.ack().await;
     peer.ack().await;
     assert_eq!(status().await, Some(200));
@@ -76,45 +76,45 @@ async fn follow() {
     peer.commit(4, 5, operations_between(&states[1], &states[2])).await;
     peer.ack().await;
     until(None).await;
-    world.stop().await;
+    fixture.stop().await;
 }
 
 #[test]
-fn health_checks_end_with_the_agent() {
+fn health_checks_end_with_the_process() {
     run(|| async {
-        let mut world = start(&FakeKernel::default(), None);
-        let _peer = world.following(&mk_web(&["10.244.1.1:80"])).await;
+        let mut fixture = start(&FakeKernel::default(), None);
+        let _peer = fixture.following(&mk_web(&["10.244.1.1:80"])).await;
         until(Some(200)).await;
-        world.stop().await;
+        fixture.stop().await;
         until(None).await;
     });
 }
 
 #[test]
-fn a_port_that_cannot_be_had_is_in_each_ack_until_it_can() {
+fn port_that_cannot_be_opened_is_in_each_ack_until_it_can() {
     run(|| async {
         let taken = std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).unwrap();
-        let mut world = start(&FakeKernel::default(), None);
+        let mut fixture = start(&FakeKernel::default(), None);
         let state =
             mk_state().service("default/other", |other| other.cluster_ip("10.96.0.2").health_check_node_port(PORT));
         let state = state.service("default/web", |web| web.cluster_ip("10.96.0.1").health_check_node_port(PORT));
-        let mut peer = world.following(&state.build()).await;
-        let failing = world.progress.wait_for(|progress| progress.failures.len() == 2).await.unwrap().clone();
+        let mut peer = fixture.following(&state.build()).await;
+        let failing = fixture.progress.wait_for(|progress| progress.failures.len() == 2).await.unwrap().clone();
         let digest = peer.barrier().await;
         peer.bookmark(2, digest).await;
         let failures = peer.ack().await.failures;
         assert_eq!(failures, failing.failures);
-        let told: Vec<_> = failures.iter().map(|one| (&*one.key.name, one.kind, one.reason.as_str())).collect();
+        let reported: Vec<_> = failures.iter().map(|one| (&*one.key.name, one.kind, one.reason.as_str())).collect();
         let in_use = "health-check node port 32000 (IPv4) cannot be opened: Address already in use (os error 98)";
         let others = "health-check node port 32000 (IPv4) belongs to default/other";
         let kind = FailureKind::HealthCheck;
-        assert_eq!(told, [("other", kind, in_use), ("web", kind, others)]);
-        assert_eq!(world.keys().len(), 2, "traffic is served");
+        assert_eq!(reported, [("other", kind, in_use), ("web", kind, others)]);
+        assert_eq!(fixture.keys().len(), 2, "traffic is served");
 
         drop(taken);
-        world.progress.wait_for(|progress| progress.failures.len() == 1).await.unwrap();
+        fixture.progress.wait_for(|progress| progress.failures.len() == 1).await.unwrap();
         peer.bookmark(3, digest).await;
         assert_eq!(peer.ack().await.failures[0].reason, others);
-        world.stop().await;
+        fixture.stop().await;
     });
 }

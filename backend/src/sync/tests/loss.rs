@@ -1,9 +1,9 @@
-//! Changes that take away more than may be believed at once: held back, heard again, then believed.
+//! Commits that exceed the loss limit: rejected first, applied when a second snapshot confirms them.
 
 use super::*;
 use crate::StreamOptions;
 
-/// So many service ports, of which a part goes.
+/// The number of service ports before a loss.
 const ALL: usize = 20;
 
 fn names(count: usize) -> Vec<String> {
@@ -15,95 +15,93 @@ fn services(count: usize) -> NodeState {
     mk_services(&names.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// An agent whose session has ended over a loss of all but `left`.
-async fn held_back(kernel: &FakeKernel, left: usize) -> World {
-    let mut world = start(kernel, None);
-    let mut peer = world.following(&services(ALL)).await;
+/// A backend process after a rejected loss of all but `left`.
+async fn rejected_loss(kernel: &FakeKernel, left: usize) -> Fixture {
+    let mut fixture = start(kernel, None);
+    let mut peer = fixture.following(&services(ALL)).await;
     peer.commit(1, 2, operations_between(&services(ALL), &services(left))).await;
-    assert!(peer.replies.recv().await.is_none(), "it is not acked, and the session ends");
-    assert_eq!(world.keys().len(), ALL, "what was programmed stays");
-    assert_eq!(world.progress.borrow().held_back, 1);
-    world
+    assert!(peer.replies.recv().await.is_none(), "no ack, and the session ends");
+    assert_eq!(fixture.keys().len(), ALL, "the kernel is unchanged");
+    assert_eq!(fixture.progress.borrow().rejected_losses, 1);
+    fixture
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_loss_is_believed_when_a_second_snapshot_says_it_too() {
+async fn large_loss_is_applied_when_a_second_snapshot_confirms_it() {
     let kernel = FakeKernel::default();
-    let mut world = held_back(&kernel, 3).await;
-    let heard = Instant::now();
-    let mut peer = world.session().await;
-    assert_eq!((peer.hello.resume, peer.hello.digests.is_none()), (None, true), "everything is to be said");
-    assert_eq!(heard.elapsed(), StreamOptions::default().hold);
+    let mut fixture = rejected_loss(&kernel, 3).await;
+    let rejected = Instant::now();
+    let mut peer = fixture.session().await;
+    assert_eq!((peer.hello.resume, peer.hello.digests.is_none()), (None, true), "a snapshot is requested");
+    assert_eq!(rejected.elapsed(), StreamOptions::default().loss_retry_delay);
     peer.welcome(Epoch(7), SyncMode::Snapshot).await;
     peer.commit(0, 9, everything(&services(3))).await;
     assert_eq!(peer.ack().await.digest, Some(total(&services(3))));
-    assert_eq!(world.keys().len(), 3);
+    assert_eq!(fixture.keys().len(), 3);
 
-    // Once more it would be doubted anew.
+    // The next large loss is rejected again.
     peer.commit(9, 10, operations_between(&services(3), &services(ALL))).await;
     peer.ack().await;
     peer.commit(10, 11, operations_between(&services(ALL), &services(1))).await;
     assert!(peer.replies.recv().await.is_none());
-    assert_eq!(world.keys().len(), ALL);
-    world.stop().await;
+    assert_eq!(fixture.keys().len(), ALL);
+    fixture.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_loss_that_nobody_repeats_never_happened() {
+async fn large_loss_that_is_not_confirmed_changes_nothing() {
     let kernel = FakeKernel::default();
-    let mut world = held_back(&kernel, 0).await;
+    let mut fixture = rejected_loss(&kernel, 0).await;
     let calls = kernel.calls().len();
-    let mut peer = world.session().await;
+    let mut peer = fixture.session().await;
     peer.welcome(EPOCH, SyncMode::Snapshot).await;
     peer.commit(0, 3, everything(&services(ALL))).await;
     assert_eq!(peer.ack().await.digest, Some(total(&services(ALL))));
-    assert_eq!(kernel.calls().len(), calls, "nothing is different");
-    world.stop().await;
+    assert_eq!(kernel.calls().len(), calls, "nothing changed");
+    fixture.stop().await;
 }
 
-/// Services that are there and have no endpoints any more are as good as gone.
 #[tokio::test(start_paused = true)]
-async fn endpoints_count_and_not_names() {
+async fn service_ports_that_lose_their_endpoints_count_as_lost() {
     let empty = (0..ALL).fold(mk_state(), |state, number| {
         state.service(&format!("default/s{number}"), |service| service.cluster_ip(&format!("10.96.0.{}", number + 1)))
     });
     let empty = empty.build();
-    let mut world = start(&FakeKernel::default(), None);
-    let mut peer = world.following(&services(ALL)).await;
+    let mut fixture = start(&FakeKernel::default(), None);
+    let mut peer = fixture.following(&services(ALL)).await;
     peer.commit(1, 2, operations_between(&services(ALL), &empty)).await;
     assert!(peer.replies.recv().await.is_none());
-    world.stop().await;
+    fixture.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn half_of_the_services_and_a_few_may_go_at_once() {
+async fn losses_within_the_limit_are_applied() {
     for (before, after) in [(ALL, ALL / 2), (9, 0)] {
-        let mut world = start(&FakeKernel::default(), None);
-        let mut peer = world.following(&services(before)).await;
+        let mut fixture = start(&FakeKernel::default(), None);
+        let mut peer = fixture.following(&services(before)).await;
         peer.commit(1, 2, operations_between(&services(before), &services(after))).await;
         assert_eq!(peer.ack().await.revision, Revision(2));
-        assert_eq!(world.keys().len(), after);
-        world.stop().await;
+        assert_eq!(fixture.keys().len(), after);
+        fixture.stop().await;
     }
 }
 
-/// What was held back is in the state file as little as in the kernel.
 #[tokio::test(start_paused = true)]
-async fn what_is_held_back_is_not_written_down() {
+async fn rejected_loss_is_not_stored() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("state");
     let kernel = FakeKernel::default();
-    let mut world = start(&kernel, Some(&file));
-    let mut peer = world.following(&services(ALL)).await;
+    let mut fixture = start(&kernel, Some(&file));
+    let mut peer = fixture.following(&services(ALL)).await;
     peer.commit(1, 2, operations_between(&services(ALL), &services(ALL - 1))).await;
     peer.ack().await;
     peer.commit(2, 3, operations_between(&services(ALL - 1), &services(0))).await;
     assert!(peer.replies.recv().await.is_none());
-    world.stop().await;
+    fixture.stop().await;
     drop(peer);
-    let mut world = start(&kernel, Some(&file));
-    let peer = world.session().await;
+    let mut fixture = start(&kernel, Some(&file));
+    let peer = fixture.session().await;
     assert_eq!(peer.hello.resume, Some((EPOCH, Revision(2))));
     assert_eq!(peer.hello.digests.as_deref(), Some(services(ALL - 1).digests()));
-    world.stop().await;
+    fixture.stop().await;
 }

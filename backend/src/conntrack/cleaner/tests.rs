@@ -1,4 +1,4 @@
-//! Against the kernel, in a network namespace of their own: flows are made with the `conntrack` command.
+//! Tests with the kernel, in a network namespace: flows are created with the `conntrack` command.
 
 use std::{collections::BTreeSet, process::Command};
 
@@ -12,7 +12,7 @@ use crate::{
     testing::{mk_key, mk_state},
 };
 
-/// A flow to port 53 of this VIP, answered by this endpoint, from this port of a client.
+/// Creates a flow from this client port to port 53 of a VIP, answered by this endpoint.
 fn insert(protocol: &str, vip: &str, endpoint: &str, port: u16) {
     let client = if vip.contains(':') { "fd00:9::9" } else { "10.9.9.9" };
     let state = if protocol == "tcp" { "--state ESTABLISHED" } else { "" };
@@ -24,8 +24,8 @@ fn insert(protocol: &str, vip: &str, endpoint: &str, port: u16) {
     assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The ports of the clients of the flows that are there.
-fn ports() -> BTreeSet<u16> {
+/// The client ports of all flows.
+fn client_ports() -> BTreeSet<u16> {
     let list = |family| Command::new("conntrack").args(["-L", "-f", family]).output().unwrap().stdout;
     let text = String::from_utf8([list("ipv4"), list("ipv6")].concat()).unwrap();
     let port = |line: &str| line.split_once("sport=")?.1.split(' ').next()?.parse().ok();
@@ -62,34 +62,34 @@ fn apply(key: &str) -> Work {
 }
 
 #[test]
-fn stale_flows_of_both_families_go_and_no_others() {
+fn only_stale_flows_are_deleted() {
     run(async {
         insert_all();
-        let mut sweeper = Sweeper::new(ConntrackCleanup::Enabled, Arc::default());
-        sweeper.follow(&Work::Reconcile, &dns(), &[]).await;
-        assert_eq!(ports(), [1, 5, 6, 7].into());
-        assert_eq!((sweeper.deleted, sweeper.failed), (4, 0));
-        sweeper.follow(&Work::Reconcile, &dns(), &[]).await;
-        assert_eq!((ports(), sweeper.deleted), ([1, 5, 6, 7].into(), 4));
+        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Enabled, Arc::default());
+        cleaner.clean_up(&Work::Reconcile, &dns(), &[]).await;
+        assert_eq!(client_ports(), [1, 5, 6, 7].into());
+        assert_eq!((cleaner.deleted_flows, cleaner.failures), (4, 0));
+        cleaner.clean_up(&Work::Reconcile, &dns(), &[]).await;
+        assert_eq!((client_ports(), cleaner.deleted_flows), ([1, 5, 6, 7].into(), 4));
     });
 }
 
 #[test]
-fn only_changes_that_concern_udp_are_followed() {
+fn only_changes_that_concern_udp_clean_up() {
     run(async {
         insert_all();
         let all: BTreeSet<_> = (1..=8).collect();
-        let mut sweeper = Sweeper::new(ConntrackCleanup::Disabled, Arc::default());
-        sweeper.follow(&Work::Reconcile, &dns(), &[]).await;
-        assert_eq!(ports(), all, "when told not to");
-        let mut sweeper = Sweeper::new(ConntrackCleanup::Enabled, Arc::default());
-        sweeper.follow(&apply("default/web"), &dns(), &[]).await;
-        assert_eq!(ports(), all, "TCP");
-        sweeper.follow(&apply("default/gone/udp"), &dns(), &[]).await;
-        assert_eq!(sweeper.deleted, 4, "any UDP service port");
+        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Disabled, Arc::default());
+        cleaner.clean_up(&Work::Reconcile, &dns(), &[]).await;
+        assert_eq!(client_ports(), all, "disabled");
+        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Enabled, Arc::default());
+        cleaner.clean_up(&apply("default/web"), &dns(), &[]).await;
+        assert_eq!(client_ports(), all, "TCP");
+        cleaner.clean_up(&apply("default/gone/udp"), &dns(), &[]).await;
+        assert_eq!(cleaner.deleted_flows, 4, "any UDP service port");
         insert("udp", "10.96.0.10", "10.244.1.4", 2);
-        sweeper.follow(&Work::Apply(Changes { node: true, ..Changes::default() }), &dns(), &[]).await;
-        assert_eq!(sweeper.deleted, 5, "the node's addresses");
+        cleaner.clean_up(&Work::Apply(Changes { node: true, ..Changes::default() }), &dns(), &[]).await;
+        assert_eq!(cleaner.deleted_flows, 5, "the node's addresses");
     });
 }
 
@@ -100,33 +100,32 @@ fn a_service_port_that_is_not_programmed_keeps_its_flows() {
         let key = mk_key("default/dns/udp");
         let failure =
             ServicePortFailure { key, reason: "no memory".to_owned(), retryable: true, kind: FailureKind::Program };
-        let mut sweeper = Sweeper::new(ConntrackCleanup::Enabled, Arc::default());
-        sweeper.follow(&Work::Reconcile, &dns(), &[failure]).await;
-        assert_eq!(ports(), [1, 2, 3, 5, 6, 7, 8].into());
+        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Enabled, Arc::default());
+        cleaner.clean_up(&Work::Reconcile, &dns(), &[failure]).await;
+        assert_eq!(client_ports(), [1, 2, 3, 5, 6, 7, 8].into());
     });
 }
 
 #[test]
-fn what_failed_is_done_with_the_next_change_of_anything() {
+fn failed_cleanup_is_repeated_after_any_change() {
     run(async {
         insert_all();
-        let mut sweeper = Sweeper::new(ConntrackCleanup::Enabled, Arc::default());
-        sweeper.owed = Owed::Sweep;
-        sweeper.follow(&apply("default/web"), &dns(), &[]).await;
-        assert_eq!((sweeper.deleted, sweeper.owed), (4, Owed::Nothing));
+        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Enabled, Arc::default());
+        cleaner.repeated.failed("no memory");
+        cleaner.clean_up(&apply("default/web"), &dns(), &[]).await;
+        assert_eq!((cleaner.deleted_flows, cleaner.repeated.is_failing()), (4, false));
     });
 }
 
-/// More than one batch, among as many that stay.
 #[test]
-fn many_flows() {
+fn more_than_a_batch_is_deleted_among_as_many_that_stay() {
     run(async {
         let stale = 3 * BATCH as u16 / 2;
         (1..=stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.4", port));
         (stale + 1..=2 * stale).for_each(|port| insert("udp", "10.96.0.10", "10.244.1.5", port));
-        let mut sweeper = Sweeper::new(ConntrackCleanup::Enabled, Arc::default());
-        sweeper.follow(&Work::Reconcile, &dns(), &[]).await;
-        assert_eq!(sweeper.deleted, u64::from(stale));
-        assert_eq!(ports(), (stale + 1..=2 * stale).collect());
+        let mut cleaner = ConntrackCleaner::new(ConntrackCleanup::Enabled, Arc::default());
+        cleaner.clean_up(&Work::Reconcile, &dns(), &[]).await;
+        assert_eq!(cleaner.deleted_flows, u64::from(stale));
+        assert_eq!(client_ports(), (stale + 1..=2 * stale).collect());
     });
 }

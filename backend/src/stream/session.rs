@@ -1,0 +1,146 @@
+//! A session with a frontend, and what establishes one.
+
+use std::{collections::VecDeque, time::Duration};
+
+use anyhow::Result;
+use futures::future::{self, BoxFuture};
+use proto::{
+    encoded::ReceivedMessage,
+    model::{ClientMessage, Hello, ServerMessage},
+};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
+use tracing::info;
+
+/// The most queued replies. A frontend that does not read loses the oldest; each later ack covers the earlier ones.
+const MAX_REPLIES: usize = 256;
+
+/// An established stream, seen from the node. It ends with its messages.
+#[derive(Debug)]
+pub struct Session {
+    /// From the frontend.
+    pub messages: SessionMessages,
+    /// To the frontend. The hello has been sent already.
+    pub replies: mpsc::Sender<ClientMessage>,
+}
+
+/// The messages of a session.
+#[derive(Debug)]
+pub enum SessionMessages {
+    /// From a connection, with their wire form.
+    Remote(mpsc::Receiver<ReceivedMessage>),
+    /// From a frontend in the same process.
+    Local(mpsc::Receiver<ServerMessage>),
+}
+
+/// Establishes sessions: over gRPC ([`crate::Grpc`]), or with a frontend in the same process ([`InProcess`]).
+pub trait Connect: Send + 'static {
+    /// Begins a session with this hello. Each call may choose another frontend.
+    fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>>;
+}
+
+/// Sessions with a frontend in the same process: a function from the hello to the channels of a session.
+#[derive(Clone, Debug)]
+pub struct InProcess<F>(pub F);
+
+/// A session that is followed.
+pub(super) struct OpenSession {
+    session: Session,
+    replies: VecDeque<ClientMessage>,
+    opened: Instant,
+    /// The last message in either direction.
+    last_message: Instant,
+    /// When to leave, if the frontend drains.
+    drain_deadline: Option<Instant>,
+}
+
+/// An event of an open session.
+pub(super) enum SessionEvent {
+    Message(ReceivedMessage),
+    ReplySent,
+    Ended,
+    Idle,
+    Drained,
+}
+
+impl<F> Connect for InProcess<F>
+where
+    F: FnMut(Hello) -> (mpsc::Sender<ClientMessage>, mpsc::Receiver<ServerMessage>) + Send + 'static,
+{
+    fn connect(&mut self, hello: Hello) -> BoxFuture<'static, Result<Session>> {
+        let (replies, messages) = self.0(hello);
+        Box::pin(future::ready(Ok(Session { messages: SessionMessages::Local(messages), replies })))
+    }
+}
+
+impl SessionMessages {
+    /// The next message; `None` when the session has ended. Cancel-safe.
+    pub async fn recv(&mut self) -> Option<ReceivedMessage> {
+        match self {
+            Self::Remote(messages) => messages.recv().await,
+            Self::Local(messages) => messages.recv().await.map(ReceivedMessage::from),
+        }
+    }
+}
+
+impl OpenSession {
+    pub(super) fn new(session: Session) -> Self {
+        let now = Instant::now();
+        Self { session, replies: VecDeque::new(), opened: now, last_message: now, drain_deadline: None }
+    }
+
+    pub(super) fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    pub(super) fn drain_deadline(&self) -> Option<Instant> {
+        self.drain_deadline
+    }
+
+    pub(super) fn reply(&mut self, message: ClientMessage) {
+        if self.replies.len() == MAX_REPLIES {
+            self.replies.pop_front();
+        }
+        self.replies.push_back(message);
+    }
+
+    /// The next event; [`SessionEvent::Idle`] after this long without a message. Cancel-safe.
+    pub(super) async fn next(&mut self, idle_timeout: Option<Duration>) -> SessionEvent {
+        let Self { session, replies, last_message, drain_deadline, .. } = self;
+        let leave = drain_deadline.unwrap_or(*last_message);
+        let idle = *last_message + idle_timeout.unwrap_or_default();
+        tokio::select! {
+            // Messages that were sent before the session ended still count.
+            biased;
+            permit = session.replies.reserve(), if !replies.is_empty() => {
+                match permit {
+                    Ok(permit) => if let Some(reply) = replies.pop_front() {
+                        permit.send(reply);
+                        *last_message = Instant::now();
+                    },
+                    // The frontend no longer reads, but messages that it sent may still arrive.
+                    Err(_) => replies.clear(),
+                }
+                SessionEvent::ReplySent
+            }
+            message = session.messages.recv() => match message {
+                Some(message) => {
+                    *last_message = Instant::now();
+                    SessionEvent::Message(message)
+                }
+                None => SessionEvent::Ended,
+            },
+            () = sleep_until(leave), if drain_deadline.is_some() => SessionEvent::Drained,
+            () = sleep_until(idle), if idle_timeout.is_some() => SessionEvent::Idle,
+        }
+    }
+
+    /// Leaves after a random part of `max`, so that not all nodes reconnect at once.
+    pub(super) fn drain(&mut self, max: Duration) {
+        let delay = max.mul_f64(fastrand::f64());
+        info!(reconnect_in_ms = delay.as_millis(), "frontend drains, will reconnect");
+        self.drain_deadline = Some(Instant::now() + delay);
+    }
+}

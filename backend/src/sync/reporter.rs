@@ -1,0 +1,179 @@
+//! What the loop reports: progress, metrics and log lines.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use proto::model::{Epoch, Revision, ServicePortFailure, SyncMode};
+use runtime::{
+    ReadyGuard,
+    failure::{Recovery, Repeated},
+};
+use tokio::{sync::watch, time::Instant};
+use tracing::{debug, error, info, warn};
+
+use super::Upstream;
+use crate::{
+    ChangeCounts, Changes, Connect, NodeState, Progress,
+    conntrack::ConntrackCleaner,
+    metrics::{Metrics, NoLocal},
+    pending::{Pending, Work},
+};
+
+/// Publishes [`Progress`] and counts [`Metrics`].
+#[derive(Debug)]
+pub(crate) struct Reporter {
+    progress: watch::Sender<Progress>,
+    metrics: Arc<Metrics>,
+    no_local: NoLocal,
+    /// Released when the kernel contains a state for the first time.
+    ready: Option<ReadyGuard>,
+    sync_failures: Repeated,
+}
+
+impl Reporter {
+    pub(crate) fn new(progress: watch::Sender<Progress>, metrics: Arc<Metrics>, ready: Option<ReadyGuard>) -> Self {
+        Self { progress, metrics, no_local: NoLocal::default(), ready, sync_failures: Repeated::default() }
+    }
+
+    /// The loop runs. Does not wake the receivers.
+    pub(super) fn iterated(&self) {
+        self.progress.send_if_modified(|progress| {
+            progress.last_iteration = Some(Instant::now());
+            false
+        });
+    }
+
+    pub(super) fn connected(&self, connected: bool) {
+        self.progress.send_modify(|progress| progress.connected = connected);
+    }
+
+    pub(super) fn session(&self, mode: SyncMode) {
+        self.metrics.session(mode);
+    }
+
+    pub(super) fn received<C: Connect>(&self, at: Instant, upstream: &Upstream<C>) {
+        let counters = upstream.counters();
+        self.progress.send_modify(|progress| {
+            progress.last_contact = Some(at);
+            progress.committed = upstream.committed();
+            progress.rejected_operations = counters.rejected_operations;
+            progress.digest_mismatches = counters.digest_mismatches;
+            progress.rollbacks = counters.rollbacks;
+        });
+    }
+
+    pub(super) fn committed(&self, state: &NodeState, changes: &Changes, counts: ChangeCounts, at: Instant) {
+        self.progress.send_modify(|progress| {
+            progress.eligible = state.node().eligible;
+            progress.service_ports = state.service_ports().len();
+            progress.received += counts;
+            if !changes.is_empty() {
+                progress.pending += counts;
+                progress.pending_since.get_or_insert(at);
+                progress.last_queued = Some(SystemTime::now());
+            }
+        });
+    }
+
+    pub(super) fn rejected_loss(&self) {
+        self.progress.send_modify(|progress| progress.rejected_losses += 1);
+    }
+
+    pub(super) fn drifted(&self, pending: &Pending) {
+        self.progress.send_modify(|progress| progress.drifts = pending.drifts());
+    }
+
+    pub(super) fn repaired(&self) {
+        self.metrics.repaired();
+    }
+
+    /// The backend begins to work.
+    pub(super) fn begun(&self, at: Instant) {
+        self.progress.send_modify(|progress| {
+            progress.pending_since.get_or_insert(at);
+        });
+    }
+
+    /// The kernel contains this revision.
+    pub(super) fn programmed(&self, revision: Option<(Epoch, Revision)>) {
+        self.progress.send_modify(|progress| progress.programmed = revision);
+    }
+
+    pub(super) fn failures(&self, pending: &Pending) {
+        self.progress.send_modify(|progress| progress.failures = pending.failures());
+    }
+
+    pub(super) fn conntrack(&self, cleaner: &ConntrackCleaner) {
+        self.progress.send_modify(|progress| {
+            progress.deleted_flows = cleaner.deleted_flows;
+            progress.conntrack_failures = cleaner.failures;
+        });
+    }
+
+    /// Changes that were made in the cluster at these times are programmed.
+    pub(super) fn propagated(&self, triggers: &[SystemTime], at: SystemTime) {
+        triggers.iter().for_each(|trigger| self.metrics.propagated(*trigger, at));
+    }
+
+    pub(super) fn succeeded<C: Connect>(
+        &mut self,
+        backend: &str,
+        work: &Work,
+        upstream: &Upstream<C>,
+        (writes, lock_wait): (usize, Duration),
+        (took, at): (Duration, SystemTime),
+    ) {
+        let (state, committed) = (upstream.state(), upstream.committed());
+        if let Some(Recovery { count, duration }) = self.sync_failures.recovered() {
+            info!(backend, failures = count, after_ms = duration.as_millis(), "kernel programmed again");
+        }
+        let (service_ports, event) = match work {
+            Work::Reconcile => (state.service_ports().len(), "reconciled"),
+            Work::Apply(changes) => (changes.service_ports.len(), "applied"),
+        };
+        info!(
+            revision = committed.map(|(_, revision)| revision.0),
+            service_ports,
+            writes,
+            took_ms = milliseconds(took),
+            lock_wait_ms = (!lock_wait.is_zero()).then(|| milliseconds(lock_wait)),
+            "{event}",
+        );
+        self.metrics.synced(work, took, writes);
+        let no_local = self.no_local.update(state, work);
+        self.progress.send_modify(|progress| {
+            (progress.programmed, progress.error) = (committed, None);
+            progress.lock_wait += lock_wait;
+            progress.no_local = no_local;
+            (progress.pending, progress.pending_since) = (ChangeCounts::default(), None);
+            progress.last_success = Some(at);
+        });
+        self.ready = None;
+    }
+
+    pub(super) fn failed(&mut self, backend: &str, work: &Work, error: &anyhow::Error, retry_in: Duration) {
+        self.metrics.failed(work);
+        let (error, retry_in_ms) = (format!("{error:#}"), retry_in.as_millis());
+        if self.sync_failures.failed(&error).is_news() {
+            error!(backend, error, retry_in_ms, "cannot program the kernel, retrying");
+        } else {
+            debug!(backend, error, retry_in_ms, "still cannot program the kernel");
+        }
+        self.progress.send_modify(|progress| progress.error = Some(error));
+    }
+}
+
+pub(super) fn log_failures(failures: &[ServicePortFailure]) {
+    for ServicePortFailure { key, reason, retryable, kind: _ } in failures {
+        warn!(service_port = %key, reason, retryable, "service port not programmed");
+    }
+    if failures.is_empty() {
+        info!("all service ports are programmed again");
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1e3
+}
