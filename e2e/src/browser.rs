@@ -42,7 +42,7 @@ pub struct Browser {
     child: Child,
     input: ChildStdin,
     messages: Receiver<Value>,
-    /// What it said by itself.
+    /// Messages that the browser sent without a request.
     events: Vec<Value>,
     session: String,
     calls: u64,

@@ -99,7 +99,7 @@ impl Client {
         self.netns.run(|| self.probe.ask(protocol, to))
     }
 
-    /// Requests, one after the other, until somebody has seen enough or one of them fails.
+    /// Sends requests one after the other until the callback stops or one of them fails.
     pub(crate) fn ask_until(
         &self,
         protocol: Protocol,

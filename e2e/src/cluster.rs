@@ -213,7 +213,7 @@ impl Cluster {
 
 impl Cluster {
     /// The kernel brings a link into use some time after it was set up, and until then drops what is sent there. So
-    /// each pod is asked once, at a port where nobody serves.
+    /// each pod gets one request, at a port without a server.
     fn wait_for_links(&self) {
         let client = self.client().with_deadline(LINK_PROBE);
         for address in self.pods().flat_map(|pod| pod.address.both()) {

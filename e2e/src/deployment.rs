@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A change is settled when it is in every kernel. There is no event for that as such, so each [`Deployment::settle`] changes one
-//! more service, the fence: the stream of a node tells its revision, and each backend's log when that revision is in force.
+//! more service, the fence: the stream of a node has its revision, and each backend logs when it has programmed that revision.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Named network namespaces: made with `ip netns` so that people can look into them, entered by threads, removed by
-//! whoever made them, and swept by the next run where that one was killed.
+//! their owner, and by the next run if that one was killed.
 //!
-//! A name is `fl-<pid>-<number>-<what>`: unique among parallel tests, and says whose it is.
+//! A name is `fl-<pid>-<number>-<what>`: unique among parallel tests, and identifies its owner.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -173,7 +173,7 @@ impl Drop for Owner {
 
 /// The names that still exist and begin with `prefix`.
 pub fn leftovers(prefix: &str) -> Vec<String> {
-    // No directory: nobody ever made a namespace.
+    // No directory: no namespace was ever created.
     let Ok(entries) = fs::read_dir(DIRECTORY) else { return Vec::new() };
     entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
@@ -227,7 +227,7 @@ fn feed(command: &mut Command, input: &str) -> Result<(), String> {
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = fork::spawn(command).map_err(|error| error.to_string())?;
     let mut stdin = child.stdin.take().expect("piped");
-    // A program that stopped reading has said why on its standard error.
+    // A program that stopped reading reports why on its standard error.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output().map_err(|error| error.to_string())?;

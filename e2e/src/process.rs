@@ -126,7 +126,7 @@ impl Process {
     /// Sends a signal, unless it has ended.
     pub fn signal(&self, signal: Signal) {
         let state = self.shared.lock();
-        // Under the lock, under which it is reaped too: until then the pid is nobody else's.
+        // Under the lock, under which it is reaped too: until then the pid cannot be reused.
         if state.exited.is_none() {
             kill(self.pid, signal).expect("signal a program that was started here");
         }

@@ -11,7 +11,7 @@ use crate::deployment::Backend;
 /// A case and its name, `module::case`.
 pub type Case = (&'static str, fn(Backend));
 
-/// Runs cases, so many at a time; each in the order of the list, on a thread of its own. Says of each how it went.
+/// Runs cases in parallel on a fixed number of threads, in the order of the list. Prints the result of each.
 ///
 /// # Panics
 /// When one of them does.
@@ -26,12 +26,12 @@ pub fn run(cases: &[Case], backend: Backend, at_once: usize) {
             let word = if passed { "ok" } else { "FAILED" };
             println!("case {name} ... {word} ({:.1} s)", begun.elapsed().as_secs_f64());
             if !passed {
-                failed.lock().expect("nobody panics with it").push(name);
+                failed.lock().expect("no thread panics while holding the lock").push(name);
             }
         }
     };
     thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(worker))));
-    let failed = failed.into_inner().expect("nobody panics with it");
+    let failed = failed.into_inner().expect("no thread panics while holding the lock");
     if !failed.is_empty() {
         panic::panic_any(format!("{} of {} cases failed: {}", failed.len(), cases.len(), failed.join(", ")));
     }

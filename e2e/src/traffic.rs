@@ -40,7 +40,7 @@ impl<R: Clone> Progress<R> {
         self.changed.notify_all();
     }
 
-    /// The thread's last word: nobody need wait for more.
+    /// The thread has finished.
     fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();

@@ -154,7 +154,7 @@ impl Guest {
             .env("LD_PRELOAD", &preload)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            // Only what precedes the console, and says that again.
+            // Only the output before the console, which repeats it.
             .stderr(Stdio::null());
         let mut kernel = fork::spawn(&mut command).expect("start user-mode-linux");
         let mut console = BufReader::new(kernel.stdout.take().expect("piped"));

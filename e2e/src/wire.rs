@@ -33,10 +33,10 @@ pub struct Reply {
 /// Why a request got no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Somebody said no: a TCP reset to the SYN, an ICMP port unreachable, an SCTP ABORT.
+    /// Rejected: a TCP reset to the SYN, an ICMP port unreachable, an SCTP ABORT.
     #[error("refused")]
     Refused,
-    /// Nobody said anything within the deadline: dropped.
+    /// No answer within the deadline: dropped.
     #[error("timed out")]
     TimedOut,
     /// No route, here or (ICMP) on the way; or forbidden on the way; or a host that does not speak the protocol.

@@ -36,7 +36,7 @@ fn a_backend_in_rust_forwards_connections_also_after_a_restart_alone() {
         Process::spawn(&node.netns, command, &directory.path().join(log))
     };
     let backend = start("backend.log");
-    // What cannot be forwarded is said, and holds up nothing.
+    // A service port that cannot be forwarded is reported, and does not affect others.
     backend.wait_for_line("UDP is not supported, only TCP is", 0, PATIENCE);
 
     let address = |family| SocketAddr::new(vip.ip(family), PORT);
@@ -48,7 +48,7 @@ fn a_backend_in_rust_forwards_connections_also_after_a_restart_alone() {
                     client.tcp(address(family)).ok().filter(|reply| reply.pod == pod).map(drop)
                 });
                 let other = SocketAddr::new(vip.ip(family), PORT + 1);
-                assert_eq!(client.tcp(other).expect_err("nobody listens there"), Failure::Refused);
+                assert_eq!(client.tcp(other).expect_err("nothing listens there"), Failure::Refused);
             }
         }
     };
@@ -66,7 +66,7 @@ fn a_backend_in_rust_forwards_connections_also_after_a_restart_alone() {
     // Without a frontend it serves what it held.
     frontend.kill();
     backend.terminate();
-    assert_eq!(node.client().tcp(address(Family::V4)).expect_err("nobody is there"), Failure::Refused);
+    assert_eq!(node.client().tcp(address(Family::V4)).expect_err("nothing listens there"), Failure::Refused);
     let _backend = start("backend-2.log");
     answers("pod-a-2");
 }

@@ -218,11 +218,11 @@ fn command_lines() -> Vec<(String, Vec<String>)> {
     lines
 }
 
-/// What `fairlead` says against these arguments. `--help` at the end: it reads them all, and starts nothing.
+/// The error of `fairlead` for these arguments, if any. With `--help` at the end it parses all arguments and starts nothing.
 fn complaint(arguments: &[String]) -> Option<String> {
     let output = fairlead().args(arguments).arg("--help").output().expect("start fairlead");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    (!output.status.success()).then_some(said)
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    (!output.status.success()).then_some(stderr)
 }
 
 #[test]
@@ -239,9 +239,9 @@ fn frontends_get_as_far_as_their_files() {
     for (container, arguments) in command_lines() {
         if arguments[0] == "frontend" {
             let output = fairlead().args(&arguments).output().expect("start fairlead");
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(1), "{container}: {said}");
-            assert!(said.contains("TLS: --tls-"), "{container}: {said}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{container}: {stderr}");
+            assert!(stderr.contains("TLS: --tls-"), "{container}: {stderr}");
         }
     }
 }

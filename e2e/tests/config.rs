@@ -1,4 +1,4 @@
-//! Configuration files as the program takes them: what goes before what, and what is said about kube-proxy's.
+//! Configuration files of the binary: precedence, and warnings about kube-proxy's file.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -25,21 +25,21 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Such an address takes one more flag, so that the program says which one it has and ends before it touches anything.
+/// This address needs one more flag, so the program reports the address and exits before it changes anything.
 #[test]
 fn a_flag_goes_before_the_environment_and_that_before_the_file() {
     let (_directory, config) = file(
         "apiVersion: fairlead.io/v1alpha1\nkind: BackendConfiguration\nbackend: nft\nfrontend: ['kubernetes:of/file']\n",
     );
-    let said = |flags: &[&str], environment: &[(&str, &str)]| {
+    let error = |flags: &[&str], environment: &[(&str, &str)]| {
         let output = run(&[&["backend", "configured", "--config", &config], flags].concat(), environment);
         assert!(!output.status.success());
         stderr(&output)
     };
     let variable = [("FAIRLEAD_FRONTEND", "kubernetes:of/environment")];
-    assert!(said(&[], &[]).contains("--frontend kubernetes:of/file needs"), "{}", said(&[], &[]));
-    assert!(said(&[], &variable).contains("--frontend kubernetes:of/environment needs"));
-    assert!(said(&["--frontend", "kubernetes:of/flag"], &variable).contains("--frontend kubernetes:of/flag needs"));
+    assert!(error(&[], &[]).contains("--frontend kubernetes:of/file needs"), "{}", error(&[], &[]));
+    assert!(error(&[], &variable).contains("--frontend kubernetes:of/environment needs"));
+    assert!(error(&["--frontend", "kubernetes:of/flag"], &variable).contains("--frontend kubernetes:of/flag needs"));
 }
 
 #[test]
@@ -49,8 +49,8 @@ fn what_has_no_effect_is_logged_at_the_start() {
     );
     let output =
         run(&["--log-format=json", "backend", "iptables", "--config", &config, "--frontend=kubernetes:a/b"], &[]);
-    let said = stderr(&output);
-    let line = said.lines().find(|line| line.contains("iptables.syncPeriod")).expect("a warning");
+    let stderr = stderr(&output);
+    let line = stderr.lines().find(|line| line.contains("iptables.syncPeriod")).expect("a warning");
     let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
     assert_eq!((&line["level"], &line["field"]), (&"WARN".into(), &"iptables.syncPeriod".into()), "{line}");
 }

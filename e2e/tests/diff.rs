@@ -7,7 +7,7 @@ use fairlead_e2e::manifests::Service;
 use fairlead_e2e::{Backend, Deployment, fairlead, plan};
 use serde_json::Value;
 
-/// What a node is told about its pods, as [`Deployment`] tells its backends.
+/// Local traffic detection as in [`Deployment`].
 const PODS: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48"];
 
 /// Runs a command on node-a to its end: the exit code, and what it printed.
@@ -16,8 +16,8 @@ fn run(deployment: &Deployment, arguments: &[&str]) -> (i32, String) {
     command.args(arguments).env("FAIRLEAD_FRONTEND", deployment.address());
     let node = &deployment.cluster().node('a').netns;
     let output = node.run(|| command.output()).expect("fairlead runs");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code().expect("an exit code"), String::from_utf8_lossy(&said).into_owned())
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().expect("an exit code"), String::from_utf8_lossy(&text).into_owned())
 }
 
 fn diff(deployment: &Deployment, arguments: &[&str]) -> (i32, String) {
@@ -45,35 +45,35 @@ fn a_kernel_is_compared_with_what_should_be_there() {
     ] {
         let mut deployment = Deployment::start(backend, |cluster| vec![web().pods([cluster.pod("pod-a-1")])]);
         deployment.settle();
-        let (code, said) = diff(&deployment, &[]);
-        assert_eq!(code, 0, "{said}");
+        let (code, output) = diff(&deployment, &[]);
+        assert_eq!(code, 0, "{output}");
         let words = format!("The kernel holds what backend {} would write", backend.name());
-        assert!(said.contains(&words), "{said}");
+        assert!(output.contains(&words), "{output}");
 
         // Stopped, so that it does not repair.
         deployment.stop_backends(nix::sys::signal::Signal::SIGTERM);
         let node = deployment.cluster().node('a');
         node.netns.output(break_it[0], &break_it[1..]);
-        let (code, said) = diff(&deployment, &[]);
-        assert_eq!(code, 1, "{said}");
-        assert!(said.contains(expected), "{said}");
+        let (code, output) = diff(&deployment, &[]);
+        assert_eq!(code, 1, "{output}");
+        assert!(output.contains(expected), "{output}");
         let state = deployment.state(node).join("state");
         let (code, by_state) = diff(&deployment, &["--state", path(&state), "-o", "json"]);
         let document: Value = serde_json::from_str(&by_state).expect("JSON");
         let differences = document["differences"].as_array().expect("a list");
         assert_eq!((code, differences.len()), (1, 1), "{by_state}");
 
-        let (code, said) = diff(&deployment, &["--state", "/nowhere"]);
-        assert_eq!(code, 2, "{said}");
+        let (code, output) = diff(&deployment, &["--state", "/nowhere"]);
+        assert_eq!(code, 2, "{output}");
     }
 }
 
 #[test]
 fn kube_proxys_rules_are_compared() {
     let deployment = Deployment::start(Backend::Nft, |cluster| vec![web().pods([cluster.pod("pod-a-1")])]);
-    let (code, said) = diff(&deployment, &["--of", "kube-proxy"]);
-    assert_eq!(code, 0, "{said}");
-    assert!(said.contains("no rules of kube-proxy's"), "{said}");
+    let (code, output) = diff(&deployment, &["--of", "kube-proxy"]);
+    assert_eq!(code, 0, "{output}");
+    assert!(output.contains("no rules of kube-proxy's"), "{output}");
 
     let rules = "\
 *nat
@@ -88,9 +88,9 @@ fn kube_proxys_rules_are_compared() {
 COMMIT
 ";
     deployment.cluster().node('a').netns.feed("iptables-nft-restore", &["--noflush"], rules);
-    let (code, said) = diff(&deployment, &["--of", "kube-proxy"]);
-    assert_eq!(code, 1, "{said}");
-    assert!(said.contains("1 in both, and 10.244.9.9:8080"), "{said}");
+    let (code, output) = diff(&deployment, &["--of", "kube-proxy"]);
+    assert_eq!(code, 1, "{output}");
+    assert!(output.contains("1 in both, and 10.244.9.9:8080"), "{output}");
 }
 
 #[test]
@@ -98,14 +98,14 @@ fn endpoints_are_explained() {
     let deployment =
         Deployment::start(Backend::Nft, |cluster| vec![web().pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])]);
     let ask = ["endpoints", "default/web", "--node", "node-b", "--port", "80"];
-    let (code, said) = run(&deployment, &ask);
-    assert_eq!(code, 0, "{said}");
-    let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let (code, output) = run(&deployment, &ask);
+    assert_eq!(code, 0, "{output}");
+    let words = output.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
     let row = words.into_iter().find(|line| line.starts_with("10.244.1.11:8080")).expect("a row");
     assert!(row.contains("in: ready") && row.ends_with("out: on node-a"), "{row}");
-    let (code, said) = run(&deployment, &["endpoints", "default/none"]);
+    let (code, output) = run(&deployment, &["endpoints", "default/none"]);
     assert_eq!(code, 1);
-    assert!(said.contains("there is no Service default/none"), "{said}");
+    assert!(output.contains("there is no Service default/none"), "{output}");
 }
 
 fn path(path: &Path) -> &str {

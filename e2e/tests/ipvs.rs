@@ -117,22 +117,22 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
         load(node, &SUCCESSOR);
         let before = everything(node);
 
-        let (ended, said) = cleanup(node, &[]);
-        assert!(!ended && said.contains("start a backend"), "{said}");
+        let (succeeded, output) = cleanup(node, &[]);
+        assert!(!succeeded && output.contains("start a backend"), "{output}");
         let (ended, announced) = cleanup(node, &["--dry-run"]);
         assert!(ended && announced.starts_with("WOULD REMOVE FROM"), "{announced}");
         assert_eq!(everything(node), before);
 
         // What has connections stays, and they go on.
-        let (ended, said) = cleanup(node, &["--force"]);
-        assert!(ended && said.contains("note: IPVS carries 3 connections of"), "{said}");
+        let (succeeded, output) = cleanup(node, &["--force"]);
+        assert!(succeeded && output.contains("note: IPVS carries 3 connections of"), "{output}");
         let rows = |text: &str| {
             let rows = text.lines().filter(|line| !line.starts_with("note:")).skip(1);
             rows.map(|row| row.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
         };
-        assert_eq!(rows(&said), rows(&announced));
+        assert_eq!(rows(&output), rows(&announced));
         for row in ["ipvs ipv4 virtual server on kube-ipvs0 2", "ipset set KUBE-CLUSTER-IP 1"] {
-            assert!(rows(&said).iter().any(|other| other == row), "{row}: {said}");
+            assert!(rows(&output).iter().any(|other| other == row), "{row}: {output}");
         }
         let left = everything(node);
         let virtual_servers = left.lines().filter(|line| line.starts_with("-A "));
@@ -141,7 +141,7 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
         assert!(!left.contains("KUBE-CLUSTER-IP") && !left.contains("KUBE-SERVICES"), "{left}");
         flow(&lasting);
         let moved = udp.wait_until(PATIENCE, |report| report.pods.contains_key("pod-a-2"));
-        assert!(moved, "UDP begins anew: {:?}", udp.report());
+        assert!(moved, "UDP flows restart: {:?}", udp.report());
         for to in [vip(1, Family::V4), vip(2, Family::V4), vip(1, Family::V6), node_port] {
             assert_eq!(client.tcp(to).expect("an answer").pod, "pod-a-2", "{to}");
         }
@@ -157,11 +157,11 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
             node.feed("ipvsadm", &["-R"], &format!("-d -t {server}\n"));
         }
         node.feed("ipvsadm", &["-R"], "-d -t 172.16.0.11:30080 -r 10.244.1.11:8080\n");
-        let (ended, said) = cleanup(node, &["--force"]);
-        assert!(ended && !said.contains("note:"), "{said}");
+        let (succeeded, output) = cleanup(node, &["--force"]);
+        assert!(succeeded && !output.contains("note:"), "{output}");
         assert_eq!(everything(node), others);
-        let (ended, said) = cleanup(node, &[]);
-        assert!(ended && said == "There is nothing to remove.\n", "{said}");
+        let (succeeded, output) = cleanup(node, &[]);
+        assert!(succeeded && output == "There is nothing to remove.\n", "{output}");
     });
 }
 
@@ -208,18 +208,18 @@ fn what_drains_is_listed() {
         drop(held);
         eventually("it is gone", 2 * PATIENCE, || destination("10.244.1.11:8080").is_none().then_some(()));
         assert!(destination("10.244.1.12:8080").is_some());
-        let (ended, said) = run(deployment.cluster().outside(), &["services", "--kernel"]);
-        assert!(ended && said.starts_with("There is no IPVS of Fairlead's here"), "{said}");
+        let (succeeded, output) = run(deployment.cluster().outside(), &["services", "--kernel"]);
+        assert!(succeeded && output.starts_with("There is no IPVS of Fairlead's here"), "{output}");
     });
 }
 
 /// What `fairlead services --kernel` lists on a node, for scripts.
 #[track_caller]
 fn listed(node: &Netns) -> Vec<Value> {
-    let (ended, said) = run(node, &["services", "--kernel", "-o", "json"]);
-    match serde_json::from_str(&said) {
+    let (succeeded, output) = run(node, &["services", "--kernel", "-o", "json"]);
+    match serde_json::from_str(&output) {
         Ok(listed) if ended => listed,
-        listed => panic!("{listed:?} of {said}"),
+        listed => panic!("{listed:?} of {output}"),
     }
 }
 
@@ -244,13 +244,13 @@ fn everything(node: &Netns) -> String {
     format!("{}\n{links}{sets}{}", virtual_servers.join("\n"), names.join("\n"))
 }
 
-/// Runs `fairlead cleanup --of kube-proxy` on the node; whether it succeeded, and what it said.
+/// Runs `fairlead cleanup --of kube-proxy` on the node; returns whether it succeeded, and its output.
 #[track_caller]
 fn cleanup(node: &Netns, arguments: &[&str]) -> (bool, String) {
     run(node, &[&["cleanup", "--of", "kube-proxy"], arguments].concat())
 }
 
-/// Runs `fairlead` on the node; whether it succeeded, and what it said.
+/// Runs `fairlead` on the node; returns whether it succeeded, and its output.
 #[track_caller]
 fn run(node: &Netns, arguments: &[&str]) -> (bool, String) {
     let mut command = fairlead();
@@ -259,8 +259,8 @@ fn run(node: &Netns, arguments: &[&str]) -> (bool, String) {
         Ok(output) => output,
         Err(error) => panic!("fairlead: {error}"),
     };
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Data go through all of them, again.

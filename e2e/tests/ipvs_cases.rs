@@ -23,7 +23,7 @@ const DIFFERENT: [&str; 3] = [
     // IPVS remembers a client for as long as it remembers one of its connections: two minutes after a TCP connection has been closed.
     "affinity::a_client_is_forgotten_after_the_timeout",
     "affinity::the_timeout_changes",
-    // A VIP is an address of the node: the kernel takes no packet from outside that says it comes from there.
+    // A VIP is an address of the node: the kernel drops packets from outside with such a source.
     "source_ranges::a_node_in_a_range_may_come_as_the_load_balancer",
 ];
 /// What user-mode-linux has no nf_tables for.

@@ -52,7 +52,7 @@ fn the_annotation_changes_the_scheduler_in_place() {
             let (schedulers, others) = schedulers(&node);
             assert_eq!(schedulers, vec![expected; 4], "{annotations}");
             assert_eq!(others, BTreeSet::from(["-s rr".to_owned()]), "{annotations}");
-            // One that was made anew would have counted none.
+            // A recreated virtual server would have counted none.
             assert_eq!(counted(&node), CONNECTIONS, "{annotations}");
             assert!(client.tcp((plan::cluster_ip(2).v4, PORT).into()).is_ok(), "{annotations}");
         }
@@ -100,7 +100,7 @@ fn service(cluster: &Cluster, name: &str, number: u8) -> Service {
     service.port(Protocol::Tcp, PORT, TARGET_PORT).pods(cluster.pods())
 }
 
-/// How the virtual servers of `web` choose, and how all others do, as `ipvsadm` is told.
+/// The schedulers of the virtual servers of `web`, and of all others, as printed by `ipvsadm`.
 #[track_caller]
 fn schedulers(node: &Netns) -> (Vec<String>, BTreeSet<String>) {
     let saved = node.output("ipvsadm", &["-Sn"]);

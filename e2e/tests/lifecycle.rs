@@ -27,15 +27,15 @@ fn a_dropped_cluster_leaves_no_namespace() {
 
 #[test]
 fn a_panicking_test_leaves_no_namespace() {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let panicked = panic::catch_unwind(|| {
         let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
-        tell.send(cluster.prefix().to_owned()).expect("a listener");
+        sender.send(cluster.prefix().to_owned()).expect("a listener");
         cluster.outside().run(|| panic!("in a namespace"));
     });
     let message = panicked.expect_err("the panic goes on");
     assert_eq!(message.downcast_ref::<&str>(), Some(&"in a namespace"));
-    assert_eq!(leftovers(&told.recv().expect("a prefix")), [""; 0]);
+    assert_eq!(leftovers(&receiver.recv().expect("a prefix")), [""; 0]);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn the_sweep_takes_what_a_dead_run_left_and_nothing_else() {
     let left = format!("fl-{}-1-outside", owner.id());
     let status = Command::new("ip").args(["netns", "add", &left]).status().expect("ip");
     assert!(status.success());
-    // A program that nobody would kill but the sweep.
+    // A process that only the cleanup of leftovers kills.
     let mut orphan = Command::new("ip").args(["netns", "exec", &left, "sleep", "60"]).spawn().expect("ip");
     eventually("the orphan is inside", PATIENCE, || {
         let pids = Command::new("ip").args(["netns", "pids", &left]).output().expect("ip").stdout;

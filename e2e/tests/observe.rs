@@ -1,4 +1,4 @@
-//! What a node's agent tells over HTTP, of real programs: health for load balancers and the kubelet, and metrics that move with a change.
+//! HTTP endpoints of a real backend: health for load balancers and the kubelet, and metrics that follow a change.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::io::{self, Read as _, Write as _};
@@ -124,7 +124,7 @@ fn slice(name: &str, addresses: &[&str]) -> Value {
 #[test]
 fn load_balancers_and_the_kubelet_learn_how_a_node_is() {
     let mut world = World::start(&[]);
-    assert_eq!(world.statuses(), [503, 200, 503], "nobody has told it anything");
+    assert_eq!(world.statuses(), [503, 200, 503], "it has not been connected to a frontend");
     world.start_frontend();
     world.until([200, 200, 200]);
     let node = world.cluster.node('a').address;
@@ -173,10 +173,10 @@ fn metrics_move_with_a_change() {
     let config: Value = serde_json::from_str(&config).expect("JSON");
     assert_eq!(config["fairlead"]["flags"]["node-name"], json!({"value": "node-a", "from": "command line"}));
 
-    // For this machine only, unless told otherwise.
+    // On loopback only, by default.
     let node = world.cluster.node('a').address.v4;
     let refused = get(world.netns(), SocketAddr::new(node.into(), METRICS), "/metrics");
-    assert_eq!(refused.expect_err("nobody listens").kind(), io::ErrorKind::ConnectionRefused);
+    assert_eq!(refused.expect_err("nothing listens").kind(), io::ErrorKind::ConnectionRefused);
 }
 
 #[test]

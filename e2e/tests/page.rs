@@ -1,4 +1,4 @@
-//! The page of a frontend in a real browser: it shows what is, follows what changes, can be filtered and read, and asks nobody else.
+//! The page of a frontend in a real browser: it shows the current state, follows changes, can be filtered, is accessible, and requests nothing from other hosts.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -140,5 +140,5 @@ fn the_page_shows_what_is_and_follows_what_changes() {
 
     // A frontend that is gone is no reason to believe what is shown.
     frontend.kill();
-    becomes(&mut browser, "it says that it is old", "!document.getElementById('stale').hidden");
+    becomes(&mut browser, "it is marked as stale", "!document.getElementById('stale').hidden");
 }

@@ -1,4 +1,4 @@
-//! The cluster before any backend is in it: everybody reaches everybody, and each way to fail is told from the others.
+//! The cluster without a backend: all hosts reach each other, and the kinds of failure are distinguished.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A shadow computes, compares and says so, and writes nothing: its system calls are looked at, and what there is afterwards.
+//! A shadow computes, compares and logs, and writes nothing: its system calls and the kernel state are checked.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::ffi::OsStr;

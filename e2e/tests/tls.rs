@@ -13,7 +13,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedN
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const PORT: u16 = 7600;
-/// What the frontend's certificate is for; nobody resolves it.
+/// The name in the frontend's certificate; it is never resolved.
 const NAME: &str = "fairlead.example";
 
 /// A frontend outside and a service that leads to one pod, with certificates in a directory.
@@ -77,7 +77,7 @@ impl World {
         command
     }
 
-    /// A command that asks the frontend, with somebody's certificate.
+    /// A command that calls the frontend with a given certificate.
     fn client(&self, arguments: &[&str], whose: &str) -> Command {
         let mut command = fairlead();
         let address = format!("https://{}", SocketAddr::new(plan::OUTSIDE.v4.into(), PORT));
@@ -139,7 +139,7 @@ fn each_is_given_what_is_theirs() {
     let command = world.client(&["services", "--node", "node-b"], "ops");
     assert_eq!(world.finish("ops", command, "default/web").0, Outcome::Success);
 
-    // A backend with another's name is told what to do, and programs nothing.
+    // A backend with another node's name logs what to do, and programs nothing.
     let impostor = world.spawn(&world.cluster.node('b').netns, "impostor", world.backend("node-a", "node-b"));
     let line = impostor.wait_for_line("the frontend refuses this stream", 0, PATIENCE);
     assert!(line.contains("node node-b may not follow the view of node node-a"), "{line}");

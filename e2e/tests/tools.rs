@@ -93,8 +93,8 @@ fn bundled(deployment: &Deployment, state_dir: &str, name: &str) {
     fs::write(&key, pem).expect("a file");
     let (key, file) = (key.display().to_string(), deployment.path("bundle.tar.gz").display().to_string());
     let arguments = ["bundle", "-o", &file, "--backend", name, "--state-dir", state_dir, "--redact-ips"];
-    let said = ask(deployment, &[&arguments[..], &["--token-file", &key]].concat(), 0);
-    assert!(said.contains("files"), "{said}");
+    let output = ask(deployment, &[&arguments[..], &["--token-file", &key]].concat(), 0);
+    assert!(output.contains("files"), "{output}");
     let unpacked = deployment.path("unpacked");
     fs::create_dir(&unpacked).expect("a directory");
     let tar = Command::new("tar").args(["-xzf", &file, "-C"]).arg(&unpacked).status().expect("tar");

@@ -59,7 +59,7 @@ pub fn a_client_is_forgotten_after_the_timeout(backend: Backend) {
     assert_ne!(ask_vip(cluster), homes);
 }
 
-/// The clients of a pod that goes move at once, all others stay, wherever their pods are in the pool; nobody moves for a new pod.
+/// The clients of a removed pod move at once, all others keep their pod, whatever its slot; no client moves to a new pod.
 pub fn a_pod_that_leaves_takes_only_its_clients_along(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
     let mut homes = ask_vip(deployment.cluster());
@@ -97,7 +97,7 @@ pub fn the_timeout_changes(backend: Backend) {
     assert_eq!(ask_vip(deployment.cluster()), homes, "remembered for long again");
 }
 
-/// Without affinity a client meets all pods, with it one, whatever was before.
+/// Without affinity a client reaches all pods, with it one.
 pub fn affinity_comes_and_goes(backend: Backend) {
     let without = |cluster: &Cluster| web(cluster, &PODS);
     let mut deployment = Deployment::start(backend, |cluster| vec![without(cluster)]);
@@ -154,7 +154,7 @@ pub fn policy_local_sticks_to_local_pods(backend: Backend) {
         assert_eq!(after[client], *pod, "{client}");
     }
     assert_eq!(ask_all(&deployment), after);
-    // Nobody who comes in from outside to an external address is masqueraded.
+    // Traffic from outside to an external address is not masqueraded.
     for family in Family::BOTH {
         let source = plan::client_source(1).ip(family);
         let to = SocketAddr::new(plan::load_balancer_ip(1).ip(family), PORT);
@@ -241,7 +241,7 @@ fn vip(family: Family) -> SocketAddr {
     SocketAddr::new(plan::cluster_ip(1).ip(family), PORT)
 }
 
-/// Every way in, in both families; from outside all at node-a.
+/// Every VIP in both families; from outside, all at node-a.
 fn everywhere(cluster: &Cluster) -> Vec<SocketAddr> {
     let mut everywhere = Vec::new();
     for family in Family::BOTH {

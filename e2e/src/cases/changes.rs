@@ -1,4 +1,4 @@
-//! Changes under live traffic: who is not concerned notices nothing, and what is new is in force at once.
+//! Changes under live traffic: unrelated traffic is not affected, and changes take effect at once.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -223,7 +223,7 @@ fn streams_to_each(cluster: &Cluster, pods: &[&str]) -> Vec<Stream> {
         while !missing.is_empty() {
             let stream = client.stream(Protocol::Tcp, vip(family), INTERVAL).expect("a connection");
             assert!(stream.wait_echoes(1, PATIENCE), "an echo");
-            let pod = stream.report().pods.into_keys().next().expect("somebody answers");
+            let pod = stream.report().pods.into_keys().next().expect("a pod answers");
             // Another one to a pod that has one goes again.
             if let Some(at) = missing.iter().position(|missing| **missing == pod) {
                 missing.remove(at);

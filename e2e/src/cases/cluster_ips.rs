@@ -15,7 +15,7 @@ use crate::plan::{self, DualStack, Family};
 use crate::wire::Protocol;
 
 const PORT: u16 = 80;
-/// Nobody's, but node-b's.
+/// An address of node-b only.
 const UNALLOCATED: u8 = 99;
 /// For what a node has to refuse itself: it does not speak SCTP.
 const TRANSPORTS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];

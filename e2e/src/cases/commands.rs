@@ -36,10 +36,10 @@ pub fn local_does_it_all_in_one_process(backend: Backend) {
     let mark = process.mark();
     manifests.apply(&web(&cluster, &["pod-b-2"]));
     process.wait_for_line(": applied", mark, PATIENCE);
-    eventually("the change is in force", PATIENCE, || {
+    eventually("the change is programmed", PATIENCE, || {
         (client.tcp(vip(Family::V6)).expect("an answer").pod == "pod-b-2").then_some(())
     });
-    eventually("the change is in force", PATIENCE, || {
+    eventually("the change is programmed", PATIENCE, || {
         (client.tcp(vip(Family::V4)).expect("an answer").pod == "pod-b-2").then_some(())
     });
     assert!(process.terminate().success());
@@ -48,7 +48,7 @@ pub fn local_does_it_all_in_one_process(backend: Backend) {
     assert_web(&client, &["pod-b-2"]);
 }
 
-/// `services` says what a node is to do, for scripts and for people.
+/// `fairlead services` lists what a node programs, as a table and as JSON.
 pub fn services_are_listed(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1", "pod-b-1"])]);
     let listed: Value =
@@ -77,7 +77,7 @@ pub fn services_are_listed(backend: Backend) {
     assert!(table.contains("default/web:sctp-80/sctp") && table.contains("[fd00:10:96::1]:80"), "{table}");
 }
 
-/// `cleanup` takes everything of Fairlead's off the node, and leaves alone what is not Fairlead's. It says first what that is.
+/// `fairlead cleanup` removes all kernel objects of Fairlead and no others; `--dry-run` lists them first.
 pub fn cleanup_removes_its_own(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
     let before = Cluster::builder().nodes(1).pods_per_node(0).start();

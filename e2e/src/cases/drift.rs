@@ -19,7 +19,7 @@ const BUSY: Duration = Duration::from_secs(4);
 
 // === the cases ===
 
-/// Somebody removes everything that the backend has programmed, and does so again.
+/// Another program repeatedly removes everything that the backend has programmed.
 pub fn a_flushed_table_is_repaired(backend: Backend) {
     let deployment = Deployment::start(backend, web);
     let node = &deployment.cluster().nodes()[0];
@@ -33,9 +33,9 @@ pub fn a_flushed_table_is_repaired(backend: Backend) {
         let busy = if uml::is_guest() { 10 * BUSY } else { BUSY };
         assert!(took < REPAIR + busy, "repaired after {took:?}");
         assert_answers(&deployment);
-        let said = agent.lines_since(mark);
-        let said = said.iter().filter(|line| line.contains("WARN") && line.contains("somebody else changed"));
-        assert_eq!(said.count(), 1, "flushed {times} times");
+        let lines = agent.lines_since(mark);
+        let warnings = lines.iter().filter(|line| line.contains("WARN") && line.contains("somebody else changed"));
+        assert_eq!(warnings.count(), 1, "flushed {times} times");
     }
 }
 
@@ -49,8 +49,8 @@ pub fn rules_of_others_are_left_alone(backend: Backend) {
     let before = others();
     deployment.settle();
     // A repair would have come first, and would have taken the change with it.
-    let said = deployment.agent(&deployment.cluster().nodes()[0]).lines_since(mark);
-    assert!(said.iter().all(|line| !line.contains("reconciled") && !line.contains("WARN")), "{said:?}");
+    let lines = deployment.agent(&deployment.cluster().nodes()[0]).lines_since(mark);
+    assert!(lines.iter().all(|line| !line.contains("reconciled") && !line.contains("WARN")), "{lines:?}");
     assert_eq!(others(), before);
     assert_answers(&deployment);
 }

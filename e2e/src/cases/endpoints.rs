@@ -19,7 +19,7 @@ const CHI_SQUARE: f64 = 43.0;
 
 // === spread ===
 
-/// New connections go to all endpoints alike, whatever their number.
+/// New connections go to all endpoints with equal probability, for any number of endpoints.
 pub fn spread_is_uniform(backend: Backend) {
     let sizes = [1, 2, 3, 5, 6];
     let deployment = Deployment::start(backend, |cluster| {
@@ -49,7 +49,7 @@ fn chi_square(counts: &[usize]) -> f64 {
 
 // === hairpin ===
 
-/// A pod reaches itself through each kind of VIP, and sees somebody else than itself; answers of others are no hairpin.
+/// A pod reaches itself through each VIP kind, with another source address than its own; traffic to other pods is not masqueraded as hairpin.
 pub fn a_pod_reaches_itself(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         vec![everything(cluster, 1, Policy::Cluster), everything(cluster, 2, Policy::Local)]
@@ -149,7 +149,7 @@ pub fn hints_are_honoured(backend: Backend) {
         ([in_zone_b, in_zone_a, in_zone_a], [&["pod-a-2", "pod-b-1"], &["pod-a-1"]]),
         ([in_zone_a, in_zone_b, Endpoint::of], [&all, &all]),
         ([on_node_a, on_node_b, on_node_b], [&["pod-a-1"], &["pod-a-2", "pod-b-1"]]),
-        // Nobody for node-b: it uses everybody.
+        // No hint for node-b: it uses all endpoints.
         ([on_node_a, on_node_a, on_node_a], [&all, &all]),
     ];
     for (hints, expected) in steps {

@@ -1,4 +1,4 @@
-//! What is expected of a VIP, and asking until it is certain: everybody who should answer does, nobody else does.
+//! Expectations about a VIP, checked with connections: all expected pods answer, and no others.
 
 mod traced;
 
@@ -17,7 +17,7 @@ pub(super) use traced::check_traced;
 const REQUESTS: usize = 160;
 /// The fewest requests.
 const FEW: usize = 10;
-/// How long somebody who should not be answered waits for it.
+/// Timeout of a request that should not be answered.
 const SILENCE: Duration = Duration::from_millis(250);
 /// The same where a refusal would do as well.
 const SHORT_SILENCE: Duration = Duration::from_millis(80);
@@ -27,9 +27,9 @@ const SHORT_SILENCE: Duration = Duration::from_millis(80);
 pub(super) enum Expected {
     /// These pods answer, each at least once, and each sees this source.
     Answers(BTreeSet<(String, IpAddr)>),
-    /// Somebody says no.
+    /// The connection is rejected.
     Refused,
-    /// Nobody says anything.
+    /// No answer within the timeout.
     Dropped,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Expected {
 // === impl Check ===
 
 impl Check {
-    /// Asks; says what is wrong, if something is.
+    /// Sends the request and returns the difference from the expectation, if any.
     fn run(&self) -> Option<String> {
         let seen = match &self.expected {
             Expected::Answers(expected) => self.answers(expected),
@@ -107,7 +107,7 @@ pub(super) fn check_all(checks: &[Check]) {
     assert!(wrong.is_empty(), "{} of {} checks:\n{}", wrong.len(), checks.len(), wrong.join("\n"));
 }
 
-/// Asks at `to` until all of `pods` have answered, and nobody else.
+/// Connects to `to` until all of `pods` have answered, and no others.
 #[track_caller]
 pub(super) fn assert_pods(client: &Client, protocol: Protocol, to: SocketAddr, pods: &[&str]) {
     let expected = pods.iter().map(|&pod| pod.to_owned()).collect::<BTreeSet<_>>();
@@ -115,14 +115,14 @@ pub(super) fn assert_pods(client: &Client, protocol: Protocol, to: SocketAddr, p
     let asking = client.ask_until(protocol, to, |reply| {
         seen.insert(reply.pod);
         asked += 1;
-        // A few more than enough, for somebody who should not answer.
+        // Some more requests, to find pods that should not answer.
         asked >= REQUESTS || !seen.is_subset(&expected) || (seen.len() == expected.len() && asked >= FEW)
     });
     asking.unwrap_or_else(|error| panic!("{protocol} {to}: {error}"));
     assert_eq!(seen, expected, "{protocol} {to}");
 }
 
-/// Over each protocol, all of `pods` answer at each of these, and nobody else.
+/// With each protocol, all of `pods` answer at each of these addresses, and no others.
 #[track_caller]
 pub(super) fn assert_answers(client: &Client, to: impl IntoIterator<Item = SocketAddr>, pods: &[&str]) {
     for to in to {
@@ -130,7 +130,7 @@ pub(super) fn assert_answers(client: &Client, to: impl IntoIterator<Item = Socke
     }
 }
 
-/// Over each protocol, nobody answers at any of these, whether that is said or not.
+/// With each protocol, requests to these addresses are rejected or dropped.
 #[track_caller]
 pub(super) fn assert_nobody(client: &Client, to: impl IntoIterator<Item = SocketAddr>) {
     let client = &client.clone().with_deadline(SHORT_SILENCE);
@@ -140,7 +140,7 @@ pub(super) fn assert_nobody(client: &Client, to: impl IntoIterator<Item = Socket
         asking.into_iter().map(|asking| asking.join().expect("a client does not panic")).collect::<Vec<_>>()
     });
     for (protocol, to, answer) in asked {
-        let nobody = matches!(answer, Err(Failure::Refused | Failure::TimedOut | Failure::Unreachable));
-        assert!(nobody, "{protocol} {to}: {answer:?}");
+        let is_closed = matches!(answer, Err(Failure::Refused | Failure::TimedOut | Failure::Unreachable));
+        assert!(is_closed, "{protocol} {to}: {answer:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Bad input: the frontend says which object and which field is wrong, and everything else works.
+//! Invalid input: the frontend reports object and field, and everything else works.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ pub fn unreadable_manifests(backend: Backend) {
     assert_good(&deployment);
 }
 
-/// A file becomes unreadable: what it held stays in force until it can be read again.
+/// A file becomes unreadable: its objects stay in use until it can be read again.
 pub fn a_manifest_becomes_unreadable(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| [good(cluster), vec![other(cluster)]].concat());
     let mark = deployment.frontend().mark();
@@ -53,8 +53,8 @@ pub fn a_loopback_endpoint(backend: Backend) {
     let mut bad = objects[1]["endpoints"][0].clone();
     bad["addresses"] = json!(["127.0.0.1"]);
     objects[1]["endpoints"].as_array_mut().expect("a list").push(bad);
-    let said = apply_objects(&mut deployment, &objects);
-    said.about(&["default/other-ipv4", "endpoints[1].addresses[0]", "127.0.0.1", "loopback"]);
+    let log = apply_objects(&mut deployment, &objects);
+    log.reports(&["default/other-ipv4", "endpoints[1].addresses[0]", "127.0.0.1", "loopback"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     assert_good(&deployment);
 }
@@ -63,8 +63,8 @@ pub fn a_loopback_endpoint(backend: Backend) {
 pub fn an_external_ip_that_is_a_cluster_ip(backend: Backend) {
     let mut deployment = Deployment::start(backend, good);
     let thief = other(deployment.cluster()).external_ip(plan::cluster_ip(1));
-    let said = apply_objects(&mut deployment, &thief.objects());
-    said.about(&["default/other", "spec.externalIPs", "would shadow the cluster IP of Service default/web"]);
+    let log = apply_objects(&mut deployment, &thief.objects());
+    log.reports(&["default/other", "spec.externalIPs", "would shadow the cluster IP of Service default/web"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     assert_good(&deployment);
 }
@@ -76,22 +76,22 @@ pub fn an_external_ip_that_is_a_node_address(backend: Backend) {
     let _server = Server::start(&node.netns, &node.name, &node.address.both(), &[PORT]);
     let address = node.address;
     let thief = other(deployment.cluster()).external_ip(address).load_balancer_ip(address);
-    let said = apply_objects(&mut deployment, &thief.objects());
+    let log = apply_objects(&mut deployment, &thief.objects());
     for field in ["spec.externalIPs", "status.loadBalancer.ingress"] {
-        said.about(&["default/other", field, "would shadow an address of Node node-b"]);
+        log.reports(&["default/other", field, "would shadow an address of Node node-b"]);
     }
     assert_answers(&deployment, address, &["node-b"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     assert_good(&deployment);
 }
 
-/// A source range that nobody can read does not open the load balancer's address to everybody: that is closed.
+/// An invalid source range does not open the load-balancer IP to all sources: the address is closed.
 pub fn an_unreadable_source_range(backend: Backend) {
     let mut deployment = Deployment::start(backend, good);
     let address = plan::load_balancer_ip(1);
     let service = other(deployment.cluster()).load_balancer_ip(address);
-    let said = apply_objects(&mut deployment, &service.clone().source_ranges(&["10.244.0.0/99"]).objects());
-    said.about(&["default/other", "spec.loadBalancerSourceRanges[0]", "10.244.0.0/99"]);
+    let log = apply_objects(&mut deployment, &service.clone().source_ranges(&["10.244.0.0/99"]).objects());
+    log.reports(&["default/other", "spec.loadBalancerSourceRanges[0]", "10.244.0.0/99"]);
     let vips = Family::BOTH.map(|family| SocketAddr::new(address.ip(family), PORT));
     let client = deployment.cluster().pod("pod-a-3").client();
     // It may have been of either family.
@@ -112,8 +112,8 @@ pub fn two_services_with_one_vip(backend: Backend) {
         [good(cluster), vec![first]].concat()
     });
     let second = other(deployment.cluster()).load_balancer_ip(address);
-    let said = apply_objects(&mut deployment, &second.objects());
-    said.about(&["default/other", "status.loadBalancer.ingress", "default/first"]);
+    let log = apply_objects(&mut deployment, &second.objects());
+    log.reports(&["default/other", "status.loadBalancer.ingress", "default/first"]);
     assert_answers(&deployment, address, &["pod-b-3"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     assert_good(&deployment);
@@ -127,10 +127,10 @@ pub fn ports_that_cannot_be(backend: Backend) {
     ports.push(json!({ "name": "zero", "protocol": "TCP", "port": 0, "targetPort": 8080 }));
     ports.push(json!({ "name": "quic", "protocol": "QUIC", "port": 443, "targetPort": 8080 }));
     ports.push(json!({ "name": "high", "protocol": "TCP", "port": 65_536, "targetPort": 8080 }));
-    let said = apply_objects(&mut deployment, &objects);
-    said.about(&["default/other", "spec.ports[3].port", "0"]);
-    said.about(&["default/other", "spec.ports[4].protocol", "QUIC"]);
-    said.about(&["default/other", "spec.ports[5].port", "65536"]);
+    let log = apply_objects(&mut deployment, &objects);
+    log.reports(&["default/other", "spec.ports[3].port", "0"]);
+    log.reports(&["default/other", "spec.ports[4].protocol", "QUIC"]);
+    log.reports(&["default/other", "spec.ports[5].port", "65536"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     assert_good(&deployment);
 }
@@ -138,26 +138,26 @@ pub fn ports_that_cannot_be(backend: Backend) {
 // === what they share ===
 
 /// What the frontend has logged about an object.
-struct Said(Vec<String>);
+struct FrontendLog(Vec<String>);
 
-// === impl Said ===
+// === impl FrontendLog ===
 
-impl Said {
+impl FrontendLog {
     /// One line holds all these words.
     #[track_caller]
-    fn about(&self, words: &[&str]) {
+    fn reports(&self, words: &[&str]) {
         let found = self.0.iter().any(|line| words.iter().all(|word| line.contains(word)));
         assert!(found, "no line with {words:?} in:\n{}", self.0.join("\n"));
     }
 }
 
-/// Writes objects to a file, and waits until they are in force.
+/// Writes objects to a file, and waits until they are programmed.
 #[track_caller]
-fn apply_objects(deployment: &mut Deployment, objects: &[Value]) -> Said {
+fn apply_objects(deployment: &mut Deployment, objects: &[Value]) -> FrontendLog {
     let mark = deployment.frontend().mark();
     deployment.manifests().write("default.other", objects);
     deployment.settle();
-    Said(deployment.frontend().lines_since(mark))
+    FrontendLog(deployment.frontend().lines_since(mark))
 }
 
 #[track_caller]

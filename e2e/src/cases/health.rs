@@ -1,4 +1,4 @@
-//! What a load balancer in front of the cluster is told at health-check node ports.
+//! Answers of health-check node ports to a load balancer in front of the cluster.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -20,7 +20,7 @@ const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 /// Status and weight.
 type Answer = (u16, usize);
 
-/// Each node says whether it has ready endpoints, and how many; those that drain do not count, even where they are the last resort.
+/// Each node answers whether it has ready endpoints, and how many; terminating endpoints do not count, even if they are used because none is ready.
 pub fn load_balancers_learn_which_nodes_have_endpoints(backend: Backend) {
     let steps: [([State; 4], [Answer; 2]); 5] = [
         ([Ready, Ready, NotReady, Terminating], [(200, 2), (503, 0)]),
@@ -34,7 +34,7 @@ pub fn load_balancers_learn_which_nodes_have_endpoints(backend: Backend) {
     for (states, answers) in steps {
         let service = web(deployment.cluster(), states);
         deployment.apply(&service);
-        // What is in the kernel is what is told, without delay.
+        // The answer changes together with the kernel.
         let cluster = deployment.cluster();
         for (node, expected) in cluster.nodes().iter().zip(answers) {
             for family in Family::BOTH {

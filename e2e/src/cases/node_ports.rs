@@ -13,7 +13,7 @@ use crate::plan::{self, DualStack, Family};
 use crate::wait::eventually;
 use crate::wire::{Failure, Protocol};
 
-/// Whether somebody is to answer.
+/// Whether an answer is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Yes,
@@ -21,7 +21,7 @@ enum Answer {
 }
 
 const NODE_PORT: u16 = 30_080;
-/// The port where nobody serves.
+/// A port without a server.
 const DISCARD: u16 = 9;
 /// Where a node gets another address, and that address.
 const SECOND_CIDRS: &str = "172.31.0.0/16,fd00:172:31::/64";
@@ -84,7 +84,7 @@ fn web(cluster: &Cluster) -> Vec<Service> {
     vec![service.pods([cluster.pod("pod-a-1")])]
 }
 
-/// Gives node-a a second address, and tells the outside world.
+/// Gives node-a a second address, and adds a route to it outside.
 fn add_second_address(cluster: &Cluster) {
     let node = cluster.node('a');
     let [v4, v6] = SECOND;
@@ -100,7 +100,7 @@ fn add_second_address(cluster: &Cluster) {
     }
 }
 
-/// From outside and from the node itself, an answer or, where nobody listens, a refusal.
+/// From outside and from the node itself: an answer, or a rejection where no process listens.
 fn checks(cluster: &Cluster, addresses: [IpAddr; 2], answer: Answer) -> Vec<Check> {
     let clients = [("outside", cluster.client()), ("node-a", cluster.node('a').client())];
     let mut checks = Vec::new();
@@ -112,7 +112,7 @@ fn checks(cluster: &Cluster, addresses: [IpAddr; 2], answer: Answer) -> Vec<Chec
             Answer::No => Expected::Refused,
         };
         for (what, client) in &clients {
-            // Nobody on the node speaks SCTP, and so nobody refuses it.
+            // No process on the node uses SCTP, so the kernel does not reject it.
             for protocol in [Protocol::Tcp, Protocol::Udp] {
                 checks.push(Check {
                     what: format!("from {what}"),

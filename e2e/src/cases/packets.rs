@@ -97,17 +97,17 @@ pub fn cluster_ip_with_masquerade_all(backend: Backend) {
     run(builder, Setup::MasqueradeAll, Vip::ClusterIp);
 }
 
-/// Nobody is masqueraded on the way to cluster IPs.
+/// Without masquerading to cluster IPs.
 pub fn cluster_ip_without_cluster_cidr(backend: Backend) {
     run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::ClusterIp);
 }
 
-/// Pods are not told from others.
+/// Without local traffic detection.
 pub fn external_ip_without_cluster_cidr(backend: Backend) {
     run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::ExternalIp);
 }
 
-/// Pods are not told from others.
+/// Without local traffic detection.
 pub fn node_port_without_cluster_cidr(backend: Backend) {
     run(Deployment::builder(backend).without_cluster_cidr(), Setup::NoClusterCidr, Vip::NodePort);
 }

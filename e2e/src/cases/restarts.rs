@@ -40,7 +40,7 @@ pub fn backends_are_killed(backend: Backend) {
     run(backend, Part::Backends, Signal::SIGKILL);
 }
 
-/// The frontend says goodbye.
+/// The frontend shuts down cleanly.
 pub fn the_frontend_is_terminated(backend: Backend) {
     run(backend, Part::Frontend, Signal::SIGTERM);
 }
@@ -50,7 +50,7 @@ pub fn the_frontend_is_killed(backend: Backend) {
     run(backend, Part::Frontend, Signal::SIGKILL);
 }
 
-/// What changes while the frontend is away is in force when it is back, and nothing before.
+/// Changes made while the frontend is down take effect after its restart, and not before.
 pub fn changes_wait_for_the_frontend(backend: Backend) {
     let mut deployment = Deployment::start(backend, services);
     let client = deployment.cluster().pod("pod-a-3").client();
@@ -65,7 +65,7 @@ pub fn changes_wait_for_the_frontend(backend: Backend) {
     }
 }
 
-/// The same for what changes while backends are away, also when the frontend has begun anew meanwhile.
+/// The same for changes made while backends are down, also if the frontend restarted meanwhile.
 pub fn changes_wait_for_the_backends(backend: Backend) {
     let mut deployment = Deployment::start(backend, services);
     let client = deployment.cluster().pod("pod-a-3").client();
@@ -182,7 +182,7 @@ impl Traffic {
         self.streams.iter().for_each(|stream| assert!(stream.wait_echoes(3, PATIENCE), "{:?}", stream.report()));
     }
 
-    /// Nothing was lost, and nobody came to another endpoint.
+    /// No connection was lost or moved to another endpoint.
     #[track_caller]
     fn finish(self) {
         for churn in self.churns {

@@ -231,7 +231,7 @@ pub fn ports_are_independent(backend: Backend) {
     }
 }
 
-/// A port gets another name: nobody who uses it notices.
+/// A port is renamed: connections through it are not affected.
 pub fn ports_are_renamed(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
     let service = web(deployment.cluster());
@@ -265,7 +265,7 @@ pub fn ports_are_renamed(backend: Backend) {
 
 // === removal ===
 
-/// A service is removed, and made again with another cluster IP: connections outlive it, and the old address answers nobody else.
+/// A Service is deleted and recreated with another cluster IP: connections continue, and the old address accepts no new ones.
 pub fn a_service_is_made_anew(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![everything(cluster)]);
     let old = everything(deployment.cluster());

@@ -1,4 +1,4 @@
-//! What EndpointSlices say about the endpoints of a service, in all the ways in which they may say it.
+//! Endpoints of a Service from EndpointSlices, in every valid form.
 
 use std::net::SocketAddr;
 
@@ -55,7 +55,7 @@ pub fn an_address_in_two_slices(backend: Backend) {
     let client = cluster.pod("pod-a-3").client();
     for slices in [[&ready, &gone], [&gone, &ready], [&ready, &draining], [&draining, &ready], [&ready, &ready]] {
         apply_slices(&mut deployment, &[&[slices[0], &other], &[slices[1]]]);
-        // It is ready, so nobody needs the one that drains.
+        // It is ready, so the terminating endpoint is not used.
         assert_answers(&client, vips(), &["pod-b-1"]);
     }
     apply_slices(&mut deployment, &[&[&unready, &other], &[&draining]]);
@@ -87,7 +87,7 @@ pub fn pods_have_target_ports_of_their_own(backend: Backend) {
 // === conditions ===
 
 /// Conditions that are not there say yes to ready and serving, no to terminating; and ready is ready, as for services that publish
-/// addresses which are not, whatever else is said.
+/// addresses which are not, regardless of the other conditions.
 pub fn conditions_in_every_combination(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let client = deployment.cluster().pod("pod-a-3").client();

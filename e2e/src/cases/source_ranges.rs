@@ -60,7 +60,7 @@ pub fn ranges_may_overlap(backend: Backend) {
     assert_answered(&deployment, [3, 4, 5], [1, 2, 6, 7, 8]);
 }
 
-/// A range of everything beside others restricts nobody, and ranges of one family say nothing about the other.
+/// A range of all addresses lifts the restriction, and ranges of one family do not restrict the other.
 pub fn everything_is_a_range_too(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         vec![
@@ -139,7 +139,7 @@ pub fn ranges_change(backend: Backend) {
 }
 
 /// Where the node itself is in a range, packets with the address for source and destination are welcome: a load balancer may send the
-/// node's own traffic back like that. Nobody else's address is.
+/// node's own traffic back like that. No other address is.
 pub fn a_node_in_a_range_may_come_as_the_load_balancer(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         vec![service(cluster, 1).source_ranges(&plan::FABRIC), service(cluster, 2).source_ranges(&NEAR)]

@@ -53,8 +53,8 @@ fn run(backend: Backend, mode: Mode) {
     let traffic = Traffic::start(deployment.cluster());
     traffic.wait();
     let before = mode.list(&node);
-    let (ended, said) = cleanup(&node, &["--of", "kube-proxy"]);
-    assert!(!ended && said.contains("start a backend"), "there is nobody to take over: {said}");
+    let (succeeded, output) = cleanup(&node, &["--of", "kube-proxy"]);
+    assert!(!succeeded && output.contains("start a backend"), "no backend has programmed the node: {output}");
     assert_eq!(mode.list(&node), before);
 
     deployment.start_backends();
@@ -63,14 +63,14 @@ fn run(backend: Backend, mode: Mode) {
     assert!(announced.starts_with("WOULD REMOVE FROM") && !announced.contains("note:"), "{announced}");
     assert_eq!(mode.list(&node), programmed);
     traffic.wait();
-    let (ended, said) = cleanup(&node, &["--of", "kube-proxy"]);
-    assert!(ended, "{said}");
-    assert_eq!(table(&said), table(&announced));
+    let (succeeded, output) = cleanup(&node, &["--of", "kube-proxy"]);
+    assert!(succeeded, "{output}");
+    assert_eq!(table(&output), table(&announced));
     traffic.wait();
     traffic.finish();
     let left = mode.list(&node);
     if mode.is_kept_by(backend) {
-        // It has made kube-proxy's chains its own: what is there is what there would be if kube-proxy never had been.
+        // It has adopted kube-proxy's chains: the rules are the same as without kube-proxy before.
         deployment.stop_backends(Signal::SIGKILL);
         cleanup(&node, &["--backend", backend.name(), "--state-dir", state]);
         assert_eq!(mode.list(&node), others);
@@ -84,18 +84,18 @@ fn run(backend: Backend, mode: Mode) {
     for family in Family::BOTH {
         Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), &PODS));
     }
-    let (ended, said) = cleanup(&node, &["--of", "kube-proxy"]);
-    assert!(ended && said == "There is nothing to remove.\n", "{said}");
+    let (succeeded, output) = cleanup(&node, &["--of", "kube-proxy"]);
+    assert!(succeeded && output == "There is nothing to remove.\n", "{output}");
 }
 
-/// Runs `fairlead cleanup` on a node; whether it succeeded, and what it said.
+/// Runs `fairlead cleanup` on a node; returns whether it succeeded, and its output.
 #[track_caller]
 fn cleanup(node: &Netns, arguments: &[&str]) -> (bool, String) {
     let mut command = fairlead();
     command.arg("cleanup").args(arguments);
     let output = node.finish(&mut command);
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8(said).expect("UTF-8 output"))
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(text).expect("UTF-8 output"))
 }
 
 /// Whose jump comes first depends on who came first.
@@ -144,7 +144,7 @@ impl Traffic {
         }
     }
 
-    /// Nothing was lost, and nobody came to another endpoint.
+    /// No connection was lost or moved to another endpoint.
     #[track_caller]
     fn finish(self) {
         for churn in self.churns {

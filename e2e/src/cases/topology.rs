@@ -28,7 +28,7 @@ pub fn hints_fall_back(backend: Backend) {
             [(Ready, &["a"], &["node-a"]), (Ready, &["a"], &[]), (Ready, &["b"], &["node-b"]), (Ready, &["b"], &[])],
             [&all[..2], &all[2..]],
         ),
-        // Nodes before zones, and per node: nobody for node-b, which has its zone.
+        // Node hints before zone hints, for each node: node-b has no node hint and uses its zone.
         (
             [
                 (Ready, &["a"], &["node-a"]),
@@ -38,14 +38,14 @@ pub fn hints_fall_back(backend: Backend) {
             ],
             [&all[..1], &all[2..]],
         ),
-        // Nobody for zone b.
+        // No hint for zone b.
         ([(Ready, &["a"], &[]), (Ready, &["a"], &[]), (Ready, &["a"], &[]), (Ready, &["c"], &[])], [&all[..3], all]),
         // Those that are not ready are not asked, with hints or without.
         (
             [(Ready, &["a"], &[]), (NotReady, &[], &[]), (Ready, &["b"], &[]), (Draining, &[], &[])],
             [&all[..1], &all[2..3]],
         ),
-        // Nor are they counted: nobody ready for zone b.
+        // Terminating endpoints do not count: none is ready for zone b.
         (
             [(Ready, &["a"], &[]), (Ready, &["a"], &[]), (NotReady, &["b"], &[]), (Draining, &["b"], &[])],
             [&all[..2], &all[..2]],

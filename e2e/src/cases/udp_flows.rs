@@ -1,6 +1,6 @@
 //! UDP clients that keep their socket, and so their flow: they are led to live endpoints, and left alone where they are with one.
 //!
-//! The pods of endpoints that are gone go on serving here, so that a flow which nobody moves is seen as such.
+//! The pods of removed endpoints keep serving here, so that a flow that is not moved is detected.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::wire::{Failure, Protocol};
 
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
-/// The port where nobody serves.
+/// A port without a server.
 const DISCARD: u16 = 9;
 const INTERVAL: Duration = Duration::from_millis(15);
-/// For a message that nobody answers.
+/// Timeout of a message without an answer.
 const SHORT: Duration = Duration::from_millis(200);
 /// So many flows that not all of them lead to the same of two endpoints (once in 10^6 runs).
 const FLOWS: usize = 20;
@@ -46,7 +46,7 @@ pub fn a_client_moves_when_its_endpoint_goes(backend: Backend) {
     }
 }
 
-/// Without endpoints it is refused instead of being led to nobody, and with the next one it is answered again.
+/// Without endpoints it is rejected, and the next endpoint answers it again.
 pub fn a_client_is_refused_until_the_next_endpoint_comes(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
     let streams = streams(deployment.cluster());
@@ -93,7 +93,7 @@ pub fn clients_move_at_all_node_addresses(backend: Backend) {
     }
 }
 
-/// Flows stay with an endpoint that stays, also when it drains and nobody else is there, whatever else changes.
+/// Flows keep an endpoint that is in use, including a terminating one that is used because none is ready, whatever else changes.
 pub fn live_flows_stay(backend: Backend) {
     let mut deployment =
         Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1", "pod-a-2"]), other(cluster, State::Ready)]);
@@ -133,7 +133,7 @@ pub fn live_flows_stay(backend: Backend) {
             assert_stayed(&what, &stream.finish());
         }
     }
-    assert!(stayed > 0, "nobody began with pod-a-2");
+    assert!(stayed > 0, "no flow started with pod-a-2");
     others.into_iter().for_each(|(what, stream)| assert_stayed(&what, &stream.finish()));
 }
 
@@ -178,7 +178,7 @@ fn stream(client: &Client, to: SocketAddr) -> Stream {
     client.stream(Protocol::Udp, to, INTERVAL).expect("a socket")
 }
 
-/// Until this pod answers, and for three answers nobody else.
+/// Waits until this pod answers, three times in a row.
 #[track_caller]
 fn wait_for(streams: &[(String, Stream)], pod: &str) {
     for (what, stream) in streams {
@@ -199,11 +199,11 @@ fn assert_stayed(what: &str, report: &StreamReport) {
     assert!(report.is_clean() && report.pods.len() == 1, "{what}: {report:?}");
 }
 
-/// Gives node-a a second address, and tells the outside world.
+/// Gives node-a a second address, and adds a route to it outside.
 fn add_second_address(cluster: &Cluster) -> [IpAddr; 2] {
     let node = cluster.node('a');
     let [v4, v6] = SECOND;
-    // Never chosen as a source, for nobody else has a route to it.
+    // Never chosen as a source, because no other host has a route to it.
     let v6_options = "nodad preferred_lft 0";
     node.netns.ip(&format!("address add {v4}/32 dev eth0\naddress add {v6}/128 dev eth0 {v6_options}\n"));
     let plan::DualStack { v4: via4, v6: via6 } = node.address;

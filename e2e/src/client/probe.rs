@@ -117,7 +117,7 @@ impl Probe {
 }
 
 /// What became of sending. A filter on the way out that refuses a packet fails the call and sends an ICMP error besides, one that drops
-/// it only fails the call: what the socket hears tells them apart, as it does for packets that are stopped further on.
+/// it only fails the call: the error queue of the socket tells them apart, as for packets that are stopped further on.
 fn sent(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Err(error) if error.raw_os_error() != Some(libc::EPERM) => Err(error),

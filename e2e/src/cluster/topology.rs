@@ -1,7 +1,7 @@
 //! Links, addresses and routes of a cluster, as one `ip -batch` script for each namespace.
 //!
 //! Pods hang on routed veths of their own, so that all they send passes the node's prerouting hook, a packet to
-//! themselves through a VIP too. Nobody detects duplicate addresses: they would stay unusable for a second.
+//! themselves through a VIP too. Duplicate address detection is off: addresses would be unusable for a second.
 
 use std::fmt::Write;
 

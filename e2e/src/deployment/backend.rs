@@ -10,7 +10,7 @@ use crate::tools::{nft, nft_list};
 /// The limit of flows is the machine's: no network namespace but the first may set it.
 const LEAVE_LIMIT: [&str; 2] = ["--conntrack-max-per-core", "0"];
 
-/// Tables with nothing in them, for `iptables-restore`. The older variant has INPUT in nat too, whatever it is told.
+/// Tables with nothing in them, for `iptables-restore`. The legacy variant always has INPUT in nat too.
 const EMPTY: &str = "\
 *filter
 :INPUT ACCEPT [0:0]
@@ -67,7 +67,7 @@ impl Backend {
         }
     }
 
-    /// What it is told besides; clean-ups find out by themselves.
+    /// Its additional flags; cleanup detects these itself.
     pub fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Nft => &[],
@@ -128,7 +128,7 @@ impl Backend {
         }
     }
 
-    /// What is there before it has ever programmed anything: tables that iptables makes and keeps.
+    /// Rules that exist before it has programmed anything: tables that iptables creates and keeps.
     #[track_caller]
     pub(crate) fn make_tables(self, netns: &Netns) {
         self.tools().iter().for_each(|tool| netns.feed(&format!("{tool}-restore"), &[], EMPTY));
@@ -150,7 +150,7 @@ impl Backend {
         }
     }
 
-    /// What is there of it.
+    /// Its rules in the kernel.
     #[track_caller]
     pub(crate) fn others(self, netns: &Netns) -> String {
         match self {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// `fairlead`, without what the environment of the test says to it.
+/// `fairlead`, without the test's environment variables.
 pub fn fairlead() -> Command {
     program("fairlead")
 }

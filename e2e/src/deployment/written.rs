@@ -10,7 +10,7 @@ use super::backend::ipvs;
 use crate::netns::Netns;
 use crate::tools::NftMonitor;
 
-/// Notes what is fed before it is in force.
+/// Records the input of `iptables-restore`.
 const RESTORE: &str = "#!/bin/sh\nPATH=${PATH#*:}\ntee -a \"${0%/*}/restored\" | exec \"${0##*/}\" \"$@\"\n";
 /// Notes that it was run.
 const SAVE: &str = "#!/bin/sh\nPATH=${PATH#*:}\necho \"${0##*/}\" >> \"${0%/*}/saved\"\nexec \"${0##*/}\" \"$@\"\n";
@@ -22,7 +22,7 @@ pub enum Monitor {
     Nft(NftMonitor),
     /// By what the tools are fed.
     Iptables(Notes),
-    /// By what is there before and after.
+    /// By comparing the rules before and after.
     Ipvs(Snapshot),
 }
 
@@ -111,14 +111,14 @@ impl Notes {
         lines
     }
 
-    /// The programs that were run to see what is there, since the last call.
+    /// The programs that were run to read rules, since the last call.
     #[track_caller]
     pub fn saved(&mut self) -> Vec<String> {
         new_lines(&self.directory.join("saved"), &mut self.saved)
     }
 }
 
-/// Nobody has written a file that is not there.
+/// A missing file means that nothing was written.
 fn new_lines(path: &Path, seen: &mut usize) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let lines: Vec<_> = text.lines().skip(*seen).map(str::to_owned).collect();

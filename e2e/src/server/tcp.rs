@@ -16,7 +16,7 @@ pub(super) fn bind(name: &str, address: SocketAddr) -> io::Result<()> {
     let pod = name.to_owned();
     spawn_local(async move {
         loop {
-            // A connection that was reset before it was accepted says nothing about the next one.
+            // A connection that was reset before it was accepted does not affect the next one.
             if let Ok((stream, seen_source)) = listener.accept().await {
                 let reply = Reply { pod: pod.clone(), seen_source, endpoint: address };
                 spawn_local(serve(stream, reply));

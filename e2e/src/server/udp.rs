@@ -1,4 +1,4 @@
-//! UDP: each datagram comes back behind a line that says who sends it.
+//! UDP: each datagram is returned after a line with the name of the server.
 
 use std::io;
 use std::net::SocketAddr;

@@ -21,7 +21,7 @@ pub struct Churn {
 /// What a churn has seen.
 #[derive(Clone, Debug, Default)]
 pub struct ChurnReport {
-    /// Requests made, whatever came of them.
+    /// Requests made, including failed ones.
     pub attempts: u64,
     /// Who answered how many.
     pub pods: BTreeMap<String, u64>,

@@ -129,7 +129,7 @@ impl Channel {
         }
     }
 
-    /// Sends one message and waits for its echo; says who sent it.
+    /// Sends one message and waits for its echo; returns the name of the server.
     fn echo(&mut self, message: [u8; 8]) -> Result<String, Failure> {
         match self {
             Self::Tcp { pod, connection } => {

@@ -1,4 +1,4 @@
-//! A guest boots, runs what it is told, says how that ended, and leaves nothing behind.
+//! A guest boots, runs a program, reports its exit status, and leaves nothing behind.
 
 use std::panic;
 
@@ -20,9 +20,9 @@ fn a_program_runs_in_a_kernel_with_ipvs_and_the_machine_notices_nothing() {
     );
     let finished = shell(&script);
     assert_eq!(finished.status, 3);
-    let said = |line: &str| finished.output.iter().any(|other| other == line);
-    assert!(said("Prot LocalAddress:Port Scheduler Flags") && said("it's done"), "{finished:?}");
-    assert!(said(&written) && !Path::new(&written).exists());
+    let has_line = |line: &str| finished.output.iter().any(|other| other == line);
+    assert!(has_line("Prot LocalAddress:Port Scheduler Flags") && has_line("it's done"), "{finished:?}");
+    assert!(has_line(&written) && !Path::new(&written).exists());
 }
 
 #[test]

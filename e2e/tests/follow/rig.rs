@@ -218,7 +218,7 @@ impl Rig {
         calls.map(|call| if let Call::Reconcile(n) | Call::Apply(n) = call { n } else { 0 }).sum()
     }
 
-    /// Waits until the agent holds what somebody who starts from nothing is told.
+    /// Waits until the backend has the state that a new node would be sent.
     pub(crate) async fn agrees(&mut self, world: &World) {
         let seen = self.observe(world).await;
         let reached = |at: Option<(Epoch, Revision)>| {
@@ -231,7 +231,7 @@ impl Rig {
         assert_eq!(self.kernel.service_ports(), *seen.state.service_ports());
         let mut stored = self.stored();
         while !reached(stored.as_ref().map(|stored| stored.0)) {
-            // Written after it has been programmed, and nothing says when.
+            // Written after it was programmed, without a notification.
             sleep(Duration::from_millis(1)).await;
             stored = self.stored();
         }
@@ -298,7 +298,7 @@ impl Rig {
                     replies.send(ClientMessage::DigestResponse(Revision(0), digests)).await.unwrap();
                     continue;
                 }
-                ServerMessage::Drain(_) => panic!("nobody stops the frontend"),
+                ServerMessage::Drain(_) => panic!("the frontend is not stopped"),
             };
             let digest = Some(state.digests().total());
             let ack = Ack { revision, digest, apply_time: Duration::ZERO, failures: Vec::new() };

@@ -15,7 +15,7 @@ const NODES: [&str; 3] = [NODE, "node-1", "node-2"];
 const ZONES: [&str; 3] = ["", "zone-a", "zone-b"];
 const SERVICES: [&str; 4] = ["a", "b", "c", "d"];
 
-/// The service that says how many changes have been made.
+/// The Service that counts changes.
 const MARKER: &str = "marker";
 
 /// A slice of this many endpoints does not fit into one message.
@@ -37,7 +37,7 @@ impl World {
         &mut self.rng
     }
 
-    /// What a source says first.
+    /// The initial events of a source.
     pub(crate) fn initial(&self) -> Vec<SourceUpdate> {
         let of_kind = |kind| {
             let objects = self.objects.iter().filter(|((of, _), _)| *of == kind);

@@ -1,4 +1,4 @@
-//! Something that iptables refuses: session affinity where the match for it is not installed. It is named, and all the rest is in force.
+//! A service port that iptables rejects: session affinity without the match `recent`. It is reported, and everything else is programmed.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use fairlead_e2e::manifests::Service;
 use fairlead_e2e::plan::{self, Family};
 use fairlead_e2e::{Client, Cluster, Process, Protocol, fairlead};
 
-/// Where iptables is told to look for what it matches with.
+/// The directory in which iptables looks for its match extensions.
 const VARIABLE: &str = "XTABLES_LIBDIR";
 const MATCHES: &str = "/usr/lib/x86_64-linux-gnu/xtables";
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -85,9 +85,9 @@ fn the_rest_is_in_force() {
 
         // There at the start.
         let process = start("refused.log", &matches);
-        let said = refusals(&process);
-        assert_eq!(said.len(), 3, "{said:?}");
-        assert!(said.iter().all(|line| line.contains("default/web-7") && line.contains("recent")), "{said:?}");
+        let lines = refusals(&process);
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(lines.iter().all(|line| line.contains("default/web-7") && line.contains("recent")), "{lines:?}");
         assert_unserved(7);
         (1..=20).filter(|number| *number != 7).for_each(assert_served);
         // And one that comes later.

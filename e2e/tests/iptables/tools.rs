@@ -27,7 +27,7 @@ fn a_restart_looks_once_at_each_family() {
             panic!("{backend:?} runs programs")
         };
         deployment.start_backends();
-        // Whoever is killed may not have written down what came last.
+        // A killed program may not have written its last input.
         let restored = notes.restored().into_iter().filter(|line| !Deployment::is_fence(line));
         assert_eq!(restored.collect::<Vec<_>>(), [""; 0], "{backend:?}");
         assert_eq!(notes.saved()[..2], saved, "{backend:?}");

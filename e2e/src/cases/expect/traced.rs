@@ -1,4 +1,4 @@
-//! What `fairlead trace` says must be what packets do: each check of a case is followed through node-a's rules too.
+//! `fairlead trace` must predict what packets do: each check of a case is also traced through node-a's rules.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -9,10 +9,10 @@ use super::{Check, Expected, check_all};
 use crate::cluster::Cluster;
 use crate::wire::Protocol;
 
-/// The source port of a packet; none of the cases says which.
+/// The source port of traced packets; no case depends on it.
 const SOURCE_PORT: u16 = 40_000;
 
-/// Runs all checks, of which the packets arrive at node-a, and then says of each what the rules say.
+/// Runs all checks whose packets arrive at node-a, and compares each with its trace.
 #[track_caller]
 pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
     check_all(checks);
@@ -26,21 +26,24 @@ pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
         .collect();
     let wrong: Vec<_> = node.netns.run(|| {
         let (rules, mut kernel) = read();
-        let says = |(check, source, is_node): &(&Check, SocketAddr, bool)| {
+        let differs = |(check, source, is_node): &(&Check, SocketAddr, bool)| {
             let through = kernel.output_interface(source.ip()).unwrap_or_default();
             let origin = if *is_node { PacketOrigin::Node } else { PacketOrigin::Interface(through) };
             let packet = Packet { source: *source, destination: check.to, protocol: to_trace(check.protocol), origin };
             let trace = trace::trace(&rules, &packet, &mut kernel).expect("a trace");
-            let said = expected(cluster, &trace);
+            let traced = expected(cluster, &trace);
             let Check { what, protocol, to, expected, .. } = check;
-            (said.as_ref() != Some(expected)).then(|| {
+            (traced.as_ref() != Some(expected)).then(|| {
                 let summaries = trace.summaries();
-                let said: Vec<_> = summaries.iter().map(ToString::to_string).collect();
+                let texts: Vec<_> = summaries.iter().map(ToString::to_string).collect();
                 let steps: Vec<_> = summaries.iter().flat_map(|summary| &summary.example.steps).collect();
-                format!("{what}, {protocol} {to}:\n    is    {expected}\n    trace {}\n{steps:#?}", said.join("; "))
+                format!(
+                    "{what}, {protocol} {to}:\n    is    {expected}\n    trace {}\n{steps:#?}",
+                    texts.join("; ")
+                )
             })
         };
-        packets.iter().filter_map(says).collect()
+        packets.iter().filter_map(differs).collect()
     });
     let count = (wrong.len(), checks.len());
     assert!(wrong.is_empty(), "{} of {} checks are traced wrongly:\n{}", count.0, count.1, wrong[0]);
@@ -54,7 +57,7 @@ fn read() -> (NodeRules, LiveKernel) {
     (rules, kernel)
 }
 
-/// What a client will see if the trace is right; `None` where it says more than one thing, or nothing of the kind.
+/// The result for a client according to the trace; `None` if the trace has several results or another kind of result.
 fn expected(cluster: &Cluster, trace: &Trace) -> Option<Expected> {
     let fates = trace.paths.iter().map(|path| match path.verdict {
         PacketVerdict::Delivered => "delivered",

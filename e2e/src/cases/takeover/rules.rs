@@ -100,7 +100,7 @@ impl Mode {
             }
             _ => self.tools().iter().map(|(_, tool)| node.output(&format!("{tool}-save"), &[])).collect::<String>(),
         };
-        // What bears this name is beside kube-proxy's, and nobody else's.
+        // A rule with this name, which belongs to neither kube-proxy nor Fairlead.
         let lines = listed.lines().filter(|line| !line.starts_with('#') && !line.contains("FAIRLEAD-IPVS"));
         lines.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect()
     }
