@@ -6,7 +6,7 @@
 //!
 //! All crates work with the types of [`model`], which cannot hold invalid values. [`v1`] is the generated wire form,
 //! used here, where gRPC is served or called, and in the status commands. [`convert`] maps one to the other,
-//! [`encoded`] holds messages in wire form, and [`digest`] compares the states of two peers. The rules of the protocol
+//! [`encoded`] has messages in wire form, and [`digest`] compares the states of two peers. The rules of the protocol
 //! are in `docs/protocol.md`.
 
 pub mod convert;

@@ -1,5 +1,5 @@
-//! A frontend that a scenario scripts: it sends messages, and checks every message of the client against the rules,
-//! whatever the scenario is about.
+//! A frontend that a scenario scripts. It sends messages, and in every scenario checks each message of the client
+//! against all rules.
 //!
 //! ```text
 //!   connect ──▶ Hello ──▶ Welcome ──▶ sync | commit | bookmark ──▶ one Ack each ──▶ end of stream, drain
