@@ -10,7 +10,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
-pub use codec::{ClientCodec, ClientDecoder, ServerCodec, ServerEncoder, watch};
+pub use codec::{ServerCodec, ServerEncoder, watch};
 pub use received::ReceivedMessage;
 
 use crate::{model, v1};

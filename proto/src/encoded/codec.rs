@@ -31,11 +31,11 @@ pub struct ServerEncoder;
 
 /// The codec of a client: sends `ClientMessage`s, receives [`EncodedMessage`]s.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ClientCodec;
+struct ClientCodec;
 
 /// Takes received messages out of the stream's buffer without a copy.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ClientDecoder;
+struct ClientDecoder;
 
 /// Opens the stream `Watch`, whose messages keep their wire form (see [`super::ReceivedMessage`]).
 ///

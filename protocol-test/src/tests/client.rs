@@ -1,6 +1,6 @@
 //! A small client of the protocol that is correct except for one fault.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
 use proto::{
     MAX_MESSAGE_BYTES,
@@ -81,9 +81,6 @@ struct Client {
 
 type ClientSender = mpsc::UnboundedSender<v1::ClientMessage>;
 
-/// The end of a stream.
-struct StreamEnd;
-
 /// Connects to the server again and again.
 pub(super) async fn run(address: String, fault: Fault) {
     let mut client = Client {
@@ -109,7 +106,8 @@ pub(super) async fn run(address: String, fault: Fault) {
 }
 
 impl Client {
-    async fn follow(&mut self, address: &str) -> Option<StreamEnd> {
+    /// Follows one stream, and returns `None` at its end.
+    async fn follow(&mut self, address: &str) -> Option<Infallible> {
         let channel = Endpoint::from_shared(format!("http://{address}")).ok()?.connect().await.ok()?;
         let limit = if self.fault == Fault::RejectsLargeMessages { 1 << 19 } else { 2 * MAX_MESSAGE_BYTES };
         let (sender, receiver) = mpsc::unbounded_channel();
