@@ -218,7 +218,7 @@ fn what_drains_is_listed() {
 fn listed(node: &Netns) -> Vec<Value> {
     let (succeeded, output) = run(node, &["services", "--kernel", "-o", "json"]);
     match serde_json::from_str(&output) {
-        Ok(listed) if ended => listed,
+        Ok(listed) if succeeded => listed,
         listed => panic!("{listed:?} of {output}"),
     }
 }
