@@ -1,185 +1,126 @@
-//! Makes a family what its active edits say, without those that are refused: by the lines that the program names, by halving otherwise.
+//! Commits service ports to one family, as scripts for `iptables-restore`.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use backend::driver::{Answer, Rejection, ServicePortUpdate, Transactions, Unneeded};
 use iptables::{Hook, RestoreError};
 use proto::model::IpFamily;
-use tracing::debug;
 
 use crate::{
-    desired::Base,
+    desired::{Base, Desired},
     kernel::{Kernel, Localnet},
     observed::Observed,
-    plan::{Edit, Full, Script, Sweep},
+    plan::{Full, Script},
 };
 
-/// So many service ports may be refused before something else must be wrong.
-const MAX_REFUSED: usize = 64;
-
-/// With so many service ports the most urgent ones do not wait until the others are ready.
+/// With fewer service ports the urgent ones get no script of their own.
 const MANY: usize = 500;
 
-/// What has come of it.
-#[derive(Debug, Default)]
-pub(crate) struct Outcome {
-    /// Lines that changed something.
-    pub(crate) writes: usize,
-    /// The edits that are not in force, by index, each with the reason.
-    pub(crate) refused: BTreeMap<u32, String>,
-}
-
-/// Commits edits to one family of a kernel.
+/// Commits updates to one family of a kernel.
 pub(crate) struct Committer<'a, K> {
-    pub(crate) kernel: &'a mut K,
-    pub(crate) family: IpFamily,
-    pub(crate) base: &'a Base,
-    pub(crate) hooks: &'a [Hook],
-    pub(crate) edits: &'a [Edit],
-    /// So many at their beginning are the most urgent ones.
-    pub(crate) urgent: usize,
+    kernel: &'a mut K,
+    family: IpFamily,
+    base: &'a Base,
+    hooks: &'a [Hook],
+    updates: &'a [ServicePortUpdate<Desired>],
+    /// `None`: the kernel has to be read again, because a script changed it.
+    observed: Option<Observed>,
+    /// Lines that changed something.
+    writes: usize,
 }
 
-/// Why some edits are not in force.
-struct Refused {
-    blamed: BTreeSet<u32>,
-    reason: String,
-}
-
-impl<K: Kernel> Committer<'_, K> {
-    /// Starts from what is there. `None`: there is no iptables for this family.
-    pub(crate) async fn run(mut self) -> Result<Option<Outcome>> {
-        let Some(mut present) = self.present().await? else { return Ok(None) };
-        // What protects loopback addresses goes after they are routed, and comes before.
-        if present.routes_localnet() && !self.base.routes_localnet() {
-            self.kernel.route_localnet(Localnet::Kept)?;
+impl<'a, K: Kernel> Committer<'a, K> {
+    /// Reads the family; `None`: iptables is not installed for it.
+    pub(crate) async fn new(
+        kernel: &'a mut K,
+        family: IpFamily,
+        base: &'a Base,
+        hooks: &'a [Hook],
+        updates: &'a [ServicePortUpdate<Desired>],
+    ) -> Result<Option<Self>> {
+        let Some(observed) = observe(kernel, family).await? else { return Ok(None) };
+        // Loopback addresses are routed only while the rules that protect them exist.
+        if observed.routes_localnet() && !base.routes_localnet() {
+            kernel.route_localnet(Localnet::Kept)?;
         }
-        let mut outcome = Outcome::default();
-        let urgent = self.urgent(&present);
+        Ok(Some(Self { kernel, family, base, hooks, updates, observed: Some(observed), writes: 0 }))
+    }
+
+    /// Commits the first `urgent` updates on their own if the kernel has nothing of ours yet and many others follow.
+    pub(crate) async fn commit_urgent(&mut self, urgent: usize) -> Result<()> {
+        let is_new = self.observed.as_ref().is_some_and(|observed| observed.ours().next().is_none());
+        if !is_new || self.updates.len() < MANY {
+            return Ok(());
+        }
+        let urgent = (0..).zip(self.updates).take(urgent);
+        let urgent = urgent.filter(|(_, update)| update.desired[self.family].is_some());
+        let urgent: BTreeSet<u32> = urgent.map(|(index, _)| index).collect();
         if !urgent.is_empty() {
-            // What is refused of it will be so again.
-            let _ = self.commit(&present, &urgent, Sweep::Keep, &mut outcome).await?;
-            present = self.again().await?;
-        }
-        let mut active: BTreeSet<u32> = (0..self.edits.len() as u32).collect();
-        loop {
-            let Err(refused) = self.commit(&present, &active, Sweep::Delete, &mut outcome).await? else {
-                if self.base.routes_localnet() {
-                    self.kernel.route_localnet(Localnet::Routed)?;
-                }
-                return Ok(Some(outcome));
-            };
-            if !refused.blamed.is_empty() {
-                self.exclude(&mut active, &refused, &mut outcome)?;
-            } else if active.is_empty() {
-                bail!("what belongs to no service port was refused: {}", refused.reason);
-            } else {
-                debug!(reason = refused.reason, services = active.len(), "nobody says what is refused: halving");
-                active = self.halve(active, &mut outcome).await?;
-            }
-            present = self.again().await?;
-        }
-    }
-
-    /// Those that come first where nothing is yet and many others are to come.
-    fn urgent(&self, present: &Observed) -> BTreeSet<u32> {
-        if self.edits.len() < MANY || present.ours().next().is_some() {
-            return BTreeSet::new();
-        }
-        let urgent = (0..).zip(self.edits).take(self.urgent);
-        urgent.filter(|(_, edit)| edit.desired[self.family].is_some()).map(|(index, _)| index).collect()
-    }
-
-    /// Those that are in force in the end; what was there before stays meanwhile.
-    async fn halve(&mut self, all: BTreeSet<u32>, outcome: &mut Outcome) -> Result<BTreeSet<u32>> {
-        let mut accepted = BTreeSet::new();
-        // First what belongs to no service port.
-        let mut parts = vec![all, BTreeSet::new()];
-        while let Some(mut part) = parts.pop() {
-            let present = self.again().await?;
-            let together = &accepted | &part;
-            match self.commit(&present, &together, Sweep::Keep, outcome).await? {
-                Ok(()) => accepted = together,
-                Err(refused) if part.is_empty() => {
-                    bail!("what belongs to no service port was refused: {}", refused.reason);
-                }
-                Err(refused) if !refused.blamed.is_empty() => {
-                    self.exclude(&mut part, &refused, outcome)?;
-                    parts.push(part);
-                }
-                Err(mut refused) if part.len() == 1 => {
-                    refused.blamed.clone_from(&part);
-                    self.exclude(&mut part, &refused, outcome)?;
-                }
-                Err(_) => {
-                    let middle = part.iter().nth(part.len() / 2).copied().unwrap_or_default();
-                    let second = part.split_off(&middle);
-                    parts.extend([second, part]);
-                }
-            }
-        }
-        Ok(accepted)
-    }
-
-    async fn present(&mut self) -> Result<Option<Observed>> {
-        let saved = self.kernel.save(self.family).await;
-        let present = saved.and_then(|saved| saved.as_deref().map(Observed::parse).transpose());
-        present.with_context(|| format!("save the {} tables", self.family))
-    }
-
-    async fn again(&mut self) -> Result<Observed> {
-        self.present().await?.context("iptables was there a moment ago")
-    }
-
-    async fn commit(
-        &mut self,
-        present: &Observed,
-        active: &BTreeSet<u32>,
-        sweep: Sweep,
-        outcome: &mut Outcome,
-    ) -> Result<Result<(), Refused>> {
-        let Self { base, hooks, edits, family, .. } = self;
-        let plan = Full { present, base, hooks, edits, active, sweep }.plan(*family);
-        let script = plan.script(self.kernel.at_once());
-        if script.is_empty() {
-            return Ok(Ok(()));
-        }
-        match self.kernel.restore(self.family, &script).await {
-            Ok(()) => {
-                outcome.writes += script.writes();
-                Ok(Ok(()))
-            }
-            Err(RestoreError::Rejected { lines, reason, .. }) => {
-                Ok(Err(Refused { blamed: blamed(&script, &lines), reason }))
-            }
-            Err(RestoreError::Failed(error)) => Err(error),
-        }
-    }
-
-    fn exclude(&self, active: &mut BTreeSet<u32>, refused: &Refused, outcome: &mut Outcome) -> Result<()> {
-        let before = active.len();
-        active.retain(|index| !refused.blamed.contains(index));
-        if active.len() == before {
-            bail!("what was not sent was refused: {}", refused.reason);
-        }
-        for index in &refused.blamed {
-            if let Some(edit) = self.edits.get(*index as usize) {
-                // Said aloud by the agent, when it is new.
-                debug!(service = %edit.key, error = refused.reason, "a service port was refused; left out");
-            }
-            outcome.refused.insert(*index, refused.reason.clone());
-        }
-        if outcome.refused.len() > MAX_REFUSED {
-            bail!("more than {MAX_REFUSED} service ports were refused, the last one: {}", refused.reason);
+            // What the kernel rejects now it rejects again with the others.
+            let _: Answer = self.commit(&urgent, Unneeded::Keep).await?;
         }
         Ok(())
     }
+
+    /// To be called when everything is committed. Returns the number of lines that changed something.
+    pub(crate) fn finish(self) -> Result<usize> {
+        if self.base.routes_localnet() {
+            self.kernel.route_localnet(Localnet::Routed)?;
+        }
+        Ok(self.writes)
+    }
+
+    async fn commit(&mut self, active: &BTreeSet<u32>, unneeded: Unneeded) -> Result<Answer> {
+        let observed = match self.observed.take() {
+            Some(observed) => observed,
+            None => observe(self.kernel, self.family).await?.context("iptables is not installed any more")?,
+        };
+        let Self { base, hooks, updates, family, .. } = *self;
+        let plan = Full { observed: &observed, base, hooks, updates, active, unneeded }.plan(family);
+        let script = plan.script(self.kernel.max_lines());
+        if script.is_empty() {
+            self.observed = Some(observed);
+            return Ok(Ok(()));
+        }
+        Ok(match self.kernel.restore(family, &script).await {
+            Ok(()) => {
+                self.writes += script.writes();
+                Ok(())
+            }
+            Err(error) => Err(rejection(&script, error)?),
+        })
+    }
 }
 
-/// On whose behalf the lines are in the script.
-fn blamed(script: &Script, lines: &[usize]) -> BTreeSet<u32> {
-    lines.iter().filter_map(|line| script.owner(*line)).collect()
+impl<K: Kernel> Transactions for Committer<'_, K> {
+    async fn commit_next(&mut self, committed: &BTreeSet<u32>, remaining: &[u32]) -> Result<(usize, Answer)> {
+        let active = committed.iter().chain(remaining).copied().collect();
+        Ok((remaining.len(), self.commit(&active, Unneeded::Delete).await?))
+    }
+
+    async fn commit_part(&mut self, committed: &BTreeSet<u32>, part: &[u32]) -> Result<Answer> {
+        let active = committed.iter().chain(part).copied().collect();
+        self.commit(&active, Unneeded::Keep).await
+    }
+}
+
+async fn observe<K: Kernel>(kernel: &mut K, family: IpFamily) -> Result<Option<Observed>> {
+    let saved = kernel.save(family).await;
+    let observed = saved.and_then(|saved| saved.as_deref().map(Observed::parse).transpose());
+    observed.with_context(|| format!("read the {family} tables"))
+}
+
+/// Traces the lines that iptables rejected to the service ports that they are for.
+pub(crate) fn rejection(script: &Script, error: RestoreError) -> Result<Rejection> {
+    let (lines, reason) = match error {
+        RestoreError::Rejected { lines, reason, .. } => (lines, reason),
+        RestoreError::Failed(error) => return Err(error),
+    };
+    let named: BTreeSet<u32> = lines.iter().filter_map(|line| script.owner(*line)).collect();
+    let unnamed = named.is_empty().then(|| reason.clone());
+    Ok(Rejection { named: named.into_iter().map(|index| (index, reason.clone())).collect(), unnamed })
 }

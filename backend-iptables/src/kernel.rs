@@ -1,10 +1,11 @@
-//! The seam to the kernel: save what is there, restore a script. A real one, and for tests a fake that checks what the kernel checks.
+//! The interface to the kernel: save the rules, restore a script. Implemented with the iptables programs, as a dry run, and for tests
+//! as a fake that checks what the kernel checks.
 
 mod dry_run;
 #[cfg(test)]
 pub(crate) mod fake;
 mod localnet;
-mod real;
+mod programs;
 mod watch;
 
 use std::{future::Future, time::Duration};
@@ -17,38 +18,41 @@ use proto::model::IpFamily;
 use crate::plan::Script;
 pub(crate) use dry_run::{BeforeAfter, DryRun, DryRunResult};
 pub(crate) use localnet::Localnet;
-pub(crate) use real::IptablesKernel;
+pub(crate) use programs::IptablesKernel;
 
-/// What holds tables.
+/// The rules of both families.
 pub(crate) trait Kernel: Send + 'static {
-    /// Everything in the tables of a family, as `iptables-save` prints it; `None` when there is no iptables for it.
+    /// Everything in the tables of a family, as `iptables-save` prints it; `None`: iptables is not installed for it.
     fn save(&mut self, family: IpFamily) -> impl Future<Output = Result<Option<String>>> + Send;
 
-    /// How many lines of a part it takes without taking longer for each.
-    fn at_once(&self) -> usize;
+    /// The most lines of a table that a script should change at once.
+    fn max_lines(&self) -> usize;
 
-    /// Executes the parts of a script in their order, each as a whole or not at all, up to the first that is refused.
+    /// Executes the parts of a script in order, each completely or not at all, until one is rejected.
     fn restore(&mut self, family: IpFamily, script: &Script) -> impl Future<Output = Result<(), RestoreError>> + Send;
 
-    /// Whether packets may pass between loopback addresses and other hosts. Of no meaning without a network.
+    /// Sets whether packets may pass between loopback addresses and other hosts. A kernel without a network ignores it.
     fn route_localnet(&mut self, _localnet: Localnet) -> Result<()> {
         Ok(())
     }
 
-    /// How long others were waited for since this was asked last.
-    fn waited(&mut self) -> Duration {
+    /// The program that shows the rules of a family: `iptables-nft`.
+    fn program(&mut self, family: IpFamily) -> impl Future<Output = Result<String>> + Send;
+
+    /// How long locks of other processes were waited for since the last call.
+    fn lock_wait(&mut self) -> Duration {
         Duration::ZERO
     }
 
-    /// Returns when somebody may have changed what is ours since it was saved. May be dropped before.
+    /// Returns when another process may have changed our rules since they were saved. May be dropped before.
     fn suspect(&mut self) -> impl Future<Output = Suspicion> + Send;
 }
 
-/// What [`Kernel::suspect`] has seen.
+/// What [`Kernel::suspect`] has noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Suspicion {
-    /// Somebody did, or nobody can tell.
+    /// Our rules have changed, or may have.
     Drift(Drift),
-    /// It is time to look at a family: nobody announces changes here.
-    Look(IpFamily),
+    /// It is time to compare a family with the applied state: the kernel sends no notifications.
+    Compare(IpFamily),
 }

@@ -19,24 +19,13 @@ mod tests;
 use std::collections::BTreeSet;
 
 use iptables::{ChainSpec, Hook, Table};
-use proto::model::{PerFamily, ServicePortKey};
 
-use crate::{
-    desired::Desired,
-    table::{Dispatch, Place},
-};
-pub(crate) use full::{Full, Sweep, remove};
-pub(crate) use partial::{Deltas, partial};
+use crate::table::{Dispatch, Place};
+pub(crate) use full::{Full, remove};
+pub(crate) use partial::{UserChanges, partial};
 pub(crate) use script::Script;
 
-/// One service port: what it is to add.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Edit {
-    pub(crate) key: ServicePortKey,
-    pub(crate) desired: PerFamily<Option<Desired>>,
-}
-
-/// Which edit something is done for, by its index; `None`: for all.
+/// The index of the update that something is for; `None`: several, or none.
 pub(crate) type Owner = Option<u32>;
 
 /// What is to be done, in no order.

@@ -94,7 +94,7 @@ async fn measure(variant: Variant, services: u32, texts: &Texts) -> Report {
 
 fn backend(variant: Variant) -> Iptables {
     let local_detector = LocalDetector::ClusterCidr(vec!["10.128.0.0/9".parse().unwrap()]);
-    Iptables::new(DataplaneOptions { local_detector, ..DataplaneOptions::default() }, Some(variant))
+    backend_iptables::open(DataplaneOptions { local_detector, ..DataplaneOptions::default() }, Some(variant))
 }
 
 async fn time(backend: &mut Iptables, state: &NodeState) -> Duration {

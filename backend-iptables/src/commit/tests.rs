@@ -1,16 +1,13 @@
 //! A kernel that refuses, or breaks off: the others are programmed all the same, and what was not is tried again.
 
 use backend::{
-    NodeState,
+    Backend, NodeState,
     dataplane::DataplaneOptions,
     testing::{Stack, apply, mk_key, mk_state, operations_between, synthetic, transition},
 };
 use proto::model::Operation;
 
-use crate::{
-    driver::Driver,
-    kernel::fake::{Explains, Fake},
-};
+use crate::kernel::fake::{Explains, Fake, FakeDriver};
 
 use super::*;
 
@@ -29,8 +26,8 @@ fn without(mut state: NodeState, keys: &[&str]) -> NodeState {
     state
 }
 
-fn driver(kernel: &Fake) -> Driver<Fake> {
-    Driver::new(kernel.clone(), DataplaneOptions::default())
+fn driver(kernel: &Fake) -> FakeDriver {
+    kernel.driver(DataplaneOptions::default())
 }
 
 /// What a kernel holds that was given nothing but this.
@@ -40,7 +37,7 @@ async fn shape(state: &NodeState) -> Vec<String> {
     kernel.tables(IpFamily::V4).shape()
 }
 
-async fn failures(driver: &mut Driver<Fake>, state: &NodeState) -> Vec<String> {
+async fn failures(driver: &mut FakeDriver, state: &NodeState) -> Vec<String> {
     let applied = driver.reconcile(state).await.unwrap();
     assert!(applied.failures.iter().all(|failure| failure.retryable && failure.reason.contains("poisonous")));
     applied.failures.iter().map(|failure| failure.key.name.to_string()).collect()
@@ -165,7 +162,7 @@ async fn what_belongs_to_no_service_port_is_an_error() {
         let kernel = Fake::default();
         kernel.refuse(["kubernetes postrouting rules"], explains);
         let error = format!("{:#}", driver(&kernel).reconcile(&state(3)).await.unwrap_err());
-        assert!(error.contains("what belongs to no service port was refused"), "{error}");
+        assert!(error.contains("the kernel rejected the base ruleset"), "{error}");
         // It stops at once: no service port is tried.
         assert!(kernel.asked().len() <= 2);
     }

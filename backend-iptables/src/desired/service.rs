@@ -25,7 +25,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Desired {
     /// Those that belong to this service port.
-    pub(crate) fronts: Vec<Vip>,
+    pub(crate) vips: Vec<Vip>,
     pub(crate) chains: Vec<ChainSpec>,
     pub(crate) lines: Vec<(Dispatch, String)>,
 }
@@ -60,7 +60,7 @@ pub(crate) fn desired(
     let port = Port { service, family, context, names: Names::new(&service.port.key) };
     let lines = port.lines(&fronts);
     let chains = port.chains(&fronts);
-    Some(Desired { fronts: fronts.into_iter().map(|(front, _)| front).collect(), chains, lines })
+    Some(Desired { vips: fronts.into_iter().map(|(front, _)| front).collect(), chains, lines })
 }
 
 // === impl Context ===

@@ -1,6 +1,6 @@
 //! A kernel that is only read: scripts are executed on a copy of its rules, so that their effect can be shown.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use iptables::{RestoreError, Ruleset};
@@ -11,7 +11,7 @@ use crate::plan::Script;
 
 /// Another kernel, and what it would contain.
 #[derive(Debug)]
-pub(crate) struct DryRun<K> {
+pub struct DryRun<K> {
     kernel: K,
     rules: BTreeMap<IpFamily, BeforeAfter>,
     localnet: Option<Localnet>,
@@ -45,13 +45,6 @@ impl<K> DryRun<K> {
     }
 }
 
-impl DryRun<super::IptablesKernel> {
-    /// The program of a family: `iptables-nft`.
-    pub(crate) async fn program(&mut self, family: IpFamily) -> Result<String> {
-        Ok(self.kernel.program(family).await?.to_string())
-    }
-}
-
 impl<K: Kernel> Kernel for DryRun<K> {
     async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
         if let Some(BeforeAfter { after, .. }) = self.rules.get(&family) {
@@ -65,8 +58,8 @@ impl<K: Kernel> Kernel for DryRun<K> {
         Ok(saved)
     }
 
-    fn at_once(&self) -> usize {
-        self.kernel.at_once()
+    fn max_lines(&self) -> usize {
+        self.kernel.max_lines()
     }
 
     async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
@@ -83,8 +76,8 @@ impl<K: Kernel> Kernel for DryRun<K> {
         Ok(())
     }
 
-    fn waited(&mut self) -> Duration {
-        Duration::ZERO
+    async fn program(&mut self, family: IpFamily) -> Result<String> {
+        self.kernel.program(family).await
     }
 
     async fn suspect(&mut self) -> Suspicion {

@@ -8,11 +8,13 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
+use backend::{dataplane::DataplaneOptions, driver::Driver};
 use iptables::{RestoreError, Table};
 use proto::model::{IpFamily, PerFamily};
 
 use super::{Kernel, Suspicion};
 use crate::{
+    data_plane::IptablesDataPlane,
     plan::Script,
     table::{Dispatch, TABLES},
 };
@@ -78,9 +80,17 @@ const TARGETS: [&str; 7] = ["ACCEPT", "DROP", "RETURN", "REJECT", "MARK", "MASQU
 /// `XT_EXTENSION_MAXNAMELEN` of `linux/netfilter/x_tables.h`, without the zero at the end.
 const MAX_NAME: usize = 28;
 
+/// A driver over the fake.
+pub(crate) type FakeDriver = Driver<IptablesDataPlane<Fake>>;
+
 // === impl Fake ===
 
 impl Fake {
+    /// A driver that knows nothing of the kernel yet.
+    pub(crate) fn driver(&self, options: DataplaneOptions) -> FakeDriver {
+        Driver::new(IptablesDataPlane::new(self.clone(), options))
+    }
+
     /// What is in force.
     pub(crate) fn tables(&self, family: IpFamily) -> Tables {
         self.0.lock().unwrap().tables[family].clone()
@@ -133,7 +143,7 @@ impl Kernel for Fake {
         Ok((!state.missing.contains(&family)).then(|| state.tables[family].save()))
     }
 
-    fn at_once(&self) -> usize {
+    fn max_lines(&self) -> usize {
         self.0.lock().unwrap().at_once.unwrap_or(usize::MAX)
     }
 
@@ -159,6 +169,10 @@ impl Kernel for Fake {
         asked.accepted = result.is_ok();
         state.asked.push(asked);
         result
+    }
+
+    async fn program(&mut self, _: IpFamily) -> Result<String> {
+        Ok("iptables".to_owned())
     }
 
     async fn suspect(&mut self) -> Suspicion {

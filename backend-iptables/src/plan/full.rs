@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use backend::driver::{ServicePortUpdate, Unneeded};
 use iptables::{ChainSpec, Hook, Table};
 use proto::model::IpFamily;
 
-use super::{Edit, Owner, Plan};
+use super::{Owner, Plan};
 use crate::{
     desired::{Base, Desired},
     observed::{Middle, Observed},
@@ -15,23 +16,16 @@ use crate::{
 /// With fewer changes a chain is edited, with more it is written anew: taking a line out costs a look at all of them.
 const FEW: usize = 16;
 
-/// Whether what no active edit wants is deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sweep {
-    Delete,
-    Keep,
-}
-
 /// What is compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Full<'a> {
-    pub(crate) present: &'a Observed,
+    pub(crate) observed: &'a Observed,
     pub(crate) base: &'a Base,
     pub(crate) hooks: &'a [Hook],
-    pub(crate) edits: &'a [Edit],
-    /// Those edits that count.
+    pub(crate) updates: &'a [ServicePortUpdate<Desired>],
+    /// The updates that are programmed.
     pub(crate) active: &'a BTreeSet<u32>,
-    pub(crate) sweep: Sweep,
+    pub(crate) unneeded: Unneeded,
 }
 
 impl Full<'_> {
@@ -46,7 +40,7 @@ impl Full<'_> {
             .flat_map(|(owner, desired)| desired.chains.iter().map(move |chain| (Some(owner), chain)));
         for (owner, chain) in fixed.chain(of_services) {
             wanted.insert((chain.table, &chain.name));
-            if self.present.rules(chain.table, &chain.name) != Some(&chain.rules[..]) {
+            if self.observed.rules(chain.table, &chain.name) != Some(&chain.rules[..]) {
                 plan.chains.push((owner, chain.clone()));
             }
         }
@@ -60,25 +54,25 @@ impl Full<'_> {
             self.dispatch(&mut plan, dispatch, &lines.remove(&dispatch).unwrap_or_default());
         }
         self.hooks(&mut plan);
-        if self.sweep == Sweep::Delete {
+        if self.unneeded == Unneeded::Delete {
             for (table, name, rules) in
-                self.present.ours().filter(|(table, name, _)| !wanted.contains(&(*table, *name)))
+                self.observed.ours().filter(|(table, name, _)| !wanted.contains(&(*table, *name)))
             {
-                give_up(&mut plan, self.present, self.hooks, (table, name, rules));
+                give_up(&mut plan, self.observed, self.hooks, (table, name, rules));
             }
         }
         plan
     }
 
     fn active(&self, family: IpFamily) -> impl Iterator<Item = (u32, &Desired)> {
-        let edits = self.active.iter().filter_map(|index| Some((*index, self.edits.get(*index as usize)?)));
-        edits.filter_map(move |(index, edit)| Some((index, edit.desired[family].as_ref()?)))
+        let updates = self.active.iter().filter_map(|index| Some((*index, self.updates.get(*index as usize)?)));
+        updates.filter_map(move |(index, update)| Some((index, update.desired[family].as_ref()?)))
     }
 
     fn dispatch(&self, plan: &mut Plan, dispatch: Dispatch, lines: &BTreeMap<&str, Owner>) {
         let ends = self.base.ends(dispatch);
         let place = ends.place();
-        if let Middle::Lines(middle) = self.present.middle(dispatch, ends) {
+        if let Middle::Lines(middle) = self.observed.middle(dispatch, ends) {
             let mut missing = lines.clone();
             let mut surplus = Vec::new();
             for line in middle {
@@ -86,13 +80,13 @@ impl Full<'_> {
                     surplus.push(line);
                 }
             }
-            if self.sweep == Sweep::Keep {
+            if self.unneeded == Unneeded::Keep {
                 surplus.clear();
             }
             // A line is deleted by its words: the first one that has them goes.
             let clash = surplus.iter().any(|line| ends.head.contains(line) || ends.tail.contains(line));
             let changes = missing.len() + surplus.len();
-            if !clash && (changes <= FEW || changes <= lines.len() / 4 || self.sweep == Sweep::Keep) {
+            if !clash && (changes <= FEW || changes <= lines.len() / 4 || self.unneeded == Unneeded::Keep) {
                 let add = missing.into_iter();
                 plan.add.extend(add.map(|(line, owner)| (owner, place, dispatch, line.to_owned())));
                 plan.remove.extend(surplus.into_iter().map(|line| (None, dispatch, line.clone())));
@@ -106,7 +100,7 @@ impl Full<'_> {
 
     fn hooks(&self, plan: &mut Plan) {
         for hook in self.hooks {
-            match self.present.count(hook) {
+            match self.observed.count(hook) {
                 0 => plan.hook.push(hook.clone()),
                 count => plan.unhook.extend(std::iter::repeat_n(hook.clone(), count - 1)),
             }
@@ -115,21 +109,21 @@ impl Full<'_> {
 }
 
 /// Everything of ours goes, and nothing else.
-pub(crate) fn remove(present: &Observed, hooks: &[Hook]) -> Plan {
+pub(crate) fn remove(observed: &Observed, hooks: &[Hook]) -> Plan {
     let mut plan = Plan::default();
     for hook in hooks {
-        plan.unhook.extend(std::iter::repeat_n(hook.clone(), present.count(hook)));
+        plan.unhook.extend(std::iter::repeat_n(hook.clone(), observed.count(hook)));
     }
-    for chain in present.ours() {
-        give_up(&mut plan, present, hooks, chain);
+    for chain in observed.ours() {
+        give_up(&mut plan, observed, hooks, chain);
     }
     plan
 }
 
 /// Deletes a chain; one that rules of others lead to is only emptied.
-fn give_up(plan: &mut Plan, present: &Observed, hooks: &[Hook], (table, name, rules): (Table, &str, &[String])) {
+fn give_up(plan: &mut Plan, observed: &Observed, hooks: &[Hook], (table, name, rules): (Table, &str, &[String])) {
     let name = name.to_owned();
-    if !present.is_used(table, &name, hooks) {
+    if !observed.is_used(table, &name, hooks) {
         plan.gone.insert((table, name));
     } else if !rules.is_empty() {
         plan.chains.push((None, ChainSpec { table, name, rules: Vec::new() }));

@@ -1,37 +1,38 @@
-//! The difference that some service ports make to a kernel of which everything is known.
+//! The difference between the applied state and an update of some service ports.
 
 use std::collections::BTreeMap;
 
+use backend::driver::ServicePortUpdate;
 use iptables::Table;
 use proto::model::IpFamily;
 
-use super::{Edit, Owner, Plan};
+use super::{Owner, Plan};
 use crate::{
+    applied::{AppliedState, Installed},
     desired::{Base, Desired},
-    programmed::{Installed, Programmed},
     table::{Dispatch, Mark},
 };
 
-/// How many more service ports have a line that several may have.
-pub(crate) type Deltas = BTreeMap<(Dispatch, String), i32>;
+/// How many more, or fewer, service ports have a line that several may have.
+pub(crate) type UserChanges = BTreeMap<(Dispatch, String), i32>;
 
-/// What the edits change, and the fixed part, if there is another one.
+/// What the updates change, and `base`, if the base ruleset changes.
 pub(crate) fn partial(
-    programmed: &Programmed,
+    applied: &AppliedState,
     family: IpFamily,
-    edits: &[Edit],
+    updates: &[ServicePortUpdate<Desired>],
     base: Option<&Base>,
-) -> (Plan, Deltas) {
+) -> (Plan, UserChanges) {
     let mut plan = Plan::default();
-    let ends = base.unwrap_or(&programmed.base[family]);
+    let ends = base.unwrap_or(&applied.base[family]);
     let mut deltas = BTreeMap::<(Dispatch, String), (Owner, i32)>::new();
-    for (index, edit) in (0..).zip(edits) {
-        let old = programmed.installed(&edit.key, family);
+    for (index, update) in (0..).zip(updates) {
+        let old = applied.service_ports.get(&update.key, family);
         let mut difference = Difference { plan: &mut plan, deltas: &mut deltas, owner: Some(index), ends };
-        difference.service(old, edit.desired[family].as_ref());
+        difference.service(old, update.desired[family].as_ref());
     }
     for ((dispatch, line), (owner, delta)) in &deltas {
-        let before = programmed.users(family, *dispatch, line);
+        let before = applied.users(family, *dispatch, line);
         match (before, before.saturating_add_signed(*delta)) {
             (0, 1..) => plan.add.push((*owner, ends.ends(*dispatch).place(), *dispatch, line.clone())),
             (1.., 0) => plan.remove.push((*owner, *dispatch, line.clone())),
@@ -39,7 +40,7 @@ pub(crate) fn partial(
         }
     }
     if let Some(base) = base {
-        rebase(&mut plan, &programmed.base[family], base);
+        rebase(&mut plan, &applied.base[family], base);
     }
     (plan, deltas.into_iter().map(|(line, (_, delta))| (line, delta)).collect())
 }

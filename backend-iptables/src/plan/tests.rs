@@ -4,23 +4,20 @@ mod full;
 mod histories;
 
 use backend::{
-    NodeState,
+    Backend, NodeState,
     dataplane::{DataplaneOptions, LocalDetector},
     testing::{ServiceBuilder, Stack, apply, mk_key, mk_state, synthetic},
 };
 use proto::model::{Endpoint, IpFamily, Operation, Pool, PoolClass, PoolId};
 
 use super::*;
-use crate::{
-    driver::Driver,
-    kernel::fake::{Asked, Fake},
-};
+use crate::kernel::fake::{Asked, Fake, FakeDriver};
 
-/// PodMatch are in 10.0.0.0/8 and fd00:10::/32.
-fn driver(kernel: &Fake) -> Driver<Fake> {
+/// Pods are in 10.0.0.0/8 and fd00:10::/32.
+fn driver(kernel: &Fake) -> FakeDriver {
     let cidrs = ["10.0.0.0/8", "fd00:10::/32"].map(|cidr| cidr.parse().unwrap()).to_vec();
     let options = DataplaneOptions { local_detector: LocalDetector::ClusterCidr(cidrs), ..DataplaneOptions::default() };
-    Driver::new(kernel.clone(), options)
+    kernel.driver(options)
 }
 
 /// A service port whose chains end in `XPGD46QRK7WJZT7O`, beside another one.

@@ -10,7 +10,7 @@ use iptables::Variant;
 use super::support::{options, reconcile, run, saved, tool};
 
 fn preview(variant: Variant) -> IptablesPreview {
-    IptablesPreview::new(options(), Some(variant))
+    backend_iptables::open_preview(options(), Some(variant))
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(crate) fn options() -> DataplaneOptions {
 }
 
 pub(crate) fn backend(variant: Variant) -> Iptables {
-    Iptables::new(options(), Some(variant))
+    backend_iptables::open(options(), Some(variant))
 }
 
 /// By an instance that knows nothing, as after a restart.

@@ -52,7 +52,10 @@ fn state() -> NodeState {
 /// As kube-proxy is by default: node ports at all addresses.
 fn like_kube_proxy(variant: Variant) -> Iptables {
     let all = ["0.0.0.0/0", "::/0"].map(|cidr| cidr.parse().unwrap()).to_vec();
-    Iptables::new(DataplaneOptions { nodeport_addresses: NodePortAddresses::Cidrs(all), ..options() }, Some(variant))
+    backend_iptables::open(
+        DataplaneOptions { nodeport_addresses: NodePortAddresses::Cidrs(all), ..options() },
+        Some(variant),
+    )
 }
 
 #[test]

@@ -37,12 +37,12 @@ enum Choice {
 impl IptablesArgs {
     /// The backend that is asked for.
     pub(crate) fn backend(&self, options: DataplaneOptions) -> Iptables {
-        Iptables::new(self.options(options), self.variant.variant())
+        backend_iptables::open(self.options(options), self.variant.variant())
     }
 
     /// The same, as one that writes nothing.
     pub(crate) fn preview(&self, options: DataplaneOptions) -> IptablesPreview {
-        IptablesPreview::new(self.options(options), self.variant.variant())
+        backend_iptables::open_preview(self.options(options), self.variant.variant())
     }
 
     fn options(&self, options: DataplaneOptions) -> DataplaneOptions {

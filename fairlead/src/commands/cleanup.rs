@@ -6,7 +6,6 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
 use backend::{Backend, InstalledObject, Store, dataplane::DataplaneOptions};
-use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, Settings};
 use takeover::Leftovers;
 
@@ -43,7 +42,7 @@ pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
             remove(backend, items, &state_dir, mode, &mut report).await?;
         }
         Some(BackendName::Iptables) => {
-            let mut backend = Iptables::new(DataplaneOptions::default(), iptables.variant());
+            let mut backend = backend_iptables::open(DataplaneOptions::default(), iptables.variant());
             let items = backend.installed_objects().await?;
             remove(backend, items, &state_dir, mode, &mut report).await?;
         }
@@ -94,7 +93,7 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
     leftovers.notes().into_iter().for_each(|note| report.note(note));
 
     let mut served = backend_nft::programmed_families().await?;
-    served.extend(Iptables::programmed().await?);
+    served.extend(backend_iptables::programmed_families().await?);
     served.extend(Ipvs::programmed().await?);
     let unserved = touched.iter().find(|family| !served.contains(family));
     if let (Some(family), Successor::Required) = (unserved, successor) {

@@ -12,7 +12,6 @@ use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 use backend::{NodeState, Preview, PreviewReport, StoredState, dataplane::DataplaneOptions};
-use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, IpvsPreview};
 use runtime::Shutdown;
 
@@ -97,7 +96,7 @@ async fn programmed() -> Result<BackendName> {
     if !backend_nft::programmed_families().await?.is_empty() {
         found.push(BackendName::Nft);
     }
-    if !Iptables::programmed().await?.is_empty() {
+    if !backend_iptables::programmed_families().await?.is_empty() {
         found.push(BackendName::Iptables);
     }
     if !Ipvs::programmed().await?.is_empty() {

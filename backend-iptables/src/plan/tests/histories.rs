@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use backend::{
-    Backend, Changes, Drift, SyncReport,
+    Drift,
     testing::{History, contract},
 };
 use proptest::prelude::*;
@@ -34,15 +34,12 @@ fn node() -> Fake {
     kernel
 }
 
-/// PodMatch in the node's own CIDR, which is among what changes, or in fixed ranges.
-fn driver_for(kernel: &Fake, seed: u64) -> Driver<Fake> {
+/// Pods in the node's own CIDR, which is among what changes, or in fixed ranges.
+fn driver_for(kernel: &Fake, seed: u64) -> FakeDriver {
     if seed.is_multiple_of(2) {
         return driver(kernel);
     }
-    Driver::new(
-        kernel.clone(),
-        DataplaneOptions { local_detector: LocalDetector::NodeCidr, ..DataplaneOptions::default() },
-    )
+    kernel.driver(DataplaneOptions { local_detector: LocalDetector::NodeCidr, ..DataplaneOptions::default() })
 }
 
 fn shapes(kernel: &Fake) -> [Vec<String>; 2] {
@@ -62,8 +59,8 @@ fn answered(tables: &Tables) -> BTreeSet<String> {
 }
 
 /// Whether what the driver remembers is what the kernel holds.
-async fn is_as_remembered(driver: &mut Driver<Fake>, kernel: &Fake) -> bool {
-    IpFamily::ALL.into_iter().for_each(|family| kernel.suspect(Suspicion::Look(family)));
+async fn is_as_remembered(driver: &mut FakeDriver, kernel: &Fake) -> bool {
+    IpFamily::ALL.into_iter().for_each(|family| kernel.suspect(Suspicion::Compare(family)));
     // It looks at once; when all is well it waits for the next time.
     tokio::time::timeout(Duration::ZERO, driver.drifted()).await.is_err()
 }
@@ -139,7 +136,7 @@ async fn what_others_change_is_noticed() {
             kernel.stranger(family, change);
             assert_eq!(is_as_remembered(&mut driver, &kernel).await, !noticed, "{family}: {change}");
             let (what, by) = ("rule".to_owned(), "unknown".to_owned());
-            kernel.suspect(Suspicion::Look(family));
+            kernel.suspect(Suspicion::Compare(family));
             if noticed {
                 assert_eq!(driver.drifted().await, Drift::Changed { object: what, process: by, pid: 0 });
             }
@@ -151,25 +148,6 @@ async fn what_others_change_is_noticed() {
 async fn conforms() {
     for seed in 0..10 {
         let kernel = node();
-        contract::check_all(|| Faked(driver_for(&kernel, seed)), seed).await;
-    }
-}
-
-/// The driver over a fake, as a backend.
-struct Faked(Driver<Fake>);
-
-impl Backend for Faked {
-    const NAME: &'static str = "iptables-fake";
-
-    async fn reconcile(&mut self, state: &NodeState) -> anyhow::Result<SyncReport> {
-        self.0.reconcile(state).await
-    }
-
-    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> anyhow::Result<SyncReport> {
-        self.0.apply(state, changes).await
-    }
-
-    async fn cleanup(&mut self) -> anyhow::Result<()> {
-        self.0.cleanup().await
+        contract::check_all(|| driver_for(&kernel, seed), seed).await;
     }
 }

@@ -10,7 +10,6 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use backend::{Backend, NodeState, Stage, dataplane::DataplaneOptions};
-use backend_iptables::Iptables;
 use backend_ipvs::Settings;
 use nix::{
     errno::Errno,
@@ -106,7 +105,9 @@ fn try_out(backend: BackendName) -> Result<()> {
         runtime.block_on(async {
             match backend {
                 BackendName::Nft => program(nft(DataplaneOptions::default())?, &state).await,
-                BackendName::Iptables => program(Iptables::new(DataplaneOptions::default(), None), &state).await,
+                BackendName::Iptables => {
+                    program(backend_iptables::open(DataplaneOptions::default(), None), &state).await
+                }
                 BackendName::Ipvs => program(ipvs(Settings::default())?, &state).await,
             }
         })

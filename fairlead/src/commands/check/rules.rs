@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use backend::{InstalledObject, dataplane::DataplaneOptions};
-use backend_iptables::Iptables;
 use backend_ipvs::{Ipvs, Settings};
 use iptables::{Policy as ChainPolicy, Ruleset, SavedRules, Table, Variant, save_all};
 use netlink::nft::{Hook, NftHandle, Policy, TableFamily};
@@ -64,7 +63,7 @@ async fn predecessor(stage: Stage) -> Result<Vec<Finding>> {
 async fn others_of_ours(backend: BackendName) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let mut present = vec![(BackendName::Nft, nft(DataplaneOptions::default())?.installed_objects().await?)];
-    let iptables = Iptables::programmed().await?;
+    let iptables = backend_iptables::programmed_families().await?;
     let item =
         |family| InstalledObject { subsystem: "iptables".to_owned(), kind: format!("{family} chains"), count: 1 };
     present.push((BackendName::Iptables, iptables.into_iter().map(item).collect()));

@@ -3,28 +3,27 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use backend::Drift;
+use backend::driver::NfTablesWatch;
 use iptables::{Program, RestoreError, Tools, Variant};
 use proto::model::IpFamily;
-use tracing::warn;
 
-use super::{Kernel, Localnet, Suspicion, localnet, watch::Watch};
+use super::{Kernel, Localnet, Suspicion, localnet, watch};
 use crate::plan::Script;
 
 /// The most lines of one table for `iptables-nft-restore`: for each line it walks a sorted list of all chains named so far, and with each
 /// transaction the kernel checks all chains of the table. Measured: 430,000 lines at once take more than 200 s.
 const NFT_MAX_LINES: usize = 1_000;
-/// The shortest interval between two reads of the rules, where the kernel does not announce changes.
+/// The shortest interval between two reads of the rules, where the kernel sends no notifications.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Reading takes at most 1/50 of the time: 2 % of a core.
 const POLL_SHARE: u32 = 50;
 
 /// The iptables of the network namespace of the calling thread.
 #[derive(Debug)]
-pub(crate) struct IptablesKernel {
+pub struct IptablesKernel {
     tools: Tools,
-    /// Receives the kernel's announcements of changes; only for the nft variant.
-    watch: Option<Watch>,
+    /// Receives notifications of changes; only for the nft variant.
+    watch: Option<NfTablesWatch>,
     /// How long a save takes. A shorter time is adopted at once, a longer one gradually: the machine may be busy.
     save_time: Duration,
     /// The family that is read next.
@@ -46,11 +45,10 @@ impl IptablesKernel {
         self.tools.is_installed().await
     }
 
-    /// The program of a family: `iptables-nft`.
-    pub(crate) async fn program(&mut self, family: IpFamily) -> Result<Program> {
+    async fn detect(&mut self, family: IpFamily) -> Result<Program> {
         if self.tools.detected().is_none() {
             // Opened before anything is read, so that no change is missed.
-            let watch = Watch::open();
+            let watch = NfTablesWatch::open(None, watch::touched);
             let program = self.tools.program(family).await?;
             if program.variant == Variant::Nft {
                 self.watch = Some(watch?);
@@ -62,13 +60,13 @@ impl IptablesKernel {
 
 impl Kernel for IptablesKernel {
     async fn save(&mut self, family: IpFamily) -> Result<Option<String>> {
-        self.program(family).await?;
+        self.detect(family).await?;
         if self.tools.has_saved(family) {
             return self.tools.save(family).await;
         }
         if let (IpFamily::V4, Some(watch)) = (family, &mut self.watch) {
-            // Changes announced so far are part of what is about to be saved.
-            watch.forget()?;
+            // Earlier changes are part of what is about to be saved.
+            watch.restart()?;
         }
         let begun = Instant::now();
         let saved = self.tools.save(family).await?;
@@ -77,7 +75,7 @@ impl Kernel for IptablesKernel {
         Ok(saved)
     }
 
-    fn at_once(&self) -> usize {
+    fn max_lines(&self) -> usize {
         match self.watch {
             Some(_) => NFT_MAX_LINES,
             // The legacy variant copies the whole table for each transaction.
@@ -86,11 +84,13 @@ impl Kernel for IptablesKernel {
     }
 
     async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
-        self.program(family).await.map_err(RestoreError::Failed)?;
+        self.detect(family).await.map_err(RestoreError::Failed)?;
         let Some(watch) = &mut self.watch else { return self.tools.restore(family, script.script()).await };
-        let before = watch.begin().map_err(RestoreError::Failed)?;
+        // The notifications of the program do not tell that they are our own; its transactions are counted instead.
+        watch.pause().map_err(RestoreError::Failed)?;
         let result = self.tools.restore(family, script.script()).await;
-        watch.end(before, script.tables()).map_err(RestoreError::Failed)?;
+        watch.resume().map_err(RestoreError::Failed)?;
+        watch.committed(script.tables());
         result
     }
 
@@ -98,7 +98,11 @@ impl Kernel for IptablesKernel {
         localnet::set(localnet)
     }
 
-    fn waited(&mut self) -> Duration {
+    async fn program(&mut self, family: IpFamily) -> Result<String> {
+        Ok(self.detect(family).await?.to_string())
+    }
+
+    fn lock_wait(&mut self) -> Duration {
         self.tools.take_lock_wait()
     }
 
@@ -110,10 +114,7 @@ impl Kernel for IptablesKernel {
             return std::future::pending().await;
         }
         match &mut self.watch {
-            Some(watch) => Suspicion::Drift(watch.drift().await.unwrap_or_else(|error| {
-                warn!(error = format!("{error:#}"), "cannot receive announcements of changes to nf_tables");
-                Drift::Possible
-            })),
+            Some(watch) => Suspicion::Drift(watch.drifted().await),
             None => {
                 tokio::time::sleep_until(due.into()).await;
                 self.due = None;
@@ -121,7 +122,7 @@ impl Kernel for IptablesKernel {
                     IpFamily::V4 => IpFamily::V6,
                     IpFamily::V6 => IpFamily::V4,
                 };
-                Suspicion::Look(next)
+                Suspicion::Compare(next)
             }
         }
     }
