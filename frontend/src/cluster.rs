@@ -14,9 +14,9 @@ use crate::{
 
 /// The index, the change log, and the current revision.
 ///
-/// Each mutex is held for microseconds and never across an await. Every session locks the change log for every commit; only
-/// the engine and requests of operators lock the index. The change history may be locked while the change log is, never the
-/// other way round.
+/// Each mutex is held for microseconds and never across an await. Every session locks the change log for every commit;
+/// only the engine and requests of operators lock the index. The change history may be locked while the change log is,
+/// never the other way round.
 #[derive(Debug)]
 pub(crate) struct ClusterState {
     index: Mutex<Index>,

@@ -1,8 +1,8 @@
-//! Who a client is, and what it may ask for.
+//! Authentication and authorization of clients.
 //!
 //! ```text
 //!   client certificate ──▶ certificate::Names ──┐
-//!                                               ├─▶ Authenticator ──▶ Identity ──▶ may_follow(node, role), may_see_all()
+//!                                               ├─▶ Authenticator ─▶ Identity ─▶ may_follow(node, role), may_see_all()
 //!   bearer token ──▶ tokens: TokenReview ───────┘                 ▲
 //!   unix socket, --insecure ──────────────────────────────────────┘ Trusted
 //! ```
@@ -20,43 +20,43 @@ pub use self::{
     tokens::{ServiceAccount, TokenOptions},
 };
 
-/// Who a client is.
+/// The identity of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// Whoever may open the socket, or anybody at all where the operator wants that.
+    /// Any client of a unix socket, or of a TCP listener without TLS.
     Trusted,
     /// A node.
     Node(Arc<str>),
-    /// Somebody who may look at everything, by the name that is in the credential.
+    /// An administrator, who may see the state of all nodes. The name is that in the credential.
     Admin(Arc<str>),
 }
 
-/// Why somebody is not given what they ask for.
+/// Why a request is not authorized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessDenied {
-    /// A node asks for the view of another.
-    #[error("{identity} may not follow the view of node {wanted}: a node is given its own view only")]
+    /// A node requests the state of another node.
+    #[error("{identity} may not follow node {wanted}: a node may follow only itself")]
     OtherNode {
-        /// Who asks.
+        /// The client.
         identity: Identity,
-        /// Whose view was asked for.
+        /// The requested node.
         wanted: Arc<str>,
     },
-    /// An admin wants to be taken for an agent.
-    #[error("{identity} may look at the view of node {wanted}, but not as its agent")]
+    /// An administrator connects in the role of a node's backend.
+    #[error("{identity} may follow node {wanted} as an observer only, not as its backend")]
     NotItsBackend {
-        /// Who asks.
+        /// The client.
         identity: Identity,
-        /// Whose view was asked for.
+        /// The requested node.
         wanted: Arc<str>,
     },
-    /// A node asks about all of them.
-    #[error("{0} may not see the status of all nodes: that is for admins")]
+    /// A node requests the state of all nodes.
+    #[error("{0} may not see the status of all nodes: name it with --admin-identity to allow that")]
     NotAdmin(Identity),
 }
 
 impl Identity {
-    /// Whether this is somebody who may follow the view of a node in this role.
+    /// Whether the client may follow a node in this role.
     pub(crate) fn may_follow(&self, node: &Arc<str>, role: Role) -> Result<(), AccessDenied> {
         match (self, role) {
             (Self::Trusted, _) | (Self::Admin(_), Role::Observer) => Ok(()),
@@ -68,7 +68,7 @@ impl Identity {
         }
     }
 
-    /// Whether this is somebody who may see the status, which tells of all nodes.
+    /// Whether the client may see the state of all nodes.
     pub(crate) fn may_see_all(&self) -> Result<(), AccessDenied> {
         match self {
             Self::Trusted | Self::Admin(_) => Ok(()),
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_given_its_own_view_and_an_admin_looks_at_all() {
+    fn node_follows_itself_and_admin_observes_all() {
         let (a, b): (Arc<str>, Arc<str>) = ("node-a".into(), "node-b".into());
         let (node, admin) = (Identity::Node(a.clone()), Identity::Admin("ops".into()));
         for role in [Role::Backend, Role::Observer, Role::Shadow] {
@@ -103,7 +103,7 @@ mod tests {
         }
         assert_eq!(admin.may_follow(&a, Role::Observer), Ok(()));
         for role in [Role::Backend, Role::Shadow] {
-            assert!(admin.may_follow(&a, role).unwrap_err().to_string().contains("not as its agent"));
+            assert!(admin.may_follow(&a, role).unwrap_err().to_string().contains("not as its backend"));
         }
         assert_eq!(admin.may_see_all(), Ok(()));
         assert_eq!(Identity::Trusted.may_see_all(), Ok(()));

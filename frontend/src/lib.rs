@@ -1,31 +1,31 @@
-//! The cluster: Kubernetes objects in, one stream of decisions per node out.
+//! The frontend: watches the Kubernetes API, decides what each node must program, and streams it to the nodes.
 //!
 //! ```text
-//!   source ──Update──▶ Frontend::run: index ──▶ view ──▶ log      one writer; what is dirty, what it looks like, what changed
-//!                                                         │
-//!                            node 1 ◀── session ◀─────────┤ watch: a new revision
-//!                            node 2 ◀── session ◀─────────┘       each computes its own net difference, from shared chunks
+//!   source ──SourceUpdate──▶ Frontend::run: index ──▶ view ──▶ log    one writer
+//!                                                        │
+//!                            node 1 ◀── session ◀────────┤ watch: a new revision
+//!                            node 2 ◀── session ◀────────┘    each computes its own net difference, from shared chunks
 //!                                          ▲
 //!                 server (gRPC) or local (channels in one process)
 //! ```
 //!
-//! | module | answers |
+//! | module | what it does |
 //! |---|---|
-//! | [`object`] | What is an object, as far as it matters? |
-//! | [`source`] | Which objects are there? |
-//! | [`index`] | Which service ports does a change touch, and who gets a VIP that two claim? |
-//! | [`view`] | What does a service port look like from a zone, from a node? Pure. |
-//! | [`log`] | What changed since revision N for this node? What must it hold? |
-//! | `engine` | When is something committed? |
-//! | `session` | What does one client hear next? |
-//! | [`identity`] | Who is this, and what may it ask for? |
-//! | `server`, `local` | How does it get there? |
-//! | `streams` | Who is connected, and who should be? |
-//! | `metrics` | What is measured, and who may read it? |
-//! | `events` | What does Kubernetes get to know of what nodes cannot do? |
-//! | `page`, `recent` | What do people see in a browser? What has changed lately? |
-//! | `discovery` | Where are frontends? |
-//! | `permissions` | May it do what it has to? |
+//! | [`object`] | the relevant parts of Kubernetes objects |
+//! | [`source`] | reads objects from the API server or from manifests |
+//! | [`index`] | finds the service ports that a change affects, and resolves VIP conflicts |
+//! | [`view`] | computes a service port as seen from a zone or a node; pure |
+//! | [`log`] | current state, history and digests; differences, snapshots and repairs for a node |
+//! | `cluster` | index, log and current revision, shared by all parts |
+//! | `engine` | applies updates and commits revisions |
+//! | `session` | the protocol of one stream |
+//! | [`identity`] | authentication and authorization of clients |
+//! | `server`, `local` | transports |
+//! | `streams` | the open streams and the nodes that should have one |
+//! | `status`, `page`, `change_history`, `metrics` | what operators see |
+//! | `events` | Kubernetes Events about nodes |
+//! | `discovery` | addresses of frontends |
+//! | `permissions` | checks the RBAC permissions of the frontend |
 
 mod change_history;
 mod cluster;

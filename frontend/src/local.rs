@@ -1,4 +1,5 @@
-//! A client in the same process, as in `fairlead local`: no connection and no encoding, otherwise like any other client.
+//! A client in the same process, as in `fairlead local`: no connection and no encoding, otherwise like any other
+//! client.
 
 use futures::StreamExt as _;
 use proto::model::{ClientMessage, Hello, ServerMessage};

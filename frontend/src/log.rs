@@ -1,13 +1,13 @@
-//! What the cluster looks like now and how it came to that, for nodes that stand anywhere in between.
+//! The current state of the cluster as nodes see it, and the changes that led to it, for nodes at any revision.
 //!
 //! ```text
-//!   changed views ──commit──▶ current views, by digest bucket ──rebuild──▶ whole buckets   (snapshot, repair)
-//!                        └──▶ history: what each revision did ──difference──▶ net changes    (everybody else)
-//!                        └──▶ digests: everyone + zone + node ──▶ what a node must hold
+//!   changed views ──commit──▶ current views, by digest bucket ──rebuild──▶ whole buckets       (snapshot, repair)
+//!                        └──▶ history: changes by revision ──difference──▶ net changes      (resume, every commit)
+//!                        └──▶ digests: all nodes + zone + node ──▶ the expected digest of a node
 //! ```
 //!
-//! A node is a name and a cursor; nothing is queued for it. What many nodes need is built and encoded once and shared
-//! as [`EncodedChunk`]s: everything that is the same for everyone or for a zone. What only one node needs is appended.
+//! Nothing is queued for a node: it is a name and a revision. Operations for all nodes or for a zone are built and
+//! encoded once, as shared [`EncodedChunk`]s. Those for a single node are appended.
 
 mod buckets;
 mod chunk;
@@ -48,45 +48,45 @@ use self::{
 pub(crate) use self::chunk::CHUNK_BYTES;
 pub use self::chunk::{EncodedChunk, EncodingCounters};
 
-/// How much of the past is kept.
+/// How much history is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryLimits {
-    /// Commits.
+    /// The number of commits.
     pub entries: usize,
-    /// Memory in bytes, roughly; as much again for what was made of it for nodes at several revisions.
+    /// The approximate memory in bytes. Cached differences may take as much again.
     pub bytes: usize,
 }
 
-/// What leads a node from one revision to the present one.
+/// An update that brings a node to the current revision.
 #[derive(Clone, Debug)]
 pub struct NodeUpdate {
-    /// The present revision.
+    /// The current revision.
     pub target: Revision,
-    /// The operations; none when nothing changed for this node.
+    /// The operations; empty when nothing changes for this node.
     pub chunks: Vec<Arc<EncodedChunk>>,
-    /// When the oldest change in it was made in the cluster.
+    /// When the oldest change in it was made, according to the API.
     pub oldest_trigger: Option<SystemTime>,
-    /// The sum of the digests of all that the node holds afterwards.
+    /// The expected digest of the node afterwards.
     pub digest: Digest,
-    /// What that reflects.
+    /// The source version that the update reflects.
     pub source_version: SourceVersion,
 }
 
-/// The state of the cluster as the nodes see it, and its history.
+/// The current state of the cluster as nodes see it, and its history.
 #[derive(Debug)]
 pub struct ChangeLog {
     epoch: Epoch,
     revision: Revision,
     cluster: ClusterInfo,
-    /// Since when the cluster's facts are what they are.
-    cluster_since: Revision,
+    /// The revision of the last change of `cluster`.
+    cluster_changed: Revision,
     buckets: Vec<Bucket>,
     digest_index: DigestIndex,
     nodes: HashMap<Arc<str>, NodeEntry>,
-    /// Nodes that are gone, with the revision below which a cursor may not know it yet.
+    /// Removed nodes, with the revision of their removal. Clients at older revisions still have to receive it.
     retired: VecDeque<(Revision, Arc<str>)>,
     history: History,
-    shared: DifferenceCache,
+    differences: DifferenceCache,
     service_ports: usize,
     endpoints: usize,
     rebuilds: u64,
@@ -102,13 +102,13 @@ impl ChangeLog {
             epoch,
             revision,
             cluster: ClusterInfo::default(),
-            cluster_since: revision,
+            cluster_changed: revision,
             buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
             digest_index: DigestIndex::default(),
             nodes: HashMap::new(),
             retired: VecDeque::new(),
             history: History::new(limits, revision),
-            shared: DifferenceCache::new(limits.bytes),
+            differences: DifferenceCache::new(limits.bytes),
             service_ports: 0,
             endpoints: 0,
             rebuilds: 0,
@@ -116,13 +116,13 @@ impl ChangeLog {
         }
     }
 
-    /// The run of the frontend that the revisions belong to.
+    /// The epoch that the revisions belong to.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// The present revision.
+    /// The current revision.
     #[must_use]
     pub fn revision(&self) -> Revision {
         self.revision
@@ -140,19 +140,20 @@ impl ChangeLog {
         self.endpoints
     }
 
-    /// How many snapshots and repairs have been put together.
+    /// How many snapshots and repairs have been built.
     #[must_use]
     pub fn rebuilds(&self) -> u64 {
         self.rebuilds
     }
 
-    /// When the oldest change after a revision was committed, whomever it concerns; `None` when there is none, or it is too long ago.
+    /// When the first change after a revision was committed, for any node; `None` when there is none or the history
+    /// does not reach back to it.
     #[must_use]
     pub fn changed_since(&self, revision: Revision) -> Option<Instant> {
         self.history.since(revision)?.next().map(CommitRecord::committed)
     }
 
-    /// Takes in what may have changed. Gives the new revision, or `None` when nothing is different.
+    /// Commits changes. Returns the new revision, or `None` when nothing is different.
     pub fn commit(&mut self, changes: IndexChanges) -> Option<Revision> {
         let IndexChanges { mut ports, mut nodes, cluster, oldest_trigger, reflected, confirmed: _ } = changes;
         self.source_version = reflected;
@@ -165,28 +166,28 @@ impl ChangeLog {
         self.revision.0 += 1;
         if let Some(cluster) = cluster {
             self.cluster = cluster;
-            self.cluster_since = self.revision;
+            self.cluster_changed = self.revision;
         }
         for (name, node) in nodes {
             self.put_node(name, node);
         }
-        let mut entry = CommitRecord::new(oldest_trigger);
+        let mut record = CommitRecord::new(oldest_trigger);
         for (key, view) in ports {
-            self.put_view(key, view, &mut entry);
+            self.put_view(key, view, &mut record);
         }
-        self.history.push(entry);
-        self.shared.clear();
+        self.history.push(record);
+        self.differences.clear();
         self.prune();
         Some(self.revision)
     }
 
-    /// Forgets how the present revision came about, because nobody was told of any before.
+    /// Clears the history. To be called after the first commit: no client has an older revision.
     pub fn forget_past(&mut self) {
         self.history.clear(self.revision);
         self.prune();
     }
 
-    /// The digests of what a node must hold at the present revision.
+    /// The expected digests of a node at the current revision.
     #[must_use]
     pub fn digests(&self, node: &str) -> DigestVector {
         let node_entry = self.nodes.get(node);
@@ -200,7 +201,7 @@ impl ChangeLog {
         digests
     }
 
-    /// The sum of [`Self::digests`]: what is asked for with every message.
+    /// The sum of [`Self::digests`], computed without building them: it is needed for every message.
     #[must_use]
     pub fn digest(&self, node: &str) -> Digest {
         let node_entry = self.nodes.get(node);
@@ -219,7 +220,7 @@ impl ChangeLog {
         self.nodes.get(name)?.node()
     }
 
-    /// The zone of a node; empty when it has none or is not known.
+    /// The zone of a node; empty when it has none or is unknown.
     fn zone(&self, name: &str) -> &str {
         self.node(name).map_or("", |node| &node.zone)
     }
@@ -228,7 +229,7 @@ impl ChangeLog {
         let node_entry = self.nodes.entry(name.clone()).or_default();
         let moved = node_entry.put_node(node, self.revision);
         if moved {
-            // Where node hints are in force, what a node holds beyond its zone depends on the zone.
+            // The digests of a node are relative to those of its zone.
             let zone = self.zone(&name);
             let mut own = DigestVector::default();
             for (bucket, key) in self.nodes.get(&name).into_iter().flat_map(NodeEntry::ports) {
@@ -243,12 +244,12 @@ impl ChangeLog {
         self.retire(name);
     }
 
-    fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>, entry: &mut CommitRecord) {
+    fn put_view(&mut self, key: ServicePortKey, view: Option<ServicePortView>, record: &mut CommitRecord) {
         let hash = KeyHash::of(&key);
         let bucket = hash.bucket();
         let old = self.buckets[usize::from(bucket)].remove(&key);
         let change = PortChange::between(old.as_ref(), view.as_ref(), |node| self.zone(node));
-        entry.record(&key, change, view.as_ref());
+        record.add(&key, change, view.as_ref());
         let mut left = BTreeSet::new();
         if let Some(old) = old {
             self.account(hash, &old, Sign::Remove);
@@ -275,7 +276,7 @@ impl ChangeLog {
         }
     }
 
-    /// Adds or removes the digests of a view, for everyone, for zones and for nodes.
+    /// Adds or removes the digests of a view, for all nodes, for zones and for single nodes.
     fn account(&mut self, hash: KeyHash, view: &ServicePortView, sign: Sign) {
         let zone_digests = self.digest_index.account(hash, view, sign);
         for (name, digest) in digest_index::own_digests(hash, view, &zone_digests, |node| self.zone(node)) {
@@ -285,14 +286,14 @@ impl ChangeLog {
         }
     }
 
-    /// Remembers to forget a node, when there is nothing to know about it any more.
+    /// Schedules the removal of a node entry that is no longer needed.
     fn retire(&mut self, name: Arc<str>) {
         if self.nodes.get(&name).is_some_and(NodeEntry::is_retired) {
             self.retired.push_back((self.revision, name));
         }
     }
 
-    /// Forgets the nodes that every cursor knows to be gone.
+    /// Removes the entries of nodes whose removal is older than the history.
     fn prune(&mut self) {
         while let Some((revision, name)) = self.retired.front() {
             if *revision > self.history.floor() {

@@ -129,8 +129,8 @@ impl Metrics {
         );
         registry.register_with_unit(
             "ack_duration",
-            "Time from the commit of a change to the acknowledgement of a node that has programmed it; snapshots and repairs \
-             are not counted",
+            "Time from the commit of a change to the acknowledgement of a node that has programmed it; \
+             snapshots and repairs are not counted",
             Unit::Seconds,
             acks.clone(),
         );
@@ -147,8 +147,8 @@ impl Metrics {
         );
         registry.register(
             "stream_starts",
-            "Streams started, by mode: resume (only changes), repair (digest buckets that differ) or snapshot (everything); many \
-             snapshots mean that nodes lose their state or compute no digests",
+            "Streams started, by mode: resume (only changes), repair (digest buckets that differ) or snapshot \
+             (everything); many snapshots mean that nodes lose their state or compute no digests",
             starts.clone(),
         );
         registry.register(
@@ -158,14 +158,14 @@ impl Metrics {
         );
         registry.register(
             "rejections",
-            "Calls and streams that were rejected or ended, by reason: unauthenticated, unavailable (tokens cannot be checked), \
-             not_permitted (such as a node that requests the state of another) or protocol (a protocol error)",
+            "Calls and streams that were rejected or ended, by reason: unauthenticated, unavailable (tokens cannot be \
+             checked), not_permitted (such as a node that requests the state of another) or protocol (an error)",
             rejections.clone(),
         );
         registry.register(
             "rollbacks",
-            "Streams whose client was rolled back: it had a newer source version than this replica, which did not catch up \
-             in time",
+            "Streams whose client was rolled back: it had a newer source version than this replica, which did not \
+             catch up in time",
             rollbacks.clone(),
         );
         registry.register_collector(Box::new(Scrape::new(sessions.clone(), status.clone())));

@@ -61,7 +61,8 @@ struct Page {
 }
 
 impl Frontend {
-    /// Serves the page over HTTP until the shutdown. There is no authentication; the page shows names of Services and nodes.
+    /// Serves the page over HTTP until the shutdown. There is no authentication; the page shows names of Services and
+    /// nodes.
     ///
     /// # Errors
     /// None so far; tasks return a `Result`.
@@ -123,8 +124,8 @@ impl Page {
     }
 }
 
-/// Whether the Host header is an IP address or `localhost`. This prevents DNS rebinding: another site could point its own name at
-/// this address and have a browser read the page.
+/// Whether the Host header is an IP address or `localhost`. This prevents DNS rebinding: another site could point its
+/// own name at this address and have a browser read the page.
 fn is_local_host<B>(request: &Request<B>) -> bool {
     let Some(host) = request.headers().get(HOST).and_then(|host| host.to_str().ok()) else { return false };
     let is_port = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -6,8 +6,8 @@
 //!                                                        └──▶ status, endpoints
 //! ```
 //!
-//! A session lives as long as the response stream of its call. Limits on connections are enforced here and in `connection`,
-//! limits on streams by the session.
+//! A session lives as long as the response stream of its call. Limits on connections are enforced here and in
+//! `connection`, limits on streams by the session.
 
 mod authn;
 mod connection;
@@ -147,8 +147,8 @@ impl Frontend {
         }
     }
 
-    /// Returns when clients have had their time to disconnect after the shutdown. A client that does not read does not even
-    /// receive the request to.
+    /// Returns when clients have had their time to disconnect after the shutdown. A client that does not read does not
+    /// even receive the request to.
     async fn drain_timeout(&self, mut shutdown: Shutdown) {
         shutdown.recv().await;
         let config = &self.config;

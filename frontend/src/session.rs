@@ -1,20 +1,20 @@
 //! One stream, independent of its transport: a cursor, and at most one message that the client has yet to answer.
 //!
 //! ```text
-//!            Hello                      new revision: batches ──▶ AwaitingAck ──Ack──▶ Idle
-//!   client ────────▶ Welcome ──▶ Idle ─ no change: Bookmark ────▶ AwaitingAck ──Ack──▶ Idle
-//!                                     └ history too short, or an Ack with a wrong digest:
-//!                                       DigestRequest ──▶ AwaitingDigests ──DigestResponse──▶ repair: batches ──▶ AwaitingAck
+//!            Hello                   new revision: batches ──▶ AwaitingAck ──Ack──▶ Idle
+//!   client ────────▶ Welcome ─▶ Idle ─ no change: Bookmark ──▶ AwaitingAck ──Ack──▶ Idle
+//!                                   └ history too short, or an Ack with a wrong digest:
+//!                                     DigestRequest ─▶ AwaitingDigests ──DigestResponse─▶ repair ─▶ AwaitingAck
 //! ```
 //!
-//! The next difference is computed only when the last one has been acknowledged, so a slow node is sent less often, and the
-//! net difference each time. Welcome is sent once every kind of object has been listed; nothing is sent before.
+//! The next difference is computed only when the last one has been acknowledged, so a slow node is sent less often, and
+//! the net difference each time. Welcome is sent once every kind of object has been listed; nothing is sent before.
 //!
-//! Snapshots and repairs wait in the [`RebuildQueue`], which limits how many are sent at the same time. A node that asks for
-//! them too often is delayed by the [`RateLimiter`].
+//! Snapshots and repairs wait in the [`RebuildQueue`], which limits how many are sent at the same time. A node that
+//! asks for them too often is delayed by the [`RateLimiter`].
 //!
-//! `Batch.base` is the last revision that was sent to the client, also when buckets are repaired. It is 0 in the snapshot or
-//! repair that a stream starts with.
+//! `Batch.base` is the last revision that was sent to the client, also when buckets are repaired. It is 0 in the
+//! snapshot or repair that a stream starts with.
 
 mod context;
 mod rate_limiter;
@@ -228,9 +228,9 @@ async fn serve(
     }
 }
 
-/// Waits until this frontend has at least the client's source version. Meanwhile a client with several frontends to choose
-/// from, which receives nothing here, connects to another one. After a timeout the client is served what there is: the API
-/// may have been restored from a backup.
+/// Waits until this frontend has at least the client's source version. Meanwhile a client with several frontends to
+/// choose from, which receives nothing here, connects to another one. After a timeout the client is served what there
+/// is: the API may have been restored from a backup.
 async fn catch_up(
     context: &SessionContext,
     client_version: SourceVersion,

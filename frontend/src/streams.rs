@@ -1,5 +1,5 @@
-//! The open streams with the status of each, and the nodes of the cluster that should have one. `Status`, the status page and
-//! metrics read it.
+//! The open streams with the status of each, and the nodes of the cluster that should have one. `Status`, the status
+//! page and metrics read it.
 //!
 //! ```text
 //!   session ──StreamGuard──▶ Streams ◀──update_nodes── engine: the nodes of the cluster
@@ -7,7 +7,8 @@
 //!                              └─────▶ wait_programmed: waits until a revision is programmed on all nodes
 //! ```
 //!
-//! A node has two backend streams when its old connection is dead and has not timed out yet. The newest one represents it.
+//! A node has two backend streams when its old connection is dead and has not timed out yet. The newest one represents
+//! it.
 
 mod fleet;
 
@@ -27,8 +28,8 @@ use crate::index::NodeChanges;
 
 pub(crate) use self::fleet::{DisconnectedNode, Fleet};
 
-/// The minimum time between two checks of [`Streams::wait_programmed`]: each reads all nodes, and thousands of nodes send
-/// thousands of Acks.
+/// The minimum time between two checks of [`Streams::wait_programmed`]: each reads all nodes, and thousands of nodes
+/// send thousands of Acks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How many characters are kept of the backend name and version that a client sends.
@@ -84,8 +85,8 @@ struct Registry {
     backends: BTreeMap<Arc<str>, BTreeSet<u64>>,
     /// The nodes of the cluster. For those without a backend: since when.
     nodes: BTreeMap<Arc<str>, Instant>,
-    /// Why the frontend ended the last stream of a node, until a later stream succeeds. Nearly always empty, so that an Ack
-    /// costs nothing here.
+    /// Why the frontend ended the last stream of a node, until a later stream succeeds. Nearly always empty, so that an
+    /// Ack costs nothing here.
     errors: BTreeMap<Arc<str>, String>,
 }
 

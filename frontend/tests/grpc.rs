@@ -1,4 +1,4 @@
-//! Real streams over a unix socket and over loopback.
+//! Streams over real connections: a unix socket and loopback TCP.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 #[path = "grpc/catch_up.rs"]
@@ -32,9 +32,9 @@ use tonic::{
 
 use self::cluster::{cluster, service, slice};
 
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Where all endpoints are.
-const HOME: &str = "node-1";
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// The node of all endpoints.
+const ENDPOINT_NODE: &str = "node-1";
 const SOCKET: &str = "frontend.sock";
 
 struct Server {
@@ -106,7 +106,7 @@ impl Server {
 
     async fn hello(&self, hello: v1::Hello) -> Stream {
         let stream = Stream::open(self.channel.clone()).await;
-        stream.say(client_message::Message::Hello(hello)).await;
+        stream.send(client_message::Message::Hello(hello)).await;
         stream
     }
 
@@ -124,17 +124,17 @@ impl Stream {
         Self { messages, answers }
     }
 
-    async fn say(&self, message: client_message::Message) {
+    async fn send(&self, message: client_message::Message) {
         self.messages.send(v1::ClientMessage { message: Some(message) }).await.unwrap();
     }
 
     async fn next(&mut self) -> Result<Option<server_message::Message>, Status> {
-        let answer = timeout(PATIENCE, self.answers.message()).await.expect("no answer");
+        let answer = timeout(TIMEOUT, self.answers.message()).await.expect("no answer");
         Ok(answer?.and_then(|answer| answer.message))
     }
 
-    async fn refused(mut self) -> Status {
-        self.next().await.expect_err("not refused")
+    async fn expect_rejected(mut self) -> Status {
+        self.next().await.expect_err("not rejected")
     }
 
     /// Receives everything up to a commit, and acknowledges it.
@@ -149,7 +149,7 @@ impl Stream {
         }
         let revision = batches.last().unwrap().target_revision;
         let ack = v1::Ack { revision, ..v1::Ack::default() };
-        self.say(client_message::Message::Ack(ack)).await;
+        self.send(client_message::Message::Ack(ack)).await;
         batches
     }
 }
@@ -161,7 +161,7 @@ impl Stream {
             match self.next().await.unwrap().unwrap() {
                 server_message::Message::Batch(batch) if batch.commit => return batch,
                 server_message::Message::Bookmark(v1::Bookmark { revision, .. }) => {
-                    self.say(client_message::Message::Ack(v1::Ack { revision, ..v1::Ack::default() })).await;
+                    self.send(client_message::Message::Ack(v1::Ack { revision, ..v1::Ack::default() })).await;
                 }
                 other => panic!("{other:?}"),
             }
@@ -179,7 +179,7 @@ fn hello(node: &str) -> v1::Hello {
 }
 
 #[tokio::test]
-async fn a_stream_follows_changes_over_both_transports() {
+async fn streams_receive_changes_over_both_transports() {
     for transport in [Transport::Unix, Transport::Tcp] {
         let server = Server::start(transport, Config::default(), cluster(2)).await;
         let mut stream = server.hello(hello("node-1")).await;
@@ -196,9 +196,9 @@ async fn a_stream_follows_changes_over_both_transports() {
 }
 
 #[tokio::test]
-async fn other_versions_are_refused_by_name() {
+async fn other_protocol_version_is_rejected() {
     let server = Server::of(1).await;
-    let status = server.hello(v1::Hello { protocol_version: 2, ..hello("node-1") }).await.refused().await;
+    let status = server.hello(v1::Hello { protocol_version: 2, ..hello("node-1") }).await.expect_rejected().await;
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert_eq!(
         status.message(),
@@ -207,20 +207,20 @@ async fn other_versions_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_hello_without_a_node_is_refused() {
+async fn hello_without_a_node_is_rejected() {
     let server = Server::of(1).await;
-    let status = server.hello(hello("")).await.refused().await;
+    let status = server.hello(hello("")).await.expect_rejected().await;
     assert_eq!(status.code(), Code::InvalidArgument);
     assert_eq!(status.message(), "hello.node: is empty: set the name of the node");
 }
 
 #[tokio::test]
-async fn broken_rules_are_told() {
+async fn protocol_error_ends_the_stream_with_a_status() {
     let server = Server::of(1).await;
     let mut stream = server.hello(hello("node-1")).await;
     stream.commit().await;
-    stream.say(client_message::Message::Hello(hello("node-1"))).await;
-    let status = stream.refused().await;
+    stream.send(client_message::Message::Hello(hello("node-1"))).await;
+    let status = stream.expect_rejected().await;
     assert_eq!(
         (status.code(), status.message()),
         (Code::InvalidArgument, "a second Hello on one stream: open another stream instead")
@@ -228,10 +228,10 @@ async fn broken_rules_are_told() {
 }
 
 #[tokio::test]
-async fn a_client_that_says_nothing_is_cut_off() {
+async fn client_without_hello_is_rejected() {
     let config = Config { hello_deadline: Duration::from_millis(50), ..Config::default() };
     let server = Server::start(Transport::Tcp, config, cluster(1)).await;
-    let status = Stream::open(server.channel.clone()).await.refused().await;
+    let status = Stream::open(server.channel.clone()).await.expect_rejected().await;
     assert_eq!(
         (status.code(), status.message()),
         (Code::DeadlineExceeded, "no Hello within 50ms: send Hello as soon as the stream is open")
@@ -239,19 +239,19 @@ async fn a_client_that_says_nothing_is_cut_off() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_delays_nobody() {
+async fn client_that_does_not_read_does_not_delay_others() {
     let config = Config {
         drain_delay: Duration::from_millis(100),
         drain_grace: Duration::from_millis(100),
         ..Config::default()
     };
     let server = Server::start(Transport::Unix, config, cluster(200)).await;
-    // Each has a connection of its own, as nodes have; on one connection they would share a window.
+    // Each has its own connection, as nodes have: on one connection they would share a flow-control window.
     let mut stuck = Vec::new();
     for _ in 0..3 {
         let channel = unix_channel(server.socket()).await;
         let stream = Stream::open(channel).await;
-        stream.say(client_message::Message::Hello(hello("node-1"))).await;
+        stream.send(client_message::Message::Hello(hello("node-1"))).await;
         stuck.push(stream);
     }
     let mut stream = server.hello(hello("node-2")).await;
@@ -264,14 +264,14 @@ async fn a_client_that_does_not_read_delays_nobody() {
     let status = server.status().await;
     assert_eq!(status.nodes.len(), 4);
     let behind = status.nodes.iter().filter(|node| node.node == "node-1");
-    assert!(behind.clone().all(|node| node.acked_revision == 0), "they never read: {:?}", behind.collect::<Vec<_>>());
+    assert!(behind.clone().all(|node| node.acked_revision == 0), "they did not read: {:?}", behind.collect::<Vec<_>>());
     server.trigger.fire();
     drop(stream);
-    timeout(PATIENCE, server.serving).await.expect("it goes on serving").unwrap().unwrap();
+    timeout(TIMEOUT, server.serving).await.expect("the server has not stopped").unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn status_has_figures_streams_and_problems() {
+async fn status_has_counts_streams_and_problems() {
     let mut taken = service(1);
     taken.name = ObjectName::new("ns", "zz");
     taken.problems =
@@ -297,7 +297,7 @@ async fn status_has_figures_streams_and_problems() {
 }
 
 #[tokio::test]
-async fn a_shutdown_drains_and_ends() {
+async fn shutdown_drains_streams() {
     let config = Config {
         drain_delay: Duration::from_millis(200),
         drain_grace: Duration::from_millis(100),
@@ -315,12 +315,12 @@ async fn a_shutdown_drains_and_ends() {
         assert_eq!(drain.max_delay_millis, 200);
     }
     drop(leaves);
-    timeout(PATIENCE, server.serving).await.expect("it goes on serving").unwrap().unwrap();
-    assert!(stays.next().await.unwrap().is_none(), "the stream ends well");
+    timeout(TIMEOUT, server.serving).await.expect("the server has not stopped").unwrap().unwrap();
+    assert!(stays.next().await.unwrap().is_none(), "the stream ends without an error");
 }
 
 #[tokio::test]
-async fn a_socket_file_of_a_dead_process_is_replaced_and_of_a_living_one_is_not() {
+async fn socket_file_is_replaced_only_if_no_process_listens() {
     let directory = tempfile::tempdir().unwrap();
     let address = format!("unix:{}", directory.path().join("run/frontend.sock").display());
     let listener = Listener::bind(&address).await.unwrap();

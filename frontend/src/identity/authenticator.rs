@@ -1,4 +1,4 @@
-//! From credentials to identities: what the operator has said about whom to know.
+//! Maps credentials to identities, as configured by the operator.
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
@@ -16,20 +16,20 @@ const NODE_USER: &str = "system:node:";
 /// The group of all nodes in Kubernetes.
 const NODE_GROUP: &str = "system:nodes";
 
-/// Whom to know.
+/// How clients are identified.
 #[derive(Clone, Debug, Default)]
 pub struct AuthnOptions {
     /// A certificate whose URI is this and a node's name is that node's: `spiffe://cluster.local/node/`.
     pub node_uri_prefix: Option<String>,
-    /// Who may look at everything: common names or URIs of certificates, user names of ServiceAccounts.
+    /// Administrators: common names or URIs of certificates, or user names of ServiceAccounts.
     pub admins: BTreeSet<String>,
-    /// Whose tokens are taken. `None`: nobody's.
+    /// Which tokens are accepted. `None`: none.
     pub tokens: Option<TokenOptions>,
-    /// Leads to the API server that is asked about tokens. `None`: the one of the cluster that this process runs in.
+    /// The kubeconfig of the API server that reviews tokens. `None`: the in-cluster configuration.
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// Finds out who clients are.
+/// Identifies clients.
 #[derive(Debug)]
 pub struct Authenticator {
     node_uri_prefix: Option<String>,
@@ -37,40 +37,40 @@ pub struct Authenticator {
     tokens: Option<Tokens>,
 }
 
-/// Why it is not known who a client is.
+/// Why a client could not be identified.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthnError {
-    /// It shows nothing.
-    #[error("no identity: show a client certificate{}", if *.tokens { ", or a token in `authorization: Bearer`" } else { "" })]
+    /// The client has no credential.
+    #[error("no credential: present a client certificate{}", if *.tokens { ", or a bearer token" } else { "" })]
     NoCredential {
-        /// Whether a token would do.
+        /// Whether tokens are accepted.
         tokens: bool,
     },
-    /// Its certificate is good, but its names are nobody's.
-    #[error("the certificate is of nobody who is known here: {0}")]
+    /// The certificate is valid, but names neither one node nor an administrator.
+    #[error("certificate identity not recognized: {0}")]
     UnknownNames(String),
-    /// Its token is not good, or not for this.
-    #[error("the token is not accepted: {0}")]
+    /// The token is not valid, or not accepted here.
+    #[error("token rejected: {0}")]
     Token(String),
-    /// Nobody can say at present.
-    #[error("tokens cannot be reviewed at present: {0}")]
+    /// The API server did not review the token.
+    #[error("cannot review tokens at the moment, try again later: {0}")]
     Unavailable(String),
 }
 
 // === impl Authenticator ===
 
 impl Authenticator {
-    /// Reads the options. The API server is asked only when a token comes.
+    /// Applies the options. The API server is contacted only for the first token.
     ///
     /// # Errors
-    /// When tokens are taken and there is no way to an API server.
+    /// When tokens are accepted and the API server is not configured.
     pub async fn new(options: AuthnOptions) -> Result<Self> {
         let AuthnOptions { node_uri_prefix, admins, tokens, kubeconfig } = options;
         let admins = Arc::new(admins);
         let tokens = match tokens {
             Some(options) => {
                 let client = source::kubernetes_client(kubeconfig.as_deref()).await;
-                let client = client.context("the API server that reviews tokens")?;
+                let client = client.context("configure the API server that reviews tokens")?;
                 Some(Tokens::new(client, options, admins.clone()))
             }
             None => None,
@@ -78,7 +78,7 @@ impl Authenticator {
         Ok(Self { node_uri_prefix, admins, tokens })
     }
 
-    /// Who a client with these credentials is. A certificate that names somebody goes before a token.
+    /// Identifies the client with these credentials. A recognized certificate takes precedence over a token.
     pub(crate) async fn identify(&self, names: Option<&Names>, token: Option<&str>) -> Result<Identity, AuthnError> {
         let unknown = match names.map(|names| self.by_certificate(names)) {
             Some(Ok(identity)) => return Ok(identity),
@@ -87,9 +87,10 @@ impl Authenticator {
         };
         match (&self.tokens, token) {
             (Some(tokens), Some(token)) => tokens.identify(token).await,
-            (None, Some(_)) if names.is_none() => {
-                Err(AuthnError::Token("this frontend is not told to take any".to_owned()))
-            }
+            (None, Some(_)) if names.is_none() => Err(AuthnError::Token(
+                "this frontend accepts no tokens: set --backend-service-account, or use a client certificate"
+                    .to_owned(),
+            )),
             _ => Err(unknown),
         }
     }
@@ -110,7 +111,7 @@ impl Authenticator {
             [] => Err(AuthnError::UnknownNames(format!(
                 "common name {common_name:?}, organizations {organizations:?}, URIs {uris:?}"
             ))),
-            _ => Err(AuthnError::UnknownNames(format!("it is not the one of one node: {nodes:?}"))),
+            _ => Err(AuthnError::UnknownNames(format!("it names more than one node, or an invalid one: {nodes:?}"))),
         }
     }
 }
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_name_nodes_and_admins() {
+    fn certificates_identify_nodes_and_admins() {
         let node = |name: &str| Ok(Identity::Node(name.into()));
         let access = access();
         let cases = [
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn other_certificates_are_nobodys() {
+    fn other_certificates_are_not_recognized() {
         let access = access();
         let others = [
             names("system:node:a", "system:masters", &[]),
@@ -171,7 +172,7 @@ mod tests {
             names("", "", &["spiffe://example.org/node/a/b"]),
             names("", "", &["spiffe://example.org/node/"]),
             names("", "", &["spiffe://example.org/x/node/a"]),
-            // Two nodes are none.
+            // Two different nodes.
             names("system:node:a", "system:nodes", &["spiffe://example.org/node/b"]),
             names("", "", &["spiffe://example.org/node/a", "spiffe://example.org/node/b"]),
             Names::default(),

@@ -1,4 +1,4 @@
-//! The names in a client's certificate. Whether it is valid has been checked by then: this only reads.
+//! Reads the names in a client certificate. The certificate has been verified before.
 
 use anyhow::{Result, anyhow, ensure};
 use rustls::pki_types::CertificateDer;
@@ -8,24 +8,24 @@ use x509_parser::{
     x509::AttributeTypeAndValue,
 };
 
-/// What a certificate says about its holder.
+/// The names in a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
     /// The common name of the subject.
     pub(crate) common_name: Option<String>,
     /// The organizations of the subject: groups, in Kubernetes.
     pub(crate) organizations: Vec<String>,
-    /// The URIs among the subject's alternative names.
+    /// The URIs of the subject alternative names.
     pub(crate) uris: Vec<String>,
 }
 
-/// When a certificate ends to be valid, for people.
+/// When a certificate expires, to be logged.
 pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Result<String> {
     Ok(parse(certificate)?.validity().not_after.to_string())
 }
 
 impl Names {
-    /// Reads a certificate. One that names its subject twice is refused: it would be anybody's guess who that is.
+    /// Reads a certificate. One with several common names is rejected as ambiguous.
     pub(crate) fn read(certificate: &CertificateDer<'_>) -> Result<Self> {
         let certificate = parse(certificate)?;
         let subject = certificate.subject();
@@ -45,11 +45,11 @@ impl Names {
 
 fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>> {
     let (rest, parsed) = X509Certificate::from_der(certificate)?;
-    ensure!(rest.is_empty(), "there is something after the certificate");
+    ensure!(rest.is_empty(), "data follows the certificate");
     Ok(parsed)
 }
 
 fn text(attribute: &AttributeTypeAndValue<'_>) -> Result<String> {
-    let text = attribute.as_str().map_err(|error| anyhow!("a name of the subject: {error}"))?;
+    let text = attribute.as_str().map_err(|error| anyhow!("read a name of the subject: {error}"))?;
     Ok(text.to_owned())
 }

@@ -1,8 +1,8 @@
-//! ServiceAccount tokens: who holds one, asked of the API server once and remembered for a while.
+//! Identifies clients by ServiceAccount tokens, with a TokenReview whose result is cached.
 //!
 //! ```text
-//!   token ──SHA-256──▶ entry ── verdict still holds ─────────────────────▶ identity, or why not
-//!                        └── none: TokenReview (one a token at a time) ──▶ verdict, kept until `lifetime` is over
+//!   token ──SHA-256──▶ entry ── result valid ──────────────────────────────▶ identity or error
+//!                        └── no result: TokenReview, one at a time per token ──▶ cached until it expires
 //! ```
 
 mod review;
@@ -13,40 +13,41 @@ use std::{
     collections::{BTreeSet, HashMap},
     fmt,
     str::FromStr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use anyhow::anyhow;
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
+use runtime::failure::{Recovery, Repeated};
 use tokio::{
     sync::{OnceCell, Semaphore},
     time::{Instant, timeout},
 };
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use self::review::{ApiServer, Review};
 use super::{Identity, authenticator::AuthnError};
 
-/// How long a good token is believed without asking again; never longer than it is valid.
-const GOOD: Duration = Duration::from_secs(120);
-/// How long a bad one is refused without asking again.
-const BAD: Duration = Duration::from_secs(10);
-/// How many verdicts are kept: those of three times the nodes of the largest clusters.
+/// How long an accepted token is cached; never longer than it is valid.
+const ACCEPTED_TTL: Duration = Duration::from_secs(120);
+/// How long a rejected token is cached.
+const REJECTED_TTL: Duration = Duration::from_secs(10);
+/// How many results are cached: three times the number of nodes in the largest clusters.
 const MAX_ENTRIES: usize = 16_384;
-/// How many reviews are under way at most.
+/// The maximum number of concurrent reviews.
 const MAX_REVIEWS: usize = 32;
-/// How long a review may take, with the wait for its turn.
+/// How long a review may take, including the wait for its permit.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longer than any token of the API server.
+/// The maximum length of a token. Those of the API server are shorter.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 
-/// Whose tokens are taken.
+/// Which tokens are accepted.
 #[derive(Clone, Debug)]
 pub struct TokenOptions {
-    /// What the token must be meant for: `audience` of a projected volume.
+    /// The required audience: `audience` of the projected volume.
     pub audience: String,
-    /// Whose token makes its holder the node that it is bound to.
+    /// ServiceAccounts of backends. Their tokens identify the node that the token is bound to.
     pub backend_accounts: BTreeSet<ServiceAccount>,
 }
 
@@ -59,24 +60,24 @@ pub struct ServiceAccount {
     pub name: String,
 }
 
-/// Knows whose tokens are whose.
+/// Identifies clients by their tokens.
 pub(super) struct Tokens {
     review: Box<dyn Review>,
     options: TokenOptions,
     admins: Arc<BTreeSet<String>>,
-    /// By the hash of the token: the token itself is not kept.
-    entries: Mutex<HashMap<Key, Arc<Entry>>>,
-    reviews: Semaphore,
+    /// By the hash of the token: tokens are secrets and not stored.
+    cache: Mutex<HashMap<TokenHash, Arc<CacheEntry>>>,
+    review_permits: Semaphore,
+    failures: Mutex<Repeated>,
 }
 
-type Key = [u8; SHA256_OUTPUT_LEN];
-type Entry = OnceCell<Verdict>;
+type TokenHash = [u8; SHA256_OUTPUT_LEN];
+type CacheEntry = OnceCell<CachedResult>;
 
 #[derive(Debug)]
-struct Verdict {
+struct CachedResult {
     identity: Result<Identity, AuthnError>,
-    /// Until when it holds.
-    until: Instant,
+    expires_at: Instant,
 }
 
 // === impl Tokens ===
@@ -88,58 +89,73 @@ impl Tokens {
     }
 
     fn with(review: Box<dyn Review>, options: TokenOptions, admins: Arc<BTreeSet<String>>) -> Self {
-        let reviews = Semaphore::new(MAX_REVIEWS);
-        Self { review, options, admins, entries: Mutex::default(), reviews }
+        let review_permits = Semaphore::new(MAX_REVIEWS);
+        Self { review, options, admins, cache: Mutex::default(), review_permits, failures: Mutex::default() }
     }
 
-    /// Who holds a token.
+    /// Identifies the holder of a token.
     pub(super) async fn identify(&self, token: &str) -> Result<Identity, AuthnError> {
         if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
-            return Err(AuthnError::Token(format!("it has {} bytes", token.len())));
+            return Err(AuthnError::Token(format!(
+                "it has {} bytes, but must have 1 to {MAX_TOKEN_BYTES}",
+                token.len()
+            )));
         }
         let entry = self.entry(token);
-        // Whoever comes while a review is under way waits for it; when it fails, the next one tries.
-        let verdict = entry.get_or_try_init(|| self.ask(token)).await?;
-        verdict.identity.clone()
+        // Concurrent requests with one token share a review. When it fails, the next of them retries.
+        let result = entry.get_or_try_init(|| self.review(token)).await?;
+        result.identity.clone()
     }
 
-    /// What is known of a token, or an empty entry.
-    fn entry(&self, token: &str) -> Arc<Entry> {
+    /// The cache entry of a token; empty if there is no valid result.
+    fn entry(&self, token: &str) -> Arc<CacheEntry> {
         let hash = digest(&SHA256, token.as_bytes());
         let mut key = [0; SHA256_OUTPUT_LEN];
         key.copy_from_slice(hash.as_ref());
         let now = Instant::now();
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = entries.get(&key)
-            && entry.get().is_none_or(|verdict| verdict.until > now)
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = cache.get(&key)
+            && entry.get().is_none_or(|result| result.expires_at > now)
         {
             return entry.clone();
         }
-        if entries.len() >= MAX_ENTRIES {
-            make_room(&mut entries, now);
+        if cache.len() >= MAX_ENTRIES {
+            evict(&mut cache, now);
         }
-        let entry = Arc::new(Entry::new());
-        entries.insert(key, entry.clone());
+        let entry = Arc::new(CacheEntry::new());
+        cache.insert(key, entry.clone());
         entry
     }
 
-    async fn ask(&self, token: &str) -> Result<Verdict, AuthnError> {
+    async fn review(&self, token: &str) -> Result<CachedResult, AuthnError> {
         let reviewed = timeout(REVIEW_TIMEOUT, async {
-            let _turn = self.reviews.acquire().await?;
+            let _permit = self.review_permits.acquire().await?;
             self.review.review(token).await
         });
-        let reviewed = reviewed.await.unwrap_or_else(|_| Err(anyhow!("no answer within {REVIEW_TIMEOUT:?}")));
-        let status = reviewed.map_err(|error| {
-            warn!(error = format!("{error:#}"), "a token could not be reviewed");
-            AuthnError::Unavailable(format!("{error:#}"))
-        })?;
+        let reviewed =
+            reviewed.await.unwrap_or_else(|_| Err(anyhow!("the API server did not answer within {REVIEW_TIMEOUT:?}")));
+        let status = reviewed.map_err(|error| self.failed(&format!("{error:#}")))?;
+        if let Some(Recovery { count, duration }) = self.failures().recovered() {
+            info!(count, duration_ms = duration.as_millis(), "token reviews succeed again");
+        }
         let identity = review::identity(&status, &self.options, &self.admins).map_err(AuthnError::Token);
-        debug!(?identity, "a token was reviewed");
-        let lifetime = match identity {
-            Ok(_) => lifetime(SystemTime::now(), review::expiry(token)),
-            Err(_) => BAD,
+        debug!(?identity, "token reviewed");
+        let ttl = match identity {
+            Ok(_) => accepted_ttl(SystemTime::now(), review::expiry(token)),
+            Err(_) => REJECTED_TTL,
         };
-        Ok(Verdict { identity, until: Instant::now() + lifetime })
+        Ok(CachedResult { identity, expires_at: Instant::now() + ttl })
+    }
+
+    fn failed(&self, error: &str) -> AuthnError {
+        if self.failures().failed(error).is_news() {
+            warn!(error, "cannot review tokens, rejecting clients that use one");
+        }
+        AuthnError::Unavailable(error.to_owned())
+    }
+
+    fn failures(&self) -> MutexGuard<'_, Repeated> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -149,22 +165,23 @@ impl fmt::Debug for Tokens {
     }
 }
 
-/// How long a good token is believed.
-fn lifetime(now: SystemTime, expiry: Option<SystemTime>) -> Duration {
-    let left = expiry.map_or(GOOD, |expiry| expiry.duration_since(now).unwrap_or_default());
-    left.min(GOOD)
+/// How long an accepted token is cached.
+fn accepted_ttl(now: SystemTime, expiry: Option<SystemTime>) -> Duration {
+    let left = expiry.map_or(ACCEPTED_TTL, |expiry| expiry.duration_since(now).unwrap_or_default());
+    left.min(ACCEPTED_TTL)
 }
 
-/// Takes what is over; when nothing is, the verdict that ends first, and what nobody waits for.
-fn make_room(entries: &mut HashMap<Key, Arc<Entry>>, now: Instant) {
-    entries.retain(|_, entry| match entry.get() {
-        Some(verdict) => verdict.until > now,
+/// Removes expired results and entries without a review in progress; if that is not enough, the result that expires
+/// first.
+fn evict(cache: &mut HashMap<TokenHash, Arc<CacheEntry>>, now: Instant) {
+    cache.retain(|_, entry| match entry.get() {
+        Some(result) => result.expires_at > now,
         None => Arc::strong_count(entry) > 1,
     });
-    if entries.len() >= MAX_ENTRIES {
-        let first = entries.iter().min_by_key(|(_, entry)| entry.get().map(|verdict| verdict.until));
+    if cache.len() >= MAX_ENTRIES {
+        let first = cache.iter().min_by_key(|(_, entry)| entry.get().map(|result| result.expires_at));
         let first = first.map(|(key, _)| *key);
-        first.map(|key| entries.remove(&key));
+        first.map(|key| cache.remove(&key));
     }
 }
 
@@ -191,7 +208,9 @@ impl FromStr for ServiceAccount {
             Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
                 Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
             }
-            _ => Err(format!("{text:?} is no ServiceAccount, such as kube-system/fairlead")),
+            _ => {
+                Err(format!("{text:?} is not a ServiceAccount: expected NAMESPACE/NAME, such as kube-system/fairlead"))
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The current views by digest bucket, and whole buckets ready to be sent.
+//! The current views by digest bucket, and encoded buckets for snapshots and repairs.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -18,16 +18,16 @@ use super::{ChangeLog, NodeUpdate, chunk::EncodedChunk, node_entry::NodeEntry, p
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     ports: BTreeMap<ServicePortKey, ServicePortView>,
-    /// What was built since the bucket last changed.
-    built: Option<BucketChunks>,
+    /// The encoded bucket, built on demand after each change.
+    encoded: Option<BucketChunks>,
 }
 
-/// A bucket as it is sent to nodes, but for what is special for each.
+/// An encoded bucket, without the pools that are specific to a node.
 #[derive(Debug, Default)]
 struct BucketChunks {
-    /// Zones for which something in it is special.
+    /// Zones with pools of their own in this bucket.
     zones: BTreeSet<Arc<str>>,
-    /// By such a zone; the empty one stands for all others.
+    /// By zone; the empty name stands for all other zones.
     chunks: HashMap<Arc<str>, Vec<Arc<EncodedChunk>>>,
 }
 
@@ -41,19 +41,19 @@ impl Bucket {
     }
 
     pub(super) fn put(&mut self, key: ServicePortKey, view: ServicePortView) {
-        self.built = None;
+        self.encoded = None;
         self.ports.insert(key, view);
     }
 
     pub(super) fn remove(&mut self, key: &ServicePortKey) -> Option<ServicePortView> {
-        self.built = None;
+        self.encoded = None;
         self.ports.remove(key)
     }
 
-    /// Everything in the bucket as nodes of a zone see it, after forgetting what they had.
+    /// The operations that replace the bucket on nodes of a zone.
     fn chunks(&mut self, bucket: u8, zone: &str) -> &[Arc<EncodedChunk>] {
-        let Self { ports, built } = self;
-        let BucketChunks { zones, chunks } = built.get_or_insert_with(|| BucketChunks::of(ports));
+        let Self { ports, encoded } = self;
+        let BucketChunks { zones, chunks } = encoded.get_or_insert_with(|| BucketChunks::of(ports));
         let zone = zones.get(zone).cloned().unwrap_or_default();
         chunks.entry(zone).or_insert_with_key(|zone| {
             let mut operations = vec![Operation::ResetBucket(bucket)];
@@ -67,8 +67,8 @@ impl Bucket {
 
 impl BucketChunks {
     fn of(ports: &BTreeMap<ServicePortKey, ServicePortView>) -> Self {
-        let special = |view: &ServicePortView| [view.cluster.v4.zones.clone(), view.cluster.v6.zones.clone()];
-        let zones = ports.values().flat_map(special).flat_map(BTreeMap::into_keys).collect();
+        let zones = |view: &ServicePortView| [view.cluster.v4.zones.clone(), view.cluster.v6.zones.clone()];
+        let zones = ports.values().flat_map(zones).flat_map(BTreeMap::into_keys).collect();
         Self { zones, chunks: HashMap::new() }
     }
 }
@@ -79,12 +79,12 @@ impl ChangeLog {
         self.buckets[usize::from(proto::digest::KeyHash::of(key).bucket())].get(key)
     }
 
-    /// Everything that a node must hold at the present revision, from nothing.
+    /// The full state of a node at the current revision.
     pub fn snapshot(&mut self, node: &str) -> NodeUpdate {
         self.rebuild(node, (0..=BUCKETS).collect())
     }
 
-    /// What makes the given digest entries (buckets and [`INFO_ENTRY`]) of a node right, whatever it holds there.
+    /// Replaces the given digest entries (buckets and [`INFO_ENTRY`]) of a node.
     pub fn rebuild(&mut self, node: &str, entries: BTreeSet<usize>) -> NodeUpdate {
         self.rebuilds += 1;
         let zone: Arc<str> = self.zone(node).into();
@@ -110,7 +110,7 @@ impl ChangeLog {
         NodeUpdate { target: self.revision, chunks, oldest_trigger: None, digest, source_version: self.source_version }
     }
 
-    /// Tells a node its own facts.
+    /// The operation that sets the facts about a node.
     pub(super) fn facts(&self, name: &str) -> Operation {
         let node = self.node(name).map_or_else(|| NodeInfo::unknown(name), |node| NodeInfo::clone(node));
         Operation::PutNode(node)

@@ -1,4 +1,4 @@
-//! Operations that travel together, encoded at most once however many streams they go to.
+//! Operations that are sent together, and encoded at most once for all streams.
 
 use std::sync::{
     Arc, OnceLock,
@@ -10,11 +10,11 @@ use proto::{
     model::{Endpoint, Operation, Pool, PoolId, ServicePort, ServicePortKey},
 };
 
-/// How large a chunk gets, in bytes, when it could be split. Far below the limit of a message, because the buffers of a client stay
-/// as large as its largest message. Here a chunk is held once, however many streams it goes to.
+/// The target size of a chunk in bytes; a single operation may be larger. Far below the message size limit, because the
+/// buffers of a client stay as large as its largest message.
 pub(crate) const CHUNK_BYTES: usize = 24 << 10;
 
-/// How many endpoints one operation carries at most: 19 bytes each in the worst case, so less than a chunk.
+/// The maximum number of endpoints in one operation: at 19 bytes each they fit into a chunk.
 const OPERATION_ENDPOINTS: usize = 1_000;
 
 /// The bytes of an address with tag and length, IPv6.
@@ -23,10 +23,10 @@ const ADDRESS_BYTES: usize = 18;
 const CIDR_BYTES: usize = 23;
 /// The bytes of an endpoint of a local pool, IPv6.
 const ENDPOINT_BYTES: usize = 19;
-/// More than the bytes of all fixed-size fields, tags and lengths of any operation.
+/// An upper bound for all fixed-size fields, tags and lengths of any operation.
 const FIXED_BYTES: usize = 128;
 
-/// A few operations, as values and, once somebody needs them, as bytes.
+/// Some operations, as values and, after the first use, in encoded form.
 #[derive(Debug)]
 pub struct EncodedChunk {
     operations: Box<[Operation]>,
@@ -34,7 +34,7 @@ pub struct EncodedChunk {
     encoded: OnceLock<EncodedOperation>,
 }
 
-/// How often chunks were sent, and how often that meant encoding them.
+/// How many chunks were encoded and sent.
 #[derive(Debug, Default)]
 pub struct EncodingCounters {
     encoded: AtomicU64,
@@ -42,13 +42,13 @@ pub struct EncodingCounters {
 }
 
 impl EncodingCounters {
-    /// Chunks that were encoded: none twice.
+    /// Chunks that were encoded, each once.
     #[must_use]
     pub fn encoded(&self) -> u64 {
         self.encoded.load(Ordering::Relaxed)
     }
 
-    /// Chunks that were sent, each counted once for each stream.
+    /// Chunks that were sent, each counted once per stream.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
@@ -66,17 +66,17 @@ impl EncodedChunk {
         &self.operations
     }
 
-    /// At least the number of bytes on the wire.
+    /// An upper bound of the encoded size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The bytes. The first call encodes.
+    /// The encoded operations. The first call encodes them.
     #[must_use]
-    pub fn encoded(&self, counts: &EncodingCounters) -> EncodedOperation {
+    pub fn encoded(&self, counters: &EncodingCounters) -> EncodedOperation {
         let encode = || {
-            counts.encoded.fetch_add(1, Ordering::Relaxed);
+            counters.encoded.fetch_add(1, Ordering::Relaxed);
             match &*self.operations {
                 [operation] => EncodedOperation::new(operation),
                 operations => {
@@ -85,7 +85,7 @@ impl EncodedChunk {
                 }
             }
         };
-        counts.sent.fetch_add(1, Ordering::Relaxed);
+        counters.sent.fetch_add(1, Ordering::Relaxed);
         self.encoded.get_or_init(encode).clone()
     }
 
@@ -109,7 +109,7 @@ impl EncodedChunk {
     }
 }
 
-/// The operations that make a pool what `endpoints` is, whatever it was before.
+/// Appends operations that replace a pool.
 pub(super) fn replace(pool: PoolId, endpoints: &Pool, operations: &mut Vec<Operation>) {
     let mut parts = endpoints.chunks(OPERATION_ENDPOINTS);
     let first = parts.next().unwrap_or_default().iter().copied().collect();
@@ -119,7 +119,7 @@ pub(super) fn replace(pool: PoolId, endpoints: &Pool, operations: &mut Vec<Opera
     }
 }
 
-/// The operations that add and remove endpoints of a pool.
+/// Appends operations that add and remove endpoints of a pool.
 pub(super) fn change(pool: PoolId, add: Vec<Endpoint>, remove: Vec<Endpoint>, operations: &mut Vec<Operation>) {
     if add.len() + remove.len() <= OPERATION_ENDPOINTS {
         operations.push(Operation::ChangePool { pool, add, remove });
@@ -133,7 +133,7 @@ pub(super) fn change(pool: PoolId, add: Vec<Endpoint>, remove: Vec<Endpoint>, op
     }
 }
 
-/// At least the number of bytes of an operation on the wire, without encoding it.
+/// An upper bound of the encoded size of an operation in bytes.
 fn size_bound(operation: &Operation) -> usize {
     let variable = match operation {
         Operation::PutServicePort(port) => service_port_bytes(port),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_is_never_too_low() {
+    fn size_bound_is_never_below_the_encoded_size() {
         let addresses: Vec<_> = endpoints(40).iter().map(|endpoint| endpoint.address).collect();
         let cidrs: Vec<_> = addresses.iter().map(|address| ipnet::IpNet::from(*address)).collect();
         let mut port = ServicePort::new(key(), NonZeroU16::MAX);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn large_pools_are_split_below_the_limit_of_a_message() {
+    fn large_pools_are_split_below_the_message_size_limit() {
         let all: Pool = endpoints(u16::MAX).into_iter().collect();
         let mut operations = Vec::new();
         replace(pool_id(), &all, &mut operations);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn packing_keeps_order_and_size() {
+    fn packing_keeps_the_order_and_limits_the_size() {
         let operations: Vec<_> = (0..2000).map(|n| Operation::ResetBucket((n % 128) as u8)).collect();
         let chunks = EncodedChunk::pack(operations.clone());
         assert!(chunks.len() > 1);

@@ -1,4 +1,4 @@
-//! The net difference between a revision and the present one, for one node: never a queue of events.
+//! The net difference between a revision and the current one, for one node.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -14,32 +14,32 @@ use super::{
     port_change::{self, PortChange},
 };
 
-/// Chunks that many nodes are sent.
+/// Chunks that are shared by many nodes.
 type SharedChunks = Arc<[Arc<EncodedChunk>]>;
 
-/// What nodes without anything special need to get to the present revision, by where they come from and, if it matters, by
-/// zone. A client says itself where it comes from, so this is bounded.
+/// Differences to the current revision without node-specific operations, by base revision and, if it matters, by zone.
+/// Clients choose the base revision, so the size is limited.
 #[derive(Debug)]
 pub(super) struct DifferenceCache {
     limit: usize,
     chunks: HashMap<(Revision, Arc<str>), SharedChunks>,
-    /// Of all entries, in bytes.
+    /// The approximate size of all entries, in bytes.
     size: usize,
 }
 
 impl DifferenceCache {
-    /// At most about `limit` bytes.
+    /// Keeps at most about `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, chunks: HashMap::new(), size: 0 }
     }
 
-    /// About how many bytes of memory it takes.
+    /// The approximate size of all entries, in bytes.
     #[cfg(test)]
     pub(super) fn size(&self) -> usize {
         self.size
     }
 
-    /// The present revision is another one.
+    /// Removes all differences, because the current revision has changed.
     pub(super) fn clear(&mut self) {
         self.chunks.clear();
         self.size = 0;
@@ -50,7 +50,7 @@ impl DifferenceCache {
     }
 
     fn insert(&mut self, at: (Revision, Arc<str>), chunks: SharedChunks) {
-        /// What an entry needs beside its chunks.
+        /// The overhead of an entry.
         const ENTRY: usize = 128;
         let size = ENTRY + chunks.iter().map(|chunk| chunk.size()).sum::<usize>();
         if self.size + size > self.limit {
@@ -62,43 +62,44 @@ impl DifferenceCache {
 }
 
 impl ChangeLog {
-    /// What leads a node from a revision to the present one. `None` when that is not known any more, because the
-    /// revision is too old or the node has come into another zone since: then buckets must be compared.
+    /// The difference between a revision and the current one. `None` when the revision is older than the history, or
+    /// the zone of the node has changed since: then digests must be compared.
     pub fn difference(&mut self, node: &str, from: Revision) -> Option<NodeUpdate> {
         if from > self.revision || self.nodes.get(node).is_some_and(|node_entry| node_entry.moved_since(from)) {
             return None;
         }
-        let entries = self.history.since(from)?;
-        let oldest_trigger = entries.clone().filter_map(CommitRecord::oldest_trigger).min();
+        let records = self.history.since(from)?;
+        let oldest_trigger = records.clone().filter_map(CommitRecord::oldest_trigger).min();
         let mut changes: BTreeMap<_, Vec<_>> =
-            entries.clone().flat_map(|entry| entry.own(node)).map(|key| (key, Vec::new())).collect();
-        entries.for_each(|entry| entry.changes_of(&mut changes));
+            records.clone().flat_map(|record| record.own(node)).map(|key| (key, Vec::new())).collect();
+        records.for_each(|record| record.changes_of(&mut changes));
         let mut own = Vec::new();
         if self.nodes.get(node).is_some_and(|node_entry| node_entry.changed_since(from)) {
             own.push(self.facts(node));
         }
-        if self.cluster_since > from {
+        if self.cluster_changed > from {
             own.push(Operation::PutCluster(self.cluster.clone()));
         }
         let zone: Arc<str> = self.zone(node).into();
-        let mut instead = BTreeSet::new();
+        let mut overridden_pools = BTreeSet::new();
         for (key, changes) in changes {
             let current = self.view(key);
-            instead.extend(port_change::net_for_node(key, &changes, current, (node, &zone), &mut own));
+            overridden_pools.extend(port_change::net_for_node(key, &changes, current, (node, &zone), &mut own));
         }
-        let shared = self.shared(from, zone)?;
-        let mut chunks = if instead.is_empty() { shared.to_vec() } else { without(&shared, &instead) };
+        let shared = self.shared_difference(from, zone)?;
+        let mut chunks =
+            if overridden_pools.is_empty() { shared.to_vec() } else { without(&shared, &overridden_pools) };
         chunks.extend(EncodedChunk::pack(own));
         let digest = self.digest(node);
         Some(NodeUpdate { target: self.revision, chunks, oldest_trigger, digest, source_version: self.source_version })
     }
 
-    /// What all nodes of a zone need, but for what is special for each.
-    fn shared(&mut self, from: Revision, zone: Arc<str>) -> Option<SharedChunks> {
-        let mut entries = self.history.since(from)?;
-        let differs = entries.any(|entry| entry.differs_in(&zone));
+    /// The difference for all nodes of a zone, without node-specific operations.
+    fn shared_difference(&mut self, from: Revision, zone: Arc<str>) -> Option<SharedChunks> {
+        let mut records = self.history.since(from)?;
+        let differs = records.any(|record| record.differs_in(&zone));
         let at = (from, if differs { zone } else { Arc::default() });
-        if let Some(shared) = self.shared.get(&at) {
+        if let Some(shared) = self.differences.get(&at) {
             return Some(shared);
         }
         let mut changes = BTreeMap::<&ServicePortKey, Vec<&PortChange>>::new();
@@ -110,12 +111,12 @@ impl ChangeLog {
             port_change::net_for_zone(key, &changes, self.view(key), &at.1, &mut operations);
         }
         let shared: SharedChunks = EncodedChunk::pack(operations).into();
-        self.shared.insert(at, shared.clone());
+        self.differences.insert(at, shared.clone());
         Some(shared)
     }
 }
 
-/// The chunks anew, without the operations on some pools.
+/// Rebuilds the chunks without the operations on some pools.
 fn without(chunks: &[Arc<EncodedChunk>], pools: &BTreeSet<PoolId>) -> Vec<Arc<EncodedChunk>> {
     let operations = chunks.iter().flat_map(|chunk| chunk.operations());
     let kept = operations.filter(|operation| match operation {

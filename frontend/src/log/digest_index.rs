@@ -1,5 +1,5 @@
-//! The digests of what nodes hold, kept up to date by what changes: one vector for everyone, one per zone for what is
-//! different there, and (in `node_entry`) one per node for what is different on it.
+//! The expected digests of nodes, updated with each change: one vector for all nodes, one per zone with what differs
+//! there, and (in `node_entry`) one per node with what differs on it.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -10,22 +10,22 @@ use proto::{
 
 use crate::view::{Scoped, ServicePortView};
 
-/// The digests for everyone and for zones.
+/// The digests for all nodes and for zones.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct DigestIndex {
-    everyone: DigestVector,
-    /// What is to be added in a zone.
+    all_nodes: DigestVector,
+    /// What is added for a zone.
     zones: HashMap<Arc<str>, DigestVector>,
 }
 
-/// Whether something is taken in or out.
+/// Whether a digest is added to a sum or removed from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sign {
     Add,
     Remove,
 }
 
-/// The digests of the cluster pools of a service port, except on special nodes.
+/// The digests of the cluster pools of a service port by zone.
 pub(super) type ZoneDigests = PerFamily<Scoped<Digest>>;
 
 impl Sign {
@@ -40,37 +40,37 @@ impl Sign {
 impl DigestIndex {
     /// The digests of all service ports and cluster pools in a zone.
     pub(super) fn digests(&self, zone: &str) -> DigestVector {
-        let mut digests = self.everyone.clone();
-        if let Some(special) = self.zones.get(zone) {
-            digests.add_all(special);
+        let mut digests = self.all_nodes.clone();
+        if let Some(zone_sum) = self.zones.get(zone) {
+            digests.add_all(zone_sum);
         }
         digests
     }
 
     /// The sum of [`Self::digests`].
     pub(super) fn digest(&self, zone: &str) -> Digest {
-        let mut sum = self.everyone.total();
-        if let Some(special) = self.zones.get(zone) {
-            sum.add(special.total());
+        let mut sum = self.all_nodes.total();
+        if let Some(zone_sum) = self.zones.get(zone) {
+            sum.add(zone_sum.total());
         }
         sum
     }
 
-    /// Adds or removes a service port with its cluster pools. Gives their digests, to account for nodes.
+    /// Adds or removes a service port with its cluster pools. Returns the digests of the pools, for [`own_digests`].
     pub(super) fn account(&mut self, hash: KeyHash, view: &ServicePortView, sign: Sign) -> ZoneDigests {
         let bucket = hash.bucket();
-        sign.apply(&mut self.everyone[bucket], Digest::of_service_port(&view.port));
+        sign.apply(&mut self.all_nodes[bucket], Digest::of_service_port(&view.port));
         PerFamily::from_fn(|family| {
             let pools = &view.cluster[family];
             let default = cluster_digest(hash, &pools.default);
-            sign.apply(&mut self.everyone[bucket], default);
+            sign.apply(&mut self.all_nodes[bucket], default);
             let mut zone_digests = Scoped::everywhere(default);
             for (zone, pool) in &pools.zones {
                 let digest = cluster_digest(hash, pool);
-                let special = self.zones.entry(zone.clone()).or_default();
-                sign.apply(&mut special[bucket], minus(digest, default));
-                // Who may write slices may name any zone.
-                if sign == Sign::Remove && *special == DigestVector::default() {
+                let zone_sum = self.zones.entry(zone.clone()).or_default();
+                sign.apply(&mut zone_sum[bucket], difference(digest, default));
+                // Anyone who may write EndpointSlices can name any number of zones.
+                if sign == Sign::Remove && *zone_sum == DigestVector::default() {
                     self.zones.remove(zone);
                 }
                 zone_digests.zones.insert(zone.clone(), digest);
@@ -80,7 +80,7 @@ impl DigestIndex {
     }
 }
 
-/// What a service port adds to the digests of the nodes that it is special for, beyond those of their zones.
+/// What a service port adds to the digests of nodes with pools of their own, relative to their zones.
 pub(super) fn own_digests<'a, 'z>(
     hash: KeyHash,
     view: &'a ServicePortView,
@@ -91,7 +91,7 @@ pub(super) fn own_digests<'a, 'z>(
     for (family, pools) in view.cluster.iter() {
         for (node, pool) in &pools.nodes {
             let in_zone = *zone_digests[family].in_zone(zone_of(node));
-            own.push((node, minus(cluster_digest(hash, pool), in_zone)));
+            own.push((node, difference(cluster_digest(hash, pool), in_zone)));
         }
     }
     let locals = view.local.iter();
@@ -99,13 +99,13 @@ pub(super) fn own_digests<'a, 'z>(
     own
 }
 
-/// What a service port adds to the digests of one node, beyond those of its zone.
+/// What a service port adds to the digests of one node, relative to its zone.
 pub(super) fn own_digest(hash: KeyHash, view: &ServicePortView, node: &str, zone: &str) -> Digest {
     let mut own = view.local.get(node).map_or_else(Digest::default, |pools| local_digest(hash, pools));
     for family in IpFamily::ALL {
         let pools = &view.cluster[family];
         if let Some(pool) = pools.nodes.get(node) {
-            own.add(minus(cluster_digest(hash, pool), cluster_digest(hash, pools.in_zone(zone))));
+            own.add(difference(cluster_digest(hash, pool), cluster_digest(hash, pools.in_zone(zone))));
         }
     }
     own
@@ -121,7 +121,7 @@ fn local_digest(hash: KeyHash, pools: &PerFamily<Pool>) -> Digest {
     sum
 }
 
-fn minus(mut digest: Digest, other: Digest) -> Digest {
+fn difference(mut digest: Digest, other: Digest) -> Digest {
     digest.remove(other);
     digest
 }

@@ -1,4 +1,4 @@
-//! The last commits: for each, what it did to which service ports. Bounded by number and by memory.
+//! The changes of recent commits, limited by number and by memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -13,65 +13,65 @@ use crate::view::ServicePortView;
 
 use super::{HistoryLimits, port_change::PortChange};
 
-/// The entries of the revisions after `floor`.
+/// The commits after revision `floor`.
 #[derive(Debug)]
 pub(super) struct History {
     limits: HistoryLimits,
     floor: Revision,
-    entries: VecDeque<CommitRecord>,
-    /// Of all entries, in bytes.
+    commits: VecDeque<CommitRecord>,
+    /// The approximate size of all commits, in bytes.
     size: usize,
 }
 
-/// What one commit did.
+/// The changes of one commit.
 #[derive(Debug)]
 pub(super) struct CommitRecord {
     committed: Instant,
     changes: BTreeMap<ServicePortKey, PortChange>,
-    /// By node, the service ports whose change is something else there than in its zone.
+    /// By node, the service ports whose change differs from that for its zone.
     own: HashMap<Arc<str>, BTreeSet<ServicePortKey>>,
-    /// The zones in which some change is something else than elsewhere.
+    /// The zones for which a change differs from that for all nodes.
     zones: BTreeSet<Arc<str>>,
     oldest_trigger: Option<SystemTime>,
     size: usize,
 }
 
 impl History {
-    /// Starts at a revision: what led to it is not known.
+    /// Starts with a revision, without the changes that led to it.
     pub(super) fn new(limits: HistoryLimits, floor: Revision) -> Self {
-        Self { limits, floor, entries: VecDeque::new(), size: 0 }
+        Self { limits, floor, commits: VecDeque::new(), size: 0 }
     }
 
-    /// Starts anew at a revision.
+    /// Removes all commits up to a revision.
     pub(super) fn clear(&mut self, floor: Revision) {
         *self = Self::new(self.limits, floor);
     }
 
-    /// The oldest revision from which the way to now is known.
+    /// The oldest revision from which a difference can be computed.
     pub(super) fn floor(&self) -> Revision {
         self.floor
     }
 
-    /// Adds the entry of the next revision, and forgets old ones beyond the limits.
-    pub(super) fn push(&mut self, entry: CommitRecord) {
-        self.size += entry.size;
-        self.entries.push_back(entry);
-        while self.entries.len() > self.limits.entries || self.size > self.limits.bytes {
-            let Some(oldest) = self.entries.pop_front() else { break };
+    /// Adds the next commit, and removes the oldest ones beyond the limits.
+    pub(super) fn push(&mut self, commit: CommitRecord) {
+        self.size += commit.size;
+        self.commits.push_back(commit);
+        while self.commits.len() > self.limits.entries || self.size > self.limits.bytes {
+            let Some(oldest) = self.commits.pop_front() else { break };
             self.size -= oldest.size;
             self.floor.0 += 1;
         }
     }
 
-    /// What the last commit did, unless that has been forgotten.
+    /// The last commit, if the limits allow to keep it.
     pub(super) fn last(&self) -> Option<&CommitRecord> {
-        self.entries.back()
+        self.commits.back()
     }
 
-    /// The entries after a revision, oldest first; `None` when they are not all known.
+    /// The commits after a revision, oldest first; `None` when some of them have been removed.
     pub(super) fn since(&self, from: Revision) -> Option<impl Iterator<Item = &CommitRecord> + Clone> {
         let skip = usize::try_from(from.0.checked_sub(self.floor.0)?).ok()?;
-        (skip <= self.entries.len()).then(|| self.entries.range(skip..))
+        (skip <= self.commits.len()).then(|| self.commits.range(skip..))
     }
 }
 
@@ -87,13 +87,13 @@ impl CommitRecord {
         }
     }
 
-    /// Records what happened to a service port that is `new` now.
-    pub(super) fn record(&mut self, key: &ServicePortKey, change: PortChange, new: Option<&ServicePortView>) {
-        /// What an element of a map needs around a key.
-        const ELEMENT: usize = 64;
+    /// Adds the change of a service port whose view is now `new`.
+    pub(super) fn add(&mut self, key: &ServicePortKey, change: PortChange, new: Option<&ServicePortView>) {
+        /// The overhead of a map entry.
+        const MAP_ENTRY: usize = 64;
         let nodes = change.nodes(new);
         self.size += size_of::<ServicePortKey>() + change.size();
-        self.size += nodes.len() * (size_of::<ServicePortKey>() + ELEMENT);
+        self.size += nodes.len() * (size_of::<ServicePortKey>() + MAP_ENTRY);
         for node in nodes {
             self.own.entry(node.clone()).or_default().insert(key.clone());
         }
@@ -105,7 +105,7 @@ impl CommitRecord {
         &self.changes
     }
 
-    /// Appends what happened to each of some service ports.
+    /// Appends the changes of some service ports.
     pub(super) fn changes_of<'a>(&'a self, some: &mut BTreeMap<&ServicePortKey, Vec<&'a PortChange>>) {
         if some.len() < self.changes.len() {
             for (key, changes) in some {
@@ -120,12 +120,12 @@ impl CommitRecord {
         }
     }
 
-    /// The service ports whose change is something else on this node than in its zone.
+    /// The service ports whose change on this node differs from that for its zone.
     pub(super) fn own(&self, node: &str) -> impl Iterator<Item = &ServicePortKey> {
         self.own.get(node).into_iter().flatten()
     }
 
-    /// Whether some change is something else in this zone than elsewhere.
+    /// Whether a change in this zone differs from that for all nodes.
     pub(super) fn differs_in(&self, zone: &str) -> bool {
         self.zones.contains(zone)
     }

@@ -1,4 +1,4 @@
-//! What is known about one node: its facts, and what it holds that others in its zone do not.
+//! What the log stores about one node: its facts, and the service ports with pools specific to it.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -9,18 +9,18 @@ use proto::{
 
 use super::digest_index::Sign;
 
-/// A node that has a Node object, or endpoints, or had one not long ago.
+/// A node that has a Node object or endpoints, or had one recently.
 #[derive(Debug, Default)]
 pub(super) struct NodeEntry {
-    /// With its digest.
+    /// The node with its digest.
     node: Option<(Arc<NodeInfo>, Digest)>,
-    /// When `node` last changed.
+    /// The revision of the last change of `node`.
     changed: Revision,
-    /// When the zone last changed: deltas recorded before do not fit this node any more.
+    /// The revision of the last change of the zone. Changes recorded before do not apply to this node.
     moved: Revision,
-    /// The service ports that have something special for this node, with their buckets.
+    /// The service ports with pools specific to this node, with their buckets.
     ports: BTreeSet<(u8, ServicePortKey)>,
-    /// What is to be added to the digests of its zone; nothing when there are no `ports`.
+    /// What is added to the digests of its zone; `None` when `ports` is empty.
     own: Option<Box<DigestVector>>,
 }
 
@@ -33,7 +33,7 @@ impl NodeEntry {
         self.node.as_ref().map(|(_, digest)| *digest)
     }
 
-    /// Replaces the facts. Says whether the zone is another one.
+    /// Replaces the facts. Returns whether the zone has changed.
     pub(super) fn put_node(&mut self, node: Option<Arc<NodeInfo>>, revision: Revision) -> bool {
         let zone_of = |node: Option<&Arc<NodeInfo>>| node.map(|node| node.zone.clone()).unwrap_or_default();
         let moved = zone_of(self.node()) != zone_of(node.as_ref());
@@ -48,12 +48,12 @@ impl NodeEntry {
         moved
     }
 
-    /// Whether the facts are newer than a cursor.
+    /// Whether the facts have changed since a revision.
     pub(super) fn changed_since(&self, from: Revision) -> bool {
         self.changed > from
     }
 
-    /// Whether a cursor is from before the node came into its zone.
+    /// Whether the zone has changed since a revision.
     pub(super) fn moved_since(&self, from: Revision) -> bool {
         self.moved > from
     }
@@ -85,12 +85,12 @@ impl NodeEntry {
         sign.apply(&mut self.own.get_or_insert_default()[bucket], digest);
     }
 
-    /// Whether there is nothing to know about it.
+    /// Whether the node has neither a Node object nor endpoints.
     pub(super) fn is_retired(&self) -> bool {
         self.node.is_none() && self.ports.is_empty()
     }
 
-    /// Whether there is nothing to know about it, and every cursor from `floor` on knows that.
+    /// Whether the entry can be removed: no client can resume from before the removal of the node.
     pub(super) fn is_forgettable(&self, floor: Revision) -> bool {
         self.is_retired() && !self.changed_since(floor) && !self.moved_since(floor)
     }

@@ -1,4 +1,4 @@
-//! How a pool changed in one commit, and what several such deltas amount to.
+//! The change of a pool in one commit, and the net change over several commits.
 
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16};
 
@@ -6,7 +6,7 @@ use proto::model::{Endpoint, Operation, Pool, PoolId};
 
 use super::chunk;
 
-/// The endpoints of a pool that one commit touched. None: the pool is what it was.
+/// The endpoints of a pool that a commit changed.
 #[derive(Debug, Default)]
 pub(super) struct PoolDelta(Box<[EndpointDelta]>);
 
@@ -27,29 +27,28 @@ enum Presence {
 }
 
 impl PoolDelta {
-    /// What leads from one pool to another.
+    /// The difference between two pools.
     pub(super) fn between(before: &Pool, after: &Pool) -> Self {
         let (add, remove) = before.diff(after);
-        let touched = |endpoint: &Endpoint| EndpointDelta {
+        let endpoint_delta = |endpoint: &Endpoint| EndpointDelta {
             address: endpoint.address,
             port: endpoint.port,
             before: Presence::of(before.get(endpoint)),
             after: Presence::of(after.get(endpoint)),
         };
-        Self(add.iter().chain(&remove).map(touched).collect())
+        Self(add.iter().chain(&remove).map(endpoint_delta).collect())
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// About how many bytes of memory it takes.
+    /// Its approximate size in memory, in bytes.
     pub(super) fn size(&self) -> usize {
         size_of::<Self>() + self.0.len() * size_of::<EndpointDelta>()
     }
 
-    /// Appends the operations that do all at once what the deltas, each following on the one before, did one by one.
-    /// `current` is what the pool is after the last.
+    /// Appends operations with the net effect of successive deltas. `current` is the pool after the last one.
     pub(super) fn net<'a>(
         deltas: impl IntoIterator<Item = &'a Self>,
         pool: PoolId,
@@ -57,8 +56,8 @@ impl PoolDelta {
         operations: &mut Vec<Operation>,
     ) {
         let mut net = BTreeMap::<(IpAddr, NonZeroU16), (Presence, Presence)>::new();
-        for touched in deltas.into_iter().flat_map(|delta| &delta.0) {
-            let EndpointDelta { address, port, before, after } = *touched;
+        for delta in deltas.into_iter().flat_map(|deltas| &deltas.0) {
+            let EndpointDelta { address, port, before, after } = *delta;
             net.entry((address, port)).and_modify(|(_, last)| *last = after).or_insert((before, after));
         }
         let (mut add, mut remove) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! What one commit did to one service port, and what several commits did to it altogether.
+//! The change of one service port in one commit, and the net change over several commits.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,47 +14,47 @@ use crate::view::{Scoped, ServicePortView};
 
 use super::{chunk, pool_delta::PoolDelta};
 
-/// What one commit did to one service port.
+/// The change of one service port in one commit.
 #[derive(Debug)]
 pub(super) enum PortChange {
-    /// It is new. What it is like is in the current view.
+    /// It is new. Its content is in the current view.
     Created,
-    /// It is gone.
+    /// It was removed.
     Removed,
-    /// It was there and still is.
+    /// It existed before and after.
     Changed(Box<ServicePortDelta>),
 }
 
 #[derive(Debug)]
 pub(super) struct ServicePortDelta {
-    /// The digests of the service port before and after, when it is not the same.
+    /// The digests of the service port before and after, if it differs.
     port: Option<(Digest, Digest)>,
     cluster: PerFamily<Scoped<PoolDelta>>,
     local: BTreeMap<Arc<str>, PerFamily<PoolDelta>>,
 }
 
-/// What a sequence of changes amounts to.
+/// The net effect of a sequence of changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NetChange {
-    /// It was not there before and is not there now.
+    /// It existed neither before nor after.
     Nothing,
-    /// It was there and is gone.
+    /// It existed before, and not after.
     Removed,
-    /// It is there and has nothing to do with what was there before, if anything was.
-    Fresh { existed: bool },
-    /// It was there all the time.
-    Edited,
+    /// It exists after, and was created or re-created.
+    Created { existed: bool },
+    /// It existed all the time.
+    Modified,
 }
 
 impl ServicePortDelta {
-    /// Whether more than endpoints is different.
+    /// Whether anything besides endpoints differs.
     pub(super) fn is_port_changed(&self) -> bool {
         self.port.is_some()
     }
 }
 
 impl PortChange {
-    /// What differs between two views. `zone_of` says in which zone a node is.
+    /// The difference between two views. `zone_of` returns the zone of a node.
     pub(super) fn between<'a>(
         old: Option<&ServicePortView>,
         new: Option<&ServicePortView>,
@@ -74,7 +74,7 @@ impl PortChange {
         }
     }
 
-    /// The nodes for which it is something else than for their zone.
+    /// The nodes for which the change differs from that for their zone.
     pub(super) fn nodes<'a>(&'a self, new: Option<&'a ServicePortView>) -> BTreeSet<&'a Arc<str>> {
         match self {
             Self::Removed => BTreeSet::new(),
@@ -86,7 +86,7 @@ impl PortChange {
         }
     }
 
-    /// The zones for which it is something else than for everyone.
+    /// The zones for which the change differs from that for all nodes.
     pub(super) fn zones<'a>(&'a self, new: Option<&'a ServicePortView>) -> BTreeSet<&'a Arc<str>> {
         match (self, new) {
             (Self::Created, Some(view)) => view.cluster.iter().flat_map(|(_, pools)| pools.zones.keys()).collect(),
@@ -95,16 +95,16 @@ impl PortChange {
         }
     }
 
-    /// About how many bytes of memory it takes.
+    /// Its approximate size in memory, in bytes.
     pub(super) fn size(&self) -> usize {
-        /// What a map needs around a value.
-        const NODE: usize = 64;
+        /// The overhead of a map entry.
+        const MAP_ENTRY: usize = 64;
         let Self::Changed(changed) = self else { return size_of::<Self>() };
         let scoped = changed.cluster.iter().map(|(_, deltas)| {
-            let special = deltas.zones.values().chain(deltas.nodes.values());
-            deltas.default.size() + special.map(|delta| NODE + delta.size()).sum::<usize>()
+            let overrides = deltas.zones.values().chain(deltas.nodes.values());
+            deltas.default.size() + overrides.map(|delta| MAP_ENTRY + delta.size()).sum::<usize>()
         });
-        let local = changed.local.values().map(|deltas| NODE + deltas.v4.size() + deltas.v6.size());
+        let local = changed.local.values().map(|deltas| MAP_ENTRY + deltas.v4.size() + deltas.v6.size());
         size_of::<ServicePortDelta>() + scoped.sum::<usize>() + local.sum::<usize>()
     }
 
@@ -117,22 +117,21 @@ impl PortChange {
 }
 
 impl NetChange {
-    /// Of the changes of one service port, in order.
+    /// The net effect of the changes of one service port, given in order.
     pub(super) fn of(changes: &[&PortChange]) -> Self {
         let existed = !matches!(changes.first(), Some(PortChange::Created));
         let exists = !matches!(changes.last(), Some(PortChange::Removed));
-        let all_the_time = changes.iter().all(|change| matches!(change, PortChange::Changed(_)));
+        let existed_throughout = changes.iter().all(|change| matches!(change, PortChange::Changed(_)));
         match (existed, exists) {
             (false, false) => Self::Nothing,
             (true, false) => Self::Removed,
-            (true, true) if all_the_time => Self::Edited,
-            (existed, true) => Self::Fresh { existed },
+            (true, true) if existed_throughout => Self::Modified,
+            (existed, true) => Self::Created { existed },
         }
     }
 }
 
-/// Appends what nodes of a zone must do about one service port, as far as they are not special. `current` is its view
-/// after the last of the changes.
+/// Appends the operations for one service port on nodes of a zone. `current` is its view after the last change.
 pub(super) fn net_for_zone(
     key: &ServicePortKey,
     changes: &[&PortChange],
@@ -141,14 +140,14 @@ pub(super) fn net_for_zone(
     operations: &mut Vec<Operation>,
 ) {
     let net = NetChange::of(changes);
-    if matches!(net, NetChange::Removed | NetChange::Fresh { existed: true }) {
+    if matches!(net, NetChange::Removed | NetChange::Created { existed: true }) {
         operations.push(Operation::RemoveServicePort(key.clone()));
     }
     let Some(view) = current else { return };
     match net {
         NetChange::Nothing | NetChange::Removed => {}
-        NetChange::Fresh { .. } => put_for_zone(view, zone, operations),
-        NetChange::Edited => {
+        NetChange::Created { .. } => put_for_zone(view, zone, operations),
+        NetChange::Modified => {
             let puts: Vec<_> = changes.iter().filter_map(|change| change.as_changed()?.port).collect();
             if let (Some((before, _)), Some((_, after))) = (puts.first(), puts.last())
                 && before != after
@@ -165,8 +164,8 @@ pub(super) fn net_for_zone(
     }
 }
 
-/// Appends what one node must do about one service port besides what its zone does. Gives back the pools in whose place
-/// that is: for these the operations of the zone do not apply.
+/// Appends the operations for one service port that are specific to a node. Returns the pools that they override: the
+/// operations of the zone for these pools must not be sent.
 pub(super) fn net_for_node(
     key: &ServicePortKey,
     changes: &[&PortChange],
@@ -174,12 +173,12 @@ pub(super) fn net_for_node(
     (node, zone): (&str, &str),
     operations: &mut Vec<Operation>,
 ) -> Vec<PoolId> {
-    let mut instead = Vec::new();
-    let Some(view) = current else { return instead };
+    let mut overridden_pools = Vec::new();
+    let Some(view) = current else { return overridden_pools };
     match NetChange::of(changes) {
         NetChange::Nothing | NetChange::Removed => {}
-        NetChange::Fresh { .. } => put_for_node(view, node, operations),
-        NetChange::Edited => {
+        NetChange::Created { .. } => put_for_node(view, node, operations),
+        NetChange::Modified => {
             let changed: Vec<_> = changes.iter().filter_map(|change| change.as_changed()).collect();
             for family in IpFamily::ALL {
                 if changed.iter().any(|changed| changed.cluster[family].nodes.contains_key(node)) {
@@ -187,7 +186,7 @@ pub(super) fn net_for_node(
                     let pool = pool_id(key, PoolClass::Cluster, family);
                     let target = view.cluster_pool(family, node, zone);
                     PoolDelta::net(deltas, pool.clone(), target, operations);
-                    instead.push(pool);
+                    overridden_pools.push(pool);
                 }
                 let deltas = changed.iter().filter_map(|changed| Some(&changed.local.get(node)?[family]));
                 let target = view.local.get(node).map(|pools| &pools[family]);
@@ -196,10 +195,10 @@ pub(super) fn net_for_node(
             }
         }
     }
-    instead
+    overridden_pools
 }
 
-/// Appends a service port that the receiver does not have, with its cluster pools in a zone.
+/// Appends the operations that create a service port with its cluster pools in a zone.
 pub(super) fn put_for_zone(view: &ServicePortView, zone: &str, operations: &mut Vec<Operation>) {
     operations.push(Operation::PutServicePort(view.port.clone()));
     for (family, pools) in view.cluster.iter() {
@@ -210,7 +209,8 @@ pub(super) fn put_for_zone(view: &ServicePortView, zone: &str, operations: &mut 
     }
 }
 
-/// Appends what one node has besides [`put_for_zone`]: its local pools, and its cluster pools where they are special.
+/// Appends what a node needs in addition to [`put_for_zone`]: its local pools, and cluster pools that are specific to
+/// it.
 pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut Vec<Operation>) {
     for family in IpFamily::ALL {
         if let Some(pool) = view.cluster[family].nodes.get(node) {
@@ -222,7 +222,7 @@ pub(super) fn put_for_node(view: &ServicePortView, node: &str, operations: &mut 
     }
 }
 
-/// The nodes for which a view is something else than for their zone.
+/// The nodes for which a view differs from that of their zone.
 pub(super) fn nodes_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc<str>> {
     view.cluster.iter().flat_map(|(_, pools)| pools.nodes.keys()).chain(view.local.keys())
 }
@@ -230,7 +230,7 @@ pub(super) fn nodes_of_view(view: &ServicePortView) -> impl Iterator<Item = &Arc
 fn scoped_deltas<'a>(old: &Scoped<Pool>, new: &Scoped<Pool>, zone_of: impl Fn(&str) -> &'a str) -> Scoped<PoolDelta> {
     let zones: BTreeSet<_> = old.zones.keys().chain(new.zones.keys()).collect();
     let nodes: BTreeSet<_> = old.nodes.keys().chain(new.nodes.keys()).collect();
-    // A place without a change is listed too: otherwise the delta of the wider scope would be taken for its own.
+    // A zone or node without a change is listed too: otherwise the delta of the wider scope would apply to it.
     Scoped {
         default: PoolDelta::between(&old.default, &new.default),
         zones: zones

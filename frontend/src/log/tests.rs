@@ -1,7 +1,9 @@
-//! Nodes that follow random histories with random interruptions hold, after each update, what the objects alone lead to;
-//! and what is shared, coalesced, forgotten and left unsaid, one by one.
+//! After random histories with random interruptions, nodes have the state that the objects alone lead to. Single tests for what
+//! is shared, merged, and removed from the history.
 
-pub(crate) mod mirror;
+pub(crate) mod node_replica;
+#[path = "../../tests/common/replica.rs"]
+pub(crate) mod replica;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,12 +20,12 @@ use crate::{
     view::ServicePortView,
 };
 
-use self::mirror::Mirror;
+use self::node_replica::NodeReplica;
 use super::*;
 
-const ROOMY: HistoryLimits = HistoryLimits { entries: 1000, bytes: 1 << 20 };
+const LARGE: HistoryLimits = HistoryLimits { entries: 1000, bytes: 1 << 20 };
 
-/// An index and a log, and the views that have come out of the index.
+/// An index and a log, and the latest views of the index.
 struct Cluster {
     index: Index,
     log: ChangeLog,
@@ -44,7 +46,7 @@ impl Cluster {
     }
 
     fn of(changes: impl IntoIterator<Item = Change>) -> Self {
-        let mut cluster = Self::new(ROOMY);
+        let mut cluster = Self::new(LARGE);
         cluster.commit(changes);
         cluster
     }
@@ -76,45 +78,45 @@ impl Cluster {
         self.log.commit(changes)
     }
 
-    /// What a node must hold, from the views alone.
-    fn expected(&self, name: &str) -> Mirror {
+    /// The expected state of a node, computed from the views.
+    fn expected(&self, name: &str) -> NodeReplica {
         let node = self.nodes.get(name).map_or_else(|| NodeInfo::unknown(name), |node| NodeInfo::clone(node));
-        let mut mirror = Mirror::new(name);
+        let mut replica = NodeReplica::new(name);
         for view in self.views.values() {
-            mirror.put(view, name, &node.zone);
+            replica.put(view, name, &node.zone);
         }
-        mirror.node = Some(node);
-        mirror.cluster = Some(self.facts.clone());
-        mirror.revision = self.log.revision();
-        mirror
+        replica.state.node = Some(node);
+        replica.state.cluster = Some(self.facts.clone());
+        replica.revision = self.log.revision();
+        replica
     }
 
-    /// Brings a node up to date as a stream would. Says whether anything was sent.
-    fn sync(&mut self, mirror: &mut Mirror) -> bool {
-        let name = mirror.name.clone();
-        let update = self.log.difference(&name, mirror.revision);
+    /// Brings a node up to date as a session would. Returns whether anything was sent.
+    fn sync(&mut self, replica: &mut NodeReplica) -> bool {
+        let name = replica.name.clone();
+        let update = self.log.difference(&name, replica.revision);
         let update = update.unwrap_or_else(|| {
-            let differing = self.log.digests(&name).differing(&mirror.digests()).collect();
+            let differing = self.log.digests(&name).differing(&replica.state.digests()).collect();
             self.log.rebuild(&name, differing)
         });
         let sent = !update.chunks.is_empty();
         let digest = update.digest;
-        mirror.apply(update);
-        assert_eq!(*mirror, self.expected(&name), "{name} holds something else");
-        assert_eq!(mirror.digests(), self.log.digests(&name), "the digests of {name} are wrong");
-        assert_eq!(mirror.digests().total(), digest);
+        replica.apply(update);
+        assert_eq!(*replica, self.expected(&name), "wrong state of {name}");
+        assert_eq!(replica.state.digests(), self.log.digests(&name), "wrong digests for {name}");
+        assert_eq!(replica.state.digests().total(), digest);
         sent
     }
 
-    fn joined(&mut self, name: &str) -> Mirror {
-        let mut mirror = Mirror::new(name);
-        mirror.apply(self.log.snapshot(name));
-        mirror
+    fn joined(&mut self, name: &str) -> NodeReplica {
+        let mut replica = NodeReplica::new(name);
+        replica.apply(self.log.snapshot(name));
+        replica
     }
 
-    /// The operations that lead a node from a revision to now, as lines.
+    /// The operations from a revision to the current one, as lines.
     fn difference(&mut self, name: &str, from: Revision) -> Vec<String> {
-        let update = self.log.difference(name, from).expect("the history reaches back");
+        let update = self.log.difference(name, from).expect("the history is long enough");
         update.chunks.iter().flat_map(|chunk| chunk.operations()).map(describe).collect()
     }
 }
@@ -143,7 +145,7 @@ fn describe(operation: &Operation) -> String {
 enum Event {
     Change(Box<Change>),
     Commit,
-    /// The node with this number gets what it lacks.
+    /// The node with this number is brought up to date.
     Sync(usize),
 }
 
@@ -155,10 +157,10 @@ fn any_event() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn follow(events: Vec<Event>, limits: HistoryLimits) {
+fn check_history(events: Vec<Event>, limits: HistoryLimits) {
     let mut cluster = Cluster::new(limits);
-    let names = NODES.into_iter().chain(["unheard-of"]);
-    let mut mirrors: Vec<_> = names.map(|name| cluster.joined(name)).collect();
+    let names = NODES.into_iter().chain(["unknown"]);
+    let mut replicas: Vec<_> = names.map(|name| cluster.joined(name)).collect();
     for event in events {
         match event {
             Event::Change(change) => cluster.apply(*change),
@@ -166,16 +168,16 @@ fn follow(events: Vec<Event>, limits: HistoryLimits) {
                 cluster.commit([]);
             }
             Event::Sync(number) => {
-                cluster.sync(&mut mirrors[number]);
+                cluster.sync(&mut replicas[number]);
             }
         }
     }
     cluster.commit([]);
-    for mirror in &mut mirrors {
-        cluster.sync(mirror);
-        let fresh = cluster.joined(&mirror.name);
-        assert_eq!(fresh, *mirror, "a snapshot of {} is something else", mirror.name);
-        assert!(!cluster.sync(mirror), "something was sent though nothing changed");
+    for replica in &mut replicas {
+        cluster.sync(replica);
+        let fresh = cluster.joined(&replica.name);
+        assert_eq!(fresh, *replica, "wrong snapshot for {}", replica.name);
+        assert!(!cluster.sync(replica), "sent operations without a change");
     }
 }
 
@@ -183,18 +185,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn nodes_hold_what_the_objects_lead_to(events in vec(any_event(), 0..80)) {
-        follow(events, ROOMY);
+    fn nodes_have_the_state_of_the_objects(events in vec(any_event(), 0..80)) {
+        check_history(events, LARGE);
     }
 
     #[test]
-    fn also_when_the_past_is_short(events in vec(any_event(), 0..80)) {
-        follow(events, HistoryLimits { entries: 2, bytes: 1 << 20 });
+    fn nodes_have_the_state_of_the_objects_with_a_short_history(events in vec(any_event(), 0..80)) {
+        check_history(events, HistoryLimits { entries: 2, bytes: 1 << 20 });
     }
 
     #[test]
-    fn also_without_a_past(events in vec(any_event(), 0..40)) {
-        follow(events, HistoryLimits { entries: 1000, bytes: 0 });
+    fn nodes_have_the_state_of_the_objects_without_history(events in vec(any_event(), 0..40)) {
+        check_history(events, HistoryLimits { entries: 1000, bytes: 0 });
     }
 }
 
@@ -207,7 +209,7 @@ fn endpoints(last: impl IntoIterator<Item = u8>) -> Vec<SliceEndpoint> {
 }
 
 #[test]
-fn what_comes_and_goes_between_two_looks_was_never_there() {
+fn changes_that_cancel_out_are_not_sent() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
     let from = cluster.log.revision();
     cluster.commit([web(endpoints(1..=6))]);
@@ -221,7 +223,7 @@ fn what_comes_and_goes_between_two_looks_was_never_there() {
 }
 
 #[test]
-fn a_pool_that_changes_altogether_is_replaced() {
+fn completely_changed_pool_is_replaced() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=3))]);
     let from = cluster.log.revision();
     cluster.commit([web(endpoints(4..=5))]);
@@ -229,31 +231,31 @@ fn a_pool_that_changes_altogether_is_replaced() {
 }
 
 #[test]
-fn a_service_that_went_and_came_back_is_sent_whole() {
+fn recreated_service_is_sent_completely() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
-    let mut mirror = cluster.joined("node-9");
-    let from = mirror.revision;
+    let mut replica = cluster.joined("node-9");
+    let from = replica.revision;
     cluster.commit([Change::Delete(ObjectKind::Service, ObjectName::new("ns", "web"))]);
     cluster.commit([put(service("web", "10.96.0.1")), web(endpoints(1..=1))]);
     assert_eq!(
         cluster.difference("node-9", from),
         ["remove web", "put web", "replace web cluster 10.0.0.1", "replace web local 10.0.0.1"]
     );
-    cluster.sync(&mut mirror);
+    cluster.sync(&mut replica);
 }
 
 #[test]
-fn what_changes_nothing_makes_no_revision() {
+fn updates_without_effect_make_no_revision() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
     let unready = SliceEndpoint { ready: false, serving: false, ..endpoint("10.0.0.9", "node-9") };
     assert_eq!(cluster.commit([web([endpoints(1..=2), vec![unready]].concat())]), None);
-    assert_eq!(cluster.commit([put(slice("y", "nobody", endpoints(1..=1)))]), None);
+    assert_eq!(cluster.commit([put(slice("y", "other", endpoints(1..=1)))]), None);
     assert_eq!(cluster.commit([]), None);
     assert_eq!(cluster.log.revision(), Revision(2));
 }
 
 #[test]
-fn a_change_elsewhere_is_not_sent() {
+fn change_on_another_node_is_not_sent() {
     let mut internal = service("web", "10.96.0.1");
     internal.internal_policy = proto::model::TrafficPolicy::Local;
     let there = |last| vec![endpoint("10.0.0.1", "node-1"), endpoint(&format!("10.0.0.{last}"), "node-0")];
@@ -266,7 +268,7 @@ fn a_change_elsewhere_is_not_sent() {
 }
 
 #[test]
-fn nodes_at_one_cursor_share_their_bytes() {
+fn nodes_at_one_revision_share_chunks() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
     let from = cluster.log.revision();
     cluster.commit([web(endpoints(1..=4)), put(node("node-0", "zone-a"))]);
@@ -275,20 +277,20 @@ fn nodes_at_one_cursor_share_their_bytes() {
     assert!(Arc::ptr_eq(&first[0], &second[0]));
     assert_eq!(first.len(), 1);
     let own = chunks("node-9", from);
-    assert!(Arc::ptr_eq(&first[0], &own[0]), "what only one node needs is appended");
+    assert!(Arc::ptr_eq(&first[0], &own[0]), "node-specific operations are appended");
     assert_eq!(own.len(), 2);
     let (first, second) = (cluster.log.snapshot("node-1").chunks, cluster.log.snapshot("node-2").chunks);
     let shared = first.iter().zip(&second).filter(|(first, second)| Arc::ptr_eq(first, second)).count();
-    assert_eq!(shared, first.len() - 1, "all but the facts");
+    assert_eq!(shared, first.len() - 1, "all but the facts about the node");
     let unchanged = cluster.log.snapshot("node-1").chunks;
     cluster.commit([web(endpoints(1..=5))]);
     let changed = cluster.log.snapshot("node-1").chunks;
     let kept = unchanged.iter().zip(&changed).filter(|(first, second)| Arc::ptr_eq(first, second)).count();
-    assert_eq!(kept, changed.len() - 2, "all but the facts and one bucket");
+    assert_eq!(kept, changed.len() - 2, "all but the facts about the node and one bucket");
 }
 
 #[test]
-fn zones_share_too_and_see_only_their_own() {
+fn nodes_of_a_zone_share_chunks_and_receive_its_changes_only() {
     let hinted = |last: u8, zone: &str| SliceEndpoint {
         zone_hints: vec![zone.into()],
         ..endpoint(&format!("10.0.0.{last}"), "node-9")
@@ -301,42 +303,42 @@ fn zones_share_too_and_see_only_their_own() {
     cluster.commit([web(vec![a(1), a(2), b(3), b(4), b(5)])]);
     assert_eq!(cluster.difference("node-8", from), ["change web cluster +10.0.0.5 -"]);
     assert!(cluster.difference("node-0", from).is_empty(), "nothing changed in zone-a");
-    assert_eq!(cluster.difference("nowhere", from), ["change web cluster +10.0.0.5 -"]);
+    assert_eq!(cluster.difference("unknown", from), ["change web cluster +10.0.0.5 -"]);
     cluster.commit([web(vec![a(1), a(2), a(6), b(3), b(4), b(5)])]);
     let mut chunks = |name| cluster.log.difference(name, from).unwrap().chunks;
     assert!(Arc::ptr_eq(&chunks("node-0")[0], &chunks("node-1")[0]));
 }
 
 #[test]
-fn a_node_that_moves_to_another_zone_is_compared() {
+fn node_that_changes_its_zone_has_no_difference() {
     let mut cluster = Cluster::of([put(node("node-0", "zone-a")), put(node("node-1", "zone-a"))]);
     let from = cluster.log.revision();
-    let mut mirror = cluster.joined("node-0");
+    let mut replica = cluster.joined("node-0");
     cluster.commit([put(node("node-0", "zone-b"))]);
     assert!(cluster.log.difference("node-0", from).is_none());
     assert!(cluster.log.difference("node-1", from).is_some_and(|update| update.chunks.is_empty()));
-    cluster.sync(&mut mirror);
-    assert!(cluster.log.difference("node-0", mirror.revision).is_some());
+    cluster.sync(&mut replica);
+    assert!(cluster.log.difference("node-0", replica.revision).is_some());
 }
 
 #[test]
-fn other_facts_of_the_cluster_are_told_to_everybody() {
+fn changed_cluster_facts_are_sent_to_all_nodes() {
     let mut cluster = Cluster::of([put(node("node-0", "zone-a"))]);
-    let (first, mut mirror) = (cluster.log.revision(), cluster.joined("node-0"));
+    let (first, mut replica) = (cluster.log.revision(), cluster.joined("node-0"));
     cluster.commit([put(service_cidr("one", &["10.96.0.0/16"]))]);
     let second = cluster.log.revision();
     assert_ne!(second, first);
-    assert!(cluster.sync(&mut mirror));
-    for name in ["node-0", "nowhere"] {
+    assert!(cluster.sync(&mut replica));
+    for name in ["node-0", "unknown"] {
         assert_eq!(cluster.difference(name, first), ["cluster"]);
         assert!(cluster.difference(name, second).is_empty());
     }
-    // Another object, the same facts.
+    // Another object with the same facts.
     assert_eq!(cluster.commit([put(service_cidr("two", &["10.96.0.0/16"]))]), None);
 }
 
 #[test]
-fn other_facts_are_told_to_their_node_alone() {
+fn changed_node_facts_are_sent_to_the_node_only() {
     let mut cluster = Cluster::of([put(node("node-0", "zone-a"))]);
     let from = cluster.log.revision();
     let mut changed = node("node-0", "zone-a");
@@ -347,7 +349,7 @@ fn other_facts_are_told_to_their_node_alone() {
 }
 
 #[test]
-fn the_past_is_bounded_by_number_and_by_memory() {
+fn history_is_limited_by_number_and_by_memory() {
     for limits in [HistoryLimits { entries: 3, bytes: 1 << 20 }, HistoryLimits { entries: 1000, bytes: 3000 }] {
         let mut cluster = Cluster::new(limits);
         cluster.commit([put(service("web", "10.96.0.1"))]);
@@ -363,7 +365,7 @@ fn the_past_is_bounded_by_number_and_by_memory() {
 }
 
 #[test]
-fn the_past_can_be_forgotten() {
+fn history_can_be_cleared() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
     let first = cluster.log.revision();
     cluster.commit([web(endpoints(1..=4))]);
@@ -376,24 +378,24 @@ fn the_past_can_be_forgotten() {
 }
 
 #[test]
-fn clients_that_come_from_everywhere_do_not_fill_the_memory() {
-    let mut cluster = Cluster::new(ROOMY);
+fn cached_differences_are_limited() {
+    let mut cluster = Cluster::new(LARGE);
     cluster.commit([put(service("web", "10.96.0.1"))]);
     for round in 0..200 {
-        let gone = Change::Delete(ObjectKind::Service, ObjectName::new("default", "web"));
-        cluster.commit([if round % 2 == 0 { gone } else { put(service("web", "10.96.0.1")) }]);
+        let delete = Change::Delete(ObjectKind::Service, ObjectName::new("default", "web"));
+        cluster.commit([if round % 2 == 0 { delete } else { put(service("web", "10.96.0.1")) }]);
         cluster.commit([web(endpoints(0..=250))]);
         cluster.commit([web(Vec::new())]);
     }
     cluster.commit([web(endpoints(0..=250))]);
     for from in 0..cluster.log.revision().0 {
         cluster.log.difference("node-0", Revision(from));
-        assert!(cluster.log.shared.size() <= ROOMY.bytes, "{from}");
+        assert!(cluster.log.differences.size() <= LARGE.bytes, "{from}");
     }
 }
 
 #[test]
-fn zones_that_nobody_names_any_more_are_forgotten() {
+fn digests_of_unused_zones_are_removed() {
     let hinted = |zone: &str| {
         let one = |last| SliceEndpoint {
             zone_hints: vec![format!("{zone}-{last}").into()],
@@ -410,7 +412,7 @@ fn zones_that_nobody_names_any_more_are_forgotten() {
 }
 
 #[test]
-fn nodes_that_are_gone_are_forgotten_with_the_past() {
+fn removed_nodes_are_forgotten_with_the_history() {
     let mut cluster = Cluster::new(HistoryLimits { entries: 2, bytes: 1 << 20 });
     cluster.commit([put(service("web", "10.96.0.1")), web(endpoints(1..=1)), put(node("node-0", "zone-a"))]);
     cluster.commit([web(Vec::new()), Change::Delete(ObjectKind::Node, ObjectName::new("", "node-0"))]);
@@ -425,7 +427,7 @@ fn nodes_that_are_gone_are_forgotten_with_the_past() {
 }
 
 #[test]
-fn the_oldest_trigger_of_what_is_sent_is_told() {
+fn update_has_its_oldest_trigger_time() {
     let triggered = |last, seconds| {
         let slice = slice("x", "web", endpoints(1..=last));
         put(crate::object::SliceObject { trigger: Some(time(seconds)), ..slice })
@@ -441,7 +443,7 @@ fn the_oldest_trigger_of_what_is_sent_is_told() {
 }
 
 #[test]
-fn a_digest_is_the_sum_of_all() {
+fn digest_is_the_sum_of_all_entries() {
     let hinted = SliceEndpoint { zone_hints: vec!["zone-a".into()], ..endpoint("10.0.0.1", "node-0") };
     let cluster = Cluster::of([
         put(service("web", "10.96.0.1")),
@@ -452,13 +454,13 @@ fn a_digest_is_the_sum_of_all() {
         .concat()),
         put(node("node-0", "zone-a")),
     ]);
-    for name in ["node-0", "node-1", "nowhere"] {
+    for name in ["node-0", "node-1", "unknown"] {
         assert_eq!(cluster.log.digest(name), cluster.log.digests(name).total(), "{name}");
     }
 }
 
 #[test]
-fn figures_are_those_of_the_cluster() {
+fn service_ports_and_endpoints_are_counted() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=5))]);
     assert_eq!((cluster.log.service_ports(), cluster.log.endpoints()), (1, 5));
     cluster.commit([web(endpoints(1..=3))]);
@@ -468,7 +470,7 @@ fn figures_are_those_of_the_cluster() {
 }
 
 #[test]
-fn a_repair_has_the_asked_buckets_and_nothing_else() {
+fn repair_has_the_requested_buckets_only() {
     let mut cluster = Cluster::of([put(service("web", "10.96.0.1")), web(endpoints(1..=2))]);
     let key = cluster.views.keys().next().unwrap().clone();
     let bucket = usize::from(KeyHash::of(&key).bucket());

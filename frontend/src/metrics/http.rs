@@ -21,8 +21,8 @@ impl Frontend {
         Metrics::registry(&self.sessions, &self.status)
     }
 
-    /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown, and profiles if they are enabled. There is no
-    /// authentication; responses contain no names of objects or nodes.
+    /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP until the shutdown, and profiles if they are enabled.
+    /// There is no authentication; responses contain no names of objects or nodes.
     ///
     /// # Errors
     /// None so far; tasks return a `Result`.
@@ -64,8 +64,8 @@ fn answer<B>(request: &Request<B>, cluster: &ClusterState, registries: &[Registr
     }
 }
 
-/// 200 when every kind has been listed. A replica that has lost the API server stays ready: other replicas would not have newer
-/// state.
+/// 200 when every kind has been listed. A replica that has lost the API server stays ready: other replicas would not
+/// have newer state.
 fn ready(cluster: &ClusterState) -> Response<String> {
     if cluster.is_ready() {
         return response(StatusCode::OK, TEXT, "ready\n".to_owned());

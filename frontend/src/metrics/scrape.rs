@@ -70,7 +70,7 @@ impl Scrape {
         let revision = self.status.cluster.log().revision();
         let text = "Nodes of the cluster, connected or not.";
         writer.gauge("nodes", text, None, fleet.nodes as f64)?;
-        let text = "Nodes of the cluster without a backend at this replica; with several replicas most are connected to another one.";
+        let text = "Nodes of the cluster without a backend at this replica; most may be connected to another one.";
         writer.gauge("nodes_without_backend", text, None, fleet.disconnected.len() as f64)?;
         let failing = || fleet.current_backends().filter(|status| !status.failures.is_empty());
         let text = "Nodes connected to this replica that could not program everything.";
@@ -117,8 +117,8 @@ impl Scrape {
         let names: Vec<_> = kinds.iter().map(|row| row.kind.to_string()).collect();
         let rows = || kinds.iter().zip(&names).map(|(row, name)| (row, [("kind", name.as_str())]));
         let age = |row: &KindFreshness| row.age.filter(|_| row.phase != WatchPhase::NotOffered);
-        let text = "Time since the API server last confirmed the state of a kind with a list, an event or a bookmark. Above 150 s the \
-                    kind is listed again; if it keeps growing, nodes are served stale state. Absent before the first list.";
+        let text = "Time since the API server last confirmed the state of a kind with a list, event or bookmark. Above \
+                    150 s the kind is listed again; if it keeps growing, nodes are served stale state.";
         let ages = rows().filter_map(|(row, labels)| Some((labels, age(row)?.as_secs_f64())));
         writer.labelled_gauge("watch_age", text, Some(Unit::Seconds), ages)?;
         let text = "Requests to the API server that have failed since the last confirmation, by kind.";
@@ -145,11 +145,11 @@ fn lags(writer: &mut Writer<'_>, fleet: &Fleet, revision: Revision) -> fmt::Resu
     let mut revisions: Vec<_> =
         fleet.current_backends().map(|status| revision.0.saturating_sub(status.programmed.0) as f64).collect();
     let mut seconds: Vec<_> = fleet.current_backends().map(|status| status.lag().as_secs_f64()).collect();
-    let text = "By how many revisions nodes connected to this replica lag behind: median (0.5), 0.99 and maximum (1). A node whose \
-                programmed revision is unknown counts as lagging by all.";
+    let text = "By how many revisions nodes connected to this replica lag behind: median (0.5), 0.99 and maximum (1). \
+                A node whose programmed revision is unknown lags by all.";
     writer.labelled_gauge("node_lag_revisions", text, None, quantiles(&mut revisions))?;
-    let text = "For how long nodes connected to this replica have had a change to acknowledge: median (0.5), 0.99 and maximum (1); 0 \
-                for nodes that have acknowledged everything.";
+    let text = "For how long nodes connected to this replica have had a change to acknowledge: median (0.5), 0.99 and \
+                maximum (1); 0 for nodes that have acknowledged everything.";
     writer.labelled_gauge("node_lag", text, Some(Unit::Seconds), quantiles(&mut seconds))
 }
 

@@ -46,7 +46,8 @@ pub(super) fn page(model: &PageModel, query: &PageQuery) -> String {
 <h1><img src="icon.svg" alt="" width="28" height="28">Fairlead <small>{version}</small></h1>
 <form role="search" action="." method="get">
 <label for="q">Filter</label>
-<input id="q" name="q" type="search" value="{filter}" placeholder="node, service, address, state" autocomplete="off" spellcheck="false">
+<input id="q" name="q" type="search" value="{filter}" placeholder="node, service, address, state"
+    autocomplete="off" spellcheck="false">
 {all}<button>Filter</button>
 </form>
 </header>

@@ -5,8 +5,9 @@
 //!                                        └ unusable: the old one stays; an error in the log, a problem in Status
 //! ```
 //!
-//! A configuration is made of all files together (certificate, key, client CAs). Connections keep the one that they started
-//! with. TLS sessions are not resumed: the certificate of a client is verified against the current CAs each time.
+//! A configuration is made of all files together (certificate, key, client CAs). Connections keep the one that they
+//! started with. TLS sessions are not resumed: the certificate of a client is verified against the current CAs each
+//! time.
 
 mod files;
 mod incoming;
@@ -104,7 +105,7 @@ impl ReloadingTls {
         match config {
             Ok(config) => {
                 let valid_until = contents.as_ref().ok().map(Contents::valid_until);
-                info!(certificate = %files.certificate.display(), valid_until, "reloaded TLS files for new connections");
+                info!(certificate = %files.certificate.display(), valid_until, "reloaded TLS files");
                 current.config = Arc::new(config);
                 current.error = None;
             }

@@ -21,13 +21,14 @@ use crate::{
     session::{self, SessionContext},
 };
 
-/// How many messages wait for the connection. A longer queue would only take memory: messages are computed as late as possible.
+/// How many messages wait for the connection. A longer queue would only take memory: messages are computed as late as
+/// possible.
 const MESSAGES: usize = 2;
 
 /// The messages to a client.
 pub(super) struct WatchStream {
-    /// The task of the session, which must run also while the client does not read. Empty once its result has been returned.
-    /// Dropping the set aborts the task.
+    /// The task of the session, which must run also while the client does not read. Empty once its result has been
+    /// returned. Dropping the set aborts the task.
     session: JoinSet<Result<(), SessionError>>,
     outgoing: mpsc::Receiver<OutgoingMessage>,
     metrics: Arc<Metrics>,

@@ -1,7 +1,7 @@
 //! The response body of a `Watch` call: encoded messages, then the gRPC status.
 //!
-//! tonic's own body would copy each message into a buffer per stream that never shrinks. With thousands of streams that are
-//! sent the same snapshot, that would be most of the CPU time and most of the memory.
+//! tonic's own body would copy each message into a buffer per stream that never shrinks. With thousands of streams that
+//! are sent the same snapshot, that would be most of the CPU time and most of the memory.
 
 use std::{
     pin::Pin,

@@ -2,7 +2,7 @@
 //! repair, however many streams and connections it uses.
 //!
 //! ```text
-//!   Hello ──▶ open_stream: one more stream, or an error ──▶ acquire_sync: waits for a token ──▶ Welcome, snapshot, repair
+//!   Hello ─▶ open_stream: one more stream, or an error ─▶ acquire_sync: waits for a token ─▶ Welcome, snapshot, repair
 //! ```
 //!
 //! The entry of a node without streams is removed once its token bucket is full.

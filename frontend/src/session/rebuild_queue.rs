@@ -1,4 +1,5 @@
-//! Limits how many streams are sent a snapshot or a repair at the same time: only these cost more than what has changed.
+//! Limits how many streams are sent a snapshot or a repair at the same time: only these cost more than what has
+//! changed.
 //!
 //! ```text
 //!   rebuild needed ──▶ waits in the queue, nothing is built ──▶ RebuildPermit ──acknowledged, or too slow──▶ released

@@ -69,8 +69,8 @@ impl MessageSink {
         self.permit = Some(permit);
     }
 
-    /// Everything has been handed to the transport, but not yet received; messages in transit take memory too. Releases the
-    /// permit when the client has not acknowledged within `timeout`.
+    /// Everything has been handed to the transport, but not yet received; messages in transit take memory too. Releases
+    /// the permit when the client has not acknowledged within `timeout`.
     pub(super) fn release_permit_within(&mut self, timeout: Duration) {
         if let Some(permit) = &mut self.permit {
             permit.expires_at = permit.expires_at.min(Instant::now() + timeout);

@@ -23,9 +23,9 @@ use super::{MessageSink, SessionContext, SessionEnd, SessionError, StreamPermit,
 /// The base of the first batch to a client that does not resume.
 const NO_REVISION: Revision = Revision(0);
 
-/// How long after a snapshot or repair has been handed to the transport its permit is kept while there is no Ack. A backend
-/// acknowledges when its kernel is programmed, which may take long; a transfer that takes longer than this is the client's
-/// fault.
+/// How long after a snapshot or repair has been handed to the transport its permit is kept while there is no Ack. A
+/// backend acknowledges when its kernel is programmed, which may take long; a transfer that takes longer than this is
+/// the client's fault.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How much is kept of the failures that a client reports, in bytes.
@@ -74,8 +74,8 @@ enum Awaiting {
 enum DigestTrust {
     Agreed,
     Repaired,
-    /// A snapshot was sent. If digests still differ after it, the two sides compute them differently, and the stream goes on
-    /// without the check: sending snapshots over and over would be worse for the node.
+    /// A snapshot was sent. If digests still differ after it, the two sides compute them differently, and the stream
+    /// goes on without the check: sending snapshots over and over would be worse for the node.
     Resent,
     Disabled,
 }
@@ -408,8 +408,8 @@ impl Session {
         Ok(())
     }
 
-    /// Records that the node has programmed everything that concerns it up to this revision. [`NO_REVISION`] does not end
-    /// its lag.
+    /// Records that the node has programmed everything that concerns it up to this revision. [`NO_REVISION`] does not
+    /// end its lag.
     fn set_programmed(&self, revision: Revision) {
         self.status.update(|status| {
             status.programmed = revision;

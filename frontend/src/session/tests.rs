@@ -1,4 +1,4 @@
-//! Streams over channels, against a running frontend and with paused time: how they start, go on, go wrong and end.
+//! Streams over channels against a running frontend, with paused time.
 
 mod client;
 mod protocol_errors;
@@ -40,25 +40,25 @@ fn large() -> Vec<ClusterObject> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_served_before_everything_is_known() {
+async fn welcome_waits_until_every_kind_is_listed() {
     let fixture = Fixture::new(Config::default());
     let mut client = fixture.connect(hello("node-0")).await;
     let [nodes, services, slices, service_cidrs] = initial(small()).try_into().unwrap();
     fixture.update(nodes).await;
     fixture.update(services).await;
     fixture.update(service_cidrs).await;
-    client.hears_nothing(Duration::from_secs(3600)).await;
+    client.receives_nothing(Duration::from_secs(3600)).await;
     assert!(!fixture.ready.is_ready());
     fixture.update(slices).await;
     assert_eq!(client.welcome().await, SyncMode::Snapshot);
     client.commit().await;
     assert!(fixture.ready.is_ready());
-    assert_eq!(client.mirror.services.len(), 1);
-    assert_eq!(client.mirror.node, Some(node("node-0", "zone-a")));
+    assert_eq!(client.replica.state.services.len(), 1);
+    assert_eq!(client.replica.state.node, Some(node("node-0", "zone-a")));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_snapshot_of_an_empty_cluster_is_committed_and_forgets_everything() {
+async fn snapshot_of_an_empty_cluster_resets_all_buckets() {
     let fixture = Fixture::of(Vec::new()).await;
     let mut client = fixture.connect(hello("node-0")).await;
     assert_eq!(client.welcome().await, SyncMode::Snapshot);
@@ -67,11 +67,11 @@ async fn the_snapshot_of_an_empty_cluster_is_committed_and_forgets_everything() 
     let resets = resets.filter(|operation| matches!(operation, Operation::ResetBucket(_)));
     assert_eq!(resets.count(), proto::digest::BUCKETS);
     assert!(batches.last().unwrap().commit);
-    assert!(client.mirror.services.is_empty() && client.mirror.node.is_some());
+    assert!(client.replica.state.services.is_empty() && client.replica.state.node.is_some());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_comes_in_parts_of_which_the_last_commits() {
+async fn snapshot_is_split_and_the_last_batch_commits() {
     let fixture = Fixture::of(large()).await;
     let mut client = fixture.connect(hello("node-1")).await;
     client.welcome().await;
@@ -81,16 +81,16 @@ async fn a_snapshot_comes_in_parts_of_which_the_last_commits() {
     assert!(last.commit && parts.iter().all(|batch| !batch.commit));
     assert!(client.largest < 900 << 10);
     assert!(batches.iter().all(|batch| batch.base == Revision(0) && batch.target == last.target));
-    assert_eq!(client.mirror.services.len(), 100);
+    assert_eq!(client.replica.state.services.len(), 100);
     client.ack().await;
-    client.settles().await;
+    client.is_up_to_date().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_is_a_difference_and_the_first_after_a_quiet_time_comes_at_once() {
+async fn change_is_sent_as_difference_and_at_once_after_a_quiet_period() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
-    let before = client.mirror.revision;
+    let before = client.replica.revision;
     let start = tokio::time::Instant::now();
     fixture.update(put(web(1..=6))).await;
     let batches = client.batches().await;
@@ -101,23 +101,23 @@ async fn a_change_is_a_difference_and_the_first_after_a_quiet_time_comes_at_once
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_under_load_are_collected() {
+async fn changes_under_load_are_batched() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
-    let before = client.mirror.revision;
+    let before = client.replica.revision;
     for last in 6..=20 {
         fixture.update(put(web(1..=last))).await;
         tokio::time::advance(Duration::from_millis(1)).await;
     }
-    while client.mirror.services.values().next().unwrap().cluster.v4.len() < 20 {
+    while client.replica.state.services.values().next().unwrap().cluster.v4.len() < 20 {
         client.commit().await;
     }
-    let commits = client.mirror.revision.0 - before.0;
+    let commits = client.replica.revision.0 - before.0;
     assert!((2..=4).contains(&commits), "{commits} commits in 15 ms at 10 ms each");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_node_is_sent_the_net_difference() {
+async fn slow_node_is_sent_the_net_difference() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
     fixture.update(put(web(1..=6))).await;
@@ -130,93 +130,92 @@ async fn a_slow_node_is_sent_the_net_difference() {
     fixture.committed().await;
     fixture.update(SourceUpdate::Delete(ObjectKind::Service, ObjectName::new("ns", "short"))).await;
     fixture.committed().await;
-    client.hears_nothing(Duration::from_secs(60)).await;
+    client.receives_nothing(Duration::from_secs(60)).await;
     client.ack().await;
     let batches = client.batches().await;
     let [batch] = &batches[..] else { panic!("{batches:?}") };
     assert_eq!(batch.target.0 - batch.base.0, 5);
-    assert!(
-        matches!(&batch.operations[..], [Operation::ChangePool { add, remove, .. }] if add.len() == 3 && remove.len() == 1)
-    );
+    let [Operation::ChangePool { add, remove, .. }] = &batch.operations[..] else { panic!("{batch:?}") };
+    assert_eq!((add.len(), remove.len()), (3, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quiet_stream_gets_bookmarks_and_changes_elsewhere_are_silent() {
+async fn idle_stream_gets_bookmarks_and_no_changes_of_other_nodes() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
-    let told = client.mirror.revision;
+    let sent = client.replica.revision;
     fixture.update(put(node("node-7", "zone-b"))).await;
     let now = fixture.committed().await;
-    assert!(now > told);
-    client.hears_nothing(Duration::from_millis(9_900)).await;
+    assert!(now > sent);
+    client.receives_nothing(Duration::from_millis(9_900)).await;
     let (revision, digest) = client.bookmark().await;
-    assert_eq!((revision, digest), (now, client.mirror.digests().total()));
+    assert_eq!((revision, digest), (now, client.replica.state.digests().total()));
     client.ack().await;
     fixture.update(put(node("node-7", ""))).await;
     fixture.committed().await;
     fixture.update(put(web(1..=4))).await;
     let batches = client.batches().await;
-    assert_eq!(batches[0].base, now, "a batch starts from what the client was told last");
+    assert_eq!(batches[0].base, now, "base is the last revision sent to the client");
 }
 
 #[tokio::test(start_paused = true)]
-async fn resuming_costs_the_difference() {
+async fn resume_sends_the_difference() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
     let resume = client.resume();
     fixture.update(put(web(1..=6))).await;
     fixture.committed().await;
-    let mut client = fixture.connect(resume).await.holding(client.mirror);
+    let mut client = fixture.connect(resume).await.holding(client.replica);
     assert_eq!(client.welcome().await, SyncMode::Resume);
     let batches = client.batches().await;
     assert!(matches!(&batches[0].operations[..], [Operation::ChangePool { .. }]));
     client.ack().await;
-    client.settles().await;
+    client.is_up_to_date().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn resuming_without_a_difference_is_a_bookmark() {
+async fn resume_without_a_difference_sends_a_bookmark() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
-    let mut client = fixture.connect(client.resume()).await.holding(client.mirror);
+    let mut client = fixture.connect(client.resume()).await.holding(client.replica);
     assert_eq!(client.welcome().await, SyncMode::Resume);
     let (revision, digest) = client.bookmark().await;
-    assert_eq!((revision, digest), (client.mirror.revision, client.mirror.digests().total()));
+    assert_eq!((revision, digest), (client.replica.revision, client.replica.state.digests().total()));
     client.ack().await;
-    client.settles().await;
+    client.is_up_to_date().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_frontend_with_the_same_cluster_repairs_nothing() {
+async fn another_frontend_with_the_same_state_sends_an_empty_commit() {
     let client = Fixture::of(small()).await.joined("node-0").await;
     let other = Fixture::of(small()).await;
-    let mut client = other.connect(client.resume()).await.holding(client.mirror);
+    let mut client = other.connect(client.resume()).await.holding(client.replica);
     assert_eq!(client.welcome().await, SyncMode::Repair);
     let batches = client.batches().await;
     let [batch] = &batches[..] else { panic!("{batches:?}") };
-    assert!(batch.commit && batch.operations.is_empty(), "the revision is told all the same");
+    assert!(batch.commit && batch.operations.is_empty(), "the revision is sent");
     assert_eq!(batch.target, other.revision());
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_frontend_repairs_what_differs() {
+async fn another_frontend_repairs_only_what_differs() {
     let held = Fixture::of(large()).await.joined("node-0").await;
     let mut objects = large();
     objects.retain(|object| !matches!(object, ClusterObject::Service(service) if &*service.name.name == "s7"));
     let other = Fixture::of(objects).await;
-    let mut client = other.connect(held.resume()).await.holding(held.mirror);
+    let mut client = other.connect(held.resume()).await.holding(held.replica);
     assert_eq!(client.welcome().await, SyncMode::Repair);
     let batches = client.batches().await;
     let resets = batches.iter().flat_map(|batch| &batch.operations);
     let resets = resets.filter(|operation| matches!(operation, Operation::ResetBucket(_)));
     assert_eq!(resets.count(), 1);
-    assert_eq!(client.mirror.services.len(), 99);
+    assert_eq!(client.replica.state.services.len(), 99);
     client.ack().await;
-    client.settles().await;
+    client.is_up_to_date().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stuck_client_delays_nobody_and_ends_with_the_process() {
+async fn stuck_client_does_not_delay_others_and_ends_at_the_shutdown() {
     let fixture = Fixture::of(large()).await;
     let stuck = fixture.connect(hello("node-1")).await;
     let mut client = fixture.joined("node-0").await;
@@ -224,24 +223,24 @@ async fn a_stuck_client_delays_nobody_and_ends_with_the_process() {
         fixture.update(put(slice("s1", "s1", vec![endpoint(&format!("10.9.0.{last}"), "node-0")]))).await;
         client.commit().await;
     }
-    client.settles().await;
+    client.is_up_to_date().await;
     fixture.stop();
     drop(client);
     stuck.ends_after(Config::default().drain_delay + Config::default().drain_grace).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_shutdown_clients_are_asked_to_come_back_later() {
+async fn shutdown_drains_clients() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
     fixture.stop();
     let ServerMessage::Drain(delay) = client.event().await else { panic!("no drain") };
     assert_eq!(delay, Config::default().drain_delay);
-    client.leaves().await.unwrap();
+    client.disconnects().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn status_tells_who_is_connected_and_what_each_could_not_do() {
+async fn streams_have_status_and_failures() {
     let fixture = Fixture::of(small()).await;
     let mut observer = hello("node-0");
     observer.role = Role::Observer;
@@ -249,10 +248,10 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
     let mut observer = fixture.connect(observer).await;
     observer.welcome().await;
     let mut client = fixture.joined("node-0").await;
-    let key = client.mirror.services.keys().next().unwrap().clone();
+    let key = client.replica.state.services.keys().next().unwrap().clone();
     let failure = proto::model::ServicePortFailure {
         key,
-        reason: "no room".to_owned(),
+        reason: "kernel error".to_owned(),
         retryable: true,
         kind: proto::model::FailureKind::Program,
     };
@@ -261,22 +260,22 @@ async fn status_tells_who_is_connected_and_what_each_could_not_do() {
     let made_up = proto::model::ServicePortFailure { key: made_up, ..failure.clone() };
     client.ack_with(vec![failure.clone(), made_up]).await;
     client.ack_with(vec![failure.clone()]).await;
-    client.settles().await;
+    client.is_up_to_date().await;
     assert_eq!(reports.try_recv().unwrap(), NodeReport::Failed("node-0".into(), failure.clone()));
-    assert!(reports.try_recv().is_err(), "once, and of no service that there is not");
+    assert!(reports.try_recv().is_err(), "one report, and none for an unknown service port");
     let fleet = fixture.frontend.sessions.streams.fleet();
-    let ([agent], [looking]) = (&fleet.backends[..], &fleet.observers[..]) else { panic!("{fleet:?}") };
-    assert_eq!(agent.failures, [failure]);
-    assert_eq!(agent.acked, fixture.revision());
-    assert_eq!(looking.acked, Revision(0));
-    assert_eq!(looking.backend, "watch");
-    client.leaves().await.unwrap();
-    observer.leaves().await.unwrap();
+    let ([backend], [observing]) = (&fleet.backends[..], &fleet.observers[..]) else { panic!("{fleet:?}") };
+    assert_eq!(backend.failures, [failure]);
+    assert_eq!(backend.acked, fixture.revision());
+    assert_eq!(observing.acked, Revision(0));
+    assert_eq!(observing.backend, "watch");
+    client.disconnects().await.unwrap();
+    observer.disconnects().await.unwrap();
     assert_eq!(fixture.frontend.sessions.streams.count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_is_told_of_agents_of_the_clusters_nodes() {
+async fn start_event_is_created_for_backends_of_cluster_nodes() {
     let fixture = Fixture::of(small()).await;
     let mut reports = fixture.frontend.sessions.events.receiver().unwrap();
     let now = SystemTime::now();
@@ -288,26 +287,26 @@ async fn a_start_is_told_of_agents_of_the_clusters_nodes() {
         ("node-0", Role::Observer, Some(now), false),
         ("made-up", Role::Backend, Some(now), false),
     ];
-    for (node, role, started, told) in cases {
+    for (node, role, started, is_reported) in cases {
         let mut client = fixture.connect(Hello { role, started, ..hello(node) }).await;
         client.welcome().await;
         let report = reports.try_recv().ok();
         let of_it = matches!(&report, Some(NodeReport::Started(start)) if &*start.node == node && start.at == now);
-        assert_eq!((report.is_some(), of_it), (told, told), "{node} {role:?} {started:?}: {report:?}");
-        client.leaves().await.unwrap();
+        assert_eq!((report.is_some(), of_it), (is_reported, is_reported), "{node} {role:?} {started:?}: {report:?}");
+        client.disconnects().await.unwrap();
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_in_the_same_process_is_told_values() {
+async fn client_in_the_same_process_receives_values() {
     let fixture = Fixture::of(small()).await;
     let (events, mut updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());
     assert!(matches!(updates.recv().await, Some(ServerMessage::Welcome(_))));
     let Some(ServerMessage::Batch(batch)) = updates.recv().await else { panic!("no batch") };
-    let mut mirror = Client::mirror_of("node-0");
-    batch.operations.into_iter().for_each(|operation| mirror.operate(operation));
+    let mut replica = Client::replica_of("node-0");
+    batch.operations.into_iter().for_each(|operation| replica.state.apply(operation));
     assert!(batch.commit);
-    assert_eq!(mirror.digests(), fixture.frontend.cluster.log().digests("node-0"));
+    assert_eq!(replica.state.digests(), fixture.frontend.cluster.log().digests("node-0"));
     drop(events);
     assert!(updates.recv().await.is_none());
     let (_events, updates) = fixture.frontend.attach(hello("node-0"), fixture.shutdown.clone());

@@ -1,4 +1,4 @@
-//! A small cluster of Services with many endpoints each, all on one node: [`crate::HOME`].
+//! A cluster of Services with many endpoints each, all of them on node [`crate::ENDPOINT_NODE`].
 
 use std::num::NonZeroU16;
 
@@ -38,12 +38,12 @@ pub(crate) fn service(number: u8) -> ParsedObject {
     }
 }
 
-/// So many endpoints of that Service.
+/// A slice with endpoints of that Service.
 pub(crate) fn slice(number: u8, endpoints: u16) -> ParsedObject {
     let name = ObjectName::new("ns", format!("s{number}"));
     let endpoint = |at: u16| SliceEndpoint {
         address: [10, number, at.to_be_bytes()[0], at.to_be_bytes()[1]].into(),
-        node: Some(crate::HOME.into()),
+        node: Some(crate::ENDPOINT_NODE.into()),
         ready: true,
         serving: true,
         terminating: false,
@@ -67,7 +67,7 @@ pub(crate) fn slice(number: u8, endpoints: u16) -> ParsedObject {
     }
 }
 
-/// So many Services with 1,000 endpoints each: 6 KB of a snapshot for each.
+/// Services with 1,000 endpoints each, which take 6 KB each in a snapshot.
 pub(crate) fn cluster(services: u8) -> Vec<SourceUpdate> {
     vec![
         SourceUpdate::Replace(ObjectKind::Node, Vec::new()),

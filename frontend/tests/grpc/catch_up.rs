@@ -1,4 +1,4 @@
-//! Clients that come from a replica which knows more of the cluster: they wait for it, or are told that they are set back.
+//! Clients with a newer source version than the frontend: they wait until it has caught up, or are rolled back.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use proto::{
 
 use super::{Server, Stream, Transport, cluster, hello, service};
 
-/// A frontend that knows the cluster up to version 100, of which objects reflect 90.
+/// A frontend at source version 100, whose newest object has version 90.
 async fn serve(catch_up_timeout: Duration) -> Server {
     let mut updates = cluster(2);
     updates.push(SourceUpdate::Apply(service(1)));
@@ -21,7 +21,7 @@ async fn serve(catch_up_timeout: Duration) -> Server {
     updates.push(SourceUpdate::Progress(ObjectKind::Node, VersionProgress::Confirmed(SourceVersion(100))));
     let config = Config { catch_up_timeout, ..Config::default() };
     let server = Server::start(Transport::Unix, config, updates).await;
-    // When one that holds nothing of this has been served, all of it was taken in.
+    // All updates have been applied when a new client is sent version 100.
     let mut first = server.hello(hello("node-9")).await;
     while welcome(&mut first).await.source_version < 100 {
         first = server.hello(hello("node-9")).await;
@@ -29,8 +29,8 @@ async fn serve(catch_up_timeout: Duration) -> Server {
     server
 }
 
-/// One that holds what reflects this version.
-async fn come(server: &Server, source_version: u64) -> Stream {
+/// A client with this source version.
+async fn connect(server: &Server, source_version: u64) -> Stream {
     server.hello(v1::Hello { source_version, ..hello("node-1") }).await
 }
 
@@ -42,21 +42,21 @@ async fn welcome(stream: &mut Stream) -> v1::Welcome {
 }
 
 #[tokio::test]
-async fn who_holds_no_more_is_served_at_once_and_told_what_it_gets() {
+async fn client_at_the_same_version_is_served_at_once() {
     let server = serve(Duration::from_secs(600)).await;
-    let mut stream = come(&server, 100).await;
+    let mut stream = connect(&server, 100).await;
     assert_eq!(welcome(&mut stream).await.source_version, 100);
     let batches = stream.commit().await;
-    assert_eq!(batches.last().unwrap().source_version, 90, "what the objects reflect at least");
+    assert_eq!(batches.last().unwrap().source_version, 90, "the version of the newest object");
     assert_eq!(server.frontend.stream_stats().rollbacks, 0);
 }
 
 #[tokio::test]
-async fn who_holds_more_waits_until_that_is_known_here() {
+async fn client_at_a_newer_version_waits() {
     let server = serve(Duration::from_secs(600)).await;
-    let mut stream = come(&server, 101).await;
-    // Served at once although it came later: it holds less.
-    let mut other = come(&server, 99).await;
+    let mut stream = connect(&server, 101).await;
+    // Served at once although it connected later: its version is older.
+    let mut other = connect(&server, 99).await;
     assert_eq!(welcome(&mut other).await.source_version, 100);
     server
         .updates
@@ -68,9 +68,9 @@ async fn who_holds_more_waits_until_that_is_known_here() {
 }
 
 #[tokio::test]
-async fn who_waits_in_vain_is_set_back_and_counted() {
+async fn client_is_rolled_back_after_the_timeout() {
     let server = serve(Duration::from_millis(1)).await;
-    let mut stream = come(&server, 500).await;
+    let mut stream = connect(&server, 500).await;
     assert_eq!(welcome(&mut stream).await.source_version, 100);
     assert_eq!(stream.commit().await.last().unwrap().source_version, 90);
     assert_eq!(server.frontend.stream_stats().rollbacks, 1);

@@ -1,4 +1,4 @@
-//! Metrics over real HTTP, read as a scraper reads them.
+//! Metrics over HTTP, parsed as by a scraper.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -15,16 +15,16 @@ use tokio::{
     time::timeout,
 };
 
-use super::{PATIENCE, Server, Transport, cluster, hello, slice};
+use super::{Server, TIMEOUT, Transport, cluster, hello, slice};
 
-struct Answer {
+struct HttpResponse {
     status: String,
     head: String,
     body: String,
 }
 
-async fn get(address: SocketAddr, path: &str) -> Answer {
-    let asked = async {
+async fn get(address: SocketAddr, path: &str) -> HttpResponse {
+    let exchange = async {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -32,14 +32,14 @@ async fn get(address: SocketAddr, path: &str) -> Answer {
         stream.read_to_string(&mut text).await.unwrap();
         text
     };
-    let text = timeout(PATIENCE, asked).await.expect("no answer");
+    let text = timeout(TIMEOUT, exchange).await.expect("no response");
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().to_owned();
-    Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+    HttpResponse { status, head: head.to_lowercase(), body: body.to_owned() }
 }
 
-/// Where the metrics of a frontend are.
-async fn metrics_of(frontend: &Frontend, shutdown: Shutdown) -> SocketAddr {
+/// Serves the metrics of a frontend, and returns the address.
+async fn serve_metrics(frontend: &Frontend, shutdown: Shutdown) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let frontend = frontend.clone();
@@ -47,13 +47,13 @@ async fn metrics_of(frontend: &Frontend, shutdown: Shutdown) -> SocketAddr {
     address
 }
 
-/// Every sample by its name and labels. What is no sample must be a comment, and the last line the end.
+/// Every sample by its name and labels. All other lines must be comments.
 async fn samples(address: SocketAddr) -> BTreeMap<String, f64> {
-    let answer = get(address, "/metrics").await;
-    assert_eq!(answer.status, "200");
-    assert!(answer.head.contains("content-type: application/openmetrics-text"), "{}", answer.head);
-    assert!(answer.body.ends_with("# EOF\n"));
-    let lines = answer.body.lines().filter(|line| !line.starts_with("# "));
+    let response = get(address, "/metrics").await;
+    assert_eq!(response.status, "200");
+    assert!(response.head.contains("content-type: application/openmetrics-text"), "{}", response.head);
+    assert!(response.body.ends_with("# EOF\n"));
+    let lines = response.body.lines().filter(|line| !line.starts_with("# "));
     let sample = |line: &str| {
         let (name, value) = line.rsplit_once(' ').unwrap();
         let of_process = name.starts_with("process_").then_some(name);
@@ -64,10 +64,10 @@ async fn samples(address: SocketAddr) -> BTreeMap<String, f64> {
 }
 
 #[tokio::test]
-async fn a_scrape_tells_what_has_happened() {
+async fn scrape_reflects_activity() {
     let server = Server::start(Transport::Unix, Config::default(), cluster(3)).await;
     let (_trigger, shutdown) = Shutdown::channel();
-    let address = metrics_of(&server.frontend, shutdown).await;
+    let address = serve_metrics(&server.frontend, shutdown).await;
     let mut streams = Vec::new();
     for node in ["node-1", "node-2"] {
         let mut stream = server.hello(hello(node)).await;
@@ -78,13 +78,13 @@ async fn a_scrape_tells_what_has_happened() {
     for stream in &mut streams {
         stream.commit().await;
     }
-    // Another one is sent only after the ack of the one before has been read.
+    // The next change is sent only after the Ack of the previous one was received.
     server.updates.send(SourceUpdate::Apply(slice(1, 6))).await.unwrap();
     streams[0].commit().await;
     streams[1].commit().await;
-    server.hello(v1::Hello { protocol_version: 99, ..hello("node-3") }).await.refused().await;
-    streams[1].say(client_message::Message::Hello(hello("node-2"))).await;
-    streams.pop().unwrap().refused().await;
+    server.hello(v1::Hello { protocol_version: 99, ..hello("node-3") }).await.expect_rejected().await;
+    streams[1].send(client_message::Message::Hello(hello("node-2"))).await;
+    streams.pop().unwrap().expect_rejected().await;
 
     let samples = samples(address).await;
     let value = |name: &str| *samples.get(name).unwrap_or_else(|| panic!("no {name} in {samples:#?}"));
@@ -99,32 +99,32 @@ async fn a_scrape_tells_what_has_happened() {
     assert!(value("commit_duration_seconds_count") >= 3.0);
     assert!(value("commit_duration_seconds_sum") > 0.0);
     assert!(value("sent_bytes_total") > 1000.0 && value("sent_messages_total") >= 8.0);
-    assert!(value("chunks_sent_total") > value("chunks_encoded_total"), "two nodes share what was encoded");
-    assert!(value("node_lag_seconds{quantile=\"1\"}") < PATIENCE.as_secs_f64());
+    assert!(value("chunks_sent_total") > value("chunks_encoded_total"), "two nodes share encoded chunks");
+    assert!(value("node_lag_seconds{quantile=\"1\"}") < TIMEOUT.as_secs_f64());
     assert!(value("revision") >= value("revision_programmed_on_all_nodes"));
     assert!(value("process_cpu_seconds_total") > 0.0 && value("process_resident_memory_bytes") > 1e6);
 }
 
 #[tokio::test]
-async fn a_frontend_is_ready_when_every_kind_has_been_listed() {
+async fn frontend_is_ready_when_every_kind_has_been_listed() {
     let frontend = Frontend::new(Config::default());
     let (_trigger, shutdown) = Shutdown::channel();
-    let address = metrics_of(&frontend, shutdown.clone()).await;
+    let address = serve_metrics(&frontend, shutdown.clone()).await;
     let (updates, receiver) = mpsc::channel(16);
     let ready = Ready::new();
     let guard = ready.guard("cluster");
     tokio::spawn(async move { frontend.run(receiver, guard, shutdown).await });
 
-    assert_eq!(get(address, "/healthz").await.status, "200", "it lives all the same");
-    let answer = get(address, "/readyz").await;
-    assert_eq!(answer.status, "503");
-    assert_eq!(answer.body, "not listed yet: Node, Service, EndpointSlice, ServiceCIDR\n");
+    assert_eq!(get(address, "/healthz").await.status, "200", "alive, though not ready");
+    let response = get(address, "/readyz").await;
+    assert_eq!(response.status, "503");
+    assert_eq!(response.body, "not listed yet: Node, Service, EndpointSlice, ServiceCIDR\n");
     assert_eq!(samples(address).await["ready"], 0.0);
     for kind in ObjectKind::ALL {
         updates.send(SourceUpdate::Replace(kind, Vec::new())).await.unwrap();
     }
     ready.wait().await;
-    let answer = get(address, "/readyz").await;
-    assert_eq!((answer.status.as_str(), answer.body.as_str()), ("200", "ready\n"));
+    let response = get(address, "/readyz").await;
+    assert_eq!((response.status.as_str(), response.body.as_str()), ("200", "ready\n"));
     assert_eq!(get(address, "/").await.status, "404");
 }

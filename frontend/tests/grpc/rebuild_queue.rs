@@ -1,4 +1,5 @@
-//! Snapshots over real connections: a few at a time, nothing for those who wait, and nobody keeps a place for ever.
+//! The limit on concurrent snapshots: nothing is built for clients in the queue, and no client holds its permit
+//! forever.
 
 use std::time::Duration;
 
@@ -6,38 +7,38 @@ use fairlead_frontend::{Config, StreamStats};
 use proto::v1::{self, client_message, server_message};
 use tokio::time::{sleep, timeout};
 
-use super::{PATIENCE, Server, Stream, Transport, cluster, hello, slice, unix_channel};
+use super::{Server, Stream, TIMEOUT, Transport, cluster, hello, slice, unix_channel};
 use fairlead_frontend::object::SourceUpdate;
 
-/// More than a client takes that does not read: its window is 2 MiB.
+/// More than the flow-control window of a client that does not read, which is 2 MiB.
 const SERVICES: u8 = 200;
 
-/// A cluster of which only so many clients at a time are sent everything, for as long as they need.
+/// Limits concurrent snapshots, without a timeout that matters.
 fn config(max_concurrent_rebuilds: usize) -> Config {
     let (rebuild_timeout, bookmark_interval) = (Duration::from_secs(600), Duration::from_millis(50));
     Config { max_concurrent_rebuilds, rebuild_timeout, bookmark_interval, ..Config::default() }
 }
 
-/// A client that asks for everything and reads nothing.
+/// A client that needs a snapshot and does not read.
 async fn stuck(server: &Server) -> Stream {
     let stream = Stream::open(unix_channel(server.socket()).await).await;
-    stream.say(client_message::Message::Hello(hello("node-1"))).await;
+    stream.send(client_message::Message::Hello(hello("node-1"))).await;
     stream
 }
 
 async fn until(server: &Server, wanted: impl Fn(StreamStats) -> bool) -> StreamStats {
-    let come = async {
+    let reached = async {
         while !wanted(server.frontend.stream_stats()) {
             sleep(Duration::from_millis(1)).await;
         }
     };
-    let come = timeout(PATIENCE, come).await;
-    come.unwrap_or_else(|_| panic!("{:?}", server.frontend.stream_stats()));
+    let reached = timeout(TIMEOUT, reached).await;
+    reached.unwrap_or_else(|_| panic!("{:?}", server.frontend.stream_stats()));
     server.frontend.stream_stats()
 }
 
 #[tokio::test]
-async fn a_few_at_a_time_and_nothing_is_built_for_the_others() {
+async fn only_running_snapshots_are_built() {
     let server = Server::start(Transport::Unix, config(2), cluster(SERVICES)).await;
     let mut streams = Vec::new();
     for _ in 0..6 {
@@ -46,8 +47,8 @@ async fn a_few_at_a_time_and_nothing_is_built_for_the_others() {
     let stats = until(&server, |stats| stats.rebuilds_waiting == 4).await;
     assert_eq!((stats.rebuilds_running, stats.rebuilds), (2, 2));
     let status = server.status().await;
-    assert_eq!(status.nodes.len(), 6, "who waits is connected");
-    // Those who go make room, whether they wait or not.
+    assert_eq!(status.nodes.len(), 6, "waiting clients are connected");
+    // Disconnecting leaves the queue or releases the permit.
     streams.truncate(3);
     until(&server, |stats| stats.rebuilds_waiting == 1).await;
     streams.remove(0);
@@ -56,7 +57,7 @@ async fn a_few_at_a_time_and_nothing_is_built_for_the_others() {
 }
 
 #[tokio::test]
-async fn who_does_not_read_gives_its_place_back() {
+async fn permit_of_a_client_that_does_not_read_expires() {
     let config = Config { rebuild_timeout: Duration::from_millis(200), ..config(1) };
     let server = Server::start(Transport::Unix, config, cluster(SERVICES)).await;
     let _stuck = stuck(&server).await;
@@ -68,7 +69,7 @@ async fn who_does_not_read_gives_its_place_back() {
 }
 
 #[tokio::test]
-async fn who_waits_hears_from_time_to_time_and_is_drained_too() {
+async fn waiting_client_is_sent_keepalives_and_drained() {
     let config =
         Config { drain_delay: Duration::from_millis(100), drain_grace: Duration::from_millis(100), ..config(1) };
     let server = Server::start(Transport::Unix, config, cluster(SERVICES)).await;
@@ -92,7 +93,7 @@ async fn who_waits_hears_from_time_to_time_and_is_drained_too() {
 }
 
 #[tokio::test]
-async fn resuming_does_not_wait_and_neither_do_changes() {
+async fn resume_and_changes_do_not_wait() {
     let server = Server::start(Transport::Unix, config(1), cluster(SERVICES)).await;
     let mut stream = server.hello(hello("node-2")).await;
     let revision = stream.commit().await.last().unwrap().target_revision;
@@ -105,13 +106,13 @@ async fn resuming_does_not_wait_and_neither_do_changes() {
     assert_eq!(welcome.mode(), v1::SyncMode::Resume);
     let bookmark = again.next().await.unwrap();
     assert!(matches!(bookmark, Some(server_message::Message::Bookmark(_))), "{bookmark:?}");
-    again.say(client_message::Message::Ack(v1::Ack { revision, ..v1::Ack::default() })).await;
+    again.send(client_message::Message::Ack(v1::Ack { revision, ..v1::Ack::default() })).await;
     server.updates.send(SourceUpdate::Apply(slice(7, 900))).await.unwrap();
     assert_eq!(again.change().await.operations.len(), 1);
 }
 
 #[tokio::test]
-async fn what_all_nodes_get_is_encoded_once() {
+async fn chunks_for_all_nodes_are_encoded_once() {
     let server = Server::start(Transport::Unix, Config::default(), cluster(20)).await;
     let mut streams = vec![server.hello(hello("node-2")).await];
     streams[0].commit().await;
@@ -123,7 +124,7 @@ async fn what_all_nodes_get_is_encoded_once() {
     }
     let all = server.frontend.stream_stats();
     assert_eq!(all.chunks_sent, 5 * first.chunks_sent);
-    assert_eq!(all.chunks_encoded, first.chunks_encoded + 4, "but for the facts of each node");
+    assert_eq!(all.chunks_encoded, first.chunks_encoded + 4, "only the facts about each node");
     server.updates.send(SourceUpdate::Apply(slice(7, 900))).await.unwrap();
     for stream in &mut streams {
         assert_eq!(stream.change().await.operations.len(), 1);

@@ -1,4 +1,4 @@
-//! Status over real connections: who lags and for how long, who is not there, and waiting for a revision.
+//! The call `Status` over real connections: lag, disconnected nodes, and waiting for a revision.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,9 @@ use proto::{
 use tokio::time::{sleep, timeout};
 use tonic::Code;
 
-use super::{PATIENCE, Server, Stream, Transport, cluster, hello, slice};
+use super::{Server, Stream, TIMEOUT, Transport, cluster, hello, slice};
 
-/// What is far longer than anything in here takes.
+/// Far longer than any test here takes.
 const LONG: Duration = Duration::from_secs(60);
 
 fn node(name: &str) -> ParsedObject {
@@ -28,7 +28,7 @@ fn node(name: &str) -> ParsedObject {
     }
 }
 
-/// A cluster with these nodes, of which none is connected.
+/// A cluster with these nodes, none of them connected.
 async fn server(nodes: &[&str]) -> Server {
     let mut updates = cluster(3);
     updates[0] = SourceUpdate::Replace(ObjectKind::Node, nodes.iter().map(|name| node(name)).collect());
@@ -39,13 +39,13 @@ async fn server(nodes: &[&str]) -> Server {
 
 async fn ask(server: &Server, request: v1::StatusRequest) -> Result<v1::StatusResponse, tonic::Status> {
     let mut client = FairleadClient::new(server.channel.clone());
-    let answer = timeout(PATIENCE, client.status(request)).await.expect("no answer");
+    let answer = timeout(TIMEOUT, client.status(request)).await.expect("no answer");
     answer.map(tonic::Response::into_inner)
 }
 
-/// Asks until it is so.
+/// Requests the status until it is as wanted.
 async fn until(server: &Server, wanted: impl Fn(&v1::StatusResponse) -> bool) -> v1::StatusResponse {
-    let come = async {
+    let reached = async {
         loop {
             let status = server.status().await;
             if wanted(&status) {
@@ -54,7 +54,7 @@ async fn until(server: &Server, wanted: impl Fn(&v1::StatusResponse) -> bool) ->
             sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(PATIENCE, come).await.expect("it never is so")
+    timeout(TIMEOUT, reached).await.expect("wrong status")
 }
 
 fn of<'a>(status: &'a v1::StatusResponse, node: &str) -> &'a v1::NodeStatus {
@@ -67,8 +67,8 @@ fn wait(until_revision: u64, wait: Duration) -> v1::StatusRequest {
     v1::StatusRequest { wait_millis, until_revision, ..v1::StatusRequest::default() }
 }
 
-/// Takes everything up to a commit, and says nothing.
-async fn take(stream: &mut Stream) -> u64 {
+/// Receives everything up to a commit, without acknowledging it.
+async fn receive(stream: &mut Stream) -> u64 {
     loop {
         let Some(v1::server_message::Message::Batch(batch)) = stream.next().await.unwrap() else { continue };
         if batch.commit {
@@ -79,11 +79,11 @@ async fn take(stream: &mut Stream) -> u64 {
 
 async fn ack(stream: &Stream, revision: u64, failures: Vec<v1::ServicePortFailure>) {
     let ack = v1::Ack { revision, failures, ..v1::Ack::default() };
-    stream.say(client_message::Message::Ack(ack)).await;
+    stream.send(client_message::Message::Ack(ack)).await;
 }
 
 #[tokio::test]
-async fn nodes_of_the_cluster_without_a_stream_are_listed() {
+async fn disconnected_nodes_are_listed() {
     let server = server(&["node-1", "node-2"]).await;
     let status = server.status().await;
     assert_eq!((status.nodes_without_backend, status.programmed_on_all_nodes), (2, status.revision));
@@ -94,7 +94,7 @@ async fn nodes_of_the_cluster_without_a_stream_are_listed() {
     assert_eq!(status.nodes_without_backend, 1);
     let names: Vec<_> = status.nodes.iter().map(|node| (node.node.as_str(), node.connected)).collect();
     assert_eq!(names, [("node-2", true), ("node-1", false)]);
-    // A node that leaves the cluster is not missed any more; one that only leaves is, from then on.
+    // A node that was removed from the cluster is no longer listed; one that disconnects is.
     server.updates.send(SourceUpdate::Delete(ObjectKind::Node, ObjectName::new("", "node-1"))).await.unwrap();
     until(&server, |status| status.nodes_without_backend == 0).await;
     let begun = Instant::now();
@@ -105,48 +105,48 @@ async fn nodes_of_the_cluster_without_a_stream_are_listed() {
 }
 
 #[tokio::test]
-async fn an_observer_is_no_agent() {
+async fn observer_does_not_count_as_backend() {
     let server = server(&["node-1"]).await;
     let mut stream = server.hello(v1::Hello { role: v1::Role::Observer.into(), ..hello("node-1") }).await;
-    take(&mut stream).await;
+    receive(&mut stream).await;
     let status = until(&server, |status| status.nodes.len() == 2).await;
     assert_eq!((status.nodes_without_backend, status.programmed_on_all_nodes), (1, status.revision));
     assert_eq!(status.nodes[0].role(), v1::Role::Observer);
 }
 
 #[tokio::test]
-async fn a_node_that_does_not_ack_lags_from_the_commit_on() {
+async fn node_without_ack_lags_since_the_commit() {
     let server = server(&["node-1", "node-2"]).await;
-    let (mut good, mut bad) = (server.hello(hello("node-1")).await, server.hello(hello("node-2")).await);
-    good.commit().await;
-    bad.commit().await;
+    let (mut acking, mut silent) = (server.hello(hello("node-1")).await, server.hello(hello("node-2")).await);
+    acking.commit().await;
+    silent.commit().await;
     let before = until(&server, |status| status.nodes.iter().all(|node| node.lag_micros == 0)).await;
     assert_eq!(before.programmed_on_all_nodes, before.revision);
     let begun = Instant::now();
     server.updates.send(SourceUpdate::Apply(slice(1, 5))).await.unwrap();
-    good.commit().await;
-    let revision = take(&mut bad).await;
+    acking.commit().await;
+    let revision = receive(&mut silent).await;
     let status = until(&server, |status| of(status, "node-1").programmed_revision == revision).await;
     assert_eq!(status.programmed_on_all_nodes, before.revision);
     assert_eq!((of(&status, "node-1").lag_micros, of(&status, "node-2").acked_revision), (0, before.revision));
-    // What comes later makes the lag no shorter, and it goes on growing.
+    // Later changes do not shorten the lag, which keeps growing.
     server.updates.send(SourceUpdate::Apply(slice(1, 6))).await.unwrap();
-    good.commit().await;
+    acking.commit().await;
     let lag = |status: &v1::StatusResponse| Duration::from_micros(of(status, "node-2").lag_micros);
     let first = lag(&server.status().await);
     sleep(Duration::from_millis(20)).await;
     let second = lag(&server.status().await);
     assert!(second >= first + Duration::from_millis(20), "{first:?}, then {second:?}");
     assert!(second <= begun.elapsed());
-    // The rest is on its way once the first is acknowledged.
-    ack(&bad, revision, Vec::new()).await;
-    bad.commit().await;
+    // The next change is sent once the first is acknowledged.
+    ack(&silent, revision, Vec::new()).await;
+    silent.commit().await;
     let after = until(&server, |status| status.programmed_on_all_nodes == status.revision).await;
     assert_eq!(of(&after, "node-2").lag_micros, 0);
 }
 
 #[tokio::test]
-async fn what_concerns_nobody_is_in_every_kernel_at_once() {
+async fn change_without_effect_on_a_node_counts_as_programmed() {
     let server = server(&["node-1"]).await;
     let mut stream = server.hello(hello("node-1")).await;
     stream.commit().await;
@@ -160,12 +160,11 @@ async fn what_concerns_nobody_is_in_every_kernel_at_once() {
 }
 
 #[tokio::test]
-async fn the_answer_waits_until_the_revision_is_in_every_kernel() {
+async fn response_waits_until_the_revision_is_programmed() {
     let server = server(&["node-1"]).await;
     let mut stream = server.hello(hello("node-1")).await;
-    let revision = take(&mut stream).await;
+    let revision = receive(&mut stream).await;
     until(&server, |status| of(status, "node-1").connected).await;
-    // Not before; and when it is, at once.
     let begun = Instant::now();
     let late = ask(&server, wait(revision, Duration::from_millis(50))).await.unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(50));
@@ -178,7 +177,7 @@ async fn the_answer_waits_until_the_revision_is_in_every_kernel() {
     let (reached, ()) = tokio::join!(waiting, acking);
     assert_eq!(reached.unwrap().programmed_on_all_nodes, revision);
     assert_eq!(ask(&server, wait(revision, LONG)).await.unwrap().programmed_on_all_nodes, revision);
-    // A revision that is still to come is waited for too.
+    // A future revision is waited for too.
     let waiting = ask(&server, wait(revision + 1, LONG));
     let changing = async {
         server.updates.send(SourceUpdate::Apply(slice(1, 5))).await.unwrap();
@@ -189,7 +188,7 @@ async fn the_answer_waits_until_the_revision_is_in_every_kernel() {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_the_revision_of_another_run_or_longer_than_the_frontend_lives() {
+async fn waiting_ends_for_another_epoch_and_at_the_shutdown() {
     let server = server(&["node-1"]).await;
     let epoch = server.status().await.epoch;
     let other = v1::StatusRequest { until_epoch: epoch ^ 1, ..wait(1, LONG) };
@@ -204,10 +203,10 @@ async fn nobody_waits_for_the_revision_of_another_run_or_longer_than_the_fronten
 }
 
 #[tokio::test]
-async fn failures_are_counted_and_told_in_full_of_one_node() {
+async fn failures_are_listed_completely_for_a_single_node() {
     let server = server(&["node-1", "node-2"]).await;
     let mut stream = server.hello(hello("node-1")).await;
-    let revision = take(&mut stream).await;
+    let revision = receive(&mut stream).await;
     let failure = |number: usize| v1::ServicePortFailure {
         key: Some(v1::ServicePortKey {
             namespace: "ns".to_owned(),
@@ -230,30 +229,30 @@ async fn failures_are_counted_and_told_in_full_of_one_node() {
 }
 
 #[tokio::test]
-async fn why_a_stream_was_ended_is_told_until_the_node_is_well_again() {
+async fn last_error_is_kept_until_the_next_ack() {
     let server = server(&["node-1"]).await;
     let mut stream = server.hello(hello("node-1")).await;
-    take(&mut stream).await;
-    stream.say(client_message::Message::Hello(hello("node-1"))).await;
+    receive(&mut stream).await;
+    stream.send(client_message::Message::Hello(hello("node-1"))).await;
     let status = until(&server, |status| !of(status, "node-1").last_error.is_empty()).await;
     assert_eq!(of(&status, "node-1").last_error, "a second Hello on one stream: open another stream instead");
     let mut stream = server.hello(hello("node-1")).await;
-    let revision = take(&mut stream).await;
+    let revision = receive(&mut stream).await;
     assert_ne!(of(&server.status().await, "node-1").last_error, "");
     ack(&stream, revision, Vec::new()).await;
     until(&server, |status| of(status, "node-1").last_error.is_empty()).await;
 }
 
 #[tokio::test]
-async fn the_newest_of_two_streams_speaks_for_the_node() {
+async fn newest_stream_represents_the_node() {
     let server = server(&["node-1"]).await;
     let mut old = server.hello(hello("node-1")).await;
-    take(&mut old).await;
+    receive(&mut old).await;
     let mut new = server.hello(hello("node-1")).await;
     new.commit().await;
     let status = until(&server, |status| status.programmed_on_all_nodes == status.revision).await;
     assert_eq!((status.nodes.len(), status.nodes_without_backend), (2, 0));
-    // Until it goes: then the other one does.
+    // When it ends, the older one does.
     drop(new);
     let status = until(&server, |status| status.nodes.len() == 1).await;
     assert_eq!((status.programmed_on_all_nodes, status.nodes_without_backend), (0, 0));

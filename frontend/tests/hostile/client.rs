@@ -1,4 +1,4 @@
-//! A client as it should be: it holds what it is told, and acknowledges it with its digest.
+//! A well-behaved client: it applies what it receives, and acknowledges it with its digest.
 
 use proto::{
     model::{Batch, Operation, ServerMessage, SyncMode},
@@ -9,13 +9,13 @@ use tonic::transport::Channel;
 
 use crate::{
     fixture::{Server, Stream, hello},
-    held::Held,
+    replica::Replica,
 };
 
-/// A good client.
+/// A well-behaved client.
 pub(crate) struct Client {
     pub(crate) stream: Stream,
-    pub(crate) state: Held,
+    pub(crate) state: Replica,
     pub(crate) epoch: u64,
     pub(crate) revision: u64,
     pub(crate) mode: SyncMode,
@@ -23,28 +23,28 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// A node that holds everything.
+    /// Connects a node and brings it up to date.
     pub(crate) async fn join(server: &Server, node: &str) -> Self {
-        let state = Held::default();
+        let state = Replica::default();
         let mut good = Self::start(server.channel().await, hello(node), state).await;
         assert_eq!(good.mode, SyncMode::Snapshot);
         good.change().await;
         good
     }
 
-    /// Goes elsewhere, with what it holds.
-    pub(crate) async fn moves_to(self, server: &Server) -> Self {
-        self.moves_over(server.channel().await).await
+    /// Reconnects to another server, with its state.
+    pub(crate) async fn reconnect_to(self, server: &Server) -> Self {
+        self.reconnect_over(server.channel().await).await
     }
 
-    pub(crate) async fn moves_over(self, channel: Channel) -> Self {
+    pub(crate) async fn reconnect_over(self, channel: Channel) -> Self {
         let Self { stream, state, epoch, revision, node, .. } = self;
         drop(stream);
         let hello = v1::Hello { epoch, revision, digests: state.digests().to_vec(), ..hello(&node) };
         Self::start(channel, hello, state).await
     }
 
-    async fn start(channel: Channel, hello: v1::Hello, state: Held) -> Self {
+    async fn start(channel: Channel, hello: v1::Hello, state: Replica) -> Self {
         let node = hello.node.clone();
         let stream = Stream::hello(channel, hello).await.unwrap();
         let mut good = Self { stream, state, epoch: 0, revision: 0, mode: SyncMode::Snapshot, node };
@@ -55,20 +55,20 @@ impl Client {
         good
     }
 
-    /// What is said next. Bookmarks and requests for digests are answered on the way.
+    /// The next message.
     pub(crate) async fn next(&mut self) -> ServerMessage {
-        let message = self.stream.next().await.unwrap().expect("the stream has ended");
+        let message = self.stream.next().await.unwrap().expect("the stream ended");
         ServerMessage::try_from(v1::ServerMessage { message: Some(message) }).unwrap()
     }
 
-    /// The next commit, acknowledged: how many operations it has.
+    /// Receives and acknowledges the next commit. Returns how many operations it has.
     pub(crate) async fn change(&mut self) -> usize {
         let operations = self.commit().await;
         self.ack(self.state.digests().total().0).await;
         operations.len()
     }
 
-    /// The next commit, which is held and not acknowledged yet.
+    /// Receives and applies the next commit without acknowledging it. Answers bookmarks and digest requests before it.
     pub(crate) async fn commit(&mut self) -> Vec<Operation> {
         let mut all = Vec::new();
         loop {
@@ -86,27 +86,27 @@ impl Client {
                     self.revision = revision.0;
                     self.ack(digest.0).await;
                 }
-                ServerMessage::DigestRequest => self.say_digests().await,
+                ServerMessage::DigestRequest => self.send_digests().await,
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    /// Acknowledges what was said last, with any digest.
+    /// Acknowledges the last message with the given digest.
     pub(crate) async fn ack(&mut self, digest: u64) {
         let ack = v1::Ack { revision: self.revision, digest, ..v1::Ack::default() };
-        assert!(self.stream.say(Said::Ack(ack)).await, "the stream has ended");
+        assert!(self.stream.send(Said::Ack(ack)).await, "the stream ended");
     }
 
-    async fn say_digests(&self) {
+    async fn send_digests(&self) {
         let digests = v1::DigestResponse { revision: self.revision, digests: self.state.digests().to_vec() };
-        assert!(self.stream.say(Said::DigestResponse(digests)).await);
+        assert!(self.stream.send(Said::DigestResponse(digests)).await);
     }
 
-    /// Waits for a Drain, and gives the longest delay in milliseconds.
+    /// Waits for a Drain, and returns its maximum delay in milliseconds.
     pub(crate) async fn drained(&mut self) -> u32 {
         loop {
-            match self.stream.next().await.unwrap().expect("the stream has ended") {
+            match self.stream.next().await.unwrap().expect("the stream ended") {
                 Message::Drain(drain) => return drain.max_delay_millis,
                 Message::Bookmark(v1::Bookmark { revision, .. }) => {
                     self.revision = revision;

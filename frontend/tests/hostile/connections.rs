@@ -1,4 +1,4 @@
-//! Connections that are there for nothing.
+//! Connections that are not used for calls.
 
 use std::time::Duration;
 
@@ -9,77 +9,77 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{BAD, PATIENCE, client::Client, cluster::slice, fixture::Server};
+use crate::{BAD_CLIENTS, TIMEOUT, client::Client, cluster::slice, fixture::Server};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// An empty SETTINGS frame.
 const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How a client begins.
+/// What a client sends first.
 #[derive(Clone, Copy, Debug)]
-enum Beginning {
+enum Opening {
     Silent,
     Half,
     Garbage,
-    /// Begins well, and never calls.
+    /// Sends the preface and SETTINGS, but makes no call.
     Idle,
 }
 
-impl Beginning {
+impl Opening {
     async fn connect(self, server: &Server) -> TcpStream {
         let mut stream = TcpStream::connect(server.address).await.unwrap();
-        let said = match self {
+        let bytes = match self {
             Self::Silent => Vec::new(),
             Self::Half => PREFACE[..10].to_vec(),
             Self::Garbage => vec![0xff; 64],
             Self::Idle => [PREFACE, SETTINGS].concat(),
         };
-        stream.write_all(&said).await.unwrap();
+        stream.write_all(&bytes).await.unwrap();
         stream
     }
 }
 
-async fn are_closed(beginning: Beginning, limits: ConnectionLimits) {
+async fn are_closed(opening: Opening, limits: ConnectionLimits) {
     let server = Server::start(Config { connections: limits, ..Config::default() }, 5).await;
     let mut good = Client::join(&server, "good").await;
-    let alone = server.alone(&mut good).await;
+    let baseline = server.measure_baseline(&mut good).await;
     let mut bad = Vec::new();
-    for _ in 0..BAD {
-        bad.push(beginning.connect(&server).await);
+    for _ in 0..BAD_CLIENTS {
+        bad.push(opening.connect(&server).await);
     }
-    server.beside(&mut good, &alone).await;
+    server.check_round(&mut good, &baseline).await;
     for mut stream in bad {
         let mut rest = Vec::new();
-        // The end may be hard: not all that was sent has been read.
-        let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("it is not closed");
+        // May fail with a reset: the server has not read everything.
+        let _ = timeout(TIMEOUT, stream.read_to_end(&mut rest)).await.expect("the connection is not closed");
     }
-    // Quiet for longer than any of that, and still there.
-    sleep(2 * SHORT).await;
+    // The well-behaved client is idle for longer and stays connected.
+    sleep(2 * SHORT_TIMEOUT).await;
     server.updates.send(SourceUpdate::Apply(slice(2, 3))).await.unwrap();
     good.change().await;
 }
 
 #[tokio::test]
-async fn without_a_word_of_http2() {
-    for beginning in [Beginning::Silent, Beginning::Half] {
-        are_closed(beginning, ConnectionLimits { preface: SHORT, ..ConnectionLimits::default() }).await;
+async fn connection_without_http2_preface_is_closed() {
+    for opening in [Opening::Silent, Opening::Half] {
+        are_closed(opening, ConnectionLimits { preface: SHORT_TIMEOUT, ..ConnectionLimits::default() }).await;
     }
 }
 
 #[tokio::test]
-async fn with_something_else_than_http2() {
-    are_closed(Beginning::Garbage, ConnectionLimits::default()).await;
+async fn connection_with_another_protocol_is_closed() {
+    are_closed(Opening::Garbage, ConnectionLimits::default()).await;
 }
 
 #[tokio::test]
-async fn without_a_call() {
-    are_closed(Beginning::Idle, ConnectionLimits { idle: SHORT, ..ConnectionLimits::default() }).await;
+async fn connection_without_a_call_is_closed() {
+    are_closed(Opening::Idle, ConnectionLimits { idle: SHORT_TIMEOUT, ..ConnectionLimits::default() }).await;
 }
 
 #[tokio::test]
-async fn a_byte_now_and_then_is_no_beginning() {
-    let limits = ConnectionLimits { preface: SHORT, ..ConnectionLimits::default() };
+async fn connection_with_a_slow_preface_is_closed() {
+    let limits = ConnectionLimits { preface: SHORT_TIMEOUT, ..ConnectionLimits::default() };
     let server = Server::start(Config { connections: limits, ..Config::default() }, 5).await;
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     let trickle = async {
@@ -87,9 +87,9 @@ async fn a_byte_now_and_then_is_no_beginning() {
             if stream.write_all(&[*byte]).await.is_err() {
                 return;
             }
-            sleep(SHORT / 4).await;
+            sleep(SHORT_TIMEOUT / 4).await;
         }
-        panic!("all of it was taken");
+        panic!("the whole preface was accepted");
     };
-    timeout(PATIENCE, trickle).await.unwrap();
+    timeout(TIMEOUT, trickle).await.unwrap();
 }

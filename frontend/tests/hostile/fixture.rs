@@ -1,4 +1,4 @@
-//! A frontend on a loopback port, and what its clients of either kind have in common.
+//! A frontend on a loopback port, and streams to it.
 
 use std::{
     net::SocketAddr,
@@ -19,18 +19,18 @@ use tonic::{
 };
 
 use crate::{
-    PATIENCE,
+    TIMEOUT,
     client::Client,
     cluster::{cluster, slice},
 };
 
-/// So many changes are told to a good client in one round.
+/// The number of changes in a round.
 pub(crate) const CHANGES: u16 = 50;
-/// How much longer a round may take beside bad clients: many times as long, since tests share the processors with each other,
-/// and still less than any time that a bad client could have made the good one wait for.
+/// How many times longer a round may take beside misbehaving clients. Tests share the CPU, so it is large; a client
+/// that was made to wait for another would take longer still.
 const FACTOR: u32 = 20;
-/// A round that is shorter than this says nothing about the next.
-const SHORTEST_ROUND: Duration = Duration::from_secs(1);
+/// The duration assumed for rounds that are shorter than this.
+const MIN_ROUND: Duration = Duration::from_secs(1);
 
 /// A frontend.
 pub(crate) struct Server {
@@ -46,11 +46,11 @@ pub(crate) struct Stream {
     pub(crate) answers: Streaming<v1::ServerMessage>,
 }
 
-/// What a round of changes took without anybody bad.
-pub(crate) struct Alone(Duration);
+/// How long a round took without misbehaving clients.
+pub(crate) struct Baseline(Duration);
 
 impl Server {
-    /// A frontend that knows a cluster of so many Services.
+    /// A frontend with a cluster of this many Services.
     pub(crate) async fn start(config: Config, services: u8) -> Self {
         let frontend = Frontend::new(config);
         let (trigger, shutdown) = Shutdown::channel();
@@ -74,12 +74,12 @@ impl Server {
         Endpoint::try_from(format!("http://{}", self.address)).unwrap()
     }
 
-    /// A connection of one's own, as nodes have.
+    /// A new connection, as each node has.
     pub(crate) async fn channel(&self) -> Channel {
         self.endpoint().connect().await.unwrap()
     }
 
-    /// Says Hello on a connection of its own.
+    /// Starts a stream on a new connection.
     pub(crate) async fn hello(&self, hello: v1::Hello) -> Stream {
         Stream::hello(self.channel().await, hello).await.unwrap()
     }
@@ -89,48 +89,48 @@ impl Server {
         client.status(v1::StatusRequest::default()).await.unwrap().into_inner()
     }
 
-    /// Tells 50 changes, each of which the good client must have before the next is made.
+    /// Makes [`CHANGES`] changes; each waits until the well-behaved client has received the previous one.
     pub(crate) async fn round(&self, good: &mut Client) -> Duration {
         let begun = Instant::now();
         for number in 0..CHANGES {
-            // Each differs from the one before, also from the last one of an earlier round.
+            // Every change differs from the previous one, also across rounds.
             self.updates.send(SourceUpdate::Apply(slice(1, 900 - number))).await.unwrap();
             assert_eq!(good.change().await, 1, "one pool");
         }
         begun.elapsed()
     }
 
-    /// A round without anybody bad.
-    pub(crate) async fn alone(&self, good: &mut Client) -> Alone {
-        Alone(self.round(good).await.max(SHORTEST_ROUND))
+    /// Measures a round without misbehaving clients.
+    pub(crate) async fn measure_baseline(&self, good: &mut Client) -> Baseline {
+        Baseline(self.round(good).await.max(MIN_ROUND))
     }
 
-    /// A round beside bad clients.
-    pub(crate) async fn beside(&self, good: &mut Client, alone: &Alone) {
+    /// Checks that a round beside misbehaving clients is not much slower.
+    pub(crate) async fn check_round(&self, good: &mut Client, baseline: &Baseline) {
         let took = self.round(good).await;
-        assert!(took < alone.0 * FACTOR, "{took:?} instead of {:?}", alone.0);
+        assert!(took < baseline.0 * FACTOR, "{took:?} instead of {:?}", baseline.0);
     }
 
-    /// Waits until the figures are as wanted.
+    /// Waits until the statistics are as wanted.
     pub(crate) async fn until(&self, wanted: impl Fn(StreamStats) -> bool) -> StreamStats {
-        let come = async {
+        let reached = async {
             while !wanted(self.frontend.stream_stats()) {
                 sleep(Duration::from_millis(1)).await;
             }
         };
-        let come = timeout(PATIENCE, come).await;
-        come.unwrap_or_else(|_| panic!("{:?}", self.frontend.stream_stats()));
+        let reached = timeout(TIMEOUT, reached).await;
+        reached.unwrap_or_else(|_| panic!("{:?}", self.frontend.stream_stats()));
         self.frontend.stream_stats()
     }
 
-    /// Waits until there are so many streams.
+    /// Waits until there are this many streams.
     pub(crate) async fn until_streams(&self, wanted: usize) {
-        let come = async {
+        let reached = async {
             while self.status().await.nodes.len() != wanted {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(PATIENCE, come).await.expect("the streams stay");
+        timeout(TIMEOUT, reached).await.expect("wrong number of streams");
     }
 }
 
@@ -143,38 +143,38 @@ impl Stream {
         Ok(Self { messages, answers })
     }
 
-    /// Says something, unless the stream has ended.
-    pub(crate) async fn say(&self, message: Said) -> bool {
+    /// Sends a message. Returns whether the stream is still open.
+    pub(crate) async fn send(&self, message: Said) -> bool {
         self.messages.send(v1::ClientMessage { message: Some(message) }).await.is_ok()
     }
 
     pub(crate) async fn ack(&self, revision: u64) -> bool {
-        self.say(Said::Ack(v1::Ack { revision, ..v1::Ack::default() })).await
+        self.send(Said::Ack(v1::Ack { revision, ..v1::Ack::default() })).await
     }
 
     pub(crate) async fn next(&mut self) -> Result<Option<Message>, Status> {
-        let answer = timeout(PATIENCE, self.answers.message()).await.expect("no answer");
+        let answer = timeout(TIMEOUT, self.answers.message()).await.expect("no answer");
         Ok(answer?.and_then(|answer| answer.message))
     }
 
-    /// Takes everything up to a commit, without acknowledging it, and gives its revision.
+    /// Receives everything up to a commit, without acknowledging it, and returns its revision.
     pub(crate) async fn commit(&mut self) -> Result<u64, Status> {
         loop {
-            match self.next().await?.expect("the stream has ended") {
+            match self.next().await?.expect("the stream ended") {
                 Message::Batch(batch) if batch.commit => return Ok(batch.target_revision),
                 _ => {}
             }
         }
     }
 
-    /// How the stream ends, whatever is said before.
+    /// Discards messages until the stream ends, and returns how it ends.
     pub(crate) async fn ends(&mut self) -> Result<(), Status> {
         while self.next().await?.is_some() {}
         Ok(())
     }
 }
 
-/// Of an agent that holds nothing and computes no digests.
+/// The Hello of a backend without state that computes no digests.
 pub(crate) fn hello(node: &str) -> v1::Hello {
     v1::Hello {
         protocol_version: proto::PROTOCOL_VERSION,

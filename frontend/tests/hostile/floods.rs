@@ -1,44 +1,44 @@
-//! Clients that say too much, or what they must not.
+//! Clients that send too much, or invalid messages.
 
 use fairlead_frontend::Config;
 use proto::v1;
 use tonic::Code;
 
 use crate::{
-    BAD,
+    BAD_CLIENTS,
     client::Client,
     fixture::{Server, Stream, hello},
 };
 
 #[tokio::test]
-async fn repeated_acks_come_to_an_end() {
+async fn too_many_repeated_acks_end_the_stream() {
     let server = Server::start(Config::default(), 5).await;
     let mut good = Client::join(&server, "good").await;
-    let alone = server.alone(&mut good).await;
+    let baseline = server.measure_baseline(&mut good).await;
     let mut bad = Vec::new();
-    for number in 0..BAD {
+    for number in 0..BAD_CLIENTS {
         let mut stream = server.hello(hello(&format!("bad-{number}"))).await;
         bad.push(tokio::spawn(async move {
             let revision = stream.commit().await.unwrap();
-            let mut said = 0;
+            let mut sent = 0;
             while stream.ack(revision).await {
-                said += 1;
+                sent += 1;
             }
-            (said, stream.ends().await.unwrap_err())
+            (sent, stream.ends().await.unwrap_err())
         }));
     }
-    server.beside(&mut good, &alone).await;
+    server.check_round(&mut good, &baseline).await;
     for client in bad {
-        let (said, status) = client.await.unwrap();
+        let (sent, status) = client.await.unwrap();
         assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
         assert!(status.message().starts_with("the last Ack was repeated too often: the limit is 64 "), "{status}");
-        assert!(said > 64, "a few repetitions are everyone's right: {said}");
+        assert!(sent > 64, "a few repetitions are allowed: {sent}");
     }
     server.until_streams(1).await;
 }
 
 #[tokio::test]
-async fn a_few_repeated_acks_are_welcome() {
+async fn few_repeated_acks_are_allowed() {
     let server = Server::start(Config::default(), 5).await;
     let mut stream = server.hello(hello("node")).await;
     let revision = stream.commit().await.unwrap();
@@ -50,18 +50,18 @@ async fn a_few_repeated_acks_are_welcome() {
 }
 
 #[tokio::test]
-async fn acks_of_anything_end_the_stream() {
+async fn acks_of_unsent_revisions_end_the_stream() {
     let server = Server::start(Config::default(), 5).await;
     let mut good = Client::join(&server, "good").await;
-    let alone = server.alone(&mut good).await;
+    let baseline = server.measure_baseline(&mut good).await;
     let mut bad = Vec::new();
-    for number in 0..BAD {
+    for number in 0..BAD_CLIENTS {
         let mut stream = server.hello(hello(&format!("bad-{number}"))).await;
         let revision = stream.commit().await.unwrap();
         assert!(stream.ack(revision + 1000).await);
         bad.push(stream);
     }
-    server.beside(&mut good, &alone).await;
+    server.check_round(&mut good, &baseline).await;
     for mut stream in bad {
         let status = stream.ends().await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
@@ -70,29 +70,29 @@ async fn acks_of_anything_end_the_stream() {
 }
 
 #[tokio::test]
-async fn calls_that_are_given_up_at_once() {
+async fn calls_reset_at_once_do_not_delay_others() {
     let server = Server::start(Config::default(), 5).await;
     let mut good = Client::join(&server, "good").await;
-    let alone = server.alone(&mut good).await;
+    let baseline = server.measure_baseline(&mut good).await;
     let mut bad = Vec::new();
-    for number in 0..BAD {
+    for number in 0..BAD_CLIENTS {
         let (endpoint, hello) = (server.endpoint(), hello(&format!("bad-{number}")));
         bad.push(tokio::spawn(async move {
             loop {
-                // A connection that is ended for it is made anew.
+                // The server closes such connections.
                 let Ok(channel) = endpoint.connect().await else { continue };
                 while Stream::hello(channel.clone(), hello.clone()).await.is_ok() {}
             }
         }));
     }
-    server.beside(&mut good, &alone).await;
+    server.check_round(&mut good, &baseline).await;
     bad.iter().for_each(tokio::task::JoinHandle::abort);
     drop(bad);
     server.until_streams(1).await;
 }
 
 #[tokio::test]
-async fn long_names_are_refused_or_cut() {
+async fn long_names_are_rejected_or_truncated() {
     let server = Server::start(Config::default(), 5).await;
     let status = server.hello(hello(&"n".repeat(300))).await.ends().await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");

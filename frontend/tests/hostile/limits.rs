@@ -1,4 +1,4 @@
-//! Clients that ask for a view again and again.
+//! Nodes that start too many streams or calls.
 
 use std::time::{Duration, Instant};
 
@@ -7,26 +7,26 @@ use tokio::time::{sleep, timeout};
 use tonic::Code;
 
 use crate::{
-    BAD, PATIENCE,
+    BAD_CLIENTS, TIMEOUT,
     client::Client,
     fixture::{Server, Stream, hello},
 };
 
 #[tokio::test]
-async fn a_view_every_millisecond() {
+async fn stream_starts_of_a_node_are_limited() {
     let every = Duration::from_millis(500);
     let node_limits = NodeLimits { streams: 4, syncs: Rate { burst: 3, every } };
     let server = Server::start(Config { node_limits, ..Config::default() }, 20).await;
     let mut good = Client::join(&server, "good").await;
-    let alone = server.alone(&mut good).await;
+    let baseline = server.measure_baseline(&mut good).await;
     let (before, begun) = (server.frontend.stream_stats(), Instant::now());
     let mut bad = Vec::new();
-    for _ in 0..BAD {
+    for _ in 0..BAD_CLIENTS {
         let endpoint = server.endpoint();
         bad.push(tokio::spawn(async move {
             loop {
                 let Ok(channel) = endpoint.connect().await else { continue };
-                // One node, however many clients and connections say that they are it.
+                // All clients claim to be one node.
                 if let Ok(mut stream) = Stream::hello(channel, hello("bad")).await {
                     let _ = timeout(Duration::from_millis(50), stream.commit()).await;
                 }
@@ -34,18 +34,18 @@ async fn a_view_every_millisecond() {
             }
         }));
     }
-    server.beside(&mut good, &alone).await;
+    server.check_round(&mut good, &baseline).await;
     server.until(|stats| stats.rebuilds > before.rebuilds + 4).await;
-    let (given, took) = (server.frontend.stream_stats().rebuilds - before.rebuilds, begun.elapsed());
+    let (rebuilds, took) = (server.frontend.stream_stats().rebuilds - before.rebuilds, begun.elapsed());
     let most = 3 + u64::try_from(took.as_millis() / every.as_millis()).unwrap() + 1;
-    assert!(given <= most, "{given} in {took:?}");
+    assert!(rebuilds <= most, "{rebuilds} in {took:?}");
     bad.iter().for_each(tokio::task::JoinHandle::abort);
     drop(bad);
     server.until_streams(1).await;
 }
 
 #[tokio::test]
-async fn so_many_streams_of_one_node_and_no_more() {
+async fn streams_of_a_node_are_limited() {
     let rate = Rate { burst: 100, every: Duration::from_secs(1) };
     let node_limits = NodeLimits { streams: 4, syncs: rate };
     let server = Server::start(Config { node_limits, ..Config::default() }, 5).await;
@@ -67,18 +67,18 @@ async fn so_many_streams_of_one_node_and_no_more() {
 }
 
 #[tokio::test]
-async fn so_many_calls_of_one_connection_and_the_next_waits() {
+async fn calls_of_a_connection_are_limited() {
     let server = Server::start(Config::default(), 5).await;
     let channel = server.channel().await;
     let mut streams = Vec::new();
     for number in 0..16 {
         let stream = Stream::hello(channel.clone(), hello(&format!("node-{number}")));
-        let mut stream = timeout(PATIENCE, stream).await.unwrap().unwrap();
+        let mut stream = timeout(TIMEOUT, stream).await.unwrap().unwrap();
         stream.commit().await.unwrap();
         streams.push(stream);
     }
     let mut next = Box::pin(Stream::hello(channel, hello("node-16")));
     assert!(timeout(Duration::from_millis(200), &mut next).await.is_err());
     streams.clear();
-    timeout(PATIENCE, next).await.unwrap().unwrap().commit().await.unwrap();
+    timeout(TIMEOUT, next).await.unwrap().unwrap().commit().await.unwrap();
 }

@@ -1,7 +1,7 @@
-//! Clients that do harm, over real sockets and real gRPC: what they get, and that the others notice nothing.
+//! Misbehaving clients over real connections: how they are limited, and that other clients are not delayed.
 //!
-//! Each test has the same good client, which is told of 50 changes one after the other, first alone and then beside twenty
-//! clients of one bad kind.
+//! In each test a well-behaved client receives 50 changes one after the other, first alone and then beside twenty
+//! misbehaving clients of one kind.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 mod client;
@@ -10,8 +10,9 @@ mod cluster;
 mod connections;
 mod fixture;
 mod floods;
-mod held;
 mod limits;
+#[path = "../common/replica.rs"]
+mod replica;
 mod replicas;
 mod slow_readers;
 mod stream_age;
@@ -19,9 +20,9 @@ mod transport;
 
 use std::time::Duration;
 
-/// For what comes at once where nothing else has to be done.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Where all endpoints are: nowhere that a client asks about.
-const HOME: &str = "elsewhere";
-/// So many clients of one kind.
-const BAD: usize = 20;
+/// How long to wait for something that normally happens at once.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The node of all endpoints, which no client follows.
+const ENDPOINT_NODE: &str = "elsewhere";
+/// The number of misbehaving clients.
+const BAD_CLIENTS: usize = 20;

@@ -1,4 +1,4 @@
-//! Two frontends of one cluster, and a client that goes from one to the other or has lost something.
+//! Clients that reconnect to another frontend of the cluster, or have lost state.
 
 use std::{collections::BTreeSet, sync::atomic::Ordering};
 
@@ -12,25 +12,25 @@ use crate::{
     client::Client,
     cluster::{service, slice},
     fixture::Server,
-    transport::{self, Pace},
+    transport::{self, ReadRate},
 };
 
 #[tokio::test]
-async fn moving_to_another_replica_costs_the_digests() {
+async fn reconnecting_to_another_replica_exchanges_digests_only() {
     let (first, second) = (Server::start(Config::default(), 100).await, Server::start(Config::default(), 100).await);
     let good = Client::join(&first, "node").await;
-    let (channel, carried) = transport::channel(second.endpoint(), second.address, Pace::Full).await;
-    let mut good = good.moves_over(channel).await;
+    let (channel, bytes) = transport::channel(second.endpoint(), second.address, ReadRate::Full).await;
+    let mut good = good.reconnect_over(channel).await;
     assert_eq!(good.mode, SyncMode::Repair);
     assert_eq!(good.change().await, 0, "operations");
-    let carried = carried.load(Ordering::Relaxed);
-    assert!((1000..4096).contains(&carried), "{carried} bytes");
+    let bytes = bytes.load(Ordering::Relaxed);
+    assert!((1000..4096).contains(&bytes), "{bytes} bytes");
 }
 
 #[tokio::test]
-async fn another_state_is_repaired_where_it_differs() {
+async fn only_differing_buckets_are_repaired() {
     let (first, second) = (Server::start(Config::default(), 100).await, Server::start(Config::default(), 100).await);
-    // One Service is new, and one has other endpoints.
+    // One Service is new, and another has other endpoints.
     second.updates.send(SourceUpdate::Apply(service(200))).await.unwrap();
     second.updates.send(SourceUpdate::Apply(slice(7, 10))).await.unwrap();
     let wanted = loop {
@@ -43,7 +43,7 @@ async fn another_state_is_repaired_where_it_differs() {
             break wanted;
         }
     };
-    let mut good = Client::join(&first, "node").await.moves_to(&second).await;
+    let mut good = Client::join(&first, "node").await.reconnect_to(&second).await;
     assert_eq!(good.mode, SyncMode::Repair);
     let operations = good.commit().await;
     assert_eq!(good.state.services, wanted.services);
@@ -64,13 +64,13 @@ async fn another_state_is_repaired_where_it_differs() {
 }
 
 #[tokio::test]
-async fn a_wrong_digest_is_noticed_repaired_and_counted() {
+async fn wrong_digest_is_repaired_and_counted() {
     let server = Server::start(Config::default(), 20).await;
     let mut good = Client::join(&server, "node").await;
     server.updates.send(SourceUpdate::Apply(slice(3, 8))).await.unwrap();
     good.commit().await;
     good.ack(4711).await;
-    // The request for the digests is answered on the way; they are right.
+    // The digests sent in answer to the request are correct.
     assert_eq!(good.change().await, 0);
     let status = server.status().await;
     assert_eq!(status.nodes[0].repairs, 1);

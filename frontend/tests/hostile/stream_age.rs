@@ -1,4 +1,4 @@
-//! Streams that have become old.
+//! Streams that reach their maximum age.
 
 use std::time::Duration;
 
@@ -20,20 +20,20 @@ fn config() -> Config {
 }
 
 #[tokio::test]
-async fn a_client_is_asked_to_go_and_comes_back_with_what_it_holds() {
+async fn old_stream_is_drained_and_resumed() {
     let server = Server::start(config(), 20).await;
     let mut good = Client::join(&server, "node").await;
     for _ in 0..3 {
         assert_eq!(good.drained().await, 100);
-        let held = good.state.clone();
-        good = good.moves_to(&server).await;
-        assert_eq!((good.mode, &good.state), (SyncMode::Resume, &held));
+        let before = good.state.clone();
+        good = good.reconnect_to(&server).await;
+        assert_eq!((good.mode, &good.state), (SyncMode::Resume, &before));
     }
-    assert_eq!(server.frontend.stream_stats().rebuilds, 1, "nothing is sent again");
+    assert_eq!(server.frontend.stream_stats().rebuilds, 1, "no further snapshot");
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_go_is_left() {
+async fn old_stream_ends_although_the_client_ignores_drain() {
     let server = Server::start(config(), 20).await;
     let mut good = Client::join(&server, "node").await;
     good.drained().await;
@@ -42,13 +42,13 @@ async fn a_client_that_does_not_go_is_left() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_is_left_too() {
+async fn old_stream_ends_although_the_client_does_not_read() {
     let server = Server::start(config(), 200).await;
     let channel = server.endpoint().initial_stream_window_size(1).connect().await.unwrap();
     let stream = tokio::spawn(Stream::hello(channel, hello("node")));
     server.until(|stats| stats.rebuilds == 1).await;
     server.until_streams(0).await;
-    // Its connection is ended, and with it the call.
+    // Its connection is closed, and with it the call.
     let mut stream = stream.await.unwrap().unwrap();
     assert!(stream.ends().await.is_err());
 }

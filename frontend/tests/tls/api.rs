@@ -1,4 +1,4 @@
-//! An API server that reviews tokens, over HTTP, and counts how often it is asked.
+//! An API server that reviews tokens over HTTP, and counts the reviews.
 
 use std::{
     convert::Infallible,
@@ -18,16 +18,16 @@ use tokio::net::TcpListener;
 
 pub(crate) struct Api {
     address: SocketAddr,
-    asked: Arc<AtomicUsize>,
+    reviews: Arc<AtomicUsize>,
 }
 
 impl Api {
-    /// Knows tokens of the form `SERVICEACCOUNT@NODE`, in the namespace kube-system.
+    /// Accepts tokens of the form `SERVICEACCOUNT@NODE`, for ServiceAccounts in kube-system.
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counter = asked.clone();
+        let reviews = Arc::new(AtomicUsize::new(0));
+        let counter = reviews.clone();
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -36,18 +36,18 @@ impl Api {
                     counter.fetch_add(1, Ordering::Relaxed);
                     answer(request)
                 });
-                // Ends with the client.
+                // Ends when the client disconnects.
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
-        Self { address, asked }
+        Self { address, reviews }
     }
 
-    pub(crate) fn asked(&self) -> usize {
-        self.asked.load(Ordering::Relaxed)
+    pub(crate) fn reviews(&self) -> usize {
+        self.reviews.load(Ordering::Relaxed)
     }
 
-    /// Writes the way to it.
+    /// Writes a kubeconfig for it.
     pub(crate) fn kubeconfig(&self, directory: &Path) -> PathBuf {
         kubeconfig(directory, self.address)
     }

@@ -1,4 +1,4 @@
-//! Authorities and what they sign, made for the test.
+//! Generates CAs and certificates.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
@@ -25,29 +25,29 @@ impl Authority {
         self.0.pem()
     }
 
-    /// A server's.
+    /// A server certificate.
     pub(crate) fn server(&self, name: &str) -> Pair {
         self.sign(CertificateParams::new(vec![name.to_owned()]).unwrap())
     }
 
-    /// That of a node, as kubelets have it.
+    /// A client certificate of a node, as kubelets have it.
     pub(crate) fn node(&self, name: &str) -> Pair {
         self.sign(subject(&format!("system:node:{name}"), "system:nodes"))
     }
 
-    /// Somebody's.
+    /// A client certificate with a common name.
     pub(crate) fn named(&self, name: &str) -> Pair {
-        self.sign(subject(name, "people"))
+        self.sign(subject(name, "users"))
     }
 
-    /// Somebody's, who is known by a URI.
+    /// A client certificate with a URI.
     pub(crate) fn uri(&self, uri: &str) -> Pair {
         let mut params = subject("", "");
         params.subject_alt_names = vec![SanType::URI(Ia5String::try_from(uri).unwrap())];
         self.sign(params)
     }
 
-    /// That of a node, but long ago.
+    /// An expired client certificate of a node.
     pub(crate) fn expired(&self, name: &str) -> Pair {
         let mut params = subject(&format!("system:node:{name}"), "system:nodes");
         (params.not_before, params.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));

@@ -1,4 +1,4 @@
-//! The files of TLS, replaced while it runs, and broken.
+//! TLS files that are replaced while the frontend runs, and unusable ones.
 
 use std::time::Duration;
 
@@ -8,72 +8,72 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     certificates::Authority,
-    server::{PATIENCE, Server, files, write},
+    server::{Server, TIMEOUT, files, write},
 };
 
-/// Asks until the answer is yes. The files are looked at every two seconds, and nothing tells when.
-async fn eventually(what: &str, mut asked: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !asked().await {
-        assert!(Instant::now() < deadline, "not in time: {what}");
+/// Repeats the check until it succeeds. The files are read every two seconds.
+async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !check().await {
+        assert!(Instant::now() < deadline, "timed out: {what}");
         sleep(Duration::from_millis(50)).await;
     }
 }
 
 #[tokio::test]
-async fn new_files_are_for_new_connections_and_streams_stay() {
+async fn new_files_apply_to_new_connections_only() {
     let server = Server::plain().await;
     let first = server.client(Some(server.authority.node("node-a"))).await;
     let mut stream = first.watch("node-a", Role::Backend).await.unwrap();
     stream.commit().await;
     let next = Authority::new();
     write(&server.directory, &next.server("localhost"), &next);
-    eventually("the new certificate is shown", async || server.connect(&next, Some(next.node("node-b"))).await.is_ok())
+    eventually("the new certificate is used", async || server.connect(&next, Some(next.node("node-b"))).await.is_ok())
         .await;
     let second = server.connect(&next, Some(next.node("node-b"))).await.unwrap();
     second.watch("node-b", Role::Backend).await.unwrap().commit().await;
-    server.connect(&server.authority, None).await.err().expect("the old one is not shown any more");
-    // What the old authority has signed does not pass any more.
+    server.connect(&server.authority, None).await.err().expect("the old certificate is no longer used");
+    // Certificates of the old CA are rejected.
     if let Ok(old) = server.connect(&next, Some(server.authority.node("node-a"))).await {
-        old.watch("node-a", Role::Backend).await.err().expect("not refused");
+        old.watch("node-a", Role::Backend).await.err().expect("not rejected");
     }
-    // The stream of before goes on, and so does its connection.
-    tokio::time::timeout(Duration::from_millis(100), stream.next()).await.expect_err("nothing is to be said");
+    // The existing stream and its connection stay open.
+    tokio::time::timeout(Duration::from_millis(100), stream.next()).await.expect_err("unexpected message");
     first.watch("node-a", Role::Observer).await.unwrap().commit().await;
 }
 
 #[tokio::test]
-async fn a_broken_file_keeps_the_old_one_and_shows() {
+async fn unusable_file_is_reported_and_the_old_one_stays_in_use() {
     let server = Server::plain().await;
     let admin = server.client(Some(server.authority.named("ops"))).await;
-    let trouble = async || {
+    let tls_problem = async || {
         let problems = admin.status().await.unwrap().problems;
         problems.into_iter().find(|problem| problem.object == "TLS").map(|problem| problem.message)
     };
-    assert_eq!(trouble().await, None);
+    assert_eq!(tls_problem().await, None);
     let key = server.path("tls.key");
     let good = std::fs::read(&key).unwrap();
     for broken in ["nonsense", &Authority::new().server("localhost").key, ""] {
         std::fs::write(&key, broken).unwrap();
-        eventually("the problem shows", async || {
-            trouble().await.is_some_and(|trouble| trouble.contains(&format!("--tls-key {}", key.display())))
+        eventually("the problem is reported", async || {
+            tls_problem().await.is_some_and(|message| message.contains(&format!("--tls-key {}", key.display())))
         })
         .await;
         server.client(Some(server.authority.node("node-a"))).await;
         std::fs::write(&key, &good).unwrap();
-        eventually("the problem is over", async || trouble().await.is_none()).await;
+        eventually("the problem is resolved", async || tls_problem().await.is_none()).await;
     }
     let authorities = server.path("clients.crt");
     std::fs::remove_file(&authorities).unwrap();
-    eventually("the problem shows", async || {
-        trouble().await.is_some_and(|trouble| trouble.contains(&authorities.display().to_string()))
+    eventually("the problem is reported", async || {
+        tls_problem().await.is_some_and(|message| message.contains(&authorities.display().to_string()))
     })
     .await;
     server.client(Some(server.authority.node("node-a"))).await;
 }
 
 #[tokio::test]
-async fn there_is_no_start_with_a_broken_file() {
+async fn unusable_file_prevents_the_start() {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new();
     let pair = authority.server("localhost");

@@ -1,4 +1,4 @@
-//! A frontend behind TLS, whose files the test may replace, and clients with one credential or another.
+//! A frontend with TLS, whose files a test may replace, and clients with various credentials.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -18,10 +18,10 @@ use tonic::{
 
 use crate::certificates::{Authority, Pair};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Server {
-    /// Has signed the frontend's certificate and those of the clients that it knows.
+    /// The CA of the frontend's certificate and of accepted client certificates.
     pub(crate) authority: Authority,
     pub(crate) address: SocketAddr,
     pub(crate) directory: tempfile::TempDir,
@@ -35,7 +35,7 @@ pub(crate) struct Stream {
     answers: Streaming<v1::ServerMessage>,
 }
 
-/// Calls with a token, or without.
+/// Makes calls, with a token or without.
 #[derive(Clone)]
 pub(crate) struct Client {
     channel: Channel,
@@ -67,7 +67,7 @@ impl Server {
         Self { authority, address, directory, _updates: updates, _trigger: trigger }
     }
 
-    /// Knows nodes by their certificates, and `ops` for an admin.
+    /// Identifies nodes by their certificates, and `ops` as an admin.
     pub(crate) async fn plain() -> Self {
         let admins = ["ops".to_owned()].into();
         Self::start(AuthnOptions { admins, ..AuthnOptions::default() }).await
@@ -77,12 +77,12 @@ impl Server {
         self.directory.path().join(name)
     }
 
-    /// Connects with a certificate of this server's authority, or without.
+    /// Connects with a client certificate of this server's CA, or without.
     pub(crate) async fn client(&self, pair: Option<Pair>) -> Client {
         self.connect(&self.authority, pair).await.unwrap()
     }
 
-    /// Connects, believing `authority`.
+    /// Connects, trusting the CA `authority`.
     pub(crate) async fn connect(
         &self,
         authority: &Authority,
@@ -98,7 +98,7 @@ impl Server {
     }
 }
 
-/// Where a server has its files.
+/// The paths of the TLS files of a server.
 pub(crate) fn files(directory: &tempfile::TempDir) -> TlsFiles {
     let path = |name| directory.path().join(name);
     TlsFiles { certificate: path("tls.crt"), key: path("tls.key"), client_authorities: Some(path("clients.crt")) }
@@ -116,7 +116,7 @@ impl Client {
         Self { token: Some(token), ..self.clone() }
     }
 
-    /// Says Hello and waits for the Welcome.
+    /// Sends Hello and waits for Welcome.
     pub(crate) async fn watch(&self, node: &str, role: v1::Role) -> Result<Stream, Status> {
         let (messages, receiver) = mpsc::channel(4);
         let hello = v1::Hello {
@@ -129,7 +129,7 @@ impl Client {
         messages.send(hello).await.unwrap();
         let request = self.request(ReceiverStream::new(receiver));
         let mut client = FairleadClient::new(self.channel.clone());
-        let answers = timeout(PATIENCE, client.watch(request)).await.expect("no answer")?.into_inner();
+        let answers = timeout(TIMEOUT, client.watch(request)).await.expect("no response")?.into_inner();
         let mut stream = Stream { messages, answers };
         assert!(matches!(stream.next().await?, server_message::Message::Welcome(_)));
         Ok(stream)
@@ -158,11 +158,11 @@ impl Client {
 
 impl Stream {
     pub(crate) async fn next(&mut self) -> Result<server_message::Message, Status> {
-        let answer = timeout(PATIENCE, self.answers.message()).await.expect("no answer")?;
-        Ok(answer.expect("the stream has ended").message.unwrap())
+        let answer = timeout(TIMEOUT, self.answers.message()).await.expect("no response")?;
+        Ok(answer.expect("the stream ended").message.unwrap())
     }
 
-    /// Takes everything up to a commit, and acknowledges it.
+    /// Receives everything up to a commit, and acknowledges it.
     pub(crate) async fn commit(&mut self) {
         loop {
             if let server_message::Message::Batch(batch) = self.next().await.unwrap()

@@ -1,4 +1,4 @@
-//! One TokenReview: the question to the API server, and what its answer means.
+//! One TokenReview: the request to the API server, and the meaning of the result.
 
 use std::{
     collections::BTreeSet,
@@ -15,15 +15,15 @@ use serde::Deserialize;
 use super::{ServiceAccount, TokenOptions};
 use crate::identity::{Identity, authenticator::is_node_name};
 
-/// Where Kubernetes says which node a token is bound to: `status.user.extra` (since 1.30, for the token of a pod).
+/// The key in `status.user.extra` with the node that a token is bound to (since Kubernetes 1.30, for tokens of pods).
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
-/// Asks about tokens.
+/// Reviews tokens.
 pub(super) trait Review: Send + Sync {
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<TokenReviewStatus>>;
 }
 
-/// The one who issues tokens.
+/// Reviews tokens with the API server.
 pub(super) struct ApiServer {
     api: Api<TokenReview>,
     audience: String,
@@ -41,45 +41,49 @@ impl Review for ApiServer {
         let review = TokenReview { spec, ..TokenReview::default() };
         Box::pin(async move {
             let answer = self.api.create(&PostParams::default(), &review).await;
-            let answer = answer.context("TokenReview (the frontend must be allowed to create them)")?;
-            answer.status.context("TokenReview: the answer has no status")
+            let answer = answer.context(
+                "create a TokenReview (the frontend needs permission to create tokenreviews.authentication.k8s.io)",
+            )?;
+            answer.status.context("TokenReview without a status")
         })
     }
 }
 
-/// Who the answer says that the holder is, or why it is nobody.
+/// The identity of the holder of a reviewed token, or why the token is rejected.
 pub(super) fn identity(
     status: &TokenReviewStatus,
     options: &TokenOptions,
     admins: &BTreeSet<String>,
 ) -> Result<Identity, String> {
     if status.authenticated != Some(true) {
-        return Err(status.error.clone().unwrap_or_else(|| "the API server does not know it".to_owned()));
+        return Err(status.error.clone().unwrap_or_else(|| "the API server does not accept it".to_owned()));
     }
-    // An API server that says nothing about audiences has not looked at them.
+    // An API server that returns no audiences has not checked them.
     let audiences = status.audiences.as_deref().unwrap_or_default();
     if !audiences.contains(&options.audience) {
-        return Err(format!("it is meant for {audiences:?}, not for {:?}", options.audience));
+        return Err(format!("its audiences are {audiences:?}, but {:?} is required", options.audience));
     }
     let user = status.user.as_ref();
     let name = user.and_then(|user| user.username.as_deref()).unwrap_or_default();
     if admins.contains(name) {
         return Ok(Identity::Admin(name.into()));
     }
-    if !options.backend_accounts.iter().map(ServiceAccount::user).any(|agent| agent == name) {
-        return Err(format!("it is of {name:?}, which is none of the agents' ServiceAccounts"));
+    if !options.backend_accounts.iter().map(ServiceAccount::user).any(|user| user == name) {
+        return Err(format!(
+            "it belongs to {name:?}, which is neither the ServiceAccount of a backend nor an administrator"
+        ));
     }
     let extra = user.and_then(|user| user.extra.as_ref()).and_then(|extra| extra.get(NODE_NAME));
     match extra.map(Vec::as_slice) {
         Some([node]) if is_node_name(node) => Ok(Identity::Node(node.as_str().into())),
         _ => Err(format!(
-            "it is of {name:?}, but not bound to a node: it must come from a projected volume of a pod, in \
-             Kubernetes 1.30 or later"
+            "it belongs to {name:?}, but is not bound to a node: use the token of a projected volume of a pod, \
+             in Kubernetes 1.30 or later"
         )),
     }
 }
 
-/// Until when a token is valid, if it says so. Its signature is not looked at: whoever reviews it has.
+/// The expiry of a token, if it has one. The signature is not checked here, but by the review.
 pub(super) fn expiry(token: &str) -> Option<SystemTime> {
     #[derive(Deserialize)]
     struct Claims {

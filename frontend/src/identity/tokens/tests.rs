@@ -1,4 +1,4 @@
-//! What is asked how often, and what the answers mean; the clock is the test's.
+//! How often the API server is asked, and the meaning of its results, with simulated time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,14 +10,14 @@ use tokio::time::{advance, sleep};
 
 use super::*;
 
-const AGENT: &str = "system:serviceaccount:kube-system:agent";
+const BACKEND: &str = "system:serviceaccount:kube-system:agent";
 
-/// An API server that takes a second, and knows tokens that begin with `good`.
+/// An API server that takes a second, and accepts tokens that begin with `good`.
 #[derive(Clone, Default)]
-struct Fake(Arc<AtomicUsize>);
+struct FakeApiServer(Arc<AtomicUsize>);
 
-impl Fake {
-    fn asked(&self) -> usize {
+impl FakeApiServer {
+    fn reviews(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 
@@ -26,13 +26,13 @@ impl Fake {
     }
 }
 
-impl Review for Fake {
+impl Review for FakeApiServer {
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, anyhow::Result<TokenReviewStatus>> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             sleep(Duration::from_secs(1)).await;
             match token {
-                token if token.starts_with("good") => Ok(status(AGENT, &["node-a"])),
+                token if token.starts_with("good") => Ok(status(BACKEND, &["node-a"])),
                 token if token.starts_with("bad") => Ok(TokenReviewStatus::default()),
                 "slow" => std::future::pending().await,
                 _ => bail!("away"),
@@ -65,87 +65,87 @@ fn node() -> Result<Identity, AuthnError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_is_asked_about_once_for_a_while() {
-    let fake = Fake::default();
+async fn accepted_token_is_cached() {
+    let fake = FakeApiServer::default();
     let tokens = fake.tokens();
     let answers = join_all((0..100).map(|_| tokens.identify("good"))).await;
     assert!(answers.iter().all(|answer| *answer == node()), "{answers:?}");
-    assert_eq!(fake.asked(), 1, "who comes together is told together");
-    advance(GOOD - Duration::from_secs(1)).await;
+    assert_eq!(fake.reviews(), 1, "concurrent requests share a review");
+    advance(ACCEPTED_TTL - Duration::from_secs(1)).await;
     assert_eq!(tokens.identify("good").await, node());
-    assert_eq!(fake.asked(), 1);
+    assert_eq!(fake.reviews(), 1);
     advance(Duration::from_secs(2)).await;
     assert_eq!(tokens.identify("good").await, node());
-    assert_eq!(fake.asked(), 2, "after that it may have been revoked");
+    assert_eq!(fake.reviews(), 2, "the result has expired");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bad_token_is_soon_asked_about_again() {
-    let fake = Fake::default();
+async fn rejected_token_is_cached_for_a_shorter_time() {
+    let fake = FakeApiServer::default();
     let tokens = fake.tokens();
     for _ in 0..2 {
         let error = tokens.identify("bad").await.unwrap_err();
-        assert_eq!(error.to_string(), "the token is not accepted: the API server does not know it");
+        assert_eq!(error.to_string(), "token rejected: the API server does not accept it");
     }
-    assert_eq!(fake.asked(), 1);
-    advance(BAD).await;
+    assert_eq!(fake.reviews(), 1);
+    advance(REJECTED_TTL).await;
     tokens.identify("bad").await.unwrap_err();
-    assert_eq!(fake.asked(), 2);
+    assert_eq!(fake.reviews(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_not_remembered() {
-    let fake = Fake::default();
+async fn failed_reviews_are_not_cached() {
+    let fake = FakeApiServer::default();
     let tokens = fake.tokens();
     for token in ["other", "other", "slow", "slow"] {
         let error = tokens.identify(token).await.unwrap_err();
         assert!(matches!(error, AuthnError::Unavailable(_)), "{error}");
     }
-    assert_eq!(fake.asked(), 4);
+    assert_eq!(fake.reviews(), 4);
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_reviews_do_not_pile_up() {
-    let fake = Fake::default();
+async fn concurrent_reviews_are_limited() {
+    let fake = FakeApiServer::default();
     let tokens = fake.tokens();
     let distinct: Vec<_> = (0..200).map(|number| format!("good{number}")).collect();
     let answers = join_all(distinct.iter().map(|token| tokens.identify(token))).await;
     let answered = answers.iter().filter(|answer| answer.is_ok()).count();
-    // A second each, so many at once, for as long as anybody waits.
+    // Each takes a second, and requests time out after five.
     assert!((MAX_REVIEWS * 4..=MAX_REVIEWS * 5).contains(&answered), "{answered}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_kept_is_bounded() {
-    let fake = Fake::default();
+async fn cache_size_is_limited() {
+    let fake = FakeApiServer::default();
     let tokens = fake.tokens();
     assert_eq!(tokens.identify("good").await, node());
     advance(Duration::from_secs(1)).await;
     let keep = |number: usize| {
         let entry = tokens.entry(&format!("kept {number}"));
-        let verdict = Verdict { identity: node(), until: Instant::now() + GOOD };
-        entry.set(verdict).unwrap();
+        let result = CachedResult { identity: node(), expires_at: Instant::now() + ACCEPTED_TTL };
+        entry.set(result).unwrap();
     };
     (0..MAX_ENTRIES + 10).for_each(keep);
-    assert_eq!(tokens.entries.lock().unwrap().len(), MAX_ENTRIES);
+    assert_eq!(tokens.cache.lock().unwrap().len(), MAX_ENTRIES);
     tokens.identify("good").await.unwrap();
-    assert_eq!(fake.asked(), 2, "what ends first goes first");
-    advance(GOOD).await;
+    assert_eq!(fake.reviews(), 2, "the result that expires first is evicted first");
+    advance(ACCEPTED_TTL).await;
     keep(0);
-    assert!(tokens.entries.lock().unwrap().len() <= 2, "what is over goes when there is need");
+    assert!(tokens.cache.lock().unwrap().len() <= 2, "expired results are evicted when the cache is full");
     let long = "x".repeat(MAX_TOKEN_BYTES + 1);
     tokens.identify(&long).await.unwrap_err();
-    assert_eq!(fake.asked(), 2);
+    assert_eq!(fake.reviews(), 2);
 }
 
 #[test]
-fn a_token_is_never_believed_longer_than_it_is_valid() {
+fn token_is_not_cached_beyond_its_expiry() {
     let now = SystemTime::now();
     let after = |seconds| now + Duration::from_secs(seconds);
-    assert_eq!(lifetime(now, None), GOOD);
-    assert_eq!(lifetime(now, Some(after(3600))), GOOD);
-    assert_eq!(lifetime(now, Some(after(7))), Duration::from_secs(7));
-    assert_eq!(lifetime(after(8), Some(after(7))), Duration::ZERO);
+    assert_eq!(accepted_ttl(now, None), ACCEPTED_TTL);
+    assert_eq!(accepted_ttl(now, Some(after(3600))), ACCEPTED_TTL);
+    assert_eq!(accepted_ttl(now, Some(after(7))), Duration::from_secs(7));
+    assert_eq!(accepted_ttl(after(8), Some(after(7))), Duration::ZERO);
     let claims = BASE64_URL_SAFE_NO_PAD.encode(r#"{"aud":["fairlead"],"exp":1700000000}"#);
     let expected = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     assert_eq!(review::expiry(&format!("head.{claims}.sign")), Some(expected));
@@ -153,32 +153,32 @@ fn a_token_is_never_believed_longer_than_it_is_valid() {
 }
 
 #[test]
-fn only_agents_that_are_bound_to_a_node_are_nodes() {
-    let admins = ["system:serviceaccount:ops:looker".to_owned()].into();
+fn only_backend_tokens_bound_to_a_node_identify_nodes() {
+    let admins = ["system:serviceaccount:ops:viewer".to_owned()].into();
     let identity = |status: &TokenReviewStatus| review::identity(status, &options(), &admins);
-    assert_eq!(identity(&status(AGENT, &["node-a"])), Ok(Identity::Node("node-a".into())));
-    let admin = "system:serviceaccount:ops:looker";
+    assert_eq!(identity(&status(BACKEND, &["node-a"])), Ok(Identity::Node("node-a".into())));
+    let admin = "system:serviceaccount:ops:viewer";
     assert_eq!(identity(&status(admin, &[])), Ok(Identity::Admin(admin.into())));
 
     let other = identity(&status("system:serviceaccount:kube-system:other", &["node-a"])).unwrap_err();
     assert!(other.contains("kube-system:other"), "{other}");
     for nodes in [&[][..], &["a", "b"], &[""], &["a/b"]] {
-        let error = identity(&status(AGENT, nodes)).unwrap_err();
+        let error = identity(&status(BACKEND, nodes)).unwrap_err();
         assert!(error.contains("not bound to a node"), "{error}");
     }
     let elsewhere = Some(vec!["https://kubernetes.default.svc".to_owned()]);
     for audiences in [elsewhere, None] {
-        let error = identity(&TokenReviewStatus { audiences, ..status(AGENT, &["node-a"]) }).unwrap_err();
-        assert!(error.contains("not for \"fairlead\""), "{error}");
+        let error = identity(&TokenReviewStatus { audiences, ..status(BACKEND, &["node-a"]) }).unwrap_err();
+        assert!(error.contains("\"fairlead\" is required"), "{error}");
     }
-    let refused = TokenReviewStatus { authenticated: Some(false), ..status(AGENT, &["node-a"]) };
+    let refused = TokenReviewStatus { authenticated: Some(false), ..status(BACKEND, &["node-a"]) };
     identity(&refused).unwrap_err();
 }
 
 #[test]
-fn service_accounts_have_a_namespace() {
+fn service_accounts_need_a_namespace() {
     let account: ServiceAccount = "kube-system/agent".parse().unwrap();
-    assert_eq!((account.user().as_str(), account.to_string().as_str()), (AGENT, "kube-system/agent"));
+    assert_eq!((account.user().as_str(), account.to_string().as_str()), (BACKEND, "kube-system/agent"));
     for wrong in ["agent", "/agent", "kube-system/", "a/b/c", ""] {
         wrong.parse::<ServiceAccount>().unwrap_err();
     }

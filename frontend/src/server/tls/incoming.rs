@@ -23,8 +23,8 @@ use crate::{
 
 /// How long a handshake may take. A backend gives up on a connection after the same time.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
-/// The maximum number of concurrent handshakes. One CPU core performs about a thousand a second, so a reconnect of thousands of
-/// nodes does not reach it; clients that connect and send nothing do.
+/// The maximum number of concurrent handshakes. One CPU core performs about a thousand a second, so a reconnect of
+/// thousands of nodes does not reach it; clients that connect and send nothing do.
 const MAX_HANDSHAKES: usize = 1024;
 /// The delay after `accept` has failed: without free file descriptors it would fail again at once.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);

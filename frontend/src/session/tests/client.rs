@@ -1,4 +1,4 @@
-//! A frontend with a source that the test plays, and a client that does as it should unless it is told otherwise.
+//! A frontend whose object source is the test, and a client that keeps to the protocol.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::{
     Config, Frontend, OutgoingMessage,
     identity::Identity,
-    log::tests::mirror::Mirror,
+    log::tests::node_replica::NodeReplica,
     object::{ClusterObject, SourceUpdate},
     session::{self, SessionError},
     testing::initial,
@@ -36,18 +36,18 @@ pub(super) struct Fixture {
 }
 
 pub(super) struct Client {
-    pub(super) mirror: Mirror,
+    pub(super) replica: NodeReplica,
     /// The largest message so far, in bytes.
     pub(super) largest: usize,
     epoch: Epoch,
-    /// What the next batch must start from.
+    /// The expected base of the next batch.
     base: Revision,
     events: mpsc::Sender<Result<ClientMessage, SessionError>>,
     frames: mpsc::Receiver<OutgoingMessage>,
     session: JoinHandle<Result<(), SessionError>>,
 }
 
-/// A node that holds nothing.
+/// The Hello of a node without state.
 pub(in crate::session) fn hello(node: &str) -> Hello {
     Hello {
         node: node.into(),
@@ -62,7 +62,7 @@ pub(in crate::session) fn hello(node: &str) -> Hello {
 }
 
 impl Fixture {
-    /// A frontend that knows nothing yet.
+    /// A frontend that has not listed any objects.
     pub(super) fn new(config: Config) -> Self {
         let frontend = Frontend::new(config);
         let (trigger, shutdown) = Shutdown::channel();
@@ -75,7 +75,7 @@ impl Fixture {
         Self { frontend, ready, shutdown, updates, trigger, revisions }
     }
 
-    /// A frontend that knows these objects.
+    /// A frontend with these objects.
     pub(super) async fn of(objects: Vec<ClusterObject>) -> Self {
         Self::with(Config::default(), objects).await
     }
@@ -87,7 +87,7 @@ impl Fixture {
         }
         fixture.ready.wait().await;
         fixture.revisions.borrow_and_update();
-        // Quiet for long enough that the next change is committed at once.
+        // So that the next change is committed at once.
         tokio::time::advance(Duration::from_secs(1)).await;
         fixture
     }
@@ -100,7 +100,7 @@ impl Fixture {
         self.frontend.cluster.log().revision()
     }
 
-    /// Waits for the commit of what has been sent, and until the next can follow at once.
+    /// Waits until all updates are committed and the next commit can follow at once.
     pub(super) async fn committed(&self) -> Revision {
         let before = *self.revisions.borrow();
         let mut revisions = self.frontend.cluster.revisions();
@@ -117,23 +117,31 @@ impl Fixture {
     }
 
     pub(super) async fn connect(&self, hello: Hello) -> Client {
-        let client = self.connect_silently(&hello.node.clone());
-        client.say(ClientMessage::Hello(hello)).await;
+        let client = self.connect_without_hello(&hello.node.clone());
+        client.send(ClientMessage::Hello(hello)).await;
         client
     }
 
     /// A stream without a Hello.
-    pub(super) fn connect_silently(&self, node: &str) -> Client {
+    pub(super) fn connect_without_hello(&self, node: &str) -> Client {
         let (events, receiver) = mpsc::channel(16);
         let (sender, frames) = mpsc::channel(1);
         let shared = self.frontend.sessions.clone();
         let session =
             session::run(shared, Identity::Trusted, ReceiverStream::new(receiver), sender, self.shutdown.clone());
         let session = tokio::spawn(session);
-        Client { mirror: Mirror::new(node), largest: 0, epoch: Epoch(0), base: Revision(0), events, frames, session }
+        Client {
+            replica: NodeReplica::new(node),
+            largest: 0,
+            epoch: Epoch(0),
+            base: Revision(0),
+            events,
+            frames,
+            session,
+        }
     }
 
-    /// A node that holds everything.
+    /// Connects a node and brings it up to date.
     pub(super) async fn joined(&self, node: &str) -> Client {
         let mut client = self.connect(hello(node)).await;
         assert_eq!(client.welcome().await, SyncMode::Snapshot);
@@ -147,45 +155,45 @@ impl Fixture {
 }
 
 impl Client {
-    pub(super) fn mirror_of(node: &str) -> Mirror {
-        Mirror::new(node)
+    pub(super) fn replica_of(node: &str) -> NodeReplica {
+        NodeReplica::new(node)
     }
 
-    /// Holds what another stream was told before.
-    pub(super) fn holding(self, mirror: Mirror) -> Self {
-        Self { mirror, ..self }
+    /// Takes the state of an earlier stream.
+    pub(super) fn holding(self, replica: NodeReplica) -> Self {
+        Self { replica, ..self }
     }
 
-    /// Ends the stream, and gives the Hello with which to come back.
+    /// Ends the stream, and returns the Hello for resuming it.
     pub(super) fn resume(&self) -> Hello {
         self.session.abort();
         Hello {
-            resume: Some((self.epoch, self.mirror.revision)),
-            digests: Some(Box::new(self.mirror.digests())),
-            ..hello(&self.mirror.name)
+            resume: Some((self.epoch, self.replica.revision)),
+            digests: Some(Box::new(self.replica.state.digests())),
+            ..hello(&self.replica.name)
         }
     }
 
-    pub(super) async fn say(&self, event: ClientMessage) {
+    pub(super) async fn send(&self, event: ClientMessage) {
         self.events.send(Ok(event)).await.unwrap();
     }
 
-    pub(super) async fn say_unreadable(&self, error: SessionError) {
+    pub(super) async fn send_invalid(&self, error: SessionError) {
         self.events.send(Err(error)).await.unwrap();
     }
 
     pub(super) async fn event(&mut self) -> ServerMessage {
         let frame = timeout(Duration::from_secs(3600), self.frames.recv()).await;
-        let frame = frame.expect("nothing comes").expect("the stream has ended");
+        let frame = frame.expect("no message received").expect("the stream ended");
         let encoded = frame.encode(&crate::log::EncodingCounters::default());
         self.largest = self.largest.max(encoded.len());
         let decoded = ServerMessage::try_from(encoded.decode().unwrap()).unwrap();
         let event = frame.into_message();
-        assert_eq!(decoded, event, "the bytes say something else than the values");
+        assert_eq!(decoded, event, "encoded message differs from its value");
         event
     }
 
-    pub(super) async fn hears_nothing(&mut self, within: Duration) {
+    pub(super) async fn receives_nothing(&mut self, within: Duration) {
         let frame = timeout(within, self.frames.recv()).await;
         assert!(frame.is_err(), "{frame:?}");
     }
@@ -194,11 +202,11 @@ impl Client {
         let event = self.event().await;
         let ServerMessage::Welcome(Welcome { epoch, mode, .. }) = event else { panic!("{event:?}") };
         self.epoch = epoch;
-        self.base = if mode == SyncMode::Resume { self.mirror.revision } else { Revision(0) };
+        self.base = if mode == SyncMode::Resume { self.replica.revision } else { Revision(0) };
         mode
     }
 
-    /// Receives up to a commit and holds it, but does not acknowledge it.
+    /// Receives and applies batches up to a commit, without acknowledging it.
     pub(super) async fn batches(&mut self) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
         while batches.last().is_none_or(|batch| !batch.commit) {
@@ -209,10 +217,10 @@ impl Client {
         }
         for batch in &batches {
             assert_eq!(batch.base, self.base, "{batch:?}");
-            batch.operations.iter().for_each(|operation| self.mirror.operate(operation.clone()));
+            batch.operations.iter().for_each(|operation| self.replica.state.apply(operation.clone()));
         }
-        self.mirror.revision = batches.last().unwrap().target;
-        self.base = self.mirror.revision;
+        self.replica.revision = batches.last().unwrap().target;
+        self.base = self.replica.revision;
         batches
     }
 
@@ -225,7 +233,7 @@ impl Client {
     pub(super) async fn bookmark(&mut self) -> (Revision, Digest) {
         let event = self.event().await;
         let ServerMessage::Bookmark(revision, digest) = event else { panic!("{event:?}") };
-        self.mirror.revision = revision;
+        self.replica.revision = revision;
         self.base = revision;
         (revision, digest)
     }
@@ -235,37 +243,37 @@ impl Client {
     }
 
     pub(super) async fn ack_with(&self, failures: Vec<ServicePortFailure>) {
-        let digest = Some(self.mirror.digests().total());
-        self.say(ClientMessage::Ack(self.ack_of(digest, failures))).await;
+        let digest = Some(self.replica.state.digests().total());
+        self.send(ClientMessage::Ack(self.ack_of(digest, failures))).await;
     }
 
-    /// An ack of what the mirror holds, with a digest of one's own.
+    /// An Ack of the current revision with the given digest.
     pub(super) fn ack_of(&self, digest: Option<Digest>, failures: Vec<ServicePortFailure>) -> Ack {
-        Ack { revision: self.mirror.revision, digest, apply_time: Duration::from_millis(1), failures }
+        Ack { revision: self.replica.revision, digest, apply_time: Duration::from_millis(1), failures }
     }
 
-    /// Everything has been acknowledged, and nothing more is to be said but that.
-    pub(super) async fn settles(&mut self) {
+    /// Receives a bookmark with the expected digest, and acknowledges it.
+    pub(super) async fn is_up_to_date(&mut self) {
         let digest = self.bookmark().await.1;
-        assert_eq!(digest, self.mirror.digests().total());
+        assert_eq!(digest, self.replica.state.digests().total());
         self.ack().await;
     }
 
-    /// How the stream ends when the client does not leave.
+    /// The result of the session while the client stays connected.
     pub(super) async fn ends(self) -> Result<(), SessionError> {
         let _held = (self.events, self.frames);
-        timeout(Duration::from_secs(3600), self.session).await.expect("the stream goes on").unwrap()
+        timeout(Duration::from_secs(3600), self.session).await.expect("the session has not ended").unwrap()
     }
 
-    /// How the stream ends, within this time, when the client neither leaves nor reads.
+    /// The result of the session within this time, while the client stays connected and does not read.
     pub(super) async fn ends_after(self, within: Duration) -> Result<(), SessionError> {
-        timeout(within + Duration::from_millis(1), self.ends()).await.expect("the stream goes on")
+        timeout(within + Duration::from_millis(1), self.ends()).await.expect("the session has not ended")
     }
 
-    /// How the stream ends when the client leaves.
-    pub(super) async fn leaves(self) -> Result<(), SessionError> {
+    /// Disconnects, and returns the result of the session.
+    pub(super) async fn disconnects(self) -> Result<(), SessionError> {
         drop(self.events);
-        timeout(Duration::from_millis(1), self.session).await.expect("the stream goes on").unwrap()
+        timeout(Duration::from_millis(1), self.session).await.expect("the session has not ended").unwrap()
     }
 
     /// The first chunk of a batch.
@@ -277,6 +285,6 @@ impl Client {
     }
 
     pub(super) async fn frame(&mut self) -> OutgoingMessage {
-        self.frames.recv().await.expect("the stream has ended")
+        self.frames.recv().await.expect("the stream ended")
     }
 }

@@ -1,4 +1,4 @@
-//! Clients that break the rules.
+//! Clients that break the protocol.
 
 use std::time::Duration;
 
@@ -17,32 +17,32 @@ async fn ends_with(client: Client, expected: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn saying_nothing() {
+async fn no_hello_ends_the_stream() {
     let fixture = Fixture::of(small()).await;
-    let client = fixture.connect_silently("node-0");
+    let client = fixture.connect_without_hello("node-0");
     let start = tokio::time::Instant::now();
     ends_with(client, "no Hello within 10s: send Hello as soon as the stream is open").await;
     assert_eq!(start.elapsed(), Duration::from_secs(10));
 }
 
 #[tokio::test(start_paused = true)]
-async fn saying_something_else_first() {
+async fn first_message_must_be_hello() {
     let fixture = Fixture::of(small()).await;
-    let client = fixture.connect_silently("node-0");
+    let client = fixture.connect_without_hello("node-0");
     client.ack().await;
     ends_with(client, "the first message must be a Hello").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn saying_hello_twice() {
+async fn second_hello_ends_the_stream() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
-    client.say(ClientMessage::Hello(hello("node-0"))).await;
+    client.send(ClientMessage::Hello(hello("node-0"))).await;
     ends_with(client, "a second Hello on one stream: open another stream instead").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn speaking_before_the_welcome() {
+async fn message_before_welcome_ends_the_stream() {
     let fixture = Fixture::new(Config::default());
     let client = fixture.connect(hello("node-0")).await;
     client.ack().await;
@@ -50,51 +50,51 @@ async fn speaking_before_the_welcome() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn acknowledging_what_was_never_sent() {
+async fn ack_of_an_unsent_revision_ends_the_stream() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
-    let sent = client.mirror.revision;
-    client.mirror.revision = Revision(77);
+    let sent = client.replica.revision;
+    client.replica.revision = Revision(77);
     client.ack().await;
     ends_with(client, &format!("ack.revision: is 77, but the last revision sent on this stream is {sent}")).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_ack_may_be_repeated_also_when_something_is_under_way() {
+async fn last_ack_may_be_repeated_while_another_is_awaited() {
     let fixture = Fixture::of(small()).await;
     let mut client = fixture.joined("node-0").await;
     let repeated = client.ack_of(None, Vec::new());
     fixture.update(put(service("extra", "10.96.0.77"))).await;
     fixture.committed().await;
-    client.say(ClientMessage::Ack(repeated)).await;
+    client.send(ClientMessage::Ack(repeated)).await;
     client.commit().await;
-    client.settles().await;
-    assert_eq!(fixture.frontend.sessions.streams.fleet().backends[0].acked, client.mirror.revision);
-    client.leaves().await.unwrap();
+    client.is_up_to_date().await;
+    assert_eq!(fixture.frontend.sessions.streams.fleet().backends[0].acked, client.replica.revision);
+    client.disconnects().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn digests_that_nobody_wanted() {
+async fn unexpected_digests_end_the_stream() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
-    client.say(ClientMessage::DigestResponse(Revision(2), Box::new(client.mirror.digests()))).await;
+    client.send(ClientMessage::DigestResponse(Revision(2), Box::new(client.replica.state.digests()))).await;
     ends_with(client, "unexpected DigestResponse: send it only in answer to a DigestRequest").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn something_unreadable() {
+async fn invalid_message_ends_the_stream() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
     let invalid = proto::InvalidMessage { field: "ack.failures[0].key".to_owned(), reason: "is missing".to_owned() };
-    client.say_unreadable(SessionError::from(invalid)).await;
+    client.send_invalid(SessionError::from(invalid)).await;
     ends_with(client, "ack.failures[0].key: is missing").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn leaving_is_no_error() {
+async fn disconnect_is_not_an_error() {
     let fixture = Fixture::of(small()).await;
-    fixture.connect_silently("node-0").leaves().await.unwrap();
-    fixture.joined("node-0").await.leaves().await.unwrap();
+    fixture.connect_without_hello("node-0").disconnects().await.unwrap();
+    fixture.joined("node-0").await.disconnects().await.unwrap();
     let waiting = Fixture::new(Config::default()).connect(hello("node-0")).await;
-    waiting.leaves().await.unwrap();
+    waiting.disconnects().await.unwrap();
 }

@@ -1,4 +1,5 @@
-//! What a good client holds, done as simply as possible: everything is computed anew each time.
+//! The state of a node, maintained as simply as possible. It panics on operations that a frontend must not send, and
+//! computes its digests from scratch each time.
 
 use std::collections::BTreeMap;
 
@@ -11,36 +12,46 @@ use proto::{
 
 /// The state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
-    pub(crate) services: BTreeMap<ServicePortKey, Service>,
-    node: Option<NodeInfo>,
-    cluster: Option<ClusterInfo>,
+pub(crate) struct Replica {
+    pub(crate) services: BTreeMap<ServicePortKey, ReplicaServicePort>,
+    pub(crate) node: Option<NodeInfo>,
+    pub(crate) cluster: Option<ClusterInfo>,
 }
 
 /// A service port with its pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Service {
-    port: ServicePort,
+pub(crate) struct ReplicaServicePort {
+    pub(crate) port: ServicePort,
     pub(crate) cluster: PerFamily<Pool>,
-    local: PerFamily<Pool>,
+    pub(crate) local: PerFamily<Pool>,
 }
 
-impl Held {
+impl Replica {
     pub(crate) fn apply(&mut self, operation: Operation) {
         match operation {
-            Operation::PutServicePort(port) => {
-                let new = Service { port: port.clone(), cluster: PerFamily::default(), local: PerFamily::default() };
-                let held = self.services.entry(port.key.clone()).or_insert(new);
-                held.port = port;
+            Operation::PutServicePort(port) => match self.services.get_mut(&port.key) {
+                Some(service) => {
+                    assert_ne!(service.port, port, "put without a change");
+                    service.port = port;
+                }
+                None => {
+                    let key = port.key.clone();
+                    let service =
+                        ReplicaServicePort { port, cluster: PerFamily::default(), local: PerFamily::default() };
+                    self.services.insert(key, service);
+                }
+            },
+            Operation::RemoveServicePort(key) => {
+                self.services.remove(&key).expect("only existing service ports are removed");
             }
-            Operation::RemoveServicePort(key) => drop(self.services.remove(&key)),
             Operation::ChangePool { pool, add, remove } => {
+                assert!(add.len() + remove.len() > 0, "a change without endpoints");
                 let target = self.pool(&pool);
                 for endpoint in remove {
-                    target.remove(&endpoint);
+                    target.remove(&endpoint).expect("only existing endpoints are removed");
                 }
                 for endpoint in add {
-                    target.insert(endpoint);
+                    assert!(target.insert(endpoint), "only missing endpoints are added");
                 }
             }
             Operation::ReplacePool { pool, endpoints } => *self.pool(&pool) = endpoints,
@@ -54,7 +65,7 @@ impl Held {
 
     pub(crate) fn digests(&self) -> DigestVector {
         let mut digests = DigestVector::default();
-        for (key, Service { port, cluster, local }) in &self.services {
+        for (key, ReplicaServicePort { port, cluster, local }) in &self.services {
             let hash = KeyHash::of(key);
             let bucket = &mut digests[hash.bucket()];
             bucket.add(Digest::of_service_port(port));
@@ -73,7 +84,7 @@ impl Held {
     }
 
     fn pool(&mut self, pool: &PoolId) -> &mut Pool {
-        let service = self.services.get_mut(&pool.key).expect("a pool belongs to a service port");
+        let service = self.services.get_mut(&pool.key).expect("a pool belongs to an existing service port");
         match pool.class {
             PoolClass::Cluster => &mut service.cluster[pool.family],
             PoolClass::Local => &mut service.local[pool.family],
