@@ -84,7 +84,7 @@ impl ClusterState {
         (log.revision(), is_new)
     }
 
-    /// Tells the readers of [`Self::source_versions`] and [`Self::revisions`].
+    /// Notifies the receivers of [`Self::source_versions`] and [`Self::revisions`].
     pub(crate) fn publish(&self, revision: Revision, source_version: SourceVersion) {
         self.source_version.send_if_modified(|current| std::mem::replace(current, source_version) != source_version);
         self.revision.send_if_modified(|current| {

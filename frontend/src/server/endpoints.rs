@@ -40,12 +40,12 @@ pub(super) fn response(
         field: problem.field.clone(),
         message: problem.message.clone(),
     });
-    let known = index.node(node);
+    let node_info = index.node(node);
     Ok(v1::EndpointsResponse {
         epoch: epoch.0,
         revision: revision.0,
-        node_known: known.is_some(),
-        zone: known.map(|node| node.zone.to_string()).unwrap_or_default(),
+        node_known: node_info.is_some(),
+        zone: node_info.map(|node| node.zone.to_string()).unwrap_or_default(),
         ports: explanations.into_iter().map(port_endpoints).collect(),
         problems: problems.collect(),
     })
@@ -59,7 +59,7 @@ fn port_endpoints(explanation: ServicePortExplanation) -> v1::ServicePortEndpoin
 
 fn state(explained: EndpointExplanation) -> v1::SliceEndpoint {
     let EndpointExplanation { slice, endpoint, port, cluster, local } = explained;
-    let words = |names: &[std::sync::Arc<str>]| names.iter().map(ToString::to_string).collect();
+    let strings = |names: &[std::sync::Arc<str>]| names.iter().map(ToString::to_string).collect();
     v1::SliceEndpoint {
         slice: slice.name.to_string(),
         address: pack_address(&endpoint.address),
@@ -68,8 +68,8 @@ fn state(explained: EndpointExplanation) -> v1::SliceEndpoint {
         ready: endpoint.ready,
         serving: endpoint.serving,
         terminating: endpoint.terminating,
-        zone_hints: words(&endpoint.zone_hints),
-        node_hints: words(&endpoint.node_hints),
+        zone_hints: strings(&endpoint.zone_hints),
+        node_hints: strings(&endpoint.node_hints),
         cluster: Some(verdict(&cluster)),
         local: Some(verdict(&local)),
     }

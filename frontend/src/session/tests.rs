@@ -165,7 +165,7 @@ async fn resume_sends_the_difference() {
     let resume = client.resume();
     fixture.update(put(web(1..=6))).await;
     fixture.committed().await;
-    let mut client = fixture.connect(resume).await.holding(client.replica);
+    let mut client = fixture.connect(resume).await.with_state(client.replica);
     assert_eq!(client.welcome().await, SyncMode::Resume);
     let batches = client.batches().await;
     assert!(matches!(&batches[0].operations[..], [Operation::ChangePool { .. }]));
@@ -177,7 +177,7 @@ async fn resume_sends_the_difference() {
 async fn resume_without_a_difference_sends_a_bookmark() {
     let fixture = Fixture::of(small()).await;
     let client = fixture.joined("node-0").await;
-    let mut client = fixture.connect(client.resume()).await.holding(client.replica);
+    let mut client = fixture.connect(client.resume()).await.with_state(client.replica);
     assert_eq!(client.welcome().await, SyncMode::Resume);
     let (revision, digest) = client.bookmark().await;
     assert_eq!((revision, digest), (client.replica.revision, client.replica.state.digests().total()));
@@ -189,7 +189,7 @@ async fn resume_without_a_difference_sends_a_bookmark() {
 async fn another_frontend_with_the_same_state_sends_an_empty_commit() {
     let client = Fixture::of(small()).await.joined("node-0").await;
     let other = Fixture::of(small()).await;
-    let mut client = other.connect(client.resume()).await.holding(client.replica);
+    let mut client = other.connect(client.resume()).await.with_state(client.replica);
     assert_eq!(client.welcome().await, SyncMode::Repair);
     let batches = client.batches().await;
     let [batch] = &batches[..] else { panic!("{batches:?}") };
@@ -199,11 +199,11 @@ async fn another_frontend_with_the_same_state_sends_an_empty_commit() {
 
 #[tokio::test(start_paused = true)]
 async fn another_frontend_repairs_only_what_differs() {
-    let held = Fixture::of(large()).await.joined("node-0").await;
+    let client = Fixture::of(large()).await.joined("node-0").await;
     let mut objects = large();
     objects.retain(|object| !matches!(object, ClusterObject::Service(service) if &*service.name.name == "s7"));
     let other = Fixture::of(objects).await;
-    let mut client = other.connect(held.resume()).await.holding(held.replica);
+    let mut client = other.connect(client.resume()).await.with_state(client.replica);
     assert_eq!(client.welcome().await, SyncMode::Repair);
     let batches = client.batches().await;
     let resets = batches.iter().flat_map(|batch| &batch.operations);

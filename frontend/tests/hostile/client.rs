@@ -2,7 +2,7 @@
 
 use proto::{
     model::{Batch, Operation, ServerMessage, SyncMode},
-    v1::{self, client_message::Message as Said, server_message::Message},
+    v1::{self, client_message::Message as ClientMessage, server_message::Message},
 };
 
 use tonic::transport::Channel;
@@ -95,12 +95,12 @@ impl Client {
     /// Acknowledges the last message with the given digest.
     pub(crate) async fn ack(&mut self, digest: u64) {
         let ack = v1::Ack { revision: self.revision, digest, ..v1::Ack::default() };
-        assert!(self.stream.send(Said::Ack(ack)).await, "the stream ended");
+        assert!(self.stream.send(ClientMessage::Ack(ack)).await, "the stream ended");
     }
 
     async fn send_digests(&self) {
         let digests = v1::DigestResponse { revision: self.revision, digests: self.state.digests().to_vec() };
-        assert!(self.stream.send(Said::DigestResponse(digests)).await);
+        assert!(self.stream.send(ClientMessage::DigestResponse(digests)).await);
     }
 
     /// Waits for a Drain, and returns its maximum delay in milliseconds.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use fairlead_frontend::{Config, Frontend, Listener, StreamStats, object::SourceUpdate};
-use proto::v1::{self, client_message::Message as Said, fairlead_client::FairleadClient, server_message::Message};
+use proto::v1::{self, client_message::Message as ClientMessage, fairlead_client::FairleadClient, server_message::Message};
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
     sync::mpsc,
@@ -137,19 +137,19 @@ impl Server {
 impl Stream {
     pub(crate) async fn hello(channel: Channel, hello: v1::Hello) -> Result<Self, Status> {
         let (messages, receiver) = mpsc::channel(4);
-        let said = v1::ClientMessage { message: Some(Said::Hello(hello)) };
-        messages.send(said).await.unwrap();
+        let hello = v1::ClientMessage { message: Some(ClientMessage::Hello(hello)) };
+        messages.send(hello).await.unwrap();
         let answers = FairleadClient::new(channel).watch(ReceiverStream::new(receiver)).await?.into_inner();
         Ok(Self { messages, answers })
     }
 
     /// Sends a message. Returns whether the stream is still open.
-    pub(crate) async fn send(&self, message: Said) -> bool {
+    pub(crate) async fn send(&self, message: ClientMessage) -> bool {
         self.messages.send(v1::ClientMessage { message: Some(message) }).await.is_ok()
     }
 
     pub(crate) async fn ack(&self, revision: u64) -> bool {
-        self.send(Said::Ack(v1::Ack { revision, ..v1::Ack::default() })).await
+        self.send(ClientMessage::Ack(v1::Ack { revision, ..v1::Ack::default() })).await
     }
 
     pub(crate) async fn next(&mut self) -> Result<Option<Message>, Status> {

@@ -73,8 +73,8 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     let body = request.into_body().collect().await.unwrap().to_bytes();
     let mut review: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(review["spec"]["audiences"], json!(["fairlead"]));
-    let known = review["spec"]["token"].as_str().unwrap().split_once('@');
-    review["status"] = match known {
+    let account = review["spec"]["token"].as_str().unwrap().split_once('@');
+    review["status"] = match account {
         Some((account, node)) => json!({
             "authenticated": true,
             "audiences": ["fairlead"],

@@ -68,10 +68,10 @@ async fn configured_uri_prefix_identifies_nodes() {
 async fn clients_without_an_identity_are_rejected() {
     let server = Server::plain().await;
     let client = server.client(None).await;
-    let refused = ["no credential: present a client certificate"];
-    assert_rejected(client.watch("node-a", Role::Backend).await, Code::Unauthenticated, &refused);
-    assert_rejected(client.watch("node-a", Role::Observer).await, Code::Unauthenticated, &refused);
-    assert_rejected(client.status().await, Code::Unauthenticated, &refused);
+    let message = ["no credential: present a client certificate"];
+    assert_rejected(client.watch("node-a", Role::Backend).await, Code::Unauthenticated, &message);
+    assert_rejected(client.watch("node-a", Role::Observer).await, Code::Unauthenticated, &message);
+    assert_rejected(client.status().await, Code::Unauthenticated, &message);
     let token = client.with_token("backend@node-a");
     assert_rejected(token.status().await, Code::Unauthenticated, &["accepts no tokens"]);
     let unknown = server.client(Some(server.authority.named("node-a"))).await;

@@ -10,7 +10,7 @@ use tokio::time::{advance, sleep};
 
 use super::*;
 
-const BACKEND: &str = "system:serviceaccount:kube-system:agent";
+const BACKEND: &str = "system:serviceaccount:kube-system:backend";
 
 /// An API server that takes a second, and accepts tokens that begin with `good`.
 #[derive(Clone, Default)]
@@ -42,7 +42,7 @@ impl Review for FakeApiServer {
 }
 
 fn options() -> TokenOptions {
-    let backend_accounts = ["kube-system/agent".parse().unwrap()].into();
+    let backend_accounts = ["kube-system/backend".parse().unwrap()].into();
     TokenOptions { audience: "fairlead".to_owned(), backend_accounts }
 }
 
@@ -177,9 +177,9 @@ fn only_backend_tokens_bound_to_a_node_identify_nodes() {
 
 #[test]
 fn service_accounts_need_a_namespace() {
-    let account: ServiceAccount = "kube-system/agent".parse().unwrap();
-    assert_eq!((account.user().as_str(), account.to_string().as_str()), (BACKEND, "kube-system/agent"));
-    for wrong in ["agent", "/agent", "kube-system/", "a/b/c", ""] {
+    let account: ServiceAccount = "kube-system/backend".parse().unwrap();
+    assert_eq!((account.user().as_str(), account.to_string().as_str()), (BACKEND, "kube-system/backend"));
+    for wrong in ["backend", "/backend", "kube-system/", "a/b/c", ""] {
         wrong.parse::<ServiceAccount>().unwrap_err();
     }
 }

@@ -160,7 +160,7 @@ impl Client {
     }
 
     /// Takes the state of an earlier stream.
-    pub(super) fn holding(self, replica: NodeReplica) -> Self {
+    pub(super) fn with_state(self, replica: NodeReplica) -> Self {
         Self { replica, ..self }
     }
 

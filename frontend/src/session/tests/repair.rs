@@ -112,7 +112,7 @@ async fn node_older_than_the_history_is_compared() {
         fixture.update(put(web(1..=last))).await;
         fixture.committed().await;
     }
-    let mut client = fixture.connect(resume).await.holding(client.replica);
+    let mut client = fixture.connect(resume).await.with_state(client.replica);
     assert_eq!(client.welcome().await, SyncMode::Repair);
     client.commit().await;
     client.is_up_to_date().await;
