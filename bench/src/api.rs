@@ -28,7 +28,7 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
         fs::write(&kubeconfig, kubeconfig_of(&server)).context("write the kubeconfig")?;
         let started = Instant::now();
         let frontend = lab.spawn_frontend_on_api(&kubeconfig);
-        frontend.wait_for_line("all objects are known", 0, DEADLINE);
+        frontend.wait_for_line("every kind of object has been listed", 0, DEADLINE);
         let what = |what: &str| format!("{what}, {how}, 10,000 x 25, 5,000 nodes");
         report.duration(&what("frontend on an API, start to serving"), started.elapsed(), Goal::None);
         report.add(&what("read from the API"), server.sent() as f64 / 1e6, "MB", Goal::None);

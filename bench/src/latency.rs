@@ -30,7 +30,7 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
 
     Report::progress(&format!("{EDITS} edits through a frontend and a backend, {SERVICES} x {EACH}"));
     let frontend = lab.spawn_frontend(&manifests);
-    frontend.wait_for_line("all objects are known", 0, DEADLINE);
+    frontend.wait_for_line("every kind of object has been listed", 0, DEADLINE);
     let backend = lab.spawn_backend();
     backend.wait_for_line("reconciled", 0, DEADLINE);
     edits(report, lab, &manifests, "edit to kernel, frontend and backend, 1,000 x 10", EDITS).context("gRPC")?;

@@ -20,7 +20,7 @@ pub(crate) fn measure(report: &mut Report, lab: &Lab) -> Result<()> {
     Report::progress("starting a frontend");
     let started = Instant::now();
     let frontend = lab.spawn_frontend(&manifests);
-    frontend.wait_for_line("all objects are known", 0, DEADLINE);
+    frontend.wait_for_line("every kind of object has been listed", 0, DEADLINE);
     report.duration("frontend, start to serving, 10,000 x 10", started.elapsed(), Goal::None);
 
     Report::progress("starting a backend on an empty kernel");

@@ -115,7 +115,7 @@ impl<'a> Stage<'a> {
         let kubeconfig = kubeconfig.to_str().context("the path of the kubeconfig is not UTF-8")?;
         let arguments = ["frontend", "--kubeconfig", kubeconfig, "--listen", ADDRESS, "--insecure"];
         let frontend = self.lab.spawn_program(&arguments, "scale.log");
-        frontend.wait_for_line("all objects are known", 0, DEADLINE);
+        frontend.wait_for_line("every kind of object has been listed", 0, DEADLINE);
         report.duration(what, started.elapsed(), Goal::None);
         let usage = Usage::of(&frontend)?;
         report.add("frontend, CPU time for that", usage.seconds(), "s", Goal::None);
@@ -217,9 +217,9 @@ impl<'a> Stage<'a> {
         let status = frontend.wait(DEADLINE).context("the frontend did not exit")?;
         ensure!(status.success(), "the frontend ended with {status}");
         report.duration("drain, SIGTERM to the end of the frontend", started.elapsed(), Goal::None);
-        let line = frontend.wait_for_line("encoded", 0, DEADLINE);
+        let line = frontend.wait_for_line("chunks_encoded", 0, DEADLINE);
         let number = |name| Ok::<f64, anyhow::Error>(crate::lab::field(&line, name)?.parse()?);
-        let (encoded, sent) = (number("encoded")?, number("sent")?);
+        let (encoded, sent) = (number("chunks_encoded")?, number("chunks_sent")?);
         report.add("chunks sent", sent, "", Goal::None);
         report.add("chunks reused from another stream", 100.0 * (1.0 - encoded / sent), "%", Goal::None);
         Ok(())

@@ -142,7 +142,7 @@ impl Deployment {
         command.args(["frontend", "--listen", &self.socket(), "--manifests"]).arg(self.manifests.directory());
         let outside = self.cluster.outside().clone();
         let frontend = self.spawn(&outside, "frontend", command);
-        frontend.wait_for_line("all objects are known", 0, PATIENCE);
+        frontend.wait_for_line("every kind of object has been listed", 0, PATIENCE);
         frontend.wait_for_line("listening", 0, PATIENCE);
         self.frontend = Some(frontend);
         let mut command = fairlead();

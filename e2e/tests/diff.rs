@@ -105,7 +105,7 @@ fn endpoints_are_explained() {
     assert!(row.contains("in: ready") && row.ends_with("out: on node-a"), "{row}");
     let (code, output) = run(&deployment, &["endpoints", "default/none"]);
     assert_eq!(code, 1);
-    assert!(output.contains("there is no Service default/none"), "{output}");
+    assert!(output.contains("Service default/none is not served"), "{output}");
 }
 
 fn path(path: &Path) -> &str {

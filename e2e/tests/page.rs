@@ -82,7 +82,7 @@ fn the_page_shows_what_is_and_follows_what_changes() {
         "node-a is up to date",
         &format!("{}?.innerText.includes('up to date')", row("nodes", "node-a")),
     );
-    becomes(&mut browser, "node-b is missed", &format!("{}?.innerText.includes('no stream')", row("nodes", "node-b")));
+    becomes(&mut browser, "node-b is missed", &format!("{}?.innerText.includes('disconnected')", row("nodes", "node-b")));
     becomes(
         &mut browser,
         "the service is there",
@@ -125,7 +125,7 @@ fn the_page_shows_what_is_and_follows_what_changes() {
     becomes(&mut browser, "the filter works", &format!("{count} === 3 && !({})", row("services", "default/web")));
     assert_eq!(browser.evaluate("location.search"), "?q=default%2FLATE");
     browser.evaluate(&type_in("nowhere"));
-    becomes(&mut browser, "nothing is left", "document.body.innerText.includes('Nothing matches the filter.')");
+    becomes(&mut browser, "nothing is left", "document.body.innerText.includes('No rows match the filter.')");
     browser.evaluate(&type_in(""));
     becomes(&mut browser, "all are there again", &format!("{count} === 6 && {}", row("nodes", "node-b")));
     // Every table has headings for its columns and names for its rows.

@@ -56,7 +56,7 @@ impl World {
         command.args(["frontend", "--metrics", "none", "--listen", &self.address(name), "--manifests"]);
         command.arg(self.path(manifests));
         let process = Process::spawn(self.cluster.outside(), command, &self.path(&format!("{name}.log")));
-        process.wait_for_line("all objects are known", 0, PATIENCE);
+        process.wait_for_line("every kind of object has been listed", 0, PATIENCE);
         process.wait_for_line("listening", 0, PATIENCE);
         process
     }

@@ -42,7 +42,7 @@ impl Rig {
         command.args(["frontend", "--metrics", "none", "--manifests"]).arg(manifests.directory());
         command.args(["--listen", &socket(directory.path())]);
         let frontend = Process::spawn(cluster.outside(), command, &directory.path().join("frontend.log"));
-        frontend.wait_for_line("all objects are known", 0, PATIENCE);
+        frontend.wait_for_line("every kind of object has been listed", 0, PATIENCE);
         Self { cluster, directory, frontend }
     }
 

@@ -142,7 +142,7 @@ fn each_is_given_what_is_theirs() {
     // A backend with another node's name logs what to do, and programs nothing.
     let impostor = world.spawn(&world.cluster.node('b').netns, "impostor", world.backend("node-a", "node-b"));
     let line = impostor.wait_for_line("the frontend refuses this stream", 0, PATIENCE);
-    assert!(line.contains("node node-b may not follow the view of node node-a"), "{line}");
+    assert!(line.contains("node node-b may not follow node node-a"), "{line}");
     assert!(line.contains("--node-name"), "{line}");
 }
 
