@@ -82,7 +82,11 @@ fn the_page_shows_what_is_and_follows_what_changes() {
         "node-a is up to date",
         &format!("{}?.innerText.includes('up to date')", row("nodes", "node-a")),
     );
-    becomes(&mut browser, "node-b is missed", &format!("{}?.innerText.includes('disconnected')", row("nodes", "node-b")));
+    becomes(
+        &mut browser,
+        "node-b is missed",
+        &format!("{}?.innerText.includes('disconnected')", row("nodes", "node-b")),
+    );
     becomes(
         &mut browser,
         "the service is there",

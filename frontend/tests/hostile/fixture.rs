@@ -6,7 +6,9 @@ use std::{
 };
 
 use fairlead_frontend::{Config, Frontend, Listener, StreamStats, object::SourceUpdate};
-use proto::v1::{self, client_message::Message as ClientMessage, fairlead_client::FairleadClient, server_message::Message};
+use proto::v1::{
+    self, client_message::Message as ClientMessage, fairlead_client::FairleadClient, server_message::Message,
+};
 use runtime::{Ready, Shutdown, Trigger};
 use tokio::{
     sync::mpsc,

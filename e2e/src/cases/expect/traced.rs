@@ -37,10 +37,7 @@ pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
                 let summaries = trace.summaries();
                 let texts: Vec<_> = summaries.iter().map(ToString::to_string).collect();
                 let steps: Vec<_> = summaries.iter().flat_map(|summary| &summary.example.steps).collect();
-                format!(
-                    "{what}, {protocol} {to}:\n    is    {expected}\n    trace {}\n{steps:#?}",
-                    texts.join("; ")
-                )
+                format!("{what}, {protocol} {to}:\n    is    {expected}\n    trace {}\n{steps:#?}", texts.join("; "))
             })
         };
         packets.iter().filter_map(differs).collect()
