@@ -1,5 +1,5 @@
-//! The seam to the kernel: prepare it, list what is there of ours, change it. A real one, and for tests a fake that checks what the
-//! kernel checks.
+//! The interface to the kernel: prepare it, list our objects, change them. Implemented over netlink, as a dry run, and for tests as a
+//! fake that checks what the kernel checks.
 
 mod dry_run;
 #[cfg(test)]
@@ -15,6 +15,7 @@ use std::{
 
 use ::netlink::ipvs::{IpvsTimeouts, VirtualServerKey};
 use anyhow::Result;
+use backend::InstalledObject;
 use ipnet::IpNet;
 use proto::model::{IpFamily, PerFamily};
 
@@ -28,35 +29,37 @@ use crate::{
 pub(crate) use dry_run::DryRun;
 pub(crate) use netlink::Netlink;
 
-/// The device that VIPs are on.
+/// The device that has the VIPs.
 pub(crate) const DEVICE: &str = "fairlead-ipvs0";
 
-/// What holds virtual servers, sets, addresses and rules.
+/// Virtual servers, sets, addresses and rules.
 pub(crate) trait Kernel: Send + 'static {
-    /// Makes what has to be there before anything else: settings, sets, the device, rules. Only what is not there; says how much that
-    /// was.
+    /// Creates the base objects that are missing: settings, sets, the device, rules. Returns how many that were.
     fn prepare(&mut self, base: Base) -> impl Future<Output = Result<usize>> + Send;
 
-    /// Everything that is ours.
+    /// All our objects.
     fn list(&mut self, ours: Ours) -> impl Future<Output = Result<Listing>> + Send;
 
-    /// Executes operations, each for itself. Says which were refused, and why.
-    fn commit(&mut self, operations: Vec<Operation>) -> impl Future<Output = Result<Vec<Refused>>> + Send;
+    /// Executes operations, each on its own. Returns those that were rejected.
+    fn commit(&mut self, operations: Vec<Operation>) -> impl Future<Output = Result<Vec<Rejected>>> + Send;
 
-    /// How many connections the destinations of these virtual servers have.
+    /// The connection counts of the destinations of these virtual servers.
     fn connections(&mut self, servers: Vec<VirtualServerKey>) -> impl Future<Output = Result<ConnectionCounts>> + Send;
 
-    /// How much there is, looked at quickly.
-    fn survey(&mut self) -> impl Future<Output = Result<Survey>> + Send;
+    /// What there is, without details, which is fast.
+    fn summary(&mut self) -> impl Future<Output = Result<Summary>> + Send;
 
-    /// Whether the rules are these.
+    /// Compares the rules.
     fn check(&mut self, rules: PerFamily<Rules>) -> impl Future<Output = Result<RulesFound>> + Send;
 
-    /// Removes everything that is ours.
+    /// The numbers of our objects.
+    fn installed_objects(&mut self, exclude: Vec<IpNet>) -> impl Future<Output = Result<Vec<InstalledObject>>> + Send;
+
+    /// Removes all our objects.
     fn cleanup(&mut self, exclude: Vec<IpNet>) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// What has to be there before anything else.
+/// The objects that do not depend on service ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
     pub(crate) rules: PerFamily<Rules>,
@@ -64,22 +67,22 @@ pub(crate) struct Base {
     pub(crate) arp: Arp,
 }
 
-/// Which virtual servers are ours: those that bear a mark of ours, that are at an address which is on our device, at a VIP or a node port
-/// in our sets, or that should be there; but not in these ranges.
+/// Which virtual servers are ours: those with a mark of ours, at an address of our device, at a VIP or node port in our sets, and those
+/// that should exist; but none in the excluded ranges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ours {
     pub(crate) wanted: HashSet<VirtualServerKey>,
     pub(crate) exclude: Vec<IpNet>,
 }
 
-/// What our sets hold: VIPs and node ports, with the numbers of their protocols.
+/// The VIPs and node ports in our sets, with their protocol numbers.
 #[derive(Debug, Default)]
 pub(crate) struct VipEntries {
     vips: HashSet<(u8, SocketAddr)>,
     node_ports: HashSet<(IpFamily, u8, u16)>,
 }
 
-/// What is there.
+/// Our objects in the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listing {
     pub(crate) objects: Objects,
@@ -87,65 +90,66 @@ pub(crate) struct Listing {
     pub(crate) elsewhere: HashSet<IpAddr>,
 }
 
-/// How many connections a destination has.
+/// The connection counts of a destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Connections {
-    /// Established ones.
+    /// Established connections.
     pub(crate) active: u32,
-    /// Those that are being opened or closed, or have been closed a short time ago.
+    /// Connections that are being opened or closed, or were closed a short time ago.
     pub(crate) inactive: u32,
 }
 
-/// How many connections each destination of each virtual server has.
+/// The connection counts of each destination of each virtual server.
 pub(crate) type ConnectionCounts = HashMap<(VirtualServerKey, SocketAddr), Connections>;
 
-/// An operation that the kernel refused.
+/// An operation that the kernel rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
-    /// Which one.
+pub(crate) struct Rejected {
+    /// Its index.
     pub(crate) index: usize,
     pub(crate) reason: String,
-    /// What the kernel took in its place, if it took anything.
+    /// The value that was programmed instead, if any.
     pub(crate) instead: Option<Value>,
 }
 
-/// How much there is.
+/// The objects in the kernel, without details.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Survey {
-    /// Entries.
+pub(crate) struct Summary {
+    /// The number of entries of each set.
     pub(crate) sets: HashMap<SetId, usize>,
-    /// On our device.
+    /// The number of addresses of our device.
     pub(crate) addresses: usize,
-    /// On other devices.
+    /// The addresses of other devices.
     pub(crate) elsewhere: HashSet<IpAddr>,
-    /// All, ours or not.
+    /// All virtual servers.
     pub(crate) servers: HashSet<VirtualServerKey>,
 }
 
-/// Whether rules are as they should be.
+/// The result of a comparison of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RulesFound {
-    /// They are.
+    /// They are as they should be.
     Right,
-    /// Some are missing, or others are there.
+    /// Some are missing, or there are others.
     Wrong,
 }
 
 // === impl Ours ===
 
 impl Ours {
-    /// Whether a virtual server is ours, given the addresses that are, and what our sets hold.
-    pub(crate) fn has(&self, server: &VirtualServerKey, addresses: &HashSet<IpAddr>, fronts: &VipEntries) -> bool {
+    /// Whether a virtual server is ours, given our addresses and the entries of our sets.
+    pub(crate) fn has(&self, server: &VirtualServerKey, addresses: &HashSet<IpAddr>, entries: &VipEntries) -> bool {
         match server {
             VirtualServerKey::FwMark(_, mark) => crate::mark::Mark::from_raw(*mark).is_some(),
             VirtualServerKey::Address(_, address) => {
                 let ip = address.ip();
-                !self.excludes(&ip) && (addresses.contains(&ip) || self.wanted.contains(server) || fronts.have(server))
+                !self.excludes(&ip)
+                    && (addresses.contains(&ip) || self.wanted.contains(server) || entries.contains(server))
             }
         }
     }
 
-    /// Whether an address is left alone.
+    /// Whether an address is in an excluded range.
     pub(crate) fn excludes(&self, address: &IpAddr) -> bool {
         self.exclude.iter().any(|range| range.contains(address))
     }
@@ -154,24 +158,24 @@ impl Ours {
 // === impl Fronts ===
 
 impl VipEntries {
-    /// Those in the entries among these pieces.
+    /// The VIPs and node ports of the set entries among these objects.
     pub(crate) fn of(objects: &Objects) -> Self {
-        let mut fronts = Self::default();
+        let mut entries = Self::default();
         for object in objects.keys() {
             let Object::SetEntry(SetId { content, family }, entry) = object else { continue };
             let (Some(protocol), Some(port)) = (entry.protocol, entry.port) else { continue };
             match (content, entry.ip) {
-                (SetContent::NodePorts, _) => drop(fronts.node_ports.insert((*family, protocol, port))),
+                (SetContent::NodePorts, _) => drop(entries.node_ports.insert((*family, protocol, port))),
                 (SetContent::Vips, Some(ip)) => {
-                    fronts.vips.insert((protocol, SocketAddr::new(ip, port)));
+                    entries.vips.insert((protocol, SocketAddr::new(ip, port)));
                 }
                 _ => {}
             }
         }
-        fronts
+        entries
     }
 
-    fn have(&self, server: &VirtualServerKey) -> bool {
+    fn contains(&self, server: &VirtualServerKey) -> bool {
         let VirtualServerKey::Address(protocol, address) = server else { return false };
         let protocol = protocol.number();
         self.vips.contains(&(protocol, *address))

@@ -28,12 +28,14 @@
 //! time at which it goes at the latest is kept with it in the kernel (as its limits), so that a restart changes nothing.
 //!
 //! IPVS has no transactions: a change is a list of operations in an order in which nothing that stays is missing for a moment.
-//! How a change becomes operations, from the inside out: `mark`, `set`, `object` (pieces), `desired` (what should be there), `plan` (the
-//! difference, in a safe order), `driver`, `kernel`. What is there is shown by `view`.
+//! How a change becomes operations, from the inside out: `mark`, `set`, `object` (pieces), `desired`, `applied` (which also has what
+//! was observed), `plan` (the difference, in a safe order), `kernel`; `data_plane` puts them together for the driver. `view` shows
+//! what is programmed.
 
+mod applied;
+mod data_plane;
 mod describe;
 mod desired;
-mod driver;
 mod ids;
 mod kernel;
 mod mark;
@@ -44,98 +46,51 @@ mod settings;
 mod view;
 
 use anyhow::Result;
-use backend::{Backend, Changes, Drift, InstalledObject, NodeState, Preview, PreviewReport, SyncReport};
+use backend::driver::Driver;
 use proto::model::IpFamily;
 
-use driver::Driver;
+use data_plane::IpvsDataPlane;
 use kernel::{DryRun, Netlink};
 pub use netlink::ipvs::IpvsTimeouts;
 pub use settings::{Arp, Settings};
 pub use view::{Destination, ServerMatch, VirtualServer};
 
 /// The IPVS backend.
-#[derive(Debug)]
-pub struct Ipvs(Driver<Netlink>);
-
-impl Ipvs {
-    /// For the network namespace of the calling thread. Nothing is changed before the first [`reconcile`](Backend::reconcile).
-    ///
-    /// # Errors
-    /// When there is no netlink socket or no thread to be had.
-    pub fn new(settings: Settings) -> Result<Self> {
-        Ok(Self(Driver::new(Netlink::open(settings.iptables)?, settings)))
-    }
-
-    /// The families in which something is programmed. None where no iptables is installed.
-    ///
-    /// # Errors
-    /// When iptables does not say.
-    pub async fn programmed() -> Result<Vec<IpFamily>> {
-        Netlink::open(None)?.families().await
-    }
-
-    /// The virtual servers that are ours, with their destinations and how many connections these have now. Changes nothing, and loads
-    /// no module: none where the kernel has no IPVS.
-    ///
-    /// # Errors
-    /// When the kernel does not answer.
-    pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
-        let (objects, connections) = Netlink::open(None)?.look().await?;
-        Ok(view::view(&objects, &connections))
-    }
-
-    /// What [`cleanup`](Backend::cleanup) would remove.
-    ///
-    /// # Errors
-    /// When the kernel or iptables does not answer.
-    pub async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
-        self.0.installed_objects().await
-    }
-}
-
-impl Backend for Ipvs {
-    const NAME: &'static str = "ipvs";
-
-    async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
-        self.0.reconcile(state).await
-    }
-
-    async fn apply(&mut self, state: &NodeState, changes: &Changes) -> Result<SyncReport> {
-        self.0.apply(state, changes).await
-    }
-
-    async fn drifted(&mut self) -> Drift {
-        self.0.drifted().await
-    }
-
-    async fn cleanup(&mut self) -> Result<()> {
-        self.0.cleanup().await
-    }
-}
+pub type Ipvs = Driver<IpvsDataPlane<Netlink>>;
 
 /// The IPVS backend as one that writes nothing, and loads no module.
-#[derive(Debug)]
-pub struct IpvsPreview(Driver<DryRun>);
+pub type IpvsPreview = Driver<IpvsDataPlane<DryRun>>;
 
-impl IpvsPreview {
-    /// As [`Ipvs::new`].
-    ///
-    /// # Errors
-    /// When there is no netlink socket or no thread to be had.
-    pub fn new(settings: Settings) -> Result<Self> {
-        Ok(Self(Driver::new(DryRun::new(Netlink::open(settings.iptables)?), settings)))
-    }
+/// Opens the backend for the network namespace of the calling thread. It changes nothing before the first reconcile.
+///
+/// # Errors
+/// When a netlink socket could not be opened or a thread not be started.
+pub fn open(settings: Settings) -> Result<Ipvs> {
+    Ok(Driver::new(IpvsDataPlane::new(Netlink::open(settings.iptables)?, settings)))
 }
 
-impl Preview for IpvsPreview {
-    const NAME: &'static str = Ipvs::NAME;
+/// Opens the backend as one that writes nothing, as [`open`] does.
+///
+/// # Errors
+/// See [`open`].
+pub fn open_preview(settings: Settings) -> Result<IpvsPreview> {
+    Ok(Driver::new(IpvsDataPlane::new(DryRun::new(Netlink::open(settings.iptables)?), settings)))
+}
 
-    async fn preview(&mut self, state: &NodeState) -> Result<PreviewReport> {
-        self.0.preview(state).await
-    }
+/// The families that we have programmed; none if iptables is not installed.
+///
+/// # Errors
+/// When the rules could not be read.
+pub async fn programmed_families() -> Result<Vec<IpFamily>> {
+    Netlink::open(None)?.families().await
+}
 
-    /// Not noticed: what is compared is not in force, so that nothing tells a change of others from it.
-    async fn drifted(&mut self) -> Drift {
-        std::future::pending().await
-    }
+/// Our virtual servers with their destinations and connection counts. Changes nothing, and loads no module: none if the kernel has no
+/// IPVS.
+///
+/// # Errors
+/// When the kernel could not be read.
+pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
+    let (objects, connections) = Netlink::open(None)?.look().await?;
+    Ok(view::view(&objects, &connections))
 }

@@ -35,7 +35,7 @@ fn main() {
 }
 
 fn backend() -> Ipvs {
-    Ipvs::new(Settings { iptables: Some(Variant::Legacy), ..Settings::default() }).unwrap()
+    backend_ipvs::open(Settings { iptables: Some(Variant::Legacy), ..Settings::default() }).unwrap()
 }
 
 async fn reconcile(what: &str, state: &NodeState) -> Duration {

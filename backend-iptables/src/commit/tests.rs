@@ -1,4 +1,4 @@
-//! A kernel that refuses, or breaks off: the others are programmed all the same, and what was not is tried again.
+//! A kernel that rejects service ports or fails: the others are programmed, and the rest is retried.
 
 use backend::{
     Backend, NodeState,
@@ -30,7 +30,7 @@ fn driver(kernel: &Fake) -> FakeDriver {
     kernel.driver(DataplaneOptions::default())
 }
 
-/// What a kernel holds that was given nothing but this.
+/// What a kernel contains in which only this state was programmed.
 async fn shape(state: &NodeState) -> Vec<String> {
     let kernel = Fake::default();
     driver(&kernel).reconcile(state).await.unwrap();
@@ -44,22 +44,22 @@ async fn failures(driver: &mut FakeDriver, state: &NodeState) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_culprit_is_left_out_and_named() {
+async fn rejected_service_ports_are_left_out_and_reported() {
     for (explains, most) in [(Explains::Yes, 4), (Explains::No, 40)] {
         let kernel = Fake::default();
-        // The tools name the first line that they do not like, and go no further.
+        // The programs stop at the first line that they reject.
         kernel.refuse(["10.96.0.7/32", "10.96.0.90/32"], explains);
         let mut driver = driver(&kernel);
         assert_eq!(failures(&mut driver, &state(100)).await, ["svc-007", "svc-090"]);
         let asked = kernel.asked().len();
         assert!((3..=most).contains(&asked), "{explains:?}: {asked} scripts");
 
-        // All others are in force, and stay so.
+        // All others are programmed, and stay so.
         let others = without(state(100), &["default/svc-007", "default/svc-090"]);
         assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&others).await);
         assert_eq!(driver.reconcile(&state(100)).await.unwrap().writes, 0);
 
-        // When the kernel takes it, it is no failure any more.
+        // Once the kernel accepts them there are no failures.
         kernel.refuse([], explains);
         assert_eq!(failures(&mut driver, &state(100)).await, [""; 0]);
         assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&state(100)).await);
@@ -67,7 +67,7 @@ async fn the_culprit_is_left_out_and_named() {
 }
 
 #[tokio::test]
-async fn a_refused_change_is_tried_again_when_it_is_touched() {
+async fn a_rejected_service_port_is_retried_when_it_changes() {
     for explains in [Explains::Yes, Explains::No] {
         let kernel = Fake::default();
         let mut driver = driver(&kernel);
@@ -75,7 +75,7 @@ async fn a_refused_change_is_tried_again_when_it_is_touched() {
         driver.reconcile(&current).await.unwrap();
         kernel.refuse(["10.244.1.9:80", "10.96.0.9/32"], explains);
 
-        // One cannot have its endpoint; the other one, which changes with it, has its own.
+        // The endpoint of one is rejected; the one of the other is not.
         let other = service(mk_state(), 1, ["10.244.1.1:80", "10.244.1.8:80"]);
         let target =
             service(service(other, 2, ["10.244.1.1:80", "10.244.1.9:80"]), 3, ["10.244.1.1:80", "10.244.1.2:80"]);
@@ -86,13 +86,13 @@ async fn a_refused_change_is_tried_again_when_it_is_touched() {
         assert_eq!(names, ["svc-002"]);
         assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&without(target.clone(), &["default/svc-002"])).await);
 
-        // A change of another one still reports it, and writes what it is.
+        // A change of another service port still reports it, and writes only that change.
         let fewer = without(target.clone(), &["default/svc-003"]);
         let changes = transition(&mut current, &fewer);
         assert_eq!(driver.apply(&current, &changes).await.unwrap().failures.len(), 1);
         assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&without(fewer, &["default/svc-002"])).await);
 
-        // Touched, it is tried again.
+        // It is retried when it changes.
         kernel.refuse([], explains);
         let changes = transition(&mut current, &without(state(2), &["default/svc-001"]));
         assert_eq!(driver.apply(&current, &changes).await.unwrap().failures, []);
@@ -100,9 +100,9 @@ async fn a_refused_change_is_tried_again_when_it_is_touched() {
     }
 }
 
-/// Halving puts the others in force step by step: what was there meanwhile stays until it has ended.
+/// Bisecting commits the others step by step; existing rules stay until it has ended.
 #[tokio::test]
-async fn what_was_there_stays_while_a_culprit_is_looked_for() {
+async fn existing_rules_stay_while_a_batch_is_bisected() {
     let kernel = Fake::default();
     driver(&kernel).reconcile(&state(20)).await.unwrap();
     kernel.asked();
@@ -120,15 +120,15 @@ async fn what_was_there_stays_while_a_culprit_is_looked_for() {
 }
 
 #[tokio::test]
-async fn too_many_refusals_are_something_else() {
+async fn too_many_rejections_are_an_error() {
     let kernel = Fake::default();
     kernel.refuse(["10.96.0."], Explains::No);
     assert!(driver(&kernel).reconcile(&state(200)).await.is_err());
 }
 
-/// The API server and DNS do not wait for thousands of others. One of them that is refused costs nobody else anything.
+/// If one of them is rejected, the others are not affected.
 #[tokio::test]
-async fn on_an_empty_node_the_urgent_ones_come_first() {
+async fn on_a_new_node_urgent_service_ports_come_first() {
     let urgent = mk_state()
         .service("default/kubernetes", |api| api.cluster_ip("10.200.0.1").endpoints(["10.0.0.1:6443"]))
         .service("kube-system/kube-dns", |dns| dns.port(53).cluster_ip("10.200.0.10").endpoints(["10.244.0.2:53"]));
@@ -149,28 +149,26 @@ async fn on_an_empty_node_the_urgent_ones_come_first() {
         let dns = poison.map(|_| "kube-system/kube-dns");
         assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&without(all.clone(), dns.as_slice())).await);
 
-        // On a node that has something nothing comes first.
+        // On a node with rules of ours there is no urgent script.
         driver(&kernel).reconcile(&all).await.unwrap();
         assert!(kernel.asked().len() <= 2);
     }
 }
 
-/// Nobody is to blame for what all need.
 #[tokio::test]
-async fn what_belongs_to_no_service_port_is_an_error() {
+async fn a_rejected_base_ruleset_is_an_error() {
     for explains in [Explains::Yes, Explains::No] {
         let kernel = Fake::default();
         kernel.refuse(["kubernetes postrouting rules"], explains);
         let error = format!("{:#}", driver(&kernel).reconcile(&state(3)).await.unwrap_err());
         assert!(error.contains("the kernel rejected the base ruleset"), "{error}");
-        // It stops at once: no service port is tried.
+        // It stops at once, before any service port.
         assert!(kernel.asked().len() <= 2);
     }
 }
 
-/// After a failure nobody knows what is there: it is looked at, and what is missing is written.
 #[tokio::test]
-async fn a_failure_leads_to_a_look_at_everything() {
+async fn a_failure_is_followed_by_a_reconcile() {
     for parts in [0, 1] {
         let kernel = Fake::default();
         let mut driver = driver(&kernel);
@@ -182,16 +180,16 @@ async fn a_failure_leads_to_a_look_at_everything() {
         assert_eq!(format!("{error:#}"), "a signal has ended it");
         assert_ne!(kernel.tables(IpFamily::V4).shape(), shape(&state(4)).await);
 
-        // The next change is no less, even when it is one of something else.
+        // The next change programs everything, even if it is unrelated.
         let changes = transition(&mut current, &without(state(4), &["default/svc-001"]));
         driver.apply(&current, &changes).await.unwrap();
         assert_eq!(kernel.tables(IpFamily::V4).shape(), shape(&current).await);
     }
 }
 
-/// Who has removed our rules makes the next change one that the kernel does not take.
+/// Another process has removed our rules, so the kernel rejects the next change.
 #[tokio::test]
-async fn a_change_that_does_not_fit_leads_to_a_look_at_everything() {
+async fn a_rejected_change_is_followed_by_a_reconcile() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut current = state(3);

@@ -1,11 +1,11 @@
-//! Whether the kernel routes packets between loopback addresses and other hosts, for node ports on 127.0.0.0/8.
+//! The sysctl that makes the kernel route packets between loopback addresses and other hosts, for node ports on 127.0.0.0/8.
 
 use std::fs;
 
 use anyhow::{Context as _, Result};
 use tracing::info;
 
-/// Of the network namespace of whoever opens it.
+/// It belongs to the network namespace of the thread that opens it.
 const FILE: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
 
 /// `net.ipv4.conf.all.route_localnet`.
@@ -17,13 +17,13 @@ pub(crate) enum Localnet {
     Routed,
 }
 
-/// What it is.
+/// Reads it.
 pub(super) fn get() -> Result<Localnet> {
     let found = fs::read_to_string(FILE).with_context(|| format!("read {FILE}"))?;
     Ok(if found.trim() == "0" { Localnet::Kept } else { Localnet::Routed })
 }
 
-/// Writes it only when it is another one.
+/// Writes it if it differs.
 pub(super) fn set(localnet: Localnet) -> Result<()> {
     let value = match localnet {
         Localnet::Kept => "0",

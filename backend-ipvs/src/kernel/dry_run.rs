@@ -1,17 +1,17 @@
-//! A kernel that is only read: what is to be written to it is kept instead.
+//! A kernel that is only read: it records what would be written.
 
 use anyhow::Result;
-use backend::Difference;
+use backend::{Difference, InstalledObject};
 use ipnet::IpNet;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::PerFamily;
 
-use super::{Base, ConnectionCounts, Kernel, Listing, Netlink, Ours, Refused, RulesFound, Survey};
+use super::{Base, ConnectionCounts, Kernel, Listing, Netlink, Ours, Rejected, RulesFound, Summary};
 use crate::{desired::Rules, plan::Operation};
 
-/// The real kernel, and what it was not told.
+/// The real kernel, and the operations that it was not given.
 #[derive(Debug)]
-pub(crate) struct DryRun {
+pub struct DryRun {
     kernel: Netlink,
     base: Vec<Difference>,
     operations: Vec<Operation>,
@@ -22,7 +22,7 @@ impl DryRun {
         Self { kernel, base: Vec::new(), operations: Vec::new() }
     }
 
-    /// What was to be written since the last call: what has to be there before anything else, and the rest.
+    /// What would have been written since the last call: the base objects, and the operations.
     pub(crate) fn take(&mut self) -> (Vec<Difference>, Vec<Operation>) {
         (std::mem::take(&mut self.base), std::mem::take(&mut self.operations))
     }
@@ -40,7 +40,7 @@ impl Kernel for DryRun {
         self.kernel.list_loaded(ours).await
     }
 
-    async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Refused>> {
+    async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Rejected>> {
         self.operations.extend(operations);
         Ok(Vec::new())
     }
@@ -49,12 +49,16 @@ impl Kernel for DryRun {
         self.kernel.connections(servers).await
     }
 
-    async fn survey(&mut self) -> Result<Survey> {
-        self.kernel.survey().await
+    async fn summary(&mut self) -> Result<Summary> {
+        self.kernel.summary().await
     }
 
     async fn check(&mut self, rules: PerFamily<Rules>) -> Result<RulesFound> {
         self.kernel.check(rules).await
+    }
+
+    async fn installed_objects(&mut self, exclude: Vec<IpNet>) -> Result<Vec<InstalledObject>> {
+        self.kernel.installed_objects(exclude).await
     }
 
     /// Nothing is removed.

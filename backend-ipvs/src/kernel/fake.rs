@@ -8,11 +8,12 @@ use std::{
 };
 
 use anyhow::Result;
+use backend::InstalledObject;
 use ipnet::IpNet;
 use netlink::ipvs::VirtualServerKey;
 use proto::model::PerFamily;
 
-use super::{Base, ConnectionCounts, Connections, Kernel, Listing, Ours, Refused, RulesFound, Survey, VipEntries};
+use super::{Base, ConnectionCounts, Connections, Kernel, Listing, Ours, Rejected, RulesFound, Summary, VipEntries};
 use crate::{
     desired::Rules,
     object::{Object, Value},
@@ -31,7 +32,7 @@ struct Inner {
     /// What destinations have.
     connections: HashMap<(VirtualServerKey, SocketAddr), u32>,
     elsewhere: HashSet<IpAddr>,
-    /// Refused whenever they are to be added.
+    /// Rejected whenever they are to be added.
     poison: BTreeSet<Object>,
     /// A scheduler that is not there: `rr` stands in for it.
     lacks: Option<&'static str>,
@@ -126,7 +127,7 @@ impl Kernel for Fake {
         Ok(Listing { objects, elsewhere: inner.elsewhere.clone() })
     }
 
-    async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Refused>> {
+    async fn commit(&mut self, operations: Vec<Operation>) -> Result<Vec<Rejected>> {
         let mut inner = self.lock();
         inner.commits += 1;
         let mut refused = Vec::new();
@@ -136,10 +137,10 @@ impl Kernel for Fake {
                 Ok(()) => {
                     inner.log.push(operation);
                     if instead.is_some() {
-                        refused.push(Refused { index, reason: "no such scheduler".to_owned(), instead });
+                        refused.push(Rejected { index, reason: "no such scheduler".to_owned(), instead });
                     }
                 }
-                Err(reason) => refused.push(Refused { index, reason: reason.to_owned(), instead: None }),
+                Err(reason) => refused.push(Rejected { index, reason: reason.to_owned(), instead: None }),
             }
         }
         Ok(refused)
@@ -158,24 +159,28 @@ impl Kernel for Fake {
         Ok(found)
     }
 
-    async fn survey(&mut self) -> Result<Survey> {
+    async fn summary(&mut self) -> Result<Summary> {
         let inner = self.lock();
-        let mut survey = Survey { elsewhere: inner.elsewhere.clone(), ..Survey::default() };
-        survey.sets = SetId::all().map(|set| (set, 0)).collect();
+        let mut summary = Summary { elsewhere: inner.elsewhere.clone(), ..Summary::default() };
+        summary.sets = SetId::all().map(|set| (set, 0)).collect();
         for object in inner.objects.keys() {
             match object {
-                Object::SetEntry(set, _) => *survey.sets.entry(*set).or_default() += 1,
-                Object::Address(_) => survey.addresses += 1,
-                Object::Server(server) => drop(survey.servers.insert(*server)),
+                Object::SetEntry(set, _) => *summary.sets.entry(*set).or_default() += 1,
+                Object::Address(_) => summary.addresses += 1,
+                Object::Server(server) => drop(summary.servers.insert(*server)),
                 Object::Destination(..) => {}
             }
         }
-        Ok(survey)
+        Ok(summary)
     }
 
     async fn check(&mut self, rules: PerFamily<Rules>) -> Result<RulesFound> {
         let is_right = self.lock().base.as_ref().is_some_and(|base| base.rules == rules);
         Ok(if is_right { RulesFound::Right } else { RulesFound::Wrong })
+    }
+
+    async fn installed_objects(&mut self, _: Vec<IpNet>) -> Result<Vec<InstalledObject>> {
+        Ok(Vec::new())
     }
 
     async fn cleanup(&mut self, exclude: Vec<IpNet>) -> Result<()> {

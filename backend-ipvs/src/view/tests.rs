@@ -1,10 +1,10 @@
 //! The listing of what a driver has written: what leads where, and what drains.
 
-use backend::testing::mk_state;
+use backend::{Backend, driver::Driver, testing::mk_state};
 
 use super::*;
 use crate::{
-    driver::Driver,
+    data_plane::IpvsDataPlane,
     kernel::{Kernel as _, Ours, fake::Fake},
     settings::Settings,
 };
@@ -19,7 +19,7 @@ async fn shown(history: [&[&str]; 2]) -> Vec<VirtualServer> {
         let endpoints = endpoints.to_vec();
         let state =
             mk_state().service("default/web", |web| web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(endpoints));
-        Driver::new(kernel.clone(), Settings::default()).reconcile(&state.build()).await.unwrap();
+        Driver::new(IpvsDataPlane::new(kernel.clone(), Settings::default())).reconcile(&state.build()).await.unwrap();
         kernel.connect(3);
     }
     let mut kernel = kernel;

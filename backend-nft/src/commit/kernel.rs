@@ -1,4 +1,4 @@
-//! Poison on the real kernel: one service port of 10,000 that it refuses, in a network namespace. Needs root.
+//! The real kernel rejects one service port of 10,000. Runs in a network namespace and needs root.
 
 use std::{
     sync::{Arc, Mutex},
@@ -32,7 +32,7 @@ const POISON: Vip = Vip::AddressPort {
     protocol: Protocol::Tcp,
 };
 
-/// The real kernel, on the way to which one service port is spoiled.
+/// The real kernel; the operations of one service port are made invalid.
 struct Spoiler {
     kernel: Netlink,
     how: Arc<Mutex<Spoil>>,
@@ -40,9 +40,9 @@ struct Spoiler {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spoil {
-    /// Its verdict leads nowhere: the kernel names the element.
+    /// Its verdict jumps to a chain that does not exist: the kernel names the element.
     Element,
-    /// There is a rule that the kernel refuses, and nobody knows whose it is.
+    /// A rule is invalid: the kernel names no service port.
     Rule,
     Nothing,
 }
@@ -103,14 +103,14 @@ async fn poison(spoil: Spoil, words: &[&str]) {
     assert_eq!(found.len() as u32, SERVICES - 1);
     assert!(found.iter().all(|element| element.vip != POISON));
 
-    // Changes of others cost what they are, and still tell of it.
+    // Changes of other service ports cost as usual and still report it.
     let mut target = state.clone();
     backend::testing::apply(&mut target, [proto::model::Operation::RemoveServicePort(mk_key("default/svc-1"))]);
     let changes = transition(&mut state, &target);
     let applied = driver.apply(&state, &changes).await.unwrap();
     assert!(applied.writes < 10, "{applied:?}");
     assert_eq!(applied.failures.len(), 1);
-    // So does trying it again.
+    // So does a reconcile.
     let applied = driver.reconcile(&state).await.unwrap();
     assert_eq!((applied.writes, applied.failures.len()), (0, 1));
 
@@ -129,11 +129,11 @@ fn run(spoil: Spoil, words: &'static [&'static str]) {
 }
 
 #[test]
-fn one_element_of_many_that_the_kernel_names() {
+fn a_rejected_element_is_isolated_by_its_name() {
     run(Spoil::Element, &["10.96.30.98 . tcp . 80", "ENOENT"]);
 }
 
 #[test]
-fn one_service_port_of_many_that_nobody_names() {
+fn a_rejected_rule_is_isolated_by_bisecting() {
     run(Spoil::Rule, &["no-such-chain", "ENOENT"]);
 }

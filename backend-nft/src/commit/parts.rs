@@ -1,4 +1,4 @@
-//! Tests of large differences: several transactions lead to what one leads to, what is urgent comes first, nothing is interrupted.
+//! Large differences: several transactions have the result of one, urgent service ports come first, nothing is interrupted.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ fn vip(address: u32) -> Vip {
     Vip::AddressPort { address: std::net::Ipv4Addr::from(address).into(), port: 80, protocol: Protocol::Tcp }
 }
 
-/// Services as [`synthetic`] has them, and those that are urgent.
+/// The services of [`synthetic`], and urgent ones.
 fn large(services: u32) -> NodeState {
     let mut state = synthetic(services, 3, Stack::V4);
     let urgent = mk_state()
@@ -54,7 +54,7 @@ async fn compare(seed: u64, elements: usize) {
         let applied = driver_in_batches.reconcile(history.state()).await.unwrap();
         assert_eq!(applied.failures, []);
         assert_eq!(parts.tables(), whole.tables());
-        // It knows what it has done.
+        // The applied state is right.
         let mut changed = history.state().clone();
         let changes = history.step();
         backend::testing::transition(&mut changed, history.state());
@@ -68,14 +68,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn several_transactions_lead_to_what_one_leads_to(seed in any::<u64>(), elements in 1..40_usize) {
+    fn several_transactions_have_the_result_of_one(seed in any::<u64>(), elements in 1..40_usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(compare(seed, elements));
     }
 }
 
 #[tokio::test]
-async fn a_small_difference_is_one_transaction_and_none_is_none() {
+async fn a_small_difference_is_one_transaction_and_no_difference_is_none() {
     let kernel = Fake::default();
     let mut state = large(4_000);
     driver(&kernel).reconcile(&state).await.unwrap();
@@ -102,7 +102,7 @@ async fn the_api_and_dns_come_first() {
     assert_eq!(steps.last().unwrap().len(), 4_002);
 }
 
-/// A chain that is made when maps are full costs the kernel a look at each element.
+/// For a new chain the kernel walks over all elements of the maps.
 #[tokio::test]
 async fn all_chains_are_made_before_the_maps_are_full() {
     let kernel = Fake::default();
@@ -136,9 +136,9 @@ async fn nothing_is_interrupted() {
     }
 }
 
-/// Poison in one part: the rest of it and all other parts are in force.
+/// The other service ports of the batch and all other batches are committed.
 #[tokio::test]
-async fn poison_spoils_no_part() {
+async fn a_rejection_does_not_affect_other_batches() {
     for explains in [Explains::Yes, Explains::No] {
         let kernel = Fake::default();
         let (bad, worse) = (vip(0x0a60_0001 + 700), vip(0x0a60_0001));
@@ -156,9 +156,8 @@ async fn poison_spoils_no_part() {
     }
 }
 
-/// What is urgent may be what is refused.
 #[tokio::test]
-async fn an_urgent_one_that_is_refused_holds_up_nobody() {
+async fn a_rejected_urgent_service_port_does_not_delay_the_others() {
     for explains in [Explains::Yes, Explains::No] {
         let kernel = Fake::default();
         kernel.refuse(

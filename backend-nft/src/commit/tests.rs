@@ -1,4 +1,4 @@
-//! A kernel that refuses: the others are programmed all the same.
+//! A kernel that rejects service ports: the others are programmed.
 
 use backend::{
     Backend, NodeState,
@@ -34,7 +34,7 @@ async fn failures(driver: &mut FakeDriver, state: &NodeState) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_culprit_is_left_out_and_named() {
+async fn rejected_service_ports_are_left_out_and_reported() {
     for (explains, most) in [(Explains::Yes, 3), (Explains::No, 40)] {
         let kernel = Fake::default();
         kernel.refuse([vip(7), vip(90)], explains);
@@ -43,7 +43,7 @@ async fn the_culprit_is_left_out_and_named() {
         let asked = kernel.asked();
         assert!((2..=most).contains(&asked), "{explains:?}: {asked} transactions");
 
-        // All others are in force, and stay so.
+        // All others are programmed, and stay so.
         let (mut others, rest) = (state(100), Fake::default());
         for key in ["default/svc-007", "default/svc-090"] {
             others = without(others, key);
@@ -52,7 +52,7 @@ async fn the_culprit_is_left_out_and_named() {
         assert_eq!(kernel.tables(), rest.tables());
         assert_eq!(driver.reconcile(&state(100)).await.unwrap().writes, 0);
 
-        // When the kernel takes it, it is no failure any more.
+        // Once the kernel accepts them there are no failures.
         kernel.refuse([], explains);
         let applied = driver.reconcile(&state(100)).await.unwrap();
         assert_eq!(applied.failures, []);
@@ -62,7 +62,7 @@ async fn the_culprit_is_left_out_and_named() {
 }
 
 #[tokio::test]
-async fn a_refused_change_is_tried_again_when_it_is_touched() {
+async fn a_rejected_service_port_is_retried_when_it_changes() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut current = state(3);
@@ -81,7 +81,7 @@ async fn a_refused_change_is_tried_again_when_it_is_touched() {
     assert_eq!(applied.failures.len(), 1);
     assert_eq!(applied.failures[0].key.name.as_ref(), "svc-002");
 
-    // A change of another one still reports it; one that removes it takes away what it had before.
+    // A change of another service port still reports it; its own removal removes its earlier form.
     let changes = backend::testing::transition(&mut current, &without(target.clone(), "default/svc-003"));
     assert_eq!(driver.apply(&current, &changes).await.unwrap().failures.len(), 1);
     let target = without(current.clone(), "default/svc-002");
@@ -93,7 +93,7 @@ async fn a_refused_change_is_tried_again_when_it_is_touched() {
 }
 
 #[tokio::test]
-async fn too_many_refusals_are_something_else() {
+async fn too_many_rejections_are_an_error() {
     let kernel = Fake::default();
     kernel.refuse((1..=200).map(vip), Explains::No);
     assert!(driver(&kernel).reconcile(&state(200)).await.is_err());

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use backend::{
     Backend, Connect, ConntrackCleanup, ConntrackSettings, RunMode, Runner, RunnerOptions, dataplane::DataplaneOptions,
 };
-use backend_ipvs::{Ipvs, IpvsPreview, Settings};
+use backend_ipvs::{Ipvs, Settings};
 use backend_nft::Nft;
 use runtime::{Ready, Shutdown, Tasks, metrics::Registry};
 use tracing::{info, warn};
@@ -85,7 +85,7 @@ pub(super) fn spawn_any(
 
 /// The IPVS backend.
 pub(super) fn ipvs(settings: Settings) -> Result<Ipvs> {
-    Ipvs::new(settings).context("cannot open netlink")
+    backend_ipvs::open(settings).context("cannot open netlink")
 }
 
 /// The nftables backend.
@@ -122,7 +122,7 @@ impl<'a> Setup<'a> {
     fn ipvs(self, settings: Settings, connect: impl Connect, tasks: &mut Tasks) -> Result<()> {
         match self.node.run_mode() {
             RunMode::Program => self.spawn(ipvs(settings)?, connect, tasks),
-            RunMode::Shadow => self.spawn(Shadow::new(IpvsPreview::new(settings)?), connect, tasks),
+            RunMode::Shadow => self.spawn(Shadow::new(backend_ipvs::open_preview(settings)?), connect, tasks),
         }
     }
 

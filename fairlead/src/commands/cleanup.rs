@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail};
 use backend::{Backend, InstalledObject, Store, dataplane::DataplaneOptions};
-use backend_ipvs::{Ipvs, Settings};
+use backend_ipvs::Settings;
 use takeover::Leftovers;
 
 use super::backend::{ipvs, nft};
@@ -94,7 +94,7 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
 
     let mut served = backend_nft::programmed_families().await?;
     served.extend(backend_iptables::programmed_families().await?);
-    served.extend(Ipvs::programmed().await?);
+    served.extend(backend_ipvs::programmed_families().await?);
     let unserved = touched.iter().find(|family| !served.contains(family));
     if let (Some(family), Successor::Required) = (unserved, successor) {
         let why = format!(

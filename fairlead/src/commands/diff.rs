@@ -12,7 +12,6 @@ use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 use backend::{NodeState, Preview, PreviewReport, StoredState, dataplane::DataplaneOptions};
-use backend_ipvs::{Ipvs, IpvsPreview};
 use runtime::Shutdown;
 
 use super::view::{Event, View};
@@ -86,7 +85,9 @@ async fn preview(
     match backend {
         BackendName::Nft => backend_nft::open_preview(options)?.preview(state).await,
         BackendName::Iptables => iptables.preview(options).preview(state).await,
-        BackendName::Ipvs => IpvsPreview::new(ipvs.settings(options, &iptables.variant))?.preview(state).await,
+        BackendName::Ipvs => {
+            backend_ipvs::open_preview(ipvs.settings(options, &iptables.variant))?.preview(state).await
+        }
     }
 }
 
@@ -99,7 +100,7 @@ async fn programmed() -> Result<BackendName> {
     if !backend_iptables::programmed_families().await?.is_empty() {
         found.push(BackendName::Iptables);
     }
-    if !Ipvs::programmed().await?.is_empty() {
+    if !backend_ipvs::programmed_families().await?.is_empty() {
         found.push(BackendName::Ipvs);
     }
     match found[..] {

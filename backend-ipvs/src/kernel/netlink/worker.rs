@@ -18,7 +18,9 @@ use netlink::{
 };
 use proto::model::{IpFamily, PerFamily};
 
-use super::super::{Base, ConnectionCounts, Connections, DEVICE, Listing, Ours, RulesFound, Survey, VipEntries, rules};
+use super::super::{
+    Base, ConnectionCounts, Connections, DEVICE, Listing, Ours, RulesFound, Summary, VipEntries, rules,
+};
 use crate::{
     desired::Rules,
     mark::Mark,
@@ -170,15 +172,15 @@ impl Worker {
         Ok(counts)
     }
 
-    /// See [`super::Kernel::survey`].
-    pub(super) fn survey(&mut self) -> Result<Survey> {
-        let mut survey = Survey { elsewhere: elsewhere()?, ..Survey::default() };
+    /// See [`super::Kernel::summary`].
+    pub(super) fn summary(&mut self) -> Result<Summary> {
+        let mut summary = Summary { elsewhere: elsewhere()?, ..Summary::default() };
         let sizes: HashMap<String, u32> = self.ipset.sizes()?.into_iter().map(|(set, size)| (set.name, size)).collect();
         let size = |set: SetId| Some((set, *sizes.get(set.name())? as usize));
-        survey.sets = SetId::all().filter_map(size).collect();
-        survey.addresses = self.addresses()?.len();
-        survey.servers = self.ipvs()?.virtual_servers()?.into_iter().collect();
-        Ok(survey)
+        summary.sets = SetId::all().filter_map(size).collect();
+        summary.addresses = self.addresses()?.len();
+        summary.servers = self.ipvs()?.virtual_servers()?.into_iter().collect();
+        Ok(summary)
     }
 
     /// See [`super::Kernel::check`].

@@ -4,7 +4,6 @@ use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use backend::Store;
-use backend_ipvs::Ipvs;
 use netlink::nft::{Element, NftBatch, NftHandle, Table, TableFamily};
 use serde_json::json;
 use tokio::{
@@ -110,7 +109,7 @@ fn table(handle: &mut NftHandle, table: &Table) -> Result<String> {
 
 /// The virtual servers of ours.
 pub(super) async fn ipvs() -> Result<String> {
-    let servers = Ipvs::virtual_servers().await?;
+    let servers = backend_ipvs::virtual_servers().await?;
     let lines = servers.iter().map(|server| format!("{server:#?}\n"));
     let text: String = lines.collect();
     if text.is_empty() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use backend::{InstalledObject, dataplane::DataplaneOptions};
-use backend_ipvs::{Ipvs, Settings};
+use backend_ipvs::Settings;
 use iptables::{Policy as ChainPolicy, Ruleset, SavedRules, Table, Variant, save_all};
 use netlink::nft::{Hook, NftHandle, Policy, TableFamily};
 use takeover::Leftovers;
@@ -69,7 +69,7 @@ async fn others_of_ours(backend: BackendName) -> Result<Vec<Finding>> {
     present.push((BackendName::Iptables, iptables.into_iter().map(item).collect()));
     // A kernel without IPVS has none of its servers.
     let items = match ipvs(Settings::default()) {
-        Ok(mut backend) if !Ipvs::programmed().await.unwrap_or_default().is_empty() => {
+        Ok(mut backend) if !backend_ipvs::programmed_families().await.unwrap_or_default().is_empty() => {
             backend.installed_objects().await?
         }
         _ => Vec::new(),

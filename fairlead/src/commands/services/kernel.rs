@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use backend::dataplane::Vip;
-use backend_ipvs::{Destination, Ipvs, ServerMatch, VirtualServer};
+use backend_ipvs::{Destination, ServerMatch, VirtualServer};
 use serde_json::{Value, json};
 
 use super::join;
@@ -18,7 +18,7 @@ sets FAIRLEAD-VIPS and FAIRLEAD-NODE-PORTS. What the other backends have written
 
 /// Looks into the kernel, and prints what is there.
 pub(super) async fn run(output: Output) -> Result<()> {
-    let servers = Ipvs::virtual_servers().await.context("cannot read what the kernel holds")?;
+    let servers = backend_ipvs::virtual_servers().await.context("cannot read what the kernel holds")?;
     let now = SystemTime::now();
     let list: Vec<_> = servers.iter().map(|server| to_json(server, now)).collect();
     print::value(output, &list, || match &servers[..] {

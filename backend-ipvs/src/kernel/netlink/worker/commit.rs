@@ -15,7 +15,7 @@ use netlink::{
 use nix::libc;
 
 use super::{
-    super::super::{DEVICE, Refused},
+    super::super::{DEVICE, Rejected},
     Worker,
 };
 use crate::{
@@ -59,13 +59,13 @@ enum BatchKind {
 
 impl Worker {
     /// See [`super::super::Kernel::commit`].
-    pub(in super::super) fn commit(&mut self, operations: &[Operation]) -> Result<Vec<Refused>> {
+    pub(in super::super) fn commit(&mut self, operations: &[Operation]) -> Result<Vec<Rejected>> {
         let mut refused = Vec::new();
         let mut done = 0;
         for run in operations.chunk_by(|one, other| batch_kind(one) == batch_kind(other)) {
             let mut refuse = |index: usize, errno: Errno| {
                 let what = run.get(index).map(|operation| operation.object().to_string()).unwrap_or_default();
-                refused.push(Refused { index: done + index, reason: format!("{what}: {errno}"), instead: None });
+                refused.push(Rejected { index: done + index, reason: format!("{what}: {errno}"), instead: None });
             };
             match run.first().map(batch_kind) {
                 Some(BatchKind::AddEntries(set)) => {
@@ -172,7 +172,7 @@ fn fallback(flags: u32, timeout: u32) -> Scheduling {
     Scheduling { scheduler: FALLBACK_SCHEDULER.into(), flags: flags & PERSISTENT, timeout }
 }
 
-fn degraded_operation(operation: &Operation, index: usize, instead: Scheduling) -> Refused {
+fn degraded_operation(operation: &Operation, index: usize, instead: Scheduling) -> Rejected {
     let object = operation.object();
     let reason = match operation {
         Operation::Add(_, Value::Scheduling(Scheduling { scheduler, .. }))
@@ -183,7 +183,7 @@ fn degraded_operation(operation: &Operation, index: usize, instead: Scheduling) 
         ),
         _ => object.to_string(),
     };
-    Refused { index, reason, instead: Some(Value::Scheduling(instead)) }
+    Rejected { index, reason, instead: Some(Value::Scheduling(instead)) }
 }
 
 fn batch_kind(operation: &Operation) -> BatchKind {

@@ -1,6 +1,10 @@
-//! The driver over a kernel that checks what it is told: any history, restarts, drains, refusals, strangers.
+//! The data plane over a kernel that checks operations: random histories, restarts, drains, rejections, foreign objects.
 
-use backend::testing::{History, ServiceBuilder, StateBuilder, mk_key, mk_state, transition};
+use backend::{
+    Backend, SyncReport,
+    driver::Driver,
+    testing::{History, ServiceBuilder, StateBuilder, mk_key, mk_state, transition},
+};
 use netlink::ipvs::{IpvsProtocol, Scheduling, VirtualServerKey};
 
 use super::*;
@@ -8,11 +12,16 @@ use crate::{
     kernel::fake::Fake,
     mark::Mark,
     object::{Value, Weight},
-    plan::Objects,
+    plan::{Objects, Operation},
 };
 
-fn driver(kernel: &Fake) -> Driver<Fake> {
-    Driver::new(kernel.clone(), Settings::default())
+fn driver(kernel: &Fake) -> Driver<IpvsDataPlane<Fake>> {
+    Driver::new(IpvsDataPlane::new(kernel.clone(), Settings::default()))
+}
+
+/// What the next checks of the kernel find.
+async fn drift(driver: &mut Driver<IpvsDataPlane<Fake>>) -> Option<Drift> {
+    tokio::time::timeout(2 * watch::MIN_INTERVAL, driver.drifted()).await.ok()
 }
 
 async fn reconcile(kernel: &Fake, state: &NodeState) -> SyncReport {
@@ -74,13 +83,14 @@ fn anonymous(objects: Objects) -> Vec<String> {
     list
 }
 
-#[tokio::test]
-async fn any_history_leads_to_what_a_fresh_start_would_make_and_a_restart_writes_nothing() {
+#[tokio::test(start_paused = true)]
+async fn changes_have_the_result_of_a_fresh_start_and_a_restart_writes_nothing() {
     for seed in 0..60 {
         let kernel = Fake::default();
         let mut history = History::new(seed);
         history.jump();
-        let mut driver = Driver::new(kernel.clone(), Settings { drain: Duration::ZERO, ..Settings::default() });
+        let mut driver =
+            Driver::new(IpvsDataPlane::new(kernel.clone(), Settings { drain: Duration::ZERO, ..Settings::default() }));
         driver.reconcile(history.state()).await.unwrap();
         for step in 0..40 {
             let changes = history.step();
@@ -101,8 +111,8 @@ fn similar(left: Vec<String>, right: Vec<String>, at: &str) {
 }
 
 /// With connections everywhere: nothing that stays is ever removed, and when the connections have ended nothing is left of what went.
-#[tokio::test]
-async fn what_stays_is_never_removed_and_what_drains_is_gone_in_the_end() {
+#[tokio::test(start_paused = true)]
+async fn needed_objects_are_never_removed_and_drained_ones_always() {
     for seed in 0..40 {
         let kernel = Fake::default();
         let mut history = History::new(seed);
@@ -130,13 +140,13 @@ async fn what_stays_is_never_removed_and_what_drains_is_gone_in_the_end() {
             assert_eq!(writes, 0, "seed {seed}, step {step}: a restart meanwhile: {:?}", kernel.log());
         }
         kernel.connect(0);
-        driver.watch().await.unwrap();
+        assert_eq!(drift(&mut driver).await, None);
         let fresh = from_scratch(history.state()).await;
         similar(anonymous(kernel.objects()), anonymous(fresh), &format!("seed {seed}"));
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connections() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
@@ -147,7 +157,7 @@ async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connect
     driver.apply(&state, &changes).await.unwrap();
     let drains = |kernel: &Fake| matches!(kernel.objects()[&destination(ONE)], Value::Weight(Weight::Draining(_)));
     assert!(drains(&kernel));
-    driver.watch().await.unwrap();
+    assert_eq!(drift(&mut driver).await, None);
     assert!(drains(&kernel), "it has connections");
 
     // Another process goes on with it.
@@ -162,12 +172,12 @@ async fn a_destination_that_leaves_drains_and_one_that_returns_keeps_its_connect
     let changes = transition(&mut state, &web(&[TWO]));
     driver.apply(&state, &changes).await.unwrap();
     kernel.connect(0);
-    driver.watch().await.unwrap();
+    assert_eq!(drift(&mut driver).await, None);
     assert!(!kernel.objects().contains_key(&destination(ONE)));
 }
 
-#[tokio::test]
-async fn time_ends_a_drain_too() {
+#[tokio::test(start_paused = true)]
+async fn a_drain_ends_at_its_deadline() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state = web(&[ONE, TWO]);
@@ -179,11 +189,11 @@ async fn time_ends_a_drain_too() {
     kernel.put(destination(ONE), Value::Weight(Weight::Draining(1)));
     let mut driver = self::driver(&kernel);
     driver.reconcile(&state).await.unwrap();
-    driver.watch().await.unwrap();
+    assert_eq!(drift(&mut driver).await, None);
     assert!(!kernel.objects().contains_key(&destination(ONE)));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_service_that_goes_leaves_its_address_until_its_connections_have_ended() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
@@ -199,12 +209,12 @@ async fn a_service_that_goes_leaves_its_address_until_its_connections_have_ended
     assert!(objects.contains_key(&address) && objects.contains_key(&Object::Server(cluster_ip())));
     assert_eq!(objects[&entry], Value::Mark(Mark::DROP), "new connections lead nowhere");
     kernel.connect(0);
-    driver.watch().await.unwrap();
+    assert_eq!(drift(&mut driver).await, None);
     assert_eq!(kernel.objects(), Objects::new());
 }
 
-#[tokio::test]
-async fn strangers_survive_everything() {
+#[tokio::test(start_paused = true)]
+async fn foreign_virtual_servers_are_never_changed() {
     let kernel = Fake::default();
     let scheduling = Value::Scheduling(Scheduling { scheduler: "rr".into(), flags: 0, timeout: 0 });
     let stranger = |server| (Object::Server(server), scheduling.clone());
@@ -225,14 +235,14 @@ async fn strangers_survive_everything() {
     assert_eq!(kernel.objects(), strangers.into_iter().collect::<Objects>());
 }
 
-#[tokio::test]
-async fn what_lies_in_excluded_ranges_is_left_alone() {
+#[tokio::test(start_paused = true)]
+async fn excluded_ranges_are_left_alone() {
     let kernel = Fake::default();
     let settings = Settings { exclude: vec!["10.96.0.0/24".parse().unwrap()], ..Settings::default() };
     let scheduling = Value::Scheduling(Scheduling { scheduler: "wlc".into(), flags: 0, timeout: 0 });
     kernel.put(Object::Server(cluster_ip()), scheduling.clone());
     kernel.put(Object::Address("10.96.0.1".parse().unwrap()), Value::Plain);
-    let mut driver = Driver::new(kernel.clone(), settings);
+    let mut driver = Driver::new(IpvsDataPlane::new(kernel.clone(), settings));
     let applied = driver.reconcile(&web(&[ONE])).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{applied:?}") };
     assert!(failure.key == mk_key("default/web") && failure.reason.contains("10.96.0.1"), "{failure:?}");
@@ -242,8 +252,8 @@ async fn what_lies_in_excluded_ranges_is_left_alone() {
     assert_eq!(kernel.objects().len(), 2);
 }
 
-#[tokio::test]
-async fn one_that_is_refused_holds_up_nobody() {
+#[tokio::test(start_paused = true)]
+async fn a_rejected_object_does_not_affect_others() {
     let kernel = Fake::default();
     kernel.refuse(Some(destination(ONE)));
     let state = with_web(mk_state(), &[ONE, TWO])
@@ -259,26 +269,26 @@ async fn one_that_is_refused_holds_up_nobody() {
     assert_eq!((applied.failures, applied.writes), (vec![], 1));
 }
 
-#[tokio::test]
-async fn what_is_lost_is_noticed() {
+#[tokio::test(start_paused = true)]
+async fn missing_objects_are_drift() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     driver.reconcile(&web(&[ONE])).await.unwrap();
-    assert_eq!(driver.watch().await.unwrap(), None);
+    assert_eq!(drift(&mut driver).await, None);
     for object in kernel.objects().into_keys().filter(|object| !matches!(object, Object::Destination(..))) {
         let value = kernel.objects()[&object].clone();
         kernel.lose(&object);
-        assert!(matches!(driver.watch().await.unwrap(), Some(Drift::Changed { .. })), "{object}");
+        assert!(matches!(drift(&mut driver).await, Some(Drift::Changed { .. })), "{object}");
         kernel.put(object, value);
     }
-    assert_eq!(driver.watch().await.unwrap(), None);
+    assert_eq!(drift(&mut driver).await, None);
     kernel.set_elsewhere(["192.0.2.1".parse().unwrap()]);
-    assert_eq!(driver.watch().await.unwrap(), Some(Drift::Possible));
+    assert_eq!(drift(&mut driver).await, Some(Drift::Possible));
 }
 
 /// The API server's service and DNS are complete before anything else is begun.
-#[tokio::test]
-async fn the_api_and_dns_come_first() {
+#[tokio::test(start_paused = true)]
+async fn urgent_service_ports_come_first() {
     let kernel = Fake::default();
     let state = mk_state()
         .service("apps/a", |app| app.cluster_ip("10.96.0.3").endpoints([ONE]))
@@ -299,7 +309,7 @@ async fn the_api_and_dns_come_first() {
 }
 
 /// In place: nothing goes and comes back.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_scheduler_changes_virtual_servers_and_nothing_else() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
@@ -326,8 +336,8 @@ async fn another_scheduler_changes_virtual_servers_and_nothing_else() {
 }
 
 /// One endpoint replaced: one more destination, one with weight 0; its entry in no set changes.
-#[tokio::test]
-async fn a_change_is_as_large_as_what_changes() {
+#[tokio::test(start_paused = true)]
+async fn replacing_an_endpoint_changes_only_its_destinations() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state = web(&[ONE]);
@@ -338,8 +348,8 @@ async fn a_change_is_as_large_as_what_changes() {
 }
 
 /// Where the kernel lacks a scheduler the Service is served in turn, which is said, and tried again when the Service changes.
-#[tokio::test]
-async fn a_scheduler_that_is_missing_is_stood_in_for() {
+#[tokio::test(start_paused = true)]
+async fn a_missing_scheduler_is_replaced_and_retried() {
     let kernel = Fake::default();
     kernel.lack(Some("wlc"));
     let web = |endpoints: Vec<&'static str>| {

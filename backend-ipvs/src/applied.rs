@@ -1,0 +1,200 @@
+//! What was applied last: what the kernel contains, what it should contain, and which service ports need that.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use anyhow::{Context as _, Result};
+use backend::{
+    dataplane::Vip,
+    driver::{Applied, Rejections},
+};
+use netlink::ipvs::VirtualServerKey;
+use proto::model::{FailureKind, IpFamily, PerFamily, ServicePortFailure, ServicePortKey};
+
+use crate::{
+    desired::{Desired, Rules},
+    ids::Ids,
+    kernel::Rejected,
+    object::{Object, Value, Weight},
+    plan::{Objects, Operation},
+};
+
+/// What the kernel contains because of us.
+#[derive(Clone, Debug)]
+pub struct AppliedState {
+    /// Our objects in the kernel.
+    pub(crate) observed: Objects,
+    pub(crate) rules: PerFamily<Rules>,
+    pub(crate) node_addresses: Vec<IpAddr>,
+    /// The addresses of other devices.
+    pub(crate) foreign_addresses: HashSet<IpAddr>,
+    pub(crate) ids: Ids,
+    service_ports: BTreeMap<ServicePortKey, Desired>,
+    /// Objects that no service port needs any more, and that stay until connections have ended.
+    leftovers: BTreeSet<Object>,
+    /// What should be in the kernel, and how many service ports need it.
+    desired: HashMap<Object, (Value, u32)>,
+    rejections: Rejections,
+    /// Why a service port has something else than it should. It is tried again when the service port changes.
+    degraded: BTreeMap<ServicePortKey, String>,
+    /// The VIPs of service ports that are in excluded ranges.
+    excluded: BTreeMap<ServicePortKey, Vec<IpAddr>>,
+}
+
+impl AppliedState {
+    /// Without service ports.
+    pub(crate) fn new(
+        observed: Objects,
+        rules: PerFamily<Rules>,
+        node_addresses: Vec<IpAddr>,
+        foreign_addresses: HashSet<IpAddr>,
+    ) -> Self {
+        Self {
+            observed,
+            rules,
+            node_addresses,
+            foreign_addresses,
+            ids: Ids::default(),
+            service_ports: BTreeMap::new(),
+            leftovers: BTreeSet::new(),
+            desired: HashMap::new(),
+            rejections: Rejections::default(),
+            degraded: BTreeMap::new(),
+            excluded: BTreeMap::new(),
+        }
+    }
+
+    /// What an object should be; `None`: no service port needs it.
+    pub(crate) fn desired(&self, object: &Object) -> Option<&Value> {
+        self.desired.get(object).map(|(value, _)| value)
+    }
+
+    /// Removes a service port. Returns the objects that it needed.
+    pub(crate) fn remove(&mut self, key: &ServicePortKey) -> BTreeSet<Object> {
+        self.degraded.remove(key);
+        self.excluded.remove(key);
+        let Some(removed) = self.service_ports.remove(key) else { return BTreeSet::new() };
+        for (object, _) in &removed.objects {
+            if let Some((_, count)) = self.desired.get_mut(object) {
+                *count -= 1;
+                if *count == 0 {
+                    self.desired.remove(object);
+                }
+            }
+        }
+        removed.objects.into_iter().map(|(object, _)| object).collect()
+    }
+
+    /// Adds a service port that was removed before. Returns the objects that it needs.
+    pub(crate) fn add(&mut self, key: &ServicePortKey, mut added: Desired) -> BTreeSet<Object> {
+        // Two VIPs may need one object.
+        added.objects.sort_by_key(|(object, _)| *object);
+        added.objects.dedup_by_key(|(object, _)| *object);
+        for (object, value) in &added.objects {
+            let (desired, count) = self.desired.entry(*object).or_insert_with(|| (value.clone(), 0));
+            desired.clone_from(value);
+            *count += 1;
+        }
+        let touched = added.objects.iter().map(|(object, _)| *object).collect();
+        if !added.excluded.is_empty() {
+            self.excluded.insert(key.clone(), std::mem::take(&mut added.excluded));
+        }
+        if !added.fronts.is_empty() {
+            self.service_ports.insert(key.clone(), added);
+        }
+        touched
+    }
+
+    /// The service ports that need each of these objects.
+    pub(crate) fn owners(&self, objects: &HashSet<Object>) -> HashMap<Object, Vec<ServicePortKey>> {
+        let mut owners: HashMap<Object, Vec<ServicePortKey>> = HashMap::new();
+        for (key, desired) in self.service_ports.iter().filter(|_| !objects.is_empty()) {
+            for (object, _) in desired.objects.iter().filter(|(object, _)| objects.contains(object)) {
+                owners.entry(*object).or_default().push(key.clone());
+            }
+        }
+        owners
+    }
+
+    /// Records that operations were executed, but for those that were rejected.
+    pub(crate) fn commit(&mut self, operations: &[Operation], rejected: Vec<Rejected>) -> Result<()> {
+        let rejected: HashMap<usize, Rejected> = rejected.into_iter().map(|one| (one.index, one)).collect();
+        let objects = rejected.keys().filter_map(|index| Some(*operations.get(*index)?.object())).collect();
+        let owners = self.owners(&objects);
+        for (index, operation) in operations.iter().enumerate() {
+            let object = *operation.object();
+            let Some(Rejected { reason, instead, .. }) = rejected.get(&index) else {
+                match operation {
+                    Operation::Add(_, value) | Operation::Change(_, value) => {
+                        self.observed.insert(object, value.clone());
+                    }
+                    Operation::Remove(_) => drop(self.observed.remove(&object)),
+                }
+                continue;
+            };
+            for owner in owners.get(&object).with_context(|| reason.clone())? {
+                match instead {
+                    Some(_) => drop(self.degraded.entry(owner.clone()).or_insert_with(|| reason.clone())),
+                    None => self.rejections.insert(owner, reason),
+                }
+            }
+            if let Some(value) = instead {
+                self.observed.insert(object, value.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// The objects that no service port needs, and that stay until connections have ended.
+    pub(crate) fn leftovers(&self) -> &BTreeSet<Object> {
+        &self.leftovers
+    }
+
+    /// Records that these objects were made what they should be, or could not be deleted yet.
+    pub(crate) fn commit_leftovers(&mut self, touched: BTreeSet<Object>) {
+        for object in touched {
+            if self.observed.contains_key(&object) && !self.desired.contains_key(&object) {
+                self.leftovers.insert(object);
+            } else {
+                self.leftovers.remove(&object);
+            }
+        }
+    }
+
+    /// The destinations that drain, and until when.
+    pub(crate) fn draining(&self) -> impl Iterator<Item = (VirtualServerKey, SocketAddr, u32)> {
+        self.leftovers.iter().filter_map(|object| match (object, self.observed.get(object)) {
+            (Object::Destination(server, address), Some(Value::Weight(Weight::Draining(until)))) => {
+                Some((*server, *address, *until))
+            }
+            _ => None,
+        })
+    }
+}
+
+impl Applied for AppliedState {
+    fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
+        self.service_ports.get(key).map(|desired| desired.fronts.clone()).unwrap_or_default()
+    }
+
+    fn rejections(&self) -> &Rejections {
+        &self.rejections
+    }
+
+    fn failures(&self) -> Vec<ServicePortFailure> {
+        let excluded = self.excluded.iter().map(|(key, addresses)| {
+            let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+            (key, format!("{} is excluded by --ipvs-exclude-cidrs", addresses.join(", ")))
+        });
+        let degraded = self.degraded.iter().map(|(key, reason)| (key, reason.clone()));
+        let failure = |(key, reason): (&ServicePortKey, String)| ServicePortFailure {
+            key: key.clone(),
+            reason,
+            retryable: false,
+            kind: FailureKind::Program,
+        };
+        excluded.chain(degraded).map(failure).collect()
+    }
+}

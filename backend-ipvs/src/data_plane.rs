@@ -1,0 +1,268 @@
+//! The IPVS part of the driver: reads what the kernel contains, computes the desired objects, executes the difference. There are no
+//! transactions, so each operation is accepted or rejected on its own.
+
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::IpAddr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, Result};
+use backend::{
+    Difference, Drift, InstalledObject, NodeState,
+    dataplane::{NodePortAddresses, Vip, VipKind, VipOwnership, vips},
+    driver::{Change, DataPlane, DryRunPlane, Synced, UpdateOutcome, urgent_first},
+};
+use netlink::ipvs::VirtualServerKey;
+use proto::model::{IpFamily, NodeInfo, PerFamily, ServicePort, ServicePortKey};
+use tokio::time::Instant;
+
+use crate::{
+    applied::AppliedState,
+    describe,
+    desired::{Context, Desired, Rules, desired, rules},
+    kernel::{Base, DryRun, Kernel, Listing, Ours},
+    object::{Object, ipvs_protocol},
+    plan::{Drain, plan},
+    set::{self, SetContent, SetId},
+    settings::Settings,
+};
+
+/// IPVS, over any [`Kernel`].
+#[derive(Debug)]
+pub struct IpvsDataPlane<K> {
+    settings: Settings,
+    kernel: K,
+    /// When the kernel is compared with the applied state next.
+    next_check: Instant,
+    /// When the rules are, which takes a program.
+    next_rules_check: Instant,
+}
+
+impl<K> IpvsDataPlane<K> {
+    pub(crate) fn new(kernel: K, settings: Settings) -> Self {
+        let next_check = Instant::now() + watch::MIN_INTERVAL;
+        Self { settings, kernel, next_check, next_rules_check: next_check }
+    }
+
+    async fn prepare(&mut self, rules: PerFamily<Rules>) -> Result<usize>
+    where
+        K: Kernel,
+    {
+        let base = Base { rules, timeouts: self.settings.timeouts, arp: self.settings.arp };
+        self.kernel.prepare(base).await.context("prepare the kernel")
+    }
+
+    /// Makes these objects what they should be, and those that wait to be deleted. Returns the number of operations.
+    async fn change(
+        &mut self,
+        applied: &mut AppliedState,
+        mut touched: BTreeSet<Object>,
+        idle: &HashSet<Object>,
+    ) -> Result<usize>
+    where
+        K: Kernel,
+    {
+        touched.extend(applied.leftovers());
+        let until = Some(self.settings.drain).filter(|drain| !drain.is_zero()).map(|drain| now() + seconds(drain));
+        let desired = |object: &Object| applied.desired(object);
+        let operations = plan(&applied.observed, desired, touched.iter().copied(), Drain { until, idle });
+        if !operations.is_empty() {
+            let rejected = self.kernel.commit(operations.clone()).await.context("change the kernel")?;
+            applied.commit(&operations, rejected)?;
+        }
+        applied.commit_leftovers(touched);
+        Ok(operations.len())
+    }
+
+    fn desired(
+        &self,
+        state: &NodeState,
+        ownership: &VipOwnership,
+        key: &ServicePortKey,
+        applied: &mut AppliedState,
+    ) -> Result<Desired> {
+        let Some(service_port) = state.service_port(key) else {
+            applied.ids.release(key);
+            return Ok(Desired::default());
+        };
+        let id = if marked_entries(state, ownership, key).is_empty() {
+            applied.ids.release(key);
+            0
+        } else {
+            applied.ids.give(key, &applied.observed).context("there are more service ports than marks")?
+        };
+        let node_ports = self.node_port_addresses(state, &applied.foreign_addresses);
+        let context = Context {
+            settings: &self.settings,
+            node: &state.node().addresses,
+            elsewhere: &applied.foreign_addresses,
+            node_ports: &node_ports,
+        };
+        Ok(desired(service_port, context, id, |family, vip| ownership.owns(key, family, vip)))
+    }
+
+    /// The addresses of the node on which node ports answer.
+    fn node_port_addresses(&self, state: &NodeState, addresses: &HashSet<IpAddr>) -> Vec<IpAddr> {
+        match &self.settings.dataplane.nodeport_addresses {
+            NodePortAddresses::Primary => {
+                IpFamily::ALL.into_iter().filter_map(|family| state.node().primary_address(family)).collect()
+            }
+            NodePortAddresses::Cidrs(ranges) => {
+                let is_in = |address: &&IpAddr| ranges.iter().any(|range| range.contains(*address));
+                addresses.iter().filter(is_in).filter(|address| !address.is_loopback()).copied().collect()
+            }
+        }
+    }
+
+    /// The virtual servers at cluster IPs that should exist are ours, even if another process created them.
+    fn ours(&self, state: &NodeState) -> Ours {
+        let ports = state.service_ports().values().map(|service_port| &service_port.port);
+        let servers = ports.flat_map(|port| {
+            let addresses = IpFamily::ALL.into_iter().filter_map(|family| port.cluster_ips[family]);
+            let protocol = ipvs_protocol(port.key.protocol);
+            addresses.map(move |address| VirtualServerKey::Address(protocol, (address, port.port.get()).into()))
+        });
+        Ours { wanted: servers.collect(), exclude: self.settings.exclude.clone() }
+    }
+
+    fn rules(&self, state: &NodeState) -> PerFamily<Rules> {
+        PerFamily::from_fn(|family| rules(family, &self.settings.dataplane, state.node(), state.cluster()))
+    }
+}
+
+impl<K: Kernel> DataPlane for IpvsDataPlane<K> {
+    const NAME: &'static str = "ipvs";
+
+    type Applied = AppliedState;
+
+    async fn reconcile(&mut self, state: &NodeState, ownership: &VipOwnership) -> Result<Synced<AppliedState>> {
+        let rules = self.rules(state);
+        let mut writes = self.prepare(rules.clone()).await?;
+        let Listing { objects, elsewhere } = self.kernel.list(self.ours(state)).await.context("list our objects")?;
+        let mut applied = AppliedState::new(objects, rules, state.node().addresses.clone(), elsewhere);
+        for key in state.service_ports().keys() {
+            let entries = marked_entries(state, ownership, key);
+            applied.ids.adopt(key, &applied.observed, entries.iter());
+        }
+        let (urgent, others) = urgent_first(state);
+        let mut batches = Vec::new();
+        for keys in [urgent, others] {
+            let mut touched = BTreeSet::new();
+            for key in keys {
+                let desired = self.desired(state, ownership, key, &mut applied)?;
+                touched.extend(applied.add(key, desired));
+            }
+            batches.push(touched);
+        }
+        // The last batch also deletes what no service port needs.
+        if let Some(last) = batches.last_mut() {
+            last.extend(applied.observed.keys().copied());
+        }
+        for touched in batches {
+            writes += self.change(&mut applied, touched, &HashSet::new()).await?;
+        }
+        Ok(Synced { applied, writes })
+    }
+
+    async fn update(&mut self, mut applied: AppliedState, change: Change<'_>) -> Result<UpdateOutcome<AppliedState>> {
+        let Change { state, ownership, service_ports, facts } = change;
+        let mut writes = 0;
+        if facts {
+            let rules = self.rules(state);
+            if rules != applied.rules {
+                writes += self.prepare(rules.clone()).await?;
+                applied.rules = rules;
+            }
+            applied.node_addresses.clone_from(&state.node().addresses);
+        }
+        let mut touched = BTreeSet::new();
+        // One service port may take what another one gives up.
+        for key in &service_ports {
+            touched.extend(applied.remove(key));
+        }
+        for key in &service_ports {
+            let desired = self.desired(state, ownership, key, &mut applied)?;
+            touched.extend(applied.add(key, desired));
+        }
+        writes += self.change(&mut applied, touched, &HashSet::new()).await?;
+        // Destinations of virtual servers that are no longer needed do not wait for the next check.
+        let unneeded = applied.draining().map(|(server, ..)| server);
+        let unneeded = unneeded.filter(|server| applied.desired(&Object::Server(*server)).is_none()).collect();
+        writes += self.remove_drained(&mut applied, unneeded).await?;
+        Ok(UpdateOutcome::Applied(Synced { applied, writes }))
+    }
+
+    fn node_dependents(&self, applied: &AppliedState, node: &NodeInfo) -> Option<fn(&ServicePort) -> bool> {
+        // Source ranges may contain the addresses, and with session affinity there are virtual servers at them.
+        let depends = |port: &ServicePort| !port.source_ranges.is_empty() || port.affinity_seconds.is_some();
+        (applied.node_addresses != node.addresses).then_some(depends)
+    }
+
+    async fn drifted(&mut self, applied: &mut Option<AppliedState>) -> Drift {
+        self.watch(applied).await
+    }
+
+    async fn cleanup(&mut self) -> Result<()> {
+        self.kernel.cleanup(self.settings.exclude.clone()).await
+    }
+
+    async fn installed_objects(&mut self) -> Result<Vec<InstalledObject>> {
+        self.kernel.installed_objects(self.settings.exclude.clone()).await
+    }
+}
+
+impl DryRunPlane for IpvsDataPlane<DryRun> {
+    fn discard(&mut self) {
+        self.kernel.take();
+    }
+
+    async fn differences(
+        &mut self,
+        state: &NodeState,
+        _: &VipOwnership,
+        applied: &AppliedState,
+    ) -> Result<Vec<Difference>> {
+        let (mut differences, operations) = self.kernel.take();
+        let before = self.kernel.list(self.ours(state)).await.context("list our objects")?.objects;
+        let objects = operations.iter().map(|operation| *operation.object()).collect();
+        differences.extend(describe::differences(&operations, &before, &applied.owners(&objects)));
+        Ok(differences)
+    }
+}
+
+/// The set entries of a service port's VIPs that lead to marks of its own.
+fn marked_entries(state: &NodeState, ownership: &VipOwnership, key: &ServicePortKey) -> Vec<Object> {
+    let Some(service_port) = state.service_port(key) else { return Vec::new() };
+    let mut list = Vec::new();
+    for family in IpFamily::ALL {
+        for (vip, kind) in vips(&service_port.port, family) {
+            if kind == VipKind::ClusterIp || !ownership.owns(key, family, &vip) {
+                continue;
+            }
+            let contents = match vip {
+                Vip::NodePort { .. } => [SetContent::NodePorts, SetContent::NodePortsInside],
+                _ => [SetContent::Vips, SetContent::VipsInside],
+            };
+            let entries = set::front(&vip, family);
+            for content in contents {
+                let set = SetId { content, family };
+                list.extend(entries.iter().map(|entry| Object::SetEntry(set, *entry)));
+            }
+        }
+    }
+    list
+}
+
+/// Seconds since 1970.
+fn now() -> u32 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, seconds)
+}
+
+fn seconds(duration: Duration) -> u32 {
+    u32::try_from(duration.as_secs()).unwrap_or(u32::MAX / 2)
+}
