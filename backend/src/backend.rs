@@ -56,7 +56,7 @@ pub enum Drift {
         /// The id of the process or thread.
         pid: u32,
     },
-    /// Notifications were lost or do not tell enough, so objects may have changed.
+    /// Notifications were lost or are ambiguous, so objects may have changed.
     Possible,
 }
 

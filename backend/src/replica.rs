@@ -195,7 +195,7 @@ impl Replica {
                 None
             }
         };
-        info!(%epoch, ?mode, "stream started");
+        info!(%epoch, ?mode, "following a frontend");
         self.session = Some(SessionPosition { epoch, base });
         Ok(())
     }

@@ -114,7 +114,7 @@ impl<C: Connect> StreamFollower<C> {
                     Ok(session) => {
                         if let Some(Recovery { count, duration }) = self.connect_failures.recovered() {
                             let after_ms = duration.as_millis();
-                            info!(failures = count, after_ms, "connected to a frontend again");
+                            info!(failures = count, after_ms, "connection restored");
                         }
                         self.phase = Phase::Open(OpenSession::new(session));
                         return StreamEvent::Connected;

@@ -1,14 +1,13 @@
-//! The kernel's settings for connection tracking, which every VIP depends on: managed as kube-proxy manages them,
-//! before the first rule is written.
+//! The kernel's conntrack settings, managed as kube-proxy manages them, before the first rule is written.
 //!
 //! ```text
 //!   ConntrackSettings ──┐
 //!   CPUs                ├──▶ plan ──▶ writes ──▶ /proc/sys/net/netfilter, /sys/module/nf_conntrack
-//!   what is set now   ──┘
+//!   current values    ──┘
 //! ```
 //!
-//! Read first: a file is only written when it says something else. The timeouts are of one network namespace, the limit
-//! and the size of the hash table are of the machine.
+//! A file is written only if its value differs. The timeouts belong to a network namespace, the limit and the size of
+//! the hash table to the machine.
 
 mod kernel;
 #[cfg(test)]
@@ -16,33 +15,34 @@ mod tests;
 
 use std::{collections::BTreeMap, time::Duration};
 
-/// Beyond this many flows the limit does not grow with the CPUs. The constant is kube-proxy's.
+/// The highest limit that grows with the CPUs. The constant is kube-proxy's.
 const MAX_BY_CORES: u64 = 1 << 20;
-/// How many flows may share one bucket of the hash table.
+/// The flows per bucket of the hash table.
 const FLOWS_PER_BUCKET: u64 = 4;
 
-/// What is wanted. Zero leaves a setting as it is. The fields are those of `conntrack` in `KubeProxyConfiguration`.
+/// The desired settings. Zero leaves a setting unchanged. The fields are those of `conntrack` in
+/// `KubeProxyConfiguration`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConntrackSettings {
-    /// How many flows the kernel may remember for each CPU. It is never lowered: somebody may need more.
+    /// The limit of flows per CPU. The kernel's limit is never lowered: other programs may need more.
     pub max_per_core: u32,
-    /// How many it may remember at least, however few CPUs there are. Counts only with `max_per_core`.
+    /// The lowest limit, if there are few CPUs. Applies only with `max_per_core`.
     pub min: u32,
-    /// How long an idle TCP connection is remembered. In whole seconds, as all of these.
+    /// The timeout of an idle TCP connection. All timeouts are in whole seconds.
     pub tcp_established: Duration,
-    /// How long one that the other side has closed is remembered.
+    /// The timeout of a TCP connection in CLOSE_WAIT.
     pub tcp_close_wait: Duration,
-    /// How long a UDP flow is remembered that was never answered.
+    /// The timeout of a UDP flow without replies.
     pub udp: Duration,
-    /// How long one is remembered that was.
+    /// The timeout of a UDP flow with replies.
     pub udp_stream: Duration,
-    /// Packets outside of the TCP window are not invalid. `false` leaves it as it is.
+    /// Packets outside of the TCP window do not count as invalid. `false` leaves the setting unchanged.
     pub tcp_be_liberal: bool,
 }
 
-/// A file of the kernel that holds one number.
+/// A file of the kernel with one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Setting {
+enum ConntrackSetting {
     Max,
     HashSize,
     TcpEstablished,
@@ -52,20 +52,20 @@ enum Setting {
     TcpBeLiberal,
 }
 
-/// A file that must say something else.
+/// A file to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Write {
-    setting: Setting,
-    present: u64,
-    wanted: u64,
+struct SettingWrite {
+    setting: ConntrackSetting,
+    current: u64,
+    desired: u64,
 }
 
-/// What to write, given what each wanted file says now. Pure.
-fn plan(settings: &ConntrackSettings, present: &BTreeMap<Setting, u64>, cores: u32) -> Vec<Write> {
-    let writes = settings.wanted(cores).into_iter().filter_map(|(setting, wanted)| {
-        let present = *present.get(&setting)?;
-        let differs = if setting.only_grows() { present < wanted } else { present != wanted };
-        differs.then_some(Write { setting, present, wanted })
+/// The files to write, given their current values. Pure.
+fn plan(settings: &ConntrackSettings, current: &BTreeMap<ConntrackSetting, u64>, cores: u32) -> Vec<SettingWrite> {
+    let writes = settings.desired(cores).into_iter().filter_map(|(setting, desired)| {
+        let current = *current.get(&setting)?;
+        let differs = if setting.only_grows() { current < desired } else { current != desired };
+        differs.then_some(SettingWrite { setting, current, desired })
     });
     writes.collect()
 }
@@ -73,7 +73,7 @@ fn plan(settings: &ConntrackSettings, present: &BTreeMap<Setting, u64>, cores: u
 // === impl ConntrackSettings ===
 
 impl Default for ConntrackSettings {
-    /// kube-proxy's.
+    /// kube-proxy's defaults.
     fn default() -> Self {
         const HOUR: Duration = Duration::from_secs(60 * 60);
         Self {
@@ -89,23 +89,23 @@ impl Default for ConntrackSettings {
 }
 
 impl ConntrackSettings {
-    /// All settings that are not left as they are.
-    fn wanted(&self, cores: u32) -> BTreeMap<Setting, u64> {
+    /// The settings that are not left unchanged.
+    fn desired(&self, cores: u32) -> BTreeMap<ConntrackSetting, u64> {
         let Self { max_per_core: _, min: _, tcp_established, tcp_close_wait, udp, udp_stream, tcp_be_liberal } = self;
         let max = self.max(cores);
         let all = [
-            (Setting::Max, max),
-            (Setting::HashSize, max / FLOWS_PER_BUCKET),
-            (Setting::TcpEstablished, tcp_established.as_secs()),
-            (Setting::TcpCloseWait, tcp_close_wait.as_secs()),
-            (Setting::Udp, udp.as_secs()),
-            (Setting::UdpStream, udp_stream.as_secs()),
-            (Setting::TcpBeLiberal, u64::from(*tcp_be_liberal)),
+            (ConntrackSetting::Max, max),
+            (ConntrackSetting::HashSize, max / FLOWS_PER_BUCKET),
+            (ConntrackSetting::TcpEstablished, tcp_established.as_secs()),
+            (ConntrackSetting::TcpCloseWait, tcp_close_wait.as_secs()),
+            (ConntrackSetting::Udp, udp.as_secs()),
+            (ConntrackSetting::UdpStream, udp_stream.as_secs()),
+            (ConntrackSetting::TcpBeLiberal, u64::from(*tcp_be_liberal)),
         ];
-        all.into_iter().filter(|(_, wanted)| *wanted > 0).collect()
+        all.into_iter().filter(|(_, value)| *value > 0).collect()
     }
 
-    /// The limit: by CPUs, up to a point; or the least, if that is more and this point is not reached.
+    /// The limit: proportional to the CPUs, between `min` and a maximum that takes precedence.
     fn max(&self, cores: u32) -> u64 {
         let scaled = u64::from(self.max_per_core) * u64::from(cores);
         match scaled {
@@ -116,10 +116,10 @@ impl ConntrackSettings {
     }
 }
 
-// === impl Setting ===
+// === impl ConntrackSetting ===
 
-impl Setting {
-    /// The file, below the root directory.
+impl ConntrackSetting {
+    /// The path of the file, relative to the root directory.
     fn path(self) -> &'static str {
         match self {
             Self::Max => "proc/sys/net/netfilter/nf_conntrack_max",
@@ -132,7 +132,7 @@ impl Setting {
         }
     }
 
-    /// What leaves it as it is, on the command line.
+    /// The flag that leaves the setting unchanged.
     fn opt_out(self) -> &'static str {
         match self {
             Self::Max | Self::HashSize => "--conntrack-max-per-core 0",

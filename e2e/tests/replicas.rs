@@ -92,18 +92,18 @@ fn when_a_frontend_dies_its_agent_goes_to_the_other_and_the_kernel_stays_as_it_i
     let backend = world.backend(&["--frontend", &one, "--frontend", &two]);
     assert_eq!(world.answers(), "pod-a-1");
 
-    let line = backend.wait_for_line("session with a frontend", 0, PATIENCE);
+    let line = backend.wait_for_line("connected to a frontend", 0, PATIENCE);
     let (chosen, other) = if line.contains(&one) { (0, &two) } else { (1, &one) };
     let (mark, before) = (backend.mark(), world.generation());
     frontends[chosen].take().expect("it runs").kill();
-    let line = backend.wait_for_line("session with a frontend", mark, PATIENCE);
+    let line = backend.wait_for_line("connected to a frontend", mark, PATIENCE);
     assert!(line.contains(other), "{line}");
     backend.wait_for_line("Repair", mark, PATIENCE);
 
     // Another endpoint is the first change since.
     manifests.apply(&world.web("pod-a-2"));
     let applied = backend.wait_for_line("applied", mark, PATIENCE);
-    assert!(applied.contains("services=3"), "the three protocols of one Service: {applied}");
+    assert!(applied.contains("service_ports=3"), "the three protocols of one Service: {applied}");
     assert_eq!(world.generation(), before + 1);
     assert_eq!(world.answers(), "pod-a-2");
 }
@@ -119,7 +119,7 @@ fn a_frontend_that_has_lost_everything_is_not_believed_at_once() {
     let (mark, before) = (backend.mark(), world.generation());
     frontend.kill();
     let _empty = world.frontend("one", "empty");
-    let line = backend.wait_for_line("held back", mark, PATIENCE);
+    let line = backend.wait_for_line("rejected a commit", mark, PATIENCE);
     assert!(line.contains("--max-loss"), "{line}");
     assert_eq!((world.generation(), world.answers().as_str()), (before, "pod-a-1"));
 }

@@ -130,7 +130,7 @@ fn each_is_given_what_is_theirs() {
     watch.wait_for_line("commit", 0, PATIENCE);
     for name in ["services", "watch"] {
         let command = world.client(&[name, "--node", "node-b"], "node-a");
-        let (outcome, line) = world.finish(name, command, "the frontend refuses this stream");
+        let (outcome, line) = world.finish(name, command, "the frontend rejected the stream");
         assert_eq!(outcome, Outcome::Failure);
         for part in ["node node-a may not", "node node-b", "--node-name"] {
             assert!(line.contains(part), "no {part} in {line}");
@@ -141,7 +141,7 @@ fn each_is_given_what_is_theirs() {
 
     // A backend with another node's name logs what to do, and programs nothing.
     let impostor = world.spawn(&world.cluster.node('b').netns, "impostor", world.backend("node-a", "node-b"));
-    let line = impostor.wait_for_line("the frontend refuses this stream", 0, PATIENCE);
+    let line = impostor.wait_for_line("the frontend rejected the stream", 0, PATIENCE);
     assert!(line.contains("node node-b may not follow node node-a"), "{line}");
     assert!(line.contains("--node-name"), "{line}");
 }

@@ -15,11 +15,14 @@ use std::{
 };
 
 use anyhow::Result;
-use runtime::failure::{Recovery, Repeated, chain};
+use runtime::failure::{Recovery, Repeated};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::address::{AddressSource, FrontendAddress};
+use super::{
+    address::{AddressSource, FrontendAddress},
+    error::explained,
+};
 
 /// Addresses of this age are resolved again when a session begins: there may be more replicas by now.
 const REFRESH: Duration = Duration::from_secs(600);
@@ -86,7 +89,7 @@ impl AddressList {
                 }
             }
             Err(error) => {
-                let (error, known) = (chain(error.as_ref()), addresses.len());
+                let (error, known) = (explained(error.as_ref()).to_string(), addresses.len());
                 if failures.failed(&error).is_news() {
                     warn!(%source, error, known, "cannot resolve frontends, using the last known addresses");
                 } else {

@@ -308,6 +308,16 @@ async fn rejection_is_an_error_with_its_reason() {
     }
 }
 
+#[tokio::test]
+async fn refused_connection_names_the_address_and_what_to_do() {
+    let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let address = format!("http://{address}");
+    let error = mk_grpc(&[&address]).connect(mk_hello()).await.unwrap_err().to_string();
+    for part in [address.as_str(), "Connection refused", "nothing listens on that port", "--frontend"] {
+        assert!(error.contains(part), "no {part} in {error}");
+    }
+}
+
 #[test]
 fn options_are_checked() {
     assert!(Grpc::new(GrpcOptions::default()).is_err());

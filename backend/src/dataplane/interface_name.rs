@@ -1,27 +1,27 @@
-//! The name of a network interface, or how it begins.
+//! The name of a network interface, or a prefix of it.
 
 use std::{fmt, str::FromStr};
 
-/// `IFNAMSIZ` of `linux/if.h`: the room for a name, with a zero at its end.
+/// `IFNAMSIZ` of `linux/if.h`: the size of a name with its terminating zero, in bytes.
 pub const IFNAMSIZ: usize = 16;
 
-/// A name that an interface can have, also one that is only the beginning of some.
+/// A valid name of an interface, or a prefix of names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InterfaceName(Box<str>);
 
-/// Why a text is no name of an interface.
+/// Why a text is not the name of an interface.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidInterfaceName {
-    /// Nothing, or more than the kernel has room for.
-    #[error("{0:?}: an interface has a name of 1 to 15 bytes")]
+    /// Empty, or longer than the kernel allows.
+    #[error("{0:?}: the name of an interface has 1 to 15 bytes")]
     Length(String),
-    /// The kernel takes no such name, or it was meant as a pattern.
-    #[error("{0:?}: no name of an interface; a prefix is given as it is, without `*` or `+`")]
+    /// A character that the kernel rejects, or that suggests a pattern.
+    #[error("{0:?}: not the name of an interface; write a prefix without `*` or `+`")]
     Character(String),
 }
 
 impl InterfaceName {
-    /// As it was given.
+    /// The name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -32,10 +32,10 @@ impl FromStr for InterfaceName {
     type Err = InvalidInterfaceName;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let refused = |char: char| char.is_whitespace() || char.is_control() || "/:*+\"\\".contains(char);
+        let invalid = |char: char| char.is_whitespace() || char.is_control() || "/:*+\"\\".contains(char);
         if text.is_empty() || text.len() >= IFNAMSIZ {
             Err(InvalidInterfaceName::Length(text.to_owned()))
-        } else if text.contains(refused) || matches!(text, "." | "..") {
+        } else if text.contains(invalid) || matches!(text, "." | "..") {
             Err(InvalidInterfaceName::Character(text.to_owned()))
         } else {
             Ok(Self(text.into()))
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
+    fn names_of_interfaces_are_checked() {
         for name in ["cbr0", "veth", "eth0.100", "abcdefghijklmno"] {
             assert_eq!(name.parse::<InterfaceName>().map(|name| name.to_string()).as_deref(), Ok(name));
         }

@@ -1,12 +1,12 @@
-//! Which service ports come first on a node that has none yet: those without which the others are of no use.
+//! The service ports that a node without rules programs first, because others depend on them.
 
 use proto::model::ServicePort;
 
-/// The port of DNS, as pods ask for it.
+/// The port of DNS.
 const DNS: u16 = 53;
 
-/// The API server's service (`default/kubernetes`), and cluster DNS: what `kube-system` has on port 53, whatever it is
-/// called.
+/// Whether this is the API server's Service (`default/kubernetes`) or cluster DNS: any Service with port 53 in
+/// `kube-system`.
 #[must_use]
 pub fn is_urgent(port: &ServicePort) -> bool {
     match (&*port.key.namespace, &*port.key.name) {
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_api_and_dns_come_first() {
+    fn api_server_and_cluster_dns_are_urgent() {
         let state = mk_state()
             .service("default/kubernetes", |api| api.port(443))
             .service("kube-system/kube-dns/udp", |dns| dns.port(53))

@@ -1,4 +1,4 @@
-//! Who may use a load-balancer IP.
+//! The sources that may use a load-balancer IP: `spec.loadBalancerSourceRanges`.
 
 use std::net::IpAddr;
 
@@ -7,10 +7,10 @@ use proto::model::{IpFamily, ServicePort};
 
 use super::cidrs_of_family;
 
-/// Who may use a VIP of a service port, each range once; `None`: everybody. `node`: the node's own addresses.
+/// The sources that may use a VIP of a service port, without duplicates; `None`: all. `node`: the node's own addresses.
 ///
-/// A node that may use it may do so with the VIP for its source too: that is how packets look that the node sends to an
-/// address which its load balancer has put on the node itself.
+/// If an address of the node is allowed, the VIP itself is allowed as a source too: packets that the node sends to an
+/// address which its load balancer has assigned to the node have it as their source.
 #[must_use]
 pub fn allowed_sources(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Option<Vec<IpNet>> {
     if port.source_ranges.is_empty() || !port.load_balancer_ips.contains(&vip) {

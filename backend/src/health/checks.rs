@@ -30,7 +30,7 @@ pub(super) struct CheckPort {
     pub(super) family: IpFamily,
 }
 
-/// What a probe is told.
+/// The answer to a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Check<'a> {
     /// The Service that owns the port.

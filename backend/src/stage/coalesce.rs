@@ -42,9 +42,9 @@ enum Rest {
 
 /// The net effect on one service port.
 enum ServicePortEffect {
-    /// Changes to the one that the state holds; so they cost what they are, not what it is.
+    /// Changes to an existing one, at a cost proportional to the changes.
     Edited(ServicePortEdit),
-    /// This instead of what the state holds, if anything.
+    /// Replaces it, or removes it.
     Replaced(Option<ServicePortState>),
 }
 
@@ -56,7 +56,7 @@ struct ServicePortEdit {
 }
 
 enum PoolEdit {
-    /// What becomes of single endpoints: present as given, or absent.
+    /// Endpoints that are added, changed or removed.
     Endpoints(BTreeMap<(IpAddr, NonZeroU16), Presence>),
     Whole(Pool),
 }
@@ -113,8 +113,8 @@ impl<'a> Coalescer<'a> {
             Ok(ServicePortEffect::Replaced(Some(service))) => service.port = port,
             Ok(ServicePortEffect::Replaced(None)) | Err(_) => {
                 let key = port.key.clone();
-                let staged = ServicePortEffect::Replaced(Some(ServicePortState::new(port)));
-                self.bucket(&key).service_ports.insert(key, staged);
+                let effect = ServicePortEffect::Replaced(Some(ServicePortState::new(port)));
+                self.bucket(&key).service_ports.insert(key, effect);
             }
         }
     }
@@ -128,7 +128,7 @@ impl<'a> Coalescer<'a> {
         }
         match bucket.service_ports.get_mut(key) {
             None | Some(ServicePortEffect::Replaced(None)) => Err(RejectedOperation::UnknownServicePort(key.clone())),
-            Some(staged) => Ok(staged),
+            Some(effect) => Ok(effect),
         }
     }
 

@@ -16,6 +16,9 @@ fn open(path: &Path) -> (Store, Option<StoredState>) {
     Store::open(path, NODE_NAME)
 }
 
+/// Written by `fairlead local` before 0.1: a snapshot of `examples/manifests`, and the removal of `local-only.yaml`.
+const FILE_BEFORE_0_1: &[u8] = include_bytes!("testdata/state-before-0.1");
+
 /// A file in a directory that does not exist yet.
 fn file() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -28,17 +31,20 @@ fn version(revision: u64) -> SourceVersion {
     SourceVersion(1000 + revision)
 }
 
-/// Receives and commits operations.
-fn stage(store: &mut Store, epoch: Epoch, revision: u64, operations: Vec<Operation>) {
-    let batch = Batch {
+fn batch(revision: u64, operations: Vec<Operation>) -> Batch {
+    Batch {
         base: Revision(revision - 1),
         target: Revision(revision),
         operations,
         commit: true,
         oldest_trigger: None,
         source_version: version(revision),
-    };
-    store.stage(&ReceivedMessage::from(ServerMessage::Batch(batch)));
+    }
+}
+
+/// Receives and commits operations.
+fn stage(store: &mut Store, epoch: Epoch, revision: u64, operations: Vec<Operation>) {
+    store.stage(&ReceivedMessage::from(ServerMessage::Batch(batch(revision, operations))));
     store.commit(epoch, version(revision));
 }
 
@@ -75,6 +81,46 @@ fn state_survives_restarts_in_random_histories() {
             }
         }
     }
+}
+
+#[test]
+fn file_of_an_older_version_is_read_and_appended_to() {
+    let (_dir, path) = file();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, FILE_BEFORE_0_1).unwrap();
+    let (mut store, stored) = Store::open(&path, "node-a");
+    let StoredState { mut state, epoch, revision, .. } = stored.unwrap();
+    assert_eq!(revision, Revision(3));
+    let keys: Vec<_> = state.service_ports().keys().map(ToString::to_string).collect();
+    assert_eq!(keys, ["default/web:http/tcp"]);
+    assert_eq!(state.service_ports().values().next().unwrap().cluster.v4.len(), 3);
+
+    let operations: Vec<_> = state.service_ports().keys().cloned().map(Operation::RemoveServicePort).collect();
+    stage(&mut store, epoch, 4, operations.clone());
+    apply(&mut state, operations);
+    store.flush(&state, epoch, Revision(4));
+    assert!(fs::read(&path).unwrap().starts_with(FILE_BEFORE_0_1), "appended, not rewritten");
+    assert_eq!(
+        Store::open(&path, "node-a").1.map(|stored| (stored.state, stored.revision)),
+        Some((state, Revision(4)))
+    );
+}
+
+#[test]
+fn received_bytes_are_stored_unchanged() {
+    let (_dir, path) = file();
+    let (mut store, _) = open(&path);
+    let mut state = NodeState::new(NodeInfo::unknown(NODE_NAME));
+    commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
+    // Field 1000 is unknown to this version.
+    let batch = EncodedMessage::new(&ServerMessage::Batch(batch(2, Vec::new())));
+    let wire = EncodedMessage::from_bytes([&batch.to_bytes()[..], &[0xc2, 0x3e, 1, 5]].concat().into());
+    store.stage(&ReceivedMessage::decode(wire.clone()).unwrap());
+    store.commit(EPOCH, version(2));
+    store.flush(&state, EPOCH, Revision(2));
+    let bytes = fs::read(&path).unwrap();
+    assert!(bytes.windows(wire.len()).any(|window| window == &wire.to_bytes()[..]));
+    assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
 }
 
 #[test]
@@ -198,9 +244,9 @@ fn commit_with_a_refused_operation_is_read_back() {
     commit(&mut store, &mut state, &mk_state().build(), EPOCH, 1);
     let operations = vec![Operation::PutNode(NodeInfo::unknown("another"))];
     stage(&mut store, EPOCH, 2, operations.clone());
-    let mut operations_stage = Stage::default();
-    operations_stage.extend(operations);
-    assert_eq!(operations_stage.commit(&mut state).rejected.len(), 1);
+    let mut stage = Stage::default();
+    stage.extend(operations);
+    assert_eq!(stage.commit(&mut state).rejected.len(), 1);
     store.flush(&state, EPOCH, Revision(2));
     assert_eq!(open(&path).1.map(|stored| (stored.state, stored.revision)), Some((state, Revision(2))));
 }

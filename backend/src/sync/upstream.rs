@@ -21,7 +21,7 @@ pub(crate) struct Upstream<C> {
     pub(crate) identity: BackendIdentity,
 }
 
-/// What the hello says of this process.
+/// The identity of this process in the hello.
 pub(crate) struct BackendIdentity {
     /// [`Backend::NAME`](crate::Backend::NAME).
     pub(crate) name: &'static str,

@@ -1,4 +1,4 @@
-//! The files behind the settings, below a root directory that tests replace.
+//! The files of the settings, below a root directory that tests replace.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -7,52 +7,52 @@ use netlink::AddressFamily;
 use netlink::conntrack::ConntrackHandle;
 use tracing::{debug, info, warn};
 
-use super::{ConntrackSettings, Setting, Write, plan};
+use super::{ConntrackSetting, ConntrackSettings, SettingWrite, plan};
 
 /// The CPUs that are online, as ranges: `0-3,6`.
 const CORES: &str = "sys/devices/system/cpu/online";
 
 impl ConntrackSettings {
-    /// Makes the kernel's files below `root` (`/`, but in tests) say what is wanted.
+    /// Writes the settings to the kernel's files below `root` (`/` except in tests).
     ///
     /// # Errors
-    /// When a file cannot be read or written: what it is, what it says, what it should say, and what to do. The size of
-    /// the hash table is an exception: often it is read-only in a container, and too small a table is only slower.
+    /// When a file cannot be read or written; the text names the file, both values and what to do. Only the hash table
+    /// may keep its size, because that is often read-only in a container, and a small table is only slower.
     pub fn apply(&self, root: &Path) -> Result<()> {
         let cores = online(root)?;
-        let wanted = self.wanted(cores);
-        if !wanted.is_empty() && !root.join(Setting::TcpEstablished.path()).exists() {
-            load();
+        let desired = self.desired(cores);
+        if !desired.is_empty() && !root.join(ConntrackSetting::TcpEstablished.path()).exists() {
+            load_module();
         }
-        let mut present = BTreeMap::new();
-        for (setting, wanted) in wanted {
+        let mut current = BTreeMap::new();
+        for (setting, desired) in desired {
             match number(&root.join(setting.path())) {
-                Ok(value) => drop(present.insert(setting, value)),
-                Err(error) if setting == Setting::HashSize => {
-                    debug!(file = setting.path(), error = %error, "cannot read a setting of conntrack");
+                Ok(value) => drop(current.insert(setting, value)),
+                Err(error) if setting == ConntrackSetting::HashSize => {
+                    debug!(file = setting.path(), error = format!("{error:#}"), "cannot read a conntrack setting");
                 }
-                Err(error) => return Err(error).with_context(|| unreadable(setting, wanted)),
+                Err(error) => return Err(error).with_context(|| unreadable(setting, desired)),
             }
         }
-        for write in plan(self, &present, cores) {
+        for write in plan(self, &current, cores) {
             write.execute(root)?;
         }
         Ok(())
     }
 }
 
-impl Write {
+impl SettingWrite {
     fn execute(self, root: &Path) -> Result<()> {
-        let Self { setting, present, wanted } = self;
-        // Never `create`: what is not there is no setting.
+        let Self { setting, current, desired } = self;
+        // Without `create`: a missing file is a setting that the kernel does not have.
         let opened = fs::OpenOptions::new().write(true).truncate(true).open(root.join(setting.path()));
-        match opened.and_then(|mut file| io::Write::write_all(&mut file, wanted.to_string().as_bytes())) {
+        match opened.and_then(|mut file| io::Write::write_all(&mut file, desired.to_string().as_bytes())) {
             Ok(()) => {
-                info!(file = setting.path(), was = present, now = wanted, "changed a setting of conntrack");
+                info!(file = setting.path(), previous = current, value = desired, "changed a conntrack setting");
                 Ok(())
             }
-            Err(error) if setting == Setting::HashSize => {
-                warn!(file = setting.path(), is = present, wanted, %error, "the hash table of conntrack stays small");
+            Err(error) if setting == ConntrackSetting::HashSize => {
+                warn!(file = setting.path(), value = current, desired, %error, "cannot enlarge the conntrack hash table");
                 Ok(())
             }
             Err(error) => Err(error).with_context(|| self.failed()),
@@ -60,21 +60,21 @@ impl Write {
     }
 
     fn failed(self) -> String {
-        let Self { setting, present, wanted } = self;
+        let Self { setting, current, desired } = self;
         format!(
-            "cannot set /{} to {wanted} (it is {present}): run with write access to it (a privileged container), set it on the \
-             host beforehand, or leave it as it is with {}",
+            "cannot set /{} to {desired} (it is {current}): run with write access to it (a privileged container), set it on the \
+             host beforehand, or leave it unchanged with {}",
             setting.path(),
             setting.opt_out()
         )
     }
 }
 
-/// How many CPUs there are, whatever share of them this process may use: the limit is the machine's.
+/// The CPUs of the machine, not those of this process: the limit is the machine's.
 fn online(root: &Path) -> Result<u32> {
     let path = root.join(CORES);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    count(text.trim()).ok_or_else(|| anyhow!("{} holds no list of CPUs: {text:?}", path.display()))
+    count(text.trim()).ok_or_else(|| anyhow!("{} contains no list of CPUs: {text:?}", path.display()))
 }
 
 /// Counts `0-3,6`.
@@ -88,22 +88,22 @@ fn count(ranges: &str) -> Option<u32> {
 
 fn number(path: &Path) -> Result<u64> {
     let text = fs::read_to_string(path)?;
-    text.trim().parse().with_context(|| format!("{text:?} is no number"))
+    text.trim().parse().with_context(|| format!("{text:?} is not a number"))
 }
 
-fn unreadable(setting: Setting, wanted: u64) -> String {
+fn unreadable(setting: ConntrackSetting, desired: u64) -> String {
     format!(
-        "cannot read /{}, which should be {wanted}: is the kernel module nf_conntrack there? Or leave it as it is with {}",
+        "cannot read /{} to set it to {desired}: load the kernel module nf_conntrack, or leave it unchanged with {}",
         setting.path(),
         setting.opt_out()
     )
 }
 
-/// Asks for flows, upon which the kernel loads its connection tracking. There are none yet, or it would be loaded.
-fn load() {
-    let asked = ConntrackHandle::open().and_then(|mut handle| handle.udp_flows(AddressFamily::V4, |_| Ok(())));
-    if let Err(error) = asked {
-        // Without it, the files are missing, and that is the error to show.
-        debug!(%error, "cannot ask for conntrack");
+/// Lists flows, which makes the kernel load nf_conntrack. There are none, or it would be loaded.
+fn load_module() {
+    let listed = ConntrackHandle::open().and_then(|mut handle| handle.udp_flows(AddressFamily::V4, |_| Ok(())));
+    if let Err(error) = listed {
+        // The missing files are the error to show.
+        debug!(%error, "cannot list conntrack flows to load nf_conntrack");
     }
 }

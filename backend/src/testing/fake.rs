@@ -80,7 +80,7 @@ impl FakeKernel {
     /// Waits until this many calls have finished.
     pub async fn calls_reach(&self, count: usize) {
         let mut ended = self.ended.subscribe();
-        ended.wait_for(|ended| *ended >= count).await.expect("the kernel holds the sender");
+        ended.wait_for(|ended| *ended >= count).await.expect("the kernel owns the sender");
     }
 
     /// Makes all further calls fail with this reason.

@@ -46,7 +46,7 @@ async fn serve(authority: &Authority) -> (String, mpsc::UnboundedReceiver<Option
     serve_as(authority, authority.sign("localhost")).await
 }
 
-/// The same, with a certificate of its own.
+/// A server with this certificate.
 async fn serve_as(
     authority: &Authority,
     (certificate, key): (String, String),
@@ -86,14 +86,14 @@ async fn write(dir: &Path, authorities: &Authority, signer: &Authority, token: &
     }
 }
 
-/// What connecting to a frontend comes to.
+/// The error of connecting to a frontend.
 async fn failure(address: String, credentials: Credentials) -> String {
     let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
     format!("{:#}", grpc.connect(mk_hello()).await.expect_err("it connects"))
 }
 
 #[tokio::test]
-async fn both_ends_are_checked_and_files_may_be_replaced() {
+async fn both_ends_are_authenticated_and_files_may_be_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, other) = (Authority::new(), Authority::new());
     let (address, mut tokens) = serve(&ours).await;
@@ -102,10 +102,10 @@ async fn both_ends_are_checked_and_files_may_be_replaced() {
     grpc.connect(mk_hello()).await.unwrap();
     assert_eq!(tokens.recv().await.unwrap().as_deref(), Some("Bearer first"));
 
-    // A frontend that the node does not trust is told nothing.
+    // The token is not sent to a frontend that the node does not trust.
     write(dir.path(), &other, &ours, "secret").await;
     grpc.connect(mk_hello()).await.unwrap_err();
-    // A node that the frontend does not trust is not let in.
+    // The frontend rejects a node that it does not trust.
     write(dir.path(), &ours, &other, "secret").await;
     grpc.connect(mk_hello()).await.unwrap_err();
     assert!(tokens.try_recv().is_err());
@@ -120,7 +120,7 @@ async fn both_ends_are_checked_and_files_may_be_replaced() {
 }
 
 #[tokio::test]
-async fn the_certificate_must_be_for_the_name_that_is_expected() {
+async fn certificate_must_contain_the_expected_name() {
     let dir = tempfile::tempdir().unwrap();
     let ours = Authority::new();
     let (address, _tokens) = serve_as(&ours, ours.sign("frontend.example")).await;
@@ -133,7 +133,7 @@ async fn the_certificate_must_be_for_the_name_that_is_expected() {
             Grpc::new(GrpcOptions { endpoints: vec![address], credentials: named, ..GrpcOptions::default() }).unwrap();
         grpc.connect(mk_hello()).await.unwrap();
     }
-    // An address of the certificate needs no name.
+    // A certificate for the IP address needs no name.
     let (address, _tokens) = serve_as(&ours, ours.sign("127.0.0.1")).await;
     let address = address.replace("localhost", "127.0.0.1");
     let mut grpc = Grpc::new(GrpcOptions { endpoints: vec![address], credentials, ..GrpcOptions::default() }).unwrap();
@@ -163,6 +163,18 @@ async fn tls_errors_advise_what_to_do() {
     let (address, _tokens) = serve_as(&ours, ours.sign_expired("localhost")).await;
     let error = failure(address, credentials.clone()).await;
     assert!(error.contains("the certificate of the frontend expired"), "{error}");
+
+    let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let (address, _tokens) = serve_as(&ours, ours.sign_with(params)).await;
+    let error = failure(address, credentials.clone()).await;
+    assert!(error.contains("uses a CA certificate as its server certificate"), "{error}");
+
+    fs::remove_file(dir.path().join("tls.key")).await.unwrap();
+    let (address, _tokens) = serve(&ours).await;
+    let error = failure(address, credentials.clone()).await;
+    assert!(error.contains("cannot read") && error.contains("tls.key: No such file"), "{error}");
+    write(dir.path(), &ours, &ours, "token").await;
 
     let plain = Server::builder().add_service(server::FairleadServer::new(Scripted(mpsc::unbounded_channel().0)));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
