@@ -7,7 +7,7 @@ use proto::model::{Batch, NodeInfo, ServerMessage};
 use super::*;
 use crate::{
     Stage,
-    testing::{History, NODE_NAME, apply, mk_state, operations_between, transition},
+    testing::{History, NODE_NAME, apply, mk_key, mk_state, operations_between, transition},
 };
 
 const EPOCH: Epoch = Epoch(7);
@@ -92,8 +92,8 @@ fn file_of_an_older_version_is_read_and_appended_to() {
     let StoredState { mut state, epoch, revision, .. } = stored.unwrap();
     assert_eq!(revision, Revision(3));
     let keys: Vec<_> = state.service_ports().keys().map(ToString::to_string).collect();
-    assert_eq!(keys, ["default/web:http/tcp"]);
-    assert_eq!(state.service_ports().values().next().unwrap().cluster.v4.len(), 3);
+    assert_eq!(keys, ["default/empty/tcp", "default/web:http/tcp"]);
+    assert_eq!(state.service_port(&mk_key("default/web:http")).unwrap().cluster.v4.len(), 3);
 
     let operations: Vec<_> = state.service_ports().keys().cloned().map(Operation::RemoveServicePort).collect();
     stage(&mut store, epoch, 4, operations.clone());
