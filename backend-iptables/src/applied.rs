@@ -1,4 +1,5 @@
-//! What was applied last: enough to know what the kernel contains without reading it. Of each chain only a hash of its rules is kept.
+//! What was applied last: enough to know what the kernel contains without reading it. Of each chain only a hash of its
+//! rules is kept.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -12,7 +13,7 @@ use proto::model::{IpFamily, PerFamily, ServicePortKey};
 use crate::{
     desired::{Base, Desired},
     plan::UserChanges,
-    table::{Dispatch, Fingerprint, Mark},
+    table::{ContentHash, Fingerprint, SharedChain},
 };
 
 /// What the kernel contains because of us.
@@ -24,15 +25,15 @@ pub struct AppliedState {
     pub(crate) options: EffectiveOptions,
     pub(crate) node_addresses: Vec<IpAddr>,
     /// How many service ports have a line that several may have.
-    users: PerFamily<BTreeMap<(Dispatch, String), u32>>,
+    users: PerFamily<BTreeMap<(SharedChain, String), u32>>,
 }
 
 /// What one service port has in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Installed {
     pub(crate) vips: Box<[Vip]>,
-    pub(crate) chains: Box<[(Table, Box<str>, Mark)]>,
-    pub(crate) lines: Box<[(Dispatch, Box<str>)]>,
+    pub(crate) chains: Box<[(Table, Box<str>, ContentHash)]>,
+    pub(crate) lines: Box<[(SharedChain, Box<str>)]>,
 }
 
 // === impl AppliedState ===
@@ -45,8 +46,8 @@ impl AppliedState {
     }
 
     /// How many service ports have a line.
-    pub(crate) fn users(&self, family: IpFamily, dispatch: Dispatch, line: &str) -> u32 {
-        self.users[family].get(&(dispatch, line.to_owned())).copied().unwrap_or_default()
+    pub(crate) fn users(&self, family: IpFamily, shared: SharedChain, line: &str) -> u32 {
+        self.users[family].get(&(shared, line.to_owned())).copied().unwrap_or_default()
     }
 
     /// Records how many more, or fewer, service ports have lines.
@@ -64,8 +65,8 @@ impl AppliedState {
     pub(crate) fn add(&mut self, update: ServicePortUpdate<Desired>) {
         for family in IpFamily::ALL {
             let lines = update.desired[family].iter().flat_map(|desired| &desired.lines);
-            for (dispatch, line) in lines.filter(|(dispatch, _)| dispatch.is_shared()) {
-                *self.users[family].entry((*dispatch, line.clone())).or_default() += 1;
+            for (shared, line) in lines.filter(|(shared, _)| shared.allows_duplicates()) {
+                *self.users[family].entry((*shared, line.clone())).or_default() += 1;
             }
         }
         self.service_ports.commit(update);
@@ -74,20 +75,20 @@ impl AppliedState {
     /// A hash of everything of ours in a family.
     pub(crate) fn fingerprint(&self, family: IpFamily, hooks: &[Hook]) -> Fingerprint {
         let base = &self.base[family];
-        let fixed = base.chains.iter().map(Mark::of_chain);
-        let ends = Dispatch::ALL.into_iter().flat_map(|dispatch| {
-            let lines = base.ends(dispatch).lines().map(move |line| dispatch.mark(line));
-            lines.chain([Mark::of::<&str>(dispatch.table(), dispatch.chain(), &[])])
+        let fixed = base.chains.iter().map(ContentHash::of_chain);
+        let fixed_rules = SharedChain::ALL.into_iter().flat_map(|shared| {
+            let lines = base.fixed_rules(shared).lines().map(move |line| shared.rule_hash(line));
+            lines.chain([ContentHash::of::<&str>(shared.table(), shared.chain(), &[])])
         });
         let installed = || self.service_ports.of_family(family);
         let chains = installed().flat_map(|installed| installed.chains.iter().map(|(_, _, mark)| *mark));
         let lines = installed().flat_map(|installed| &installed.lines);
-        let lines = lines.filter(|(dispatch, _)| !dispatch.is_shared());
+        let lines = lines.filter(|(shared, _)| !shared.allows_duplicates());
         let shared = self.users[family].keys();
-        let lines = lines.map(|(dispatch, line)| dispatch.mark(line));
-        let shared = shared.map(|(dispatch, line)| dispatch.mark(line));
-        let hooks = hooks.iter().map(Mark::of_hook);
-        fixed.chain(ends).chain(chains).chain(lines).chain(shared).chain(hooks).collect()
+        let lines = lines.map(|(shared, line)| shared.rule_hash(line));
+        let shared = shared.map(|(shared, line)| shared.rule_hash(line));
+        let hooks = hooks.iter().map(ContentHash::of_hook);
+        fixed.chain(fixed_rules).chain(chains).chain(lines).chain(shared).chain(hooks).collect()
     }
 }
 
@@ -108,9 +109,9 @@ impl From<Desired> for Installed {
             vips: vips.into(),
             chains: chains
                 .iter()
-                .map(|chain| (chain.table, chain.name.as_str().into(), Mark::of_chain(chain)))
+                .map(|chain| (chain.table, chain.name.as_str().into(), ContentHash::of_chain(chain)))
                 .collect(),
-            lines: lines.into_iter().map(|(dispatch, line)| (dispatch, line.into())).collect(),
+            lines: lines.into_iter().map(|(shared, line)| (shared, line.into())).collect(),
         }
     }
 }

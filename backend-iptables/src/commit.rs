@@ -14,7 +14,7 @@ use crate::{
     desired::{Base, Desired},
     kernel::{Kernel, Localnet},
     observed::Observed,
-    plan::{Full, Script},
+    plan::{FullComparison, Script},
 };
 
 /// With fewer service ports the urgent ones get no script of their own.
@@ -80,7 +80,7 @@ impl<'a, K: Kernel> Committer<'a, K> {
             None => observe(self.kernel, self.family).await?.context("iptables is not installed any more")?,
         };
         let Self { base, hooks, updates, family, .. } = *self;
-        let plan = Full { observed: &observed, base, hooks, updates, active, unneeded }.plan(family);
+        let plan = FullComparison { observed: &observed, base, hooks, updates, active, unneeded }.plan(family);
         let script = plan.script(self.kernel.max_lines());
         if script.is_empty() {
             self.observed = Some(observed);

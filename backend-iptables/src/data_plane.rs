@@ -1,5 +1,5 @@
-//! The iptables part of the driver: reads what the kernel contains, computes the desired state, commits the difference, for each
-//! family on its own.
+//! The iptables part of the driver: reads what the kernel contains, computes the desired state, commits the difference,
+//! for each family on its own.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use tracing::warn;
 use crate::{
     applied::AppliedState,
     commit::{Committer, rejection},
-    describe::{Owners, differences},
-    desired::{Base, Context, Desired, base, desired, hooks},
+    describe::{ChainOwners, differences},
+    desired::{Base, Desired, RuleContext, base, desired, hooks},
     kernel::{DryRun, IptablesKernel, Kernel, Localnet, Suspicion},
     observed::Observed,
     plan::{partial, remove},
@@ -39,7 +39,8 @@ impl<K> IptablesDataPlane<K> {
         Self { options, hooks: hooks(), kernel, families: IpFamily::ALL.to_vec() }
     }
 
-    /// What the kernel contains, of each family that we have programmed. In others, chains of these names may be kube-proxy's.
+    /// What the kernel contains, of each family that we have programmed. In others, chains of these names may be
+    /// kube-proxy's.
     async fn observed(&mut self) -> Result<Vec<(IpFamily, Observed)>>
     where
         K: Kernel,
@@ -73,7 +74,7 @@ impl<K> IptablesDataPlane<K> {
         key: &ServicePortKey,
         options: &EffectiveOptions,
     ) -> ServicePortUpdate<Desired> {
-        let context = Context { effective: options, node: &state.node().addresses };
+        let context = RuleContext { effective: options, node: &state.node().addresses };
         let of_family = |family| {
             let is_owned = |vip: &_| ownership.owns(key, family, vip);
             desired(state.service_port(key)?, family, context, is_owned)
@@ -240,6 +241,6 @@ impl<K: Kernel> DryRunPlane for IptablesDataPlane<DryRun<K>> {
         for family in IpFamily::ALL {
             programs[family] = self.kernel.program(family).await?;
         }
-        Ok(differences(self.kernel.take(), |family| programs[family].clone(), &Owners::of(state)))
+        Ok(differences(self.kernel.take(), |family| programs[family].clone(), &ChainOwners::of(state)))
     }
 }

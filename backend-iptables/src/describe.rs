@@ -1,4 +1,4 @@
-//! What a script would change, for people: lines of `iptables-save` that come and go. Pure.
+//! Describes what a script would change, as added and removed lines of `iptables-save`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,21 +8,21 @@ use proto::model::{IpFamily, ServicePortKey};
 
 use crate::{
     kernel::{BeforeAfter, DryRunResult, Localnet},
-    names::{Kind, Names},
-    table::{Dispatch, TABLES},
+    names::{ChainKind, ChainNames},
+    table::{SharedChain, TABLES},
 };
 
-/// The service port behind each chain of one.
+/// The service port of each chain that belongs to one.
 #[derive(Debug, Default)]
-pub(crate) struct Owners<'a>(HashMap<String, &'a ServicePortKey>);
+pub(crate) struct ChainOwners<'a>(HashMap<String, &'a ServicePortKey>);
 
-impl<'a> Owners<'a> {
-    /// Of the service ports of a state.
+impl<'a> ChainOwners<'a> {
+    /// For the service ports of a state.
     pub(crate) fn of(state: &'a NodeState) -> Self {
         let mut owners = HashMap::new();
         for (key, service) in state.service_ports() {
-            let names = Names::new(key);
-            let kinds = [Kind::Svc, Kind::Svl, Kind::Ext, Kind::Fw].map(|kind| names.chain(kind));
+            let names = ChainNames::new(key);
+            let kinds = [ChainKind::Svc, ChainKind::Svl, ChainKind::Ext, ChainKind::Fw].map(|kind| names.chain(kind));
             let pools = IpFamily::ALL.map(|family| [&service.cluster[family], &service.local[family]]);
             let endpoints = pools.iter().flatten().flat_map(|pool| pool.endpoints());
             let of_endpoints = endpoints.map(|endpoint| names.endpoint((endpoint.address, endpoint.port.get()).into()));
@@ -31,7 +31,7 @@ impl<'a> Owners<'a> {
         Self(owners)
     }
 
-    /// By the chain that a rule is in, or by the one that it leads to.
+    /// The owner of a rule: that of its chain, or of the chain that it jumps to.
     fn owner(&self, chain: &str, rule: &str) -> Option<&'a ServicePortKey> {
         let chains = [Some(chain), target(rule)].into_iter().flatten();
         chains.filter_map(|chain| self.0.get(chain)).next().copied()
@@ -42,7 +42,7 @@ impl<'a> Owners<'a> {
 pub(crate) fn differences(
     dry_run: DryRunResult,
     program: impl Fn(IpFamily) -> String,
-    owners: &Owners<'_>,
+    owners: &ChainOwners<'_>,
 ) -> Vec<Difference> {
     let mut list = Vec::new();
     if let Some(localnet) = dry_run.localnet {
@@ -62,18 +62,18 @@ pub(crate) fn differences(
 fn compare(
     program: &str,
     BeforeAfter { before, after }: &BeforeAfter,
-    owners: &Owners<'_>,
+    owners: &ChainOwners<'_>,
     list: &mut Vec<Difference>,
 ) {
     let both = before.chains().chain(after.chains());
     let all: BTreeSet<_> =
         both.map(|(table, name, _)| (table, name)).filter(|(table, _)| TABLES.contains(table)).collect();
     for (table, name) in all {
-        let place = format!("{program} {table}");
+        let position = format!("{program} {table}");
         let mut add = |verb, rule: Option<&str>| {
             let what = rule.map_or_else(|| format!("chain {name}"), |rule| format!("{name} {rule}"));
             let owner = owners.owner(name, rule.unwrap_or_default());
-            list.push(Difference::new(verb, place.as_str(), what).of(owner));
+            list.push(Difference::new(verb, position.as_str(), what).of(owner));
         };
         let exists = |ruleset: &Ruleset| ruleset.chain(table, name).is_some();
         match (exists(before), exists(after)) {
@@ -88,22 +88,22 @@ fn compare(
             removed.iter().for_each(|rule| add(DifferenceKind::Remove, Some(rule)));
         }
         added.iter().for_each(|rule| add(DifferenceKind::Add, Some(rule)));
-        let is_ordered = Dispatch::of(table, name).is_none();
+        let is_ordered = SharedChain::of(table, name).is_none();
         if is_ordered && removed.is_empty() && added.is_empty() && old != new {
             let owner = owners.owner(name, "");
             list.push(
-                Difference::new(DifferenceKind::Change, place, format!("chain {name}, the order of its rules"))
+                Difference::new(DifferenceKind::Change, position, format!("chain {name}, the order of its rules"))
                     .of(owner),
             );
         }
     }
 }
 
-/// The rules of one list that the other does not have, as often as it does not.
+/// The rules of one list that the other does not contain, with multiplicity.
 fn surplus<'a>(of: &'a [String], other: &[String]) -> Vec<&'a str> {
-    let mut there = BTreeMap::<&str, usize>::new();
-    other.iter().for_each(|rule| *there.entry(rule).or_default() += 1);
-    let is_missing = |rule: &&str| match there.get_mut(*rule) {
+    let mut counts = BTreeMap::<&str, usize>::new();
+    other.iter().for_each(|rule| *counts.entry(rule).or_default() += 1);
+    let is_missing = |rule: &&str| match counts.get_mut(*rule) {
         Some(count) if *count > 0 => {
             *count -= 1;
             false

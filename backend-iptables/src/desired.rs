@@ -1,5 +1,5 @@
-//! What should be in the kernel, pure, as texts: the chains that all service ports share ([`Base`]), and what each service port
-//! adds ([`Desired`]).
+//! The desired rules as text, by pure functions: those of the base ruleset ([`Base`]), and those of each service port
+//! ([`Desired`]).
 
 mod base;
 mod chains;
@@ -9,4 +9,4 @@ mod service;
 mod tests;
 
 pub(crate) use base::{Base, base, hooks, localnet_guard};
-pub(crate) use service::{Context, Desired, desired};
+pub(crate) use service::{Desired, RuleContext, desired};

@@ -1,5 +1,5 @@
-//! The interface to the kernel: save the rules, restore a script. Implemented with the iptables programs, as a dry run, and for tests
-//! as a fake that checks what the kernel checks.
+//! The interface to the kernel: save the rules, restore a script. Implemented with the iptables programs, as a dry run,
+//! and for tests as a fake that checks what the kernel checks.
 
 mod dry_run;
 #[cfg(test)]

@@ -1,26 +1,28 @@
-//! Programs Kubernetes Services into iptables, of either variant, with kube-proxy's chains, changing only what changed.
+//! Programs Kubernetes Services into iptables, of either variant, with kube-proxy's chains, writing only what changed.
 //!
 //! ```text
 //!  nat PREROUTING, OUTPUT ─▶ KUBE-SERVICES ─┬ cluster IP ───────────▶ KUBE-SVC-..  (policy Local: KUBE-SVL-..)
 //!                                           ├ external IP ──────────▶ KUBE-EXT-.. ─▶ KUBE-SVC-.., KUBE-SVL-..
-//!                                           ├ restricted ─▶ KUBE-FW-.. ─▶ KUBE-EXT-..
+//!                                           ├ with source ranges ───▶ KUBE-FW-.. ─▶ KUBE-EXT-..
 //!                                           └ last: this node ─▶ KUBE-NODEPORTS ─▶ KUBE-EXT-..
-//!      KUBE-SVC-.., KUBE-SVL-.. ─ one at random, or who is remembered ─▶ KUBE-SEP-.. ─▶ DNAT
-//!      on the way: KUBE-MARK-MASQ; nat POSTROUTING ─▶ KUBE-POSTROUTING masquerades what is marked
+//!      KUBE-SVC-.., KUBE-SVL-.. ─ a random endpoint, or that of session affinity ─▶ KUBE-SEP-.. ─▶ DNAT
+//!      on the way: KUBE-MARK-MASQ; nat POSTROUTING ─▶ KUBE-POSTROUTING masquerades marked packets
 //!
-//!  filter FORWARD, OUTPUT ─▶ KUBE-SERVICES: cluster IPs without endpoints ─▶ FAIRLEAD-CLUSTER-IPS: ports and addresses of nobody
-//!  filter INPUT, FORWARD, OUTPUT ─▶ KUBE-EXTERNAL-SERVICES: the same of external IPs ─▶ FAIRLEAD-NODEPORTS: and of node ports
-//!                                ─▶ KUBE-PROXY-FIREWALL: who is in no source range
-//!  filter INPUT ─▶ KUBE-NODEPORTS: health-check node ports;  filter FORWARD ─▶ KUBE-FORWARD: what is marked may pass
+//!  filter FORWARD, OUTPUT ─▶ KUBE-SERVICES: cluster IPs without endpoints
+//!                              └▶ FAIRLEAD-CLUSTER-IPS: other ports of cluster IPs, other addresses of service CIDRs
+//!  filter INPUT, FORWARD, OUTPUT ─▶ KUBE-EXTERNAL-SERVICES: external IPs without endpoints
+//!                              │      └▶ FAIRLEAD-NODEPORTS: node ports without endpoints
+//!                              └─▶ KUBE-PROXY-FIREWALL: clients outside the source ranges
+//!  filter INPUT ─▶ KUBE-NODEPORTS: health-check node ports;  filter FORWARD ─▶ KUBE-FORWARD: accepts marked packets
 //! ```
 //!
-//! A chain is written when its own content changes, and chains that all service ports share are edited line by line, so that a change
-//! costs what it is, not what the cluster is. At the start, after a failure and after a change by another process, the rules are
-//! compared as text, and only what differs is written: a restart writes nothing.
+//! A chain is written when its own content changes, and chains that all service ports share are edited line by line, so
+//! that a change costs what it is, not what the cluster is. At the start, after a failure and after a change by another
+//! process, the rules are compared as text, and only what differs is written: a restart writes nothing.
 //!
-//! How a change becomes a script for `iptables-restore`, from the inside out: `names` (of chains), `desired`, `observed` and
-//! `applied` (the three states), `plan` (the difference, in a safe order), `commit` (in scripts), `kernel`; `data_plane` puts them
-//! together for the driver.
+//! How a change becomes a script for `iptables-restore`, from the inside out: `names` (of chains), `desired`,
+//! `observed` and `applied` (the three states), `plan` (the difference, in a safe order), `commit` (in scripts),
+//! `kernel`; `data_plane` puts them together for the driver.
 
 mod applied;
 mod commit;
@@ -47,8 +49,8 @@ pub type Iptables = Driver<IptablesDataPlane<IptablesKernel>>;
 /// The iptables backend as one that writes nothing.
 pub type IptablesPreview = Driver<IptablesDataPlane<DryRun<IptablesKernel>>>;
 
-/// The backend for the network namespace of the calling thread; `None`: with the variant that is in use there. It changes nothing before
-/// the first reconcile.
+/// The backend for the network namespace of the calling thread; `None`: with the variant that is in use there. It
+/// changes nothing before the first reconcile.
 #[must_use]
 pub fn open(options: DataplaneOptions, variant: Option<Variant>) -> Iptables {
     Driver::new(IptablesDataPlane::new(IptablesKernel::new(variant), options))

@@ -1,11 +1,12 @@
-//! The names of chains: kube-proxy's, so that people and tools know them and taking over is smooth, and a few of our own.
+//! The names of chains: those of kube-proxy, which operators and tools know and which can be taken over, and a few of
+//! Fairlead.
 
 use std::net::SocketAddr;
 
 use proto::model::{Protocol, ServicePortKey};
 use ring::digest::{SHA256, digest};
 
-// kube-proxy's, with one chain for all service ports.
+// Chains of kube-proxy that all service ports share.
 pub(crate) const SERVICES: &str = "KUBE-SERVICES";
 pub(crate) const NODEPORTS: &str = "KUBE-NODEPORTS";
 pub(crate) const POSTROUTING: &str = "KUBE-POSTROUTING";
@@ -14,18 +15,18 @@ pub(crate) const EXTERNAL_SERVICES: &str = "KUBE-EXTERNAL-SERVICES";
 pub(crate) const FORWARD: &str = "KUBE-FORWARD";
 pub(crate) const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
 
-// Ours. The prefix tells whose the others are: kube-proxy has none that begin so.
-/// Refuses, by a TCP reset where that is possible.
+// Chains of Fairlead. Where they exist, the other chains are Fairlead's too: kube-proxy uses no such prefix.
+/// Rejects packets: TCP with a reset.
 pub(crate) const REJECT: &str = "FAIRLEAD-REJECT";
-/// Marks what is no pod's, where pods have several ranges.
+/// Marks packets that are not from pods, where pods have several CIDRs.
 pub(crate) const MASQ_OTHERS: &str = "FAIRLEAD-MASQ-OTHERS";
-/// Node ports that nobody serves.
+/// Node ports without endpoints.
 pub(crate) const UNSERVED_NODEPORTS: &str = "FAIRLEAD-NODEPORTS";
-/// Cluster IPs, for what no service port has there.
+/// Rejects packets to cluster IPs at ports that no service port has.
 pub(crate) const CLUSTER_IPS: &str = "FAIRLEAD-CLUSTER-IPS";
 
-/// All with one chain for all service ports.
-const COMMON: [&str; 11] = [
+/// All chains without a hash in their name.
+const FIXED_CHAINS: [&str; 11] = [
     SERVICES,
     NODEPORTS,
     POSTROUTING,
@@ -39,38 +40,38 @@ const COMMON: [&str; 11] = [
     CLUSTER_IPS,
 ];
 
-/// Before a hash.
+/// Prefixes of names with a hash.
 const PREFIXES: [&str; 5] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"];
-/// What ours begin with.
-const OURS: &str = "FAIRLEAD-";
-/// A hash: so many characters of base32.
-const HASH: usize = 16;
+/// The prefix of chains that only Fairlead creates.
+const FAIRLEAD_PREFIX: &str = "FAIRLEAD-";
+/// The length of a hash, in base32 characters.
+const HASH_LEN: usize = 16;
 
-/// What a chain of one service port is for.
+/// The purpose of a chain of one service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Chooses an endpoint of the cluster pool.
+pub(crate) enum ChainKind {
+    /// Selects an endpoint of the cluster pool.
     Svc,
-    /// Chooses an endpoint of the local pool.
+    /// Selects an endpoint of the local pool.
     Svl,
-    /// External traffic, by policy and by where it comes from.
+    /// External traffic, by policy and source class.
     Ext,
-    /// Source ranges.
+    /// Load-balancer source ranges.
     Fw,
 }
 
-/// The names of one service port's chains.
+/// The names of the chains of one service port.
 #[derive(Clone, Debug)]
-pub(crate) struct Names {
-    /// `namespace/name:port-name`, as comments have it.
+pub(crate) struct ChainNames {
+    /// `namespace/name:port-name`, as in comments.
     pub(crate) service: String,
     seed: String,
     hash: String,
 }
 
-// === impl Names ===
+// === impl ChainNames ===
 
-impl Names {
+impl ChainNames {
     pub(crate) fn new(key: &ServicePortKey) -> Self {
         let ServicePortKey { namespace, name, port_name, protocol } = key;
         let colon = if port_name.is_empty() { "" } else { ":" };
@@ -80,12 +81,12 @@ impl Names {
     }
 
     /// `KUBE-SVC-XPGD46QRK7WJZT7O`
-    pub(crate) fn chain(&self, kind: Kind) -> String {
+    pub(crate) fn chain(&self, kind: ChainKind) -> String {
         let prefix = match kind {
-            Kind::Svc => PREFIXES[0],
-            Kind::Svl => PREFIXES[1],
-            Kind::Ext => PREFIXES[2],
-            Kind::Fw => PREFIXES[3],
+            ChainKind::Svc => PREFIXES[0],
+            ChainKind::Svl => PREFIXES[1],
+            ChainKind::Ext => PREFIXES[2],
+            ChainKind::Fw => PREFIXES[3],
         };
         format!("{prefix}{}", self.hash)
     }
@@ -100,20 +101,21 @@ impl Names {
 fn hash(text: &str) -> String {
     const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
     let digest = digest(&SHA256, text.as_bytes());
-    let bits = digest.as_ref().iter().take(HASH * 5 / 8);
+    let bits = digest.as_ref().iter().take(HASH_LEN * 5 / 8);
     // 80 bits.
     let bits = bits.fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
-    let character = |place: usize| ALPHABET[(bits >> (5 * (HASH - 1 - place)) & 31) as usize];
-    (0..HASH).map(|place| char::from(character(place))).collect()
+    let character = |index: usize| ALPHABET[(bits >> (5 * (HASH_LEN - 1 - index)) & 31) as usize];
+    (0..HASH_LEN).map(|index| char::from(character(index))).collect()
 }
 
-/// Whether a chain bears a name that we give.
+/// Whether the backend creates chains with this name.
 pub(crate) fn is_ours(chain: &str) -> bool {
-    let is_hash = |text: &str| text.len() == HASH && text.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'2'..=b'7'));
-    COMMON.contains(&chain) || PREFIXES.into_iter().any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash))
+    let is_hash =
+        |text: &str| text.len() == HASH_LEN && text.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'2'..=b'7'));
+    FIXED_CHAINS.contains(&chain) || PREFIXES.into_iter().any(|prefix| chain.strip_prefix(prefix).is_some_and(is_hash))
 }
 
-/// How many chains of ours a packet may meet behind this one: a chain leads only to those with fewer. 0 for those without a hash.
+/// The level of a chain: it jumps only to chains of lower levels. 0 for names without a hash.
 pub(crate) fn depth(chain: &str) -> usize {
     let prefix = PREFIXES.into_iter().find(|prefix| chain.starts_with(prefix));
     match prefix {
@@ -125,9 +127,9 @@ pub(crate) fn depth(chain: &str) -> usize {
     }
 }
 
-/// Whether a chain bears a name that only we give.
+/// Whether only Fairlead creates chains with this name.
 pub(crate) fn is_only_ours(chain: &str) -> bool {
-    COMMON.contains(&chain) && chain.starts_with(OURS)
+    FIXED_CHAINS.contains(&chain) && chain.starts_with(FAIRLEAD_PREFIX)
 }
 
 #[cfg(test)]
@@ -137,15 +139,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_kube_proxys() {
+    fn names_are_those_of_kube_proxy() {
         for (key, expected) in [
             ("ns1/svc1:p80", "XPGD46QRK7WJZT7O"),
             ("ns2/svc2:p80", "GNZBNJ2PO5MGZ6GT"),
             ("ns1/svc1", "AQI2S6QIMU7PVVRP"),
             ("ns1/svc1:p80/udp", "OJWW7NSBVZTDHXNW"),
         ] {
-            let names = Names::new(&mk_key(key));
-            for (kind, prefix) in [(Kind::Svc, "SVC"), (Kind::Svl, "SVL"), (Kind::Ext, "EXT"), (Kind::Fw, "FW")] {
+            let names = ChainNames::new(&mk_key(key));
+            for (kind, prefix) in
+                [(ChainKind::Svc, "SVC"), (ChainKind::Svl, "SVL"), (ChainKind::Ext, "EXT"), (ChainKind::Fw, "FW")]
+            {
                 let chain = names.chain(kind);
                 assert_eq!(chain, format!("KUBE-{prefix}-{expected}"));
                 assert!(is_ours(&chain));
@@ -156,14 +160,14 @@ mod tests {
             ("ns5/svc5:p80", "10.180.0.3:80", "I77PXRDZVX7PMWMN"),
             ("ns1/svc1:p80", "[fd00:10:180::1]:80", "OGYCNMB4EMRUSJ6N"),
         ] {
-            let chain = Names::new(&mk_key(key)).endpoint(endpoint.parse().unwrap());
+            let chain = ChainNames::new(&mk_key(key)).endpoint(endpoint.parse().unwrap());
             assert_eq!(chain, format!("KUBE-SEP-{expected}"));
             assert!(is_ours(&chain));
         }
     }
 
     #[test]
-    fn names_of_others_are_theirs() {
+    fn names_of_other_programs_are_not_ours() {
         for chain in [
             "KUBE-FIREWALL",
             "KUBE-KUBELET-CANARY",
@@ -176,7 +180,7 @@ mod tests {
         ] {
             assert!(!is_ours(chain) && !is_only_ours(chain), "{chain}");
         }
-        assert!(COMMON.into_iter().filter(|chain| is_only_ours(chain)).count() == 4);
-        assert!(COMMON.into_iter().all(is_ours));
+        assert!(FIXED_CHAINS.into_iter().filter(|chain| is_only_ours(chain)).count() == 4);
+        assert!(FIXED_CHAINS.into_iter().all(is_ours));
     }
 }

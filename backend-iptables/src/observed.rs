@@ -1,4 +1,4 @@
-//! What is there: what `iptables-save` prints, as far as it concerns us.
+//! The rules that `iptables-save` prints, and which of them are the backend's.
 
 #[cfg(test)]
 mod tests;
@@ -11,23 +11,23 @@ use iptables::{Hook, Ruleset, Table, target};
 use crate::{
     desired::localnet_guard,
     names,
-    table::{Dispatch, Ends, Fingerprint, Mark, TABLES},
+    table::{ContentHash, Fingerprint, FixedRules, SharedChain, TABLES},
 };
 
 /// The rules of a family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
     rules: Ruleset,
-    /// Chains of ours that rules in chains of others lead to.
+    /// Chains of the backend that rules in other chains jump to.
     referenced: BTreeSet<(Table, String)>,
 }
 
-/// The lines between the [`Ends`] of a chain.
+/// The rules of service ports in a shared chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Middle<'a> {
-    /// Between the right ends.
+pub(crate) enum SharedRules<'a> {
+    /// The rules between the expected [`FixedRules`].
     Lines(&'a [String]),
-    /// There is no such chain, or it has other ends.
+    /// The chain does not exist, or has other fixed rules.
     Other,
 }
 
@@ -49,12 +49,12 @@ impl Observed {
         Ok(Self { rules, referenced })
     }
 
-    /// The rules of a chain, if it is there.
+    /// The rules of a chain, if it exists.
     pub(crate) fn rules(&self, table: Table, chain: &str) -> Option<&[String]> {
         self.rules.chain(table, chain).map(|chain| &chain.rules[..])
     }
 
-    /// All chains with names that we give.
+    /// All chains with names of the backend.
     pub(crate) fn ours(&self) -> impl Iterator<Item = (Table, &str, &[String])> {
         let chains = self.rules.chains().filter(|(table, name, _)| TABLES.contains(table) && names::is_ours(name));
         chains.map(|(table, name, chain)| (table, name, &chain.rules[..]))
@@ -65,7 +65,7 @@ impl Observed {
         self.ours().any(|(_, name, _)| names::is_only_ours(name))
     }
 
-    /// Whether rules in chains of others lead to a chain, other than `hooks`.
+    /// Whether rules in chains of other programs jump to a chain, apart from `hooks`.
     pub(crate) fn is_used(&self, table: Table, chain: &str, hooks: &[Hook]) -> bool {
         if !self.referenced.contains(&(table, chain.to_owned())) {
             return false;
@@ -77,35 +77,36 @@ impl Observed {
         others.any(|(name, others)| others.rules.iter().any(|rule| target(rule) == Some(chain) && !is_hook(name, rule)))
     }
 
-    /// Whether the kernel may have been told to route loopback addresses: then there is what protects them.
+    /// Whether `route_localnet` may be set: then there is a rule that protects loopback addresses.
     pub(crate) fn routes_localnet(&self) -> bool {
-        let (table, chain) = (Dispatch::HealthPorts.table(), Dispatch::HealthPorts.chain());
+        let (table, chain) = (SharedChain::HealthPorts.table(), SharedChain::HealthPorts.chain());
         self.rules(table, chain).unwrap_or_default().contains(&localnet_guard())
     }
 
-    /// How often a jump is there.
-    pub(crate) fn count(&self, hook: &Hook) -> usize {
+    /// How often a hook occurs.
+    pub(crate) fn hook_count(&self, hook: &Hook) -> usize {
         let rules = self.rules(hook.table, hook.chain).unwrap_or_default();
         rules.iter().filter(|rule| **rule == hook.rule).count()
     }
 
-    /// What service ports have added to a chain.
-    pub(crate) fn middle(&self, dispatch: Dispatch, ends: &Ends) -> Middle<'_> {
-        let Some(rules) = self.rules(dispatch.table(), dispatch.chain()) else { return Middle::Other };
-        let middle = rules.strip_prefix(&ends.head[..]).and_then(|rules| rules.strip_suffix(&ends.tail[..]));
-        middle.map_or(Middle::Other, Middle::Lines)
+    /// The rules of service ports in a shared chain.
+    pub(crate) fn shared_rules(&self, shared: SharedChain, fixed_rules: &FixedRules) -> SharedRules<'_> {
+        let Some(rules) = self.rules(shared.table(), shared.chain()) else { return SharedRules::Other };
+        let shared_rules =
+            rules.strip_prefix(&fixed_rules.head[..]).and_then(|rules| rules.strip_suffix(&fixed_rules.tail[..]));
+        shared_rules.map_or(SharedRules::Other, SharedRules::Lines)
     }
 
-    /// What stands for everything of ours.
+    /// The fingerprint of all chains and hooks of the backend.
     pub(crate) fn fingerprint(&self, hooks: &[Hook]) -> Fingerprint {
         let chains = self.ours().flat_map(|(table, name, rules)| {
-            let lines = Dispatch::of(table, name).map(|dispatch| {
-                let lines = rules.iter().map(|line| dispatch.mark(line));
-                lines.chain([Mark::of::<&str>(table, name, &[])]).collect::<Vec<_>>()
+            let lines = SharedChain::of(table, name).map(|shared| {
+                let lines = rules.iter().map(|line| shared.rule_hash(line));
+                lines.chain([ContentHash::of::<&str>(table, name, &[])]).collect::<Vec<_>>()
             });
-            lines.unwrap_or_else(|| vec![Mark::of(table, name, rules)])
+            lines.unwrap_or_else(|| vec![ContentHash::of(table, name, rules)])
         });
-        let hooks = hooks.iter().filter(|hook| self.count(hook) == 1).map(Mark::of_hook);
+        let hooks = hooks.iter().filter(|hook| self.hook_count(hook) == 1).map(ContentHash::of_hook);
         chains.chain(hooks).collect()
     }
 }

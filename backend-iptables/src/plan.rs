@@ -1,14 +1,14 @@
-//! From what is there to what should be, in the words of `iptables-restore`.
+//! The difference between two rulesets, as a script for `iptables-restore`.
 //!
 //! ```text
-//!   *filter  what is new: it keeps packets from where nobody serves, before nobody does
-//!   *nat     chains, lines, jumps; what nobody needs goes, all at once
-//!   *filter  what is old goes
+//!   *filter  additions: rules that reject or drop, before the rules of nat stop translating
+//!   *nat     chains, rules, hooks; unneeded chains are deleted in the same transaction
+//!   *filter  deletions
 //! ```
 //!
-//! Each part is in force as a whole or not at all. A part without content is left out, so that the change of an endpoint is one part.
-//! Where large parts are slow, the nat table has several: chains that nothing leads to yet, what leads there, chains that nothing leads
-//! to any more.
+//! Each table is changed in one transaction. A table without changes is left out, so that the change of an endpoint is
+//! one transaction. Where large transactions are slow, nat has several: new chains, the rules that jump to them, and
+//! the deletion of unreferenced chains.
 
 mod full;
 mod partial;
@@ -20,27 +20,28 @@ use std::collections::BTreeSet;
 
 use iptables::{ChainSpec, Hook, Table};
 
-use crate::table::{Dispatch, Place};
-pub(crate) use full::{Full, remove};
+use crate::table::{Position, SharedChain};
+pub(crate) use full::{FullComparison, remove};
 pub(crate) use partial::{UserChanges, partial};
 pub(crate) use script::Script;
 
 /// The index of the update that something is for; `None`: several, or none.
 pub(crate) type Owner = Option<u32>;
 
-/// What is to be done, in no order.
+/// The changes of a ruleset, in no order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Chains to make, or to fill anew.
+    /// Chains to create, or to write anew.
     chains: Vec<(Owner, ChainSpec)>,
-    /// Chains that hold lines of service ports, to make or to fill anew.
-    dispatches: Vec<(Dispatch, Vec<(Owner, String)>)>,
-    /// Chains to delete.
-    gone: BTreeSet<(Table, String)>,
-    add: Vec<(Owner, Place, Dispatch, String)>,
-    remove: Vec<(Owner, Dispatch, String)>,
-    /// Lines that come behind all others.
-    behind: Vec<(Dispatch, String)>,
-    hook: Vec<Hook>,
-    unhook: Vec<Hook>,
+    /// Shared chains to create, or to write anew.
+    shared_chains: Vec<(SharedChain, Vec<(Owner, String)>)>,
+    delete_chains: BTreeSet<(Table, String)>,
+    /// Rules to add to shared chains.
+    add_rules: Vec<(Owner, Position, SharedChain, String)>,
+    /// Rules to delete from shared chains.
+    delete_rules: Vec<(Owner, SharedChain, String)>,
+    /// Rules to append to shared chains after all other changes.
+    append_last: Vec<(SharedChain, String)>,
+    add_hooks: Vec<Hook>,
+    delete_hooks: Vec<Hook>,
 }

@@ -1,4 +1,4 @@
-//! What there is in the two tables: chains with their rules as texts, and the chains that hold lines of many service ports.
+//! The chains that all service ports share, and hashes that stand for rules.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -6,55 +6,55 @@ use iptables::{ChainSpec, Hook, Table};
 
 use crate::names;
 
-/// The tables that the backend writes to, in the order in which it does.
+/// The tables that the backend writes.
 pub(crate) const TABLES: [Table; 2] = [Table::Filter, Table::Nat];
 
-/// A chain to which service ports contribute a line each, in any order; what comes before and behind is [`Ends`].
+/// A chain with rules of many service ports, in any order, before or after its [`FixedRules`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Dispatch {
-    /// To cluster IPs, external and load-balancer IPs.
+pub(crate) enum SharedChain {
+    /// Jumps for cluster IPs, external IPs and load-balancer IPs.
     Services,
-    /// To node ports.
+    /// Jumps for node ports.
     NodePorts,
-    /// Cluster IPs without an endpoint.
+    /// Rejects connections to cluster IPs without endpoints.
     UnservedServices,
-    /// External and load-balancer IPs without an endpoint.
+    /// Rejects or drops connections to external and load-balancer IPs without endpoints.
     UnservedExternal,
-    /// Node ports without an endpoint.
+    /// Rejects or drops connections to node ports without endpoints.
     UnservedNodePorts,
-    /// Health-check node ports.
+    /// Accepts connections to health-check node ports.
     HealthPorts,
-    /// Load-balancer IPs, for those that source ranges do not allow.
+    /// Drops connections to load-balancer IPs from outside the source ranges.
     Firewall,
-    /// Cluster IPs, for the ports that nobody has there.
+    /// Rejects connections to ports of cluster IPs that no service port has.
     ClusterIps,
 }
 
-/// The rules of a [`Dispatch`] that belong to no service port.
+/// The rules of a [`SharedChain`] that belong to no service port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ends {
+pub(crate) struct FixedRules {
     pub(crate) head: Vec<String>,
     pub(crate) tail: Vec<String>,
 }
 
-/// Where in its chain a line goes.
+/// Where a rule is added to its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Place {
+pub(crate) enum Position {
     First,
     Last,
 }
 
-/// Stands for a chain with its rules, a line of a [`Dispatch`] or a hook.
+/// A hash of a chain with its rules, of a rule of a [`SharedChain`], or of a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Mark(u64);
+pub(crate) struct ContentHash(u64);
 
-/// Stands for everything of ours in a family: the sum of its [`Mark`]s, in whatever order.
+/// The order-independent sum of the [`ContentHash`]es of a family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fingerprint(u64);
 
-// === impl Dispatch ===
+// === impl SharedChain ===
 
-impl Dispatch {
+impl SharedChain {
     pub(crate) const ALL: [Self; 8] = [
         Self::Services,
         Self::NodePorts,
@@ -84,38 +84,38 @@ impl Dispatch {
         }
     }
 
-    /// Which one a chain is.
+    /// The shared chain with this name.
     pub(crate) fn of(table: Table, chain: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|dispatch| dispatch.table() == table && dispatch.chain() == chain)
+        Self::ALL.into_iter().find(|shared| shared.table() == table && shared.chain() == chain)
     }
 
-    /// Whether several service ports may contribute the same line.
-    pub(crate) const fn is_shared(self) -> bool {
+    /// Whether several service ports may need the same rule.
+    pub(crate) const fn allows_duplicates(self) -> bool {
         matches!(self, Self::HealthPorts | Self::ClusterIps)
     }
 
-    /// What stands for a line in it.
-    pub(crate) fn mark(self, line: &str) -> Mark {
-        Mark::of(self.table(), self.chain(), &[line])
+    /// The hash of a rule in it.
+    pub(crate) fn rule_hash(self, line: &str) -> ContentHash {
+        ContentHash::of(self.table(), self.chain(), &[line])
     }
 }
 
-// === impl Ends ===
+// === impl FixedRules ===
 
-impl Ends {
+impl FixedRules {
     pub(crate) fn lines(&self) -> impl Iterator<Item = &String> {
         self.head.iter().chain(&self.tail)
     }
 
-    /// Where another line goes: no chain has both a head and a tail.
-    pub(crate) fn place(&self) -> Place {
-        if self.tail.is_empty() { Place::Last } else { Place::First }
+    /// Where rules of service ports are added: no chain has both a head and a tail.
+    pub(crate) fn position(&self) -> Position {
+        if self.tail.is_empty() { Position::Last } else { Position::First }
     }
 }
 
-// === impl Mark ===
+// === impl ContentHash ===
 
-impl Mark {
+impl ContentHash {
     pub(crate) fn of<R: AsRef<str>>(table: Table, chain: &str, rules: &[R]) -> Self {
         let mut hasher = DefaultHasher::new();
         (table, chain).hash(&mut hasher);
@@ -132,8 +132,8 @@ impl Mark {
     }
 }
 
-impl FromIterator<Mark> for Fingerprint {
-    fn from_iter<I: IntoIterator<Item = Mark>>(marks: I) -> Self {
-        Self(marks.into_iter().fold(0, |sum, Mark(mark)| sum.wrapping_add(mark)))
+impl FromIterator<ContentHash> for Fingerprint {
+    fn from_iter<I: IntoIterator<Item = ContentHash>>(hashes: I) -> Self {
+        Self(hashes.into_iter().fold(0, |sum, ContentHash(hash)| sum.wrapping_add(hash)))
     }
 }

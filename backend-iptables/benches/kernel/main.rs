@@ -1,15 +1,15 @@
-//! How long changes take, beside what `iptables-restore` alone takes for the same lines, and beside kube-proxy's way: all chains that
-//! services share written again with every change.
+//! Measures changes, compared with `iptables-restore` alone for the same lines, and with the method of kube-proxy,
+//! which writes all shared chains with every change.
 //!
 //! ```text
-//!   cargo bench -p fairlead-backend-iptables                   100 and 1,000 services with 10 endpoints each, both variants
+//!   cargo bench -p fairlead-backend-iptables                   100 and 1,000 services, 10 endpoints each, both
 //!   cargo bench -p fairlead-backend-iptables -- --full         10,000 too (minutes): iptables-nft by changes only
 //!   cargo bench -p fairlead-backend-iptables -- nft            one variant: nft or legacy
 //!   cargo bench -p fairlead-backend-iptables -- -o json        for programs
 //! ```
 //!
-//! The backend has a network namespace, and the plain tools another one that holds the same; they take turns. Needs root. All namespaces
-//! of a machine share one lock of iptables-legacy: nothing else may use it meanwhile.
+//! The backend has a network namespace, and the plain programs another one with the same rules; they run in turn. Needs
+//! root. All namespaces of a machine share the xtables lock: nothing else may use iptables-legacy meanwhile.
 
 // A panic is how a benchmark fails.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -40,7 +40,7 @@ use steps::Texts;
 /// Endpoints of each service.
 const EACH: u32 = 10;
 
-/// With more, iptables-nft takes minutes to save what there is, and for what it is given at once: both walk through a list of all chains
+/// With more, iptables-nft takes minutes to save the rules, and to restore them at once: both walk a list of all chains
 /// for each chain.
 const MOST_FOR_NFT: u32 = 1_000;
 

@@ -1,4 +1,4 @@
-//! The tools alone, in a network namespace of their own, fed by hand.
+//! The iptables programs alone, in their own network namespace.
 
 use std::{
     io::Write as _,
@@ -12,7 +12,7 @@ use backend::NodeState;
 use iptables::Variant;
 use netlink::testing::in_netns;
 
-/// A thread in a namespace without rules of ours.
+/// A thread in a namespace without rules.
 pub(crate) struct Plain {
     variant: Variant,
     jobs: Sender<Job>,
@@ -20,9 +20,9 @@ pub(crate) struct Plain {
 }
 
 enum Job {
-    /// Feeds a tool.
+    /// Runs a program with this input.
     Restore(String, String),
-    /// Has the backend fill the namespace.
+    /// Lets the backend write the rules of a state.
     Fill(Box<NodeState>),
 }
 
@@ -30,7 +30,7 @@ impl Plain {
     pub(crate) fn new(variant: Variant) -> Self {
         let (jobs, todo) = channel();
         let (tell, done) = channel();
-        // It ends with the other end of its channel.
+        // It ends when the other end of its channel is dropped.
         thread::spawn(move || {
             in_netns(move || {
                 for job in todo {
@@ -47,19 +47,19 @@ impl Plain {
         Self { variant, jobs, done }
     }
 
-    /// Restores what was saved of both families.
+    /// Restores the saved rules of both families.
     pub(crate) fn load(&self, saved: [String; 2]) -> Duration {
         let [v4, v6] = saved;
         self.do_it(Job::Restore(format!("iptables-{}-restore", self.variant), v4))
             + self.do_it(Job::Restore(format!("ip6tables-{}-restore", self.variant), v6))
     }
 
-    /// Holds what the backend makes of a state.
+    /// Writes the rules of a state with the backend.
     pub(crate) fn fill(&self, state: NodeState) {
         self.do_it(Job::Fill(Box::new(state)));
     }
 
-    /// Restores a text for IPv4.
+    /// Restores a script for IPv4.
     pub(crate) fn restore(&self, text: &str) -> Duration {
         self.do_it(Job::Restore(format!("iptables-{}-restore", self.variant), text.to_owned()))
     }
@@ -70,7 +70,7 @@ impl Plain {
     }
 }
 
-/// What the namespace of the thread holds, of both families, without remarks.
+/// The rules of both families in the namespace of the thread, without comments.
 pub(crate) fn saved(variant: Variant) -> [String; 2] {
     ["iptables", "ip6tables"].map(|family| {
         let output = Command::new(format!("{family}-{variant}-save")).output().unwrap();

@@ -1,4 +1,4 @@
-//! What was measured, as a table or as JSON.
+//! Prints measurements as a table or as JSON.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ struct Line {
 }
 
 impl Report {
-    /// Of a variant, with so many services.
+    /// For a variant and a number of services.
     pub(crate) fn new(variant: Variant, services: u32) -> Self {
         Self { of: Some((variant, services)), lines: Vec::new() }
     }
@@ -35,14 +35,14 @@ impl Report {
         self.push(what, count as f64, "");
     }
 
-    /// How many times as long as another one.
+    /// The ratio of two durations.
     pub(crate) fn ratio(&mut self, what: &str, took: Duration, other: Duration) {
         self.push(what, took.as_secs_f64() / other.as_secs_f64(), "x");
     }
 
     fn push(&mut self, what: &str, value: f64, unit: &'static str) {
         let (variant, services) = self.of.expect("a report of something");
-        // Who waits sees how far it has got.
+        // Shows progress.
         eprintln!("{variant:<6} {services:>6}  {what}: {value:.3} {unit}");
         self.lines.push(Line { variant, services, what: what.into(), value, unit });
     }

@@ -1,9 +1,9 @@
-//! Texts for `iptables-restore`, made by hand from what was saved before and after a change: the fewest lines that lead from one to the
-//! other, and those that kube-proxy would write.
+//! Scripts for `iptables-restore`, made from the rules before and after a change: the shortest one, and that of
+//! kube-proxy.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-/// The chains of kube-proxy that lead to services, and what else it writes each time.
+/// The chains that kube-proxy writes with every change.
 const SHARED: [(&str, &str); 9] = [
     ("filter", "KUBE-EXTERNAL-SERVICES"),
     ("filter", "KUBE-FORWARD"),
@@ -16,15 +16,15 @@ const SHARED: [(&str, &str); 9] = [
     ("nat", "KUBE-SERVICES"),
 ];
 
-/// One more, of ours.
+/// A chain of Fairlead.
 const CLUSTER_IPS: (&str, &str) = ("filter", "FAIRLEAD-CLUSTER-IPS");
 
-/// Table and chain, each with its rules.
+/// The rules of each table and chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rules(BTreeMap<(String, String), Vec<String>>);
 
 impl Rules {
-    /// What `iptables-save` printed.
+    /// Parses the output of `iptables-save`.
     pub(crate) fn parse(saved: &str) -> Self {
         let (mut chains, mut table) = (BTreeMap::<_, Vec<_>>::new(), "");
         for line in saved.lines() {
@@ -39,7 +39,7 @@ impl Rules {
         Self(chains)
     }
 
-    /// The same without a service.
+    /// The same rules without a service.
     pub(crate) fn without(&self, service: &str) -> Self {
         let mut rules = self.clone();
         let of_service = format!("\"{service} ");
@@ -52,7 +52,7 @@ impl Rules {
         rules
     }
 
-    /// Order does not count in chains that services share.
+    /// Sorts the rules of shared chains, where the order does not matter.
     pub(crate) fn sorted(mut self) -> Self {
         for (table, chain) in SHARED.into_iter().chain([CLUSTER_IPS]) {
             self.chain(table, chain).sort_unstable();
@@ -64,7 +64,7 @@ impl Rules {
         self.0.get_mut(&(table.to_owned(), chain.to_owned())).unwrap()
     }
 
-    /// The least that leads there: chains whose content changes are filled anew, lines that services share are put in and taken out.
+    /// The shortest script: changed chains are written anew, rules of shared chains are added and deleted.
     pub(crate) fn least(&self, to: &Self) -> String {
         let table = |table: &str| {
             let (mut text, mut heads, mut gone) = (String::new(), String::new(), String::new());
@@ -95,7 +95,7 @@ impl Rules {
         tables.map(table).concat()
     }
 
-    /// As kube-proxy would lead there: what services share, whole, and the chains of the service that changed.
+    /// The script of kube-proxy: all shared chains, and the chains of the changed service.
     pub(crate) fn kube_proxy(&self, to: &Self, service: &str) -> String {
         let words = [format!("\"{service} "), format!("\"{service}\" ")];
         let table = |table: &str| {

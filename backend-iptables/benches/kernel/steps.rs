@@ -1,4 +1,4 @@
-//! Small changes of a large state, by the backend and by the plain tools in turn.
+//! Small changes of a large state, by the backend and by the plain programs in turn.
 
 use std::time::{Duration, Instant};
 
@@ -17,12 +17,12 @@ use crate::{
     rules::Rules,
 };
 
-/// Each is measured for so long, at least [`FEWEST`] and at most [`MOST`] times; the lower quartile counts.
+/// Each change is measured for this time, at least [`FEWEST`] and at most [`MOST`] times; the lower quartile counts.
 const ROUNDS_TAKE: Duration = Duration::from_secs(40);
 const FEWEST: usize = 6;
 const MOST: usize = 40;
 
-/// A change, and what leads there by hand.
+/// A change, and the scripts for it.
 struct Step {
     what: &'static str,
     operations: Vec<Operation>,
@@ -38,17 +38,17 @@ struct Times {
     kube_proxy: Vec<Duration>,
 }
 
-/// What iptables says of the states that are measured: which names chains have is not known here. The older one, which is quick to say
-/// it; the other says the same.
+/// The saved rules of the measured states, which contain the names of chains. Read with the legacy variant, which is
+/// faster; the other prints the same.
 pub(crate) struct Texts {
-    /// Of both families.
+    /// The rules of both families.
     pub(crate) saved: [String; 2],
-    /// With another endpoint.
+    /// With one endpoint replaced.
     replaced: Rules,
 }
 
 impl Texts {
-    /// In the namespace of this thread.
+    /// Reads them in the namespace of this thread.
     pub(crate) async fn new(services: u32) -> Self {
         let mut state = synthetic(services, EACH, Stack::V4);
         let mut backend = backend(Variant::Legacy);
@@ -60,7 +60,7 @@ impl Texts {
     }
 }
 
-/// Replaces an endpoint and takes that back; removes a service and adds it again. Returns the state that this has led to.
+/// Replaces an endpoint and reverts that; removes a service and adds it again. Returns the resulting state.
 pub(crate) async fn measure(
     report: &mut Report,
     backend: &mut Iptables,
@@ -137,7 +137,7 @@ async fn apply(backend: &mut Iptables, state: &mut NodeState, operations: &[Oper
     (start.elapsed(), applied.writes)
 }
 
-/// A service in the middle, and one of its endpoints with who is to replace it.
+/// A service in the middle, one of its endpoints, and the replacement.
 fn replaced(state: &NodeState) -> (ServicePortKey, [Endpoint; 2]) {
     let key = mk_key(&format!("default/svc-{}", state.service_ports().len() / 2));
     let old = state.service_port(&key).unwrap().pool(PoolClass::Cluster, IpFamily::V4)[3];
@@ -152,7 +152,7 @@ fn pool(key: &ServicePortKey) -> PoolId {
     PoolId { key: key.clone(), class: PoolClass::Cluster, family: IpFamily::V4 }
 }
 
-/// A quarter took no longer: what took longer may have waited for a processor.
+/// The lower quartile: longer measurements may have waited for a processor.
 fn quartile(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times[times.len() / 4]

@@ -1,5 +1,5 @@
-//! What is always there, whatever services there are: chains with fixed rules, the ends of those that hold lines of services, and
-//! the jumps from the built-in chains.
+//! The base ruleset, which does not depend on Services: base chains, the fixed rules of shared chains, and hooks in
+//! built-in chains.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,21 +8,21 @@ use ipnet::IpNet;
 use iptables::{ChainSpec, Hook, Table};
 use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
 
-use super::rule::{Line, Sense};
+use super::rule::{MatchSense, RuleBuilder};
 use crate::{
     names,
-    table::{Dispatch, Ends},
+    table::{FixedRules, SharedChain},
 };
 
-/// The fixed part of a family.
+/// The base ruleset of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
     pub(crate) chains: Vec<ChainSpec>,
-    /// In the order of [`Dispatch::ALL`].
-    ends: Vec<Ends>,
+    /// In the order of [`SharedChain::ALL`].
+    fixed_rules: Vec<FixedRules>,
 }
 
-/// The fixed part for a family on a node.
+/// The base ruleset of a family on a node.
 pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo, cluster: &ClusterInfo) -> Base {
     let effective = options.effective(node);
     let mark = effective.masquerade_mark;
@@ -34,18 +34,20 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
             [
                 format!("-m mark ! --mark {mark:#x}/{mark:#x} -j RETURN"),
                 format!("-j MARK --set-xmark {mark:#x}/0x0"),
-                Line::new().comment("kubernetes service traffic requiring SNAT").jump("MASQUERADE --random-fully"),
+                RuleBuilder::new()
+                    .comment("kubernetes service traffic requiring SNAT")
+                    .jump("MASQUERADE --random-fully"),
             ],
         ),
         chain(
             Table::Filter,
             names::FORWARD,
             [
-                Line::new()
+                RuleBuilder::new()
                     .comment("kubernetes forwarding rules")
                     .matching(&format!("-m mark --mark {mark:#x}/{mark:#x}"))
                     .jump("ACCEPT"),
-                Line::new()
+                RuleBuilder::new()
                     .comment("kubernetes forwarding conntrack rule")
                     .matching("-m conntrack --ctstate RELATED,ESTABLISHED")
                     .jump("ACCEPT"),
@@ -54,22 +56,26 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
         chain(
             Table::Filter,
             names::REJECT,
-            [Line::new().protocol(Protocol::Tcp).reject(family, Protocol::Tcp), Line::new().reject_any(family)],
+            [
+                RuleBuilder::new().protocol(Protocol::Tcp).reject(family, Protocol::Tcp),
+                RuleBuilder::new().reject_any(family),
+            ],
         ),
     ];
     if let PodMatch::Source(cidrs) = &effective.pods[family]
         && cidrs.len() > 1
     {
         let mut rules: Vec<String> =
-            cidrs.iter().map(|cidr| Line::new().from(Sense::Is, cidr).jump("RETURN")).collect();
-        rules.push(Line::new().jump(names::MARK_MASQ));
+            cidrs.iter().map(|cidr| RuleBuilder::new().from(MatchSense::Is, cidr).jump("RETURN")).collect();
+        rules.push(RuleBuilder::new().jump(names::MARK_MASQ));
         chains.push(chain(Table::Nat, names::MASQ_OTHERS, rules));
     }
-    let ends = Dispatch::ALL.into_iter().map(|dispatch| ends(dispatch, family, options, node, cluster));
-    Base { chains, ends: ends.collect() }
+    let fixed_rules = SharedChain::ALL.into_iter().map(|shared| fixed_rules(shared, family, options, node, cluster));
+    Base { chains, fixed_rules: fixed_rules.collect() }
 }
 
-/// The jumps from the built-in chains, the same in both families. A chain that comes later in this list is asked earlier.
+/// The hooks, the same in both families. Each is inserted at the beginning, so those that come later in this list are
+/// evaluated first.
 pub(crate) fn hooks() -> Vec<Hook> {
     let (any, new) = ("", "-m conntrack --ctstate NEW");
     [
@@ -95,7 +101,7 @@ pub(crate) fn hooks() -> Vec<Hook> {
     ]
     .into_iter()
     .flat_map(|(table, chains, state, comment, to)| {
-        let line = if state.is_empty() { Line::new() } else { Line::new().matching(state) };
+        let line = if state.is_empty() { RuleBuilder::new() } else { RuleBuilder::new().matching(state) };
         let rule = line.comment(comment).jump(to);
         chains.iter().map(move |chain| Hook { table, chain, rule: rule.clone() })
     })
@@ -106,52 +112,52 @@ fn chain(table: Table, name: &str, rules: impl Into<Vec<String>>) -> ChainSpec {
     ChainSpec { table, name: name.to_owned(), rules: rules.into() }
 }
 
-fn ends(
-    dispatch: Dispatch,
+fn fixed_rules(
+    shared: SharedChain,
     family: IpFamily,
     options: &DataplaneOptions,
     node: &NodeInfo,
     cluster: &ClusterInfo,
-) -> Ends {
+) -> FixedRules {
     let (mut head, mut tail) = (Vec::new(), Vec::new());
-    match dispatch {
-        Dispatch::Services => {
+    match shared {
+        SharedChain::Services => {
             let comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
-            tail = to_node_ports(family, options, node, comment, names::NODEPORTS);
+            tail = node_port_jumps(family, options, node, comment, names::NODEPORTS);
         }
-        Dispatch::UnservedExternal => {
+        SharedChain::UnservedExternal => {
             let comment = "node ports that nobody serves";
-            tail = to_node_ports(family, options, node, comment, names::UNSERVED_NODEPORTS);
+            tail = node_port_jumps(family, options, node, comment, names::UNSERVED_NODEPORTS);
         }
-        Dispatch::NodePorts | Dispatch::UnservedNodePorts if !answers_on_loopback(family, options) => {
-            head.push(Line::new().within(&loopback(family)).jump("RETURN"));
+        SharedChain::NodePorts | SharedChain::UnservedNodePorts if !answers_on_loopback(family, options) => {
+            head.push(RuleBuilder::new().within(&loopback(family)).jump("RETURN"));
         }
-        Dispatch::UnservedServices => tail.push(
-            // What leads to an endpoint has another address by now: it need not be compared with all cluster IPs.
-            Line::new()
+        SharedChain::UnservedServices => tail.push(
+            // Packets to an endpoint have been translated, and need not be compared with all cluster IPs.
+            RuleBuilder::new()
                 .matching("-m conntrack ! --ctstate DNAT")
                 .comment("addresses of services that lead nowhere")
                 .jump(names::CLUSTER_IPS),
         ),
-        Dispatch::ClusterIps => {
+        SharedChain::ClusterIps => {
             let cidrs = cidrs_of_family(&cluster.service_cidrs, family);
-            // What is not for services goes its way, even if somebody says that all addresses are theirs.
+            // A service CIDR of all addresses is ignored, so that other traffic passes.
             tail.extend(
                 cidrs
                     .iter()
                     .filter(|cidr| cidr.prefix_len() > 0)
-                    .map(|cidr| Line::new().within(cidr).comment("no service has this address").jump("DROP")),
+                    .map(|cidr| RuleBuilder::new().within(cidr).comment("no service has this address").jump("DROP")),
             );
         }
-        // This chain sees all that comes in.
-        Dispatch::HealthPorts if answers_on_loopback(family, options) => head.push(localnet_guard()),
-        Dispatch::NodePorts | Dispatch::UnservedNodePorts | Dispatch::HealthPorts | Dispatch::Firewall => {}
+        // This chain is evaluated for all received packets.
+        SharedChain::HealthPorts if answers_on_loopback(family, options) => head.push(localnet_guard()),
+        SharedChain::NodePorts | SharedChain::UnservedNodePorts | SharedChain::HealthPorts | SharedChain::Firewall => {}
     }
-    Ends { head, tail }
+    FixedRules { head, tail }
 }
 
-/// A jump for each address, or range of addresses, where node ports answer.
-fn to_node_ports(
+/// A jump for each address or CIDR at which node ports are served.
+fn node_port_jumps(
     family: IpFamily,
     options: &DataplaneOptions,
     node: &NodeInfo,
@@ -166,20 +172,21 @@ fn to_node_ports(
     if answers_on_loopback(family, options) && !cidrs.iter().any(|cidr| cidr.contains(&loopback)) {
         cidrs.push(loopback);
     }
-    let jump = |cidr: &IpNet| Line::new().within(cidr).comment(comment).local_destination().jump(to);
+    let jump = |cidr: &IpNet| RuleBuilder::new().within(cidr).comment(comment).local_destination().jump(to);
     cidrs.iter().map(jump).collect()
 }
 
-/// Only IPv4 routes its loopback addresses when it is told to.
+/// The kernel can route loopback addresses (`route_localnet`) of IPv4 only.
 fn answers_on_loopback(family: IpFamily, options: &DataplaneOptions) -> bool {
     family == IpFamily::V4 && options.localhost_nodeports == LocalhostNodePorts::Open
 }
 
-/// Drops what others send to loopback addresses while the kernel routes them: the rule that kubelet has in KUBE-FIREWALL.
+/// Drops packets from elsewhere to loopback addresses while the kernel routes them. kubelet has the same rule in
+/// KUBE-FIREWALL.
 pub(crate) fn localnet_guard() -> String {
     let loopback = loopback(IpFamily::V4);
-    Line::new()
-        .from(Sense::IsNot, &loopback)
+    RuleBuilder::new()
+        .from(MatchSense::IsNot, &loopback)
         .within(&loopback)
         .comment("block incoming localnet connections")
         .matching("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT")
@@ -198,13 +205,13 @@ fn loopback(family: IpFamily) -> IpNet {
 // === impl Base ===
 
 impl Base {
-    /// Whether the kernel must route loopback addresses for it.
+    /// Whether it needs `route_localnet`.
     pub(crate) fn routes_localnet(&self) -> bool {
-        self.ends(Dispatch::HealthPorts).head.contains(&localnet_guard())
+        self.fixed_rules(SharedChain::HealthPorts).head.contains(&localnet_guard())
     }
 
-    /// What comes before and behind the lines of service ports.
-    pub(crate) fn ends(&self, dispatch: Dispatch) -> &Ends {
-        &self.ends[dispatch as usize]
+    /// The fixed rules of a shared chain.
+    pub(crate) fn fixed_rules(&self, shared: SharedChain) -> &FixedRules {
+        &self.fixed_rules[shared as usize]
     }
 }

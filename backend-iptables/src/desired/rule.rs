@@ -1,4 +1,4 @@
-//! A rule in the making, written as `iptables-save` prints it, so that what is there can be compared as text.
+//! Builds rules exactly as `iptables-save` prints them, so that desired and observed rules can be compared as text.
 
 use std::{borrow::Cow, fmt::Write as _, net::IpAddr};
 
@@ -6,12 +6,12 @@ use backend::dataplane::{InterfaceName, PodMatch};
 use ipnet::IpNet;
 use proto::model::{IpFamily, Protocol};
 
-/// `XT_MAX_COMMENT_LEN` of `linux/netfilter/xt_comment.h`, without the zero at the end.
+/// `XT_MAX_COMMENT_LEN` of `linux/netfilter/xt_comment.h`, without the zero byte.
 const MAX_COMMENT: usize = 255;
 
-/// What a packet must be, in the order in which it is printed.
+/// The matches of a rule, in the order in which they are printed.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Line {
+pub(super) struct RuleBuilder {
     source: String,
     destination: String,
     interface: String,
@@ -19,14 +19,14 @@ pub(super) struct Line {
     matches: String,
 }
 
-/// Whether a match is turned around.
+/// Whether a match is negated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sense {
+pub(super) enum MatchSense {
     Is,
     IsNot,
 }
 
-impl Sense {
+impl MatchSense {
     const fn text(self) -> &'static str {
         match self {
             Self::Is => "",
@@ -35,19 +35,19 @@ impl Sense {
     }
 }
 
-// === impl Line ===
+// === impl RuleBuilder ===
 
-impl Line {
+impl RuleBuilder {
     pub(super) fn new() -> Self {
         Self::default()
     }
 
-    /// One address.
+    /// Matches this destination address.
     pub(super) fn to(self, address: IpAddr) -> Self {
         self.within(&IpNet::from(address))
     }
 
-    /// Any of them; all of a family need no words.
+    /// Matches these destination addresses. A CIDR of all addresses adds no match.
     pub(super) fn within(mut self, cidr: &IpNet) -> Self {
         if cidr.prefix_len() > 0 {
             self.destination = format!("-d {cidr} ");
@@ -55,37 +55,37 @@ impl Line {
         self
     }
 
-    pub(super) fn from(mut self, sense: Sense, cidr: &IpNet) -> Self {
+    pub(super) fn from(mut self, sense: MatchSense, cidr: &IpNet) -> Self {
         if cidr.prefix_len() > 0 {
             self.source = format!("{}-s {cidr} ", sense.text());
         }
         self
     }
 
-    /// From an address of the node.
+    /// Matches sources that are addresses of the node.
     pub(super) fn local_source(mut self) -> Self {
         self.matches += "-m addrtype --src-type LOCAL ";
         self
     }
 
-    /// To an address of the node.
+    /// Matches destinations that are addresses of the node.
     pub(super) fn local_destination(mut self) -> Self {
         self.matches += "-m addrtype --dst-type LOCAL ";
         self
     }
 
-    fn behind(mut self, sense: Sense, interface: &InterfaceName, end: &str) -> Self {
-        self.interface = format!("{}-i {interface}{end} ", sense.text());
+    fn interface(mut self, sense: MatchSense, name: &InterfaceName, suffix: &str) -> Self {
+        self.interface = format!("{}-i {name}{suffix} ", sense.text());
         self
     }
 
-    /// From pods or from all others: as many lines as it takes; none when nobody knows who is a pod.
-    pub(super) fn pods(self, sense: Sense, pods: &PodMatch) -> Vec<Self> {
+    /// Matches packets from pods, or all others: one rule per CIDR or interface; none when pods are unknown.
+    pub(super) fn pods(self, sense: MatchSense, pods: &PodMatch) -> Vec<Self> {
         match pods {
             PodMatch::Unknown => Vec::new(),
             PodMatch::Source(cidrs) => cidrs.iter().map(|cidr| self.clone().from(sense, cidr)).collect(),
-            PodMatch::Interface(interface) => vec![self.behind(sense, interface, "")],
-            PodMatch::InterfacePrefix(prefix) => vec![self.behind(sense, prefix, "+")],
+            PodMatch::Interface(interface) => vec![self.interface(sense, interface, "")],
+            PodMatch::InterfacePrefix(prefix) => vec![self.interface(sense, prefix, "+")],
         }
     }
 
@@ -94,7 +94,7 @@ impl Line {
         self
     }
 
-    /// The port that a packet is addressed to; [`Self::protocol`] goes with it.
+    /// Matches this protocol and destination port.
     pub(super) fn port(mut self, protocol: Protocol, port: u16) -> Self {
         self = self.protocol(protocol);
         // Writing to a String cannot fail.
@@ -102,33 +102,33 @@ impl Line {
         self
     }
 
-    /// In the words of its match: `-m conntrack --ctstate NEW`.
-    pub(super) fn matching(mut self, words: &str) -> Self {
-        self.matches += words;
+    /// Adds a match, for example `-m conntrack --ctstate NEW`.
+    pub(super) fn matching(mut self, options: &str) -> Self {
+        self.matches += options;
         self.matches.push(' ');
         self
     }
 
-    /// For people. Only letters that need no escape are left.
+    /// Adds a comment. Characters that would be escaped are replaced.
     pub(super) fn comment(mut self, text: &str) -> Self {
         let plain = |c: char| c.is_ascii_alphanumeric() || " -_./:;,>[]%()".contains(c);
         let text: Cow<'_, str> = match text.len() <= MAX_COMMENT && text.chars().all(plain) {
             true => text.into(),
             false => text.chars().map(|c| if plain(c) { c } else { '_' }).take(MAX_COMMENT).collect(),
         };
-        let bare = text.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
-        let quote = if bare { "" } else { "\"" };
+        let needs_no_quotes = text.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
+        let quote = if needs_no_quotes { "" } else { "\"" };
         let _ = write!(self.matches, "-m comment --comment {quote}{text}{quote} ");
         self
     }
 
-    /// To another chain or to a target without options.
+    /// Ends the rule with a target.
     pub(super) fn jump(self, target: &str) -> String {
         let Self { source, destination, interface, protocol, matches } = self;
         format!("{source}{destination}{interface}{protocol}{matches}-j {target}")
     }
 
-    /// Refuses; TCP by a reset.
+    /// Ends the rule with REJECT; TCP with a reset.
     pub(super) fn reject(self, family: IpFamily, protocol: Protocol) -> String {
         match protocol {
             Protocol::Tcp => self.jump("REJECT --reject-with tcp-reset"),
@@ -136,7 +136,7 @@ impl Line {
         }
     }
 
-    /// Refuses, by what every protocol understands.
+    /// Ends the rule with REJECT and an ICMP error, for any protocol.
     pub(super) fn reject_any(self, family: IpFamily) -> String {
         self.jump(match family {
             IpFamily::V4 => "REJECT --reject-with icmp-port-unreachable",
@@ -144,7 +144,7 @@ impl Line {
         })
     }
 
-    /// Without a target: for people.
+    /// Ends the rule without a target; it serves as a comment.
     pub(super) fn end(self) -> String {
         let Self { source, destination, interface, protocol, matches } = self;
         format!("{source}{destination}{interface}{protocol}{matches}").trim_end().to_owned()

@@ -1,8 +1,8 @@
-//! What one service port adds in one family: chains of its own, and lines in the chains that lead there.
+//! The desired rules of one service port in one family: its own chains, and its rules in shared chains.
 //!
 //! ```text
-//!   nat     cluster IP ─▶ SVC or SVL       external VIP, node port ─▶ EXT (load-balancer IP with source ranges: FW ─▶ EXT)
-//!   filter  what no endpoint was found for: refused, or dropped while somebody else could serve
+//!   nat     cluster IP ─▶ SVC or SVL;  external VIP, node port ─▶ EXT;  with source ranges ─▶ FW ─▶ EXT
+//!   filter  without endpoints: rejected, or dropped while endpoints exist on other nodes
 //! ```
 
 use std::{collections::BTreeMap, net::IpAddr};
@@ -15,57 +15,58 @@ use ipnet::IpNet;
 use iptables::{ChainSpec, Table};
 use proto::model::{Endpoint, IpFamily, Protocol, TrafficPolicy};
 
-use super::{chains::Filled, rule::Line};
+use super::{chains::NonEmptyPools, rule::RuleBuilder};
 use crate::{
-    names::{self, Kind, Names},
-    table::Dispatch,
+    names::{self, ChainKind, ChainNames},
+    table::SharedChain,
 };
 
-/// What one service port adds in one family.
+/// The desired rules of one service port in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Desired {
-    /// Those that belong to this service port.
+    /// The VIPs that belong to this service port.
     pub(crate) vips: Vec<Vip>,
     pub(crate) chains: Vec<ChainSpec>,
-    pub(crate) lines: Vec<(Dispatch, String)>,
+    /// Its rules in shared chains.
+    pub(crate) lines: Vec<(SharedChain, String)>,
 }
 
-/// What holds for all service ports.
+/// What the rules of all service ports depend on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Context<'a> {
+pub(crate) struct RuleContext<'a> {
     pub(crate) effective: &'a EffectiveOptions,
     /// The node's own addresses.
     pub(crate) node: &'a [IpAddr],
 }
 
-/// A service port in a family.
-pub(super) struct Port<'a> {
+/// Writes the rules of a service port in a family.
+pub(super) struct ServicePortRules<'a> {
     pub(super) service: &'a ServicePortState,
     pub(super) family: IpFamily,
-    pub(super) context: Context<'a>,
-    pub(super) names: Names,
+    pub(super) context: RuleContext<'a>,
+    pub(super) names: ChainNames,
 }
 
-/// What a service port adds. `owned`: whether a front is this service port's. `None` when that is nothing.
+/// The desired rules of a service port. `owned`: whether a VIP belongs to it. `None` when it owns no VIP.
 pub(crate) fn desired(
     service: &ServicePortState,
     family: IpFamily,
-    context: Context<'_>,
+    context: RuleContext<'_>,
     owned: impl Fn(&Vip) -> bool,
 ) -> Option<Desired> {
-    let fronts: Vec<_> = vips(&service.port, family).into_iter().filter(|(front, _)| owned(front)).collect();
-    if fronts.is_empty() {
+    let owned_vips: Vec<_> = vips(&service.port, family).into_iter().filter(|(vip, _)| owned(vip)).collect();
+    if owned_vips.is_empty() {
         return None;
     }
-    let port = Port { service, family, context, names: Names::new(&service.port.key) };
-    let lines = port.lines(&fronts);
-    let chains = port.chains(&fronts);
-    Some(Desired { vips: fronts.into_iter().map(|(front, _)| front).collect(), chains, lines })
+    let port = ServicePortRules { service, family, context, names: ChainNames::new(&service.port.key) };
+    let lines = port.lines(&owned_vips);
+    let chains = port.chains(&owned_vips);
+    Some(Desired { vips: owned_vips.into_iter().map(|(vip, _)| vip).collect(), chains, lines })
 }
 
 // === impl Context ===
 
-impl Context<'_> {
+impl RuleContext<'_> {
     pub(super) fn masquerade(&self, family: IpFamily) -> Masquerade {
         self.effective.masquerade[family]
     }
@@ -77,25 +78,25 @@ impl Context<'_> {
 
 // === impl Port ===
 
-impl Port<'_> {
-    fn chains(&self, fronts: &[(Vip, VipKind)]) -> Vec<ChainSpec> {
+impl ServicePortRules<'_> {
+    fn chains(&self, vips: &[(Vip, VipKind)]) -> Vec<ChainSpec> {
         let (cluster, local) = (&self.service.cluster[self.family], &self.service.local[self.family]);
-        let filled = self.filled();
+        let non_empty = self.non_empty();
         let policy = self.service.port.internal_policy;
-        let cluster_ip = fronts.iter().find_map(|(front, class)| match (front, class) {
+        let cluster_ip = vips.iter().find_map(|(vip, vip_kind)| match (vip, vip_kind) {
             (Vip::AddressPort { address, .. }, VipKind::ClusterIp) => Some(*address),
             _ => None,
         });
-        let external = self.has_external() && fronts.iter().any(|(_, class)| *class != VipKind::ClusterIp);
+        let external = self.has_external() && vips.iter().any(|(_, vip_kind)| *vip_kind != VipKind::ClusterIp);
         let external_policy = self.service.port.external_policy;
         let mut chains = Vec::new();
         let mut endpoints = BTreeMap::<String, &Endpoint>::new();
         let add = |chains: &mut Vec<ChainSpec>, table, name, rules| chains.push(ChainSpec { table, name, rules });
-        let pools = [(TrafficPolicy::Cluster, Kind::Svc, cluster), (TrafficPolicy::Local, Kind::Svl, local)];
+        let pools = [(TrafficPolicy::Cluster, ChainKind::Svc, cluster), (TrafficPolicy::Local, ChainKind::Svl, local)];
         for (pool, kind, members) in pools {
             let internal = cluster_ip.filter(|_| policy == pool);
-            // Under external policy Local both are needed.
-            let externally = external && (kind == Kind::Svc || external_policy == TrafficPolicy::Local);
+            // External policy Local needs both pools.
+            let externally = external && (kind == ChainKind::Svc || external_policy == TrafficPolicy::Local);
             if !members.is_empty() && (internal.is_some() || externally) {
                 add(&mut chains, Table::Nat, self.names.chain(kind), self.pool(internal, members));
                 endpoints.extend(members.iter().map(|member| (self.endpoint_chain(member), member)));
@@ -105,133 +106,133 @@ impl Port<'_> {
             add(&mut chains, Table::Nat, name, self.endpoint(endpoint));
         }
         if external {
-            add(&mut chains, Table::Nat, self.names.chain(Kind::Ext), self.external(filled));
+            add(&mut chains, Table::Nat, self.names.chain(ChainKind::Ext), self.external(non_empty));
         }
-        let restricted = self.restricted(fronts);
+        let restricted = self.restricted(vips);
         if !restricted.is_empty() {
-            let fw = self.names.chain(Kind::Fw);
+            let fw = self.names.chain(ChainKind::Fw);
             if external {
                 add(&mut chains, Table::Nat, fw, self.firewall(&restricted));
-            } else if self.refuses() {
-                add(&mut chains, Table::Filter, fw, self.silence(&restricted));
+            } else if self.rejects() {
+                add(&mut chains, Table::Filter, fw, self.firewall_without_endpoints(&restricted));
             }
         }
         chains
     }
 
-    fn lines(&self, fronts: &[(Vip, VipKind)]) -> Vec<(Dispatch, String)> {
+    fn lines(&self, vips: &[(Vip, VipKind)]) -> Vec<(SharedChain, String)> {
         let port = &self.service.port;
-        let filled = self.filled();
+        let non_empty = self.non_empty();
         let mut lines = Vec::new();
-        for (front, class) in fronts {
-            match (*front, class) {
+        for (vip, vip_kind) in vips {
+            match (*vip, vip_kind) {
                 (Vip::AddressPort { address, .. }, VipKind::ClusterIp) => {
                     let (kind, served) = match port.internal_policy {
-                        TrafficPolicy::Cluster => (Kind::Svc, filled.cluster),
-                        TrafficPolicy::Local => (Kind::Svl, filled.local),
+                        TrafficPolicy::Cluster => (ChainKind::Svc, non_empty.cluster),
+                        TrafficPolicy::Local => (ChainKind::Svl, non_empty.local),
                     };
                     lines.push(if served {
-                        let line = self.front(address, "cluster IP");
-                        (Dispatch::Services, line.jump(&self.names.chain(kind)))
+                        let line = self.vip_rule(address, "cluster IP");
+                        (SharedChain::Services, line.jump(&self.names.chain(kind)))
                     } else {
-                        let line = self.front(address, self.excuse());
-                        (Dispatch::UnservedServices, self.unserved(line))
+                        let line = self.vip_rule(address, self.no_endpoints_comment());
+                        (SharedChain::UnservedServices, self.unserved(line))
                     });
                     let of = format!("{}/{} has no such port", port.key.namespace, port.key.name);
-                    let line = Line::new().to(address).comment(&of).jump(names::REJECT);
-                    lines.push((Dispatch::ClusterIps, line));
+                    let line = RuleBuilder::new().to(address).comment(&of).jump(names::REJECT);
+                    lines.push((SharedChain::ClusterIps, line));
                 }
                 (Vip::AddressPort { address, .. }, _) => self.external_lines(address, &mut lines),
                 (Vip::NodePort { port, .. }, _) => {
                     let line = |comment: &str| {
                         let comment = format!("{}{comment}", self.names.service);
-                        Line::new().comment(&comment).port(self.protocol(), port)
+                        RuleBuilder::new().comment(&comment).port(self.protocol(), port)
                     };
                     if self.has_external() {
-                        let line = line("").jump(&self.names.chain(Kind::Ext));
-                        lines.push((Dispatch::NodePorts, line));
+                        let line = line("").jump(&self.names.chain(ChainKind::Ext));
+                        lines.push((SharedChain::NodePorts, line));
                     }
-                    if !self.is_served_to_all() {
-                        let line = line(&format!(" {}", self.excuse()));
-                        lines.push((Dispatch::UnservedNodePorts, self.unserved(line)));
+                    if !self.serves_all_sources() {
+                        let line = line(&format!(" {}", self.no_endpoints_comment()));
+                        lines.push((SharedChain::UnservedNodePorts, self.unserved(line)));
                     }
                 }
                 (Vip::Address(_), _) => {}
             }
         }
-        // A cluster IP is what a family of a Service has.
+        // A Service has a family if it has a cluster IP of it.
         if let (Some(port), Some(_)) = (port.health_check_node_port, port.cluster_ips[self.family]) {
             let key = &self.service.port.key;
             let of = format!("{}/{} health check node port", key.namespace, key.name);
-            let line = Line::new().comment(&of).port(Protocol::Tcp, port.get()).jump("ACCEPT");
-            lines.push((Dispatch::HealthPorts, line));
+            let line = RuleBuilder::new().comment(&of).port(Protocol::Tcp, port.get()).jump("ACCEPT");
+            lines.push((SharedChain::HealthPorts, line));
         }
         lines
     }
 
-    fn external_lines(&self, address: IpAddr, lines: &mut Vec<(Dispatch, String)>) {
+    fn external_lines(&self, address: IpAddr, lines: &mut Vec<(SharedChain, String)>) {
         let restricted = self.allowed(address).is_some();
         let (comment, kind) = if !self.service.port.load_balancer_ips.contains(&address) {
-            ("external IP", Kind::Ext)
+            ("external IP", ChainKind::Ext)
         } else if restricted {
-            ("loadbalancer IP", Kind::Fw)
+            ("loadbalancer IP", ChainKind::Fw)
         } else {
-            ("loadbalancer IP", Kind::Ext)
+            ("loadbalancer IP", ChainKind::Ext)
         };
         if self.has_external() {
-            let line = self.front(address, comment).jump(&self.names.chain(kind));
-            lines.push((Dispatch::Services, line));
+            let line = self.vip_rule(address, comment).jump(&self.names.chain(kind));
+            lines.push((SharedChain::Services, line));
         }
-        if !self.is_served_to_all() {
-            let line = self.unserved(self.front(address, self.excuse()));
-            lines.push((Dispatch::UnservedExternal, line));
+        if !self.serves_all_sources() {
+            let line = self.unserved(self.vip_rule(address, self.no_endpoints_comment()));
+            lines.push((SharedChain::UnservedExternal, line));
         }
         if restricted {
-            let fw = self.names.chain(Kind::Fw);
-            let line = self.front(address, &format!("traffic not accepted by {fw}"));
-            let to = if self.has_external() || !self.refuses() { "DROP" } else { &fw };
-            lines.push((Dispatch::Firewall, line.jump(to)));
+            let fw = self.names.chain(ChainKind::Fw);
+            let line = self.vip_rule(address, &format!("traffic not accepted by {fw}"));
+            let to = if self.has_external() || !self.rejects() { "DROP" } else { &fw };
+            lines.push((SharedChain::Firewall, line.jump(to)));
         }
     }
 
-    /// What is addressed to a VIP.
-    pub(super) fn front(&self, address: IpAddr, comment: &str) -> Line {
+    /// A rule for packets to a VIP.
+    pub(super) fn vip_rule(&self, address: IpAddr, comment: &str) -> RuleBuilder {
         let comment = format!("{} {comment}", self.names.service);
-        Line::new().to(address).comment(&comment).port(self.protocol(), self.service.port.port.get())
+        RuleBuilder::new().to(address).comment(&comment).port(self.protocol(), self.service.port.port.get())
     }
 
-    fn unserved(&self, line: Line) -> String {
-        if self.refuses() { line.reject(self.family, self.protocol()) } else { line.jump("DROP") }
+    fn unserved(&self, line: RuleBuilder) -> String {
+        if self.rejects() { line.reject(self.family, self.protocol()) } else { line.jump("DROP") }
     }
 
-    fn excuse(&self) -> &'static str {
-        if self.refuses() { "has no endpoints" } else { "has no local endpoints" }
+    fn no_endpoints_comment(&self) -> &'static str {
+        if self.rejects() { "has no endpoints" } else { "has no local endpoints" }
     }
 
-    /// Nobody in the whole cluster can serve.
-    fn refuses(&self) -> bool {
+    /// Whether the cluster has no endpoint at all.
+    fn rejects(&self) -> bool {
         !self.service.port.any_endpoints[self.family]
     }
 
-    fn filled(&self) -> Filled {
+    fn non_empty(&self) -> NonEmptyPools {
         let (cluster, local) = (&self.service.cluster[self.family], &self.service.local[self.family]);
-        Filled { cluster: !cluster.is_empty(), local: !local.is_empty() }
+        NonEmptyPools { cluster: !cluster.is_empty(), local: !local.is_empty() }
     }
 
-    /// Somebody serves some external traffic.
+    /// Whether some external traffic has an endpoint.
     fn has_external(&self) -> bool {
-        let Filled { cluster, local } = self.filled();
+        let NonEmptyPools { cluster, local } = self.non_empty();
         cluster || (local && self.service.port.external_policy == TrafficPolicy::Local)
     }
 
-    /// Somebody serves external traffic wherever it comes from.
-    fn is_served_to_all(&self) -> bool {
-        let Filled { cluster, local } = self.filled();
+    /// Whether external traffic of all source classes has an endpoint.
+    fn serves_all_sources(&self) -> bool {
+        let NonEmptyPools { cluster, local } = self.non_empty();
         cluster && (local || self.service.port.external_policy == TrafficPolicy::Cluster)
     }
 
-    fn restricted(&self, fronts: &[(Vip, VipKind)]) -> Vec<(IpAddr, Vec<IpNet>)> {
-        let allowed = fronts.iter().filter_map(|(front, _)| match front {
+    fn restricted(&self, vips: &[(Vip, VipKind)]) -> Vec<(IpAddr, Vec<IpNet>)> {
+        let allowed = vips.iter().filter_map(|(vip, _)| match vip {
             Vip::AddressPort { address, .. } => Some((*address, self.allowed(*address)?)),
             Vip::NodePort { .. } | Vip::Address(_) => None,
         });

@@ -1,4 +1,5 @@
-//! What is written for each kind of service, in full, as `iptables-save` prints it: kube-proxy's rules, but where a test says why not.
+//! All rules for each kind of service, as `iptables-save` prints them: those of kube-proxy, unless a test explains the
+//! difference.
 
 mod base;
 mod external;
@@ -30,7 +31,7 @@ fn named(key: &str, build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> Ser
     mk_state().service(key, build).build().service_ports().values().next().unwrap().clone()
 }
 
-/// PodMatch are in 10.0.0.0/8 and fd00:10::/32.
+/// Pods are in 10.0.0.0/8 and fd00:10::/32.
 fn pods() -> DataplaneOptions {
     within(&["10.0.0.0/8", "fd00:10::/32"])
 }
@@ -40,16 +41,16 @@ fn within(cidrs: &[&str]) -> DataplaneOptions {
     DataplaneOptions { local_detector: LocalDetector::ClusterCidr(cidrs), ..DataplaneOptions::default() }
 }
 
-/// All that a service port adds: the lines in chains that it shares, sorted; then its own chains by name, their rules in order.
+/// All rules of a service port: those in shared chains, sorted; then its own chains by name, with their rules in order.
 fn written(service: &ServicePortState, family: IpFamily, options: &DataplaneOptions) -> Vec<String> {
     let node = mk_state().build().node().clone();
     let effective = options.effective(&node);
-    let context = Context { effective: &effective, node: &node.addresses };
+    let context = RuleContext { effective: &effective, node: &node.addresses };
     let Some(Desired { mut chains, lines, .. }) = desired(service, family, context, |_| true) else {
         return Vec::new();
     };
     let mut written: Vec<String> =
-        lines.iter().map(|(dispatch, line)| format!("{} -A {} {line}", dispatch.table(), dispatch.chain())).collect();
+        lines.iter().map(|(shared, line)| format!("{} -A {} {line}", shared.table(), shared.chain())).collect();
     written.sort_unstable();
     chains.sort_by(|one, two| (one.table, &one.name).cmp(&(two.table, &two.name)));
     written.extend(
@@ -72,7 +73,7 @@ fn assert_written(service: &ServicePortState, family: IpFamily, expected: &str) 
     assert_lines(&written(service, family, &pods()), expected);
 }
 
-/// Those lines that have a word.
+/// The lines that contain a text.
 fn with(word: &str, lines: Vec<String>) -> Vec<String> {
     lines.into_iter().filter(|line| line.contains(word)).collect()
 }

@@ -1,5 +1,6 @@
-//! A kernel of texts that checks what the real one checks, with both tools: chains exist before they are named, a rule that is deleted is
-//! there, a chain that goes is empty and nobody leads to it. And one that refuses, or breaks off, when a test tells it to.
+//! A kernel of texts that checks what the real one checks, with both tools: chains exist before they are named, a rule
+//! that is deleted is there, a chain that goes is empty and nobody leads to it. And one that refuses, or breaks off,
+//! when a test tells it to.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,7 +17,7 @@ use super::{Kernel, Suspicion};
 use crate::{
     data_plane::IptablesDataPlane,
     plan::Script,
-    table::{Dispatch, TABLES},
+    table::{SharedChain, TABLES},
 };
 
 /// Clones share one kernel.
@@ -34,7 +35,7 @@ struct State {
     /// How many parts are executed before the tool dies.
     dies_after: Option<usize>,
     /// How many lines a part may have.
-    at_once: Option<usize>,
+    max_lines: Option<usize>,
     suspicions: VecDeque<Suspicion>,
     asked: Vec<Asked>,
 }
@@ -117,8 +118,8 @@ impl Fake {
     }
 
     /// Takes only parts of so many lines.
-    pub(crate) fn takes(&self, at_once: usize) {
-        self.0.lock().unwrap().at_once = Some(at_once);
+    pub(crate) fn takes(&self, max_lines: usize) {
+        self.0.lock().unwrap().max_lines = Some(max_lines);
     }
 
     /// There is no iptables for a family.
@@ -144,7 +145,7 @@ impl Kernel for Fake {
     }
 
     fn max_lines(&self) -> usize {
-        self.0.lock().unwrap().at_once.unwrap_or(usize::MAX)
+        self.0.lock().unwrap().max_lines.unwrap_or(usize::MAX)
     }
 
     async fn restore(&mut self, family: IpFamily, script: &Script) -> Result<(), RestoreError> {
@@ -211,7 +212,7 @@ impl Tables {
     pub(crate) fn shape(&self) -> Vec<String> {
         let chains = self.0.iter().map(|((table, name), rules)| {
             let mut rules = rules.clone();
-            if Dispatch::of(*table, name).is_some() {
+            if SharedChain::of(*table, name).is_some() {
                 rules.sort_unstable();
             }
             format!("{table} {name}\n  {}", rules.join("\n  "))

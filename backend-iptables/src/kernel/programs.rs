@@ -10,8 +10,9 @@ use proto::model::IpFamily;
 use super::{Kernel, Localnet, Suspicion, localnet, watch};
 use crate::plan::Script;
 
-/// The most lines of one table for `iptables-nft-restore`: for each line it walks a sorted list of all chains named so far, and with each
-/// transaction the kernel checks all chains of the table. Measured: 430,000 lines at once take more than 200 s.
+/// The most lines of one table for `iptables-nft-restore`: for each line it walks a sorted list of all chains named so
+/// far, and with each transaction the kernel checks all chains of the table. Measured: 430,000 lines at once take more
+/// than 200 s.
 const NFT_MAX_LINES: usize = 1_000;
 /// The shortest interval between two reads of the rules, where the kernel sends no notifications.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

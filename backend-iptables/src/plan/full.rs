@@ -1,4 +1,4 @@
-//! The difference between what a kernel holds, whatever that is, and what all service ports add together.
+//! The difference between the observed rules and the desired ones of all service ports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,16 +9,17 @@ use proto::model::IpFamily;
 use super::{Owner, Plan};
 use crate::{
     desired::{Base, Desired},
-    observed::{Middle, Observed},
-    table::Dispatch,
+    observed::{Observed, SharedRules},
+    table::SharedChain,
 };
 
-/// With fewer changes a chain is edited, with more it is written anew: taking a line out costs a look at all of them.
-const FEW: usize = 16;
+/// With more changes a shared chain is written anew, because the kernel compares a deleted rule with all rules of the
+/// chain.
+const MAX_EDITS: usize = 16;
 
-/// What is compared.
+/// The input of the comparison.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Full<'a> {
+pub(crate) struct FullComparison<'a> {
     pub(crate) observed: &'a Observed,
     pub(crate) base: &'a Base,
     pub(crate) hooks: &'a [Hook],
@@ -28,12 +29,12 @@ pub(crate) struct Full<'a> {
     pub(crate) unneeded: Unneeded,
 }
 
-impl Full<'_> {
-    /// What leads from one to the other.
+impl FullComparison<'_> {
+    /// The changes that make the observed rules equal to the desired ones.
     pub(crate) fn plan(&self, family: IpFamily) -> Plan {
         let mut plan = Plan::default();
         let mut wanted = BTreeSet::<(Table, &str)>::new();
-        let mut lines = BTreeMap::<Dispatch, BTreeMap<&str, Owner>>::new();
+        let mut lines = BTreeMap::<SharedChain, BTreeMap<&str, Owner>>::new();
         let fixed = self.base.chains.iter().map(|chain| (None, chain));
         let of_services = self
             .active(family)
@@ -45,20 +46,20 @@ impl Full<'_> {
             }
         }
         for (owner, desired) in self.active(family) {
-            for (dispatch, line) in &desired.lines {
-                lines.entry(*dispatch).or_default().entry(line).or_insert(Some(owner));
+            for (shared, line) in &desired.lines {
+                lines.entry(*shared).or_default().entry(line).or_insert(Some(owner));
             }
         }
-        for dispatch in Dispatch::ALL {
-            wanted.insert((dispatch.table(), dispatch.chain()));
-            self.dispatch(&mut plan, dispatch, &lines.remove(&dispatch).unwrap_or_default());
+        for shared in SharedChain::ALL {
+            wanted.insert((shared.table(), shared.chain()));
+            self.shared(&mut plan, shared, &lines.remove(&shared).unwrap_or_default());
         }
         self.hooks(&mut plan);
         if self.unneeded == Unneeded::Delete {
             for (table, name, rules) in
                 self.observed.ours().filter(|(table, name, _)| !wanted.contains(&(*table, *name)))
             {
-                give_up(&mut plan, self.observed, self.hooks, (table, name, rules));
+                delete_or_empty(&mut plan, self.observed, self.hooks, (table, name, rules));
             }
         }
         plan
@@ -69,13 +70,13 @@ impl Full<'_> {
         updates.filter_map(move |(index, update)| Some((index, update.desired[family].as_ref()?)))
     }
 
-    fn dispatch(&self, plan: &mut Plan, dispatch: Dispatch, lines: &BTreeMap<&str, Owner>) {
-        let ends = self.base.ends(dispatch);
-        let place = ends.place();
-        if let Middle::Lines(middle) = self.observed.middle(dispatch, ends) {
+    fn shared(&self, plan: &mut Plan, shared: SharedChain, lines: &BTreeMap<&str, Owner>) {
+        let fixed_rules = self.base.fixed_rules(shared);
+        let position = fixed_rules.position();
+        if let SharedRules::Lines(shared_rules) = self.observed.shared_rules(shared, fixed_rules) {
             let mut missing = lines.clone();
             let mut surplus = Vec::new();
-            for line in middle {
+            for line in shared_rules {
                 if missing.remove(&**line).is_none() {
                     surplus.push(line);
                 }
@@ -83,48 +84,55 @@ impl Full<'_> {
             if self.unneeded == Unneeded::Keep {
                 surplus.clear();
             }
-            // A line is deleted by its words: the first one that has them goes.
-            let clash = surplus.iter().any(|line| ends.head.contains(line) || ends.tail.contains(line));
+            // A rule is deleted by its text, and the first one with this text is deleted.
+            let is_ambiguous =
+                surplus.iter().any(|line| fixed_rules.head.contains(line) || fixed_rules.tail.contains(line));
             let changes = missing.len() + surplus.len();
-            if !clash && (changes <= FEW || changes <= lines.len() / 4 || self.unneeded == Unneeded::Keep) {
+            if !is_ambiguous && (changes <= MAX_EDITS || changes <= lines.len() / 4 || self.unneeded == Unneeded::Keep)
+            {
                 let add = missing.into_iter();
-                plan.add.extend(add.map(|(line, owner)| (owner, place, dispatch, line.to_owned())));
-                plan.remove.extend(surplus.into_iter().map(|line| (None, dispatch, line.clone())));
+                plan.add_rules.extend(add.map(|(line, owner)| (owner, position, shared, line.to_owned())));
+                plan.delete_rules.extend(surplus.into_iter().map(|line| (None, shared, line.clone())));
                 return;
             }
         }
         let fixed = |lines: &[String]| lines.iter().map(|line| (None, line.clone())).collect::<Vec<_>>();
         let of_services = lines.iter().map(|(line, owner)| (*owner, (*line).to_owned())).collect();
-        plan.dispatches.push((dispatch, [fixed(&ends.head), of_services, fixed(&ends.tail)].concat()));
+        plan.shared_chains.push((shared, [fixed(&fixed_rules.head), of_services, fixed(&fixed_rules.tail)].concat()));
     }
 
     fn hooks(&self, plan: &mut Plan) {
         for hook in self.hooks {
-            match self.observed.count(hook) {
-                0 => plan.hook.push(hook.clone()),
-                count => plan.unhook.extend(std::iter::repeat_n(hook.clone(), count - 1)),
+            match self.observed.hook_count(hook) {
+                0 => plan.add_hooks.push(hook.clone()),
+                count => plan.delete_hooks.extend(std::iter::repeat_n(hook.clone(), count - 1)),
             }
         }
     }
 }
 
-/// Everything of ours goes, and nothing else.
+/// Deletes all chains and hooks of the backend.
 pub(crate) fn remove(observed: &Observed, hooks: &[Hook]) -> Plan {
     let mut plan = Plan::default();
     for hook in hooks {
-        plan.unhook.extend(std::iter::repeat_n(hook.clone(), observed.count(hook)));
+        plan.delete_hooks.extend(std::iter::repeat_n(hook.clone(), observed.hook_count(hook)));
     }
     for chain in observed.ours() {
-        give_up(&mut plan, observed, hooks, chain);
+        delete_or_empty(&mut plan, observed, hooks, chain);
     }
     plan
 }
 
-/// Deletes a chain; one that rules of others lead to is only emptied.
-fn give_up(plan: &mut Plan, observed: &Observed, hooks: &[Hook], (table, name, rules): (Table, &str, &[String])) {
+/// Deletes a chain; one that rules of other programs jump to is only emptied.
+fn delete_or_empty(
+    plan: &mut Plan,
+    observed: &Observed,
+    hooks: &[Hook],
+    (table, name, rules): (Table, &str, &[String]),
+) {
     let name = name.to_owned();
     if !observed.is_used(table, &name, hooks) {
-        plan.gone.insert((table, name));
+        plan.delete_chains.insert((table, name));
     } else if !rules.is_empty() {
         plan.chains.push((None, ChainSpec { table, name, rules: Vec::new() }));
     }

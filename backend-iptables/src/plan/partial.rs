@@ -10,11 +10,11 @@ use super::{Owner, Plan};
 use crate::{
     applied::{AppliedState, Installed},
     desired::{Base, Desired},
-    table::{Dispatch, Mark},
+    table::{ContentHash, SharedChain},
 };
 
 /// How many more, or fewer, service ports have a line that several may have.
-pub(crate) type UserChanges = BTreeMap<(Dispatch, String), i32>;
+pub(crate) type UserChanges = BTreeMap<(SharedChain, String), i32>;
 
 /// What the updates change, and `base`, if the base ruleset changes.
 pub(crate) fn partial(
@@ -24,18 +24,20 @@ pub(crate) fn partial(
     base: Option<&Base>,
 ) -> (Plan, UserChanges) {
     let mut plan = Plan::default();
-    let ends = base.unwrap_or(&applied.base[family]);
-    let mut deltas = BTreeMap::<(Dispatch, String), (Owner, i32)>::new();
+    let fixed_rules = base.unwrap_or(&applied.base[family]);
+    let mut deltas = BTreeMap::<(SharedChain, String), (Owner, i32)>::new();
     for (index, update) in (0..).zip(updates) {
         let old = applied.service_ports.get(&update.key, family);
-        let mut difference = Difference { plan: &mut plan, deltas: &mut deltas, owner: Some(index), ends };
+        let mut difference = Difference { plan: &mut plan, deltas: &mut deltas, owner: Some(index), fixed_rules };
         difference.service(old, update.desired[family].as_ref());
     }
-    for ((dispatch, line), (owner, delta)) in &deltas {
-        let before = applied.users(family, *dispatch, line);
+    for ((shared, line), (owner, delta)) in &deltas {
+        let before = applied.users(family, *shared, line);
         match (before, before.saturating_add_signed(*delta)) {
-            (0, 1..) => plan.add.push((*owner, ends.ends(*dispatch).place(), *dispatch, line.clone())),
-            (1.., 0) => plan.remove.push((*owner, *dispatch, line.clone())),
+            (0, 1..) => {
+                plan.add_rules.push((*owner, fixed_rules.fixed_rules(*shared).position(), *shared, line.clone()))
+            }
+            (1.., 0) => plan.delete_rules.push((*owner, *shared, line.clone())),
             _ => {}
         }
     }
@@ -47,9 +49,9 @@ pub(crate) fn partial(
 
 struct Difference<'a> {
     plan: &'a mut Plan,
-    deltas: &'a mut BTreeMap<(Dispatch, String), (Owner, i32)>,
+    deltas: &'a mut BTreeMap<(SharedChain, String), (Owner, i32)>,
     owner: Owner,
-    ends: &'a Base,
+    fixed_rules: &'a Base,
 }
 
 impl Difference<'_> {
@@ -57,52 +59,52 @@ impl Difference<'_> {
         let old_chains = old.map_or(&[][..], |old| &old.chains);
         let old_lines = old.map_or(&[][..], |old| &old.lines);
         let (chains, lines) = new.map_or((&[][..], &[][..]), |new| (&new.chains, &new.lines));
-        let mut known: BTreeMap<(Table, &str), Mark> =
+        let mut known: BTreeMap<(Table, &str), ContentHash> =
             old_chains.iter().map(|(table, name, mark)| ((*table, &**name), *mark)).collect();
         for chain in chains {
-            if known.remove(&(chain.table, &chain.name)) != Some(Mark::of_chain(chain)) {
+            if known.remove(&(chain.table, &chain.name)) != Some(ContentHash::of_chain(chain)) {
                 self.plan.chains.push((self.owner, chain.clone()));
             }
         }
-        self.plan.gone.extend(known.into_keys().map(|(table, name)| (table, name.to_owned())));
-        for (dispatch, line) in lines {
-            if !old_lines.iter().any(|(of, known)| of == dispatch && **known == **line) {
-                self.line(*dispatch, line, 1);
+        self.plan.delete_chains.extend(known.into_keys().map(|(table, name)| (table, name.to_owned())));
+        for (shared, line) in lines {
+            if !old_lines.iter().any(|(of, known)| of == shared && **known == **line) {
+                self.line(*shared, line, 1);
             }
         }
-        for (dispatch, line) in old_lines {
-            if !lines.iter().any(|(of, wanted)| of == dispatch && **wanted == **line) {
-                self.line(*dispatch, line, -1);
+        for (shared, line) in old_lines {
+            if !lines.iter().any(|(of, wanted)| of == shared && **wanted == **line) {
+                self.line(*shared, line, -1);
             }
         }
     }
 
-    fn line(&mut self, dispatch: Dispatch, line: &str, delta: i32) {
+    fn line(&mut self, shared: SharedChain, line: &str, delta: i32) {
         let line = line.to_owned();
-        match (dispatch.is_shared(), delta) {
-            (true, _) => self.deltas.entry((dispatch, line)).or_insert((self.owner, 0)).1 += delta,
+        match (shared.allows_duplicates(), delta) {
+            (true, _) => self.deltas.entry((shared, line)).or_insert((self.owner, 0)).1 += delta,
             (false, 1) => {
-                let place = self.ends.ends(dispatch).place();
-                self.plan.add.push((self.owner, place, dispatch, line));
+                let position = self.fixed_rules.fixed_rules(shared).position();
+                self.plan.add_rules.push((self.owner, position, shared, line));
             }
-            (false, _) => self.plan.remove.push((self.owner, dispatch, line)),
+            (false, _) => self.plan.delete_rules.push((self.owner, shared, line)),
         }
     }
 }
 
-/// Another fixed part.
+/// The changes of the base ruleset.
 fn rebase(plan: &mut Plan, old: &Base, new: &Base) {
     plan.chains
         .extend(new.chains.iter().filter(|chain| !old.chains.contains(chain)).map(|chain| (None, chain.clone())));
-    let gone =
+    let deleted =
         old.chains.iter().filter(|old| !new.chains.iter().any(|new| (new.table, &new.name) == (old.table, &old.name)));
-    plan.gone.extend(gone.map(|chain| (chain.table, chain.name.clone())));
-    for dispatch in Dispatch::ALL {
-        let (old, new) = (&old.ends(dispatch).tail, &new.ends(dispatch).tail);
+    plan.delete_chains.extend(deleted.map(|chain| (chain.table, chain.name.clone())));
+    for shared in SharedChain::ALL {
+        let (old, new) = (&old.fixed_rules(shared).tail, &new.fixed_rules(shared).tail);
         if old != new {
-            // What is appended comes behind everything else, also behind a line that stays: all of them anew.
-            plan.remove.extend(old.iter().map(|line| (None, dispatch, line.clone())));
-            plan.behind.extend(new.iter().map(|line| (dispatch, line.clone())));
+            // Appended rules come last, also after a fixed rule that does not change: all of them are written anew.
+            plan.delete_rules.extend(old.iter().map(|line| (None, shared, line.clone())));
+            plan.append_last.extend(new.iter().map(|line| (shared, line.clone())));
         }
     }
 }

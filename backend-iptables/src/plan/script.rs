@@ -7,7 +7,7 @@ use iptables::{ChainSpec, ScriptLine, Table};
 use super::{Owner, Plan};
 use crate::{
     names,
-    table::{Dispatch, Place, TABLES},
+    table::{Position, SharedChain, TABLES},
 };
 
 /// A script, and the owner of each of its lines.
@@ -17,69 +17,70 @@ pub(crate) struct Script {
     owners: Vec<Owner>,
 }
 
-/// Which part of a table's changes.
+/// Which changes of a table are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    /// What there is more.
+enum Phase {
+    /// Only additions.
     New,
-    /// All of it.
+    /// All changes.
     All,
-    /// What there is less.
+    /// Only deletions.
     Old,
-    /// Chains, without the lines and jumps that lead there.
+    /// Only chains, without the rules that jump to them.
     Chains,
 }
 
-/// Chains that are filled and deleted together.
+/// Chains that are filled and deleted in one transaction.
 #[derive(Clone, Debug, Default)]
-struct Piece<'a> {
+struct ChainGroup<'a> {
     chains: Vec<&'a (Owner, ChainSpec)>,
-    gone: Vec<&'a str>,
+    deleted: Vec<&'a str>,
 }
 
 // === impl Plan ===
 
 impl Plan {
-    /// In the order in which nothing is missing in between. With more than `at_once` lines, chains of service ports are in parts of about
-    /// that many: filled before something leads there, and deleted after.
-    pub(crate) fn script(&self, at_once: usize) -> Script {
+    /// Renders the changes in an order that never leaves a served VIP without rules. With more than `max_lines` lines,
+    /// chains of service ports are written in transactions of about that size: filled before rules jump to them, and
+    /// deleted afterwards.
+    pub(crate) fn script(&self, max_lines: usize) -> Script {
         let mut script = Script::default();
-        let [filter, nat] = TABLES.map(|table| self.piece(table));
+        let [filter, nat] = TABLES.map(|table| self.group(table));
         let (fill, nat, delete) =
-            if nat.lines() > at_once { nat.split(at_once) } else { (Vec::new(), nat, Vec::new()) };
-        self.part(&mut script, Table::Filter, Part::New, &filter);
-        fill.iter().for_each(|piece| self.part(&mut script, Table::Nat, Part::Chains, piece));
-        self.part(&mut script, Table::Nat, Part::All, &nat);
-        delete.iter().for_each(|piece| self.part(&mut script, Table::Nat, Part::Chains, piece));
-        self.part(&mut script, Table::Filter, Part::Old, &filter);
+            if nat.lines() > max_lines { nat.split(max_lines) } else { (Vec::new(), nat, Vec::new()) };
+        self.write(&mut script, Table::Filter, Phase::New, &filter);
+        fill.iter().for_each(|group| self.write(&mut script, Table::Nat, Phase::Chains, group));
+        self.write(&mut script, Table::Nat, Phase::All, &nat);
+        delete.iter().for_each(|group| self.write(&mut script, Table::Nat, Phase::Chains, group));
+        self.write(&mut script, Table::Filter, Phase::Old, &filter);
         script
     }
 
-    fn piece(&self, table: Table) -> Piece<'_> {
+    fn group(&self, table: Table) -> ChainGroup<'_> {
         let chains = self.chains.iter().filter(|(_, chain)| chain.table == table).collect();
-        let gone = self.gone.iter().filter(|(of, _)| *of == table).map(|(_, name)| &**name).collect();
-        Piece { chains, gone }
+        let deleted = self.delete_chains.iter().filter(|(of, _)| *of == table).map(|(_, name)| &**name).collect();
+        ChainGroup { chains, deleted }
     }
 
-    fn part(&self, script: &mut Script, table: Table, part: Part, piece: &Piece<'_>) {
+    fn write(&self, script: &mut Script, table: Table, phase: Phase, group: &ChainGroup<'_>) {
         script.script.begin(table);
-        let chains = if part == Part::Old { &[][..] } else { &piece.chains };
-        let gone = if part == Part::New { &[][..] } else { &piece.gone };
-        let (new, old) = (matches!(part, Part::New | Part::All), matches!(part, Part::All | Part::Old));
-        let dispatches: Vec<_> =
-            self.dispatches.iter().filter(|(dispatch, _)| new && dispatch.table() == table).collect();
+        let chains = if phase == Phase::Old { &[][..] } else { &group.chains };
+        let deleted = if phase == Phase::New { &[][..] } else { &group.deleted };
+        let (new, old) = (matches!(phase, Phase::New | Phase::All), matches!(phase, Phase::All | Phase::Old));
+        let shared_chains: Vec<_> =
+            self.shared_chains.iter().filter(|(shared, _)| new && shared.table() == table).collect();
         let mut heads: BTreeSet<(&str, Owner)> = BTreeSet::new();
         heads.extend(chains.iter().map(|(owner, chain)| (&*chain.name, *owner)));
-        heads.extend(dispatches.iter().map(|(dispatch, _)| (dispatch.chain(), None)));
-        heads.extend(gone.iter().map(|name| (*name, None)));
-        // Naming a chain makes it, or empties it.
+        heads.extend(shared_chains.iter().map(|(shared, _)| (shared.chain(), None)));
+        heads.extend(deleted.iter().map(|name| (*name, None)));
+        // Declaring a chain creates it, or empties it.
         heads.into_iter().for_each(|(name, owner)| script.push(owner, ScriptLine::Declare(name)));
         for (owner, chain) in chains {
             let name = &chain.name;
             chain.rules.iter().for_each(|rule| script.push(*owner, ScriptLine::Append(name, rule)));
         }
-        for (dispatch, lines) in dispatches {
-            let name = dispatch.chain();
+        for (shared, lines) in shared_chains {
+            let name = shared.chain();
             lines.iter().for_each(|(owner, line)| script.push(*owner, ScriptLine::Append(name, line)));
         }
         if new {
@@ -88,31 +89,31 @@ impl Plan {
         if old {
             self.push_old(script, table);
         }
-        gone.iter().for_each(|name| script.push(None, ScriptLine::DeleteChain(name)));
+        deleted.iter().for_each(|name| script.push(None, ScriptLine::DeleteChain(name)));
         script.script.commit();
     }
 
     fn push_new(&self, script: &mut Script, table: Table) {
-        for (owner, place, dispatch, line) in self.add.iter().filter(|(_, _, of, _)| of.table() == table) {
-            let line = match place {
-                Place::First => ScriptLine::Insert(dispatch.chain(), line),
-                Place::Last => ScriptLine::Append(dispatch.chain(), line),
+        for (owner, position, shared, line) in self.add_rules.iter().filter(|(_, _, of, _)| of.table() == table) {
+            let line = match position {
+                Position::First => ScriptLine::Insert(shared.chain(), line),
+                Position::Last => ScriptLine::Append(shared.chain(), line),
             };
             script.push(*owner, line);
         }
-        for hook in self.hook.iter().filter(|hook| hook.table == table) {
+        for hook in self.add_hooks.iter().filter(|hook| hook.table == table) {
             script.push(None, ScriptLine::Insert(hook.chain, &hook.rule));
         }
     }
 
     fn push_old(&self, script: &mut Script, table: Table) {
-        for (owner, dispatch, line) in self.remove.iter().filter(|(_, of, _)| of.table() == table) {
-            script.push(*owner, ScriptLine::Delete(dispatch.chain(), line));
+        for (owner, shared, line) in self.delete_rules.iter().filter(|(_, of, _)| of.table() == table) {
+            script.push(*owner, ScriptLine::Delete(shared.chain(), line));
         }
-        for (dispatch, line) in self.behind.iter().filter(|(of, _)| of.table() == table) {
-            script.push(None, ScriptLine::Append(dispatch.chain(), line));
+        for (shared, line) in self.append_last.iter().filter(|(of, _)| of.table() == table) {
+            script.push(None, ScriptLine::Append(shared.chain(), line));
         }
-        for hook in self.unhook.iter().filter(|hook| hook.table == table) {
+        for hook in self.delete_hooks.iter().filter(|hook| hook.table == table) {
             script.push(None, ScriptLine::Delete(hook.chain, &hook.rule));
         }
     }
@@ -120,37 +121,37 @@ impl Plan {
 
 // === impl Piece ===
 
-impl Piece<'_> {
+impl ChainGroup<'_> {
     fn lines(&self) -> usize {
-        // A head for each, and a line that deletes it.
-        self.chains.iter().map(|(_, chain)| 1 + chain.rules.len()).sum::<usize>() + 2 * self.gone.len()
+        // One line declares each chain, and one deletes it.
+        self.chains.iter().map(|(_, chain)| 1 + chain.rules.len()).sum::<usize>() + 2 * self.deleted.len()
     }
 
-    /// What is filled first, what is left, and what is deleted last.
-    fn split(mut self, at_once: usize) -> (Vec<Self>, Self, Vec<Self>) {
+    /// The groups to fill first, the remaining changes, and the groups to delete last.
+    fn split(mut self, max_lines: usize) -> (Vec<Self>, Self, Vec<Self>) {
         self.chains.sort_by_key(|(_, chain)| (names::depth(&chain.name), &*chain.name));
-        self.gone.sort_by_key(|name| std::cmp::Reverse(names::depth(name)));
+        self.deleted.sort_by_key(|name| std::cmp::Reverse(names::depth(name)));
         let (mut fill, mut delete) = (Vec::new(), Vec::new());
-        let mut piece = Self::default();
+        let mut group = Self::default();
         for chain in self.chains {
-            // What is fixed belongs together.
-            if names::depth(&chain.1.name) > 0 && piece.lines() >= at_once {
-                fill.push(std::mem::take(&mut piece));
+            // The base chains are written in one transaction.
+            if names::depth(&chain.1.name) > 0 && group.lines() >= max_lines {
+                fill.push(std::mem::take(&mut group));
             }
-            piece.chains.push(chain);
+            group.chains.push(chain);
         }
-        fill.push(std::mem::take(&mut piece));
-        // What leads to the others goes before them.
-        let (ways, gone): (Vec<_>, Vec<_>) =
-            self.gone.into_iter().partition(|name| Dispatch::of(Table::Nat, name).is_some());
-        for name in gone {
-            if piece.lines() >= at_once {
-                delete.push(std::mem::take(&mut piece));
+        fill.push(std::mem::take(&mut group));
+        // Shared chains, which jump to the others, are deleted first.
+        let (shared, deleted): (Vec<_>, Vec<_>) =
+            self.deleted.into_iter().partition(|name| SharedChain::of(Table::Nat, name).is_some());
+        for name in deleted {
+            if group.lines() >= max_lines {
+                delete.push(std::mem::take(&mut group));
             }
-            piece.gone.push(name);
+            group.deleted.push(name);
         }
-        delete.push(piece);
-        (fill, Self { chains: Vec::new(), gone: ways }, delete)
+        delete.push(group);
+        (fill, Self { chains: Vec::new(), deleted: shared }, delete)
     }
 }
 

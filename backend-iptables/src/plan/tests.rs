@@ -1,4 +1,4 @@
-//! Scripts, word by word: what a change writes, and in which order.
+//! The complete scripts of changes.
 
 mod full;
 mod histories;
@@ -29,7 +29,7 @@ fn beside(state: backend::testing::StateBuilder) -> NodeState {
     state.service("ns2/svc2:p80", |two| two.cluster_ip("10.96.0.2").endpoints(["10.180.0.9:80"])).build()
 }
 
-/// What leads from one state to another.
+/// The scripts that change one state to another.
 async fn scripts(before: &NodeState, after: &NodeState) -> Vec<Asked> {
     let (kernel, mut current) = (Fake::default(), before.clone());
     let mut driver = driver(&kernel);
@@ -52,10 +52,10 @@ fn assert_script(asked: &[Asked], expected: &str) {
 const ONE: [&str; 1] = ["10.180.0.1:80"];
 const TWO: [&str; 2] = ["10.180.0.1:80", "10.180.0.2:80"];
 
-/// One part: the chains whose content is another one are declared, which empties them, and filled. The endpoint that stays is not
-/// touched.
+/// One transaction: changed chains are declared, which empties them, and filled. The chain of the other endpoint is not
+/// written.
 #[tokio::test]
-async fn an_endpoint_is_replaced() {
+async fn replacing_an_endpoint() {
     let (before, after) =
         (state(|web| web.endpoints(TWO)), |web: ServiceBuilder| web.endpoints(["10.180.0.1:80", "10.180.0.3:80"]));
     assert_script(
@@ -76,9 +76,10 @@ COMMIT
     );
 }
 
-/// Its line comes first: the jump to node ports stays the last. Nothing leads to it before the filter would know what to do.
+/// Its line comes first: the jump to node ports stays the last. Nothing leads to it before the filter would know what
+/// to do.
 #[tokio::test]
-async fn a_service_comes_and_goes() {
+async fn adding_and_removing_a_service() {
     let (with, without) = (state(|web| web.endpoints(ONE)), beside(mk_state()));
     assert_script(
         &scripts(&without, &with).await,
@@ -114,9 +115,10 @@ COMMIT
     );
 }
 
-/// It is refused before nobody serves, and not any more after somebody does: a connection in between meets one of the two.
+/// The rule that rejects is added before the last endpoint is removed, and deleted after the first is added: a
+/// connection in between is either served or rejected.
 #[tokio::test]
-async fn the_last_endpoint_goes_and_the_first_one_comes() {
+async fn removing_the_last_endpoint_and_adding_the_first() {
     let (with, without) = (state(|web| web.endpoints(ONE)), state(|web| web));
     assert_script(
         &scripts(&with, &without).await,
@@ -139,9 +141,9 @@ COMMIT
     assert!(parts[parts.len() - 1].starts_with("-D KUBE-SERVICES -d 10.96.0.1/32"), "{parts:?}");
 }
 
-/// A line that several ports of a service have comes with the first and goes with the last.
+/// A rule that several ports of a service need is added with the first and deleted with the last.
 #[tokio::test]
-async fn a_shared_line_is_there_once() {
+async fn a_common_rule_exists_once() {
     let ports = |ports: &[(&str, u16)]| {
         let ports = ports.iter().fold(mk_state(), |state, (key, port)| {
             state.service(key, |web| {
@@ -154,22 +156,22 @@ async fn a_shared_line_is_there_once() {
     let (http, https) = (("ns1/svc1:p80", 80), ("ns1/svc1:p443", 443));
     let shared = |asked: Vec<Asked>| -> Vec<String> {
         let words = ["FAIRLEAD-CLUSTER-IPS", "KUBE-NODEPORTS"];
-        let is_shared = |line: &&str| words.iter().any(|word| line.contains(word));
-        let lines = asked.iter().flat_map(|asked| asked.script.lines().filter(is_shared));
+        let allows_duplicates = |line: &&str| words.iter().any(|word| line.contains(word));
+        let lines = asked.iter().flat_map(|asked| asked.script.lines().filter(allows_duplicates));
         lines.map(|line| line.split(" -m ").next().unwrap_or_default().to_owned()).collect()
     };
     let none = [""; 0];
     assert_eq!(shared(scripts(&ports(&[http]), &ports(&[http, https])).await), none);
     assert_eq!(shared(scripts(&ports(&[http, https]), &ports(&[https])).await), none);
-    // One gives it up, another one takes it.
+    // One port is removed, another one added.
     assert_eq!(shared(scripts(&ports(&[http]), &ports(&[https])).await), none);
-    let gone = shared(scripts(&ports(&[https]), &ports(&[])).await);
-    assert_eq!(gone, ["-D KUBE-NODEPORTS -p tcp", "-D FAIRLEAD-CLUSTER-IPS -d 10.96.0.1/32"]);
+    let removed = shared(scripts(&ports(&[https]), &ports(&[])).await);
+    assert_eq!(removed, ["-D KUBE-NODEPORTS -p tcp", "-D FAIRLEAD-CLUSTER-IPS -d 10.96.0.1/32"]);
 }
 
-/// The jump to node ports is another one, and still the last; services are not touched.
+/// The jump to node ports changes and stays the last; rules of services are not written.
 #[tokio::test]
-async fn the_node_has_another_address() {
+async fn changing_the_address_of_the_node() {
     let at = |address: &str| beside(mk_state().node_addresses([address]));
     assert_script(
         &scripts(&at("192.168.1.1"), &at("192.168.1.2")).await,
@@ -186,16 +188,14 @@ COMMIT
     );
 }
 
-/// Nothing is asked of the kernel.
 #[tokio::test]
-async fn what_means_nothing_writes_nothing() {
+async fn an_equal_state_writes_nothing() {
     let state = state(|web| web.endpoints(ONE));
     assert_eq!(scripts(&state, &state).await, []);
 }
 
-/// What a change costs does not depend on how many services there are.
 #[tokio::test]
-async fn a_change_is_as_small_in_a_large_cluster() {
+async fn the_size_of_a_script_does_not_depend_on_the_number_of_services() {
     let mut counted = Vec::new();
     for services in [10, 10_000] {
         let kernel = Fake::default();
@@ -221,8 +221,8 @@ async fn a_change_is_as_small_in_a_large_cluster() {
         }
         counted.push(lines);
     }
-    // Replaced: its chain with 11 rules, one chain that comes and one that goes. Gone: 11 chains are emptied and deleted, and three lines
-    // of others. Back: 11 chains with 31 rules, and two lines.
+    // Replaced: its chain with 11 rules, one new chain, one deleted chain. Removed: 11 chains emptied and deleted, two
+    // shared rules. Added: 11 chains with 31 rules, two shared rules.
     let replaced = 2 + (1 + 11) + (1 + 2) + 2;
     assert_eq!(counted[0], [replaced, 4 + 2 * 11 + 2, 4 + 11 + 31 + 2]);
     assert!(replaced <= 20);

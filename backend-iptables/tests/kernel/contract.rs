@@ -1,4 +1,4 @@
-//! What every backend must do.
+//! The backend contract tests.
 
 use backend::testing::contract;
 use iptables::Variant;

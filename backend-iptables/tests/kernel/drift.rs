@@ -1,5 +1,5 @@
-//! Somebody else changes our chains: it is noticed, and as little as possible is written to put it right. What we write ourselves, and
-//! what others do to theirs, is not.
+//! Drift: changes of our chains by other processes are detected and reverted with few writes. Our own writes, and
+//! changes of other chains, are not drift.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use tokio::time::timeout;
 
 use super::support::{backend, reconcile, run, saved, tool};
 
-/// A look at each family, and more.
-const LOOKS: Duration = Duration::from_millis(1500);
+/// Long enough to read both families.
+const POLL_TIME: Duration = Duration::from_millis(1500);
 
-/// What must be noticed may take as long as a busy machine needs to run `iptables-save` a few times.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough for a busy machine to run `iptables-save` a few times.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn state() -> NodeState {
     mk_state()
@@ -32,7 +32,7 @@ fn state() -> NodeState {
         .build()
 }
 
-/// What can be done to us, in the words of `iptables-restore --noflush`, and how many lines put it right.
+/// Scripts of another process, and the number of lines that revert each.
 const CHANGES: [(&str, usize); 9] = [
     ("*nat\n-F KUBE-SERVICES\nCOMMIT\n", 3),
     ("*nat\n-D KUBE-SERVICES 1\nCOMMIT\n", 1),
@@ -49,18 +49,18 @@ fn change(variant: Variant, script: &str) {
     tool(&format!("iptables-{variant}-restore --noflush"), script);
 }
 
-async fn noticed(backend: &mut Iptables, within: Duration) -> Option<Drift> {
+async fn drift(backend: &mut Iptables, within: Duration) -> Option<Drift> {
     timeout(within, backend.drifted()).await.ok()
 }
 
-/// Lines that service ports add to a chain are there in any order.
+/// The rules of service ports in shared chains have no order.
 fn sorted(mut rules: Vec<String>) -> Vec<String> {
     rules.sort();
     rules
 }
 
 #[test]
-fn what_others_change_is_noticed_and_put_right() {
+fn changes_of_our_chains_are_detected_and_reverted() {
     for variant in Variant::ALL {
         run(move || async move {
             let mut backend = backend(variant);
@@ -69,15 +69,15 @@ fn what_others_change_is_noticed_and_put_right() {
             for (script, writes) in CHANGES {
                 change(variant, script);
                 assert_ne!(saved(variant), before, "{script}");
-                let drift = noticed(&mut backend, PATIENCE).await;
+                let drift = drift(&mut backend, TIMEOUT).await;
                 let by = match variant {
-                    // As much of its name as the kernel keeps.
+                    // The kernel truncates the name of the process.
                     Variant::Nft => "iptables-nft-re",
                     Variant::Legacy => "unknown",
                 };
                 match drift {
-                    Some(Drift::Changed { process: told, .. }) if told == by => {}
-                    // Whose the rule was in a built-in chain is not announced.
+                    Some(Drift::Changed { process, .. }) if process == by => {}
+                    // The kernel does not announce the target of a rule deleted from a built-in chain.
                     Some(Drift::Possible) if script.contains("-D PREROUTING") => {}
                     other => panic!("{variant}: {script}: {other:?}"),
                 }
@@ -90,7 +90,7 @@ fn what_others_change_is_noticed_and_put_right() {
 }
 
 #[test]
-fn each_table_may_be_flushed() {
+fn a_flushed_table_is_detected_and_restored() {
     for variant in Variant::ALL {
         for table in ["nat", "filter"] {
             for name in ["iptables", "ip6tables"] {
@@ -100,7 +100,7 @@ fn each_table_may_be_flushed() {
                     let before = saved(variant);
                     tool(&format!("{name}-{variant} -t {table} -F"), "");
                     tool(&format!("{name}-{variant} -t {table} -X"), "");
-                    assert!(noticed(&mut backend, PATIENCE).await.is_some(), "{variant} {name} {table}");
+                    assert!(drift(&mut backend, TIMEOUT).await.is_some(), "{variant} {name} {table}");
                     reconcile(variant, &state()).await;
                     assert_eq!(sorted(saved(variant)), sorted(before), "{variant} {name} {table}");
                 });
@@ -110,22 +110,22 @@ fn each_table_may_be_flushed() {
 }
 
 #[test]
-fn what_others_do_to_theirs_is_not_noticed() {
+fn changes_of_other_chains_are_not_drift() {
     for variant in Variant::ALL {
         run(move || async move {
             let mut backend = backend(variant);
             backend.reconcile(&state()).await.unwrap();
             change(variant, "*nat\n:MINE - [0:0]\n-A MINE -j RETURN\n-A PREROUTING -j MINE\n-F MINE\nCOMMIT\n");
             change(variant, "*mangle\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j RETURN\nCOMMIT\n");
-            assert_eq!(noticed(&mut backend, LOOKS).await, None, "{variant}");
+            assert_eq!(drift(&mut backend, POLL_TIME).await, None, "{variant}");
             assert_eq!(backend.reconcile(&state()).await.unwrap().writes, 0);
         });
     }
 }
 
-/// The running sum of what was written is the sum of what is there, after whatever history.
+/// The fingerprint of the applied state equals that of the observed rules, after any history.
 #[test]
-fn what_we_write_is_not_noticed() {
+fn our_own_writes_are_not_drift() {
     for variant in Variant::ALL {
         run(move || async move {
             let mut history = History::new(11);
@@ -136,12 +136,12 @@ fn what_we_write_is_not_noticed() {
                 let changes = history.step();
                 backend.apply(history.state(), &changes).await.unwrap();
                 if step % 4 == 3 {
-                    assert_eq!(noticed(&mut backend, LOOKS).await, None, "{variant}, step {step}");
+                    assert_eq!(drift(&mut backend, POLL_TIME).await, None, "{variant}, step {step}");
                 }
             }
-            // It would have been.
+            // Drift is still detected.
             change(variant, "*nat\n-I KUBE-MARK-MASQ -j RETURN\nCOMMIT\n");
-            assert!(noticed(&mut backend, PATIENCE).await.is_some(), "{variant}");
+            assert!(drift(&mut backend, TIMEOUT).await.is_some(), "{variant}");
         });
     }
 }

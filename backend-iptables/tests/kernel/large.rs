@@ -1,4 +1,4 @@
-//! More than is written at once.
+//! More rules than fit into one transaction.
 
 use backend::{
     Backend as _,
@@ -8,9 +8,8 @@ use iptables::Variant;
 
 use super::support::{backend, reconcile, run, saved};
 
-/// In parts, where the tools are faster with parts; what comes of it is the same.
 #[test]
-fn many_services_come_and_go() {
+fn adding_and_removing_many_services() {
     for variant in Variant::ALL {
         run(move || async move {
             let before = saved(variant);
@@ -23,7 +22,7 @@ fn many_services_come_and_go() {
                 assert_eq!(backend.apply(&state, &changes).await.unwrap().failures, []);
                 assert_eq!(reconcile(variant, &state).await.writes, 0);
             }
-            // Most of it, by somebody who finds it there.
+            // A new instance removes most of it.
             let few = synthetic(10, 5, Stack::Dual);
             assert_ne!(reconcile(variant, &few).await.writes, 0);
             assert_eq!(reconcile(variant, &few).await.writes, 0);

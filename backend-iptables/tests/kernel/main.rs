@@ -1,4 +1,4 @@
-//! The backend against the running kernel, both variants, each test in a network namespace of its own. Needs root.
+//! The backend on the running kernel, with both variants, each test in its own network namespace. Needs root.
 
 // A panic is how a test fails.
 #![allow(clippy::unwrap_used)]

@@ -1,4 +1,4 @@
-//! What would be written is said, and nothing is written.
+//! The preview shows what would be written, and writes nothing.
 
 use backend::{
     DifferenceKind, Preview,
@@ -14,7 +14,7 @@ fn preview(variant: Variant) -> IptablesPreview {
 }
 
 #[test]
-fn it_says_something_exactly_when_something_would_be_written_and_writes_nothing() {
+fn a_preview_has_differences_exactly_when_a_reconcile_writes() {
     for variant in Variant::ALL {
         run(move || async move {
             let mut history = History::new(7);
@@ -35,7 +35,7 @@ fn it_says_something_exactly_when_something_would_be_written_and_writes_nothing(
 }
 
 #[test]
-fn differences_are_lines_of_iptables_by_service_port() {
+fn differences_are_rules_with_their_service_port() {
     run(|| async {
         let variant = Variant::Nft;
         let state = |endpoints: &'static [&'static str]| {

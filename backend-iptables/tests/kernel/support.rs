@@ -1,4 +1,4 @@
-//! What the tests share: a namespace with a runtime in it, the backend as tests have it, and iptables as an operator has it.
+//! Helpers: a network namespace with a runtime, the backend under test, and the iptables programs.
 
 use std::{
     io::Write as _,
@@ -21,7 +21,7 @@ pub(crate) fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'sta
     });
 }
 
-/// With pods in 10.244.0.0/16 and fd00:244::/32.
+/// Pods are in 10.244.0.0/16 and fd00:244::/32.
 pub(crate) fn options() -> DataplaneOptions {
     let cidrs = ["10.244.0.0/16", "fd00:244::/32"];
     let local_detector = LocalDetector::ClusterCidr(cidrs.map(|cidr| cidr.parse().unwrap()).to_vec());
@@ -32,17 +32,17 @@ pub(crate) fn backend(variant: Variant) -> Iptables {
     backend_iptables::open(options(), Some(variant))
 }
 
-/// By an instance that knows nothing, as after a restart.
+/// Reconciles with a new instance, as after a restart.
 pub(crate) async fn reconcile(variant: Variant, state: &NodeState) -> SyncReport {
     backend(variant).reconcile(state).await.unwrap()
 }
 
-/// Runs a program with these words, and feeds it.
+/// Runs a command line with this input, and returns its output.
 #[track_caller]
-pub(crate) fn tool(words: &str, input: &str) -> String {
-    let mut words = words.split(' ');
+pub(crate) fn tool(command_line: &str, input: &str) -> String {
+    let mut words = command_line.split(' ');
     let mut command = Command::new(words.next().unwrap());
-    // A namespace of its own needs no lock of the machine's.
+    // A private namespace needs no lock of the machine.
     command.env("XTABLES_LOCKFILE", "/proc/thread-self/ns/net");
     command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -52,7 +52,7 @@ pub(crate) fn tool(words: &str, input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What both families hold, without remarks and counters.
+/// The rules of both families, without comments and counters.
 pub(crate) fn saved(variant: Variant) -> Vec<String> {
     let saved = ["iptables", "ip6tables"].map(|name| tool(&format!("{name}-{variant}-save"), ""));
     let saved = saved.concat();

@@ -1,4 +1,4 @@
-//! Taking over where kube-proxy's iptables mode has been: what it has written stays where it is, and only the difference is written.
+//! Taking over from kube-proxy's iptables mode: its rules are kept, and only the difference is written.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +12,12 @@ use iptables::Variant;
 
 use super::support::{options, run, saved, tool};
 
-/// What kube-proxy 1.36 has in nat and filter for [`state`], for IPv4; written by hand from its source's rules.
+/// The rules of kube-proxy 1.36 in nat and filter for [`state`], for IPv4.
 const KUBE_PROXYS: &str = include_str!("takeover/kube-proxy.rules");
 
-/// What Fairlead does otherwise: TCP is refused by a reset, and packets without a known connection are nobody's; and what nobody uses.
-const GONE: [&str; 4] = [
+/// The rules that Fairlead replaces: TCP is rejected with a reset, invalid packets are not dropped, and an unused chain
+/// is deleted.
+const REMOVED: [&str; 4] = [
     "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP",
     "-A KUBE-SERVICES -d 10.96.0.3/32 -p tcp -m comment --comment \"ns3/idle:p80 has no endpoints\" -m tcp --dport 80 -j REJECT \
      --reject-with icmp-port-unreachable",
@@ -26,7 +27,7 @@ const GONE: [&str; 4] = [
 /// The chains of single services.
 const PER_SERVICE: [&str; 5] =
     ["-A KUBE-SVC-", "-A KUBE-SEP-", "-A KUBE-EXT-", "-A KUBE-FW-", "-A KUBE-SERVICES -d 10.96.0.1/32"];
-/// Lines of both families: for IPv6 there is nothing before.
+/// Lines of both families; IPv6 has no rules before.
 const WRITES: usize = 63;
 
 fn state() -> NodeState {
@@ -49,7 +50,7 @@ fn state() -> NodeState {
         .build()
 }
 
-/// As kube-proxy is by default: node ports at all addresses.
+/// With node ports at all addresses, the default of kube-proxy.
 fn like_kube_proxy(variant: Variant) -> Iptables {
     let all = ["0.0.0.0/0", "::/0"].map(|cidr| cidr.parse().unwrap()).to_vec();
     backend_iptables::open(
@@ -65,15 +66,16 @@ fn only_the_difference_is_written() {
             tool(&format!("iptables-{variant}-restore --noflush"), KUBE_PROXYS);
             let before = saved(variant);
             let mut backend = like_kube_proxy(variant);
-            let taken = backend.reconcile(&state()).await.unwrap();
-            assert_eq!(taken.failures, []);
+            let report = backend.reconcile(&state()).await.unwrap();
+            assert_eq!(report.failures, []);
             let after = saved(variant);
-            let gone: BTreeSet<&str> = before.iter().filter(|line| !after.contains(line)).map(|line| &**line).collect();
-            assert_eq!(gone, BTreeSet::from(GONE), "{variant}");
+            let removed: BTreeSet<&str> =
+                before.iter().filter(|line| !after.contains(line)).map(|line| &**line).collect();
+            assert_eq!(removed, BTreeSet::from(REMOVED), "{variant}");
             let of_services = |line: &&String| PER_SERVICE.iter().any(|prefix| line.starts_with(prefix));
             let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).filter(of_services).collect();
             assert_eq!(new, [""; 0], "{variant}");
-            assert_eq!(taken.writes, WRITES, "{variant}");
+            assert_eq!(report.writes, WRITES, "{variant}");
             assert_eq!(like_kube_proxy(variant).reconcile(&state()).await.unwrap().writes, 0);
         });
     }

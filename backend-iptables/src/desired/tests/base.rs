@@ -1,11 +1,11 @@
-//! What is there without any service: fixed chains, ends, and jumps from the built-in chains.
+//! The base ruleset: base chains, fixed rules of shared chains, and hooks.
 
 use backend::dataplane::NodePortAddresses;
 
 use super::*;
-use crate::table::{Dispatch, Place};
+use crate::table::{Position, SharedChain};
 
-/// The fixed chains, then the ends of those that service ports share: in a chain without a head their lines come first.
+/// The base chains, then the fixed rules of shared chains, with their position.
 fn fixed(family: IpFamily, options: &DataplaneOptions) -> Vec<String> {
     let state = mk_state().build();
     let base = base(family, options, state.node(), state.cluster());
@@ -13,19 +13,19 @@ fn fixed(family: IpFamily, options: &DataplaneOptions) -> Vec<String> {
         .chains
         .iter()
         .flat_map(|chain| chain.rules.iter().map(move |rule| format!("{} -A {} {rule}", chain.table, chain.name)));
-    let ends = Dispatch::ALL.into_iter().flat_map(|dispatch| {
-        let ends = base.ends(dispatch);
-        assert!(ends.head.is_empty() || ends.tail.is_empty());
-        assert_eq!(ends.place(), if ends.tail.is_empty() { Place::Last } else { Place::First });
-        let at = if ends.tail.is_empty() { "first" } else { "last" };
-        ends.lines().map(move |line| format!("{at} {} -A {} {line}", dispatch.table(), dispatch.chain()))
+    let fixed_rules = SharedChain::ALL.into_iter().flat_map(|shared| {
+        let fixed_rules = base.fixed_rules(shared);
+        assert!(fixed_rules.head.is_empty() || fixed_rules.tail.is_empty());
+        assert_eq!(fixed_rules.position(), if fixed_rules.tail.is_empty() { Position::Last } else { Position::First });
+        let at = if fixed_rules.tail.is_empty() { "first" } else { "last" };
+        fixed_rules.lines().map(move |line| format!("{at} {} -A {} {line}", shared.table(), shared.chain()))
     });
-    chains.chain(ends).collect()
+    chains.chain(fixed_rules).collect()
 }
 
-/// Three things are missing of what kube-proxy has. Packets that conntrack finds invalid are not dropped: no other backend does, nor
-/// kube-proxy in its other modes. Node ports do not answer on loopback, so there is no rule against those who would misuse it. And
-/// nothing is counted.
+/// Three rules of kube-proxy are missing. Packets that conntrack considers invalid are not dropped, as in the other
+/// backends and in kube-proxy's other modes. Node ports are not served at loopback addresses, so these need no
+/// protection. And packets are not counted.
 #[test]
 fn ipv4() {
     assert_lines(
@@ -81,9 +81,9 @@ last filter -A FAIRLEAD-CLUSTER-IPS -d fd00:96::/108 -m comment --comment "no se
     );
 }
 
-/// kube-proxy's, and one more: what the node itself sends to an external IP without endpoints is refused too.
+/// Those of kube-proxy, and one more: packets of the node to an external IP without endpoints are rejected too.
 #[test]
-fn jumps() {
+fn hooks_in_built_in_chains() {
     let hooks = hooks();
     let lines: Vec<String> =
         hooks.iter().map(|hook| format!("{} -A {} {}", hook.table, hook.chain, hook.rule)).collect();

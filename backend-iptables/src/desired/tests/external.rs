@@ -1,4 +1,4 @@
-//! External and load-balancer IPs, node ports: both policies, source ranges, health checks, and nobody to serve.
+//! External IPs, load-balancer IPs and node ports: policies, source ranges, health checks, no endpoints.
 
 use super::*;
 
@@ -79,8 +79,8 @@ nat -A KUBE-EXT-XPGD46QRK7WJZT7O -j KUBE-SVC-XPGD46QRK7WJZT7O
     );
 }
 
-/// The ranges are for load-balancer IPs only, each family has its own, and one for all is none. Where the node may (192.168.1.1), the
-/// load balancer's address may too: the node's own packets come back with it.
+/// The ranges apply to load-balancer IPs only, by family; a range of all addresses is no restriction. Where the node's
+/// address is allowed (192.168.1.1), the load balancer's address is too: it is the source of the node's own packets.
 #[test]
 fn source_ranges() {
     let web = |ranges: &[&str]| {
@@ -119,7 +119,7 @@ nat -A KUBE-FW-XPGD46QRK7WJZT7O -m comment --comment "other traffic to ns1/svc1:
     }
 }
 
-/// kube-proxy refuses whoever asks. Here those outside of the ranges hear nothing, as when there are endpoints.
+/// kube-proxy rejects all clients. Here clients outside the ranges are dropped, as when there are endpoints.
 #[test]
 fn source_ranges_without_endpoints() {
     let web =
@@ -168,10 +168,11 @@ nat -A KUBE-SVL-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> 10.180.0.
     );
 }
 
-/// PodMatch and the node still reach the others; from outside it is dropped, as there is somebody elsewhere. kube-proxy looks for unserved
-/// node ports at all addresses of the node; node ports answer at some only, so they have a chain that only those lead to.
+/// Pods and the node reach endpoints on other nodes; other packets are dropped, because endpoints exist elsewhere.
+/// kube-proxy matches node ports without endpoints at all addresses of the node; here they are served at some only, so
+/// they have their own chain.
 #[test]
-fn external_policy_local_with_nobody_here() {
+fn external_policy_local_without_local_endpoints() {
     let web = service(|web| {
         let web = web.cluster_ip("fd00:172:30::41").external_ip("fd00:203::1").node_port(30080);
         web.external_local().endpoints(["[fd00:10:180::1]:80"])
@@ -190,9 +191,9 @@ nat -A KUBE-EXT-XPGD46QRK7WJZT7O -m comment --comment "route LOCAL traffic for n
     );
 }
 
-/// Only here, as a local pool of endpoints that are terminating: pods and the node, which may go anywhere, have nowhere to go.
+/// The only endpoints are local and terminating: the cluster pool, which pods and the node use, is empty.
 #[test]
-fn external_policy_local_with_somebody_only_here() {
+fn external_policy_local_with_terminating_local_endpoints_only() {
     let web = service(|web| web.external_ip("203.0.113.1").external_local().terminating_endpoints(HERE));
     assert_lines(
         &external(&web, IpFamily::V4),
@@ -207,9 +208,9 @@ nat -A KUBE-EXT-XPGD46QRK7WJZT7O -j KUBE-SVL-XPGD46QRK7WJZT7O
     );
 }
 
-/// A health check answers whoever serves, also that nobody does.
+/// The health check is accepted all the same.
 #[test]
-fn with_nobody_anywhere_all_is_refused() {
+fn without_endpoints_all_vips_reject() {
     let web = service(|web| {
         let web = web.cluster_ip("172.30.0.41").external_ip("203.0.113.2").load_balancer_ip("203.0.113.1");
         web.node_port(30080).external_local().health_check_node_port(32000)

@@ -132,7 +132,8 @@ filter -A KUBE-SERVICES -d 172.30.0.41/32 -p tcp -m comment --comment "ns1/svc1:
     );
 }
 
-/// kube-proxy refuses TCP by an ICMP message too. Who was told by a reset knows it at once, whatever drops ICMP on the way.
+/// kube-proxy refuses TCP by an ICMP message too. Who was told by a reset knows it at once, whatever drops ICMP on the
+/// way.
 #[test]
 fn without_endpoints_a_cluster_ip_is_refused() {
     let refused = |protocol: &str, family, ip: &str, words: &str| {
@@ -192,7 +193,7 @@ fn only_what_it_owns() {
     let web = service(|web| web.cluster_ip("172.30.0.41").external_ip("203.0.113.1").endpoints(["10.180.0.1:80"]));
     let node = mk_state().build().node().clone();
     let effective = pods().effective(&node);
-    let context = Context { effective: &effective, node: &node.addresses };
+    let context = RuleContext { effective: &effective, node: &node.addresses };
     assert_eq!(desired(&web, IpFamily::V4, context, |_| false), None);
     assert_eq!(desired(&web, IpFamily::V6, context, |_| true), None);
     let external = |front: &backend::dataplane::Vip| front.to_string() == "203.0.113.1:80/tcp";

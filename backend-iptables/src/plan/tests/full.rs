@@ -1,9 +1,9 @@
-//! From whatever a kernel holds to what it should hold.
+//! Reconciling from any observed rules.
 
 use super::*;
 use crate::{kernel::Kernel as _, names, observed::Observed};
 
-/// So many service ports, one line each in the chain of cluster IPs.
+/// This many service ports, with one rule each in the chain of cluster IPs.
 fn many(count: u8) -> NodeState {
     let services = (1..=count).fold(mk_state(), |state, n| {
         let ip = format!("10.96.0.{n}");
@@ -12,8 +12,8 @@ fn many(count: u8) -> NodeState {
     services.build()
 }
 
-/// Repairs; says what was written for IPv4.
-async fn repaired(kernel: &Fake, state: &NodeState) -> String {
+/// Reconciles, and returns the scripts for IPv4.
+async fn reconciled(kernel: &Fake, state: &NodeState) -> String {
     kernel.asked();
     driver(kernel).reconcile(state).await.unwrap();
     let asked = kernel.asked();
@@ -32,25 +32,25 @@ async fn with(state: &NodeState) -> Fake {
     kernel
 }
 
-/// Each is mended alone: what is right is not written again.
+/// Only what differs is written.
 #[tokio::test]
-async fn what_others_have_changed_is_mended() {
+async fn changes_of_other_processes_are_reverted() {
     let state = many(40);
     let line = |n: u8| {
-        let names = names::Names::new(&mk_key(&format!("default/svc-{n:03}")));
-        let svc = names.chain(names::Kind::Svc);
+        let names = names::ChainNames::new(&mk_key(&format!("default/svc-{n:03}")));
+        let svc = names.chain(names::ChainKind::Svc);
         format!(
             r#"KUBE-SERVICES -d 10.96.0.{n}/32 -p tcp -m comment --comment "default/svc-{n:03} cluster IP" -m tcp --dport 80 -j {svc}"#
         )
     };
     let jump = r#"-m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING"#;
     let last = r#"KUBE-SERVICES -d 192.168.1.1/32 -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS"#;
-    for (done, table, mended) in [
-        // A line is missing, twice there, or nobody's.
+    for (change, table, expected) in [
+        // A rule is missing, duplicated, or foreign.
         (format!("-D {}", line(7)), "nat", format!("-I {}", line(7))),
         (format!("-I {}", line(7)), "nat", format!("-D {}", line(7))),
         ("-I KUBE-SERVICES -j ACCEPT".to_owned(), "nat", "-D KUBE-SERVICES -j ACCEPT".to_owned()),
-        // A chain with another content; one that nobody needs.
+        // A chain has other rules, or is not needed.
         (
             "-A KUBE-MARK-MASQ -j ACCEPT".to_owned(),
             "nat",
@@ -61,39 +61,39 @@ async fn what_others_have_changed_is_mended() {
             "nat",
             ":KUBE-SEP-SXIVWICOYRO3J4NJ - [0:0]\n-X KUBE-SEP-SXIVWICOYRO3J4NJ".to_owned(),
         ),
-        // A jump that is missing or twice there.
+        // A hook is missing or duplicated.
         (format!("-D POSTROUTING {jump}"), "nat", format!("-I POSTROUTING {jump}")),
         (format!("-A POSTROUTING {jump}"), "nat", format!("-D POSTROUTING {jump}")),
     ] {
         let kernel = with(&state).await;
-        kernel.stranger(IpFamily::V4, &format!("*{table}\n{done}\nCOMMIT\n"));
-        assert_eq!(repaired(&kernel, &state).await, format!("*{table}\n{mended}\nCOMMIT\n"), "{done}");
+        kernel.stranger(IpFamily::V4, &format!("*{table}\n{change}\nCOMMIT\n"));
+        assert_eq!(reconciled(&kernel, &state).await, format!("*{table}\n{expected}\nCOMMIT\n"), "{change}");
     }
-    // What must be last is not: the first such line would be deleted, so all are written again, in one go.
-    for done in [format!("-A {}", line(7)), format!("-D {last}"), format!("-I {last}")] {
+    // The last rule is not the last: deleting by text is ambiguous, so the chain is written anew.
+    for change in [format!("-A {}", line(7)), format!("-D {last}"), format!("-I {last}")] {
         let kernel = with(&state).await;
-        kernel.stranger(IpFamily::V4, &format!("*nat\n{done}\nCOMMIT\n"));
-        let script = repaired(&kernel, &state).await;
+        kernel.stranger(IpFamily::V4, &format!("*nat\n{change}\nCOMMIT\n"));
+        let script = reconciled(&kernel, &state).await;
         assert!(script.starts_with("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES "), "{script}");
         assert_eq!(script.lines().count(), 2 + 1 + 40 + 1);
     }
 }
 
-/// A restart after many services have changed: taking lines out one by one would look at all of them each time.
+/// A restart after many services have changed: the kernel would compare each deleted rule with all rules.
 #[tokio::test]
-async fn many_changes_of_a_chain_fill_it_anew() {
+async fn many_changes_write_a_shared_chain_anew() {
     let kernel = with(&many(200)).await;
-    let script = repaired(&kernel, &many(190)).await;
+    let script = reconciled(&kernel, &many(190)).await;
     assert_eq!(script.matches("-D KUBE-SERVICES ").count(), 10);
     assert_eq!(script.matches("-A KUBE-SERVICES ").count(), 0);
-    let script = repaired(&kernel, &many(100)).await;
+    let script = reconciled(&kernel, &many(100)).await;
     assert_eq!(script.matches("-D KUBE-SERVICES ").count(), 0);
     assert_eq!(script.matches("-A KUBE-SERVICES ").count(), 100 + 1);
 }
 
-/// All that is left of them when services go is what others lead to, empty: kubelet may use the mark, a plugin a chain.
+/// A chain that other programs jump to is emptied and kept.
 #[tokio::test]
-async fn only_ours_is_removed() {
+async fn cleanup_removes_only_our_chains() {
     let foreign = "*filter
 :CNI-FORWARD - [0:0]
 :KUBE-FIREWALL - [0:0]
@@ -124,14 +124,14 @@ COMMIT
     driver.reconcile(&many(3)).await.unwrap();
     kernel.stranger(IpFamily::V4, "*nat\n-A CNI-HOSTPORT -j KUBE-MARK-MASQ\nCOMMIT\n");
     driver.cleanup().await.unwrap();
-    let present = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
-    let left: Vec<_> = present.ours().collect();
-    assert_eq!(left, [(Table::Nat, names::MARK_MASQ, &[][..])]);
+    let observed = Observed::parse(&kernel.clone().save(IpFamily::V4).await.unwrap().unwrap()).unwrap();
+    let kept: Vec<_> = observed.ours().collect();
+    assert_eq!(kept, [(Table::Nat, names::MARK_MASQ, &[][..])]);
 }
 
-/// The tool is killed between any two parts: who comes next makes it right, whatever was to be done.
+/// iptables-restore is killed after any transaction: the next reconcile completes the change.
 #[tokio::test]
-async fn from_wherever_it_was_killed() {
+async fn reconciling_after_an_incomplete_script() {
     let states = [many(3), state(|web| web.endpoints(TWO).node_port(30080)), state(|web| web), beside(mk_state())];
     for (from, to) in (0..4).flat_map(|from| (0..4).map(move |to| (from, to))) {
         for parts in 0..3 {
@@ -142,12 +142,12 @@ async fn from_wherever_it_was_killed() {
             let changes = backend::testing::transition(&mut current, &states[to]);
             kernel.die_after(parts);
             if driver.apply(&current, &changes).await.is_ok() {
-                // There were not so many parts.
+                // The script had fewer transactions.
                 kernel.asked();
                 assert!(from == to || parts > 0);
                 continue;
             }
-            repaired(&kernel, &states[to]).await;
+            reconciled(&kernel, &states[to]).await;
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Random histories against the fake: what changes lead to is what is built from nothing, by scripts that a kernel takes, and nobody who
-//! is served, or refused, before and after a change is neither in between.
+//! Random histories with the fake kernel: applying changes leads to the same rules as a reconcile from an empty kernel,
+//! each script is accepted, and a VIP with rules before and after a change always has rules in between.
 
 use std::time::Duration;
 
@@ -46,10 +46,10 @@ fn shapes(kernel: &Fake) -> [Vec<String>; 2] {
     IpFamily::ALL.map(|family| kernel.tables(family).shape())
 }
 
-/// VIPs, with their ports, that lead somewhere or are refused.
+/// The VIPs that are served or rejected.
 fn answered(tables: &Tables) -> BTreeSet<String> {
-    let chains = [Dispatch::Services, Dispatch::UnservedServices, Dispatch::UnservedExternal];
-    let lines = chains.into_iter().flat_map(|dispatch| tables.rules(dispatch.table(), dispatch.chain()));
+    let chains = [SharedChain::Services, SharedChain::UnservedServices, SharedChain::UnservedExternal];
+    let lines = chains.into_iter().flat_map(|shared| tables.rules(shared.table(), shared.chain()));
     let vip = |line: &String| {
         let (vip, rest) = line.split_once(" -m comment ")?;
         let (_, port) = rest.split_once("--dport ")?;
@@ -58,16 +58,16 @@ fn answered(tables: &Tables) -> BTreeSet<String> {
     lines.filter_map(vip).collect()
 }
 
-/// Whether what the driver remembers is what the kernel holds.
-async fn is_as_remembered(driver: &mut FakeDriver, kernel: &Fake) -> bool {
+/// Whether the applied state of the driver equals the rules of the kernel.
+async fn is_unchanged(driver: &mut FakeDriver, kernel: &Fake) -> bool {
     IpFamily::ALL.into_iter().for_each(|family| kernel.suspect(Suspicion::Compare(family)));
-    // It looks at once; when all is well it waits for the next time.
+    // The comparison is immediate; without drift the driver waits for the next one.
     tokio::time::timeout(Duration::ZERO, driver.drifted()).await.is_err()
 }
 
-async fn follow(seed: u64, steps: usize, at_once: usize) {
+async fn check_history(seed: u64, steps: usize, max_lines: usize) {
     let (kernel, mut history) = (node(), History::new(seed));
-    kernel.takes(at_once);
+    kernel.takes(max_lines);
     history.jump();
     let mut driver = driver_for(&kernel, seed);
     driver.reconcile(history.state()).await.unwrap();
@@ -84,42 +84,41 @@ async fn follow(seed: u64, steps: usize, at_once: usize) {
             let always = &before[*family as usize] & &answered(&kernel.tables(*family));
             for tables in steps {
                 let lost: Vec<_> = always.difference(&answered(tables)).cloned().collect();
-                assert!(lost.is_empty(), "{at}: {lost:?} led nowhere within\n{script}");
+                assert!(lost.is_empty(), "{at}: {lost:?} had no rules within\n{script}");
             }
         }
 
         let fresh = node();
         driver_for(&fresh, seed).reconcile(history.state()).await.unwrap();
         assert_eq!(shapes(&kernel), shapes(&fresh), "{at}");
-        // The order of lines is free, but not what comes first and last.
+        // The order of rules in shared chains is free, except for the fixed rules.
         assert_eq!(driver_for(&kernel, seed).reconcile(history.state()).await.unwrap().writes, 0, "{at}");
-        assert!(is_as_remembered(&mut driver, &kernel).await, "{at}");
+        assert!(is_unchanged(&mut driver, &kernel).await, "{at}");
         kernel.asked();
     }
     driver.cleanup().await.unwrap();
-    assert_eq!(shapes(&kernel), shapes(&node()), "seed {seed}: rules of others have changed");
+    assert_eq!(shapes(&kernel), shapes(&node()), "seed {seed}: rules of other programs have changed");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn changes_lead_to_what_is_built_from_nothing(
+    fn apply_leads_to_the_same_rules_as_reconcile(
         seed in any::<u64>(),
         steps in 1..30_usize,
-        at_once in prop_oneof![1..30_usize, Just(usize::MAX)],
+        max_lines in prop_oneof![1..30_usize, Just(usize::MAX)],
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(follow(seed, steps, at_once));
+        runtime.block_on(check_history(seed, steps, max_lines));
     }
 }
 
-/// Of what is ours; what others have is theirs.
 #[tokio::test]
-async fn what_others_change_is_noticed() {
+async fn drift_of_our_chains_is_detected() {
     let state = state(|web| web.endpoints(TWO));
     for family in IpFamily::ALL {
-        for (change, noticed) in [
+        for (change, is_drift) in [
             ("*nat\n-A CNI-HOSTPORT -j ACCEPT\nCOMMIT\n", false),
             ("*nat\n-I OUTPUT -j CNI-HOSTPORT\nCOMMIT\n", false),
             ("*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n", true),
@@ -134,10 +133,10 @@ async fn what_others_change_is_noticed() {
             let mut driver = driver(&kernel);
             driver.reconcile(&state).await.unwrap();
             kernel.stranger(family, change);
-            assert_eq!(is_as_remembered(&mut driver, &kernel).await, !noticed, "{family}: {change}");
+            assert_eq!(is_unchanged(&mut driver, &kernel).await, !is_drift, "{family}: {change}");
             let (what, by) = ("rule".to_owned(), "unknown".to_owned());
             kernel.suspect(Suspicion::Compare(family));
-            if noticed {
+            if is_drift {
                 assert_eq!(driver.drifted().await, Drift::Changed { object: what, process: by, pid: 0 });
             }
         }
@@ -145,7 +144,7 @@ async fn what_others_change_is_noticed() {
 }
 
 #[tokio::test]
-async fn conforms() {
+async fn fulfils_the_backend_contract() {
     for seed in 0..10 {
         let kernel = node();
         contract::check_all(|| driver_for(&kernel, seed), seed).await;
