@@ -101,7 +101,7 @@ impl AppliedState {
         if !added.excluded.is_empty() {
             self.excluded.insert(key.clone(), std::mem::take(&mut added.excluded));
         }
-        if !added.fronts.is_empty() {
+        if !added.vips.is_empty() {
             self.service_ports.insert(key.clone(), added);
         }
         touched
@@ -176,7 +176,7 @@ impl AppliedState {
 
 impl Applied for AppliedState {
     fn vips(&self, key: &ServicePortKey) -> Vec<(IpFamily, Vip)> {
-        self.service_ports.get(key).map(|desired| desired.fronts.clone()).unwrap_or_default()
+        self.service_ports.get(key).map(|desired| desired.vips.clone()).unwrap_or_default()
     }
 
     fn rejections(&self) -> &Rejections {

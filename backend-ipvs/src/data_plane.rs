@@ -248,7 +248,7 @@ fn marked_entries(state: &NodeState, ownership: &VipOwnership, key: &ServicePort
                 Vip::NodePort { .. } => [SetContent::NodePorts, SetContent::NodePortsInside],
                 _ => [SetContent::Vips, SetContent::VipsInside],
             };
-            let entries = set::front(&vip, family);
+            let entries = set::vip_entries(&vip, family);
             for content in contents {
                 let set = SetId { content, family };
                 list.extend(entries.iter().map(|entry| Object::SetEntry(set, *entry)));

@@ -1,4 +1,4 @@
-//! Operations in words, for people. Pure.
+//! Describes operations in a preview. Pure.
 
 use std::collections::HashMap;
 
@@ -11,36 +11,36 @@ use crate::{
     plan::{Objects, Operation},
 };
 
-/// What operations would do to what is there. `owners`: who wants each piece.
+/// The differences that operations would make. `owners`: the service ports that want each object.
 pub(crate) fn differences(
     operations: &[Operation],
     observed: &Objects,
     owners: &HashMap<Object, Vec<ServicePortKey>>,
 ) -> Vec<Difference> {
-    let one = operations.iter().map(|operation| {
+    let differences = operations.iter().map(|operation| {
         let object = operation.object();
-        let (verb, value) = match operation {
-            Operation::Add(_, value) => (DifferenceKind::Add, words(value)),
+        let (kind, value) = match operation {
+            Operation::Add(_, value) => (DifferenceKind::Add, describe_value(value)),
             Operation::Change(_, value) => {
-                let old = observed.get(object).map(words).unwrap_or_default();
-                (DifferenceKind::Change, format!("{old} -> {}", words(value)))
+                let old = observed.get(object).map(describe_value).unwrap_or_default();
+                (DifferenceKind::Change, format!("{old} -> {}", describe_value(value)))
             }
             Operation::Remove(_) => (DifferenceKind::Remove, String::new()),
         };
-        let (place, what) = match object {
+        let (location, what) = match object {
             Object::SetEntry(..) => ("ipset", object.to_string()),
             Object::Address(_) => ("links", object.to_string()),
             Object::Server(_) | Object::Destination(..) => ("IPVS", object.to_string()),
         };
         let what = if value.is_empty() { what } else { format!("{what}: {value}") };
-        // Of those who share it, one.
+        // One of the service ports that share the object.
         let owner = owners.get(object).and_then(|keys| keys.first());
-        Difference::new(verb, place, what).of(owner)
+        Difference::new(kind, location, what).of(owner)
     });
-    one.collect()
+    differences.collect()
 }
 
-fn words(value: &Value) -> String {
+fn describe_value(value: &Value) -> String {
     match value {
         Value::Plain => String::new(),
         Value::Mark(mark) => format!("mark {:#x}", mark.raw()),

@@ -1,8 +1,8 @@
-//! What should be there. Pure.
+//! The desired state. Pure.
 //!
 //! ```text
-//!   a service port, the node's facts, its number ──▶ service : pieces, each by what it is known
-//!   options, the node's and the cluster's facts  ──▶ rules   : chains of iptables, the same whatever services there are
+//!   a service port, facts about the node, its id  ──▶ service : objects with keys and values
+//!   options, facts about the node and the cluster ──▶ rules   : iptables chains, independent of Services
 //! ```
 
 mod rules;

@@ -1,5 +1,5 @@
-//! The numbers of service ports, which their marks are made of. A service port keeps its number for as long as it has fronts with marks;
-//! after a restart it is found in the kernel.
+//! The ids of service ports, which are part of their marks. A service port keeps its id while it has VIPs with marks;
+//! after a restart it is read from the kernel.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use crate::{
     plan::Objects,
 };
 
-/// Who has which number.
+/// Allocated ids.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ids {
     by_key: HashMap<ServicePortKey, u32>,
@@ -23,20 +23,20 @@ pub(crate) struct Ids {
 // === impl Ids ===
 
 impl Ids {
-    /// The number of a service port.
+    /// The id of a service port.
     pub(crate) fn get(&self, key: &ServicePortKey) -> Option<u32> {
         self.by_key.get(key).copied()
     }
 
-    /// A service port has the number that its fronts lead to, if that is free.
+    /// Allocates the id in the marks of a service port's observed VIP entries, if it is free.
     pub(crate) fn adopt<'a>(
         &mut self,
         key: &ServicePortKey,
         observed: &Objects,
-        fronts: impl Iterator<Item = &'a Object>,
+        vip_entries: impl Iterator<Item = &'a Object>,
     ) {
-        for front in fronts {
-            if let Some(Value::Mark(mark)) = observed.get(front)
+        for entry in vip_entries {
+            if let Some(Value::Mark(mark)) = observed.get(entry)
                 && let Some(id) = mark.id()
                 && self.used.insert(id)
             {
@@ -46,7 +46,7 @@ impl Ids {
         }
     }
 
-    /// Gives a service port a number that nobody has, and no virtual server that still drains.
+    /// The id of a service port, or a new one that no other service port and no draining virtual server uses.
     pub(crate) fn give(&mut self, key: &ServicePortKey, observed: &Objects) -> Option<u32> {
         if let Some(id) = self.get(key) {
             return Some(id);
@@ -62,7 +62,7 @@ impl Ids {
         None
     }
 
-    /// A service port needs its number no more.
+    /// Frees the id of a service port.
     pub(crate) fn release(&mut self, key: &ServicePortKey) {
         if let Some(id) = self.by_key.remove(key) {
             self.used.remove(&id);
@@ -70,7 +70,7 @@ impl Ids {
     }
 }
 
-/// Whether there is a virtual server for a mark with this number.
+/// Whether a virtual server exists for a mark with this id.
 fn serves(observed: &Objects, id: u32) -> bool {
     use crate::mark::Variant;
     use netlink::{AddressFamily, ipvs::IpvsProtocol};

@@ -1,37 +1,37 @@
-//! Packet marks. The first packet of a connection to a VIP gets one, which says what becomes of it: that of a virtual server, or a verdict.
-//! It is gone before the packet leaves the node.
+//! Packet marks. The first packet of a connection to a VIP gets one, which selects a virtual server or a verdict. It is
+//! cleared before the packet leaves the node.
 //!
 //! ```text
 //!   31       24 23       16 15 14 13          4 3   2 1   0
 //!   1 1 1 1 1 0 1 0  id, high   0  0     id, low     proto  variant
 //! ```
 //!
-//! Bits 14 and 15 are left alone: kubelet and kube-proxy have given them meanings.
+//! Bits 14 and 15 are not used: kubelet and kube-proxy use them.
 
 use std::fmt;
 
 use netlink::ipvs::IpvsProtocol;
 
-/// A mark of ours.
+/// A mark of this backend.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Mark(u32);
 
-/// Which of a service port's virtual servers.
+/// Selects one of the virtual servers of a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub(crate) enum Variant {
-    /// The cluster pool under policy Cluster: all are masqueraded.
+    /// The cluster pool under policy Cluster; every source is masqueraded.
     External = 1,
-    /// The cluster pool under policy Local, for pods and for the node itself, which alone is masqueraded.
+    /// The cluster pool under policy Local, for pods and for this node; only this node is masqueraded.
     Inside = 2,
-    /// The local pool under policy Local, for all others.
+    /// The local pool under policy Local, for sources outside the cluster.
     Local = 3,
 }
 
 const TAG: u32 = 0xfa00_0000;
 const TAG_MASK: u32 = 0xff00_0000;
 const VARIANT_MASK: u32 = 0x3;
-/// There are so many numbers for service ports, from 1.
+/// The highest id of a service port; ids start at 1.
 pub(crate) const MAX_ID: u32 = (1 << 18) - 1;
 
 // === impl Mark ===
@@ -39,17 +39,17 @@ pub(crate) const MAX_ID: u32 = (1 << 18) - 1;
 impl Mark {
     /// The packet is dropped.
     pub(crate) const DROP: Self = Self(TAG);
-    /// The packet is refused.
+    /// The packet is rejected.
     pub(crate) const REJECT: Self = Self(TAG | 0x4);
     /// The packet goes to the virtual server at its address, a cluster IP.
     pub(crate) const CLUSTER_IP: Self = Self(TAG | 0x8);
 
-    /// The packet goes to the virtual server at its address, and is treated as this variant.
+    /// The packet goes to the virtual server at its address, and is masqueraded like this variant.
     pub(crate) const fn by_address(variant: Variant) -> Self {
         Self(TAG | variant as u32)
     }
 
-    /// That of a virtual server of the service port with this number.
+    /// The mark of a virtual server of the service port with this id.
     pub(crate) fn new(id: u32, protocol: IpvsProtocol, variant: Variant) -> Self {
         let protocol = match protocol {
             IpvsProtocol::Tcp => 1,
@@ -60,7 +60,7 @@ impl Mark {
         Self(TAG | high << 16 | low << 4 | protocol << 2 | variant as u32)
     }
 
-    /// `None` when it is not ours.
+    /// `None` if it is not a mark of this backend.
     pub(crate) fn from_raw(raw: u32) -> Option<Self> {
         (raw & TAG_MASK == TAG).then_some(Self(raw))
     }
@@ -69,13 +69,13 @@ impl Mark {
         self.0
     }
 
-    /// The number of the service port; `None` of a verdict.
+    /// The id of the service port; `None` for a verdict.
     pub(crate) fn id(self) -> Option<u32> {
         let id = (self.0 >> 16 & 0xff) << 10 | (self.0 >> 4 & 0x3ff);
         (id != 0 && self.0 & VARIANT_MASK != 0).then_some(id)
     }
 
-    /// What its virtual server serves.
+    /// The protocol of its virtual server.
     pub(crate) fn protocol(self) -> Option<IpvsProtocol> {
         self.id()?;
         match self.0 >> 2 & 0x3 {
@@ -86,17 +86,17 @@ impl Mark {
         }
     }
 
-    /// How a rule asks for this mark.
+    /// The match of a rule for this mark.
     pub(crate) fn exactly(self) -> String {
         format!("-m mark --mark {:#x}", self.0)
     }
 
-    /// How a rule asks for any mark of ours.
+    /// The value and mask of any mark of this backend.
     pub(crate) fn any() -> String {
         format!("{TAG:#x}/{TAG_MASK:#x}")
     }
 
-    /// How a rule asks for the marks of a variant.
+    /// The match of a rule for all marks of a variant.
     pub(crate) fn of_variant(variant: Variant) -> String {
         format!("-m mark --mark {:#x}/{:#x}", TAG | variant as u32, TAG_MASK | VARIANT_MASK)
     }
@@ -118,14 +118,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_say_whose_they_are() {
+    fn a_mark_contains_id_protocol_and_variant() {
         for id in [1, 2, 1_023, 1_024, 77_777, MAX_ID] {
             for protocol in [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp] {
                 for variant in [Variant::External, Variant::Inside, Variant::Local] {
                     let mark = Mark::new(id, protocol, variant);
                     assert_eq!(Mark::from_raw(mark.raw()), Some(mark));
                     assert_eq!((mark.id(), mark.protocol()), (Some(id), Some(protocol)));
-                    assert_eq!(mark.raw() & 0xc000, 0, "bits of others");
+                    assert_eq!(mark.raw() & 0xc000, 0, "bits of kubelet and kube-proxy");
                     assert_eq!(mark.raw() & VARIANT_MASK, variant as u32);
                 }
             }
@@ -133,12 +133,12 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_are_nobodys() {
+    fn verdicts_have_no_id_and_no_protocol() {
         for verdict in [Mark::DROP, Mark::REJECT, Mark::CLUSTER_IP, Mark::by_address(Variant::Local)] {
             assert_eq!((verdict.id(), verdict.protocol()), (None, None));
         }
         for verdict in [Mark::DROP, Mark::REJECT, Mark::CLUSTER_IP] {
-            assert_eq!(verdict.raw() & VARIANT_MASK, 0, "no rule about a variant is about it");
+            assert_eq!(verdict.raw() & VARIANT_MASK, 0, "no rule for a variant matches it");
         }
         assert_eq!(Mark::from_raw(0x4000), None);
         assert_eq!(Mark::from_raw(7), None);

@@ -1,5 +1,5 @@
-//! What the kernel holds for us, piece by piece: entries of sets, addresses, virtual servers, destinations. Each has a name and a
-//! value; two states of the kernel differ by the pieces that they have.
+//! The kernel objects that this backend programs: set entries, addresses, virtual servers and destinations. Each has a
+//! key and a value, so that desired and observed state can be compared as maps.
 
 use std::{
     fmt,
@@ -14,39 +14,39 @@ use proto::model::IpFamily;
 
 use crate::{mark::Mark, set::SetId};
 
-/// What a piece is known by.
+/// The key of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Object {
     /// An entry of a set, without its mark.
     SetEntry(SetId, IpsetEntry),
-    /// An address on our device.
+    /// An address on the device `fairlead-ipvs0`.
     Address(IpAddr),
     /// A virtual server.
     Server(VirtualServerKey),
-    /// A destination of one.
+    /// A destination of a virtual server.
     Destination(VirtualServerKey, SocketAddr),
 }
 
-/// What else there is to say of it.
+/// The value of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
-    /// Nothing: of addresses, and of entries without a mark.
+    /// An address, or a set entry without a mark, has none.
     Plain,
-    /// What an entry makes of packets.
+    /// The mark that a set entry gives packets.
     Mark(Mark),
-    /// How a virtual server chooses.
+    /// The scheduler of a virtual server, with its flags and timeout.
     Scheduling(Scheduling),
-    /// How many new connections a destination gets.
+    /// The weight of a destination.
     Weight(Weight),
 }
 
-/// How many new connections a destination gets.
+/// A destination's share of new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
-    /// Its share.
+    /// Its weight.
     Of(u32),
-    /// None: it is being removed, and goes when its connections have ended, or at this time (seconds since 1970). The kernel keeps the
-    /// time where it keeps the limits of destinations, which are of no use to one of weight 0.
+    /// Weight 0: the destination is deleted when its connections have ended, at the latest at this time (seconds since
+    /// 1970). The time is stored in the destination's connection thresholds, which have no effect at weight 0.
     Draining(u32),
 }
 
@@ -57,8 +57,8 @@ impl fmt::Display for Object {
         match self {
             Self::SetEntry(set, entry) => {
                 f.write_str(set.name())?;
-                let words = [entry.ip.map(|ip| ip.to_string()), entry.port.map(|port| port.to_string())];
-                words.into_iter().flatten().try_for_each(|word| write!(f, " {word}"))
+                let parts = [entry.ip.map(|ip| ip.to_string()), entry.port.map(|port| port.to_string())];
+                parts.into_iter().flatten().try_for_each(|part| write!(f, " {part}"))
             }
             Self::Address(address) => write!(f, "address {address}"),
             Self::Server(server) => write!(f, "virtual server {server}"),
@@ -67,7 +67,7 @@ impl fmt::Display for Object {
     }
 }
 
-/// The protocol that a virtual server of ours serves.
+/// The protocol of a virtual server of this backend.
 pub(crate) fn protocol(server: &VirtualServerKey) -> Option<IpvsProtocol> {
     match server {
         VirtualServerKey::Address(protocol, _) => Some(*protocol),
@@ -75,7 +75,7 @@ pub(crate) fn protocol(server: &VirtualServerKey) -> Option<IpvsProtocol> {
     }
 }
 
-/// The same in the words of IPVS.
+/// Converts a protocol.
 pub(crate) fn ipvs_protocol(protocol: proto::model::Protocol) -> IpvsProtocol {
     match protocol {
         proto::model::Protocol::Tcp => IpvsProtocol::Tcp,
@@ -84,7 +84,7 @@ pub(crate) fn ipvs_protocol(protocol: proto::model::Protocol) -> IpvsProtocol {
     }
 }
 
-/// The same in the words of IPVS.
+/// Converts an address family.
 pub(crate) fn ipvs_family(family: IpFamily) -> netlink::AddressFamily {
     match family {
         IpFamily::V4 => netlink::AddressFamily::V4,

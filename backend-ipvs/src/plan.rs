@@ -1,8 +1,8 @@
-//! From what is there to what should be: the operations, in an order in which nothing that stays is missing for a moment. Pure.
+//! The operations from observed to desired state, in an order that never interrupts what stays. Pure.
 //!
 //! ```text
-//!   sets that rules only ask ─▶ addresses ─▶ virtual servers, destinations ─▶ what leads there
-//!     ─▶ what led elsewhere goes ─▶ destinations (TCP: drain first) ─▶ virtual servers ─▶ addresses ─▶ what rules only ask
+//!   add:    entries that only match ─▶ addresses ─▶ virtual servers, destinations ─▶ entries that mark
+//!   remove: entries that mark ─▶ destinations (TCP drains) ─▶ virtual servers ─▶ addresses ─▶ entries that only match
 //! ```
 
 #[cfg(test)]
@@ -26,30 +26,30 @@ use crate::{
     set::{self, SetContent, SetId},
 };
 
-/// All that is there of ours.
+/// Kernel objects by their keys.
 pub(crate) type Objects = BTreeMap<Object, Value>;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// It is not there.
+    /// Creates an object.
     Add(Object, Value),
-    /// It is there, with another value.
+    /// Gives an existing object another value.
     Change(Object, Value),
-    /// It goes.
+    /// Deletes an object.
     Remove(Object),
 }
 
-/// How destinations go.
+/// How destinations are removed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drain<'a> {
-    /// When those that begin to go now are removed at last, in seconds since 1970; `None`: now.
+    /// When destinations that start to drain now are deleted at the latest, in seconds since 1970; `None`: at once.
     pub(crate) until: Option<u32>,
-    /// Those that may go now: their connections have ended, or their time is over.
+    /// Destinations to delete now: without connections, or past their deadline.
     pub(crate) idle: &'a HashSet<Object>,
 }
 
-/// What is to be done about these pieces. `wanted`: what should be there of a piece.
+/// The operations for the touched objects. `wanted`: the desired value of an object.
 pub(crate) fn plan<'a>(
     observed: &Objects,
     wanted: impl Fn(&Object) -> Option<&'a Value>,
@@ -76,7 +76,7 @@ pub(crate) fn plan<'a>(
             _ => {}
         }
     }
-    // What others need goes after these: destinations, virtual servers, addresses, entries.
+    // In reverse order of keys an object is visited after those that depend on it.
     for object in unwanted.into_iter().rev() {
         planner.remove(object, drain);
     }
@@ -89,7 +89,7 @@ struct Planner<'a> {
     is_wanted: &'a dyn Fn(&Object) -> bool,
     gone: HashSet<Object>,
     operations: Vec<Operation>,
-    /// Made when the first node port goes.
+    /// Built when the first node port is removed.
     at_ports: OnceCell<AtPorts>,
 }
 
@@ -122,7 +122,7 @@ impl Planner<'_> {
                     return;
                 }
             }
-            // New connections are refused there, and its address stays.
+            // The virtual server rejects new connections while it drains, and the address stays.
             Object::SetEntry(SetId { content: SetContent::Vips, .. }, _) if self.leads_to_draining(&object) => return,
             Object::SetEntry(SetId { content: SetContent::NodePorts, .. }, entry) if self.serves_node_port(&entry) => {
                 self.leave(object, Mark::REJECT);
@@ -134,7 +134,7 @@ impl Planner<'_> {
         self.operations.push(Operation::Remove(object));
     }
 
-    /// An entry stays for as long as something drains that it is known by; new connections are told this.
+    /// Keeps an entry while a virtual server that depends on it drains, with this verdict for new connections.
     fn leave(&mut self, object: Object, mark: Mark) {
         let mark = Value::Mark(mark);
         if self.observed.get(&object) != Some(&mark) {
@@ -142,7 +142,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether there will be virtual servers at addresses of the node for a node port.
+    /// Whether a virtual server at an address of the node stays for a node port.
     fn serves_node_port(&self, entry: &IpsetEntry) -> bool {
         let (Some(protocol), Some(port), Some(ip)) = (entry.protocol, entry.port, entry.ip) else {
             return false;
@@ -152,7 +152,7 @@ impl Planner<'_> {
         servers.is_some_and(|servers| servers.iter().any(|server| self.stays(&Object::Server(*server))))
     }
 
-    /// Whether a VIP leads to a virtual server that is there only until its connections have ended.
+    /// Whether a VIP leads to a virtual server that stays only to drain.
     fn leads_to_draining(&self, object: &Object) -> bool {
         let (Object::SetEntry(set, _), Some(Value::Mark(mark))) = (object, self.observed.get(object)) else {
             return false;
@@ -161,7 +161,7 @@ impl Planner<'_> {
         self.stays(&server) && !(self.is_wanted)(&server)
     }
 
-    /// The same of any VIP at an address.
+    /// As [`Self::leads_to_draining`], for any VIP at an address.
     fn leads_from(&self, address: IpAddr) -> bool {
         let set = SetId { content: SetContent::Vips, family: IpFamily::of(&address) };
         let first = Object::SetEntry(set, set::address(address));
@@ -175,12 +175,12 @@ impl Planner<'_> {
         self.observed.contains_key(object) && !self.gone.contains(object)
     }
 
-    /// Whether there will be destinations of a virtual server.
+    /// Whether a destination of a virtual server stays.
     fn destinations(&self, server: VirtualServerKey) -> bool {
         destinations(self.observed, server).any(|(object, _)| !self.gone.contains(object))
     }
 
-    /// Whether there will be virtual servers at an address.
+    /// Whether a virtual server at an address stays.
     fn serves(&self, address: IpAddr) -> bool {
         [IpvsProtocol::Tcp, IpvsProtocol::Udp, IpvsProtocol::Sctp].into_iter().any(|protocol| {
             let at = |port| Object::Server(VirtualServerKey::Address(protocol, SocketAddr::new(address, port)));
@@ -211,14 +211,14 @@ pub(crate) fn destinations(objects: &Objects, server: VirtualServerKey) -> impl 
 // === impl Operation ===
 
 impl Operation {
-    /// What it is about.
+    /// The object that it changes.
     pub(crate) fn object(&self) -> &Object {
         match self {
             Self::Add(object, _) | Self::Change(object, _) | Self::Remove(object) => object,
         }
     }
 
-    /// What comes first. Within a phase the order does not matter, but that a virtual server comes before its destinations.
+    /// Phases are executed in ascending order. Within a phase only a virtual server has to precede its destinations.
     fn phase(&self) -> u8 {
         match self {
             Self::Change(Object::Destination(..), Value::Weight(Weight::Draining(_))) => 8,

@@ -1,4 +1,4 @@
-//! Our sets: what they are called, what they hold, and how an entry is written.
+//! The ipsets of this backend: names, types, and entries.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,43 +7,43 @@ use ipnet::IpNet;
 use netlink::ipset::{IpsetEntry, IpsetType, NewIpset, SkbInfo};
 use proto::model::{IpFamily, Protocol};
 
-/// A set, of one family.
+/// A set of one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SetId {
     pub(crate) content: SetContent,
     pub(crate) family: IpFamily,
 }
 
-/// What a set holds.
+/// The content of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum SetContent {
-    /// Endpoints on this node, twice: who may reach itself.
+    /// Endpoints on this node, as source and destination: connections to themselves are masqueraded.
     Hairpin,
-    /// A VIP and who may use it.
+    /// VIPs with the source ranges that may use them.
     Sources,
-    /// VIPs that not everybody may use.
+    /// VIPs with source ranges.
     Restricted,
-    /// The addresses on our device: what becomes of packets to ports that nobody has.
+    /// The addresses on the device, with the verdict for packets to ports without a service port.
     Addresses,
-    /// VIPs: what becomes of their packets.
+    /// VIPs, with the mark of their packets.
     Vips,
-    /// The same, of packets of pods and of the node itself, where that differs.
+    /// VIPs at which packets from pods and from this node get another mark.
     VipsInside,
-    /// Node ports: what becomes of their packets.
+    /// Node ports, with the mark of their packets.
     NodePorts,
-    /// As [`Self::VipsInside`].
+    /// Node ports, as [`Self::VipsInside`].
     NodePortsInside,
 }
 
-/// A set grows with its entries, up to so many: far more than there are VIPs in a cluster.
+/// `maxelem`: far more than a cluster has VIPs.
 const MAX_ENTRIES: u32 = 1 << 22;
-/// Room to begin with, which the kernel has to give to empty sets too.
+/// `hashsize`: the initial size of the hash table. The kernel allocates it for empty sets too, and grows it.
 const HASH_SIZE: u32 = 1024;
 
 // === impl Set ===
 
 impl SetId {
-    /// All there are.
+    /// All sets.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         IpFamily::ALL.into_iter().flat_map(|family| SetContent::ALL.map(move |content| Self { content, family }))
     }
@@ -71,7 +71,7 @@ impl SetId {
         }
     }
 
-    /// As it is made.
+    /// The request that creates the set.
     pub(crate) fn new_set(self) -> NewIpset<'static> {
         let (set_type, skbinfo) = match self.content {
             SetContent::Hairpin => (IpsetType::IpPortIp, SkbInfo::Disabled),
@@ -93,7 +93,6 @@ impl SetId {
 // === impl Content ===
 
 impl SetContent {
-    /// All.
     const ALL: [Self; 8] = [
         Self::Hairpin,
         Self::Sources,
@@ -105,7 +104,7 @@ impl SetContent {
         Self::NodePortsInside,
     ];
 
-    /// Whether its entries lead packets to virtual servers.
+    /// Whether its entries mark packets for virtual servers.
     pub(crate) fn leads(self) -> bool {
         matches!(self, Self::Vips | Self::VipsInside | Self::NodePorts | Self::NodePortsInside)
     }
@@ -113,30 +112,30 @@ impl SetContent {
 
 // === entries ===
 
-/// That of an address.
+/// The entry of an address.
 pub(crate) fn address(ip: IpAddr) -> IpsetEntry {
     IpsetEntry { ip: Some(ip), ..IpsetEntry::default() }
 }
 
-/// That of an address and a port.
+/// The entry of an address and a port.
 pub(crate) fn socket(ip: IpAddr, protocol: Protocol, port: u16) -> IpsetEntry {
     IpsetEntry { protocol: Some(protocol as u8), port: Some(port), ..address(ip) }
 }
 
-/// That of an endpoint that reaches itself.
+/// The entry of an endpoint in [`SetContent::Hairpin`].
 pub(crate) fn hairpin(ip: IpAddr, protocol: Protocol, port: u16) -> IpsetEntry {
     IpsetEntry { second: Some(ip), ..socket(ip, protocol, port) }
 }
 
-/// That of a VIP and a range of sources.
+/// The entry of a VIP and a source range.
 pub(crate) fn source(ip: IpAddr, protocol: Protocol, port: u16, range: &IpNet) -> IpsetEntry {
     IpsetEntry { second: Some(range.network()), second_prefix: Some(range.prefix_len()), ..socket(ip, protocol, port) }
 }
 
-/// Those of a front. A node port is entered with all addresses, in two halves: there is no network of all. Rules see to it that only the
-/// node's own are looked up.
-pub(crate) fn front(front: &Vip, family: IpFamily) -> Vec<IpsetEntry> {
-    match *front {
+/// The entries of a VIP. A node port is entered for all addresses as two /1 networks, because ipset has no /0. The
+/// rules look up only the node's own addresses.
+pub(crate) fn vip_entries(vip: &Vip, family: IpFamily) -> Vec<IpsetEntry> {
+    match *vip {
         Vip::AddressPort { address, port, protocol } => vec![socket(address, protocol, port)],
         Vip::NodePort { port, protocol } => {
             let halves: [IpAddr; 2] = match family {

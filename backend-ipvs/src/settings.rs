@@ -1,4 +1,4 @@
-//! What an operator decides about IPVS, besides what all backends are told.
+//! The options of the IPVS backend.
 
 use std::time::Duration;
 
@@ -8,32 +8,32 @@ use iptables::Variant;
 use netlink::ipvs::IpvsTimeouts;
 use proto::model::IpvsScheduler;
 
-/// How the backend works. The same for the life of the process.
+/// The options of the IPVS backend. They do not change while the process runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How traffic of this node is treated.
+    /// The options that all backends share.
     pub dataplane: DataplaneOptions,
-    /// How virtual servers choose among their destinations, where the Service does not say: kube-proxy's `--ipvs-scheduler`.
+    /// The scheduler of virtual servers whose Service names none: kube-proxy's `--ipvs-scheduler`.
     pub scheduler: IpvsScheduler,
-    /// How long IPVS remembers idle connections; 0 leaves a timeout as it is: kube-proxy's `--ipvs-tcp-timeout` and its siblings.
+    /// The timeouts of idle connections; 0 leaves a timeout unchanged: kube-proxy's `--ipvs-{tcp,tcpfin,udp}-timeout`.
     pub timeouts: IpvsTimeouts,
-    /// Who is told that the node has the VIPs: kube-proxy's `--ipvs-strict-arp`.
+    /// Which ARP requests for VIPs are answered: kube-proxy's `--ipvs-strict-arp`.
     pub arp: Arp,
-    /// What lies in these ranges is left alone: kube-proxy's `--ipvs-exclude-cidrs`.
+    /// Objects with addresses in these ranges are neither created nor deleted: kube-proxy's `--ipvs-exclude-cidrs`.
     pub exclude: Vec<IpNet>,
-    /// How long the TCP connections of an endpoint that leaves may go on.
+    /// How long a removed endpoint drains its TCP connections.
     pub drain: Duration,
-    /// Which iptables keeps the rules; `None`: the one in use.
+    /// The iptables variant; `None`: the one in use.
     pub iptables: Option<Variant>,
 }
 
-/// Which neighbours get an answer when they ask for a VIP.
+/// Which ARP requests for VIPs are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arp {
-    /// As the node is set up.
+    /// As the node's sysctls say.
     #[default]
     AsItIs,
-    /// None: an interface answers for its own addresses only (`arp_ignore` 1, `arp_announce` 2).
+    /// None: an interface answers only for its own addresses (`arp_ignore` 1, `arp_announce` 2).
     Strict,
 }
 

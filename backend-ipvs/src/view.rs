@@ -1,7 +1,8 @@
-//! What is there, for people to read: virtual servers, what leads to them, and their destinations with what they carry.
+//! The listing of `fairlead services --kernel`: virtual servers, the VIPs that lead to them, and destinations with
+//! connection counts.
 //!
 //! ```text
-//!   pieces (sets, virtual servers, weights) ─┐
+//!   objects (sets, virtual servers, weights) ─┐
 //!   connections of each destination         ─┴─▶ view ─▶ VirtualServer { vips, destinations }
 //! ```
 
@@ -30,29 +31,29 @@ use crate::{
     set::{SetContent, SetId},
 };
 
-/// A virtual server of ours, as the kernel has it.
+/// An observed virtual server of this backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// What it serves.
+    /// Its address family.
     pub family: IpFamily,
-    /// What it serves.
+    /// Its protocol.
     pub protocol: Protocol,
-    /// What it is known by.
+    /// The packets that it receives.
     pub at: ServerMatch,
-    /// What our sets lead to it, each once; nothing of one that is known by its address.
+    /// The VIPs in our sets that lead to it; empty for a virtual server at an address.
     pub vips: BTreeSet<Vip>,
-    /// How it chooses: the kernel's name, such as `rr`.
+    /// The kernel's name of its scheduler, such as `rr`.
     pub scheduler: Arc<str>,
-    /// Where its connections go.
+    /// Its destinations.
     pub destinations: Vec<Destination>,
 }
 
-/// What a virtual server is known by.
+/// The packets that a virtual server receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerMatch {
-    /// A VIP and its port, or a node's address and a node port.
+    /// Those to a VIP and its port, or to an address of the node and a node port.
     Address(SocketAddr),
-    /// The mark of its packets, which sets give them.
+    /// Those with this mark, which our sets give them.
     FwMark(u32),
 }
 
@@ -65,13 +66,13 @@ pub struct Destination {
     pub weight: u32,
     /// Established connections.
     pub active: u32,
-    /// Those that are being opened or closed, or have been closed a short time ago; UDP flows always.
+    /// Connections that are being opened or closed, or were closed recently; all UDP flows.
     pub inactive: u32,
-    /// Of one that is being removed: when it goes at the latest, whatever it carries.
+    /// For a destination that drains: when it is deleted at the latest.
     pub draining_until: Option<SystemTime>,
 }
 
-/// All virtual servers among these pieces, in the order of pieces.
+/// The virtual servers among these objects, in the order of their keys.
 pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<VirtualServer> {
     let mut vips = vips(objects);
     let servers = objects.iter().filter_map(|(object, value)| match (object, value) {
@@ -111,7 +112,7 @@ pub(crate) fn view(objects: &Objects, connections: &ConnectionCounts) -> Vec<Vir
     view.collect()
 }
 
-/// What leads to which mark.
+/// The VIPs that lead to each mark.
 fn vips(objects: &Objects) -> BTreeMap<(netlink::AddressFamily, Mark), BTreeSet<Vip>> {
     let mut vips: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (object, value) in objects {
@@ -124,7 +125,7 @@ fn vips(objects: &Objects) -> BTreeMap<(netlink::AddressFamily, Mark), BTreeSet<
     vips
 }
 
-/// What an entry stands for, if it leads anywhere. A node port is entered in two halves, which are the same here.
+/// The VIP of a set entry that marks packets. The two entries of a node port result in the same VIP.
 fn vip(set: SetId, entry: &IpsetEntry) -> Option<Vip> {
     let port = entry.port?;
     let protocol = Protocol::ALL.into_iter().find(|protocol| entry.protocol == Some(*protocol as u8))?;

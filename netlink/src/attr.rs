@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_was_written() {
+    fn written_attributes_are_read_back() {
         let mut buf = Vec::new();
         buf.put_str(1, "fairlead");
         let outer = buf.open(3);

@@ -31,11 +31,12 @@ pub enum Error {
     /// The kernel rejected the transaction and applied nothing of it.
     #[error("{0}")]
     Rejected(RejectedOperations),
-    /// The receive buffer was full (`ENOBUFS`), so the kernel dropped replies. It may have applied the transaction: dump, or reconcile.
+    /// The receive buffer was full (`ENOBUFS`), so the kernel dropped replies. It may have applied the transaction:
+    /// dump, or reconcile.
     #[error("the kernel dropped replies, so the transaction may or may not be applied")]
     OutcomeUnknown,
-    /// The transaction is larger than the socket's send buffer, and raising that takes `CAP_NET_ADMIN` in the initial user namespace.
-    /// Split the transaction.
+    /// The transaction is larger than the socket's send buffer, and raising that takes `CAP_NET_ADMIN` in the initial
+    /// user namespace. Split the transaction.
     #[error("a transaction of {bytes} bytes is larger than the socket's send buffer")]
     TooLarge {
         /// Its size in bytes.
@@ -167,11 +168,11 @@ impl fmt::Display for RejectedOperations {
 pub struct RejectedOperation {
     /// The kernel's reason.
     pub errno: Errno,
-    /// The index of the operation in its batch; `None` if the kernel rejected the whole transaction (at its commit, or for lack of
-    /// permission).
+    /// The index of the operation in its batch; `None` if the kernel rejected the whole transaction (at its commit, or
+    /// for lack of permission).
     pub operation: Option<usize>,
-    /// The operation as `nft` would write it, e.g. `add element ip fairlead vips { 10.96.0.1 . tcp . 80 : goto pool-3 }`. Without
-    /// elements if the operation has several and the kernel did not report which one it rejected.
+    /// The operation as `nft` would write it, e.g. `add element ip fairlead vips { 10.96.0.1 . tcp . 80 : goto pool-3
+    /// }`. Without elements if the operation has several and the kernel did not report which one it rejected.
     pub label: String,
     /// The index of the rejected element in the operation, if the kernel reported one.
     pub element: Option<usize>,

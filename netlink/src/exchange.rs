@@ -13,8 +13,8 @@ const CHUNK: usize = 1024;
 /// Stale answers are drained before each request, so that one number does for all.
 pub(crate) const SEQ: u32 = 1;
 
-/// Sends a request, which asks for a dump or an acknowledgement, and calls `visit` with each message before the end. `name` is the
-/// request in words.
+/// Sends a request, which asks for a dump or an acknowledgement, and calls `visit` with each message before the end.
+/// `name` is the request in words.
 pub(crate) fn exchange(
     socket: &mut Socket,
     request: &[u8],
@@ -43,7 +43,8 @@ pub(crate) fn exchange(
     }
 }
 
-/// The next datagram of an answer. The kernel answers while it is asked, and goes on with a dump whenever a datagram is read.
+/// The next datagram of an answer. The kernel answers while it is asked, and goes on with a dump whenever a datagram is
+/// read.
 fn receive(socket: &mut Socket) -> Result<&[u8]> {
     match socket.receive(Wait::No)? {
         Received::Datagram(datagram) => Ok(datagram),
@@ -52,8 +53,8 @@ fn receive(socket: &mut Socket) -> Result<&[u8]> {
     }
 }
 
-/// Sends messages that ask for nothing but to be done, and tells which of them the kernel refused, and why. Their numbers are 1, 2, 3 ..;
-/// only the last one asks for an acknowledgement.
+/// Sends messages that ask for nothing but to be done, and tells which of them the kernel refused, and why. Their
+/// numbers are 1, 2, 3 ..; only the last one asks for an acknowledgement.
 pub(crate) fn submit(
     socket: &mut Socket,
     requests: &[u8],
@@ -75,8 +76,8 @@ pub(crate) fn submit(
     }
 }
 
-/// Has each item done by a message of its own, as [`submit`] does, and tells by its index which the kernel refused. `write` appends the
-/// message of an item, with its number and the flag that asks for an acknowledgement.
+/// Has each item done by a message of its own, as [`submit`] does, and tells by its index which the kernel refused.
+/// `write` appends the message of an item, with its number and the flag that asks for an acknowledgement.
 ///
 /// # Errors
 /// When it is not known what came of them.

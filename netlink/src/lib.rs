@@ -9,8 +9,8 @@
 //!       +---- dumps, decoded -----+   Table, Chain, Set, ListedRule, Element
 //! ```
 //!
-//! [`conntrack`] dumps and deletes flows, [`ipvs`] reads and changes virtual servers, [`ipset`] sets; [`rtnl`] reads and
-//! changes links, addresses and routes.
+//! [`conntrack`] dumps and deletes flows, [`ipvs`] reads and changes virtual servers, [`ipset`] sets; [`rtnl`] reads
+//! and changes links, addresses and routes.
 //!
 //! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a [`nft::NftHandle`]
 //! on a thread of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.

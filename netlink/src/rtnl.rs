@@ -1,7 +1,7 @@
 //! Links, their addresses, and routes of the calling thread's network namespace, over the crate `rtnetlink`.
 //!
-//! A VIP on a dummy device is an address of the node, so that the kernel delivers packets for it to IPVS; nothing is sent through the
-//! device.
+//! A VIP on a dummy device is an address of the node, so that the kernel delivers packets for it to IPVS; nothing is
+//! sent through the device.
 //!
 //! Each call blocks. It opens a socket and a runtime on a thread of its own, so that async code may call it too.
 
@@ -139,8 +139,9 @@ pub fn addresses_by_link() -> Result<BTreeMap<String, HashSet<IpAddr>>> {
     })
 }
 
-/// `ip address add ADDRESS dev NAME`, in their order. An address that the link has is no error. IPv4 addresses have scope host and IPv6
-/// addresses are deprecated, so that the kernel selects none of them as the source of a connection to another address.
+/// `ip address add ADDRESS dev NAME`, in their order. An address that the link has is no error. IPv4 addresses have
+/// scope host and IPv6 addresses are deprecated, so that the kernel selects none of them as the source of a connection
+/// to another address.
 ///
 /// # Errors
 /// When the outcome is unknown; an address that the kernel rejected is returned.

@@ -1,15 +1,16 @@
-//! The rules of iptables, which are the same whatever services there are: they look things up in sets.
+//! The iptables rules. They look packets up in sets and do not depend on Services.
 //!
 //! ```text
-//!   mangle INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : who may not use a VIP is dropped; a mark from ADDRESSES, another from VIPS, or from
-//!                            │              NODE-PORTS at the node's addresses; of pods and of the node itself from ..-INSIDE
-//!                            └▶ FAIRLEAD-IPVS-MASQ : remembers with the connection whether it is masqueraded
-//!   filter INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : refuses
-//!          FORWARD, OUTPUT ─▶ FAIRLEAD-IPVS-NOBODY : other addresses of the service CIDRs
-//!          FORWARD ─▶ FAIRLEAD-IPVS-FORWARD : answers may pass
-//!   (IPVS: behind filter INPUT, in front of filter OUTPUT)
-//!   mangle POSTROUTING ─▶ FAIRLEAD-IPVS-END : no mark leaves the node, or comes with a packet that another one is packed into
-//!   nat    POSTROUTING ─▶ FAIRLEAD-IPVS : masquerade what is to be, endpoints that reach themselves, and VIPs as sources
+//!   mangle INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : drops sources outside the source ranges of a VIP; sets the mark from ADDRESSES,
+//!                            │              then from VIPS, or from NODE-PORTS at addresses of the node;
+//!                            │              for packets of pods and this node from ..-INSIDE
+//!                            └▶ FAIRLEAD-IPVS-MASQ : stores in the connmark whether to masquerade
+//!   filter INPUT, OUTPUT ─▶ FAIRLEAD-IPVS : rejects
+//!          FORWARD, OUTPUT ─▶ FAIRLEAD-IPVS-NOBODY : drops packets to unused addresses of the service CIDRs
+//!          FORWARD ─▶ FAIRLEAD-IPVS-FORWARD : accepts replies
+//!   (IPVS: after filter INPUT, before filter OUTPUT)
+//!   mangle POSTROUTING ─▶ FAIRLEAD-IPVS-END : clears marks before packets leave the node or are encapsulated
+//!   nat    POSTROUTING ─▶ FAIRLEAD-IPVS : masquerades by connmark, hairpin connections, and VIPs as sources
 //! ```
 
 use backend::dataplane::{DataplaneOptions, Masquerade, NodePortAddresses, PodMatch, cidrs_of_family};
@@ -26,7 +27,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) chains: Vec<ChainSpec>,
-    /// Each is put in front of everything else, the last one at last.
+    /// Each is inserted at the beginning of its chain, in this order.
     pub(crate) hooks: Vec<Hook>,
 }
 
@@ -41,7 +42,7 @@ const REJECT: &str = "FAIRLEAD-IPVS-REJECT";
 const NOBODY: &str = "FAIRLEAD-IPVS-NOBODY";
 const FORWARD: &str = "FAIRLEAD-IPVS-FORWARD";
 
-/// Whether a chain bears a name that only we give.
+/// Whether a chain is one of this backend.
 pub(crate) fn is_ours(chain: &str) -> bool {
     [MAIN, PORTS, MASQ, END, REJECT, NOBODY, FORWARD].contains(&chain)
 }
@@ -53,12 +54,12 @@ pub(crate) fn rules(family: IpFamily, options: &DataplaneOptions, node: &NodeInf
     let chains = vec![
         chain(Table::Mangle, MAIN, writer.marks()),
         chain(Table::Mangle, PORTS, writer.node_ports()),
-        chain(Table::Mangle, MASQ, writer.decisions()),
+        chain(Table::Mangle, MASQ, writer.masquerade_decisions()),
         chain(Table::Mangle, END, vec![format!("-m mark --mark {} -j MARK --set-xmark 0x0/0xffffffff", Mark::any())]),
         chain(Table::Nat, MAIN, writer.masquerade()),
         chain(Table::Filter, MAIN, vec![format!("{} -j {REJECT}", Mark::REJECT.exactly())]),
         chain(Table::Filter, REJECT, writer.reject()),
-        chain(Table::Filter, NOBODY, writer.nobody(cluster)),
+        chain(Table::Filter, NOBODY, writer.unused_service_ips(cluster)),
         chain(Table::Filter, FORWARD, vec!["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT".to_owned()]),
     ];
     Rules { chains, hooks: hooks() }
@@ -92,7 +93,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn marks(&self) -> Vec<String> {
         let mut rules = vec![
-            // It comes from IPVS, which has another hook behind OUTPUT.
+            // The packet comes from IPVS, which has another hook after OUTPUT.
             format!("-m mark --mark {} -j RETURN", Mark::any()),
             format!(
                 "-m set --match-set {} dst,dst -m set ! --match-set {} dst,dst,src -j DROP",
@@ -109,7 +110,7 @@ impl Writer<'_> {
                 self.set(SetContent::Addresses)
             ));
         }
-        // Of what the node itself sends, IPVS is asked before filter OUTPUT.
+        // For packets of this node, IPVS is called before filter OUTPUT.
         rules.push(format!("{} -j DROP", Mark::DROP.exactly()));
         rules.push(format!("-m mark --mark {} -j {MASQ}", Mark::any()));
         rules
@@ -125,19 +126,19 @@ impl Writer<'_> {
         rules
     }
 
-    /// What is looked up of packets of pods and of the node itself.
+    /// Looks up packets from pods and from this node.
     fn inside(&self, content: SetContent) -> Vec<String> {
         let mut rules: Vec<_> = self.pods().iter().map(|pod| self.map(pod, content)).collect();
         rules.push(self.map("-m addrtype --src-type LOCAL ", content));
         rules
     }
 
-    fn map(&self, who: &str, content: SetContent) -> String {
-        format!("{who}-j SET --map-set {} dst,dst --map-mark", self.set(content))
+    fn map(&self, source_match: &str, content: SetContent) -> String {
+        format!("{source_match}-j SET --map-set {} dst,dst --map-mark", self.set(content))
     }
 
-    /// Who is masqueraded.
-    fn decisions(&self) -> Vec<String> {
+    /// Stores with the connection whether it is masqueraded.
+    fn masquerade_decisions(&self) -> Vec<String> {
         let bit = self.masquerade_bit();
         let remember = format!("-j CONNMARK --set-xmark {bit}");
         let cluster_ip = Mark::CLUSTER_IP.exactly();
@@ -157,7 +158,7 @@ impl Writer<'_> {
     }
 
     fn masquerade(&self) -> Vec<String> {
-        // The kernel gives what the node itself sends to an address of its own that address for its source.
+        // For a connection of this node to a local address the kernel selects that address as the source.
         let own = match self.node.primary_address(self.family) {
             Some(address) => format!("SNAT --to-source {address}"),
             None => "MASQUERADE --random-fully".to_owned(),
@@ -177,14 +178,14 @@ impl Writer<'_> {
         vec!["-p tcp -j REJECT --reject-with tcp-reset".to_owned(), format!("-j REJECT --reject-with {unreachable}")]
     }
 
-    fn nobody(&self, cluster: &ClusterInfo) -> Vec<String> {
+    fn unused_service_ips(&self, cluster: &ClusterInfo) -> Vec<String> {
         let ranges = cidrs_of_family(&cluster.service_cidrs, self.family);
-        // What is not for services goes its way, even if somebody says that all addresses are theirs.
+        // A service CIDR of /0 would drop all other traffic.
         let ranges = ranges.iter().filter(|range| range.prefix_len() > 0);
         ranges.map(|range| format!("-d {range} -j DROP")).collect()
     }
 
-    /// How rules ask for packets of pods; nothing when nobody has said what a pod is.
+    /// Matches for packets of pods; none if the detection of pods is not configured.
     fn pods(&self) -> Vec<String> {
         match &self.options.effective(self.node).pods[self.family] {
             PodMatch::Unknown => Vec::new(),
@@ -194,7 +195,7 @@ impl Writer<'_> {
         }
     }
 
-    /// How rules ask for packets to addresses where node ports answer.
+    /// Matches for packets to addresses at which node ports are served.
     fn node_port_ranges(&self) -> Vec<String> {
         let ranges: Vec<IpNet> = match &self.options.nodeport_addresses {
             NodePortAddresses::Primary => self.node.primary_address(self.family).into_iter().map(IpNet::from).collect(),
@@ -213,7 +214,7 @@ impl Writer<'_> {
     }
 }
 
-/// `-s RANGE `, `-d RANGE `; nothing for all addresses, as `iptables-save` has it.
+/// `-s RANGE ` or `-d RANGE `; empty for all addresses, as `iptables-save` prints it.
 fn within(which: &str, range: &IpNet) -> String {
     if range.prefix_len() == 0 { String::new() } else { format!("{which} {range} ") }
 }

@@ -1,8 +1,8 @@
-//! What one service port adds in one family.
+//! The objects of a service port in one address family.
 //!
 //! ```text
 //!   cluster IP   VIPS ─▶ "cluster IP" ─▶ virtual server at its address ─▶ cluster or local pool, by internal policy
-//!   other fronts VIPS, NODE-PORTS ─▶ mark ─▶ virtual server for the mark ─▶ cluster pool; local pool under external policy Local
+//!   other VIPs   VIPS, NODE-PORTS ─▶ mark ─▶ virtual server for the mark ─▶ cluster pool, or local pool under policy Local
 //!                (with session affinity: a virtual server at each address)
 //!                VIPS-INSIDE, NODE-PORTS-INSIDE: another mark under policy Local ─▶ cluster pool
 //!   without an endpoint: the mark is a verdict, and there is no virtual server
@@ -27,39 +27,39 @@ use crate::{
     settings::Settings,
 };
 
-/// What one service port adds, in both families.
+/// The desired objects of a service port, in both families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Desired {
-    /// Those that belong to this service port.
-    pub(crate) fronts: Vec<(IpFamily, Vip)>,
+    /// The VIPs that this service port owns.
+    pub(crate) vips: Vec<(IpFamily, Vip)>,
     pub(crate) objects: Vec<(Object, Value)>,
-    /// VIPs that are left alone, as they lie in ranges that were said to be others'.
+    /// VIPs that are not programmed because `--ipvs-exclude-cidrs` contains them.
     pub(crate) excluded: Vec<IpAddr>,
 }
 
-/// What holds for all service ports.
+/// Facts that apply to all service ports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context<'a> {
     pub(crate) settings: &'a Settings,
     /// The node's own addresses.
     pub(crate) node: &'a [IpAddr],
-    /// The addresses that other devices of the node have.
+    /// The addresses of the node's other devices.
     pub(crate) elsewhere: &'a HashSet<IpAddr>,
-    /// Those where node ports answer.
+    /// The addresses at which node ports are served.
     pub(crate) node_ports: &'a [IpAddr],
 }
 
-/// A service port in a family.
+/// Collects the objects of a service port in one family.
 struct Port<'a> {
     service: &'a ServicePortState,
     family: IpFamily,
     context: Context<'a>,
-    /// The number that its marks are made of.
+    /// The id in its marks.
     id: u32,
     desired: &'a mut Desired,
 }
 
-/// What a service port adds. `owned`: whether a front is this service port's.
+/// The objects of a service port. `owned`: whether this service port owns a VIP.
 pub(crate) fn desired(
     service: &ServicePortState,
     context: Context<'_>,
@@ -70,27 +70,27 @@ pub(crate) fn desired(
     for family in IpFamily::ALL {
         let mut port = Port { service, family, context, id, desired: &mut desired };
         let mut external = Vec::new();
-        for (front, class) in vips(&service.port, family) {
-            if !owned(family, &front) {
+        for (vip, kind) in vips(&service.port, family) {
+            if !owned(family, &vip) {
                 continue;
             }
-            port.desired.fronts.push((family, front));
-            if let Vip::AddressPort { address, .. } = front
+            port.desired.vips.push((family, vip));
+            if let Vip::AddressPort { address, .. } = vip
                 && port.is_excluded(address)
             {
                 port.desired.excluded.push(address);
                 continue;
             }
-            port.address(front, class);
-            match class {
-                VipKind::ClusterIp => port.cluster_ip(front),
-                VipKind::External | VipKind::NodePort => external.push(front),
+            port.address(vip, kind);
+            match kind {
+                VipKind::ClusterIp => port.cluster_ip(vip),
+                VipKind::External | VipKind::NodePort => external.push(vip),
             }
         }
         if !external.is_empty() {
             port.external(&external);
         }
-        if !port.desired.fronts.is_empty() {
+        if !port.desired.vips.is_empty() {
             port.hairpin();
         }
     }
@@ -100,18 +100,18 @@ pub(crate) fn desired(
 // === impl Port ===
 
 impl Port<'_> {
-    /// The address on our device, if it has to be there: packets to one that another device has come up as well.
-    fn address(&mut self, front: Vip, class: VipKind) {
-        let Vip::AddressPort { address, port, protocol } = front else { return };
-        if class == VipKind::ClusterIp || !self.context.elsewhere.contains(&address) {
+    /// The address on our device, unless another device has it, which is sufficient for local delivery.
+    fn address(&mut self, vip: Vip, kind: VipKind) {
+        let Vip::AddressPort { address, port, protocol } = vip else { return };
+        if kind == VipKind::ClusterIp || !self.context.elsewhere.contains(&address) {
             self.add(Object::Address(address), Value::Plain);
             self.add(self.entry(SetContent::Addresses, set::address(address)), Value::Mark(Mark::REJECT));
         }
-        if class == VipKind::External
+        if kind == VipKind::External
             && let Some(ranges) = allowed_sources(&self.service.port, address, self.context.node)
         {
-            let vip = set::socket(address, protocol, port);
-            self.add(self.entry(SetContent::Restricted, vip), Value::Plain);
+            let restricted = set::socket(address, protocol, port);
+            self.add(self.entry(SetContent::Restricted, restricted), Value::Plain);
             for range in ranges {
                 let source = set::source(address, protocol, port, &range);
                 self.add(self.entry(SetContent::Sources, source), Value::Plain);
@@ -119,54 +119,55 @@ impl Port<'_> {
         }
     }
 
-    fn cluster_ip(&mut self, front: Vip) {
-        let Vip::AddressPort { address, port, protocol } = front else { return };
+    fn cluster_ip(&mut self, vip: Vip) {
+        let Vip::AddressPort { address, port, protocol } = vip else { return };
         let service = self.service;
         let pool = match service.port.internal_policy {
             TrafficPolicy::Cluster => &service.cluster[self.family],
             TrafficPolicy::Local => &service.local[self.family],
         };
         let mark = if pool.is_empty() { self.verdict() } else { Mark::CLUSTER_IP };
-        self.lead(SetContent::Vips, front, mark);
+        self.mark_packets(SetContent::Vips, vip, mark);
         let server = ipvs::VirtualServerKey::Address(ipvs_protocol(protocol), SocketAddr::new(address, port));
         self.server(server, pool, self.scheduling());
     }
 
-    fn external(&mut self, fronts: &[Vip]) {
+    fn external(&mut self, vips: &[Vip]) {
         let service = self.service;
         let (cluster, local) = (&service.cluster[self.family], &service.local[self.family]);
         let (outside, inside) = match service.port.external_policy {
-            TrafficPolicy::Cluster => (self.marked(Variant::External, cluster, fronts), None),
+            TrafficPolicy::Cluster => (self.marked(Variant::External, cluster, vips), None),
             TrafficPolicy::Local => {
-                let outside = self.marked(Variant::Local, local, fronts);
-                (outside, Some(self.marked(Variant::Inside, cluster, fronts)))
+                let outside = self.marked(Variant::Local, local, vips);
+                (outside, Some(self.marked(Variant::Inside, cluster, vips)))
             }
         };
-        for front in fronts {
-            let (all, insiders) = match front {
+        for vip in vips {
+            let (all, insiders) = match vip {
                 Vip::NodePort { .. } => (SetContent::NodePorts, SetContent::NodePortsInside),
                 Vip::AddressPort { .. } | Vip::Address(_) => (SetContent::Vips, SetContent::VipsInside),
             };
-            self.lead(all, *front, outside);
-            // Who is inside is told last.
+            self.mark_packets(all, *vip, outside);
+            // The rules look up the set of pods and this node last.
             if let Some(inside) = inside.filter(|inside| *inside != outside) {
-                self.lead(insiders, *front, inside);
+                self.mark_packets(insiders, *vip, inside);
             }
         }
     }
 
-    /// The mark that leads to this pool, to which virtual servers are made. A verdict, if the pool is empty.
+    /// Adds the virtual servers of this pool and returns the mark that selects them; a verdict if the pool is empty.
     ///
-    /// A virtual server for a mark that remembers its clients does not translate ports (`ip_vs_sched_persist`): with affinity there is
-    /// one at each front's address. There can be no second one for who is inside, whose clients are told apart by a hash.
-    fn marked(&mut self, variant: Variant, pool: &Pool, fronts: &[Vip]) -> Mark {
+    /// A persistent virtual server for a mark does not translate ports (`ip_vs_sched_persist`), so with session
+    /// affinity there is one at the address of each VIP. There cannot be a second one there for pods and this node: for
+    /// them a hash of the source address selects the destination.
+    fn marked(&mut self, variant: Variant, pool: &Pool, vips: &[Vip]) -> Mark {
         if pool.is_empty() {
             return self.verdict();
         }
         let protocol = ipvs_protocol(self.service.port.key.protocol);
         let has_affinity = self.service.port.affinity_seconds.is_some();
         if has_affinity && variant != Variant::Inside {
-            let addresses: Vec<_> = fronts.iter().flat_map(|front| self.sockets(*front)).collect();
+            let addresses: Vec<_> = vips.iter().flat_map(|vip| self.sockets(*vip)).collect();
             for address in addresses {
                 self.server(ipvs::VirtualServerKey::Address(protocol, address), pool, self.scheduling());
             }
@@ -181,9 +182,9 @@ impl Port<'_> {
         mark
     }
 
-    /// The addresses where a front answers.
-    fn sockets(&self, front: Vip) -> Vec<SocketAddr> {
-        match front {
+    /// The addresses and ports at which a VIP is served.
+    fn sockets(&self, vip: Vip) -> Vec<SocketAddr> {
+        match vip {
             Vip::AddressPort { address, port, .. } => vec![SocketAddr::new(address, port)],
             Vip::NodePort { port, .. } => {
                 let addresses = self.context.node_ports.iter().copied();
@@ -218,12 +219,12 @@ impl Port<'_> {
         }
     }
 
-    /// What becomes of packets that no endpoint is there for.
+    /// The verdict for packets to a VIP without endpoint.
     fn verdict(&self) -> Mark {
         if self.service.port.any_endpoints[self.family] { Mark::DROP } else { Mark::REJECT }
     }
 
-    /// Those on this node may reach themselves.
+    /// Connections of endpoints on this node to themselves.
     fn hairpin(&mut self) {
         let protocol = self.service.port.key.protocol;
         for endpoint in self.service.local[self.family].iter() {
@@ -232,8 +233,8 @@ impl Port<'_> {
         }
     }
 
-    fn lead(&mut self, content: SetContent, front: Vip, mark: Mark) {
-        for entry in set::front(&front, self.family) {
+    fn mark_packets(&mut self, content: SetContent, vip: Vip, mark: Mark) {
+        for entry in set::vip_entries(&vip, self.family) {
             self.add(self.entry(content, entry), Value::Mark(mark));
         }
     }

@@ -122,7 +122,7 @@ fn affinity_needs_virtual_servers_at_addresses() {
 }
 
 #[test]
-fn what_a_service_says_of_its_scheduler_goes_before_what_all_are_told() {
+fn the_scheduler_of_a_service_overrides_the_option() {
     let schedulings = |default: &str, build: fn(ServiceBuilder) -> ServiceBuilder| {
         let state = mk_state()
             .service("default/web", |web| build(web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(TWO)))

@@ -51,7 +51,7 @@ fn names(operations: &[Operation]) -> Vec<String> {
 }
 
 #[test]
-fn what_leads_to_something_comes_after_it() {
+fn marking_entries_are_added_after_their_targets() {
     let expected = [
         "add FAIRLEAD-ADDRESSES 10.96.0.1",
         "add address 10.96.0.1",
@@ -63,7 +63,7 @@ fn what_leads_to_something_comes_after_it() {
 }
 
 #[test]
-fn what_leads_to_something_goes_before_it() {
+fn marking_entries_are_removed_before_their_targets() {
     let expected = [
         "remove FAIRLEAD-VIPS 10.96.0.1 80",
         "remove destination 10.244.1.1:80 of tcp 10.96.0.1:80",
@@ -85,7 +85,7 @@ fn with_time_to_drain_only_new_connections_end() {
 }
 
 #[test]
-fn what_is_the_same_is_left_alone() {
+fn equal_state_needs_no_operation() {
     assert_eq!(diff(&objects(), &objects(), None), []);
     let mut other = objects();
     other.insert(Object::Server(server()), scheduling("mh"));

@@ -33,7 +33,7 @@ async fn shown(history: [&[&str]; 2]) -> Vec<VirtualServer> {
 }
 
 #[tokio::test]
-async fn marks_are_explained_by_what_leads_there() {
+async fn a_virtual_server_for_a_mark_lists_its_vips() {
     let shown = shown([&[ONE], &[ONE]]).await;
     let [at_address, at_mark] = &shown[..] else { panic!("{shown:?}") };
     assert_eq!(at_address.at, ServerMatch::Address("10.96.0.1:80".parse().unwrap()));
@@ -53,7 +53,7 @@ async fn marks_are_explained_by_what_leads_there() {
 }
 
 #[tokio::test]
-async fn what_leaves_is_seen_to_drain() {
+async fn a_removed_endpoint_is_listed_as_draining() {
     let before = SystemTime::now();
     let shown = shown([&[ONE], &[TWO]]).await;
     assert_eq!(shown.len(), 2);

@@ -73,7 +73,7 @@ fn a_deletion_names_the_flow_as_conntrack_does() {
 }
 
 #[test]
-fn what_is_broken_is_no_flow() {
+fn a_truncated_message_is_no_flow() {
     let datagram = crate::captured::read(CAPTURED, "conntrack -L -f ipv6 -p udp").remove(0);
     let payload = messages(&datagram).next().unwrap().payload;
     // Up to the end of its id, everything is needed.

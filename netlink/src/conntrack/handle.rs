@@ -43,9 +43,9 @@ impl ConntrackHandle {
         Ok(ConntrackHandle { socket: Socket::open()?, filter: Filter::Kernel, buf: Vec::new() })
     }
 
-    /// Calls `visit` with each UDP flow of the family, while the kernel is still dumping: nothing is gathered. A flow may be
-    /// visited twice when the table changes meanwhile, and one that is made meanwhile may be left out. `visit` may delete
-    /// flows through another handle.
+    /// Calls `visit` with each UDP flow of the family, while the kernel is still dumping: nothing is gathered. A flow
+    /// may be visited twice when the table changes meanwhile, and one that is made meanwhile may be left out. `visit`
+    /// may delete flows through another handle.
     ///
     /// # Errors
     /// When the kernel refuses, or `visit` does: the dump ends then.

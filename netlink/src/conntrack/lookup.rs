@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl ConntrackHandle {
-    /// The direction of the answers of a flow in zone 0; its source is the endpoint. `None` when there is no such flow. `protocol`:
-    /// `IPPROTO_*` of one with ports.
+    /// The direction of the answers of a flow in zone 0; its source is the endpoint. `None` when there is no such flow.
+    /// `protocol`: `IPPROTO_*` of one with ports.
     ///
     /// # Errors
     /// When the kernel refuses.

@@ -95,7 +95,7 @@ fn a_flow_that_was_made_anew_is_not_deleted_for_the_old_one() {
 }
 
 #[test]
-fn a_real_packet_is_seen_with_what_nat_made_of_it() {
+fn a_translated_flow_is_listed_with_both_tuples() {
     in_netns(|| {
         run("ip", "link set lo up");
         run("nft", "add table ip t");
@@ -180,7 +180,7 @@ fn load(lines: &str) {
 }
 
 #[test]
-fn one_flow_is_looked_up_whatever_its_protocol() {
+fn a_flow_of_any_protocol_is_looked_up() {
     in_netns(|| {
         insert("udp", 4000, "");
         insert("tcp", 4001, "--state ESTABLISHED");

@@ -68,7 +68,8 @@ pub(super) const HEADERS_ONLY: u32 = 1 << 2;
 pub(super) const NET_BYTEORDER: u16 = 0x4000;
 /// `IPSET_ERR_EXIST`: of a test, it is not there.
 pub(super) const EXIST: i32 = 4103;
-/// `IPSET_ERR_TYPE_SPECIFIC`: from here on numbers are those of a set's kind; of a test, what is asked for cannot be in it.
+/// `IPSET_ERR_TYPE_SPECIFIC`: from here on numbers are those of a set's kind; of a test, what is asked for cannot be in
+/// it.
 pub(super) const TYPE_SPECIFIC: i32 = 4352;
 /// `IPSET_ERR_BUSY`: a rule or another set refers to the set.
 pub(super) const BUSY: i32 = 4100;

@@ -70,8 +70,8 @@ pub(super) fn write_swap(buf: &mut Vec<u8>, one: &str, other: &str) {
     message::finish(buf, at);
 }
 
-/// Appends a request to add or delete as many of the entries as a message holds, and says how many these are. Entries that are there
-/// already, or are not, are no errors, and those that are get what is new of them.
+/// Appends a request to add or delete as many of the entries as a message holds, and says how many these are. Entries
+/// that are there already, or are not, are no errors, and those that are get what is new of them.
 pub(super) fn write_entries(buf: &mut Vec<u8>, command: u16, name: &str, entries: &[IpsetEntry]) -> usize {
     let at = start(buf, command, flags::ACK);
     buf.put_str(attr::SETNAME, name);

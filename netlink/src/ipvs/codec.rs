@@ -1,4 +1,5 @@
-//! Virtual servers and destinations in messages. Numbers are in the machine's byte order, addresses and ports in the network's.
+//! Virtual servers and destinations in messages. Numbers are in the machine's byte order, addresses and ports in the
+//! network's.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -107,8 +108,8 @@ pub(super) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
     })
 }
 
-/// The destination in a message of a dump. `of` is the family of its virtual server: older kernels do not tell the destination's,
-/// which is the same there.
+/// The destination in a message of a dump. `of` is the family of its virtual server: older kernels do not tell the
+/// destination's, which is the same there.
 pub(super) fn read_destination(payload: &[u8], of: AddressFamily) -> Option<Destination> {
     let nest = content(payload, abi::DEST)?;
     let number = |kind| nest.clone().find(kind)?.ne_u32();

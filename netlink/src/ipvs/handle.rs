@@ -122,8 +122,8 @@ impl IpvsHandle {
         self.ask(cmd::SET_DEST, flags::ACK, write, &request, |_| Ok(()))
     }
 
-    /// Deletes a virtual server with its destinations. Their connections end: the kernel drops or answers what comes for them. None
-    /// of that name is no error.
+    /// Deletes a virtual server with its destinations. Their connections end: the kernel drops or answers what comes
+    /// for them. None of that name is no error.
     pub fn delete_virtual_server(&mut self, service: &VirtualServerKey) -> Result<()> {
         let name = |buf: &mut Vec<u8>| codec::write_service(buf, service);
         match self.ask(cmd::DEL_SERVICE, flags::ACK, name, &format!("delete virtual server {service}"), |_| Ok(())) {

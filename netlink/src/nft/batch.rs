@@ -28,8 +28,9 @@ const MAX_LIST: usize = 65_000;
 
 /// A transaction: all of its operations come into force at once, or none.
 ///
-/// Operations are executed in their order. Adding what is there already is no error when it is the same; an element with
-/// other data is (`EEXIST`): delete it first, in the same batch. Deleting what is not there is an error (`ENOENT`).
+/// Operations are executed in their order. Adding what is there already is no error when it is the same; an element
+/// with other data is (`EEXIST`): delete it first, in the same batch. Deleting what is not there is an error
+/// (`ENOENT`).
 ///
 /// `Display` gives one line of nft-like text per operation, and one per element.
 #[derive(Clone)]
@@ -183,14 +184,14 @@ impl NftBatch {
         self.elements(msg::NEWSETELEM, flags::CREATE, Part::All, table, to, added);
     }
 
-    /// `delete element`: as many as there are, in as few messages as possible. Only keys (and the ends of ranges) count.
-    /// An interval set deletes **by the start of the range**: give exactly the ranges that were added.
+    /// `delete element`: as many as there are, in as few messages as possible. Only keys (and the ends of ranges)
+    /// count. An interval set deletes **by the start of the range**: give exactly the ranges that were added.
     pub fn delete_elements<'e>(&mut self, table: &Table, from: &Set, deleted: impl IntoIterator<Item = Element<'e>>) {
         self.elements(msg::DELSETELEM, 0, Part::Key, table, from, deleted);
     }
 
-    /// Says what a set consists of that this batch's rules use, so that they can be printed in full. Sets whose elements or
-    /// definition are in the batch are known without.
+    /// Says what a set consists of that this batch's rules use, so that they can be printed in full. Sets whose
+    /// elements or definition are in the batch are known without.
     pub fn describe_set(&mut self, table: &Table, set: &Set) {
         let family = table.family.number();
         if self.layout(family, &table.name, &set.name).is_none() {

@@ -1,4 +1,5 @@
-//! Objects from messages: what the kernel dumps, and what a batch holds. `None`: an attribute that must be there is not.
+//! Objects from messages: what the kernel dumps, and what a batch holds. `None`: an attribute that must be there is
+//! not.
 
 use std::time::Duration;
 

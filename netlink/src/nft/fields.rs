@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_back_what_was_built() {
+    fn built_fields_are_read_back() {
         let v6: Ipv6Addr = "fd00::1".parse().unwrap();
         let key = Fields::new().addr([10, 0, 0, 1]).proto(17).port(53).mark(7).addr(v6);
         assert_eq!(key.len(), 32);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_left_out() {
+    fn a_field_that_does_not_fit_is_left_out() {
         let full = (0..16).fold(Fields::new(), |fields, n| fields.mark(n));
         assert_eq!(full.len(), 64);
         assert_eq!(full.port(1), full);

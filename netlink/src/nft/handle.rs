@@ -91,8 +91,8 @@ impl NftHandle {
     }
 
     /// `list set` or `list map`: calls `visit` with each element, borrowed from the receive buffer. What it gathers is
-    /// started by `start`, again each time when somebody's change disturbed the dump. Elements that expire during the dump
-    /// of a set with timeouts can hide others.
+    /// started by `start`, again each time when somebody's change disturbed the dump. Elements that expire during the
+    /// dump of a set with timeouts can hide others.
     ///
     /// # Errors
     /// [`Error::is_not_found`] when there is no such table or set.
@@ -128,11 +128,12 @@ impl NftHandle {
         request.query(&mut self.socket, |body| body.u32(abi::set::COUNT))
     }
 
-    /// `get element`: calls `visit` with the element of each key, in their order. The kernel finds each by its key, where a dump of a
-    /// large hash set takes it a time that grows with the square of its size.
+    /// `get element`: calls `visit` with the element of each key, in their order. The kernel finds each by its key,
+    /// where a dump of a large hash set takes it a time that grows with the square of its size.
     ///
     /// # Errors
-    /// [`Error::is_not_found`] when one is not there. [`Error::Interrupted`] when somebody changed the ruleset meanwhile.
+    /// [`Error::is_not_found`] when one is not there. [`Error::Interrupted`] when somebody changed the ruleset
+    /// meanwhile.
     pub fn get_elements<K: Deref<Target = [u8]>>(
         &mut self,
         table: &Table,

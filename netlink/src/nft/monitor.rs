@@ -22,8 +22,9 @@ use crate::{
 /// Listens to all changes of nf_tables in the network namespace of the thread that opened it.
 ///
 /// Each transaction announces its operations and then its generation. Our own are announced too: compare
-/// [`NftEvent::Changed::port`] with [`super::NftHandle::port`]. A bulk load is many announcements (and the kernel holds a page for each
-/// element until it has told all), so expect [`NftEvent::Lost`] after one, or [`NftMonitor::leave`] before it.
+/// [`NftEvent::Changed::port`] with [`super::NftHandle::port`]. A bulk load is many announcements (and the kernel holds
+/// a page for each element until it has told all), so expect [`NftEvent::Lost`] after one, or [`NftMonitor::leave`]
+/// before it.
 ///
 /// Its descriptor is readable when there is something to hear.
 #[derive(Debug)]
@@ -86,7 +87,8 @@ impl NftMonitor {
         self.socket.join(abi::GROUP)
     }
 
-    /// Stops listening. What was announced before is still there to be read, what is announced meanwhile is not said to be lost.
+    /// Stops listening. What was announced before is still there to be read, what is announced meanwhile is not said to
+    /// be lost.
     pub fn leave(&self) -> Result<()> {
         self.socket.leave(abi::GROUP)
     }

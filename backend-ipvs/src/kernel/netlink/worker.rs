@@ -1,4 +1,4 @@
-//! What lives on the thread: sockets to the parts of the kernel, and what is asked of them.
+//! The worker on the thread: its sockets, and the requests that it executes.
 
 mod commit;
 mod settings;
@@ -29,29 +29,30 @@ use crate::{
     set::{SetContent, SetId},
 };
 
-/// kube-proxy's device: it goes with kube-proxy, and what is on it will be on ours only.
+/// kube-proxy's device. Its addresses do not count as addresses of other devices, because it is deleted with
+/// kube-proxy.
 const KUBE_PROXYS: &str = "kube-ipvs0";
 
 #[derive(Debug)]
 pub(super) struct Worker {
-    /// Opened when it is first needed, for that loads IPVS.
+    /// Opened on first use, because that loads the module.
     ipvs: Option<ipvs::IpvsHandle>,
     ipset: ipset::IpsetHandle,
     iptables: rules::Iptables,
 }
 
-/// Something that is not as it has to be before anything else.
+/// A prerequisite that is missing or differs.
 #[derive(Debug)]
 pub(super) enum Missing {
-    /// IPVS itself.
+    /// The module `ip_vs`.
     Module,
     Timeouts,
     Setting(settings::Setting),
     Set(SetId),
     Link,
-    /// It is there, and down.
+    /// The device exists and is down.
     LinkDown(Link),
-    /// So many lines.
+    /// This number of lines differs.
     Rules(IpFamily, usize),
 }
 
@@ -77,7 +78,8 @@ impl Worker {
         Ok(writes)
     }
 
-    /// What is not as [`Self::prepare`] makes it, in the order in which it is made. Changes nothing, and loads no module.
+    /// The prerequisites that [`Self::prepare`] would create or change, in this order. Changes nothing and loads no
+    /// module.
     pub(super) fn missing(&mut self, base: &Base) -> Result<Vec<Missing>> {
         let mut missing = Vec::new();
         if !ipvs::is_loaded() {
@@ -105,7 +107,7 @@ impl Worker {
 
     fn supply(&mut self, missing: Missing, base: &Base) -> Result<()> {
         match missing {
-            // Loaded before it is known what is missing.
+            // `prepare` has loaded it.
             Missing::Module => {}
             Missing::Timeouts => self.ipvs()?.set_timeouts(&base.timeouts)?,
             Missing::Setting(setting) => settings::write(setting)?,
@@ -120,12 +122,12 @@ impl Worker {
         Ok(())
     }
 
-    /// See [`super::Kernel::list`]; nothing where the kernel has no IPVS yet.
+    /// See [`super::Kernel::list`]; no objects while IPVS is not loaded.
     pub(super) fn list_loaded(&mut self, ours: &Ours) -> Result<Listing> {
         if ipvs::is_loaded() {
             return self.list(ours);
         }
-        Ok(Listing { elsewhere: elsewhere()?, ..Listing::default() })
+        Ok(Listing { elsewhere: other_addresses()?, ..Listing::default() })
     }
 
     /// See [`super::Kernel::list`].
@@ -157,7 +159,7 @@ impl Worker {
             }
             objects.insert(Object::Server(server), Value::Scheduling(scheduling));
         }
-        Ok(Listing { objects, elsewhere: elsewhere()? })
+        Ok(Listing { objects, elsewhere: other_addresses()? })
     }
 
     /// See [`super::Kernel::connections`].
@@ -174,7 +176,7 @@ impl Worker {
 
     /// See [`super::Kernel::summary`].
     pub(super) fn summary(&mut self) -> Result<Summary> {
-        let mut summary = Summary { elsewhere: elsewhere()?, ..Summary::default() };
+        let mut summary = Summary { elsewhere: other_addresses()?, ..Summary::default() };
         let sizes: HashMap<String, u32> = self.ipset.sizes()?.into_iter().map(|(set, size)| (set.name, size)).collect();
         let size = |set: SetId| Some((set, *sizes.get(set.name())? as usize));
         summary.sets = SetId::all().filter_map(size).collect();
@@ -206,7 +208,7 @@ impl Worker {
         for set in SetId::all() {
             self.ipset.destroy(set.name())?;
         }
-        // What is on it is ours, but for what was said to be others'.
+        // An excluded address on the device belongs to another process.
         let is_shared = self.addresses()?.iter().any(|address| ours.excludes(address));
         if !is_shared {
             rtnl::delete_link(DEVICE)?;
@@ -214,7 +216,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The families of which there are rules of ours.
+    /// The families with rules of this backend.
     pub(super) fn families(&self) -> Result<Vec<IpFamily>> {
         rules::families()
     }
@@ -280,7 +282,7 @@ impl Worker {
 }
 
 impl Missing {
-    /// How many writes it takes.
+    /// The number of writes to create or change it.
     fn writes(&self) -> usize {
         match self {
             Self::Module => 0,
@@ -308,7 +310,7 @@ impl Missing {
     }
 }
 
-/// The address that an entry says is ours.
+/// The address in an entry of the set of our addresses.
 fn own_address(object: &Object) -> Option<IpAddr> {
     match object {
         Object::SetEntry(SetId { content: SetContent::Addresses, .. }, entry) => entry.ip,
@@ -316,8 +318,8 @@ fn own_address(object: &Object) -> Option<IpAddr> {
     }
 }
 
-/// The addresses of other devices than ours, loopback ones too.
-fn elsewhere() -> Result<HashSet<IpAddr>> {
+/// The addresses of all other devices, including loopback addresses.
+fn other_addresses() -> Result<HashSet<IpAddr>> {
     let interfaces = rtnl::addresses_by_link().context("list the node's addresses")?;
     let others = interfaces.into_iter().filter(|(name, _)| name != DEVICE && name != KUBE_PROXYS);
     Ok(others.flat_map(|(_, addresses)| addresses).collect())

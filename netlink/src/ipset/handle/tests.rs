@@ -219,7 +219,7 @@ fn entries_of_all_kinds_are_read_as_written() {
 }
 
 #[test]
-fn many_entries_come_and_go_and_one_that_cannot_be_holds_up_nobody() {
+fn a_rejected_entry_does_not_stop_the_others() {
     in_netns(|| {
         let mut handle = IpsetHandle::open().unwrap();
         let set = new_set("FAIRLEAD-VIPS", IpsetType::IpPort, AddressFamily::V4, SkbInfo::Enabled);

@@ -1,4 +1,5 @@
-//! What ipvsadm sends and reads, against what we do: `captured/ipvsadm-1.31.txt`. Against a kernel with IPVS: the tests of `e2e`.
+//! What ipvsadm sends and reads, against what we do: `captured/ipvsadm-1.31.txt`. Against a kernel with IPVS: the tests
+//! of `e2e`.
 
 use super::*;
 use crate::{

@@ -99,7 +99,7 @@ fn rules_read_like_nft() {
 
 /// Unlike nft's, the text shows the lookups that fill registers for later.
 #[test]
-fn affinity_rules_show_what_runs() {
+fn affinity_rules_are_printed() {
     let [known, new] = [0, 1].map(|index| rule_text(&affine_rules()[index]));
     let vip = "ip daddr . meta l4proto . th dport";
     let expected = format!(
@@ -117,7 +117,7 @@ fn affinity_rules_show_what_runs() {
 }
 
 #[test]
-fn a_set_that_is_not_known_hides_what_it_may_have_overwritten() {
+fn an_undescribed_map_invalidates_the_registers_behind_its_result() {
     let expected = "r8 = ip daddr . meta l4proto . th dport . ip saddr map @affinity r9 @live \
                     update @affinity { r11 timeout 10s : 0x00000000 } dnat ip to r9:r10 comment \"a known client\"";
     assert_eq!(affine_rules()[0].to_string(), expected);

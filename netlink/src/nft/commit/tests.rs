@@ -169,7 +169,7 @@ fn a_masquerade_that_prerouting_can_reach() {
 
 /// No way is known to make the kernel's commit fail on demand; its answers then are taken from its source.
 #[test]
-fn what_fails_at_the_commit_is_no_operations_fault() {
+fn a_failure_at_the_commit_is_not_attributed_to_an_operation() {
     let answer = |errno| Answer { errno, offset: None, message: None };
     let mut answers = Answers::default();
     answers.add(1, answer(0), 3);

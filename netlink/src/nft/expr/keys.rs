@@ -196,7 +196,8 @@ pub enum RejectWith {
     Icmp(u8),
     /// A TCP reset.
     TcpReset,
-    /// One of `enum nft_reject_inet_code`; works in `inet` tables only (in an `ip` table it is taken, and sends nothing).
+    /// One of `enum nft_reject_inet_code`; works in `inet` tables only (in an `ip` table it is taken, and sends
+    /// nothing).
     Icmpx(u8),
 }
 

@@ -130,7 +130,7 @@ fn read_one(name: &str, write: impl Fn(&mut Vec<u8>)) -> Expr {
 }
 
 #[test]
-fn what_is_not_known_is_kept() {
+fn an_unknown_expression_is_kept() {
     // `meta iifgroup`, and a masquerade to a range of ports.
     for (name, attributes) in [("meta", &[(1u16, 1u32), (2, 21)][..]), ("masq", &[(2, 1), (3, 2)]), ("quota", &[])] {
         let write = |buf: &mut Vec<u8>| attributes.iter().for_each(|&(kind, value)| buf.put_u32(kind, value));

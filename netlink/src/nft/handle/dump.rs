@@ -26,11 +26,11 @@ const SEQ: u32 = 1;
 
 /// Waits until no transaction is under way: an empty one needs the same lock, and changes nothing.
 ///
-/// A dump finds its place again by counting elements, and a transaction adds its elements before, and removes them after,
-/// it makes its generation. A dump that overlaps with either misses elements, and `NLM_F_DUMP_INTR` is not set in dumps of
-/// elements. So a dump is whole when all transactions up to a generation were waited for before it, and after it, when
-/// again all were waited for, there is no other. (Not covered: a transaction of somebody else on the same set that fails
-/// meanwhile.)
+/// A dump finds its place again by counting elements, and a transaction adds its elements before, and removes them
+/// after, it makes its generation. A dump that overlaps with either misses elements, and `NLM_F_DUMP_INTR` is not set
+/// in dumps of elements. So a dump is whole when all transactions up to a generation were waited for before it, and
+/// after it, when again all were waited for, there is no other. (Not covered: a transaction of somebody else on the
+/// same set that fails meanwhile.)
 fn settle(socket: &mut Socket) -> Result<()> {
     let (begin, end) = NftBatch::frame();
     socket.send(&[&begin, &end])
@@ -63,8 +63,8 @@ pub(super) enum Got {
 
 /// Notices when an element is dumped twice.
 ///
-/// For some milliseconds after a transaction the kernel resizes hash sets. A dump that goes on meanwhile sees some elements
-/// twice and misses as many; nothing else tells.
+/// For some milliseconds after a transaction the kernel resizes hash sets. A dump that goes on meanwhile sees some
+/// elements twice and misses as many; nothing else tells.
 #[derive(Debug, Default)]
 pub(super) struct Once {
     seen: HashSet<u64>,

@@ -1,4 +1,5 @@
-//! Against the kernel, each test in a network namespace of its own: what is written is what is dumped, and what nft lists.
+//! Against the kernel, each test in a network namespace of its own: what is written is what is dumped, and what nft
+//! lists.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -132,7 +133,7 @@ fn listed(handle: &mut NftHandle) -> Vec<(String, Rule)> {
 }
 
 #[test]
-fn what_was_written_is_what_is_dumped() {
+fn written_objects_are_dumped_unchanged() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         // A notrack expression is allowed in raw priority chains only, and is not validated in a chain nobody calls.

@@ -1,4 +1,4 @@
-//! Operations become messages: those that follow each other and are of one kind go together.
+//! Executes operations. Consecutive operations of one kind are sent together.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,28 +24,28 @@ use crate::{
     set::SetId,
 };
 
-/// The scheduler that stands in for one that the kernel does not have.
+/// Replaces a scheduler that the kernel does not have. `ip_vs_rr` comes with IPVS everywhere.
 const FALLBACK_SCHEDULER: &str = "rr";
 
-/// What has come of commands, by their indices.
+/// The results of commands, by their indices.
 #[derive(Debug, Default)]
 struct CommandResults {
-    refused: Vec<(usize, Errno)>,
-    /// Virtual servers that were made with another scheduler, for the kernel does not have theirs.
+    rejected: Vec<(usize, Errno)>,
+    /// Virtual servers with the fallback scheduler, because the kernel lacks theirs.
     degraded: HashMap<usize, Scheduling>,
 }
 
-/// What is left of a command that was refused.
+/// What to do after the kernel rejected a command.
 enum NextAttempt {
-    /// It is as it should be.
+    /// Nothing: the object is as desired.
     None,
-    /// That.
+    /// Report the rejection.
     Reject,
-    /// This instead.
+    /// Execute this command instead.
     Retry(IpvsCommand),
 }
 
-/// What goes together.
+/// Operations that are sent together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BatchKind {
     AddEntries(SetId),
@@ -90,7 +90,7 @@ impl Worker {
                 Some(BatchKind::Commands) => {
                     let commands: Vec<IpvsCommand> = run.iter().filter_map(command).collect();
                     let results = self.execute(commands)?;
-                    results.refused.into_iter().for_each(|(index, errno)| refuse(index, errno));
+                    results.rejected.into_iter().for_each(|(index, errno)| refuse(index, errno));
                     refused.extend(results.degraded.into_iter().filter_map(|(index, scheduling)| {
                         Some(degraded_operation(run.get(index)?, done + index, scheduling))
                     }));
@@ -102,7 +102,7 @@ impl Worker {
         Ok(refused)
     }
 
-    /// Executes commands. One that is refused is tried in another form where there is one, until the kernel has taken it or there is none.
+    /// Executes commands. A rejected command is retried in another form, if there is one.
     fn execute(&mut self, commands: Vec<IpvsCommand>) -> Result<CommandResults> {
         let mut results = CommandResults::default();
         let mut round: Vec<(usize, IpvsCommand)> = commands.into_iter().enumerate().collect();
@@ -115,7 +115,7 @@ impl Worker {
                     NextAttempt::None => {}
                     NextAttempt::Reject => {
                         results.degraded.remove(&index);
-                        results.refused.push((index, one.errno));
+                        results.rejected.push((index, one.errno));
                     }
                     NextAttempt::Retry(command) => {
                         if let IpvsCommand::AddServer(server, scheduling) | IpvsCommand::SetServer(server, scheduling) =
@@ -136,10 +136,10 @@ impl Worker {
     }
 }
 
-/// What is left of a command that was refused. `retried`: the virtual servers before it that are tried again, in the order of commands.
+/// What to do after the kernel rejected a command. `retried`: the virtual servers of earlier commands that are retried.
 fn next_attempt(command: IpvsCommand, errno: Errno, retried: &HashSet<VirtualServerKey>) -> NextAttempt {
     match (command, errno.0) {
-        // Somebody else came first: what is there is changed, and what has to go is gone.
+        // Another process was faster: change what exists; what is to be deleted is gone.
         (IpvsCommand::AddServer(server, scheduling), libc::EEXIST) => {
             NextAttempt::Retry(IpvsCommand::SetServer(server, scheduling))
         }
@@ -148,7 +148,7 @@ fn next_attempt(command: IpvsCommand, errno: Errno, retried: &HashSet<VirtualSer
         }
         (IpvsCommand::DeleteServer(_), libc::ESRCH)
         | (IpvsCommand::DeleteDestination(..), libc::ESRCH | libc::ENOENT) => NextAttempt::None,
-        // No such scheduler. `ip_vs_rr` comes with IPVS everywhere.
+        // The kernel has no such scheduler.
         (IpvsCommand::AddServer(server, Scheduling { scheduler, timeout, flags }), libc::ENOENT)
             if *scheduler != *FALLBACK_SCHEDULER =>
         {
@@ -159,7 +159,7 @@ fn next_attempt(command: IpvsCommand, errno: Errno, retried: &HashSet<VirtualSer
         {
             NextAttempt::Retry(IpvsCommand::SetServer(server, fallback(flags, timeout)))
         }
-        // It came with its virtual server.
+        // It depends on a virtual server that is retried.
         (command @ IpvsCommand::AddDestination(server, _), libc::ESRCH) if retried.contains(&server) => {
             NextAttempt::Retry(command)
         }
@@ -167,7 +167,7 @@ fn next_attempt(command: IpvsCommand, errno: Errno, retried: &HashSet<VirtualSer
     }
 }
 
-/// What a virtual server is made with for want of its scheduler.
+/// The scheduling of a virtual server whose scheduler the kernel lacks.
 fn fallback(flags: u32, timeout: u32) -> Scheduling {
     Scheduling { scheduler: FALLBACK_SCHEDULER.into(), flags: flags & PERSISTENT, timeout }
 }
@@ -177,8 +177,8 @@ fn degraded_operation(operation: &Operation, index: usize, instead: Scheduling) 
     let reason = match operation {
         Operation::Add(_, Value::Scheduling(Scheduling { scheduler, .. }))
         | Operation::Change(_, Value::Scheduling(Scheduling { scheduler, .. })) => format!(
-            "{object}: the kernel has no scheduler {scheduler} (module ip_vs_{scheduler}), it is {} until the Service or the backend \
-             changes",
+            "{object}: the kernel has no scheduler {scheduler} (module ip_vs_{scheduler}), it is {} \
+             until the Service or the backend changes",
             instead.scheduler
         ),
         _ => object.to_string(),

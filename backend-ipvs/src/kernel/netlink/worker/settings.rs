@@ -1,4 +1,4 @@
-//! The kernel's settings for IPVS, of the thread's network namespace. Read first: a file is only written when it says something else.
+//! The sysctls of IPVS in the thread's network namespace. A sysctl is written only if its value differs.
 
 use std::{
     fs,
@@ -11,31 +11,32 @@ use tracing::debug;
 
 use crate::settings::Arp;
 
-/// `Documentation/networking/ipvs-sysctl.rst`, and why.
+/// See `Documentation/networking/ipvs-sysctl.rst`.
 const IPVS: [(&str, &str); 4] = [
     // Connections are tracked, so that they can be masqueraded.
     ("ipv4/vs/conntrack", "1"),
-    // What comes for a destination that is gone is not swallowed for as long as the connection is remembered.
+    // Packets of a connection to a deleted destination end the connection, instead of being dropped until it times out.
     ("ipv4/vs/expire_nodest_conn", "1"),
-    // A client that is remembered is not sent to a destination that drains.
+    // A persistent client is not sent to a destination that drains.
     ("ipv4/vs/expire_quiescent_template", "1"),
-    // A client that takes a port again goes where it went before. Otherwise its first packet is lost wherever conntrack remembers the
-    // connection better than IPVS, which costs a second. If that destination drains or is gone, another is chosen, from Linux 5.9 on.
+    // A client that reuses a port is sent to the same destination. Otherwise IPVS drops its first packet while
+    // conntrack has an entry for the connection, which delays it by a second. If the destination drains or is deleted,
+    // Linux 5.9 and later select another one.
     ("ipv4/vs/conn_reuse_mode", "0"),
 ];
 /// `Documentation/networking/ip-sysctl.rst`.
 const STRICT_ARP: [(&str, &str); 2] = [("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")];
 
-/// A setting that is not what it should be.
+/// A sysctl with another value than desired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::kernel::netlink) struct Setting {
     /// Below `/proc/sys/net`.
     pub(in crate::kernel::netlink) name: &'static str,
-    /// What it should be.
+    /// The desired value.
     pub(in crate::kernel::netlink) value: &'static str,
 }
 
-/// Those that are not what they should be. Without IPVS only those that are not its own.
+/// The sysctls that differ. While IPVS is not loaded, its own sysctls do not exist and are left out.
 pub(super) fn wrong(arp: Arp) -> Result<Vec<Setting>> {
     let more: &[_] = match arp {
         Arp::AsItIs => &[],
@@ -53,11 +54,11 @@ pub(super) fn wrong(arp: Arp) -> Result<Vec<Setting>> {
     Ok(wrong)
 }
 
-/// Writes one.
+/// Writes a sysctl.
 pub(super) fn write(Setting { name, value }: Setting) -> Result<()> {
     let path = path(name);
     fs::write(&path, value).with_context(|| format!("write {}", path.display()))?;
-    debug!(setting = name, value, "set");
+    debug!(sysctl = name, value, "sysctl written");
     Ok(())
 }
 
