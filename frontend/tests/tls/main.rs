@@ -102,18 +102,18 @@ async fn token_identifies_the_node_that_it_is_bound_to() {
     }
     let answer = node.watch("node-b", Role::Backend).await;
     assert_rejected(answer, Code::PermissionDenied, &["node node-a", "node node-b"]);
-    assert_eq!(api.reviews(), 1, "one token, one question");
+    assert_eq!(api.reviews(), 1, "one review per token");
 
     let other = client.with_token("other@node-a").watch("node-a", Role::Backend).await;
     assert_rejected(other, Code::Unauthenticated, &["system:serviceaccount:kube-system:other"]);
     let forged = client.with_token("forged");
     for _ in 0..2 {
         let answer = forged.watch("node-a", Role::Backend).await;
-        assert_rejected(answer, Code::Unauthenticated, &["not accepted: not signed here"]);
+        assert_rejected(answer, Code::Unauthenticated, &["token rejected: not signed here"]);
     }
     assert_eq!(api.reviews(), 3);
     client.with_token("viewer@").status().await.unwrap();
-    assert_rejected(client.status().await, Code::Unauthenticated, &["or a token"]);
+    assert_rejected(client.status().await, Code::Unauthenticated, &["or a bearer token"]);
 
     // A certificate takes precedence over a token, unless it is not recognized.
     let both = server.client(Some(server.authority.node("node-b"))).await.with_token("backend@node-a");
