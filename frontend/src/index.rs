@@ -111,12 +111,12 @@ impl Index {
             SourceUpdate::Apply(parsed) => self.apply_one(parsed),
             SourceUpdate::Delete(kind, name) => self.delete(kind, &name),
             SourceUpdate::Replace(kind, all) => {
-                let mut gone = self.names(kind);
+                let mut removed = self.names(kind);
                 for parsed in all {
-                    gone.remove(&parsed.name);
+                    removed.remove(&parsed.name);
                     self.apply_one(parsed);
                 }
-                for name in gone {
+                for name in removed {
                     self.delete(kind, &name);
                 }
                 self.complete.insert(kind);
@@ -400,7 +400,7 @@ fn slice_keys(slice: &SliceObject) -> impl Iterator<Item = ServicePortKey> {
     })
 }
 
-/// Whether two versions of a slice say the same about its endpoints.
+/// Whether two versions of a slice differ in their trigger time at most.
 fn same_content(old: Option<&SliceObject>, new: Option<&SliceObject>) -> bool {
     match (old, new) {
         (None, None) => true,

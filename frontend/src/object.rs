@@ -171,7 +171,7 @@ pub struct ParsedObject {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "moved once through a short queue, while a box would be one more allocation an object"
+    reason = "moved once through a short queue, and a box would cost an allocation for each object"
 )]
 pub enum SourceUpdate {
     /// An object was created or changed.

@@ -85,8 +85,8 @@ fn endpoints<'a>(
                     continue;
                 }
                 let endpoint = Endpoint::new(ep.address, port.port);
-                match all.iter_mut().find(|(known, _)| *known == endpoint) {
-                    Some((_, known)) if better(ep, known) => *known = ep,
+                match all.iter_mut().find(|(other, _)| *other == endpoint) {
+                    Some((_, other)) if better(ep, other) => *other = ep,
                     Some(_) => {}
                     None => all.push((endpoint, ep)),
                 }
@@ -96,12 +96,12 @@ fn endpoints<'a>(
     all
 }
 
-fn better(new: &SliceEndpoint, known: &SliceEndpoint) -> bool {
-    if new.terminating != known.terminating {
-        return known.terminating;
+fn better(new: &SliceEndpoint, other: &SliceEndpoint) -> bool {
+    if new.terminating != other.terminating {
+        return other.terminating;
     }
-    if new.ready != known.ready {
+    if new.ready != other.ready {
         return new.ready;
     }
-    new.serving && !known.serving
+    new.serving && !other.serving
 }

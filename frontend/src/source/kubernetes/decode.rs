@@ -61,7 +61,7 @@ pub(super) struct WatchEvent {
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "taken apart at once, while a box would be one more allocation an object"
+    reason = "short-lived, and a box would cost an allocation for each object"
 )]
 pub(super) enum EventChange {
     /// An object appeared or changed.
