@@ -23,6 +23,10 @@ pub enum LogFormat {
     Json,
 }
 
+/// Directives before those of the operator, who can override them. kube logs each failed request without its cause; the
+/// callers of kube log it with its cause.
+const DEFAULT_DIRECTIVES: &str = "kube_client::client::builder=off";
+
 /// Not the name of a log format.
 #[derive(Debug, thiserror::Error)]
 #[error("unknown log format {0:?}, expected text or json")]
@@ -48,7 +52,7 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let filter = EnvFilter::builder()
-        .parse(filter)
+        .parse(format!("{DEFAULT_DIRECTIVES},{filter}"))
         .with_context(|| format!("log filter {filter:?}: expected directives such as info,fairlead_backend=debug"))?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(to);
     Ok(match format {
@@ -110,6 +114,23 @@ mod tests {
             tracing::debug!("filtered out");
         });
         String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn failures_that_kube_logs_are_hidden_unless_requested() {
+        let kube_lines = |filter: &str| {
+            let buffer = Buffer::default();
+            let writer = buffer.clone();
+            let subscriber = subscriber(LogFormat::Text, filter, Colour::Plain, move || writer.clone()).unwrap();
+            tracing::subscriber::with_default(subscriber, || {
+                tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
+            });
+            let lines = buffer.0.lock().unwrap().len();
+            lines > 0
+        };
+        assert!(!kube_lines("info"));
+        assert!(!kube_lines("debug"));
+        assert!(kube_lines("info,kube_client::client::builder=error"));
     }
 
     #[test]

@@ -59,10 +59,7 @@ pub(super) struct WatchEvent {
 
 /// What an event reports.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "short-lived, and a box would cost an allocation for each object"
-)]
+#[expect(clippy::large_enum_variant, reason = "short-lived, and a box would cost an allocation for each object")]
 pub(super) enum EventChange {
     /// An object appeared or changed.
     Put(ParsedObject),
