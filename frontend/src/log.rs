@@ -1,8 +1,8 @@
 //! The current state of the cluster as nodes see it, and the changes that led to it, for nodes at any revision.
 //!
 //! ```text
-//!   changed views ──commit──▶ current views, by digest bucket ──rebuild──▶ whole buckets       (snapshot, repair)
-//!                        └──▶ history: changes by revision ──difference──▶ net changes      (resume, every commit)
+//!   changed views ──commit──▶ current views, by digest bucket ──rebuild──▶ whole buckets  (snapshot, repair)
+//!                        └──▶ history: changes by revision ──difference──▶ net changes    (resume, every commit)
 //!                        └──▶ digests: all nodes + zone + node ──▶ the expected digest of a node
 //! ```
 //!
