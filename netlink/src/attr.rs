@@ -77,7 +77,7 @@ impl Put for Vec<u8> {
     }
 }
 
-/// Fills up to the next multiple of 4. The buffers hold whole messages, so that their length says how far to go.
+/// Pads to the next multiple of 4. Buffers start at a message, so their length is the offset.
 #[inline]
 fn pad(buf: &mut Vec<u8>) {
     let short = align(buf.len()) - buf.len();

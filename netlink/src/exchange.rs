@@ -7,7 +7,7 @@ use crate::{
 };
 use nix::libc;
 
-/// So many messages at a time: if all are refused, there is room for all answers.
+/// The number of messages per send. If the kernel rejects all of them, the receive buffer holds all replies.
 const CHUNK: usize = 1024;
 
 /// Stale answers are drained before each request, so that one number does for all.

@@ -20,7 +20,7 @@ use crate::AddressFamily;
 /// Where the virtual servers of the thread's network namespace can be read; there as soon as the module is loaded.
 const TABLE: &str = "/proc/thread-self/net/ip_vs";
 
-/// What a virtual server is known by.
+/// The key of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum VirtualServerKey {
     /// Packets of a protocol to an address.
@@ -40,18 +40,18 @@ pub enum IpvsProtocol {
     Sctp,
 }
 
-/// How a virtual server chooses among its destinations.
+/// The scheduler of a virtual server, with its options.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scheduling {
     /// `rr`, `wlc`, `mh`; at most 15 characters.
     pub scheduler: Arc<str>,
     /// `IP_VS_SVC_F_*`, as far as they can be set: [`PERSISTENT`], and the scheduler's own.
     pub flags: u32,
-    /// How long a client is remembered, in seconds; counts with [`PERSISTENT`].
+    /// The persistence timeout in seconds; used with [`PERSISTENT`].
     pub timeout: u32,
 }
 
-/// How long IPVS remembers idle connections, in seconds.
+/// The timeouts of idle connections, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpvsTimeouts {
     /// TCP connections.
@@ -78,9 +78,9 @@ pub struct Destination {
     pub forwarding: u32,
     /// Its share of the new connections; 0 for none.
     pub weight: u32,
-    /// From so many connections on it gets no new ones; 0 for no limit.
+    /// At this number of connections it gets no new ones; 0 for no limit.
     pub upper_threshold: u32,
-    /// Below so many it gets new ones again.
+    /// Below this number of connections it gets new ones again.
     pub lower_threshold: u32,
     /// Connections in which data flow.
     pub active: u32,
@@ -88,7 +88,7 @@ pub struct Destination {
     pub inactive: u32,
 }
 
-/// Whether the kernel has IPVS now. Asks for no module.
+/// Whether the module `ip_vs` is loaded. Does not load it.
 pub fn is_loaded() -> bool {
     Path::new(TABLE).exists()
 }

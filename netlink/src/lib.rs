@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   nft::NftBatch  (a transaction: one buffer, append-only, printable)
-//!       |  commit                                    nft::NftMonitor (who changed what)
+//!       |  commit                                    nft::NftMonitor (notifications)
 //!       v                                                 ^
 //!   nft::NftHandle --- Socket --- kernel --------------------+
 //!       ^                         |

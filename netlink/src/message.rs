@@ -67,7 +67,7 @@ pub(crate) struct Message<'a> {
     pub(crate) payload: &'a [u8],
 }
 
-/// What an [`ERROR`] message says.
+/// The content of an [`ERROR`] message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// Positive; 0 for an acknowledgement.

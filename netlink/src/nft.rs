@@ -4,7 +4,7 @@
 //!   what is dumped, so that a caller finds after a restart that nothing has to be done.
 //! - [`NftBatch`]: a transaction, append-only; its `Display` is nft-like text.
 //! - [`NftHandle`]: commits batches, dumps, generation.
-//! - [`NftMonitor`]: who changed which table.
+//! - [`NftMonitor`]: notifications of changes.
 
 mod abi;
 mod batch;

@@ -18,7 +18,7 @@ use tracing::debug;
 
 use crate::{Errno, Error, Result};
 
-/// Room for the answers of one transaction. An error takes about 800 bytes of it in the kernel's count.
+/// The receive buffer for the replies to one transaction. An error takes about 800 bytes of it.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// The kernel's datagrams in a dump have at most 32 KiB, and a message in an error at most 64 KiB.
 const DATAGRAM: usize = 128 << 10;
@@ -49,9 +49,9 @@ pub(crate) enum Wait {
 #[derive(Debug)]
 pub(crate) enum Received<'a> {
     Datagram(&'a [u8]),
-    /// Nothing (more) is there.
+    /// No datagram is queued.
     Nothing,
-    /// The kernel dropped something for lack of room (`ENOBUFS`); what follows can still be read.
+    /// The receive buffer was full and the kernel dropped datagrams (`ENOBUFS`); later ones can still be read.
     Overrun,
 }
 
@@ -113,7 +113,7 @@ impl Socket {
         let wanted = bytes + SEND_OVERHEAD;
         if let Err(error) = setsockopt(&self.inner, sockopt::SndBufForce, &wanted) {
             debug!(%error, bytes, "SO_SNDBUFFORCE failed, falling back to SO_SNDBUF");
-            // Limited to net.core.wmem_max without an error: whether it was enough, sendmsg says.
+            // Limited to net.core.wmem_max without an error: sendmsg fails if it was not enough.
             setsockopt(&self.inner, sockopt::SndBuf, &wanted).map_err(failed("set SO_SNDBUF"))?;
         }
         self.sendable = bytes;

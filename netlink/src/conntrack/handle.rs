@@ -13,7 +13,7 @@ use crate::{
 };
 use nix::libc;
 
-/// So many deletions go into one message to the kernel. Each may be answered, and a receive buffer of the default size
+/// The number of deletions per send. The kernel may reply to each, and a receive buffer of the default size
 /// holds 256 answers.
 const BATCH: usize = 256;
 /// Stale answers are drained before each request, so that one number does for all.
@@ -24,11 +24,11 @@ pub(super) const SEQ: u32 = 1;
 pub struct ConntrackHandle {
     pub(super) socket: Socket,
     pub(super) filter: Filter,
-    /// The request, to be sent; kept for its room.
+    /// The request; kept to reuse its allocation.
     pub(super) buf: Vec<u8>,
 }
 
-/// Who leaves the flows of other protocols out of a dump.
+/// Where a dump is filtered by protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filter {
     /// `CTA_FILTER`, from Linux 5.8: a third of the time. (Linux compares IPv6 addresses in it the wrong way round, so
@@ -74,7 +74,7 @@ impl ConntrackHandle {
 
     /// How much of the process's memory its requests have taken at most.
     #[cfg(test)]
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn allocated_bytes(&self) -> usize {
         self.buf.capacity()
     }
 

@@ -1,4 +1,4 @@
-//! One flow, by the direction of its first packet: who answers?
+//! Looks up one flow by its original tuple.
 
 use nix::libc;
 

@@ -156,7 +156,7 @@ fn a_hundred_thousand_flows_go_through_a_small_buffer() {
         assert!(seen >= FLOWS, "{seen}");
         assert_eq!(deleted, FLOWS);
         assert_eq!(list(&mut reader, AddressFamily::V4), []);
-        assert!(reader.room() + deleter.room() < 128 << 10, "requests of a bounded size");
+        assert!(reader.allocated_bytes() + deleter.allocated_bytes() < 128 << 10, "requests of a bounded size");
     });
 }
 

@@ -10,7 +10,7 @@ use crate::{
     message::{self, flags},
 };
 
-/// `AF_INET`, which every request says, also for sets of the other family or of none.
+/// `AF_INET`, the family in the header of every request, also for IPv6 sets.
 const INET: u8 = 2;
 /// `AF_INET6`.
 const INET6: u8 = 10;
@@ -62,7 +62,7 @@ pub(super) fn write_flush(buf: &mut Vec<u8>, name: &str) {
     message::finish(buf, at);
 }
 
-/// Appends a request that two sets of the same kind exchange their entries, and with them who refers to which.
+/// Appends a request that swaps the content of two sets of the same type.
 pub(super) fn write_swap(buf: &mut Vec<u8>, one: &str, other: &str) {
     let at = start(buf, cmd::SWAP, flags::ACK);
     buf.put_str(attr::SETNAME, one);
@@ -71,11 +71,11 @@ pub(super) fn write_swap(buf: &mut Vec<u8>, one: &str, other: &str) {
 }
 
 /// Appends a request to add or delete as many of the entries as a message holds, and says how many these are. Entries
-/// that are there already, or are not, are no errors, and those that are get what is new of them.
+/// that exist already, or do not exist, are no errors; existing ones are updated.
 pub(super) fn write_entries(buf: &mut Vec<u8>, command: u16, name: &str, entries: &[IpsetEntry]) -> usize {
     let at = start(buf, command, flags::ACK);
     buf.put_str(attr::SETNAME, name);
-    // The kernel says in it which entry it refuses.
+    // The kernel stores the number of the rejected entry here.
     buf.put_u32(attr::LINENO | abi::NET_BYTEORDER, 1);
     let nest = buf.open(attr::ADT);
     let begin = buf.len();

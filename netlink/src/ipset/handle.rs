@@ -12,7 +12,7 @@ use crate::{
 #[derive(Debug)]
 pub struct IpsetHandle {
     socket: Socket,
-    /// The request, to be sent; kept for its room.
+    /// The request; kept to reuse its allocation.
     buf: Vec<u8>,
 }
 
@@ -41,7 +41,7 @@ impl IpsetHandle {
             Ok(())
         });
         match asked {
-            // What nfnetlink says to a subsystem that it does not have.
+            // The reply of nfnetlink if it lacks the subsystem.
             Err(Error::Request { errno: Errno(libc::EINVAL), .. }) => Ok(Vec::new()),
             asked => asked.map(|()| list),
         }
@@ -86,12 +86,12 @@ impl IpsetHandle {
         self.request(&format!("flush set {name}"), |buf| codec::write_flush(buf, name))
     }
 
-    /// Two sets of the same kind exchange their entries, and with them who refers to which.
+    /// Swaps the content of two sets of the same type.
     pub fn swap(&mut self, one: &str, other: &str) -> Result<()> {
         self.request(&format!("swap sets {one} and {other}"), |buf| codec::write_swap(buf, one, other))
     }
 
-    /// Adds entries, those that are there get what is new of them; tells which the kernel refused.
+    /// Adds entries and updates existing ones; returns those that the kernel rejected.
     ///
     /// # Errors
     /// When it is not known what came of them, or there is no such set.

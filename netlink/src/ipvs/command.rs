@@ -1,4 +1,4 @@
-//! Changes of virtual servers and destinations, many at a time: each is a message, and there is no transaction.
+//! Changes of virtual servers and destinations. Each is a message; there are no transactions.
 
 use std::{fmt, net::SocketAddr};
 
@@ -11,17 +11,17 @@ use crate::{
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IpvsCommand {
-    /// Makes a virtual server; refused (`EEXIST`) when it is there.
+    /// Creates a virtual server; rejected (`EEXIST`) if it exists.
     AddServer(VirtualServerKey, Scheduling),
-    /// Gives one another scheduler, other flags or another timeout. Its destinations and connections stay.
+    /// Changes the scheduler, flags or timeout of a virtual server. Its destinations and connections stay.
     SetServer(VirtualServerKey, Scheduling),
-    /// Deletes one with its destinations.
+    /// Deletes a virtual server with its destinations.
     DeleteServer(VirtualServerKey),
-    /// Makes a destination; refused (`EEXIST`) when it is there.
+    /// Creates a destination; rejected (`EEXIST`) if it exists.
     AddDestination(VirtualServerKey, Destination),
-    /// Gives one another weight, or other thresholds. Its connections go on.
+    /// Changes the weight or thresholds of a destination. Its connections continue.
     SetDestination(VirtualServerKey, Destination),
-    /// Deletes one. Its connections end with their next packet, if `expire_nodest_conn` is set.
+    /// Deletes a destination. Its connections end with their next packet if `expire_nodest_conn` is set.
     DeleteDestination(VirtualServerKey, SocketAddr),
 }
 

@@ -21,7 +21,7 @@ pub struct IpvsHandle {
     socket: Socket,
     /// The number of the family `IPVS`.
     family: u16,
-    /// The request, to be sent; kept for its room.
+    /// The request; kept to reuse its allocation.
     buf: Vec<u8>,
 }
 

@@ -28,7 +28,7 @@ const MAX_LIST: usize = 65_000;
 
 /// A transaction: all of its operations come into force at once, or none.
 ///
-/// Operations are executed in their order. Adding what is there already is no error when it is the same; an element
+/// Operations are executed in their order. Adding an object that exists is no error if it is equal; an element
 /// with other data is (`EEXIST`): delete it first, in the same batch. Deleting what is not there is an error
 /// (`ENOENT`).
 ///

@@ -290,7 +290,7 @@ fn captured(command: &str) -> Vec<Vec<u8>> {
     messages
 }
 
-/// What a message says, as text of whatever object it holds.
+/// The object in a message, as debug text.
 fn meaning(message: &[u8]) -> String {
     let message = messages(message).next().unwrap();
     let body = Body::new(message.payload).unwrap();

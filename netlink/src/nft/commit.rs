@@ -1,10 +1,10 @@
-//! Sends a batch and reads what the kernel says of it.
+//! Sends a batch and reads the kernel's replies.
 //!
 //! ```text
 //! BATCH_BEGIN  op 1 (ack)  op 2  ...  op n (ack)  BATCH_END   --sendmsg-->  executed, answers queued
 //!   error for op i   -> refused, by sequence number; the kernel goes on and may report more
 //!   ack of op n      -> success, if there is no error: an aborted batch acknowledges its good operations too
-//!   ENOBUFS          -> answers are missing: refused if one error was read, otherwise nobody knows
+//!   ENOBUFS          -> replies are missing: rejected if an error was read, else unknown
 //! ```
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The kernel's nf_tables: commits transactions, lists what is there.
+//! Commits transactions to nf_tables and dumps its objects.
 
 mod dump;
 #[cfg(test)]
@@ -20,7 +20,7 @@ use super::{
 use crate::{Error, Result, Socket, attr::Put};
 use dump::{Got, Once, Request};
 
-/// So many elements are asked for in one message: their answers, about a kilobyte each, wait in the receive buffer.
+/// The number of elements requested in one message. Each reply takes about 1 KiB of the receive buffer.
 const GET_AT_ONCE: usize = 1_000;
 
 /// The nf_tables of one network namespace: that of the thread that opened it. Every call blocks.
@@ -35,12 +35,12 @@ impl NftHandle {
         Ok(NftHandle { socket: Socket::open()? })
     }
 
-    /// Under which number its changes are announced ([`super::NftEvent::Changed`]).
+    /// The netlink port in the events of its changes ([`super::NftEvent::Changed`]).
     pub fn port(&self) -> u32 {
         self.socket.port()
     }
 
-    /// Executes the transaction, as a whole or not at all, and returns when it is in force.
+    /// Executes the transaction, as a whole or not at all, and returns when it is applied.
     ///
     /// # Errors
     /// [`Error::Rejected`] names each operation (and element) that the kernel did not take; nothing is changed then.
@@ -49,7 +49,7 @@ impl NftHandle {
         commit(&mut self.socket, batch)
     }
 
-    /// The ruleset's generation: each transaction in the namespace, by whomever, makes it another.
+    /// The generation of the ruleset, which each transaction in the namespace increments.
     pub fn generation(&mut self) -> Result<u32> {
         dump::generation(&mut self.socket)
     }
@@ -91,8 +91,8 @@ impl NftHandle {
     }
 
     /// `list set` or `list map`: calls `visit` with each element, borrowed from the receive buffer. What it gathers is
-    /// started by `start`, again each time when somebody's change disturbed the dump. Elements that expire during the
-    /// dump of a set with timeouts can hide others.
+    /// started by `start`, and restarted each time another process changed the ruleset during the dump. Elements that
+    /// expire during the dump of a set with timeouts can hide others.
     ///
     /// # Errors
     /// [`Error::is_not_found`] when there is no such table or set.
@@ -132,7 +132,7 @@ impl NftHandle {
     /// where a dump of a large hash set takes it a time that grows with the square of its size.
     ///
     /// # Errors
-    /// [`Error::is_not_found`] when one is not there. [`Error::Interrupted`] when somebody changed the ruleset
+    /// [`Error::is_not_found`] if one does not exist. [`Error::Interrupted`] if another process changed the ruleset
     /// meanwhile.
     pub fn get_elements<K: Deref<Target = [u8]>>(
         &mut self,

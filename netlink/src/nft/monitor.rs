@@ -1,4 +1,4 @@
-//! Who changed what: the kernel's announcements of nf_tables changes, to notice that somebody touched our tables.
+//! The kernel's notifications of nf_tables changes, to detect changes of our tables by other processes.
 
 #[cfg(test)]
 mod tests;
@@ -35,7 +35,7 @@ pub struct NftMonitor {
 /// What [`NftMonitor::wait`] heard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NftEvent {
-    /// Something in a table changed. Neighbours that are equal are told once.
+    /// An object of a table changed. Consecutive equal events are reported once.
     Changed {
         /// The table's family; `None` for one this crate has no name for.
         family: Option<TableFamily>,
@@ -47,7 +47,7 @@ pub enum NftEvent {
         chain: Option<String>,
         /// What was done.
         verb: NftChange,
-        /// The netlink address of who changed it.
+        /// The netlink port of the process that changed it.
         port: u32,
     },
     /// A transaction is complete.
@@ -87,13 +87,13 @@ impl NftMonitor {
         self.socket.join(abi::GROUP)
     }
 
-    /// Stops listening. What was announced before is still there to be read, what is announced meanwhile is not said to
+    /// Stops listening. Queued events can still be read; events until the next join are not reported to
     /// be lost.
     pub fn leave(&self) -> Result<()> {
         self.socket.leave(abi::GROUP)
     }
 
-    /// Waits for the next announcements, at most so long, and returns those that are there; none when there were none.
+    /// Waits for events until the timeout, and returns those that are queued.
     pub fn wait(&mut self, timeout: Duration) -> Result<Vec<NftEvent>> {
         let mut notices = Vec::new();
         let mut wait = Wait::For(timeout);

@@ -58,7 +58,7 @@ impl Set {
         self
     }
 
-    /// With room for so many elements.
+    /// With this maximum number of elements.
     #[must_use]
     pub fn size(mut self, size: u32) -> Self {
         self.size = Some(size);

@@ -52,7 +52,7 @@ pub struct Table {
     pub family: TableFamily,
     /// Its name, at most 255 bytes.
     pub name: String,
-    /// `NFT_TABLE_F_*`; 0 in tables of ours, 1 when somebody made it dormant (none of its chains is called).
+    /// `NFT_TABLE_F_*`; 0 in our tables, 1 if another process made it dormant (none of its chains is called).
     pub flags: u32,
     /// Shown in listings.
     pub comment: Option<Comment>,

@@ -1,4 +1,4 @@
-//! What the kernel refuses, and whether it is said of the right operation and element.
+//! Rejections by the kernel are attributed to the right operation and element.
 
 use std::{collections::HashMap, time::Instant};
 
@@ -48,7 +48,7 @@ fn one_in_the_middle() {
             message: None,
         };
         assert_eq!(refusals, [expected]);
-        assert_eq!(handle.tables(TableFamily::Ip).unwrap(), [], "nothing of it is in force");
+        assert_eq!(handle.tables(TableFamily::Ip).unwrap(), [], "nothing is applied");
     });
 }
 
@@ -150,7 +150,7 @@ fn a_rule_with_a_missing_set() {
     });
 }
 
-/// The kernel says which operation completed the bad graph, but not which attribute.
+/// The kernel reports the operation that completed the invalid graph, but not the attribute.
 #[test]
 fn a_masquerade_that_prerouting_can_reach() {
     in_netns(|| {

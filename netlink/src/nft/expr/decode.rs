@@ -1,5 +1,5 @@
 //! Constant to expressions. An attribute that is missing or unknown makes the whole expression [`Expr::Other`]: a rule
-//! that somebody changed must not look like ours.
+//! that another process changed must not look like ours.
 
 use std::time::Duration;
 

@@ -100,9 +100,9 @@ impl CtKey {
 numbered! {
     /// `enum ip_conntrack_dir`.
     CtDirection {
-        /// From who opened the connection.
+        /// From the peer that opened the connection.
         Original = 0,
-        /// Back to them.
+        /// To the peer that opened the connection.
         Reply = 1,
     }
 }
@@ -160,9 +160,9 @@ numbered! {
 numbered! {
     /// `enum nft_dynset_ops`.
     DynsetOp {
-        /// Adds the element; one that is there stays as it is.
+        /// Adds the element; an existing one is not changed.
         Add = 0,
-        /// Adds the element, or renews the expiry of the one that is there (never its data).
+        /// Adds the element, or renews the timeout of an existing one (never its data).
         Update = 1,
         /// Deletes the element.
         Delete = 2,
@@ -189,7 +189,7 @@ numbered! {
     }
 }
 
-/// What a rejected sender is told: `enum nft_reject_types`.
+/// The reply to the sender of a rejected packet: `enum nft_reject_types`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RejectWith {
     /// An ICMP or ICMPv6 "destination unreachable" with this code, by the table's family.

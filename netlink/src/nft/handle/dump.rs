@@ -1,4 +1,4 @@
-//! One request and its answers: a query, or a dump that is started again when somebody's change disturbed it.
+//! A request and its replies: a query, or a dump, which is restarted if another process changed the ruleset.
 
 use std::{
     collections::HashSet,
@@ -29,7 +29,7 @@ const SEQ: u32 = 1;
 /// A dump finds its place again by counting elements, and a transaction adds its elements before, and removes them
 /// after, it makes its generation. A dump that overlaps with either misses elements, and `NLM_F_DUMP_INTR` is not set
 /// in dumps of elements. So a dump is whole when all transactions up to a generation were waited for before it, and
-/// after it, when again all were waited for, there is no other. (Not covered: a transaction of somebody else on the
+/// after it, when again all were waited for, there is no other. (Not covered: a transaction of another process on the
 /// same set that fails meanwhile.)
 fn settle(socket: &mut Socket) -> Result<()> {
     let (begin, end) = NftBatch::frame();

@@ -136,7 +136,8 @@ fn listed(handle: &mut NftHandle) -> Vec<(String, Rule)> {
 fn written_objects_are_dumped_unchanged() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
-        // A notrack expression is allowed in raw priority chains only, and is not validated in a chain nobody calls.
+        // A notrack expression is allowed in raw priority chains only, and is not validated in a chain that is not
+        // reachable.
         handle.commit(&load()).unwrap();
 
         assert_eq!(handle.tables(TableFamily::Ip).unwrap(), [table()]);
@@ -359,8 +360,8 @@ fn vip_number(n: u32) -> Fields {
     Fields::new().addr(n.to_be_bytes()).proto(6).port(80)
 }
 
-/// The set holds one of two lists of elements, and somebody exchanges them all the time: a dump is one of them, never a
-/// mixture.
+/// The set holds one of two lists of elements, and another process exchanges them all the time: a dump is one of them,
+/// never a mixture.
 #[test]
 fn a_dump_is_one_generation() {
     in_netns(|| {

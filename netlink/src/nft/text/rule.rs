@@ -55,7 +55,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// The words for what is in so many registers (`None`: as far as they were filled).
+    /// The text of the value in this number of registers (`None`: all that are loaded in sequence).
     fn take(&mut self, sreg: Register, words: Option<u8>) -> String {
         let (text, superfluous) = self.registers.take(sreg, words);
         superfluous.into_iter().for_each(|part| self.parts[part].clear());
