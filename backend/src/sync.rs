@@ -207,8 +207,8 @@ impl<B: Backend, C: Connect> SyncLoop<B, C> {
                 let snapshot_in = self.upstream.end_session_after_loss();
                 error!(
                     %revision, snapshot_in_ms = snapshot_in.as_millis(),
-                    "rejected a commit that exceeds --max-loss: {loss}; the kernel is unchanged, and the next snapshot is \
-                     applied whatever it removes"
+                    "rejected a commit that exceeds --max-loss: {loss}; the kernel is unchanged, and the next snapshot \
+                     is applied whatever it removes"
                 );
                 self.reporter.rejected_loss();
                 self.lost();

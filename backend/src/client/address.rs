@@ -56,7 +56,8 @@ impl AddressSource {
         }
         let expected = || {
             format!(
-                "{address:?} is not the address of a frontend: expected unix:/path, https://host:port or http://host:port"
+                "{address:?} is not the address of a frontend: expected unix:/path, https://host:port or \
+                 http://host:port"
             )
         };
         let uri: Uri = address.parse().with_context(expected)?;

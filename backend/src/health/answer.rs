@@ -25,14 +25,14 @@ pub(super) struct CheckSources {
 /// The body, with the fields that kube-proxy has.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Body<'a> {
-    service: BodyService<'a>,
+struct AnswerBody<'a> {
+    service: AnswerService<'a>,
     local_endpoints: usize,
     service_proxy_healthy: bool,
 }
 
 #[derive(Serialize)]
-struct BodyService<'a> {
+struct AnswerService<'a> {
     namespace: &'a str,
     name: &'a str,
 }
@@ -63,8 +63,8 @@ impl Check<'_> {
     fn to_response(self, healthy: bool) -> Response<String> {
         let Self { service, local_endpoints } = self;
         let status = if local_endpoints > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        let body = Body {
-            service: BodyService { namespace: &service.namespace, name: &service.name },
+        let body = AnswerBody {
+            service: AnswerService { namespace: &service.namespace, name: &service.name },
             local_endpoints,
             service_proxy_healthy: healthy,
         };

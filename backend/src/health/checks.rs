@@ -49,7 +49,7 @@ pub(super) struct Checks {
 
 /// The result of an update of the checks.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Update {
+pub(super) struct CheckUpdate {
     /// Whether listeners have to be opened or closed, or failures changed.
     pub(super) claims: ClaimChange,
     /// The claims that lost a port or did not get it.
@@ -85,7 +85,7 @@ struct Claim {
 
 impl Checks {
     /// Makes the checks those of `state`.
-    pub(super) fn reconcile(&mut self, state: &NodeState) -> Update {
+    pub(super) fn reconcile(&mut self, state: &NodeState) -> CheckUpdate {
         let before = self.services.keys().cloned();
         let with_port = state.service_ports().values().filter(|service| service.port.health_check_node_port.is_some());
         let names = before.chain(with_port.map(|service| ServiceName::of(&service.port.key))).collect();
@@ -93,7 +93,7 @@ impl Checks {
     }
 
     /// Makes the checks those of `state`, given the changes since the last update.
-    pub(super) fn apply(&mut self, state: &NodeState, changes: &Changes) -> Update {
+    pub(super) fn apply(&mut self, state: &NodeState, changes: &Changes) -> CheckUpdate {
         self.update(state, changes.service_ports.iter().map(ServiceName::of).collect())
     }
 
@@ -127,7 +127,7 @@ impl Checks {
         self.claimants.get(&port)?.first()
     }
 
-    fn update(&mut self, state: &NodeState, names: BTreeSet<ServiceName>) -> Update {
+    fn update(&mut self, state: &NodeState, names: BTreeSet<ServiceName>) -> CheckUpdate {
         let (mut released, mut claimed) = (BTreeSet::new(), Vec::new());
         let mut claims = ClaimChange::Same;
         for name in &names {
@@ -156,7 +156,7 @@ impl Checks {
             claimants.insert(name.clone());
             losers.push((port, name.clone()));
         }
-        Update { claims, rejected: self.rejected(losers) }
+        CheckUpdate { claims, rejected: self.rejected(losers) }
     }
 
     fn release(&mut self, port: CheckPort, name: &ServiceName) {

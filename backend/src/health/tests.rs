@@ -133,9 +133,8 @@ async fn until_refused(family: IpFamily) {
 }
 
 fn answer(status: u16, weight: usize, healthy: &str) -> Answer {
-    let body = format!(
-        r#"{{"service":{{"namespace":"default","name":"web"}},"localEndpoints":{weight},"serviceProxyHealthy":{healthy}}}"#
-    );
+    let service = r#"{"namespace":"default","name":"web"}"#;
+    let body = format!(r#"{{"service":{service},"localEndpoints":{weight},"serviceProxyHealthy":{healthy}}}"#);
     Answer { status, weight, body }
 }
 

@@ -82,7 +82,8 @@ fn connection(writer: &mut Writer<'_>, progress: &Progress) -> fmt::Result {
     let text = "1 while there is a session with a frontend.";
     writer.gauge("connected", text, None, one_if(progress.connected))?;
     if let Some(last_contact) = progress.last_contact {
-        let text = "Time since the last message from a frontend, which sends one at least every 10 s. Absent before the first.";
+        let text =
+            "Time since the last message from a frontend; one arrives at least every 10 s. Absent before the first.";
         let staleness = (Instant::now() - last_contact).as_secs_f64();
         writer.gauge("staleness", text, Some(Unit::Seconds), staleness)?;
     }

@@ -28,7 +28,7 @@ pub(super) const LOOP_HUNG: Duration = Duration::from_secs(60);
 
 /// The health conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Condition {
+struct HealthCondition {
     /// No sync fails or hangs for too long.
     alive: bool,
     /// The kernel contains a state.
@@ -41,18 +41,18 @@ struct Condition {
 /// The body, with the fields that kube-proxy has.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Body {
+struct HealthBody {
     last_updated: String,
     current_time: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    status: Families,
+    status: StatusByFamily,
 }
 
 /// The status of each family, which is the same because one sync programs both.
 #[derive(Serialize)]
-struct Families {
+struct StatusByFamily {
     #[serde(rename = "IPv4")]
     v4: FamilyStatus,
     #[serde(rename = "IPv6")]
@@ -73,7 +73,7 @@ impl Observer {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET only\n".to_owned());
         }
-        let condition = Condition::of(&self.progress.borrow(), Instant::now());
+        let condition = HealthCondition::of(&self.progress.borrow(), Instant::now());
         match request.uri().path() {
             "/healthz" => {
                 let ok = condition.healthy() && condition.eligible;
@@ -97,7 +97,7 @@ impl Observer {
     }
 }
 
-impl Condition {
+impl HealthCondition {
     fn of(progress: &Progress, now: Instant) -> Self {
         let since = |time: Option<Instant>| time.map_or(Duration::ZERO, |time| now - time);
         let waiting = since(progress.pending_since);
@@ -115,17 +115,17 @@ impl Condition {
         self.alive && self.programmed
     }
 
-    fn body(&self, healthy: bool, node_eligible: Option<bool>) -> Body {
+    fn body(&self, healthy: bool, node_eligible: Option<bool>) -> HealthBody {
         let now = SystemTime::now();
         // A healthy kernel is up to date now.
         let last_updated = if healthy { Some(now) } else { self.last_success }.map(rfc3339).unwrap_or_default();
         let family = FamilyStatus { last_updated: last_updated.clone(), healthy };
-        let status = Families { v4: family.clone(), v6: family };
-        Body { last_updated, current_time: rfc3339(now), node_eligible, healthy, status }
+        let status = StatusByFamily { v4: family.clone(), v6: family };
+        HealthBody { last_updated, current_time: rfc3339(now), node_eligible, healthy, status }
     }
 }
 
-fn answer(ok: bool, body: &Body) -> Response<String> {
+fn answer(ok: bool, body: &HealthBody) -> Response<String> {
     let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     // Strings and booleans always serialize.
     response(status, JSON, serde_json::to_string(body).unwrap_or_default())

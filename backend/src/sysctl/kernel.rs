@@ -52,7 +52,8 @@ impl SettingWrite {
                 Ok(())
             }
             Err(error) if setting == ConntrackSetting::HashSize => {
-                warn!(file = setting.path(), value = current, desired, %error, "cannot enlarge the conntrack hash table");
+                let file = setting.path();
+                warn!(file, value = current, desired, %error, "cannot enlarge the conntrack hash table");
                 Ok(())
             }
             Err(error) => Err(error).with_context(|| self.failed()),
@@ -62,8 +63,8 @@ impl SettingWrite {
     fn failed(self) -> String {
         let Self { setting, current, desired } = self;
         format!(
-            "cannot set /{} to {desired} (it is {current}): run with write access to it (a privileged container), set it on the \
-             host beforehand, or leave it unchanged with {}",
+            "cannot set /{} to {desired} (it is {current}): run with write access to it (a privileged container), set it \
+             on the host beforehand, or leave it unchanged with {}",
             setting.path(),
             setting.opt_out()
         )

@@ -61,7 +61,7 @@ pub async fn cleanup_removes_everything<B: Backend>(mut make: impl FnMut() -> B,
         backend.cleanup().await.unwrap_or_else(|error| panic!("cleanup, round {round}: {error:#}"));
     }
     let restored = reconcile(&mut backend, history.state(), "after cleanup").await;
-    assert_ne!(restored.writes, 0, "cleanup must have removed something");
+    assert_ne!(restored.writes, 0, "cleanup removed nothing");
     assert_programmed(&mut make, history.state(), "after cleanup").await;
     make().cleanup().await.expect("cleanup by a fresh instance");
     make().cleanup().await.expect("cleanup of an empty kernel");

@@ -82,7 +82,7 @@ fn claim(state: StateBuilder, name: &str) -> StateBuilder {
     state.service(name, |web| v4(web).health_check_node_port(PORT))
 }
 
-fn rejected(update: &Update) -> Vec<(String, String)> {
+fn rejected(update: &CheckUpdate) -> Vec<(String, String)> {
     update.rejected.iter().map(|claim| (claim.service.to_string(), claim.owner.to_string())).collect()
 }
 
