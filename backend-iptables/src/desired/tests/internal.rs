@@ -1,8 +1,8 @@
-//! Cluster IPs: pools, affinity, the internal policy, who is masqueraded.
+//! Cluster IPs: pools, affinity, the internal policy, masquerading.
 
 use super::*;
 
-/// Besides kube-proxy's rules each cluster IP has a line for the ports that nobody has there: those are refused.
+/// Besides kube-proxy's rules, each cluster IP has a rule that rejects ports that no service port has.
 #[test]
 fn cluster_ip() {
     let web = service(|web| {
@@ -59,7 +59,7 @@ nat -A KUBE-SVC-{svc} ! -s 10.0.0.0/8 -d 172.30.0.41/32 -p {protocol} -m comment
     }
 }
 
-/// One of three, one of two, and the last whatever comes.
+/// With probability 1/3, else 1/2, else always.
 #[test]
 fn endpoints_are_equally_likely() {
     let web =
@@ -102,7 +102,7 @@ nat -A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment "ns1/svc1:p80 -> [fd00:10:
     );
 }
 
-/// The cluster pool has no chain: nobody is led there.
+/// The cluster pool has no chain, because no rule uses it.
 #[test]
 fn internal_policy_local() {
     let web = service(|web| {
@@ -132,10 +132,9 @@ filter -A KUBE-SERVICES -d 172.30.0.41/32 -p tcp -m comment --comment "ns1/svc1:
     );
 }
 
-/// kube-proxy refuses TCP by an ICMP message too. Who was told by a reset knows it at once, whatever drops ICMP on the
-/// way.
+/// kube-proxy rejects TCP with an ICMP message too. A reset reaches clients behind firewalls that drop ICMP.
 #[test]
-fn without_endpoints_a_cluster_ip_is_refused() {
+fn without_endpoints_a_cluster_ip_rejects() {
     let refused = |protocol: &str, family, ip: &str, words: &str| {
         let none = named(&format!("ns1/svc1:p80/{protocol}"), |none| {
             none.cluster_ip("172.30.0.41").cluster_ip("fd00:172:30::41")
@@ -158,9 +157,9 @@ filter -A KUBE-SERVICES -d {ip} -p {protocol} -m comment --comment "ns1/svc1:p80
     refused("udp", IpFamily::V6, v6, "icmp6-port-unreachable");
 }
 
-/// As kube-proxy with each way to tell pods, and with `--masquerade-all`.
+/// As kube-proxy does with each mode of local traffic detection, and with `--masquerade-all`.
 #[test]
-fn who_is_masqueraded_on_the_way_to_a_cluster_ip() {
+fn masquerading_of_packets_to_a_cluster_ip() {
     let web = service(|web| web.cluster_ip("172.30.0.41").endpoints(["10.180.0.1:80"]));
     let check = |options: &DataplaneOptions, expected: &[(&str, &str, &str)]| {
         let mut rules = written(&web, IpFamily::V4, options);
@@ -181,15 +180,15 @@ fn who_is_masqueraded_on_the_way_to_a_cluster_ip() {
     check(&only(bridge), &[("", "! -i cbr0 ", "KUBE-MARK-MASQ")]);
     let prefix = LocalDetector::InterfaceNamePrefix("veth".parse().unwrap());
     check(&only(prefix), &[("", "! -i veth+ ", "KUBE-MARK-MASQ")]);
-    // kube-proxy knows one range; a rule cannot say "in none of these", so there is a chain for it.
+    // kube-proxy supports one CIDR; "in none of several" needs a chain of its own.
     check(&within(&["10.0.0.0/8", "11.0.0.0/8"]), &[("", "", "FAIRLEAD-MASQ-OTHERS")]);
     check(&within(&["0.0.0.0/0"]), &[]);
     check(&within(&["fd00:10::/32"]), &[]);
 }
 
-/// What leads to another service port is that one's.
+/// VIPs of other service ports get no rules.
 #[test]
-fn only_what_it_owns() {
+fn only_owned_vips_get_rules() {
     let web = service(|web| web.cluster_ip("172.30.0.41").external_ip("203.0.113.1").endpoints(["10.180.0.1:80"]));
     let node = mk_state().build().node().clone();
     let effective = pods().effective(&node);
