@@ -28,7 +28,7 @@
 //! time at which it goes at the latest is kept with it in the kernel (as its limits), so that a restart changes nothing.
 //!
 //! IPVS has no transactions: a change is a list of operations in an order in which nothing that stays is missing for a moment.
-//! How a change becomes operations, from the inside out: `mark`, `set`, `object` (pieces), `desired`, `applied` (which also has what
+//! How a change becomes operations, from the inside out: `mark`, `set`, `object` , `desired`, `applied` (which also has what
 //! was observed), `plan` (the difference, in a safe order), `kernel`; `data_plane` puts them together for the driver. `view` shows
 //! what is programmed.
 

@@ -2,9 +2,9 @@
 //! them; what it has no words for (a constant in a register, say) is written plainly.
 
 mod element;
+mod names;
 mod registers;
 mod rule;
-mod words;
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Rules as text: follows the values through the registers, and writes each statement with the words of what it reads.
+//! Rules as text: follows the values through the registers, and writes each statement with the names of what it reads.
 //!
 //! ```text
 //! payload -> r8, meta -> r9, payload -> r10, numgen -> r11, lookup r8 -> r8, nat r8
@@ -9,8 +9,8 @@
 use std::fmt;
 
 use super::{
+    names,
     registers::{Kind, Registers, Value},
-    words,
 };
 use crate::nft::expr::{CmpOp, DynsetOp, Expr, LookupMatch, NatType, NumgenType, RangeOp, Register, Rule};
 
@@ -65,24 +65,24 @@ impl Writer<'_> {
     fn put(&mut self, expr: &Expr) {
         match expr {
             Expr::Payload { dreg, base, offset, len } => {
-                let (text, kind) = words::payload(*base, *offset, *len);
+                let (text, kind) = names::payload(*base, *offset, *len);
                 self.registers.load(*dreg, Value::new(text, kind, *len as usize));
             }
             Expr::Meta { dreg, key } => {
-                let (text, kind, len) = words::meta(*key);
+                let (text, kind, len) = names::meta(*key);
                 self.registers.load(*dreg, Value::new(text, kind, len));
             }
             Expr::MetaSet { sreg, key } => {
                 let value = self.take(*sreg, Some(1));
-                let (name, _, _) = words::meta(*key);
+                let (name, _, _) = names::meta(*key);
                 self.parts.push(format!("{name} set {value}"));
             }
             Expr::Ct { dreg, key, direction } => {
-                let (text, kind, len) = words::ct(*key, *direction);
+                let (text, kind, len) = names::ct(*key, *direction);
                 self.registers.load(*dreg, Value::new(text, kind, len));
             }
             Expr::Fib { dreg, result, flags } => {
-                let (text, kind, len) = words::fib(*result, *flags);
+                let (text, kind, len) = names::fib(*result, *flags);
                 self.registers.load(*dreg, Value::new(text, kind, len));
             }
             Expr::Cmp { sreg, op, data } => self.compare(*sreg, *op, data),
@@ -90,7 +90,7 @@ impl Writer<'_> {
                 let kind = self.registers.get(*sreg).map_or(Kind::Raw, |value| value.kind);
                 let not = if *op == RangeOp::Neq { "!= " } else { "" };
                 let value = self.take(*sreg, Some(1));
-                let (from, to) = (words::constant(kind, from), words::constant(kind, to));
+                let (from, to) = (names::constant(kind, from), names::constant(kind, to));
                 self.parts.push(format!("{value} {not}{from}-{to}"));
             }
             Expr::Bitwise { sreg, dreg, mask, xor } => self.bitwise(*sreg, *dreg, mask, xor),
@@ -100,7 +100,7 @@ impl Writer<'_> {
                 self.registers.load(*dreg, Value::new(text, Kind::Raw, *len as usize));
             }
             Expr::Immediate { dreg, data } => {
-                let text = words::constant(Kind::Raw, data);
+                let text = names::constant(Kind::Raw, data);
                 self.registers.load(*dreg, Value::new(text, Kind::Raw, data.len()));
             }
             Expr::Verdict(verdict) => self.parts.push(verdict.to_string()),
@@ -144,10 +144,10 @@ impl Writer<'_> {
                 if let Some(port) = port.filter(|port| covered.is_none_or(|end| end <= port.number())) {
                     to += &format!(":{}", self.span(port, *port_max));
                 }
-                self.parts.push(format!("{verb} {family} to {to}{}", words::nat_flags(*flags)));
+                self.parts.push(format!("{verb} {family} to {to}{}", names::nat_flags(*flags)));
             }
-            Expr::Masquerade { flags } => self.parts.push(format!("masquerade{}", words::nat_flags(*flags))),
-            Expr::Reject(with) => self.parts.push(words::reject(*with)),
+            Expr::Masquerade { flags } => self.parts.push(format!("masquerade{}", names::nat_flags(*flags))),
+            Expr::Reject(with) => self.parts.push(names::reject(*with)),
             Expr::Counter => self.parts.push("counter".into()),
             Expr::Other { name, data } => self.parts.push(format!("[{name} {data:?}]")),
         }
@@ -160,19 +160,19 @@ impl Writer<'_> {
         };
         let text = self.take(sreg, Some(1));
         let part = match (mask, op) {
-            (Some(mask), CmpOp::Neq) if kind == Kind::CtState && words::is_zero(data) => {
-                format!("{text} {}", words::ct_states(&mask))
+            (Some(mask), CmpOp::Neq) if kind == Kind::CtState && names::is_zero(data) => {
+                format!("{text} {}", names::ct_states(&mask))
             }
-            (Some(mask), CmpOp::Eq | CmpOp::Neq) if kind == Kind::Addr && words::prefix_len(&mask).is_some() => {
-                let prefix = words::prefix_len(&mask).unwrap_or_default();
-                format!("{text} {}{}/{prefix}", words::operator(op), words::constant(kind, data))
+            (Some(mask), CmpOp::Eq | CmpOp::Neq) if kind == Kind::Addr && names::prefix_len(&mask).is_some() => {
+                let prefix = names::prefix_len(&mask).unwrap_or_default();
+                format!("{text} {}{}/{prefix}", names::operator(op), names::constant(kind, data))
             }
             (Some(mask), _) => {
-                let (mask, data) = (words::constant(kind, &mask), words::constant(kind, data));
-                let operator = if op == CmpOp::Eq { "== " } else { words::operator(op) };
+                let (mask, data) = (names::constant(kind, &mask), names::constant(kind, data));
+                let operator = if op == CmpOp::Eq { "== " } else { names::operator(op) };
                 format!("{text} & {mask} {operator}{data}")
             }
-            (None, _) => format!("{text} {}{}", words::operator(op), words::constant(kind, data)),
+            (None, _) => format!("{text} {}{}", names::operator(op), names::constant(kind, data)),
         };
         self.parts.push(part);
     }
@@ -180,10 +180,10 @@ impl Writer<'_> {
     fn bitwise(&mut self, sreg: Register, dreg: Register, mask: &[u8], xor: &[u8]) {
         let kind = self.registers.get(sreg).map_or(Kind::Raw, |value| value.kind);
         let text = self.take(sreg, Some(mask.len().div_ceil(4) as u8));
-        let value = if words::is_zero(xor) {
+        let value = if names::is_zero(xor) {
             Value { mask: Some(mask.into()), ..Value::new(text, kind, mask.len()) }
         } else {
-            Value::new(words::masked(&text, kind, mask, xor), kind, mask.len())
+            Value::new(names::masked(&text, kind, mask, xor), kind, mask.len())
         };
         self.registers.load(dreg, value);
     }

@@ -1,4 +1,4 @@
-//! nft's words for what expressions load, and for the constants they compare with.
+//! The names that nft prints for loaded values, and its notation of constants.
 
 use super::{element::put_proto, registers::Kind};
 use crate::nft::{
