@@ -37,7 +37,7 @@ pub use written::{Monitor, Notes};
 /// How long anything may take on a machine that does much else.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The line of a backend that holds its first state.
-const READY: &str = "ready: the kernel holds this node's state";
+const READY: &str = "ready: node state programmed";
 /// The fence's cluster IP, the last that [`plan::cluster_ip`] can give.
 const FENCE: u8 = 255;
 

@@ -240,8 +240,8 @@ fn frontends_get_as_far_as_their_files() {
         if arguments[0] == "frontend" {
             let output = fairlead().args(&arguments).output().expect("start fairlead");
             let stderr = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(1), "{container}: {stderr}");
-            assert!(stderr.contains("TLS: --tls-"), "{container}: {stderr}");
+            assert_eq!(output.status.code(), Some(2), "{container}: {stderr}");
+            assert!(stderr.contains("cannot load TLS files: --tls-"), "{container}: {stderr}");
         }
     }
 }

@@ -33,7 +33,7 @@ fn played(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Vec<Str
     let backend = command(directory.path());
     let at = |name: &str| directory.path().join(name).display().to_string();
     let mut conformance = fairlead();
-    conformance.args(["conformance", "--patience", "60s", "-o", "json"]);
+    conformance.args(["protocol-test", "--timeout", "60s", "-o", "json"]);
     conformance.args(["--listen", &format!("unix:{}", at("c.sock")), "--backend-log", &at("backend.log")]);
     conformance.args(arguments.iter().map(|argument| argument.replace("{directory}", &at(""))));
     conformance.arg("--").arg(backend.get_program()).args(backend.get_args());

@@ -161,7 +161,7 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
         assert!(succeeded && !output.contains("note:"), "{output}");
         assert_eq!(everything(node), others);
         let (succeeded, output) = cleanup(node, &[]);
-        assert!(succeeded && output == "There is nothing to remove.\n", "{output}");
+        assert!(succeeded && output == "nothing to remove\n", "{output}");
     });
 }
 

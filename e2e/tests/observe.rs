@@ -188,7 +188,7 @@ fn a_taken_address_ends_the_agent_only_where_that_is_wanted() {
     command.arg("--state-dir").arg(world.directory.path().join("other"));
     let second = Process::spawn(world.netns(), command, &world.directory.path().join("second.log"));
     let ended = second.wait(PATIENCE).expect("it ends");
-    assert_eq!(ended.code(), Some(1));
+    assert_eq!(ended.code(), Some(2));
     second.wait_for_line("cannot listen at 127.0.0.1:10249", 0, PATIENCE);
     assert_eq!(world.agent.exited(), None);
 }

@@ -67,7 +67,7 @@ impl World {
         command.args(["--conntrack-max-per-core", "0"]).args(arguments);
         command.arg("--state-dir").arg(self.path("state"));
         let process = Process::spawn(&self.cluster.node('a').netns, command, &self.path("backend.log"));
-        process.wait_for_line("ready: the kernel holds", 0, PATIENCE);
+        process.wait_for_line("ready: node state programmed", 0, PATIENCE);
         process
     }
 

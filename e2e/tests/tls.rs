@@ -122,7 +122,7 @@ fn each_is_given_what_is_theirs() {
     let node = world.cluster.node('a');
 
     let backend = world.spawn(&node.netns, "backend", world.backend("node-a", "node-a"));
-    backend.wait_for_line("ready: the kernel holds", 0, PATIENCE);
+    backend.wait_for_line("ready: node state programmed", 0, PATIENCE);
     let vip = SocketAddr::new(plan::cluster_ip(1).v4.into(), 80);
     assert_eq!(node.client().tcp(vip).expect("an answer").pod, "pod-b-1");
 

@@ -1,11 +1,11 @@
-//! The command line: what can be asked for, with its help.
+//! The command line: commands, their flags and help.
 
 mod bundle;
 mod check;
 mod cleanup;
 mod completion;
 mod config;
-mod conformance;
+
 mod connectivity;
 mod conntrack;
 mod diff;
@@ -16,39 +16,45 @@ mod iptables;
 mod ipvs;
 mod node;
 mod observe;
+mod protocol_test;
 mod services;
 mod status;
 mod trace;
 mod traffic;
 
-use anyhow::Result;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use runtime::LogFormat;
+use serde::Deserialize;
+
+use crate::config::{FieldErrors, Setting, defaults, read, value};
 
 pub(crate) use self::{
     bundle::BundleArgs,
     check::CheckArgs,
-    cleanup::{CleanupArgs, Predecessor, WhoseArgs},
+    cleanup::{CleanupArgs, OtherProxy, OwnerArgs},
     completion::{CompletionArgs, Shell},
     config::{ConfigArgs, ConfigCommand, ConvertArgs, Process, ValidateArgs},
-    conformance::ConformanceArgs,
     connectivity::TestArgs,
     conntrack::ConntrackArgs,
     diff::DiffArgs,
     effective::Effective,
     endpoints::{EndpointsArgs, ServiceName},
-    frontend::{ClusterArgs, FrontendArgs, SourceArgs},
+    frontend::{ClusterArgs, FrontendArgs, ListenArgs, SourceArgs},
     iptables::{IptablesArgs, VariantArgs},
     ipvs::{ExcludeArgs, IpvsArgs},
     node::{FrontendAddressArgs, HereArgs, NodeArgs},
     observe::{HttpAddress, ObserveArgs},
+    protocol_test::ProtocolTestArgs,
     services::ServicesArgs,
     status::{SHOWN_NODES, StatusArgs},
     trace::{Origin, TraceArgs},
     traffic::TrafficArgs,
 };
 
-/// Where a frontend listens, and where everybody looks for it, unless told otherwise.
+/// The default address of a frontend, for frontends and their clients.
 const DEFAULT_ADDRESS: &str = "unix:/run/fairlead/frontend.sock";
 
 /// A Service proxy for Kubernetes: one frontend decides, one backend per node programs the kernel.
@@ -59,66 +65,89 @@ const DEFAULT_ADDRESS: &str = "unix:/run/fairlead/frontend.sock";
     max_term_width = 110,
     after_help = "\
 Examples:
-  fairlead local --backend nft --manifests ./manifests --node-name node-a    everything in one process
-  fairlead frontend --kubeconfig ~/.kube/config                              decide, for all nodes
-  fairlead backend nft --node-name node-a --cluster-cidr 10.244.0.0/16       program this node
-  fairlead services --node node-a                                            what a node is to do
-  fairlead services --kernel                                                 what this node's IPVS does, and what drains
-  fairlead endpoints default/web --node node-a                               which endpoints it uses, and why not others
-  fairlead diff --cluster-cidr 10.244.0.0/16                                 what is not in this node's kernel as it should be
-  fairlead watch --node node-a                                               follow what it is told
-  fairlead trace 10.244.1.9 10.96.0.10:80                                    what this node's rules do with a packet
-  fairlead check --pre                                                       is this node fit for Fairlead?
-  fairlead status --wait 30s                                                 wait until all nodes have everything"
+  fairlead local --backend nftables --manifests ./manifests --node-name node-a    run frontend and backend in one process
+  fairlead frontend --kubeconfig ~/.kube/config                                   run a frontend for all nodes
+  fairlead backend nftables --node-name node-a --cluster-cidr 10.244.0.0/16       program this node
+  fairlead services --node node-a                                                 list the service ports of a node
+  fairlead services --kernel                                                      list this node's IPVS virtual servers
+  fairlead endpoints default/web --node node-a                                    explain which endpoints a node uses
+  fairlead diff --cluster-cidr 10.244.0.0/16                                      compare this node's kernel with the desired state
+  fairlead watch --node node-a                                                    follow the stream of a node
+  fairlead trace 10.244.1.9 10.96.0.10:80                                         trace a packet through this node's rules
+  fairlead check --pre                                                            check whether this node can run Fairlead
+  fairlead status --wait 30s                                                      wait until all nodes are in sync
+
+Exit codes:
+  0  success
+  1  the check found something
+  2  the command could not run"
 )]
 pub(crate) struct Cli {
-    /// How log lines look: text or json.
-    #[arg(long, global = true, env = "FAIRLEAD_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
-    pub(crate) log_format: LogFormat,
-
-    /// What is logged: a level, or directives such as `info,fairlead_backend=debug`. The default is `info`, and `warn` for
-    /// commands that print something.
-    #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", value_name = "FILTER")]
-    pub(crate) log_filter: Option<String>,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
+#[derive(Debug, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct LogArgs {
+    /// Format of log lines: text or json.
+    #[arg(long, global = true, env = "FAIRLEAD_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
+    #[serde(deserialize_with = "value::text")]
+    pub(crate) log_format: LogFormat,
+
+    /// Log filter: a level, or directives such as `info,fairlead_backend=debug`. Default: info, or warn for commands that print a result.
+    #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", value_name = "FILTER")]
+    #[serde(rename = "log")]
+    pub(crate) log_filter: Option<String>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Watches the cluster, decides what each node must do, and streams it.
+    /// Watch the cluster, compute the state of each node, and stream it to the backends.
     Frontend(FrontendArgs),
-    /// Follows a frontend and programs this node's kernel.
+    /// Follow a frontend and program this node's kernel.
     Backend(BackendArgs),
-    /// Frontend and backend in one process, without a network between them.
+    /// Run frontend and backend in one process.
     Local(LocalArgs),
-    /// Follows a node's stream and prints each change.
+    /// Follow the stream of a node and print each change.
     Watch(ViewArgs),
-    /// Lists the service ports that a node is told to serve, or what is in this node's kernel.
+    /// List the service ports that a node must serve, or the virtual servers in this node's kernel.
     Services(ServicesArgs),
-    /// Lists every endpoint of a Service: whether a node is told to use it, and why not.
+    /// List the endpoints of a Service, and explain which of them a node uses.
     Endpoints(EndpointsArgs),
-    /// Says what a backend would write into this node's kernel, or what kube-proxy's rules do otherwise. Writes nothing.
+    /// Print what a backend would write into this node's kernel, or where kube-proxy's rules behave differently. Writes nothing.
     Diff(DiffArgs),
-    /// Asks all frontends for all nodes: who is connected, who is behind and for how long, what could not be programmed.
+    /// Print the state of all nodes and frontends: connected, behind, and rejected service ports.
     Status(StatusArgs),
-    /// Looks at all that Services depend on, on this node and around it, and says what is wrong and what to do.
+    /// Check everything that Services depend on, on this node and around it, and print how to fix what is wrong.
     Check(CheckArgs),
-    /// Follows a packet through the rules in this node's kernel, whoever wrote them, and says what happens to it and why.
+    /// Trace a packet through the rules in this node's kernel, and explain what happens to it.
     Trace(TraceArgs),
-    /// Plays a frontend to a backend that somebody has written, and says what it does wrong.
-    Conformance(ConformanceArgs),
-    /// Connects from this node to everything that it serves, and says whether that is as the frontend says.
+    /// Test a backend against the protocol: play the frontend and report violations.
+    #[command(alias = "conformance")]
+    ProtocolTest(ProtocolTestArgs),
+    /// Connect from this node to all VIPs that it serves, and compare the results with the frontend's view.
     Test(TestArgs),
-    /// Puts everything that helps to find out what is wrong with this node into one file, without secrets.
+    /// Collect diagnostics of this node in one archive, without secrets.
     Bundle(BundleArgs),
-    /// Removes everything that a backend, or kube-proxy, has put into this node's kernel, and nothing else.
+    /// Remove everything that a backend, or kube-proxy, has written into this node's kernel.
     Cleanup(CleanupArgs),
-    /// Checks configuration files, and translates kube-proxy's.
+    /// Validate configuration files, and convert kube-proxy's.
     Config(ConfigArgs),
-    /// Prints a script that teaches a shell to complete these commands and flags.
+    /// Print a shell completion script.
     Completion(CompletionArgs),
+}
+
+/// A configuration file.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ConfigFileArgs {
+    /// Read settings that neither a flag nor the environment sets from this file (YAML): one of Fairlead's own (docs/configuration.md), or
+    /// kube-proxy's KubeProxyConfiguration. Fields without effect are logged.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -129,99 +158,125 @@ pub(crate) struct BackendArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BackendCommand {
-    /// nftables, over netlink; no program is run.
-    Nft(BackendNftArgs),
-    /// iptables, by `iptables-restore`, writing only what changed.
+    /// Program nftables, over netlink.
+    #[command(visible_alias = "nft")]
+    Nftables(BackendNftablesArgs),
+    /// Program iptables, by `iptables-restore` with only the changed rules.
     Iptables(BackendIptablesArgs),
-    /// IPVS and ipset, over netlink; `iptables-restore` is run for a few rules at the start.
+    /// Program IPVS and ipset, over netlink, and a few rules by `iptables-restore`.
     Ipvs(BackendIpvsArgs),
-    /// The one that `--backend`, or the file that `--config` gives, names.
+    /// Program what `--backend`, or the configuration file, names.
     Configured(BackendConfiguredArgs),
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct BackendNftArgs {
+/// The settings of every backend.
+#[derive(Debug, Args, Deserialize)]
+pub(crate) struct CommonBackendArgs {
     #[command(flatten)]
-    pub(crate) frontend: FrontendAddressArgs,
-    #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) node: NodeArgs,
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) traffic: TrafficArgs,
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) conntrack: ConntrackArgs,
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) observe: ObserveArgs,
 }
 
-#[derive(Debug, Args)]
+/// How a backend process is configured and finds its frontend.
+#[derive(Debug, Args, Deserialize)]
+pub(crate) struct StreamArgs {
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) file: ConfigFileArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) frontend: FrontendAddressArgs,
+}
+
+#[derive(Debug, Args, Deserialize)]
+pub(crate) struct BackendNftablesArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) stream: StreamArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) common: CommonBackendArgs,
+}
+
+#[derive(Debug, Args, Deserialize)]
 pub(crate) struct BackendIptablesArgs {
     #[command(flatten)]
-    pub(crate) frontend: FrontendAddressArgs,
+    #[serde(flatten)]
+    pub(crate) stream: StreamArgs,
     #[command(flatten)]
-    pub(crate) node: NodeArgs,
+    #[serde(flatten)]
+    pub(crate) common: CommonBackendArgs,
     #[command(flatten)]
-    pub(crate) traffic: TrafficArgs,
-    #[command(flatten)]
-    pub(crate) conntrack: ConntrackArgs,
-    #[command(flatten)]
-    pub(crate) observe: ObserveArgs,
-    #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) iptables: IptablesArgs,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Deserialize)]
 pub(crate) struct BackendIpvsArgs {
     #[command(flatten)]
-    pub(crate) frontend: FrontendAddressArgs,
+    #[serde(flatten)]
+    pub(crate) stream: StreamArgs,
     #[command(flatten)]
-    pub(crate) node: NodeArgs,
+    #[serde(flatten)]
+    pub(crate) common: CommonBackendArgs,
     #[command(flatten)]
-    pub(crate) traffic: TrafficArgs,
+    #[serde(flatten)]
+    pub(crate) variant: VariantArgs,
     #[command(flatten)]
-    pub(crate) conntrack: ConntrackArgs,
-    #[command(flatten)]
-    pub(crate) observe: ObserveArgs,
-    #[command(flatten)]
-    pub(crate) iptables: VariantArgs,
-    #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) ipvs: IpvsArgs,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Deserialize)]
 pub(crate) struct BackendConfiguredArgs {
     #[command(flatten)]
-    pub(crate) frontend: FrontendAddressArgs,
+    #[serde(flatten)]
+    pub(crate) stream: StreamArgs,
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) any: AnyBackendArgs,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Deserialize)]
 pub(crate) struct LocalArgs {
     #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) file: ConfigFileArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) source: SourceArgs,
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) cluster: ClusterArgs,
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) any: AnyBackendArgs,
 }
 
-/// A backend that is named by a flag.
-#[derive(Debug, Args)]
+/// A backend that a setting names.
+#[derive(Debug, Args, Deserialize)]
 pub(crate) struct AnyBackendArgs {
-    /// What programs the kernel.
+    /// Program the kernel through this backend. Required, here or in the configuration file.
     #[arg(long, value_enum)]
-    pub(crate) backend: BackendName,
+    #[serde(default, deserialize_with = "value::choice")]
+    pub(crate) backend: Option<BackendName>,
     #[command(flatten)]
-    pub(crate) node: NodeArgs,
+    #[serde(flatten)]
+    pub(crate) common: CommonBackendArgs,
     #[command(flatten)]
-    pub(crate) traffic: TrafficArgs,
-    #[command(flatten)]
-    pub(crate) conntrack: ConntrackArgs,
-    #[command(flatten)]
-    pub(crate) observe: ObserveArgs,
-    #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) iptables: IptablesArgs,
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) ipvs: IpvsArgs,
 }
 
@@ -230,19 +285,26 @@ pub(crate) struct ViewArgs {
     #[command(flatten)]
     pub(crate) frontend: FrontendAddressArgs,
 
-    /// Whose view: Node metadata.name. The default is this machine's host name.
+    /// Show the view of this node, its Node's metadata.name. Default: this machine's host name.
     #[arg(long, visible_alias = "node-name", value_name = "NAME")]
     pub(crate) node: Option<String>,
 
-    /// How to print it.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OutputArgs {
+    /// Print the result in this format.
+    #[arg(short = 'o', long = "output", value_enum, default_value = "table", id = "output")]
+    pub(crate) format: OutputFormat,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BackendName {
     /// nftables
-    Nft,
+    #[value(alias = "nft")]
+    Nftables,
     /// iptables
     Iptables,
     /// IPVS and ipset
@@ -250,28 +312,114 @@ pub(crate) enum BackendName {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum OutputFormat {
     /// For people.
     Table,
-    /// For scripts: one document, or one a line (`watch`).
+    /// For scripts: one document, or one per line (`watch`).
     Json,
-    /// The same, to read and to compare: one document, or one after each `---` (`watch`).
+    /// As JSON, but easier to read and compare: one document, or one after each `---` (`watch`).
     Yaml,
 }
 
+impl Cli {
+    /// Replaces all settings by those of a file, and by defaults where it has none.
+    pub(crate) fn replace(&mut self, settings: &[Setting]) -> Result<(), FieldErrors> {
+        self.log = read(settings)?;
+        match &mut self.command {
+            Command::Frontend(args) => *args = read(settings)?,
+            Command::Local(args) => *args = read(settings)?,
+            Command::Backend(BackendArgs { backend }) => match backend {
+                BackendCommand::Nftables(args) => *args = read(settings)?,
+                BackendCommand::Iptables(args) => *args = read(settings)?,
+                BackendCommand::Ipvs(args) => *args = read(settings)?,
+                BackendCommand::Configured(args) => *args = read(settings)?,
+            },
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Checks settings that depend on each other.
+    pub(crate) fn validate(&self) -> Result<()> {
+        match &self.command {
+            Command::Frontend(args) => args.validate(),
+            Command::Local(args) => args.source.validate().and_then(|()| args.any.validate()),
+            Command::Backend(BackendArgs { backend }) => {
+                backend.stream().frontend.validate()?;
+                match backend {
+                    BackendCommand::Configured(args) => args.any.validate(),
+                    BackendCommand::Nftables(BackendNftablesArgs { common, .. })
+                    | BackendCommand::Iptables(BackendIptablesArgs { common, .. })
+                    | BackendCommand::Ipvs(BackendIpvsArgs { common, .. }) => common.traffic.validate(),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Command {
+    /// `--config`.
+    pub(crate) fn config_file(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Frontend(args) => args.file.config.as_ref(),
+            Self::Local(args) => args.file.config.as_ref(),
+            Self::Backend(args) => args.backend.stream().file.config.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+impl BackendCommand {
+    fn stream(&self) -> &StreamArgs {
+        match self {
+            Self::Nftables(args) => &args.stream,
+            Self::Iptables(args) => &args.stream,
+            Self::Ipvs(args) => &args.stream,
+            Self::Configured(args) => &args.stream,
+        }
+    }
+
+    /// The frontend, and the backend with its settings.
+    pub(crate) fn into_parts(self) -> (FrontendAddressArgs, AnyBackendArgs) {
+        let any = |backend, common, iptables, ipvs| AnyBackendArgs { backend: Some(backend), common, iptables, ipvs };
+        match self {
+            Self::Nftables(BackendNftablesArgs { stream, common }) => {
+                let any = any(BackendName::Nftables, common, IptablesArgs::default(), IpvsArgs::default());
+                (stream.frontend, any)
+            }
+            Self::Iptables(BackendIptablesArgs { stream, common, iptables }) => {
+                (stream.frontend, any(BackendName::Iptables, common, iptables, IpvsArgs::default()))
+            }
+            Self::Ipvs(BackendIpvsArgs { stream, common, variant, ipvs }) => {
+                let iptables = IptablesArgs { variant, ..IptablesArgs::default() };
+                (stream.frontend, any(BackendName::Ipvs, common, iptables, ipvs))
+            }
+            Self::Configured(BackendConfiguredArgs { stream, any }) => (stream.frontend, any),
+        }
+    }
+}
+
 impl AnyBackendArgs {
-    /// Flags that are of use for one backend only are given for no other.
-    pub(crate) fn check(&self) -> Result<()> {
-        self.iptables.check(self.backend)?;
-        self.ipvs.check(self.backend)
+    /// The backend that is set.
+    pub(crate) fn name(&self) -> Result<BackendName> {
+        self.backend.context("no backend: set --backend, or the field `backend`, to nftables, iptables or ipvs")
+    }
+
+    /// Rejects settings of other backends, and those that contradict each other.
+    fn validate(&self) -> Result<()> {
+        let name = self.name()?;
+        self.iptables.validate(name)?;
+        self.ipvs.validate(name)?;
+        self.common.traffic.validate()
     }
 }
 
 impl BackendName {
-    /// As it is said on the command line.
+    /// As on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Nft => "nft",
+            Self::Nftables => "nftables",
             Self::Iptables => "iptables",
             Self::Ipvs => "ipvs",
         }
@@ -285,6 +433,27 @@ impl ViewArgs {
     }
 }
 
+/// Defaults of settings are those of their flags.
+macro_rules! default_from_flags {
+    ($($args:ty),*) => {
+        $(impl Default for $args {
+            fn default() -> Self {
+                defaults()
+            }
+        })*
+    };
+}
+default_from_flags!(
+    LogArgs,
+    ListenArgs,
+    frontend::TlsArgs,
+    FrontendAddressArgs,
+    NodeArgs,
+    TrafficArgs,
+    ConntrackArgs,
+    ObserveArgs
+);
+
 #[cfg(test)]
 mod testing {
     //! Command lines, parsed.
@@ -292,12 +461,13 @@ mod testing {
     use super::*;
 
     pub(super) fn parse(args: &[&str]) -> Result<Cli, String> {
-        Cli::try_parse_from(std::iter::once("fairlead").chain(args.iter().copied())).map_err(|error| error.to_string())
+        let parsed = crate::config::parse(std::iter::once("fairlead").chain(args.iter().copied()));
+        parsed.map(|parsed| parsed.cli).map_err(|error| format!("{error:#}"))
     }
 
-    /// `fairlead local` with these flags besides those that it needs.
-    pub(super) fn local(args: &[&str]) -> LocalArgs {
-        let args = [&["local", "--backend", "nft", "--manifests", "m"], args].concat();
+    /// `fairlead local --backend BACKEND` with these flags.
+    pub(super) fn local(backend: &str, args: &[&str]) -> LocalArgs {
+        let args = [&["local", "--backend", backend, "--manifests", "m"], args].concat();
         match parse(&args).unwrap().command {
             Command::Local(local) => local,
             other => panic!("{other:?}"),
@@ -307,12 +477,8 @@ mod testing {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
-    use super::*;
-
     #[test]
-    fn the_command_line_is_well_formed() {
-        Cli::command().debug_assert();
+    fn command_line_is_well_formed() {
+        crate::config::command().debug_assert();
     }
 }

@@ -1,4 +1,4 @@
-//! The subcommands, and the process around them.
+//! The commands, and the process around them.
 
 mod backend;
 mod bundle;
@@ -6,13 +6,13 @@ mod check;
 mod cleanup;
 mod completion;
 mod config;
-mod conformance;
 mod connectivity;
 mod diff;
 mod endpoints;
 mod frontend;
 mod local;
 mod observe;
+mod protocol_test;
 mod services;
 mod shadow;
 mod status;
@@ -20,76 +20,57 @@ mod trace;
 mod view;
 mod watch;
 
-use std::{process::ExitCode, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use runtime::{Shutdown, log};
 use tracing::{info, warn};
 
 use crate::{
-    cli::{BackendCommand, Cli, Command},
-    config::{Parsed, Warning},
+    cli::{Cli, Command, LogArgs},
+    config::{FieldWarning, Parsed},
+    exit_code::ExitCode,
 };
 
-/// How long tasks may take to end after a signal: longer than a frontend waits for its clients to go elsewhere.
+/// How long tasks may take to end after a signal. Longer than a frontend waits for its clients to reconnect elsewhere.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Does what the command line asks for. What ends without an error may still have found something that is not as it should be.
+/// Runs a command.
 pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     let Parsed { cli, effective, file, warnings } = parsed;
-    let Cli { log_format, log_filter, command } = cli;
-    let quiet = matches!(
-        command,
-        Command::Watch(_)
-            | Command::Services(_)
-            | Command::Endpoints(_)
-            | Command::Diff(_)
-            | Command::Status(_)
-            | Command::Check(_)
-            | Command::Trace(_)
-            | Command::Conformance(_)
-            | Command::Test(_)
-            | Command::Bundle(_)
-            | Command::Cleanup(_)
-            | Command::Config(_)
-            | Command::Completion(_)
-    );
-    let log_filter = log_filter.unwrap_or_else(|| if quiet { "warn" } else { "info" }.to_owned());
+    let Cli { log: LogArgs { log_format, log_filter }, command } = cli;
+    let is_server = matches!(command, Command::Frontend(_) | Command::Backend(_) | Command::Local(_));
+    let log_filter = log_filter.unwrap_or_else(|| if is_server { "info" } else { "warn" }.to_owned());
     log::init(log_format, &log_filter)?;
     if let Some(file) = file {
-        info!(file = %file.display(), "configured by a file");
-        for Warning { field, reason } in warnings {
-            warn!(file = %file.display(), field, reason, "a field of the configuration does not do what it says");
+        info!(file = %file.display(), "configuration file read");
+        for FieldWarning { field, reason } in warnings {
+            warn!(file = %file.display(), field, reason, "configuration field has no effect, or another one than in kube-proxy");
         }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("cannot start the async runtime")?;
     runtime.block_on(async {
-        let shutdown = Shutdown::on_signals().context("cannot listen for signals")?;
-        let done = match command {
+        let shutdown = Shutdown::on_signals().context("cannot install signal handlers")?;
+        let result = match command {
             Command::Status(args) => return status::run(args, shutdown).await,
             Command::Diff(args) => return diff::run(args, shutdown).await,
             Command::Check(args) => return check::run(args).await,
-            Command::Trace(args) => trace::run(args).await,
-            Command::Conformance(args) => return conformance::run(args, shutdown).await,
-            Command::Bundle(args) => bundle::run(args, shutdown).await,
+            Command::ProtocolTest(args) => return protocol_test::run(args, shutdown).await,
             Command::Test(args) => return connectivity::run(args, shutdown).await,
+            Command::Config(args) => return config::run(args),
+            Command::Trace(args) => trace::run(args).await,
+            Command::Bundle(args) => bundle::run(args, shutdown).await,
             Command::Frontend(args) => frontend::run(args, shutdown).await,
-            Command::Backend(args) => match args.backend {
-                BackendCommand::Nft(args) => backend::run_nft(args, &effective, shutdown).await,
-                BackendCommand::Iptables(args) => backend::run_iptables(args, &effective, shutdown).await,
-                BackendCommand::Ipvs(args) => backend::run_ipvs(args, &effective, shutdown).await,
-                BackendCommand::Configured(args) => backend::run_configured(args, &effective, shutdown).await,
-            },
+            Command::Backend(args) => backend::run(args, &effective, shutdown).await,
             Command::Local(args) => local::run(args, &effective, shutdown).await,
             Command::Watch(args) => watch::run(args, shutdown).await,
             Command::Services(args) => services::run(args, shutdown).await,
             Command::Endpoints(args) => endpoints::run(args, shutdown).await,
             Command::Cleanup(args) => cleanup::run(args).await,
-            Command::Config(args) => config::run(args),
             Command::Completion(args) => completion::run(&args),
         };
-        done.map(|()| ExitCode::SUCCESS)
+        result.map(|()| ExitCode::Success)
     })
 }
 
@@ -98,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_have_time_to_go_before_the_deadline() {
+    fn clients_can_reconnect_before_the_deadline() {
         let config = ::frontend::Config::default();
         let slack = Duration::from_secs(2);
         assert!(config.drain_delay + config.drain_grace + slack < SHUTDOWN_DEADLINE);

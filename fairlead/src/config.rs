@@ -1,24 +1,23 @@
-//! Configuration files: ours, whose fields are the flags, and kube-proxy's, which is translated into flags. What a file says is put behind
-//! the arguments that were given, where those and the environment do not say otherwise; from there on it is a command line.
+//! Configuration: the settings of `fairlead frontend`, `backend` and `local` are typed structs (`cli`), filled in this order: defaults, file,
+//! environment, flags.
 //!
 //! ```text
-//!                       ┌─ ours ───────▶ own ────────┐
-//!   FILE ─▶ document ───┤                            ├─▶ settings ─▶ arguments ─▶ clap ─▶ Cli
-//!                       └─ kube-proxy ─▶ kube_proxy ─┴─▶ warnings
+//!                   ┌─ fairlead.io ─────────────────┐
+//!   FILE ─▶ document┤                               ├─▶ settings ─▶ structs of `cli` ─▶ + environment and flags ─▶ validation
+//!                   └─ kube-proxy ─▶ kube_proxy ────┘
 //! ```
 
-mod arguments;
 mod document;
 mod kube_proxy;
-mod own;
-mod setting;
+mod parse;
+mod settings;
+pub(crate) mod value;
 
-pub(crate) use arguments::{Parsed, command, parse, settings, with_settings};
 pub(crate) use document::{Document, Kind};
 #[cfg(test)]
 pub(crate) use kube_proxy::{Effect, FIELDS, mode_of};
 pub(crate) use kube_proxy::{Role, Target, from_flags};
-pub(crate) use own::to_yaml;
+pub(crate) use parse::{Parsed, command, command_with, load, parse};
 #[cfg(test)]
-pub(crate) use own::{field_of, flags};
-pub(crate) use setting::{Invalid, Problems, Setting, Values, Warning};
+pub(crate) use settings::flags;
+pub(crate) use settings::{FieldError, FieldErrors, FieldWarning, Setting, defaults, field_of, read, to_yaml};

@@ -1,32 +1,32 @@
-//! Fairlead as a plugin of kubectl, which starts a plugin by its name: `kubectl-fairlead` for `kubectl fairlead ...`, and
-//! `kubectl_complete-fairlead` with the words so far, the one under the cursor last, to ask for what it could become.
+//! Fairlead as a kubectl plugin. kubectl runs `kubectl-fairlead` for `kubectl fairlead ...`, and `kubectl_complete-fairlead` with the words of
+//! the command line up to the cursor for shell completion.
 
 use std::{ffi::OsStr, path::Path};
 
 use clap::{Arg, Command};
 
-/// What kubectl's shell does with the answers: its ShellCompDirectiveDefault offers files, its ShellCompDirectiveNoFileComp does not.
+/// cobra's ShellCompDirectiveDefault, with which the shell completes files, and ShellCompDirectiveNoFileComp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Directive {
     Files = 0,
     NoFiles = 4,
 }
 
-/// Names of values that are paths.
+/// Value names of flags that take paths.
 const PATHS: [&str; 2] = ["FILE", "DIR"];
 
-/// By which name the program was started.
+/// The name under which the program was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CalledBy {
-    /// Its own, or any other.
+    /// `fairlead`, or any other name.
     Name,
     Kubectl,
-    /// To complete what is being typed.
+    /// For shell completion.
     Completion,
 }
 
 impl CalledBy {
-    /// By the first word of the command line.
+    /// From the first argument.
     pub(crate) fn of(program: Option<&OsStr>) -> Self {
         match program.and_then(|program| Path::new(program).file_name()?.to_str()) {
             Some("kubectl-fairlead") => Self::Kubectl,
@@ -36,7 +36,7 @@ impl CalledBy {
     }
 }
 
-/// What the last of the words may become, one a line with what it is behind a tab, and the directive in the last line.
+/// The completions of the last word, one per line with a description after a tab, then the directive.
 pub(crate) fn complete(mut command: Command, words: &[String]) -> String {
     command.build();
     let (last, before) = words.split_last().map_or(("", &[][..]), |(last, before)| (last.as_str(), before));
@@ -52,11 +52,11 @@ pub(crate) fn complete(mut command: Command, words: &[String]) -> String {
 
 fn candidates(command: &Command, before: &[String], last: &str) -> (Vec<(String, String)>, Directive) {
     let mut command = command;
-    // A flag whose value comes next.
-    let mut open = None;
+    // The flag whose value is the next word.
+    let mut pending = None;
     for word in before {
-        open = match (open, word.strip_prefix("--")) {
-            (None, Some(name)) => flag(command, name).filter(|arg| arg.get_action().takes_values()),
+        pending = match (pending, word.strip_prefix("--")) {
+            (None, Some(name)) => flag(command, name).filter(|arg| takes_next_word(arg)),
             (None, None) => {
                 command = command.find_subcommand(word).unwrap_or(command);
                 None
@@ -64,7 +64,7 @@ fn candidates(command: &Command, before: &[String], last: &str) -> (Vec<(String,
             (Some(_), _) => None,
         };
     }
-    if let Some(arg) = open {
+    if let Some(arg) = pending {
         return values(arg, "");
     }
     if let Some((name, _)) = last.strip_prefix("--").and_then(|rest| rest.split_once('=')) {
@@ -81,10 +81,10 @@ fn candidates(command: &Command, before: &[String], last: &str) -> (Vec<(String,
         subcommands.map(|inner| (inner.get_name().to_owned(), first_sentence(inner.get_about()))).collect();
     let mut directive = Directive::NoFiles;
     for arg in command.get_positionals() {
-        let (more, wants) = values(arg, "");
+        let (more, of_value) = values(arg, "");
         words.extend(more);
-        if wants == Directive::Files {
-            directive = wants;
+        if of_value == Directive::Files {
+            directive = of_value;
         }
     }
     (words, directive)
@@ -94,7 +94,12 @@ fn flag<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_long() == Some(name))
 }
 
-/// What a flag may be set to, as far as that is known.
+/// Whether the value of a flag is the next word.
+fn takes_next_word(arg: &Arg) -> bool {
+    arg.get_action().takes_values() && !arg.is_require_equals_set()
+}
+
+/// The possible values of a flag.
 fn values(arg: &Arg, prefix: &str) -> (Vec<(String, String)>, Directive) {
     let possible = arg.get_possible_values().into_iter().filter(|value| !value.is_hide_set());
     let words = possible.map(|value| (format!("{prefix}{}", value.get_name()), first_sentence(value.get_help())));
@@ -116,12 +121,12 @@ mod tests {
 
     fn complete(words: &[&str]) -> Vec<String> {
         let words: Vec<_> = words.iter().map(|word| (*word).to_owned()).collect();
-        let answer = super::complete(crate::config::command(), &words);
-        answer.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect()
+        let output = super::complete(crate::config::command(), &words);
+        output.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect()
     }
 
     #[test]
-    fn a_plugin_is_known_by_its_name() {
+    fn plugin_is_recognized_by_its_name() {
         let of = |name: &str| CalledBy::of(Some(OsStr::new(name)));
         assert_eq!(of("/usr/bin/fairlead"), CalledBy::Name);
         assert_eq!(of("/usr/local/bin/kubectl-fairlead"), CalledBy::Kubectl);
@@ -129,14 +134,14 @@ mod tests {
     }
 
     #[test]
-    fn a_word_becomes_a_command_a_flag_or_a_value() {
+    fn commands_flags_and_values_are_completed() {
         assert_eq!(complete(&["stat"]), ["status", ":4"]);
         assert_eq!(complete(&["backend", "ip"]), ["iptables", "ipvs", ":4"]);
         assert_eq!(complete(&["status", "--max-l"]), ["--max-lag", ":4"]);
         assert_eq!(complete(&["local", "--backend", "ip"]), ["iptables", "ipvs", ":4"]);
-        assert_eq!(complete(&["local", "--backend=n"]), ["--backend=nft", ":4"]);
+        assert_eq!(complete(&["local", "--backend=n"]), ["--backend=nftables", ":4"]);
         assert_eq!(
-            complete(&["--log", "debug", "local", "--backend", "nft", "--masquerade-b"]),
+            complete(&["--log", "debug", "local", "--backend", "nft", "--shadow", "--masquerade-b"]),
             ["--masquerade-bit", ":4"]
         );
         assert_eq!(complete(&["local", "--config", ""]), [":0"]);
@@ -148,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_with_a_path_is_completed_by_files() {
+    fn flags_with_paths_complete_files() {
         fn walk(command: &Command, seen: &mut usize) {
             for arg in command.get_arguments().filter(|arg| arg.get_long().is_some_and(|long| long.contains("tls"))) {
                 assert_eq!(values(arg, "").1, Directive::Files, "{arg}");

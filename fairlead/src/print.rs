@@ -1,4 +1,4 @@
-//! What people and scripts are told, on standard output.
+//! The output of commands on standard output.
 
 use std::{
     fmt::Display,
@@ -8,17 +8,17 @@ use std::{
 use anyhow::{Context as _, Error};
 use serde::Serialize;
 
-use crate::cli::Output;
+use crate::cli::{OutputArgs, OutputFormat};
 
-/// Whoever read it has enough, as `head` has after ten lines: no failure, but there is nobody to go on for.
+/// The reader of standard output has closed it, as `head` does. Not a failure, but the command can stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("nobody reads the output any more")]
-pub(crate) struct NobodyReads;
+#[error("standard output is closed")]
+pub(crate) struct OutputClosed;
 
-/// Prints text as it is.
+/// Prints text.
 ///
 /// # Errors
-/// [`NobodyReads`], or why it cannot be written.
+/// [`OutputClosed`], or another failure of the write.
 pub(crate) fn text(text: impl Display) -> Result<(), Error> {
     to(&mut io::stdout().lock(), text)
 }
@@ -31,30 +31,30 @@ pub(crate) fn line(line: impl Display) -> Result<(), Error> {
     text(format_args!("{line}\n"))
 }
 
-/// Prints what a command has to say in the form that was asked for: people get the table, scripts the value as one document.
+/// Prints the result of a command as `--output` asks for: as a table, or as one document.
 ///
 /// # Errors
 /// As [`text`].
 pub(crate) fn value<T: Display>(
-    output: Output,
+    output: OutputArgs,
     value: &impl Serialize,
     table: impl FnOnce() -> T,
 ) -> Result<(), Error> {
-    match output {
-        Output::Table => text(table()),
-        Output::Json => line(serde_json::to_string_pretty(value)?),
-        Output::Yaml => text(yaml(value)?),
+    match output.format {
+        OutputFormat::Table => text(table()),
+        OutputFormat::Json => line(serde_json::to_string_pretty(value)?),
+        OutputFormat::Yaml => text(yaml(value)?),
     }
 }
 
-/// A document of YAML, ended by a line break.
+/// A YAML document that ends with a line break.
 ///
 /// # Errors
-/// When the value has no such form.
+/// The value cannot be serialized.
 pub(crate) fn yaml(value: &impl Serialize) -> Result<String, Error> {
-    // By way of JSON, so that both forms have the same names in the same order.
+    // Through JSON, so that both formats have the same names in the same order.
     let value = serde_json::to_value(value)?;
-    let mut text = serde_saphyr::to_string(&value).context("cannot be written as YAML")?;
+    let mut text = serde_saphyr::to_string(&value).context("cannot serialize as YAML")?;
     if !text.ends_with('\n') {
         text.push('\n');
     }
@@ -63,8 +63,8 @@ pub(crate) fn yaml(value: &impl Serialize) -> Result<String, Error> {
 
 fn to(output: &mut impl Write, text: impl Display) -> Result<(), Error> {
     match write!(output, "{text}").and_then(|()| output.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(NobodyReads.into()),
-        written => Ok(written?),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
+        result => Ok(result.context("cannot write to standard output")?),
     }
 }
 
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yaml_says_what_json_says() {
+    fn yaml_equals_json() {
         let value = serde_json::json!({
             "nodes": [{ "name": "node-a", "error": null, "behind": true, "micros": u64::MAX }],
             "strings": ["yes", "1", "", "a: b", "two\nlines", "-", "[fd00::1]:80", "*:30080"],
@@ -85,12 +85,12 @@ mod tests {
     }
 
     #[test]
-    fn one_that_reads_no_further_is_told_from_other_failures() {
+    fn closed_output_is_distinguished_from_other_failures() {
         let (reader, mut writer) = io::pipe().unwrap();
         to(&mut writer, "one line\n").unwrap();
         drop(reader);
-        assert!(to(&mut writer, "another\n").unwrap_err().is::<NobodyReads>());
+        assert!(to(&mut writer, "another\n").unwrap_err().is::<OutputClosed>());
         let mut full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-        assert!(!to(&mut full, "a line\n").unwrap_err().is::<NobodyReads>());
+        assert!(!to(&mut full, "a line\n").unwrap_err().is::<OutputClosed>());
     }
 }

@@ -1,5 +1,5 @@
-//! The pages of docs/reference, which are made from the code: from the definitions of flags, kube-proxy's fields, the chart's values and the
-//! errors. `make reference` writes them; the test says when one is not what the code says.
+//! The pages of docs/reference, generated from the definitions of flags, kube-proxy's fields, the chart's values and the errors. `make
+//! reference` writes them; the test fails if a page is out of date.
 
 mod errors;
 mod flags;
@@ -28,7 +28,7 @@ fn row(cells: &[&str]) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// The first two lines of a table.
+/// The header of a table in Markdown.
 fn header(names: &[&str]) -> String {
     format!("{}|{}\n", row(names), "---|".repeat(names.len()))
 }
@@ -38,7 +38,7 @@ fn code(text: &str) -> String {
 }
 
 #[test]
-fn the_pages_are_what_the_code_says() {
+fn pages_are_up_to_date() {
     let pages = [
         ("flags.md", flags::page()),
         ("kube-proxy.md", kube_proxy::page()),
@@ -53,11 +53,11 @@ fn the_pages_are_what_the_code_says() {
             fs::write(directory.join(name), page).unwrap();
             continue;
         }
-        let there = fs::read_to_string(directory.join(name)).unwrap_or_default();
-        let differs = page.lines().zip(there.lines()).find(|(new, old)| new != old);
+        let current = fs::read_to_string(directory.join(name)).unwrap_or_default();
+        let differs = page.lines().zip(current.lines()).find(|(new, old)| new != old);
         assert!(
-            page == there,
-            "docs/reference/{name} is not what the code says: run `make reference`; first: {differs:#?}"
+            page == current,
+            "docs/reference/{name} is out of date: run `make reference`; first difference: {differs:#?}"
         );
     }
 }

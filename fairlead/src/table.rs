@@ -9,7 +9,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table that has only its header yet.
+    /// A table without rows.
     pub(crate) fn new(header: &[&str]) -> Self {
         Self { rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()] }
     }

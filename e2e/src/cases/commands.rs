@@ -26,7 +26,7 @@ pub fn local_does_it_all_in_one_process(backend: Backend) {
     let start = |log: &str| {
         let command = backend.local(manifests.directory(), &node.name, &directory.path().join("state"));
         let process = Process::spawn(&node.netns, command, &directory.path().join(log));
-        process.wait_for_line("ready: the kernel holds", 0, PATIENCE);
+        process.wait_for_line("ready: node state programmed", 0, PATIENCE);
         process
     };
     let client = node.pod(3).client();
@@ -103,7 +103,7 @@ pub fn cleanup_removes_its_own(backend: Backend) {
     let announced = cleanup(&["--dry-run"]);
     assert_web(&client, &["pod-a-1"]);
     assert!(announced.len() > 1 && announced[0].starts_with("WOULD REMOVE"), "{announced:?}");
-    let said = [&announced[1..], &["There is nothing to remove.".to_owned()]];
+    let said = [&announced[1..], &["nothing to remove".to_owned()]];
     for said in said {
         // The second time there is nothing to do.
         assert!(cleanup(&[]).ends_with(said));

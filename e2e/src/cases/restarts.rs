@@ -102,7 +102,7 @@ pub fn a_rebooted_node_comes_up_alone(backend: Backend) {
     });
     let agents = agents.collect::<Vec<_>>();
     for agent in &agents {
-        agent.wait_for_line("ready: the kernel holds", 0, PATIENCE);
+        agent.wait_for_line("ready: node state programmed", 0, PATIENCE);
     }
     let local = |family| SocketAddr::new(plan::cluster_ip(2).ip(family), PORT);
     for family in Family::BOTH {

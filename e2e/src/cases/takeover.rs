@@ -85,7 +85,7 @@ fn run(backend: Backend, mode: Mode) {
         Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), &PODS));
     }
     let (succeeded, output) = cleanup(&node, &["--of", "kube-proxy"]);
-    assert!(succeeded && output == "There is nothing to remove.\n", "{output}");
+    assert!(succeeded && output == "nothing to remove\n", "{output}");
 }
 
 /// Runs `fairlead cleanup` on a node; returns whether it succeeded, and its output.

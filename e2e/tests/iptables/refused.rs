@@ -63,7 +63,7 @@ fn the_rest_is_in_force() {
             command.args([&node.name, "--conntrack-max-per-core", "0", "--manifests"]).arg(manifests.directory());
             command.arg("--state-dir").arg(&state).env(VARIABLE, matches);
             let process = Process::spawn(&node.netns, command, &directory.path().join(log));
-            process.wait_for_line("ready: the kernel holds", 0, PATIENCE);
+            process.wait_for_line("ready: node state programmed", 0, PATIENCE);
             process
         };
         let ask = |client: &Client, number: u8| {

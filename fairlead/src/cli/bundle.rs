@@ -8,21 +8,21 @@ use super::HereArgs;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-What is in it, and what was left out and why, is in its manifest.json. It has no private key, no token and no content of a Secret; names of
-Services and, without --redact-ips, addresses are in it: look before you give it away.")]
+The file manifest.json lists what the archive contains, and what was left out and why. It never contains private keys, tokens or the content
+of Secrets. It contains names of Services and, without --redact-ips, IP addresses: check it before you share it.")]
 pub(crate) struct BundleArgs {
-    /// The file to write. The default is fairlead-bundle-NODE.tar.gz here. One that exists is not overwritten.
+    /// Write the archive to this file, which must not exist. Default: fairlead-bundle-NODE.tar.gz in the current directory.
     #[arg(short, long, value_name = "FILE.tar.gz")]
     pub(crate) output: Option<PathBuf>,
 
-    /// Put a name of its own for each IP address, the same everywhere in the bundle.
+    /// Replace each IP address by a pseudonym, the same everywhere in the archive.
     #[arg(long)]
     pub(crate) redact_ips: bool,
 
     #[command(flatten)]
     pub(crate) here: HereArgs,
 
-    /// Where the agent answers /metrics, /statusz and /configz.
-    #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS")]
-    pub(crate) agent: SocketAddr,
+    /// Read /metrics, /statusz and /configz of the backend at this address.
+    #[arg(long, alias = "agent", default_value = "127.0.0.1:10249", value_name = "ADDRESS:PORT")]
+    pub(crate) backend_address: SocketAddr,
 }

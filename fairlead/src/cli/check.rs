@@ -4,31 +4,30 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{HereArgs, Output};
+use super::{HereArgs, OutputArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes:
-  0  everything is as it should be
-  1  something will not work (FAIL), or could not be looked at
-  2  something may surprise (WARN)
+  0  no check failed; warnings (WARN) are possible
+  1  a check failed (FAIL): something does not work, or could not be inspected
+  2  the command could not run
 
-Nothing is changed: what the kernel can do is tried in a network namespace of its own, which is gone afterwards.")]
+Nothing is changed: kernel features are probed in a temporary network namespace.")]
 pub(crate) struct CheckArgs {
-    /// Before installation: there is no frontend yet, and what kube-proxy has here is expected.
+    /// Check a node before installation: no frontend exists, and rules of kube-proxy are expected.
     #[arg(long)]
     pub(crate) pre: bool,
 
     #[command(flatten)]
     pub(crate) here: HereArgs,
 
-    /// A kubeconfig with the identity of a frontend: asks the API server whether it may do what a frontend does.
+    /// Check with this kubeconfig, which has the identity of a frontend, whether the API server grants what a frontend needs.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
 
-    /// How to print it.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[cfg(test)]
@@ -36,7 +35,7 @@ mod tests {
     use super::super::testing::parse;
 
     #[test]
-    fn before_installation_or_after() {
+    fn flags_are_parsed() {
         assert!(parse(&["check"]).is_ok());
         assert!(parse(&["check", "--pre", "--backend", "ipvs", "-o", "json"]).is_ok());
         assert!(parse(&["check", "--backend", "bpf"]).is_err());

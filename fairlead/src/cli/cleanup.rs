@@ -4,28 +4,31 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{BackendName, ExcludeArgs, Output, VariantArgs};
+use super::{BackendName, ExcludeArgs, OutputArgs, VariantArgs};
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes:
+  0  removed, or with --dry-run listed
+  2  the command could not run, or could not remove everything")]
 pub(crate) struct CleanupArgs {
     #[command(flatten)]
-    pub(crate) whose: WhoseArgs,
+    pub(crate) owner: OwnerArgs,
 
     /// Print what would be removed, and remove nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Remove what is kube-proxy's even though Fairlead serves nothing on this node: Services end here then.
+    /// Remove kube-proxy's rules although no backend of Fairlead serves this node. Services stop working here.
     #[arg(long, conflicts_with = "backend")]
     pub(crate) force: bool,
 
-    /// Where the backend keeps its state, which goes too.
+    /// Remove the state of the backend from this directory too.
     #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR", conflicts_with = "of")]
     pub(crate) state_dir: PathBuf,
 
-    /// How to print it.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 
     #[command(flatten)]
     pub(crate) iptables: VariantArgs,
@@ -34,21 +37,23 @@ pub(crate) struct CleanupArgs {
     pub(crate) exclude: ExcludeArgs,
 }
 
+/// Whose kernel objects are removed.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
-pub(crate) struct WhoseArgs {
-    /// Removes everything that this backend of ours has put into the kernel, and its state.
+pub(crate) struct OwnerArgs {
+    /// Remove all kernel objects and the state of this backend.
     #[arg(long, value_enum)]
     pub(crate) backend: Option<BackendName>,
 
-    /// Removes everything that another proxy has put into the kernel; connections live on.
+    /// Remove all kernel objects of another proxy. Established connections continue.
     #[arg(long, value_enum)]
-    pub(crate) of: Option<Predecessor>,
+    pub(crate) of: Option<OtherProxy>,
 }
 
+/// A proxy that Fairlead replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Predecessor {
-    /// kube-proxy, whichever mode it ran in.
+pub(crate) enum OtherProxy {
+    /// kube-proxy in any mode.
     KubeProxy,
 }
 
@@ -57,11 +62,11 @@ mod tests {
     use super::super::testing::parse;
 
     #[test]
-    fn one_owner_is_named() {
+    fn exactly_one_owner_is_required() {
         assert!(parse(&["cleanup"]).is_err());
-        assert!(parse(&["cleanup", "--backend", "nft", "--of", "kube-proxy"]).is_err());
+        assert!(parse(&["cleanup", "--backend", "nftables", "--of", "kube-proxy"]).is_err());
         assert!(parse(&["cleanup", "--backend", "nft", "--dry-run"]).is_ok());
         assert!(parse(&["cleanup", "--of", "kube-proxy", "--force", "-o", "json"]).is_ok());
-        assert!(parse(&["cleanup", "--backend", "nft", "--force"]).is_err());
+        assert!(parse(&["cleanup", "--backend", "nftables", "--force"]).is_err());
     }
 }

@@ -9,11 +9,11 @@ Examples:
   fairlead completion zsh > \"${fpath[1]}/_fairlead\"
   fairlead completion fish > ~/.config/fish/completions/fairlead.fish
 
-As a plugin of kubectl, completion included (docs/tools.md):
+As a kubectl plugin, with completion (docs/tools.md):
   ln -s fairlead /usr/local/bin/kubectl-fairlead
   ln -s fairlead /usr/local/bin/kubectl_complete-fairlead")]
 pub(crate) struct CompletionArgs {
-    /// Which shell is to be taught.
+    /// Print the script for this shell.
     #[arg(value_enum)]
     pub(crate) shell: Shell,
 }

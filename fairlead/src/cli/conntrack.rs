@@ -4,50 +4,78 @@ use std::time::Duration;
 
 use backend::ConntrackSettings;
 use clap::Args;
+use serde::{Deserialize, Deserializer};
 
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Connection tracking (0 leaves a setting as it is)")]
+use crate::config::value;
+
+#[derive(Clone, Debug, Args, Deserialize)]
+#[command(next_help_heading = "Connection tracking (0 leaves a setting unchanged)")]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct ConntrackArgs {
-    /// How many flows the kernel may remember for each CPU, up to 1048576 in all. The limit is raised, never lowered.
-    #[arg(long = "conntrack-max-per-core", default_value_t = 32_768, value_name = "N")]
-    max_per_core: u32,
+    /// Limit the conntrack table to this many entries per CPU, at most 1048576 in total. The kernel's limit is only ever raised.
+    #[arg(long, default_value_t = 32_768, value_name = "NUMBER")]
+    #[serde(deserialize_with = "value::text")]
+    conntrack_max_per_core: u32,
 
-    /// How many flows the kernel may remember at least, however few CPUs there are; not with --conntrack-max-per-core 0.
-    #[arg(long = "conntrack-min", default_value_t = 131_072, value_name = "N")]
-    min: u32,
+    /// Limit the conntrack table to at least this many entries. Ignored with --conntrack-max-per-core 0.
+    #[arg(long, default_value_t = 131_072, value_name = "NUMBER")]
+    #[serde(deserialize_with = "value::text")]
+    conntrack_min: u32,
 
-    /// How long an idle TCP connection is remembered.
-    #[arg(long = "conntrack-tcp-timeout-established", default_value = "24h", value_name = "TIME", value_parser = duration)]
-    tcp_established: Duration,
+    /// Keep entries of idle TCP connections this long.
+    #[arg(long, default_value = "24h", value_name = "TIME", value_parser = duration)]
+    #[serde(deserialize_with = "duration_field")]
+    conntrack_tcp_timeout_established: Duration,
 
-    /// How long a TCP connection is remembered that the other side has closed.
-    #[arg(long = "conntrack-tcp-timeout-close-wait", default_value = "1h", value_name = "TIME", value_parser = duration)]
-    tcp_close_wait: Duration,
+    /// Keep entries of TCP connections that the remote side has closed this long.
+    #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
+    #[serde(deserialize_with = "duration_field")]
+    conntrack_tcp_timeout_close_wait: Duration,
 
-    /// How long a UDP flow is remembered that was never answered.
-    #[arg(long = "conntrack-udp-timeout", default_value = "0", value_name = "TIME", value_parser = duration)]
-    udp: Duration,
+    /// Keep entries of UDP flows without a reply this long.
+    #[arg(long, default_value = "0", value_name = "TIME", value_parser = duration)]
+    #[serde(deserialize_with = "duration_field")]
+    conntrack_udp_timeout: Duration,
 
-    /// How long a UDP flow is remembered that was answered.
-    #[arg(long = "conntrack-udp-timeout-stream", default_value = "0", value_name = "TIME", value_parser = duration)]
-    udp_stream: Duration,
+    /// Keep entries of UDP flows with a reply this long.
+    #[arg(long, default_value = "0", value_name = "TIME", value_parser = duration)]
+    #[serde(deserialize_with = "duration_field")]
+    conntrack_udp_timeout_stream: Duration,
 
-    /// Packets outside of the TCP window are not invalid.
-    #[arg(long = "conntrack-tcp-be-liberal")]
-    tcp_be_liberal: bool,
+    /// Accept TCP packets outside of the window as valid.
+    #[arg(long)]
+    conntrack_tcp_be_liberal: bool,
 }
 
 impl From<ConntrackArgs> for ConntrackSettings {
     fn from(args: ConntrackArgs) -> Self {
-        let ConntrackArgs { max_per_core, min, tcp_established, tcp_close_wait, udp, udp_stream, tcp_be_liberal } =
-            args;
-        Self { max_per_core, min, tcp_established, tcp_close_wait, udp, udp_stream, tcp_be_liberal }
+        Self {
+            max_per_core: args.conntrack_max_per_core,
+            min: args.conntrack_min,
+            tcp_established: args.conntrack_tcp_timeout_established,
+            tcp_close_wait: args.conntrack_tcp_timeout_close_wait,
+            udp: args.conntrack_udp_timeout,
+            udp_stream: args.conntrack_udp_timeout_stream,
+            tcp_be_liberal: args.conntrack_tcp_be_liberal,
+        }
     }
 }
 
-/// Reads a time as Kubernetes writes it: `24h`, `1h30m`, `90s`, `0`. The kernel counts in whole seconds.
+/// A time in a configuration file.
+pub(super) fn duration_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    value::parsed(deserializer, duration)
+}
+
+/// A time in a configuration file, for a flag without a default.
+pub(super) fn optional_duration_field<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    duration_field(deserializer).map(Some)
+}
+
+/// Parses a time as Kubernetes writes it: `24h`, `1h30m`, `90s`, `0`. The kernel's unit is the second.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no time: expected something like 24h, 1h30m, 90s or 0");
+    let wrong = || format!("{text:?}: expected a time such as 24h, 1h30m, 90s or 0");
     if text == "0" {
         return Ok(Duration::ZERO);
     }
@@ -73,21 +101,24 @@ mod tests {
     use super::{super::testing::local, *};
 
     #[test]
-    fn the_defaults_are_those_of_kube_proxy() {
-        assert_eq!(ConntrackSettings::from(local(&[]).any.conntrack), ConntrackSettings::default());
+    fn defaults_are_those_of_kube_proxy() {
+        assert_eq!(ConntrackSettings::from(local("nftables", &[]).any.common.conntrack), ConntrackSettings::default());
     }
 
     #[test]
-    fn every_flag_has_its_setting() {
-        let args = local(&[
-            "--conntrack-max-per-core=1",
-            "--conntrack-min=2",
-            "--conntrack-tcp-timeout-established=3s",
-            "--conntrack-tcp-timeout-close-wait=4s",
-            "--conntrack-udp-timeout=5s",
-            "--conntrack-udp-timeout-stream=6s",
-            "--conntrack-tcp-be-liberal",
-        ]);
+    fn flags_become_settings() {
+        let args = local(
+            "nftables",
+            &[
+                "--conntrack-max-per-core=1",
+                "--conntrack-min=2",
+                "--conntrack-tcp-timeout-established=3s",
+                "--conntrack-tcp-timeout-close-wait=4s",
+                "--conntrack-udp-timeout=5s",
+                "--conntrack-udp-timeout-stream=6s",
+                "--conntrack-tcp-be-liberal",
+            ],
+        );
         let expected = ConntrackSettings {
             max_per_core: 1,
             min: 2,
@@ -97,11 +128,11 @@ mod tests {
             udp_stream: Duration::from_secs(6),
             tcp_be_liberal: true,
         };
-        assert_eq!(ConntrackSettings::from(args.any.conntrack), expected);
+        assert_eq!(ConntrackSettings::from(args.any.common.conntrack), expected);
     }
 
     #[test]
-    fn times_are_written_as_in_kubernetes() {
+    fn times_are_parsed_as_in_kubernetes() {
         let seconds = |text| duration(text).map(|time| time.as_secs());
         let times = ["24h", "1h30m", "90s", "0", "0s", "24h0m0s"].map(|text| seconds(text).unwrap());
         assert_eq!(times, [86_400, 5_400, 90, 0, 0, 86_400]);

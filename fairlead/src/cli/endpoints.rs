@@ -7,18 +7,18 @@ use super::ViewArgs;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  fairlead endpoints default/web --node node-a              each endpoint: is it used from there, and why not
-  fairlead endpoints kube-system/kube-dns --port dns-tcp    one port, as seen from this machine
+  fairlead endpoints default/web --node node-a              each endpoint, and why the node does not use it
+  fairlead endpoints kube-system/kube-dns --port dns-tcp    one port, for this machine
   fairlead endpoints default/web -o json | jq '.ports[].endpoints[] | select(.cluster.in_pool | not)'
 
-The frontend answers, by what it knows at the moment; `fairlead status --node` says whether the node has it already. Over TLS that is for
-admins (--admin-identity), as `fairlead status` is.")]
+The frontend answers from its current view; `fairlead status --node` tells whether the node has programmed it. Over TLS this requires an admin
+identity (--admin-identity of the frontend), as `fairlead status` does.")]
 pub(crate) struct EndpointsArgs {
-    /// The Service. Without a namespace: of `default`.
+    /// Explain this Service. Default namespace: default.
     #[arg(value_name = "NAMESPACE/NAME", value_parser = service)]
     pub(crate) service: ServiceName,
 
-    /// One port of it only, by its name or number.
+    /// Show only this port, by name or number.
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<String>,
 
@@ -26,14 +26,14 @@ pub(crate) struct EndpointsArgs {
     pub(crate) view: ViewArgs,
 }
 
-/// Which Service.
+/// The namespace and name of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceName {
     pub(crate) namespace: String,
     pub(crate) name: String,
 }
 
-/// Reads `NAMESPACE/NAME`.
+/// Parses `NAMESPACE/NAME`.
 pub(super) fn service(text: &str) -> Result<ServiceName, String> {
     let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
     if namespace.is_empty() || name.is_empty() || name.contains('/') {
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_has_a_namespace() {
+    fn namespace_is_default_unless_given() {
         let of = |namespace: &str, name: &str| ServiceName { namespace: namespace.into(), name: name.into() };
         assert_eq!(service("kube-system/kube-dns"), Ok(of("kube-system", "kube-dns")));
         assert_eq!(service("web"), Ok(of("default", "web")));

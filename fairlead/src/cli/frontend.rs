@@ -1,4 +1,4 @@
-//! The flags of a frontend: where its objects come from, where it listens.
+//! The flags of `fairlead frontend`: where its objects come from, and where it listens.
 
 mod tls;
 
@@ -7,159 +7,195 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::{Result, bail};
 use clap::Args;
 use ipnet::IpNet;
+use serde::{Deserialize, Deserializer};
 
 use super::{
-    DEFAULT_ADDRESS, HttpAddress,
-    observe::{self, ProfilingArgs},
+    ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress,
+    conntrack::{duration, duration_field},
+    observe::{ProfilingArgs, address, address_field},
 };
+use crate::config::value;
 pub(crate) use tls::TlsArgs;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Deserialize)]
 pub(crate) struct FrontendArgs {
     #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) file: ConfigFileArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) source: SourceArgs,
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) cluster: ClusterArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) listen: ListenArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) profiling: ProfilingArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) tls: TlsArgs,
+}
 
-    /// Where to listen: `unix:/PATH`, where whoever may open the socket is trusted, or HOST:PORT, which needs --tls-cert.
-    /// May be given several times.
+/// The addresses of a frontend.
+#[derive(Debug, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ListenArgs {
+    /// Listen for backends at `unix:/PATH`, where everyone who can open the socket is trusted, or at HOST:PORT, which needs --tls-cert. May be
+    /// given several times.
     #[arg(long, default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
+    #[serde(deserialize_with = "value::list")]
     pub(crate) listen: Vec<String>,
 
-    /// Listen on TCP without TLS, on 127.0.0.1 too: everybody who can reach the port can read every node's view, and be
-    /// taken for every node.
-    #[arg(long, conflicts_with = "tls_cert")]
+    /// Listen on TCP without TLS, also on 127.0.0.1: everyone who can reach the port can read the view of every node, and act as every
+    /// node.
+    #[arg(long)]
     pub(crate) insecure: bool,
 
-    /// Ask a node whose stream is so old, give or take a fifth, to connect anew, so that nodes spread over all replicas.
-    /// 0: never.
-    #[arg(long, default_value = "1h", value_name = "TIME", value_parser = super::conntrack::duration)]
+    /// Ask a node to reconnect when its stream is this old, plus or minus a fifth, to spread nodes over all replicas. 0 disables this.
+    #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
+    #[serde(deserialize_with = "duration_field")]
     pub(crate) max_stream_age: Duration,
 
-    #[command(flatten)]
-    pub(crate) tls: TlsArgs,
-
-    /// Where to answer /metrics, /healthz and /readyz over HTTP, for everybody who can connect: ADDRESS:PORT, or `none` for nowhere.
-    /// No answer has names of Services or nodes in it.
-    #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS", value_parser = observe::address)]
+    /// Serve /metrics, /healthz and /readyz over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`). Responses contain no
+    /// names of Services or nodes.
+    #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS", value_parser = address)]
+    #[serde(deserialize_with = "address_field")]
     pub(crate) metrics: HttpAddress,
 
-    #[command(flatten)]
-    pub(crate) profiling: ProfilingArgs,
-
-    /// Where to serve a page for people, which shows how nodes and Services are: ADDRESS:PORT, such as 127.0.0.1:7602, or `none` for
-    /// nowhere. Everybody who can connect reads names of Services and nodes there.
-    #[arg(long, default_value = "none", value_name = "ADDRESS", value_parser = observe::address)]
+    /// Serve a status page for browsers, without authentication, at ADDRESS:PORT, such as 127.0.0.1:7602, or nowhere (`none`). It contains
+    /// names of Services and nodes.
+    #[arg(long, default_value = "none", value_name = "ADDRESS", value_parser = address)]
+    #[serde(deserialize_with = "address_field")]
     pub(crate) page: HttpAddress,
 }
 
-/// Where the cluster's objects come from. Without either flag: the API server of the cluster that this runs in.
-#[derive(Debug, Args)]
+/// Where the objects of the cluster come from. Default: the API server of the cluster that this process runs in.
+#[derive(Debug, Default, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 #[group(multiple = false)]
 pub(crate) struct SourceArgs {
-    /// A directory of Kubernetes manifests (Service, EndpointSlice, Node, ServiceCIDR); edits take effect at once.
+    /// Read Kubernetes manifests (Service, EndpointSlice, Node, ServiceCIDR) from this directory. Edits take effect at once.
     #[arg(long, value_name = "DIR")]
     pub(crate) manifests: Option<PathBuf>,
 
-    /// A kubeconfig file that leads to the API server. The default is the environment's KUBECONFIG, if there is one.
+    /// Connect to the API server of this kubeconfig. Default: $KUBECONFIG, else the cluster that this process runs in.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
 }
 
-/// What holds of the cluster besides what its objects say.
-#[derive(Clone, Debug, Args)]
+/// Settings of the cluster that are not in its objects.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct ClusterArgs {
-    /// Where cluster IPs are allocated from, besides what ServiceCIDR objects say: CIDRs, comma-separated. Nodes drop
-    /// what is sent to an address in there that no Service has.
+    /// Treat these CIDRs, comma-separated, as service CIDRs, in addition to ServiceCIDR objects. Nodes drop packets to addresses in them that
+    /// no Service has.
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = service_cidr)]
+    #[serde(deserialize_with = "service_cidrs_field")]
     pub(crate) service_cidr: Vec<IpNet>,
 
-    /// Make no Events on Services that nodes cannot program, and on Nodes whose agent starts. With them the API must allow to create and patch events.events.k8s.io.
+    /// Do not create Events for Services that nodes reject and for backends that start. Events need permission to create and patch
+    /// events.events.k8s.io.
     #[arg(long)]
     pub(crate) no_events: bool,
 }
 
-/// Reads one CIDR of `--service-cidr`.
+/// Parses one CIDR of `--service-cidr`.
 fn service_cidr(text: &str) -> Result<IpNet, String> {
-    let cidr: IpNet = text.trim().parse().map_err(|_| format!("{text:?} is no CIDR, such as 10.96.0.0/12"))?;
+    let cidr: IpNet = text.trim().parse().map_err(|_| format!("{text:?}: expected a CIDR such as 10.96.0.0/12"))?;
     if cidr.prefix_len() == 0 {
-        return Err(format!("{cidr} is all addresses there are"));
+        return Err(format!("{cidr} contains all addresses"));
     }
     Ok(cidr.trunc())
 }
 
+fn service_cidrs_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
+    value::comma_separated(deserializer, |text| text.split(',').map(service_cidr).collect::<Result<_, _>>())
+}
+
 impl SourceArgs {
-    /// `--kubeconfig`, or else the environment's. Not left to the parser: a variable must not exclude `--manifests`.
+    /// `--kubeconfig`, or else the environment's. Not left to the parser: the variable must not exclude `--manifests`.
     pub(crate) fn kubeconfig(&self) -> Option<PathBuf> {
         let environment = || std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
         self.kubeconfig.clone().or_else(environment)
     }
+
+    /// Rejects two sources, which a file may have.
+    pub(super) fn validate(&self) -> Result<()> {
+        if self.kubeconfig.is_some() && self.manifests.is_some() {
+            bail!("kubeconfig and manifests exclude each other");
+        }
+        Ok(())
+    }
 }
 
 impl FrontendArgs {
-    /// `--listen`, checked against `--tls-cert` and `--insecure`.
-    pub(crate) fn addresses(&self) -> Result<&[String]> {
-        let secured = self.insecure || self.tls.tls_cert.is_some();
-        if let Some(address) = self.listen.iter().find(|address| !secured && !address.starts_with("unix:")) {
-            bail!(
-                "--listen {address}: a TCP port without TLS is open to everybody who can reach it. \
-                 Give --tls-cert and --tls-key, use unix:/PATH, or say --insecure"
-            );
+    /// Checks settings that depend on each other.
+    pub(super) fn validate(&self) -> Result<()> {
+        self.source.validate()?;
+        self.tls.validate()?;
+        match (self.listen.insecure, self.tls.tls_cert.is_some()) {
+            (true, true) => bail!("--insecure and --tls-cert exclude each other"),
+            (true, false) | (false, true) => Ok(()),
+            (false, false) => match self.listen.listen.iter().find(|address| !address.starts_with("unix:")) {
+                None => Ok(()),
+                Some(address) => bail!(
+                    "--listen {address}: a TCP port without TLS is open to everyone who can reach it. \
+                     Set --tls-cert and --tls-key, use unix:/PATH, or set --insecure"
+                ),
+            },
         }
-        Ok(&self.listen)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::HttpAddress;
-    use super::super::{Cli, Command, testing::parse};
+    use super::{
+        super::{Command, testing::parse},
+        *,
+    };
 
-    #[test]
-    fn plaintext_tcp_must_be_asked_for() {
-        let addresses = |args: &[&str]| match parse(&[&["frontend", "--manifests", "m"], args].concat()) {
-            Ok(Cli { command: Command::Frontend(frontend), .. }) => {
-                frontend.addresses().map(<[String]>::to_vec).map_err(|error| error.to_string())
-            }
+    fn frontend(args: &[&str]) -> Result<FrontendArgs, String> {
+        match parse(&[&["frontend", "--manifests", "m"], args].concat())?.command {
+            Command::Frontend(frontend) => Ok(frontend),
             other => panic!("{other:?}"),
-        };
-        assert_eq!(addresses(&[]).unwrap(), ["unix:/run/fairlead/frontend.sock"]);
-        for address in ["127.0.0.1:7600", "[::1]:7600", "0.0.0.0:7600"] {
-            let error = addresses(&["--listen", "unix:/s", "--listen", address]).unwrap_err();
-            assert!(error.contains(address) && error.contains("say --insecure"), "{error}");
-            assert!(addresses(&["--listen", address, "--insecure"]).is_ok());
-            assert!(addresses(&["--listen", address, "--tls-cert", "c", "--tls-key", "k"]).is_ok());
         }
     }
 
     #[test]
-    fn service_cidrs_go_with_every_source() {
-        let cidrs = |cidrs: &str| match parse(&["frontend", "--manifests", "m", "--service-cidr", cidrs]) {
-            Ok(Cli { command: Command::Frontend(frontend), .. }) => Ok(frontend.cluster.service_cidr),
-            Ok(other) => panic!("{other:?}"),
-            Err(error) => Err(error),
-        };
+    fn tcp_without_tls_needs_insecure() {
+        assert_eq!(frontend(&[]).unwrap().listen.listen, ["unix:/run/fairlead/frontend.sock"]);
+        for address in ["127.0.0.1:7600", "[::1]:7600", "0.0.0.0:7600"] {
+            let error = frontend(&["--listen", "unix:/s", "--listen", address]).unwrap_err();
+            assert!(error.contains(address) && error.contains("set --insecure"), "{error}");
+            assert!(frontend(&["--listen", address, "--insecure"]).is_ok());
+            assert!(frontend(&["--listen", address, "--tls-cert", "c", "--tls-key", "k"]).is_ok());
+        }
+        assert!(frontend(&["--insecure", "--tls-cert", "c", "--tls-key", "k"]).is_err());
+    }
+
+    #[test]
+    fn service_cidrs_are_parsed() {
+        let cidrs = |cidrs: &str| frontend(&["--service-cidr", cidrs]).map(|frontend| frontend.cluster.service_cidr);
         let expected = ["10.96.0.0/16", "fd00:10:96::/112"].map(|cidr| cidr.parse().unwrap()).to_vec();
         assert_eq!(cidrs("10.96.0.1/16, fd00:10:96::/112"), Ok(expected));
-        assert!(cidrs("10.96.0.0").unwrap_err().contains("is no CIDR"));
+        assert!(cidrs("10.96.0.0").unwrap_err().contains("expected a CIDR"));
         assert!(cidrs("0.0.0.0/0").unwrap_err().contains("all addresses"));
     }
 
     #[test]
-    fn metrics_are_for_this_machine_unless_told_otherwise() {
-        let metrics = |args: &[&str]| match parse(&[&["frontend", "--manifests", "m"], args].concat()) {
-            Ok(Cli { command: Command::Frontend(frontend), .. }) => Ok(frontend.metrics),
-            Ok(other) => panic!("{other:?}"),
-            Err(error) => Err(error),
-        };
+    fn metrics_are_on_loopback_by_default() {
+        let metrics = |args: &[&str]| frontend(args).map(|frontend| frontend.listen.metrics);
         assert_eq!(metrics(&[]), Ok(HttpAddress::At(([127, 0, 0, 1], 7601).into())));
         assert_eq!(metrics(&["--metrics", "none"]), Ok(HttpAddress::Nowhere));
         assert!(matches!(metrics(&["--metrics", "[::]:9000"]), Ok(HttpAddress::At(_))));
-        assert!(metrics(&["--metrics", "7601"]).unwrap_err().contains("no address with a port"));
+        assert!(metrics(&["--metrics", "7601"]).unwrap_err().contains("expected an address with a port"));
     }
 
     #[test]
-    fn the_sources_exclude_each_other() {
+    fn sources_exclude_each_other() {
         assert!(parse(&["frontend", "--manifests", "m", "--kubeconfig", "k"]).is_err());
     }
 }

@@ -5,42 +5,48 @@ use backend::dataplane::{DataplaneOptions, LocalhostNodePorts};
 use backend_iptables::{Iptables, IptablesPreview};
 use clap::Args;
 use iptables::Variant;
+use serde::{Deserialize, Deserializer};
 
 use super::BackendName;
+use crate::config::value;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct IptablesArgs {
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) variant: VariantArgs,
 
-    /// For iptables: node ports answer on 127.0.0.0/8 too. For that the kernel routes loopback addresses
-    /// (net.ipv4.conf.all.route_localnet); what other hosts send there is dropped.
+    /// For iptables: serve node ports on 127.0.0.0/8 too. Sets net.ipv4.conf.all.route_localnet, and drops packets of other hosts to these
+    /// addresses.
     #[arg(long)]
-    iptables_localhost_nodeports: bool,
+    pub(crate) iptables_localhost_nodeports: bool,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct VariantArgs {
-    /// For iptables and ipvs: which of the two keeps the rules, `nft` (in nf_tables) or `legacy`. Without it, the one that holds Fairlead's
-    /// or other chains of Kubernetes already; else what `iptables` is on this machine.
+    /// For iptables and ipvs: write rules with this variant of iptables, `nft` (to nf_tables) or `legacy`. Default: the one that has chains of
+    /// Fairlead or Kubernetes, else the variant of the program `iptables`.
     #[arg(long, value_name = "nft|legacy|auto", value_parser = variant)]
-    iptables_variant: Option<Choice>,
+    #[serde(deserialize_with = "variant_field")]
+    iptables_variant: Option<VariantChoice>,
 }
 
 /// `--iptables-variant`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Choice {
+enum VariantChoice {
     Auto,
     Only(Variant),
 }
 
 impl IptablesArgs {
-    /// The backend that is asked for.
+    /// The iptables backend with these settings.
     pub(crate) fn backend(&self, options: DataplaneOptions) -> Iptables {
         backend_iptables::open(self.options(options), self.variant.variant())
     }
 
-    /// The same, as one that writes nothing.
+    /// The preview of that backend.
     pub(crate) fn preview(&self, options: DataplaneOptions) -> IptablesPreview {
         backend_iptables::open_preview(self.options(options), self.variant.variant())
     }
@@ -53,40 +59,46 @@ impl IptablesArgs {
         DataplaneOptions { localhost_nodeports, ..options }
     }
 
-    /// The flags are of use for one backend only.
-    pub(crate) fn check(&self, backend: BackendName) -> Result<()> {
+    /// Rejects the flags for other backends.
+    pub(crate) fn validate(&self, backend: BackendName) -> Result<()> {
         if self.iptables_localhost_nodeports && backend != BackendName::Iptables {
-            bail!("--iptables-localhost-nodeports is of no use without the iptables backend");
+            bail!("--iptables-localhost-nodeports applies to the iptables backend only");
         }
-        self.variant.check(Some(backend))
+        self.variant.validate(Some(backend))
     }
 }
 
 impl VariantArgs {
-    /// `None`: whichever is in use.
+    /// `None`: detect it.
     pub(crate) fn variant(&self) -> Option<Variant> {
         match self.iptables_variant {
-            Some(Choice::Only(variant)) => Some(variant),
-            Some(Choice::Auto) | None => None,
+            Some(VariantChoice::Only(variant)) => Some(variant),
+            Some(VariantChoice::Auto) | None => None,
         }
     }
 
-    /// The flags are of use for one backend only.
-    pub(crate) fn check(&self, backend: Option<BackendName>) -> Result<()> {
-        let of_use = matches!(backend, Some(BackendName::Iptables | BackendName::Ipvs));
-        if self.iptables_variant.is_some() && !of_use {
-            bail!("--iptables-variant is of no use without the iptables or the ipvs backend");
+    /// Rejects the flags for other backends.
+    pub(crate) fn validate(&self, backend: Option<BackendName>) -> Result<()> {
+        let applies = matches!(backend, Some(BackendName::Iptables | BackendName::Ipvs));
+        if self.iptables_variant.is_some() && !applies {
+            bail!("--iptables-variant applies to the iptables and ipvs backends only");
         }
         Ok(())
     }
 }
 
-/// Reads `--iptables-variant`.
-fn variant(text: &str) -> Result<Choice, String> {
+/// Parses `--iptables-variant`.
+fn variant(text: &str) -> Result<VariantChoice, String> {
     match text {
-        "auto" => Ok(Choice::Auto),
-        text => text.parse().map(Choice::Only).map_err(|error: iptables::UnknownVariant| format!("{error}, or auto")),
+        "auto" => Ok(VariantChoice::Auto),
+        text => {
+            text.parse().map(VariantChoice::Only).map_err(|error: iptables::UnknownVariant| format!("{error}, or auto"))
+        }
     }
+}
+
+fn variant_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<VariantChoice>, D::Error> {
+    value::parsed(deserializer, variant).map(Some)
 }
 
 #[cfg(test)]
@@ -97,22 +109,23 @@ mod tests {
     };
 
     #[test]
-    fn the_variant_is_one_of_two_or_whichever_is_in_use() {
+    fn variant_is_given_or_detected() {
         for (given, expected) in [("auto", None), ("nft", Some(Variant::Nft)), ("legacy", Some(Variant::Legacy))] {
-            assert_eq!(local(&["--iptables-variant", given]).any.iptables.variant.variant(), expected);
+            assert_eq!(local("iptables", &["--iptables-variant", given]).any.iptables.variant.variant(), expected);
         }
         let error = parse(&["local", "--backend", "iptables", "--iptables-variant", "old"]).unwrap_err();
         assert!(error.contains("expected nft or legacy, or auto"), "{error}");
     }
 
     #[test]
-    fn the_flags_belong_to_iptables() {
+    fn flags_apply_to_iptables_only() {
         for given in [&["--iptables-variant", "nft"][..], &["--iptables-localhost-nodeports"]] {
-            let args = local(given).any.iptables;
-            assert!(args.check(BackendName::Nft).is_err());
-            assert!(args.check(BackendName::Iptables).is_ok());
+            let args = local("iptables", given).any.iptables;
+            assert!(args.validate(BackendName::Nftables).is_err());
+            let error = parse(&[&["local", "--backend=nftables"], given].concat()).unwrap_err();
+            assert!(error.contains("only"), "{error}");
         }
-        assert!(local(&[]).any.iptables.check(BackendName::Nft).is_ok());
-        assert!(local(&["--iptables-variant", "nft"]).any.iptables.variant.check(None).is_err());
+        let args = local("iptables", &["--iptables-variant", "nft"]).any.iptables;
+        assert!(args.variant.validate(None).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The flags of the IPVS backend, kube-proxy's where it has them.
+//! The flags of the IPVS backend, named as kube-proxy's.
 
 use std::time::Duration;
 
@@ -8,49 +8,63 @@ use backend_ipvs::{Arp, IpvsTimeouts, Settings};
 use clap::Args;
 use ipnet::IpNet;
 use proto::model::IpvsScheduler;
+use serde::Deserialize;
 
-use super::{BackendName, VariantArgs};
+use super::{
+    BackendName, VariantArgs,
+    conntrack::{duration, optional_duration_field},
+};
+use crate::config::value;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct IpvsArgs {
-    /// For ipvs: how virtual servers choose among their endpoints: rr, wrr, lc, wlc, sh, dh, sed, nq or mh; sh and mh with flags, as in
-    /// mh:fallback,port. Without it, rr. The annotation fairlead.io/ipvs-scheduler of a Service goes before.
+    /// For ipvs: schedule connections with rr, wrr, lc, wlc, sh, dh, sed, nq or mh; sh and mh take flags, as in mh:fallback,port. Default: rr.
+    /// The annotation fairlead.io/ipvs-scheduler of a Service takes precedence.
     #[arg(long, value_name = "SCHEDULER")]
+    #[serde(deserialize_with = "value::optional_text")]
     pub(crate) ipvs_scheduler: Option<IpvsScheduler>,
 
-    /// For ipvs: neighbours that ask for a VIP get no answer (arp_ignore 1, arp_announce 2).
+    /// For ipvs: do not answer ARP requests for VIPs (arp_ignore 1, arp_announce 2).
     #[arg(long)]
     pub(crate) ipvs_strict_arp: bool,
 
-    /// For ipvs: how long an idle TCP connection is remembered, as in 15m; the default leaves it as it is.
-    #[arg(long, value_name = "DURATION", value_parser = super::conntrack::duration)]
+    /// For ipvs: keep idle TCP connections this long, as in 15m. Default: unchanged.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[serde(deserialize_with = "optional_duration_field")]
     pub(crate) ipvs_tcp_timeout: Option<Duration>,
 
-    /// For ipvs: the same of one that has been closed from one side.
-    #[arg(long, value_name = "DURATION", value_parser = super::conntrack::duration)]
+    /// For ipvs: keep TCP connections that one side has closed this long. Default: unchanged.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[serde(deserialize_with = "optional_duration_field")]
     pub(crate) ipvs_tcpfin_timeout: Option<Duration>,
 
-    /// For ipvs: the same of a UDP flow.
-    #[arg(long, value_name = "DURATION", value_parser = super::conntrack::duration)]
+    /// For ipvs: keep UDP flows this long. Default: unchanged.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[serde(deserialize_with = "optional_duration_field")]
     pub(crate) ipvs_udp_timeout: Option<Duration>,
 
-    /// For ipvs: how long the TCP connections of an endpoint that leaves may go on; 0 ends them at once. Without it, 15m.
-    #[arg(long, value_name = "DURATION", value_parser = super::conntrack::duration)]
+    /// For ipvs: drain TCP connections of removed endpoints for at most this long; 0 ends them at once. Default: 15m.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[serde(deserialize_with = "optional_duration_field")]
     pub(crate) ipvs_drain_timeout: Option<Duration>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) exclude: ExcludeArgs,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct ExcludeArgs {
-    /// For ipvs: virtual servers and addresses in these ranges are left alone, comma-separated.
+    /// For ipvs: ignore virtual servers and addresses in these CIDRs, comma-separated.
     #[arg(long, value_delimiter = ',', value_name = "CIDR")]
+    #[serde(deserialize_with = "value::comma_list")]
     pub(crate) ipvs_exclude_cidrs: Vec<IpNet>,
 }
 
 impl IpvsArgs {
-    /// What the flags say together.
+    /// The settings of the IPVS backend.
     pub(crate) fn settings(self, dataplane: DataplaneOptions, iptables: &VariantArgs) -> Settings {
         let Self {
             ipvs_scheduler,
@@ -79,8 +93,8 @@ impl IpvsArgs {
         }
     }
 
-    /// The flags are of use for one backend only.
-    pub(crate) fn check(&self, backend: BackendName) -> Result<()> {
+    /// Rejects the flags for other backends.
+    pub(crate) fn validate(&self, backend: BackendName) -> Result<()> {
         let Self {
             ipvs_scheduler,
             ipvs_strict_arp,
@@ -90,22 +104,22 @@ impl IpvsArgs {
             ipvs_drain_timeout,
             exclude,
         } = self;
-        exclude.check(Some(backend))?;
+        exclude.validate(Some(backend))?;
         let durations = [ipvs_tcp_timeout, ipvs_tcpfin_timeout, ipvs_udp_timeout, ipvs_drain_timeout];
         let is_given =
             ipvs_scheduler.is_some() || *ipvs_strict_arp || durations.iter().any(|duration| duration.is_some());
         if is_given && backend != BackendName::Ipvs {
-            bail!("the flags --ipvs-... are of no use without the ipvs backend");
+            bail!("the flags --ipvs-... apply to the ipvs backend only");
         }
         Ok(())
     }
 }
 
 impl ExcludeArgs {
-    /// See [`IpvsArgs::check`].
-    pub(crate) fn check(&self, backend: Option<BackendName>) -> Result<()> {
+    /// Rejects the flags for other backends.
+    pub(crate) fn validate(&self, backend: Option<BackendName>) -> Result<()> {
         if !self.ipvs_exclude_cidrs.is_empty() && backend != Some(BackendName::Ipvs) {
-            bail!("--ipvs-exclude-cidrs is of no use without the ipvs backend");
+            bail!("--ipvs-exclude-cidrs applies to the ipvs backend only");
         }
         Ok(())
     }
@@ -121,7 +135,7 @@ mod tests {
     };
 
     fn settings(args: &[&str]) -> Settings {
-        let args = local(args).any;
+        let args = local("ipvs", args).any;
         args.ipvs.settings(DataplaneOptions::default(), &args.iptables.variant)
     }
 
@@ -145,10 +159,10 @@ mod tests {
     }
 
     #[test]
-    fn flags_belong_to_ipvs() {
-        assert!(local(&["--ipvs-strict-arp"]).any.ipvs.check(BackendName::Nft).is_err());
-        assert!(local(&["--ipvs-exclude-cidrs=10.0.0.0/8"]).any.ipvs.check(BackendName::Iptables).is_err());
-        assert!(local(&["--ipvs-strict-arp"]).any.ipvs.check(BackendName::Ipvs).is_ok());
-        assert!(local(&[]).any.ipvs.check(BackendName::Nft).is_ok());
+    fn flags_apply_to_ipvs_only() {
+        for flag in ["--ipvs-strict-arp", "--ipvs-exclude-cidrs=10.0.0.0/8", "--ipvs-tcp-timeout=1m"] {
+            let error = parse(&["local", "--backend=iptables", flag]).unwrap_err();
+            assert!(error.contains("ipvs backend only"), "{error}");
+        }
     }
 }

@@ -1,90 +1,99 @@
-//! The flags that say which node this is, and where its frontend is.
+//! The flags for this node and its frontend.
 
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use backend::{Credentials, Discover, Grpc, GrpcOptions, LossLimit, RunMode};
 use clap::Args;
+use serde::{Deserialize, Deserializer};
 
 use super::{BackendName, DEFAULT_ADDRESS};
-use crate::discovery::{EndpointsOf, FrontendService};
+use crate::{
+    config::value,
+    discovery::{EndpointsOf, FrontendService},
+};
 
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct FrontendAddressArgs {
-    /// Where the frontend listens: `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` for one that was told
-    /// --insecure; of a name all addresses. `kubernetes:NAMESPACE/SERVICE:PORT` stands for the ready endpoints of that Service, found by
-    /// --discovery-kubeconfig. May be given several times: one that works is chosen by chance.
+    /// Connect to the frontend at `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` (with --insecure there). All addresses of a DNS name
+    /// are used. `kubernetes:NAMESPACE/SERVICE:PORT` stands for the ready endpoints of that Service, which --discovery-kubeconfig finds. May be
+    /// given several times: a reachable one is chosen at random.
     #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
+    #[serde(rename = "frontend", deserialize_with = "value::list")]
     pub(crate) addresses: Vec<String>,
 
-    /// A kubeconfig file that leads to the API server by its own address, not by its Service. Needed for `--frontend kubernetes:...`,
-    /// to get and list EndpointSlices in that namespace.
+    /// Discover `--frontend kubernetes:...` through this kubeconfig. It must name the API server by its own address, not by its Service, and
+    /// allow to get and list EndpointSlices in that namespace.
     #[arg(long, value_name = "FILE")]
     pub(crate) discovery_kubeconfig: Option<PathBuf>,
 
-    /// Certificates (PEM) of the authorities that may have signed the frontend's; needed for https. This and the other files
-    /// are read for each connection.
+    /// Verify the frontend's certificate with these CAs (PEM). Required for https. All TLS files are read for each connection.
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
 
-    /// The name that the frontend's certificate must be for, where it is not the HOST of its address; for https.
+    /// Expect this name in the frontend's certificate. Default: the HOST of its address.
     #[arg(long, value_name = "NAME")]
     pub(crate) frontend_name: Option<String>,
 
-    /// This node's certificate (PEM), or that of somebody who may look at all nodes; for https.
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    /// Authenticate with this certificate (PEM), of this node or of an admin identity. For https; needs --tls-key.
+    #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
 
-    /// The key (PEM) of --tls-cert.
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    /// Use this private key (PEM) for --tls-cert.
+    #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 
-    /// A ServiceAccount token that is bound to this node (a projected volume has such), in place of --tls-cert; for https.
+    /// Authenticate with this ServiceAccount token, instead of --tls-cert. It must be bound to a pod of this node, as in a projected volume. For
+    /// https.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct NodeArgs {
-    /// Node metadata.name of this machine. The default is the host name in lower case.
+    /// Run as this node, its Node's metadata.name. Default: the host name in lower case.
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub(crate) node_name: Option<String>,
 
-    /// Where the last committed state is kept, so that a node that reboots alone comes up with it.
+    /// Keep the last committed state in this directory, so that the node can program its kernel after a reboot without a frontend.
     #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
 
-    /// Follow the frontend and log what would be written, and what kube-proxy's rules here do otherwise, and write nothing: no rule, no
-    /// setting, no flow, no state. Listens nowhere unless --healthz or --metrics is given.
+    /// Only log what would be written, and where kube-proxy's rules behave differently. Writes no rules, sysctls, conntrack entries or state,
+    /// and serves HTTP only if --healthz or --metrics is set.
     #[arg(long)]
     pub(crate) shadow: bool,
 
-    /// Hold back a change after which more than this share of the Services here that have endpoints have none or are gone, until a
-    /// snapshot says so again ten seconds later. In percent; 100: believe everything at once. Losses of fewer than ten Services never wait.
+    /// Hold back a commit that takes away all endpoints of more than this percentage of the service ports that have endpoints, until a
+    /// snapshot confirms it ten seconds later. 100 disables this. Losses of fewer than ten service ports are applied at once.
     #[arg(long, default_value_t, value_name = "PERCENT")]
+    #[serde(deserialize_with = "value::text")]
     pub(crate) max_loss: LossLimit,
 
-    /// How readily the kernel ends this process when memory runs out: -1000 (never) to 1000 (first). Lowering it takes CAP_SYS_RESOURCE;
-    /// where it cannot be written, that is logged. Without it, it stays as it is.
-    #[arg(long, value_name = "SCORE", allow_negative_numbers = true, value_parser = clap::value_parser!(i16).range(-1000..=1000))]
+    /// Set the OOM score adjustment of this process: -1000 (never killed) to 1000 (killed first). Lowering it needs CAP_SYS_RESOURCE. Default:
+    /// unchanged.
+    #[arg(long, value_name = "SCORE", allow_negative_numbers = true, value_parser = oom_score)]
+    #[serde(deserialize_with = "oom_score_field")]
     pub(crate) oom_score_adj: Option<i16>,
 }
 
-/// A node that is looked at from itself.
+/// This node, for commands that inspect it.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct HereArgs {
-    /// Which backend runs here, or will.
-    #[arg(long, value_enum, default_value = "nft")]
+    /// Inspect the node for this backend.
+    #[arg(long, value_enum, default_value = "nftables")]
     pub(crate) backend: BackendName,
 
     #[command(flatten)]
     pub(crate) frontend: FrontendAddressArgs,
 
-    /// Node metadata.name of this machine. The default is the host name in lower case.
+    /// Run as this node, its Node's metadata.name. Default: the host name in lower case.
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub(crate) node_name: Option<String>,
 
-    /// Where the backend keeps its state, or will.
+    /// Find the state of the backend in this directory.
     #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
 }
@@ -97,8 +106,18 @@ impl HereArgs {
 }
 
 impl FrontendAddressArgs {
-    /// Where to connect, and with what. `known`: where the addresses that were found last are kept.
+    /// Checks settings that depend on each other.
+    pub(super) fn validate(&self) -> Result<()> {
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(_), None) => bail!("--tls-cert needs --tls-key"),
+            (None, Some(_)) => bail!("--tls-key needs --tls-cert"),
+            _ => Ok(()),
+        }
+    }
+
+    /// The client for the frontend. `known`: the cache of discovered addresses.
     pub(crate) fn grpc(&self, known: Option<PathBuf>) -> Result<Grpc> {
+        self.validate()?;
         let Self { addresses, discovery_kubeconfig, tls_ca, frontend_name, tls_cert, tls_key, token_file } =
             self.clone();
         let credentials =
@@ -118,8 +137,8 @@ impl FrontendAddressArgs {
 }
 
 impl NodeArgs {
-    /// Where the addresses of frontends that were found last are kept; nowhere by a shadow.
-    pub(crate) fn known_frontends(&self) -> Option<PathBuf> {
+    /// The cache of discovered frontend addresses; a shadow has none.
+    pub(crate) fn address_cache(&self) -> Option<PathBuf> {
         (self.run_mode() == RunMode::Program).then(|| self.state_dir.join("frontends"))
     }
 
@@ -134,19 +153,29 @@ impl NodeArgs {
     }
 }
 
-/// A node's name as Kubernetes has it: trimmed, in lower case.
+/// A node's name as kubelet and kube-proxy derive it: trimmed, in lower case.
 pub(super) fn node_name(given: Option<&str>) -> Result<String> {
     let name = match given {
         Some(name) => name.trim().to_lowercase(),
         None => std::fs::read_to_string("/proc/sys/kernel/hostname")
-            .context("cannot read this machine's host name; give --node-name")?
+            .context("cannot read the host name; set --node-name")?
             .trim()
             .to_lowercase(),
     };
     if name.is_empty() {
-        bail!("the node's name is empty: give --node-name");
+        bail!("the node name is empty; set --node-name");
     }
     Ok(name)
+}
+
+/// Parses `--oom-score-adj`.
+fn oom_score(text: &str) -> Result<i16, String> {
+    let score = text.parse().ok().filter(|score| (-1000..=1000).contains(score));
+    score.ok_or_else(|| format!("{text:?}: expected a number from -1000 to 1000"))
+}
+
+fn oom_score_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i16>, D::Error> {
+    value::parsed(deserializer, oom_score).map(Some)
 }
 
 #[cfg(test)]
@@ -154,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_kubernetes() {
+    fn node_name_is_trimmed_and_in_lower_case() {
         assert_eq!(node_name(Some(" Node-A ")).unwrap(), "node-a");
         assert!(node_name(Some(" ")).unwrap_err().to_string().contains("--node-name"));
     }

@@ -1,47 +1,54 @@
-//! The flags that say where a node's agent tells of itself.
+//! The flags for the HTTP endpoints of a backend.
 
 use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
 use runtime::{Profiling, http::OnBindError};
+use serde::{Deserialize, Deserializer};
 
 use super::Effective;
+use crate::config::value;
 
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct ObserveArgs {
-    /// Where to answer /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, for everybody who can connect:
-    /// ADDRESS:PORT, or `none` for nowhere. 0.0.0.0 and [::] are both families.
+    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, without authentication, at ADDRESS:PORT, or nowhere
+    /// (`none`). 0.0.0.0 and [::] listen in both IP families.
     #[arg(long, default_value = "0.0.0.0:10256", value_name = "ADDRESS", value_parser = healthz)]
+    #[serde(deserialize_with = "healthz_field")]
     pub(crate) healthz: HttpAddress,
 
-    /// Where to answer /metrics, /proxyMode, /statusz, /configz and /healthz over HTTP, for everybody who can connect: ADDRESS:PORT, or
-    /// `none` for nowhere. /statusz names Services that could not be programmed.
+    /// Serve /metrics, /proxyMode, /statusz, /configz and /healthz over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`).
+    /// /statusz contains names of rejected Services.
     #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS", value_parser = metrics)]
+    #[serde(deserialize_with = "metrics_field")]
     pub(crate) metrics: HttpAddress,
 
-    /// End when --healthz or --metrics cannot be listened at. Otherwise that is tried again every five seconds.
+    /// Exit if the address of --healthz or --metrics cannot be bound. Default: retry every five seconds.
     #[arg(long)]
     pub(crate) bind_address_hard_fail: bool,
 
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) profiling: ProfilingArgs,
 }
 
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Copy, Debug, Default, Args, Deserialize)]
+#[serde(default)]
 pub(crate) struct ProfilingArgs {
-    /// Answer /debug/pprof/profile?seconds=N at --metrics too: where this process spends its time, for `go tool pprof`.
+    /// Serve CPU profiles for `go tool pprof` at --metrics: /debug/pprof/profile?seconds=N.
     #[arg(long)]
     profiling: bool,
 }
 
 impl ProfilingArgs {
-    /// Whether profiles are made.
+    /// `--profiling`.
     pub(crate) fn profiling(self) -> Profiling {
         if self.profiling { Profiling::On } else { Profiling::Off }
     }
 }
 
-/// Where something is served over HTTP.
+/// An address for an HTTP server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HttpAddress {
     Nowhere,
@@ -59,8 +66,8 @@ impl HttpAddress {
 }
 
 impl ObserveArgs {
-    /// Listens nowhere but where somebody has said so.
-    pub(crate) fn leave_to_others(&mut self, config: &Effective) {
+    /// Listens only at addresses that are set: a shadow leaves the default ports to the proxy that programs the node.
+    pub(crate) fn disable_defaults(&mut self, config: &Effective) {
         for (flag, address) in [("healthz", &mut self.healthz), ("metrics", &mut self.metrics)] {
             if config.is_default(flag) {
                 *address = HttpAddress::Nowhere;
@@ -74,7 +81,7 @@ impl ObserveArgs {
     }
 }
 
-/// kube-proxy's `ports.ProxyHealthzPort`, which an address without a port gets.
+/// kube-proxy's `ports.ProxyHealthzPort`, for an address without a port.
 const HEALTHZ_PORT: u16 = 10256;
 /// kube-proxy's `ports.ProxyStatusPort`.
 const METRICS_PORT: u16 = 10249;
@@ -87,15 +94,27 @@ fn metrics(text: &str) -> Result<HttpAddress, String> {
     text.parse().map_or_else(|_| address(text), |ip: IpAddr| Ok(HttpAddress::At((ip, METRICS_PORT).into())))
 }
 
-/// Reads such an address with its port.
+/// Parses an address with a port.
 pub(super) fn address(text: &str) -> Result<HttpAddress, String> {
     if text == "none" {
         return Ok(HttpAddress::Nowhere);
     }
     let address = text.parse().map_err(|_| {
-        format!("{text:?} is no address with a port, such as 127.0.0.1:7601 or [::]:7601, and not `none`")
+        format!("{text:?}: expected an address with a port, such as 127.0.0.1:7601 or [::]:7601, or `none`")
     })?;
     Ok(HttpAddress::At(address))
+}
+
+pub(super) fn address_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HttpAddress, D::Error> {
+    value::parsed(deserializer, address)
+}
+
+fn healthz_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HttpAddress, D::Error> {
+    value::parsed(deserializer, healthz)
+}
+
+fn metrics_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HttpAddress, D::Error> {
+    value::parsed(deserializer, metrics)
 }
 
 #[cfg(test)]
@@ -104,20 +123,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_ports_are_kube_proxys() {
-        let ObserveArgs { healthz, metrics, .. } = local(&[]).any.observe;
+    fn default_addresses_and_ports_are_those_of_kube_proxy() {
+        let ObserveArgs { healthz, metrics, .. } = local("nftables", &[]).any.common.observe;
         assert_eq!(healthz, HttpAddress::At(([0, 0, 0, 0], 10256).into()));
         assert_eq!(metrics, HttpAddress::At(([127, 0, 0, 1], 10249).into()));
-        assert_eq!(local(&["--healthz", "none"]).any.observe.healthz, HttpAddress::Nowhere);
-        let metrics = local(&["--metrics", "::"]).any.observe.metrics;
+        assert_eq!(local("nftables", &["--healthz", "none"]).any.common.observe.healthz, HttpAddress::Nowhere);
+        let metrics = local("nftables", &["--metrics", "::"]).any.common.observe.metrics;
         assert_eq!(metrics, HttpAddress::At("[::]:10249".parse().unwrap()));
-        let error = parse(&["backend", "nft", "--metrics", "10249"]).unwrap_err();
-        assert!(error.contains("no address with a port"), "{error}");
+        let error = parse(&["backend", "nftables", "--metrics", "10249"]).unwrap_err();
+        assert!(error.contains("expected an address with a port"), "{error}");
     }
 
     #[test]
-    fn a_taken_address_is_tried_again_unless_told_otherwise() {
-        assert_eq!(local(&[]).any.observe.on_bind_error(), OnBindError::Retry);
-        assert_eq!(local(&["--bind-address-hard-fail"]).any.observe.on_bind_error(), OnBindError::Fail);
+    fn bind_errors_are_retried_by_default() {
+        assert_eq!(local("nftables", &[]).any.common.observe.on_bind_error(), OnBindError::Retry);
+        assert_eq!(
+            local("nftables", &["--bind-address-hard-fail"]).any.common.observe.on_bind_error(),
+            OnBindError::Fail
+        );
     }
 }

@@ -6,10 +6,9 @@ use super::ViewArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServicesArgs {
-    /// List the virtual servers of ours that are in this node's kernel instead, with their endpoints and connections, and how
-    /// long those that drain may still stay. Reads the kernel only, and asks no frontend. For `backend ipvs`: what the others
-    /// have written is shown by `nft list table ip fairlead` (`ip6`) and `iptables-save`.
-    // `--frontend` is no conflict: its variable may be set for the backend that runs here.
+    /// List Fairlead's IPVS virtual servers in this node's kernel instead, with their endpoints, connections and drain deadlines. Needs no
+    /// frontend. For the other backends use `nft list table ip fairlead` (`ip6`) and `iptables-save`.
+    // No conflict with `--frontend`: its variable may be set for the backend of this node.
     #[arg(long, conflicts_with_all = ["node", "tls_ca", "frontend_name", "tls_cert", "tls_key", "token_file"])]
     pub(crate) kernel: bool,
 
@@ -22,7 +21,7 @@ mod tests {
     use super::super::testing::parse;
 
     #[test]
-    fn the_kernel_is_that_of_this_node() {
+    fn kernel_excludes_flags_of_the_frontend() {
         assert!(parse(&["services", "--kernel"]).is_ok());
         assert!(parse(&["services", "--kernel", "-o", "json"]).is_ok());
         assert!(parse(&["services", "--node", "node-a"]).is_ok());

@@ -5,45 +5,44 @@ use std::net::{IpAddr, SocketAddr};
 use clap::{Args, ValueEnum};
 use proto::model::Protocol;
 
-use super::Output;
+use super::OutputArgs;
 
-/// From where a packet is followed whose source has no port.
-const SOME_PORT: u16 = 40_000;
+/// The source port of a packet if SRC has none.
+const DEFAULT_SOURCE_PORT: u16 = 40_000;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  fairlead trace 10.244.1.9 10.96.0.10:80                       a pod, to a cluster IP
-  fairlead trace 192.0.2.7 172.18.0.2:30080 --from outside      somebody, to a node port
-  fairlead trace 172.18.0.2 '[fd00:10:96::a]:53' -p udp         this node itself
+  fairlead trace 10.244.1.9 10.96.0.10:80                       from a pod to a cluster IP
+  fairlead trace 192.0.2.7 172.18.0.2:30080 --from outside      from an external client to a node port
+  fairlead trace 172.18.0.2 '[fd00:10:96::a]:53' -p udp         from this node
 
-No packet is sent: the rules of nf_tables and iptables, sets of ipset and virtual servers of IPVS are read and
-followed, whoever has written them.")]
+No packet is sent: the rules of nf_tables and iptables, sets of ipset and virtual servers of IPVS are read and evaluated, including those of
+other programs.")]
 pub(crate) struct TraceArgs {
-    /// Who sends it: an address, with or without a port.
+    /// Source address of the packet, with or without a port.
     #[arg(value_name = "SRC", value_parser = source)]
     pub(crate) source: SocketAddr,
 
-    /// Where to: an address and a port.
+    /// Destination address and port of the packet.
     #[arg(value_name = "DST:PORT")]
     pub(crate) destination: SocketAddr,
 
-    /// tcp, udp or sctp.
+    /// Protocol of the packet: tcp, udp or sctp.
     #[arg(short, long, default_value = "tcp", value_parser = protocol)]
     pub(crate) protocol: Protocol,
 
-    /// How it comes: from this node itself, from a pod, from outside (both through the interface that leads to SRC), or through
-    /// --interface. Without it: from the node if SRC is an address of this node.
+    /// Origin of the packet. Packets from pods and from outside arrive through the interface that routes to SRC. Default: `node` if SRC is an
+    /// address of this node.
     #[arg(long, value_enum, conflicts_with = "interface")]
     pub(crate) from: Option<Origin>,
 
-    /// The interface that it comes in through.
+    /// Interface through which the packet arrives.
     #[arg(long, value_name = "NAME")]
     pub(crate) interface: Option<String>,
 
-    /// How to print it.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -52,7 +51,7 @@ pub(crate) enum Origin {
     Node,
     /// A pod on this node.
     Pod,
-    /// Another machine.
+    /// Another host.
     Outside,
 }
 
@@ -60,10 +59,12 @@ fn protocol(text: &str) -> Result<Protocol, String> {
     text.to_uppercase().parse().map_err(|_| format!("{text:?}: expected tcp, udp or sctp"))
 }
 
-/// An address, with or without a port.
+/// Parses an address, with or without a port.
 fn source(text: &str) -> Result<SocketAddr, String> {
-    let address = |text: &str| text.parse::<IpAddr>().map(|address| SocketAddr::new(address, SOME_PORT));
-    text.parse().or_else(|_| address(text)).map_err(|_| format!("{text:?} is no address, with or without a port"))
+    let address = |text: &str| text.parse::<IpAddr>().map(|address| SocketAddr::new(address, DEFAULT_SOURCE_PORT));
+    text.parse()
+        .or_else(|_| address(text))
+        .map_err(|_| format!("{text:?}: expected an address, with or without a port"))
 }
 
 #[cfg(test)]
@@ -71,7 +72,7 @@ mod tests {
     use super::super::testing::parse;
 
     #[test]
-    fn addresses_of_both_families() {
+    fn addresses_of_both_families_are_parsed() {
         for line in ["10.0.0.1 10.96.0.1:80", "10.0.0.1:9 10.96.0.1:80", "fd00::1 [fd00::2]:53 -p udp"] {
             let words: Vec<_> = ["trace"].into_iter().chain(line.split(' ')).collect();
             assert!(parse(&words).is_ok(), "{line}");

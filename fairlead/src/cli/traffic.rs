@@ -1,61 +1,76 @@
-//! The flags that say how packets are treated.
+//! The flags for masquerading, pod detection and node ports.
 
 use anyhow::{Result, bail};
 use backend::dataplane::{DataplaneOptions, InterfaceName, LocalDetector, NodePortAddresses};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
+use serde::{Deserialize, Deserializer};
 
-#[derive(Debug, Args)]
+use crate::config::value;
+
+#[derive(Debug, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct TrafficArgs {
-    /// How this node's pods are told from everybody else: traffic to cluster IPs that is not theirs is masqueraded; under
-    /// external policy Local, they reach every endpoint. Without it, by --cluster-cidr if that is given.
+    /// Identify traffic of pods in this way. Traffic to cluster IPs from other sources is masqueraded; under external policy Local, pods reach
+    /// every endpoint. Default: ClusterCIDR if --cluster-cidr is set, else none.
     #[arg(long, value_enum, value_name = "MODE")]
+    #[serde(deserialize_with = "value::choice")]
     pub(crate) detect_local_mode: Option<DetectLocalMode>,
 
-    /// For ClusterCIDR: where pod addresses are allocated from, one CIDR, or one of each family, comma-separated.
+    /// For ClusterCIDR: treat sources in this CIDR as pods, or one of each IP family, comma-separated.
     #[arg(long, value_delimiter = ',', value_name = "CIDR")]
+    #[serde(deserialize_with = "value::comma_list")]
     pub(crate) cluster_cidr: Vec<IpNet>,
 
-    /// For BridgeInterface: the bridge that pods are attached to.
+    /// For BridgeInterface: treat traffic from this bridge as that of pods.
     #[arg(long, value_name = "NAME")]
+    #[serde(deserialize_with = "value::optional_text")]
     pub(crate) pod_bridge_interface: Option<InterfaceName>,
 
-    /// For InterfaceNamePrefix: how the names of the interfaces begin that pods are behind.
+    /// For InterfaceNamePrefix: treat traffic from interfaces with this name prefix as that of pods.
     #[arg(long, value_name = "PREFIX")]
+    #[serde(deserialize_with = "value::optional_text")]
     pub(crate) pod_interface_name_prefix: Option<InterfaceName>,
 
     /// Masquerade all traffic to cluster IPs.
     #[arg(long)]
     pub(crate) masquerade_all: bool,
 
-    /// The bit of the packet mark that says "masquerade this" (0 to 31).
-    #[arg(long, default_value_t = 14, value_name = "BIT", value_parser = clap::value_parser!(u8).range(0..32))]
+    /// Use this bit of the packet mark for packets to be masqueraded: 0 to 31.
+    #[arg(long, default_value_t = 14, value_name = "BIT", value_parser = mark_bit)]
+    #[serde(deserialize_with = "mark_bit_field")]
     pub(crate) masquerade_bit: u8,
 
-    /// Where node ports answer: `primary` (the node's first address of each family), or CIDRs of local addresses,
-    /// comma-separated. Never on loopback.
+    /// Serve node ports at these addresses: `primary` (the node's first address of each IP family), or local addresses in these CIDRs,
+    /// comma-separated. Loopback addresses are excluded.
+    #[serde(deserialize_with = "nodeport_addresses_field")]
     #[arg(long, default_value = "primary", value_name = "primary|CIDR,...", value_parser = nodeport_addresses)]
     pub(crate) nodeport_addresses: NodePortAddresses,
 }
 
-/// `--detect-local-mode`, in kube-proxy's words.
+/// `--detect-local-mode`, with kube-proxy's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub(crate) enum DetectLocalMode {
-    /// By their source, in --cluster-cidr.
+    /// By a source address in --cluster-cidr.
     #[value(name = "ClusterCIDR")]
     ClusterCidr,
-    /// By their source, in the pod CIDRs of this Node, as they are at present.
+    /// By a source address in the current pod CIDRs of this Node.
     #[value(name = "NodeCIDR")]
     NodeCidr,
-    /// By the interface that they come in through, --pod-bridge-interface.
+    /// By the input interface --pod-bridge-interface.
     BridgeInterface,
-    /// By how the name of that interface begins, --pod-interface-name-prefix.
+    /// By an input interface with --pod-interface-name-prefix.
     InterfaceNamePrefix,
 }
 
 impl TrafficArgs {
-    /// What the flags say together, checked against each other.
+    /// Checks settings that depend on each other.
+    pub(super) fn validate(&self) -> Result<()> {
+        self.local_detector().map(drop)
+    }
+
+    /// The options of the data plane.
     pub(crate) fn options(self) -> Result<DataplaneOptions> {
         let local_detector = self.local_detector()?;
         let Self { masquerade_all, masquerade_bit, nodeport_addresses, .. } = self;
@@ -81,7 +96,7 @@ impl TrafficArgs {
             let name = name.as_ref().map_or("", |value| value.get_name());
             match mode == Some(of) {
                 true if !given => bail!("--detect-local-mode {name} needs {flag}"),
-                false if given => bail!("{flag} is of no use without --detect-local-mode {name}"),
+                false if given => bail!("{flag} needs --detect-local-mode {name}"),
                 _ => {}
             }
         }
@@ -95,41 +110,62 @@ impl TrafficArgs {
     }
 }
 
-/// Reads `--nodeport-addresses`.
+/// Parses `--masquerade-bit`.
+fn mark_bit(text: &str) -> std::result::Result<u8, String> {
+    text.parse().ok().filter(|bit| *bit < 32).ok_or_else(|| format!("{text:?}: expected a number from 0 to 31"))
+}
+
+fn mark_bit_field<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u8, D::Error> {
+    value::parsed(deserializer, mark_bit)
+}
+
+/// Parses `--nodeport-addresses`.
 fn nodeport_addresses(value: &str) -> std::result::Result<NodePortAddresses, String> {
     if value == "primary" {
         return Ok(NodePortAddresses::Primary);
     }
     let cidr = |text: &str| {
         let text = text.trim();
-        let hint = "expected `primary` alone, or CIDRs such as 192.168.0.0/16";
-        text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|_| format!("{text:?} is no CIDR: {hint}"))
+        let expected = "expected `primary` alone, or CIDRs such as 192.168.0.0/16";
+        text.parse::<IpNet>().map(|cidr| cidr.trunc()).map_err(|_| format!("{text:?}: {expected}"))
     };
     value.split(',').map(cidr).collect::<Result<_, _>>().map(NodePortAddresses::Cidrs)
+}
+
+fn nodeport_addresses_field<'de, D>(deserializer: D) -> std::result::Result<NodePortAddresses, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    value::comma_separated(deserializer, nodeport_addresses)
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::testing::{local, parse},
+        super::{
+            Command,
+            testing::{local, parse},
+        },
         *,
     };
 
     fn traffic(args: &[&str]) -> TrafficArgs {
-        local(args).any.traffic
+        local("nftables", args).any.common.traffic
     }
 
     #[test]
-    fn a_dual_stack_pair_of_cluster_cidrs_is_taken_apart() {
+    fn cluster_cidrs_of_both_families_are_parsed() {
         let pair = ["10.244.0.0/16", "fd00:10:244::/56"];
         let expected = pair.map(|cidr| cidr.parse().unwrap());
         assert_eq!(traffic(&["--cluster-cidr", &pair.join(",")]).cluster_cidr, expected);
     }
 
     #[test]
-    fn the_mode_and_its_flags_belong_together() {
+    fn mode_and_its_flags_must_match() {
         let pods = |args: &[&str]| {
-            traffic(args).options().map(|options| options.local_detector).map_err(|error| error.to_string())
+            let args = [&["local", "--backend=nftables"], args].concat();
+            let Command::Local(local) = parse(&args)?.command else { panic!() };
+            Ok(local.any.common.traffic.options().unwrap().local_detector)
         };
         let (cidr, mode) = ("10.244.0.0/16", "--detect-local-mode");
         let cluster_cidr = LocalDetector::ClusterCidr(vec![cidr.parse().unwrap()]);
@@ -145,20 +181,20 @@ mod tests {
                 LocalDetector::InterfaceNamePrefix(cbr0()),
             ),
         ] {
-            assert_eq!(pods(args), Ok(expected), "{args:?}");
+            assert_eq!(pods(args), Ok::<_, String>(expected), "{args:?}");
         }
         for (args, part) in [
             (&[mode, "ClusterCIDR"][..], "ClusterCIDR needs --cluster-cidr"),
             (&[mode, "BridgeInterface"], "BridgeInterface needs --pod-bridge-interface"),
             (&[mode, "InterfaceNamePrefix"], "InterfaceNamePrefix needs --pod-interface-name-prefix"),
-            (&[mode, "NodeCIDR", "--cluster-cidr", cidr], "--cluster-cidr is of no use"),
-            (&["--pod-bridge-interface", "cbr0"], "without --detect-local-mode BridgeInterface"),
-            (&["--cluster-cidr", cidr, "--pod-interface-name-prefix", "v"], "--pod-interface-name-prefix is of no use"),
+            (&[mode, "NodeCIDR", "--cluster-cidr", cidr], "--cluster-cidr needs --detect-local-mode ClusterCIDR"),
+            (&["--pod-bridge-interface", "cbr0"], "needs --detect-local-mode BridgeInterface"),
+            (&["--cluster-cidr", cidr, "--pod-interface-name-prefix", "v"], "--pod-interface-name-prefix needs"),
         ] {
             let error = pods(args).unwrap_err();
             assert!(error.contains(part), "{args:?}: {error}");
         }
-        let error = parse(&["local", "--backend", "nft", "--pod-interface-name-prefix", "veth+"]).unwrap_err();
+        let error = parse(&["local", "--backend", "nftables", "--pod-interface-name-prefix", "veth+"]).unwrap_err();
         assert!(error.contains("without `*` or `+`"), "{error}");
     }
 
@@ -168,7 +204,8 @@ mod tests {
         let cidrs = traffic(&["--nodeport-addresses", "192.168.1.7/16, fd00::/8"]).nodeport_addresses;
         let expected = ["192.168.0.0/16", "fd00::/8"].map(|cidr| cidr.parse().unwrap()).to_vec();
         assert_eq!(cidrs, NodePortAddresses::Cidrs(expected));
-        let error = parse(&["local", "--backend", "nft", "--nodeport-addresses", "primary,10.0.0.0/8"]).unwrap_err();
+        let error =
+            parse(&["local", "--backend", "nftables", "--nodeport-addresses", "primary,10.0.0.0/8"]).unwrap_err();
         assert!(error.contains("`primary` alone"), "{error}");
     }
 }

@@ -1,11 +1,11 @@
-//! `fairlead bundle`: everything that helps to find out what is wrong with a node, in one file, without secrets.
+//! `fairlead bundle`: collects diagnostics of a node in one archive, without secrets.
 //!
 //! ```text
-//!   kernel, files, agent, frontend ──gather──▶ texts ──redact──▶ archive: one file each, manifest.json
+//!   kernel, files, backend, frontend ──collect──▶ texts ──redact──▶ archive: one file each, manifest.json
 //! ```
 
 mod archive;
-mod gather;
+mod collect;
 mod redact;
 
 use std::{path::PathBuf, time::Duration};
@@ -20,32 +20,32 @@ use super::{
     view::{Event, View},
 };
 use crate::{
-    cli::{BundleArgs, CheckArgs, Output, ViewArgs},
+    cli::{BundleArgs, CheckArgs, OutputArgs, OutputFormat, ViewArgs},
     print,
 };
 
 /// How long the frontend may take for its first commit.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// What the agent is asked for.
-const ANSWERS: [(&str, &str); 4] = [
-    ("/metrics", "agent/metrics.txt"),
-    ("/statusz", "agent/statusz.txt"),
-    ("/configz", "agent/configz.json"),
-    ("/healthz", "agent/healthz.txt"),
+const FIRST_COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// HTTP paths of the backend, and their files in the archive.
+const BACKEND_FILES: [(&str, &str); 4] = [
+    ("/metrics", "backend/metrics.txt"),
+    ("/statusz", "backend/statusz.txt"),
+    ("/configz", "backend/configz.json"),
+    ("/healthz", "backend/healthz.txt"),
 ];
 
-/// Gathers, writes, and says what was left out.
+/// Writes the archive, and prints what was left out.
 pub(crate) async fn run(args: BundleArgs, mut shutdown: Shutdown) -> Result<()> {
     let check = check_args(&args);
     let node = args.here.node()?;
     let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("fairlead-bundle-{node}.tar.gz")));
     if path.exists() {
-        bail!("{} is there already: give another name with --output", path.display());
+        bail!("{} exists: choose another file with --output", path.display());
     }
     let addresses = if args.redact_ips { Addresses::Replaced } else { Addresses::Shown };
     let archive = tokio::select! {
         () = shutdown.recv() => bail!("interrupted"),
-        archive = gather(&args, &check, &node, addresses) => archive?,
+        archive = collect(&args, &check, &node, addresses) => archive?,
     };
     let (files, left_out) = archive.write(&path, &node, addresses)?;
     print::line(format_args!("{}: {files} files", path.display()))?;
@@ -55,17 +55,17 @@ pub(crate) async fn run(args: BundleArgs, mut shutdown: Shutdown) -> Result<()> 
     Ok(())
 }
 
-async fn gather(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Addresses) -> Result<Archive> {
+async fn collect(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Addresses) -> Result<Archive> {
     let mut archive = Archive::new(addresses);
     archive.add("version.txt", Ok(format!("fairlead {}\nnode {node}\n", env!("CARGO_PKG_VERSION"))));
-    archive.add("processes.txt", gather::processes());
-    let checked = check::look(check).await;
+    archive.add("processes.txt", collect::processes());
+    let checked = check::inspect(check).await;
     archive.add("check.txt", checked.map(|report| report.text()));
-    archive.add("settings.txt", Ok(gather::settings()));
-    for path in gather::KERNEL_FILES {
-        archive.add(format!("kernel{path}"), gather::file(path));
+    archive.add("sysctls.txt", Ok(collect::sysctls()));
+    for path in collect::KERNEL_FILES {
+        archive.add(format!("kernel{path}"), collect::file(path));
     }
-    match gather::nft() {
+    match collect::nft() {
         Ok(tables) => tables.into_iter().for_each(|(name, text)| archive.add(name, Ok(text))),
         Err(error) => archive.add("nft", Err(error)),
     }
@@ -77,26 +77,34 @@ async fn gather(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Add
         }
         Err(error) => archive.add("iptables", Err(error)),
     }
-    archive.add("ipvs.txt", gather::ipvs().await);
-    archive.add("state.json", gather::state(&args.here.state_dir, node));
-    archive.add("frontend.json", told(args, node).await);
-    for (path, name) in ANSWERS {
-        archive.add(name, gather::ask(args.agent, path).await);
+    archive.add("ipvs.txt", collect::ipvs().await);
+    archive.add("state.json", collect::state(&args.here.state_dir, node));
+    archive.add("frontend.json", frontend_view(args, node).await);
+    for (path, name) in BACKEND_FILES {
+        archive.add(name, collect::http_get(args.backend_address, path).await);
     }
     Ok(archive)
 }
 
-/// What the frontend tells this node.
-async fn told(args: &BundleArgs, node: &str) -> Result<String> {
-    let of = ViewArgs { frontend: args.here.frontend.clone(), node: Some(node.to_owned()), output: Output::Json };
+/// The frontend's view of this node.
+async fn frontend_view(args: &BundleArgs, node: &str) -> Result<String> {
+    let output = OutputArgs { format: OutputFormat::Json };
+    let of = ViewArgs { frontend: args.here.frontend.clone(), node: Some(node.to_owned()), output };
     let follow = async {
         let mut view = View::open(&of).await?;
         while !matches!(view.next().await?, Event::Batch(batch) if batch.commit) {}
-        anyhow::Ok(serde_json::to_string_pretty(&gather::to_json(&view.state))?)
+        anyhow::Ok(serde_json::to_string_pretty(&collect::to_json(&view.state))?)
     };
-    timeout(PATIENCE, follow).await.with_context(|| format!("no answer within {PATIENCE:?}"))?
+    timeout(FIRST_COMMIT_TIMEOUT, follow)
+        .await
+        .with_context(|| format!("no state from the frontend within {FIRST_COMMIT_TIMEOUT:?}"))?
 }
 
 fn check_args(args: &BundleArgs) -> CheckArgs {
-    CheckArgs { pre: false, here: args.here.clone(), kubeconfig: None, output: Output::Table }
+    CheckArgs {
+        pre: false,
+        here: args.here.clone(),
+        kubeconfig: None,
+        output: OutputArgs { format: OutputFormat::Table },
+    }
 }

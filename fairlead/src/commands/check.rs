@@ -1,12 +1,11 @@
-//! `fairlead check`: looks at everything on a node, and around it, that Services depend on, and says what is wrong, why that matters and
-//! what to do. Nothing is changed.
+//! `fairlead check`: inspects everything that Services depend on, on a node and around it. Changes nothing.
 //!
 //! ```text
-//!   kernel     can it do what the backend does? (tried in a namespace of its own)
-//!   sysctls    forwarding, connection tracking, bridges
-//!   rules      kube-proxy's, other backends', other people's            ──▶ findings ──▶ table | document, exit code
+//!   kernel     features that the backend needs, probed in a network namespace
+//!   sysctls    forwarding, conntrack, bridges
+//!   rules      of kube-proxy, other backends, other programs            ──▶ findings ──▶ table | document, exit code
 //!   node       ports, state directory, file limits
-//!   frontend   certificates, tokens, a stream; with --kubeconfig what it may do
+//!   frontend   certificates, tokens, a stream; with --kubeconfig its permissions
 //! ```
 
 mod certificate;
@@ -19,38 +18,36 @@ mod sysctl;
 #[cfg(test)]
 mod tests;
 
-use std::process::ExitCode;
-
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::{cli::CheckArgs, print};
+use crate::{cli::CheckArgs, exit_code::ExitCode, print};
 pub(crate) use finding::{Finding, Level};
 
-/// When the check is made.
+/// When the check runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Nothing of ours runs yet.
+    /// Before a frontend or backend runs.
     BeforeInstallation,
     Installed,
 }
 
-/// What `-o json` prints.
+/// The result of all checks.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct CheckReport {
     worst: Level,
     findings: Vec<Finding>,
 }
 
-/// Looks at everything, prints, and says by the exit code how it is.
+/// Runs all checks, and prints their findings.
 pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode> {
-    let report = look(&args).await?;
+    let report = inspect(&args).await?;
     print::value(args.output, &report, || report.text())?;
-    Ok(report.exit_code())
+    Ok(ExitCode::of_check(report.worst < Level::Fail))
 }
 
-/// All findings. What cannot be looked at is one.
-pub(crate) async fn look(args: &CheckArgs) -> Result<Report> {
+/// All findings. What cannot be inspected is a finding, too.
+pub(crate) async fn inspect(args: &CheckArgs) -> Result<CheckReport> {
     let stage = if args.pre { Stage::BeforeInstallation } else { Stage::Installed };
     let mut findings = kernel::check(args.here.backend);
     findings.extend(sysctl::check(args.here.backend));
@@ -62,12 +59,12 @@ pub(crate) async fn look(args: &CheckArgs) -> Result<Report> {
     if let Some(kubeconfig) = &args.kubeconfig {
         findings.extend(frontend::permissions(kubeconfig).await);
     }
-    Ok(Report::new(findings))
+    Ok(CheckReport::new(findings))
 }
 
-// === impl Report ===
+// === impl CheckReport ===
 
-impl Report {
+impl CheckReport {
     fn new(findings: Vec<Finding>) -> Self {
         let worst = findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok);
         Self { worst, findings }
@@ -78,25 +75,17 @@ impl Report {
         let mut text = String::new();
         for Finding { level, check, what, why, fix } in &self.findings {
             text += &format!("{level:<5} {check:<13} {what}\n");
-            for (word, said) in [("why", *why), ("fix", fix)] {
-                if !said.is_empty() {
-                    text += &format!("{:20}{word}: {said}\n", "");
+            for (label, detail) in [("why", *why), ("fix", fix)] {
+                if !detail.is_empty() {
+                    text += &format!("{:20}{label}: {detail}\n", "");
                 }
             }
         }
         let count = |level| self.findings.iter().filter(|finding| finding.level == level).count();
         let (warnings, failures) = (count(Level::Warn), count(Level::Fail));
         text + &match (warnings, failures) {
-            (0, 0) => "Everything is as it should be.\n".to_owned(),
+            (0, 0) => "all checks passed\n".to_owned(),
             _ => format!("{failures} FAIL, {warnings} WARN, {} OK\n", count(Level::Ok)),
         }
-    }
-
-    fn exit_code(&self) -> ExitCode {
-        ExitCode::from(match self.worst {
-            Level::Ok => 0,
-            Level::Fail => 1,
-            Level::Warn => 2,
-        })
     }
 }

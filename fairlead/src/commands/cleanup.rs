@@ -1,4 +1,4 @@
-//! `fairlead cleanup`: takes out of the kernel what a backend has put there, or what kube-proxy has, and says what it was.
+//! `fairlead cleanup`: removes the kernel objects of a backend or of kube-proxy, and lists them.
 
 mod report;
 
@@ -9,35 +9,35 @@ use backend::{Backend, InstalledObject, Store, dataplane::DataplaneOptions};
 use backend_ipvs::Settings;
 use takeover::Leftovers;
 
-use super::backend::{ipvs, nft};
-use crate::cli::{BackendName, CleanupArgs, Predecessor, WhoseArgs};
-use report::Report;
+use super::backend::{ipvs, nftables};
+use crate::cli::{BackendName, CleanupArgs, OtherProxy, OwnerArgs};
+use report::CleanupReport;
 
-/// Whether anything is changed.
+/// Whether objects are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     DryRun,
     Remove,
 }
 
-/// Whether kube-proxy's rules may go when there are none of ours.
+/// Whether kube-proxy's rules are kept unless a backend of ours serves this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Successor {
     Required,
-    /// Who says so knows that Services end.
+    /// With `--force`: Services stop working.
     Optional,
 }
 
-/// Removes everything of a backend, or of kube-proxy.
+/// Removes all objects of a backend or of kube-proxy.
 pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
-    let CleanupArgs { whose: WhoseArgs { backend, of }, dry_run, force, state_dir, output, iptables, exclude } = args;
-    iptables.check(backend)?;
-    exclude.check(backend)?;
+    let CleanupArgs { owner: OwnerArgs { backend, of }, dry_run, force, state_dir, output, iptables, exclude } = args;
+    iptables.validate(backend)?;
+    exclude.validate(backend)?;
     let mode = if dry_run { Mode::DryRun } else { Mode::Remove };
-    let mut report = Report::new(mode);
+    let mut report = CleanupReport::new(mode);
     match backend {
-        Some(BackendName::Nft) => {
-            let mut backend = nft(DataplaneOptions::default())?;
+        Some(BackendName::Nftables) => {
+            let mut backend = nftables(DataplaneOptions::default())?;
             let items = backend.installed_objects().await?;
             remove(backend, items, &state_dir, mode, &mut report).await?;
         }
@@ -54,20 +54,20 @@ pub(crate) async fn run(args: CleanupArgs) -> Result<()> {
         }
         None => {}
     }
-    if let Some(Predecessor::KubeProxy) = of {
+    if let Some(OtherProxy::KubeProxy) = of {
         let successor = if force { Successor::Optional } else { Successor::Required };
-        remove_kube_proxys(successor, mode, &mut report).await?;
+        remove_kube_proxy(successor, mode, &mut report).await?;
     }
     report.print(output)
 }
 
-/// What a backend has put into the kernel, and its state.
+/// Removes the objects and the state of a backend.
 async fn remove(
     mut backend: impl Backend,
     items: Vec<InstalledObject>,
     state_dir: &Path,
     mode: Mode,
-    report: &mut Report,
+    report: &mut CleanupReport,
 ) -> Result<()> {
     for InstalledObject { subsystem, kind, count } in items {
         report.removed(&subsystem, kind, count);
@@ -86,8 +86,8 @@ async fn remove(
     Ok(())
 }
 
-async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Report) -> Result<()> {
-    let leftovers = Leftovers::find().await.context("cannot look for what kube-proxy has left")?;
+async fn remove_kube_proxy(successor: Successor, mode: Mode, report: &mut CleanupReport) -> Result<()> {
+    let leftovers = Leftovers::find().await.context("cannot list the objects of kube-proxy")?;
     let items = leftovers.objects();
     let touched: BTreeSet<_> = items.iter().filter_map(|item| item.family).collect();
     leftovers.notes().into_iter().for_each(|note| report.note(note));
@@ -98,11 +98,11 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
     let unserved = touched.iter().find(|family| !served.contains(family));
     if let (Some(family), Successor::Required) = (unserved, successor) {
         let why = format!(
-            "Fairlead has programmed no {family} Services on this node, so they would end: start a backend and wait until it is \
-             ready, or say --force"
+            "no backend of Fairlead serves {family} Services on this node, so they would stop working: start a backend and wait \
+             until it is ready, or use --force"
         );
         match mode {
-            Mode::DryRun => report.note(format!("it would be refused now: {why}")),
+            Mode::DryRun => report.note(format!("cleanup would be refused now: {why}")),
             Mode::Remove => bail!("nothing was removed: {why}"),
         }
     }
@@ -112,7 +112,7 @@ async fn remove_kube_proxys(successor: Successor, mode: Mode, report: &mut Repor
     };
     for item in items {
         if used.contains(&item) {
-            report.note(format!("{} {} stays, for rules of others use it", item.subsystem, item.kind));
+            report.note(format!("{} {} is kept: rules of other programs use it", item.subsystem, item.kind));
         } else {
             report.removed(&item.subsystem, item.kind, item.count);
         }

@@ -1,4 +1,4 @@
-//! `fairlead completion`: the script that teaches a shell.
+//! `fairlead completion`: shell completion scripts.
 
 use anyhow::{Context as _, Result};
 use clap_complete::{
@@ -19,5 +19,5 @@ pub(crate) fn run(args: &CompletionArgs) -> Result<()> {
         Shell::Zsh => generate(Zsh, &mut command, "fairlead", &mut script),
         Shell::Fish => generate(Fish, &mut command, "fairlead", &mut script),
     }
-    print::text(String::from_utf8(script).context("the script is no text")?)
+    print::text(String::from_utf8(script).context("the script is not UTF-8")?)
 }

@@ -1,7 +1,7 @@
-//! `fairlead test`: real connections from this node to everything that it serves, held against what the frontend says.
+//! `fairlead test`: connects from this node to all VIPs that it serves, and compares the results with the frontend's view.
 //!
 //! ```text
-//!   stream ─▶ NodeState ─▶ plan: addresses, what should happen ─▶ probe: connect, ask conntrack who took it ─▶ verdict ─▶ table
+//!   stream ─▶ NodeState ─▶ plan: VIPs, expected results ─▶ probe: connect, look up the endpoint in conntrack ─▶ verdict ─▶ table
 //! ```
 
 mod plan;
@@ -12,7 +12,6 @@ mod verdict;
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
-    process::ExitCode,
     sync::Mutex,
     time::Duration,
 };
@@ -25,38 +24,35 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use self::{
-    plan::targets,
+    plan::probe_targets,
     probe::Prober,
-    verdict::{Row, Verdict, judge},
+    verdict::{ProbeResult, Verdict, judge},
 };
 use super::view::{Event, View};
-use crate::{cli::TestArgs, print, table::Table};
+use crate::{cli::TestArgs, exit_code::ExitCode, print, table::Table};
 
 /// How long the frontend may take for the first commit.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Something was not as it should be.
-const NOT_WELL: u8 = 2;
-
-/// What `-o json` prints.
+const FIRST_COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The results of all probes.
 #[derive(Debug, Serialize)]
-struct Report {
-    rows: Vec<Row>,
-    /// How many addresses were left out.
-    left_out: usize,
+struct ConnectivityReport {
+    results: Vec<ProbeResult>,
+    /// The number of VIPs beyond `--limit`.
+    skipped: usize,
 }
 
-/// Tries everything, prints, and says by the exit code whether all was well.
+/// Probes all VIPs, and prints the results.
 pub(crate) async fn run(args: TestArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
     let report = tokio::select! {
         () = shutdown.recv() => bail!("interrupted"),
-        report = look(&args) => report?,
+        report = probe_all(&args) => report?,
     };
     print::value(args.view.output, &report, || report.table())?;
-    let failed = report.rows.iter().any(|row| row.verdict == Verdict::Fail);
-    Ok(if failed { ExitCode::from(NOT_WELL) } else { ExitCode::SUCCESS })
+    let failed = report.results.iter().any(|result| result.verdict == Verdict::Fail);
+    Ok(ExitCode::of_check(!failed))
 }
 
-async fn look(args: &TestArgs) -> Result<Report> {
+async fn probe_all(args: &TestArgs) -> Result<ConnectivityReport> {
     let mut view = View::open(&args.view).await?;
     let first = async {
         loop {
@@ -67,29 +63,29 @@ async fn look(args: &TestArgs) -> Result<Report> {
             }
         }
     };
-    timeout(PATIENCE, first).await.context("the frontend has said nothing yet")??;
+    timeout(FIRST_COMMIT_TIMEOUT, first).await.context("the frontend sent no state within 10 s")??;
     let wanted = |service: &backend::ServicePortState| {
         let key = &service.port.key;
         let is = |name: &crate::cli::ServiceName| *name.namespace == *key.namespace && *name.name == *key.name;
         args.services.is_empty() || args.services.iter().any(is)
     };
-    let mut targets = targets(&view.state, wanted, source_towards);
+    let mut targets = probe_targets(&view.state, wanted, source_towards);
     if targets.is_empty() && !args.services.is_empty() {
-        bail!("no such Service has an address that could be tried: see `fairlead services`");
+        bail!("none of these Services has a VIP: see `fairlead services`");
     }
-    let left_out = targets.len().saturating_sub(args.most.get());
-    targets.truncate(args.most.get());
-    let conntrack = ConntrackHandle::open().context("open connection tracking")?;
-    let prober = Prober { conntrack: Mutex::new(conntrack), patience: args.timeout, http: args.http.clone() };
-    let tried = stream::iter(&targets).map(async |target| {
-        let seen = prober.try_out(target, args.count.get()).await;
-        judge(target, &seen)
+    let skipped = targets.len().saturating_sub(args.limit.get());
+    targets.truncate(args.limit.get());
+    let conntrack = ConntrackHandle::open().context("cannot open a netlink socket for conntrack")?;
+    let prober = Prober { conntrack: Mutex::new(conntrack), timeout: args.timeout, http: args.http.clone() };
+    let probes = stream::iter(&targets).map(async |target| {
+        let observations = prober.probe(target, args.count.get()).await;
+        judge(target, &observations)
     });
-    let rows = tried.buffered(args.at_once.get()).collect().await;
-    Ok(Report { rows, left_out })
+    let results = probes.buffered(args.parallel.get()).collect().await;
+    Ok(ConnectivityReport { results, skipped })
 }
 
-/// Which of its addresses this node takes. Nothing is sent.
+/// The source address of packets from this node to `address`. Sends nothing.
 fn source_towards(address: IpAddr) -> Option<IpAddr> {
     let any: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any).ok()?;
@@ -97,25 +93,32 @@ fn source_towards(address: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-// === impl Report ===
+// === impl ConnectivityReport ===
 
-impl Report {
+impl ConnectivityReport {
     fn table(&self) -> String {
-        let mut table = Table::new(&["RESULT", "SERVICE PORT", "ADDRESS", "EXPECTED", "SEEN", "SLOWEST"]);
-        for row in &self.rows {
-            let verdict = match row.verdict {
+        let mut table = Table::new(&["RESULT", "SERVICE PORT", "VIP", "EXPECTED", "OBSERVED", "SLOWEST"]);
+        for result in &self.results {
+            let verdict = match result.verdict {
                 Verdict::Ok => "OK",
                 Verdict::Warn => "WARN",
                 Verdict::Fail => "FAIL",
             };
-            let slowest = format!("{:.1} ms", row.slowest_us as f64 / 1_000.0);
-            let (service, address) = (row.service.clone(), row.address.clone());
-            table.row([verdict.to_owned(), service, address, row.expected.clone(), row.seen.clone(), slowest]);
+            let slowest = format!("{:.1} ms", result.slowest_us as f64 / 1_000.0);
+            let (service, address) = (result.service.clone(), result.address.clone());
+            table.row([
+                verdict.to_owned(),
+                service,
+                address,
+                result.expected.clone(),
+                result.observed.clone(),
+                slowest,
+            ]);
         }
-        let failed = self.rows.iter().filter(|row| row.verdict == Verdict::Fail).count();
-        let mut text = format!("{table}{failed} of {} addresses are not as they should be.\n", self.rows.len());
-        if self.left_out > 0 {
-            text += &format!("{} more were not tried: see --most.\n", self.left_out);
+        let failed = self.results.iter().filter(|result| result.verdict == Verdict::Fail).count();
+        let mut text = format!("{table}{failed} of {} VIPs failed\n", self.results.len());
+        if self.skipped > 0 {
+            text += &format!("{} VIPs were skipped, see --limit\n", self.skipped);
         }
         text
     }

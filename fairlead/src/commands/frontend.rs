@@ -1,4 +1,4 @@
-//! `fairlead frontend`: a source, the engine, and its listeners.
+//! `fairlead frontend`: a source of objects, the engine, and its listeners.
 
 use std::sync::Arc;
 
@@ -12,32 +12,31 @@ use tracing::warn;
 use super::SHUTDOWN_DEADLINE;
 use crate::cli::{ClusterArgs, FrontendArgs, HttpAddress, SourceArgs};
 
-/// How many updates wait for the engine before a source has to.
+/// Updates that are queued for the engine before the source blocks.
 const UPDATES: usize = 1024;
 
 /// Runs until the shutdown.
 pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
-    let addresses = args.addresses()?;
     let secured = args.tls.tls_auth(args.source.kubeconfig()).await?;
-    // With a lower limit it works too, for fewer nodes.
+    // Each node takes a file descriptor.
     if let Err(error) = runtime::raise_file_limit() {
-        warn!(%error, "the limit of open files stays as it is");
+        warn!(%error, "cannot raise the limit of open files, leaving it unchanged");
     }
     let mut listeners = Vec::new();
-    for address in addresses {
+    for address in &args.listen.listen {
         let listener = match &secured {
             Some((_, auth)) if !address.starts_with("unix:") => Listener::bind_tls(address, auth.clone()).await?,
             _ => Listener::bind(address).await?,
         };
         if matches!(listener, Listener::Tcp(..)) {
-            warn!(address, "without TLS: whoever reaches this port can read and claim to be every node");
+            warn!(address, "listening without TLS: every client that reaches this port can read and act as every node");
         }
         listeners.push(listener);
     }
-    let metrics = bind(args.metrics, "--metrics").await?;
-    let page = bind(args.page, "--page").await?;
+    let metrics = bind(args.listen.metrics, "--metrics").await?;
+    let page = bind(args.listen.page, "--page").await?;
     let mut tasks = Tasks::new();
-    let age = Some(args.max_stream_age).filter(|age| !age.is_zero());
+    let age = Some(args.listen.max_stream_age).filter(|age| !age.is_zero());
     let config = Config { max_stream_age: age, ..Config::default() };
     let frontend = spawn(&args.source, &args.cluster, config, &mut tasks).await?;
     if let Some(listener) = metrics {
@@ -57,21 +56,21 @@ pub(crate) async fn run(args: FrontendArgs, shutdown: Shutdown) -> Result<()> {
     }
     for listener in listeners {
         let frontend = frontend.clone();
-        // Thousands of streams that are all told something must not keep the source and the engine from their work.
+        // Writing to thousands of streams must not delay the source and the engine.
         let serve = move |shutdown| async move { frontend.serve(listener, shutdown).await };
-        tasks.spawn_on_own_threads("server", serve).context("threads for the server")?;
+        tasks.spawn_on_own_threads("server", serve).context("cannot start the threads of the server")?;
     }
     tasks.run(shutdown, SHUTDOWN_DEADLINE).await
 }
 
-/// Binds what a flag says, if it says anything.
+/// Binds the address of a flag, unless it is `none`.
 async fn bind(address: HttpAddress, flag: &str) -> Result<Option<TcpListener>> {
     let Some(address) = address.address() else { return Ok(None) };
     let bound = TcpListener::bind(address).await;
-    bound.map(Some).with_context(|| format!("bind {flag} {address} (`{flag} none` does without)"))
+    bound.map(Some).with_context(|| format!("cannot bind {flag} {address} (`{flag} none` disables it)"))
 }
 
-/// Starts a source and the engine that takes in what it says.
+/// Starts a source and the engine.
 pub(crate) async fn spawn(
     source: &SourceArgs,
     cluster: &ClusterArgs,
@@ -99,7 +98,7 @@ pub(crate) async fn spawn(
     Ok(frontend)
 }
 
-/// What this replica is called in Events: the pod, or on the host network the node. Kubernetes takes 128 characters.
+/// The name of this replica in Events: the host name, so the pod, or the node on the host network. At most 128 characters.
 fn instance() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name: String = name.trim().chars().take(128).collect();

@@ -1,4 +1,4 @@
-//! The HTTP servers of a node's agent.
+//! The HTTP servers of a backend.
 
 use backend::{Observer, ObserverPages};
 use runtime::{
@@ -9,12 +9,12 @@ use runtime::{
 
 use crate::cli::{Effective, ObserveArgs};
 
-/// Starts them. `others`: the metrics of what else is in this process.
+/// Starts the servers. `registries`: metrics of the other parts of this process.
 pub(super) fn spawn(
     args: &ObserveArgs,
     observer: Observer,
     config: &Effective,
-    others: Vec<Registry>,
+    registries: Vec<Registry>,
     tasks: &mut Tasks,
 ) {
     let (on_bind_error, profiling) = (args.on_bind_error(), args.profiling.profiling());
@@ -26,7 +26,7 @@ pub(super) fn spawn(
         });
     }
     if let Some(address) = args.metrics.address() {
-        let pages = ObserverPages::new(observer, config.to_json(), others.into_iter().chain([metrics::process()]));
+        let pages = ObserverPages::new(observer, config.to_json(), registries.into_iter().chain([metrics::process()]));
         tasks.spawn("metrics", move |shutdown| async move {
             let answer = move |request: &_| profiling.answer(request, || pages.answer(request));
             Ok(serve_at(address, "metrics", on_bind_error, answer, shutdown).await?)

@@ -1,8 +1,8 @@
-//! A backend that writes nothing: it logs what the real one would write, and what kube-proxy's rules do otherwise.
+//! A backend that writes nothing: it logs what the real one would write, and where kube-proxy's rules behave differently.
 //!
 //! ```text
-//!   commit, or some time later ──▶ Preview (reads the kernel) ──▶ what would be written ─┐
-//!                              └─▶ kube_proxy (reads its rules) ─▶ what they do otherwise ┴─▶ log, when it is new
+//!   commit, or every 30 s ──┬─▶ Preview (reads the kernel) ──▶ what would be written ─┐
+//!                           └─▶ kube_proxy (reads its rules) ─▶ their differences ────┴─▶ log, if it changed
 //! ```
 
 use std::time::Duration;
@@ -14,27 +14,27 @@ use tracing::{debug, info};
 
 use super::diff::{self, kube_proxy};
 
-/// So long after a look the kernel is looked at again, for others write to it.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// A look may take one part in so many of the time: it costs what the whole state is, not what changed.
-const SHARE: u32 = 10;
-/// How many differences are logged one by one, each time that they are others.
-const SHOWN: usize = 20;
+/// The interval of comparisons without a commit: other programs write to the kernel, too.
+const COMPARE_INTERVAL: Duration = Duration::from_secs(30);
+/// Comparisons take at most one part in this many of the time: each reads the whole state.
+const MAX_SHARE: u32 = 10;
+/// How many differences are logged one by one.
+const LOGGED_DIFFERENCES: usize = 20;
 
 /// The shadow of a backend.
 #[derive(Debug)]
 pub(super) struct Shadow<P> {
     preview: P,
-    /// When the kernel may be looked at again.
+    /// When the next comparison may start.
     not_before: Instant,
-    /// When that is done without a commit.
-    look_at: Instant,
-    /// What was said last.
-    said: Option<Said>,
+    /// When it starts without a commit.
+    compare_at: Instant,
+    /// The result that was logged last.
+    logged: Option<Comparison>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Said {
+struct Comparison {
     differences: Vec<Difference>,
     kube_proxy: Vec<String>,
 }
@@ -42,33 +42,40 @@ struct Said {
 impl<P: Preview> Shadow<P> {
     pub(super) fn new(preview: P) -> Self {
         let now = Instant::now();
-        Self { preview, not_before: now, look_at: now + LOOK_AGAIN, said: None }
+        Self { preview, not_before: now, compare_at: now + COMPARE_INTERVAL, logged: None }
     }
 
-    async fn look(&mut self, state: &NodeState) -> Result<SyncReport> {
+    async fn compare(&mut self, state: &NodeState) -> Result<SyncReport> {
         sleep_until(self.not_before).await;
-        let begun = Instant::now();
+        let start = Instant::now();
         let PreviewReport { differences, failures } = self.preview.preview(state).await?;
-        let of_kube_proxy = kube_proxy::compare(state).await;
-        let report = of_kube_proxy.context("read what kube-proxy's rules do")?;
-        self.not_before = Instant::now() + begun.elapsed() * (SHARE - 1);
-        self.look_at = Instant::now() + LOOK_AGAIN;
+        let report = kube_proxy::compare(state).await.context("cannot read the rules of kube-proxy")?;
+        self.not_before = Instant::now() + start.elapsed() * (MAX_SHARE - 1);
+        self.compare_at = Instant::now() + COMPARE_INTERVAL;
 
-        let said = Said { differences, kube_proxy: report.lines() };
-        if self.said.as_ref() == Some(&said) {
-            debug!("shadow: nothing has changed");
+        let comparison = Comparison { differences, kube_proxy: report.lines() };
+        if self.logged.as_ref() == Some(&comparison) {
+            debug!("shadow: no change since the last comparison");
         } else {
-            let (alike, otherwise, meant) = report.counts();
-            let written = diff::summary(&said.differences);
-            info!(writes = said.differences.len(), alike, otherwise, meant, "shadow: would write {written}");
-            for Difference { kind, subsystem, object, service_port } in said.differences.iter().take(SHOWN) {
+            let (equal, different, documented) = report.counts();
+            let writes = diff::summary(&comparison.differences);
+            info!(
+                writes = comparison.differences.len(),
+                kube_proxy_equal = equal,
+                kube_proxy_different = different,
+                kube_proxy_documented_differences = documented,
+                "shadow: would write {writes}"
+            );
+            for Difference { kind, subsystem, object, service_port } in
+                comparison.differences.iter().take(LOGGED_DIFFERENCES)
+            {
                 let service_port = service_port.as_ref().map(tracing::field::display);
                 info!(service_port, %subsystem, "shadow: {kind} {object}");
             }
-            for line in said.kube_proxy.iter().take(SHOWN) {
-                info!("shadow: kube-proxy does otherwise: {line}");
+            for line in comparison.kube_proxy.iter().take(LOGGED_DIFFERENCES) {
+                info!("shadow: kube-proxy behaves differently: {line}");
             }
-            self.said = Some(said);
+            self.logged = Some(comparison);
         }
         Ok(SyncReport { failures, ..SyncReport::default() })
     }
@@ -78,18 +85,18 @@ impl<P: Preview> Backend for Shadow<P> {
     const NAME: &'static str = P::NAME;
 
     async fn reconcile(&mut self, state: &NodeState) -> Result<SyncReport> {
-        self.look(state).await
+        self.compare(state).await
     }
 
     async fn apply(&mut self, state: &NodeState, _changes: &Changes) -> Result<SyncReport> {
-        self.look(state).await
+        self.compare(state).await
     }
 
-    /// It is no drift of ours: nothing of ours is there. But what would be written may be something else.
+    /// A shadow has no objects in the kernel that could drift. But other programs may change what would be written.
     async fn drifted(&mut self) -> Drift {
         tokio::select! {
             _ = self.preview.drifted() => {}
-            () = sleep_until(self.look_at) => {}
+            () = sleep_until(self.compare_at) => {}
         }
         Drift::Possible
     }

@@ -1,4 +1,4 @@
-//! `fairlead trace`: what the rules in this node's kernel do with a packet, step by step.
+//! `fairlead trace`: evaluates the rules in this node's kernel for a packet, step by step.
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -9,27 +9,24 @@ use crate::{
     print,
 };
 
-/// What `-o json` prints.
+/// The result of a trace.
 #[derive(Debug, Serialize)]
-struct Report {
-    /// One sentence for each thing that may happen.
+struct TraceReport {
+    /// A sentence for each possible outcome.
     summary: Vec<String>,
     #[serde(flatten)]
     trace: Trace,
 }
 
-/// Reads the rules, follows the packet, prints.
+/// Traces a packet, and prints the steps.
 pub(crate) async fn run(args: TraceArgs) -> Result<()> {
-    let report = follow(&args).await?;
+    let report = trace_packet(&args).await?;
     print::value(args.output, &report, || report.text())
 }
 
-async fn follow(args: &TraceArgs) -> Result<Report> {
+async fn trace_packet(args: &TraceArgs) -> Result<TraceReport> {
     let (source, destination) = (args.source, args.destination);
-    ensure!(
-        source.is_ipv4() == destination.is_ipv4(),
-        "{source} and {destination} are not of one family: no packet has both"
-    );
+    ensure!(source.is_ipv4() == destination.is_ipv4(), "{source} and {destination} are of different IP families");
     let saved = iptables::save_all().await?;
     let mut kernel = LiveKernel::open()?;
     let rules = NodeRules::read(&saved, &mut kernel)?;
@@ -45,16 +42,16 @@ async fn follow(args: &TraceArgs) -> Result<Report> {
     let packet = Packet { source, destination, protocol: args.protocol, origin };
     let trace = trace::trace(&rules, &packet, &mut kernel)?;
     let summary = trace.summaries().iter().map(ToString::to_string).collect();
-    Ok(Report { summary, trace })
+    Ok(TraceReport { summary, trace })
 }
 
-impl Report {
-    /// For people: the steps of one way for each thing that may happen, and what happens.
+impl TraceReport {
+    /// The steps to each possible outcome, and the outcome.
     fn text(&self) -> String {
         let packet = &self.trace.packet;
         let mut text = match &packet.origin {
             PacketOrigin::Node => format!("{packet}, from this node\n"),
-            PacketOrigin::Interface(name) if name.is_empty() => format!("{packet}, from somewhere\n"),
+            PacketOrigin::Interface(name) if name.is_empty() => format!("{packet}, through an unknown interface\n"),
             PacketOrigin::Interface(name) => format!("{packet}, through {name}\n"),
         };
         for summary in self.trace.summaries() {

@@ -9,7 +9,7 @@ use super::{
     services::{self, join},
     view::{Event, View},
 };
-use crate::cli::{Output, ViewArgs};
+use crate::cli::{OutputFormat, ViewArgs};
 use crate::print;
 
 /// Follows the stream until the shutdown.
@@ -20,10 +20,10 @@ pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
             () = shutdown.recv() => return Ok(()),
             event = view.next() => event?,
         };
-        match args.output {
-            Output::Table => print_lines(&event)?,
-            Output::Json => print::line(to_json(&event))?,
-            Output::Yaml => print::text(format_args!("---\n{}", print::yaml(&to_json(&event))?))?,
+        match args.output.format {
+            OutputFormat::Table => print_lines(&event)?,
+            OutputFormat::Json => print::line(to_json(&event))?,
+            OutputFormat::Yaml => print::text(format_args!("---\n{}", print::yaml(&to_json(&event))?))?,
         }
     }
 }

@@ -1,18 +1,18 @@
-//! A configuration file as it is read: what kind it is, and its fields.
+//! A configuration file: its kind and its fields.
 
-use std::{fs, io::Read as _, path::Path};
+use std::{fs, io, path::Path};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Map, Value};
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use super::Warning;
+use super::FieldWarning;
 
-/// Our files.
+/// `apiVersion` of our files.
 pub(crate) const API_VERSION: &str = "fairlead.io/v1alpha1";
-/// kube-proxy's.
+/// `apiVersion` of kube-proxy's.
 const KUBE_PROXY_API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
-/// Where kubeadm and kind keep kube-proxy's in a ConfigMap.
+/// The key of kube-proxy's configuration in the ConfigMap of kubeadm and kind.
 const KUBEADM_KEY: &str = "config.conf";
 
 /// One configuration.
@@ -21,11 +21,11 @@ pub(crate) struct Document {
     pub(crate) kind: Kind,
     /// All but `apiVersion` and `kind`.
     pub(crate) fields: Map<String, Value>,
-    /// What was put up with.
-    pub(crate) warnings: Vec<Warning>,
+    /// Problems that kube-proxy tolerates.
+    pub(crate) warnings: Vec<FieldWarning>,
 }
 
-/// What a file configures.
+/// The kind of a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Frontend,
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// The command that takes all fields of one of ours; for kube-proxy's, the one that does the same.
+    /// The command that takes all fields of this kind; for kube-proxy's, the equivalent command.
     pub(crate) fn command(self) -> &'static [&'static str] {
         match self {
             Self::Frontend => &["frontend"],
@@ -65,7 +65,7 @@ impl Kind {
                 found.with_context(|| format!("kind: {kind:?} is not one of {known}"))
             }
             _ => bail!(
-                "apiVersion {api_version:?} with kind {kind:?} is no configuration: expected {API_VERSION}, or \
+                "apiVersion {api_version:?} with kind {kind:?} is not a configuration: expected {API_VERSION}, or \
                  {KUBE_PROXY_API_VERSION} with kind {}",
                 Self::KubeProxy.name()
             ),
@@ -74,36 +74,31 @@ impl Kind {
 }
 
 impl Document {
-    /// Reads a file; `-` is what comes in.
-    pub(crate) fn read(path: &Path) -> Result<Self> {
-        let text = if path == Path::new("-") {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).map(|_| text)
-        } else {
-            fs::read_to_string(path)
-        };
-        text.context("cannot be read").and_then(|text| Self::parse(&text)).with_context(|| path.display().to_string())
+    /// Reads a file, or standard input (`-`).
+    pub(crate) fn read_text(path: &Path) -> Result<String> {
+        let text = if path == Path::new("-") { io::read_to_string(io::stdin()) } else { fs::read_to_string(path) };
+        text.with_context(|| format!("cannot read {}", path.display()))
     }
 
-    /// Reads YAML, or JSON, which is YAML too.
+    /// Parses YAML, and so JSON.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let Value::Object(mut fields) = yaml(text, DuplicateKeyPolicy::LastWins)? else {
-            bail!("expected fields with names, such as apiVersion and kind");
+            bail!("expected fields, such as apiVersion and kind");
         };
-        let word = |fields: &mut Map<String, Value>, name| match fields.remove(name) {
-            Some(Value::String(word)) => Ok(word),
-            _ => bail!("{name}: missing; expected a word"),
+        let text_field = |fields: &mut Map<String, Value>, name| match fields.remove(name) {
+            Some(Value::String(text)) => Ok(text),
+            _ => bail!("{name}: missing, or not text"),
         };
-        let (api_version, kind) = (word(&mut fields, "apiVersion")?, word(&mut fields, "kind")?);
+        let (api_version, kind) = (text_field(&mut fields, "apiVersion")?, text_field(&mut fields, "kind")?);
         if (api_version.as_str(), kind.as_str()) == ("v1", "ConfigMap") {
-            return Self::within(&fields);
+            return Self::of_config_map(&fields);
         }
         let kind = Kind::of(&api_version, &kind)?;
-        // kube-proxy puts up with what is there twice, so its files may have been so for years.
+        // kube-proxy tolerates duplicate keys.
         let warnings = match yaml(text, DuplicateKeyPolicy::Error) {
             Ok(_) => Vec::new(),
             Err(error) if kind == Kind::KubeProxy => {
-                vec![Warning::new("the file", format!("{error}; the last one counts"))]
+                vec![FieldWarning::new("the file", format!("{error}; the last value is used"))]
             }
             Err(error) => return Err(error),
         };
@@ -111,19 +106,19 @@ impl Document {
     }
 
     /// The configuration in a ConfigMap.
-    fn within(config_map: &Map<String, Value>) -> Result<Self> {
-        let data = config_map.get("data").and_then(Value::as_object).context("data: the ConfigMap has none")?;
+    fn of_config_map(config_map: &Map<String, Value>) -> Result<Self> {
+        let data = config_map.get("data").and_then(Value::as_object).context("data: missing in the ConfigMap")?;
         let known = [KUBE_PROXY_API_VERSION, API_VERSION];
-        let is_meant = |text: &str| known.iter().any(|version| text.contains(version));
+        let is_configuration = |text: &str| known.iter().any(|version| text.contains(version));
         let found = data.get(KUBEADM_KEY).into_iter().chain(data.values()).filter_map(Value::as_str);
-        let text = found.into_iter().find(|text| is_meant(text));
-        Self::parse(text.context("data: nothing in the ConfigMap is a configuration")?)
+        let text = found.into_iter().find(|text| is_configuration(text));
+        Self::parse(text.context("data: the ConfigMap contains no configuration")?)
     }
 }
 
 fn yaml(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Value> {
     let options = serde_saphyr::options! { with_snippet: false, duplicate_keys: duplicate_keys };
-    // The library's advice is for programs.
+    // The library's advice is for programmers.
     let advice = ", set DuplicateKeyPolicy in Options if acceptable";
     serde_saphyr::from_str_with_options(text, options)
         .map_err(|error| anyhow::anyhow!(error.to_string().replace(advice, "")))
@@ -136,7 +131,7 @@ mod tests {
     const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
     #[test]
-    fn a_file_says_what_it_is() {
+    fn kind_is_read_from_the_file() {
         let ours = |kind: &str| Document::parse(&format!("apiVersion: {API_VERSION}\nkind: {kind}\n"));
         for kind in Kind::OURS {
             assert_eq!(ours(kind.name()).unwrap().kind, kind);
@@ -148,8 +143,8 @@ mod tests {
         for (text, part) in [
             ("", "expected fields"),
             ("a: 1", "apiVersion: missing"),
-            ("apiVersion: v1\nkind: Pod", "is no configuration"),
-            ("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}", "nothing in the ConfigMap"),
+            ("apiVersion: v1\nkind: Pod", "is not a configuration"),
+            ("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}", "contains no configuration"),
         ] {
             let error = format!("{:#}", Document::parse(text).unwrap_err());
             assert!(error.contains(part), "{error}");
@@ -157,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_map_is_opened() {
+    fn configuration_in_a_config_map_is_found() {
         let map = serde_json::json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "kube-proxy" },
             "data": { "kubeconfig.conf": "apiVersion: v1\nkind: Config\n", "config.conf": format!("{HEAD}mode: ipvs\n") },
@@ -167,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_twice_is_refused_in_our_own_files_only() {
+    fn duplicate_keys_are_rejected_only_in_our_files() {
         let twice = Document::parse(&format!("{HEAD}iptables:\n  masqueradeBit: 1\n  masqueradeBit: 2\n")).unwrap();
         assert_eq!(twice.fields["iptables"]["masqueradeBit"], 2);
         assert!(twice.warnings[0].reason.contains("masqueradeBit"), "{:?}", twice.warnings);

@@ -1,4 +1,4 @@
-//! docs/reference/errors.md: what people are told when something is refused, from the types and messages in the source.
+//! docs/reference/errors.md: errors and warnings that operators see, from the types and messages in the source.
 
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -6,126 +6,126 @@ use super::{code, header, row, source, top};
 
 const INTRO: &str = "# Errors
 
-Made from the source by `make reference`. `...` stands for a value.
+Generated from the source by `make reference`. `...` stands for a value.
 
 ";
 
-/// A type of errors: each of its variants is a row.
-struct Type {
+/// An error type: each variant is a row.
+struct ErrorType {
     file: &'static str,
     name: &'static str,
     heading: &'static str,
-    todo: &'static str,
+    fix: &'static str,
 }
 
-/// Messages that are put together where they are needed, in one file or in all files below a directory.
-struct Messages {
+/// Messages that are formatted in place, in one file or all files of a directory.
+struct MessageSource {
     path: &'static str,
-    /// What tells such a message from other text in the source.
+    /// Text that identifies the messages among the literals of the source.
     marks: &'static [&'static str],
     heading: &'static str,
-    todo: &'static str,
+    fix: &'static str,
 }
 
-const TYPES: &[Type] = &[
-    Type {
+const TYPES: &[ErrorType] = &[
+    ErrorType {
         file: "frontend/src/identity/authenticator.rs",
         name: "AuthnError",
-        heading: "A frontend does not know who a client is",
-        todo: "The call ends with `UNAUTHENTICATED`, or with `UNAVAILABLE` where it is only for the moment; an agent logs it and tries again. Compare the flags of both sides with \
-               [security.md](../security.md).",
+        heading: "A frontend cannot authenticate a client",
+        fix: "The call fails with `UNAUTHENTICATED`, or `UNAVAILABLE` for temporary errors. A backend logs it and retries. Compare the flags \
+              of both sides with [security.md](../security.md).",
     },
-    Type {
+    ErrorType {
         file: "frontend/src/identity.rs",
         name: "AccessDenied",
-        heading: "A client may not have what it asks for",
-        todo: "The call ends with `PERMISSION_DENIED`. Nodes are given their own view; who may see all of them is named by `--admin-identity`.",
+        heading: "A frontend denies a client access",
+        fix: "The call fails with `PERMISSION_DENIED`. A node may read only its own view; `--admin-identity` allows to read all of them.",
     },
-    Type {
+    ErrorType {
         file: "frontend/src/session.rs",
         name: "SessionError",
         heading: "A frontend ends a stream",
-        todo: "A defect of the client, or too many of them; the frontend's log has the node. For a backend of your own see [protocol.md](../protocol.md); of Fairlead's, compare \
-               versions, and report it. It connects again by itself.",
+        fix: "A defect of the client, or too many clients. The frontend logs the node, and the client reconnects. For a backend of your own see \
+              [protocol.md](../protocol.md); for one of Fairlead, compare versions and report it.",
     },
-    Type {
+    ErrorType {
         file: "backend/src/replica.rs",
         name: "Violation",
-        heading: "An agent gives a stream up",
-        todo: "A defect of the frontend. The kernel stays as it is, and the agent connects again. Compare versions, and report it.",
+        heading: "A backend ends a stream",
+        fix: "A defect of the frontend. The kernel is unchanged, and the backend reconnects. Compare versions and report it.",
     },
-    Type {
+    ErrorType {
         file: "backend/src/stage.rs",
         name: "RejectedOperation",
-        heading: "An agent leaves an operation out",
-        todo: "A defect of the frontend. The digests then differ, and the node is repaired. Report it.",
+        heading: "A backend rejects an operation",
+        fix: "A defect of the frontend. The digests differ then, and the node is repaired. Report it.",
     },
-    Type {
+    ErrorType {
         file: "frontend/src/source/parse/address.rs",
         name: "BadAddress",
         heading: "An address in an object is not used",
-        todo: "Correct the object. `fairlead status --problems` lists such objects with the field; everything else in them is in force.",
+        fix: "Correct the object. `fairlead status --problems` lists such objects with the field. The rest of the object is used.",
     },
-    Type {
+    ErrorType {
         file: "proto/src/model/scheduler.rs",
-        name: "BadScheduler",
-        heading: "A scheduler of IPVS is not one",
-        todo: "Correct `--ipvs-scheduler`, or the annotation `fairlead.io/ipvs-scheduler` of the Service, without which the flag counts.",
+        name: "ParseSchedulerError",
+        heading: "An IPVS scheduler is invalid",
+        fix: "Correct `--ipvs-scheduler`, or the annotation `fairlead.io/ipvs-scheduler` of the Service, which takes precedence.",
     },
 ];
 
-const MESSAGES: &[Messages] = &[
-    Messages {
+const MESSAGES: &[MessageSource] = &[
+    MessageSource {
         path: "frontend/src/source/parse",
         marks: &["; ignored", "is ignored", "is used", "are used"],
         heading: "A part of an object is not used",
-        todo: "Correct the object. `fairlead status --problems` has the object and the field before the message.",
+        fix: "Correct the object. `fairlead status --problems` prints the object and the field before the message.",
     },
-    Messages {
+    MessageSource {
         path: "frontend/src/index/vip_conflicts.rs",
         marks: &["not served"],
-        heading: "A Service is not given what it claims",
-        todo: "Two objects want the same, and who comes first has it; take it from one of them. `fairlead status --problems` lists them.",
+        heading: "A Service does not get a VIP that it claims",
+        fix: "Two objects claim the same VIP, and the older one gets it. Remove it from one of them. `fairlead status --problems` lists them.",
     },
-    Messages {
+    MessageSource {
         path: "backend/src/dataplane/vip_ownership.rs",
         marks: &[" belongs to "],
-        heading: "A node does not program a service port: another one has its address or node port",
-        todo: "As above; `fairlead status --node NODE` lists it. It ends when the other one goes away.",
+        heading: "A node rejects a service port: another one owns its VIP",
+        fix: "As above. `fairlead status --node NODE` lists it. It is resolved when the other service port is removed.",
     },
-    Messages {
+    MessageSource {
         path: "backend-ipvs/src/driver.rs",
         marks: &["is in a range that was said"],
-        heading: "A node does not program a service port: its address is excluded",
-        todo: "Take the address out of `--ipvs-exclude-cidrs`, or give the Service another one. All other reasons that a node reports are the words of the kernel or of \
-               `iptables-restore`; those are tried again.",
+        heading: "A node rejects a service port: its address is excluded",
+        fix: "Remove the address from `--ipvs-exclude-cidrs`, or give the Service another one. All other reasons that a node reports come from \
+              the kernel or `iptables-restore`, and are retried.",
     },
 ];
 
 /// The page.
 pub(super) fn page() -> String {
     let mut page = INTRO.to_owned();
-    for Type { file, name, heading, todo } in TYPES {
+    for ErrorType { file, name, heading, fix } in TYPES {
         let rows = variants(&source(file), name);
         assert!(!rows.is_empty(), "{file} has no type {name}");
-        let _ = write!(page, "## {heading}\n\n{todo}\n\n{}", header(&["message", "because"]));
+        let _ = write!(page, "## {heading}\n\n{fix}\n\n{}", header(&["message", "cause"]));
         rows.iter().for_each(|(message, about)| page.push_str(&row(&[&code(message), about])));
         page.push('\n');
     }
-    for Messages { path, marks, heading, todo } in MESSAGES {
+    for MessageSource { path, marks, heading, fix } in MESSAGES {
         let mut found = Vec::new();
-        gather(&top().join(path), marks, &mut found);
+        collect_messages(&top().join(path), marks, &mut found);
         found.sort();
         found.dedup();
         assert!(!found.is_empty(), "{path} has no such message");
-        let _ = write!(page, "## {heading}\n\n{todo}\n\n");
+        let _ = write!(page, "## {heading}\n\n{fix}\n\n");
         found.iter().for_each(|message| page.push_str(&format!("- {}\n", code(message))));
         page.push('\n');
     }
     page
 }
 
-/// The message and the doc comment of each variant. Those that only pass another error on are left out.
+/// The message and the doc comment of each variant, without transparent ones.
 fn variants(source: &str, name: &str) -> Vec<(String, String)> {
     let start = format!("enum {name} {{");
     let body = source.lines().skip_while(|line| !line.ends_with(&start)).skip(1).take_while(|line| *line != "}");
@@ -144,23 +144,23 @@ fn variants(source: &str, name: &str) -> Vec<(String, String)> {
     rows
 }
 
-/// Messages in code that is shipped.
-fn gather(path: &Path, marks: &[&str], found: &mut Vec<String>) {
+/// Messages in code that is not test code.
+fn collect_messages(path: &Path, marks: &[&str], found: &mut Vec<String>) {
     if path.is_dir() {
         let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
-        entries.filter(|path| !path.ends_with("tests.rs")).for_each(|path| gather(&path, marks, found));
+        entries.filter(|path| !path.ends_with("tests.rs")).for_each(|path| collect_messages(&path, marks, found));
         return;
     }
     let text = fs::read_to_string(path).unwrap();
-    let shipped = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let code = shipped.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let production = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let code = production.lines().filter(|line| !line.trim_start().starts_with("//"));
     let literals = code.flat_map(|line| line.match_indices('"').filter_map(|(at, _)| literal(&line[at..])));
-    // What another type says is not one of these.
-    let is_meant = |text: &String| !text.starts_with("...; ") && marks.iter().any(|mark| text.contains(mark));
-    found.extend(literals.filter(is_meant));
+    // Messages of another type are excluded.
+    let is_message = |text: &String| !text.starts_with("...; ") && marks.iter().any(|mark| text.contains(mark));
+    found.extend(literals.filter(is_message));
 }
 
-/// The text that a literal at the beginning of `source` holds, with `...` where values are put in.
+/// The text of the literal at the start of `source`, with `...` for its arguments.
 fn literal(source: &str) -> Option<String> {
     let rest = source.strip_prefix('"')?;
     let end = rest.find('"')?;

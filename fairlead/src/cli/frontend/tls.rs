@@ -1,4 +1,4 @@
-//! The flags of a frontend about TLS, and about whom it knows.
+//! The flags of `fairlead frontend` for TLS and client identities.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
@@ -8,58 +8,81 @@ use frontend::{
     ReloadingTls, TlsAuth, TlsFiles,
     identity::{Authenticator, AuthnOptions, ServiceAccount, TokenOptions},
 };
+use serde::{Deserialize, Deserializer};
 
-/// TLS on the TCP addresses of `--listen`. docs/security.md has the whole story.
-#[derive(Clone, Debug, Args)]
+use crate::config::value;
+
+/// TLS on the TCP addresses of `--listen`: docs/security.md.
+#[derive(Clone, Debug, Args, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 #[command(next_help_heading = "TLS and identity (docs/security.md)")]
 pub(crate) struct TlsArgs {
-    /// The frontend's certificate (PEM), followed by intermediate ones; with --tls-key, every TCP address speaks TLS. This
-    /// and the other files are read again when they change; connections stay.
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    /// Serve TLS on all TCP addresses with this certificate (PEM), followed by intermediate certificates. Needs --tls-key. All TLS files are
+    /// reloaded when they change; connections stay.
+    #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
 
-    /// The key (PEM) of --tls-cert.
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    /// Use this private key (PEM) for --tls-cert.
+    #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 
-    /// The authorities (PEM) that may have signed clients' certificates. Such a certificate is a node's if its subject is
-    /// CN=system:node:NAME, O=system:nodes.
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    /// Accept client certificates that these CAs (PEM) have signed. A certificate identifies a node by the subject CN=system:node:NAME,
+    /// O=system:nodes.
+    #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
 
-    /// A client's certificate is a node's also if it has the URI that is this and the node's name, such as
-    /// spiffe://example.org/node/ for spiffe://example.org/node/worker-1.
-    #[arg(long, value_name = "PREFIX", requires = "tls_client_ca", value_parser = node_uri_prefix)]
+    /// Accept a client certificate as that of a node by a URI, too, which is this prefix and the node's name: spiffe://example.org/node/ for
+    /// spiffe://example.org/node/worker-1.
+    #[arg(long, value_name = "PREFIX", value_parser = node_uri_prefix)]
+    #[serde(deserialize_with = "node_uri_prefix_field")]
     pub(crate) node_uri_prefix: Option<String>,
 
-    /// Take the tokens of this ServiceAccount from agents: each is the node that its pod runs on. The API server is asked
+    /// Accept tokens of this ServiceAccount from backends. A token identifies the node that its pod runs on; the API server verifies it
     /// (TokenReview). May be given several times.
-    #[arg(long, value_name = "NAMESPACE/NAME", requires = "tls_cert")]
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    #[serde(deserialize_with = "value::list")]
     pub(crate) backend_service_account: Vec<ServiceAccount>,
 
-    /// What tokens must be meant for: `audience` of the projected volume.
+    /// Require this audience in tokens: `audience` of the projected volume.
     #[arg(long, value_name = "AUDIENCE", default_value = "fairlead")]
     pub(crate) token_audience: String,
 
-    /// Who may look at every node's view and at the status, without being an agent: the CN or a URI of a client's
-    /// certificate, or, with --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
-    #[arg(long, value_name = "NAME", requires = "tls_cert")]
+    /// Allow this identity to read the status and the view of every node: the CN or a URI of a client certificate, or, with
+    /// --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
+    #[arg(long, value_name = "NAME")]
+    #[serde(deserialize_with = "value::list")]
     pub(crate) admin_identity: Vec<String>,
 }
 
 impl TlsArgs {
-    /// What TLS listeners need; `None` without `--tls-cert`.
+    /// Checks settings that depend on each other.
+    pub(super) fn validate(&self) -> Result<()> {
+        let (cert, client_ca) = (self.tls_cert.is_some(), self.tls_client_ca.is_some());
+        for (flag, is_set, needed, is_given) in [
+            ("--tls-cert", cert, "--tls-key", self.tls_key.is_some()),
+            ("--tls-key", self.tls_key.is_some(), "--tls-cert", cert),
+            ("--tls-client-ca", client_ca, "--tls-cert", cert),
+            ("--node-uri-prefix", self.node_uri_prefix.is_some(), "--tls-client-ca", client_ca),
+            ("--backend-service-account", !self.backend_service_account.is_empty(), "--tls-cert", cert),
+            ("--admin-identity", !self.admin_identity.is_empty(), "--tls-cert", cert),
+        ] {
+            if is_set && !is_given {
+                bail!("{flag} needs {needed}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Certificates and authentication for TLS listeners; `None` without `--tls-cert`.
     pub(crate) async fn tls_auth(&self, kubeconfig: Option<PathBuf>) -> Result<Option<(ReloadingTls, TlsAuth)>> {
         let Some((certificate, key)) = self.tls_cert.clone().zip(self.tls_key.clone()) else {
             return Ok(None);
         };
         if self.tls_client_ca.is_none() && self.backend_service_account.is_empty() {
-            bail!(
-                "with --tls-cert alone no client could say who it is: give --tls-client-ca or --backend-service-account"
-            );
+            bail!("--tls-cert alone does not authenticate clients: set --tls-client-ca or --backend-service-account");
         }
         let files = TlsFiles { certificate, key, client_authorities: self.tls_client_ca.clone() };
-        let tls = ReloadingTls::load(files).await.context("TLS")?;
+        let tls = ReloadingTls::load(files).await.context("cannot load TLS files")?;
         let backend_accounts: BTreeSet<_> = self.backend_service_account.iter().cloned().collect();
         let tokens = (!backend_accounts.is_empty())
             .then(|| TokenOptions { audience: self.token_audience.clone(), backend_accounts });
@@ -74,14 +97,18 @@ impl TlsArgs {
     }
 }
 
-/// Reads `--node-uri-prefix`. Without the slash, `spiffe://a/node` would make `spiffe://a/node-admin` the node `-admin`.
+/// Parses `--node-uri-prefix`. Without the slash, `spiffe://a/node` would make `spiffe://a/node-admin` the node `-admin`.
 fn node_uri_prefix(text: &str) -> Result<String, String> {
     if !text.contains("://") || !text.ends_with('/') {
         return Err(format!(
-            "{text:?} is not the beginning of a URI up to a slash, such as spiffe://example.org/node/"
+            "{text:?}: expected the beginning of a URI up to a slash, such as spiffe://example.org/node/"
         ));
     }
     Ok(text.to_owned())
+}
+
+fn node_uri_prefix_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    value::parsed(deserializer, node_uri_prefix).map(Some)
 }
 
 #[cfg(test)]
@@ -95,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_would_mean_nothing_are_refused() {
+    fn incomplete_tls_flags_are_rejected() {
         let with_tls = |args: &[&str]| frontend(&[&CERT[..], args].concat());
         assert_eq!(with_tls(&["--tls-client-ca", "a", "--node-uri-prefix", "spiffe://a/node/"]), Ok(()));
         assert_eq!(with_tls(&["--backend-service-account", "kube-system/fairlead", "--admin-identity", "ops"]), Ok(()));

@@ -1,32 +1,32 @@
-//! What was found: how grave it is, why it matters, and what to do.
+//! A finding of a check: its severity, why it matters, and how to fix it.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// How grave a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Level {
     Ok,
-    /// It may surprise.
+    /// It works, perhaps not as expected.
     Warn,
-    /// Something will not work.
+    /// Something does not work.
     Fail,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) level: Level,
-    /// A word to look for: `kernel`, `ports`.
+    /// The name of the check, such as `kernel` or `ports`.
     pub(crate) check: &'static str,
-    /// What is so.
+    /// What was observed.
     pub(crate) what: String,
-    /// Why that matters; empty when all is well.
+    /// Why it matters; empty if it is fine.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(crate) why: &'static str,
-    /// What to do.
+    /// How to fix it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) fix: String,
 }

@@ -11,7 +11,7 @@ use super::{
     certificate::{certificate, secret},
 };
 use crate::{
-    cli::{CheckArgs, Output, ViewArgs},
+    cli::{CheckArgs, OutputArgs, OutputFormat, ViewArgs},
     commands::view::{Event, View},
 };
 
@@ -27,7 +27,8 @@ pub(super) async fn check(args: &CheckArgs) -> Result<Vec<Finding>> {
         certificates.into_iter().filter_map(|(flag, path)| Some(certificate(flag, path.as_ref()?))).collect();
     findings.extend(secrets.into_iter().filter_map(|(flag, path)| Some(secret(flag, path.as_ref()?))));
     let node = args.here.node()?;
-    let view = ViewArgs { frontend: of.clone(), node: Some(node.clone()), output: Output::Table };
+    let view =
+        ViewArgs { frontend: of.clone(), node: Some(node.clone()), output: OutputArgs { format: OutputFormat::Table } };
     let followed = timeout(PATIENCE, follow(&view)).await;
     let followed = followed.with_context(|| format!("no answer within {PATIENCE:?}")).flatten();
     findings.push(match followed {

@@ -23,7 +23,7 @@ use proto::model::{
 use super::Finding;
 use crate::{
     cli::BackendName,
-    commands::backend::{ipvs, nft},
+    commands::backend::{ipvs, nftables},
 };
 
 /// From here on nf_tables has everything that `backend nft` uses (docs/architecture.md).
@@ -75,7 +75,7 @@ fn parse(release: &str) -> Option<(u32, u32)> {
 
 fn missing(backend: BackendName) -> String {
     match backend {
-        BackendName::Nft => {
+        BackendName::Nftables => {
             "load the modules nf_tables, nft_chain_nat, nft_numgen, nft_fib_ipv4, nft_fib_ipv6, nft_masq, nft_reject_ipv4, \
              nft_reject_ipv6, nft_ct, nft_nat; or use backend iptables"
         }
@@ -104,7 +104,7 @@ fn try_out(backend: BackendName) -> Result<()> {
         let state = example()?;
         runtime.block_on(async {
             match backend {
-                BackendName::Nft => program(nft(DataplaneOptions::default())?, &state).await,
+                BackendName::Nftables => program(nftables(DataplaneOptions::default())?, &state).await,
                 BackendName::Iptables => {
                     program(backend_iptables::open(DataplaneOptions::default(), None), &state).await
                 }
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn what_this_kernel_has_is_found() {
-        assert!(try_out(BackendName::Nft).is_ok());
+        assert!(try_out(BackendName::Nftables).is_ok());
         assert!(try_out(BackendName::Iptables).is_ok());
     }
 }

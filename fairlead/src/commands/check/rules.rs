@@ -12,7 +12,7 @@ use takeover::Leftovers;
 use super::{Finding, Level, Stage};
 use crate::{
     cli::BackendName,
-    commands::backend::{ipvs, nft},
+    commands::backend::{ipvs, nftables},
 };
 
 /// Tables of iptables that are rules of `iptables-nft`, and looked at as such.
@@ -62,7 +62,7 @@ async fn predecessor(stage: Stage) -> Result<Vec<Finding>> {
 /// What our other backends have programmed, and this one.
 async fn others_of_ours(backend: BackendName) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    let mut present = vec![(BackendName::Nft, nft(DataplaneOptions::default())?.installed_objects().await?)];
+    let mut present = vec![(BackendName::Nftables, nftables(DataplaneOptions::default())?.installed_objects().await?)];
     let iptables = backend_iptables::programmed_families().await?;
     let item =
         |family| InstalledObject { subsystem: "iptables".to_owned(), kind: format!("{family} chains"), count: 1 };
@@ -141,7 +141,7 @@ fn foreign_chain(table: &str, chain: &str, base: netlink::nft::BaseChain) -> Opt
 /// Which variants of iptables have rules, and which policies.
 fn variants(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    if saved.is_empty() && backend != BackendName::Nft {
+    if saved.is_empty() && backend != BackendName::Nftables {
         return Ok(vec![Finding::fail(
             "iptables",
             "no iptables is installed",

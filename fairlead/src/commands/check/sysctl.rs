@@ -28,7 +28,7 @@ fn check_in(root: &Path, backend: BackendName) -> Vec<Finding> {
     findings.push(bridges(backend, read("bridge/bridge-nf-call-iptables")));
     let routed = read("ipv4/conf/all/route_localnet").as_deref() == Some("1");
     findings.push(match (routed, backend) {
-        (true, BackendName::Nft | BackendName::Ipvs) => Finding::warn(
+        (true, BackendName::Nftables | BackendName::Ipvs) => Finding::warn(
             "sysctl",
             "net.ipv4.conf.all.route_localnet = 1",
             "neighbours can reach what listens on 127.0.0.1, and this backend needs it for nothing",
@@ -106,7 +106,7 @@ fn bridges(backend: BackendName, value: Option<String>) -> Finding {
             format!("sysctl -w {name}=1 (and bridge-nf-call-ip6tables), if pods are on a bridge"),
         ),
         Some(value) => Finding::ok("sysctl", format!("{name} = {value}")),
-        None if backend == BackendName::Nft => {
+        None if backend == BackendName::Nftables => {
             Finding::ok("sysctl", "br_netfilter is not loaded: it is needed only if pods are on a bridge")
         }
         None => Finding::ok("sysctl", "br_netfilter is not loaded"),
@@ -125,7 +125,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, format!("{value}\n")).unwrap();
         }
-        let findings = check_in(root.path(), BackendName::Nft);
+        let findings = check_in(root.path(), BackendName::Nftables);
         findings.into_iter().filter(|f| f.level != Level::Ok).map(|f| (f.level, f.what)).collect()
     }
 

@@ -1,4 +1,4 @@
-//! Reports: what people read, and what the exit code says.
+//! The report, and its worst finding.
 
 use super::*;
 
@@ -11,18 +11,17 @@ fn fail() -> Finding {
 }
 
 #[test]
-fn the_worst_finding_decides() {
-    let code = |findings: Vec<Finding>| format!("{:?}", Report::new(findings).exit_code());
-    let expected = |code: u8| format!("{:?}", ExitCode::from(code));
-    assert_eq!(code(vec![]), expected(0));
-    assert_eq!(code(vec![Finding::ok("kernel", "new")]), expected(0));
-    assert_eq!(code(vec![warn(), Finding::ok("kernel", "new")]), expected(2));
-    assert_eq!(code(vec![warn(), fail()]), expected(1));
+fn worst_finding_is_that_of_the_report() {
+    let worst = |findings: Vec<Finding>| CheckReport::new(findings).worst;
+    assert_eq!(worst(vec![]), Level::Ok);
+    assert_eq!(worst(vec![Finding::ok("kernel", "new")]), Level::Ok);
+    assert_eq!(worst(vec![warn(), Finding::ok("kernel", "new")]), Level::Warn);
+    assert_eq!(worst(vec![warn(), fail()]), Level::Fail);
 }
 
 #[test]
-fn people_read_what_why_and_what_to_do() {
-    let report = Report::new(vec![Finding::ok("ports", "free"), warn(), fail()]);
+fn text_has_findings_reasons_and_fixes() {
+    let report = CheckReport::new(vec![Finding::ok("ports", "free"), warn(), fail()]);
     let expected = "\
 OK    ports         free
 WARN  sysctl        it is odd
@@ -37,8 +36,8 @@ FAIL  kernel        it is old
 }
 
 #[test]
-fn scripts_read_the_same() {
-    let json = serde_json::to_value(Report::new(vec![warn()])).unwrap();
+fn json_has_the_same_fields() {
+    let json = serde_json::to_value(CheckReport::new(vec![warn()])).unwrap();
     assert_eq!(json["worst"], "WARN");
     assert_eq!(json["findings"][0]["level"], "WARN");
     assert_eq!(json["findings"][0]["fix"], "change it");

@@ -1,14 +1,14 @@
-//! What was removed, for people and for scripts.
+//! The report of `fairlead cleanup`.
 
 use anyhow::Result;
 use serde::Serialize;
 
 use super::Mode;
-use crate::{cli::Output, print, table::Table};
+use crate::{cli::OutputArgs, print, table::Table};
 
-/// What was removed, or would be.
+/// The objects that were removed, or would be with `--dry-run`.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct CleanupReport {
     dry_run: bool,
     removed: Vec<Removed>,
     notes: Vec<String>,
@@ -21,7 +21,7 @@ struct Removed {
     count: usize,
 }
 
-impl Report {
+impl CleanupReport {
     pub(super) fn new(mode: Mode) -> Self {
         Self { dry_run: mode == Mode::DryRun, removed: Vec::new(), notes: Vec::new() }
     }
@@ -34,14 +34,14 @@ impl Report {
         self.notes.push(note);
     }
 
-    pub(super) fn print(&self, output: Output) -> Result<()> {
+    pub(super) fn print(&self, output: OutputArgs) -> Result<()> {
         print::value(output, self, || self.table())
     }
 
     fn table(&self) -> String {
         let notes: String = self.notes.iter().map(|note| format!("note: {note}\n")).collect();
         if self.removed.is_empty() {
-            return format!("There is nothing to remove.\n{notes}");
+            return format!("nothing to remove\n{notes}");
         }
         let mut table = Table::new(&[if self.dry_run { "WOULD REMOVE FROM" } else { "REMOVED FROM" }, "WHAT", "COUNT"]);
         for Removed { place, what, count } in &self.removed {
@@ -56,15 +56,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_says_what_and_what_else() {
-        let mut report = Report::new(Mode::DryRun);
-        report.note("mind the gap".to_owned());
-        assert_eq!(report.table(), "There is nothing to remove.\nnote: mind the gap\n");
+    fn removed_objects_and_notes_are_printed() {
+        let mut report = CleanupReport::new(Mode::DryRun);
+        report.note("one note".to_owned());
+        assert_eq!(report.table(), "nothing to remove\nnote: one note\n");
         report.removed("nf_tables", "table ip kube-proxy".to_owned(), 1);
         let expected = "\
 WOULD REMOVE FROM   WHAT                  COUNT
 nf_tables           table ip kube-proxy   1
-note: mind the gap
+note: one note
 ";
         assert_eq!(report.table(), expected);
     }

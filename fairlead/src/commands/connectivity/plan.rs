@@ -1,4 +1,4 @@
-//! What is to be tried, and what this node should see: pure.
+//! Which VIPs are probed, and the expected result of each. Pure.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,21 +6,21 @@ use backend::{NodeState, ServicePortState, dataplane::allowed_sources};
 use proto::model::{IpFamily, PoolClass, Protocol, TrafficPolicy};
 use serde::Serialize;
 
-/// An address of a service port.
+/// A VIP to probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct ProbeTarget {
     pub(super) service: String,
-    pub(super) way: Way,
+    pub(super) vip_kind: VipKind,
     pub(super) protocol: Protocol,
     pub(super) address: SocketAddr,
     pub(super) affinity: Affinity,
     pub(super) expected: Expected,
 }
 
-/// What kind of address it is.
+/// The VIP kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Way {
+pub(super) enum VipKind {
     ClusterIp,
     ExternalIp,
     LoadBalancerIp,
@@ -33,58 +33,64 @@ pub(super) enum Affinity {
     ClientIp,
 }
 
-/// What should happen to a connection from this node.
+/// The expected result of a connection from this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// One of these takes it.
+    /// One of these accepts it.
     Endpoints(Vec<SocketAddr>),
     Refused,
-    Silence,
+    NoReply,
 }
 
-/// All addresses of the services that `wanted` takes, but for SCTP. `source`: which of its addresses this node takes to another.
-pub(super) fn targets(
+/// All VIPs of the service ports that `wanted` selects, except for SCTP. `source`: the source address of packets to an address.
+pub(super) fn probe_targets(
     state: &NodeState,
     wanted: impl Fn(&ServicePortState) -> bool,
     source: impl Fn(IpAddr) -> Option<IpAddr>,
-) -> Vec<Target> {
+) -> Vec<ProbeTarget> {
     let services = state.service_ports().values().filter(|service| service.port.key.protocol != Protocol::Sctp);
     services.filter(|service| wanted(service)).flat_map(|service| of(service, state, &source)).collect()
 }
 
-fn of(service: &ServicePortState, state: &NodeState, source: impl Fn(IpAddr) -> Option<IpAddr>) -> Vec<Target> {
+fn of(service: &ServicePortState, state: &NodeState, source: impl Fn(IpAddr) -> Option<IpAddr>) -> Vec<ProbeTarget> {
     let port = &service.port;
-    let mut ways = Vec::new();
-    ways.extend(port.cluster_ips.iter().filter_map(|(_, ip)| Some((Way::ClusterIp, (*ip)?, port.port.get()))));
-    ways.extend(port.external_ips.iter().map(|ip| (Way::ExternalIp, *ip, port.port.get())));
-    ways.extend(port.load_balancer_ips.iter().map(|ip| (Way::LoadBalancerIp, *ip, port.port.get())));
+    let mut vips = Vec::new();
+    vips.extend(port.cluster_ips.iter().filter_map(|(_, ip)| Some((VipKind::ClusterIp, (*ip)?, port.port.get()))));
+    vips.extend(port.external_ips.iter().map(|ip| (VipKind::ExternalIp, *ip, port.port.get())));
+    vips.extend(port.load_balancer_ips.iter().map(|ip| (VipKind::LoadBalancerIp, *ip, port.port.get())));
     if let Some(number) = port.node_port {
         let own = IpFamily::ALL.into_iter().filter_map(|family| state.node().primary_address(family));
-        ways.extend(own.map(|ip| (Way::NodePort, ip, number.get())));
+        vips.extend(own.map(|ip| (VipKind::NodePort, ip, number.get())));
     }
-    let target = |(way, ip, number): (Way, IpAddr, u16)| Target {
+    let target = |(vip_kind, ip, number): (VipKind, IpAddr, u16)| ProbeTarget {
         service: port.key.to_string(),
-        way,
+        vip_kind,
         protocol: port.key.protocol,
         address: SocketAddr::new(ip, number),
         affinity: if port.affinity_seconds.is_some() { Affinity::ClientIp } else { Affinity::None },
-        expected: expected(service, state, way, ip, source(ip)),
+        expected: expected(service, state, vip_kind, ip, source(ip)),
     };
-    ways.into_iter().map(target).collect()
+    vips.into_iter().map(target).collect()
 }
 
-/// What docs/protocol.md says of a packet that the node itself sends.
-fn expected(service: &ServicePortState, state: &NodeState, way: Way, ip: IpAddr, source: Option<IpAddr>) -> Expected {
+/// What docs/protocol.md specifies for packets of the node itself.
+fn expected(
+    service: &ServicePortState,
+    state: &NodeState,
+    vip_kind: VipKind,
+    ip: IpAddr,
+    source: Option<IpAddr>,
+) -> Expected {
     let (port, family) = (&service.port, IpFamily::of(&ip));
-    if way == Way::LoadBalancerIp
+    if vip_kind == VipKind::LoadBalancerIp
         && let Some(allowed) = allowed_sources(port, ip, &state.node().addresses)
         && !source.is_some_and(|source| allowed.iter().any(|cidr| cidr.contains(&source)))
     {
-        return Expected::Silence;
+        return Expected::NoReply;
     }
-    // To policy Local of external traffic the node itself is not outside.
-    let class = match (way, port.internal_policy) {
-        (Way::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
+    // The external policy does not apply to packets of the node itself.
+    let class = match (vip_kind, port.internal_policy) {
+        (VipKind::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
         _ => PoolClass::Cluster,
     };
     let pool = service.pool(class, family);
@@ -94,5 +100,5 @@ fn expected(service: &ServicePortState, state: &NodeState, way: Way, ip: IpAddr,
             endpoints.map(|endpoint| SocketAddr::new(endpoint.address, endpoint.port.get())).collect(),
         );
     }
-    if port.any_endpoints[family] { Expected::Silence } else { Expected::Refused }
+    if port.any_endpoints[family] { Expected::NoReply } else { Expected::Refused }
 }

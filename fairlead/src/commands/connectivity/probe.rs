@@ -1,4 +1,4 @@
-//! One connection after the other to an address: whether it is made, how long that takes, and which endpoint took it.
+//! Probes a VIP: opens connections one after the other, measures them, and looks up the endpoint of each in conntrack.
 
 use std::{
     io::{self, ErrorKind},
@@ -16,109 +16,115 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::plan::Target;
+use super::plan::ProbeTarget;
 
-/// What became of one connection.
+/// The result of one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Observation {
-    pub(super) end: End,
-    /// Until it was made, or until the answer.
-    pub(super) took: Duration,
-    /// Which endpoint took it; `None`: connection tracking does not say.
+    pub(super) outcome: ConnectionOutcome,
+    /// Until it was established, or until the reply.
+    pub(super) duration: Duration,
+    /// The endpoint, if conntrack has it.
     pub(super) endpoint: Option<SocketAddr>,
-    /// The first line of an answer by HTTP.
+    /// The status line of the HTTP response.
     pub(super) status: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// A connection, or an answer.
+pub(super) enum ConnectionOutcome {
+    /// A connection, or a reply.
     Answered,
-    /// UDP: sent, and nothing came back, as from a server that does not know what to say.
+    /// UDP: sent to an endpoint, without a reply. Servers may ignore what they do not understand.
     Sent,
     Refused,
-    Silence,
+    NoReply,
     Failed(String),
 }
 
-/// What connections are made with.
+/// Opens connections.
 #[derive(Debug)]
 pub(super) struct Prober {
     pub(super) conntrack: Mutex<ConntrackHandle>,
-    pub(super) patience: Duration,
-    /// Asked for by HTTP, over TCP.
+    pub(super) timeout: Duration,
+    /// The path of an HTTP request over TCP connections.
     pub(super) http: Option<String>,
 }
 
-/// As much of an answer as is looked at.
-const ANSWER: usize = 256;
+/// How much of a reply is read, in bytes.
+const REPLY_BYTES: usize = 256;
 
 // === impl Prober ===
 
 impl Prober {
-    /// So many, one after the other. Where nothing answers, once is enough.
-    pub(super) async fn try_out(&self, target: &Target, count: usize) -> Vec<Observation> {
-        let mut seen = Vec::new();
+    /// Opens `count` connections one after the other, and stops at the first failure.
+    pub(super) async fn probe(&self, target: &ProbeTarget, count: usize) -> Vec<Observation> {
+        let mut observations = Vec::new();
         for _ in 0..count {
             let observation = match target.protocol {
                 Protocol::Udp => self.udp(target.address).await,
                 _ => self.tcp(target.address).await,
             };
-            let goes_on = matches!(observation.end, End::Answered | End::Sent);
-            seen.push(observation);
-            if !goes_on {
+            let is_success = matches!(observation.outcome, ConnectionOutcome::Answered | ConnectionOutcome::Sent);
+            observations.push(observation);
+            if !is_success {
                 break;
             }
         }
-        seen
+        observations
     }
 
     async fn tcp(&self, to: SocketAddr) -> Observation {
-        let begun = Instant::now();
-        let connected = timeout(self.patience, TcpStream::connect(to)).await;
-        let took = begun.elapsed();
+        let start = Instant::now();
+        let connected = timeout(self.timeout, TcpStream::connect(to)).await;
+        let duration = start.elapsed();
         let mut stream = match connected {
-            Err(_) => return Observation { end: End::Silence, took, endpoint: None, status: None },
-            Ok(Err(error)) => return Observation { end: end(&error), took, endpoint: None, status: None },
+            Err(_) => {
+                return Observation { outcome: ConnectionOutcome::NoReply, duration, endpoint: None, status: None };
+            }
+            Ok(Err(error)) => return Observation { outcome: outcome(&error), duration, endpoint: None, status: None },
             Ok(Ok(stream)) => stream,
         };
         let endpoint = stream.local_addr().ok().and_then(|source| self.endpoint(Protocol::Tcp, source, to));
         let status = match &self.http {
             Some(path) => {
-                let asked = timeout(self.patience, ask(&mut stream, to, path)).await;
-                Some(asked.unwrap_or_else(|_| Ok("no answer".to_owned())).unwrap_or_else(|error| error.to_string()))
+                let response = timeout(self.timeout, http_get(&mut stream, to, path)).await;
+                Some(
+                    response
+                        .unwrap_or_else(|_| Ok("no HTTP response".to_owned()))
+                        .unwrap_or_else(|error| error.to_string()),
+                )
             }
             None => None,
         };
-        Observation { end: End::Answered, took, endpoint, status }
+        Observation { outcome: ConnectionOutcome::Answered, duration, endpoint, status }
     }
 
     async fn udp(&self, to: SocketAddr) -> Observation {
-        let begun = Instant::now();
-        let (end, endpoint) = self.datagram(to).await.unwrap_or_else(|error| (end(&error), None));
-        Observation { end, took: begun.elapsed(), endpoint, status: None }
+        let start = Instant::now();
+        let (outcome, endpoint) = self.datagram(to).await.unwrap_or_else(|error| (outcome(&error), None));
+        Observation { outcome, duration: start.elapsed(), endpoint, status: None }
     }
 
-    async fn datagram(&self, to: SocketAddr) -> io::Result<(End, Option<SocketAddr>)> {
+    async fn datagram(&self, to: SocketAddr) -> io::Result<(ConnectionOutcome, Option<SocketAddr>)> {
         let any: SocketAddr = if to.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
         let socket = UdpSocket::bind(any).await?;
         socket.connect(to).await?;
         match socket.send(&[0]).await {
-            // A filter on the way out says so; whether it refuses is heard afterwards.
+            // A rule on the output path dropped or rejected it. ICMP errors arrive at the receive.
             Err(error) if error.raw_os_error() == Some(Errno::EPERM as i32) => {}
-            sent => drop(sent?),
+            result => drop(result?),
         }
         let endpoint = self.endpoint(Protocol::Udp, socket.local_addr()?, to);
-        let mut answer = [0; ANSWER];
-        let end = match timeout(self.patience, socket.recv(&mut answer)).await {
-            Ok(received) => received.map(|_| End::Answered)?,
-            Err(_) if endpoint.is_some_and(|endpoint| endpoint != to) => End::Sent,
-            Err(_) => End::Silence,
+        let mut reply = [0; REPLY_BYTES];
+        let outcome = match timeout(self.timeout, socket.recv(&mut reply)).await {
+            Ok(received) => received.map(|_| ConnectionOutcome::Answered)?,
+            Err(_) if endpoint.is_some_and(|endpoint| endpoint != to) => ConnectionOutcome::Sent,
+            Err(_) => ConnectionOutcome::NoReply,
         };
-        Ok((end, endpoint))
+        Ok((outcome, endpoint))
     }
 
-    /// Who answers, as connection tracking has it.
+    /// The endpoint of a connection, from its conntrack entry.
     fn endpoint(&self, protocol: Protocol, source: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
         let mut conntrack = self.conntrack.lock().unwrap_or_else(PoisonError::into_inner);
         let reply = conntrack.reply(protocol.number(), &Tuple { source, destination: to }).ok()??;
@@ -126,22 +132,22 @@ impl Prober {
     }
 }
 
-async fn ask(stream: &mut TcpStream, to: SocketAddr, path: &str) -> io::Result<String> {
+async fn http_get(stream: &mut TcpStream, to: SocketAddr, path: &str) -> io::Result<String> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: fairlead\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
-    let mut answer = [0; ANSWER];
-    let length = stream.read(&mut answer).await?;
-    let answer = String::from_utf8_lossy(&answer[..length]);
-    Ok(match answer.lines().next() {
+    let mut reply = [0; REPLY_BYTES];
+    let length = stream.read(&mut reply).await?;
+    let reply = String::from_utf8_lossy(&reply[..length]);
+    Ok(match reply.lines().next() {
         Some(line) if line.starts_with("HTTP/") => line.to_owned(),
-        _ => "no HTTP".to_owned(),
+        _ => "not an HTTP response".to_owned(),
     })
 }
 
-fn end(error: &io::Error) -> End {
+fn outcome(error: &io::Error) -> ConnectionOutcome {
     match error.kind() {
-        ErrorKind::ConnectionRefused => End::Refused,
-        ErrorKind::TimedOut => End::Silence,
-        _ => End::Failed(error.to_string()),
+        ErrorKind::ConnectionRefused => ConnectionOutcome::Refused,
+        ErrorKind::TimedOut => ConnectionOutcome::NoReply,
+        _ => ConnectionOutcome::Failed(error.to_string()),
     }
 }

@@ -1,27 +1,27 @@
-//! What was seen, held against what should be: pure.
+//! Compares the observations of a VIP with the expected result. Pure.
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use serde::Serialize;
 
 use super::{
-    plan::{Affinity, Expected, Target},
-    probe::{End, Observation},
+    plan::{Affinity, Expected, ProbeTarget, VipKind},
+    probe::{ConnectionOutcome, Observation},
 };
 
-/// From so many connections on, one endpoint of several is no chance any more: less than 1 in 100.
-const ENOUGH: usize = 8;
+/// With this many connections, that all of them reach the same of several endpoints has a probability below 1 %.
+const ENOUGH_CONNECTIONS: usize = 8;
 
-/// A row of the report.
+/// The result for one VIP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Row {
+pub(super) struct ProbeResult {
     pub(super) service: String,
-    pub(super) way: super::plan::Way,
+    pub(super) vip_kind: VipKind,
     pub(super) address: String,
     pub(super) verdict: Verdict,
     pub(super) expected: String,
-    pub(super) seen: String,
-    /// The slowest, in microseconds.
+    pub(super) observed: String,
+    /// The slowest connection, in microseconds.
     pub(super) slowest_us: u64,
     pub(super) endpoints: BTreeSet<SocketAddr>,
 }
@@ -30,32 +30,32 @@ pub(super) struct Row {
 #[serde(rename_all = "UPPERCASE")]
 pub(super) enum Verdict {
     Ok,
-    /// It may be chance.
+    /// Unlikely, but possible.
     Warn,
     Fail,
 }
 
-/// Judges what was seen of a target.
-pub(super) fn judge(target: &Target, seen: &[Observation]) -> Row {
-    let endpoints: BTreeSet<_> = seen.iter().filter_map(|observation| observation.endpoint).collect();
-    let (verdict, words) = match &target.expected {
-        Expected::Endpoints(pool) => served(target, pool, seen, &endpoints),
-        Expected::Refused => (is(seen, &End::Refused), ends(seen)),
-        Expected::Silence => (is(seen, &End::Silence), ends(seen)),
+/// The result for a VIP.
+pub(super) fn judge(target: &ProbeTarget, observations: &[Observation]) -> ProbeResult {
+    let endpoints: BTreeSet<_> = observations.iter().filter_map(|observation| observation.endpoint).collect();
+    let (verdict, observed) = match &target.expected {
+        Expected::Endpoints(pool) => judge_served(target, pool, observations, &endpoints),
+        Expected::Refused => (judge_all(observations, &ConnectionOutcome::Refused), describe(observations)),
+        Expected::NoReply => (judge_all(observations, &ConnectionOutcome::NoReply), describe(observations)),
     };
-    let slowest = seen.iter().map(|observation| observation.took).max().unwrap_or_default();
-    Row {
+    let slowest = observations.iter().map(|observation| observation.duration).max().unwrap_or_default();
+    ProbeResult {
         service: target.service.clone(),
-        way: target.way,
+        vip_kind: target.vip_kind,
         address: target.address.to_string(),
         verdict,
         expected: match &target.expected {
             Expected::Endpoints(pool) if pool.len() == 1 => "1 endpoint".to_owned(),
             Expected::Endpoints(pool) => format!("{} endpoints", pool.len()),
             Expected::Refused => "refused".to_owned(),
-            Expected::Silence => "no answer".to_owned(),
+            Expected::NoReply => "no reply".to_owned(),
         },
-        seen: words,
+        observed,
         slowest_us: micros(slowest),
         endpoints,
     }
@@ -65,57 +65,60 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn served(
-    target: &Target,
+fn judge_served(
+    target: &ProbeTarget,
     pool: &[SocketAddr],
-    seen: &[Observation],
+    observations: &[Observation],
     endpoints: &BTreeSet<SocketAddr>,
 ) -> (Verdict, String) {
-    let good = |observation: &&Observation| matches!(observation.end, End::Answered | End::Sent);
-    let answered = seen.iter().filter(good).count();
-    if answered < seen.len() || seen.is_empty() {
-        return (Verdict::Fail, ends(seen));
+    let is_success = |observation: &&Observation| {
+        matches!(observation.outcome, ConnectionOutcome::Answered | ConnectionOutcome::Sent)
+    };
+    let answered = observations.iter().filter(is_success).count();
+    if answered < observations.len() || observations.is_empty() {
+        return (Verdict::Fail, describe(observations));
     }
-    if let Some(stranger) = endpoints.iter().find(|endpoint| !pool.contains(endpoint)) {
-        return (Verdict::Fail, format!("{stranger} took one, which is not in the pool"));
+    if let Some(unexpected) = endpoints.iter().find(|endpoint| !pool.contains(endpoint)) {
+        return (Verdict::Fail, format!("{unexpected} accepted a connection, but is not in the pool"));
     }
-    let met = format!("{} of {} endpoints in {answered} connections", endpoints.len(), pool.len());
-    let met = match seen.iter().find_map(|observation| observation.status.as_ref()) {
-        Some(status) => format!("{met}, {status}"),
-        None => met,
+    let reached = format!("{} of {} endpoints in {answered} connections", endpoints.len(), pool.len());
+    let reached = match observations.iter().find_map(|observation| observation.status.as_ref()) {
+        Some(status) => format!("{reached}, {status}"),
+        None => reached,
     };
     match (endpoints.len(), target.affinity) {
-        (0, _) => (Verdict::Ok, format!("{}, by whom cannot be seen", ends(seen))),
-        (2.., Affinity::ClientIp) => (Verdict::Fail, format!("{met}, although this client has one")),
-        (1, Affinity::None) if pool.len() > 1 && answered >= ENOUGH => {
-            (Verdict::Warn, format!("always the same: {met}"))
+        (0, _) => (Verdict::Ok, format!("{}, endpoint unknown", describe(observations))),
+        (2.., Affinity::ClientIp) => (Verdict::Fail, format!("{reached} despite client IP affinity")),
+        (1, Affinity::None) if pool.len() > 1 && answered >= ENOUGH_CONNECTIONS => {
+            (Verdict::Warn, format!("always the same endpoint: {reached}"))
         }
-        _ if seen.iter().any(|observation| observation.end == End::Sent) => {
-            (Verdict::Ok, format!("{met}, not answered"))
+        _ if observations.iter().any(|observation| observation.outcome == ConnectionOutcome::Sent) => {
+            (Verdict::Ok, format!("{reached}, no reply"))
         }
-        _ => (Verdict::Ok, met),
+        _ => (Verdict::Ok, reached),
     }
 }
 
-fn is(seen: &[Observation], wanted: &End) -> Verdict {
-    if !seen.is_empty() && seen.iter().all(|observation| observation.end == *wanted) {
+fn judge_all(observations: &[Observation], expected: &ConnectionOutcome) -> Verdict {
+    if !observations.is_empty() && observations.iter().all(|observation| observation.outcome == *expected) {
         Verdict::Ok
     } else {
         Verdict::Fail
     }
 }
 
-/// Each end once.
-fn ends(seen: &[Observation]) -> String {
-    let words = |end: &End| match end {
-        End::Answered => "answered".to_owned(),
-        End::Sent => "sent".to_owned(),
-        End::Refused => "refused".to_owned(),
-        End::Silence => "no answer".to_owned(),
-        End::Failed(error) => error.clone(),
+/// Each outcome once.
+fn describe(observations: &[Observation]) -> String {
+    let text = |outcome: &ConnectionOutcome| match outcome {
+        ConnectionOutcome::Answered => "answered".to_owned(),
+        ConnectionOutcome::Sent => "sent".to_owned(),
+        ConnectionOutcome::Refused => "refused".to_owned(),
+        ConnectionOutcome::NoReply => "no reply".to_owned(),
+        ConnectionOutcome::Failed(error) => error.clone(),
     };
-    seen.iter()
-        .map(|observation| words(&observation.end))
+    observations
+        .iter()
+        .map(|observation| text(&observation.outcome))
         .collect::<BTreeSet<_>>()
         .into_iter()
         .collect::<Vec<_>>()

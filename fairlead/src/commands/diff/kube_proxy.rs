@@ -1,5 +1,5 @@
-//! What kube-proxy's rules do with new connections, against what Fairlead would do, by way in. What docs/semantics.md says is meant is told
-//! as such.
+//! Compares what kube-proxy's rules do with new connections to each VIP with what Fairlead would do. Differences that docs/semantics.md lists
+//! are kept apart.
 
 #[cfg(test)]
 mod tests;
@@ -23,161 +23,162 @@ use crate::table::Table;
 
 /// The comparison.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
-    /// The modes in which kube-proxy's rules are here.
+pub(crate) struct KubeProxyReport {
+    /// The modes of kube-proxy whose rules are on this node.
     modes: BTreeSet<&'static str>,
-    /// Ways in that are served alike.
-    alike: usize,
-    /// Those that are not, and should be.
-    differences: Vec<Line>,
-    /// Those that are not, and are not meant to be.
-    meant: Vec<Line>,
+    /// The number of VIPs that are served equally.
+    equal: usize,
+    /// VIPs that are served differently.
+    differences: Vec<VipDifference>,
+    /// Those that docs/semantics.md lists.
+    documented: Vec<VipDifference>,
     notes: Vec<&'static str>,
 }
 
-/// A way in.
+/// A VIP that is served differently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Line {
-    way: String,
-    /// The service port, or what kube-proxy calls it.
-    service: Option<String>,
-    /// From whom.
-    from: From,
+struct VipDifference {
+    vip: String,
+    /// The service port, or kube-proxy's name for it.
+    service_port: Option<String>,
+    from: ClientLocation,
     fairlead: Option<ConnectionVerdict>,
     kube_proxy: Option<ConnectionVerdict>,
-    /// Why it is meant, if it is.
+    /// The reason of a documented difference.
     why: Option<&'static str>,
 }
 
-/// Who connects.
+/// Where clients are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum From {
+enum ClientLocation {
     Everywhere,
-    /// Pods of this node, and the node itself.
+    /// On this node: its pods, and itself.
     Inside,
     Outside,
 }
 
-/// What Fairlead does at a way in.
+/// What Fairlead does at a VIP.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Ours {
-    service: String,
+struct FairleadVip {
+    service_port: String,
     policy: TrafficPolicy,
     inside: ConnectionVerdict,
     outside: ConnectionVerdict,
 }
 
-/// So many endpoints are named in a table.
-const SHOWN: usize = 4;
+/// Up to this many endpoints are listed in a table.
+const LISTED_ENDPOINTS: usize = 4;
 const IPVS: &str = "ipvs";
-const IPVS_LOCAL: &str = "kube-proxy's ipvs mode makes no difference between pods and others under policy Local, and without an \
-                          endpoint here uses those elsewhere";
-const SOMEBODYS: &str = "the address is a cluster IP or the node's own, and Fairlead lets no Service take that over";
-const ALL_ADDRESSES: &str = "node ports: kube-proxy's iptables and ipvs modes answer at all addresses of the node, Fairlead at the primary \
-                             one of each family unless --nodeport-addresses says otherwise";
+const IPVS_LOCAL: &str = "under policy Local, kube-proxy's ipvs mode treats pods as external clients, and without a local endpoint uses \
+                          endpoints on other nodes";
+const ADDRESS_IN_USE: &str =
+    "the address is a cluster IP or belongs to the node, so Fairlead does not let a Service claim it";
+const ALL_ADDRESSES: &str = "node ports: kube-proxy's iptables and ipvs modes serve them at all addresses of the node, Fairlead at the primary \
+                             address of each IP family unless --nodeport-addresses is set";
 const NOT_COMPARED: &str =
-    "not compared: who is masqueraded, source ranges, session affinity, and ports and addresses that no Service has";
+    "not compared: masquerading, source ranges, session affinity, and ports and addresses without a Service";
 
-/// Reads kube-proxy's rules in this network namespace, and compares.
-pub(crate) async fn compare(state: &NodeState) -> Result<Report> {
-    Ok(Report::new(state, KubeProxyRules::read().await?))
+/// Reads kube-proxy's rules in this network namespace, and compares them.
+pub(crate) async fn compare(state: &NodeState) -> Result<KubeProxyReport> {
+    Ok(KubeProxyReport::new(state, KubeProxyRules::read().await?))
 }
 
-impl Report {
+impl KubeProxyReport {
     fn new(state: &NodeState, rules: KubeProxyRules) -> Self {
-        let mut ours = ours(state);
+        let mut ours = fairlead_vips(state);
         let modes: BTreeSet<_> = rules.vips.values().map(|served| served.mode).collect();
         let mut report =
-            Self { modes, alike: 0, differences: Vec::new(), meant: Vec::new(), notes: vec![NOT_COMPARED] };
-        let has_node_ports = rules.vips.keys().any(|way| matches!(way.address, VipAddress::NodePort(_)));
+            Self { modes, equal: 0, differences: Vec::new(), documented: Vec::new(), notes: vec![NOT_COMPARED] };
+        let has_node_ports = rules.vips.keys().any(|vip| matches!(vip.address, VipAddress::NodePort(_)));
         if has_node_ports && report.modes.iter().any(|mode| *mode != "nftables") {
             report.notes.push(ALL_ADDRESSES);
         }
-        let somebodys = somebodys(state);
-        for (way, theirs) in rules.vips {
-            let ours = ours.remove(&way);
-            let why = match (&ours, way.address) {
-                (None, VipAddress::Ip(address, _)) if somebodys.contains(&address) => Some(SOMEBODYS),
+        let addresses_in_use = addresses_in_use(state);
+        for (vip, theirs) in rules.vips {
+            let ours = ours.remove(&vip);
+            let why = match (&ours, vip.address) {
+                (None, VipAddress::Ip(address, _)) if addresses_in_use.contains(&address) => Some(ADDRESS_IN_USE),
                 (Some(ours), _) if theirs.mode == IPVS && ours.policy == TrafficPolicy::Local => Some(IPVS_LOCAL),
                 _ => None,
             };
-            report.add(way, ours, Some(theirs), why);
+            report.add(vip, ours, Some(theirs), why);
         }
-        // Where it has served nothing it does nothing otherwise.
-        let served = !report.modes.is_empty();
-        for (way, ours) in ours.into_iter().filter(|_| served) {
-            report.add(way, Some(ours), None, None);
+        // Without any rules, kube-proxy does not run here.
+        let is_running = !report.modes.is_empty();
+        for (vip, ours) in ours.into_iter().filter(|_| is_running) {
+            report.add(vip, Some(ours), None, None);
         }
         report
     }
 
-    fn add(&mut self, way: VipKey, ours: Option<Ours>, theirs: Option<VipRules>, why: Option<&'static str>) {
-        let outcomes = |pick: fn(&Ours) -> &ConnectionVerdict, pick_theirs: fn(&VipRules) -> &ConnectionVerdict| {
+    fn add(&mut self, vip: VipKey, ours: Option<FairleadVip>, theirs: Option<VipRules>, why: Option<&'static str>) {
+        let outcomes = |pick: fn(&FairleadVip) -> &ConnectionVerdict,
+                        pick_theirs: fn(&VipRules) -> &ConnectionVerdict| {
             (ours.as_ref().map(pick).cloned(), theirs.as_ref().map(pick_theirs).cloned())
         };
         let inside = outcomes(|ours| &ours.inside, |theirs| &theirs.internal);
         let outside = outcomes(|ours| &ours.outside, |theirs| &theirs.external);
-        let service = ours.as_ref().map(|ours| ours.service.clone());
-        let service = service.or_else(|| theirs.as_ref().and_then(|theirs| theirs.service.clone()));
+        let service_port = ours.as_ref().map(|ours| ours.service_port.clone());
+        let service_port = service_port.or_else(|| theirs.as_ref().and_then(|theirs| theirs.service.clone()));
         let cases = if inside == outside {
-            vec![(From::Everywhere, inside)]
+            vec![(ClientLocation::Everywhere, inside)]
         } else {
-            vec![(From::Inside, inside), (From::Outside, outside)]
+            vec![(ClientLocation::Inside, inside), (ClientLocation::Outside, outside)]
         };
-        let wrong = cases.into_iter().filter(|(_, (fairlead, kube_proxy))| fairlead != kube_proxy);
-        let lines: Vec<_> = wrong
-            .map(|(from, (fairlead, kube_proxy))| Line {
-                way: way.to_string(),
-                service: service.clone(),
+        let different = cases.into_iter().filter(|(_, (fairlead, kube_proxy))| fairlead != kube_proxy);
+        let differences: Vec<_> = different
+            .map(|(from, (fairlead, kube_proxy))| VipDifference {
+                vip: vip.to_string(),
+                service_port: service_port.clone(),
                 from,
                 fairlead,
                 kube_proxy,
                 why,
             })
             .collect();
-        match (lines.is_empty(), why) {
-            (true, _) => self.alike += 1,
-            (false, Some(_)) => self.meant.extend(lines),
-            (false, None) => self.differences.extend(lines),
+        match (differences.is_empty(), why) {
+            (true, _) => self.equal += 1,
+            (false, Some(_)) => self.documented.extend(differences),
+            (false, None) => self.differences.extend(differences),
         }
     }
 
-    /// Whether there is no difference but those that are meant.
-    pub(crate) fn is_as_meant(&self) -> bool {
+    /// Whether all differences are documented.
+    pub(crate) fn is_as_documented(&self) -> bool {
         self.differences.is_empty()
     }
 
-    /// For logs: how many ways in are served alike, otherwise, and otherwise as is meant.
+    /// The number of VIPs that are served equally, of differences, and of documented differences.
     pub(crate) fn counts(&self) -> (usize, usize, usize) {
-        (self.alike, self.differences.len(), self.meant.len())
+        (self.equal, self.differences.len(), self.documented.len())
     }
 
-    /// The differences in words, one a line.
+    /// A line per difference.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let line = |line: &Line| {
-            let [service, way, from, kube_proxy, fairlead] = line.cells();
-            format!("{way} {service} from {from}: {kube_proxy}; Fairlead: {fairlead}")
+        let line = |difference: &VipDifference| {
+            let [service_port, vip, from, kube_proxy, fairlead] = difference.cells();
+            format!("{vip} {service_port} from {from}: {kube_proxy}; Fairlead: {fairlead}")
         };
         self.differences.iter().map(line).collect()
     }
 
-    /// A table of the differences, and what else there is to say.
+    /// Tables of differences, notes and totals.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         if self.modes.is_empty() {
-            return "There are no rules of kube-proxy's here that serve anything.\n".to_owned();
+            return "kube-proxy has no rules on this node that serve a VIP\n".to_owned();
         }
         if !self.differences.is_empty() {
-            let mut table = Table::new(&["SERVICE PORT", "WAY IN", "FROM", "KUBE-PROXY", "FAIRLEAD"]);
-            self.differences.iter().for_each(|line| table.row(line.cells()));
+            let mut table = Table::new(&["SERVICE PORT", "VIP", "FROM", "KUBE-PROXY", "FAIRLEAD"]);
+            self.differences.iter().for_each(|difference| table.row(difference.cells()));
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{table}");
         }
-        if !self.meant.is_empty() {
-            let mut table = Table::new(&["MEANT TO DIFFER", "WAY IN", "FROM", "KUBE-PROXY", "FAIRLEAD"]);
-            self.meant.iter().for_each(|line| table.row(line.cells()));
-            let whys: BTreeSet<_> = self.meant.iter().filter_map(|line| line.why).collect();
+        if !self.documented.is_empty() {
+            let mut table = Table::new(&["DOCUMENTED DIFFERENCE", "VIP", "FROM", "KUBE-PROXY", "FAIRLEAD"]);
+            self.documented.iter().for_each(|difference| table.row(difference.cells()));
+            let whys: BTreeSet<_> = self.documented.iter().filter_map(|difference| difference.why).collect();
             let _ = write!(text, "{table}");
             for why in whys {
                 let _ = writeln!(text, "note: {why}");
@@ -187,39 +188,39 @@ impl Report {
         for note in &self.notes {
             let _ = writeln!(text, "note: {note}");
         }
-        let Self { alike, differences, meant, modes, .. } = self;
+        let Self { equal, differences, documented, modes, .. } = self;
         let modes: Vec<_> = modes.iter().copied().collect();
         let _ = writeln!(
             text,
-            "Of kube-proxy's rules ({}): {alike} ways in are served alike, {} otherwise, {} otherwise as is meant.",
+            "kube-proxy ({}): {equal} VIPs are served equally, {} differences, {} documented differences",
             modes.join(", "),
             differences.len(),
-            meant.len(),
+            documented.len(),
         );
         text
     }
 }
 
-impl Line {
+impl VipDifference {
     fn cells(&self) -> [String; 5] {
         let from = match self.from {
-            From::Everywhere => "everywhere",
-            From::Inside => "this node",
-            From::Outside => "outside",
+            ClientLocation::Everywhere => "everywhere",
+            ClientLocation::Inside => "this node",
+            ClientLocation::Outside => "outside",
         };
         let (kube_proxy, fairlead) = match (&self.kube_proxy, &self.fairlead) {
             (Some(ConnectionVerdict::Endpoints(theirs)), Some(ConnectionVerdict::Endpoints(ours))) => {
-                (besides(theirs, ours), besides(ours, theirs))
+                (describe_difference(theirs, ours), describe_difference(ours, theirs))
             }
-            (theirs, ours) => (words(theirs.as_ref()), words(ours.as_ref())),
+            (theirs, ours) => (describe(theirs.as_ref()), describe(ours.as_ref())),
         };
-        let service = self.service.clone().unwrap_or_default();
-        [service, self.way.clone(), from.to_owned(), kube_proxy, fairlead]
+        let service_port = self.service_port.clone().unwrap_or_default();
+        [service_port, self.vip.clone(), from.to_owned(), kube_proxy, fairlead]
     }
 }
 
-/// What is in one pool only, and how many are in both.
-fn besides(pool: &BTreeSet<SocketAddr>, other: &BTreeSet<SocketAddr>) -> String {
+/// The endpoints in this pool only, and the number in both.
+fn describe_difference(pool: &BTreeSet<SocketAddr>, other: &BTreeSet<SocketAddr>) -> String {
     let own: Vec<_> = pool.difference(other).map(ToString::to_string).collect();
     let shared = pool.len() - own.len();
     match (shared, own.is_empty()) {
@@ -229,32 +230,32 @@ fn besides(pool: &BTreeSet<SocketAddr>, other: &BTreeSet<SocketAddr>) -> String 
     }
 }
 
-fn words(outcome: Option<&ConnectionVerdict>) -> String {
+fn describe(outcome: Option<&ConnectionVerdict>) -> String {
     match outcome {
         None => "not served".to_owned(),
-        Some(ConnectionVerdict::Endpoints(endpoints)) if endpoints.len() > SHOWN => {
+        Some(ConnectionVerdict::Endpoints(endpoints)) if endpoints.len() > LISTED_ENDPOINTS => {
             format!("{} endpoints", endpoints.len())
         }
         Some(outcome) => outcome.to_string(),
     }
 }
 
-/// What Fairlead does, by the table of docs/protocol.md.
-fn ours(state: &NodeState) -> BTreeMap<VipKey, Ours> {
-    let claims = VipOwnership::of(state);
-    let mut ways = BTreeMap::new();
+/// What Fairlead does at each VIP, by the table of docs/protocol.md.
+fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
+    let ownership = VipOwnership::of(state);
+    let mut fairlead_vips = BTreeMap::new();
     for (key, service) in state.service_ports() {
         for family in IpFamily::ALL {
             let owned = vips(&service.port, family).into_iter();
-            for (front, class) in owned.filter(|(front, _)| claims.owns(key, family, front)) {
-                let to = match front {
+            for (vip, kind) in owned.filter(|(vip, _)| ownership.owns(key, family, vip)) {
+                let address = match vip {
                     Vip::AddressPort { address, port, .. } => VipAddress::Ip(address, port),
                     Vip::NodePort { port, .. } => VipAddress::NodePort(port),
                     Vip::Address(_) => continue,
                 };
                 let port = &service.port;
-                let policy = if class == VipKind::ClusterIp { port.internal_policy } else { port.external_policy };
-                let inside = match (class, policy) {
+                let policy = if kind == VipKind::ClusterIp { port.internal_policy } else { port.external_policy };
+                let inside = match (kind, policy) {
                     (VipKind::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
                     _ => PoolClass::Cluster,
                 };
@@ -263,12 +264,12 @@ fn ours(state: &NodeState) -> BTreeMap<VipKey, Ours> {
                     TrafficPolicy::Local => PoolClass::Local,
                 };
                 let [inside, outside] = [inside, outside].map(|class| outcome(service, class, family));
-                let way = VipKey { family, address: to, protocol: key.protocol.number() };
-                ways.insert(way, Ours { service: key.to_string(), policy, inside, outside });
+                let vip = VipKey { family, address, protocol: key.protocol.number() };
+                fairlead_vips.insert(vip, FairleadVip { service_port: key.to_string(), policy, inside, outside });
             }
         }
     }
-    ways
+    fairlead_vips
 }
 
 fn outcome(service: &ServicePortState, class: PoolClass, family: IpFamily) -> ConnectionVerdict {
@@ -281,8 +282,8 @@ fn outcome(service: &ServicePortState, class: PoolClass, family: IpFamily) -> Co
     if endpoints.is_empty() { ConnectionVerdict::Drop } else { ConnectionVerdict::Endpoints(endpoints) }
 }
 
-/// Addresses that no Service may take over.
-fn somebodys(state: &NodeState) -> BTreeSet<std::net::IpAddr> {
+/// Addresses that a Service must not claim.
+fn addresses_in_use(state: &NodeState) -> BTreeSet<std::net::IpAddr> {
     let cluster_ips =
         state.service_ports().values().flat_map(|service| IpFamily::ALL.map(|family| service.port.cluster_ips[family]));
     cluster_ips.flatten().chain(state.node().addresses.iter().copied()).collect()

@@ -1,17 +1,17 @@
-//! What a backend would write, as lines for people and as values for scripts.
+//! The report of `fairlead diff`: what a backend would write.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use backend::{Difference, DifferenceKind, PreviewReport};
 use serde::Serialize;
 
-/// How a kernel is not what it should be.
+/// The differences between the kernel and the desired state.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct DiffReport {
     backend: &'static str,
     node: String,
     differences: Vec<Difference>,
-    /// What could not be programmed whatever is written.
+    /// Service ports that cannot be programmed.
     failures: Vec<Failure>,
 }
 
@@ -21,7 +21,7 @@ struct Failure {
     reason: String,
 }
 
-impl Report {
+impl DiffReport {
     pub(crate) fn new(backend: &'static str, node: &str, previewed: PreviewReport) -> Self {
         let PreviewReport { differences, failures } = previewed;
         let failures =
@@ -29,7 +29,7 @@ impl Report {
         Self { backend, node: node.to_owned(), differences, failures: failures.collect() }
     }
 
-    /// Whether the kernel is what it should be.
+    /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.differences.is_empty()
     }
@@ -44,7 +44,7 @@ impl Report {
             by_service.entry(service).or_default().push(difference);
         }
         for (service, differences) in by_service {
-            let service = service.as_deref().unwrap_or("of no service port in particular");
+            let service = service.as_deref().unwrap_or("no service port");
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{service}");
             for Difference { kind, subsystem, object, .. } in differences {
@@ -55,7 +55,7 @@ impl Report {
             let _ = writeln!(text, "not programmed: {service}: {reason}");
         }
         let _ = if differences.is_empty() {
-            writeln!(text, "The kernel holds what backend {backend} would write for {node}.")
+            writeln!(text, "The kernel matches the desired state: backend {backend} would write nothing for {node}.")
         } else {
             writeln!(text, "Backend {backend} would write for {node}: {}.", summary(differences))
         };
@@ -77,23 +77,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_those_of_diff_by_service_port() {
+    fn differences_are_grouped_by_service_port() {
         let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
         let place = "table ip fairlead";
         let of_web = Difference::new(DifferenceKind::Change, place, "vips 10.96.0.1:80/tcp: pool-2 -> pool-3");
         let differences =
             vec![of_web.of(Some(&key)), Difference::new(DifferenceKind::Remove, place, "cluster-ips 10.96.0.3")];
-        let report = Report::new("nft", "node-a", PreviewReport { differences, failures: Vec::new() });
+        let report = DiffReport::new("nftables", "node-a", PreviewReport { differences, failures: Vec::new() });
         let expected = "\
-of no service port in particular
+no service port
   - table ip fairlead: cluster-ips 10.96.0.3
 default/web:http/tcp
   ~ table ip fairlead: vips 10.96.0.1:80/tcp: pool-2 -> pool-3
-Backend nft would write for node-a: 0 added, 1 changed, 1 removed.
+Backend nftables would write for node-a: 0 added, 1 changed, 1 removed.
 ";
         assert_eq!(report.text(), expected);
         assert!(!report.is_empty());
-        let same = Report::new("nft", "node-a", PreviewReport::default());
-        assert_eq!(same.text(), "The kernel holds what backend nft would write for node-a.\n");
+        let same = DiffReport::new("nftables", "node-a", PreviewReport::default());
+        assert_eq!(
+            same.text(),
+            "The kernel matches the desired state: backend nftables would write nothing for node-a.\n"
+        );
     }
 }

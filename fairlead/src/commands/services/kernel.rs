@@ -8,7 +8,7 @@ use backend_ipvs::{Destination, ServerMatch, VirtualServer};
 use serde_json::{Value, json};
 
 use super::join;
-use crate::{cli::Output, print, table::Table};
+use crate::{cli::OutputArgs, print, table::Table};
 
 /// What is said when there is nothing.
 const NOTHING: &str = "\
@@ -17,7 +17,7 @@ sets FAIRLEAD-VIPS and FAIRLEAD-NODE-PORTS. What the other backends have written
 `iptables-save`.";
 
 /// Looks into the kernel, and prints what is there.
-pub(super) async fn run(output: Output) -> Result<()> {
+pub(super) async fn run(output: OutputArgs) -> Result<()> {
     let servers = backend_ipvs::virtual_servers().await.context("cannot read what the kernel holds")?;
     let now = SystemTime::now();
     let list: Vec<_> = servers.iter().map(|server| to_json(server, now)).collect();

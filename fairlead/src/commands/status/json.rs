@@ -1,32 +1,32 @@
-//! The overview for scripts. Names are kept; new ones may come.
+//! The overview as JSON. Fields may be added, and are not renamed.
 
 use proto::model::Epoch;
 use proto::v1::{FailureKind, NodeStatus, ServicePortFailure, StatusResponse, SyncMode, WatchPhase};
 use serde_json::{Value, json};
 
 use super::{
-    join::{Overview, Row, State},
+    join::{NodeHealth, NodeRow, Overview},
     table::key,
 };
 
 pub(super) fn of(overview: &Overview) -> Value {
     let frontends: Vec<_> = overview.frontends.iter().map(|(address, status)| frontend(address, status)).collect();
-    let silent = overview.silent.iter();
-    let silent: Vec<_> =
-        silent.map(|(address, error)| json!({ "address": address, "error": format!("{error:#}") })).collect();
+    let unreachable = overview.unreachable.iter();
+    let unreachable: Vec<_> =
+        unreachable.map(|(address, error)| json!({ "address": address, "error": format!("{error:#}") })).collect();
     json!({
-        "well": overview.is_well() && silent.is_empty(),
+        "healthy": overview.is_healthy() && unreachable.is_empty(),
         "summary": {
             "nodes": overview.nodes.len(),
-            "well": overview.count(State::Well),
-            "behind": overview.count(State::Behind),
-            "failing": overview.count(State::Failing),
-            "without_stream": overview.count(State::Absent),
-            "shadow": overview.count(State::Shadow),
+            "healthy": overview.count(NodeHealth::Healthy),
+            "behind": overview.count(NodeHealth::Behind),
+            "failing": overview.count(NodeHealth::Failing),
+            "without_stream": overview.count(NodeHealth::Absent),
+            "shadow": overview.count(NodeHealth::Shadow),
             "observers": overview.observers,
         },
         "frontends": frontends,
-        "silent_frontends": silent,
+        "unreachable_frontends": unreachable,
         "nodes": overview.nodes.iter().map(node).collect::<Vec<_>>(),
     })
 }
@@ -54,7 +54,7 @@ fn frontend(address: &str, status: &StatusResponse) -> Value {
     json!({
         "address": address,
         "version": status.version,
-        // As text: more than what a number in JSON can be relied on for.
+        // As text: JSON numbers are exact only up to 53 bits.
         "epoch": Epoch(status.epoch).to_string(),
         "ready": status.ready,
         "started_micros": status.started_micros,
@@ -68,14 +68,14 @@ fn frontend(address: &str, status: &StatusResponse) -> Value {
     })
 }
 
-fn node(row: &Row) -> Value {
+fn node(row: &NodeRow) -> Value {
     let NodeStatus { node, backend, backend_version, acked_revision, programmed_revision, connected, .. } = &row.status;
     let state = match row.state {
-        State::Absent => "without_stream",
-        State::Behind => "behind",
-        State::Shadow => "shadow",
-        State::Failing => "failing",
-        State::Well => "well",
+        NodeHealth::Absent => "without_stream",
+        NodeHealth::Behind => "behind",
+        NodeHealth::Shadow => "shadow",
+        NodeHealth::Failing => "failing",
+        NodeHealth::Healthy => "healthy",
     };
     let mode = match row.status.mode() {
         SyncMode::Unspecified => None,

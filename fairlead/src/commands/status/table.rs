@@ -1,17 +1,17 @@
-//! The overview for people: a table and a line that sums it up.
+//! The overview as a table with a summary.
 
 use std::{collections::BTreeSet, fmt::Write as _, time::Duration};
 
 use proto::model::ServicePortKey;
 use proto::v1::{self, ServicePortFailure, StatusResponse, WatchPhase, WatchStatus};
 
-use super::join::{Overview, Row, State, Times as _};
+use super::join::{Durations as _, NodeHealth, NodeRow, Overview};
 use crate::{
     cli::{SHOWN_NODES, StatusArgs},
     table::Table,
 };
 
-/// Nothing when nobody has answered.
+/// Empty if no frontend answered.
 pub(super) fn render(overview: &Overview, args: &StatusArgs) -> String {
     let mut text = String::new();
     if overview.frontends.is_empty() {
@@ -51,18 +51,18 @@ fn nodes(text: &mut String, overview: &Overview, shown: usize) {
     }
     let _ = write!(text, "{table}");
     if let Some(hidden) = overview.nodes.get(shown..).filter(|hidden| !hidden.is_empty()) {
-        let well = hidden.iter().filter(|row| row.state == State::Well).count();
+        let healthy = hidden.iter().filter(|row| row.state == NodeHealth::Healthy).count();
         let _ = writeln!(
             text,
-            "... and {} more: {well} well, {} not (--all shows them)",
+            "... and {} more: {healthy} healthy, {} not (--all lists them)",
             hidden.len(),
-            hidden.len() - well
+            hidden.len() - healthy
         );
     }
 }
 
-/// How long, and how many revisions where that says something.
-fn lag(row: &Row) -> String {
+/// The time, and the number of revisions of a node that has programmed one.
+fn lag(row: &NodeRow) -> String {
     match (row.status.lag_micros, row.revisions_behind) {
         (0, _) => String::new(),
         (_, behind) if behind > 0 && row.status.programmed_revision > 0 => {
@@ -72,19 +72,19 @@ fn lag(row: &Row) -> String {
     }
 }
 
-/// What is wrong, in a few words.
-fn state(row: &Row) -> String {
+/// What is wrong with a node, or `ok`.
+fn state(row: &NodeRow) -> String {
     let status = &row.status;
     let mut text = match row.state {
-        State::Absent => "no stream".to_owned(),
-        State::Behind => "behind".to_owned(),
-        State::Shadow => "shadow".to_owned(),
-        State::Failing | State::Well => String::new(),
+        NodeHealth::Absent => "no stream".to_owned(),
+        NodeHealth::Behind => "behind".to_owned(),
+        NodeHealth::Shadow => "shadow".to_owned(),
+        NodeHealth::Failing | NodeHealth::Healthy => String::new(),
     };
     if let Some(first) = status.failures.first() {
         let more = status.failure_count - 1;
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        append(&mut text, &format!("failed: {}{more}", failure(first)));
+        append(&mut text, &format!("rejected: {}{more}", failure(first)));
     }
     if !status.last_error.is_empty() {
         append(&mut text, &status.last_error);
@@ -103,28 +103,28 @@ fn failure(failure: &ServicePortFailure) -> String {
     format!("{} ({})", key(failure.key.as_ref()), failure.reason)
 }
 
-/// A service port as everywhere else; what cannot be read is shown as it came.
+/// A service port in its usual form; an invalid one as it was received.
 pub(super) fn key(key: Option<&v1::ServicePortKey>) -> String {
     let Some(key) = key else { return String::new() };
-    let known = ServicePortKey::try_from(key.clone());
-    known.map_or_else(|_| format!("{}/{}", key.namespace, key.name), |key| key.to_string())
+    let parsed = ServicePortKey::try_from(key.clone());
+    parsed.map_or_else(|_| format!("{}/{}", key.namespace, key.name), |key| key.to_string())
 }
 
-/// All that the node could not program.
+/// All service ports that the node rejected.
 fn failures(text: &mut String, overview: &Overview) {
     let failures: Vec<_> = overview.nodes.iter().flat_map(|row| &row.status.failures).collect();
     if failures.is_empty() {
         return;
     }
-    let mut table = Table::new(&["NOT IN FORCE", "TRIED AGAIN", "REASON"]);
+    let mut table = Table::new(&["REJECTED", "RETRIED", "REASON"]);
     for failure in failures {
-        let again = if failure.retryable { "yes" } else { "no" };
-        table.row([key(failure.key.as_ref()), again.to_owned(), failure.reason.clone()]);
+        let retried = if failure.retryable { "yes" } else { "no" };
+        table.row([key(failure.key.as_ref()), retried.to_owned(), failure.reason.clone()]);
     }
     let _ = write!(text, "\n{table}\n");
 }
 
-/// What is wrong with objects, each once though all frontends see it, and how well each frontend hears from the API.
+/// Invalid objects, each once although all frontends report it, and the watches of each frontend.
 fn problems(text: &mut String, overview: &Overview) {
     let frontends = || overview.frontends.iter();
     let problems = frontends().flat_map(|(_, status)| &status.problems);
@@ -159,15 +159,15 @@ fn confirmed(kind: &WatchStatus) -> String {
 fn summary(overview: &Overview) -> String {
     let count = |state| overview.count(state);
     let mut text = format!(
-        "{} nodes: {} well, {} behind, {} with failures, {} without a stream",
+        "{} nodes: {} healthy, {} behind, {} with rejected service ports, {} without a stream",
         overview.nodes.len(),
-        count(State::Well),
-        count(State::Behind),
-        count(State::Failing),
-        count(State::Absent),
+        count(NodeHealth::Healthy),
+        count(NodeHealth::Behind),
+        count(NodeHealth::Failing),
+        count(NodeHealth::Absent),
     );
-    if count(State::Shadow) > 0 {
-        let _ = write!(text, "; {} in shadow", count(State::Shadow));
+    if count(NodeHealth::Shadow) > 0 {
+        let _ = write!(text, "; {} with only a shadow", count(NodeHealth::Shadow));
     }
     if overview.observers > 0 {
         let _ = write!(text, "; {} observers", overview.observers);
@@ -181,18 +181,18 @@ fn summary(overview: &Overview) -> String {
 fn frontend(status: &StatusResponse) -> String {
     let StatusResponse { revision, service_ports, endpoints, programmed_on_all_nodes, .. } = status;
     let mut text = format!(
-        "revision {revision}, in every kernel {programmed_on_all_nodes}, {service_ports} service ports, {endpoints} endpoints"
+        "revision {revision}, programmed on all nodes {programmed_on_all_nodes}, {service_ports} service ports, {endpoints} endpoints"
     );
     if !status.ready {
-        text.push_str(", not ready: not all objects are listed yet");
+        text.push_str(", not ready: first list of all objects pending");
     }
     if !status.problems.is_empty() {
-        let _ = write!(text, ", {} problems (--problems lists them)", status.problems.len());
+        let _ = write!(text, ", {} invalid objects (--problems lists them)", status.problems.len());
     }
     text
 }
 
-/// A time in its largest unit or two.
+/// A duration in its largest one or two units.
 pub(super) fn short(time: Duration) -> String {
     let (seconds, micros) = (time.as_secs(), time.subsec_micros());
     match seconds {

@@ -1,24 +1,23 @@
-//! What several frontends say, joined, and how that is printed, to the letter.
+//! Answers of several frontends, merged and printed.
 
 use std::time::Duration;
 
 use anyhow::{Error, anyhow};
-use clap::Parser as _;
 use proto::v1::{
     NodeStatus, Problem, Protocol, Role, ServicePortFailure, ServicePortKey, StatusResponse, WatchPhase, WatchStatus,
 };
 
 use super::{
-    join::{Limits, Overview, State},
+    join::{Limits, NodeHealth, Overview},
     json, table,
 };
-use crate::cli::{Cli, Command, StatusArgs};
+use crate::cli::{Command, StatusArgs};
 
 fn node(name: &str, held: u64) -> NodeStatus {
     NodeStatus {
         node: name.to_owned(),
         role: Role::Backend.into(),
-        backend: "nft".to_owned(),
+        backend: "nftables".to_owned(),
         backend_version: "0.1.0".to_owned(),
         acked_revision: held,
         programmed_revision: held,
@@ -70,93 +69,93 @@ fn limits() -> Limits {
 }
 
 fn args(args: &[&str]) -> StatusArgs {
-    match Cli::try_parse_from([&["fairlead", "status"], args].concat()).unwrap().command {
+    match crate::config::parse([&["fairlead", "status"], args].concat()).unwrap().cli.command {
         Command::Status(args) => args,
         other => panic!("{other:?}"),
     }
 }
 
-fn states(overview: &Overview) -> Vec<(&str, State)> {
+fn states(overview: &Overview) -> Vec<(&str, NodeHealth)> {
     overview.nodes.iter().map(|row| (row.status.node.as_str(), row.state)).collect()
 }
 
 #[test]
-fn what_is_wrong_comes_first() {
+fn worst_nodes_come_first() {
     let nodes =
         vec![node("a", 9), failing("b", 9), behind("c", 7, 6), behind("d", 9, 4), absent("e", 3), absent("f", 300)];
     let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &limits());
     let expected = [
-        ("f", State::Absent),
-        ("e", State::Absent),
-        ("c", State::Behind),
-        ("b", State::Failing),
-        ("a", State::Well),
-        ("d", State::Well),
+        ("f", NodeHealth::Absent),
+        ("e", NodeHealth::Absent),
+        ("c", NodeHealth::Behind),
+        ("b", NodeHealth::Failing),
+        ("a", NodeHealth::Healthy),
+        ("d", NodeHealth::Healthy),
     ];
     assert_eq!(states(&overview), expected);
-    assert!(!overview.is_well());
+    assert!(!overview.is_healthy());
     let expected = "\
-NODE   BACKEND   VERSION   REVISION   LAG        APPLIED IN   STATE
-f      -         -         -          5m0s       -            no stream
-e      -         -         -          3.0s       -            no stream
-c      nft       0.1.0     7          6.0s (2)   1ms          behind
-b      nft       0.1.0     9          -          1ms          failed: default/web/tcp (no such module) and 2 more
-a      nft       0.1.0     9          -          1ms          ok
-d      nft       0.1.0     9          4.0s       1ms          ok
-6 nodes: 2 well, 1 behind, 1 with failures, 2 without a stream
-unix:/s: revision 9, in every kernel 9, 7 service ports, 21 endpoints
+NODE   BACKEND    VERSION   REVISION   LAG        APPLIED IN   STATE
+f      -          -         -          5m0s       -            no stream
+e      -          -         -          3.0s       -            no stream
+c      nftables   0.1.0     7          6.0s (2)   1ms          behind
+b      nftables   0.1.0     9          -          1ms          rejected: default/web/tcp (no such module) and 2 more
+a      nftables   0.1.0     9          -          1ms          ok
+d      nftables   0.1.0     9          4.0s       1ms          ok
+6 nodes: 2 healthy, 1 behind, 1 with rejected service ports, 2 without a stream
+unix:/s: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints
 ";
     assert_eq!(table::render(&overview, &args(&[])), expected);
 }
 
 #[test]
-fn a_node_is_connected_if_one_frontend_has_it() {
+fn node_is_connected_if_one_frontend_has_its_stream() {
     let observer = NodeStatus { role: Role::Observer.into(), ..node("a", 0) };
     let answers = vec![
         ("https://a", Ok(frontend(1, 9, vec![node("a", 9), absent("b", 60), absent("c", 60), observer]))),
         ("https://b", Ok(frontend(2, 4, vec![node("b", 4), absent("a", 60), absent("c", 20)]))),
-        // The same as the first, behind another name.
+        // The first one at another address.
         ("https://c", Ok(frontend(1, 9, vec![node("a", 9), absent("b", 60)]))),
     ];
     let overview = join(answers, &limits());
-    assert_eq!(states(&overview), [("c", State::Absent), ("a", State::Well), ("b", State::Well)]);
+    assert_eq!(states(&overview), [("c", NodeHealth::Absent), ("a", NodeHealth::Healthy), ("b", NodeHealth::Healthy)]);
     assert_eq!((overview.frontends.len(), overview.observers), (2, 1));
     let expected = "\
-NODE   BACKEND   VERSION   REVISION   LAG     APPLIED IN   STATE       FRONTEND
-c      -         -         -          20.0s   -            no stream   -
-a      nft       0.1.0     9          -       1ms          ok          https://a
-b      nft       0.1.0     4          -       1ms          ok          https://b
-3 nodes: 2 well, 0 behind, 0 with failures, 1 without a stream; 1 observers
-https://a: revision 9, in every kernel 9, 7 service ports, 21 endpoints
-https://b: revision 4, in every kernel 4, 7 service ports, 21 endpoints
+NODE   BACKEND    VERSION   REVISION   LAG     APPLIED IN   STATE       FRONTEND
+c      -          -         -          20.0s   -            no stream   -
+a      nftables   0.1.0     9          -       1ms          ok          https://a
+b      nftables   0.1.0     4          -       1ms          ok          https://b
+3 nodes: 2 healthy, 0 behind, 0 with rejected service ports, 1 without a stream; 1 observers
+https://a: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints
+https://b: revision 4, programmed on all nodes 4, 7 service ports, 21 endpoints
 ";
     assert_eq!(table::render(&overview, &args(&[])), expected);
 }
 
 #[test]
-fn the_newest_stream_of_a_node_speaks_for_it() {
+fn newest_stream_of_a_node_counts() {
     let old = NodeStatus { connected_micros: 1, ..behind("a", 3, 600) };
     for nodes in [vec![old.clone(), node("a", 9)], vec![node("a", 9), old]] {
         let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &limits());
-        assert_eq!(states(&overview), [("a", State::Well)]);
+        assert_eq!(states(&overview), [("a", NodeHealth::Healthy)]);
     }
 }
 
 #[test]
-fn what_was_committed_when_waiting_began_must_be_there_whatever_the_lag() {
+fn waiting_requires_the_revision_at_its_start() {
     let answer = |held| vec![("unix:/s", Ok(frontend(1, 9, vec![behind("a", held, 1)])))];
     let mut limits = limits();
     let before = join(answer(8), &limits);
-    assert!(before.is_well(), "one second is put up with");
-    limits.want(&before);
-    assert_eq!(states(&join(answer(8), &limits)), [("a", State::Behind)]);
-    assert!(join(answer(9), &limits).is_well());
-    // Another run counts anew.
-    assert!(join(vec![("unix:/s", Ok(frontend(2, 3, vec![node("a", 3)])))], &limits).is_well());
+    assert!(before.is_healthy(), "within --max-lag");
+    limits.require_current(&before);
+    assert_eq!(states(&join(answer(8), &limits)), [("a", NodeHealth::Behind)]);
+    assert!(join(answer(9), &limits).is_healthy());
+    // A restarted frontend has another epoch.
+    assert!(join(vec![("unix:/s", Ok(frontend(2, 3, vec![node("a", 3)])))], &limits).is_healthy());
 }
 
 #[test]
-fn thousands_of_nodes_are_cut_short() {
+fn long_lists_of_nodes_are_cut() {
     let mut nodes: Vec<_> = (0..5000).map(|number| node(&format!("node-{number:04}"), 9)).collect();
     nodes[4000] = absent("node-4000", 3);
     let overview = join(vec![("unix:/s", Ok(frontend(1, 9, nodes)))], &limits());
@@ -164,26 +163,26 @@ fn thousands_of_nodes_are_cut_short() {
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 1 + 40 + 3);
     assert!(lines[1].starts_with("node-4000"));
-    assert_eq!(lines[41], "... and 4960 more: 4960 well, 0 not (--all shows them)");
+    assert_eq!(lines[41], "... and 4960 more: 4960 healthy, 0 not (--all lists them)");
     assert_eq!(table::render(&overview, &args(&["--all"])).lines().count(), 1 + 5000 + 2);
 }
 
 #[test]
-fn one_node_is_shown_with_all_that_it_could_not_program() {
+fn one_node_is_shown_with_all_its_rejected_service_ports() {
     let limits = Limits::new(Duration::from_secs(5), Some("b".to_owned()));
     let overview = join(vec![("unix:/s", Ok(frontend(1, 9, vec![failing("b", 9)])))], &limits);
     let text = table::render(&overview, &args(&["--node", "b"]));
     let expected = "\
-NOT IN FORCE      TRIED AGAIN   REASON
-default/web/tcp   yes           no such module
+REJECTED          RETRIED   REASON
+default/web/tcp   yes       no such module
 ";
     assert!(text.contains(expected), "{text}");
     let nowhere = join(vec![("unix:/s", Ok(frontend(1, 9, Vec::new())))], &limits);
-    assert_eq!(states(&nowhere), [("b", State::Absent)]);
+    assert_eq!(states(&nowhere), [("b", NodeHealth::Absent)]);
 }
 
 #[test]
-fn problems_are_listed_in_place_of_nodes() {
+fn problems_are_listed_instead_of_nodes() {
     let problem = Problem {
         object: "Service default/web".to_owned(),
         field: "spec.externalIPs[0]".to_owned(),
@@ -201,7 +200,7 @@ fn problems_are_listed_in_place_of_nodes() {
     let listing = StatusResponse { problems: vec![problem], watches: vec![kind], ready: false, ..listing };
     let other = StatusResponse { problems: listing.problems.clone(), ..frontend(2, 9, Vec::new()) };
     let overview = join(vec![("unix:/s", Ok(listing)), ("unix:/t", Ok(other))], &limits());
-    assert!(!overview.is_well(), "it has not listed everything");
+    assert!(!overview.is_healthy(), "a frontend is not ready");
     let expected = "\
 OBJECT                FIELD                 PROBLEM
 Service default/web   spec.externalIPs[0]   is no address
@@ -209,41 +208,41 @@ Service default/web   spec.externalIPs[0]   is no address
 FRONTEND   KIND   CONFIRMED   LISTS   FAILURES   LAST ERROR
 unix:/s    Node   3.0s ago    2       1          refused
 
-1 nodes: 1 well, 0 behind, 0 with failures, 0 without a stream
-unix:/s: revision 9, in every kernel 9, 7 service ports, 21 endpoints, not ready: not all objects are listed yet, 1 problems (--problems lists them)
-unix:/t: revision 9, in every kernel 9, 7 service ports, 21 endpoints, 1 problems (--problems lists them)
+1 nodes: 1 healthy, 0 behind, 0 with rejected service ports, 0 without a stream
+unix:/s: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints, not ready: first list of all objects pending, 1 invalid objects (--problems lists them)
+unix:/t: revision 9, programmed on all nodes 9, 7 service ports, 21 endpoints, 1 invalid objects (--problems lists them)
 ";
     assert_eq!(table::render(&overview, &args(&["--problems"])), expected);
 }
 
 #[test]
-fn a_frontend_that_does_not_answer_is_named() {
+fn unreachable_frontend_is_named() {
     let overview = join(
         vec![("unix:/a", Err(anyhow!("refused"))), ("unix:/b", Ok(frontend(1, 9, vec![node("a", 9)])))],
         &limits(),
     );
-    let nobody = join(vec![("unix:/a", Err(anyhow!("refused")))], &limits());
-    assert_eq!(table::render(&nobody, &args(&[])), "");
+    let unreachable = join(vec![("unix:/a", Err(anyhow!("refused")))], &limits());
+    assert_eq!(table::render(&unreachable, &args(&[])), "");
     let document = json::of(&overview);
-    assert_eq!(document["well"], false);
-    assert_eq!(document["silent_frontends"][0]["error"], "refused");
-    assert_eq!(document["nodes"][0]["state"], "well");
+    assert_eq!(document["healthy"], false);
+    assert_eq!(document["unreachable_frontends"][0]["error"], "refused");
+    assert_eq!(document["nodes"][0]["state"], "healthy");
     assert_eq!(document["nodes"][0]["frontend"], "unix:/b");
     assert_eq!(document["frontends"][0]["programmed_on_all_nodes"], 9);
 }
 
 #[test]
-fn times_are_short() {
+fn durations_have_one_or_two_units() {
     let short = |micros| table::short(Duration::from_micros(micros));
     let times = [850, 12_300, 3_250_000, 310_000_000, 10_920_000_000, 180_000_000_000];
     assert_eq!(times.map(short), ["850us", "12ms", "3.2s", "5m10s", "3h2m", "2d2h"]);
 }
 
 #[test]
-fn a_shadow_is_no_agent_and_its_node_is_not_well() {
+fn node_with_only_a_shadow_is_not_healthy() {
     let shadow = |name| NodeStatus { role: Role::Shadow.into(), ..node(name, 9) };
     let nodes = vec![node("a", 9), shadow("a"), shadow("b"), absent("b", 60)];
     let overview = join(vec![("https://a", Ok(frontend(1, 9, nodes)))], &limits());
-    assert_eq!(states(&overview), [("b", State::Shadow), ("a", State::Well)]);
-    assert!(!overview.is_well());
+    assert_eq!(states(&overview), [("b", NodeHealth::Shadow), ("a", NodeHealth::Healthy)]);
+    assert!(!overview.is_healthy());
 }

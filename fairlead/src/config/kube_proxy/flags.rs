@@ -1,48 +1,48 @@
-//! kube-proxy's command line, as `--kube-proxy-arg` of k3s and RKE2 has it, made into its configuration.
+//! Converts kube-proxy's flags, as `--kube-proxy-arg` of k3s and RKE2 takes them, to its configuration.
 
 use serde_json::{Map, Value};
 
-use super::{FIELDS, Field, fields::Shape, joint};
-use crate::config::{Document, Invalid, Kind, Problems, Warning};
+use super::{FIELDS, Field, cross_field, fields::Shape};
+use crate::config::{Document, FieldError, FieldErrors, FieldWarning, Kind};
 
-/// Flags that are no fields: why they mean nothing here, and what to do instead.
+/// Flags without a field, and what to use instead.
 const OTHERS: &[(&str, &str)] = &[
-    ("config", "give that file to `fairlead config convert`; kube-proxy passes most other flags over then"),
+    ("config", "convert that file with `fairlead config convert`; kube-proxy ignores most other flags then"),
     ("write-config-to", "`fairlead config convert` prints the configuration"),
-    ("master", "name the API server in a kubeconfig, and give that by --kubeconfig"),
-    ("cleanup", "`fairlead cleanup --of kube-proxy` does that"),
+    ("master", "set the API server in a kubeconfig, and use --kubeconfig"),
+    ("cleanup", "use `fairlead cleanup --of kube-proxy`"),
     (
         "init-only",
-        "`fairlead` has no such run: let something privileged load modules and write sysctls before (the chart does)",
+        "Fairlead has no such mode: load modules and write sysctls in a privileged container before, as the chart does",
     ),
-    ("healthz-port", "kube-proxy has it from --healthz-bind-address"),
-    ("metrics-port", "kube-proxy has it from --metrics-bind-address"),
+    ("healthz-port", "kube-proxy takes it from --healthz-bind-address"),
+    ("metrics-port", "kube-proxy takes it from --metrics-bind-address"),
     ("boot-id-file", "it is not read"),
     ("machine-id-file", "it is not read"),
-    ("version", "`fairlead --version` prints ours"),
+    ("version", "use `fairlead --version`"),
 ];
 
-/// The document that says what these flags say. Each is one word: `--proxy-mode=ipvs`, `proxy-mode=ipvs`, `--masquerade-all`.
+/// The configuration that these flags set. Each is written as `--proxy-mode=ipvs`, `proxy-mode=ipvs` or `--masquerade-all`.
 ///
 /// # Errors
-/// For what is no flag of kube-proxy's.
-pub(crate) fn document(flags: &[String]) -> Result<Document, Problems> {
+/// Flags that kube-proxy does not have.
+pub(crate) fn document(flags: &[String]) -> Result<Document, FieldErrors> {
     let pairs: Vec<_> = flags.iter().map(|flag| pair(flag)).collect();
     let mode = pairs.iter().rev().find(|(name, _)| *name == "proxy-mode").map(|(_, mode)| Value::from(*mode));
-    let backend = joint::backend(None, mode.as_ref(), &mut Vec::new())
-        .map_err(|reason| Problems(vec![Invalid::new("--proxy-mode", reason)]))?;
-    let (mut fields, mut warnings, mut problems) = (Map::new(), Vec::new(), Vec::new());
+    let backend = cross_field::backend(None, mode.as_ref(), &mut Vec::new())
+        .map_err(|reason| FieldErrors(vec![FieldError::new("--proxy-mode", reason)]))?;
+    let (mut fields, mut warnings, mut errors) = (Map::new(), Vec::new(), Vec::new());
     for (name, text) in pairs {
         let all: Vec<_> = FIELDS.iter().filter(|field| field.flag == name && !name.is_empty()).collect();
-        let of_mode = |field: &&&Field| field.modes.is_empty() || field.modes.contains(&backend);
+        let is_read = |field: &&&Field| field.modes.is_empty() || field.modes.contains(&backend);
         let other = OTHERS.iter().find(|(other, _)| *other == name);
-        match (all.iter().find(of_mode).or(all.first()), other) {
+        match (all.iter().find(is_read).or(all.first()), other) {
             (Some(field), _) => set(&mut fields, field.path, value(field.shape, text)),
-            (None, Some((_, why))) => warnings.push(Warning::new(format!("--{name}"), *why)),
-            (None, None) => problems.push(Invalid::new(format!("--{name}"), "kube-proxy has no such flag")),
+            (None, Some((_, why))) => warnings.push(FieldWarning::new(format!("--{name}"), *why)),
+            (None, None) => errors.push(FieldError::new(format!("--{name}"), "kube-proxy has no such flag")),
         }
     }
-    if problems.is_empty() { Ok(Document { kind: Kind::KubeProxy, fields, warnings }) } else { Err(Problems(problems)) }
+    if errors.is_empty() { Ok(Document { kind: Kind::KubeProxy, fields, warnings }) } else { Err(FieldErrors(errors)) }
 }
 
 fn pair(flag: &str) -> (&str, &str) {
@@ -50,7 +50,7 @@ fn pair(flag: &str) -> (&str, &str) {
     flag.split_once('=').unwrap_or((flag, "true"))
 }
 
-/// As it would be in the file; what cannot be is left as text, and refused there.
+/// The value as in a file. What cannot be parsed stays text, which the field then rejects.
 fn value(shape: Shape, text: &str) -> Value {
     let bool = |text: &str| text.parse::<bool>().map_or_else(|_| text.into(), Value::Bool);
     match shape {

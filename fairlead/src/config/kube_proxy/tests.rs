@@ -1,4 +1,4 @@
-//! Configurations of kube-proxy as installers write them, and what becomes of each field.
+//! Configurations of kube-proxy as installers write them, and the effect of each field.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::{
     cli::BackendName,
-    config::{Document, Setting, Values, Warning},
+    config::{Document, FieldWarning, Setting, field_of},
 };
 
-/// As kubeadm writes it: what is not set is there as null, zero or nothing.
+/// As kubeadm writes it: unset fields are null, zero or empty.
 const KUBEADM: &str = r#"
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -38,7 +38,7 @@ showHiddenMetricsForVersion: ""
 winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
 "#;
 
-/// As kind writes it for two families, through kubeadm.
+/// As kind writes it for two IP families, through kubeadm.
 const KIND: &str = r"
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -53,7 +53,7 @@ iptables:
 mode: nftables
 ";
 
-/// What section 4.2 of the API has: every field that there is, with a value that is not its zero, none of them a default.
+/// All fields of the API, with values that are neither zero nor defaults.
 fn everything() -> Value {
     json!({
         "featureGates": {"AllowServiceExternalIPs": false},
@@ -109,13 +109,24 @@ fn translate(value: Value) -> Translation {
     target.translate(&fields(value)).unwrap()
 }
 
-/// The flags without the fields that they come from.
-fn arguments(translation: &Translation) -> BTreeSet<String> {
-    translation.settings.iter().flat_map(Setting::to_arguments).collect()
+/// The settings as `field=value`.
+fn settings(translation: &Translation) -> BTreeSet<String> {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let value = |value: &Value| match value {
+        Value::Array(values) => values.iter().map(text).collect::<Vec<_>>().join(","),
+        value => text(value),
+    };
+    translation.settings.iter().map(|setting| format!("{}={}", setting.field, value(&setting.value))).collect()
+}
+
+/// `max-loss=5` as `maxLoss=5`, and `shadow` as `shadow=true`.
+fn as_field(flag: &&str) -> String {
+    let (flag, value) = flag.split_once('=').unwrap_or((flag, "true"));
+    format!("{}={value}", field_of(flag))
 }
 
 fn expect(translation: &Translation, flags: &[&str]) {
-    assert_eq!(arguments(translation), flags.iter().map(|flag| format!("--{flag}")).collect());
+    assert_eq!(settings(translation), flags.iter().map(as_field).collect());
 }
 
 fn of_file(text: &str) -> Translation {
@@ -123,7 +134,7 @@ fn of_file(text: &str) -> Translation {
 }
 
 #[test]
-fn every_field_has_its_effect_or_a_warning() {
+fn each_field_has_an_effect_or_a_warning() {
     let mut all = BTreeSet::new();
     paths(&everything(), "", &mut all);
     assert_eq!(all, FIELDS.iter().map(|field| field.path.to_owned()).collect(), "the table, and the type");
@@ -132,15 +143,15 @@ fn every_field_has_its_effect_or_a_warning() {
         document.insert("mode".to_owned(), mode.into());
         let Translation { settings, warnings, .. } = translate(document.into());
         for path in &all {
-            let is_warned = |warning: &Warning| warning.field.starts_with(path) && !warning.reason.is_empty();
-            let has_effect = settings.iter().any(|setting| setting.field == *path);
+            let is_warned = |warning: &FieldWarning| warning.field.starts_with(path) && !warning.reason.is_empty();
+            let has_effect = settings.iter().any(|setting| setting.path == *path);
             assert!(has_effect || warnings.iter().any(is_warned), "{path} in mode {mode}");
         }
     }
 }
 
 #[test]
-fn every_flag_that_a_field_becomes_is_one_of_ours() {
+fn each_setting_has_a_flag() {
     let mut command = crate::config::command();
     command.build();
     let local = command.find_subcommand("local").unwrap();
@@ -151,7 +162,9 @@ fn every_flag_that_a_field_becomes_is_one_of_ours() {
             document.insert("mode".to_owned(), mode.into());
             let translation = Target { role, backend: None }.translate(&document).unwrap();
             for setting in translation.settings {
-                let found = command.get_arguments().any(|arg| arg.get_long() == Some(&setting.flag));
+                let found = command
+                    .get_arguments()
+                    .any(|arg| arg.get_long().is_some_and(|long| field_of(long) == setting.field));
                 assert!(found, "{setting:?}");
             }
         }
@@ -159,7 +172,7 @@ fn every_flag_that_a_field_becomes_is_one_of_ours() {
 }
 
 #[test]
-fn what_nobody_has_set_is_as_with_kube_proxy() {
+fn defaults_are_those_of_kube_proxy() {
     let kubeadm = of_file(KUBEADM);
     assert_eq!(kubeadm.warnings, []);
     let everywhere = "nodeport-addresses=0.0.0.0/0,::/0";
@@ -183,19 +196,18 @@ fn what_nobody_has_set_is_as_with_kube_proxy() {
     expect(&translate(json!({"mode": "ipvs"})), &[&bare[..], &["backend=ipvs", everywhere]].concat());
     expect(
         &translate(json!({"mode": "nftables"})),
-        &[&bare[..], &["backend=nft", "nodeport-addresses=primary"]].concat(),
+        &[&bare[..], &["backend=nftables", "nodeport-addresses=primary"]].concat(),
     );
 }
 
 #[test]
-fn kinds_file_is_translated() {
+fn configuration_of_kind_is_translated() {
     let kind = of_file(KIND);
     expect(
         &kind,
         &[
-            "backend=nft",
-            "cluster-cidr=10.244.0.0/16",
-            "cluster-cidr=fd00:10:244::/56",
+            "backend=nftables",
+            "cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
             "detect-local-mode=ClusterCIDR",
             "nodeport-addresses=primary",
             "metrics=::1",
@@ -206,11 +218,11 @@ fn kinds_file_is_translated() {
         ],
     );
     let warned: Vec<_> = kind.warnings.iter().map(ToString::to_string).collect();
-    assert_eq!(warned, ["iptables.minSyncPeriod: kube-proxy reads it in mode iptables only, and this is nftables"]);
+    assert_eq!(warned, ["iptables.minSyncPeriod: kube-proxy reads it only in mode iptables, and this is nftables"]);
 }
 
 #[test]
-fn flags_are_translated_as_k3s_gives_them() {
+fn flags_of_k3s_are_translated() {
     let document = |flags: &[&str]| {
         let flags: Vec<_> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         flags::document(&flags)
@@ -240,15 +252,14 @@ fn flags_are_translated_as_k3s_gives_them() {
             "conntrack-tcp-timeout-established=0s",
             "node-name=node-c",
             "masquerade-all",
-            "ipvs-exclude-cidrs=192.0.2.0/24",
-            "ipvs-exclude-cidrs=2001:db8::/32",
+            "ipvs-exclude-cidrs=192.0.2.0/24,2001:db8::/32",
             "nodeport-addresses=0.0.0.0/0,::/0",
             "oom-score-adj=-999",
             "log=debug",
         ],
     );
     assert_eq!(translation.warnings, []);
-    // One flag, another section in another mode.
+    // One flag sets another field in another mode.
     let nft = document(&["proxy-mode=nftables", "masquerade-all"]).unwrap();
     assert_eq!(nft.fields["nftables"]["masqueradeAll"], true);
     assert_eq!(document(&["userspace=1"]).unwrap_err().to_string(), "--userspace: kube-proxy has no such flag");
@@ -256,7 +267,7 @@ fn flags_are_translated_as_k3s_gives_them() {
 }
 
 #[test]
-fn pods_and_node_ports_are_what_the_fields_say_together() {
+fn pods_and_node_ports_depend_on_several_fields() {
     let cbr0 = json!({"bridgeInterface": "cbr0"});
     for (document, flags, warned) in [
         (
@@ -288,18 +299,15 @@ fn pods_and_node_ports_are_what_the_fields_say_together() {
         with_mode
             .insert("mode".to_owned(), if document["iptables"].is_object() { "iptables" } else { "nftables" }.into());
         let translation = translate(with_mode.into());
-        let arguments = arguments(&translation);
-        let always = ["--backend=", "--nodeport-addresses=", "--oom-score-adj=", "--iptables-localhost-nodeports"];
+        let settings = settings(&translation);
+        let always = ["backend=", "nodeportAddresses=", "oomScoreAdj=", "iptablesLocalhostNodeports"];
         let special: Vec<_> =
-            arguments.iter().filter(|flag| !always.iter().any(|prefix| flag.starts_with(prefix))).collect();
-        assert_eq!(
-            special,
-            flags.iter().map(|flag| format!("--{flag}")).collect::<Vec<_>>().iter().collect::<Vec<_>>()
-        );
+            settings.iter().filter(|flag| !always.iter().any(|prefix| flag.starts_with(prefix))).collect();
+        assert_eq!(special, flags.iter().map(as_field).collect::<Vec<_>>().iter().collect::<Vec<_>>());
         let fields: Vec<_> = translation.warnings.iter().map(|warning| warning.field.as_str()).collect();
         assert_eq!(fields, warned, "{document}");
     }
-    let localhost = "--iptables-localhost-nodeports";
+    let localhost = "iptablesLocalhostNodeports=true";
     for (addresses, localhost_node_ports, expected, opens) in [
         (json!(["primary"]), json!(null), "primary", false),
         (json!(["192.168.0.7/16"]), json!(null), "192.168.0.0/16,::/0", false),
@@ -310,14 +318,14 @@ fn pods_and_node_ports_are_what_the_fields_say_together() {
         let translation = translate(json!({
             "nodePortAddresses": addresses, "iptables": {"localhostNodePorts": localhost_node_ports},
         }));
-        let arguments = arguments(&translation);
-        assert!(arguments.contains(&format!("--nodeport-addresses={expected}")), "{arguments:?}");
-        assert_eq!(arguments.contains(localhost), opens, "{addresses}");
+        let settings = settings(&translation);
+        assert!(settings.contains(&format!("nodeportAddresses={expected}")), "{settings:?}");
+        assert_eq!(settings.contains(localhost), opens, "{addresses}");
     }
 }
 
 #[test]
-fn what_kube_proxy_refuses_is_refused_with_field_and_value() {
+fn values_that_kube_proxy_rejects_are_rejected() {
     for (document, error) in [
         (json!({"mode": "userspace"}), "mode: \"userspace\": expected one of iptables, ipvs, nftables"),
         (json!({"mode": "kernelspace"}), "mode: \"kernelspace\""),
@@ -331,8 +339,8 @@ fn what_kube_proxy_refuses_is_refused_with_field_and_value() {
         (json!({"nodePortAddresses": ["primary", "10.0.0.0/8"]}), "nodePortAddresses: \"primary\""),
         (json!({"nodePortAddresses": ["10.0.0.1"]}), "nodePortAddresses: \"10.0.0.1\""),
         (json!({"detectLocalMode": "Bridge"}), "detectLocalMode: \"Bridge\""),
-        (json!({"detectLocalMode": "BridgeInterface"}), "detectLocal.bridgeInterface: is needed"),
-        (json!({"detectLocalMode": "InterfaceNamePrefix"}), "detectLocal.interfaceNamePrefix: is needed"),
+        (json!({"detectLocalMode": "BridgeInterface"}), "detectLocal.bridgeInterface: is required"),
+        (json!({"detectLocalMode": "InterfaceNamePrefix"}), "detectLocal.interfaceNamePrefix: is required"),
         (json!({"conntrack": {"maxPerCore": -1}}), "conntrack.maxPerCore: -1: expected a number from 0"),
         (json!({"conntrack": {"udpTimeout": "-1s"}}), "conntrack.udpTimeout: \"-1s\""),
         (json!({"bindAddress": "node-a"}), "bindAddress: \"node-a\": expected an IP address"),
@@ -350,12 +358,12 @@ fn what_kube_proxy_refuses_is_refused_with_field_and_value() {
 }
 
 #[test]
-fn what_the_command_line_names_goes_before_the_mode() {
-    let target = Target { role: Role::Backend, backend: Some(BackendName::Nft) };
+fn backend_of_the_command_line_takes_precedence_over_the_mode() {
+    let target = Target { role: Role::Backend, backend: Some(BackendName::Nftables) };
     let named = target.translate(&fields(json!({"mode": "ipvs", "clientConnection": {"kubeconfig": "/k"}}))).unwrap();
-    assert!(arguments(&named).contains("--backend=nft"));
-    assert!(named.warnings[0].to_string().contains("ipvs has no effect: the command line asks for nftables"));
-    let kubeconfig = Setting::new("clientConnection.kubeconfig", "discovery-kubeconfig", Values::One("/k".to_owned()));
+    assert!(settings(&named).contains("backend=nftables"));
+    assert!(named.warnings[0].to_string().contains("ipvs has no effect: the command line sets nftables"));
+    let kubeconfig = Setting::new("clientConnection.kubeconfig", "discoveryKubeconfig", "/k");
     assert!(named.settings.contains(&kubeconfig));
     assert_eq!(target.translate(&fields(json!({"mode": ""}))).unwrap().warnings, []);
 }

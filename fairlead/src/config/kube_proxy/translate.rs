@@ -1,119 +1,118 @@
-//! From the document to settings of ours, field by field.
+//! Translates kube-proxy's configuration to our settings, field by field.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
 use super::{
+    cross_field::{self, CrossFields},
     fields::{Effect, FIELDS, Field, Zero},
-    joint::{self, Joint},
-    values::{Read, is_zero},
+    values::{Decoded, is_zero},
 };
 use crate::{
     cli::BackendName,
-    config::{Invalid, Problems, Setting, Warning},
+    config::{FieldError, FieldErrors, FieldWarning, Setting},
 };
 
-/// What a configuration of kube-proxy is for.
+/// The process that a configuration of kube-proxy is translated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) role: Role,
-    /// What the command line names goes before the file's `mode`.
+    /// The backend that the command line names. It takes precedence over the field `mode`.
     pub(crate) backend: Option<BackendName>,
 }
 
-/// Which of our processes does kube-proxy's work on a node.
+/// Which process replaces kube-proxy on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// `fairlead local`, which asks the API server by itself, as kube-proxy does.
+    /// `fairlead local`, which watches the API server itself, as kube-proxy does.
     Local,
-    /// `fairlead backend`, with a frontend somewhere.
+    /// `fairlead backend`, which follows a frontend.
     Backend,
 }
 
-/// A configuration in our words.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A translated configuration.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Translation {
     pub(crate) settings: Vec<Setting>,
-    pub(crate) warnings: Vec<Warning>,
+    pub(crate) warnings: Vec<FieldWarning>,
 }
 
-/// The OOM score that kube-proxy gives itself.
-const OOM_SCORE_ADJ: &str = "-999";
+/// kube-proxy's default.
+const OOM_SCORE_ADJ: i64 = -999;
 
 impl Target {
-    /// Translates all fields, with kube-proxy's defaults for those that are not there.
+    /// Translates all fields, with kube-proxy's defaults for missing ones.
     ///
     /// # Errors
-    /// Those that kube-proxy would refuse, all at once.
-    pub(crate) fn translate(self, document: &Map<String, Value>) -> Result<Translation, Problems> {
-        let (mut warnings, mut problems) = (Vec::new(), Vec::new());
-        let mut found = BTreeMap::new();
-        gather(document, "", &mut found, &mut warnings);
-        let backend = joint::backend(self.backend, found.get("mode").copied(), &mut warnings)
-            .map_err(|reason| Problems(vec![Invalid::new("mode", reason)]))?;
+    /// Values that kube-proxy rejects, all at once.
+    pub(crate) fn translate(self, document: &Map<String, Value>) -> Result<Translation, FieldErrors> {
+        let (mut warnings, mut errors) = (Vec::new(), Vec::new());
+        let mut values = BTreeMap::new();
+        flatten(document, "", &mut values, &mut warnings);
+        let backend = cross_field::backend(self.backend, values.get("mode").copied(), &mut warnings)
+            .map_err(|reason| FieldErrors(vec![FieldError::new("mode", reason)]))?;
 
-        let mut settings = vec![Setting::new("mode", "backend", joint::name(backend))];
-        let mut together = BTreeMap::new();
+        let mut settings = vec![Setting::new("mode", "backend", backend.name())];
+        let mut fields = BTreeMap::new();
         for field in FIELDS {
-            let Some(value) = found.get(field.path).copied().filter(|value| !value.is_null()) else {
+            let Some(value) = values.get(field.path).copied().filter(|value| !value.is_null()) else {
                 continue;
             };
             let is_unset = field.zero == Zero::Unset && is_zero(value);
             if !field.modes.is_empty() && !field.modes.contains(&backend) {
                 if !is_unset {
-                    warnings.push(Warning::new(field.path, other_mode(field, backend)));
+                    warnings.push(FieldWarning::new(field.path, other_mode(field, backend)));
                 }
                 continue;
             }
-            // What kube-proxy could not decode is refused even if it would be of no use.
-            match Read::of(value, field.shape) {
-                Err(reason) => problems.push(Invalid::new(field.path, reason)),
+            // kube-proxy rejects what it cannot decode even in fields without effect.
+            match Decoded::of(value, field.shape) {
+                Err(reason) => errors.push(FieldError::new(field.path, reason)),
                 Ok(_) if is_unset => {}
-                Ok(read) => match field.effect {
-                    Effect::Becomes(flag) => {
-                        settings.extend(read.to_values().map(|values| Setting::new(field.path, flag, values)))
+                Ok(decoded) => {
+                    match field.effect {
+                        Effect::Becomes(name) => settings.push(Setting::new(field.path, name, decoded.to_value())),
+                        Effect::CrossField => {}
+                        Effect::Nothing(why) => {
+                            warnings.push(FieldWarning::new(field.path, format!("{value} has no effect: {why}")));
+                        }
                     }
-                    Effect::Joint => drop(together.insert(field.path, read)),
-                    Effect::Nothing(why) => {
-                        warnings.push(Warning::new(field.path, format!("{value} has no effect: {why}")));
-                        together.insert(field.path, read);
-                    }
-                },
+                    fields.insert(field.path, decoded);
+                }
             }
         }
-        if !settings.iter().any(|setting| setting.flag == "oom-score-adj") {
-            let values = crate::config::Values::One(OOM_SCORE_ADJ.to_owned());
-            settings.push(Setting::new("oomScoreAdj", "oom-score-adj", values));
+        if !fields.contains_key("oomScoreAdj") {
+            settings.push(Setting::new("oomScoreAdj", "oomScoreAdj", OOM_SCORE_ADJ));
         }
-        let joint = Joint { backend, role: self.role, fields: &together };
-        joint.translate(&mut settings, &mut warnings, &mut problems);
-        if problems.is_empty() { Ok(Translation { settings, warnings }) } else { Err(Problems(problems)) }
+        let cross_fields = CrossFields { backend, role: self.role, fields: &fields };
+        cross_fields.translate(&mut settings, &mut warnings, &mut errors);
+        if errors.is_empty() { Ok(Translation { settings, warnings }) } else { Err(FieldErrors(errors)) }
     }
 }
 
-/// All fields that the table knows, by their paths.
-fn gather<'a>(
+/// The values of all fields in the table, by path.
+fn flatten<'a>(
     document: &'a Map<String, Value>,
     prefix: &str,
-    found: &mut BTreeMap<&'static str, &'a Value>,
-    warnings: &mut Vec<Warning>,
+    values: &mut BTreeMap<&'static str, &'a Value>,
+    warnings: &mut Vec<FieldWarning>,
 ) {
     for (name, value) in document {
         let path = format!("{prefix}{name}");
         let inner = format!("{path}.");
         match (FIELDS.iter().find(|field| field.path == path), value) {
-            (Some(field), value) => drop(found.insert(field.path, value)),
+            (Some(field), value) => drop(values.insert(field.path, value)),
             (None, Value::Object(fields)) if FIELDS.iter().any(|field| field.path.starts_with(&inner)) => {
-                gather(fields, &inner, found, warnings);
+                flatten(fields, &inner, values, warnings);
             }
             (None, Value::Null) => {}
-            (None, _) => warnings.push(Warning::new(path, "kube-proxy has no such field, and passes it over too")),
+            (None, _) => warnings.push(FieldWarning::new(path, "kube-proxy has no such field, and ignores it too")),
         }
     }
 }
 
 fn other_mode(field: &Field, backend: BackendName) -> String {
-    let modes: Vec<_> = field.modes.iter().map(|mode| joint::mode_of(*mode)).collect();
-    format!("kube-proxy reads it in mode {} only, and this is {}", modes.join(" and "), joint::mode_of(backend))
+    let modes: Vec<_> = field.modes.iter().map(|mode| cross_field::mode_of(*mode)).collect();
+    format!("kube-proxy reads it only in mode {}, and this is {}", modes.join(" and "), cross_field::mode_of(backend))
 }

@@ -1,12 +1,11 @@
-//! Values as Go reads and writes them, and which of them are zero.
+//! Values of fields as Go decodes them, and their zero values.
 
 use ipnet::IpNet;
 use serde_json::Value;
 
 use super::fields::Shape;
-use crate::config::Values;
 
-/// Go's units of time, in nanoseconds, longest name first where one begins with the other.
+/// Go's units of time in nanoseconds. `ms` comes before `m`, its prefix.
 const UNITS: [(&str, f64); 8] = [
     ("ns", 1.0),
     ("us", 1e3),
@@ -18,20 +17,23 @@ const UNITS: [(&str, f64); 8] = [
     ("h", 3.6e12),
 ];
 
-/// A field's value, read by its shape.
+/// A decoded value.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Read {
+pub(super) enum Decoded {
     Text(String),
     Bool(bool),
     Integer(i64),
-    /// In nanoseconds.
+    /// Nanoseconds.
     Time(f64),
     List(Vec<String>),
     Other(Value),
 }
 
-impl Read {
-    /// What it is, or what should be there instead.
+impl Decoded {
+    /// Decodes a value of this type.
+    ///
+    /// # Errors
+    /// Which values are allowed.
     pub(super) fn of(value: &Value, shape: Shape) -> Result<Self, String> {
         let wrong = |expected: &str| Err(format!("{value}: expected {expected}"));
         match (shape, value) {
@@ -64,27 +66,26 @@ impl Read {
             (Shape::Map, Value::Object(gates)) if gates.values().all(Value::is_boolean) => {
                 Ok(Self::Other(value.clone()))
             }
-            (Shape::Map, _) => wrong("names that are true or false"),
+            (Shape::Map, _) => wrong("names with true or false"),
             (Shape::Any, value) => Ok(Self::Other(value.clone())),
         }
     }
 
-    /// As a flag of ours takes it; `None`: the flag is not given.
-    pub(super) fn to_values(&self) -> Option<Values> {
-        Some(match self {
-            Self::Text(text) => Values::One(text.clone()),
-            Self::Bool(true) => Values::Switch,
-            Self::Bool(false) => return None,
-            Self::Integer(number) => Values::One(number.to_string()),
-            // The kernel counts in whole seconds, and kube-proxy rounds in the same way.
-            Self::Time(nanoseconds) => Values::One(time(*nanoseconds)),
-            Self::List(list) => Values::Many(list.clone()),
-            Self::Other(value) => Values::One(value.to_string()),
-        })
+    /// The value of our field.
+    pub(super) fn to_value(&self) -> Value {
+        match self {
+            Self::Text(text) => text.as_str().into(),
+            Self::Bool(on) => (*on).into(),
+            Self::Integer(number) => (*number).into(),
+            // The kernel's unit is the second; kube-proxy rounds down too.
+            Self::Time(nanoseconds) => time(*nanoseconds).into(),
+            Self::List(list) => list.as_slice().into(),
+            Self::Other(value) => value.clone(),
+        }
     }
 }
 
-/// Whether Go would have it without anybody saying anything.
+/// Whether it is the zero value of its type in Go.
 pub(super) fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -96,7 +97,7 @@ pub(super) fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// A range of addresses, from its first one on.
+/// Parses a CIDR, without its host bits.
 pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
     text.trim()
         .parse::<IpNet>()
@@ -104,7 +105,7 @@ pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
         .map_err(|_| format!("{text:?}: expected a CIDR such as 10.244.0.0/16"))
 }
 
-/// Reads Go's way to write a time.
+/// Parses a duration of Go.
 fn nanoseconds(text: &str) -> Option<f64> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_those_of_go() {
+    fn durations_of_go_are_parsed() {
         for (text, seconds) in [
             ("1h30m", "5400s"),
             ("24h0m0s", "86400s"),
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_set_is_zero() {
+    fn zero_values_are_recognized() {
         for zero in [json!(null), json!(""), json!(0), json!("0s"), json!(false), json!([]), json!({"a": {"b": "0"}})] {
             assert!(is_zero(&zero), "{zero}");
         }
@@ -165,13 +166,11 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_by_their_shape() {
-        let read = |value: Value, shape| Read::of(&value, shape).map(|read| read.to_values());
-        let one = |text: &str| Ok(Some(Values::One(text.to_owned())));
-        assert_eq!(read(json!(5), Shape::Integer(0, 9)), one("5"));
-        assert_eq!(read(json!("90s"), Shape::Time), one("90s"));
-        assert_eq!(read(json!(true), Shape::Bool), Ok(Some(Values::Switch)));
-        assert_eq!(read(json!(false), Shape::Bool), Ok(None));
+    fn values_are_decoded_by_type() {
+        let decode = |value: Value, shape| Decoded::of(&value, shape).map(|decoded| decoded.to_value());
+        assert_eq!(decode(json!(5), Shape::Integer(0, 9)), Ok(json!(5)));
+        assert_eq!(decode(json!("1m30s"), Shape::Time), Ok(json!("90s")));
+        assert_eq!(decode(json!(false), Shape::Bool), Ok(json!(false)));
         for (value, shape, part) in [
             (json!(10), Shape::Integer(0, 9), "10: expected a number from 0 to 9"),
             (json!("5"), Shape::Integer(0, 9), "expected a number"),
@@ -182,7 +181,7 @@ mod tests {
             (json!({"a": "true"}), Shape::Map, "true or false"),
             (json!(["a"]), Shape::Text, "text"),
         ] {
-            let error = read(value, shape).unwrap_err();
+            let error = decode(value, shape).unwrap_err();
             assert!(error.contains(part), "{error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Made-up rules of kube-proxy's against a state.
+//! Comparisons of a state with made-up rules of kube-proxy.
 
 use backend::testing::mk_state;
 
@@ -21,7 +21,7 @@ fn served(mode: &'static str, inside: ConnectionVerdict, outside: ConnectionVerd
     VipRules { mode, service: None, internal: inside, external: outside }
 }
 
-/// A Service with an endpoint here and one elsewhere, a node port under policy Local; one whose endpoints are elsewhere; one without.
+/// A Service with a local and a remote endpoint and a node port under policy Local, one with only remote endpoints, and one without.
 fn state() -> NodeState {
     mk_state()
         .node_addresses(["172.16.0.11"])
@@ -32,12 +32,14 @@ fn state() -> NodeState {
                 .endpoints(["10.244.1.1:8080", "10.244.2.1:8080"])
                 .local_endpoints(["10.244.1.1:8080"])
         })
-        .service("default/there", |there| there.cluster_ip("10.96.0.11").internal_local().any_endpoints(IpFamily::V4))
+        .service("default/remote", |remote| {
+            remote.cluster_ip("10.96.0.11").internal_local().any_endpoints(IpFamily::V4)
+        })
         .service("default/idle", |idle| idle.cluster_ip("10.96.0.12"))
         .build()
 }
 
-fn right(mode: &'static str) -> BTreeMap<VipKey, VipRules> {
+fn equal_vips(mode: &'static str) -> BTreeMap<VipKey, VipRules> {
     let both = || endpoints(&["10.244.1.1:8080", "10.244.2.1:8080"]);
     BTreeMap::from([
         (vip("10.96.0.10:80"), served(mode, both(), both())),
@@ -48,30 +50,33 @@ fn right(mode: &'static str) -> BTreeMap<VipKey, VipRules> {
 }
 
 #[test]
-fn what_is_the_same_is_no_difference() {
-    let report = Report::new(&state(), KubeProxyRules { vips: right("nftables") });
-    assert!(report.is_as_meant(), "{}", report.text());
-    assert_eq!((report.alike, report.meant.len()), (4, 0));
+fn equal_rules_have_no_differences() {
+    let report = KubeProxyReport::new(&state(), KubeProxyRules { vips: equal_vips("nftables") });
+    assert!(report.is_as_documented(), "{}", report.text());
+    assert_eq!((report.equal, report.documented.len()), (4, 0));
     assert_eq!(report.notes, [NOT_COMPARED]);
-    assert_eq!(Report::new(&state(), KubeProxyRules { vips: right("iptables") }).notes, [NOT_COMPARED, ALL_ADDRESSES]);
+    assert_eq!(
+        KubeProxyReport::new(&state(), KubeProxyRules { vips: equal_vips("iptables") }).notes,
+        [NOT_COMPARED, ALL_ADDRESSES]
+    );
 }
 
 #[test]
-fn without_rules_there_is_nothing_to_compare() {
-    let report = Report::new(&state(), KubeProxyRules::default());
-    assert!(report.is_as_meant());
-    assert_eq!(report.text(), "There are no rules of kube-proxy's here that serve anything.\n");
+fn nothing_is_compared_without_rules() {
+    let report = KubeProxyReport::new(&state(), KubeProxyRules::default());
+    assert!(report.is_as_documented());
+    assert_eq!(report.text(), "kube-proxy has no rules on this node that serve a VIP\n");
 }
 
 #[test]
-fn differences_name_what_only_one_of_the_two_has() {
-    let mut ways = right("nftables");
+fn differences_name_endpoints_of_one_side_only() {
+    let mut ways = equal_vips("nftables");
     let fewer = endpoints(&["10.244.1.1:8080", "10.244.3.1:8080"]);
     ways.insert(vip("10.96.0.10:80"), served("nftables", fewer.clone(), fewer));
     ways.remove(&vip("10.96.0.12:80"));
     ways.insert(vip("10.96.0.99:80"), served("nftables", ConnectionVerdict::Reject, ConnectionVerdict::Reject));
-    let report = Report::new(&state(), KubeProxyRules { vips: ways });
-    let cells: Vec<_> = report.differences.iter().map(Line::cells).collect();
+    let report = KubeProxyReport::new(&state(), KubeProxyRules { vips: ways });
+    let cells: Vec<_> = report.differences.iter().map(VipDifference::cells).collect();
     let expected = [
         [
             "default/web/tcp",
@@ -84,29 +89,29 @@ fn differences_name_what_only_one_of_the_two_has() {
         ["default/idle/tcp", "10.96.0.12:80/tcp", "everywhere", "not served", "rejected"],
     ];
     assert_eq!(cells, expected);
-    assert!(!report.is_as_meant());
+    assert!(!report.is_as_documented());
 }
 
 #[test]
-fn what_is_known_to_differ_is_told_apart() {
-    let mut ways = right("ipvs");
+fn documented_differences_are_kept_apart() {
+    let mut ways = equal_vips("ipvs");
     let here = endpoints(&["10.244.1.1:8080"]);
     ways.insert(node_port(30080), served("ipvs", here.clone(), here));
     let elsewhere = endpoints(&["10.244.2.9:8080"]);
     ways.insert(vip("10.96.0.11:80"), served("ipvs", elsewhere.clone(), elsewhere.clone()));
     ways.insert(vip("172.16.0.11:443"), served("ipvs", elsewhere.clone(), elsewhere));
-    let report = Report::new(&state(), KubeProxyRules { vips: ways });
-    assert!(report.is_as_meant(), "{}", report.text());
-    let whys: Vec<_> = report.meant.iter().map(|line| (&*line.way, line.why)).collect();
+    let report = KubeProxyReport::new(&state(), KubeProxyRules { vips: ways });
+    assert!(report.is_as_documented(), "{}", report.text());
+    let whys: Vec<_> = report.documented.iter().map(|difference| (&*difference.vip, difference.why)).collect();
     let expected = [
         ("10.96.0.11:80/tcp", Some(IPVS_LOCAL)),
-        ("172.16.0.11:443/tcp", Some(SOMEBODYS)),
+        ("172.16.0.11:443/tcp", Some(ADDRESS_IN_USE)),
         ("node port 30080/tcp (IPv4)", Some(IPVS_LOCAL)),
     ];
     assert_eq!(whys, expected);
-    // The same is none in another mode.
-    let mut ways = right("nftables");
+    // In another mode it is not documented.
+    let mut ways = equal_vips("nftables");
     let here = endpoints(&["10.244.1.1:8080"]);
     ways.insert(node_port(30080), served("nftables", here.clone(), here));
-    assert!(!Report::new(&state(), KubeProxyRules { vips: ways }).is_as_meant());
+    assert!(!KubeProxyReport::new(&state(), KubeProxyRules { vips: ways }).is_as_documented());
 }

@@ -1,4 +1,4 @@
-//! Where the texts come from: the kernel, files, the agent, the frontend.
+//! Reads the content of the archive from the kernel, files and the backend.
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
@@ -12,9 +12,9 @@ use tokio::{
     time::timeout,
 };
 
-/// How long the agent may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Files of the kernel that tell of its network.
+/// How long the backend may take for a response.
+const HTTP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Files of the kernel about its network.
 pub(super) const KERNEL_FILES: [&str; 12] = [
     "/proc/version",
     "/proc/loadavg",
@@ -29,8 +29,8 @@ pub(super) const KERNEL_FILES: [&str; 12] = [
     "/proc/net/stat/nf_conntrack",
     "/proc/net/ip_vs_stats",
 ];
-/// Settings, below `/proc/sys/net`.
-const SETTINGS: [&str; 16] = [
+/// Sysctls, below `/proc/sys/net`.
+const SYSCTLS: [&str; 16] = [
     "ipv4/ip_forward",
     "ipv4/ip_local_port_range",
     "ipv4/conf/all/rp_filter",
@@ -53,20 +53,20 @@ pub(super) fn file(path: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
 }
 
-pub(super) fn settings() -> String {
+pub(super) fn sysctls() -> String {
     let value = |name: &&str| {
         let value = file(&format!("/proc/sys/net/{name}")).unwrap_or_else(|error| format!("({error:#})"));
         format!("net.{} = {}\n", name.replace('/', "."), value.trim())
     };
-    SETTINGS.iter().map(value).collect()
+    SYSCTLS.iter().map(value).collect()
 }
 
-/// The command lines of the programs of ours that run here.
+/// The command lines of running processes of Fairlead.
 pub(super) fn processes() -> Result<String> {
     let mut text = String::new();
     for process in fs::read_dir("/proc")?.flatten().map(|entry| entry.path()) {
-        let is_ours = fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "fairlead");
-        if let (true, Ok(line)) = (is_ours, fs::read(process.join("cmdline"))) {
+        let is_fairlead = fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "fairlead");
+        if let (true, Ok(line)) = (is_fairlead, fs::read(process.join("cmdline"))) {
             let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
             text += &format!("{}: {}\n", process.display(), words.join("\n    "));
         }
@@ -74,9 +74,9 @@ pub(super) fn processes() -> Result<String> {
     Ok(text)
 }
 
-/// Every table of nf_tables, as nft would write it.
+/// All tables of nf_tables, in the syntax of nft.
 pub(super) fn nft() -> Result<Vec<(String, String)>> {
-    let mut handle = NftHandle::open().context("open nf_tables")?;
+    let mut handle = NftHandle::open().context("cannot open a netlink socket for nf_tables")?;
     let mut tables = Vec::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in handle.tables(family)? {
@@ -100,36 +100,36 @@ fn table(handle: &mut NftHandle, table: &Table) -> Result<String> {
     }
     let mut text = batch.to_string();
     for set in &sets {
-        // Gathered anew when somebody disturbs it.
+        // The dump restarts when another process changes the set.
         let add = |batch: &mut NftBatch, element: Element<'_>| batch.add_elements(table, set, [element]);
         text += &handle.elements(table, &set.name, NftBatch::new, add)?.to_string();
     }
     Ok(text)
 }
 
-/// The virtual servers of ours.
+/// Fairlead's virtual servers.
 pub(super) async fn ipvs() -> Result<String> {
     let servers = backend_ipvs::virtual_servers().await?;
     let lines = servers.iter().map(|server| format!("{server:#?}\n"));
     let text: String = lines.collect();
     if text.is_empty() {
-        bail!("there are none");
+        bail!("no virtual servers");
     }
     Ok(text)
 }
 
-/// The last state that was kept, in words.
+/// The last committed state, from the state file.
 pub(super) fn state(dir: &Path, node: &str) -> Result<String> {
     let path = dir.join("state");
     if !path.is_file() {
-        bail!("{} is not there", path.display());
+        bail!("{} does not exist", path.display());
     }
     let (_, stored) = Store::open(path, node);
-    let stored = stored.context("it cannot be read, or is of another node")?;
+    let stored = stored.context("unreadable, or of another node")?;
     Ok(serde_json::to_string_pretty(&to_json(&stored.state))?)
 }
 
-/// What a node is told.
+/// The state of a node as JSON.
 pub(super) fn to_json(state: &backend::NodeState) -> serde_json::Value {
     let services = state
         .service_ports()
@@ -138,18 +138,19 @@ pub(super) fn to_json(state: &backend::NodeState) -> serde_json::Value {
     json!({ "node": state.node(), "cluster": state.cluster(), "services": services.collect::<Vec<_>>() })
 }
 
-/// What the agent answers to GET.
-pub(super) async fn ask(agent: SocketAddr, path: &str) -> Result<String> {
-    let asked = async {
-        let mut stream = TcpStream::connect(agent).await.with_context(|| format!("connect to {agent}"))?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: {agent}\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await?;
-        anyhow::Ok(String::from_utf8_lossy(&answer).into_owned())
+/// The response of the backend to GET.
+pub(super) async fn http_get(backend: SocketAddr, path: &str) -> Result<String> {
+    let request = async {
+        let mut stream = TcpStream::connect(backend).await.with_context(|| format!("cannot connect to {backend}"))?;
+        let text = format!("GET {path} HTTP/1.1\r\nHost: {backend}\r\nConnection: close\r\n\r\n");
+        stream.write_all(text.as_bytes()).await?;
+        let mut response = Vec::new();
+        stream.read_to_end(&mut response).await?;
+        anyhow::Ok(String::from_utf8_lossy(&response).into_owned())
     };
-    let answer = timeout(PATIENCE, asked).await.with_context(|| format!("no answer within {PATIENCE:?}"))??;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no answer in HTTP")?;
+    let response =
+        timeout(HTTP_TIMEOUT, request).await.with_context(|| format!("no response within {HTTP_TIMEOUT:?}"))??;
+    let (head, body) = response.split_once("\r\n\r\n").context("not an HTTP response")?;
     let status = head.lines().next().unwrap_or_default();
     if !status.contains(" 200 ") && !status.ends_with(" 200") {
         bail!("{status}");

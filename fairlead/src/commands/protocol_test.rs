@@ -1,6 +1,6 @@
-//! `fairlead conformance`: scenarios for a backend of somebody else's, as a table or as data.
+//! `fairlead protocol-test`: runs the protocol test against a backend.
 
-use std::{fmt::Write as _, process::ExitCode};
+use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 use protocol_test::{SCENARIOS, ScenarioResult, Server, TestOptions, TestReport, Verdict};
@@ -8,50 +8,52 @@ use runtime::Shutdown;
 use serde_json::json;
 
 use crate::{
-    cli::{ConformanceArgs, Output},
+    cli::{OutputFormat, ProtocolTestArgs},
+    exit_code::ExitCode,
     print,
     table::Table,
 };
 
-/// Plays what is asked for, and says by the exit code whether all is well.
-pub(crate) async fn run(args: ConformanceArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
-    let ConformanceArgs { listen, node, scenario, list, patience, state_command, backend_log, output, command } = args;
+/// Runs the scenarios, and prints their results.
+pub(crate) async fn run(args: ProtocolTestArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
+    let ProtocolTestArgs { listen, node, scenario, list, timeout, state_command, backend_log, output, command } = args;
     if list {
         let values: Vec<_> = SCENARIOS
             .iter()
             .map(|scenario| json!({ "scenario": scenario.name, "rule": scenario.rule, "link": scenario.link() }))
             .collect();
-        print::value(output, &values, listed)?;
-        return Ok(ExitCode::SUCCESS);
+        print::value(output, &values, scenario_table)?;
+        return Ok(ExitCode::Success);
     }
     let server = Server::listen(&listen).await?;
     if command.is_empty() {
-        eprintln!("fairlead: start the backend for node {node} with the frontend {}", server.address());
+        eprintln!("fairlead: start the backend for node {node} with the frontend address {}", server.address());
     }
     let log = backend_log;
-    let options = TestOptions { node: node.into(), scenarios: scenario, patience, command, state_command, log };
-    let tell = |outcome: &ScenarioResult| {
-        if output == Output::Table {
+    let options =
+        TestOptions { node: node.into(), scenarios: scenario, patience: timeout, command, state_command, log };
+    let print_result = |outcome: &ScenarioResult| {
+        if output.format == OutputFormat::Table {
             eprintln!("{}  {}", outcome.verdict, outcome.scenario);
         }
     };
     let report = tokio::select! {
         () = shutdown.recv() => bail!("interrupted"),
-        report = protocol_test::run(server, options, tell) => report?,
+        report = protocol_test::run(server, options, print_result) => report?,
     };
     print::value(output, &report, || render(&report))?;
-    Ok(if report.count(Verdict::Fail) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitCode::of_check(report.count(Verdict::Fail) == 0))
 }
 
-fn listed() -> Table {
-    let mut table = Table::new(&["SCENARIO", "WHAT THE PROTOCOL SAYS", "WHERE"]);
+fn scenario_table() -> Table {
+    let mut table = Table::new(&["SCENARIO", "RULE", "LINK"]);
     for scenario in SCENARIOS {
         table.row([scenario.name.to_owned(), scenario.rule.to_owned(), scenario.link()]);
     }
     table
 }
 
-/// The table, what the protocol says about that which failed, and the sum.
+/// The table of results, the rules that were violated, and totals.
 fn render(report: &TestReport) -> String {
     let mut table = Table::new(&["SCENARIO", "RESULT", "SECONDS", "SEEN"]);
     for ScenarioResult { scenario, verdict, observed, seconds, .. } in &report.results {
@@ -60,8 +62,15 @@ fn render(report: &TestReport) -> String {
     let mut text = table.to_string();
     for outcome in report.results.iter().filter(|outcome| outcome.verdict == Verdict::Fail) {
         let ScenarioResult { scenario, observed, rule, link, .. } = outcome;
-        // Writing to a string does not fail.
-        let _ = write!(text, "\n{scenario}: the backend {observed}.\n  {rule}\n  {link}\n");
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            "
+{scenario}: the backend {observed}.
+  {rule}
+  {link}
+"
+        );
     }
     let [passed, failed, skipped] = [Verdict::Pass, Verdict::Fail, Verdict::Skip].map(|verdict| report.count(verdict));
     let _ = writeln!(text, "\n{passed} passed, {failed} failed, {skipped} skipped");
@@ -73,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_failed_is_explained_and_all_is_counted() {
+    fn failures_are_explained_and_results_counted() {
         let outcome = |scenario, verdict, observed: &str| ScenarioResult {
             scenario,
             verdict,

@@ -1,0 +1,168 @@
+//! The command line, merged with the file that `--config` names.
+
+use std::{ffi::OsString, path::PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{ArgAction, ArgMatches, Command, CommandFactory as _, FromArgMatches as _, ValueEnum as _, value_parser};
+
+use super::{Document, FieldWarning, Kind, Role, Setting, Target, kube_proxy::Translation, settings};
+use crate::{
+    cli::{BackendName, Cli, Effective},
+    kubectl::CalledBy,
+};
+
+/// A command with its settings.
+#[derive(Debug)]
+pub(crate) struct Parsed {
+    pub(crate) cli: Cli,
+    /// All settings with their origins.
+    pub(crate) effective: Effective,
+    /// The file of `--config`.
+    pub(crate) file: Option<PathBuf>,
+    /// Fields of it without effect.
+    pub(crate) warnings: Vec<FieldWarning>,
+}
+
+/// Of these, a flag replaces the other one in the file too.
+const SOURCES: [&str; 2] = ["manifests", "kubeconfig"];
+
+/// The command line of [`Cli`], where a switch that a file may turn on can be turned off: `--shadow=false`.
+pub(crate) fn command() -> Command {
+    let backends = |command: Command| command.mut_subcommands(with_switch_values);
+    Cli::command()
+        .mut_subcommand("frontend", with_switch_values)
+        .mut_subcommand("local", with_switch_values)
+        .mut_subcommand("backend", backends)
+}
+
+/// Lets switches take `=true` and `=false`.
+pub(super) fn with_switch_values(command: Command) -> Command {
+    command.mut_args(|arg| match arg.get_action() {
+        ArgAction::SetTrue => arg
+            .action(ArgAction::Set)
+            .value_parser(value_parser!(bool))
+            .value_name("true|false")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_value("false")
+            .default_missing_value("true")
+            .hide_default_value(true)
+            .hide_possible_values(true),
+        _ => arg,
+    })
+}
+
+/// Parses a command line, which begins with the program's name.
+///
+/// # Errors
+/// [`clap::Error`] for the command line alone; others name the file and the field.
+pub(crate) fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Parsed> {
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let mut command = match CalledBy::of(arguments.first().map(AsRef::as_ref)) {
+        CalledBy::Kubectl => command().bin_name("kubectl fairlead"),
+        CalledBy::Name | CalledBy::Completion => command(),
+    };
+    let matches = command.try_get_matches_from_mut(&arguments)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    let Some(file) = cli.command.config_file().cloned() else {
+        cli.validate()?;
+        return Ok(Parsed { cli, effective: Effective::of(&command, &matches, &[]), file: None, warnings: Vec::new() });
+    };
+    let text = Document::read_text(&file)?;
+    let mut read = || -> Result<_> {
+        let (mut settings, warnings) = given_settings(Document::parse(&text)?, &matches)?;
+        let given = leaf(&matches).1;
+        if SOURCES.iter().any(|source| given.try_contains_id(source).unwrap_or(false)) {
+            settings.retain(|setting| !SOURCES.contains(&setting.field.as_str()));
+        }
+        cli.replace(&settings)?;
+        let mut command = without_defaults(self::command());
+        cli.update_from_arg_matches(&command.try_get_matches_from_mut(&arguments)?)?;
+        cli.validate()?;
+        Ok((settings, warnings))
+    };
+    let (settings, warnings) = read().with_context(|| file.display().to_string())?;
+    Ok(Parsed { cli, effective: Effective::of(&command, &matches, &settings), file: Some(file), warnings })
+}
+
+/// The settings of a document for a command, by the names of its subcommands.
+///
+/// # Errors
+/// [`FieldErrors`](super::FieldErrors), all at once.
+pub(crate) fn load(
+    document: Document,
+    target: Target,
+    path: &[impl AsRef<str>],
+) -> Result<(Vec<Setting>, Vec<FieldWarning>)> {
+    let Document { kind, fields, mut warnings } = document;
+    let mut command = command();
+    command.build();
+    let command = path.iter().try_fold(&command, |command, name| command.find_subcommand(name.as_ref()));
+    let command = command.context("there is no such command")?;
+    if kind != Kind::KubeProxy {
+        return Ok((settings::of_fields(command, fields)?, warnings));
+    }
+    let Translation { mut settings, warnings: more } = target.translate(&fields)?;
+    warnings.extend(more);
+    // The subcommands of `backend` that name a backend have no flag for it.
+    settings.retain(|setting| settings::flags(command).any(|(flag, _)| settings::field_of(flag) == setting.field));
+    Ok((settings, warnings))
+}
+
+/// The command of a kind of file, with the settings of one alone.
+///
+/// # Errors
+/// [`FieldErrors`](super::FieldErrors), or settings that contradict each other.
+pub(crate) fn command_with(kind: Kind, settings: &[Setting]) -> Result<Cli> {
+    let arguments = [&["fairlead"], kind.command()].concat();
+    let mut cli = Cli::from_arg_matches(&command().try_get_matches_from(arguments)?)?;
+    cli.replace(settings)?;
+    cli.validate()?;
+    Ok(cli)
+}
+
+/// The settings of a file for the command that is called.
+fn given_settings(mut document: Document, matches: &ArgMatches) -> Result<(Vec<Setting>, Vec<FieldWarning>)> {
+    let (path, given) = leaf(matches);
+    let (command, subcommand) = (path.first().copied().unwrap_or_default(), path.get(1).copied());
+    let wanted = Kind::OURS.into_iter().find(|kind| kind.command().first() == Some(&command));
+    let role = if wanted == Some(Kind::Local) { Role::Local } else { Role::Backend };
+    let named = subcommand.and_then(|name| BackendName::from_str(name, false).ok());
+    match document.kind {
+        Kind::KubeProxy if wanted == Some(Kind::Frontend) => {
+            bail!("kind: {} is for `local` and `backend`, not for `{command}`", document.kind.name())
+        }
+        Kind::KubeProxy => {}
+        kind if wanted != Some(kind) => {
+            bail!("kind: {} is for `fairlead {}`, not for `{command}`", kind.name(), kind.command().join(" "))
+        }
+        _ => {
+            if let Some(named) = named
+                && let Some(backend) = document.fields.remove("backend")
+                && backend.as_str().and_then(|name| BackendName::from_str(name, false).ok()) != Some(named)
+            {
+                bail!("backend: {backend} does not match `fairlead backend {}`", named.name());
+            }
+        }
+    }
+    let flag = given.try_get_one::<BackendName>("backend").ok().flatten().copied();
+    load(document, Target { role, backend: flag.or(named) }, &path)
+}
+
+/// The names of the subcommands, and the arguments of the last one.
+fn leaf(mut matches: &ArgMatches) -> (Vec<&str>, &ArgMatches) {
+    let mut path = Vec::new();
+    while let Some((name, inner)) = matches.subcommand() {
+        path.push(name);
+        matches = inner;
+    }
+    (path, matches)
+}
+
+/// A command whose matches contain only what the command line and the environment set.
+fn without_defaults(command: Command) -> Command {
+    command.mut_args(|arg| arg.default_values([""; 0])).mut_subcommands(without_defaults)
+}
+
+#[cfg(test)]
+mod tests;
