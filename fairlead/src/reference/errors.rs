@@ -94,8 +94,8 @@ const MESSAGES: &[MessageSource] = &[
         fix: "As above. `fairlead status --node NODE` lists it. It is resolved when the other service port is removed.",
     },
     MessageSource {
-        path: "backend-ipvs/src/driver.rs",
-        marks: &["is in a range that was said"],
+        path: "backend-ipvs/src/applied.rs",
+        marks: &["is excluded by"],
         heading: "A node rejects a service port: its address is excluded",
         fix: "Remove the address from `--ipvs-exclude-cidrs`, or give the Service another one. All other reasons that a node reports come from \
               the kernel or `iptables-restore`, and are retried.",
