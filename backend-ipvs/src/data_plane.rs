@@ -1,5 +1,5 @@
-//! The IPVS part of the driver: reads what the kernel contains, computes the desired objects, executes the difference. There are no
-//! transactions, so each operation is accepted or rejected on its own.
+//! The IPVS part of the driver: reads what the kernel contains, computes the desired objects, executes the difference.
+//! There are no transactions, so each operation is accepted or rejected on its own.
 
 #[cfg(test)]
 mod tests;

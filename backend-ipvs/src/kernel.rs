@@ -1,5 +1,5 @@
-//! The interface to the kernel: prepare it, list our objects, change them. Implemented over netlink, as a dry run, and for tests as a
-//! fake that checks what the kernel checks.
+//! The interface to the kernel: prepare it, list our objects, change them. Implemented over netlink, as a dry run, and
+//! for tests as a fake that checks what the kernel checks.
 
 mod dry_run;
 #[cfg(test)]
@@ -67,8 +67,8 @@ pub(crate) struct Base {
     pub(crate) arp: Arp,
 }
 
-/// Which virtual servers are ours: those with a mark of ours, at an address of our device, at a VIP or node port in our sets, and those
-/// that should exist; but none in the excluded ranges.
+/// Which virtual servers are ours: those with a mark of ours, at an address of our device, at a VIP or node port in our
+/// sets, and those that should exist; but none in the excluded ranges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ours {
     pub(crate) wanted: HashSet<VirtualServerKey>,

@@ -1,4 +1,5 @@
-//! What was applied last: enough to know what the kernel contains without reading it. Elements are not kept, they follow.
+//! What was applied last: enough to know what the kernel contains without reading it. Elements are not kept, they
+//! follow.
 
 use std::net::IpAddr;
 

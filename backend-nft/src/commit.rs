@@ -1,8 +1,8 @@
-//! Commits service ports to the kernel: in one transaction when they change little, otherwise in several that take about the same
-//! time, each service port in one of them.
+//! Commits service ports to the kernel: in one transaction when they change little, otherwise in several that take
+//! about the same time, each service port in one of them.
 //!
 //! ```text
-//!   cold:  [ base ruleset, urgent ]  [ all pool chains, some ]  [ some ] ... [ the last; what is not needed is deleted ]
+//!   cold:  [ base ruleset, urgent ]  [ all pool chains, some ]  [ some ] ... [ the last, and deletions ]
 //! ```
 
 mod batch_sizer;

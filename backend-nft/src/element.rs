@@ -109,9 +109,10 @@ pub(crate) enum Verdict {
 /// The name of the chain behind [`Verdict::Reject`].
 pub(crate) const REJECT: &str = "reject";
 
-/// How many clients [`Map::Affinity`] and [`Map::NodePortAffinity`] can store, each: one entry of about 155 bytes for each client
-/// address and VIP, so 30 MB when full. The kernel sets aside 2 MB for its buckets at once (8 bytes for each of four thirds,
-/// rounded up to a power of two, which this number just meets). Beyond that, new clients are served but not remembered.
+/// How many clients [`Map::Affinity`] and [`Map::NodePortAffinity`] can store, each: one entry of about 155 bytes for
+/// each client address and VIP, so 30 MB when full. The kernel sets aside 2 MB for its buckets at once (8 bytes for
+/// each of four thirds, rounded up to a power of two, which this number just meets). Beyond that, new clients are
+/// served but not remembered.
 const MAX_CLIENTS: u32 = 196_608;
 
 // === impl Map ===
@@ -152,9 +153,9 @@ impl Map {
 
     /// The map of the cluster pools of VIPs that have so many endpoints.
     ///
-    /// A new rule costs the kernel a look at each element of its map, and a new element one at each rule. There is a rule for each
-    /// number of endpoints; so most elements, those of small pools, are in a map with few rules, and a large pool, which
-    /// often comes to a number that no other has, is in a map with few elements.
+    /// A new rule costs the kernel a look at each element of its map, and a new element one at each rule. There is a
+    /// rule for each number of endpoints; so most elements, those of small pools, are in a map with few rules, and a
+    /// large pool, which often comes to a number that no other has, is in a map with few elements.
     pub(crate) const fn endpoints(count: u32) -> Self {
         match count {
             0..=16 => Self::Endpoints,
@@ -445,7 +446,8 @@ impl Element {
             _ => return None,
         };
         let read = Self { vip, map, index, data };
-        // Whatever the fields do not show (padding, a second address, another VIP at the end) must be as we would write it.
+        // Whatever the fields do not show (padding, a second address, another VIP at the end) must be as we would write
+        // it.
         let same_end = read.key_end().is_none_or(|end| end[..] == *key_end);
         (read.key()[..] == *element.key && same_end).then_some(read)
     }

@@ -1,5 +1,5 @@
-//! The interface to the kernel: list our tables, commit a transaction. Implemented over netlink, as a dry run, and for tests as a
-//! fake that checks what the kernel checks.
+//! The interface to the kernel: list our tables, commit a transaction. Implemented over netlink, as a dry run, and for
+//! tests as a fake that checks what the kernel checks.
 
 mod dry_run;
 mod encode;

@@ -1,7 +1,8 @@
 //! Programs Kubernetes Services into nftables, over netlink, without starting a process.
 //!
-//! Rules are slow to change and elements of maps are fast. So the rules are few, the same whatever services there are, and
-//! nearly all changes are changes of elements. For each family there is one table, `ip fairlead` and `ip6 fairlead`:
+//! Rules are slow to change and elements of maps are fast. So the rules are few, the same whatever services there are,
+//! and nearly all changes are changes of elements. For each family there is one table, `ip fairlead` and `ip6
+//! fairlead`:
 //!
 //! ```text
 //!  prerouting ─┐                  ┌ vips ────────────────────▶ cluster-ip-pool-3 ─▶ pool-3       ─▶ endpoints
@@ -36,13 +37,14 @@
 //! | chain `masq-pool-<n>`, `masq-nodeport-pool-<n>` | masquerade; then the pool |
 //! | chain `affine-...-<n>-<timeout>s` | with session affinity: the client's endpoint, or one to be remembered; without room for it, the pool |
 //!
-//! The chains with a number are made when the first service port has so many endpoints, and are shared by all that have. An
-//! endpoint that is replaced is one element; one that is added is one element and the VIP's verdict; one that is removed leaves
-//! its place to the last one. Everything is one transaction, unless it is so much that nobody else should have to wait for it (`commit`).
+//! The chains with a number are made when the first service port has so many endpoints, and are shared by all that
+//! have. An endpoint that is replaced is one element; one that is added is one element and the VIP's verdict; one that
+//! is removed leaves its place to the last one. Everything is one transaction, unless it is so much that nobody else
+//! should have to wait for it (`commit`).
 //!
-//! How a change becomes a transaction, from the inside out: `slots` (which endpoint has which), `desired`, `observed` and
-//! `applied` (the three states), `plan` (the difference, in a safe order), `commit` (in batches), `kernel`; `data_plane` puts
-//! them together for the driver.
+//! How a change becomes a transaction, from the inside out: `slots` (which endpoint has which), `desired`, `observed`
+//! and `applied` (the three states), `plan` (the difference, in a safe order), `commit` (in batches), `kernel`;
+//! `data_plane` puts them together for the driver.
 
 mod applied;
 mod commit;

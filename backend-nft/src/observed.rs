@@ -44,8 +44,8 @@ struct ObservedTable {
 // === impl Observed ===
 
 impl Observed {
-    /// Takes in what was listed. Returns what has to be repaired besides the elements of service ports; `is_owned`: whether a
-    /// VIP belongs to one.
+    /// Takes in what was listed. Returns what has to be repaired besides the elements of service ports; `is_owned`:
+    /// whether a VIP belongs to one.
     pub(crate) fn new(
         listings: PerFamily<Listing>,
         base: &PerFamily<Base>,
@@ -175,7 +175,8 @@ impl Before for Observed {
 
 // === the base ruleset ===
 
-/// Whether the objects with our names have our definitions. If not, another program (perhaps an older version) built the table.
+/// Whether the objects with our names have our definitions. If not, another program (perhaps an older version) built
+/// the table.
 fn fits(listing: &Listing, base: &Base) -> bool {
     let same_table = listing.table.as_ref().is_some_and(|table| table.comment == base.table.comment);
     let same_sets = listing.sets.iter().all(|set| {
@@ -190,8 +191,8 @@ fn fits(listing: &Listing, base: &Base) -> bool {
     same_table && same_sets && same_chains && ranges_are_distinct(listing)
 }
 
-/// Whether ranges can be deleted. The kernel deletes the range that starts with the key, or contains it: if another process has
-/// added overlapping ranges, that may be another one.
+/// Whether ranges can be deleted. The kernel deletes the range that starts with the key, or contains it: if another
+/// process has added overlapping ranges, that may be another one.
 fn ranges_are_distinct(listing: &Listing) -> bool {
     let ours = listing.elements.windows(2).all(|pair| match [pair[0].data, pair[1].data] {
         [Data::Range(one), Data::Range(next)] => pair[0].vip != pair[1].vip || one.last < next.first,

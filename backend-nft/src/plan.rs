@@ -6,8 +6,8 @@
 //!   Repairs (of the base ruleset)                  ──┘
 //! ```
 //!
-//! The order: add tables, chains, maps; delete elements; add rules of pool chains; add elements; add other rules and base chains;
-//! delete chains, maps. So no rule or element refers to an object that does not exist yet or any more.
+//! The order: add tables, chains, maps; delete elements; add rules of pool chains; add elements; add other rules and
+//! base chains; delete chains, maps. So no rule or element refers to an object that does not exist yet or any more.
 
 mod diff;
 mod refs;
@@ -137,8 +137,8 @@ impl Plan {
         Self::fill(before, (updates, active), repairs, (Budget::Unlimited, Ahead::Nothing), unneeded, effective)
     }
 
-    /// The same for as many of the `active` as the budget allows, see [`Plan::taken`]: at least one, and each completely. While
-    /// some are left, nothing that is not needed is deleted.
+    /// The same for as many of the `active` as the budget allows, see [`Plan::taken`]: at least one, and each
+    /// completely. While some are left, nothing that is not needed is deleted.
     pub(crate) fn fill(
         before: &impl Before,
         (updates, active): (&[ServicePortUpdate<Desired>], &[u32]),

@@ -2,9 +2,9 @@
 //! [`DataPlane`], which translates service ports for one part of the kernel.
 //!
 //! ```text
-//!   reconcile ─▶ VIP ownership ─▶ DataPlane::reconcile: observed, desired, plan, commit ──┐
-//!   apply ─┬─ nothing applied, or a rejected service port changed ─▶ reconcile            ├─▶ applied state ─▶ SyncReport
-//!          └─ affected service ports ─▶ DataPlane::update: desired, plan, commit ─────────┘
+//!   reconcile ─▶ VIP ownership ─▶ DataPlane::reconcile: observed, desired, plan, commit ─┐
+//!   apply ─┬─ nothing applied, or a rejected service port changed ─▶ reconcile           ├─▶ applied ─▶ SyncReport
+//!          └─ affected service ports ─▶ DataPlane::update: desired, plan, commit ────────┘
 //!                                         └─ the kernel rejected it ─▶ reconcile
 //! ```
 //!

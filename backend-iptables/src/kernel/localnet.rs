@@ -1,4 +1,5 @@
-//! The sysctl that makes the kernel route packets between loopback addresses and other hosts, for node ports on 127.0.0.0/8.
+//! The sysctl that makes the kernel route packets between loopback addresses and other hosts, for node ports on
+//! 127.0.0.0/8.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! The data plane over a kernel that checks operations: random histories, restarts, drains, rejections, foreign objects.
+//! The data plane over a kernel that checks operations: random histories, restarts, drains, rejections, foreign
+//! objects.
 
 use backend::{
     Backend, SyncReport,
@@ -110,7 +111,8 @@ fn similar(left: Vec<String>, right: Vec<String>, at: &str) {
     assert!(more.is_empty() && less.is_empty(), "{at}\ntoo much {more:#?}\nmissing {less:#?}");
 }
 
-/// With connections everywhere: nothing that stays is ever removed, and when the connections have ended nothing is left of what went.
+/// With connections everywhere: nothing that stays is ever removed, and when the connections have ended nothing is left
+/// of what went.
 #[tokio::test(start_paused = true)]
 async fn needed_objects_are_never_removed_and_drained_ones_always() {
     for seed in 0..40 {
@@ -347,7 +349,8 @@ async fn replacing_an_endpoint_changes_only_its_destinations() {
     assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4);
 }
 
-/// Where the kernel lacks a scheduler the Service is served in turn, which is said, and tried again when the Service changes.
+/// Where the kernel lacks a scheduler the Service is served in turn, which is said, and tried again when the Service
+/// changes.
 #[tokio::test(start_paused = true)]
 async fn a_missing_scheduler_is_replaced_and_retried() {
     let kernel = Fake::default();

@@ -1,5 +1,5 @@
-//! Compares the kernel with the applied state from time to time, because IPVS, ipset and addresses have no notifications that would
-//! do: whether our objects are still there, and whether destinations have drained.
+//! Compares the kernel with the applied state from time to time, because IPVS, ipset and addresses have no
+//! notifications that would do: whether our objects are still there, and whether destinations have drained.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -87,8 +87,8 @@ impl<K> IpvsDataPlane<K> {
         Ok(None)
     }
 
-    /// Removes the draining destinations of these virtual servers whose connections have ended or whose time is over. Where the
-    /// virtual server goes too, only established connections count: its address may be needed elsewhere.
+    /// Removes the draining destinations of these virtual servers whose connections have ended or whose time is over.
+    /// Where the virtual server goes too, only established connections count: its address may be needed elsewhere.
     pub(super) async fn remove_drained(
         &mut self,
         applied: &mut AppliedState,

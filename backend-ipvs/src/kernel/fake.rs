@@ -1,5 +1,5 @@
-//! A kernel for tests: it holds pieces, and refuses what the kernel refuses. Shared by the instances of a test, as one process after the
-//! other shares the kernel of a node.
+//! A kernel for tests: it holds pieces, and refuses what the kernel refuses. Shared by the instances of a test, as one
+//! process after the other shares the kernel of a node.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},

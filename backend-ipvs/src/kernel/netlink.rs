@@ -39,7 +39,8 @@ impl Netlink {
         self.run(|worker| worker.families()).await
     }
 
-    /// All our objects, and the connection counts of the destinations among them. Loads no module: nothing without IPVS.
+    /// All our objects, and the connection counts of the destinations among them. Loads no module: nothing without
+    /// IPVS.
     pub(crate) async fn look(&self) -> Result<(Objects, ConnectionCounts)> {
         self.run(Worker::look).await
     }

@@ -1,5 +1,5 @@
-//! The rules, which are the same for all Services: compared as text with what `iptables-save` prints, and written where they differ. This
-//! happens at the start and when facts of the node or the cluster change.
+//! The rules, which are the same for all Services: compared as text with what `iptables-save` prints, and written where
+//! they differ. This happens at the start and when facts of the node or the cluster change.
 
 use anyhow::{Context as _, Result};
 use iptables::{Ruleset, Script, Tools, Variant, block_on, save_all};

@@ -12,7 +12,8 @@ use crate::{
 const ONE: &str = "10.244.1.1:8080";
 const TWO: &str = "10.244.1.2:8080";
 
-/// What is shown after a service had these endpoints, one list after the other, while each destination carries three connections.
+/// What is shown after a service had these endpoints, one list after the other, while each destination carries three
+/// connections.
 async fn shown(history: [&[&str]; 2]) -> Vec<VirtualServer> {
     let kernel = Fake::default();
     for endpoints in history {

@@ -1,4 +1,5 @@
-//! Large differences: several transactions have the result of one, urgent service ports come first, nothing is interrupted.
+//! Large differences: several transactions have the result of one, urgent service ports come first, nothing is
+//! interrupted.
 
 use std::collections::BTreeSet;
 

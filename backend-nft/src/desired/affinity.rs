@@ -1,4 +1,5 @@
-//! Session affinity: a client that connects again within the timeout gets the endpoint that it had, as long as that is in the pool.
+//! Session affinity: a client that connects again within the timeout gets the endpoint that it had, as long as that is
+//! in the pool.
 //!
 //! ```text
 //!   affine-pool-3-60s:  1. a known client      affinity { VIP . client } = endpoint, endpoint . VIP is in live:  renew, dnat
@@ -7,12 +8,13 @@
 //!                       3. set full              goto pool-3
 //! ```
 //!
-//! One map holds the clients of all service ports, whatever their timeouts: each entry has its own. An endpoint that leaves a pool leaves
-//! `live`, and so none of its clients is known any more.
+//! One map holds the clients of all service ports, whatever their timeouts: each entry has its own. An endpoint that
+//! leaves a pool leaves `live`, and so none of its clients is known any more.
 //!
-//! All is in its place for the next lookup. nft cannot print that: it aborts at a rule in which what comes out of a map is part of a key, or
-//! is remembered. So there is a word before the endpoint, and after the lookup a constant is loaded over it: what is behind it nft then takes for
-//! what was loaded there before, which is the source of the reply. That is not looked at, but it is what the endpoint will be.
+//! All is in its place for the next lookup. nft cannot print that: it aborts at a rule in which what comes out of a map
+//! is part of a key, or is remembered. So there is a word before the endpoint, and after the lookup a constant is
+//! loaded over it: what is behind it nft then takes for what was loaded there before, which is the source of the reply.
+//! That is not looked at, but it is what the endpoint will be.
 //!
 //! ```text
 //!   0 . endpoint . port . VIP . protocol . port . client, or place in the pool       in IPv6 all sixteen registers

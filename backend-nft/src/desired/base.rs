@@ -98,8 +98,8 @@ fn services(family: IpFamily) -> FixedChain {
     }
 }
 
-/// Pods and the node itself reach all endpoints, for they do not come from outside; everybody else those on this node, with their
-/// own address.
+/// Pods and the node itself reach all endpoints, for they do not come from outside; everybody else those on this node,
+/// with their own address.
 fn policy_local(
     family: IpFamily,
     effective: &EffectiveOptions,
@@ -164,8 +164,8 @@ fn source_check(family: IpFamily) -> FixedChain {
     }
 }
 
-/// What is still addressed to a cluster IP after everything that leads to an endpoint has been translated. Whatever the protocol: an
-/// echo request, which nobody answers here, is refused as well.
+/// What is still addressed to a cluster IP after everything that leads to an endpoint has been translated. Whatever the
+/// protocol: an echo request, which nobody answers here, is refused as well.
 fn cluster_ips_check(family: IpFamily, cluster: &ClusterInfo) -> FixedChain {
     let active = Line::new(family).addressed_to(Map::ClusterIps).goto(REJECT);
     let mut rules = vec![active.comment("a cluster IP, but no port of its service")];

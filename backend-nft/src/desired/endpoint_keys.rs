@@ -1,5 +1,5 @@
-//! The keys that the endpoint maps should have, so that a large map can be listed by its keys instead of dumped: the kernel finds
-//! an element by its key at once, but the time for a dump grows with the square of the size of the map.
+//! The keys that the endpoint maps should have, so that a large map can be listed by its keys instead of dumped: the
+//! kernel finds an element by its key at once, but the time for a dump grows with the square of the size of the map.
 
 use std::{
     collections::BTreeMap,

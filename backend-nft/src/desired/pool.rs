@@ -1,5 +1,5 @@
-//! The chains that choose an endpoint: one for each distinct number of endpoints, shared by all service ports that have so
-//! many, made when the first needs it and deleted when nobody does any more.
+//! The chains that choose an endpoint: one for each distinct number of endpoints, shared by all service ports that have
+//! so many, made when the first needs it and deleted when nobody does any more.
 //!
 //! ```text
 //!   vips ──▶ cluster-ip-pool-3 (mark, unless from a pod) ──▶ pool-3 ──▶ endpoints { VIP . 0, VIP . 1, VIP . 2 }
@@ -187,8 +187,8 @@ impl PoolChain {
         marking.into_iter().chain([go_on]).collect()
     }
 
-    /// A packet may see an old verdict and new maps, or the reverse: then its place may be gone, but there is place 0 while there
-    /// is any. It must never leave untranslated, for its connection would stay so.
+    /// A packet may see an old verdict and new maps, or the reverse: then its place may be gone, but there is place 0
+    /// while there is any. It must never leave untranslated, for its connection would stay so.
     fn choose(self, family: IpFamily) -> Vec<Rule> {
         let map = self.kind.endpoints(self.count);
         let place = match self.kind.class() {

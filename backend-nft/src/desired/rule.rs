@@ -1,6 +1,7 @@
 //! Rules, written in the order in which nft prints them.
 //!
-//! A key is built in the registers from the first one on, field after field; what comes out of a map lands in the same place.
+//! A key is built in the registers from the first one on, field after field; what comes out of a map lands in the same
+//! place.
 
 use backend::dataplane::{IFNAMSIZ, InterfaceName};
 use ipnet::IpNet;

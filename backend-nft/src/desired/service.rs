@@ -59,8 +59,8 @@ pub(crate) struct Slots {
     pub(crate) local: Vec<Option<Endpoint>>,
 }
 
-/// What a service port puts into the maps of one family, with its endpoints in the order of the pool. `owned`: whether a VIP
-/// belongs to this service port; `node`: the node's own addresses. `None`: nothing.
+/// What a service port puts into the maps of one family, with its endpoints in the order of the pool. `owned`: whether
+/// a VIP belongs to this service port; `node`: the node's own addresses. `None`: nothing.
 pub(crate) fn desired(
     service: &ServicePortState,
     family: IpFamily,
@@ -119,7 +119,8 @@ impl Desired {
         self.vips.iter().map(|(vip, _)| vip)
     }
 
-    /// Leaves endpoints in the slots that they have in the kernel. To be called once, while they are in the order of the pool.
+    /// Leaves endpoints in the slots that they have in the kernel. To be called once, while they are in the order of
+    /// the pool.
     pub(crate) fn keep_slots(&mut self, applied: &Slots) {
         for (endpoints, slots) in [(&mut self.cluster, &applied.cluster), (&mut self.local, &applied.local)] {
             if !slots.is_empty() {
@@ -177,7 +178,8 @@ impl Desired {
         to.extend(ranges.map(|range| Element { vip, map: Map::SourceRanges, index: 0, data: Data::Range(*range) }));
     }
 
-    /// Appends those that other service ports may need as well, sorted: of its endpoints on this node, and of its cluster IP.
+    /// Appends those that other service ports may need as well, sorted: of its endpoints on this node, and of its
+    /// cluster IP.
     pub(crate) fn shared(&self, to: &mut Vec<Element>) {
         to.extend(self.local.iter().map(|endpoint| Element {
             vip: Vip::AddressPort { address: endpoint.address, port: endpoint.port.get(), protocol: self.protocol },

@@ -1,7 +1,8 @@
 //! Who may use a load-balancer IP: source ranges, without overlaps.
 //!
-//! The kernel refuses a range that begins or ends inside another one, but not one that encloses it, and deletes by the first
-//! address. So ranges of one VIP are merged before they become elements, and what is deleted is exactly what was added.
+//! The kernel refuses a range that begins or ends inside another one, but not one that encloses it, and deletes by the
+//! first address. So ranges of one VIP are merged before they become elements, and what is deleted is exactly what was
+//! added.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,5 @@
-//! What leads to a service port, as the beginning of a key. In [`super::Map::Hairpin`] it is the endpoint that a packet was sent on to.
+//! What leads to a service port, as the beginning of a key. In [`super::Map::Hairpin`] it is the endpoint that a packet
+//! was sent on to.
 
 use std::net::IpAddr;
 

@@ -15,14 +15,16 @@ use crate::{
     plan::{Elements, Operation},
 };
 
-/// The most elements in a message. An IPv6 element with a verdict takes less than 110 bytes, and a message holds 65,000.
+/// The most elements in a message. An IPv6 element with a verdict takes less than 110 bytes, and a message holds
+/// 65,000.
 const CHUNK: usize = 512;
 
 /// A transaction in the kernel's form.
 #[derive(Debug)]
 pub(super) struct Encoded<'a> {
     pub(super) batch: NftBatch,
-    /// Messages with elements, sorted: the index of the message, the elements that it is from, and where in them it starts.
+    /// Messages with elements, sorted: the index of the message, the elements that it is from, and where in them it
+    /// starts.
     origins: Vec<(usize, &'a Elements, usize)>,
 }
 

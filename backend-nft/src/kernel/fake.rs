@@ -1,5 +1,5 @@
-//! A kernel of values that checks what the real one checks: names exist, keys are free, nothing that is referred to goes. And
-//! one that refuses what a test tells it to.
+//! A kernel of values that checks what the real one checks: names exist, keys are free, nothing that is referred to
+//! goes. And one that refuses what a test tells it to.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -138,7 +138,8 @@ impl Worker {
         Ok(listing)
     }
 
-    /// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other ones.
+    /// Lists a large map by its keys, if it has exactly as many elements as it should have. `false` when it has other
+    /// ones.
     fn lookup(&mut self, family: IpFamily, map: Map, keys: &EndpointKeys, listing: &mut Listing) -> Result<bool> {
         let (len, table) = (keys.len(family, map), self.names.table(family));
         let count = |handle: &mut NftHandle| handle.count(table, map.name());

@@ -19,8 +19,8 @@ use crate::{
     element::{Element, Map},
 };
 
-/// How many unused chains a table keeps: a service that is rolled out returns to the sizes that it had, and for a new chain the kernel
-/// walks over all elements of a map. With more, all of them are deleted at once.
+/// How many unused chains a table keeps: a service that is rolled out returns to the sizes that it had, and for a new
+/// chain the kernel walks over all elements of a map. With more, all of them are deleted at once.
 const MAX_IDLE: usize = 64;
 
 /// The changes of one table.
@@ -132,7 +132,8 @@ impl Stage {
             let gone = std::mem::take(&mut self.gone[map as usize]);
             operations.extend((!gone.list.is_empty()).then_some(Operation::DeleteElements(map, gone)));
         }
-        // Before the elements: for a rule that refers to a map the kernel walks over its elements, which takes 20 ms for 100,000.
+        // Before the elements: for a rule that refers to a map the kernel walks over its elements, which takes 20 ms
+        // for 100,000.
         for chain in made.into_iter().chain(pools) {
             let rules = chain.rules(family, effective).into_iter();
             operations.extend(rules.map(|rule| Operation::AddRule(chain.to_string(), rule)));
@@ -147,7 +148,8 @@ impl Stage {
         (operations, delta)
     }
 
-    /// The new reference counts. Takes in shared elements that are added and deleted. `broken`: chains with other rules.
+    /// The new reference counts. Takes in shared elements that are added and deleted. `broken`: chains with other
+    /// rules.
     fn delta(&mut self, refs: &Refs, broken: &[PoolChain], unneeded: Unneeded) -> RefChanges {
         let mut delta = RefChanges::default();
         let chains = std::mem::take(&mut self.chains).into_iter();

@@ -1,4 +1,5 @@
-//! Random histories against the fake: what changes lead to is what is built from scratch, in transactions that a kernel takes.
+//! Random histories against the fake: what changes lead to is what is built from scratch, in transactions that a kernel
+//! takes.
 
 use backend::{
     Backend, NodeState,
@@ -52,7 +53,8 @@ async fn changes_lead_to_what_is_built_from_scratch() {
     }
 }
 
-/// A restart writes nothing, so what is there is right; and there is as much of it as from scratch, so nothing is left over.
+/// A restart writes nothing, so what is there is right; and there is as much of it as from scratch, so nothing is left
+/// over.
 async fn sizes(kernel: &Fake, state: &NodeState) -> Vec<String> {
     assert_eq!(driver(kernel).reconcile(state).await.unwrap().writes, 0);
     kernel.asked();
@@ -107,8 +109,8 @@ fn pool_change(add: &[&str], remove: &[&str]) -> Operation {
     Operation::ChangePool { pool, add: endpoints(add), remove: endpoints(remove) }
 }
 
-/// Replaced: an element goes and comes. Added: an element, and the verdict, which leads to another chain: two rules or three,
-/// and the chain itself.
+/// Replaced: an element goes and comes. Added: an element, and the verdict, which leads to another chain: two rules or
+/// three, and the chain itself.
 #[tokio::test]
 async fn a_change_of_one_endpoint_writes_a_handful() {
     let kernel = Fake::default();
@@ -283,7 +285,8 @@ async fn another_pod_cidr_of_the_node_is_another_rule() {
     };
     let mut state = with(&[]);
     driver.reconcile(&state).await.unwrap();
-    // Two chains for policy Local and one for cluster IPs, flushed: three rules each, and a fourth; one rule, and a second.
+    // Two chains for policy Local and one for cluster IPs, flushed: three rules each, and a fourth; one rule, and a
+    // second.
     for (cidrs, writes) in [
         (&["10.244.1.0/24"][..], 2 * (1 + 4) + (1 + 2)),
         (&["10.244.2.0/24"], 2 * (1 + 4) + (1 + 2)),

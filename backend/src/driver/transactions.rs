@@ -35,7 +35,7 @@ pub enum CommitError {
 
 /// What the kernel rejected. Service ports are given by their index in the list of updates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
-#[error("{}", .named.iter().map(|(_, reason)| reason).chain(.unnamed.as_ref()).next().map_or("rejected", |reason| reason))]
+#[error("{}", self.reason())]
 pub struct Rejection {
     /// The service ports that the kernel named, each with the reason.
     pub named: Vec<(u32, String)>,
@@ -56,6 +56,14 @@ impl CommitError {
     }
 }
 
+impl Rejection {
+    /// The first reason.
+    fn reason(&self) -> &str {
+        let reasons = self.named.iter().map(|(_, reason)| reason).chain(&self.unnamed);
+        reasons.map(String::as_str).next().unwrap_or("rejected")
+    }
+}
+
 /// What a transaction does with objects that no service port in it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unneeded {
@@ -70,8 +78,8 @@ pub type Answer = Result<(), Rejection>;
 
 /// Transactions over a list of [`ServicePortUpdate`]s, which are given by their index.
 pub trait Transactions: Send {
-    /// Commits the base ruleset and as many of `remaining` as fit into one transaction; `committed` were committed before.
-    /// With the last ones it removes what no service port needs. Returns how many of `remaining` were in the
+    /// Commits the base ruleset and as many of `remaining` as fit into one transaction; `committed` were committed
+    /// before. With the last ones it removes what no service port needs. Returns how many of `remaining` were in the
     /// transaction, and the answer.
     ///
     /// # Errors
