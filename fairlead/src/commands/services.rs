@@ -58,7 +58,7 @@ pub(crate) fn vips(port: &ServicePort) -> Vec<String> {
     vips
 }
 
-/// `internal/external`, or one word when there is no external way in.
+/// `internal/external`, or one word when the Service has no external VIP.
 pub(crate) fn policy(port: &ServicePort) -> String {
     let name = |policy| match policy {
         TrafficPolicy::Cluster => "Cluster",

@@ -27,7 +27,7 @@ pub(super) fn certificate(flag: &'static str, path: &Path) -> Finding {
         Ok(Validity::NotNow { names, from, to }) => Finding::fail(
             "certificate",
             format!("{flag} {}: {names}, valid only from {from} to {to}", path.display()),
-            "nobody believes it now",
+            "TLS peers reject it now",
             "renew it, or set the clock right",
         ),
         Err(error) => Finding::fail(

@@ -12,7 +12,7 @@ use super::{Finding, Stage};
 
 /// kube-proxy's health port, and that of its metrics: a backend has them too.
 const PORTS: [(u16, Ipv4Addr); 2] = [(10_256, Ipv4Addr::UNSPECIFIED), (10_249, Ipv4Addr::LOCALHOST)];
-/// A frontend has a socket for each node, an agent a few.
+/// A frontend has a socket per node, a backend a few.
 const FEW_FILES: u64 = 1_024;
 
 /// All of it.
@@ -41,8 +41,8 @@ fn listens(port: u16, address: Ipv4Addr, stage: Stage) -> Finding {
             }
             (name, _) => Finding::warn(
                 "ports",
-                format!("{} listens on {address}:{port}", name.unwrap_or("somebody")),
-                "health checks of load balancers, and Prometheus, ask there, and somebody else answers",
+                format!("{} listens on {address}:{port}", name.unwrap_or("another process")),
+                "health checks of load balancers and Prometheus would reach that process instead of the backend",
                 format!("end it, or give it another port; `ss -ltnp 'sport = :{port}'` shows it"),
             ),
         },

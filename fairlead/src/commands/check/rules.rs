@@ -26,7 +26,7 @@ pub(super) async fn check(backend: BackendName, stage: Stage) -> Vec<Finding> {
         vec![Finding::fail(
             "rules",
             format!("{what} cannot be read: {error:#}"),
-            "nobody can tell what the kernel does with packets",
+            "without it the rules cannot be inspected",
             "run this as root (CAP_NET_ADMIN)",
         )]
     };
@@ -84,7 +84,7 @@ async fn others_of_ours(backend: BackendName) -> Result<Vec<Finding>> {
             Finding::warn(
                 "fairlead",
                 format!("backend {name} has left its rules: {}", what.join(", ")),
-                "they answer for the same addresses, and nobody keeps them up to date",
+                "they serve the same addresses, and no process updates them",
                 format!("fairlead cleanup --backend {name}, unless that backend is the one that runs"),
             )
         });
@@ -92,7 +92,7 @@ async fn others_of_ours(backend: BackendName) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Base chains of tables that are nobody's of these.
+/// Base chains of other tables.
 fn foreign() -> Result<Vec<Finding>> {
     let mut handle = NftHandle::open().context("open nf_tables")?;
     let mut findings = Vec::new();
