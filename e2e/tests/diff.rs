@@ -102,7 +102,7 @@ fn endpoints_are_explained() {
     assert_eq!(code, 0, "{output}");
     let words = output.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
     let row = words.into_iter().find(|line| line.starts_with("10.244.1.11:8080")).expect("a row");
-    assert!(row.contains("in: ready") && row.ends_with("out: on node-a"), "{row}");
+    assert!(row.contains("in: ready") && row.ends_with("out: on node node-a"), "{row}");
     let (code, output) = run(&deployment, &["endpoints", "default/none"]);
     assert_eq!(code, 2);
     assert!(output.contains("Service default/none is not served"), "{output}");

@@ -125,13 +125,13 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
 
         // What has connections stays, and they go on.
         let (succeeded, output) = cleanup(node, &["--force"]);
-        assert!(succeeded && output.contains("note: IPVS carries 3 connections of"), "{output}");
+        assert!(succeeded && output.contains("note: IPVS has 3 connections to"), "{output}");
         let rows = |text: &str| {
             let rows = text.lines().filter(|line| !line.starts_with("note:")).skip(1);
             rows.map(|row| row.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
         };
         assert_eq!(rows(&output), rows(&announced));
-        for row in ["ipvs ipv4 virtual server on kube-ipvs0 2", "ipset set KUBE-CLUSTER-IP 1"] {
+        for row in ["ipvs IPv4 virtual server on kube-ipvs0 2", "ipset set KUBE-CLUSTER-IP 1"] {
             assert!(rows(&output).iter().any(|other| other == row), "{row}: {output}");
         }
         let left = everything(node);

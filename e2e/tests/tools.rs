@@ -63,12 +63,12 @@ fn tools(backend: Backend, name: &str) {
     assert!(to_web.contains("sent to one of 2 endpoints: 10.244.1.11:8080 (50 %)"), "{to_web}");
     assert!(to_web.contains("masqueraded as "), "{to_web}");
     let to_none = traced(&deployment, &["10.244.1.13", "10.96.0.2:80", "-p", "udp"]);
-    assert!(to_none.contains("refused with ICMP port unreachable"), "{to_none}");
+    assert!(to_none.contains("rejected with ICMP port unreachable"), "{to_none}");
     let to_none = traced(&deployment, &["fd00:10:244:1::13", "[fd00:10:96::2]:80", "-o", "json"]);
     let to_none: Value = serde_json::from_str(&to_none).expect("JSON");
     assert!(to_none["paths"][0]["verdict"]["rejected"]["with"].is_string(), "{to_none}");
     let elsewhere = traced(&deployment, &["172.16.0.11", "172.16.0.12:443"]);
-    assert!(elsewhere.contains("no rule here takes it for a Service's"), "{elsewhere}");
+    assert!(elsewhere.contains("no rule handles it as Service traffic"), "{elsewhere}");
 
     // Cluster IPs of three services and a node port, two families, two protocols, and that of the fence.
     let tested = ask(&deployment, &["test", "--count", "10"], 0);
@@ -77,7 +77,7 @@ fn tools(backend: Backend, name: &str) {
     let known = traced(&deployment, &["172.16.0.11", "10.96.0.3:80"]);
     assert!(known.contains("sent to the only endpoint"), "{known}");
     let unknown = traced(&deployment, &["10.244.1.13", "10.96.0.3:80"]);
-    assert!(unknown.contains("goes to one of 3 endpoints") && unknown.contains("keeps its source"), "{unknown}");
+    assert!(unknown.contains("sent to one of 3 endpoints") && unknown.contains("source unchanged"), "{unknown}");
 
     deployment.cluster().pod("pod-a-1").stop();
     deployment.cluster().pod("pod-b-1").stop();

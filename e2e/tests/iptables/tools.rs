@@ -49,7 +49,7 @@ fn the_lock_is_waited_for_and_the_wait_is_told() {
     lock.lock().expect("the lock");
     let more = Service::new("more").cluster_ip(plan::cluster_ip(2)).port_all(80, 8080);
     deployment.manifests().apply(&more.pods([deployment.cluster().pod("pod-a-2")]));
-    agent.wait_for("a wait", mark, PATIENCE, |line| line.contains("the lock is held by others"));
+    agent.wait_for("a wait", mark, PATIENCE, |line| line.contains("waiting for the xtables lock of another process"));
     drop(lock);
     agent.wait_for("the change", mark, PATIENCE, |line| line.contains("applied") && line.contains("lock_wait_ms="));
 }
