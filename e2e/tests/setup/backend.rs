@@ -1,0 +1,162 @@
+//! A backend at a frontend.
+
+use std::{net::SocketAddr, process::Command};
+
+use fairlead_e2e::{Process, fairlead};
+
+use crate::{DEADLINE, Fixture, NAME, Validity, assert_contains, server};
+
+/// What the backend logs at DEBUG for every further failure.
+const AGAIN: &str = "still cannot connect to a frontend";
+
+impl Fixture {
+    fn backend(&self, frontend: &str) -> Command {
+        let mut command = fairlead();
+        command.args(["backend", "nft", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
+        command.args(["--log", "info,fairlead_backend=debug", "--metrics", "none", "--healthz", "none"]);
+        command.args(["--frontend", frontend]).arg("--tls-ca").arg(self.path("ca.crt"));
+        command.arg("--state-dir").arg(self.path("state"));
+        command
+    }
+
+    fn backend_at(&self, address: SocketAddr) -> Command {
+        self.backend(&format!("https://{NAME}:{}", address.port()))
+    }
+
+    /// The line of a backend at a server with this certificate.
+    fn backend_line(&self, certificate: (String, String)) -> String {
+        let address = server::start(self.netns(), certificate, |_| ("200 OK", String::new()));
+        self.advice_line(self.backend_at(address), AGAIN)
+    }
+
+    /// A real frontend with a good certificate.
+    fn real_frontend(&self) -> Process {
+        let (certificate, key) = self.server_certificate(NAME, Validity::Now);
+        self.write("server.crt", &certificate);
+        self.write("server.key", &key);
+        std::fs::create_dir_all(self.path("manifests")).expect("a directory");
+        let mut command = fairlead();
+        command.args(["frontend", "--listen", "127.0.0.1:7600", "--metrics", "none"]);
+        command.arg("--manifests").arg(self.path("manifests")).arg("--tls-client-ca").arg(self.path("ca.crt"));
+        command.arg("--tls-cert").arg(self.path("server.crt")).arg("--tls-key").arg(self.path("server.key"));
+        let process = Process::spawn(self.netns(), command, &self.path("frontend.log"));
+        process.wait_for_line("listening", 0, DEADLINE);
+        process
+    }
+}
+
+#[test]
+fn wrong_ca() {
+    let fixture = Fixture::new();
+    let line = fixture.backend_line(fixture.other.sign("server", "", &[NAME], Validity::Now));
+    assert_contains(&line, &["UnknownIssuer", "--tls-ca"]);
+}
+
+#[test]
+fn ca_certificate_used_by_the_server() {
+    let fixture = Fixture::new();
+    let line = fixture.backend_line(fixture.authority.as_server());
+    assert_contains(&line, &["CaUsedAsEndEntity", "uses a CA certificate as its server certificate", "--tls-ca"]);
+}
+
+#[test]
+fn expired_certificate() {
+    let fixture = Fixture::new();
+    let line = fixture.backend_line(fixture.server_certificate(NAME, Validity::Past));
+    assert_contains(&line, &["expired at 2021-01-01", "the local time is", "renew the certificate"]);
+}
+
+#[test]
+fn clock_skew() {
+    let fixture = Fixture::new();
+    let line = fixture.backend_line(fixture.server_certificate(NAME, Validity::Future));
+    assert_contains(&line, &["not valid before 2099-01-01", "compare the clocks"]);
+}
+
+#[test]
+fn wrong_san() {
+    let fixture = Fixture::new();
+    let line = fixture.backend_line(fixture.server_certificate("frontend.example", Validity::Now));
+    assert_contains(&line, &["is for frontend.example, not for localhost", "--frontend-name"]);
+}
+
+#[test]
+fn refused_port() {
+    let fixture = Fixture::new();
+    let line = fixture.advice_line(fixture.backend("https://127.0.0.1:7600"), AGAIN);
+    assert_contains(&line, &["onnection refused", "nothing listens on that port", "--frontend"]);
+}
+
+#[test]
+fn dns_failure() {
+    let fixture = Fixture::new();
+    let line = fixture.advice_line(fixture.backend("https://frontend.invalid:7600"), AGAIN);
+    assert_contains(&line, &["frontend.invalid", "DNS"]);
+}
+
+/// 401 of HTTP: no credential.
+#[test]
+fn unauthenticated() {
+    let fixture = Fixture::new();
+    let _frontend = fixture.real_frontend();
+    let line = fixture.advice_line(fixture.backend("https://localhost:7600"), AGAIN);
+    assert_contains(&line, &["--tls-cert", "--token-file"]);
+}
+
+/// 403 of HTTP: the credential of another node.
+#[test]
+fn not_permitted() {
+    let fixture = Fixture::new();
+    let _frontend = fixture.real_frontend();
+    let (certificate, key) = fixture.authority.sign("system:node:node-b", "system:nodes", &[], Validity::Now);
+    fixture.write("node.crt", &certificate);
+    fixture.write("node.key", &key);
+    let mut command = fixture.backend("https://localhost:7600");
+    command.arg("--tls-cert").arg(fixture.path("node.crt")).arg("--tls-key").arg(fixture.path("node.key"));
+    let process = fixture.spawn(command);
+    let line = process.wait_for_line("advice=", 0, DEADLINE);
+    assert_contains(&line, &["node node-b", "node node-a", "--node-name"]);
+}
+
+/// The server is not a Fairlead frontend: it speaks HTTP/1.1.
+#[test]
+fn wrong_server() {
+    let fixture = Fixture::new();
+    let line = fixture.backend_line(fixture.server_certificate(NAME, Validity::Now));
+    assert_contains(&line, &["--frontend"]);
+}
+
+#[test]
+fn unreadable_key() {
+    let fixture = Fixture::new();
+    let mut command = fixture.backend("https://localhost:7600");
+    command.args(["--tls-cert", "/nonexistent/tls.crt", "--tls-key", "/nonexistent/tls.key"]);
+    let process = fixture.spawn(command);
+    let line = process.wait_for_line("/nonexistent/tls", 0, DEADLINE);
+    assert_contains(&line, &["--tls-cert", "No such file"]);
+}
+
+/// Discovery asks an API server that does not serve EndpointSlices.
+#[test]
+fn missing_kind() {
+    let fixture = Fixture::new();
+    let certificate = fixture.server_certificate(NAME, Validity::Now);
+    let address = server::start(fixture.netns(), certificate, |_| {
+        let body = r#"{"kind":"Status","status":"Failure","reason":"NotFound","message":"not found","code":404}"#;
+        ("404 Not Found", body.to_owned())
+    });
+    let ca = fixture.path("ca.crt").display().to_string();
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: test\n\
+         clusters: [{{name: test, cluster: {{server: 'https://{NAME}:{}', certificate-authority: '{ca}'}}}}]\n\
+         users: [{{name: test, user: {{token: secret}}}}]\n\
+         contexts: [{{name: test, context: {{cluster: test, user: test}}}}]\n",
+        address.port()
+    );
+    fixture.write("kubeconfig", &kubeconfig);
+    let mut command = fixture.backend("kubernetes:kube-system/fairlead:grpc");
+    command.arg("--discovery-kubeconfig").arg(fixture.path("kubeconfig"));
+    let process = fixture.spawn(command);
+    let line = process.wait_for_line("endpointslices", 0, DEADLINE);
+    assert_contains(&line, &["404", "check that"]);
+}
