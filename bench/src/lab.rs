@@ -48,7 +48,7 @@ impl Lab {
 
     pub(crate) fn spawn_local(&self, manifests: &Manifests) -> Process {
         let directory = manifests.directory();
-        let mut command = self.command(&["local", "--backend", "nft"]);
+        let mut command = self.command(&["local", "--backend", "nftables"]);
         command.arg("--manifests").arg(directory).args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
         command.arg("--state-dir").arg(self.path("state")).arg("--conntrack-max-per-core=0");
         self.spawn(command, "local.log")
@@ -79,7 +79,7 @@ impl Lab {
     }
 
     pub(crate) fn spawn_backend(&self) -> Process {
-        let mut command = self.command(&["backend", "nft", "--frontend", &self.address()]);
+        let mut command = self.command(&["backend", "nftables", "--frontend", &self.address()]);
         command.args(["--node-name", NODE, "--cluster-cidr", CLUSTER_CIDR]);
         command.arg("--state-dir").arg(self.path("state")).arg("--conntrack-max-per-core=0");
         self.spawn(command, "backend.log")
@@ -90,7 +90,7 @@ impl Lab {
         let program = self.program.to_str().context("the path of the program is not UTF-8")?;
         let state = self.path("state");
         let state = state.to_str().context("the path of the state is not UTF-8")?;
-        self.netns().output(program, &["cleanup", "--backend", "nft", "--state-dir", state]);
+        self.netns().output(program, &["cleanup", "--backend", "nftables", "--state-dir", state]);
         self.forget_state()
     }
 

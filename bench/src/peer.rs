@@ -147,7 +147,7 @@ impl Proxy<'_> {
         let (node, state) = (node_name(0), lab.path("state").display().to_string());
         Ok(match self {
             Self::Fairlead => {
-                let local = ["local", "--backend", "nft", "--kubeconfig", &kubeconfig, "--node-name", &node];
+                let local = ["local", "--backend", "nftables", "--kubeconfig", &kubeconfig, "--node-name", &node];
                 let node = ["--cluster-cidr", CLUSTER_CIDR, "--state-dir", &state, "--conntrack-max-per-core=0"];
                 lab.spawn_program(&[local.as_slice(), &node].concat(), log)
             }

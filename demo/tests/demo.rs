@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 #[test]
 fn nft_is_shown() {
-    shows("nft");
+    shows("nftables");
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn played(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Vec<Str
 fn our_agent_with_nftables_conforms() {
     let skipped = played(&[], |directory| {
         let mut command = fairlead();
-        command.args(["backend", "nft", "--frontend", "{address}", "--node-name", "{node}"]);
+        command.args(["backend", "nftables", "--frontend", "{address}", "--node-name", "{node}"]);
         command.args(["--conntrack-max-per-core", "0", "--state-dir"]).arg(directory.join("state"));
         command
     });

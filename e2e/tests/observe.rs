@@ -30,7 +30,7 @@ impl World {
         let directory = tempfile::tempdir().expect("a directory");
         let manifests = cluster.manifests(&directory.path().join("manifests"));
         let mut command = fairlead();
-        command.args(["backend", "nft", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
+        command.args(["backend", "nftables", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
         command.args(["--frontend", &socket(&directory)]).args(arguments);
         command.arg("--state-dir").arg(directory.path().join("state"));
         let agent = Process::spawn(&cluster.node('a').netns, command, &directory.path().join("agent.log"));
@@ -183,7 +183,7 @@ fn metrics_move_with_a_change() {
 fn a_taken_address_ends_the_agent_only_where_that_is_wanted() {
     let world = World::start(&[]);
     let mut command = fairlead();
-    command.args(["backend", "nft", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
+    command.args(["backend", "nftables", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
     command.args(["--frontend", &socket(&world.directory), "--healthz", "none", "--bind-address-hard-fail"]);
     command.arg("--state-dir").arg(world.directory.path().join("other"));
     let second = Process::spawn(world.netns(), command, &world.directory.path().join("second.log"));

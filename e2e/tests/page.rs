@@ -66,7 +66,7 @@ fn the_page_shows_what_is_and_follows_what_changes() {
     let frontend = Process::spawn(cluster.outside(), command, &directory.path().join("frontend.log"));
     frontend.wait_for_line("listening", 0, PATIENCE);
     let mut command = fairlead();
-    command.args(["backend", "nft", "--node-name", "node-a", "--frontend", &address]);
+    command.args(["backend", "nftables", "--node-name", "node-a", "--frontend", &address]);
     command.args(["--conntrack-max-per-core", "0", "--healthz", "none", "--metrics", "none", "--state-dir"]);
     command.arg(directory.path().join("state"));
     let node = &cluster.node('a').netns;
@@ -99,7 +99,7 @@ fn the_page_shows_what_is_and_follows_what_changes() {
     becomes(&mut browser, "a new service is there", &row("services", "default/late"));
     becomes(&mut browser, "it is new", &format!("{}.innerText.includes('added')", row("changes", "default/late")));
     let mut command = fairlead();
-    command.args(["backend", "nft", "--shadow", "--node-name", "node-b", "--frontend", &address]);
+    command.args(["backend", "nftables", "--shadow", "--node-name", "node-b", "--frontend", &address]);
     let _shadow = Process::spawn(&cluster.node('b').netns, command, &directory.path().join("shadow.log"));
     becomes(&mut browser, "node-b has a shadow", &format!("{}?.innerText.includes('shadow')", row("nodes", "node-b")));
     assert_eq!(browser.evaluate("window.mark"), 1);

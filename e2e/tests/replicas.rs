@@ -63,7 +63,7 @@ impl World {
 
     fn backend(&self, arguments: &[&str]) -> Process {
         let mut command = fairlead();
-        command.args(["backend", "nft", "--node-name", "node-a", "--cluster-cidr", "10.244.0.0/16"]);
+        command.args(["backend", "nftables", "--node-name", "node-a", "--cluster-cidr", "10.244.0.0/16"]);
         command.args(["--conntrack-max-per-core", "0"]).args(arguments);
         command.arg("--state-dir").arg(self.path("state"));
         let process = Process::spawn(&self.cluster.node('a').netns, command, &self.path("backend.log"));

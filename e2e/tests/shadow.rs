@@ -142,9 +142,7 @@ fn a_shadow_writes_nothing_whichever_backend_it_is_of() {
          -A KUBE-SVC-AAAAAAAAAAAAAAAA -p tcp -j DNAT --to-destination 10.244.9.9:8080\nCOMMIT\n";
     rig.node().feed("iptables-nft-restore", &["--noflush"], rules);
     let manifests = rig.cluster.manifests(&rig.directory.path().join("manifests"));
-    for (name, reported_name, pod) in
-        [("nft", "nftables", "pod-a-2"), ("iptables", "iptables", "pod-a-1"), ("ipvs", "ipvs", "pod-a-2")]
-    {
+    for (name, pod) in [("nftables", "pod-a-2"), ("iptables", "pod-a-1"), ("ipvs", "pod-a-2")] {
         let before = generation(rig.node());
         let (process, calls) = rig.traced(name, &["--shadow"]);
         process.wait_for_line("compared with the kernel, nothing written", 0, PATIENCE);
@@ -155,7 +153,7 @@ fn a_shadow_writes_nothing_whichever_backend_it_is_of() {
         let (code, status) = rig.status();
         assert_eq!(code, 1, "{status:#}");
         let [node] = &status["nodes"].as_array().expect("nodes")[..] else { panic!("{status:#}") };
-        assert_eq!((&node["state"], &node["backend"]), (&"shadow".into(), &reported_name.into()));
+        assert_eq!((&node["state"], &node["backend"]), (&"shadow".into(), &name.into()));
 
         let mark = process.mark();
         manifests.apply(&web(&rig.cluster, pod));
@@ -168,7 +166,7 @@ fn a_shadow_writes_nothing_whichever_backend_it_is_of() {
     }
 
     // Such calls are seen where there are some.
-    let (process, calls) = rig.traced("nft", &["--healthz", "none", "--metrics", "none"]);
+    let (process, calls) = rig.traced("nftables", &["--healthz", "none", "--metrics", "none"]);
     process.wait_for_line("ready: node state programmed", 0, PATIENCE);
     end(rig.node(), &process);
     assert!(writes(&calls).iter().any(|line| sends_changes(line)));

@@ -88,7 +88,7 @@ impl World {
     }
 
     fn backend(&self, node: &str, whose: &str) -> Command {
-        let arguments = ["backend", "nft", "--node-name", node, "--conntrack-max-per-core", "0"];
+        let arguments = ["backend", "nftables", "--node-name", node, "--conntrack-max-per-core", "0"];
         let mut command = self.client(&[&arguments[..], &["--cluster-cidr", "10.244.0.0/16"]].concat(), whose);
         command.arg("--state-dir").arg(self.path(&format!("state-{node}-{whose}")));
         command

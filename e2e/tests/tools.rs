@@ -106,8 +106,8 @@ fn bundled(deployment: &Deployment, state_dir: &str, name: &str) {
         let listed = manifest["files"].as_array().expect("a list").iter().any(|file| file["name"] == wanted);
         assert!(listed, "no {wanted}: {manifest:#}");
     }
-    let rules = if name == "nft" { "nft/ip-fairlead.txt" } else { "iptables/iptables-legacy.txt" };
-    assert!(fs::read_to_string(top.join(rules)).expect("rules").contains("default/web") || name == "nft");
+    let rules = if name == "nftables" { "nft/ip-fairlead.txt" } else { "iptables/iptables-legacy.txt" };
+    assert!(fs::read_to_string(top.join(rules)).expect("rules").contains("default/web") || name == "nftables");
     let mut count = 0;
     for_each_file(&top, &mut |path| {
         count += 1;
@@ -127,7 +127,7 @@ fn for_each_file(directory: &Path, visit: &mut impl FnMut(&Path)) {
 
 #[test]
 fn a_node_of_nftables_is_looked_into() {
-    tools(Backend::Nft, "nft");
+    tools(Backend::Nft, "nftables");
 }
 
 #[test]

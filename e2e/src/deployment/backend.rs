@@ -61,7 +61,7 @@ impl Backend {
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Nft => "nft",
+            Self::Nft => "nftables",
             Self::IptablesNft | Self::IptablesLegacy => "iptables",
             Self::Ipvs => "ipvs",
         }
