@@ -47,8 +47,7 @@ fn a_kernel_is_compared_with_what_should_be_there() {
         deployment.settle();
         let (code, output) = diff(&deployment, &[]);
         assert_eq!(code, 0, "{output}");
-        let words = format!("The kernel matches the desired state: backend {} would write nothing", backend.name());
-        assert!(output.contains(&words), "{output}");
+        assert!(output.contains("The kernel matches the desired state"), "{output}");
 
         // Stopped, so that it does not repair.
         deployment.stop_backends(nix::sys::signal::Signal::SIGTERM);
