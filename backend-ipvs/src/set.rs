@@ -124,12 +124,12 @@ pub(crate) fn socket(ip: IpAddr, protocol: Protocol, port: u16) -> IpsetEntry {
 
 /// The entry of an endpoint in [`SetContent::Hairpin`].
 pub(crate) fn hairpin(ip: IpAddr, protocol: Protocol, port: u16) -> IpsetEntry {
-    IpsetEntry { second: Some(ip), ..socket(ip, protocol, port) }
+    IpsetEntry { ip2: Some(ip), ..socket(ip, protocol, port) }
 }
 
 /// The entry of a VIP and a source range.
 pub(crate) fn source(ip: IpAddr, protocol: Protocol, port: u16, range: &IpNet) -> IpsetEntry {
-    IpsetEntry { second: Some(range.network()), second_prefix: Some(range.prefix_len()), ..socket(ip, protocol, port) }
+    IpsetEntry { ip2: Some(range.network()), prefix2: Some(range.prefix_len()), ..socket(ip, protocol, port) }
 }
 
 /// The entries of a VIP. A node port is entered for all addresses as two /1 networks, because ipset has no /0. The

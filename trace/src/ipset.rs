@@ -38,7 +38,7 @@ pub(crate) fn lookup(set: &Ipset, sides: &[Side], packet: &Packet) -> SetLookup 
         };
         match *part {
             "ip" | "net" if entry.ip.is_none() => entry.ip = Some(end.ip()),
-            "ip" | "net" => entry.second = Some(end.ip()),
+            "ip" | "net" => entry.ip2 = Some(end.ip()),
             "port" => {
                 entry.port = Some(end.port());
                 // A bitmap of ports has no protocol.
@@ -55,10 +55,10 @@ pub(crate) fn find<'a>(entries: &'a [IpsetEntry], wanted: &IpsetEntry) -> Option
     let has = |entry: &&IpsetEntry| {
         (entry.port, entry.protocol) == (wanted.port, wanted.protocol)
             && is_in(wanted.ip, entry.ip, entry.prefix)
-            && is_in(wanted.second, entry.second, entry.second_prefix)
+            && is_in(wanted.ip2, entry.ip2, entry.prefix2)
     };
     let longest = |prefix: Option<u8>| prefix.unwrap_or(u8::MAX);
-    entries.iter().filter(has).max_by_key(|entry| (longest(entry.prefix), longest(entry.second_prefix)))
+    entries.iter().filter(has).max_by_key(|entry| (longest(entry.prefix), longest(entry.prefix2)))
 }
 
 fn is_in(wanted: Option<IpAddr>, address: Option<IpAddr>, prefix: Option<u8>) -> bool {
@@ -80,7 +80,7 @@ pub(crate) fn describe(entry: &IpsetEntry) -> String {
     };
     let port = entry.port.map(|port| format!("{protocol}{port}"));
     let address = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string());
-    [address(entry.ip), port, address(entry.second)].into_iter().flatten().collect::<Vec<_>>().join(",")
+    [address(entry.ip), port, address(entry.ip2)].into_iter().flatten().collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

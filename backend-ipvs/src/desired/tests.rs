@@ -1,4 +1,4 @@
-//! The table of `docs/protocol.md` in marks and virtual servers, and the rules as iptables prints them.
+//! The rows of the table in `docs/protocol.md` as marks and virtual servers, and the rules as iptables prints them.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -20,8 +20,8 @@ use crate::{
 
 const ID: u32 = 5;
 
-/// What leads where, and which virtual servers there are with how many destinations.
-fn table(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, Vec<String>) {
+/// The marking set entries, and the virtual servers with the number of their destinations.
+fn marks_and_servers(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, Vec<String>) {
     let state = mk_state()
         .service("default/web", |web| build(web.cluster_ip("10.96.0.1").external_ip("198.51.100.1").node_port(30_080)))
         .build();
@@ -32,20 +32,20 @@ fn table(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, 
         Context { settings: &settings, node: &state.node().addresses, elsewhere: &elsewhere, node_ports: &node_ports };
     let service = state.service_port(&mk_key("default/web")).unwrap();
     let desired = desired(service, context, ID, |_, _| true);
-    let mut leads = Vec::new();
+    let mut marks = Vec::new();
     let mut servers = BTreeMap::<String, usize>::new();
     for (object, value) in &desired.objects {
         match (object, value) {
-            // The other half of a node port says the same.
+            // A node port has two entries, 0.0.0.0/1 and 128.0.0.0/1; the second is skipped.
             (Object::SetEntry(set, entry), Value::Mark(mark))
                 if set.content != SetContent::Addresses
                     && (entry.prefix.is_none() || entry.ip.unwrap().is_unspecified()) =>
             {
-                leads.push(format!("{} {} {}", set.name(), entry.port.unwrap(), name(*mark)));
+                marks.push(format!("{} {} {}", set.name(), entry.port.unwrap(), describe(*mark)));
             }
             (Object::Destination(server, _), _) => {
                 let name = match server {
-                    ipvs::VirtualServerKey::FwMark(_, raw) => name(Mark::from_raw(*raw).unwrap()),
+                    ipvs::VirtualServerKey::FwMark(_, raw) => describe(Mark::from_raw(*raw).unwrap()),
                     ipvs::VirtualServerKey::Address(..) => server.to_string(),
                 };
                 *servers.entry(name).or_default() += 1;
@@ -53,11 +53,11 @@ fn table(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder) -> (Vec<String>, 
             _ => {}
         }
     }
-    leads.sort();
-    (leads, servers.into_iter().map(|(name, count)| format!("{name} x{count}")).collect())
+    marks.sort();
+    (marks, servers.into_iter().map(|(name, count)| format!("{name} x{count}")).collect())
 }
 
-fn name(mark: Mark) -> String {
+fn describe(mark: Mark) -> String {
     match (mark, mark.id(), mark.raw() & 3) {
         (Mark::DROP, ..) => "drop".to_owned(),
         (Mark::REJECT, ..) => "reject".to_owned(),
@@ -70,22 +70,23 @@ fn name(mark: Mark) -> String {
     }
 }
 
-const TWO: [&str; 2] = ["10.244.1.1:80", "10.244.2.1:80"];
-const HERE: [&str; 1] = ["10.244.1.1:80"];
+const ENDPOINTS: [&str; 2] = ["10.244.1.1:80", "10.244.2.1:80"];
+const LOCAL_ENDPOINTS: [&str; 1] = ["10.244.1.1:80"];
 
 #[test]
-fn policy_cluster_has_one_virtual_server_for_all_external_fronts() {
-    let (leads, servers) = table(|web| web.endpoints(TWO));
+fn policy_cluster_has_one_virtual_server_for_all_external_vips() {
+    let (marks, servers) = marks_and_servers(|web| web.endpoints(ENDPOINTS));
     assert_eq!(
-        leads,
+        marks,
         ["FAIRLEAD-NODE-PORTS 30080 external", "FAIRLEAD-VIPS 80 cluster-ip", "FAIRLEAD-VIPS 80 external"]
     );
     assert_eq!(servers, ["external x2", "tcp 10.96.0.1:80 x2"]);
 }
 
 #[test]
-fn policy_local_tells_those_inside_apart() {
-    let (leads, servers) = table(|web| web.endpoints(TWO).local_endpoints(HERE).external_local());
+fn policy_local_sends_traffic_from_inside_the_cluster_to_all_endpoints() {
+    let (marks, servers) =
+        marks_and_servers(|web| web.endpoints(ENDPOINTS).local_endpoints(LOCAL_ENDPOINTS).external_local());
     let expected = [
         "FAIRLEAD-NODE-PORTS 30080 local",
         "FAIRLEAD-NODE-PORTS-INSIDE 30080 inside",
@@ -93,13 +94,13 @@ fn policy_local_tells_those_inside_apart() {
         "FAIRLEAD-VIPS 80 local",
         "FAIRLEAD-VIPS-INSIDE 80 inside",
     ];
-    assert_eq!(leads, expected);
+    assert_eq!(marks, expected);
     assert_eq!(servers, ["inside x2", "local x1", "tcp 10.96.0.1:80 x2"]);
 }
 
 #[test]
-fn without_endpoints_marks_are_verdicts() {
-    let (leads, servers) = table(|web| web.endpoints(TWO).external_local().internal_local());
+fn a_vip_without_endpoints_has_the_mark_drop_or_reject() {
+    let (marks, servers) = marks_and_servers(|web| web.endpoints(ENDPOINTS).external_local().internal_local());
     let expected = [
         "FAIRLEAD-NODE-PORTS 30080 drop",
         "FAIRLEAD-NODE-PORTS-INSIDE 30080 inside",
@@ -107,17 +108,17 @@ fn without_endpoints_marks_are_verdicts() {
         "FAIRLEAD-VIPS 80 drop",
         "FAIRLEAD-VIPS-INSIDE 80 inside",
     ];
-    assert_eq!(leads, expected);
+    assert_eq!(marks, expected);
     assert_eq!(servers, ["inside x2"]);
-    let (leads, servers) = table(|web| web.external_local());
-    assert!(leads.iter().all(|lead| lead.ends_with("reject")), "{leads:?}");
+    let (marks, servers) = marks_and_servers(|web| web.external_local());
+    assert!(marks.iter().all(|mark| mark.ends_with("reject")), "{marks:?}");
     assert_eq!(servers, [""; 0]);
 }
 
 #[test]
-fn affinity_needs_virtual_servers_at_addresses() {
-    let (leads, servers) = table(|web| web.endpoints(TWO).affinity(60));
-    assert!(leads.contains(&"FAIRLEAD-NODE-PORTS 30080 external by address".to_owned()), "{leads:?}");
+fn a_service_with_affinity_has_virtual_servers_by_address() {
+    let (marks, servers) = marks_and_servers(|web| web.endpoints(ENDPOINTS).affinity(60));
+    assert!(marks.contains(&"FAIRLEAD-NODE-PORTS 30080 external by address".to_owned()), "{marks:?}");
     assert_eq!(servers, ["tcp 10.96.0.1:80 x2", "tcp 192.168.1.1:30080 x2", "tcp 198.51.100.1:80 x2"]);
 }
 
@@ -125,7 +126,7 @@ fn affinity_needs_virtual_servers_at_addresses() {
 fn the_scheduler_of_a_service_overrides_the_option() {
     let schedulings = |default: &str, build: fn(ServiceBuilder) -> ServiceBuilder| {
         let state = mk_state()
-            .service("default/web", |web| build(web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(TWO)))
+            .service("default/web", |web| build(web.cluster_ip("10.96.0.1").node_port(30_080).endpoints(ENDPOINTS)))
             .build();
         let settings = Settings { scheduler: default.parse().unwrap(), ..Settings::default() };
         let elsewhere = HashSet::new();
@@ -137,14 +138,14 @@ fn the_scheduler_of_a_service_overrides_the_option() {
         };
         desired.objects.iter().filter_map(of).collect::<Vec<_>>()
     };
-    // At the cluster IP, and for the mark of the node port.
+    // One virtual server for the cluster IP and one for the mark of the node port.
     let both = |name: &str, flags| vec![(name.to_owned(), flags); 2];
     assert_eq!(schedulings("rr", |web| web), both("rr", 0));
     assert_eq!(schedulings("sh:port", |web| web), both("sh", SCHED_PORT));
     assert_eq!(schedulings("sh:port", |web| web.ipvs_scheduler("wlc")), both("wlc", 0));
     let given = schedulings("lc", |web| web.ipvs_scheduler("mh:fallback,port"));
     assert_eq!(given, both("mh", SCHED_FALLBACK | SCHED_PORT));
-    // With affinity a node port has virtual servers at the node's addresses, of which this one has none.
+    // With affinity a node port has virtual servers at the node's addresses; this node has none.
     let sticky = schedulings("rr", |web| web.ipvs_scheduler("sh:fallback").affinity(60));
     assert_eq!(sticky, [("sh".to_owned(), SCHED_FALLBACK | PERSISTENT)]);
 }

@@ -1,4 +1,4 @@
-//! The order of operations.
+//! The order of a plan's operations.
 
 use netlink::ipvs::Scheduling;
 
@@ -25,7 +25,7 @@ fn entry(content: SetContent) -> Object {
     )
 }
 
-/// All that a service with a cluster IP and one endpoint has.
+/// The objects of a Service with a cluster IP and one endpoint.
 fn objects() -> Objects {
     Objects::from([
         (entry(SetContent::Addresses), Value::Mark(Mark::REJECT)),
@@ -36,9 +36,9 @@ fn objects() -> Objects {
     ])
 }
 
-fn diff(observed: &Objects, wanted: &Objects, until: Option<u32>) -> Vec<Operation> {
-    let touched: Vec<_> = observed.keys().chain(wanted.keys()).copied().collect();
-    plan(observed, |object| wanted.get(object), touched, Drain { until, idle: &HashSet::new() })
+fn diff(observed: &Objects, desired: &Objects, until: Option<u32>) -> Vec<Operation> {
+    let touched: Vec<_> = observed.keys().chain(desired.keys()).copied().collect();
+    plan(observed, |object| desired.get(object), touched, Drain { until, idle: &HashSet::new() })
 }
 
 fn names(operations: &[Operation]) -> Vec<String> {
@@ -75,7 +75,7 @@ fn marking_entries_are_removed_before_their_targets() {
 }
 
 #[test]
-fn with_time_to_drain_only_new_connections_end() {
+fn a_drained_destination_keeps_its_virtual_server_and_gets_no_new_connections() {
     let expected = [
         "change FAIRLEAD-ADDRESSES 10.96.0.1",
         "remove FAIRLEAD-VIPS 10.96.0.1 80",

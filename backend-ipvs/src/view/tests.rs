@@ -1,4 +1,4 @@
-//! The listing of what a driver has written: what leads where, and what drains.
+//! The listing of the virtual servers that a driver has written, with their VIPs and draining destinations.
 
 use backend::{Backend, driver::Driver, testing::mk_state};
 
@@ -12,9 +12,8 @@ use crate::{
 const ONE: &str = "10.244.1.1:8080";
 const TWO: &str = "10.244.1.2:8080";
 
-/// What is shown after a service had these endpoints, one list after the other, while each destination carries three
-/// connections.
-async fn shown(history: [&[&str]; 2]) -> Vec<VirtualServer> {
+/// The listing after a Service had these endpoints, one list after the other, with three connections per destination.
+async fn list_after(history: [&[&str]; 2]) -> Vec<VirtualServer> {
     let kernel = Fake::default();
     for endpoints in history {
         let endpoints = endpoints.to_vec();
@@ -35,17 +34,17 @@ async fn shown(history: [&[&str]; 2]) -> Vec<VirtualServer> {
 
 #[tokio::test]
 async fn a_virtual_server_for_a_mark_lists_its_vips() {
-    let shown = shown([&[ONE], &[ONE]]).await;
-    let [at_address, at_mark] = &shown[..] else { panic!("{shown:?}") };
+    let servers = list_after([&[ONE], &[ONE]]).await;
+    let [at_address, at_mark] = &servers[..] else { panic!("{servers:?}") };
     assert_eq!(at_address.at, ServerMatch::Address("10.96.0.1:80".parse().unwrap()));
     assert_eq!(at_address.vips, BTreeSet::new());
     assert!(matches!(at_mark.at, ServerMatch::FwMark(mark) if Mark::from_raw(mark).is_some()), "{at_mark:?}");
     assert_eq!(
         at_mark.vips,
         BTreeSet::from([Vip::NodePort { port: 30_080, protocol: Protocol::Tcp }]),
-        "one, though the set has two halves of it"
+        "listed once, although the set has two entries for it"
     );
-    for server in &shown {
+    for server in &servers {
         assert_eq!((server.family, server.protocol, &*server.scheduler), (IpFamily::V4, Protocol::Tcp, "rr"));
         let address = ONE.parse().unwrap();
         let expected = Destination { address, weight: 1, active: 3, inactive: 0, draining_until: None };
@@ -56,12 +55,12 @@ async fn a_virtual_server_for_a_mark_lists_its_vips() {
 #[tokio::test]
 async fn a_removed_endpoint_is_listed_as_draining() {
     let before = SystemTime::now();
-    let shown = shown([&[ONE], &[TWO]]).await;
-    assert_eq!(shown.len(), 2);
-    for server in &shown {
+    let servers = list_after([&[ONE], &[TWO]]).await;
+    assert_eq!(servers.len(), 2);
+    for server in &servers {
         let [one, two] = &server.destinations[..] else { panic!("{server:?}") };
         assert_eq!((one.address, one.weight, one.active), (ONE.parse().unwrap(), 0, 3));
-        // Times are whole seconds there.
+        // The kernel object stores whole seconds.
         let drain = Settings::default().drain;
         let until = one.draining_until.unwrap() + Duration::from_secs(1);
         assert!(until > before + drain && until <= SystemTime::now() + drain + Duration::from_secs(1));

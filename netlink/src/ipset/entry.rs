@@ -17,9 +17,9 @@ pub struct IpsetEntry {
     /// The port.
     pub port: Option<u16>,
     /// The second address.
-    pub second: Option<IpAddr>,
+    pub ip2: Option<IpAddr>,
     /// Its prefix length, where it is a network.
-    pub second_prefix: Option<u8>,
+    pub prefix2: Option<u8>,
     /// The mark that packets get; no part of what an entry is known by.
     pub mark: Option<u32>,
 }
@@ -40,8 +40,8 @@ impl IpsetEntry {
         if let Some(protocol) = self.protocol {
             buf.put(data::PROTO, &[protocol]);
         }
-        put_ip(buf, data::IP2, self.second);
-        if let Some(prefix) = self.second_prefix {
+        put_ip(buf, data::IP2, self.ip2);
+        if let Some(prefix) = self.prefix2 {
             buf.put(data::CIDR2, &[prefix]);
         }
         if let Some(mark) = self.mark {
@@ -61,8 +61,8 @@ impl IpsetEntry {
                 data::CIDR => entry.prefix = field.payload.first().copied(),
                 data::PORT => entry.port = Some(u16::from_be_bytes(field.payload.try_into().ok()?)),
                 data::PROTO => entry.protocol = Some(*field.payload.first()?),
-                data::IP2 => entry.second = Some(read_ip(&field)?),
-                data::CIDR2 => entry.second_prefix = field.payload.first().copied(),
+                data::IP2 => entry.ip2 = Some(read_ip(&field)?),
+                data::CIDR2 => entry.prefix2 = field.payload.first().copied(),
                 data::SKBMARK => entry.mark = Some((field.u64()? >> 32) as u32),
                 _ => {}
             }

@@ -220,7 +220,7 @@ fn a_packet_to_an_endpoint_on_the_node_itself_is_delivered_locally() {
 fn ipsets_of_kube_proxy_select_masquerading() {
     let mut kernel = kernel();
     kernel.servers.insert(tcp("172.18.0.2:30080"), server("rr", 0, &ENDPOINTS));
-    let hairpin = Element { second: ip("10.244.1.1"), ..element("10.244.1.1", 8080) };
+    let hairpin = Element { ip2: ip("10.244.1.1"), ..element("10.244.1.1", 8080) };
     kernel.sets = vec![
         set("KUBE-CLUSTER-IP", "hash:ip,port", &[element(CLUSTER_IP, 80)]),
         set("KUBE-NODE-PORT-TCP", "bitmap:port", &[Element { port: Some(30080), ..Element::default() }]),
@@ -243,7 +243,7 @@ fn ipsets_of_kube_proxy_select_masquerading() {
 fn with_marks() -> FakeKernel {
     let mut kernel = kernel();
     let marked = |address, mark| Element { mark: Some(mark), ..element(address, 443) };
-    let range = Element { second: ip("192.0.2.0"), second_prefix: Some(24), ..element(CLUSTER_IP, 443) };
+    let range = Element { ip2: ip("192.0.2.0"), prefix2: Some(24), ..element(CLUSTER_IP, 443) };
     kernel.sets = vec![
         set("VIPS", "hash:ip,port", &[marked(CLUSTER_IP, MARK), marked("10.96.0.11", 0xfa00_0004)]),
         set("RESTRICTED", "hash:ip,port", &[element(CLUSTER_IP, 443)]),

@@ -124,7 +124,7 @@ fn entries() -> [(&'static str, &'static str, IpsetEntry); 5] {
         (
             "FAIRLEAD-6-SOURCES",
             "fd00::1,udp:53,fd00:1::/32",
-            IpsetEntry { second: ip("fd00:1::"), second_prefix: Some(32), ..entry("fd00::1", 17, 53) },
+            IpsetEntry { ip2: ip("fd00:1::"), prefix2: Some(32), ..entry("fd00::1", 17, 53) },
         ),
         (
             "FAIRLEAD-NODE-PORTS",
@@ -134,7 +134,7 @@ fn entries() -> [(&'static str, &'static str, IpsetEntry); 5] {
         (
             "FAIRLEAD-HAIRPIN",
             "10.244.0.5,tcp:80,10.244.0.5",
-            IpsetEntry { second: ip("10.244.0.5"), ..entry("10.244.0.5", 6, 80) },
+            IpsetEntry { ip2: ip("10.244.0.5"), ..entry("10.244.0.5", 6, 80) },
         ),
         ("FAIRLEAD-ADDRESSES", "10.96.0.10", IpsetEntry { ip: ip("10.96.0.10"), ..IpsetEntry::default() }),
     ]
@@ -274,7 +274,7 @@ fn entries_are_found_as_rules_find_them() {
             let status = Command::new("ipset").args(args.split_whitespace()).status().unwrap();
             assert!(status.success(), "{args}");
         }
-        let source = |ip: &str| IpsetEntry { second: Some(ip.parse().unwrap()), ..entry("10.96.0.10", 6, 80) };
+        let source = |ip: &str| IpsetEntry { ip2: Some(ip.parse().unwrap()), ..entry("10.96.0.10", 6, 80) };
         for (set, asked, expected) in [
             ("ports", port(81), true),
             ("ports", port(82), false),
