@@ -1,36 +1,35 @@
-//! Programs Kubernetes Services into IPVS, with sets and a dummy device, over netlink.
+//! Programs Kubernetes Services into IPVS, with ipsets and a dummy device, over netlink.
 //!
 //! ```text
-//!   packet to a VIP ─▶ its address is on fairlead-ipvs0, so it comes up
-//!     ─▶ mangle INPUT (of the node itself: OUTPUT): who is in no source range is dropped; a set says what becomes of the others, as a mark
-//!     ─▶ filter INPUT: verdicts. A VIP without endpoint, another port of the address: refused, or dropped
-//!     ─▶ IPVS: a cluster IP by its address, what comes from outside by the mark ─▶ an endpoint
-//!     ─▶ nat POSTROUTING: masquerade what is to be
+//!   packet to a VIP, an address on fairlead-ipvs0
+//!     ─▶ mangle INPUT (OUTPUT for the node itself): drop sources outside the source ranges; set a mark from the ipsets
+//!     ─▶ filter INPUT: reject or drop VIPs without endpoints and other ports of their addresses, by mark
+//!     ─▶ IPVS: a virtual server, by address for cluster IPs, by mark for other VIPs ─▶ an endpoint
+//!     ─▶ nat POSTROUTING: masquerade, by connmark
 //! ```
 //!
-//! | kernel object | what it holds |
+//! | kernel object | content |
 //! |---|---|
 //! | device `fairlead-ipvs0` | cluster IPs, and external and load-balancer IPs that no other device has |
-//! | virtual server `tcp 10.96.0.1:80` | a cluster IP: the cluster pool, or the local one under internal policy Local |
-//! | virtual server `mark 0xfa...` | external IPs, load-balancer IPs and the node port of a service port and family, together: the cluster pool; under external policy Local the local pool, and one more with the cluster pool for pods and the node itself |
-//! | set `FAIRLEAD-VIPS` | address, port → mark: a virtual server's, "cluster IP", "drop" or "reject" |
+//! | virtual server `tcp 10.96.0.1:80` | a cluster IP: the cluster pool, or the local pool under internal policy Local |
+//! | virtual server `mark 0xfa...` | the external IPs, load-balancer IPs and node port of a service port and family: the cluster pool; under external policy Local the local pool, and a second one with the cluster pool for pods and the node itself |
+//! | set `FAIRLEAD-VIPS` | address, port → mark: of a virtual server, "cluster IP", "drop" or "reject" |
 //! | set `FAIRLEAD-NODE-PORTS` | port → mark |
-//! | sets `...-INSIDE` | the same, of packets of pods and of the node itself, where that differs |
-//! | set `FAIRLEAD-ADDRESSES` | the addresses on the device: other ports of them are refused, so that nothing of the node's own answers there |
-//! | sets `FAIRLEAD-RESTRICTED`, `FAIRLEAD-SOURCES` | load-balancer IPs with source ranges, and these |
-//! | set `FAIRLEAD-HAIRPIN` | endpoints on this node: who reaches itself is masqueraded |
-//! | chains `FAIRLEAD-IPVS...` | rules that ask the sets, the same whatever services there are |
+//! | sets `...-INSIDE` | the same for packets from pods and the node itself, where it differs |
+//! | set `FAIRLEAD-ADDRESSES` | the addresses on the device; their other ports are rejected, so that no process on the node answers there |
+//! | sets `FAIRLEAD-RESTRICTED`, `FAIRLEAD-SOURCES` | load-balancer IPs with source ranges, and the ranges |
+//! | set `FAIRLEAD-HAIRPIN` | endpoints on this node; their connections to themselves are masqueraded |
+//! | chains `FAIRLEAD-IPVS...` | fixed rules that match the sets |
 //!
-//! Names of IPv6 sets begin with `FAIRLEAD-6-`. What is ours is known by its mark, by its name, or by its address on our device; nothing
-//! else is ever touched.
+//! Names of IPv6 sets begin with `FAIRLEAD-6-`. Fairlead's objects are recognised by their mark, their name, or an address on
+//! its device; no others are changed.
 //!
-//! A TCP destination that leaves gets no new connections and goes when its last one has ended. Until then it has weight 0, and the
-//! time at which it goes at the latest is kept with it in the kernel (as its limits), so that a restart changes nothing.
+//! A removed TCP destination gets weight 0, and is deleted when its last connection has ended or its deadline has passed. The
+//! deadline is stored in the kernel (in the thresholds of the destination), so that a restart changes nothing.
 //!
-//! IPVS has no transactions: a change is a list of operations in an order in which nothing that stays is missing for a moment.
-//! How a change becomes operations, from the inside out: `mark`, `set`, `object` , `desired`, `applied` (which also has what
-//! was observed), `plan` (the difference, in a safe order), `kernel`; `data_plane` puts them together for the driver. `view` shows
-//! what is programmed.
+//! IPVS has no transactions: a change is a sequence of operations, ordered so that nothing that stays is missing in between.
+//! From the inside out: `mark`, `set`, `object`, `desired`, `applied` (which also has what was observed), `plan` (the
+//! difference, in a safe order), `kernel`; `data_plane` puts them together for the driver. `view` lists what is programmed.
 
 mod applied;
 mod data_plane;
