@@ -12,7 +12,7 @@ use proto::model::{IpFamily, PerFamily, ServicePortKey};
 use crate::{
     desired::{Base, Desired, PoolChain},
     element::Element,
-    plan::{Before, Operation, RefChanges, Refs, Repairs},
+    plan::{CurrentState, Operation, RefCountChanges, RefCounts, Repairs},
 };
 
 /// What the kernel contains because of us.
@@ -23,7 +23,7 @@ pub struct AppliedState {
     pub(crate) options: EffectiveOptions,
     pub(crate) node_addresses: Vec<IpAddr>,
     base: PerFamily<Base>,
-    refs: PerFamily<Refs>,
+    refs: PerFamily<RefCounts>,
 }
 
 impl AppliedState {
@@ -32,7 +32,7 @@ impl AppliedState {
         base: PerFamily<Base>,
         options: EffectiveOptions,
         node_addresses: Vec<IpAddr>,
-        refs: PerFamily<Refs>,
+        refs: PerFamily<RefCounts>,
     ) -> Self {
         let (service_ports, rejections) = (AppliedServicePorts::default(), Rejections::default());
         Self { service_ports, rejections, options, node_addresses, base, refs }
@@ -79,7 +79,7 @@ impl AppliedState {
     }
 
     /// Records that a transaction was committed.
-    pub(crate) fn commit(&mut self, refs: PerFamily<RefChanges>, updates: Vec<ServicePortUpdate<Desired>>) {
+    pub(crate) fn commit(&mut self, refs: PerFamily<RefCountChanges>, updates: Vec<ServicePortUpdate<Desired>>) {
         let PerFamily { v4, v6 } = refs;
         self.refs.v4.commit(v4);
         self.refs.v6.commit(v6);
@@ -97,7 +97,7 @@ impl Applied for AppliedState {
     }
 }
 
-impl Before for AppliedState {
+impl CurrentState for AppliedState {
     fn elements(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>) {
         self.service_ports.get(&update.key, family).inspect(|desired| desired.elements(to));
     }
@@ -106,7 +106,7 @@ impl Before for AppliedState {
         self.service_ports.get(&update.key, family).inspect(|desired| desired.shared(to));
     }
 
-    fn refs(&self, family: IpFamily) -> &Refs {
+    fn refs(&self, family: IpFamily) -> &RefCounts {
         &self.refs[family]
     }
 }

@@ -27,7 +27,7 @@ use crate::{
     desired::Desired,
     kernel::Kernel,
     observed::Observed,
-    plan::{Ahead, Budget, Operation, Plan, Repairs},
+    plan::{Budget, Operation, Plan, Prepare, Repairs},
 };
 
 pub(crate) use batch_sizer::BatchSizer;
@@ -43,7 +43,7 @@ pub(crate) struct Committer<'a, K> {
     repairs: PerFamily<Repairs>,
     /// Whether everything has to be in one transaction.
     whole: bool,
-    ahead: Ahead,
+    prepare: Prepare,
     writes: usize,
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum UrgentOutcome {
 }
 
 /// No limit, and nothing of later transactions.
-const WHOLE: (Budget, Ahead) = (Budget::Unlimited, Ahead::Nothing);
+const WHOLE: (Budget, Prepare) = (Budget::Unlimited, Prepare::Nothing);
 
 impl<'a, K> Committer<'a, K> {
     pub(crate) fn new(
@@ -66,8 +66,8 @@ impl<'a, K> Committer<'a, K> {
         batch_sizer: BatchSizer,
         repairs: PerFamily<Repairs>,
     ) -> Self {
-        let (whole, ahead) = (rebuilds(&repairs), Ahead::Chains);
-        Self { kernel, observed, updates, options, batch_sizer, repairs, whole, ahead, writes: 0 }
+        let (whole, prepare) = (rebuilds(&repairs), Prepare::PoolChains);
+        Self { kernel, observed, updates, options, batch_sizer, repairs, whole, prepare, writes: 0 }
     }
 }
 
@@ -103,7 +103,7 @@ impl<K: Kernel> Committer<'_, K> {
         &mut self,
         active: &[u32],
         repairs: PerFamily<Repairs>,
-        limits: (Budget, Ahead),
+        limits: (Budget, Prepare),
         unneeded: Unneeded,
     ) -> Result<(usize, Answer)> {
         let plan = Plan::fill(self.observed, (self.updates, active), repairs, limits, unneeded, self.options);
@@ -125,10 +125,10 @@ impl<K: Kernel> Transactions for Committer<'_, K> {
     async fn commit_next(&mut self, _: &BTreeSet<u32>, remaining: &[u32]) -> Result<(usize, Answer)> {
         let budget = if self.whole { Budget::Unlimited } else { self.batch_sizer.budget() };
         let repairs = self.repairs.clone();
-        let (taken, answer) = self.commit(remaining, repairs, (budget, self.ahead), Unneeded::Delete).await?;
+        let (taken, answer) = self.commit(remaining, repairs, (budget, self.prepare), Unneeded::Delete).await?;
         if answer.is_ok() && taken < remaining.len() {
             (_, self.repairs) = self.split_repairs();
-            self.ahead = Ahead::Nothing;
+            self.prepare = Prepare::Nothing;
         }
         Ok((taken, answer))
     }

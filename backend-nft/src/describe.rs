@@ -1,4 +1,4 @@
-//! Operations in words, for people: what would be added, changed and removed. Pure.
+//! Describes operations as differences for an operator: what would be added, changed and removed. Pure.
 
 use std::{
     collections::BTreeMap,
@@ -10,43 +10,49 @@ use proto::model::{IpFamily, ServicePortKey};
 
 use crate::{
     desired::table,
-    element::{Data, Element, Map, REJECT, Verdict},
+    element::{Element, ElementData, Map, REJECT, Verdict},
     plan::Operation,
 };
 
-/// What becomes of a chain.
+/// The changes of one table.
 #[derive(Debug, Default)]
-struct Chain {
-    added: bool,
-    flushed: bool,
-    deleted: bool,
-    rules: usize,
-}
-
-/// What goes, what comes.
-type Swap = (Option<Element>, Option<Element>);
-
-/// What becomes of one family's table.
-#[derive(Debug, Default)]
-struct Change {
-    added: bool,
-    deleted: bool,
-    chains: BTreeMap<String, Chain>,
-    /// Each: whether it goes, whether it comes.
-    maps: BTreeMap<String, (bool, bool)>,
+struct TableChange {
+    is_added: bool,
+    is_deleted: bool,
+    chains: BTreeMap<String, ChainChange>,
+    maps: BTreeMap<String, MapChange>,
     /// By map and key.
-    elements: BTreeMap<(Map, Box<[u8]>), Swap>,
+    elements: BTreeMap<(Map, Box<[u8]>), BeforeAfter>,
+    /// The number of deleted elements that Fairlead never writes.
     foreign: BTreeMap<Map, usize>,
 }
 
-/// What operations do, all together. `owner` tells whose a VIP is.
+#[derive(Debug, Default)]
+struct ChainChange {
+    is_added: bool,
+    is_flushed: bool,
+    is_deleted: bool,
+    /// The number of rules that are added.
+    rules: usize,
+}
+
+#[derive(Debug, Default)]
+struct MapChange {
+    is_added: bool,
+    is_deleted: bool,
+}
+
+/// The element that is deleted, and the one that is added.
+type BeforeAfter = (Option<Element>, Option<Element>);
+
+/// The effect of the operations. `owner`: the service port that a VIP belongs to.
 pub(crate) fn differences<'a>(
     operations: Vec<(IpFamily, Operation)>,
     owner: impl Fn(IpFamily, &Vip) -> Option<&'a ServicePortKey>,
 ) -> Vec<Difference> {
-    let mut changes = BTreeMap::<IpFamily, Change>::new();
+    let mut changes = BTreeMap::<IpFamily, TableChange>::new();
     for (family, operation) in operations {
-        changes.entry(family).or_default().take(operation);
+        changes.entry(family).or_default().add(operation);
     }
     let changes = changes.into_iter().flat_map(|(family, change)| {
         let owner = &owner;
@@ -55,17 +61,17 @@ pub(crate) fn differences<'a>(
     changes.collect()
 }
 
-impl Change {
-    fn take(&mut self, operation: Operation) {
+impl TableChange {
+    fn add(&mut self, operation: Operation) {
         match operation {
-            Operation::DeleteTable => self.deleted = true,
-            Operation::AddTable => self.added = true,
-            Operation::AddChain(chain) => self.chain(chain.name.to_string()).added = true,
-            Operation::FlushChain(name) => self.chain(name).flushed = true,
+            Operation::DeleteTable => self.is_deleted = true,
+            Operation::AddTable => self.is_added = true,
+            Operation::AddChain(chain) => self.chain(chain.name.to_string()).is_added = true,
+            Operation::FlushChain(name) => self.chain(name).is_flushed = true,
             Operation::AddRule(name, _) => self.chain(name).rules += 1,
-            Operation::DeleteChain(name) => self.chain(name).deleted = true,
-            Operation::AddSet(set) => self.maps.entry(set.name.to_string()).or_default().1 = true,
-            Operation::DeleteSet(name) => self.maps.entry(name).or_default().0 = true,
+            Operation::DeleteChain(name) => self.chain(name).is_deleted = true,
+            Operation::AddSet(set) => self.maps.entry(set.name.to_string()).or_default().is_added = true,
+            Operation::DeleteSet(name) => self.maps.entry(name).or_default().is_deleted = true,
             Operation::DeleteForeign(map, keys) => *self.foreign.entry(map).or_default() += keys.len(),
             Operation::DeleteElements(_, elements) => {
                 elements.list.into_iter().for_each(|element| self.element(element).0 = Some(element));
@@ -76,11 +82,11 @@ impl Change {
         }
     }
 
-    fn chain(&mut self, name: String) -> &mut Chain {
+    fn chain(&mut self, name: String) -> &mut ChainChange {
         self.chains.entry(name).or_default()
     }
 
-    fn element(&mut self, element: Element) -> &mut Swap {
+    fn element(&mut self, element: Element) -> &mut BeforeAfter {
         let end = element.key_end().unwrap_or_default();
         let key = [&element.key()[..], &end[..]].concat();
         self.elements.entry((element.map, key.into())).or_default()
@@ -88,52 +94,58 @@ impl Change {
 
     fn differences<'a>(self, family: IpFamily, owner: impl Fn(&Vip) -> Option<&'a ServicePortKey>) -> Vec<Difference> {
         let table = table(family);
-        let place = format!("table {} {}", table.family, table.name);
+        let subsystem = format!("table {} {}", table.family, table.name);
         let mut list = Vec::new();
-        let mut say = |verb, what: String, service| {
-            list.push(Difference::new(verb, place.as_str(), what).of(service));
+        let mut push = |kind, object: String, service_port| {
+            list.push(Difference::new(kind, subsystem.as_str(), object).of(service_port));
         };
-        match (self.deleted, self.added) {
-            (true, true) => say(DifferenceKind::Change, "the table, built anew".to_owned(), None),
-            (true, false) => say(DifferenceKind::Remove, "the table".to_owned(), None),
+        match (self.is_deleted, self.is_added) {
+            (true, true) => push(DifferenceKind::Change, "the table, deleted and created again".to_owned(), None),
+            (true, false) => push(DifferenceKind::Remove, "the table".to_owned(), None),
             (false, true) if self.maps.is_empty() => {
-                say(DifferenceKind::Change, "the table, which sleeps".to_owned(), None)
+                push(DifferenceKind::Change, "the table, flag dormant cleared".to_owned(), None);
             }
             (false, true) => {
                 let (maps, chains) = (self.maps.len(), self.chains.len());
-                say(DifferenceKind::Add, format!("the table, with {maps} maps and sets and {chains} chains"), None);
+                push(DifferenceKind::Add, format!("the table, with {maps} maps and sets and {chains} chains"), None);
             }
             (false, false) => {}
         }
-        if !self.added || self.maps.is_empty() {
-            for (name, (gone, new)) in self.maps {
-                say(verb(gone, new), format!("map {name}"), None);
+        if !self.is_added || self.maps.is_empty() {
+            for (name, MapChange { is_added, is_deleted }) in self.maps {
+                let kind = match (is_deleted, is_added) {
+                    (true, true) => DifferenceKind::Change,
+                    (true, false) => DifferenceKind::Remove,
+                    (false, _) => DifferenceKind::Add,
+                };
+                push(kind, format!("map {name}"), None);
             }
-            for (name, Chain { added, flushed, deleted, rules }) in self.chains {
-                match (deleted, added) {
-                    (true, _) => say(DifferenceKind::Remove, format!("chain {name}"), None),
-                    (false, true) => say(DifferenceKind::Add, format!("chain {name}, {rules} rules"), None),
-                    (false, false) if flushed => {
-                        say(DifferenceKind::Change, format!("chain {name}, its {rules} rules written anew"), None);
+            for (name, ChainChange { is_added, is_flushed, is_deleted, rules }) in self.chains {
+                match (is_deleted, is_added) {
+                    (true, _) => push(DifferenceKind::Remove, format!("chain {name}"), None),
+                    (false, true) => push(DifferenceKind::Add, format!("chain {name}, {rules} rules"), None),
+                    (false, false) if is_flushed => {
+                        push(DifferenceKind::Change, format!("chain {name}, replaced by {rules} rules"), None);
                     }
-                    (false, false) => say(DifferenceKind::Add, format!("chain {name}, {rules} rules more"), None),
+                    (false, false) => push(DifferenceKind::Add, format!("chain {name}, {rules} more rules"), None),
                 }
             }
         }
         for (map, count) in self.foreign {
-            say(DifferenceKind::Remove, format!("{}: {count} elements that Fairlead never writes", map.name()), None);
+            push(DifferenceKind::Remove, format!("{}: {count} elements that Fairlead never writes", map.name()), None);
         }
-        for (gone, new) in self.elements.into_values() {
-            let Some(Element { vip, .. }) = gone.or(new) else { continue };
-            let service = owner(&vip);
-            match (gone, new) {
-                (Some(gone), Some(new)) if gone == new => {}
-                (Some(gone), Some(new)) => {
-                    let what = format!("{}: {} -> {}", Key(&new), Value(&gone), Value(&new));
-                    say(DifferenceKind::Change, what, service);
+        for (before, after) in self.elements.into_values() {
+            let Some(Element { vip, .. }) = before.or(after) else { continue };
+            let service_port = owner(&vip);
+            match (before, after) {
+                (Some(before), Some(after)) if before == after => {}
+                (Some(before), Some(after)) => {
+                    let object =
+                        format!("{}: {} -> {}", ElementKey(&after), ElementValue(&before), ElementValue(&after));
+                    push(DifferenceKind::Change, object, service_port);
                 }
-                (Some(gone), None) => say(DifferenceKind::Remove, whole(&gone), service),
-                (None, Some(new)) => say(DifferenceKind::Add, whole(&new), service),
+                (Some(before), None) => push(DifferenceKind::Remove, describe(&before), service_port),
+                (None, Some(after)) => push(DifferenceKind::Add, describe(&after), service_port),
                 (None, None) => {}
             }
         }
@@ -141,49 +153,41 @@ impl Change {
     }
 }
 
-fn verb(gone: bool, new: bool) -> DifferenceKind {
-    match (gone, new) {
-        (true, true) => DifferenceKind::Change,
-        (true, false) => DifferenceKind::Remove,
-        (false, _) => DifferenceKind::Add,
-    }
-}
-
-fn whole(element: &Element) -> String {
+fn describe(element: &Element) -> String {
     match element.data {
-        Data::None => Key(element).to_string(),
-        _ => format!("{}: {}", Key(element), Value(element)),
+        ElementData::None => ElementKey(element).to_string(),
+        _ => format!("{}: {}", ElementKey(element), ElementValue(element)),
     }
 }
 
-/// Where an element is: `vips 10.96.0.1:80/tcp`, `endpoints 10.96.0.1:80/tcp[2]`.
-struct Key<'a>(&'a Element);
+/// The map, VIP and slot: `vips 10.96.0.1:80/tcp`, `endpoints 10.96.0.1:80/tcp[2]`.
+struct ElementKey<'a>(&'a Element);
 
-/// What it holds.
-struct Value<'a>(&'a Element);
+/// The data.
+struct ElementValue<'a>(&'a Element);
 
-impl Display for Key<'_> {
+impl Display for ElementKey<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Element { vip, map, index, data } = self.0;
         write!(f, "{} {vip}", map.name())?;
         match data {
-            Data::Endpoint(..) => write!(f, "[{index}]"),
+            ElementData::Endpoint(..) => write!(f, "[{index}]"),
             _ => Ok(()),
         }
     }
 }
 
-impl Display for Value<'_> {
+impl Display for ElementValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.data {
-            Data::None => Ok(()),
-            Data::Endpoint(address, port) | Data::Member(address, port) => {
+            ElementData::None => Ok(()),
+            ElementData::Endpoint(address, port) | ElementData::Member(address, port) => {
                 write!(f, "{}", std::net::SocketAddr::new(address, port))
             }
-            Data::Verdict(Verdict::Drop) => f.write_str("drop"),
-            Data::Verdict(Verdict::Reject) => f.write_str(REJECT),
-            Data::Verdict(Verdict::Pool(chain)) => write!(f, "{chain}"),
-            Data::Range(range) => write!(f, "{} to {}", range.first, range.last),
+            ElementData::Verdict(Verdict::Drop) => f.write_str("drop"),
+            ElementData::Verdict(Verdict::Reject) => f.write_str(REJECT),
+            ElementData::Verdict(Verdict::Pool(chain)) => write!(f, "{chain}"),
+            ElementData::Range(range) => write!(f, "{} to {}", range.first, range.last),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What should be in the kernel, pure: the fixed chains and rules ([`base`]), the chains that are made on demand
-//! ([`PoolChain`]), and what each service port puts into the maps ([`Desired`]).
+//! The desired state, pure: the base ruleset ([`base`]), the chains that are created on demand ([`PoolChain`]), and the
+//! map elements of each service port ([`Desired`]).
 
 mod affinity;
 mod base;
@@ -13,10 +13,10 @@ mod tests;
 
 pub(crate) use base::{Base, FixedChain, base, table};
 pub(crate) use endpoint_keys::EndpointKeys;
-pub(crate) use pool::{PoolChain, PoolKind};
+pub(crate) use pool::{PoolChain, PoolChainKind};
 pub(crate) use service::{Desired, Slots, desired};
 
-/// The family as nft calls it.
+/// The nftables family of an IP family.
 pub(crate) fn nft_family(family: proto::model::IpFamily) -> netlink::nft::TableFamily {
     match family {
         proto::model::IpFamily::V4 => netlink::nft::TableFamily::Ip,

@@ -1,5 +1,5 @@
-//! The maps and sets of a table, and their elements as values: small, without pointers, in the order in which they are
-//! compared. Their bytes exist only in messages.
+//! The maps and sets of a table, and their elements as small values without pointers, ordered for comparison. The
+//! kernel's encoding of an element exists only in messages.
 
 mod vip;
 
@@ -13,10 +13,10 @@ use crate::desired::PoolChain;
 pub(crate) use vip::VipShape;
 use vip::{address, put};
 
-/// A map or set. Within each kind of [`Vip`], those that verdicts lead to come before those with the verdicts.
+/// A map or set. For each shape of [`Vip`], the maps with endpoints come before those with verdicts that lead to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Map {
-    /// Of pools of at most 16; see [`Map::endpoints`].
+    /// For pools of at most 16 endpoints; see [`Map::endpoints`].
     Endpoints,
     Endpoints64,
     Endpoints256,
@@ -48,71 +48,71 @@ pub(crate) enum Map {
     ClusterIps,
 }
 
-/// What a map holds under its keys.
+/// What the elements of a map or set contain besides the VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holds {
+enum MapContent {
     Nothing,
     Verdict,
-    /// Its keys end with an index.
+    /// An endpoint; the key ends with its slot.
     Endpoint,
-    /// The same, with a word of zeros before the endpoint, for the rules of session affinity.
+    /// The same, with a padding of four zero bytes before the endpoint, for the rules of session affinity.
     PaddedEndpoint,
-    /// Its keys begin with an endpoint.
+    /// The key begins with an endpoint.
     Member,
-    /// Its keys end with a client's address; rules write them.
+    /// The key ends with the address of a client; the element is written by rules.
     Clients,
-    /// Its keys end with an address: from the first one to the last one.
+    /// The key ends with a range of addresses.
     Range,
 }
 
-/// One element. Sorted by VIP first: all that belongs to one VIP is together.
+/// One element. Sorted by VIP first, so that the elements of a VIP are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Element {
     pub(crate) vip: Vip,
     pub(crate) map: Map,
-    /// The endpoint's place in its pool; 0 in maps without places.
+    /// The slot of the endpoint in its pool; 0 in maps without slots.
     pub(crate) index: u32,
-    pub(crate) data: Data,
+    pub(crate) data: ElementData,
 }
 
-/// What an element holds.
+/// What an element contains besides its VIP and slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Data {
+pub(crate) enum ElementData {
     None,
     Endpoint(IpAddr, u16),
     Verdict(Verdict),
-    /// Part of the key: an endpoint.
+    /// An endpoint, as part of the key.
     Member(IpAddr, u16),
-    /// Part of the key: whom it is about.
-    Range(Range),
+    /// Source addresses, as part of the key.
+    Range(AddressRange),
 }
 
-/// Addresses that follow each other, of one family.
+/// Consecutive addresses of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Range {
+pub(crate) struct AddressRange {
     pub(crate) first: IpAddr,
-    /// Not below the first.
+    /// Not less than the first.
     pub(crate) last: IpAddr,
 }
 
-/// Where a VIP leads.
+/// What happens to packets to a VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Verdict {
-    /// Nowhere, in silence: there are endpoints, but none for this packet.
+    /// Drop: there are endpoints, but none for this source class.
     Drop,
-    /// Nowhere, and the sender is told: there is no endpoint in the whole cluster.
+    /// Reject with an error to the client: there is no endpoint in the whole cluster.
     Reject,
-    /// To one of so many endpoints.
+    /// Translate to one of the endpoints of a pool.
     Pool(PoolChain),
 }
 
-/// The name of the chain behind [`Verdict::Reject`].
+/// The name of the chain for [`Verdict::Reject`].
 pub(crate) const REJECT: &str = "reject";
 
-/// How many clients [`Map::Affinity`] and [`Map::NodePortAffinity`] can store, each: one entry of about 155 bytes for
-/// each client address and VIP, so 30 MB when full. The kernel sets aside 2 MB for its buckets at once (8 bytes for
-/// each of four thirds, rounded up to a power of two, which this number just meets). Beyond that, new clients are
-/// served but not remembered.
+/// The maximum number of clients in each of [`Map::Affinity`] and [`Map::NodePortAffinity`]: one entry of about 155
+/// bytes for each client address and VIP, so 30 MB when full. The kernel allocates 2 MB for the buckets at once: 8
+/// bytes for each of 4/3 of this number, rounded up to a power of two, which is exactly met. When full, new clients are
+/// served without affinity.
 const MAX_CLIENTS: u32 = 196_608;
 
 // === impl Map ===
@@ -151,11 +151,12 @@ impl Map {
         Self::ClusterIps,
     ];
 
-    /// The map of the cluster pools of VIPs that have so many endpoints.
+    /// The map with the endpoints of cluster pools of this size.
     ///
-    /// A new rule costs the kernel a look at each element of its map, and a new element one at each rule. There is a
-    /// rule for each number of endpoints; so most elements, those of small pools, are in a map with few rules, and a
-    /// large pool, which often comes to a number that no other has, is in a map with few elements.
+    /// When a rule is added, the kernel checks all elements of its map; when an element is added, all rules that use
+    /// the map. There is a rule for each number of endpoints. With several maps, most elements, those of small pools,
+    /// are in a map with few rules; and a large pool, whose size is often unique and needs a new rule, is in a map with
+    /// few elements.
     pub(crate) const fn endpoints(count: u32) -> Self {
         match count {
             0..=16 => Self::Endpoints,
@@ -165,7 +166,7 @@ impl Map {
         }
     }
 
-    /// Its name in the table.
+    /// The name in the table.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Endpoints => "endpoints",
@@ -200,7 +201,7 @@ impl Map {
         }
     }
 
-    /// What an operator reads beside it.
+    /// The comment that `nft list` shows.
     const fn comment(self) -> &'static str {
         match self {
             Self::Endpoints => "place in the cluster pool -> endpoint, pools of 1 to 16",
@@ -229,8 +230,8 @@ impl Map {
         }
     }
 
-    /// What its keys are made from.
-    pub(crate) const fn kind(self) -> VipShape {
+    /// The shape of the VIP in the keys.
+    pub(crate) const fn vip_shape(self) -> VipShape {
         match self {
             Self::NodePortEndpoints
             | Self::NodePortLocalEndpoints
@@ -259,17 +260,17 @@ impl Map {
             | Self::LocalVips
             | Self::Restricted
             | Self::SourceRanges
-            | Self::Hairpin => VipShape::Vip,
+            | Self::Hairpin => VipShape::AddressPort,
             Self::ClusterIps => VipShape::Address,
         }
     }
 
-    /// Whether several service ports may need one and the same element.
+    /// Whether several service ports may need the same element.
     pub(crate) const fn is_shared(self) -> bool {
         matches!(self, Self::Hairpin | Self::ClusterIps)
     }
 
-    const fn holds(self) -> Holds {
+    const fn content(self) -> MapContent {
         match self {
             Self::Endpoints
             | Self::Endpoints64
@@ -277,47 +278,47 @@ impl Map {
             | Self::EndpointsMany
             | Self::LocalEndpoints
             | Self::NodePortEndpoints
-            | Self::NodePortLocalEndpoints => Holds::Endpoint,
+            | Self::NodePortLocalEndpoints => MapContent::Endpoint,
             Self::PolicyLocalVips
             | Self::PolicyLocalNodePorts
             | Self::Restricted
             | Self::Hairpin
-            | Self::ClusterIps => Holds::Nothing,
+            | Self::ClusterIps => MapContent::Nothing,
             Self::AffineEndpoints
             | Self::LocalAffineEndpoints
             | Self::NodePortAffineEndpoints
-            | Self::NodePortLocalAffineEndpoints => Holds::PaddedEndpoint,
-            Self::Affinity | Self::NodePortAffinity => Holds::Clients,
-            Self::Live | Self::LocalLive | Self::NodePortLive | Self::NodePortLocalLive => Holds::Member,
-            Self::SourceRanges => Holds::Range,
+            | Self::NodePortLocalAffineEndpoints => MapContent::PaddedEndpoint,
+            Self::Affinity | Self::NodePortAffinity => MapContent::Clients,
+            Self::Live | Self::LocalLive | Self::NodePortLive | Self::NodePortLocalLive => MapContent::Member,
+            Self::SourceRanges => MapContent::Range,
             Self::Vips
             | Self::ClusterVips
             | Self::LocalVips
             | Self::NodePorts
             | Self::ClusterNodePorts
-            | Self::LocalNodePorts => Holds::Verdict,
+            | Self::LocalNodePorts => MapContent::Verdict,
         }
     }
 
-    /// Whether its elements are written by rules, and so not ours to add, list or delete.
+    /// Whether rules write the elements. Fairlead does not add, list or delete them.
     pub(crate) fn is_written_by_rules(self) -> bool {
-        self.holds() == Holds::Clients
+        self.content() == MapContent::Clients
     }
 
-    /// Whether its elements hold such data.
+    /// Whether the elements contain this type of data.
     #[cfg(test)]
-    pub(crate) const fn takes(self, data: &Data) -> bool {
+    pub(crate) const fn accepts(self, data: &ElementData) -> bool {
         matches!(
-            (self.holds(), data),
-            (Holds::Nothing, Data::None)
-                | (Holds::Endpoint | Holds::PaddedEndpoint, Data::Endpoint(..))
-                | (Holds::Member, Data::Member(..))
-                | (Holds::Verdict, Data::Verdict(_))
-                | (Holds::Range, Data::Range(_))
+            (self.content(), data),
+            (MapContent::Nothing, ElementData::None)
+                | (MapContent::Endpoint | MapContent::PaddedEndpoint, ElementData::Endpoint(..))
+                | (MapContent::Member, ElementData::Member(..))
+                | (MapContent::Verdict, ElementData::Verdict(_))
+                | (MapContent::Range, ElementData::Range(_))
         )
     }
 
-    /// Its definition.
+    /// The definition of the map.
     pub(crate) fn set(self, family: IpFamily) -> Set {
         let address = match family {
             IpFamily::V4 => DataType::Ipv4Addr,
@@ -325,35 +326,35 @@ impl Map {
         };
         let endpoint = [address, DataType::InetService];
         let padded = [DataType::Mark, address, DataType::InetService];
-        let mut key = match (self, self.holds()) {
+        let mut key = match (self, self.content()) {
             (Self::Hairpin, _) => vec![address],
-            (_, Holds::Member) => endpoint.to_vec(),
+            (_, MapContent::Member) => endpoint.to_vec(),
             _ => vec![],
         };
-        if self.kind() != VipShape::NodePort {
+        if self.vip_shape() != VipShape::NodePort {
             key.push(address);
         }
-        if self.kind() != VipShape::Address {
+        if self.vip_shape() != VipShape::Address {
             key.extend([DataType::InetProto, DataType::InetService]);
         }
-        let set = match self.holds() {
-            Holds::Nothing | Holds::Member => Set::new(self.name(), key),
-            Holds::Verdict => Set::verdict_map(self.name(), key),
-            Holds::Endpoint => {
-                // The type of marks: host byte order, as numgen's results are.
+        let set = match self.content() {
+            MapContent::Nothing | MapContent::Member => Set::new(self.name(), key),
+            MapContent::Verdict => Set::verdict_map(self.name(), key),
+            MapContent::Endpoint => {
+                // Marks are in host byte order, as the results of numgen are.
                 key.push(DataType::Mark);
                 Set::map(self.name(), key, endpoint)
             }
-            Holds::PaddedEndpoint => {
+            MapContent::PaddedEndpoint => {
                 key.push(DataType::Mark);
                 Set::map(self.name(), key, padded)
             }
-            Holds::Clients => {
+            MapContent::Clients => {
                 key.push(address);
                 let set = Set::map(self.name(), key, padded).flags(SetFlags::TIMEOUT | SetFlags::EVAL);
                 set.size(MAX_CLIENTS)
             }
-            Holds::Range => {
+            MapContent::Range => {
                 key.push(address);
                 Set::new(self.name(), key).flags(SetFlags::INTERVAL)
             }
@@ -365,29 +366,29 @@ impl Map {
 // === impl Element ===
 
 impl Element {
-    /// Its key in the map, or the first one.
+    /// The key in the map; of a range the first one.
     pub(crate) fn key(&self) -> Fields {
         let fields = self.vip_fields();
         match self.data {
-            Data::Endpoint(..) => fields.mark(self.index),
-            Data::Range(range) => fields.addr(range.first),
-            Data::None | Data::Verdict(_) | Data::Member(..) => fields,
+            ElementData::Endpoint(..) => fields.mark(self.index),
+            ElementData::Range(range) => fields.addr(range.first),
+            ElementData::None | ElementData::Verdict(_) | ElementData::Member(..) => fields,
         }
     }
 
     /// The last key of a range.
     pub(crate) fn key_end(&self) -> Option<Fields> {
         match self.data {
-            Data::Range(range) => Some(self.vip_fields().addr(range.last)),
+            ElementData::Range(range) => Some(self.vip_fields().addr(range.last)),
             _ => None,
         }
     }
 
-    /// The endpoint that it holds, as a value.
+    /// The endpoint, encoded as the value of the element.
     pub(crate) fn endpoint(&self) -> Option<Fields> {
-        let Data::Endpoint(address, port) = self.data else { return None };
-        let padding = match self.map.holds() {
-            Holds::PaddedEndpoint => Fields::new().mark(0),
+        let ElementData::Endpoint(address, port) = self.data else { return None };
+        let padding = match self.map.content() {
+            MapContent::PaddedEndpoint => Fields::new().mark(0),
             _ => Fields::new(),
         };
         Some(padding.addr(address).port(port))
@@ -396,7 +397,7 @@ impl Element {
     fn vip_fields(&self) -> Fields {
         let before = match (self.vip, self.data) {
             (Vip::AddressPort { address, .. }, _) if self.map == Map::Hairpin => Fields::new().addr(address),
-            (_, Data::Member(address, port)) => Fields::new().addr(address).port(port),
+            (_, ElementData::Member(address, port)) => Fields::new().addr(address).port(port),
             _ => Fields::new(),
         };
         put(&self.vip, before)
@@ -405,51 +406,55 @@ impl Element {
     /// The pool chain that it leads to.
     pub(crate) fn pool(&self) -> Option<PoolChain> {
         match self.data {
-            Data::Verdict(Verdict::Pool(chain)) => Some(chain),
+            ElementData::Verdict(Verdict::Pool(chain)) => Some(chain),
             _ => None,
         }
     }
 
-    /// Reads what the kernel holds. `None` when it is nothing that we would have written.
+    /// Decodes an element. `None`: Fairlead never writes such an element.
     pub(crate) fn read(map: Map, family: IpFamily, element: &nft::Element<'_>) -> Option<Self> {
         let mut fields = FieldReader::new(element.key);
-        // A single address may come without an end.
+        // A range of one address may have no end.
         let key_end = element.key_end.unwrap_or(element.key);
         if map == Map::Hairpin {
             address(&mut fields, family)?;
         }
-        let member = match map.holds() {
-            Holds::Member => Some((address(&mut fields, family)?, fields.port()?)),
+        let member = match map.content() {
+            MapContent::Member => Some((address(&mut fields, family)?, fields.port()?)),
             _ => None,
         };
-        let vip = map.kind().read(&mut fields, family)?;
-        let index = match map.holds() {
-            Holds::Endpoint | Holds::PaddedEndpoint => fields.mark()?,
+        let vip = map.vip_shape().read(&mut fields, family)?;
+        let index = match map.content() {
+            MapContent::Endpoint | MapContent::PaddedEndpoint => fields.mark()?,
             _ => 0,
         };
-        let data = match (map.holds(), &element.data) {
-            (Holds::Nothing, nft::ElementData::None) => Data::None,
-            (Holds::Member, nft::ElementData::None) => member.map(|(address, port)| Data::Member(address, port))?,
-            (Holds::Verdict, nft::ElementData::Verdict(verdict)) => Data::Verdict(Verdict::read(verdict)?),
-            (holds @ (Holds::Endpoint | Holds::PaddedEndpoint), nft::ElementData::Value(value)) => {
+        let data = match (map.content(), &element.data) {
+            (MapContent::Nothing, nft::ElementData::None) => ElementData::None,
+            (MapContent::Member, nft::ElementData::None) => {
+                member.map(|(address, port)| ElementData::Member(address, port))?
+            }
+            (MapContent::Verdict, nft::ElementData::Verdict(verdict)) => ElementData::Verdict(Verdict::read(verdict)?),
+            (content @ (MapContent::Endpoint | MapContent::PaddedEndpoint), nft::ElementData::Value(value)) => {
                 let mut fields = FieldReader::new(value);
-                if holds == Holds::PaddedEndpoint {
+                if content == MapContent::PaddedEndpoint {
                     fields.mark().filter(|padding| *padding == 0)?;
                 }
-                Data::Endpoint(address(&mut fields, family)?, fields.port()?)
+                ElementData::Endpoint(address(&mut fields, family)?, fields.port()?)
             }
-            (Holds::Range, nft::ElementData::None) => {
+            (MapContent::Range, nft::ElementData::None) => {
                 let mut end = FieldReader::new(key_end);
-                map.kind().read(&mut end, family)?;
-                Data::Range(Range { first: address(&mut fields, family)?, last: address(&mut end, family)? })
+                map.vip_shape().read(&mut end, family)?;
+                ElementData::Range(AddressRange {
+                    first: address(&mut fields, family)?,
+                    last: address(&mut end, family)?,
+                })
             }
             _ => return None,
         };
         let read = Self { vip, map, index, data };
-        // Whatever the fields do not show (padding, a second address, another VIP at the end) must be as we would write
-        // it.
-        let same_end = read.key_end().is_none_or(|end| end[..] == *key_end);
-        (read.key()[..] == *element.key && same_end).then_some(read)
+        // What was not decoded (padding, a second address, the VIP of the end) must be equal to what we would write.
+        let has_same_end = read.key_end().is_none_or(|end| end[..] == *key_end);
+        (read.key()[..] == *element.key && has_same_end).then_some(read)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the kernel contains, and what of the base ruleset in it has to be repaired.
+//! The observed state: what the kernel contains, and which repairs of the base ruleset it needs.
 
 #[cfg(test)]
 mod tests;
@@ -12,40 +12,40 @@ use proto::model::{Endpoint, IpFamily, PerFamily};
 
 use crate::{
     desired::{Base, Desired, FixedChain, PoolChain, Slots},
-    element::{Data, Element, Map},
-    plan::{Before, Operation, RefChanges, Refs, Repairs},
+    element::{Element, ElementData, Map},
+    plan::{CurrentState, Operation, RefCountChanges, RefCounts, Repairs},
 };
 
 /// One table as the kernel lists it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Listing {
-    /// `None`: there is no table of ours, and the rest is empty.
+    /// `None`: we have no table, and the rest is empty.
     pub(crate) table: Option<Table>,
     pub(crate) chains: Vec<Chain>,
     pub(crate) sets: Vec<Set>,
     pub(crate) rules: Vec<ListedRule>,
-    /// The elements of the maps whose definition is ours, in any order.
+    /// The elements of the maps that have our definition, in any order.
     pub(crate) elements: Vec<Element>,
     /// The keys of elements that we never write.
     pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
 }
 
-/// What the kernel contains in both families.
+/// What the kernel contains, for both families.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Observed(PerFamily<ObservedTable>);
 
 #[derive(Clone, Debug, Default)]
 struct ObservedTable {
-    /// Sorted; without those that are shared.
+    /// Sorted; without shared elements.
     elements: Vec<Element>,
-    refs: Refs,
+    refs: RefCounts,
 }
 
 // === impl Observed ===
 
 impl Observed {
-    /// Takes in what was listed. Returns what has to be repaired besides the elements of service ports; `is_owned`:
-    /// whether a VIP belongs to one.
+    /// Evaluates listings. Returns the repairs besides the elements of service ports. `is_owned`: whether a VIP belongs
+    /// to a service port.
     pub(crate) fn new(
         listings: PerFamily<Listing>,
         base: &PerFamily<Base>,
@@ -58,7 +58,7 @@ impl Observed {
         for (family, mut listing) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
             listing.elements.sort_unstable();
             let base = &base[family];
-            if listing.table.is_none() || !fits(&listing, base) {
+            if listing.table.is_none() || !is_compatible(&listing, base) {
                 let first = &mut repairs[family].first;
                 first.extend(listing.table.is_some().then_some(Operation::DeleteTable));
                 create(base, &mut repairs[family]);
@@ -67,18 +67,18 @@ impl Observed {
             repairs[family] = repair(&listing, base, family, effective);
             let mut table = ObservedTable::default();
             for chain in listing.chains.iter().filter_map(|chain| PoolChain::parse(&chain.name)) {
-                table.refs.found_chain(chain);
+                table.refs.observe_chain(chain);
             }
             listing.elements.retain(|element| {
-                table.refs.found_element(element);
+                table.refs.observe_element(element);
                 if element.map.is_shared() {
-                    table.refs.found_shared(*element);
+                    table.refs.observe_shared(*element);
                 }
                 !element.map.is_shared()
             });
             table.elements = listing.elements;
-            let leftovers = table.elements.iter().filter(|element| !is_owned(family, &element.vip));
-            repairs[family].leftovers = leftovers.copied().collect();
+            let unowned = table.elements.iter().filter(|element| !is_owned(family, &element.vip));
+            repairs[family].unowned = unowned.copied().collect();
             repairs[family].foreign = listing.foreign;
             observed.0[family] = table;
         }
@@ -90,7 +90,7 @@ impl Observed {
         self.0.iter().all(|(_, table)| table.elements.is_empty())
     }
 
-    /// Leaves the endpoints of an update in the slots that they have.
+    /// Gives the endpoints of an update the slots that they have in the kernel.
     pub(crate) fn keep_slots(&self, update: &mut ServicePortUpdate<Desired>) {
         let PerFamily { v4, v6 } = &mut update.desired;
         for (family, desired) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
@@ -106,7 +106,7 @@ impl Observed {
         let mut slots = Slots::default();
         for vip in vips {
             let mut found = Slots::default();
-            for element in self.0[family].of(vip) {
+            for element in self.0[family].elements_of(vip) {
                 match element.map {
                     Map::Endpoints
                     | Map::Endpoints64
@@ -127,23 +127,23 @@ impl Observed {
     }
 
     /// Records that a transaction was committed.
-    pub(crate) fn commit(&mut self, changes: PerFamily<RefChanges>) {
+    pub(crate) fn commit(&mut self, changes: PerFamily<RefCountChanges>) {
         let PerFamily { v4, v6 } = changes;
         self.0.v4.refs.commit(v4);
         self.0.v6.refs.commit(v6);
     }
 
     /// The reference counts, without the rest.
-    pub(crate) fn into_refs(self) -> PerFamily<Refs> {
+    pub(crate) fn into_refs(self) -> PerFamily<RefCounts> {
         let PerFamily { v4, v6 } = self.0;
         PerFamily { v4: v4.refs, v6: v6.refs }
     }
 }
 
-/// Elements come sorted by their index. One behind a larger gap was not written by us.
+/// Elements are sorted by their slot. After a larger gap, another process has written the element.
 fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
     const MAX_GAP: usize = 1024;
-    let Data::Endpoint(address, port) = element.data else { return };
+    let ElementData::Endpoint(address, port) = element.data else { return };
     let (Some(port), index) = (port.try_into().ok(), element.index as usize) else { return };
     if index >= slots.len() && index < slots.len() + MAX_GAP {
         slots.resize(index, None);
@@ -152,50 +152,50 @@ fn fill_slot(slots: &mut Vec<Option<Endpoint>>, element: &Element) {
 }
 
 impl ObservedTable {
-    fn of(&self, vip: &Vip) -> &[Element] {
+    fn elements_of(&self, vip: &Vip) -> &[Element] {
         let start = self.elements.partition_point(|element| element.vip < *vip);
         let rest = &self.elements[start..];
         &rest[..rest.partition_point(|element| element.vip == *vip)]
     }
 }
 
-impl Before for Observed {
+impl CurrentState for Observed {
     fn elements(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>) {
         let vips = update.desired[family].iter().flat_map(|desired| desired.vips());
-        vips.for_each(|vip| to.extend_from_slice(self.0[family].of(vip)));
+        vips.for_each(|vip| to.extend_from_slice(self.0[family].elements_of(vip)));
     }
 
-    /// Which service ports needed them is unknown; the references are counted again.
+    /// The kernel does not store which service ports need them; the references are counted again.
     fn shared(&self, _: IpFamily, _: &ServicePortUpdate<Desired>, _: &mut Vec<Element>) {}
 
-    fn refs(&self, family: IpFamily) -> &Refs {
+    fn refs(&self, family: IpFamily) -> &RefCounts {
         &self.0[family].refs
     }
 }
 
 // === the base ruleset ===
 
-/// Whether the objects with our names have our definitions. If not, another program (perhaps an older version) built
-/// the table.
-fn fits(listing: &Listing, base: &Base) -> bool {
-    let same_table = listing.table.as_ref().is_some_and(|table| table.comment == base.table.comment);
-    let same_sets = listing.sets.iter().all(|set| {
+/// Whether the objects with our names have our definitions. If not, another program or another version of Fairlead has
+/// created the table.
+fn is_compatible(listing: &Listing, base: &Base) -> bool {
+    let is_same_table = listing.table.as_ref().is_some_and(|table| table.comment == base.table.comment);
+    let are_same_sets = listing.sets.iter().all(|set| {
         let ours = base.sets.iter().find(|ours| ours.name == set.name);
         ours.is_none_or(|ours| ours == set)
     });
-    let same_chains = listing.chains.iter().all(|chain| match base.chain(&chain.name) {
+    let are_same_chains = listing.chains.iter().all(|chain| match base.chain(&chain.name) {
         Some(ours) => ours.chain == *chain,
         None if PoolChain::parse(&chain.name).is_some() => *chain == Chain::regular(&*chain.name),
         None => true,
     });
-    same_table && same_sets && same_chains && ranges_are_distinct(listing)
+    is_same_table && are_same_sets && are_same_chains && ranges_are_distinct(listing)
 }
 
-/// Whether ranges can be deleted. The kernel deletes the range that starts with the key, or contains it: if another
-/// process has added overlapping ranges, that may be another one.
+/// Whether ranges can be deleted safely. The kernel deletes a range that starts with the key or contains it: if another
+/// process has added overlapping ranges, it may delete the wrong one.
 fn ranges_are_distinct(listing: &Listing) -> bool {
     let ours = listing.elements.windows(2).all(|pair| match [pair[0].data, pair[1].data] {
-        [Data::Range(one), Data::Range(next)] => pair[0].vip != pair[1].vip || one.last < next.first,
+        [ElementData::Range(one), ElementData::Range(next)] => pair[0].vip != pair[1].vip || one.last < next.first,
         _ => true,
     });
     ours && listing.foreign.iter().all(|(map, _)| *map != Map::SourceRanges)

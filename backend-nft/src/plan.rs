@@ -1,17 +1,17 @@
-//! Plans the transaction from what the kernel contains to what it should contain. Pure.
+//! Plans the transaction that changes what the kernel contains into what it should contain. Pure.
 //!
 //! ```text
-//!   Before (the applied or the observed state)     ──┐
-//!   updates (what each service port should have)   ──┼──▶ Plan: operations in a safe order
-//!   Repairs (of the base ruleset)                  ──┘
+//!   CurrentState (applied or observed)               ──┐
+//!   ServicePortUpdates (the desired service ports)   ──┼──▶ Plan: operations in a safe order
+//!   Repairs (of the base ruleset)                    ──┘
 //! ```
 //!
 //! The order: add tables, chains, maps; delete elements; add rules of pool chains; add elements; add other rules and
-//! base chains; delete chains, maps. So no rule or element refers to an object that does not exist yet or any more.
+//! base chains; delete chains, maps. So no rule or element refers to an object that does not exist.
 
 mod diff;
 mod refs;
-mod stage;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -26,21 +26,21 @@ use crate::{
     desired::{Desired, PoolChain},
     element::{Element, Map},
 };
-pub(crate) use refs::{RefChanges, Refs};
-use stage::Stage;
+pub(crate) use refs::{RefCountChanges, RefCounts};
+use table::TablePlan;
 
 /// One step of a transaction, in one table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operation {
     DeleteTable,
-    /// Creates it, or makes it active again.
+    /// Creates the table, or clears its dormant flag.
     AddTable,
     AddChain(Chain),
     AddSet(Set),
-    /// Deletes the chain's rules.
+    /// Deletes the rules of the chain.
     FlushChain(String),
     DeleteElements(Map, Elements),
-    /// Deletes elements that we never write, by their keys.
+    /// Deletes elements that Fairlead never writes, by their keys.
     DeleteForeign(Map, Vec<Box<[u8]>>),
     AddElements(Map, Elements),
     AddRule(String, Rule),
@@ -48,28 +48,28 @@ pub(crate) enum Operation {
     DeleteSet(String),
 }
 
-/// Elements, and the service ports that they are for.
+/// Elements, and the service ports that they belong to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Elements {
     pub(crate) list: Vec<Element>,
-    /// Where in the list the elements of each update start; sorted.
+    /// The index at which the elements of each update start; sorted.
     owners: Vec<(u32, Owner)>,
 }
 
 /// The index of an update; `None`: several service ports, or none.
 pub(crate) type Owner = Option<u32>;
 
-/// What the kernel contains.
-pub(crate) trait Before {
+/// What the kernel contains: the applied or the observed state.
+pub(crate) trait CurrentState {
     /// Appends the elements of the service port that are not shared, sorted.
     fn elements(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>);
-    /// Appends the shared elements that it needs, as far as known, sorted.
+    /// Appends the shared elements that the service port needs, if known, sorted.
     fn shared(&self, family: IpFamily, update: &ServicePortUpdate<Desired>, to: &mut Vec<Element>);
-    /// The reference counts of what service ports share.
-    fn refs(&self, family: IpFamily) -> &Refs;
+    /// The reference counts of shared objects.
+    fn refs(&self, family: IpFamily) -> &RefCounts;
 }
 
-/// What has to be repaired in the parts of a table that belong to no service port.
+/// The repairs of the objects of a table that belong to no service port.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Repairs {
     /// Before the elements: tables, chains, sets, flushed chains.
@@ -77,12 +77,12 @@ pub(crate) struct Repairs {
     /// Pool chains with other rules.
     pub(crate) pools: Vec<PoolChain>,
     /// Elements of VIPs without a service port.
-    pub(crate) leftovers: Vec<Element>,
-    /// Elements that we never write.
+    pub(crate) unowned: Vec<Element>,
+    /// Elements that Fairlead never writes.
     pub(crate) foreign: Vec<(Map, Box<[u8]>)>,
     /// After the elements: rules, base chains.
     pub(crate) rules: Vec<Operation>,
-    /// Foreign chains and sets.
+    /// Deletions of foreign chains and sets.
     pub(crate) last: Vec<Operation>,
 }
 
@@ -90,9 +90,9 @@ pub(crate) struct Repairs {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) operations: Vec<(IpFamily, Operation)>,
-    /// The reference counts once it is committed.
-    pub(crate) refs: PerFamily<RefChanges>,
-    /// How many of the updates are in it.
+    /// The reference counts after the commit.
+    pub(crate) refs: PerFamily<RefCountChanges>,
+    /// How many of the updates it contains.
     pub(crate) taken: usize,
 }
 
@@ -101,96 +101,96 @@ pub(crate) struct Plan {
 pub(crate) enum Budget {
     /// No maximum.
     Unlimited,
-    /// This many elements, and the other ones of the last service port.
+    /// This many elements; the elements of the last service port may exceed it.
     Elements(usize),
 }
 
-/// What a transaction contains for later ones.
+/// What a transaction prepares for later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ahead {
+pub(crate) enum Prepare {
     Nothing,
-    /// Their chains: they cost nothing while maps are empty.
-    Chains,
+    /// Their pool chains, which are cheap to add while maps are empty.
+    PoolChains,
 }
 
 // === impl Repairs ===
 
 impl Repairs {
-    /// Keeps what has to be done before or with the service ports; returns what can wait until the last transaction.
+    /// Keeps the repairs that are needed before or with the service ports; returns those for the last transaction.
     pub(crate) fn split_off_later(&mut self) -> Self {
-        let (leftovers, last) = (std::mem::take(&mut self.leftovers), std::mem::take(&mut self.last));
-        Self { leftovers, last, ..Self::default() }
+        let (unowned, last) = (std::mem::take(&mut self.unowned), std::mem::take(&mut self.last));
+        Self { unowned, last, ..Self::default() }
     }
 }
 
 // === impl Plan ===
 
 impl Plan {
-    /// The transaction that makes the `active` ones of the updates what they should be.
+    /// The transaction for the `active` ones of the updates.
     pub(crate) fn new(
-        before: &impl Before,
+        current: &impl CurrentState,
         (updates, active): (&[ServicePortUpdate<Desired>], &[u32]),
         repairs: PerFamily<Repairs>,
         unneeded: Unneeded,
         effective: &EffectiveOptions,
     ) -> Self {
-        Self::fill(before, (updates, active), repairs, (Budget::Unlimited, Ahead::Nothing), unneeded, effective)
+        Self::fill(current, (updates, active), repairs, (Budget::Unlimited, Prepare::Nothing), unneeded, effective)
     }
 
-    /// The same for as many of the `active` as the budget allows, see [`Plan::taken`]: at least one, and each
-    /// completely. While some are left, nothing that is not needed is deleted.
+    /// The transaction for as many of the `active` updates as the budget allows, see [`Plan::taken`]: at least one, and
+    /// each completely. If some remain, unneeded objects are not deleted.
     pub(crate) fn fill(
-        before: &impl Before,
+        current: &impl CurrentState,
         (updates, active): (&[ServicePortUpdate<Desired>], &[u32]),
         mut repairs: PerFamily<Repairs>,
-        (budget, ahead): (Budget, Ahead),
+        (budget, prepare): (Budget, Prepare),
         unneeded: Unneeded,
         effective: &EffectiveOptions,
     ) -> Self {
         let mut plan = Self::default();
-        let mut stages = PerFamily::<Stage>::default();
+        let mut tables = PerFamily::<TablePlan>::default();
         let update = |index: &u32| Some((*index, updates.get(*index as usize)?));
         for (index, update) in active.iter().filter_map(update) {
             if let Budget::Elements(budget) = budget
                 && plan.taken > 0
-                && stages.v4.len() + stages.v6.len() >= budget
+                && tables.v4.len() + tables.v6.len() >= budget
             {
                 break;
             }
             for family in IpFamily::ALL {
-                stages[family].update(before, family, update, index);
+                tables[family].update(current, family, update, index);
             }
             plan.taken += 1;
         }
         let rest = active.get(plan.taken..).unwrap_or_default();
-        if ahead == Ahead::Chains {
+        if prepare == Prepare::PoolChains {
             for (_, update) in rest.iter().filter_map(update) {
-                IpFamily::ALL.into_iter().for_each(|family| stages[family].prepare(family, update));
+                IpFamily::ALL.into_iter().for_each(|family| tables[family].prepare(family, update));
             }
         }
         let unneeded = if rest.is_empty() { unneeded } else { Unneeded::Keep };
-        let PerFamily { v4, v6 } = stages;
-        for (family, mut stage) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
+        let PerFamily { v4, v6 } = tables;
+        for (family, mut table) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
             let mut repairs = std::mem::take(&mut repairs[family]);
             if !rest.is_empty() {
                 repairs.split_off_later();
             }
-            stage.leftovers(&repairs.leftovers);
-            let (operations, delta) = stage.finish(family, before.refs(family), repairs, unneeded, effective);
+            table.delete_unowned(&repairs.unowned);
+            let (operations, ref_changes) = table.finish(family, current.refs(family), repairs, unneeded, effective);
             plan.operations.extend(operations.into_iter().map(|operation| (family, operation)));
-            plan.refs[family] = delta;
+            plan.refs[family] = ref_changes;
         }
         plan
     }
 
-    /// How many objects it writes.
+    /// The number of objects that are written.
     pub(crate) fn writes(&self) -> usize {
         self.operations.iter().map(|(_, operation)| operation.writes()).sum()
     }
 }
 
 impl Operation {
-    /// How many objects it writes.
+    /// The number of objects that are written.
     pub(crate) fn writes(&self) -> usize {
         match self {
             Self::DeleteElements(_, elements) | Self::AddElements(_, elements) => elements.list.len(),
@@ -203,7 +203,7 @@ impl Operation {
 // === impl Elements ===
 
 impl Elements {
-    /// Appends one.
+    /// Appends an element.
     pub(crate) fn push(&mut self, element: Element, owner: Owner) {
         if self.owners.last().is_none_or(|(_, last)| *last != owner) {
             self.owners.push((self.list.len() as u32, owner));
@@ -211,9 +211,9 @@ impl Elements {
         self.list.push(element);
     }
 
-    /// The service port that the element at this index is for.
+    /// The owner of the element at this index.
     pub(crate) fn owner(&self, index: usize) -> Owner {
-        let behind = self.owners.partition_point(|(start, _)| *start as usize <= index);
-        behind.checked_sub(1).and_then(|at| self.owners[at].1)
+        let end = self.owners.partition_point(|(start, _)| *start as usize <= index);
+        end.checked_sub(1).and_then(|at| self.owners[at].1)
     }
 }

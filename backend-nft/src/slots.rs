@@ -1,5 +1,5 @@
-//! The slots of endpoints in their pool. An endpoint keeps its slot while it can, so that a change of the pool changes
-//! as few map elements as possible. The kernel stores the slots, so they survive a restart.
+//! The slots of endpoints in their pool. An endpoint keeps its slot while that exists, so that a change of the pool
+//! changes as few map elements as possible. The kernel stores the slots, so they survive a restart.
 //!
 //! ```text
 //!   0 1 2 3       b replaced by x   a x c d      one element
@@ -12,8 +12,8 @@ mod tests;
 
 use proto::model::Endpoint;
 
-/// Gives each endpoint of `desired`, which is sorted, a slot. `previous`: which endpoint had which slot, with gaps
-/// where that is unknown.
+/// Assigns a slot to each endpoint of `desired`, which is sorted. `previous`: the previous endpoint of each slot, if
+/// known.
 ///
 /// Endpoints whose slot still exists keep it; new ones, and those from slots beyond the end, fill the gaps.
 pub(crate) fn assign(previous: &[Option<Endpoint>], desired: &[Endpoint]) -> Vec<Endpoint> {

@@ -1,4 +1,5 @@
-//! The same services in the shape that kube-proxy 1.36 gives them, as text through `nft -f`: a chain per service, with a map of its own.
+//! The same services in the shape that kube-proxy 1.36 gives them, as text through `nft -f`: a chain per service, with
+//! a map of its own.
 
 use std::{
     fmt::Write as _,

@@ -4,7 +4,8 @@
 //!   connect to 10.96.0.8:80 ──▶ output chain ──▶ 10.128.x.y:8080, an address of the node itself ──▶ a listener that counts
 //! ```
 //!
-//! The machine's speed changes from one minute to the next. So layouts are asked in turn, a few hundred connections each.
+//! The machine's speed changes from one minute to the next. So layouts are asked in turn, a few hundred connections
+//! each.
 
 use std::{
     collections::BTreeMap,

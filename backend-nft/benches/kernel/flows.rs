@@ -1,4 +1,5 @@
-//! How long it takes to find and delete stale UDP flows among many, which happens after each change of a UDP service port.
+//! How long it takes to find and delete stale UDP flows among many, which happens after each change of a UDP service
+//! port.
 
 use std::{
     fmt::Write as _,

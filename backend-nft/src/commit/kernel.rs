@@ -18,7 +18,7 @@ use proto::model::{IpFamily, PerFamily, Protocol};
 use crate::{
     data_plane::NftDataPlane,
     desired::EndpointKeys,
-    element::{Data, Map, Verdict},
+    element::{ElementData, Map, Verdict},
     kernel::{Kernel, Netlink},
     observed::Listing,
     plan::{Elements, Operation},
@@ -70,7 +70,7 @@ impl Kernel for Spoiler {
                 && how == Spoil::Element
             {
                 for element in list.iter_mut().filter(|element| element.vip == POISON) {
-                    let Data::Verdict(Verdict::Pool(chain)) = &mut element.data else { panic!("{element:?}") };
+                    let ElementData::Verdict(Verdict::Pool(chain)) = &mut element.data else { panic!("{element:?}") };
                     chain.count = 9_999;
                 }
             }

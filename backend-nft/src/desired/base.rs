@@ -1,4 +1,4 @@
-//! The fixed part of a table: chains that are always there, whatever services there are.
+//! The base ruleset: the table, its chains and maps that do not depend on service ports.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ use proto::model::{ClusterInfo, IpFamily, NodeInfo, Protocol};
 
 use super::{
     nft_family,
-    rule::{Address, Line},
+    rule::{PacketAddress, RuleBuilder},
 };
 use crate::element::{Map, REJECT};
 
@@ -19,16 +19,16 @@ const POLICY_LOCAL: &str = "policy-local";
 const NODEPORT_POLICY_LOCAL: &str = "nodeport-policy-local";
 const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
 
-/// The fixed part of a family's table.
+/// The base ruleset of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
     pub(crate) table: Table,
     pub(crate) sets: Vec<Set>,
-    /// Base chains last: the kernel calls them as soon as they are there.
+    /// Base chains (those with a hook) last: packets traverse them as soon as they exist.
     pub(crate) chains: Vec<FixedChain>,
 }
 
-/// A chain with its rules.
+/// A chain of the base ruleset with its rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FixedChain {
     pub(crate) chain: Chain,
@@ -40,13 +40,16 @@ pub(crate) fn table(family: IpFamily) -> Table {
     Table::new(nft_family(family), "fairlead").comment("Kubernetes Services, kept by Fairlead: changes are undone")
 }
 
-/// The fixed part for a family on a node.
+/// The base ruleset of a family on a node.
 pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo, cluster: &ClusterInfo) -> Base {
     let effective = options.effective(node);
     let chains = vec![
         FixedChain {
             chain: Chain::regular(REJECT).comment("nobody serves this in the whole cluster"),
-            rules: vec![Line::new(family).protocol(Protocol::Tcp).reset().end(), Line::new(family).reject().end()],
+            rules: vec![
+                RuleBuilder::new(family).protocol(Protocol::Tcp).reject_with_reset().build(),
+                RuleBuilder::new(family).reject().build(),
+            ],
         },
         policy_local(
             family,
@@ -66,8 +69,8 @@ pub(crate) fn base(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo
         source_check(family),
         hook(family, "prerouting", Hook::Prerouting),
         hook(family, "output", Hook::Output),
-        check(family, "forward-check", Hook::Forward),
-        check(family, "output-check", Hook::Output),
+        cluster_ips_hook(family, "forward-check", Hook::Forward),
+        cluster_ips_hook(family, "output-check", Hook::Output),
         postrouting(family, effective.masquerade_mark),
     ];
     let sets = Map::ALL.into_iter().map(|map| map.set(family)).collect();
@@ -81,55 +84,55 @@ impl Base {
     }
 }
 
-/// Where all new connections are looked up.
+/// Looks up the VIP of every new connection.
 fn services(family: IpFamily) -> FixedChain {
     let loopback = loopback(family);
     FixedChain {
         chain: Chain::regular(SERVICES),
         rules: vec![
-            Line::new(family).vmap(Map::Vips).end(),
-            Line::new(family).addressed_to(Map::PolicyLocalVips).goto(POLICY_LOCAL).end(),
-            Line::new(family)
-                .local(Address::Destination)
-                .outside(Address::Destination, [&loopback])
+            RuleBuilder::new(family).vmap(Map::Vips).build(),
+            RuleBuilder::new(family).vip_in_set(Map::PolicyLocalVips).goto(POLICY_LOCAL).build(),
+            RuleBuilder::new(family)
+                .address_is_local(PacketAddress::Destination)
+                .not_in_cidrs(PacketAddress::Destination, [&loopback])
                 .goto(NODEPORTS)
                 .comment("to the node itself, not loopback"),
         ],
     }
 }
 
-/// Pods and the node itself reach all endpoints, for they do not come from outside; everybody else those on this node,
-/// with their own address.
+/// Pods and the node itself reach all endpoints; other clients reach the endpoints on this node, without masquerading.
 fn policy_local(
     family: IpFamily,
     effective: &EffectiveOptions,
     chain: Chain,
     (cluster, local): (Map, Map),
 ) -> FixedChain {
-    let line = || Line::new(family);
+    let builder = || RuleBuilder::new(family);
     let from_pods = match &effective.pods[family] {
         PodMatch::Unknown => Vec::new(),
-        PodMatch::Source(cidrs) => cidrs.iter().map(|cidr| line().within(Address::Source, cidr)).collect(),
-        PodMatch::Interface(interface) => vec![line().behind(CmpOp::Eq, interface)],
-        PodMatch::InterfacePrefix(prefix) => vec![line().behind_prefix(CmpOp::Eq, prefix)],
+        PodMatch::Source(cidrs) => cidrs.iter().map(|cidr| builder().in_cidr(PacketAddress::Source, cidr)).collect(),
+        PodMatch::Interface(interface) => vec![builder().input_interface(CmpOp::Eq, interface)],
+        PodMatch::InterfacePrefix(prefix) => vec![builder().input_interface_prefix(CmpOp::Eq, prefix)],
     };
-    let all_endpoints = |line: Line| line.vmap(cluster).comment("from a pod: all endpoints");
+    let all_endpoints = |builder: RuleBuilder| builder.vmap(cluster).comment("from a pod: all endpoints");
     let mut rules: Vec<Rule> = from_pods.into_iter().map(all_endpoints).collect();
     rules.extend([
-        line()
-            .local(Address::Source)
-            .mark(effective.masquerade_mark)
+        builder()
+            .address_is_local(PacketAddress::Source)
+            .set_mark(effective.masquerade_mark)
             .vmap(cluster)
             .comment("from this node: all endpoints, masqueraded"),
-        line().vmap(local).comment("from outside: endpoints on this node"),
-        // Seen between two states only; a connection that left untranslated would stay so.
-        line().discard().comment("the service has just gone"),
+        builder().vmap(local).comment("from outside: endpoints on this node"),
+        // Only while a transaction takes effect. If the packet left untranslated, conntrack would leave its connection
+        // so.
+        builder().drop_packet().comment("the service has just gone"),
     ]);
     FixedChain { chain, rules }
 }
 
 fn nodeports(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> FixedChain {
-    let (cidrs, answer) = match &options.nodeport_addresses {
+    let (cidrs, comment) = match &options.nodeport_addresses {
         NodePortAddresses::Primary => {
             let address = node.primary_address(family);
             (address.into_iter().map(IpNet::from).collect(), "the node's primary address only")
@@ -138,58 +141,66 @@ fn nodeports(family: IpFamily, options: &DataplaneOptions, node: &NodeInfo) -> F
     };
     let mut rules = Vec::new();
     if cidrs.iter().all(|cidr: &IpNet| cidr.prefix_len() > 0) {
-        rules.push(Line::new(family).outside(Address::Destination, &cidrs).back().comment(answer));
+        rules.push(
+            RuleBuilder::new(family)
+                .not_in_cidrs(PacketAddress::Destination, &cidrs)
+                .return_to_caller()
+                .comment(comment),
+        );
     }
     rules.extend([
-        Line::new(family).vmap(Map::NodePorts).end(),
-        Line::new(family).addressed_to(Map::PolicyLocalNodePorts).goto(NODEPORT_POLICY_LOCAL).end(),
+        RuleBuilder::new(family).vmap(Map::NodePorts).build(),
+        RuleBuilder::new(family).vip_in_set(Map::PolicyLocalNodePorts).goto(NODEPORT_POLICY_LOCAL).build(),
     ]);
     FixedChain { chain: Chain::regular(NODEPORTS), rules }
 }
 
-/// Before anything is translated: afterwards a packet is addressed to an endpoint, and a refused one is answered. Of
-/// connections that exist nothing is asked any more.
+/// Runs before destinations are translated, when packets still have the VIP as destination. Only new connections are
+/// checked.
 fn source_check(family: IpFamily) -> FixedChain {
     let chain = Chain::base("source-check", ChainType::Filter, Hook::Prerouting, priority::DSTNAT - 10);
     FixedChain {
         chain: chain.comment("load-balancer source ranges"),
         rules: vec![
-            Line::new(family)
-                .opening()
-                .addressed_to(Map::Restricted)
-                .not_from(Map::SourceRanges)
-                .discard()
+            RuleBuilder::new(family)
+                .new_connection()
+                .vip_in_set(Map::Restricted)
+                .source_not_in_set(Map::SourceRanges)
+                .drop_packet()
                 .comment("not from a source range of the service"),
         ],
     }
 }
 
-/// What is still addressed to a cluster IP after everything that leads to an endpoint has been translated. Whatever the
-/// protocol: an echo request, which nobody answers here, is refused as well.
+/// Handles packets that still have a cluster IP as destination after translation: no service port has their port. This
+/// includes echo requests.
 fn cluster_ips_check(family: IpFamily, cluster: &ClusterInfo) -> FixedChain {
-    let active = Line::new(family).addressed_to(Map::ClusterIps).goto(REJECT);
-    let mut rules = vec![active.comment("a cluster IP, but no port of its service")];
+    let cluster_ip = RuleBuilder::new(family).vip_in_set(Map::ClusterIps).goto(REJECT);
+    let mut rules = vec![cluster_ip.comment("a cluster IP, but no port of its service")];
     let cidrs = cidrs_of_family(&cluster.service_cidrs, family);
-    // What is not for services goes its way, even if somebody says that all addresses are theirs.
+    // A service CIDR with prefix length 0 would drop all new connections.
     rules.extend(cidrs.iter().filter(|cidr| cidr.prefix_len() > 0).map(|cidr| {
-        Line::new(family).within(Address::Destination, cidr).discard().comment("no service has this address")
+        RuleBuilder::new(family)
+            .in_cidr(PacketAddress::Destination, cidr)
+            .drop_packet()
+            .comment("no service has this address")
     }));
     FixedChain { chain: Chain::regular(CLUSTER_IPS_CHECK), rules }
 }
 
-/// After the translation of destinations, before the packet leaves. Connections that exist are left alone.
-fn check(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
+/// Runs after destinations are translated. Only new connections are checked.
+fn cluster_ips_hook(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
     let chain = Chain::base(name, ChainType::Filter, hook, priority::FILTER);
     FixedChain {
         chain: chain.comment("addresses of services that lead nowhere"),
-        rules: vec![Line::new(family).opening().jump(CLUSTER_IPS_CHECK).end()],
+        rules: vec![RuleBuilder::new(family).new_connection().jump(CLUSTER_IPS_CHECK).build()],
     }
 }
 
 fn hook(family: IpFamily, name: &str, hook: Hook) -> FixedChain {
     FixedChain {
         chain: Chain::base(name, ChainType::Nat, hook, priority::DSTNAT),
-        rules: vec![Line::new(family).jump(SERVICES).end()],
+        rules: vec![RuleBuilder::new(family).jump(SERVICES).build()],
     }
 }
 
@@ -197,13 +208,13 @@ fn postrouting(family: IpFamily, mark: u32) -> FixedChain {
     FixedChain {
         chain: Chain::base("postrouting", ChainType::Nat, Hook::Postrouting, priority::SRCNAT),
         rules: vec![
-            Line::new(family).marked(mark).unmark(mark).masquerade().comment("marked on the way in"),
-            Line::new(family).hairpin().masquerade().comment("an endpoint that reached itself"),
+            RuleBuilder::new(family).has_mark(mark).clear_mark(mark).masquerade().comment("marked on the way in"),
+            RuleBuilder::new(family).hairpin().masquerade().comment("an endpoint that reached itself"),
         ],
     }
 }
 
-/// Addresses that never leave the node.
+/// The loopback addresses.
 fn loopback(family: IpFamily) -> IpNet {
     match family {
         // 127.0.0.0/8; a prefix length of 8 is never too long.

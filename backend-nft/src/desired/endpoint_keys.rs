@@ -1,5 +1,6 @@
 //! The keys that the endpoint maps should have, so that a large map can be listed by its keys instead of dumped: the
-//! kernel finds an element by its key at once, but the time for a dump grows with the square of the size of the map.
+//! kernel finds an element by its key in constant time, but the time for a dump grows with the square of the size of
+//! the map.
 
 use std::{
     collections::BTreeMap,
@@ -11,14 +12,14 @@ use netlink::nft::Fields;
 use proto::model::{IpFamily, PerFamily};
 
 use super::Desired;
-use crate::element::{Data, Element, Map};
+use crate::element::{Element, ElementData, Map};
 
-/// How many slots each VIP has in each endpoint map.
+/// The number of slots of each VIP in each endpoint map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EndpointKeys(PerFamily<BTreeMap<Map, Vec<(Vip, u32)>>>);
 
 impl EndpointKeys {
-    /// Those of all these service ports.
+    /// The keys for these service ports.
     pub(crate) fn of(updates: &[ServicePortUpdate<Desired>]) -> Self {
         let (mut keys, mut elements) = (Self::default(), Vec::new());
         for ServicePortUpdate { desired, .. } in updates {
@@ -33,7 +34,7 @@ impl EndpointKeys {
 
     fn add(&mut self, family: IpFamily, elements: &[Element]) {
         for Element { vip, map, index, data } in elements {
-            let Data::Endpoint(..) = data else { continue };
+            let ElementData::Endpoint(..) = data else { continue };
             let vips = self.0[family].entry(*map).or_default();
             match vips.last_mut() {
                 Some((last, slots)) if last == vip => *slots = (*slots).max(index + 1),
@@ -42,17 +43,17 @@ impl EndpointKeys {
         }
     }
 
-    /// How many keys a map should have; 0 for one that has no endpoints.
+    /// The number of keys that a map should have; 0 for a map without endpoints.
     pub(crate) fn len(&self, family: IpFamily, map: Map) -> usize {
         self.vips(family, map).iter().map(|(_, slots)| *slots as usize).sum()
     }
 
-    /// The keys of a map. Which endpoint has which slot is only known to the kernel.
+    /// The keys of a map. The kernel alone stores which endpoint has which slot.
     pub(crate) fn of_map(&self, family: IpFamily, map: Map) -> impl Iterator<Item = Fields> {
         // The data does not matter for the key.
         let data = match family {
-            IpFamily::V4 => Data::Endpoint(Ipv4Addr::UNSPECIFIED.into(), 0),
-            IpFamily::V6 => Data::Endpoint(Ipv6Addr::UNSPECIFIED.into(), 0),
+            IpFamily::V4 => ElementData::Endpoint(Ipv4Addr::UNSPECIFIED.into(), 0),
+            IpFamily::V6 => ElementData::Endpoint(Ipv6Addr::UNSPECIFIED.into(), 0),
         };
         self.vips(family, map)
             .iter()
@@ -75,7 +76,7 @@ mod tests {
     use crate::desired::desired;
 
     #[test]
-    fn they_are_the_keys_of_the_endpoint_elements() {
+    fn endpoint_keys_are_the_keys_of_the_endpoint_elements() {
         let state = mk_state()
             .service("default/web", |web| {
                 let web = web.cluster_ip("10.96.0.1").cluster_ip("fd00:96::1").external_ip("203.0.113.1");
@@ -94,7 +95,7 @@ mod tests {
             update.desired[family].as_ref().unwrap().elements(&mut elements);
             for map in Map::ALL {
                 let of_map = elements.iter().filter(|element| element.map == map);
-                let endpoints = of_map.filter(|element| matches!(element.data, Data::Endpoint(..)));
+                let endpoints = of_map.filter(|element| matches!(element.data, ElementData::Endpoint(..)));
                 let keys: Vec<_> = endpoints.map(Element::key).collect();
                 assert_eq!(endpoint_keys.len(family, map), keys.len(), "{}", map.name());
                 let found = endpoint_keys.of_map(family, map).map(|key| key.to_vec());

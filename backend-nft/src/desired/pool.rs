@@ -1,11 +1,11 @@
-//! The chains that choose an endpoint: one for each distinct number of endpoints, shared by all service ports that have
-//! so many, made when the first needs it and deleted when nobody does any more.
+//! The chains that select an endpoint: one for each number of endpoints, shared by all service ports with that number.
+//! A chain is created when the first service port needs it; unused chains are deleted when there are many.
 //!
 //! ```text
 //!   vips ──▶ cluster-ip-pool-3 (mark, unless from a pod) ──▶ pool-3 ──▶ endpoints { VIP . 0, VIP . 1, VIP . 2 }
 //!   vips ──▶ masq-pool-3       (mark)                    ──▶ pool-3
 //!
-//!   with session affinity, one for each number and timeout:
+//!   with session affinity, one chain for each number and timeout:
 //!   vips ──▶ affine-cluster-ip-pool-3-60s (mark, ...) ──▶ affine-pool-3-60s ──set full──▶ pool-3
 //! ```
 
@@ -16,14 +16,14 @@ use netlink::nft::{CmpOp, Rule};
 use proto::model::{IpFamily, PoolClass};
 
 use super::{
-    affinity,
-    rule::{Address, Line},
+    affinity::{self, AffinityMaps},
+    rule::{PacketAddress, RuleBuilder},
 };
 use crate::element::Map;
 
-/// What happens on the way to an endpoint.
+/// What a chain does before it selects an endpoint, and from which pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum PoolKind {
+pub(crate) enum PoolChainKind {
     /// Cluster pool of a VIP.
     Pool,
     /// Local pool of a VIP.
@@ -32,9 +32,9 @@ pub(crate) enum PoolKind {
     NodePortPool,
     /// Local pool of a node port.
     NodePortLocalPool,
-    /// Cluster pool of a cluster IP, behind the masquerade rule for cluster IPs.
+    /// Cluster pool of a cluster IP, after the masquerade rule for cluster IPs.
     ClusterIpPool,
-    /// Local pool of a cluster IP, behind the same rule.
+    /// Local pool of a cluster IP, after the same rule.
     ClusterIpLocalPool,
     /// Cluster pool of a VIP, always masqueraded.
     MasqPool,
@@ -42,22 +42,22 @@ pub(crate) enum PoolKind {
     MasqNodePortPool,
 }
 
-/// A chain for pools of so many endpoints.
+/// A chain for pools with a number of endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PoolChain {
-    pub(crate) kind: PoolKind,
+    pub(crate) kind: PoolChainKind,
     /// Never 0.
     pub(crate) count: u32,
-    /// With session affinity: how many seconds after its last connection a client is forgotten.
+    /// The timeout of session affinity: seconds from the last connection of a client to its removal.
     pub(crate) affinity: Option<NonZeroU32>,
 }
 
-/// What the names of chains with session affinity begin with.
+/// The prefix of the names of chains with session affinity.
 const AFFINE: &str = "affine-";
 
-// === impl PoolKind ===
+// === impl PoolChainKind ===
 
-impl PoolKind {
+impl PoolChainKind {
     const ALL: [Self; 8] = [
         Self::Pool,
         Self::LocalPool,
@@ -69,7 +69,7 @@ impl PoolKind {
         Self::MasqNodePortPool,
     ];
 
-    /// Its chains' names, up to the number.
+    /// The prefix of the chain names, before the number.
     const fn prefix(self) -> &'static str {
         match self {
             Self::Pool => "pool-",
@@ -83,7 +83,7 @@ impl PoolKind {
         }
     }
 
-    /// Which pool's endpoints it leads to.
+    /// The pool that it selects from.
     pub(crate) const fn class(self) -> PoolClass {
         match self {
             Self::LocalPool | Self::NodePortLocalPool | Self::ClusterIpLocalPool => PoolClass::Local,
@@ -91,7 +91,7 @@ impl PoolKind {
         }
     }
 
-    /// The map with these endpoints, of pools that have so many.
+    /// The map with the endpoints of pools of this size.
     pub(crate) const fn endpoints(self, count: u32) -> Map {
         match self {
             Self::Pool | Self::ClusterIpPool | Self::MasqPool => Map::endpoints(count),
@@ -101,21 +101,21 @@ impl PoolKind {
         }
     }
 
-    /// The maps and sets for session affinity with these endpoints.
-    pub(super) const fn affinity(self) -> affinity::Maps {
+    /// The maps and sets for session affinity.
+    pub(super) const fn affinity(self) -> AffinityMaps {
         match self {
             Self::Pool | Self::ClusterIpPool | Self::MasqPool => {
-                affinity::Maps { endpoints: Map::AffineEndpoints, clients: Map::Affinity, live: Map::Live }
+                AffinityMaps { endpoints: Map::AffineEndpoints, clients: Map::Affinity, live: Map::Live }
             }
             Self::LocalPool | Self::ClusterIpLocalPool => {
-                affinity::Maps { endpoints: Map::LocalAffineEndpoints, clients: Map::Affinity, live: Map::LocalLive }
+                AffinityMaps { endpoints: Map::LocalAffineEndpoints, clients: Map::Affinity, live: Map::LocalLive }
             }
-            Self::NodePortPool | Self::MasqNodePortPool => affinity::Maps {
+            Self::NodePortPool | Self::MasqNodePortPool => AffinityMaps {
                 endpoints: Map::NodePortAffineEndpoints,
                 clients: Map::NodePortAffinity,
                 live: Map::NodePortLive,
             },
-            Self::NodePortLocalPool => affinity::Maps {
+            Self::NodePortLocalPool => AffinityMaps {
                 endpoints: Map::NodePortLocalAffineEndpoints,
                 clients: Map::NodePortAffinity,
                 live: Map::NodePortLocalLive,
@@ -123,7 +123,7 @@ impl PoolKind {
         }
     }
 
-    /// The kind of chain behind the mark.
+    /// The kind of the chain that follows after the mark is set.
     const fn target(self) -> Option<Self> {
         match self {
             Self::ClusterIpPool | Self::MasqPool => Some(Self::Pool),
@@ -137,7 +137,7 @@ impl PoolKind {
 // === impl PoolChain ===
 
 impl PoolChain {
-    /// Reads a name.
+    /// Parses the name of a chain.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let (name, affinity) = match name.strip_prefix(AFFINE) {
             None => (name, None),
@@ -146,13 +146,13 @@ impl PoolChain {
                 (name, Some(number(seconds)?))
             }
         };
-        PoolKind::ALL.into_iter().find_map(|kind| {
+        PoolChainKind::ALL.into_iter().find_map(|kind| {
             let count = number(name.strip_prefix(kind.prefix())?)?.get();
             Some(Self { kind, count, affinity })
         })
     }
 
-    /// The chain that it goes on to.
+    /// The chain that it jumps to.
     pub(crate) fn target(self) -> Option<Self> {
         match (self.kind.target(), self.affinity) {
             (Some(kind), _) => Some(Self { kind, ..self }),
@@ -161,49 +161,50 @@ impl PoolChain {
         }
     }
 
-    /// It, the chain that it goes on to, and so on.
+    /// This chain, the chain that it jumps to, and so on.
     pub(crate) fn path(self) -> impl Iterator<Item = Self> {
         std::iter::successors(Some(self), |chain| chain.target())
     }
 
-    /// Its rules.
+    /// The rules of the chain.
     pub(crate) fn rules(self, family: IpFamily, effective: &EffectiveOptions) -> Vec<Rule> {
-        let Some(target) = self.target() else { return self.choose(family) };
+        let Some(target) = self.target() else { return self.endpoint_rules(family) };
         if let (None, Some(timeout)) = (self.kind.target(), self.affinity) {
             return affinity::rules(family, self.kind.affinity(), timeout, target);
         }
         let mark = effective.masquerade_mark;
-        let line = Line::new(family);
+        let builder = RuleBuilder::new(family);
         let marking = match self.kind {
-            PoolKind::ClusterIpPool | PoolKind::ClusterIpLocalPool => match effective.masquerade[family] {
+            PoolChainKind::ClusterIpPool | PoolChainKind::ClusterIpLocalPool => match effective.masquerade[family] {
                 Masquerade::Never => None,
-                Masquerade::Always => Some(line.mark(mark).comment("masquerade all")),
-                Masquerade::UnlessPod => not_from_a_pod(line, &effective.pods[family])
-                    .map(|line| line.mark(mark).comment("masquerade, unless from a pod")),
+                Masquerade::Always => Some(builder.set_mark(mark).comment("masquerade all")),
+                Masquerade::UnlessPod => unless_from_pod(builder, &effective.pods[family])
+                    .map(|builder| builder.set_mark(mark).comment("masquerade, unless from a pod")),
             },
-            _ => Some(line.mark(mark).comment("masquerade")),
+            _ => Some(builder.set_mark(mark).comment("masquerade")),
         };
-        let go_on = Line::new(family).goto(target.to_string()).end();
-        marking.into_iter().chain([go_on]).collect()
+        let jump = RuleBuilder::new(family).goto(target.to_string()).build();
+        marking.into_iter().chain([jump]).collect()
     }
 
-    /// A packet may see an old verdict and new maps, or the reverse: then its place may be gone, but there is place 0
-    /// while there is any. It must never leave untranslated, for its connection would stay so.
-    fn choose(self, family: IpFamily) -> Vec<Rule> {
+    /// A packet may be matched with an old verdict and new maps, or the reverse. Then its slot may not exist any more,
+    /// but slot 0 exists as long as the pool is not empty. Otherwise the packet is dropped: if it left untranslated,
+    /// conntrack would leave its connection untranslated.
+    fn endpoint_rules(self, family: IpFamily) -> Vec<Rule> {
         let map = self.kind.endpoints(self.count);
-        let place = match self.kind.class() {
+        let suffix = match self.kind.class() {
             PoolClass::Cluster => "",
             PoolClass::Local => " on this node",
         };
         let what = match self.count {
-            1 => format!("the only endpoint{place}"),
-            count => format!("one of {count} endpoints{place}"),
+            1 => format!("the only endpoint{suffix}"),
+            count => format!("one of {count} endpoints{suffix}"),
         };
-        let mut rules = vec![Line::new(family).dnat(map, self.count).comment(what)];
+        let mut rules = vec![RuleBuilder::new(family).dnat(map, self.count).comment(what)];
         if self.count > 1 {
-            rules.push(Line::new(family).dnat(map, 1).comment("the pool has just shrunk: its first"));
+            rules.push(RuleBuilder::new(family).dnat(map, 1).comment("the pool has just shrunk: its first"));
         }
-        rules.push(Line::new(family).discard().comment("the pool has just gone"));
+        rules.push(RuleBuilder::new(family).drop_packet().comment("the pool has just gone"));
         rules
     }
 }
@@ -218,19 +219,19 @@ impl fmt::Display for PoolChain {
     }
 }
 
-/// `None`: pods cannot be told from others at present.
-fn not_from_a_pod(line: Line, pods: &PodMatch) -> Option<Line> {
+/// Adds the condition that the source is not a pod. `None`: pods are not recognized, or all sources are pods.
+fn unless_from_pod(builder: RuleBuilder, pods: &PodMatch) -> Option<RuleBuilder> {
     match pods {
         PodMatch::Unknown => None,
-        // What nothing is outside of needs no rule.
+        // No address is outside of this CIDR.
         PodMatch::Source(cidrs) if cidrs.iter().any(|cidr| cidr.prefix_len() == 0) => None,
-        PodMatch::Source(cidrs) => Some(line.outside(Address::Source, cidrs)),
-        PodMatch::Interface(interface) => Some(line.behind(CmpOp::Neq, interface)),
-        PodMatch::InterfacePrefix(prefix) => Some(line.behind_prefix(CmpOp::Neq, prefix)),
+        PodMatch::Source(cidrs) => Some(builder.not_in_cidrs(PacketAddress::Source, cidrs)),
+        PodMatch::Interface(interface) => Some(builder.input_interface(CmpOp::Neq, interface)),
+        PodMatch::InterfacePrefix(prefix) => Some(builder.input_interface_prefix(CmpOp::Neq, prefix)),
     }
 }
 
-/// A number as we write it.
+/// A number without sign and leading zeros, as we write it.
 fn number(digits: &str) -> Option<NonZeroU32> {
     let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
     digits.parse().ok().filter(|_| plain)

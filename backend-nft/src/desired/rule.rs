@@ -1,7 +1,7 @@
-//! Rules, written in the order in which nft prints them.
+//! Builds rules, expression by expression, in the order in which nft prints them.
 //!
-//! A key is built in the registers from the first one on, field after field; what comes out of a map lands in the same
-//! place.
+//! The fields of a key are loaded into consecutive registers from the first one on; the result of a lookup replaces the
+//! key.
 
 use backend::dataplane::{IFNAMSIZ, InterfaceName};
 use ipnet::IpNet;
@@ -17,22 +17,22 @@ use crate::element::{Map, VipShape};
 /// `RTN_LOCAL` of `linux/rtnetlink.h`: an address of this node.
 const RTN_LOCAL: u32 = 2;
 
-/// A rule being written.
+/// A rule under construction.
 #[derive(Clone, Debug)]
-pub(super) struct Line {
+pub(super) struct RuleBuilder {
     family: IpFamily,
     exprs: Vec<Expr>,
 }
 
 /// Which address of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Address {
+pub(super) enum PacketAddress {
     Source,
     Destination,
 }
 
-impl Address {
-    /// Where it is in the header of IP (`saddr` 12, `daddr` 16) or IPv6 (8, 24).
+impl PacketAddress {
+    /// The offset in the IP header (`saddr` 12, `daddr` 16) or the IPv6 header (8, 24).
     const fn offset(self, family: IpFamily) -> u32 {
         match (self, family) {
             (Self::Source, IpFamily::V4) => 12,
@@ -45,45 +45,45 @@ impl Address {
 
 const FIRST: Register = Register::FIRST;
 
-// === impl Line ===
+// === impl RuleBuilder ===
 
-impl Line {
+impl RuleBuilder {
     pub(super) fn new(family: IpFamily) -> Self {
         Self { family, exprs: Vec::new() }
     }
 
-    /// `comment "..."`, which ends the rule.
+    /// Completes the rule with `comment "..."`.
     pub(super) fn comment(self, text: impl AsRef<str>) -> Rule {
         Rule::new(self.exprs).comment(text.as_ref())
     }
 
-    /// Without a comment.
-    pub(super) fn end(self) -> Rule {
+    /// Completes the rule without a comment.
+    pub(super) fn build(self) -> Rule {
         Rule::new(self.exprs)
     }
 
     // === conditions ===
 
     /// `ip saddr 10.244.0.0/16`.
-    pub(super) fn within(self, address: Address, cidr: &IpNet) -> Self {
-        // What everything matches needs no comparison.
+    pub(super) fn in_cidr(self, address: PacketAddress, cidr: &IpNet) -> Self {
+        // Every address matches.
         if cidr.prefix_len() == 0 { self } else { self.compare(address, CmpOp::Eq, cidr) }
     }
 
-    /// `ip saddr != 10.244.0.0/16`, for each of them.
-    pub(super) fn outside<'a>(self, address: Address, cidrs: impl IntoIterator<Item = &'a IpNet>) -> Self {
-        cidrs.into_iter().fold(self, |line, cidr| line.compare(address, CmpOp::Neq, cidr))
+    /// `ip saddr != 10.244.0.0/16`, for each CIDR.
+    pub(super) fn not_in_cidrs<'a>(self, address: PacketAddress, cidrs: impl IntoIterator<Item = &'a IpNet>) -> Self {
+        cidrs.into_iter().fold(self, |builder, cidr| builder.compare(address, CmpOp::Neq, cidr))
     }
 
-    /// `iifname "cbr0"`, or `!=`. What this node makes itself has come in through none.
-    pub(super) fn behind(self, op: CmpOp, interface: &InterfaceName) -> Self {
+    /// `iifname "cbr0"`, or `!=`. Packets of the node itself have no input interface.
+    pub(super) fn input_interface(self, op: CmpOp, interface: &InterfaceName) -> Self {
         let mut name = interface.as_str().as_bytes().to_vec();
         name.resize(IFNAMSIZ, 0);
         self.interface(op, name)
     }
 
     /// `iifname "veth*"`, or `!=`.
-    pub(super) fn behind_prefix(self, op: CmpOp, prefix: &InterfaceName) -> Self {
+    pub(super) fn input_interface_prefix(self, op: CmpOp, prefix: &InterfaceName) -> Self {
         self.interface(op, prefix.as_str().as_bytes().to_vec())
     }
 
@@ -92,8 +92,8 @@ impl Line {
         self.push(Expr::Meta { dreg: FIRST, key: MetaKey::Iifname }).push(Expr::Cmp { sreg: FIRST, op, data })
     }
 
-    fn compare(mut self, address: Address, op: CmpOp, cidr: &IpNet) -> Self {
-        self = self.address(address, FIRST);
+    fn compare(mut self, address: PacketAddress, op: CmpOp, cidr: &IpNet) -> Self {
+        self = self.load_address(address, FIRST);
         if cidr.prefix_len() < cidr.max_prefix_len() {
             let mask = octets(cidr.netmask());
             let xor = vec![0; mask.len()];
@@ -103,10 +103,10 @@ impl Line {
     }
 
     /// `fib saddr type local`.
-    pub(super) fn local(self, address: Address) -> Self {
+    pub(super) fn address_is_local(self, address: PacketAddress) -> Self {
         let flags = match address {
-            Address::Source => FibFlags::SADDR,
-            Address::Destination => FibFlags::DADDR,
+            PacketAddress::Source => FibFlags::SADDR,
+            PacketAddress::Destination => FibFlags::DADDR,
         };
         self.push(Expr::Fib { dreg: FIRST, result: FibResult::AddrType, flags }).push(Expr::Cmp {
             sreg: FIRST,
@@ -125,17 +125,17 @@ impl Line {
         })
     }
 
-    /// `ct state new`: the packet opens a connection.
-    pub(super) fn opening(self) -> Self {
+    /// `ct state new`.
+    pub(super) fn new_connection(self) -> Self {
         self.push(Expr::Ct { dreg: FIRST, key: CtKey::State, direction: None }).any_bit(CtKey::STATE_NEW)
     }
 
     /// `meta mark & 0x4000 != 0`.
-    pub(super) fn marked(self, mark: u32) -> Self {
+    pub(super) fn has_mark(self, mark: u32) -> Self {
         self.push(Expr::Meta { dreg: FIRST, key: MetaKey::Mark }).any_bit(mark)
     }
 
-    /// The first register has one of these bits.
+    /// The first register has any of these bits.
     fn any_bit(self, mask: u32) -> Self {
         let (mask, zero) = (mask.to_ne_bytes(), 0u32.to_ne_bytes());
         self.push(Expr::Bitwise { sreg: FIRST, dreg: FIRST, mask: mask.into(), xor: zero.into() }).push(Expr::Cmp {
@@ -145,15 +145,15 @@ impl Line {
         })
     }
 
-    /// `ip daddr . meta l4proto . th dport @policy-local-vips`, or another set of what packets are addressed to.
-    pub(super) fn addressed_to(self, set: Map) -> Self {
-        self.vip(set.kind()).0.push(lookup(set, None))
+    /// `ip daddr . meta l4proto . th dport @policy-local-vips`, or another set of VIPs.
+    pub(super) fn vip_in_set(self, set: Map) -> Self {
+        self.load_vip_first(set.vip_shape()).0.push(lookup(set, None))
     }
 
     /// `ip daddr . meta l4proto . th dport . ip saddr != @source-ranges`.
-    pub(super) fn not_from(self, set: Map) -> Self {
-        let (line, source) = self.vip(set.kind());
-        line.address(Address::Source, source).push(Expr::Lookup {
+    pub(super) fn source_not_in_set(self, set: Map) -> Self {
+        let (builder, source) = self.load_vip_first(set.vip_shape());
+        builder.load_address(PacketAddress::Source, source).push(Expr::Lookup {
             set: set.name().into(),
             sreg: FIRST,
             dreg: None,
@@ -163,20 +163,22 @@ impl Line {
 
     /// `ip saddr . ip daddr . meta l4proto . th dport @hairpin`.
     pub(super) fn hairpin(self) -> Self {
-        let words = self.words();
-        let line = self.address(Address::Source, FIRST).address(Address::Destination, FIRST.plus(words));
-        line.ports(FIRST.plus(2 * words)).push(lookup(Map::Hairpin, None))
+        let registers = self.address_registers();
+        let builder = self
+            .load_address(PacketAddress::Source, FIRST)
+            .load_address(PacketAddress::Destination, FIRST.plus(registers));
+        builder.load_protocol_port(FIRST.plus(2 * registers)).push(lookup(Map::Hairpin, None))
     }
 
-    // === what is done ===
+    // === actions ===
 
     /// `meta mark set meta mark | 0x4000`.
-    pub(super) fn mark(self, mark: u32) -> Self {
+    pub(super) fn set_mark(self, mark: u32) -> Self {
         self.change_mark(!mark, mark)
     }
 
     /// `meta mark set meta mark ^ 0x4000`.
-    pub(super) fn unmark(self, mark: u32) -> Self {
+    pub(super) fn clear_mark(self, mark: u32) -> Self {
         self.change_mark(u32::MAX, mark)
     }
 
@@ -187,25 +189,25 @@ impl Line {
             .push(Expr::MetaSet { sreg: FIRST, key: MetaKey::Mark })
     }
 
-    /// `ip daddr . meta l4proto . th dport vmap @vips`, or another map of what packets are addressed to.
+    /// `ip daddr . meta l4proto . th dport vmap @vips`, or another map of VIPs.
     pub(super) fn vmap(self, map: Map) -> Self {
-        self.vip(map.kind()).0.push(lookup(map, Some(Register::VERDICT)))
+        self.load_vip_first(map.vip_shape()).0.push(lookup(map, Some(Register::VERDICT)))
     }
 
     /// `dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints`.
     pub(super) fn dnat(self, map: Map, modulus: u32) -> Self {
-        let (line, index) = self.vip(map.kind());
-        line.random(index, modulus).push(lookup(map, Some(FIRST))).dnat_to(FIRST)
+        let (builder, index) = self.load_vip_first(map.vip_shape());
+        builder.random_index(index, modulus).push(lookup(map, Some(FIRST))).dnat_to(FIRST)
     }
 
-    /// Loads a place in a pool of so many.
-    pub(super) fn random(self, dreg: Register, modulus: u32) -> Self {
+    /// Loads a random slot below `modulus`.
+    pub(super) fn random_index(self, dreg: Register, modulus: u32) -> Self {
         self.push(Expr::Numgen { dreg, kind: NumgenType::Random, modulus, offset: 0 })
     }
 
-    /// `dnat ip to`: an address in the first of these registers, then a port.
+    /// `dnat ip to`: the address is in this register, the port after it.
     pub(super) fn dnat_to(self, endpoint: Register) -> Self {
-        let (family, port) = (nft_family(self.family), endpoint.plus(self.words()));
+        let (family, port) = (nft_family(self.family), endpoint.plus(self.address_registers()));
         self.push(Expr::Nat {
             kind: NatType::Dnat,
             family,
@@ -217,7 +219,7 @@ impl Line {
         })
     }
 
-    /// `masquerade fully-random`: with the kernel's default two clients may race for one port.
+    /// `masquerade fully-random`: with the kernel's default, two clients may select the same port at the same time.
     pub(super) fn masquerade(self) -> Self {
         self.push(Expr::Masquerade { flags: NatFlags::FULLY_RANDOM })
     }
@@ -232,7 +234,7 @@ impl Line {
     }
 
     /// `reject with tcp reset`.
-    pub(super) fn reset(self) -> Self {
+    pub(super) fn reject_with_reset(self) -> Self {
         self.push(Expr::Reject(RejectWith::TcpReset))
     }
 
@@ -247,42 +249,42 @@ impl Line {
     }
 
     /// `return`.
-    pub(super) fn back(self) -> Self {
+    pub(super) fn return_to_caller(self) -> Self {
         self.push(Expr::Verdict(Verdict::Return))
     }
 
     /// `drop`.
-    pub(super) fn discard(self) -> Self {
+    pub(super) fn drop_packet(self) -> Self {
         self.push(Expr::Verdict(Verdict::Drop))
     }
 
     // === registers ===
 
-    /// The number of registers that an address takes.
-    pub(super) const fn words(&self) -> u8 {
+    /// The number of registers of an address.
+    pub(super) const fn address_registers(&self) -> u8 {
         (self.family.address_len() / 4) as u8
     }
 
-    /// Loads what the packet is addressed to. Gives the register behind it.
-    fn vip(self, kind: VipShape) -> (Self, Register) {
-        self.front_at(kind, FIRST)
+    /// Loads the VIP of the packet into the first registers. Returns the register after it.
+    fn load_vip_first(self, shape: VipShape) -> (Self, Register) {
+        self.load_vip(shape, FIRST)
     }
 
-    /// The same, from this register on.
-    pub(super) fn front_at(self, kind: VipShape, dreg: Register) -> (Self, Register) {
-        let words = self.words();
-        match kind {
-            VipShape::NodePort => (self.ports(dreg), dreg.plus(2)),
-            VipShape::Address => (self.address(Address::Destination, dreg), dreg.plus(words)),
-            VipShape::Vip => {
-                let ports = dreg.plus(words);
-                (self.address(Address::Destination, dreg).ports(ports), ports.plus(2))
+    /// Loads the VIP of the packet from this register on. Returns the register after it.
+    pub(super) fn load_vip(self, shape: VipShape, dreg: Register) -> (Self, Register) {
+        let registers = self.address_registers();
+        match shape {
+            VipShape::NodePort => (self.load_protocol_port(dreg), dreg.plus(2)),
+            VipShape::Address => (self.load_address(PacketAddress::Destination, dreg), dreg.plus(registers)),
+            VipShape::AddressPort => {
+                let ports = dreg.plus(registers);
+                (self.load_address(PacketAddress::Destination, dreg).load_protocol_port(ports), ports.plus(2))
             }
         }
     }
 
     /// Loads `meta l4proto . th dport`.
-    fn ports(self, dreg: Register) -> Self {
+    fn load_protocol_port(self, dreg: Register) -> Self {
         self.push(Expr::Meta { dreg, key: MetaKey::L4proto }).push(Expr::Payload {
             dreg: dreg.plus(1),
             base: PayloadBase::Transport,
@@ -292,7 +294,7 @@ impl Line {
     }
 
     /// Loads an address.
-    pub(super) fn address(self, address: Address, dreg: Register) -> Self {
+    pub(super) fn load_address(self, address: PacketAddress, dreg: Register) -> Self {
         let (offset, len) = (address.offset(self.family), self.family.address_len() as u32);
         self.push(Expr::Payload { dreg, base: PayloadBase::Network, offset, len })
     }

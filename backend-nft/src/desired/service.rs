@@ -1,12 +1,12 @@
-//! What one service port puts into the maps of one family.
+//! The elements of one service port in the maps of one family.
 //!
 //! ```text
 //!   cluster IP    internal policy          ─▶ vips ─▶ pool or local pool
 //!   external VIP  external policy Cluster  ─▶ vips ─▶ cluster pool, masqueraded
 //!   node port     external policy Local    ─▶ policy-local-vips ─┬▶ cluster-vips ─▶ cluster pool   (pods, the node itself)
-//!                                                                └▶ local-vips   ─▶ local pool     (everybody else)
-//!   an empty pool is a verdict: drop, or reject when nothing in the cluster could serve
-//!   session affinity: the same pools by other chains, and their endpoints in more maps
+//!                                                                └▶ local-vips   ─▶ local pool     (elsewhere)
+//!   empty pool: the verdict drop, or reject if the service port has no endpoints in the whole cluster
+//!   session affinity: the same pools through other chains, and their endpoints in additional maps
 //! ```
 
 use std::{net::IpAddr, num::NonZeroU32};
@@ -17,38 +17,38 @@ use backend::{
 };
 use proto::model::{Endpoint, IpFamily, PoolClass, Protocol, ServicePort, TrafficPolicy};
 
-use super::{PoolChain, PoolKind, sources};
+use super::{PoolChain, PoolChainKind, sources};
 use crate::{
-    element::{Data, Element, Map, Range, Verdict, VipShape},
+    element::{AddressRange, Element, ElementData, Map, Verdict, VipShape},
     slots,
 };
 
-/// What a packet to a VIP is given to.
+/// Which pool the packets to a VIP go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dispatch {
-    /// One pool, wherever it comes from.
-    Pool(PoolKind),
-    /// External traffic policy Local: one of two pools.
+    /// One pool, for all source classes.
+    Pool(PoolChainKind),
+    /// External traffic policy Local: one of two pools, by source class.
     PolicyLocal,
 }
 
-/// What one service port puts into the maps of one family: all elements follow from it.
+/// What the maps of one family should contain for a service port. Its elements are derived from this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Desired {
     protocol: Protocol,
-    /// Sorted; those that belong to this service port.
+    /// The VIPs that belong to this service port, sorted.
     vips: Box<[(Vip, Dispatch)]>,
-    /// Its cluster IP, unless the port there belongs to another service port.
+    /// The cluster IP, unless this VIP belongs to another service port.
     cluster_ip: Option<IpAddr>,
-    /// Those that not everybody may use, and who may; sorted.
-    restricted: Box<[(Vip, Box<[Range]>)]>,
+    /// The VIPs with source ranges, and the ranges; sorted.
+    restricted: Box<[(Vip, Box<[AddressRange]>)]>,
     /// The cluster pool, by slot.
     cluster: Box<[Endpoint]>,
     /// The local pool, by slot.
     local: Box<[Endpoint]>,
-    /// The verdict instead of an empty pool.
-    empty: Verdict,
-    /// Seconds, with session affinity.
+    /// The verdict if the pool is empty.
+    empty_pool: Verdict,
+    /// The timeout of session affinity in seconds; `None`: no affinity.
     affinity: Option<NonZeroU32>,
 }
 
@@ -59,8 +59,8 @@ pub(crate) struct Slots {
     pub(crate) local: Vec<Option<Endpoint>>,
 }
 
-/// What a service port puts into the maps of one family, with its endpoints in the order of the pool. `owned`: whether
-/// a VIP belongs to this service port; `node`: the node's own addresses. `None`: nothing.
+/// What the maps of one family should contain for a service port, with endpoints in the order of the pool; `None`:
+/// nothing. `owned`: whether a VIP belongs to this service port; `node`: the addresses of the node.
 pub(crate) fn desired(
     service: &ServicePortState,
     family: IpFamily,
@@ -73,9 +73,9 @@ pub(crate) fn desired(
         Vip::AddressPort { address, .. } => Some((*vip, sources::allowed(&service.port, *address, node)?)),
         Vip::NodePort { .. } | Vip::Address(_) => None,
     });
-    let has_cluster_ip = vips.iter().any(|(_, class)| *class == VipKind::ClusterIp);
-    let some = service.port.any_endpoints[family];
-    let nothing = !some && service.cluster[family].is_empty() && service.local[family].is_empty();
+    let has_cluster_ip = vips.iter().any(|(_, kind)| *kind == VipKind::ClusterIp);
+    let any_endpoints = service.port.any_endpoints[family];
+    let no_endpoints = !any_endpoints && service.cluster[family].is_empty() && service.local[family].is_empty();
     let desired = Desired {
         protocol: service.port.key.protocol,
         restricted: restricted.collect(),
@@ -83,30 +83,30 @@ pub(crate) fn desired(
         vips: vips
             .into_iter()
             // Without endpoints anywhere, one verdict serves all source classes.
-            .map(|(vip, class)| (vip, if nothing { ONE_POOL } else { dispatch(class, &service.port, masquerade) }))
+            .map(|(vip, kind)| (vip, if no_endpoints { ONE_POOL } else { dispatch(kind, &service.port, masquerade) }))
             .collect(),
         cluster: slots::assign(&[], &service.cluster[family]).into(),
         local: slots::assign(&[], &service.local[family]).into(),
-        empty: if some { Verdict::Drop } else { Verdict::Reject },
+        empty_pool: if any_endpoints { Verdict::Drop } else { Verdict::Reject },
         affinity: service.port.affinity_seconds,
     };
     (!desired.vips.is_empty() || !desired.local.is_empty()).then_some(desired)
 }
 
-const ONE_POOL: Dispatch = Dispatch::Pool(PoolKind::Pool);
+const ONE_POOL: Dispatch = Dispatch::Pool(PoolChainKind::Pool);
 
-fn dispatch(class: VipKind, port: &ServicePort, masquerade: Masquerade) -> Dispatch {
-    let policy = match class {
+fn dispatch(kind: VipKind, port: &ServicePort, masquerade: Masquerade) -> Dispatch {
+    let policy = match kind {
         VipKind::ClusterIp => port.internal_policy,
         VipKind::External | VipKind::NodePort => port.external_policy,
     };
-    Dispatch::Pool(match (class, policy, masquerade) {
-        (VipKind::ClusterIp, TrafficPolicy::Cluster, Masquerade::Never) => PoolKind::Pool,
-        (VipKind::ClusterIp, TrafficPolicy::Local, Masquerade::Never) => PoolKind::LocalPool,
-        (VipKind::ClusterIp, TrafficPolicy::Cluster, _) => PoolKind::ClusterIpPool,
-        (VipKind::ClusterIp, TrafficPolicy::Local, _) => PoolKind::ClusterIpLocalPool,
-        (VipKind::External, TrafficPolicy::Cluster, _) => PoolKind::MasqPool,
-        (VipKind::NodePort, TrafficPolicy::Cluster, _) => PoolKind::MasqNodePortPool,
+    Dispatch::Pool(match (kind, policy, masquerade) {
+        (VipKind::ClusterIp, TrafficPolicy::Cluster, Masquerade::Never) => PoolChainKind::Pool,
+        (VipKind::ClusterIp, TrafficPolicy::Local, Masquerade::Never) => PoolChainKind::LocalPool,
+        (VipKind::ClusterIp, TrafficPolicy::Cluster, _) => PoolChainKind::ClusterIpPool,
+        (VipKind::ClusterIp, TrafficPolicy::Local, _) => PoolChainKind::ClusterIpLocalPool,
+        (VipKind::External, TrafficPolicy::Cluster, _) => PoolChainKind::MasqPool,
+        (VipKind::NodePort, TrafficPolicy::Cluster, _) => PoolChainKind::MasqNodePortPool,
         (_, TrafficPolicy::Local, _) => return Dispatch::PolicyLocal,
     })
 }
@@ -119,8 +119,8 @@ impl Desired {
         self.vips.iter().map(|(vip, _)| vip)
     }
 
-    /// Leaves endpoints in the slots that they have in the kernel. To be called once, while they are in the order of
-    /// the pool.
+    /// Gives endpoints the slots that they have in the kernel. To be called once, while they are in the order of the
+    /// pool.
     pub(crate) fn keep_slots(&mut self, applied: &Slots) {
         for (endpoints, slots) in [(&mut self.cluster, &applied.cluster), (&mut self.local, &applied.local)] {
             if !slots.is_empty() {
@@ -129,107 +129,111 @@ impl Desired {
         }
     }
 
-    /// The slots of its endpoints.
+    /// The slots of the endpoints.
     pub(crate) fn slots(&self) -> Slots {
         let known = |slots: &[Endpoint]| slots.iter().copied().map(Some).collect();
         Slots { cluster: known(&self.cluster), local: known(&self.local) }
     }
 
-    /// Appends all its elements but those that are shared, sorted.
+    /// Appends all elements that are not shared, sorted.
     pub(crate) fn elements(&self, to: &mut Vec<Element>) {
         for (vip, dispatch) in &self.vips {
             let start = to.len();
             match (dispatch, VipShape::of(vip)) {
                 (Dispatch::Pool(kind), vip_shape) => {
-                    self.places(to, *vip, *kind);
+                    self.endpoint_elements(to, *vip, *kind);
                     let map = match vip_shape {
                         VipShape::NodePort => Map::NodePorts,
-                        VipShape::Vip | VipShape::Address => Map::Vips,
+                        VipShape::AddressPort | VipShape::Address => Map::Vips,
                     };
                     to.push(self.verdict(*vip, map, *kind));
                 }
-                (Dispatch::PolicyLocal, VipShape::Vip | VipShape::Address) => {
-                    self.places(to, *vip, PoolKind::Pool);
-                    self.places(to, *vip, PoolKind::LocalPool);
-                    to.push(Element { vip: *vip, map: Map::PolicyLocalVips, index: 0, data: Data::None });
-                    to.push(self.verdict(*vip, Map::ClusterVips, PoolKind::Pool));
-                    to.push(self.verdict(*vip, Map::LocalVips, PoolKind::LocalPool));
+                (Dispatch::PolicyLocal, VipShape::AddressPort | VipShape::Address) => {
+                    self.endpoint_elements(to, *vip, PoolChainKind::Pool);
+                    self.endpoint_elements(to, *vip, PoolChainKind::LocalPool);
+                    to.push(Element { vip: *vip, map: Map::PolicyLocalVips, index: 0, data: ElementData::None });
+                    to.push(self.verdict(*vip, Map::ClusterVips, PoolChainKind::Pool));
+                    to.push(self.verdict(*vip, Map::LocalVips, PoolChainKind::LocalPool));
                 }
                 (Dispatch::PolicyLocal, VipShape::NodePort) => {
-                    self.places(to, *vip, PoolKind::NodePortPool);
-                    self.places(to, *vip, PoolKind::NodePortLocalPool);
-                    to.push(Element { vip: *vip, map: Map::PolicyLocalNodePorts, index: 0, data: Data::None });
-                    to.push(self.verdict(*vip, Map::ClusterNodePorts, PoolKind::NodePortPool));
-                    to.push(self.verdict(*vip, Map::LocalNodePorts, PoolKind::NodePortLocalPool));
+                    self.endpoint_elements(to, *vip, PoolChainKind::NodePortPool);
+                    self.endpoint_elements(to, *vip, PoolChainKind::NodePortLocalPool);
+                    to.push(Element { vip: *vip, map: Map::PolicyLocalNodePorts, index: 0, data: ElementData::None });
+                    to.push(self.verdict(*vip, Map::ClusterNodePorts, PoolChainKind::NodePortPool));
+                    to.push(self.verdict(*vip, Map::LocalNodePorts, PoolChainKind::NodePortLocalPool));
                 }
             }
-            self.sources(to, *vip);
+            self.source_ranges(to, *vip);
             if self.affinity.is_some() {
-                // More maps for each pool, and in one of them endpoints are in their own order.
+                // The additional maps of a pool come between the others, and members are sorted by address.
                 to[start..].sort_unstable();
             }
         }
     }
 
-    fn sources(&self, to: &mut Vec<Element>, vip: Vip) {
+    fn source_ranges(&self, to: &mut Vec<Element>, vip: Vip) {
         let Ok(at) = self.restricted.binary_search_by_key(&vip, |(vip, _)| *vip) else { return };
-        to.push(Element { vip, map: Map::Restricted, index: 0, data: Data::None });
+        to.push(Element { vip, map: Map::Restricted, index: 0, data: ElementData::None });
         let ranges = self.restricted[at].1.iter();
-        to.extend(ranges.map(|range| Element { vip, map: Map::SourceRanges, index: 0, data: Data::Range(*range) }));
+        to.extend(ranges.map(|range| Element {
+            vip,
+            map: Map::SourceRanges,
+            index: 0,
+            data: ElementData::Range(*range),
+        }));
     }
 
-    /// Appends those that other service ports may need as well, sorted: of its endpoints on this node, and of its
-    /// cluster IP.
+    /// Appends the elements that other service ports may need too, sorted: for local endpoints and the cluster IP.
     pub(crate) fn shared(&self, to: &mut Vec<Element>) {
         to.extend(self.local.iter().map(|endpoint| Element {
             vip: Vip::AddressPort { address: endpoint.address, port: endpoint.port.get(), protocol: self.protocol },
             map: Map::Hairpin,
             index: 0,
-            data: Data::None,
+            data: ElementData::None,
         }));
         to.extend(self.cluster_ip.map(|address| Element {
             vip: Vip::Address(address),
             map: Map::ClusterIps,
             index: 0,
-            data: Data::None,
+            data: ElementData::None,
         }));
         to.sort_unstable();
     }
 
-    fn places(&self, to: &mut Vec<Element>, vip: Vip, kind: PoolKind) {
-        let places = |map| {
+    fn endpoint_elements(&self, to: &mut Vec<Element>, vip: Vip, kind: PoolChainKind) {
+        let of_map = |map| {
             (0..).zip(self.pool(kind)).map(move |(index, endpoint)| {
-                let data = Data::Endpoint(endpoint.address, endpoint.port.get());
+                let data = ElementData::Endpoint(endpoint.address, endpoint.port.get());
                 Element { vip, map, index, data }
             })
         };
-        to.extend(places(kind.endpoints(self.count(kind))));
+        to.extend(of_map(kind.endpoints(self.count(kind))));
         if self.affinity.is_some() {
             let maps = kind.affinity();
-            to.extend(places(maps.endpoints));
+            to.extend(of_map(maps.endpoints));
             to.extend(self.pool(kind).iter().map(|endpoint| {
-                let data = Data::Member(endpoint.address, endpoint.port.get());
+                let data = ElementData::Member(endpoint.address, endpoint.port.get());
                 Element { vip, map: maps.live, index: 0, data }
             }));
         }
     }
 
-    fn verdict(&self, vip: Vip, map: Map, kind: PoolKind) -> Element {
+    fn verdict(&self, vip: Vip, map: Map, kind: PoolChainKind) -> Element {
         let verdict = match self.count(kind) {
-            0 => self.empty,
+            0 => self.empty_pool,
             count => Verdict::Pool(PoolChain { kind, count, affinity: self.affinity }),
         };
-        Element { vip, map, index: 0, data: Data::Verdict(verdict) }
+        Element { vip, map, index: 0, data: ElementData::Verdict(verdict) }
     }
 
-    fn pool(&self, kind: PoolKind) -> &[Endpoint] {
+    fn pool(&self, kind: PoolChainKind) -> &[Endpoint] {
         match kind.class() {
             PoolClass::Cluster => &self.cluster,
             PoolClass::Local => &self.local,
         }
     }
 
-    fn count(&self, kind: PoolKind) -> u32 {
+    fn count(&self, kind: PoolChainKind) -> u32 {
         u32::try_from(self.pool(kind).len()).unwrap_or(u32::MAX)
     }
 }

@@ -1,8 +1,8 @@
-//! Who may use a load-balancer IP: source ranges, without overlaps.
+//! The source ranges of load-balancer IPs, without overlaps.
 //!
-//! The kernel refuses a range that begins or ends inside another one, but not one that encloses it, and deletes by the
-//! first address. So ranges of one VIP are merged before they become elements, and what is deleted is exactly what was
-//! added.
+//! The kernel rejects a range that begins or ends inside another one, but not one that encloses another one, and
+//! deletes a range by its first address. The ranges of one VIP are therefore merged before they become elements, so
+//! that exactly the range that was added is deleted.
 
 #[cfg(test)]
 mod tests;
@@ -13,16 +13,16 @@ use backend::dataplane::allowed_sources;
 use ipnet::IpNet;
 use proto::model::ServicePort;
 
-use crate::element::Range;
+use crate::element::AddressRange;
 
-/// Who may use a VIP of a service port, sorted; `None`: everybody. `node`: the node's own addresses.
-pub(super) fn allowed(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Option<Box<[Range]>> {
+/// The sources that may use a VIP of a service port, sorted; `None`: all. `node`: the addresses of the node.
+pub(super) fn allowed(port: &ServicePort, vip: IpAddr, node: &[IpAddr]) -> Option<Box<[AddressRange]>> {
     let cidrs = allowed_sources(port, vip, node)?;
-    Some(merged(cidrs.iter().map(Range::from).collect()).into())
+    Some(merged(cidrs.iter().map(AddressRange::from).collect()).into())
 }
 
-/// The same addresses in as few ranges as possible, sorted. All are of one family.
-fn merged(mut ranges: Vec<Range>) -> Vec<Range> {
+/// The same addresses in as few ranges as possible, sorted. All have the same family.
+fn merged(mut ranges: Vec<AddressRange>) -> Vec<AddressRange> {
     ranges.sort_unstable();
     ranges.dedup_by(|next, before| {
         let joined = next.first <= before.last || successor(before.last) == Some(next.first);
@@ -34,7 +34,7 @@ fn merged(mut ranges: Vec<Range>) -> Vec<Range> {
     ranges
 }
 
-/// The next address, unless it was the last.
+/// The next address; `None` after the last one.
 fn successor(address: IpAddr) -> Option<IpAddr> {
     match address {
         IpAddr::V4(address) => address.to_bits().checked_add(1).map(|bits| IpAddr::V4(bits.into())),
@@ -42,7 +42,7 @@ fn successor(address: IpAddr) -> Option<IpAddr> {
     }
 }
 
-impl From<&IpNet> for Range {
+impl From<&IpNet> for AddressRange {
     fn from(cidr: &IpNet) -> Self {
         Self { first: cidr.network(), last: cidr.broadcast() }
     }

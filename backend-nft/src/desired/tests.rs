@@ -24,15 +24,15 @@ fn dispatches(service: &ServicePortState, masquerade: Masquerade) -> Vec<String>
 }
 
 fn line(element: &Element) -> Option<String> {
-    use crate::element::{Data, Verdict};
+    use crate::element::{ElementData, Verdict};
     let to = match element.data {
-        Data::Endpoint(..) => return None,
-        Data::Range(range) => format!("{}-{}", range.first, range.last),
-        Data::None => "-".to_owned(),
-        Data::Member(address, port) => format!("{address}:{port}"),
-        Data::Verdict(Verdict::Drop) => "drop".to_owned(),
-        Data::Verdict(Verdict::Reject) => "reject".to_owned(),
-        Data::Verdict(Verdict::Pool(chain)) => chain.to_string(),
+        ElementData::Endpoint(..) => return None,
+        ElementData::Range(range) => format!("{}-{}", range.first, range.last),
+        ElementData::None => "-".to_owned(),
+        ElementData::Member(address, port) => format!("{address}:{port}"),
+        ElementData::Verdict(Verdict::Drop) => "drop".to_owned(),
+        ElementData::Verdict(Verdict::Reject) => "reject".to_owned(),
+        ElementData::Verdict(Verdict::Pool(chain)) => chain.to_string(),
     };
     Some(format!("{} {} {to}", element.map.name(), element.vip))
 }

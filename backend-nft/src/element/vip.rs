@@ -1,5 +1,4 @@
-//! What leads to a service port, as the beginning of a key. In [`super::Map::Hairpin`] it is the endpoint that a packet
-//! was sent on to.
+//! VIPs as parts of map keys. In [`super::Map::Hairpin`] it is the endpoint to which a packet was translated.
 
 use std::net::IpAddr;
 
@@ -7,11 +6,11 @@ use backend::dataplane::Vip;
 use netlink::nft::{FieldReader, Fields};
 use proto::model::{IpFamily, Protocol};
 
-/// What the keys of a map are made from.
+/// The fields of a VIP in the keys of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VipShape {
     /// [`Vip::AddressPort`].
-    Vip,
+    AddressPort,
     /// [`Vip::NodePort`].
     NodePort,
     /// [`Vip::Address`].
@@ -21,20 +20,20 @@ pub(crate) enum VipShape {
 // === impl VipShape ===
 
 impl VipShape {
-    /// Which keys are made from a VIP.
+    /// The shape of a VIP.
     pub(crate) const fn of(vip: &Vip) -> Self {
         match vip {
-            Vip::AddressPort { .. } => Self::Vip,
+            Vip::AddressPort { .. } => Self::AddressPort,
             Vip::NodePort { .. } => Self::NodePort,
             Vip::Address(_) => Self::Address,
         }
     }
 
-    /// The next fields of a key.
+    /// Reads a VIP from the next fields of a key.
     pub(super) fn read(self, fields: &mut FieldReader<'_>, family: IpFamily) -> Option<Vip> {
         let address = match self {
             Self::Address => return address(fields, family).map(Vip::Address),
-            Self::Vip => Some(address(fields, family)?),
+            Self::AddressPort => Some(address(fields, family)?),
             Self::NodePort => None,
         };
         let number = fields.proto()?;
@@ -56,7 +55,7 @@ pub(super) fn put(vip: &Vip, fields: Fields) -> Fields {
     }
 }
 
-/// The next field, of a family.
+/// Reads the address in the next field.
 pub(super) fn address(fields: &mut FieldReader<'_>, family: IpFamily) -> Option<IpAddr> {
     match family {
         IpFamily::V4 => fields.ipv4().map(IpAddr::V4),

@@ -11,7 +11,7 @@ use proto::model::{IpFamily, PerFamily};
 
 use crate::{
     desired::{PoolChain, table},
-    element::{Data, Element, Map, REJECT, Verdict},
+    element::{Element, ElementData, Map, REJECT, Verdict},
     plan::{Elements, Operation},
 };
 
@@ -156,10 +156,10 @@ impl Writer {
                 self.chains.entry(chain).or_insert_with(|| chain.to_string());
             }
             let value = match element.data {
-                Data::None | Data::Member(..) => Value::None,
-                Data::Endpoint(..) => element.endpoint().map_or(Value::None, Value::Endpoint),
-                Data::Verdict(verdict) => Value::Verdict(verdict),
-                Data::Range(_) => element.key_end().map_or(Value::None, Value::Range),
+                ElementData::None | ElementData::Member(..) => Value::None,
+                ElementData::Endpoint(..) => element.endpoint().map_or(Value::None, Value::Endpoint),
+                ElementData::Verdict(verdict) => Value::Verdict(verdict),
+                ElementData::Range(_) => element.key_end().map_or(Value::None, Value::Range),
             };
             self.lines.push(Line { key: element.key(), value });
         }

@@ -21,7 +21,7 @@ use crate::{
     data_plane::NftDataPlane,
     desired::EndpointKeys,
     desired::PoolChain,
-    element::{Data, Element, Map, REJECT, Verdict, VipShape},
+    element::{Element, ElementData, Map, REJECT, Verdict, VipShape},
     observed::Listing,
     plan::{Elements, Operation},
 };
@@ -56,11 +56,11 @@ pub(crate) enum Explains {
 pub(crate) struct FakeTable {
     chains: BTreeMap<String, (Chain, Vec<Rule>)>,
     sets: BTreeMap<String, Set>,
-    elements: BTreeMap<Key, Data>,
+    elements: BTreeMap<Key, ElementData>,
 }
 
 /// Map, VIP, slot, and data that are part of the key.
-type Key = (Map, Vip, u32, Option<Data>);
+type Key = (Map, Vip, u32, Option<ElementData>);
 
 /// What went wrong, and on whose behalf it was.
 type Refusal = (Option<u32>, String);
@@ -121,7 +121,7 @@ impl Fake {
     }
 
     /// Somebody else changes the elements of the IPv4 table.
-    pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<Key, Data>)) {
+    pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<Key, ElementData>)) {
         change(&mut self.0.lock().unwrap().tables.v4.as_mut().unwrap().elements);
     }
 }
@@ -174,7 +174,7 @@ impl FakeTable {
     /// The pool chains that elements lead to.
     fn needed(&self) -> BTreeSet<PoolChain> {
         let pools = self.elements.values().filter_map(|data| match data {
-            Data::Verdict(Verdict::Pool(chain)) => Some(*chain),
+            ElementData::Verdict(Verdict::Pool(chain)) => Some(*chain),
             _ => None,
         });
         pools.flat_map(PoolChain::path).collect()
@@ -204,7 +204,7 @@ impl FakeTable {
     }
 
     fn leads(&self) -> impl Iterator<Item = Vip> {
-        let verdicts = self.elements.iter().filter(|(_, data)| matches!(data, Data::Verdict(_)));
+        let verdicts = self.elements.iter().filter(|(_, data)| matches!(data, ElementData::Verdict(_)));
         verdicts.map(|((_, vip, ..), _)| *vip)
     }
 
@@ -263,7 +263,10 @@ impl FakeTable {
             Operation::AddElements(map, elements) => each(elements, |element| {
                 ensure(!poison(element), &format!("{} is poisonous", element.vip))?;
                 ensure(self.sets.contains_key(map.name()), "no such set")?;
-                ensure(map.takes(&element.data) && map.kind() == VipShape::of(&element.vip), "of another shape")?;
+                ensure(
+                    map.accepts(&element.data) && map.vip_shape() == VipShape::of(&element.vip),
+                    "of another shape",
+                )?;
                 let target = leads_to(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
                 ensure(!self.overlaps(element), &format!("{element:?} overlaps"))?;
@@ -276,10 +279,10 @@ impl FakeTable {
 
     /// The real kernel does not see it when the new one encloses an old one.
     fn overlaps(&self, new: &Element) -> bool {
-        let Data::Range(range) = new.data else { return false };
+        let ElementData::Range(range) = new.data else { return false };
         self.elements.iter().any(|((map, vip, ..), old)| {
             (*map, *vip) == (new.map, new.vip)
-                && matches!(old, Data::Range(old) if old.first <= range.last && range.first <= old.last)
+                && matches!(old, ElementData::Range(old) if old.first <= range.last && range.first <= old.last)
         })
     }
 
@@ -301,19 +304,19 @@ fn ensure(condition: bool, reason: &str) -> Result<(), Refusal> {
     condition.then_some(()).ok_or_else(|| (None, reason.to_owned()))
 }
 
-fn element(map: Map, vip: Vip, index: u32, data: Data) -> Element {
+fn element(map: Map, vip: Vip, index: u32, data: ElementData) -> Element {
     Element { vip, map, index, data }
 }
 
 fn key(element: &Element) -> Key {
-    let data = Some(element.data).filter(|data| matches!(data, Data::Range(_) | Data::Member(..)));
+    let data = Some(element.data).filter(|data| matches!(data, ElementData::Range(_) | ElementData::Member(..)));
     (element.map, element.vip, element.index, data)
 }
 
-fn leads_to(data: &Data) -> Option<String> {
+fn leads_to(data: &ElementData) -> Option<String> {
     match data {
-        Data::Verdict(Verdict::Reject) => Some(REJECT.into()),
-        Data::Verdict(Verdict::Pool(chain)) => Some(chain.to_string()),
+        ElementData::Verdict(Verdict::Reject) => Some(REJECT.into()),
+        ElementData::Verdict(Verdict::Pool(chain)) => Some(chain.to_string()),
         _ => None,
     }
 }

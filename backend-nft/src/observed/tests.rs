@@ -1,4 +1,4 @@
-//! What is found: places are taken over, what nobody claims is left over.
+//! Slots are kept, and elements without an owner are found.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ fn endpoint(n: u8) -> IpAddr {
 }
 
 fn element(n: u8, map: Map, index: u32, to: u8) -> Element {
-    Element { vip: vip(n), map, index, data: Data::Endpoint(endpoint(to), 80) }
+    Element { vip: vip(n), map, index, data: ElementData::Endpoint(endpoint(to), 80) }
 }
 
 fn observed(elements: Vec<Element>) -> (Observed, PerFamily<Repairs>) {
@@ -49,15 +49,15 @@ fn slots_are_kept_from_the_first_vip_that_has_any() {
 }
 
 #[test]
-fn a_slot_behind_a_large_gap_is_ignored() {
+fn a_slot_after_a_large_gap_is_ignored() {
     let (observed, _) = observed(vec![element(2, Map::Endpoints, 0, 5), element(2, Map::Endpoints, u32::MAX, 6)]);
     assert_eq!(last_octets(&observed.slots(IpFamily::V4, [vip(2)].iter()).cluster), [5]);
 }
 
 #[test]
-fn elements_without_a_service_port_are_left_over() {
+fn elements_without_a_service_port_are_unowned() {
     let (_, repairs) = observed(vec![element(9, Map::Endpoints, 0, 5), element(2, Map::Endpoints, 0, 5)]);
-    assert_eq!(repairs.v4.leftovers, [element(9, Map::Endpoints, 0, 5)]);
+    assert_eq!(repairs.v4.unowned, [element(9, Map::Endpoints, 0, 5)]);
     assert_eq!(repairs.v6.first[0], Operation::AddTable);
     assert!(!repairs.v4.first.contains(&Operation::AddTable));
 }

@@ -4,15 +4,16 @@ use std::cmp::Ordering;
 
 use crate::element::Element;
 
-/// What happens to an element.
+/// A change of one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Difference {
-    Gone(Element),
-    New(Element),
+pub(super) enum ElementChange {
+    Removed(Element),
+    Added(Element),
 }
 
-/// Calls `visit` with each difference. One key with other data is both: the kernel changes no element in place.
-pub(super) fn diff(old: &[Element], new: &[Element], mut visit: impl FnMut(Difference)) {
+/// Calls `visit` with each change. A key with other data is removed and added: the kernel does not change elements in
+/// place.
+pub(super) fn diff(old: &[Element], new: &[Element], mut visit: impl FnMut(ElementChange)) {
     debug_assert!(old.is_sorted() && new.is_sorted());
     let (mut old, mut new) = (old.iter().peekable(), new.iter().peekable());
     loop {
@@ -20,19 +21,19 @@ pub(super) fn diff(old: &[Element], new: &[Element], mut visit: impl FnMut(Diffe
             (None, None) => return,
             (Some(_), None) => Ordering::Less,
             (None, Some(_)) => Ordering::Greater,
-            (Some(gone), Some(added)) => gone.cmp(added),
+            (Some(removed), Some(added)) => removed.cmp(added),
         };
         if order != Ordering::Greater
-            && let Some(gone) = old.next()
+            && let Some(removed) = old.next()
             && order != Ordering::Equal
         {
-            visit(Difference::Gone(*gone));
+            visit(ElementChange::Removed(*removed));
         }
         if order != Ordering::Less
             && let Some(added) = new.next()
             && order != Ordering::Equal
         {
-            visit(Difference::New(*added));
+            visit(ElementChange::Added(*added));
         }
     }
 }

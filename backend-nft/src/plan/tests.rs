@@ -10,7 +10,7 @@ use proto::model::{Endpoint, Operation, PoolClass, PoolId};
 
 use super::*;
 use crate::{
-    element::Data,
+    element::ElementData,
     kernel::fake::{Fake, FakeDriver},
 };
 
@@ -205,10 +205,10 @@ async fn an_endpoint_that_leaves_is_in_the_pool_no_more() {
     driver.reconcile(&state).await.unwrap();
     let changes = apply(&mut state, [pool_change(&[], &["10.244.1.1:80"])]);
     driver.apply(&state, &changes).await.unwrap();
-    let members = |data: &Data| matches!(data, Data::Member(..));
+    let members = |data: &ElementData| matches!(data, ElementData::Member(..));
     let mut live = Vec::new();
     kernel.tamper(|elements| live.extend(elements.values().filter(|data| members(data)).copied()));
-    let member = |n| Data::Member([10, 244, 1, n].into(), 80);
+    let member = |n| ElementData::Member([10, 244, 1, n].into(), 80);
     assert_eq!(live, [member(2), member(3)]);
 }
 
@@ -398,7 +398,7 @@ fn owners_are_found_by_element() {
     let mut elements = Elements::default();
     let vip = Vip::NodePort { port: 1, protocol: proto::model::Protocol::Tcp };
     for owner in [None, Some(3), Some(3), Some(5)] {
-        elements.push(Element { vip, map: Map::NodePorts, index: 0, data: Data::None }, owner);
+        elements.push(Element { vip, map: Map::NodePorts, index: 0, data: ElementData::None }, owner);
     }
     assert_eq!([0, 1, 2, 3, 9].map(|index| elements.owner(index)), [None, Some(3), Some(3), Some(5), Some(5)]);
     assert_eq!(Elements::default().owner(0), None);

@@ -1,4 +1,4 @@
-//! Places: nobody moves without need.
+//! Endpoints keep their slots.
 
 use std::{collections::HashSet, net::IpAddr, num::NonZeroU16};
 
@@ -12,14 +12,14 @@ fn endpoint(n: u8) -> Endpoint {
     Endpoint::new(IpAddr::from([10, 244, 0, n]), NonZeroU16::MIN)
 }
 
-fn order(numbers: &[u8]) -> Vec<Option<Endpoint>> {
+fn slots(numbers: &[u8]) -> Vec<Option<Endpoint>> {
     numbers.iter().map(|&n| (n > 0).then(|| endpoint(n))).collect()
 }
 
-fn assigned(previous: &[u8], wanted: &[u8]) -> Vec<u8> {
-    let pool: Pool = wanted.iter().map(|&n| endpoint(n)).collect();
-    let places = assign(&order(previous), &pool);
-    places
+fn assigned(previous: &[u8], desired: &[u8]) -> Vec<u8> {
+    let pool: Pool = desired.iter().map(|&n| endpoint(n)).collect();
+    let assigned = assign(&slots(previous), &pool);
+    assigned
         .iter()
         .map(|endpoint| match endpoint.address {
             IpAddr::V4(address) => address.octets()[3],
@@ -29,23 +29,23 @@ fn assigned(previous: &[u8], wanted: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn replacing_takes_the_place_over() {
+fn a_new_endpoint_takes_the_slot_of_a_removed_one() {
     assert_eq!(assigned(&[4, 2, 9], &[2, 4, 7]), [4, 2, 7]);
 }
 
 #[test]
-fn adding_appends() {
+fn an_added_endpoint_gets_a_new_slot() {
     assert_eq!(assigned(&[4, 2, 9], &[1, 2, 4, 9]), [4, 2, 9, 1]);
 }
 
 #[test]
-fn removing_moves_the_last_into_the_hole() {
+fn the_last_endpoint_moves_to_the_slot_of_a_removed_one() {
     assert_eq!(assigned(&[4, 2, 9, 1], &[1, 4, 9]), [4, 1, 9]);
     assert_eq!(assigned(&[4, 2, 9, 1], &[2, 4, 9]), [4, 2, 9]);
 }
 
 #[test]
-fn holes_and_repetitions_in_what_was_found_are_filled() {
+fn gaps_and_duplicates_are_filled() {
     assert_eq!(assigned(&[0, 2, 2, 3], &[1, 2, 3, 4]), [1, 2, 4, 3]);
     assert_eq!(assigned(&[], &[3, 1, 2]), [1, 2, 3]);
     assert_eq!(assigned(&[1, 2], &[]), [0u8; 0]);
@@ -53,21 +53,21 @@ fn holes_and_repetitions_in_what_was_found_are_filled() {
 
 proptest! {
     #[test]
-    fn nobody_moves_without_need(
+    fn endpoints_keep_slots_that_exist(
         previous in prop::collection::vec(0u8..20, 0..12),
-        wanted in prop::collection::hash_set(1u8..20, 0..12),
+        desired in prop::collection::hash_set(1u8..20, 0..12),
     ) {
-        let wanted: Vec<u8> = wanted.into_iter().collect();
-        let places = assigned(&previous, &wanted);
+        let desired: Vec<u8> = desired.into_iter().collect();
+        let slots = assigned(&previous, &desired);
         prop_assert_eq!(
-            places.iter().copied().collect::<HashSet<_>>(),
-            wanted.iter().copied().collect::<HashSet<_>>()
+            slots.iter().copied().collect::<HashSet<_>>(),
+            desired.iter().copied().collect::<HashSet<_>>()
         );
-        prop_assert_eq!(places.len(), wanted.len());
+        prop_assert_eq!(slots.len(), desired.len());
         let mut seen = HashSet::new();
-        for (place, old) in previous.iter().enumerate().take(places.len()) {
-            if wanted.contains(old) && seen.insert(*old) {
-                prop_assert_eq!(places[place], *old);
+        for (slot, old) in previous.iter().enumerate().take(slots.len()) {
+            if desired.contains(old) && seen.insert(*old) {
+                prop_assert_eq!(slots[slot], *old);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The clients that rules remember: they are left alone whatever happens around them, can be listed, and may be too many.
+//! The clients that rules store: reconciles keep them, nft can list them, and the map may be full.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use netlink::nft::{Element, Fields, NftBatch, NftHandle};
 
 use super::support::{assert_readable, backend, nft, reconcile, run};
 
-/// With this many seconds of affinity, or none.
+/// A service with affinity of this many seconds; 0: none.
 fn state(seconds: u32) -> NodeState {
     mk_state()
         .service("default/web/udp", |web| {
@@ -34,14 +34,14 @@ const CLIENTS: [(&str, &str); 4] = [
     ("ip6 fairlead nodeport-affinity", "udp . 30080 . fd00:2::7 timeout 1h : 0 . fd00:244:1::1 . 8080"),
 ];
 
-fn remember() {
+fn add_clients() {
     for (map, client) in CLIENTS {
         nft(&format!("add element {map} {{ {client} }}"));
     }
 }
 
 #[track_caller]
-fn assert_remembered() {
+fn assert_clients_are_kept() {
     for (map, client) in CLIENTS {
         let (key, _) = client.split_once(" timeout").unwrap();
         let listed = nft(&format!("list map {map}"));
@@ -51,28 +51,28 @@ fn assert_remembered() {
 }
 
 #[test]
-fn clients_are_left_alone() {
+fn clients_are_kept_by_changes_and_restarts() {
     run(|| async {
         let mut backend = backend();
         let mut current = state(60);
         backend.reconcile(&current).await.unwrap();
-        remember();
-        assert_remembered();
+        add_clients();
+        assert_clients_are_kept();
         assert_eq!(reconcile(&current).await.writes, 0);
         for seconds in [70, 0, 60] {
             let changes = transition(&mut current, &state(seconds));
             assert_eq!(backend.apply(&current, &changes).await.unwrap().failures, []);
-            assert_remembered();
+            assert_clients_are_kept();
             assert_eq!(reconcile(&current).await.writes, 0, "{seconds}");
         }
         nft("flush chain ip fairlead services");
         assert!(reconcile(&current).await.writes > 0);
-        assert_remembered();
+        assert_clients_are_kept();
     });
 }
 
 #[test]
-fn somebody_else_changes_who_is_in_a_pool() {
+fn changes_of_pools_by_others_are_repaired() {
     run(|| async {
         reconcile(&state(60)).await;
         for (change, writes) in [
@@ -80,7 +80,7 @@ fn somebody_else_changes_who_is_in_a_pool() {
             ("add element ip fairlead live { 10.244.1.7 . 9090 . 10.96.0.1 . udp . 80 }", 1),
             ("delete element ip6 fairlead affine-endpoints { fd00:96::1 . udp . 80 . 0 }", 1),
             ("add element ip fairlead nodeport-affine-endpoints { udp . 30080 . 2 : 1 . 10.244.1.1 . 1 }", 1),
-            // A word that is not zero is not ours.
+            // Fairlead never writes a padding other than zero.
             (
                 "delete element ip fairlead affine-endpoints { 10.96.0.1 . udp . 80 . 1 } ; \
                  add element ip fairlead affine-endpoints { 10.96.0.1 . udp . 80 . 1 : 1 . 10.244.1.1 . 9090 }",
@@ -97,27 +97,27 @@ fn somebody_else_changes_who_is_in_a_pool() {
     });
 }
 
-/// New clients are served then, by any endpoint, and remembered as soon as there is room.
+/// New clients are served by any endpoint, and stored again when the map is no longer full.
 #[test]
-fn there_is_no_room_for_more_clients() {
+fn clients_are_served_when_the_map_is_full() {
     run(|| async {
         reconcile(&state(60)).await;
-        for words in ["link set lo up", "address add 10.244.1.1/32 dev lo", "route add 10.96.0.0/16 dev lo"] {
-            assert!(Command::new("ip").args(words.split(' ')).status().unwrap().success(), "{words}");
+        for arguments in ["link set lo up", "address add 10.244.1.1/32 dev lo", "route add 10.96.0.0/16 dev lo"] {
+            assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success(), "{arguments}");
         }
         let servers = [8080, 9090].map(|port| UdpSocket::bind(("10.244.1.1", port)).unwrap());
         let _servers = servers.map(|server| std::thread::spawn(move || serve(&server)));
 
         fill();
-        assert_eq!(who_answers(20_000..20_040), BTreeSet::from([8080, 9090]));
+        assert_eq!(responders(20_000..20_040), BTreeSet::from([8080, 9090]));
         nft("flush map ip fairlead affinity");
-        assert_eq!(who_answers(21_000..21_040).len(), 1);
+        assert_eq!(responders(21_000..21_040).len(), 1);
         let listed = nft("list map ip fairlead affinity");
         assert!(listed.contains("10.96.0.1 . udp . 80 . 10.244.1.1 timeout 1m"), "{listed}");
     });
 }
 
-/// Answers with its port, until it hears nothing for long.
+/// Answers with its port until no packet has arrived for ten seconds.
 fn serve(server: &UdpSocket) {
     server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let port = server.local_addr().unwrap().port();
@@ -127,8 +127,8 @@ fn serve(server: &UdpSocket) {
     }
 }
 
-/// The ports that answer to one client. To conntrack, a port that it was asked from before is the same flow.
-fn who_answers(from: Range<u16>) -> BTreeSet<u16> {
+/// The ports that answer one client. Each source port is used once: to conntrack a second packet is the same flow.
+fn responders(from: Range<u16>) -> BTreeSet<u16> {
     from.map(|port| {
         let socket = UdpSocket::bind(("10.244.1.1", port)).unwrap();
         socket.connect("10.96.0.1:80").unwrap();
@@ -141,7 +141,7 @@ fn who_answers(from: Range<u16>) -> BTreeSet<u16> {
     .collect()
 }
 
-/// As many clients as there is room for, of another VIP.
+/// Fills the map with clients of another VIP.
 fn fill() {
     let mut handle = NftHandle::open().unwrap();
     let table = handle.tables(netlink::nft::TableFamily::Ip).unwrap().remove(0);

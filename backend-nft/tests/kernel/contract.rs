@@ -1,4 +1,4 @@
-//! What every backend must do.
+//! The backend contract tests, and random states that nft must be able to list.
 
 use backend::{
     Backend, NodeState,
@@ -8,7 +8,7 @@ use backend::{
 use super::support::{assert_readable, backend, reconcile, run};
 
 #[test]
-fn an_empty_state_is_a_state() {
+fn an_empty_state_is_programmed() {
     run(|| contract::empty_state(backend));
 }
 
@@ -31,7 +31,7 @@ fn cleanup_removes_everything() {
     run(|| contract::cleanup_removes_everything(backend, 3));
 }
 
-/// Whatever is programmed can be listed.
+/// nft can list every state.
 #[test]
 fn random_states_are_readable() {
     run(|| async {
@@ -47,9 +47,9 @@ fn random_states_are_readable() {
     });
 }
 
-/// Pools whose endpoints are in each of the maps, and move from one to the other.
+/// Pools whose endpoints move between the maps for each size.
 #[test]
-fn pools_of_every_size() {
+fn pools_of_every_size_are_programmed() {
     run(|| async {
         let mut backend = backend();
         let mut state = sized(0);
@@ -64,9 +64,9 @@ fn pools_of_every_size() {
     });
 }
 
-/// Ranges that touch each other, at both ends of what there is, and next to those of another service.
+/// Adjacent ranges, ranges at both ends of the address space, and ranges next to those of another service.
 #[test]
-fn source_ranges_of_every_kind() {
+fn source_ranges_of_every_kind_are_programmed() {
     run(|| async {
         let mut backend = backend();
         let mut state = restricted(&[]);

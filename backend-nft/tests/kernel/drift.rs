@@ -1,4 +1,4 @@
-//! Somebody else changes our tables, or others have tables of their own.
+//! Other processes change our tables, or have tables of their own.
 
 use backend::{Backend, NodeState, testing::mk_state};
 use netlink::nft::NftHandle;
@@ -30,7 +30,7 @@ fn listing() -> String {
     nft("list table ip fairlead") + &nft("list table ip6 fairlead")
 }
 
-/// After `change`, as many writes lead back to what was there.
+/// After `change`, a reconcile restores the tables with this number of writes.
 async fn repaired_after(change: &str, writes: usize) {
     reconcile(&state()).await;
     let before = listing();
@@ -41,7 +41,7 @@ async fn repaired_after(change: &str, writes: usize) {
     assert_readable();
 }
 
-/// Chains and elements are listed by age, and by hash.
+/// The words of a listing: nft lists chains by age and elements by hash.
 fn sorted(listing: &str) -> Vec<&str> {
     let mut words: Vec<&str> = listing.split([' ', '\n', '\t', ',']).collect();
     words.sort_unstable();
@@ -49,7 +49,7 @@ fn sorted(listing: &str) -> Vec<&str> {
 }
 
 #[test]
-fn an_element_that_was_deleted_or_added_or_changed() {
+fn deleted_added_and_changed_elements_are_repaired() {
     run(|| async {
         repaired_after("delete element ip fairlead endpoints { 10.96.0.1 . tcp . 80 . 1 }", 1).await;
         repaired_after("delete element ip fairlead hairpin { 10.244.1.1 . 10.244.1.1 . tcp . 8080 }", 1).await;
@@ -68,7 +68,7 @@ fn an_element_that_was_deleted_or_added_or_changed() {
 }
 
 #[test]
-fn source_ranges_that_were_added_or_deleted() {
+fn added_and_deleted_source_ranges_are_repaired() {
     run(|| async {
         let vip = "203.0.113.1 . tcp . 80";
         for (change, writes) in [
@@ -84,9 +84,9 @@ fn source_ranges_that_were_added_or_deleted() {
     });
 }
 
-/// The kernel takes a range that encloses another one, and then deletes either: such a table is built anew.
+/// The kernel accepts a range that encloses another one, and then may delete either: the table is created again.
 #[test]
-fn source_ranges_that_overlap() {
+fn a_table_with_overlapping_source_ranges_is_created_again() {
     run(|| async {
         reconcile(&state()).await;
         let before = listing();
@@ -106,9 +106,9 @@ fn source_ranges_that_overlap() {
 }
 
 #[test]
-fn rules_that_were_added_or_deleted() {
+fn added_and_deleted_rules_are_repaired() {
     run(|| async {
-        // A chain is flushed (unless it is empty and fixed) and written again.
+        // A chain is flushed (unless it is empty and of the base ruleset), and its rules are added.
         repaired_after("add rule ip fairlead services counter", 4).await;
         repaired_after("insert rule ip fairlead pool-2 tcp dport { 1, 2 } accept", 4).await;
         repaired_after("flush chain ip fairlead postrouting", 2).await;
@@ -118,7 +118,7 @@ fn rules_that_were_added_or_deleted() {
 }
 
 #[test]
-fn chains_and_sets_that_were_added_or_deleted() {
+fn added_and_deleted_chains_and_sets_are_repaired() {
     run(|| async {
         repaired_after("delete chain ip fairlead postrouting", 3).await;
         repaired_after("add chain ip fairlead foreign ; add rule ip fairlead foreign drop", 2).await;
@@ -135,7 +135,7 @@ fn chains_and_sets_that_were_added_or_deleted() {
 }
 
 #[test]
-fn a_table_that_was_deleted_or_put_to_sleep() {
+fn a_deleted_or_dormant_table_is_repaired() {
     run(|| async {
         reconcile(&state()).await;
         let (before, generation) = (listing(), NftHandle::open().unwrap().generation().unwrap());
@@ -152,9 +152,9 @@ fn a_table_that_was_deleted_or_put_to_sleep() {
     });
 }
 
-/// The change finds out by itself that what it builds on is gone.
+/// The update fails, and the driver reconciles.
 #[test]
-fn a_change_of_a_table_that_somebody_deleted() {
+fn a_change_after_another_process_deleted_the_table_is_programmed() {
     run(|| async {
         let mut backend = backend();
         backend.reconcile(&state()).await.unwrap();
@@ -168,7 +168,7 @@ fn a_change_of_a_table_that_somebody_deleted() {
     });
 }
 
-/// What an older version built differently is built anew, at once.
+/// A table with the layout of another version is replaced in one transaction.
 #[test]
 fn another_layout_is_replaced() {
     run(|| async {
@@ -190,7 +190,7 @@ fn another_layout_is_replaced() {
 }
 
 #[test]
-fn tables_of_others_are_left_alone() {
+fn tables_of_others_do_not_change() {
     run(|| async {
         nft("add table ip other");
         nft("add chain ip other fairlead { type filter hook input priority 0 ; }");

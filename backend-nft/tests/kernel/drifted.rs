@@ -1,4 +1,4 @@
-//! The backend notices what others do to its tables, and nothing else.
+//! The backend detects changes of its tables by other processes, and nothing else.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use tokio::time::timeout;
 
 use super::support::{backend, nft, run};
 
-/// Longer than any announcement takes.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long nothing is waited for.
+/// Longer than any notification takes.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a test waits to see that no drift is reported.
 const QUIET: Duration = Duration::from_millis(100);
 
 fn state(endpoints: &[&str]) -> NodeState {
@@ -22,34 +22,34 @@ fn state(endpoints: &[&str]) -> NodeState {
     mk_state().service("default/web", web).build()
 }
 
-fn two() -> NodeState {
+fn two_endpoints() -> NodeState {
     state(&["10.244.1.1:8080", "10.244.2.1:8080"])
 }
 
-async fn assert_quiet(backend: &mut Nft) {
+async fn assert_no_drift(backend: &mut Nft) {
     if let Ok(drift) = timeout(QUIET, backend.drifted()).await {
         panic!("{drift:?}");
     }
 }
 
-/// `change` is noticed; there is nothing more to notice when it has been undone.
-async fn assert_noticed(backend: &mut Nft, change: &str, expected: &str) {
+/// `change` is detected and repaired; after that there is no drift.
+async fn assert_detected(backend: &mut Nft, change: &str, expected: &str) {
     nft(change);
-    let drift = timeout(PATIENCE, backend.drifted()).await.unwrap();
-    let Drift::Changed { object: what, process: by, pid } = drift else { panic!("{change}: {drift:?}") };
-    assert_eq!((&*what, &*by), (expected, "nft"), "{change}");
+    let drift = timeout(TIMEOUT, backend.drifted()).await.unwrap();
+    let Drift::Changed { object, process, pid } = drift else { panic!("{change}: {drift:?}") };
+    assert_eq!((&*object, &*process), (expected, "nft"), "{change}");
     assert!(pid > 0);
-    assert!(backend.reconcile(&two()).await.unwrap().writes > 0, "{change}");
-    assert_quiet(backend).await;
+    assert!(backend.reconcile(&two_endpoints()).await.unwrap().writes > 0, "{change}");
+    assert_no_drift(backend).await;
 }
 
 #[test]
-fn whatever_others_change_in_our_tables() {
+fn every_change_of_our_tables_by_others_is_detected() {
     run(|| async {
         let mut backend = backend();
-        backend.reconcile(&two()).await.unwrap();
-        assert_quiet(&mut backend).await;
-        for (change, what) in [
+        backend.reconcile(&two_endpoints()).await.unwrap();
+        assert_no_drift(&mut backend).await;
+        for (change, object) in [
             ("delete table ip fairlead", "rule"),
             ("delete table ip6 fairlead", "rule"),
             ("flush chain ip fairlead services", "rule"),
@@ -62,65 +62,65 @@ fn whatever_others_change_in_our_tables() {
             ("add table ip fairlead { flags dormant ; }", "table"),
             ("flush ruleset", "rule"),
         ] {
-            assert_noticed(&mut backend, change, what).await;
+            assert_detected(&mut backend, change, object).await;
         }
     });
 }
 
 #[test]
-fn not_what_we_do_ourselves() {
+fn our_own_changes_are_no_drift() {
     run(|| async {
         let mut backend = backend();
-        let mut state = two();
+        let mut state = two_endpoints();
         backend.reconcile(&state).await.unwrap();
         for endpoints in [&["10.244.1.1:8080"][..], &[], &["10.244.1.9:8080", "10.244.1.1:8080"]] {
             let changes = transition(&mut state, &self::state(endpoints));
             backend.apply(&state, &changes).await.unwrap();
-            assert_quiet(&mut backend).await;
+            assert_no_drift(&mut backend).await;
         }
     });
 }
 
 #[test]
-fn not_what_happens_to_other_tables() {
+fn changes_of_other_tables_are_no_drift() {
     run(|| async {
         let mut backend = backend();
-        backend.reconcile(&two()).await.unwrap();
+        backend.reconcile(&two_endpoints()).await.unwrap();
         nft("add table inet fairlead");
         nft("add table ip other");
         nft("add chain ip other fairlead { type filter hook input priority 0 ; }");
         nft("add map ip other vips { type ipv4_addr . inet_proto . inet_service : verdict ; }");
         nft("delete table inet fairlead");
-        assert_quiet(&mut backend).await;
-        // Also when there was much to say in between.
-        let mut state = two();
+        assert_no_drift(&mut backend).await;
+        // Also after a large change of our own, during which notifications are not received.
+        let mut state = two_endpoints();
         let changes = transition(&mut state, &synthetic(1_000, 10, Stack::V4));
         backend.apply(&state, &changes).await.unwrap();
         nft("delete table ip other");
-        assert_quiet(&mut backend).await;
+        assert_no_drift(&mut backend).await;
         assert_eq!(backend.reconcile(&state).await.unwrap().writes, 0);
     });
 }
 
-/// A bulk load is not listened to: the generation says that nobody else did anything meanwhile.
+/// Notifications are not received during a large commit: the generation shows that there was no other change.
 #[test]
-fn a_bulk_load_is_no_reason_for_another_look() {
+fn a_large_commit_is_no_drift() {
     run(|| async {
         let mut backend = backend();
         let state = synthetic(1_000, 20, Stack::V4);
         assert!(backend.reconcile(&state).await.unwrap().writes > 20_000);
-        assert_quiet(&mut backend).await;
+        assert_no_drift(&mut backend).await;
         nft("flush map ip fairlead endpoints-64");
-        timeout(PATIENCE, backend.drifted()).await.unwrap();
+        timeout(TIMEOUT, backend.drifted()).await.unwrap();
     });
 }
 
-/// More announcements of other tables than the queue holds: compared once, and nothing is written.
+/// The changes of another table overflow the receive buffer: one reconcile, which writes nothing.
 #[test]
-fn lost_announcements_are_a_reason_to_look_once() {
+fn lost_notifications_lead_to_one_reconcile() {
     run(|| async {
         let mut backend = backend();
-        backend.reconcile(&two()).await.unwrap();
+        backend.reconcile(&two_endpoints()).await.unwrap();
         let (table, set) = (Table::new(TableFamily::Ip, "other"), Set::new("big", [DataType::Ipv4Addr]));
         let mut batch = NftBatch::new();
         batch.add_table(&table);
@@ -128,24 +128,24 @@ fn lost_announcements_are_a_reason_to_look_once() {
         let keys: Vec<[u8; 4]> = (0..200_000_u32).map(u32::to_be_bytes).collect();
         batch.add_elements(&table, &set, keys.iter().map(|key| Element::key(key)));
         NftHandle::open().unwrap().commit(&batch).unwrap();
-        assert_eq!(timeout(PATIENCE, backend.drifted()).await.unwrap(), Drift::Possible);
-        assert_eq!(backend.reconcile(&two()).await.unwrap().writes, 0);
-        assert_quiet(&mut backend).await;
+        assert_eq!(timeout(TIMEOUT, backend.drifted()).await.unwrap(), Drift::Possible);
+        assert_eq!(backend.reconcile(&two_endpoints()).await.unwrap().writes, 0);
+        assert_no_drift(&mut backend).await;
     });
 }
 
-/// Elements that packets put into a map are announced to nobody.
+/// The kernel sends no notifications for elements that rules add.
 #[test]
-fn packets_are_no_drift() {
+fn elements_added_by_rules_are_no_drift() {
     run(|| async {
         let mut backend = backend();
-        backend.reconcile(&two()).await.unwrap();
+        backend.reconcile(&two_endpoints()).await.unwrap();
         nft("add table ip other");
         nft("add set ip other seen { type ipv4_addr ; flags dynamic, timeout ; timeout 1m ; }");
         nft("add chain ip other out { type filter hook output priority 0 ; }");
         nft("add rule ip other out add @seen { ip daddr }");
         assert!(std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
-        assert_quiet(&mut backend).await;
+        assert_no_drift(&mut backend).await;
         let mut monitor = NftMonitor::open().unwrap();
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.send_to(b"x", "127.0.0.9:9").unwrap();

@@ -1,4 +1,4 @@
-//! What an operator sees: the same text each time, for one small cluster.
+//! The tables of a small cluster as `nft list` prints them.
 
 use backend::{NodeState, testing::mk_state};
 use netlink::nft::NftHandle;
@@ -44,7 +44,7 @@ fn state() -> NodeState {
 }
 
 #[test]
-fn reads_as_it_always_did() {
+fn listings_do_not_change() {
     run(|| async {
         reconcile(&state()).await;
         assert_readable();
@@ -53,18 +53,18 @@ fn reads_as_it_always_did() {
     });
 }
 
-/// With `UPDATE_LISTINGS` set the files are written instead.
+/// Compares a listing with the file; with `UPDATE_LISTINGS` set, writes the file.
 fn assert_same(family: &str, expected: &str) {
     let found = nft(&format!("list table {family} fairlead"));
     if std::env::var_os("UPDATE_LISTINGS").is_some() {
         let path = format!("{}/tests/kernel/listing/{family}.txt", env!("CARGO_MANIFEST_DIR"));
         return std::fs::write(path, found).unwrap();
     }
-    assert!(found == expected, "read the difference, then set UPDATE_LISTINGS:\n{found}");
+    assert!(found == expected, "the listing differs; if this is intended, run again with UPDATE_LISTINGS=1:\n{found}");
 }
 
 #[test]
-fn a_restart_writes_nothing() {
+fn restart_writes_nothing() {
     run(|| async {
         assert!(reconcile(&state()).await.writes > 0);
         let mut handle = NftHandle::open().unwrap();

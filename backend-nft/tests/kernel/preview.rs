@@ -1,4 +1,4 @@
-//! What would be written is said, and nothing is written.
+//! A preview reports what a reconcile would write, and writes nothing.
 
 use backend::{
     DifferenceKind, Preview,
@@ -12,13 +12,13 @@ fn preview() -> backend_nft::NftPreview {
     backend_nft::open_preview(options()).unwrap()
 }
 
-/// The number of transactions that this namespace has seen.
+/// The number of transactions in this network namespace.
 fn generation() -> u32 {
     NftHandle::open().unwrap().generation().unwrap()
 }
 
 #[test]
-fn it_says_something_exactly_when_something_would_be_written_and_writes_nothing() {
+fn a_preview_has_differences_exactly_when_a_reconcile_writes() {
     run(|| async {
         let mut history = History::new(7);
         let mut same = preview();
@@ -37,7 +37,7 @@ fn it_says_something_exactly_when_something_would_be_written_and_writes_nothing(
 }
 
 #[test]
-fn differences_are_told_by_service_port() {
+fn differences_name_the_service_port() {
     run(|| async {
         let state = |endpoints: &'static [&'static str]| {
             let web = |web: backend::testing::ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.to_vec());
@@ -51,12 +51,16 @@ fn differences_are_told_by_service_port() {
         let mut lines: Vec<_> = shorter
             .differences
             .iter()
-            .map(|one| {
-                assert_eq!(one.subsystem, "table ip fairlead");
-                (one.kind, one.object.as_str(), one.service_port.as_ref() == Some(&mk_key("default/web")))
+            .map(|difference| {
+                assert_eq!(difference.subsystem, "table ip fairlead");
+                (
+                    difference.kind,
+                    difference.object.as_str(),
+                    difference.service_port.as_ref() == Some(&mk_key("default/web")),
+                )
             })
             .collect();
-        lines.sort_by_key(|(_, what, _)| *what);
+        lines.sort_by_key(|(_, object, _)| *object);
         let expected = [
             (DifferenceKind::Add, "chain cluster-ip-pool-1, 2 rules", false),
             (DifferenceKind::Add, "chain pool-1, 2 rules", false),

@@ -1,4 +1,4 @@
-//! What the tests share: a namespace with a runtime in it, the backend as tests have it, and `nft` as an operator has it.
+//! Shared by the tests: a network namespace with a runtime, the backend, and the command `nft`.
 
 use std::process::Command;
 
@@ -26,29 +26,29 @@ pub(crate) fn backend() -> Nft {
     backend_nft::open(options()).unwrap()
 }
 
-/// By an instance that knows nothing, as after a restart.
+/// Reconciles with a new instance, as after a restart.
 pub(crate) async fn reconcile(state: &NodeState) -> SyncReport {
     backend().reconcile(state).await.unwrap()
 }
 
-/// Runs `nft` with these words.
+/// Runs `nft` with these arguments, which must print no warnings. Returns its output.
 #[track_caller]
-pub(crate) fn nft(words: &str) -> String {
-    let (output, complaints) = nft_with_complaints(words);
-    assert!(complaints.is_empty(), "nft {words}: {complaints}");
+pub(crate) fn nft(arguments: &str) -> String {
+    let (output, warnings) = nft_with_warnings(arguments);
+    assert!(warnings.is_empty(), "nft {arguments}: {warnings}");
     output
 }
 
-/// The same; what it prints, and what it complains of.
+/// Runs `nft`. Returns its output and its warnings.
 #[track_caller]
-fn nft_with_complaints(words: &str) -> (String, String) {
-    let output = Command::new("nft").args(words.split(' ')).output().unwrap();
-    let complaints = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "nft {words}: {:?} {complaints}", output.status);
-    (String::from_utf8(output.stdout).unwrap(), complaints)
+fn nft_with_warnings(arguments: &str) -> (String, String) {
+    let output = Command::new("nft").args(arguments.split(' ')).output().unwrap();
+    let warnings = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "nft {arguments}: {:?} {warnings}", output.status);
+    (String::from_utf8(output.stdout).unwrap(), warnings)
 }
 
-/// An operator must be able to read what we write: text and JSON, whatever is in it.
+/// Checks that nft can list our tables as text and as JSON.
 #[track_caller]
 pub(crate) fn assert_readable() {
     for table in ["ip fairlead", "ip6 fairlead"] {
@@ -57,9 +57,9 @@ pub(crate) fn assert_readable() {
         for unknown in ["unknown", "0x00000000 [invalid type]"] {
             assert!(!text.contains(unknown), "{text}");
         }
-        let (json, complaints) = nft_with_complaints(&format!("-j list table {table}"));
-        // It has no JSON for rules that write to a map, and puts their words there.
-        let other = complaints.lines().find(|line| *line != "warning: stmt ops map have no json callback");
+        let (json, warnings) = nft_with_warnings(&format!("-j list table {table}"));
+        // nft has no JSON for rules that write to a map, and prints them as text.
+        let other = warnings.lines().find(|line| *line != "warning: stmt ops map have no json callback");
         assert_eq!(other, None);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert!(json["nftables"].as_array().is_some_and(|list| list.len() > 10));

@@ -1,4 +1,4 @@
-//! Merged ranges hold the same addresses, each once.
+//! Merged ranges contain the same addresses, each once.
 
 use backend::testing::{ServiceBuilder, mk_state};
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// `first-last`, of a service with that load-balancer IP, on a node with these addresses.
+/// The allowed sources as `first-last`, of a service with this load-balancer IP, on a node with these addresses.
 fn ranges(build: impl FnOnce(ServiceBuilder) -> ServiceBuilder, vip: &str, node: &[&str]) -> Option<Vec<String>> {
     let state = mk_state().service("default/lb", build).build();
     let node: Vec<IpAddr> = node.iter().map(|address| ip(address)).collect();
@@ -30,7 +30,7 @@ fn assert_ranges(found: Option<Vec<String>>, expected: &[&str]) {
 }
 
 #[test]
-fn overlapping_and_adjacent_ranges_are_one() {
+fn overlapping_and_adjacent_ranges_are_merged() {
     assert_ranges(of(&["10.0.1.0/24", "10.0.0.0/24"], &[]), &["10.0.0.0-10.0.1.255"]);
     assert_ranges(of(&["10.0.0.7/32", "10.0.0.0/24", "10.0.0.128/25"], &[]), &["10.0.0.0-10.0.0.255"]);
     assert_ranges(
@@ -41,7 +41,7 @@ fn overlapping_and_adjacent_ranges_are_one() {
 }
 
 #[test]
-fn host_bits_do_not_matter() {
+fn host_bits_are_ignored() {
     assert_ranges(of(&["10.0.0.7/24"], &[]), &["10.0.0.0-10.0.0.255"]);
 }
 
@@ -69,16 +69,16 @@ fn only_load_balancer_ips_are_restricted() {
 }
 
 #[test]
-fn a_node_in_a_range_may_come_with_the_vip_as_its_source() {
+fn a_node_in_a_range_may_use_the_vip_as_source() {
     let with_vip = ["10.0.0.0-10.255.255.255", "203.0.113.1-203.0.113.1"];
     assert_ranges(of(&["10.0.0.0/8"], &["192.168.1.1", "10.1.2.3"]), &with_vip);
     assert_ranges(of(&["10.0.0.0/8"], &["192.168.1.1", "fd00::1"]), &with_vip[..1]);
-    // Next to a range, and in one.
+    // The VIP is next to a range, and in a range.
     assert_ranges(of(&["203.0.113.2/32"], &["203.0.113.2"]), &["203.0.113.1-203.0.113.2"]);
     assert_ranges(of(&["203.0.113.0/24"], &["203.0.113.2"]), &["203.0.113.0-203.0.113.255"]);
 }
 
-/// Addresses at the end of what a family has, so that they meet and overlap, and the last one of all is among them.
+/// The last addresses of a family, so that ranges touch and overlap, and the very last address is among them.
 fn address(family: IpFamily, n: u8) -> IpAddr {
     match family {
         IpFamily::V4 => IpAddr::V4((u32::MAX - u32::from(n)).into()),
@@ -93,21 +93,21 @@ proptest! {
         bounds in prop::collection::vec((any::<u8>(), 0u8..24), 0..12),
     ) {
         let family = if v6 { IpFamily::V6 } else { IpFamily::V4 };
-        let ranges: Vec<Range> = bounds
+        let ranges: Vec<AddressRange> = bounds
             .iter()
-            .map(|(end, len)| Range {
+            .map(|(end, len)| AddressRange {
                 first: address(family, end.saturating_add(*len)),
                 last: address(family, *end),
             })
             .collect();
         let merged = merged(ranges.clone());
-        let holds = |ranges: &[Range], address| {
+        let contains = |ranges: &[AddressRange], address| {
             ranges.iter().any(|range| range.first <= address && address <= range.last)
         };
         for address in (0..=u8::MAX).map(|n| address(family, n)) {
-            prop_assert_eq!(holds(&ranges, address), holds(&merged, address), "{}", address);
+            prop_assert_eq!(contains(&ranges, address), contains(&merged, address), "{}", address);
         }
-        // Apart from each other, with something between them.
+        // There is at least one address between two ranges.
         for pair in merged.windows(2) {
             prop_assert!(successor(pair[0].last).is_some_and(|next| next < pair[1].first), "{:?}", pair);
         }

@@ -9,8 +9,8 @@ use proto::model::{ClusterInfo, PerFamily, Protocol};
 
 use super::*;
 use crate::{
-    desired::{PoolChain, PoolKind, base},
-    element::{Data, Verdict},
+    desired::{PoolChain, PoolChainKind, base},
+    element::{ElementData, Verdict},
     observed::Observed,
     plan::Elements,
 };
@@ -20,7 +20,7 @@ const MANY: u16 = 2_000;
 
 fn verdict(port: u16, verdict: Verdict) -> Element {
     let vip = Vip::AddressPort { address: [10, 96, 0, 1].into(), port, protocol: Protocol::Tcp };
-    Element { vip, map: Map::Vips, index: 0, data: Data::Verdict(verdict) }
+    Element { vip, map: Map::Vips, index: 0, data: ElementData::Verdict(verdict) }
 }
 
 /// The fixed part of the IPv4 table, and one verdict for each owner: ports from 1 on.
@@ -58,7 +58,7 @@ fn rejected(operations: Vec<(IpFamily, Operation)>) -> Rejection {
 
 #[test]
 fn a_rejected_element_is_traced_to_its_service_port() {
-    let nowhere = Verdict::Pool(PoolChain { kind: PoolKind::Pool, count: 9, affinity: None });
+    let nowhere = Verdict::Pool(PoolChain { kind: PoolChainKind::Pool, count: 9, affinity: None });
     let verdicts = (0..MANY).map(move |owner| if [700, 1_900].contains(&owner) { nowhere } else { Verdict::Drop });
     let rejection = rejected(transaction(verdicts));
     assert_eq!(rejection.unnamed, None);

@@ -1,0 +1,208 @@
+//! Collects the changes of one table, and orders them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use backend::{
+    dataplane::EffectiveOptions,
+    driver::{ServicePortUpdate, Unneeded},
+};
+use netlink::nft::Chain;
+use proto::model::IpFamily;
+
+use super::{
+    CurrentState, Elements, Operation, Owner, RefCounts, Repairs,
+    diff::{ElementChange, diff},
+    refs::{RefCountChanges, chains},
+};
+use crate::{
+    desired::{Desired, PoolChain},
+    element::{Element, Map},
+};
+
+/// The maximum number of unused chains in a table; with more, all of them are deleted at once. During a rollout, a pool
+/// returns to sizes that it had before, and for each new chain the kernel checks all elements of a map.
+const MAX_UNUSED: usize = 64;
+
+/// The changes of one table.
+#[derive(Debug, Default)]
+pub(super) struct TablePlan {
+    removed: [Elements; Map::ALL.len()],
+    added: [Elements; Map::ALL.len()],
+    /// The change of the number of elements that refer to a chain.
+    chains: BTreeMap<PoolChain, i64>,
+    /// The change of the number of service ports that need a shared element, and one of them.
+    shared: BTreeMap<Element, (i64, Owner)>,
+    /// Chains that later transactions need.
+    ahead: BTreeSet<PoolChain>,
+    /// Buffers for the old and new elements of a service port.
+    scratch: (Vec<Element>, Vec<Element>),
+}
+
+impl TablePlan {
+    /// Deletes elements that belong to no service port.
+    pub(super) fn delete_unowned(&mut self, unowned: &[Element]) {
+        for element in unowned {
+            self.record(ElementChange::Removed(*element), None);
+        }
+    }
+
+    /// The number of changed elements, without shared ones.
+    pub(super) fn len(&self) -> usize {
+        self.removed.iter().chain(&self.added).map(|elements| elements.list.len()).sum()
+    }
+
+    /// Adds the chains that a service port needs in a later transaction.
+    pub(super) fn prepare(&mut self, family: IpFamily, update: &ServicePortUpdate<Desired>) {
+        let (_, new) = &mut self.scratch;
+        new.clear();
+        update.desired[family].iter().for_each(|desired| desired.elements(new));
+        self.ahead.extend(new.iter().flat_map(chains));
+    }
+
+    /// Adds the changes of one service port.
+    pub(super) fn update(
+        &mut self,
+        current: &impl CurrentState,
+        family: IpFamily,
+        update: &ServicePortUpdate<Desired>,
+        index: u32,
+    ) {
+        let (mut old, mut new) = std::mem::take(&mut self.scratch);
+        let desired = update.desired[family].as_ref();
+        old.clear();
+        new.clear();
+        current.elements(family, update, &mut old);
+        desired.inspect(|desired| desired.elements(&mut new));
+        diff(&old, &new, |change| self.record(change, Some(index)));
+        old.clear();
+        new.clear();
+        current.shared(family, update, &mut old);
+        desired.inspect(|desired| desired.shared(&mut new));
+        diff(&old, &new, |change| {
+            let (element, count) = match change {
+                ElementChange::Removed(element) => (element, -1),
+                ElementChange::Added(element) => (element, 1),
+            };
+            let (sum, owner) = self.shared.entry(element).or_default();
+            *sum += count;
+            *owner = Some(index);
+        });
+        self.scratch = (old, new);
+    }
+
+    fn record(&mut self, change: ElementChange, owner: Owner) {
+        let (list, element, count) = match change {
+            ElementChange::Removed(element) => (&mut self.removed, element, -1),
+            ElementChange::Added(element) => (&mut self.added, element, 1),
+        };
+        list[element.map as usize].push(element, owner);
+        for chain in chains(&element) {
+            *self.chains.entry(chain).or_default() += count;
+        }
+    }
+
+    /// The operations in order, and the reference counts after their commit.
+    pub(super) fn finish(
+        mut self,
+        family: IpFamily,
+        refs: &RefCounts,
+        repairs: Repairs,
+        unneeded: Unneeded,
+        effective: &EffectiveOptions,
+    ) -> (Vec<Operation>, RefCountChanges) {
+        let mut ref_changes = self.count_refs(refs, &repairs.pools, unneeded);
+        let ahead = self.ahead.iter().filter(|chain| !refs.chains.contains_key(chain));
+        let ahead: Vec<_> = ahead.filter(|chain| ref_changes.chains.iter().all(|(other, _)| other != *chain)).collect();
+        ref_changes.chains.extend(ahead.into_iter().map(|chain| (*chain, Some(0))));
+        let Repairs { first, mut pools, unowned: _, foreign, rules, last } = repairs;
+        let new =
+            ref_changes.chains.iter().filter(|(chain, count)| count.is_some() && !refs.chains.contains_key(chain));
+        let new_chains: Vec<PoolChain> = new.map(|(chain, _)| *chain).collect();
+        let unused = ref_changes.chains.iter().filter(|(_, count)| count.is_none());
+        let mut unused: Vec<PoolChain> = unused.map(|(chain, _)| *chain).collect();
+        // A chain is deleted before those that it jumps to.
+        unused.sort_by_key(|chain| std::cmp::Reverse(chain.path().count()));
+        pools.retain(|chain| !unused.contains(chain));
+
+        let mut operations = first;
+        operations.extend(new_chains.iter().map(|chain| Operation::AddChain(Chain::regular(chain.to_string()))));
+        operations.extend(pools.iter().map(|chain| Operation::FlushChain(chain.to_string())));
+        for map in Map::ALL {
+            let foreign: Vec<_> = foreign.iter().filter(|(of, _)| *of == map).map(|(_, key)| key.clone()).collect();
+            operations.extend((!foreign.is_empty()).then_some(Operation::DeleteForeign(map, foreign)));
+            let removed = std::mem::take(&mut self.removed[map as usize]);
+            operations.extend((!removed.list.is_empty()).then_some(Operation::DeleteElements(map, removed)));
+        }
+        // Before the elements: for each rule that refers to a map, the kernel checks its elements (20 ms for 100,000).
+        for chain in new_chains.into_iter().chain(pools) {
+            let rules = chain.rules(family, effective).into_iter();
+            operations.extend(rules.map(|rule| Operation::AddRule(chain.to_string(), rule)));
+        }
+        for map in Map::ALL {
+            let added = std::mem::take(&mut self.added[map as usize]);
+            operations.extend((!added.list.is_empty()).then_some(Operation::AddElements(map, added)));
+        }
+        operations.extend(rules);
+        operations.extend(unused.into_iter().map(|chain| Operation::DeleteChain(chain.to_string())));
+        operations.extend(last);
+        (operations, ref_changes)
+    }
+
+    /// The changes of the reference counts. Adds the changes of shared elements. `broken`: chains with wrong rules.
+    fn count_refs(&mut self, refs: &RefCounts, broken: &[PoolChain], unneeded: Unneeded) -> RefCountChanges {
+        let mut ref_changes = RefCountChanges::default();
+        let chains = std::mem::take(&mut self.chains).into_iter();
+        ref_changes.chains = changed(&refs.chains, chains, Unneeded::Keep);
+        if unneeded == Unneeded::Delete {
+            delete_unused(&refs.chains, broken, &mut ref_changes.chains);
+        }
+        let shared = std::mem::take(&mut self.shared);
+        let counts = shared.iter().map(|(element, (count, _))| (*element, *count));
+        for (element, count) in changed(&refs.elements, counts, unneeded) {
+            let owner = shared.get(&element).and_then(|(_, owner)| *owner);
+            match (refs.elements.contains_key(&element), count) {
+                (false, Some(_)) => self.record(ElementChange::Added(element), owner),
+                (true, None) => self.record(ElementChange::Removed(element), owner),
+                _ => {}
+            }
+            ref_changes.elements.push((element, count));
+        }
+        ref_changes
+    }
+}
+
+/// Deletes unused chains: those with wrong rules, and all of them if there are more than [`MAX_UNUSED`].
+fn delete_unused(before: &BTreeMap<PoolChain, u32>, broken: &[PoolChain], changes: &mut Vec<(PoolChain, Option<u32>)>) {
+    let mut counts: BTreeMap<PoolChain, u32> = before.clone();
+    counts.extend(changes.iter().map(|(chain, count)| (*chain, count.unwrap_or(0))));
+    counts.retain(|_, count| *count == 0);
+    if counts.len() <= MAX_UNUSED {
+        counts.retain(|chain, _| chain.path().any(|next| broken.contains(&next)));
+    }
+    changes.retain(|(chain, _)| !counts.contains_key(chain));
+    changes.extend(counts.into_keys().filter(|chain| before.contains_key(chain)).map(|chain| (chain, None)));
+}
+
+/// The new reference counts; `None`: to be deleted.
+fn changed<K: Copy + Ord>(
+    counts: &BTreeMap<K, u32>,
+    changes: impl Iterator<Item = (K, i64)>,
+    unneeded: Unneeded,
+) -> Vec<(K, Option<u32>)> {
+    let mut changes: BTreeMap<K, i64> = changes.collect();
+    if unneeded == Unneeded::Delete {
+        for (key, _) in counts.iter().filter(|(_, count)| **count == 0) {
+            changes.entry(*key).or_default();
+        }
+    }
+    let after = changes.into_iter().filter_map(|(key, change)| {
+        let before = counts.get(&key).copied();
+        let count = u32::try_from(i64::from(before.unwrap_or(0)) + change).unwrap_or(0);
+        match (before, count, unneeded) {
+            (None, 0, _) => None,
+            (Some(_), 0, Unneeded::Delete) => Some((key, None)),
+            (before, count, _) => (before != Some(count)).then_some((key, Some(count))),
+        }
+    });
+    after.collect()
+}
