@@ -13,7 +13,7 @@
 //!                    │                 elsewhere:       local-vips   ─▶ local-pool-1 ─▶ local-endpoints
 //!                    └ this node ─▶ nodeports ─── the same with a port instead of a VIP as key
 //!
-//!  forward, output ─▶ cluster-ips-check ─▶ reject other ports of cluster IPs, drop other addresses of the service CIDRs
+//!  forward, output ─▶ cluster-ips-check ─▶ reject other ports of cluster IPs, drop other service CIDR addresses
 //!  postrouting ─▶ masquerade packets with the mark, and those of endpoints that reach themselves (hairpin)
 //! ```
 //!

@@ -9,26 +9,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::report::Report;
+use crate::report::BenchReport;
 
-/// Loads so many services with so many endpoints each. `ours`: how long the backend took, in milliseconds.
-pub(crate) fn measure(services: u32, each: u32, ours: f64) -> Report {
-    let mut report = Report::new(services);
+/// Measures `services` with `each` endpoints. `ours`: how long the backend took, in milliseconds.
+pub(crate) fn measure(services: u32, each: u32, ours: f64) -> BenchReport {
+    let mut report = BenchReport::new(services);
     let cold = load(services, each);
     report.duration("chain per service, nft -f: cold load", cold);
     report.ratio("chain per service, nft -f: cold load, ratio", cold.as_secs_f64() * 1e3 / ours);
-    // One endpoint replaced: the service's chain is written anew.
+    // One endpoint is replaced: the chain of the service is flushed and filled.
     let change = format!("flush chain ip chains {}\n{}", name(7), rules(7, each, 200));
     report.duration("chain per service, nft -f: one endpoint replaced", nft(&change));
     report
 }
 
-/// How long it takes.
+/// Loads the ruleset. Returns how long that took.
 pub(crate) fn load(services: u32, each: u32) -> Duration {
     nft(&table(services, each))
 }
 
-/// The chains and sets that are there whatever services there are.
+/// The chains and sets that do not depend on services.
 const BASE: &str = "table ip chains {
   set cluster-ips { type ipv4_addr; }
   set nodeport-ips { type ipv4_addr; elements = { 192.168.1.1 } }
@@ -94,7 +94,7 @@ fn table(services: u32, each: u32) -> String {
     text
 }
 
-/// Endpoints are below 10.`net`.0.0.
+/// The endpoints are in 10.`net`.0.0/16.
 fn rules(service: u32, each: u32, net: u8) -> String {
     let first = u32::from(Ipv4Addr::new(10, net, 0, 1)) + service * each;
     let endpoints = (0..each).map(|n| format!("{n} : {} . 8080", Ipv4Addr::from(first + n)));

@@ -1,11 +1,10 @@
-//! How long the first packet of a connection takes, and where connections go: real ones to a VIP, from the node itself.
+//! Measures the time to connect, and the distribution over endpoints, with real connections from the node to a VIP.
 //!
 //! ```text
-//!   connect to 10.96.0.8:80 ──▶ output chain ──▶ 10.128.x.y:8080, an address of the node itself ──▶ a listener that counts
+//!   connect to 10.96.0.8:80 ──▶ output chain ──▶ 10.128.x.y:8080, an address of the node ──▶ counting listener
 //! ```
 //!
-//! The machine's speed changes from one minute to the next. So layouts are asked in turn, a few hundred connections
-//! each.
+//! The speed of a machine varies over minutes, so the layouts are measured in turn, a few hundred connections each.
 
 use std::{
     collections::BTreeMap,
@@ -20,55 +19,55 @@ use backend::testing::{Stack, synthetic};
 use netlink::testing::in_netns;
 use socket2::{Domain, Socket, Type};
 
-use crate::{EACH, backend, chains, report::Report, runtime, time};
+use crate::{EACH, backend, chains, report::BenchReport, runtime, time};
 
-/// How often each layout is asked, and how many connections at a time.
+/// How often each layout is measured, and with how many connections at a time.
 const ROUNDS: usize = 200;
 const AT_A_TIME: usize = 200;
-/// Over so many connections they must be spread evenly.
+/// This many connections must be spread evenly.
 const SPREAD: u32 = 1_000_000;
 /// Exceeded by chi-square with nine degrees of freedom once in a thousand times.
 const CHI_SQUARE: f64 = 27.88;
 
-/// The service that is connected to.
+/// The service that clients connect to.
 const SERVICE: u32 = 7;
 const VIP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1 + SERVICE as u8)), 80);
 
-/// A network namespace with services in it, and a thread that connects.
-struct Lab {
-    /// How many connections are asked for.
+/// A network namespace with services, and a thread that connects.
+struct ClientNamespace {
+    /// The number of connections to open.
     jobs: mpsc::Sender<usize>,
-    /// The median of their times, in microseconds.
+    /// The median of the times to connect, in microseconds.
     times: mpsc::Receiver<f64>,
     thread: JoinHandle<()>,
 }
 
-/// Who has put the services there.
+/// How the services are programmed.
 #[derive(Clone, Copy)]
 enum Layout {
     Fairlead,
     Chains,
 }
 
-/// Connect times among few and many services, beside a chain per service.
-pub(crate) fn measure(few: u32, many: u32, chains: u32) -> Vec<Report> {
+/// Connect times with few and many services, compared with a chain per service.
+pub(crate) fn measure(few: u32, many: u32, chains: u32) -> Vec<BenchReport> {
     let subjects =
         [(few, "", Layout::Fairlead), (many, "", Layout::Fairlead), (chains, "chain per service: ", Layout::Chains)];
-    let labs = subjects.map(|(services, _, layout)| Lab::start(services, layout));
+    let namespaces = subjects.map(|(services, _, layout)| ClientNamespace::start(services, layout));
     // For each layout: the median of each round, in microseconds, and how it compares with the first layout's.
     let mut medians = subjects.map(|_| (Vec::new(), Vec::new()));
     for _ in 0..ROUNDS {
-        let round: Vec<f64> = labs.iter().map(|lab| lab.connect(AT_A_TIME)).collect();
+        let round: Vec<f64> = namespaces.iter().map(|namespace| namespace.connect(AT_A_TIME)).collect();
         for ((times, ratios), time) in medians.iter_mut().zip(&round) {
             times.push(*time);
             ratios.push(time / round[0]);
         }
     }
-    labs.into_iter().for_each(Lab::end);
-    let reports = subjects.into_iter().zip(medians).map(|((services, whose, _), (times, ratios))| {
-        let mut report = Report::new(services);
-        report.micros(&format!("{whose}connect, median"), median(times));
-        report.ratio(&format!("{whose}connect, to that among few"), median(ratios));
+    namespaces.into_iter().for_each(ClientNamespace::end);
+    let reports = subjects.into_iter().zip(medians).map(|((services, prefix, _), (times, ratios))| {
+        let mut report = BenchReport::new(services);
+        report.micros(&format!("{prefix}connect, median"), median(times));
+        report.ratio(&format!("{prefix}connect, relative to few services"), median(ratios));
         report
     });
     reports.collect()
@@ -79,8 +78,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Where a million connections to a VIP go.
-pub(crate) fn measure_spread(services: u32) -> Report {
+/// The distribution of a million connections to a VIP.
+pub(crate) fn measure_spread(services: u32) -> BenchReport {
     let counts = in_netns(move || {
         prepare(services, Layout::Fairlead);
         let server = Server::start();
@@ -91,14 +90,14 @@ pub(crate) fn measure_spread(services: u32) -> Report {
     });
     let expected = f64::from(SPREAD) / f64::from(EACH);
     let square = |count: &u32| (f64::from(*count) - expected).powi(2) / expected;
-    let mut report = Report::new(services);
+    let mut report = BenchReport::new(services);
     report.number("spread over 10 endpoints, chi-square", counts.values().map(square).sum());
     assert_eq!(counts.len(), EACH as usize, "{counts:?}");
     assert!(report.last("spread over 10 endpoints, chi-square", services) < CHI_SQUARE, "{counts:?}");
     report
 }
 
-impl Lab {
+impl ClientNamespace {
     fn start(services: u32, layout: Layout) -> Self {
         let (jobs, queue) = mpsc::channel::<usize>();
         let (results, times) = mpsc::channel();
@@ -115,7 +114,7 @@ impl Lab {
 
     fn connect(&self, count: usize) -> f64 {
         self.jobs.send(count).unwrap();
-        self.times.recv().expect("the lab has panicked")
+        self.times.recv().expect("the thread has panicked")
     }
 
     fn end(self) {
@@ -144,7 +143,7 @@ fn prepare(services: u32, layout: Layout) {
     }
 }
 
-/// How long it took. The connection is reset at once, so that its port is free again.
+/// The time to connect. The connection is reset at once, so that its port can be used again.
 fn connect() -> Duration {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.set_linger(Some(Duration::ZERO)).unwrap();
@@ -153,7 +152,7 @@ fn connect() -> Duration {
     start.elapsed()
 }
 
-/// Takes connections at every address, until one comes that was not translated.
+/// Accepts connections at every address, until one arrives at a loopback address.
 struct Server(JoinHandle<BTreeMap<IpAddr, u32>>);
 
 impl Server {
@@ -177,7 +176,7 @@ impl Server {
         Self(thread::spawn(accept))
     }
 
-    /// Who was connected to, and how often. The backlog is served first.
+    /// The number of connections for each address. The backlog is accepted first.
     fn counts(self) -> BTreeMap<IpAddr, u32> {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.connect(&SocketAddr::new(Ipv4Addr::LOCALHOST.into(), Self::PORT).into()).unwrap();

@@ -1,5 +1,4 @@
-//! How long it takes to find and delete stale UDP flows among many, which happens after each change of a UDP service
-//! port.
+//! Measures finding and deleting stale UDP flows among many, which happens after each change of a UDP service port.
 
 use std::{
     fmt::Write as _,
@@ -15,24 +14,24 @@ use backend::{
 };
 use netlink::testing::in_netns;
 
-use crate::report::{Report, extra_memory};
+use crate::report::{BenchReport, extra_memory};
 
-/// How many flows there are.
+/// The number of flows.
 const FLOWS: u32 = 100_000;
-/// One in so many leads to an endpoint that is gone.
+/// One in this number of flows leads to a removed endpoint.
 const STALE: u32 = 10;
 const VIP: &str = "10.96.0.10";
 const ENDPOINTS: [&str; 2] = ["10.128.0.1", "10.128.0.2"];
 
-pub(crate) fn measure() -> Report {
+pub(crate) fn measure() -> BenchReport {
     in_netns(|| {
         load(FLOWS);
         let state = state();
-        let mut report = Report::new(1);
+        let mut report = BenchReport::new(1);
         for (what, expected) in [("one in ten stale", FLOWS / STALE), ("none stale", 0)] {
             let start = Instant::now();
             let (deleted, memory) = extra_memory(|| delete_stale_udp_flows(&state).unwrap());
-            report.duration(&format!("100,000 UDP flows, {what}: swept"), start.elapsed());
+            report.duration(&format!("100,000 UDP flows, {what}: deleted"), start.elapsed());
             report.bytes(&format!("100,000 UDP flows, {what}: extra memory"), memory);
             assert_eq!(deleted, expected as usize, "{what}");
         }
@@ -40,13 +39,13 @@ pub(crate) fn measure() -> Report {
     })
 }
 
-/// The second endpoint is gone.
+/// The second endpoint is removed.
 fn state() -> NodeState {
     let endpoint = format!("{}:53", ENDPOINTS[0]);
     mk_state().service("kube-system/dns/udp", |dns| dns.port(53).cluster_ip(VIP).endpoints([&*endpoint])).build()
 }
 
-/// Puts flows into the namespace's table.
+/// Adds flows to the conntrack table of the network namespace.
 fn load(flows: u32) {
     let mut commands = String::new();
     for n in 0..flows {

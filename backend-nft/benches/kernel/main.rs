@@ -1,10 +1,10 @@
-//! How long the kernel takes, beside a layout with a chain per service loaded by `nft -f`.
+//! Measures the backend with the real kernel, and a layout with a chain per service loaded by `nft -f` for comparison.
 //!
 //! ```text
 //!   cargo bench -p fairlead-backend-nft                    1,000, 10,000 and 50,000 services, the comparison at 1,000
-//!   cargo bench -p fairlead-backend-nft -- --full          the comparison at 10,000 too, and a million connections (minutes)
-//!   cargo bench -p fairlead-backend-nft -- connect         one part: flows, large, services or connect
-//!   cargo bench -p fairlead-backend-nft -- -o json         for programs
+//!   cargo bench -p fairlead-backend-nft -- --full          the comparison at 10,000 too, a million connections (minutes)
+//!   cargo bench -p fairlead-backend-nft -- connect         one part: flows, large, services, connect
+//!   cargo bench -p fairlead-backend-nft -- -o json         as JSON
 //! ```
 //!
 //! Each measurement has a thread and a network namespace of its own. Needs root.
@@ -34,30 +34,30 @@ use backend::{
 use backend_nft::Nft;
 use netlink::testing::in_netns;
 use proto::model::{Endpoint, IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
-use report::{Report, rss};
+use report::{BenchReport, rss};
 
 /// Endpoints of each service.
 const EACH: u32 = 10;
 
-/// What can be measured by itself.
+/// The parts that can be selected.
 const PARTS: [&str; 4] = ["flows", "large", "services", "connect"];
 
 fn main() {
-    sendmsg::watch();
+    sendmsg::record();
     let arguments: Vec<String> = std::env::args().collect();
     let has = |word: &str| arguments.iter().any(|argument| argument == word);
-    let wanted = |part: &str| has(part) || !PARTS.iter().any(|part| has(part));
-    let mut report = Report::default();
-    // First, while the process has not held anything larger.
-    if wanted("flows") {
+    let is_selected = |part: &str| has(part) || !PARTS.iter().any(|part| has(part));
+    let mut report = BenchReport::default();
+    // First, because the memory of the process only grows.
+    if is_selected("flows") {
         report.extend(flows::measure());
     }
-    if wanted("large") {
+    if is_selected("large") {
         for (services, each) in [(10_000, 25), (50_000, 5)] {
             report.extend(in_netns(move || runtime().block_on(measure_large(services, each))));
         }
     }
-    if wanted("services") {
+    if is_selected("services") {
         for services in [1_000, 10_000] {
             report.extend(in_netns(move || runtime().block_on(measure(services))));
             report.extend(in_netns(move || runtime().block_on(measure_mixed(services))));
@@ -78,8 +78,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().unwrap()
 }
 
-async fn measure(services: u32) -> Report {
-    let mut report = Report::new(services);
+async fn measure(services: u32) -> BenchReport {
+    let mut report = BenchReport::new(services);
     let state = synthetic(services, EACH, Stack::V4);
 
     let mut backend = backend();
@@ -90,8 +90,8 @@ async fn measure(services: u32) -> Report {
     report
 }
 
-/// Says when the first transaction ended.
-async fn cold(report: &mut Report, backend: &mut Nft, state: &NodeState) -> Instant {
+/// Returns when the first transaction ended.
+async fn cold(report: &mut BenchReport, backend: &mut Nft, state: &NodeState) -> Instant {
     sendmsg::transactions();
     report.duration("cold load, in all", time(backend, state).await);
     let transactions = sendmsg::transactions();
@@ -102,9 +102,9 @@ async fn cold(report: &mut Report, backend: &mut Nft, state: &NodeState) -> Inst
     transactions[0].0
 }
 
-/// A large node: from the bytes of a snapshot to the kernel.
-async fn measure_large(services: u32, each: u32) -> Report {
-    let mut report = Report::new(services);
+/// Measures a large node, from the bytes of a snapshot to the kernel.
+async fn measure_large(services: u32, each: u32) -> BenchReport {
+    let mut report = BenchReport::new(services);
     let snapshot = snapshot::encode(services, each);
     let mut backend = backend();
     let start = Instant::now();
@@ -112,16 +112,16 @@ async fn measure_large(services: u32, each: u32) -> Report {
     report.duration("snapshot: decoded, staged, committed", start.elapsed());
     let first = cold(&mut report, &mut backend, &state).await;
     report.duration("snapshot: until default/kubernetes answers", first - start);
-    report.duration("snapshot: until everything is in the kernel", start.elapsed());
+    report.duration("snapshot: until everything is programmed", start.elapsed());
     report.bytes("memory: the process", rss());
     report.duration("reconcile, nothing changed", time(&mut backend, &state).await);
     steps::replace(&mut report, &mut backend, state).await;
     report
 }
 
-/// Nearly as many endpoints, in pools of 1 to 200.
-async fn measure_mixed(services: u32) -> Report {
-    let mut report = Report::new(services);
+/// Measures a similar number of endpoints in pools of 1 to 200.
+async fn measure_mixed(services: u32) -> BenchReport {
+    let mut report = BenchReport::new(services);
     let state = mixed(services);
     let mut backend = backend();
     report.duration("cold load, pools of 1 to 200", time(&mut backend, &state).await);
@@ -136,7 +136,7 @@ fn mixed(services: u32) -> NodeState {
     let operations: Vec<Operation> = (0..)
         .zip(keys)
         .map(|(n, key)| {
-            // One in fifty is large.
+            // One in fifty pools is large.
             let len = if n % 50 == 0 { 20 + n % 181 } else { 1 + n % 17 };
             let endpoints = addresses
                 .by_ref()

@@ -1,4 +1,4 @@
-//! What was measured, as a table or as JSON.
+//! Prints measurements as a table or as JSON.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use serde_json::json;
 
 /// A list of measurements.
 #[derive(Debug, Default)]
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     services: u32,
-    lines: Vec<Line>,
+    measurements: Vec<Measurement>,
 }
 
 #[derive(Debug)]
-struct Line {
+struct Measurement {
     services: u32,
     what: String,
     value: f64,
     unit: &'static str,
 }
 
-impl Report {
-    /// With so many services.
+impl BenchReport {
+    /// For this number of services.
     pub(crate) fn new(services: u32) -> Self {
-        Self { services, lines: Vec::new() }
+        Self { services, measurements: Vec::new() }
     }
 
     pub(crate) fn duration(&mut self, what: &str, duration: Duration) {
@@ -50,48 +50,49 @@ impl Report {
     }
 
     fn push(&mut self, what: &str, value: f64, unit: &'static str) {
-        // Who waits sees how far it has got.
+        // Progress.
         eprintln!("{:>6}  {what}: {value:.3} {unit}", self.services);
-        self.lines.push(Line { services: self.services, what: what.into(), value, unit });
+        self.measurements.push(Measurement { services: self.services, what: what.into(), value, unit });
     }
 
     pub(crate) fn extend(&mut self, other: Self) {
-        self.lines.extend(other.lines);
+        self.measurements.extend(other.measurements);
     }
 
-    /// A value that was measured, in its unit.
+    /// The last value of a measurement.
     pub(crate) fn last(&self, what: &str, services: u32) -> f64 {
-        let found = self.lines.iter().rfind(|line| line.what == what && line.services == services);
-        found.expect("it was measured").value
+        let found =
+            self.measurements.iter().rfind(|measurement| measurement.what == what && measurement.services == services);
+        found.expect("measured before").value
     }
 
     pub(crate) fn print(&self) {
         println!("{:>8}  {:<44} {:>12}", "services", "what", "");
-        for Line { services, what, value, unit } in &self.lines {
+        for Measurement { services, what, value, unit } in &self.measurements {
             println!("{services:>8}  {what:<44} {value:>12.3} {unit}");
         }
     }
 
     pub(crate) fn print_json(&self) {
-        let lines = self.lines.iter().map(|Line { services, what, value, unit }| {
+        let measurements = self.measurements.iter().map(|Measurement { services, what, value, unit }| {
             json!({ "services": services, "what": what, "value": value, "unit": unit })
         });
-        println!("{}", json!({ "backend": "nft", "measurements": lines.collect::<Vec<_>>() }));
+        println!("{}", json!({ "backend": "nft", "measurements": measurements.collect::<Vec<_>>() }));
     }
 }
 
-/// The process's memory (`VmRSS`), in bytes.
+/// The resident memory of the process (`VmRSS`), in bytes.
 pub(crate) fn rss() -> u64 {
     status("VmRSS:")
 }
 
-/// How much more memory than before the process had at most while it did this, in bytes.
+/// The peak of the process memory during `work`, beyond that before it, in bytes.
 pub(crate) fn extra_memory<T>(work: impl FnOnce() -> T) -> (T, u64) {
-    // Forgets the peak: see proc(5).
+    // Resets the peak: see proc(5).
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = rss();
-    let done = work();
-    (done, status("VmHWM:").saturating_sub(before))
+    let result = work();
+    (result, status("VmHWM:").saturating_sub(before))
 }
 
 fn status(field: &str) -> u64 {

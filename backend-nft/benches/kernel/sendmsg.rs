@@ -1,4 +1,4 @@
-//! How long the kernel itself took, from the backend's own log.
+//! Measures the time in the kernel, from the log of the backend.
 
 use std::{
     sync::Mutex,
@@ -11,28 +11,28 @@ use tracing::{
     span::{Attributes, Id, Record},
 };
 
-/// The transactions since the last time: when each ended, and its microseconds.
+/// The transactions since the last call: when each ended, and how long it took.
 static TRANSACTIONS: Mutex<Vec<(Instant, Duration)>> = Mutex::new(Vec::new());
 
-/// From now on transactions are watched.
-pub(crate) fn watch() {
-    tracing::subscriber::set_global_default(Watcher).expect("the only one");
+/// Starts to record transactions.
+pub(crate) fn record() {
+    tracing::subscriber::set_global_default(TransactionRecorder).expect("set once");
 }
 
-/// The transactions since the last time, in order: when each ended, and how long it was inside `sendmsg`.
+/// The transactions since the last call, in order: when each ended, and how long it took in `sendmsg`.
 pub(crate) fn transactions() -> Vec<(Instant, Duration)> {
-    std::mem::take(&mut TRANSACTIONS.lock().expect("nobody panics with it"))
+    std::mem::take(&mut TRANSACTIONS.lock().expect("not poisoned"))
 }
 
-struct Watcher;
+struct TransactionRecorder;
 
-impl Subscriber for Watcher {
+impl Subscriber for TransactionRecorder {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.target() == "backend_nft::kernel::netlink"
     }
 
     fn event(&self, event: &Event<'_>) {
-        event.record(&mut Took);
+        event.record(&mut TookVisitor);
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -48,13 +48,13 @@ impl Subscriber for Watcher {
     fn exit(&self, _: &Id) {}
 }
 
-struct Took;
+struct TookVisitor;
 
-impl Visit for Took {
+impl Visit for TookVisitor {
     fn record_u64(&mut self, field: &Field, value: u64) {
         if field.name() == "took_us" {
             let transaction = (Instant::now(), Duration::from_micros(value));
-            TRANSACTIONS.lock().expect("nobody panics with it").push(transaction);
+            TRANSACTIONS.lock().expect("not poisoned").push(transaction);
         }
     }
 

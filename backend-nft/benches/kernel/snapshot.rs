@@ -1,4 +1,4 @@
-//! A snapshot as it comes over the wire, in messages as large as a frontend makes them.
+//! A snapshot as it is sent over the wire, in messages of the size that a frontend sends.
 
 use backend::{
     NodeState, Stage,
@@ -9,17 +9,17 @@ use proto::{
     model::{Batch, NodeInfo, Revision, ServerMessage, SourceVersion},
 };
 
-/// Operations in a message.
+/// The number of operations in a message.
 const OPERATIONS: usize = 2_000;
 
-/// The messages of a snapshot of such services.
+/// The messages of a snapshot of `services` with `each` endpoints.
 pub(crate) fn encode(services: u32, each: u32) -> Vec<Vec<u8>> {
-    let mut operations = operations_between(&nothing(), &synthetic(services, each, Stack::V4));
-    // Last in the snapshot, first in the kernel.
+    let mut operations = operations_between(&empty_state(), &synthetic(services, each, Stack::V4));
+    // The last in the snapshot; the backend must program it first.
     let kubernetes = mk_state().service("default/kubernetes", |api| {
         api.port(443).cluster_ip("10.200.0.1").endpoints(["10.0.0.1:6443", "10.0.0.2:6443"])
     });
-    operations.extend(operations_between(&nothing(), &kubernetes.build()));
+    operations.extend(operations_between(&empty_state(), &kubernetes.build()));
     let parts = operations.chunks(OPERATIONS);
     let count = parts.len();
     let message = |(number, part): (usize, &[_])| {
@@ -32,9 +32,9 @@ pub(crate) fn encode(services: u32, each: u32) -> Vec<Vec<u8>> {
     parts.enumerate().map(message).collect()
 }
 
-/// What an agent makes of them.
+/// The state of a backend that receives these messages.
 pub(crate) fn decode(messages: &[Vec<u8>]) -> NodeState {
-    let (mut state, mut stage) = (nothing(), Stage::default());
+    let (mut state, mut stage) = (empty_state(), Stage::default());
     for message in messages {
         let message = EncodedMessage::from_bytes(message.clone().into()).decode().unwrap();
         let ServerMessage::Batch(batch) = message.try_into().unwrap() else { panic!("not a batch") };
@@ -44,6 +44,6 @@ pub(crate) fn decode(messages: &[Vec<u8>]) -> NodeState {
     state
 }
 
-fn nothing() -> NodeState {
+fn empty_state() -> NodeState {
     NodeState::new(NodeInfo::unknown(backend::testing::NODE_NAME))
 }

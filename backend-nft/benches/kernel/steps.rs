@@ -1,4 +1,4 @@
-//! Small changes of a large state: from the commit to the return of the kernel.
+//! Measures small changes of a large state, from the commit until the kernel has executed them.
 
 use std::time::{Duration, Instant};
 
@@ -6,16 +6,17 @@ use backend::{Backend, NodeState, testing};
 use backend_nft::Nft;
 use proto::model::{Endpoint, IpFamily, Operation, PoolClass, PoolId, ServicePortKey};
 
-use crate::report::Report;
+use crate::report::BenchReport;
 
-/// How often each is measured; the median counts.
+/// How often each change is measured.
 const ROUNDS: u32 = 200;
 
-pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeState) {
+pub(crate) async fn measure(report: &mut BenchReport, backend: &mut Nft, state: NodeState) {
     let mut steps = Steps { backend, state };
     let keys: Vec<ServicePortKey> = steps.state.service_ports().keys().cloned().collect();
-    let (mut replaced, mut added, mut removed, mut new_size, mut gone, mut back) = Default::default();
-    // One has 11, as other service ports would have in a cluster.
+    let (mut replaced, mut added, mut removed, mut new_size, mut service_removed, mut service_added) =
+        Default::default();
+    // One service port has 11 endpoints, so that the chain of that size exists.
     let (last, keys) = keys.split_last().unwrap();
     steps.change(&mut Vec::new(), [pool(last, vec![endpoint(u32::MAX)], vec![])]).await;
     for round in 0..ROUNDS {
@@ -30,24 +31,24 @@ pub(crate) async fn measure(report: &mut Report, backend: &mut Nft, state: NodeS
         steps.change(&mut Vec::new(), [pool(key, vec![], vec![three, four])]).await;
 
         let service = steps.state.service_port(key).unwrap().clone();
-        steps.change(&mut gone, [Operation::RemoveServicePort(key.clone())]).await;
+        steps.change(&mut service_removed, [Operation::RemoveServicePort(key.clone())]).await;
         let id = PoolId { key: key.clone(), class: PoolClass::Cluster, family: IpFamily::V4 };
         let endpoints = service.pool(PoolClass::Cluster, IpFamily::V4).clone();
         let whole = [Operation::PutServicePort(service.port), Operation::ReplacePool { pool: id, endpoints }];
-        steps.change(&mut back, whole).await;
+        steps.change(&mut service_added, whole).await;
     }
     report.duration("one endpoint replaced, median", median(replaced));
     report.duration("one endpoint added, median", median(added));
     report.duration("one endpoint removed, median", median(removed));
     report.duration("two added, the only pool of that size, median", median(new_size));
-    report.duration("one service removed, median", median(gone));
-    report.duration("one service added, median", median(back));
+    report.duration("one service removed, median", median(service_removed));
+    report.duration("one service added, median", median(service_added));
     let applied = steps.backend.reconcile(&steps.state).await.unwrap();
-    assert_eq!(applied.writes, 0, "the changes must have led where a reconcile leads");
+    assert_eq!(applied.writes, 0, "the changes must have the result of a reconcile");
 }
 
-/// One endpoint replaced, alone.
-pub(crate) async fn replace(report: &mut Report, backend: &mut Nft, state: NodeState) {
+/// Measures only the replacement of an endpoint.
+pub(crate) async fn replace(report: &mut BenchReport, backend: &mut Nft, state: NodeState) {
     let mut steps = Steps { backend, state };
     let keys: Vec<ServicePortKey> = steps.state.service_ports().keys().cloned().collect();
     let mut times = Vec::new();
@@ -84,7 +85,7 @@ fn pool(key: &ServicePortKey, add: Vec<Endpoint>, remove: Vec<Endpoint>) -> Oper
     Operation::ChangePool { pool, add, remove }
 }
 
-/// One that no service has.
+/// An endpoint of no service.
 fn endpoint(n: u32) -> Endpoint {
     let [.., high, low] = n.to_be_bytes();
     Endpoint::new([10, 250, high, low].into(), 8080.try_into().unwrap())

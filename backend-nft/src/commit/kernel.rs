@@ -26,20 +26,20 @@ use crate::{
 
 const SERVICES: u32 = 10_000;
 /// The cluster IP of `default/svc-7777`.
-const POISON: Vip = Vip::AddressPort {
+const REJECTED_VIP: Vip = Vip::AddressPort {
     address: std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 96, 30, 98)),
     port: 80,
     protocol: Protocol::Tcp,
 };
 
 /// The real kernel; the operations of one service port are made invalid.
-struct Spoiler {
+struct InvalidatingKernel {
     kernel: Netlink,
-    how: Arc<Mutex<Spoil>>,
+    defect: Arc<Mutex<Defect>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Spoil {
+enum Defect {
     /// Its verdict jumps to a chain that does not exist: the kernel names the element.
     Element,
     /// A rule is invalid: the kernel names no service port.
@@ -47,7 +47,7 @@ enum Spoil {
     Nothing,
 }
 
-impl Kernel for Spoiler {
+impl Kernel for InvalidatingKernel {
     async fn list(&mut self, keys: EndpointKeys) -> Result<PerFamily<Listing>> {
         self.kernel.list(keys).await
     }
@@ -57,19 +57,19 @@ impl Kernel for Spoiler {
     }
 
     async fn commit(&mut self, mut operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
-        let how = *self.how.lock().unwrap();
-        let is_poison = |(_, operation): &(IpFamily, Operation)| {
+        let defect = *self.defect.lock().unwrap();
+        let has_rejected_vip = |(_, operation): &(IpFamily, Operation)| {
             matches!(operation, Operation::AddElements(Map::Vips, elements)
-                if elements.list.iter().any(|element| element.vip == POISON))
+                if elements.list.iter().any(|element| element.vip == REJECTED_VIP))
         };
-        if how == Spoil::Rule && operations.iter().any(is_poison) {
+        if defect == Defect::Rule && operations.iter().any(has_rejected_vip) {
             operations.push((IpFamily::V4, Operation::AddRule("no-such-chain".into(), Rule::default())));
         }
         for (_, operation) in &mut operations {
             if let Operation::AddElements(Map::Vips, Elements { list, .. }) = operation
-                && how == Spoil::Element
+                && defect == Defect::Element
             {
-                for element in list.iter_mut().filter(|element| element.vip == POISON) {
+                for element in list.iter_mut().filter(|element| element.vip == REJECTED_VIP) {
                     let ElementData::Verdict(Verdict::Pool(chain)) = &mut element.data else { panic!("{element:?}") };
                     chain.count = 9_999;
                 }
@@ -83,10 +83,10 @@ impl Kernel for Spoiler {
     }
 }
 
-async fn poison(spoil: Spoil, words: &[&str]) {
-    let how = Arc::new(Mutex::new(spoil));
-    let spoiler = Spoiler { kernel: Netlink::open().unwrap(), how: how.clone() };
-    let mut driver = Driver::new(NftDataPlane::new(spoiler, DataplaneOptions::default()));
+async fn check(defect: Defect, words: &[&str]) {
+    let defect = Arc::new(Mutex::new(defect));
+    let kernel = InvalidatingKernel { kernel: Netlink::open().unwrap(), defect: defect.clone() };
+    let mut driver = Driver::new(NftDataPlane::new(kernel, DataplaneOptions::default()));
     let mut state = synthetic(SERVICES, 2, Stack::V4);
     let applied = driver.reconcile(&state).await.unwrap();
     let [failure] = &applied.failures[..] else { panic!("{:?}", applied.failures) };
@@ -101,7 +101,7 @@ async fn poison(spoil: Spoil, words: &[&str]) {
     };
     let found = vips().await;
     assert_eq!(found.len() as u32, SERVICES - 1);
-    assert!(found.iter().all(|element| element.vip != POISON));
+    assert!(found.iter().all(|element| element.vip != REJECTED_VIP));
 
     // Changes of other service ports cost as usual and still report it.
     let mut target = state.clone();
@@ -114,26 +114,26 @@ async fn poison(spoil: Spoil, words: &[&str]) {
     let applied = driver.reconcile(&state).await.unwrap();
     assert_eq!((applied.writes, applied.failures.len()), (0, 1));
 
-    *how.lock().unwrap() = Spoil::Nothing;
+    *defect.lock().unwrap() = Defect::Nothing;
     let applied = driver.reconcile(&state).await.unwrap();
     assert_eq!(applied.failures, []);
     assert!((3..10).contains(&applied.writes), "{applied:?}");
     assert_eq!(vips().await.len() as u32, SERVICES - 1);
 }
 
-fn run(spoil: Spoil, words: &'static [&'static str]) {
+fn run(defect: Defect, words: &'static [&'static str]) {
     in_netns(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(poison(spoil, words));
+        runtime.block_on(check(defect, words));
     });
 }
 
 #[test]
 fn a_rejected_element_is_isolated_by_its_name() {
-    run(Spoil::Element, &["10.96.30.98 . tcp . 80", "ENOENT"]);
+    run(Defect::Element, &["10.96.30.98 . tcp . 80", "ENOENT"]);
 }
 
 #[test]
 fn a_rejected_rule_is_isolated_by_bisecting() {
-    run(Spoil::Rule, &["no-such-chain", "ENOENT"]);
+    run(Defect::Rule, &["no-such-chain", "ENOENT"]);
 }

@@ -15,7 +15,7 @@ use proto::model::Protocol;
 use super::BatchSizer;
 use crate::{
     data_plane::NftDataPlane,
-    kernel::fake::{Explains, Fake, FakeDriver},
+    kernel::fake::{ErrorDetail, Fake, FakeDriver},
 };
 
 fn driver(kernel: &Fake) -> FakeDriver {
@@ -80,20 +80,20 @@ async fn a_small_difference_is_one_transaction_and_no_difference_is_none() {
     let kernel = Fake::default();
     let mut state = large(4_000);
     driver(&kernel).reconcile(&state).await.unwrap();
-    assert!(kernel.asked() > 2);
+    assert!(kernel.transactions() > 2);
     assert_eq!(driver(&kernel).reconcile(&state).await.unwrap().writes, 0);
-    assert_eq!(kernel.asked(), 0);
+    assert_eq!(kernel.transactions(), 0);
     let target = large(3_990);
     backend::testing::transition(&mut state, &target);
     driver(&kernel).reconcile(&state).await.unwrap();
-    assert_eq!(kernel.asked(), 1);
+    assert_eq!(kernel.transactions(), 1);
 }
 
 #[tokio::test]
 async fn the_api_and_dns_come_first() {
     let kernel = Fake::default();
     driver(&kernel).reconcile(&large(4_000)).await.unwrap();
-    let steps = kernel.steps();
+    let steps = kernel.vips_by_transaction();
     let urgent = [
         Vip::AddressPort { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp },
         Vip::AddressPort { address: [10, 200, 0, 10].into(), port: 53, protocol: Protocol::Udp },
@@ -103,9 +103,9 @@ async fn the_api_and_dns_come_first() {
     assert_eq!(steps.last().unwrap().len(), 4_002);
 }
 
-/// For a new chain the kernel walks over all elements of the maps.
+/// For a new chain the kernel checks all elements of the maps.
 #[tokio::test]
-async fn all_chains_are_made_before_the_maps_are_full() {
+async fn all_chains_are_added_before_the_maps_are_full() {
     let kernel = Fake::default();
     let state = (1..=90).fold(mk_state(), |state, n| {
         let endpoints: Vec<String> = (1..=n).map(|last| format!("10.0.{n}.{last}:80")).collect();
@@ -114,22 +114,22 @@ async fn all_chains_are_made_before_the_maps_are_full() {
         })
     });
     in_batches_of(10, &kernel).reconcile(&state.build()).await.unwrap();
-    let made = kernel.made();
-    assert!(made.len() > 20 && made[0] > 90 && made[1..].iter().all(|made| *made == 0), "{made:?}");
+    let added = kernel.added_chains();
+    assert!(added.len() > 20 && added[0] > 90 && added[1..].iter().all(|count| *count == 0), "{added:?}");
 }
 
 /// A VIP that exists before and after exists in between.
 #[tokio::test]
-async fn nothing_is_interrupted() {
+async fn vips_that_stay_are_always_programmed() {
     for seed in 0..20 {
         let (kernel, mut history) = (Fake::default(), History::new(seed));
         history.jump();
         driver(&kernel).reconcile(history.state()).await.unwrap();
         for elements in [1, 5, 20] {
-            let before = kernel.steps().pop().unwrap_or_default();
+            let before = kernel.vips_by_transaction().pop().unwrap_or_default();
             history.jump();
             in_batches_of(elements, &kernel).reconcile(history.state()).await.unwrap();
-            let steps = kernel.steps();
+            let steps = kernel.vips_by_transaction();
             let Some(after) = steps.last() else { continue };
             let kept: BTreeSet<Vip> = before.intersection(after).copied().collect();
             assert!(steps.iter().all(|step| step.is_superset(&kept)), "seed {seed}: {steps:#?}");
@@ -140,18 +140,18 @@ async fn nothing_is_interrupted() {
 /// The other service ports of the batch and all other batches are committed.
 #[tokio::test]
 async fn a_rejection_does_not_affect_other_batches() {
-    for explains in [Explains::Yes, Explains::No] {
+    for detail in [ErrorDetail::Named, ErrorDetail::Unnamed] {
         let kernel = Fake::default();
         let (bad, worse) = (vip(0x0a60_0001 + 700), vip(0x0a60_0001));
-        kernel.refuse([bad, worse], explains);
+        kernel.reject([bad, worse], detail);
         let mut driver = in_batches_of(500, &kernel);
         let applied = driver.reconcile(&large(1_000)).await.unwrap();
         let failures: Vec<&str> = applied.failures.iter().map(|failure| &*failure.key.name).collect();
-        assert_eq!(failures, ["svc-0", "svc-700"], "{explains:?}");
-        let steps = kernel.steps();
-        assert_eq!(steps.last().unwrap().len(), 1_000, "{explains:?}");
+        assert_eq!(failures, ["svc-0", "svc-700"], "{detail:?}");
+        let steps = kernel.vips_by_transaction();
+        assert_eq!(steps.last().unwrap().len(), 1_000, "{detail:?}");
 
-        kernel.refuse([], explains);
+        kernel.reject([], detail);
         let applied = driver.reconcile(&large(1_000)).await.unwrap();
         assert_eq!((applied.failures, applied.writes), (vec![], 2 * (3 + 1 + 1)));
     }
@@ -159,15 +159,13 @@ async fn a_rejection_does_not_affect_other_batches() {
 
 #[tokio::test]
 async fn a_rejected_urgent_service_port_does_not_delay_the_others() {
-    for explains in [Explains::Yes, Explains::No] {
+    for detail in [ErrorDetail::Named, ErrorDetail::Unnamed] {
         let kernel = Fake::default();
-        kernel.refuse(
-            [Vip::AddressPort { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp }],
-            explains,
-        );
+        kernel
+            .reject([Vip::AddressPort { address: [10, 200, 0, 1].into(), port: 443, protocol: Protocol::Tcp }], detail);
         let applied = driver(&kernel).reconcile(&large(300)).await.unwrap();
         let failures: Vec<&str> = applied.failures.iter().map(|failure| &*failure.key.name).collect();
-        assert_eq!(failures, ["kubernetes"], "{explains:?}");
-        assert_eq!(kernel.steps().last().unwrap().len(), 301);
+        assert_eq!(failures, ["kubernetes"], "{detail:?}");
+        assert_eq!(kernel.vips_by_transaction().last().unwrap().len(), 301);
     }
 }

@@ -7,7 +7,7 @@ use backend::{
 };
 use proto::model::Protocol;
 
-use crate::kernel::fake::{Explains, Fake, FakeDriver};
+use crate::kernel::fake::{ErrorDetail, Fake, FakeDriver};
 
 fn state(services: u8) -> NodeState {
     (1..=services)
@@ -29,19 +29,21 @@ fn driver(kernel: &Fake) -> FakeDriver {
 
 async fn failures(driver: &mut FakeDriver, state: &NodeState) -> Vec<String> {
     let applied = driver.reconcile(state).await.unwrap();
-    assert!(applied.failures.iter().all(|failure| failure.retryable && failure.reason.contains("poisonous")));
+    assert!(
+        applied.failures.iter().all(|failure| failure.retryable && failure.reason.contains("rejected by the test"))
+    );
     applied.failures.iter().map(|failure| failure.key.name.to_string()).collect()
 }
 
 #[tokio::test]
 async fn rejected_service_ports_are_left_out_and_reported() {
-    for (explains, most) in [(Explains::Yes, 3), (Explains::No, 40)] {
+    for (detail, most) in [(ErrorDetail::Named, 3), (ErrorDetail::Unnamed, 40)] {
         let kernel = Fake::default();
-        kernel.refuse([vip(7), vip(90)], explains);
+        kernel.reject([vip(7), vip(90)], detail);
         let mut driver = driver(&kernel);
         assert_eq!(failures(&mut driver, &state(100)).await, ["svc-007", "svc-090"]);
-        let asked = kernel.asked();
-        assert!((2..=most).contains(&asked), "{explains:?}: {asked} transactions");
+        let transactions = kernel.transactions();
+        assert!((2..=most).contains(&transactions), "{detail:?}: {transactions} transactions");
 
         // All others are programmed, and stay so.
         let (mut others, rest) = (state(100), Fake::default());
@@ -53,7 +55,7 @@ async fn rejected_service_ports_are_left_out_and_reported() {
         assert_eq!(driver.reconcile(&state(100)).await.unwrap().writes, 0);
 
         // Once the kernel accepts them there are no failures.
-        kernel.refuse([], explains);
+        kernel.reject([], detail);
         let applied = driver.reconcile(&state(100)).await.unwrap();
         assert_eq!(applied.failures, []);
         // Each has two endpoints, a verdict and its cluster IP.
@@ -67,7 +69,7 @@ async fn a_rejected_service_port_is_retried_when_it_changes() {
     let mut driver = driver(&kernel);
     let mut current = state(3);
     driver.reconcile(&current).await.unwrap();
-    kernel.refuse([vip(2)], Explains::Yes);
+    kernel.reject([vip(2)], ErrorDetail::Named);
 
     let target = mk_state()
         .service("default/svc-001", |service| service.cluster_ip("10.96.0.1").endpoints(["10.244.1.9:80"]))
@@ -95,7 +97,7 @@ async fn a_rejected_service_port_is_retried_when_it_changes() {
 #[tokio::test]
 async fn too_many_rejections_are_an_error() {
     let kernel = Fake::default();
-    kernel.refuse((1..=200).map(vip), Explains::No);
+    kernel.reject((1..=200).map(vip), ErrorDetail::Unnamed);
     assert!(driver(&kernel).reconcile(&state(200)).await.is_err());
 }
 

@@ -124,8 +124,7 @@ fn policy_local(
             .vmap(cluster)
             .comment("from this node: all endpoints, masqueraded"),
         builder().vmap(local).comment("from outside: endpoints on this node"),
-        // Only while a transaction takes effect. If the packet left untranslated, conntrack would leave its connection
-        // so.
+        // Only while a transaction takes effect. If the packet left untranslated, so would its whole connection.
         builder().drop_packet().comment("the service has just gone"),
     ]);
     FixedChain { chain, rules }

@@ -147,12 +147,12 @@ impl RuleBuilder {
 
     /// `ip daddr . meta l4proto . th dport @policy-local-vips`, or another set of VIPs.
     pub(super) fn vip_in_set(self, set: Map) -> Self {
-        self.load_vip_first(set.vip_shape()).0.push(lookup(set, None))
+        self.load_vip(set.vip_shape(), FIRST).0.push(lookup(set, None))
     }
 
     /// `ip daddr . meta l4proto . th dport . ip saddr != @source-ranges`.
     pub(super) fn source_not_in_set(self, set: Map) -> Self {
-        let (builder, source) = self.load_vip_first(set.vip_shape());
+        let (builder, source) = self.load_vip(set.vip_shape(), FIRST);
         builder.load_address(PacketAddress::Source, source).push(Expr::Lookup {
             set: set.name().into(),
             sreg: FIRST,
@@ -191,12 +191,12 @@ impl RuleBuilder {
 
     /// `ip daddr . meta l4proto . th dport vmap @vips`, or another map of VIPs.
     pub(super) fn vmap(self, map: Map) -> Self {
-        self.load_vip_first(map.vip_shape()).0.push(lookup(map, Some(Register::VERDICT)))
+        self.load_vip(map.vip_shape(), FIRST).0.push(lookup(map, Some(Register::VERDICT)))
     }
 
     /// `dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints`.
     pub(super) fn dnat(self, map: Map, modulus: u32) -> Self {
-        let (builder, index) = self.load_vip_first(map.vip_shape());
+        let (builder, index) = self.load_vip(map.vip_shape(), FIRST);
         builder.random_index(index, modulus).push(lookup(map, Some(FIRST))).dnat_to(FIRST)
     }
 
@@ -263,11 +263,6 @@ impl RuleBuilder {
     /// The number of registers of an address.
     pub(super) const fn address_registers(&self) -> u8 {
         (self.family.address_len() / 4) as u8
-    }
-
-    /// Loads the VIP of the packet into the first registers. Returns the register after it.
-    fn load_vip_first(self, shape: VipShape) -> (Self, Register) {
-        self.load_vip(shape, FIRST)
     }
 
     /// Loads the VIP of the packet from this register on. Returns the register after it.

@@ -3,7 +3,7 @@
 //! ```text
 //!   cluster IP    internal policy          ─▶ vips ─▶ pool or local pool
 //!   external VIP  external policy Cluster  ─▶ vips ─▶ cluster pool, masqueraded
-//!   node port     external policy Local    ─▶ policy-local-vips ─┬▶ cluster-vips ─▶ cluster pool   (pods, the node itself)
+//!   node port     external policy Local    ─▶ policy-local-vips ─┬▶ cluster-vips ─▶ cluster pool   (pods, the node)
 //!                                                                └▶ local-vips   ─▶ local pool     (elsewhere)
 //!   empty pool: the verdict drop, or reject if the service port has no endpoints in the whole cluster
 //!   session affinity: the same pools through other chains, and their endpoints in additional maps

@@ -1,4 +1,4 @@
-//! The table of what happens to whom, and the names that carry it.
+//! The verdicts of each kind of VIP, and the names of chains.
 
 use backend::{
     ServicePortState,
@@ -69,7 +69,7 @@ fn external_policy_cluster_masquerades() {
 }
 
 #[test]
-fn external_policy_local_asks_where_a_packet_comes_from() {
+fn external_policy_local_depends_on_the_source_class() {
     let web = |local: &'static [&'static str]| {
         service(move |web| {
             let web = web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").node_port(30080).external_local();
@@ -88,13 +88,13 @@ fn external_policy_local_asks_where_a_packet_comes_from() {
             "local-nodeports node port 30080/tcp nodeport-local-pool-1",
         ]
     );
-    let none_here = dispatches(&web(&[]), Masquerade::UnlessPod);
-    assert!(none_here.contains(&"local-vips 203.0.113.1:80/tcp drop".to_owned()), "{none_here:?}");
-    assert!(none_here.contains(&"cluster-vips 203.0.113.1:80/tcp pool-2".to_owned()), "{none_here:?}");
+    let no_local = dispatches(&web(&[]), Masquerade::UnlessPod);
+    assert!(no_local.contains(&"local-vips 203.0.113.1:80/tcp drop".to_owned()), "{no_local:?}");
+    assert!(no_local.contains(&"cluster-vips 203.0.113.1:80/tcp pool-2".to_owned()), "{no_local:?}");
 }
 
 #[test]
-fn with_nothing_anywhere_everything_is_rejected() {
+fn a_service_port_without_endpoints_is_rejected() {
     let web = service(|web| {
         web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").node_port(30080).external_local().internal_local()
     });
@@ -107,17 +107,16 @@ fn with_nothing_anywhere_everything_is_rejected() {
 }
 
 #[test]
-fn an_address_that_is_named_twice_is_one_front() {
+fn a_duplicate_address_is_one_vip() {
     let web = service(|web| {
         web.cluster_ip("10.96.0.1").external_ip("10.96.0.1").external_ip("203.0.113.1").load_balancer_ip("203.0.113.1")
     });
-    let classes: Vec<_> = vips(&web.port, IpFamily::V4).into_iter().map(|(_, class)| class).collect();
-    assert_eq!(classes, [VipKind::ClusterIp, VipKind::External]);
+    let kinds: Vec<_> = vips(&web.port, IpFamily::V4).into_iter().map(|(_, kind)| kind).collect();
+    assert_eq!(kinds, [VipKind::ClusterIp, VipKind::External]);
 }
 
-/// Whatever happens to those who may.
 #[test]
-fn a_restricted_vip_says_so_besides() {
+fn a_restricted_vip_has_additional_elements() {
     let lb = |policy_local: bool| {
         service(|lb| {
             let lb = lb.cluster_ip("10.96.0.1").load_balancer_ip("203.0.113.1").external_ip("203.0.113.2");
@@ -147,7 +146,7 @@ fn a_family_without_cluster_ip_has_no_node_port() {
 }
 
 #[test]
-fn local_endpoints_are_hairpins_and_cluster_ips_are_known_whatever_the_policy_is() {
+fn hairpin_and_cluster_ip_elements_do_not_depend_on_the_policy() {
     let web = service(|web| web.cluster_ip("10.96.0.1").endpoints(TWO).terminating_endpoints(LOCAL));
     let desired = desired(&web, IpFamily::V4, Masquerade::Never, |_| true, &[]).unwrap();
     let mut shared = Vec::new();
@@ -157,9 +156,9 @@ fn local_endpoints_are_hairpins_and_cluster_ips_are_known_whatever_the_policy_is
     assert_eq!(lines, ["hairpin 10.244.1.1:80/tcp -", "cluster-ips 10.96.0.1 -"]);
 }
 
-/// By other chains, to the same pools; who is in the pool is told besides.
+/// Other chains lead to the same pools, and the members of the pools are elements too.
 #[test]
-fn affinity_is_for_every_way_in() {
+fn affinity_applies_to_every_kind_of_vip() {
     let web = |local: bool| {
         service(|web| {
             let web = web.cluster_ip("10.96.0.1").external_ip("203.0.113.1").node_port(30080).affinity(60);
@@ -208,15 +207,15 @@ fn affinity_is_for_every_way_in() {
 fn affine_chains_lead_to_plain_ones() {
     let path =
         |name: &str| -> Vec<String> { PoolChain::parse(name).unwrap().path().map(|chain| chain.to_string()).collect() };
-    let [masked, affine, plain] = ["affine-masq-pool-2-60s", "affine-pool-2-60s", "pool-2"];
-    assert_eq!(path(masked), [masked, affine, plain]);
+    let [masq, affine, plain] = ["affine-masq-pool-2-60s", "affine-pool-2-60s", "pool-2"];
+    assert_eq!(path(masq), [masq, affine, plain]);
     let rules = PoolChain::parse(affine).unwrap().rules(IpFamily::V4, &effective(LocalDetector::None));
     assert_eq!(rules.len(), 3);
     assert!(rules[2].to_string().starts_with("goto pool-2 "), "{}", rules[2]);
 }
 
 #[test]
-fn names_of_pool_chains_are_read_back() {
+fn names_of_pool_chains_are_parsed() {
     for name in [
         "pool-3",
         "local-pool-10",
@@ -255,9 +254,9 @@ fn names_of_pool_chains_are_read_back() {
 }
 
 #[test]
-fn each_map_has_its_place() {
+fn maps_are_indexed_by_their_order() {
     assert!(Map::ALL.is_sorted());
-    assert!((0..).zip(Map::ALL).all(|(place, map)| map as usize == place));
+    assert!((0..).zip(Map::ALL).all(|(index, map)| map as usize == index));
 }
 
 fn effective(local_detector: LocalDetector) -> EffectiveOptions {
@@ -270,7 +269,7 @@ fn cluster_cidr(cidrs: &[&str]) -> LocalDetector {
 }
 
 #[test]
-fn options_decide_who_is_masqueraded() {
+fn masquerading_depends_on_the_options() {
     let with = |local_detector, masquerade_all| {
         DataplaneOptions { local_detector, masquerade_all, ..DataplaneOptions::default() }.masquerade(IpFamily::V4)
     };
@@ -287,20 +286,20 @@ fn options_decide_who_is_masqueraded() {
 
 /// The node of these states has the pod CIDR 10.244.1.0/24.
 #[test]
-fn pods_are_told_from_others() {
+fn pods_are_matched_by_the_local_detector() {
     let rules = |local_detector, family| {
         let rules = PoolChain::parse("cluster-ip-pool-2").unwrap().rules(family, &effective(local_detector));
         let lines: Vec<String> = rules.iter().map(|rule| rule.to_string()).collect();
         lines.join("; ")
     };
-    let go_on = "goto pool-2";
+    let jump = "goto pool-2";
     let marking = |of: &str| {
-        format!("{of} meta mark set meta mark | 0x00004000 comment \"masquerade, unless from a pod\"; {go_on}")
+        format!("{of} meta mark set meta mark | 0x00004000 comment \"masquerade, unless from a pod\"; {jump}")
     };
-    assert_eq!(rules(LocalDetector::None, IpFamily::V4), go_on);
+    assert_eq!(rules(LocalDetector::None, IpFamily::V4), jump);
     let pods = cluster_cidr(&["10.0.0.7/8", "10.0.0.0/8", "11.0.0.0/8"]);
     assert_eq!(rules(pods.clone(), IpFamily::V4), marking("ip saddr != 10.0.0.0/8 ip saddr != 11.0.0.0/8"));
-    assert_eq!(rules(pods, IpFamily::V6), go_on);
+    assert_eq!(rules(pods, IpFamily::V6), jump);
     assert_eq!(rules(LocalDetector::NodeCidr, IpFamily::V4), marking("ip saddr != 10.244.1.0/24"));
     let bridge = LocalDetector::BridgeInterface("cbr0".parse().unwrap());
     assert_eq!(rules(bridge, IpFamily::V6), marking("iifname != \"cbr0\""));

@@ -117,8 +117,8 @@ impl<'a> Encoded<'a> {
         rejection
     }
 
-    fn owner(&self, refusal: &RejectedOperation) -> Option<u32> {
-        let (operation, element) = (refusal.operation?, refusal.element?);
+    fn owner(&self, rejected: &RejectedOperation) -> Option<u32> {
+        let (operation, element) = (rejected.operation?, rejected.element?);
         let at = self.origins.binary_search_by_key(&operation, |(message, ..)| *message).ok()?;
         let (_, elements, start) = self.origins[at];
         elements.owner(start + element)

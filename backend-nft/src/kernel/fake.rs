@@ -1,5 +1,5 @@
-//! A kernel of values that checks what the real one checks: names exist, keys are free, nothing that is referred to
-//! goes. And one that refuses what a test tells it to.
+//! An in-memory kernel that makes the checks of the real one: names exist, keys are unused, referenced objects are not
+//! deleted. It also rejects the VIPs that a test selects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,42 +28,42 @@ use crate::{
 
 /// Clones share one kernel.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Fake(Arc<Mutex<State>>);
+pub(crate) struct Fake(Arc<Mutex<FakeState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct FakeState {
     tables: PerFamily<Option<FakeTable>>,
-    poison: BTreeSet<Vip>,
-    explains: Explains,
-    /// All transactions that were asked for, the refused ones too.
-    asked: usize,
-    /// What led somewhere after each transaction.
-    steps: Vec<BTreeSet<Vip>>,
-    /// How many chains each transaction made.
-    made: Vec<usize>,
+    rejected_vips: BTreeSet<Vip>,
+    detail: ErrorDetail,
+    /// The number of transactions, including rejected ones.
+    transactions: usize,
+    /// The VIPs with a verdict after each transaction.
+    vips: Vec<BTreeSet<Vip>>,
+    /// The number of chains that each transaction added.
+    added_chains: Vec<usize>,
 }
 
-/// Whether the fake names the element that it refuses.
+/// Whether the fake names the element that it rejects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Explains {
+pub(crate) enum ErrorDetail {
     #[default]
-    Yes,
-    No,
+    Named,
+    Unnamed,
 }
 
-/// What is in a table.
+/// The content of a table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct FakeTable {
     chains: BTreeMap<String, (Chain, Vec<Rule>)>,
     sets: BTreeMap<String, Set>,
-    elements: BTreeMap<Key, ElementData>,
+    elements: BTreeMap<ElementKey, ElementData>,
 }
 
 /// Map, VIP, slot, and data that are part of the key.
-type Key = (Map, Vip, u32, Option<ElementData>);
+type ElementKey = (Map, Vip, u32, Option<ElementData>);
 
-/// What went wrong, and on whose behalf it was.
-type Refusal = (Option<u32>, String);
+/// The update that an operation belongs to, and why it is rejected.
+type OperationError = (Option<u32>, String);
 
 /// A driver over the fake.
 pub(crate) type FakeDriver = Driver<NftDataPlane<Fake>>;
@@ -71,57 +71,57 @@ pub(crate) type FakeDriver = Driver<NftDataPlane<Fake>>;
 // === impl Fake ===
 
 impl Fake {
-    /// A driver that knows nothing of the kernel yet.
+    /// A new driver, as after a restart.
     pub(crate) fn driver(&self, options: DataplaneOptions) -> FakeDriver {
         Driver::new(NftDataPlane::new(self.clone(), options))
     }
 
-    /// What is in force, to compare: without pool chains that nobody needs, for it depends on the past which there are.
+    /// The tables for comparison: without unused pool chains, which depend on the history.
     pub(crate) fn tables(&self) -> PerFamily<Option<FakeTable>> {
         let mut tables = self.0.lock().unwrap().tables.clone();
         for table in [&mut tables.v4, &mut tables.v6].into_iter().flatten() {
-            let needed = table.needed();
-            table.chains.retain(|name, _| PoolChain::parse(name).is_none_or(|chain| needed.contains(&chain)));
+            let used = table.used_chains();
+            table.chains.retain(|name, _| PoolChain::parse(name).is_none_or(|chain| used.contains(&chain)));
         }
         tables
     }
 
-    /// How many pool chains there are in both tables that nobody needs.
-    pub(crate) fn idle(&self) -> usize {
+    /// The number of unused pool chains in both tables.
+    pub(crate) fn unused_chains(&self) -> usize {
         let state = self.0.lock().unwrap();
         let tables = state.tables.iter().filter_map(|(_, table)| table.as_ref());
         let idle = tables.map(|table| {
-            let needed = table.needed();
+            let used = table.used_chains();
             let pools = table.chains.keys().filter_map(|name| PoolChain::parse(name));
-            pools.filter(|chain| !needed.contains(chain)).count()
+            pools.filter(|chain| !used.contains(chain)).count()
         });
         idle.sum()
     }
 
-    /// From now on elements of these VIPs are refused.
-    pub(crate) fn refuse(&self, vips: impl IntoIterator<Item = Vip>, explains: Explains) {
+    /// Rejects elements of these VIPs from now on.
+    pub(crate) fn reject(&self, vips: impl IntoIterator<Item = Vip>, detail: ErrorDetail) {
         let mut state = self.0.lock().unwrap();
-        state.poison = vips.into_iter().collect();
-        state.explains = explains;
+        state.rejected_vips = vips.into_iter().collect();
+        state.detail = detail;
     }
 
-    /// How many transactions were asked for since the last time.
-    pub(crate) fn asked(&self) -> usize {
-        std::mem::take(&mut self.0.lock().unwrap().asked)
+    /// The number of transactions since the last call, including rejected ones.
+    pub(crate) fn transactions(&self) -> usize {
+        std::mem::take(&mut self.0.lock().unwrap().transactions)
     }
 
-    /// The VIPs that led somewhere after each transaction since the last time.
-    pub(crate) fn steps(&self) -> Vec<BTreeSet<Vip>> {
-        std::mem::take(&mut self.0.lock().unwrap().steps)
+    /// The VIPs with a verdict after each transaction since the last call.
+    pub(crate) fn vips_by_transaction(&self) -> Vec<BTreeSet<Vip>> {
+        std::mem::take(&mut self.0.lock().unwrap().vips)
     }
 
-    /// How many chains each transaction made, since the last time.
-    pub(crate) fn made(&self) -> Vec<usize> {
-        std::mem::take(&mut self.0.lock().unwrap().made)
+    /// The number of chains that each transaction since the last call added.
+    pub(crate) fn added_chains(&self) -> Vec<usize> {
+        std::mem::take(&mut self.0.lock().unwrap().added_chains)
     }
 
-    /// Somebody else changes the elements of the IPv4 table.
-    pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<Key, ElementData>)) {
+    /// Changes the elements of the IPv4 table, as another process would.
+    pub(crate) fn tamper(&self, change: impl FnOnce(&mut BTreeMap<ElementKey, ElementData>)) {
         change(&mut self.0.lock().unwrap().tables.v4.as_mut().unwrap().elements);
     }
 }
@@ -141,12 +141,12 @@ impl Kernel for Fake {
 
     async fn commit(&mut self, operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitError> {
         let mut state = self.0.lock().unwrap();
-        state.asked += 1;
+        state.transactions += 1;
         let mut tables = state.tables.clone();
         let mut rejection = Rejection::default();
         for (family, operation) in &operations {
             if let Err((owner, reason)) = state.execute(&mut tables[*family], *family, operation) {
-                match owner.filter(|_| state.explains == Explains::Yes) {
+                match owner.filter(|_| state.detail == ErrorDetail::Named) {
                     Some(owner) => rejection.named.push((owner, reason)),
                     None => rejection.unnamed = Some(reason),
                 }
@@ -157,10 +157,10 @@ impl Kernel for Fake {
         if rejection != Rejection::default() {
             return Err(CommitError::Rejected(rejection));
         }
-        let verdicts = tables.iter().filter_map(|(_, table)| table.as_ref()).flat_map(FakeTable::leads);
-        state.steps.push(verdicts.collect());
-        let made = operations.iter().filter(|(_, operation)| matches!(operation, Operation::AddChain(_)));
-        state.made.push(made.count());
+        let verdicts = tables.iter().filter_map(|(_, table)| table.as_ref()).flat_map(FakeTable::vips);
+        state.vips.push(verdicts.collect());
+        let added = operations.iter().filter(|(_, operation)| matches!(operation, Operation::AddChain(_)));
+        state.added_chains.push(added.count());
         state.tables = tables;
         Ok(Duration::ZERO)
     }
@@ -172,7 +172,7 @@ impl Kernel for Fake {
 
 impl FakeTable {
     /// The pool chains that elements lead to.
-    fn needed(&self) -> BTreeSet<PoolChain> {
+    fn used_chains(&self) -> BTreeSet<PoolChain> {
         let pools = self.elements.values().filter_map(|data| match data {
             ElementData::Verdict(Verdict::Pool(chain)) => Some(*chain),
             _ => None,
@@ -181,15 +181,20 @@ impl FakeTable {
     }
 }
 
-impl State {
-    fn execute(&self, place: &mut Option<FakeTable>, family: IpFamily, operation: &Operation) -> Result<(), Refusal> {
+impl FakeState {
+    fn execute(
+        &self,
+        table: &mut Option<FakeTable>,
+        family: IpFamily,
+        operation: &Operation,
+    ) -> Result<(), OperationError> {
         match operation {
-            Operation::AddTable => drop(place.get_or_insert_default()),
-            Operation::DeleteTable => ensure(place.take().is_some(), "no such table")?,
+            Operation::AddTable => drop(table.get_or_insert_default()),
+            Operation::DeleteTable => ensure(table.take().is_some(), "no such table")?,
             operation => {
-                let table = place.as_mut().ok_or_else(|| (None, format!("no {family} table")))?;
-                let poison = |element: &Element| self.poison.contains(&element.vip);
-                table.execute(operation, poison)?;
+                let table = table.as_mut().ok_or_else(|| (None, format!("no {family} table")))?;
+                let is_rejected = |element: &Element| self.rejected_vips.contains(&element.vip);
+                table.execute(operation, is_rejected)?;
             }
         }
         Ok(())
@@ -197,13 +202,13 @@ impl State {
 }
 
 impl FakeTable {
-    /// What is in it, whichever place each endpoint has.
+    /// The content without the slots of endpoints.
     pub(crate) fn shape(&self) -> String {
         let elements = self.elements.iter().map(|((map, vip, ..), data)| (map, vip, data));
         format!("{:?} {:?} {:?}", self.chains, self.sets, elements.collect::<BTreeSet<_>>())
     }
 
-    fn leads(&self) -> impl Iterator<Item = Vip> {
+    fn vips(&self) -> impl Iterator<Item = Vip> {
         let verdicts = self.elements.iter().filter(|(_, data)| matches!(data, ElementData::Verdict(_)));
         verdicts.map(|((_, vip, ..), _)| *vip)
     }
@@ -224,7 +229,7 @@ impl FakeTable {
         }
     }
 
-    fn execute(&mut self, operation: &Operation, poison: impl Fn(&Element) -> bool) -> Result<(), Refusal> {
+    fn execute(&mut self, operation: &Operation, is_rejected: impl Fn(&Element) -> bool) -> Result<(), OperationError> {
         match operation {
             Operation::AddTable | Operation::DeleteTable => {}
             Operation::AddChain(chain) => {
@@ -234,13 +239,15 @@ impl FakeTable {
             Operation::AddSet(set) => drop(self.sets.insert(set.name.clone(), set.clone())),
             Operation::FlushChain(name) => self.chain(name)?.clear(),
             Operation::AddRule(name, rule) => {
-                for named in names(rule) {
-                    let known = match named {
-                        Named::Set(set) => self.sets.contains_key(set),
-                        Named::Changed(set) => self.sets.get(set).is_some_and(|set| set.flags.contains(SetFlags::EVAL)),
-                        Named::Chain(chain) => self.chains.contains_key(chain),
+                for reference in references(rule) {
+                    let known = match reference {
+                        RuleReference::Set(set) => self.sets.contains_key(set),
+                        RuleReference::WrittenSet(set) => {
+                            self.sets.get(set).is_some_and(|set| set.flags.contains(SetFlags::EVAL))
+                        }
+                        RuleReference::Chain(chain) => self.chains.contains_key(chain),
                     };
-                    ensure(known, &format!("rule in {name}: no {named:?}"))?;
+                    ensure(known, &format!("rule in {name}: no {reference:?}"))?;
                 }
                 self.chain(name)?.push(rule.clone());
             }
@@ -248,26 +255,26 @@ impl FakeTable {
                 self.chain(name)?;
                 self.chains.remove(name);
                 let rules = self.chains.values().flat_map(|(_, rules)| rules);
-                let by_rule = rules.flat_map(names).any(|named| named == Named::Chain(name));
+                let by_rule = rules.flat_map(references).any(|reference| reference == RuleReference::Chain(name));
                 ensure(
-                    !by_rule && self.elements.values().all(|data| leads_to(data).as_ref() != Some(name)),
-                    "chain is busy",
+                    !by_rule && self.elements.values().all(|data| target_chain(data).as_ref() != Some(name)),
+                    "the chain is in use",
                 )?;
             }
             Operation::DeleteSet(name) => ensure(self.sets.remove(name).is_some(), "no such set")?,
-            Operation::DeleteForeign(..) => ensure(false, "the fake lists nothing foreign")?,
+            Operation::DeleteForeign(..) => ensure(false, "the fake lists no foreign elements")?,
             Operation::DeleteElements(_, elements) => each(elements, |element| {
                 let found = self.elements.remove(&key(element));
                 ensure(found == Some(element.data), &format!("{element:?}: found {found:?}"))
             })?,
             Operation::AddElements(map, elements) => each(elements, |element| {
-                ensure(!poison(element), &format!("{} is poisonous", element.vip))?;
+                ensure(!is_rejected(element), &format!("{} is rejected by the test", element.vip))?;
                 ensure(self.sets.contains_key(map.name()), "no such set")?;
                 ensure(
                     map.accepts(&element.data) && map.vip_shape() == VipShape::of(&element.vip),
-                    "of another shape",
+                    "the element does not fit the map",
                 )?;
-                let target = leads_to(&element.data);
+                let target = target_chain(&element.data);
                 ensure(target.is_none_or(|chain| self.chains.contains_key(&chain)), "no such chain")?;
                 ensure(!self.overlaps(element), &format!("{element:?} overlaps"))?;
                 let old = self.elements.insert(key(element), element.data);
@@ -277,7 +284,7 @@ impl FakeTable {
         Ok(())
     }
 
-    /// The real kernel does not see it when the new one encloses an old one.
+    /// The real kernel does not reject a range that encloses an existing one.
     fn overlaps(&self, new: &Element) -> bool {
         let ElementData::Range(range) = new.data else { return false };
         self.elements.iter().any(|((map, vip, ..), old)| {
@@ -286,13 +293,16 @@ impl FakeTable {
         })
     }
 
-    fn chain(&mut self, name: &str) -> Result<&mut Vec<Rule>, Refusal> {
+    fn chain(&mut self, name: &str) -> Result<&mut Vec<Rule>, OperationError> {
         self.chains.get_mut(name).map(|(_, rules)| rules).ok_or_else(|| (None, format!("no chain {name}")))
     }
 }
 
-/// Stops at the first that is refused, as the kernel does within a message.
-fn each(elements: &Elements, mut execute: impl FnMut(&Element) -> Result<(), Refusal>) -> Result<(), Refusal> {
+/// Stops at the first rejected element, as the kernel does within a message.
+fn each(
+    elements: &Elements,
+    mut execute: impl FnMut(&Element) -> Result<(), OperationError>,
+) -> Result<(), OperationError> {
     elements
         .list
         .iter()
@@ -300,7 +310,7 @@ fn each(elements: &Elements, mut execute: impl FnMut(&Element) -> Result<(), Ref
         .try_for_each(|(index, element)| execute(element).map_err(|(_, reason)| (elements.owner(index), reason)))
 }
 
-fn ensure(condition: bool, reason: &str) -> Result<(), Refusal> {
+fn ensure(condition: bool, reason: &str) -> Result<(), OperationError> {
     condition.then_some(()).ok_or_else(|| (None, reason.to_owned()))
 }
 
@@ -308,12 +318,12 @@ fn element(map: Map, vip: Vip, index: u32, data: ElementData) -> Element {
     Element { vip, map, index, data }
 }
 
-fn key(element: &Element) -> Key {
+fn key(element: &Element) -> ElementKey {
     let data = Some(element.data).filter(|data| matches!(data, ElementData::Range(_) | ElementData::Member(..)));
     (element.map, element.vip, element.index, data)
 }
 
-fn leads_to(data: &ElementData) -> Option<String> {
+fn target_chain(data: &ElementData) -> Option<String> {
     match data {
         ElementData::Verdict(Verdict::Reject) => Some(REJECT.into()),
         ElementData::Verdict(Verdict::Pool(chain)) => Some(chain.to_string()),
@@ -321,20 +331,20 @@ fn leads_to(data: &ElementData) -> Option<String> {
     }
 }
 
-/// What a rule refers to.
+/// An object that a rule refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Named<'a> {
+enum RuleReference<'a> {
     Set(&'a str),
     /// A set that the rule writes to.
-    Changed(&'a str),
+    WrittenSet(&'a str),
     Chain(&'a str),
 }
 
-fn names(rule: &Rule) -> impl Iterator<Item = Named<'_>> {
+fn references(rule: &Rule) -> impl Iterator<Item = RuleReference<'_>> {
     rule.exprs.iter().filter_map(|expr| match expr {
-        Expr::Lookup { set, .. } => Some(Named::Set(set)),
-        Expr::Dynset { set, .. } => Some(Named::Changed(set)),
-        Expr::Verdict(verdict) => verdict.chain().map(Named::Chain),
+        Expr::Lookup { set, .. } => Some(RuleReference::Set(set)),
+        Expr::Dynset { set, .. } => Some(RuleReference::WrittenSet(set)),
+        Expr::Verdict(verdict) => verdict.chain().map(RuleReference::Chain),
         _ => None,
     })
 }

@@ -1,5 +1,5 @@
-//! Random histories against the fake: what changes lead to is what is built from scratch, in transactions that a kernel
-//! takes.
+//! Random histories against the fake kernel: updates have the result of a reconcile, and the kernel accepts their
+//! transactions.
 
 use backend::{
     Backend, NodeState,
@@ -30,18 +30,18 @@ async fn from_scratch(state: &NodeState) -> Fake {
 }
 
 #[tokio::test]
-async fn changes_lead_to_what_is_built_from_scratch() {
+async fn updates_have_the_result_of_a_reconcile() {
     for seed in 0..30 {
         let (kernel, mut history) = (Fake::default(), History::new(seed));
         history.jump();
         let mut driver = driver(&kernel);
         driver.reconcile(history.state()).await.unwrap();
-        kernel.asked();
+        kernel.transactions();
         for step in 0..60 {
             let changes = if step % 20 == 19 { history.jump() } else { history.step() };
             let applied = driver.apply(history.state(), &changes).await.unwrap();
             assert_eq!(applied.failures, [], "seed {seed}, step {step}");
-            assert!(kernel.asked() <= 1, "seed {seed}, step {step}: the fake refused something");
+            assert!(kernel.transactions() <= 1, "seed {seed}, step {step}: the fake rejected a transaction");
             // The slots may differ by history, so shapes are compared.
             let fresh = from_scratch(history.state()).await;
             assert_eq!(
@@ -53,18 +53,18 @@ async fn changes_lead_to_what_is_built_from_scratch() {
     }
 }
 
-/// A restart writes nothing, so what is there is right; and there is as much of it as from scratch, so nothing is left
+/// The sizes of the tables. A restart writes nothing, so the content is correct; equal sizes show that nothing is left
 /// over.
 async fn sizes(kernel: &Fake, state: &NodeState) -> Vec<String> {
     assert_eq!(driver(kernel).reconcile(state).await.unwrap().writes, 0);
-    kernel.asked();
+    kernel.transactions();
     let tables = kernel.tables();
     tables.iter().map(|(_, table)| table.as_ref().map(|table| table.shape()).unwrap_or_default()).collect()
 }
 
-/// A pool that grows and shrinks finds the chains of its sizes again, and they do not become more and more.
+/// A pool that grows and shrinks uses the chains of earlier sizes again, and their number is limited.
 #[tokio::test]
-async fn chains_of_earlier_sizes_stay_for_a_while() {
+async fn some_unused_chains_are_kept() {
     let (kernel, sized) = (Fake::default(), |size: u8| {
         let endpoints: Vec<_> = (1..=size).map(|n| format!("10.244.1.{n}:80")).collect();
         let web = |web: ServiceBuilder| web.cluster_ip("10.96.0.1").endpoints(endpoints.iter().map(String::as_str));
@@ -72,26 +72,26 @@ async fn chains_of_earlier_sizes_stay_for_a_while() {
     });
     let (mut driver, mut state) = (driver(&kernel), sized(1));
     driver.reconcile(&state).await.unwrap();
-    kernel.made();
-    let mut most = 0;
+    kernel.added_chains();
+    let mut max_unused = 0;
     for size in (2..=200).chain([199, 200, 199]) {
         let changes = backend::testing::transition(&mut state, &sized(size));
         driver.apply(&state, &changes).await.unwrap();
-        most = most.max(kernel.idle());
+        max_unused = max_unused.max(kernel.unused_chains());
     }
-    let made = kernel.made();
-    assert!(made[..199].iter().all(|made| *made > 0));
-    assert_eq!(made[199..], [0, 0, 0]);
-    assert!((60..=64).contains(&most), "{most}");
+    let added = kernel.added_chains();
+    assert!(added[..199].iter().all(|count| *count > 0));
+    assert_eq!(added[199..], [0, 0, 0]);
+    assert!((60..=64).contains(&max_unused), "{max_unused}");
     assert_eq!(kernel.tables(), from_scratch(&state).await.tables());
-    assert_eq!(self::driver(&kernel).reconcile(&state).await.unwrap().writes, 0, "they are no drift");
+    assert_eq!(self::driver(&kernel).reconcile(&state).await.unwrap().writes, 0, "unused chains are no drift");
 }
 
 #[tokio::test]
-async fn conforms() {
+async fn fulfils_the_backend_contract() {
     for seed in 0..10 {
         let kernel = Fake::default();
-        // Pod CIDRs are among what changes.
+        // The histories change pod CIDRs too.
         let backend = || match seed % 2 {
             0 => driver(&kernel),
             _ => driver_for(&kernel, LocalDetector::NodeCidr),
@@ -109,14 +109,14 @@ fn pool_change(add: &[&str], remove: &[&str]) -> Operation {
     Operation::ChangePool { pool, add: endpoints(add), remove: endpoints(remove) }
 }
 
-/// Replaced: an element goes and comes. Added: an element, and the verdict, which leads to another chain: two rules or
-/// three, and the chain itself.
+/// Replacing deletes and adds an element. Adding adds an element and changes the verdict, which leads to another chain:
+/// the chain and its two or three rules.
 #[tokio::test]
-async fn a_change_of_one_endpoint_writes_a_handful() {
+async fn a_change_of_one_endpoint_writes_few_objects() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let endpoints = ["10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80"];
-    // A second service with as many keeps the chains.
+    // Other services with the same numbers of endpoints use the chains.
     let mut state = mk_state()
         .service("default/web", |web| web.cluster_ip("10.96.0.1").endpoints(endpoints))
         .service("default/two", |two| two.cluster_ip("10.96.0.2").endpoints(["10.244.1.7:80", "10.244.1.8:80"]))
@@ -127,7 +127,7 @@ async fn a_change_of_one_endpoint_writes_a_handful() {
         (pool_change(&["10.244.1.9:80"], &["10.244.1.1:80"]), 2),
         (pool_change(&[], &["10.244.1.3:80"]), 3),
         (pool_change(&["10.244.1.4:80"], &[]), 3),
-        // The first of three moves: the last one takes its place.
+        // The first of three is removed: the last one moves to its slot.
         (pool_change(&[], &["10.244.1.9:80"]), 5),
         // Chains for one endpoint: cluster-ip-pool-1 with two rules, pool-1 with two.
         (pool_change(&[], &["10.244.1.4:80"]), 2 + 4 + 5),
@@ -137,9 +137,9 @@ async fn a_change_of_one_endpoint_writes_a_handful() {
     }
 }
 
-/// Its endpoints move to the map of larger pools, and back, each in its place.
+/// The endpoints move to the map of larger pools, and back, and keep their slots.
 #[tokio::test]
-async fn a_pool_that_outgrows_its_map_moves() {
+async fn a_pool_that_exceeds_the_size_of_its_map_moves_to_another() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let endpoints: Vec<String> = (1..=16).map(|n| format!("10.244.1.{n}:80")).collect();
@@ -158,7 +158,7 @@ async fn a_pool_that_outgrows_its_map_moves() {
 
 /// Two services with one number of endpoints and one timeout share a chain.
 #[tokio::test]
-async fn affinity_comes_changes_and_goes() {
+async fn affinity_is_added_changed_and_removed() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let with = |seconds: [u32; 2]| {
@@ -173,30 +173,30 @@ async fn affinity_comes_changes_and_goes() {
     };
     let mut state = with([0, 0]);
     driver.reconcile(&state).await.unwrap();
-    // Two places, two in the pool, a verdict that goes and comes; two chains of two and three rules.
+    // Two slots, two members, a verdict that is deleted and added; two chains of two and three rules.
     let (elements, chains) = (2 + 2 + 2, 2 + 2 + 3);
     for (seconds, writes) in [
         ([60, 0], elements + chains),
         ([60, 60], elements),
-        // The verdict, and other chains.
+        // The verdict, and new chains.
         ([60, 70], 2 + chains),
-        // From here on all chains are there.
+        // All chains exist from here on.
         ([70, 60], 4),
         ([70, 70], 2),
         ([70, 0], elements),
         ([0, 0], elements),
     ] {
         let changes = backend::testing::transition(&mut state, &with(seconds));
-        kernel.asked();
+        kernel.transactions();
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{seconds:?}");
-        assert!(kernel.asked() <= 1, "{seconds:?}: the fake refused something");
+        assert!(kernel.transactions() <= 1, "{seconds:?}: the fake rejected a transaction");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{seconds:?}");
     }
 }
 
-/// One element tells that its clients are to go elsewhere.
+/// Its clients do not match the first rule of session affinity any more.
 #[tokio::test]
-async fn an_endpoint_that_leaves_is_in_the_pool_no_more() {
+async fn a_removed_endpoint_is_removed_from_the_live_set() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let endpoints = ["10.244.1.1:80", "10.244.1.2:80", "10.244.1.3:80"];
@@ -213,7 +213,7 @@ async fn an_endpoint_that_leaves_is_in_the_pool_no_more() {
 }
 
 #[tokio::test]
-async fn a_contested_vip_goes_to_the_first_and_on_to_the_next() {
+async fn a_contested_vip_belongs_to_the_first_service_port() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let both = |a: &str, b: &str| {
@@ -238,7 +238,7 @@ async fn a_contested_vip_goes_to_the_first_and_on_to_the_next() {
 }
 
 #[tokio::test]
-async fn another_node_address_is_another_rule() {
+async fn a_changed_node_address_changes_a_rule() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state = mk_state().build();
@@ -250,7 +250,7 @@ async fn another_node_address_is_another_rule() {
     assert_eq!(kernel.tables(), from_scratch(&target).await.tables());
 }
 
-/// A cluster IP is known for as long as any port of its service is.
+/// The element of a cluster IP exists as long as any service port uses it.
 #[tokio::test]
 async fn ports_share_a_cluster_ip() {
     let kernel = Fake::default();
@@ -263,7 +263,7 @@ async fn ports_share_a_cluster_ip() {
     };
     let mut state = with(&[]);
     driver.reconcile(&state).await.unwrap();
-    // A VIP that is refused, and the address.
+    // The verdict reject of the VIP, and the address.
     for (ports, writes) in [(&["dns/tcp", "dns/udp"][..], 2 + 1), (&["dns/udp"], 1), (&["dns/sctp"], 2), (&[], 1 + 1)] {
         let changes = backend::testing::transition(&mut state, &with(ports));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ports:?}");
@@ -271,9 +271,9 @@ async fn ports_share_a_cluster_ip() {
     }
 }
 
-/// Only the chains that ask where a packet comes from.
+/// Only the chains that match the source class change.
 #[tokio::test]
-async fn another_pod_cidr_of_the_node_is_another_rule() {
+async fn a_changed_pod_cidr_of_the_node_changes_rules() {
     let kernel = Fake::default();
     let mut driver = driver_for(&kernel, LocalDetector::NodeCidr);
     let with = |cidrs: &[&str]| {
@@ -304,13 +304,13 @@ async fn another_pod_cidr_of_the_node_is_another_rule() {
 }
 
 #[tokio::test]
-async fn service_cidrs_come_and_go() {
+async fn service_cidrs_change() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let with = |cidrs: &[&str]| mk_state().service_cidrs(cidrs.iter().copied()).build();
     let mut state = with(&[]);
     driver.reconcile(&state).await.unwrap();
-    // The chain is flushed, and has a rule besides those.
+    // The chain is flushed, and has one more rule.
     for (cidrs, writes) in [
         (&["10.96.0.0/16", "fd00:96::/112"][..], 2 * 3),
         (&["10.96.0.0/16", "10.97.0.0/16", "fd00:96::/112"], 4),
@@ -324,7 +324,7 @@ async fn service_cidrs_come_and_go() {
     }
 }
 
-/// In one transaction each: the ranges that stay are not touched.
+/// Each in one transaction that does not change the ranges that stay.
 #[tokio::test]
 async fn source_ranges_change() {
     let kernel = Fake::default();
@@ -342,26 +342,26 @@ async fn source_ranges_change() {
     for (ranges, writes) in [
         (&["192.0.2.0/24", "10.0.0.0/24"][..], 1 + 2),
         (&["192.0.2.0/24", "10.0.0.0/24", "10.0.0.0/25"], 0),
-        // The one that it becomes part of goes.
+        // The range that it is merged with is deleted.
         (&["192.0.2.0/24", "10.0.0.0/24", "10.0.1.0/24"], 2),
         (&["192.0.2.0/24", "10.0.0.0/24"], 2),
         (&["192.0.2.0/24"], 1),
-        // The node is in it, so the VIP is a source too.
+        // A range contains the node, so the VIP is allowed as source too.
         (&["192.0.2.0/24", "192.168.1.0/24"], 2),
         (&["0.0.0.0/0", "192.168.1.0/24"], 1 + 3),
         (&["192.168.1.0/24"], 1 + 2),
         (&["fd00::/8"], 1 + 2),
     ] {
         let changes = backend::testing::transition(&mut state, &with(ranges));
-        kernel.asked();
+        kernel.transactions();
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, writes, "{ranges:?}");
-        assert!(kernel.asked() <= 1, "{ranges:?}: the fake refused something");
+        assert!(kernel.transactions() <= 1, "{ranges:?}: the fake rejected a transaction");
         assert_eq!(kernel.tables(), from_scratch(&state).await.tables(), "{ranges:?}");
     }
 }
 
 #[tokio::test]
-async fn another_node_address_changes_who_may_use_a_vip() {
+async fn a_changed_node_address_changes_the_allowed_sources() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let on = |address: &str| {
@@ -372,7 +372,7 @@ async fn another_node_address_changes_who_may_use_a_vip() {
     };
     let mut state = on("192.168.1.1");
     driver.reconcile(&state).await.unwrap();
-    // With other rules for node ports: flush, and the rules of the chain in each family that has the address.
+    // And the rules for node ports: a flush, and the rules of the chain in each family that has the address.
     for (address, elements) in [("192.168.1.2", 0), ("192.168.2.1", 1), ("192.168.2.2", 0), ("192.168.1.1", 1)] {
         let changes = backend::testing::transition(&mut state, &on(address));
         assert_eq!(driver.apply(&state, &changes).await.unwrap().writes, 4 + elements, "{address}");
@@ -381,7 +381,7 @@ async fn another_node_address_changes_who_may_use_a_vip() {
 }
 
 #[tokio::test]
-async fn drift_is_noticed_by_apply_and_repaired() {
+async fn apply_detects_drift_and_repairs_it() {
     let kernel = Fake::default();
     let mut driver = driver(&kernel);
     let mut state =

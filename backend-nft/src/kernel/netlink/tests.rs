@@ -23,7 +23,7 @@ fn verdict(port: u16, verdict: Verdict) -> Element {
     Element { vip, map: Map::Vips, index: 0, data: ElementData::Verdict(verdict) }
 }
 
-/// The fixed part of the IPv4 table, and one verdict for each owner: ports from 1 on.
+/// The base ruleset of IPv4, and one verdict for each owner: ports from 1 on.
 fn transaction(verdicts: impl IntoIterator<Item = Verdict>) -> Vec<(IpFamily, Operation)> {
     let node = proto::model::NodeInfo::unknown("node");
     let base = PerFamily::from_fn(|family| base(family, &DataplaneOptions::default(), &node, &ClusterInfo::default()));
@@ -51,7 +51,7 @@ fn commit(operations: Vec<(IpFamily, Operation)>) -> Result<Duration, CommitErro
 
 fn rejected(operations: Vec<(IpFamily, Operation)>) -> Rejection {
     match commit(operations) {
-        Err(CommitError::Rejected(refused)) => refused,
+        Err(CommitError::Rejected(rejection)) => rejection,
         other => panic!("expected a rejection: {other:?}"),
     }
 }
