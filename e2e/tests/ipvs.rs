@@ -190,7 +190,7 @@ fn what_drains_is_listed() {
         let serving =
             json!({ "address": "10.244.1.11:8080", "weight": 1, "active": 1, "inactive": 0, "draining": null });
         eventually("it is listed", PATIENCE, || (destination("10.244.1.11:8080")? == serving).then_some(()));
-        let marked = |server: &Value| server["mark"].is_string() && server["fronts"] == json!(["*:30080"]);
+        let marked = |server: &Value| server["mark"].is_string() && server["vips"] == json!(["*:30080"]);
         assert!(listed(&node).iter().any(marked), "{:#?}", listed(&node));
 
         let moved = web(deployment.cluster(), "pod-a-2");
@@ -209,7 +209,7 @@ fn what_drains_is_listed() {
         eventually("it is gone", 2 * PATIENCE, || destination("10.244.1.11:8080").is_none().then_some(()));
         assert!(destination("10.244.1.12:8080").is_some());
         let (succeeded, output) = run(deployment.cluster().outside(), &["services", "--kernel"]);
-        assert!(succeeded && output.starts_with("There is no IPVS of Fairlead's here"), "{output}");
+        assert!(succeeded && output.starts_with("This kernel has no IPVS virtual servers of Fairlead"), "{output}");
     });
 }
 

@@ -57,7 +57,7 @@ fn tools(backend: Backend, name: &str) {
 
     let checked = ask(&deployment, &["check", "--backend", name, "--state-dir", &state_dir], 0);
     assert!(checked.contains(&format!("backend {name} has programmed")), "{checked}");
-    assert!(checked.contains("it tells node-a what to do"), "{checked}");
+    assert!(checked.contains("it streams the view of node-a"), "{checked}");
 
     let to_web = traced(&deployment, &["172.16.0.1", "172.16.0.11:30080"]);
     assert!(to_web.contains("sent to one of 2 endpoints: 10.244.1.11:8080 (50 %)"), "{to_web}");

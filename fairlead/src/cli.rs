@@ -65,17 +65,17 @@ const DEFAULT_ADDRESS: &str = "unix:/run/fairlead/frontend.sock";
     max_term_width = 110,
     after_help = "\
 Examples:
-  fairlead local --backend nftables --manifests ./manifests --node-name node-a    run frontend and backend in one process
-  fairlead frontend --kubeconfig ~/.kube/config                                   run a frontend for all nodes
-  fairlead backend nftables --node-name node-a --cluster-cidr 10.244.0.0/16       program this node
-  fairlead services --node node-a                                                 list the service ports of a node
-  fairlead services --kernel                                                      list this node's IPVS virtual servers
-  fairlead endpoints default/web --node node-a                                    explain which endpoints a node uses
-  fairlead diff --cluster-cidr 10.244.0.0/16                                      compare this node's kernel with the desired state
-  fairlead watch --node node-a                                                    follow the stream of a node
-  fairlead trace 10.244.1.9 10.96.0.10:80                                         trace a packet through this node's rules
-  fairlead check --pre                                                            check whether this node can run Fairlead
-  fairlead status --wait 30s                                                      wait until all nodes are in sync
+  fairlead local --backend nftables --manifests DIR        run frontend and backend in one process
+  fairlead frontend --kubeconfig ~/.kube/config            run a frontend for all nodes
+  fairlead backend nftables --cluster-cidr 10.244.0.0/16   program this node
+  fairlead services --node node-a                          list the service ports of a node
+  fairlead services --kernel                               list this node's IPVS virtual servers
+  fairlead endpoints default/web --node node-a             explain which endpoints a node uses
+  fairlead diff --cluster-cidr 10.244.0.0/16               compare the kernel with the desired state
+  fairlead watch --node node-a                             follow the stream of a node
+  fairlead trace 10.244.1.9 10.96.0.10:80                  trace a packet through this node's rules
+  fairlead check --pre                                     check whether this node can run Fairlead
+  fairlead status --wait 30s                               wait until all nodes are in sync
 
 Exit codes:
   0  success
@@ -98,7 +98,8 @@ pub(crate) struct LogArgs {
     #[serde(deserialize_with = "value::text")]
     pub(crate) log_format: LogFormat,
 
-    /// Log filter: a level, or directives such as `info,fairlead_backend=debug`. Default: info, or warn for commands that print a result.
+    /// Log filter: a level, or directives such as `info,fairlead_backend=debug`. Default: info, or warn for commands
+    /// that print a result.
     #[arg(long = "log", global = true, env = "FAIRLEAD_LOG", value_name = "FILTER")]
     #[serde(rename = "log")]
     pub(crate) log_filter: Option<String>,
@@ -118,7 +119,8 @@ pub(crate) enum Command {
     Services(ServicesArgs),
     /// List the endpoints of a Service, and explain which of them a node uses.
     Endpoints(EndpointsArgs),
-    /// Print what a backend would write into this node's kernel, or where kube-proxy's rules behave differently. Writes nothing.
+    /// Print what a backend would write into this node's kernel, or where kube-proxy's rules behave differently. Writes
+    /// nothing.
     Diff(DiffArgs),
     /// Print the state of all nodes and frontends: connected, behind, and rejected service ports.
     Status(StatusArgs),
@@ -144,8 +146,8 @@ pub(crate) enum Command {
 /// A configuration file.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ConfigFileArgs {
-    /// Read settings that neither a flag nor the environment sets from this file (YAML): one of Fairlead's own (docs/configuration.md), or
-    /// kube-proxy's KubeProxyConfiguration. Fields without effect are logged.
+    /// Read settings that neither a flag nor the environment sets from this file (YAML): one of Fairlead's own
+    /// (docs/configuration.md), or kube-proxy's KubeProxyConfiguration. Fields without effect are logged.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }

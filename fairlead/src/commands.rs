@@ -45,7 +45,7 @@ pub(crate) fn run(parsed: Parsed) -> Result<ExitCode> {
     if let Some(file) = file {
         info!(file = %file.display(), "configuration file read");
         for FieldWarning { field, reason } in warnings {
-            warn!(file = %file.display(), field, reason, "configuration field has no effect, or another one than in kube-proxy");
+            warn!(file = %file.display(), field, reason, "configuration field has no effect, or not that of kube-proxy");
         }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();

@@ -1,5 +1,5 @@
-//! Configuration: the settings of `fairlead frontend`, `backend` and `local` are typed structs (`cli`), filled in this order: defaults, file,
-//! environment, flags.
+//! Configuration: the settings of `fairlead frontend`, `backend` and `local` are typed structs (`cli`), filled in this
+//! order: defaults, file, environment, flags.
 //!
 //! ```text
 //!                   ┌─ fairlead.io ─────────────────┐

@@ -1,5 +1,5 @@
-//! Frontends found through the API server: the ready endpoints of their Service. That server is reached by its own address, which a
-//! kubeconfig tells, so that it works on a node where no Service does yet.
+//! Discovers frontends: the ready endpoints of their Service, from the API server. The kubeconfig must name that server
+//! by its own address, so that this works on a node that serves no Services yet.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -7,14 +7,14 @@ use anyhow::Result;
 use backend::{Discover, FrontendAddress};
 use futures::future::BoxFuture;
 
-/// Those of one Service, over TLS.
+/// Discovers the frontends behind a Service, to connect over TLS.
 #[derive(Clone, Debug)]
-pub(crate) struct EndpointsOf {
+pub(crate) struct ServiceDiscovery {
     service: FrontendService,
     kubeconfig: PathBuf,
 }
 
-/// A Service, and which of its ports: `kubernetes:NAMESPACE/NAME`, with `:PORT` behind it where it has several.
+/// A Service and one of its ports: `kubernetes:NAMESPACE/NAME`, or `kubernetes:NAMESPACE/NAME:PORT` if it has several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FrontendService {
     namespace: String,
@@ -38,20 +38,18 @@ impl FromStr for FrontendService {
             Some((name, port)) => (name, Some(port)),
             None => (rest, None),
         };
-        let is_word =
-            |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c));
-        for word in [Some(namespace), Some(name), port].into_iter().flatten() {
-            if !is_word(word) {
-                return Err(format!("{text:?}: {word:?} is no name"));
-            }
+        let is_name =
+            |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c));
+        if let Some(part) = [Some(namespace), Some(name), port].into_iter().flatten().find(|part| !is_name(part)) {
+            return Err(format!("{text:?}: {part:?} is not a valid name"));
         }
         Ok(Self { namespace: namespace.to_owned(), name: name.to_owned(), port: port.map(str::to_owned) })
     }
 }
 
 impl FrontendService {
-    /// Whether an address is meant to be read as one.
-    pub(crate) fn is_meant(text: &str) -> bool {
+    /// Whether the text of an address has the scheme of a Service.
+    pub(crate) fn has_scheme(text: &str) -> bool {
         text.starts_with(SCHEME)
     }
 }
@@ -63,31 +61,31 @@ impl fmt::Display for FrontendService {
     }
 }
 
-// === impl EndpointsOf ===
+// === impl ServiceDiscovery ===
 
-impl EndpointsOf {
+impl ServiceDiscovery {
     pub(crate) fn new(service: FrontendService, kubeconfig: PathBuf) -> Self {
         Self { service, kubeconfig }
     }
 
     async fn find(&self) -> Result<Vec<FrontendAddress>> {
         let FrontendService { namespace, name, port } = &self.service;
-        let found = frontend::discover_frontends(&self.kubeconfig, namespace, name, port.as_deref()).await?;
-        let candidate = |address| FrontendAddress {
+        let addresses = frontend::discover_frontends(&self.kubeconfig, namespace, name, port.as_deref()).await?;
+        let frontend_address = |address| FrontendAddress {
             uri: format!("https://{address}"),
             server_name: Some(format!("{name}.{namespace}.svc")),
         };
-        Ok(found.into_iter().map(candidate).collect())
+        Ok(addresses.into_iter().map(frontend_address).collect())
     }
 }
 
-impl fmt::Display for EndpointsOf {
+impl fmt::Display for ServiceDiscovery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.service.fmt(f)
     }
 }
 
-impl Discover for EndpointsOf {
+impl Discover for ServiceDiscovery {
     fn discover(&self) -> BoxFuture<'_, Result<Vec<FrontendAddress>>> {
         Box::pin(self.find())
     }
@@ -98,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn services_are_named_as_they_are_shown() {
+    fn services_are_parsed_as_printed() {
         let bare = "kubernetes:kube-system/fairlead";
         for text in [bare, "kubernetes:kube-system/fairlead:grpc", "kubernetes:a/b:7600"] {
             assert_eq!(text.parse::<FrontendService>().unwrap().to_string(), text);

@@ -1,5 +1,5 @@
-//! Fairlead as a kubectl plugin. kubectl runs `kubectl-fairlead` for `kubectl fairlead ...`, and `kubectl_complete-fairlead` with the words of
-//! the command line up to the cursor for shell completion.
+//! Fairlead as a kubectl plugin. kubectl runs `kubectl-fairlead` for `kubectl fairlead ...`, and
+//! `kubectl_complete-fairlead` with the words of the command line up to the cursor for shell completion.
 
 use std::{ffi::OsStr, path::Path};
 

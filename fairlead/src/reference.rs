@@ -1,5 +1,5 @@
-//! The pages of docs/reference, generated from the definitions of flags, kube-proxy's fields, the chart's values and the errors. `make
-//! reference` writes them; the test fails if a page is out of date.
+//! The pages of docs/reference, generated from the definitions of flags, kube-proxy's fields, the chart's values and
+//! the errors. `make reference` writes them; the test fails if a page is out of date.
 
 mod errors;
 mod flags;
@@ -14,21 +14,21 @@ use std::{
 /// The variable that `make reference` sets.
 const WRITE: &str = "FAIRLEAD_WRITE_REFERENCE";
 
-fn top() -> PathBuf {
+fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 fn source(path: &str) -> String {
-    fs::read_to_string(top().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// A row of a table in Markdown.
+/// A row of a Markdown table.
 fn row(cells: &[&str]) -> String {
     let cells: Vec<_> = cells.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// The header of a table in Markdown.
+/// The header of a Markdown table.
 fn header(names: &[&str]) -> String {
     format!("{}|{}\n", row(names), "---|".repeat(names.len()))
 }
@@ -45,7 +45,7 @@ fn pages_are_up_to_date() {
         ("values.md", values::page()),
         ("errors.md", errors::page()),
     ];
-    let directory = top().join("docs/reference");
+    let directory = repository().join("docs/reference");
     for (name, page) in pages {
         let page = format!("{}\n", page.trim_end());
         if std::env::var_os(WRITE).is_some() {

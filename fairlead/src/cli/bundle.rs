@@ -8,10 +8,12 @@ use super::HereArgs;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The file manifest.json lists what the archive contains, and what was left out and why. It never contains private keys, tokens or the content
-of Secrets. It contains names of Services and, without --redact-ips, IP addresses: check it before you share it.")]
+The file manifest.json lists what the archive contains, and what was left out and why. It never contains
+private keys, tokens or the content of Secrets. It contains names of Services and, without --redact-ips, IP
+addresses: check it before you share it.")]
 pub(crate) struct BundleArgs {
-    /// Write the archive to this file, which must not exist. Default: fairlead-bundle-NODE.tar.gz in the current directory.
+    /// Write the archive to this file, which must not exist. Default: fairlead-bundle-NODE.tar.gz in the current
+    /// directory.
     #[arg(short, long, value_name = "FILE.tar.gz")]
     pub(crate) output: Option<PathBuf>,
 

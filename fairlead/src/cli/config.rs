@@ -35,8 +35,8 @@ pub(crate) struct ConvertArgs {
     #[arg(value_name = "FILE", required_unless_present = "kube_proxy_args")]
     pub(crate) file: Option<PathBuf>,
 
-    /// Convert this flag of kube-proxy instead of a file, such as proxy-mode=ipvs, with or without dashes, as k3s and RKE2 take it. May be
-    /// given several times.
+    /// Convert this flag of kube-proxy instead of a file, such as proxy-mode=ipvs, with or without dashes, as k3s and
+    /// RKE2 take it. May be given several times.
     #[arg(long = "kube-proxy-arg", value_name = "FLAG", conflicts_with = "file", allow_hyphen_values = true)]
     pub(crate) kube_proxy_args: Vec<String>,
 

@@ -17,8 +17,9 @@ Exit codes:
   1  a result was different
   2  the command could not run
 
-A node cannot test what only external clients see: source ranges, external policy Local, and the path through a load balancer. SCTP is not
-tested. Connections are real: servers accept them, and each UDP port receives one byte.")]
+A node cannot test what only external clients see: source ranges, external policy Local, and the path through
+a load balancer. SCTP is not tested. Connections are real: servers accept them, and each UDP port receives one
+byte.")]
 pub(crate) struct TestArgs {
     #[command(flatten)]
     pub(crate) view: ViewArgs,

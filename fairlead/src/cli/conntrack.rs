@@ -12,7 +12,8 @@ use crate::config::value;
 #[command(next_help_heading = "Connection tracking (0 leaves a setting unchanged)")]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ConntrackArgs {
-    /// Limit the conntrack table to this many entries per CPU, at most 1048576 in total. The kernel's limit is only ever raised.
+    /// Limit the conntrack table to this many entries per CPU, at most 1048576 in total. The kernel's limit is only
+    /// ever raised.
     #[arg(long, default_value_t = 32_768, value_name = "NUMBER")]
     #[serde(deserialize_with = "value::text")]
     conntrack_max_per_core: u32,

@@ -9,12 +9,13 @@ use super::{BackendName, IptablesArgs, IpvsArgs, OtherProxy, TrafficArgs, ViewAr
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  fairlead diff --node-name node-a --cluster-cidr 10.244.0.0/16    what the backend of this node would write now
-  fairlead diff --backend nftables                                 what a backend that does not run here yet would write
-  fairlead diff --state                                            compare with the last committed state, without a frontend
+  fairlead diff --node-name node-a --cluster-cidr 10.244.0.0/16    what this node's backend would write now
+  fairlead diff --backend nftables                                 what a backend not yet running here would write
+  fairlead diff --state                                            use the state file, without a frontend
   fairlead diff --of kube-proxy                                    where kube-proxy's rules behave differently
 
-Nothing is written. Give the same flags as to the backend, above all those that identify pods (--cluster-cidr, --detect-local-mode).
+Nothing is written. Give the same flags as to the backend, above all those that identify pods (--cluster-cidr,
+--detect-local-mode).
 
 Exit codes:
   0  no differences

@@ -1,4 +1,5 @@
-//! The effective configuration, which /configz shows: each flag with its value and its origin. Secrets are in files, of which it has only paths.
+//! The effective configuration, which /configz shows: each flag with its value and its origin. Secrets are in files, of
+//! which it has only paths.
 
 use clap::{ArgMatches, Command, parser::ValueSource};
 use serde_json::{Map, Value, json};

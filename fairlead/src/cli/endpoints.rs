@@ -11,8 +11,8 @@ Examples:
   fairlead endpoints kube-system/kube-dns --port dns-tcp    one port, for this machine
   fairlead endpoints default/web -o json | jq '.ports[].endpoints[] | select(.cluster.in_pool | not)'
 
-The frontend answers from its current view; `fairlead status --node` tells whether the node has programmed it. Over TLS this requires an admin
-identity (--admin-identity of the frontend), as `fairlead status` does.")]
+The frontend answers from its current view; `fairlead status --node` shows whether the node has programmed it.
+Over TLS this requires an admin identity (--admin-identity of the frontend), as `fairlead status` does.")]
 pub(crate) struct EndpointsArgs {
     /// Explain this Service. Default namespace: default.
     #[arg(value_name = "NAMESPACE/NAME", value_parser = service)]

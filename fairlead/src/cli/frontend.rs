@@ -43,30 +43,31 @@ pub(crate) struct FrontendArgs {
 #[derive(Debug, Args, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ListenArgs {
-    /// Listen for backends at `unix:/PATH`, where everyone who can open the socket is trusted, or at HOST:PORT, which needs --tls-cert. May be
-    /// given several times.
+    /// Listen for backends at `unix:/PATH`, where everyone who can open the socket is trusted, or at HOST:PORT, which
+    /// needs --tls-cert. May be given several times.
     #[arg(long, default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
     #[serde(deserialize_with = "value::list")]
     pub(crate) listen: Vec<String>,
 
-    /// Listen on TCP without TLS, also on 127.0.0.1: everyone who can reach the port can read the view of every node, and act as every
-    /// node.
+    /// Listen on TCP without TLS, also on 127.0.0.1: everyone who can reach the port can read the view of every node,
+    /// and act as every node.
     #[arg(long)]
     pub(crate) insecure: bool,
 
-    /// Ask a node to reconnect when its stream is this old, plus or minus a fifth, to spread nodes over all replicas. 0 disables this.
+    /// Ask a node to reconnect when its stream is this old, plus or minus a fifth, to spread nodes over all replicas. 0
+    /// disables this.
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
     #[serde(deserialize_with = "duration_field")]
     pub(crate) max_stream_age: Duration,
 
-    /// Serve /metrics, /healthz and /readyz over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`). Responses contain no
-    /// names of Services or nodes.
+    /// Serve /metrics, /healthz and /readyz over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`).
+    /// Responses contain no names of Services or nodes.
     #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS", value_parser = address)]
     #[serde(deserialize_with = "address_field")]
     pub(crate) metrics: HttpAddress,
 
-    /// Serve a status page for browsers, without authentication, at ADDRESS:PORT, such as 127.0.0.1:7602, or nowhere (`none`). It contains
-    /// names of Services and nodes.
+    /// Serve a status page for browsers, without authentication, at ADDRESS:PORT, such as 127.0.0.1:7602, or nowhere
+    /// (`none`). It contains names of Services and nodes.
     #[arg(long, default_value = "none", value_name = "ADDRESS", value_parser = address)]
     #[serde(deserialize_with = "address_field")]
     pub(crate) page: HttpAddress,
@@ -77,7 +78,8 @@ pub(crate) struct ListenArgs {
 #[serde(rename_all = "camelCase", default)]
 #[group(multiple = false)]
 pub(crate) struct SourceArgs {
-    /// Read Kubernetes manifests (Service, EndpointSlice, Node, ServiceCIDR) from this directory. Edits take effect at once.
+    /// Read Kubernetes manifests (Service, EndpointSlice, Node, ServiceCIDR) from this directory. Edits take effect at
+    /// once.
     #[arg(long, value_name = "DIR")]
     pub(crate) manifests: Option<PathBuf>,
 
@@ -90,14 +92,14 @@ pub(crate) struct SourceArgs {
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ClusterArgs {
-    /// Treat these CIDRs, comma-separated, as service CIDRs, in addition to ServiceCIDR objects. Nodes drop packets to addresses in them that
-    /// no Service has.
+    /// Treat these CIDRs, comma-separated, as service CIDRs, in addition to ServiceCIDR objects. Nodes drop packets to
+    /// addresses in them that no Service has.
     #[arg(long, value_delimiter = ',', value_name = "CIDR", value_parser = service_cidr)]
     #[serde(deserialize_with = "service_cidrs_field")]
     pub(crate) service_cidr: Vec<IpNet>,
 
-    /// Do not create Events for Services that nodes reject and for backends that start. Events need permission to create and patch
-    /// events.events.k8s.io.
+    /// Do not create Events for Services that nodes reject and for backends that start. Events need permission to
+    /// create and patch events.events.k8s.io.
     #[arg(long)]
     pub(crate) no_events: bool,
 }

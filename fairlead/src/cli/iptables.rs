@@ -17,8 +17,8 @@ pub(crate) struct IptablesArgs {
     #[serde(flatten)]
     pub(crate) variant: VariantArgs,
 
-    /// For iptables: serve node ports on 127.0.0.0/8 too. Sets net.ipv4.conf.all.route_localnet, and drops packets of other hosts to these
-    /// addresses.
+    /// For iptables: serve node ports on 127.0.0.0/8 too. Sets net.ipv4.conf.all.route_localnet, and drops packets of
+    /// other hosts to these addresses.
     #[arg(long)]
     pub(crate) iptables_localhost_nodeports: bool,
 }
@@ -26,8 +26,8 @@ pub(crate) struct IptablesArgs {
 #[derive(Debug, Default, Args, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct VariantArgs {
-    /// For iptables and ipvs: write rules with this variant of iptables, `nft` (to nf_tables) or `legacy`. Default: the one that has chains of
-    /// Fairlead or Kubernetes, else the variant of the program `iptables`.
+    /// For iptables and ipvs: write rules with this variant of iptables, `nft` (to nf_tables) or `legacy`. Default: the
+    /// one that has chains of Fairlead or Kubernetes, else the variant of the program `iptables`.
     #[arg(long, value_name = "nft|legacy|auto", value_parser = variant)]
     #[serde(deserialize_with = "variant_field")]
     iptables_variant: Option<VariantChoice>,

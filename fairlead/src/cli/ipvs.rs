@@ -19,8 +19,8 @@ use crate::config::value;
 #[derive(Debug, Default, Args, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct IpvsArgs {
-    /// For ipvs: schedule connections with rr, wrr, lc, wlc, sh, dh, sed, nq or mh; sh and mh take flags, as in mh:fallback,port. Default: rr.
-    /// The annotation fairlead.io/ipvs-scheduler of a Service takes precedence.
+    /// For ipvs: schedule connections with rr, wrr, lc, wlc, sh, dh, sed, nq or mh; sh and mh take flags, as in
+    /// mh:fallback,port. Default: rr. The annotation fairlead.io/ipvs-scheduler of a Service takes precedence.
     #[arg(long, value_name = "SCHEDULER")]
     #[serde(deserialize_with = "value::optional_text")]
     pub(crate) ipvs_scheduler: Option<IpvsScheduler>,

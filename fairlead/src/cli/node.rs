@@ -10,25 +10,26 @@ use serde::{Deserialize, Deserializer};
 use super::{BackendName, DEFAULT_ADDRESS};
 use crate::{
     config::value,
-    discovery::{EndpointsOf, FrontendService},
+    discovery::{FrontendService, ServiceDiscovery},
 };
 
 #[derive(Clone, Debug, Args, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct FrontendAddressArgs {
-    /// Connect to the frontend at `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` (with --insecure there). All addresses of a DNS name
-    /// are used. `kubernetes:NAMESPACE/SERVICE:PORT` stands for the ready endpoints of that Service, which --discovery-kubeconfig finds. May be
-    /// given several times: a reachable one is chosen at random.
+    /// Connect to the frontend at `unix:/PATH`, `https://HOST:PORT`, or `http://HOST:PORT` (with --insecure there). All
+    /// addresses of a DNS name are used. `kubernetes:NAMESPACE/SERVICE:PORT` stands for the ready endpoints of that
+    /// Service, which --discovery-kubeconfig finds. May be given several times: a reachable one is chosen at random.
     #[arg(long = "frontend", env = "FAIRLEAD_FRONTEND", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
     #[serde(rename = "frontend", deserialize_with = "value::list")]
     pub(crate) addresses: Vec<String>,
 
-    /// Discover `--frontend kubernetes:...` through this kubeconfig. It must name the API server by its own address, not by its Service, and
-    /// allow to get and list EndpointSlices in that namespace.
+    /// Discover `--frontend kubernetes:...` through this kubeconfig. It must name the API server by its own address,
+    /// not by its Service, and allow to get and list EndpointSlices in that namespace.
     #[arg(long, value_name = "FILE")]
     pub(crate) discovery_kubeconfig: Option<PathBuf>,
 
-    /// Verify the frontend's certificate with these CAs (PEM). Required for https. All TLS files are read for each connection.
+    /// Verify the frontend's certificate with these CAs (PEM). Required for https. All TLS files are read for each
+    /// connection.
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
 
@@ -44,8 +45,8 @@ pub(crate) struct FrontendAddressArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 
-    /// Authenticate with this ServiceAccount token, instead of --tls-cert. It must be bound to a pod of this node, as in a projected volume. For
-    /// https.
+    /// Authenticate with this ServiceAccount token, instead of --tls-cert. It must be bound to a pod of this node, as
+    /// in a projected volume. For https.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
 }
@@ -57,23 +58,25 @@ pub(crate) struct NodeArgs {
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub(crate) node_name: Option<String>,
 
-    /// Keep the last committed state in this directory, so that the node can program its kernel after a reboot without a frontend.
+    /// Keep the last committed state in this directory, so that the node can program its kernel after a reboot without
+    /// a frontend.
     #[arg(long, default_value = "/var/lib/fairlead", value_name = "DIR")]
     pub(crate) state_dir: PathBuf,
 
-    /// Only log what would be written, and where kube-proxy's rules behave differently. Writes no rules, sysctls, conntrack entries or state,
-    /// and serves HTTP only if --healthz or --metrics is set.
+    /// Only log what would be written, and where kube-proxy's rules behave differently. Writes no rules, sysctls,
+    /// conntrack entries or state, and serves HTTP only if --healthz or --metrics is set.
     #[arg(long)]
     pub(crate) shadow: bool,
 
-    /// Hold back a commit that takes away all endpoints of more than this percentage of the service ports that have endpoints, until a
-    /// snapshot confirms it ten seconds later. 100 disables this. Losses of fewer than ten service ports are applied at once.
+    /// Hold back a commit that takes away all endpoints of more than this percentage of the service ports that have
+    /// endpoints, until a snapshot confirms it ten seconds later. 100 disables this. Losses of fewer than ten service
+    /// ports are applied at once.
     #[arg(long, default_value_t, value_name = "PERCENT")]
     #[serde(deserialize_with = "value::text")]
     pub(crate) max_loss: LossLimit,
 
-    /// Set the OOM score adjustment of this process: -1000 (never killed) to 1000 (killed first). Lowering it needs CAP_SYS_RESOURCE. Default:
-    /// unchanged.
+    /// Set the OOM score adjustment of this process: -1000 (never killed) to 1000 (killed first). Lowering it needs
+    /// CAP_SYS_RESOURCE. Default: unchanged.
     #[arg(long, value_name = "SCORE", allow_negative_numbers = true, value_parser = oom_score)]
     #[serde(deserialize_with = "oom_score_field")]
     pub(crate) oom_score_adj: Option<i16>,
@@ -123,13 +126,13 @@ impl FrontendAddressArgs {
         let credentials =
             Credentials { authorities: tls_ca, identity: tls_cert.zip(tls_key), token: token_file, frontend_name };
         let (services, endpoints): (Vec<_>, Vec<_>) =
-            addresses.into_iter().partition(|address| FrontendService::is_meant(address));
+            addresses.into_iter().partition(|address| FrontendService::has_scheme(address));
         let discover = |address: String| -> Result<Arc<dyn Discover>> {
             let service = address.parse().map_err(|error: String| anyhow!("--frontend {error}"))?;
             let kubeconfig = discovery_kubeconfig
                 .clone()
                 .with_context(|| format!("--frontend {address} needs --discovery-kubeconfig"))?;
-            Ok(Arc::new(EndpointsOf::new(service, kubeconfig)))
+            Ok(Arc::new(ServiceDiscovery::new(service, kubeconfig)))
         };
         let discovery = services.into_iter().map(discover).collect::<Result<_>>()?;
         Grpc::new(GrpcOptions { endpoints, discovery, address_cache: known, credentials })

@@ -12,14 +12,14 @@ use crate::config::value;
 #[derive(Clone, Debug, Args, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ObserveArgs {
-    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, without authentication, at ADDRESS:PORT, or nowhere
-    /// (`none`). 0.0.0.0 and [::] listen in both IP families.
+    /// Serve /healthz (for load balancers), /livez and /readyz (for the kubelet) over HTTP, without authentication, at
+    /// ADDRESS:PORT, or nowhere (`none`). 0.0.0.0 and [::] listen in both IP families.
     #[arg(long, default_value = "0.0.0.0:10256", value_name = "ADDRESS", value_parser = healthz)]
     #[serde(deserialize_with = "healthz_field")]
     pub(crate) healthz: HttpAddress,
 
-    /// Serve /metrics, /proxyMode, /statusz, /configz and /healthz over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`).
-    /// /statusz contains names of rejected Services.
+    /// Serve /metrics, /proxyMode, /statusz, /configz and /healthz over HTTP, without authentication, at ADDRESS:PORT,
+    /// or nowhere (`none`). /statusz contains names of rejected Services.
     #[arg(long, default_value = "127.0.0.1:10249", value_name = "ADDRESS", value_parser = metrics)]
     #[serde(deserialize_with = "metrics_field")]
     pub(crate) metrics: HttpAddress,

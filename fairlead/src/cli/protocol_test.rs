@@ -8,8 +8,9 @@ use super::{OutputArgs, conntrack::duration};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each scenario plays a short session and checks the backend against docs/protocol.md: PASS, FAIL, or SKIP for an optional feature that the
-backend does not have. With COMMAND, the backend is started for each scenario. Without, start it when the address is printed.
+Each scenario plays a short session and checks the backend against docs/protocol.md: PASS, FAIL, or SKIP for
+an optional feature that the backend does not have. With COMMAND, the backend is started for each scenario.
+Without, start it when the address is printed.
 
 Exit codes:
   0  no scenario failed
@@ -17,7 +18,7 @@ Exit codes:
   2  the command could not run
 
 Examples:
-  fairlead protocol-test -- env/bin/python backend.py --frontend {address} --node {node} --config stream.conf --reload true
+  fairlead protocol-test -- python3 backend.py --frontend {address} --node {node} --config stream.conf --reload true
   fairlead protocol-test --listen unix:/tmp/c.sock --scenario drain -- ./my-backend --frontend {address}
   fairlead protocol-test --list")]
 pub(crate) struct ProtocolTestArgs {
@@ -41,9 +42,9 @@ pub(crate) struct ProtocolTestArgs {
     #[arg(long, alias = "patience", default_value = "20s", value_name = "TIME", value_parser = duration)]
     pub(crate) timeout: Duration,
 
-    /// Run this shell command after each Ack to read what the backend has programmed: a JSON list of service ports, each as
-    /// `namespace/name:port-name/tcp` or `namespace/name/tcp`, or as an object with `service_port` and `endpoints`, the `ADDRESS:PORT` of
-    /// its cluster pools. Service ports without endpoints may be left out.
+    /// Run this shell command after each Ack to read what the backend has programmed: a JSON list of service ports,
+    /// each as `namespace/name:port-name/tcp` or `namespace/name/tcp`, or as an object with `service_port` and
+    /// `endpoints`, the `ADDRESS:PORT` of its cluster pools. Service ports without endpoints may be left out.
     #[arg(long, value_name = "SHELL")]
     pub(crate) state_command: Option<String>,
 
@@ -54,8 +55,8 @@ pub(crate) struct ProtocolTestArgs {
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 
-    /// Start the backend with this command. `{address}` and `{node}` in its arguments are replaced; the environment has FAIRLEAD_ADDRESS and
-    /// FAIRLEAD_NODE.
+    /// Start the backend with this command. `{address}` and `{node}` in its arguments are replaced; the environment has
+    /// FAIRLEAD_ADDRESS and FAIRLEAD_NODE.
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }

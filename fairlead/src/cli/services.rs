@@ -6,8 +6,9 @@ use super::ViewArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServicesArgs {
-    /// List Fairlead's IPVS virtual servers in this node's kernel instead, with their endpoints, connections and drain deadlines. Needs no
-    /// frontend. For the other backends use `nft list table ip fairlead` (`ip6`) and `iptables-save`.
+    /// List Fairlead's IPVS virtual servers in this node's kernel instead, with their endpoints, connections and drain
+    /// deadlines. Needs no frontend. For the other backends use `nft list table ip fairlead` (`ip6`) and
+    /// `iptables-save`.
     // No conflict with `--frontend`: its variable may be set for the backend of this node.
     #[arg(long, conflicts_with_all = ["node", "tls_ca", "frontend_name", "tls_cert", "tls_key", "token_file"])]
     pub(crate) kernel: bool,

@@ -13,16 +13,18 @@ pub(crate) const SHOWN_NODES: usize = 40;
 #[command(after_help = "\
 Exit codes:
   0  every node has a stream to some frontend and has programmed its state
-  1  a node has no stream or only a shadow, is behind by more than --max-lag, or has rejected service ports; or a frontend is not ready
+  1  a node has no stream or only a shadow, is behind by more than --max-lag, or has rejected service ports;
+     or a frontend is not ready
   2  a frontend could not be queried
 
-Each frontend knows only its own streams: give the addresses of all frontends, or a name that resolves to all of them. A node is connected if
-it has a stream to one of them.")]
+Each frontend knows only its own streams: give the addresses of all frontends, or a name that resolves to all
+of them. A node is connected if it has a stream to one of them.")]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) frontend: FrontendAddressArgs,
 
-    /// Wait until every node has programmed the current revision and those without a stream have connected, for at most this long.
+    /// Wait until every node has programmed the current revision and those without a stream have connected, for at most
+    /// this long.
     #[arg(long, num_args = 0..=1, default_missing_value = "1m", value_name = "TIME", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
 

@@ -17,8 +17,8 @@ Examples:
   fairlead trace 192.0.2.7 172.18.0.2:30080 --from outside      from an external client to a node port
   fairlead trace 172.18.0.2 '[fd00:10:96::a]:53' -p udp         from this node
 
-No packet is sent: the rules of nf_tables and iptables, sets of ipset and virtual servers of IPVS are read and evaluated, including those of
-other programs.")]
+No packet is sent: the rules of nf_tables and iptables, sets of ipset and virtual servers of IPVS are read and
+evaluated, including those of other programs.")]
 pub(crate) struct TraceArgs {
     /// Source address of the packet, with or without a port.
     #[arg(value_name = "SRC", value_parser = source)]
@@ -32,8 +32,8 @@ pub(crate) struct TraceArgs {
     #[arg(short, long, default_value = "tcp", value_parser = protocol)]
     pub(crate) protocol: Protocol,
 
-    /// Origin of the packet. Packets from pods and from outside arrive through the interface that routes to SRC. Default: `node` if SRC is an
-    /// address of this node.
+    /// Origin of the packet. Packets from pods and from outside arrive through the interface that routes to SRC.
+    /// Default: `node` if SRC is an address of this node.
     #[arg(long, value_enum, conflicts_with = "interface")]
     pub(crate) from: Option<Origin>,
 

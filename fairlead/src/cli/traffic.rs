@@ -11,8 +11,8 @@ use crate::config::value;
 #[derive(Debug, Args, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct TrafficArgs {
-    /// Identify traffic of pods in this way. Traffic to cluster IPs from other sources is masqueraded; under external policy Local, pods reach
-    /// every endpoint. Default: ClusterCIDR if --cluster-cidr is set, else none.
+    /// Identify traffic of pods in this way. Traffic to cluster IPs from other sources is masqueraded; under external
+    /// policy Local, pods reach every endpoint. Default: ClusterCIDR if --cluster-cidr is set, else none.
     #[arg(long, value_enum, value_name = "MODE")]
     #[serde(deserialize_with = "value::choice")]
     pub(crate) detect_local_mode: Option<DetectLocalMode>,
@@ -41,8 +41,8 @@ pub(crate) struct TrafficArgs {
     #[serde(deserialize_with = "mark_bit_field")]
     pub(crate) masquerade_bit: u8,
 
-    /// Serve node ports at these addresses: `primary` (the node's first address of each IP family), or local addresses in these CIDRs,
-    /// comma-separated. Loopback addresses are excluded.
+    /// Serve node ports at these addresses: `primary` (the node's first address of each IP family), or local addresses
+    /// in these CIDRs, comma-separated. Loopback addresses are excluded.
     #[serde(deserialize_with = "nodeport_addresses_field")]
     #[arg(long, default_value = "primary", value_name = "primary|CIDR,...", value_parser = nodeport_addresses)]
     pub(crate) nodeport_addresses: NodePortAddresses,

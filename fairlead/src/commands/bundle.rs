@@ -8,25 +8,19 @@ mod archive;
 mod collect;
 mod redact;
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use runtime::Shutdown;
-use tokio::time::timeout;
 
 use self::{archive::Archive, redact::Addresses};
-use super::{
-    check,
-    view::{Event, View},
-};
+use super::{check, view};
 use crate::{
     cli::{BundleArgs, CheckArgs, OutputArgs, OutputFormat, ViewArgs},
     print,
 };
 
-/// How long the frontend may take for its first commit.
-const FIRST_COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// HTTP paths of the backend, and their files in the archive.
+/// HTTP paths of the backend, and the files in the archive with the responses.
 const BACKEND_FILES: [(&str, &str); 4] = [
     ("/metrics", "backend/metrics.txt"),
     ("/statusz", "backend/statusz.txt"),
@@ -34,13 +28,13 @@ const BACKEND_FILES: [(&str, &str); 4] = [
     ("/healthz", "backend/healthz.txt"),
 ];
 
-/// Writes the archive, and prints what was left out.
+/// Writes the archive, and prints which files were left out.
 pub(crate) async fn run(args: BundleArgs, mut shutdown: Shutdown) -> Result<()> {
     let check = check_args(&args);
     let node = args.here.node()?;
     let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("fairlead-bundle-{node}.tar.gz")));
     if path.exists() {
-        bail!("{} exists: choose another file with --output", path.display());
+        bail!("{} already exists: set another file with --output", path.display());
     }
     let addresses = if args.redact_ips { Addresses::Replaced } else { Addresses::Shown };
     let archive = tokio::select! {
@@ -89,15 +83,9 @@ async fn collect(args: &BundleArgs, check: &CheckArgs, node: &str, addresses: Ad
 /// The frontend's view of this node.
 async fn frontend_view(args: &BundleArgs, node: &str) -> Result<String> {
     let output = OutputArgs { format: OutputFormat::Json };
-    let of = ViewArgs { frontend: args.here.frontend.clone(), node: Some(node.to_owned()), output };
-    let follow = async {
-        let mut view = View::open(&of).await?;
-        while !matches!(view.next().await?, Event::Batch(batch) if batch.commit) {}
-        anyhow::Ok(serde_json::to_string_pretty(&collect::to_json(&view.state))?)
-    };
-    timeout(FIRST_COMMIT_TIMEOUT, follow)
-        .await
-        .with_context(|| format!("no state from the frontend within {FIRST_COMMIT_TIMEOUT:?}"))?
+    let args = ViewArgs { frontend: args.here.frontend.clone(), node: Some(node.to_owned()), output };
+    let state = view::committed_in_time(&args).await?;
+    Ok(serde_json::to_string_pretty(&collect::to_json(&state))?)
 }
 
 fn check_args(args: &BundleArgs) -> CheckArgs {

@@ -46,7 +46,7 @@ pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode> {
     Ok(ExitCode::of_check(report.worst < Level::Fail))
 }
 
-/// All findings. What cannot be inspected is a finding, too.
+/// Runs all checks. A failed check is a finding.
 pub(crate) async fn inspect(args: &CheckArgs) -> Result<CheckReport> {
     let stage = if args.pre { Stage::BeforeInstallation } else { Stage::Installed };
     let mut findings = kernel::check(args.here.backend);

@@ -98,8 +98,8 @@ async fn remove_kube_proxy(successor: Successor, mode: Mode, report: &mut Cleanu
     let unserved = touched.iter().find(|family| !served.contains(family));
     if let (Some(family), Successor::Required) = (unserved, successor) {
         let why = format!(
-            "no backend of Fairlead serves {family} Services on this node, so they would stop working: start a backend and wait \
-             until it is ready, or use --force"
+            "no backend of Fairlead serves {family} Services on this node, so they would stop working: start a backend \
+             and wait until it is ready, or use --force"
         );
         match mode {
             Mode::DryRun => report.note(format!("cleanup would be refused now: {why}")),

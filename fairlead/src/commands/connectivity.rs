@@ -1,4 +1,5 @@
-//! `fairlead test`: connects from this node to all VIPs that it serves, and compares the results with the frontend's view.
+//! `fairlead test`: connects from this node to all VIPs that it serves, and compares the results with the frontend's
+//! view.
 //!
 //! ```text
 //!   stream ─▶ NodeState ─▶ plan: VIPs, expected results ─▶ probe: connect, look up the endpoint in conntrack ─▶ verdict ─▶ table
@@ -13,7 +14,6 @@ mod verdict;
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::Mutex,
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -21,18 +21,15 @@ use futures::{StreamExt as _, stream};
 use netlink::conntrack::ConntrackHandle;
 use runtime::Shutdown;
 use serde::Serialize;
-use tokio::time::timeout;
 
 use self::{
     plan::probe_targets,
     probe::Prober,
     verdict::{ProbeResult, Verdict, judge},
 };
-use super::view::{Event, View};
+use super::view;
 use crate::{cli::TestArgs, exit_code::ExitCode, print, table::Table};
 
-/// How long the frontend may take for the first commit.
-const FIRST_COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The results of all probes.
 #[derive(Debug, Serialize)]
 struct ConnectivityReport {
@@ -53,23 +50,13 @@ pub(crate) async fn run(args: TestArgs, mut shutdown: Shutdown) -> Result<ExitCo
 }
 
 async fn probe_all(args: &TestArgs) -> Result<ConnectivityReport> {
-    let mut view = View::open(&args.view).await?;
-    let first = async {
-        loop {
-            if let Event::Batch(batch) = view.next().await?
-                && batch.commit
-            {
-                return anyhow::Ok(());
-            }
-        }
-    };
-    timeout(FIRST_COMMIT_TIMEOUT, first).await.context("the frontend sent no state within 10 s")??;
+    let state = view::committed_in_time(&args.view).await?;
     let wanted = |service: &backend::ServicePortState| {
         let key = &service.port.key;
         let is = |name: &crate::cli::ServiceName| *name.namespace == *key.namespace && *name.name == *key.name;
         args.services.is_empty() || args.services.iter().any(is)
     };
-    let mut targets = probe_targets(&view.state, wanted, source_towards);
+    let mut targets = probe_targets(&state, wanted, source_towards);
     if targets.is_empty() && !args.services.is_empty() {
         bail!("none of these Services has a VIP: see `fairlead services`");
     }

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use backend::{NodeState, Preview, PreviewReport, StoredState, dataplane::DataplaneOptions};
 use runtime::Shutdown;
 
-use super::view::{Event, View};
+use super::view;
 use crate::{
     cli::{BackendName, DiffArgs, IptablesArgs, IpvsArgs, OtherProxy},
     exit_code::ExitCode,
@@ -24,7 +24,7 @@ use report::DiffReport;
 pub(crate) use report::summary;
 
 /// Compares, and prints the differences.
-pub(crate) async fn run(args: DiffArgs, shutdown: Shutdown) -> Result<ExitCode> {
+pub(crate) async fn run(args: DiffArgs, mut shutdown: Shutdown) -> Result<ExitCode> {
     let DiffArgs { backend, of, state, view, traffic, iptables, ipvs } = args;
     let node = view.node_name()?;
     let options = traffic.options()?;
@@ -39,7 +39,10 @@ pub(crate) async fn run(args: DiffArgs, shutdown: Shutdown) -> Result<ExitCode> 
     }
     let state = match state {
         Some(file) => stored(&file, &node)?,
-        None => committed(View::open(&view).await?, shutdown).await?,
+        None => tokio::select! {
+            () = shutdown.recv() => bail!("interrupted"),
+            state = view::committed(&view) => state?,
+        },
     };
     let Some(backend) = backend else {
         let report = kube_proxy::compare(&state).await.context("cannot read the rules of kube-proxy")?;
@@ -95,17 +98,4 @@ async fn programmed() -> Result<BackendName> {
 fn stored(file: &Path, node: &str) -> Result<NodeState> {
     let stored = StoredState::read(file, node).with_context(|| format!("cannot read {}", file.display()))?;
     Ok(stored.state)
-}
-
-/// The first state that the frontend commits.
-async fn committed(mut view: View, mut shutdown: Shutdown) -> Result<NodeState> {
-    loop {
-        let event = tokio::select! {
-            () = shutdown.recv() => bail!("interrupted"),
-            event = view.next() => event?,
-        };
-        if matches!(event, Event::Batch(batch) if batch.commit) {
-            return Ok(view.state);
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! `fairlead endpoints`: every endpoint of a Service, whether a node uses it, and why.
+//! `fairlead endpoints`: all endpoints of a Service, whether a node uses each, and why.
 
 use std::{
     fmt::Write as _,
@@ -23,30 +23,30 @@ use crate::{
 };
 
 /// How long a frontend may take to connect and answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the frontend has said, for people and scripts.
+/// The frontend's response.
 #[derive(Debug, Serialize)]
-struct Report {
+struct EndpointsReport {
     node: String,
     node_known: bool,
     zone: String,
     revision: u64,
-    ports: Vec<OfPort>,
-    problems: Vec<Wrong>,
+    ports: Vec<PortEndpoints>,
+    problems: Vec<ObjectProblem>,
 }
 
 #[derive(Debug, Serialize)]
-struct OfPort {
+struct PortEndpoints {
     service_port: ServicePort,
-    endpoints: Vec<OfEndpoint>,
+    endpoints: Vec<EndpointDecision>,
     notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct OfEndpoint {
+struct EndpointDecision {
     address: IpAddr,
-    /// `None`: its slice has no such port.
+    /// `None` if its EndpointSlice has no such port.
     port: Option<u16>,
     slice: String,
     node: Option<String>,
@@ -55,25 +55,25 @@ struct OfEndpoint {
     terminating: bool,
     zone_hints: Vec<String>,
     node_hints: Vec<String>,
-    cluster: Said,
-    local: Said,
+    cluster: PoolDecision,
+    local: PoolDecision,
 }
 
 #[derive(Debug, Serialize)]
-struct Said {
+struct PoolDecision {
     in_pool: bool,
     reason: String,
     detail: String,
 }
 
 #[derive(Debug, Serialize)]
-struct Wrong {
+struct ObjectProblem {
     object: String,
     field: String,
     message: String,
 }
 
-/// Asks, and prints the answer.
+/// Sends the request to a frontend, and prints its response.
 pub(crate) async fn run(args: EndpointsArgs, mut shutdown: Shutdown) -> Result<()> {
     let EndpointsArgs { service: ServiceName { namespace, name }, port, view } = args;
     let node = view.node_name()?;
@@ -82,32 +82,33 @@ pub(crate) async fn run(args: EndpointsArgs, mut shutdown: Shutdown) -> Result<(
     let request = EndpointsRequest { namespace, name, node: node.clone(), port };
     let response = tokio::select! {
         () = shutdown.recv() => bail!("interrupted"),
-        response = grpc.endpoints(&request, PATIENCE) => response?,
+        response = grpc.endpoints(&request, RESPONSE_TIMEOUT) => response?,
     };
-    let report = Report::new(node, response)?;
+    let report = EndpointsReport::new(node, response)?;
     print::value(view.output, &report, || report.table())
 }
 
-impl Report {
+impl EndpointsReport {
     fn new(node: String, response: EndpointsResponse) -> Result<Self> {
         let EndpointsResponse { epoch: _, revision, node_known, zone, ports, problems } = response;
-        let ports = ports.into_iter().map(OfPort::new).collect::<Result<_>>()?;
-        let problems = problems.into_iter().map(|Problem { object, field, message }| Wrong { object, field, message });
+        let ports = ports.into_iter().map(PortEndpoints::new).collect::<Result<_>>()?;
+        let problems =
+            problems.into_iter().map(|Problem { object, field, message }| ObjectProblem { object, field, message });
         Ok(Self { node, node_known, zone, revision, ports, problems: problems.collect() })
     }
 
     fn table(&self) -> String {
         let mut text = String::new();
         let zone = if self.zone.is_empty() { "no zone" } else { &self.zone };
-        let known = if self.node_known { "" } else { ", which the frontend does not know" };
+        let known = if self.node_known { "" } else { ", no Node object" };
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "As seen from {} ({zone}{known}) at revision {}", self.node, self.revision);
+        let _ = writeln!(text, "Endpoints for {} ({zone}{known}) at revision {}", self.node, self.revision);
         for port in &self.ports {
             port.write(&mut text);
         }
         if !self.problems.is_empty() {
             let mut table = Table::new(&["OBJECT", "FIELD", "PROBLEM"]);
-            self.problems.iter().for_each(|Wrong { object, field, message }| {
+            self.problems.iter().for_each(|ObjectProblem { object, field, message }| {
                 table.row([object, field, message].map(Clone::clone));
             });
             let _ = write!(text, "\n{table}");
@@ -116,33 +117,35 @@ impl Report {
     }
 }
 
-impl OfPort {
+impl PortEndpoints {
     fn new(port: ServicePortEndpoints) -> Result<Self> {
         let ServicePortEndpoints { service_port, endpoints, notes } = port;
         let service_port = ServicePort::try_from(service_port.unwrap_or_default())?;
-        let endpoints = endpoints.into_iter().map(OfEndpoint::new).collect::<Result<_>>()?;
+        let endpoints = endpoints.into_iter().map(EndpointDecision::new).collect::<Result<_>>()?;
         Ok(Self { service_port, endpoints, notes })
     }
 
     fn write(&self, text: &mut String) {
         let port = &self.service_port;
-        let (ways, policy) = (vips(port).join(" "), policy(port));
-        let _ = writeln!(text, "\n{} at {ways}, policy {policy}", port.key);
+        let (vips, policy) = (vips(port).join(" "), policy(port));
+        let _ = writeln!(text, "\n{} at {vips}, policy {policy}", port.key);
         for note in &self.notes {
             let _ = writeln!(text, "  {note}");
         }
-        for (family, any) in port.any_endpoints.iter().filter(|(family, _)| port.cluster_ips[*family].is_some()) {
-            if !any {
-                let _ = writeln!(text, "  {family}: nothing in the cluster can serve, so connections are refused");
+        for (family, has_endpoints) in
+            port.any_endpoints.iter().filter(|(family, _)| port.cluster_ips[*family].is_some())
+        {
+            if !has_endpoints {
+                let _ = writeln!(text, "  {family}: no endpoint in the cluster is usable, connections are rejected");
             }
         }
         if self.endpoints.is_empty() {
-            let _ = writeln!(text, "  no EndpointSlice lists anything");
+            let _ = writeln!(text, "  no EndpointSlice lists an endpoint");
             return;
         }
         let mut table = Table::new(&["ENDPOINT", "ON NODE", "SLICE", "CLUSTER POOL", "LOCAL POOL"]);
         for endpoint in &self.endpoints {
-            let OfEndpoint { node, slice, cluster, local, .. } = endpoint;
+            let EndpointDecision { node, slice, cluster, local, .. } = endpoint;
             let node = node.clone().unwrap_or_default();
             table.row([endpoint.socket(), node, slice.clone(), cluster.to_string(), local.to_string()]);
         }
@@ -150,7 +153,7 @@ impl OfPort {
     }
 }
 
-impl OfEndpoint {
+impl EndpointDecision {
     fn new(state: SliceEndpoint) -> Result<Self> {
         let SliceEndpoint { slice, address, port, node, ready, serving, terminating, .. } = state;
         Ok(Self {
@@ -163,8 +166,8 @@ impl OfEndpoint {
             terminating,
             zone_hints: state.zone_hints,
             node_hints: state.node_hints,
-            cluster: Said::new(state.cluster.unwrap_or_default()),
-            local: Said::new(state.local.unwrap_or_default()),
+            cluster: PoolDecision::new(state.cluster.unwrap_or_default()),
+            local: PoolDecision::new(state.local.unwrap_or_default()),
         })
     }
 
@@ -174,14 +177,14 @@ impl OfEndpoint {
     }
 }
 
-impl Said {
-    fn new(verdict: PoolMembership) -> Self {
-        let PoolMembership { in_pool, reason, detail } = verdict;
+impl PoolDecision {
+    fn new(membership: PoolMembership) -> Self {
+        let PoolMembership { in_pool, reason, detail } = membership;
         Self { in_pool, reason, detail }
     }
 }
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for PoolDecision {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = if self.in_pool { "in" } else { "out" };
         write!(f, "{state}: {}", self.detail)

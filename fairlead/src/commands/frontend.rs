@@ -98,7 +98,8 @@ pub(crate) async fn spawn(
     Ok(frontend)
 }
 
-/// The name of this replica in Events: the host name, so the pod, or the node on the host network. At most 128 characters.
+/// The name of this replica in Events: the host name, so the pod, or the node on the host network. At most 128
+/// characters.
 fn instance() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name: String = name.trim().chars().take(128).collect();

@@ -1,43 +1,41 @@
-//! `fairlead services`: what a node is told to serve, or what its kernel holds, as a table or for scripts.
+//! `fairlead services`: the service ports of a node's view, or the IPVS virtual servers in this node's kernel.
 
 mod kernel;
 
 use std::fmt::Display;
 
 use anyhow::Result;
-use backend::ServicePortState;
+use backend::{NodeState, ServicePortState};
 use proto::model::{IpFamily, PoolClass, ServicePort, TrafficPolicy};
 use runtime::Shutdown;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::view::{Event, View};
+use super::view;
 use crate::{cli::ServicesArgs, print, table::Table};
 
-/// Prints what the kernel holds, or takes in the first commit of the node's stream and prints the state.
+/// Prints the virtual servers of the kernel, or the first state that the frontend commits.
 pub(crate) async fn run(args: ServicesArgs, mut shutdown: Shutdown) -> Result<()> {
     let ServicesArgs { kernel, view: args } = args;
     if kernel {
         return kernel::run(args.output).await;
     }
-    let mut view = View::open(&args).await?;
-    loop {
-        let event = tokio::select! {
-            () = shutdown.recv() => return Ok(()),
-            event = view.next() => event?,
-        };
-        if matches!(event, Event::Batch(batch) if batch.commit) {
-            break;
-        }
-    }
-    let services = view.state.service_ports().values();
-    let list = services
-        .clone()
-        .map(|service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }));
-    print::value(args.output, &list.collect::<Vec<_>>(), || {
+    let state = tokio::select! {
+        () = shutdown.recv() => return Ok(()),
+        state = view::committed(&args) => state?,
+    };
+    print::value(args.output, &to_json(&state), || {
         let mut table = Table::new(&["SERVICE PORT", "VIPS", "POLICY", "ENDPOINTS", "LOCAL"]);
-        services.for_each(|service| table.row(row(service)));
+        state.service_ports().values().for_each(|service| table.row(row(service)));
         table
     })
+}
+
+/// The service ports of a state with their pools.
+pub(crate) fn to_json(state: &NodeState) -> Vec<Value> {
+    let service_ports = state.service_ports().values();
+    service_ports
+        .map(|service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }))
+        .collect()
 }
 
 fn row(service: &ServicePortState) -> [String; 5] {
@@ -49,7 +47,7 @@ fn row(service: &ServicePortState) -> [String; 5] {
     [port.key.to_string(), vips(port).join(" "), policy(port), count(PoolClass::Cluster), count(PoolClass::Local)]
 }
 
-/// The ways in, each with its port: cluster IPs first, the node port last.
+/// The VIPs as ADDRESS:PORT: cluster IPs first, the node port (`*:PORT`) last.
 pub(crate) fn vips(port: &ServicePort) -> Vec<String> {
     let cluster_ips = port.cluster_ips.iter().filter_map(|(_, ip)| ip.as_ref());
     let ips = cluster_ips.chain(&port.external_ips).chain(&port.load_balancer_ips);
@@ -58,7 +56,7 @@ pub(crate) fn vips(port: &ServicePort) -> Vec<String> {
     vips
 }
 
-/// `internal/external`, or one word when the Service has no external VIP.
+/// `INTERNAL/EXTERNAL` traffic policy, or only the internal one if the Service has no external VIP.
 pub(crate) fn policy(port: &ServicePort) -> String {
     let name = |policy| match policy {
         TrafficPolicy::Cluster => "Cluster",
@@ -72,7 +70,7 @@ pub(crate) fn policy(port: &ServicePort) -> String {
     }
 }
 
-/// The elements with spaces between.
+/// The elements, separated by spaces.
 pub(crate) fn join<T: Display>(elements: impl IntoIterator<Item = T>) -> String {
     elements.into_iter().map(|element| element.to_string()).collect::<Vec<_>>().join(" ")
 }
@@ -86,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_says_what_leads_where() {
+    fn a_row_lists_vips_and_policies() {
         let key = ServicePortKey::new("default", "web", "", Protocol::Udp);
         let mut port = ServicePort::new(key, NonZeroU16::new(53).unwrap());
         port.cluster_ips.v4 = Some([10, 96, 0, 10].into());

@@ -1,4 +1,5 @@
-//! A backend that writes nothing: it logs what the real one would write, and where kube-proxy's rules behave differently.
+//! A backend that writes nothing: it logs what the real one would write, and where kube-proxy's rules behave
+//! differently.
 //!
 //! ```text
 //!   commit, or every 30 s ──┬─▶ Preview (reads the kernel) ──▶ what would be written ─┐

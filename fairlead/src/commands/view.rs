@@ -1,31 +1,48 @@
-//! A node's view, followed without programming anything: what `watch` and `services` share.
+//! The view of a node: opens a stream as an observer, which programs nothing.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use backend::{Connect as _, NodeState, Session, Stage};
 use proto::model::{Ack, Batch, ClientMessage, Hello, NodeInfo, Revision, Role, ServerMessage, SourceVersion, Welcome};
+use tokio::time::timeout;
 
 use crate::cli::ViewArgs;
 
-/// A stream of the role observer, and the state it has led to.
+/// How long a frontend may take to connect and send its first commit.
+const FIRST_COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A stream of the role observer, and the state that it has committed.
 pub(crate) struct View {
     session: Session,
     stage: Stage,
     pub(crate) state: NodeState,
 }
 
-/// What happened on the stream.
+/// A message of the frontend.
 pub(crate) enum Event {
     Welcome(Welcome),
-    /// A batch; the state has taken it in when it commits.
+    /// A batch. If it commits, the state contains it.
     Batch(Batch),
     Bookmark(Revision),
     Drain(Duration),
 }
 
+/// The first state that a frontend commits.
+pub(crate) async fn committed(args: &ViewArgs) -> Result<NodeState> {
+    let mut view = View::open(args).await?;
+    while !matches!(view.next().await?, Event::Batch(batch) if batch.commit) {}
+    Ok(view.state)
+}
+
+/// As [`committed`], with a time limit.
+pub(crate) async fn committed_in_time(args: &ViewArgs) -> Result<NodeState> {
+    let committed = timeout(FIRST_COMMIT_TIMEOUT, committed(args)).await;
+    committed.with_context(|| format!("the frontend sent no state within {FIRST_COMMIT_TIMEOUT:?}")).flatten()
+}
+
 impl View {
-    /// Opens a stream for the node that the arguments name.
+    /// Opens a stream for the node that the flags name.
     pub(crate) async fn open(args: &ViewArgs) -> Result<Self> {
         let node = args.node_name()?;
         let mut grpc = args.frontend.grpc(None)?;
@@ -41,12 +58,12 @@ impl View {
         };
         let session = grpc.connect(hello).await.with_context(|| {
             let addresses = args.frontend.addresses.join(", ");
-            format!("cannot follow a frontend at {addresses}; is one running, and is --frontend right?")
+            format!("cannot open a stream to a frontend at {addresses}: check that one runs there, and --frontend")
         })?;
         Ok(Self { session, stage: Stage::default(), state: NodeState::new(NodeInfo::unknown(node)) })
     }
 
-    /// The next thing that happens; commits and bookmarks are acked.
+    /// The next message. Acknowledges commits and bookmarks, and answers digest requests.
     pub(crate) async fn next(&mut self) -> Result<Event> {
         loop {
             let Some(event) = self.session.messages.recv().await else {

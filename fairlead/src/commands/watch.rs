@@ -1,4 +1,4 @@
-//! `fairlead watch`: a node's stream, printed as it comes.
+//! `fairlead watch`: prints the messages of a node's stream as they arrive.
 
 use anyhow::Result;
 use proto::model::{Endpoint, Operation, PoolId, Revision, SyncMode};
@@ -9,8 +9,10 @@ use super::{
     services::{self, join},
     view::{Event, View},
 };
-use crate::cli::{OutputFormat, ViewArgs};
-use crate::print;
+use crate::{
+    cli::{OutputFormat, ViewArgs},
+    print,
+};
 
 /// Follows the stream until the shutdown.
 pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
@@ -28,7 +30,7 @@ pub(crate) async fn run(args: ViewArgs, mut shutdown: Shutdown) -> Result<()> {
     }
 }
 
-/// One line an operation: revision, verb, object, detail.
+/// One line per operation: revision, verb, object, detail.
 fn print_lines(event: &Event) -> Result<()> {
     match event {
         Event::Welcome(welcome) => print::line(format_args!("epoch {}: {}", welcome.epoch, mode(welcome.mode))),
@@ -39,7 +41,7 @@ fn print_lines(event: &Event) -> Result<()> {
             let resets = batch.operations.iter().filter(|operation| is_reset(operation)).count();
             if resets > 0 {
                 print::line(format_args!(
-                    "{:<8} {:<20} {resets}: what is not listed above is gone",
+                    "{:<8} {:<20} {resets}: service ports not listed above are removed",
                     batch.target.0, "reset buckets"
                 ))?;
             }
@@ -61,7 +63,7 @@ fn mode(mode: SyncMode) -> &'static str {
     }
 }
 
-/// Resets come by the dozen and say nothing by themselves; they are counted.
+/// Resets are counted instead of listed: a repair has many, and a bucket means nothing to an operator.
 fn is_reset(operation: &Operation) -> bool {
     matches!(operation, Operation::ResetBucket(_))
 }
@@ -121,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_operation_is_one_readable_line() {
+    fn an_operation_is_one_line() {
         let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
         let endpoint = |last| Endpoint::new([10, 244, 1, last].into(), NonZeroU16::new(8080).unwrap());
         let pool = PoolId { key, class: PoolClass::Cluster, family: IpFamily::V4 };

@@ -1,4 +1,5 @@
-//! The fields of a configuration file, and the typed structs that they fill. A field is named as its flag, in camelCase.
+//! The fields of a configuration file, and the typed structs that they fill. A field is named as its flag, in
+//! camelCase.
 
 use std::fmt;
 

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, fs, path::Path};
 
-use super::{code, header, row, source, top};
+use super::{code, header, repository, row, source};
 
 const INTRO: &str = "# Errors
 
@@ -21,7 +21,7 @@ struct ErrorType {
 /// Messages that are formatted in place, in one file or all files of a directory.
 struct MessageSource {
     path: &'static str,
-    /// Text that identifies the messages among the literals of the source.
+    /// Texts of which each message contains one.
     marks: &'static [&'static str],
     heading: &'static str,
     fix: &'static str,
@@ -31,46 +31,52 @@ const TYPES: &[ErrorType] = &[
     ErrorType {
         file: "frontend/src/identity/authenticator.rs",
         name: "AuthnError",
-        heading: "A frontend cannot authenticate a client",
-        fix: "The call fails with `UNAUTHENTICATED`, or `UNAVAILABLE` for temporary errors. A backend logs it and retries. Compare the flags \
-              of both sides with [security.md](../security.md).",
+        heading: "Client authentication failed",
+        fix: "The call fails with `UNAUTHENTICATED`, or `UNAVAILABLE` for temporary errors. A backend logs it and \
+              retries. Compare the flags of both sides with [security.md](../security.md).",
     },
     ErrorType {
         file: "frontend/src/identity.rs",
         name: "AccessDenied",
-        heading: "A frontend denies a client access",
-        fix: "The call fails with `PERMISSION_DENIED`. A node may read only its own view; `--admin-identity` allows to read all of them.",
+        heading: "Access denied",
+        fix: "The call fails with `PERMISSION_DENIED`. A node may read only its own view; `--admin-identity` \
+              allows to read all of them.",
     },
     ErrorType {
         file: "frontend/src/session.rs",
         name: "SessionError",
-        heading: "A frontend ends a stream",
-        fix: "A defect of the client, or too many clients. The frontend logs the node, and the client reconnects. For a backend of your own see \
-              [protocol.md](../protocol.md); for one of Fairlead, compare versions and report it.",
+        heading: "A frontend closes a stream",
+        fix: "The client violates the protocol, or there are too many clients. The frontend logs the node, and \
+              the client reconnects. For a backend of your own see [protocol.md](../protocol.md); for one of \
+              Fairlead, compare versions and report it.",
     },
     ErrorType {
         file: "backend/src/replica.rs",
         name: "Violation",
-        heading: "A backend ends a stream",
-        fix: "A defect of the frontend. The kernel is unchanged, and the backend reconnects. Compare versions and report it.",
+        heading: "A backend closes a stream",
+        fix: "The frontend violates the protocol. The kernel is unchanged, and the backend reconnects. Compare \
+              the versions of both, and report it.",
     },
     ErrorType {
         file: "backend/src/stage.rs",
         name: "RejectedOperation",
         heading: "A backend rejects an operation",
-        fix: "A defect of the frontend. The digests differ then, and the node is repaired. Report it.",
+        fix: "An invalid operation of the frontend. The backend skips it; the digests then differ, and the \
+              frontend repairs the node. Report it.",
     },
     ErrorType {
         file: "frontend/src/source/parse/address.rs",
         name: "BadAddress",
-        heading: "An address in an object is not used",
-        fix: "Correct the object. `fairlead status --problems` lists such objects with the field. The rest of the object is used.",
+        heading: "Invalid address in an object",
+        fix: "Correct the object. `fairlead status --problems` lists such objects with the field. The rest of the \
+              object is used.",
     },
     ErrorType {
         file: "proto/src/model/scheduler.rs",
         name: "ParseSchedulerError",
-        heading: "An IPVS scheduler is invalid",
-        fix: "Correct `--ipvs-scheduler`, or the annotation `fairlead.io/ipvs-scheduler` of the Service, which takes precedence.",
+        heading: "Invalid IPVS scheduler",
+        fix: "Correct `--ipvs-scheduler`, or the annotation `fairlead.io/ipvs-scheduler` of the Service, which \
+              takes precedence.",
     },
 ];
 
@@ -78,27 +84,30 @@ const MESSAGES: &[MessageSource] = &[
     MessageSource {
         path: "frontend/src/source/parse",
         marks: &["; ignored", "is ignored", "is used", "are used"],
-        heading: "A part of an object is not used",
-        fix: "Correct the object. `fairlead status --problems` prints the object and the field before the message.",
+        heading: "Invalid part of an object",
+        fix: "Correct the object. `fairlead status --problems` prints the object and the field before the \
+              message.",
     },
     MessageSource {
         path: "frontend/src/index/vip_conflicts.rs",
         marks: &["not served"],
-        heading: "A Service does not get a VIP that it claims",
-        fix: "Two objects claim the same VIP, and the older one gets it. Remove it from one of them. `fairlead status --problems` lists them.",
+        heading: "VIP conflict between Services",
+        fix: "Two objects claim the same VIP, and the older one gets it. Remove it from one of them. `fairlead \
+              status --problems` lists them.",
     },
     MessageSource {
         path: "backend/src/dataplane/vip_ownership.rs",
         marks: &[" belongs to "],
-        heading: "A node rejects a service port: another one owns its VIP",
-        fix: "As above. `fairlead status --node NODE` lists it. It is resolved when the other service port is removed.",
+        heading: "Rejected service port: VIP conflict on a node",
+        fix: "As above. `fairlead status --node NODE` lists it. It is resolved when the other service port is \
+              removed.",
     },
     MessageSource {
         path: "backend-ipvs/src/applied.rs",
         marks: &["is excluded by"],
-        heading: "A node rejects a service port: its address is excluded",
-        fix: "Remove the address from `--ipvs-exclude-cidrs`, or give the Service another one. All other reasons that a node reports come from \
-              the kernel or `iptables-restore`, and are retried.",
+        heading: "Rejected service port: excluded address",
+        fix: "Remove the address from `--ipvs-exclude-cidrs`, or give the Service another one. All other reasons \
+              that a node reports come from the kernel or `iptables-restore`, and are retried.",
     },
 ];
 
@@ -109,46 +118,46 @@ pub(super) fn page() -> String {
         let rows = variants(&source(file), name);
         assert!(!rows.is_empty(), "{file} has no type {name}");
         let _ = write!(page, "## {heading}\n\n{fix}\n\n{}", header(&["message", "cause"]));
-        rows.iter().for_each(|(message, about)| page.push_str(&row(&[&code(message), about])));
+        rows.iter().for_each(|(message, cause)| page.push_str(&row(&[&code(message), cause])));
         page.push('\n');
     }
     for MessageSource { path, marks, heading, fix } in MESSAGES {
-        let mut found = Vec::new();
-        collect_messages(&top().join(path), marks, &mut found);
-        found.sort();
-        found.dedup();
-        assert!(!found.is_empty(), "{path} has no such message");
+        let mut messages = Vec::new();
+        collect_messages(&repository().join(path), marks, &mut messages);
+        messages.sort();
+        messages.dedup();
+        assert!(!messages.is_empty(), "{path} has no such message");
         let _ = write!(page, "## {heading}\n\n{fix}\n\n");
-        found.iter().for_each(|message| page.push_str(&format!("- {}\n", code(message))));
+        messages.iter().for_each(|message| page.push_str(&format!("- {}\n", code(message))));
         page.push('\n');
     }
     page
 }
 
-/// The message and the doc comment of each variant, without transparent ones.
+/// The message and the doc comment of each variant, except transparent ones.
 fn variants(source: &str, name: &str) -> Vec<(String, String)> {
     let start = format!("enum {name} {{");
     let body = source.lines().skip_while(|line| !line.ends_with(&start)).skip(1).take_while(|line| *line != "}");
-    let (mut about, mut rows) = (Vec::new(), Vec::new());
+    let (mut cause, mut rows) = (Vec::new(), Vec::new());
     for line in body.filter(|line| line.starts_with("    ") && !line.starts_with("     ")) {
         let line = line.trim();
         if let Some(text) = line.strip_prefix("/// ") {
-            about.push(text);
+            cause.push(text);
         } else if let Some(message) = line.strip_prefix("#[error(").and_then(literal) {
-            rows.push((message, about.join(" ")));
-            about.clear();
+            rows.push((message, cause.join(" ")));
+            cause.clear();
         } else if !line.starts_with('#') {
-            about.clear();
+            cause.clear();
         }
     }
     rows
 }
 
-/// Messages in code that is not test code.
-fn collect_messages(path: &Path, marks: &[&str], found: &mut Vec<String>) {
+/// Collects messages in production code.
+fn collect_messages(path: &Path, marks: &[&str], messages: &mut Vec<String>) {
     if path.is_dir() {
         let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
-        entries.filter(|path| !path.ends_with("tests.rs")).for_each(|path| collect_messages(&path, marks, found));
+        entries.filter(|path| !path.ends_with("tests.rs")).for_each(|path| collect_messages(&path, marks, messages));
         return;
     }
     let text = fs::read_to_string(path).unwrap();
@@ -157,7 +166,7 @@ fn collect_messages(path: &Path, marks: &[&str], found: &mut Vec<String>) {
     let literals = code.flat_map(|line| line.match_indices('"').filter_map(|(at, _)| literal(&line[at..])));
     // Messages of another type are excluded.
     let is_message = |text: &String| !text.starts_with("...; ") && marks.iter().any(|mark| text.contains(mark));
-    found.extend(literals.filter(is_message));
+    messages.extend(literals.filter(is_message));
 }
 
 /// The text of the literal at the start of `source`, with `...` for its arguments.

@@ -6,7 +6,8 @@ use super::{code, header, row, source};
 
 const INTRO: &str = "# Values of the chart
 
-Made from [values.yaml](../../charts/fairlead/values.yaml) and its schema by `make reference`; [the chart's page](../../charts/fairlead/README.md) says how the parts fit.
+Generated from [values.yaml](../../charts/fairlead/values.yaml) and its schema by `make reference`. The
+[README of the chart](../../charts/fairlead/README.md) explains how to use them.
 
 ";
 
@@ -21,15 +22,20 @@ pub(super) fn page() -> String {
     assert!(documented.len() > 50, "only {} values are documented", documented.len());
     for (path, about) in documented {
         let default = path.iter().fold(&values, |value, name| &value[name]);
-        let of = path.iter().fold(&schema, |node, name| &resolved(&schema, node)["properties"][name]);
-        page.push_str(&row(&[&code(&path.join(".")), &kind(&schema, of), &code(&default.to_string()), &about]));
+        let schema_node = path.iter().fold(&schema, |node, name| &resolved(&schema, node)["properties"][name]);
+        page.push_str(&row(&[
+            &code(&path.join(".")),
+            &type_name(&schema, schema_node),
+            &code(&default.to_string()),
+            &about,
+        ]));
     }
     page
 }
 
-/// Each value that has a comment `# -- ...`, with that.
+/// The path of each value that has a comment `# -- ...`, and the comment.
 fn documented(text: &str) -> Vec<(Vec<String>, String)> {
-    let (mut found, mut path, mut about) = (Vec::new(), Vec::<(usize, String)>::new(), None::<String>);
+    let (mut documented, mut path, mut about) = (Vec::new(), Vec::<(usize, String)>::new(), None::<String>);
     for line in text.lines() {
         let indent = line.len() - line.trim_start().len();
         let line = line.trim_start();
@@ -42,30 +48,31 @@ fn documented(text: &str) -> Vec<(Vec<String>, String)> {
             path.retain(|(outer, _)| *outer < indent);
             path.push((indent, name.to_owned()));
             let names = path.iter().map(|(_, name)| name.clone()).collect();
-            found.extend(about.take().map(|about| (names, about)));
+            documented.extend(about.take().map(|about| (names, about)));
         } else {
             about = None;
         }
     }
-    found
+    documented
 }
 
+/// The node that a `$ref` points to, or the node itself.
 fn resolved<'a>(schema: &'a Value, node: &'a Value) -> &'a Value {
     let reference = node["$ref"].as_str().map(|reference| reference.trim_start_matches('#'));
     reference.and_then(|reference| schema.pointer(reference)).unwrap_or(node)
 }
 
-/// What a value may be, in short.
-fn kind(schema: &Value, node: &Value) -> String {
+/// The types or values that a value may have.
+fn type_name(schema: &Value, node: &Value) -> String {
     let node = resolved(schema, node);
     if let Some(values) = node["enum"].as_array() {
         return values.iter().map(|value| code(&value.to_string())).collect::<Vec<_>>().join(", ");
     }
-    if let Some(kinds) = ["anyOf", "allOf", "oneOf"].into_iter().find_map(|name| node[name].as_array()) {
-        let kinds = kinds.iter().map(|node| kind(schema, node)).filter(|kind| !kind.is_empty());
-        let mut kinds: Vec<_> = kinds.collect();
-        kinds.dedup();
-        return kinds.join(" or ");
+    if let Some(alternatives) = ["anyOf", "allOf", "oneOf"].into_iter().find_map(|name| node[name].as_array()) {
+        let names = alternatives.iter().map(|node| type_name(schema, node)).filter(|name| !name.is_empty());
+        let mut names: Vec<_> = names.collect();
+        names.dedup();
+        return names.join(" or ");
     }
     match &node["type"] {
         Value::String(name) => name.clone(),

@@ -17,8 +17,8 @@ use crate::config::value;
 #[serde(rename_all = "camelCase", default)]
 #[command(next_help_heading = "TLS and identity (docs/security.md)")]
 pub(crate) struct TlsArgs {
-    /// Serve TLS on all TCP addresses with this certificate (PEM), followed by intermediate certificates. Needs --tls-key. All TLS files are
-    /// reloaded when they change; connections stay.
+    /// Serve TLS on all TCP addresses with this certificate (PEM), followed by intermediate certificates. Needs
+    /// --tls-key. All TLS files are reloaded when they change; connections stay.
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
 
@@ -26,19 +26,19 @@ pub(crate) struct TlsArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 
-    /// Accept client certificates that these CAs (PEM) have signed. A certificate identifies a node by the subject CN=system:node:NAME,
-    /// O=system:nodes.
+    /// Accept client certificates that these CAs (PEM) have signed. A certificate identifies a node by the subject
+    /// CN=system:node:NAME, O=system:nodes.
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
 
-    /// Accept a client certificate as that of a node by a URI, too, which is this prefix and the node's name: spiffe://example.org/node/ for
-    /// spiffe://example.org/node/worker-1.
+    /// Accept a client certificate as that of a node by a URI, too, which is this prefix and the node's name:
+    /// spiffe://example.org/node/ for spiffe://example.org/node/worker-1.
     #[arg(long, value_name = "PREFIX", value_parser = node_uri_prefix)]
     #[serde(deserialize_with = "node_uri_prefix_field")]
     pub(crate) node_uri_prefix: Option<String>,
 
-    /// Accept tokens of this ServiceAccount from backends. A token identifies the node that its pod runs on; the API server verifies it
-    /// (TokenReview). May be given several times.
+    /// Accept tokens of this ServiceAccount from backends. A token identifies the node that its pod runs on; the API
+    /// server verifies it (TokenReview). May be given several times.
     #[arg(long, value_name = "NAMESPACE/NAME")]
     #[serde(deserialize_with = "value::list")]
     pub(crate) backend_service_account: Vec<ServiceAccount>,
@@ -47,8 +47,8 @@ pub(crate) struct TlsArgs {
     #[arg(long, value_name = "AUDIENCE", default_value = "fairlead")]
     pub(crate) token_audience: String,
 
-    /// Allow this identity to read the status and the view of every node: the CN or a URI of a client certificate, or, with
-    /// --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
+    /// Allow this identity to read the status and the view of every node: the CN or a URI of a client certificate, or,
+    /// with --backend-service-account, system:serviceaccount:NAMESPACE:NAME. May be given several times.
     #[arg(long, value_name = "NAME")]
     #[serde(deserialize_with = "value::list")]
     pub(crate) admin_identity: Vec<String>,
@@ -97,7 +97,8 @@ impl TlsArgs {
     }
 }
 
-/// Parses `--node-uri-prefix`. Without the slash, `spiffe://a/node` would make `spiffe://a/node-admin` the node `-admin`.
+/// Parses `--node-uri-prefix`. Without the slash, `spiffe://a/node` would make `spiffe://a/node-admin` the node
+/// `-admin`.
 fn node_uri_prefix(text: &str) -> Result<String, String> {
     if !text.contains("://") || !text.ends_with('/') {
         return Err(format!(

@@ -1,4 +1,4 @@
-//! The archive: texts with names, redacted as they come in, and a manifest of what is there and what was left out.
+//! The archive: redacted text files, and a manifest of the files it contains and of those left out.
 
 use std::{
     fs::File,
@@ -12,16 +12,16 @@ use serde::Serialize;
 
 use super::redact::{Addresses, Redactor};
 
-/// An archive that is being gathered.
+/// An archive in memory.
 #[derive(Debug)]
 pub(super) struct Archive {
     redactor: Redactor,
     files: Vec<(String, String)>,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<LeftOutFile>,
 }
 
 #[derive(Debug, Serialize)]
-struct LeftOut {
+struct LeftOutFile {
     name: String,
     why: String,
 }
@@ -32,12 +32,12 @@ struct Manifest<'a> {
     node: &'a str,
     unix_seconds: u64,
     addresses: &'static str,
-    files: Vec<Listed<'a>>,
-    left_out: &'a [LeftOut],
+    files: Vec<ManifestFile<'a>>,
+    left_out: &'a [LeftOutFile],
 }
 
 #[derive(Debug, Serialize)]
-struct Listed<'a> {
+struct ManifestFile<'a> {
     name: &'a str,
     bytes: usize,
 }
@@ -49,20 +49,20 @@ impl Archive {
         Self { redactor: Redactor::new(addresses), files: Vec::new(), left_out: Vec::new() }
     }
 
-    /// Takes in a text, or why there is none.
+    /// Adds a file with this text, or lists it as left out with the error.
     pub(super) fn add(&mut self, name: impl Into<String>, text: Result<String>) {
         let name = name.into();
         match text {
             Ok(text) => self.files.push((name, self.redactor.text(&text))),
             Err(error) => {
                 let why = self.redactor.text(&format!("{error:#}")).trim_end().to_owned();
-                self.left_out.push(LeftOut { name, why });
+                self.left_out.push(LeftOutFile { name, why });
             }
         }
     }
 
-    /// Writes everything to a file that must not be there yet, below a directory named after the node. Says how many files there are,
-    /// and what was left out.
+    /// Creates the file; all entries are in one directory, named after the node. Returns the number of entries, and a
+    /// line for each file left out.
     pub(super) fn write(mut self, path: &Path, node: &str, addresses: Addresses) -> Result<(usize, Vec<String>)> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let manifest = Manifest {
@@ -70,15 +70,15 @@ impl Archive {
             node,
             unix_seconds: now,
             addresses: match addresses {
-                Addresses::Shown => "as they are",
-                Addresses::Replaced => "each replaced by a name",
+                Addresses::Shown => "unchanged",
+                Addresses::Replaced => "replaced by pseudonyms",
             },
-            files: self.files.iter().map(|(name, text)| Listed { name, bytes: text.len() }).collect(),
+            files: self.files.iter().map(|(name, text)| ManifestFile { name, bytes: text.len() }).collect(),
             left_out: &self.left_out,
         };
         let manifest = serde_json::to_string_pretty(&manifest)?;
         self.files.push(("manifest.json".to_owned(), manifest));
-        let file = File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
+        let file = File::create_new(path).with_context(|| format!("cannot create {}", path.display()))?;
         let mut archive = tar::Builder::new(GzEncoder::new(file, Compression::default()));
         for (name, text) in &self.files {
             let mut header = tar::Header::new_gnu();

@@ -12,9 +12,11 @@ use tokio::{
     time::timeout,
 };
 
+use crate::commands::services;
+
 /// How long the backend may take for a response.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Files of the kernel about its network.
+/// Files of the kernel with network settings and statistics.
 pub(super) const KERNEL_FILES: [&str; 12] = [
     "/proc/version",
     "/proc/loadavg",
@@ -29,7 +31,7 @@ pub(super) const KERNEL_FILES: [&str; 12] = [
     "/proc/net/stat/nf_conntrack",
     "/proc/net/ip_vs_stats",
 ];
-/// Sysctls, below `/proc/sys/net`.
+/// Sysctls, relative to `/proc/sys/net`.
 const SYSCTLS: [&str; 16] = [
     "ipv4/ip_forward",
     "ipv4/ip_local_port_range",
@@ -67,8 +69,8 @@ pub(super) fn processes() -> Result<String> {
     for process in fs::read_dir("/proc")?.flatten().map(|entry| entry.path()) {
         let is_fairlead = fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "fairlead");
         if let (true, Ok(line)) = (is_fairlead, fs::read(process.join("cmdline"))) {
-            let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
-            text += &format!("{}: {}\n", process.display(), words.join("\n    "));
+            let arguments: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+            text += &format!("{}: {}\n", process.display(), arguments.join("\n    "));
         }
     }
     Ok(text)
@@ -125,17 +127,13 @@ pub(super) fn state(dir: &Path, node: &str) -> Result<String> {
         bail!("{} does not exist", path.display());
     }
     let (_, stored) = Store::open(path, node);
-    let stored = stored.context("unreadable, or of another node")?;
+    let stored = stored.context("the file is unreadable, or of another node")?;
     Ok(serde_json::to_string_pretty(&to_json(&stored.state))?)
 }
 
 /// The state of a node as JSON.
 pub(super) fn to_json(state: &backend::NodeState) -> serde_json::Value {
-    let services = state
-        .service_ports()
-        .values()
-        .map(|service| json!({ "service_port": service.port, "cluster": service.cluster, "local": service.local }));
-    json!({ "node": state.node(), "cluster": state.cluster(), "services": services.collect::<Vec<_>>() })
+    json!({ "node": state.node(), "cluster": state.cluster(), "services": services::to_json(state) })
 }
 
 /// The response of the backend to GET.

@@ -9,7 +9,7 @@ use serde::Serialize;
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Level {
     Ok,
-    /// It works, perhaps not as expected.
+    /// It works, but perhaps not as expected.
     Warn,
     /// Something does not work.
     Fail,
@@ -23,10 +23,10 @@ pub(crate) struct Finding {
     pub(crate) check: &'static str,
     /// What was observed.
     pub(crate) what: String,
-    /// Why it matters; empty if it is fine.
+    /// Why it matters; empty for [`Level::Ok`].
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(crate) why: &'static str,
-    /// How to fix it.
+    /// How to fix it; empty for [`Level::Ok`].
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) fix: String,
 }

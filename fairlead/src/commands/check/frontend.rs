@@ -1,9 +1,9 @@
-//! What lies between this node and what it is told: credentials, a frontend that takes a stream, and, for whoever has its kubeconfig, what
-//! the API server lets a frontend do.
+//! Checks the way from this node to a frontend: credentials and a stream. With a kubeconfig also what RBAC allows a
+//! frontend.
 
 use std::{path::Path, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use tokio::time::timeout;
 
 use super::{
@@ -12,13 +12,13 @@ use super::{
 };
 use crate::{
     cli::{CheckArgs, OutputArgs, OutputFormat, ViewArgs},
-    commands::view::{Event, View},
+    commands::view,
 };
 
-/// How long a frontend, or the API server, may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the API server may take to respond.
+const API_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The files, and a stream.
+/// Checks the files, and opens a stream.
 pub(super) async fn check(args: &CheckArgs) -> Result<Vec<Finding>> {
     let of = &args.here.frontend;
     let certificates = [("--tls-ca", &of.tls_ca), ("--tls-cert", &of.tls_cert)];
@@ -29,64 +29,52 @@ pub(super) async fn check(args: &CheckArgs) -> Result<Vec<Finding>> {
     let node = args.here.node()?;
     let view =
         ViewArgs { frontend: of.clone(), node: Some(node.clone()), output: OutputArgs { format: OutputFormat::Table } };
-    let followed = timeout(PATIENCE, follow(&view)).await;
-    let followed = followed.with_context(|| format!("no answer within {PATIENCE:?}")).flatten();
-    findings.push(match followed {
-        Ok(services) => {
-            Finding::ok("frontend", format!("it tells {node} what to do: {services} service ports"))
+    findings.push(match view::committed_in_time(&view).await {
+        Ok(state) => {
+            let count = state.service_ports().len();
+            Finding::ok("frontend", format!("it streams the view of {node}: {count} service ports"))
         }
         Err(error) => Finding::fail(
             "frontend",
             format!("no stream for {node}: {error:#}"),
-            "this node keeps what it has, and follows no change",
-            "is one running, is --frontend right, may this node's name be used with these credentials? `fairlead status` asks all of them",
+            "this node keeps its last state, and receives no changes",
+            "check that a frontend runs, that --frontend is its address, and that the credentials are those of this \
+             node; `fairlead status` asks all frontends",
         ),
     });
     Ok(findings)
 }
 
-/// How many service ports the first commit has.
-async fn follow(args: &ViewArgs) -> Result<usize> {
-    let mut view = View::open(args).await?;
-    loop {
-        match view.next().await? {
-            Event::Batch(batch) if batch.commit => return Ok(view.state.service_ports().len()),
-            Event::Drain(_) => bail!("the frontend is about to end"),
-            _ => {}
-        }
-    }
-}
-
-/// What the holder of a kubeconfig may do.
+/// Checks what RBAC allows the identity of a kubeconfig.
 pub(super) async fn permissions(kubeconfig: &Path) -> Vec<Finding> {
-    let asked = timeout(PATIENCE, frontend::check_permissions(kubeconfig)).await;
-    let asked = asked.with_context(|| format!("no answer within {PATIENCE:?}")).flatten();
-    let permissions = match asked {
+    let checked = timeout(API_TIMEOUT, frontend::check_permissions(kubeconfig)).await;
+    let checked = checked.with_context(|| format!("no response within {API_TIMEOUT:?}")).flatten();
+    let permissions = match checked {
         Ok(permissions) => permissions,
         Err(error) => {
             return vec![Finding::fail(
                 "rbac",
-                format!("the API server cannot be asked: {error:#}"),
-                "without it a frontend knows nothing",
-                "is the kubeconfig right, and the API server there?",
+                format!("cannot ask the API server for permissions: {error:#}"),
+                "a frontend gets all objects from the API server",
+                "check the kubeconfig, and that the API server is reachable from here",
             )];
         }
     };
     let finding = |permission: frontend::Permission| {
         let what = permission.to_string();
         match (permission.allowed, permission.optional) {
-            (true, _) => Finding::ok("rbac", format!("it may {what}")),
+            (true, _) => Finding::ok("rbac", format!("a frontend may {what}")),
             (false, Some(without)) => Finding::warn(
                 "rbac",
-                format!("it may not {what}"),
+                format!("a frontend may not {what}"),
                 without,
-                "give its ServiceAccount the ClusterRole of the chart, if that is wanted",
+                "to use it, bind the ClusterRole of the chart to its ServiceAccount",
             ),
             (false, None) => Finding::fail(
                 "rbac",
-                format!("it may not {what}"),
-                "a frontend with this identity never gets ready",
-                "give its ServiceAccount the ClusterRole of the chart",
+                format!("a frontend may not {what}"),
+                "a frontend with this identity never becomes ready",
+                "bind the ClusterRole of the chart to its ServiceAccount",
             ),
         }
     };

@@ -1,5 +1,5 @@
-//! Whether the kernel can do what a backend does: the backend itself is let loose, with a small cluster that has one of everything, in a
-//! network namespace that is gone afterwards.
+//! Checks whether the kernel has what a backend needs: runs the backend in a temporary network namespace, with a small
+//! state that uses all features.
 
 use std::{
     fs,
@@ -26,27 +26,25 @@ use crate::{
     commands::backend::{ipvs, nftables},
 };
 
-/// From here on nf_tables has everything that `backend nft` uses (docs/architecture.md).
-const OLDEST: (u32, u32) = (5, 13);
+/// The first version whose nf_tables has all that the nftables backend uses (docs/architecture.md).
+const MIN_VERSION: (u32, u32) = (5, 13);
 
-/// The version, and what the backend cannot do.
+/// Checks the version, and that the backend can program this kernel.
 pub(super) fn check(backend: BackendName) -> Vec<Finding> {
-    let tried = try_out(backend);
-    let privileged = !matches!(&tried, Err(error) if error.is::<NoNamespace>());
-    let name = format!("{backend:?}").to_lowercase();
-    let programmed = match tried {
-        Ok(()) => Finding::ok("kernel", format!("backend {name} can program everything it may have to")),
-        Err(error) if !privileged => Finding::warn(
+    let name = backend.name();
+    let programmed = match program_sample(backend) {
+        Ok(()) => Finding::ok("kernel", format!("it has all features that backend {name} uses")),
+        Err(error) if error.is::<NoNamespace>() => Finding::warn(
             "kernel",
-            format!("what backend {name} needs was not tried: {error:#}"),
-            "whether the kernel has it is seen only when a Service needs it",
-            "run this as root, outside of a container without CAP_SYS_ADMIN",
+            format!("features that backend {name} uses were not tested: {error:#}"),
+            "a missing feature would be detected only when a Service uses it",
+            "run this command as root, with CAP_SYS_ADMIN",
         ),
         Err(error) => Finding::fail(
             "kernel",
             format!("backend {name} cannot program this kernel: {error:#}"),
-            "Services would not work on this node",
-            missing(backend),
+            "Services do not work on this node with this backend",
+            requirements(backend),
         ),
     };
     vec![version(), programmed]
@@ -54,14 +52,14 @@ pub(super) fn check(backend: BackendName) -> Vec<Finding> {
 
 fn version() -> Finding {
     let Ok(release) = fs::read_to_string("/proc/sys/kernel/osrelease") else {
-        return Finding::warn("kernel", "its version is unknown", "older ones lack features", "run `uname -r`");
+        return Finding::warn("kernel", "unknown version", "before 5.13 nf_tables lacks features", "run `uname -r`");
     };
     let release = release.trim();
     match parse(release) {
-        Some(version) if version < OLDEST => Finding::warn(
+        Some(version) if version < MIN_VERSION => Finding::warn(
             "kernel",
             format!("Linux {release}"),
-            "nf_tables lacks features before 5.13; the finding after this one says whether it is enough",
+            "before 5.13 nf_tables lacks features; the next finding shows whether this kernel has those that are used",
             "upgrade the kernel, or use backend iptables",
         ),
         _ => Finding::ok("kernel", format!("Linux {release}")),
@@ -73,35 +71,34 @@ fn parse(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-fn missing(backend: BackendName) -> String {
+fn requirements(backend: BackendName) -> &'static str {
     match backend {
         BackendName::Nftables => {
-            "load the modules nf_tables, nft_chain_nat, nft_numgen, nft_fib_ipv4, nft_fib_ipv6, nft_masq, nft_reject_ipv4, \
-             nft_reject_ipv6, nft_ct, nft_nat; or use backend iptables"
+            "load the modules nf_tables, nft_chain_nat, nft_numgen, nft_fib_ipv4, nft_fib_ipv6, nft_masq, \
+             nft_reject_ipv4, nft_reject_ipv6, nft_ct, nft_nat; or use backend iptables"
         }
         BackendName::Iptables => {
-            "install iptables 1.8 or later, load the modules xt_comment, xt_conntrack, xt_mark, xt_MASQUERADE, xt_nat, xt_recent, \
-             xt_statistic, xt_addrtype; or use backend nft"
+            "install iptables 1.8 or later, load the modules xt_comment, xt_conntrack, xt_mark, xt_MASQUERADE, xt_nat, \
+             xt_recent, xt_statistic, xt_addrtype; or use backend nftables"
         }
         BackendName::Ipvs => {
-            "load the modules ip_vs, ip_vs_rr, ip_set, ip_set_hash_ip, ip_set_hash_ipport, ip_set_hash_net, xt_set, dummy; or \
-             use backend nft"
+            "load the modules ip_vs, ip_vs_rr, ip_set, ip_set_hash_ip, ip_set_hash_ipport, ip_set_hash_net, xt_set, \
+             dummy; or use backend nftables"
         }
     }
-    .to_owned()
 }
 
-/// This process may not make one.
+/// This process may not create a network namespace.
 #[derive(Debug, thiserror::Error)]
-#[error("no network namespace can be made: {0}")]
+#[error("cannot create a network namespace: {0}")]
 struct NoNamespace(Errno);
 
-/// Programs the example in a namespace of its own.
-fn try_out(backend: BackendName) -> Result<()> {
+/// Programs the sample state in a network namespace of its own.
+fn program_sample(backend: BackendName) -> Result<()> {
     let work = move || -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET).map_err(NoNamespace)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let state = example()?;
+        let state = sample_state()?;
         runtime.block_on(async {
             match backend {
                 BackendName::Nftables => program(nftables(DataplaneOptions::default())?, &state).await,
@@ -112,8 +109,8 @@ fn try_out(backend: BackendName) -> Result<()> {
             }
         })
     };
-    let thread = thread::Builder::new().name("probe".to_owned()).spawn(work).context("start a thread")?;
-    thread.join().map_err(|_| anyhow!("the attempt ended in a panic"))?
+    let thread = thread::Builder::new().name("probe".to_owned()).spawn(work).context("cannot start a thread")?;
+    thread.join().map_err(|_| anyhow!("the backend panicked"))?
 }
 
 async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {
@@ -124,11 +121,12 @@ async fn program(mut backend: impl Backend, state: &NodeState) -> Result<()> {
     Ok(())
 }
 
-/// A state with one of everything: both families, all protocols, affinity, both policies, source ranges, none to serve.
-fn example() -> Result<NodeState> {
+/// A state that uses all features: both IP families, all protocols, session affinity, both traffic policies, source
+/// ranges, and service ports without endpoints.
+fn sample_state() -> Result<NodeState> {
     let mut stage = Stage::default();
     for (number, protocol) in (1..).zip([Protocol::Tcp, Protocol::Udp, Protocol::Sctp]) {
-        let mut port = service(number, protocol)?;
+        let mut port = service_port(number, protocol)?;
         stage.extend([Operation::PutServicePort(port.clone())]);
         for class in [PoolClass::Cluster, PoolClass::Local] {
             for family in IpFamily::ALL {
@@ -140,8 +138,8 @@ fn example() -> Result<NodeState> {
                 stage.extend([Operation::ReplacePool { pool: id, endpoints: pool }]);
             }
         }
-        // The same without anybody to serve.
-        port = service(number + 100, protocol)?;
+        // One without endpoints.
+        port = service_port(number + 100, protocol)?;
         stage.extend([Operation::PutServicePort(port)]);
     }
     let mut state = NodeState::new(NodeInfo::unknown("example"));
@@ -149,7 +147,7 @@ fn example() -> Result<NodeState> {
     Ok(state)
 }
 
-fn service(number: u8, protocol: Protocol) -> Result<ServicePort> {
+fn service_port(number: u8, protocol: Protocol) -> Result<ServicePort> {
     let key = ServicePortKey::new("example", format!("service-{number}").as_str(), "", protocol);
     let mut port = ServicePort::new(key, nonzero(80)?);
     for family in IpFamily::ALL {
@@ -186,12 +184,12 @@ mod tests {
         assert_eq!(parse("6.18.44-generic"), Some((6, 18)));
         assert_eq!(parse("5.4-rc1"), Some((5, 4)));
         assert_eq!(parse("linux"), None);
-        assert!(parse("5.9.1").unwrap() < OLDEST && parse("5.15.0").unwrap() > OLDEST);
+        assert!(parse("5.9.1").unwrap() < MIN_VERSION && parse("5.15.0").unwrap() > MIN_VERSION);
     }
 
     #[test]
-    fn the_example_has_one_of_everything() {
-        let state = example().unwrap();
+    fn the_sample_state_uses_all_features() {
+        let state = sample_state().unwrap();
         let ports: Vec<_> = state.service_ports().values().map(|service| &service.port).collect();
         assert_eq!(ports.len(), 6);
         assert!(ports.iter().any(|port| port.affinity_seconds.is_some()));
@@ -199,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn what_this_kernel_has_is_found() {
-        assert!(try_out(BackendName::Nftables).is_ok());
-        assert!(try_out(BackendName::Iptables).is_ok());
+    fn this_kernel_has_all_features() {
+        assert!(program_sample(BackendName::Nftables).is_ok());
+        assert!(program_sample(BackendName::Iptables).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! The machine besides its packets: ports that are needed, the state directory, limits.
+//! Checks the ports that a backend listens on, the state directory and the limit of open files.
 
 use std::{
     fs,
@@ -10,50 +10,50 @@ use std::{
 
 use super::{Finding, Stage};
 
-/// kube-proxy's health port, and that of its metrics: a backend has them too.
+/// The default ports of `--healthz` and `--metrics`, which are those of kube-proxy.
 const PORTS: [(u16, Ipv4Addr); 2] = [(10_256, Ipv4Addr::UNSPECIFIED), (10_249, Ipv4Addr::LOCALHOST)];
-/// A frontend has a socket per node, a backend a few.
-const FEW_FILES: u64 = 1_024;
+/// A frontend needs a file descriptor per node, a backend one per health-check node port.
+const MIN_OPEN_FILES: u64 = 1_024;
 
-/// All of it.
+/// Checks all of them.
 pub(super) fn check(state_dir: &Path, stage: Stage) -> Vec<Finding> {
-    let mut findings: Vec<_> = PORTS.into_iter().map(|(port, address)| listens(port, address, stage)).collect();
+    let mut findings: Vec<_> = PORTS.into_iter().map(|(port, address)| port_finding(port, address, stage)).collect();
     findings.push(writable(state_dir, stage));
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    findings.push(files(&limits));
+    findings.push(open_files(&limits));
     findings
 }
 
-/// Whether a port is free, or whose it is.
-fn listens(port: u16, address: Ipv4Addr, stage: Stage) -> Finding {
+/// Whether a port is free, or which process listens on it.
+fn port_finding(port: u16, address: Ipv4Addr, stage: Stage) -> Finding {
     match TcpListener::bind(SocketAddr::from((address, port))) {
         Ok(_) => Finding::ok("ports", format!("{address}:{port} is free")),
         Err(error) if error.kind() != ErrorKind::AddrInUse => Finding::warn(
             "ports",
-            format!("{address}:{port} cannot be tried: {error}"),
-            "health checks of load balancers, and Prometheus, ask there",
-            "run this as root",
+            format!("cannot bind {address}:{port}: {error}"),
+            "the backend serves health checks and metrics at this port",
+            "run this command as root, or set --healthz and --metrics to addresses of this machine",
         ),
-        Err(_) => match (holder(port).as_deref(), stage) {
+        Err(_) => match (listener_name(port).as_deref(), stage) {
             (Some(name @ "fairlead"), _) => Finding::ok("ports", format!("{name} listens on {address}:{port}")),
             (Some(name @ "kube-proxy"), Stage::BeforeInstallation) => {
-                Finding::ok("ports", format!("{name} listens on {address}:{port}, until it goes"))
+                Finding::ok("ports", format!("{name} listens on {address}:{port} until it is removed"))
             }
             (name, _) => Finding::warn(
                 "ports",
                 format!("{} listens on {address}:{port}", name.unwrap_or("another process")),
-                "health checks of load balancers and Prometheus would reach that process instead of the backend",
-                format!("end it, or give it another port; `ss -ltnp 'sport = :{port}'` shows it"),
+                "health checks of load balancers and Prometheus reach that process instead of the backend",
+                format!("stop it, or change its port; `ss -ltnp 'sport = :{port}'` shows it"),
             ),
         },
     }
 }
 
 /// The name of the process that listens on a TCP port of this namespace.
-fn holder(port: u16) -> Option<String> {
+fn listener_name(port: u16) -> Option<String> {
     let inode = ["/proc/self/net/tcp", "/proc/self/net/tcp6"]
         .into_iter()
-        .find_map(|file| inode(&fs::read_to_string(file).ok()?, port).map(str::to_owned))?;
+        .find_map(|file| listening_inode(&fs::read_to_string(file).ok()?, port).map(str::to_owned))?;
     let wanted = PathBuf::from(format!("socket:[{inode}]"));
     let processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
     let holds = |process: &PathBuf| {
@@ -64,14 +64,14 @@ fn holder(port: u16) -> Option<String> {
     Some(fs::read_to_string(process.join("comm")).ok()?.trim().to_owned())
 }
 
-/// The socket that listens on a port, in a listing of the kernel.
-fn inode(listing: &str, port: u16) -> Option<&str> {
+/// The inode of the socket that listens on a port, from the content of `/proc/net/tcp`.
+fn listening_inode(listing: &str, port: u16) -> Option<&str> {
     let local = format!(":{port:04X}");
     listing.lines().find_map(|line| {
-        let words: Vec<_> = line.split_whitespace().collect();
-        // 0A: it listens.
-        let listens = words.get(1)?.ends_with(&local) && words.get(3) == Some(&"0A");
-        listens.then(|| words.get(9).copied()).flatten()
+        let fields: Vec<_> = line.split_whitespace().collect();
+        // 0A is TCP_LISTEN.
+        let listens = fields.get(1)?.ends_with(&local) && fields.get(3) == Some(&"0A");
+        listens.then(|| fields.get(9).copied()).flatten()
     })
 }
 
@@ -81,15 +81,15 @@ fn writable(dir: &Path, stage: Stage) -> Finding {
     if nearest != dir && stage == Stage::Installed {
         return Finding::warn(
             "state",
-            format!("{shown} is not there"),
-            "no backend has run here, or it keeps its state elsewhere; without it a node that reboots alone has no Services",
-            "start the backend, or give this command its --state-dir",
+            format!("{shown} does not exist"),
+            "no backend has stored its state there; without it, Services stop at a reboot until a frontend responds",
+            "start the backend, or pass its --state-dir to this command",
         );
     }
     let probe = nearest.join(format!(".fairlead-check-{}", process::id()));
     let tried = fs::write(&probe, "").and_then(|()| fs::remove_file(&probe));
     match tried {
-        Ok(()) => Finding::ok("state", format!("{shown} can be written to")),
+        Ok(()) => Finding::ok("state", format!("{shown} is writable")),
         Err(error) => unwritable(dir, &error),
     }
 }
@@ -97,25 +97,25 @@ fn writable(dir: &Path, stage: Stage) -> Finding {
 fn unwritable(dir: &Path, error: &io::Error) -> Finding {
     Finding::fail(
         "state",
-        format!("{} cannot be written to: {error}", dir.display()),
-        "the last state is not kept: a node that reboots while no frontend is there has no Services",
-        "mount it writable, or give another --state-dir",
+        format!("{} is not writable: {error}", dir.display()),
+        "the backend cannot store its state: Services stop at a reboot until a frontend responds",
+        "mount it writable, or set another --state-dir",
     )
 }
 
-/// The limit of open files, in what `/proc/self/limits` says.
-fn files(limits: &str) -> Finding {
+/// The limit of open files, from the content of `/proc/self/limits`.
+fn open_files(limits: &str) -> Finding {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
     let soft = line.and_then(|line| line.split_whitespace().next());
     match soft.map(|soft| (soft, soft.parse::<u64>())) {
-        Some((soft, Ok(number))) if number < FEW_FILES => Finding::warn(
+        Some((soft, Ok(number))) if number < MIN_OPEN_FILES => Finding::warn(
             "limits",
-            format!("a process may have {soft} files open"),
-            "health-check node ports and connections each take one",
-            "ulimit -n 65536, LimitNOFILE= of the unit, or the runtime's setting",
+            format!("limit of open files: {soft}"),
+            "each health-check node port and each connection uses one",
+            "raise it with `ulimit -n 65536`, LimitNOFILE= of the systemd unit, or in the container runtime",
         ),
-        Some((soft, _)) => Finding::ok("limits", format!("a process may have {soft} files open")),
-        None => Finding::ok("limits", "the limit of open files is unknown"),
+        Some((soft, _)) => Finding::ok("limits", format!("limit of open files: {soft}")),
+        None => Finding::ok("limits", "limit of open files: unknown"),
     }
 }
 
@@ -125,24 +125,25 @@ mod tests {
     use crate::commands::check::Level;
 
     #[test]
-    fn who_listens_is_found() {
+    fn name_of_the_listening_process_is_found() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let own = fs::read_to_string("/proc/self/comm").unwrap();
-        assert_eq!(holder(port).as_deref(), Some(own.trim()));
-        let taken = listens(port, Ipv4Addr::LOCALHOST, Stage::Installed);
+        assert_eq!(listener_name(port).as_deref(), Some(own.trim()));
+        let taken = port_finding(port, Ipv4Addr::LOCALHOST, Stage::Installed);
         assert_eq!(taken.level, Level::Warn);
         assert!(taken.what.starts_with(own.trim()), "{}", taken.what);
         drop(listener);
-        assert_eq!(listens(port, Ipv4Addr::LOCALHOST, Stage::Installed).level, Level::Ok);
+        assert_eq!(port_finding(port, Ipv4Addr::LOCALHOST, Stage::Installed).level, Level::Ok);
     }
 
     #[test]
-    fn only_sockets_that_listen_count() {
+    fn only_listening_sockets_count() {
         let listing = "  sl  local_address rem_address   st tx rx tr tm retr uid timeout inode\n   \
-            0: 0100007F:280F 0100007F:1234 01 0:0 0:0 0 0 0 11 1\n   1: 0100007F:280F 00000000:0000 0A 0:0 0:0 0 0 0 22 1\n";
-        assert_eq!(inode(listing, 0x280f), Some("22"));
-        assert_eq!(inode(listing, 80), None);
+            0: 0100007F:280F 0100007F:1234 01 0:0 0:0 0 0 0 11 1\n   \
+            1: 0100007F:280F 00000000:0000 0A 0:0 0:0 0 0 0 22 1\n";
+        assert_eq!(listening_inode(listing, 0x280f), Some("22"));
+        assert_eq!(listening_inode(listing, 80), None);
     }
 
     #[test]
@@ -158,10 +159,10 @@ mod tests {
     }
 
     #[test]
-    fn few_files_are_too_few() {
+    fn low_limit_of_open_files_warns() {
         let limits = |soft| format!("Max processes 1 2\nMax open files            {soft}    524288   files\n");
-        assert_eq!(files(&limits("256")).level, Level::Warn);
-        assert_eq!(files(&limits("1048576")).level, Level::Ok);
-        assert_eq!(files(&limits("unlimited")).level, Level::Ok);
+        assert_eq!(open_files(&limits("256")).level, Level::Warn);
+        assert_eq!(open_files(&limits("1048576")).level, Level::Ok);
+        assert_eq!(open_files(&limits("unlimited")).level, Level::Ok);
     }
 }

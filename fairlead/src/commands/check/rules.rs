@@ -1,4 +1,4 @@
-//! Whose rules there are on this node: kube-proxy's, those of our other backends, and those of everybody else that may stop packets.
+//! Checks the rules on this node: those of kube-proxy, of Fairlead's backends, and of firewalls that may drop packets.
 
 use std::collections::BTreeMap;
 
@@ -9,113 +9,115 @@ use iptables::{Policy as ChainPolicy, Ruleset, SavedRules, Table, Variant, save_
 use netlink::nft::{Hook, NftHandle, Policy, TableFamily};
 use takeover::Leftovers;
 
-use super::{Finding, Level, Stage};
+use super::{Finding, Stage};
 use crate::{
     cli::BackendName,
     commands::backend::{ipvs, nftables},
 };
 
-/// Tables of iptables that are rules of `iptables-nft`, and looked at as such.
-const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-/// Tables that are Fairlead's, and kube-proxy's, of which [`takeover`] knows.
-const KNOWN: [&str; 2] = ["fairlead", "kube-proxy"];
+/// Tables of nf_tables that `iptables-nft` writes; they are inspected with the rules of iptables.
+const IPTABLES_TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+/// Tables of Fairlead and kube-proxy, which other checks inspect.
+const PROXY_TABLES: [&str; 2] = ["fairlead", "kube-proxy"];
 
-/// All of them. What cannot be read is a finding.
+/// Checks all of them. Rules that cannot be read are a finding.
 pub(super) async fn check(backend: BackendName, stage: Stage) -> Vec<Finding> {
     let unreadable = |what: &str, error: anyhow::Error| {
         vec![Finding::fail(
             "rules",
-            format!("{what} cannot be read: {error:#}"),
-            "without it the rules cannot be inspected",
-            "run this as root (CAP_NET_ADMIN)",
+            format!("cannot read {what}: {error:#}"),
+            "rules that conflict with Fairlead would not be found",
+            "run this command as root (CAP_NET_ADMIN)",
         )]
     };
-    let mut findings = predecessor(stage).await.unwrap_or_else(|error| unreadable("what kube-proxy left", error));
-    findings.extend(others_of_ours(backend).await.unwrap_or_else(|error| unreadable("our own rules", error)));
-    findings.extend(foreign().unwrap_or_else(|error| unreadable("nf_tables", error)));
+    let mut findings = kube_proxy(stage).await.unwrap_or_else(|error| unreadable("the rules of kube-proxy", error));
+    findings.extend(own_backends(backend).await.unwrap_or_else(|error| unreadable("the rules of Fairlead", error)));
+    findings.extend(firewalls().unwrap_or_else(|error| unreadable("the tables of nf_tables", error)));
     let iptables = save_all().await.and_then(|saved| variants(backend, &saved));
-    findings.extend(iptables.unwrap_or_else(|error| unreadable("iptables", error)));
+    findings.extend(iptables.unwrap_or_else(|error| unreadable("the rules of iptables", error)));
     findings
 }
 
-async fn predecessor(stage: Stage) -> Result<Vec<Finding>> {
+async fn kube_proxy(stage: Stage) -> Result<Vec<Finding>> {
     let leftovers = Leftovers::find().await?;
-    let items = leftovers.objects();
-    if items.is_empty() {
-        return Ok(vec![Finding::ok("kube-proxy", "it has left nothing in the kernel")]);
+    let objects = leftovers.objects();
+    if objects.is_empty() {
+        return Ok(vec![Finding::ok("kube-proxy", "no rules of kube-proxy")]);
     }
-    let mut places = BTreeMap::<_, usize>::new();
-    items.iter().for_each(|item| *places.entry(item.subsystem.as_str()).or_default() += item.count);
-    let places: Vec<_> = places.iter().map(|(place, count)| format!("{count} in {place}")).collect();
-    let what = format!("its rules are here: {}", places.join(", "));
+    let mut counts = BTreeMap::<_, usize>::new();
+    objects.iter().for_each(|object| *counts.entry(object.subsystem.as_str()).or_default() += object.count);
+    let counts: Vec<_> = counts.iter().map(|(subsystem, count)| format!("{count} in {subsystem}")).collect();
+    let what = format!("rules of kube-proxy: {}", counts.join(", "));
     Ok(vec![match stage {
-        Stage::BeforeInstallation => Finding::ok("kube-proxy", format!("{what}; Services work until ours do")),
+        Stage::BeforeInstallation => {
+            Finding::ok("kube-proxy", format!("{what}; they serve Services until Fairlead does"))
+        }
         Stage::Installed => Finding::warn(
             "kube-proxy",
             what,
-            "two proxies answer for the same addresses, and those of one of them may be of yesterday",
-            "remove kube-proxy from this node, then `fairlead cleanup --of kube-proxy` (try --dry-run first)",
+            "two proxies serve the same VIPs; if kube-proxy no longer runs, its endpoints are outdated",
+            "remove kube-proxy from this node, then run `fairlead cleanup --of kube-proxy` (first with --dry-run)",
         ),
     }])
 }
 
-/// What our other backends have programmed, and this one.
-async fn others_of_ours(backend: BackendName) -> Result<Vec<Finding>> {
-    let mut findings = Vec::new();
-    let mut present = vec![(BackendName::Nftables, nftables(DataplaneOptions::default())?.installed_objects().await?)];
-    let iptables = backend_iptables::programmed_families().await?;
-    let item =
+/// What each backend of Fairlead has programmed.
+async fn own_backends(backend: BackendName) -> Result<Vec<Finding>> {
+    let nftables = nftables(DataplaneOptions::default())?.installed_objects().await?;
+    let chains =
         |family| InstalledObject { subsystem: "iptables".to_owned(), kind: format!("{family} chains"), count: 1 };
-    present.push((BackendName::Iptables, iptables.into_iter().map(item).collect()));
-    // A kernel without IPVS has none of its servers.
-    let items = match ipvs(Settings::default()) {
+    let iptables = backend_iptables::programmed_families().await?.into_iter().map(chains).collect();
+    // Fails in a kernel without IPVS.
+    let ipvs = match ipvs(Settings::default()) {
         Ok(mut backend) if !backend_ipvs::programmed_families().await.unwrap_or_default().is_empty() => {
             backend.installed_objects().await?
         }
         _ => Vec::new(),
     };
-    present.push((BackendName::Ipvs, items));
-    for (of, items) in present.into_iter().filter(|(_, items)| !items.is_empty()) {
-        let name = format!("{of:?}").to_lowercase();
-        let what: Vec<_> = items.iter().map(|item| format!("{} {}", item.subsystem, item.kind)).collect();
-        findings.push(if of == backend {
-            Finding::ok("fairlead", format!("backend {name} has programmed: {}", what.join(", ")))
-        } else {
-            Finding::warn(
-                "fairlead",
-                format!("backend {name} has left its rules: {}", what.join(", ")),
-                "they serve the same addresses, and no process updates them",
-                format!("fairlead cleanup --backend {name}, unless that backend is the one that runs"),
-            )
-        });
-    }
-    Ok(findings)
+    let installed = [(BackendName::Nftables, nftables), (BackendName::Iptables, iptables), (BackendName::Ipvs, ipvs)];
+    let finding = |(of, objects): (BackendName, Vec<InstalledObject>)| {
+        let name = of.name();
+        let objects: Vec<_> = objects.iter().map(|object| format!("{} {}", object.subsystem, object.kind)).collect();
+        let what = format!("backend {name} has programmed: {}", objects.join(", "));
+        if of == backend {
+            return Finding::ok("fairlead", what);
+        }
+        Finding::warn(
+            "fairlead",
+            what,
+            "these rules serve the same VIPs, and no process updates them",
+            format!(
+                "run `fairlead cleanup --backend {name}`, or check with --backend {name} if that backend runs here"
+            ),
+        )
+    };
+    Ok(installed.into_iter().filter(|(_, objects)| !objects.is_empty()).map(finding).collect())
 }
 
-/// Base chains of other tables.
-fn foreign() -> Result<Vec<Finding>> {
-    let mut handle = NftHandle::open().context("open nf_tables")?;
+/// Base chains in tables of other programs.
+fn firewalls() -> Result<Vec<Finding>> {
+    let mut handle = NftHandle::open().context("cannot open a netlink socket for nf_tables")?;
     let mut findings = Vec::new();
     for family in [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet] {
         for table in handle.tables(family)? {
-            let of_iptables = family != TableFamily::Inet && OF_IPTABLES.contains(&table.name.as_str());
-            if of_iptables || KNOWN.contains(&table.name.as_str()) {
+            let is_iptables = family != TableFamily::Inet && IPTABLES_TABLES.contains(&table.name.as_str());
+            if is_iptables || PROXY_TABLES.contains(&table.name.as_str()) {
                 continue;
             }
             let chains = handle.chains(&table)?;
             let bases = chains.iter().filter_map(|chain| Some((&chain.name, chain.base?)));
             for (name, base) in bases {
-                findings.extend(foreign_chain(&format!("{family} {}", table.name), name, base));
+                findings.extend(firewall_chain(&format!("{family} {}", table.name), name, base));
             }
         }
     }
-    if findings.iter().all(|finding| finding.level == Level::Ok) && findings.is_empty() {
-        findings.push(Finding::ok("firewall", "no other table of nf_tables has chains at the hooks of packets"));
+    if findings.is_empty() {
+        findings.push(Finding::ok("firewall", "no base chains in other tables of nf_tables"));
     }
     Ok(findings)
 }
 
-fn foreign_chain(table: &str, chain: &str, base: netlink::nft::BaseChain) -> Option<Finding> {
+fn firewall_chain(table: &str, chain: &str, base: netlink::nft::BaseChain) -> Option<Finding> {
     let hook = match base.hook {
         Hook::Prerouting => "prerouting",
         Hook::Input => "input",
@@ -124,34 +126,35 @@ fn foreign_chain(table: &str, chain: &str, base: netlink::nft::BaseChain) -> Opt
         Hook::Postrouting => "postrouting",
         Hook::Other(_) => return None,
     };
-    let whose = if table.ends_with(" firewalld") { " (firewalld)" } else { "" };
-    let what = format!("table {table}{whose}: chain {chain} at {hook}, priority {}", base.priority);
+    let program = if table.ends_with(" firewalld") { " (firewalld)" } else { "" };
+    let what = format!("table {table}{program}: chain {chain} at {hook}, priority {}", base.priority);
     Some(if base.policy == Policy::Drop {
         Finding::warn(
             "firewall",
             format!("{what}, policy drop"),
-            "what it does not accept is dropped, after our rules or before",
-            "let it accept what is forwarded to pods and arrives at node ports; `fairlead trace` shows the order of the chains",
+            "it drops packets that none of its rules accepts, before or after Fairlead's rules",
+            "accept packets to pods and node ports in this chain; `fairlead trace` shows the order of chains",
         )
     } else {
         Finding::ok("firewall", what)
     })
 }
 
-/// Which variants of iptables have rules, and which policies.
+/// Rules and policies of both variants of iptables.
 fn variants(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     if saved.is_empty() && backend != BackendName::Nftables {
         return Ok(vec![Finding::fail(
             "iptables",
-            "no iptables is installed",
+            "iptables is not installed",
             "this backend writes its rules with it",
-            "install iptables 1.8.9 or later, or use backend nft",
+            "install iptables 1.8.9 or later, or use backend nftables",
         )]);
     }
     let mut used = Vec::new();
     for saved in saved {
-        let rules = Ruleset::parse(&saved.text).with_context(|| format!("read the rules of {}", saved.program))?;
+        let rules =
+            Ruleset::parse(&saved.text).with_context(|| format!("cannot parse the output of {}", saved.program))?;
         if rules.chains().any(|(_, _, chain)| !chain.rules.is_empty()) {
             used.push((saved.program, rules));
         }
@@ -161,9 +164,9 @@ fn variants(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Finding>> 
         if by(Variant::Nft) && by(Variant::Legacy) {
             findings.push(Finding::warn(
                 "iptables",
-                format!("both variants hold {family} rules"),
-                "each is evaluated for every packet, and each program shows one of them only",
-                "find the program that writes the other one (`iptables-legacy-save`, `iptables-nft-save`), and remove its rules",
+                format!("both variants (nft and legacy) have {family} rules"),
+                "the kernel evaluates both for every packet, but each program shows only its own",
+                "compare `iptables-legacy-save` with `iptables-nft-save`, and remove the rules of one of them",
             ));
         }
     }
@@ -172,17 +175,17 @@ fn variants(backend: BackendName, saved: &[SavedRules]) -> Result<Vec<Finding>> 
         if forward.is_some_and(|chain| chain.policy == Some(ChainPolicy::Drop)) {
             findings.push(Finding::warn(
                 "firewall",
-                format!("{program}: the policy of FORWARD is DROP"),
-                "packets that no rule accepts, as those to pods, are dropped; Docker sets this policy, and some firewalls",
-                format!("{program} -P FORWARD ACCEPT, or rules that accept packets to pods and from them"),
+                format!("{program}: chain FORWARD has policy DROP"),
+                "it drops forwarded packets that no rule accepts, also those of pods; Docker and some firewalls set it",
+                format!("run `{program} -P FORWARD ACCEPT`, or add rules that accept packets to and from pods"),
             ));
         }
         if rules.chains().any(|(_, name, _)| name.starts_with("ufw-")) {
             findings.push(Finding::warn(
                 "firewall",
-                format!("{program}: ufw has its chains here"),
-                "by default it drops forwarded packets",
-                "set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and allow the ports of the node",
+                format!("{program}: chains of ufw"),
+                "by default ufw drops forwarded packets",
+                "set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and allow node ports",
             ));
         }
     }
@@ -206,6 +209,7 @@ mod tests {
     use proto::model::IpFamily;
 
     use super::*;
+    use crate::commands::check::Level;
 
     fn saved(variant: Variant, text: &str) -> SavedRules {
         SavedRules { program: Program::new(IpFamily::V4, variant), text: text.to_owned() }
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_and_what_drops_are_told() {
+    fn mixed_variants_and_drop_policies_warn() {
         let rule = "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -j ACCEPT\nCOMMIT\n";
         let empty = "*filter\n:FORWARD ACCEPT [0:0]\nCOMMIT\n";
         assert_eq!(levels(&[]), [(Level::Fail, "iptables")]);

@@ -1,4 +1,4 @@
-//! The report, and its worst finding.
+//! Tests of the report.
 
 use super::*;
 

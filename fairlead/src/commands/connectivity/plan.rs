@@ -42,7 +42,8 @@ pub(super) enum Expected {
     NoReply,
 }
 
-/// All VIPs of the service ports that `wanted` selects, except for SCTP. `source`: the source address of packets to an address.
+/// All VIPs of the service ports that `wanted` selects, except for SCTP. `source`: the source address of packets to an
+/// address.
 pub(super) fn probe_targets(
     state: &NodeState,
     wanted: impl Fn(&ServicePortState) -> bool,

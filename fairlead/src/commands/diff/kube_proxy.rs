@@ -1,5 +1,5 @@
-//! Compares what kube-proxy's rules do with new connections to each VIP with what Fairlead would do. Differences that docs/semantics.md lists
-//! are kept apart.
+//! Compares the effect of kube-proxy's rules on new connections to each VIP with that of Fairlead. Differences that
+//! docs/semantics.md documents are listed separately.
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +21,7 @@ use takeover::{ConnectionVerdict, KubeProxyRules, VipAddress, VipKey, VipRules};
 
 use crate::table::Table;
 
-/// The comparison.
+/// The result of the comparison.
 #[derive(Debug, Serialize)]
 pub(crate) struct KubeProxyReport {
     /// The modes of kube-proxy whose rules are on this node.
@@ -30,7 +30,7 @@ pub(crate) struct KubeProxyReport {
     equal: usize,
     /// VIPs that are served differently.
     differences: Vec<VipDifference>,
-    /// Those that docs/semantics.md lists.
+    /// VIPs whose difference docs/semantics.md documents.
     documented: Vec<VipDifference>,
     notes: Vec<&'static str>,
 }
@@ -67,15 +67,15 @@ struct FairleadVip {
     outside: ConnectionVerdict,
 }
 
-/// Up to this many endpoints are listed in a table.
+/// The greatest number of endpoints that a table cell lists.
 const LISTED_ENDPOINTS: usize = 4;
 const IPVS: &str = "ipvs";
-const IPVS_LOCAL: &str = "under policy Local, kube-proxy's ipvs mode treats pods as external clients, and without a local endpoint uses \
-                          endpoints on other nodes";
+const IPVS_LOCAL: &str = "under policy Local, kube-proxy's ipvs mode treats pods as external clients, and without a \
+                          local endpoint uses endpoints on other nodes";
 const ADDRESS_IN_USE: &str =
     "the address is a cluster IP or belongs to the node, so Fairlead does not let a Service claim it";
-const ALL_ADDRESSES: &str = "node ports: kube-proxy's iptables and ipvs modes serve them at all addresses of the node, Fairlead at the primary \
-                             address of each IP family unless --nodeport-addresses is set";
+const ALL_ADDRESSES: &str = "node ports: kube-proxy's iptables and ipvs modes serve them at all addresses of the node, \
+                             Fairlead at the primary address of each IP family unless --nodeport-addresses is set";
 const NOT_COMPARED: &str =
     "not compared: masquerading, source ranges, session affinity, and ports and addresses without a Service";
 
@@ -178,10 +178,10 @@ impl KubeProxyReport {
         if !self.documented.is_empty() {
             let mut table = Table::new(&["DOCUMENTED DIFFERENCE", "VIP", "FROM", "KUBE-PROXY", "FAIRLEAD"]);
             self.documented.iter().for_each(|difference| table.row(difference.cells()));
-            let whys: BTreeSet<_> = self.documented.iter().filter_map(|difference| difference.why).collect();
+            let reasons: BTreeSet<_> = self.documented.iter().filter_map(|difference| difference.why).collect();
             let _ = write!(text, "{table}");
-            for why in whys {
-                let _ = writeln!(text, "note: {why}");
+            for reason in reasons {
+                let _ = writeln!(text, "note: {reason}");
             }
             text.push('\n');
         }
@@ -192,7 +192,7 @@ impl KubeProxyReport {
         let modes: Vec<_> = modes.iter().copied().collect();
         let _ = writeln!(
             text,
-            "kube-proxy ({}): {equal} VIPs are served equally, {} differences, {} documented differences",
+            "kube-proxy ({}): {equal} VIPs without differences, {} differences, {} documented differences",
             modes.join(", "),
             differences.len(),
             documented.len(),
@@ -230,13 +230,13 @@ fn describe_difference(pool: &BTreeSet<SocketAddr>, other: &BTreeSet<SocketAddr>
     }
 }
 
-fn describe(outcome: Option<&ConnectionVerdict>) -> String {
-    match outcome {
+fn describe(verdict: Option<&ConnectionVerdict>) -> String {
+    match verdict {
         None => "not served".to_owned(),
         Some(ConnectionVerdict::Endpoints(endpoints)) if endpoints.len() > LISTED_ENDPOINTS => {
             format!("{} endpoints", endpoints.len())
         }
-        Some(outcome) => outcome.to_string(),
+        Some(verdict) => verdict.to_string(),
     }
 }
 
@@ -263,7 +263,7 @@ fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
                     TrafficPolicy::Cluster => PoolClass::Cluster,
                     TrafficPolicy::Local => PoolClass::Local,
                 };
-                let [inside, outside] = [inside, outside].map(|class| outcome(service, class, family));
+                let [inside, outside] = [inside, outside].map(|class| verdict(service, class, family));
                 let vip = VipKey { family, address, protocol: key.protocol.number() };
                 fairlead_vips.insert(vip, FairleadVip { service_port: key.to_string(), policy, inside, outside });
             }
@@ -272,7 +272,7 @@ fn fairlead_vips(state: &NodeState) -> BTreeMap<VipKey, FairleadVip> {
     fairlead_vips
 }
 
-fn outcome(service: &ServicePortState, class: PoolClass, family: IpFamily) -> ConnectionVerdict {
+fn verdict(service: &ServicePortState, class: PoolClass, family: IpFamily) -> ConnectionVerdict {
     let pool = service.pool(class, family);
     if !service.port.any_endpoints[family] {
         return ConnectionVerdict::Reject;
@@ -282,7 +282,7 @@ fn outcome(service: &ServicePortState, class: PoolClass, family: IpFamily) -> Co
     if endpoints.is_empty() { ConnectionVerdict::Drop } else { ConnectionVerdict::Endpoints(endpoints) }
 }
 
-/// Addresses that a Service must not claim.
+/// Cluster IPs and addresses of the node, which a Service must not claim.
 fn addresses_in_use(state: &NodeState) -> BTreeSet<std::net::IpAddr> {
     let cluster_ips =
         state.service_ports().values().flat_map(|service| IpFamily::ALL.map(|family| service.port.cluster_ips[family]));

@@ -29,12 +29,12 @@ impl DiffReport {
         Self { backend, node: node.to_owned(), differences, failures: failures.collect() }
     }
 
-    /// Whether there are none.
+    /// Whether there are no differences.
     pub(crate) fn is_empty(&self) -> bool {
         self.differences.is_empty()
     }
 
-    /// Lines that begin with `+`, `~` or `-`, by service port; what belongs to none comes first.
+    /// Lines with `+`, `~` or `-`, grouped by service port; objects that belong to no service port come first.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         let Self { backend, node, differences, failures } = self;
@@ -79,10 +79,10 @@ mod tests {
     #[test]
     fn differences_are_grouped_by_service_port() {
         let key = ServicePortKey::new("default", "web", "http", Protocol::Tcp);
-        let place = "table ip fairlead";
-        let of_web = Difference::new(DifferenceKind::Change, place, "vips 10.96.0.1:80/tcp: pool-2 -> pool-3");
+        let table = "table ip fairlead";
+        let of_web = Difference::new(DifferenceKind::Change, table, "vips 10.96.0.1:80/tcp: pool-2 -> pool-3");
         let differences =
-            vec![of_web.of(Some(&key)), Difference::new(DifferenceKind::Remove, place, "cluster-ips 10.96.0.3")];
+            vec![of_web.of(Some(&key)), Difference::new(DifferenceKind::Remove, table, "cluster-ips 10.96.0.3")];
         let report = DiffReport::new("nftables", "node-a", PreviewReport { differences, failures: Vec::new() });
         let expected = "\
 no service port

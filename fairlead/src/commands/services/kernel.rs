@@ -1,4 +1,5 @@
-//! `fairlead services --kernel`: the virtual servers in this node's kernel, and what drains there.
+//! `fairlead services --kernel`: Fairlead's IPVS virtual servers in this node's kernel, and their draining
+//! destinations.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,41 +11,33 @@ use serde_json::{Value, json};
 use super::join;
 use crate::{cli::OutputArgs, print, table::Table};
 
-/// What is said when there is nothing.
-const NOTHING: &str = "\
-There is no IPVS of Fairlead's here: no virtual server with a mark 0xfa......, at an address of the device fairlead-ipvs0, or in the
-sets FAIRLEAD-VIPS and FAIRLEAD-NODE-PORTS. What the other backends have written is shown by `nft list table ip fairlead` (`ip6`) and
-`iptables-save`.";
+/// Printed instead of an empty table.
+const NO_SERVERS: &str = "\
+This kernel has no IPVS virtual servers of Fairlead: none with a firewall mark 0xfa......, none at an address of the
+device fairlead-ipvs0, and none in the sets FAIRLEAD-VIPS and FAIRLEAD-NODE-PORTS. `nft list table ip fairlead` (`ip6`)
+and `iptables-save` show the rules of the other backends.";
 
-/// Looks into the kernel, and prints what is there.
+/// Reads the kernel, and prints its virtual servers.
 pub(super) async fn run(output: OutputArgs) -> Result<()> {
-    let servers = backend_ipvs::virtual_servers().await.context("cannot read what the kernel holds")?;
+    let servers = backend_ipvs::virtual_servers().await.context("cannot read the IPVS virtual servers")?;
     let now = SystemTime::now();
     let list: Vec<_> = servers.iter().map(|server| to_json(server, now)).collect();
     print::value(output, &list, || match &servers[..] {
-        [] => format!("{NOTHING}\n"),
+        [] => format!("{NO_SERVERS}\n"),
         servers => table(servers, now).to_string(),
     })
 }
 
-/// A row for each destination, which names its virtual server too, so that lines can be searched.
+/// A row for each destination. Each names its virtual server, so that lines can be searched.
 fn table(servers: &[VirtualServer], now: SystemTime) -> Table {
-    let mut table = Table::new(&[
-        "VIRTUAL SERVER",
-        "LED THERE",
-        "SCHEDULER",
-        "DESTINATION",
-        "WEIGHT",
-        "ACTIVE",
-        "INACTIVE",
-        "STATE",
-    ]);
+    let mut table =
+        Table::new(&["VIRTUAL SERVER", "VIPS", "SCHEDULER", "DESTINATION", "WEIGHT", "ACTIVE", "INACTIVE", "STATE"]);
     for server in servers {
         let at = match server.at {
             ServerMatch::Address(address) => format!("{} {address}", server.protocol),
             ServerMatch::FwMark(mark) => format!("{} {} mark {mark:#x}", server.protocol, server.family),
         };
-        let head = [at, join(server.vips.iter().map(front)), server.scheduler.to_string()];
+        let head = [at, join(server.vips.iter().map(vip)), server.scheduler.to_string()];
         if server.destinations.is_empty() {
             table.row(head.into_iter().chain([const { String::new() }; 5]));
             continue;
@@ -79,22 +72,22 @@ fn to_json(server: &VirtualServer, now: SystemTime) -> Value {
         "protocol": server.protocol,
         "address": address,
         "mark": mark.map(|mark| format!("{mark:#x}")),
-        "fronts": server.vips.iter().map(front).collect::<Vec<_>>(),
+        "vips": server.vips.iter().map(vip).collect::<Vec<_>>(),
         "scheduler": &*server.scheduler,
         "destinations": destinations.collect::<Vec<_>>(),
     })
 }
 
 /// A VIP with its port, or a node port as `*:30080`.
-fn front(front: &Vip) -> String {
-    match front {
+fn vip(vip: &Vip) -> String {
+    match vip {
         Vip::AddressPort { address, port, .. } => std::net::SocketAddr::new(*address, *port).to_string(),
         Vip::NodePort { port, .. } => format!("*:{port}"),
         Vip::Address(address) => address.to_string(),
     }
 }
 
-/// How long a destination that drains may stay; zero when its time is over.
+/// How long a draining destination may stay; zero if its deadline has passed.
 fn time_left(destination: &Destination, now: SystemTime) -> Option<Duration> {
     destination.draining_until.map(|until| until.duration_since(now).unwrap_or_default())
 }
@@ -103,7 +96,7 @@ fn state(left: Duration) -> String {
     let seconds = left.as_secs();
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     match (hours, minutes, seconds) {
-        (0, 0, 0) => "draining, its time is over".to_owned(),
+        (0, 0, 0) => "draining, deadline passed".to_owned(),
         (0, 0, _) => format!("draining, at most {seconds}s more"),
         (0, ..) => format!("draining, at most {minutes}m{seconds}s more"),
         _ => format!("draining, at most {hours}h{minutes}m more"),
@@ -118,13 +111,13 @@ mod tests {
 
     use super::*;
 
-    /// 12 minutes and a half before what drains must go.
+    /// 12.5 minutes before the deadline of the draining destination.
     fn now() -> SystemTime {
         UNIX_EPOCH + Duration::from_secs(1_000_000)
     }
 
-    fn destination(address: &str, weight: u32, carried: (u32, u32)) -> Destination {
-        let (active, inactive) = carried;
+    fn destination(address: &str, weight: u32, connections: (u32, u32)) -> Destination {
+        let (active, inactive) = connections;
         Destination { address: address.parse().unwrap(), weight, active, inactive, draining_until: None }
     }
 
@@ -155,18 +148,19 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_what_drains_and_what_leads_where() {
+    fn table_shows_draining_destinations_and_vips() {
         let expected = "\
-VIRTUAL SERVER             LED THERE                  SCHEDULER   DESTINATION        WEIGHT   ACTIVE   INACTIVE   STATE
+VIRTUAL SERVER             VIPS                       SCHEDULER   DESTINATION        WEIGHT   ACTIVE   INACTIVE   STATE
 TCP 10.96.0.1:80           -                          rr          10.244.1.11:8080   1        17       240        -
-TCP 10.96.0.1:80           -                          rr          10.244.1.12:8080   0        1        0          draining, at most 12m30s more
+TCP 10.96.0.1:80           -                          rr          10.244.1.12:8080   0        1        0          \
+draining, at most 12m30s more
 UDP IPv6 mark 0xfa000019   [2001:db8::1]:53 *:30053   mh          -                  -        -        -          -
 ";
         assert_eq!(table(&servers(), now()).to_string(), expected);
     }
 
     #[test]
-    fn scripts_get_the_same() {
+    fn json_has_the_same_content() {
         let [at_address, at_mark] = &servers()[..] else { panic!() };
         let at_address = to_json(at_address, now());
         assert_eq!(at_address["address"], "10.96.0.1:80");
@@ -179,23 +173,23 @@ UDP IPv6 mark 0xfa000019   [2001:db8::1]:53 *:30053   mh          -             
             at_mark,
             json!({
                 "family": "IPv6", "protocol": "UDP", "address": null, "mark": "0xfa000019",
-                "fronts": ["[2001:db8::1]:53", "*:30053"], "scheduler": "mh", "destinations": [],
+                "vips": ["[2001:db8::1]:53", "*:30053"], "scheduler": "mh", "destinations": [],
             })
         );
     }
 
     #[test]
-    fn the_time_left_is_for_people() {
-        let said = [0, 59, 60, 750, 3_599, 7_500].map(|seconds| state(Duration::from_secs(seconds)));
+    fn time_left_is_printed_in_hours_minutes_and_seconds() {
+        let printed = [0, 59, 60, 750, 3_599, 7_500].map(|seconds| state(Duration::from_secs(seconds)));
         let expected = [
-            "draining, its time is over",
+            "draining, deadline passed",
             "draining, at most 59s more",
             "draining, at most 1m0s more",
             "draining, at most 12m30s more",
             "draining, at most 59m59s more",
             "draining, at most 2h5m more",
         ];
-        assert_eq!(said, expected);
+        assert_eq!(printed, expected);
         let late = Destination { draining_until: Some(now()), ..destination("10.244.1.11:8080", 0, (0, 0)) };
         assert_eq!(time_left(&late, now() + Duration::from_secs(9)), Some(Duration::ZERO));
     }

@@ -146,8 +146,8 @@ impl NodeRow {
         Self { status, frontend: None, revisions_behind: 0, state: NodeHealth::Absent }
     }
 
-    /// A connected node takes precedence over a disconnected one, a backend over a shadow, a newer stream over an older one, and of two
-    /// frontends without a stream the one that had it last.
+    /// A connected node takes precedence over a disconnected one, a backend over a shadow, a newer stream over an older
+    /// one, and of two frontends without a stream the one that had it last.
     fn takes_precedence(&self, other: &Self) -> bool {
         let rank = |row: &Self| {
             let status = &row.status;

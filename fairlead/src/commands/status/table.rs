@@ -181,7 +181,8 @@ fn summary(overview: &Overview) -> String {
 fn frontend(status: &StatusResponse) -> String {
     let StatusResponse { revision, service_ports, endpoints, programmed_on_all_nodes, .. } = status;
     let mut text = format!(
-        "revision {revision}, programmed on all nodes {programmed_on_all_nodes}, {service_ports} service ports, {endpoints} endpoints"
+        "revision {revision}, programmed on all nodes {programmed_on_all_nodes}, {service_ports} service ports, \
+         {endpoints} endpoints"
     );
     if !status.ready {
         text.push_str(", not ready: first list of all objects pending");

@@ -1,4 +1,5 @@
-//! Fields whose meaning depends on others, or whose values are written differently: mode, pod detection, node ports, addresses and logging.
+//! Fields whose meaning depends on others, or whose values are written differently: mode, pod detection, node ports,
+//! addresses and logging.
 
 use std::{
     collections::BTreeMap,
@@ -113,8 +114,8 @@ impl CrossFields<'_> {
             let why = match (gate.as_str(), state.as_bool()) {
                 ("AllowServiceExternalIPs", Some(true)) => continue,
                 ("AllowServiceExternalIPs", _) => {
-                    "false has no effect: Fairlead serves external IPs. Enable the admission plugin DenyServiceExternalIPs of the API \
-                     server instead"
+                    "false has no effect: Fairlead serves external IPs. Enable the admission plugin \
+                     DenyServiceExternalIPs of the API server instead"
                 }
                 _ => "has no effect: Fairlead has no feature gates",
             };
@@ -149,8 +150,8 @@ impl CrossFields<'_> {
         if !address.is_unspecified() {
             let cidr = IpNet::from(address);
             let why = format!(
-                "{address} has no effect on the node's addresses, which Fairlead reads from the Node object. To serve node ports only at \
-                 this address, set nodePortAddresses to [{cidr}]"
+                "{address} has no effect on the node's addresses, which Fairlead reads from the Node object. To serve \
+                 node ports only at this address, set nodePortAddresses to [{cidr}]"
             );
             warnings.push(FieldWarning::new("bindAddress", why));
         }

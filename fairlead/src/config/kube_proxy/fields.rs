@@ -1,4 +1,5 @@
-//! The table of all fields of KubeProxyConfiguration: kube-proxy's flag, the type of the value, the modes that read it, its effect here.
+//! The table of all fields of KubeProxyConfiguration: kube-proxy's flag, the type of the value, the modes that read it,
+//! its effect here.
 
 use Effect::{Becomes, CrossField, Nothing};
 use Shape::{Any, Bool, Cidrs, Integer, Map, Number, Text, Time};
@@ -12,7 +13,8 @@ pub(crate) struct Field {
     /// kube-proxy's flag; empty if there is none. One flag may set different fields in different modes.
     pub(crate) flag: &'static str,
     pub(super) shape: Shape,
-    /// Whether the zero value of its type (`""`, `0`, `0s`, `false`) sets it, as it does for pointers in kube-proxy, or leaves it unset.
+    /// Whether the zero value of its type (`""`, `0`, `0s`, `false`) sets it, as it does for pointers in kube-proxy, or
+    /// leaves it unset.
     pub(super) zero: Zero,
     /// The modes in which kube-proxy reads it; empty: all.
     pub(crate) modes: &'static [BackendName],
@@ -58,7 +60,8 @@ pub(crate) enum Effect {
 const MAX: i64 = i32::MAX as i64;
 
 const NO_CLIENT: &str = "Fairlead's API client has no such setting: it makes one list and one watch per kind of object";
-const NO_PERIOD: &str = "Fairlead does not sync periodically: it writes changes when they arrive, and detects changes of its rules by other programs";
+const NO_PERIOD: &str = "Fairlead does not sync periodically: it writes changes when they arrive, and detects changes of \
+                         its rules by other programs";
 const NO_BUFFER: &str = "log lines are written to stderr without buffering";
 const WINDOWS: &str = "Fairlead runs only on Linux";
 

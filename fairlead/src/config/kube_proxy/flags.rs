@@ -22,7 +22,8 @@ const OTHERS: &[(&str, &str)] = &[
     ("version", "use `fairlead --version`"),
 ];
 
-/// The configuration that these flags set. Each is written as `--proxy-mode=ipvs`, `proxy-mode=ipvs` or `--masquerade-all`.
+/// The configuration that these flags set. Each is written as `--proxy-mode=ipvs`, `proxy-mode=ipvs` or
+/// `--masquerade-all`.
 ///
 /// # Errors
 /// Flags that kube-proxy does not have.

@@ -1,4 +1,4 @@
-//! Comparisons of a state with made-up rules of kube-proxy.
+//! Tests with rules of kube-proxy that are built in memory.
 
 use backend::testing::mk_state;
 
@@ -21,7 +21,8 @@ fn served(mode: &'static str, inside: ConnectionVerdict, outside: ConnectionVerd
     VipRules { mode, service: None, internal: inside, external: outside }
 }
 
-/// A Service with a local and a remote endpoint and a node port under policy Local, one with only remote endpoints, and one without.
+/// A Service with a local and a remote endpoint and a node port under policy Local, one with only remote endpoints, and
+/// one without endpoints.
 fn state() -> NodeState {
     mk_state()
         .node_addresses(["172.16.0.11"])
@@ -70,12 +71,12 @@ fn nothing_is_compared_without_rules() {
 
 #[test]
 fn differences_name_endpoints_of_one_side_only() {
-    let mut ways = equal_vips("nftables");
+    let mut vips = equal_vips("nftables");
     let fewer = endpoints(&["10.244.1.1:8080", "10.244.3.1:8080"]);
-    ways.insert(vip("10.96.0.10:80"), served("nftables", fewer.clone(), fewer));
-    ways.remove(&vip("10.96.0.12:80"));
-    ways.insert(vip("10.96.0.99:80"), served("nftables", ConnectionVerdict::Reject, ConnectionVerdict::Reject));
-    let report = KubeProxyReport::new(&state(), KubeProxyRules { vips: ways });
+    vips.insert(vip("10.96.0.10:80"), served("nftables", fewer.clone(), fewer));
+    vips.remove(&vip("10.96.0.12:80"));
+    vips.insert(vip("10.96.0.99:80"), served("nftables", ConnectionVerdict::Reject, ConnectionVerdict::Reject));
+    let report = KubeProxyReport::new(&state(), KubeProxyRules { vips });
     let cells: Vec<_> = report.differences.iter().map(VipDifference::cells).collect();
     let expected = [
         [
@@ -94,24 +95,24 @@ fn differences_name_endpoints_of_one_side_only() {
 
 #[test]
 fn documented_differences_are_kept_apart() {
-    let mut ways = equal_vips("ipvs");
-    let here = endpoints(&["10.244.1.1:8080"]);
-    ways.insert(node_port(30080), served("ipvs", here.clone(), here));
-    let elsewhere = endpoints(&["10.244.2.9:8080"]);
-    ways.insert(vip("10.96.0.11:80"), served("ipvs", elsewhere.clone(), elsewhere.clone()));
-    ways.insert(vip("172.16.0.11:443"), served("ipvs", elsewhere.clone(), elsewhere));
-    let report = KubeProxyReport::new(&state(), KubeProxyRules { vips: ways });
+    let mut vips = equal_vips("ipvs");
+    let local = endpoints(&["10.244.1.1:8080"]);
+    vips.insert(node_port(30080), served("ipvs", local.clone(), local));
+    let remote = endpoints(&["10.244.2.9:8080"]);
+    vips.insert(vip("10.96.0.11:80"), served("ipvs", remote.clone(), remote.clone()));
+    vips.insert(vip("172.16.0.11:443"), served("ipvs", remote.clone(), remote));
+    let report = KubeProxyReport::new(&state(), KubeProxyRules { vips });
     assert!(report.is_as_documented(), "{}", report.text());
-    let whys: Vec<_> = report.documented.iter().map(|difference| (&*difference.vip, difference.why)).collect();
+    let reasons: Vec<_> = report.documented.iter().map(|difference| (&*difference.vip, difference.why)).collect();
     let expected = [
         ("10.96.0.11:80/tcp", Some(IPVS_LOCAL)),
         ("172.16.0.11:443/tcp", Some(ADDRESS_IN_USE)),
         ("node port 30080/tcp (IPv4)", Some(IPVS_LOCAL)),
     ];
-    assert_eq!(whys, expected);
-    // In another mode it is not documented.
-    let mut ways = equal_vips("nftables");
-    let here = endpoints(&["10.244.1.1:8080"]);
-    ways.insert(node_port(30080), served("nftables", here.clone(), here));
-    assert!(!KubeProxyReport::new(&state(), KubeProxyRules { vips: ways }).is_as_documented());
+    assert_eq!(reasons, expected);
+    // Only documented for mode ipvs.
+    let mut vips = equal_vips("nftables");
+    let local = endpoints(&["10.244.1.1:8080"]);
+    vips.insert(node_port(30080), served("nftables", local.clone(), local));
+    assert!(!KubeProxyReport::new(&state(), KubeProxyRules { vips }).is_as_documented());
 }
