@@ -181,7 +181,7 @@ fn target(name: &str, options: &[&str]) -> Target {
             Some((value, mask)) => Target::Mark { value, mask },
             None => unknown(),
         },
-        "SET" if options.iter().any(|option| *option == "--map-set") => map_mark(options).unwrap_or_else(unknown),
+        "SET" if options.contains(&"--map-set") => map_mark(options).unwrap_or_else(unknown),
         "CONNMARK" => conn_mark(options, &value).unwrap_or_else(unknown),
         "DNAT" => match value("--to-destination").and_then(socket) {
             Some((address, port)) => Target::Dnat { address, port },
