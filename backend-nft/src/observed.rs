@@ -117,9 +117,9 @@ impl Observed {
                     _ => {}
                 }
             }
-            for (known, found) in [(&mut slots.cluster, found.cluster), (&mut slots.local, found.local)] {
-                if known.is_empty() {
-                    *known = found;
+            for (kept, found) in [(&mut slots.cluster, found.cluster), (&mut slots.local, found.local)] {
+                if kept.is_empty() {
+                    *kept = found;
                 }
             }
         }

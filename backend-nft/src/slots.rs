@@ -12,8 +12,8 @@ mod tests;
 
 use proto::model::Endpoint;
 
-/// Assigns a slot to each endpoint of `desired`, which is sorted. `previous`: the previous endpoint of each slot, if
-/// known.
+/// Assigns a slot to each endpoint of `desired`, which is sorted. `previous`: the earlier endpoint of each slot,
+/// with gaps.
 ///
 /// Endpoints whose slot still exists keep it; new ones, and those from slots beyond the end, fill the gaps.
 pub(crate) fn assign(previous: &[Option<Endpoint>], desired: &[Endpoint]) -> Vec<Endpoint> {

@@ -77,7 +77,7 @@ impl BenchReport {
         let measurements = self.measurements.iter().map(|Measurement { services, what, value, unit }| {
             json!({ "services": services, "what": what, "value": value, "unit": unit })
         });
-        println!("{}", json!({ "backend": "nft", "measurements": measurements.collect::<Vec<_>>() }));
+        println!("{}", json!({ "backend": "nftables", "measurements": measurements.collect::<Vec<_>>() }));
     }
 }
 

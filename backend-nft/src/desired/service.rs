@@ -131,8 +131,8 @@ impl Desired {
 
     /// The slots of the endpoints.
     pub(crate) fn slots(&self) -> Slots {
-        let known = |slots: &[Endpoint]| slots.iter().copied().map(Some).collect();
-        Slots { cluster: known(&self.cluster), local: known(&self.local) }
+        let slots = |slots: &[Endpoint]| slots.iter().copied().map(Some).collect();
+        Slots { cluster: slots(&self.cluster), local: slots(&self.local) }
     }
 
     /// Appends all elements that are not shared, sorted.

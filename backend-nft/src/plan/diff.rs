@@ -11,8 +11,8 @@ pub(super) enum ElementChange {
     Added(Element),
 }
 
-/// Calls `visit` with each change. A key with other data is removed and added: the kernel does not change elements in
-/// place.
+/// Calls `visit` with each change. An element with new data is removed and added: the kernel cannot replace
+/// the data of an element.
 pub(super) fn diff(old: &[Element], new: &[Element], mut visit: impl FnMut(ElementChange)) {
     debug_assert!(old.is_sorted() && new.is_sorted());
     let (mut old, mut new) = (old.iter().peekable(), new.iter().peekable());

@@ -33,7 +33,7 @@ pub(super) struct TablePlan {
     /// The change of the number of service ports that need a shared element, and one of them.
     shared: BTreeMap<Element, (i64, Owner)>,
     /// Chains that later transactions need.
-    ahead: BTreeSet<PoolChain>,
+    prepared: BTreeSet<PoolChain>,
     /// Buffers for the old and new elements of a service port.
     scratch: (Vec<Element>, Vec<Element>),
 }
@@ -56,7 +56,7 @@ impl TablePlan {
         let (_, new) = &mut self.scratch;
         new.clear();
         update.desired[family].iter().for_each(|desired| desired.elements(new));
-        self.ahead.extend(new.iter().flat_map(chains));
+        self.prepared.extend(new.iter().flat_map(chains));
     }
 
     /// Adds the changes of one service port.
@@ -111,18 +111,19 @@ impl TablePlan {
         effective: &EffectiveOptions,
     ) -> (Vec<Operation>, RefCountChanges) {
         let mut ref_changes = self.count_refs(refs, &repairs.pools, unneeded);
-        let ahead = self.ahead.iter().filter(|chain| !refs.chains.contains_key(chain));
-        let ahead: Vec<_> = ahead.filter(|chain| ref_changes.chains.iter().all(|(other, _)| other != *chain)).collect();
-        ref_changes.chains.extend(ahead.into_iter().map(|chain| (*chain, Some(0))));
+        let prepared = self.prepared.iter().filter(|chain| !refs.chains.contains_key(chain));
+        let prepared: Vec<_> =
+            prepared.filter(|chain| ref_changes.chains.iter().all(|(other, _)| other != *chain)).collect();
+        ref_changes.chains.extend(prepared.into_iter().map(|chain| (*chain, Some(0))));
         let Repairs { first, mut pools, unowned: _, foreign, rules, last } = repairs;
         let new =
             ref_changes.chains.iter().filter(|(chain, count)| count.is_some() && !refs.chains.contains_key(chain));
         let new_chains: Vec<PoolChain> = new.map(|(chain, _)| *chain).collect();
-        let unused = ref_changes.chains.iter().filter(|(_, count)| count.is_none());
-        let mut unused: Vec<PoolChain> = unused.map(|(chain, _)| *chain).collect();
+        let deleted = ref_changes.chains.iter().filter(|(_, count)| count.is_none());
+        let mut deleted: Vec<PoolChain> = deleted.map(|(chain, _)| *chain).collect();
         // A chain is deleted before those that it jumps to.
-        unused.sort_by_key(|chain| std::cmp::Reverse(chain.path().count()));
-        pools.retain(|chain| !unused.contains(chain));
+        deleted.sort_by_key(|chain| std::cmp::Reverse(chain.path().count()));
+        pools.retain(|chain| !deleted.contains(chain));
 
         let mut operations = first;
         operations.extend(new_chains.iter().map(|chain| Operation::AddChain(Chain::regular(chain.to_string()))));
@@ -143,7 +144,7 @@ impl TablePlan {
             operations.extend((!added.list.is_empty()).then_some(Operation::AddElements(map, added)));
         }
         operations.extend(rules);
-        operations.extend(unused.into_iter().map(|chain| Operation::DeleteChain(chain.to_string())));
+        operations.extend(deleted.into_iter().map(|chain| Operation::DeleteChain(chain.to_string())));
         operations.extend(last);
         (operations, ref_changes)
     }
