@@ -1,9 +1,11 @@
 //! Netlink attributes (`struct nlattr`: length, type, payload, padding to 4 bytes): a writer that appends to one
 //! buffer, and a reader that borrows from it.
 
-/// `NLA_F_NESTED`: the payload is attributes.
+use std::net::IpAddr;
+
+/// `NLA_F_NESTED`: the payload consists of attributes.
 const NESTED: u16 = 0x8000;
-/// `NLA_TYPE_MASK`: what is left of a type without its flags.
+/// `NLA_TYPE_MASK`: the bits of a type without its flags.
 const TYPE_MASK: u16 = 0x3fff;
 /// Length of an attribute's header, `NLA_HDRLEN`.
 pub(crate) const HEADER: usize = 4;
@@ -15,20 +17,54 @@ pub(crate) const fn align(len: usize) -> usize {
     (len + 3) & !3
 }
 
-/// Where an attribute, whose length is not known yet, starts in the buffer.
+/// The offset in the buffer of a nested attribute that has not been closed yet.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub(crate) struct Open(usize);
+pub(crate) struct NestStart(usize);
 
-/// Appends attributes to a buffer. Numbers are written big-endian, as nf_tables wants them.
+/// Appends attributes to a buffer. Numbers are big-endian, as in nfnetlink, except those of `put_ne_*`.
 pub(crate) trait Put {
     fn put(&mut self, kind: u16, payload: &[u8]);
     fn put_str(&mut self, kind: u16, text: &str);
-    fn put_u32(&mut self, kind: u16, value: u32);
-    fn put_u64(&mut self, kind: u16, value: u64);
-    /// Starts an attribute that holds attributes; [`Put::close`] ends it.
-    fn open(&mut self, kind: u16) -> Open;
-    fn close(&mut self, open: Open);
+    /// Starts a nested attribute; [`Put::close`] ends it.
+    fn open(&mut self, kind: u16) -> NestStart;
+    fn close(&mut self, start: NestStart);
+
+    /// Appends an attribute that contains the attributes which `body` appends.
+    #[inline]
+    fn nest(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
+        let start = self.open(kind);
+        body(self);
+        self.close(start);
+    }
+
+    fn put_u16(&mut self, kind: u16, value: u16) {
+        self.put(kind, &value.to_be_bytes());
+    }
+
+    fn put_u32(&mut self, kind: u16, value: u32) {
+        self.put(kind, &value.to_be_bytes());
+    }
+
+    fn put_u64(&mut self, kind: u16, value: u64) {
+        self.put(kind, &value.to_be_bytes());
+    }
+
+    fn put_ne_u16(&mut self, kind: u16, value: u16) {
+        self.put(kind, &value.to_ne_bytes());
+    }
+
+    fn put_ne_u32(&mut self, kind: u16, value: u32) {
+        self.put(kind, &value.to_ne_bytes());
+    }
+
+    /// An address of 4 or 16 bytes.
+    fn put_ip(&mut self, kind: u16, ip: IpAddr) {
+        match ip {
+            IpAddr::V4(v4) => self.put(kind, &v4.octets()),
+            IpAddr::V6(v6) => self.put(kind, &v6.octets()),
+        }
+    }
 }
 
 impl Put for Vec<u8> {
@@ -42,7 +78,7 @@ impl Put for Vec<u8> {
         pad(self);
     }
 
-    /// Names are zero-terminated, as the kernel writes them too.
+    /// Strings are zero-terminated, as the kernel writes them.
     fn put_str(&mut self, kind: u16, text: &str) {
         let len = HEADER + text.len() + 1;
         debug_assert!(len <= MAX_LEN, "attribute {kind} of {len} bytes");
@@ -53,44 +89,36 @@ impl Put for Vec<u8> {
         pad(self);
     }
 
-    fn put_u32(&mut self, kind: u16, value: u32) {
-        self.put(kind, &value.to_be_bytes());
-    }
-
-    fn put_u64(&mut self, kind: u16, value: u64) {
-        self.put(kind, &value.to_be_bytes());
-    }
-
     #[inline]
-    fn open(&mut self, kind: u16) -> Open {
-        let open = Open(self.len());
+    fn open(&mut self, kind: u16) -> NestStart {
+        let start = NestStart(self.len());
         self.extend_from_slice(&[0; 2]);
         self.extend_from_slice(&(kind | NESTED).to_ne_bytes());
-        open
+        start
     }
 
     #[inline]
-    fn close(&mut self, open: Open) {
-        let len = self.len() - open.0;
+    fn close(&mut self, start: NestStart) {
+        let len = self.len() - start.0;
         debug_assert!(len <= MAX_LEN, "nested attribute of {len} bytes");
-        self[open.0..open.0 + 2].copy_from_slice(&(len as u16).to_ne_bytes());
+        self[start.0..start.0 + 2].copy_from_slice(&(len as u16).to_ne_bytes());
     }
 }
 
 /// Pads to the next multiple of 4. Buffers start at a message, so their length is the offset.
 #[inline]
 fn pad(buf: &mut Vec<u8>) {
-    let short = align(buf.len()) - buf.len();
-    buf.extend_from_slice(&[0; 3][..short]);
+    let padding = align(buf.len()) - buf.len();
+    buf.extend_from_slice(&[0; 3][..padding]);
 }
 
-/// One attribute that was read.
+/// An attribute in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attr<'a> {
     /// The type, without the flags.
     pub(crate) kind: u16,
     pub(crate) payload: &'a [u8],
-    /// Where its header starts, counted from the start of the bytes that were given to [`attrs`].
+    /// The offset of its header in the bytes that were passed to [`attrs`].
     pub(crate) offset: usize,
 }
 
@@ -101,6 +129,14 @@ impl<'a> Attr<'a> {
         std::str::from_utf8(&self.payload[..end]).ok()
     }
 
+    pub(crate) fn u8(&self) -> Option<u8> {
+        self.payload.first().copied()
+    }
+
+    pub(crate) fn u16(&self) -> Option<u16> {
+        Some(u16::from_be_bytes(self.payload.try_into().ok()?))
+    }
+
     pub(crate) fn u32(&self) -> Option<u32> {
         Some(u32::from_be_bytes(self.payload.try_into().ok()?))
     }
@@ -109,7 +145,7 @@ impl<'a> Attr<'a> {
         Some(u64::from_be_bytes(self.payload.try_into().ok()?))
     }
 
-    /// A number in the byte order of the machine, as generic netlink has them.
+    /// A number in host byte order, as in generic netlink.
     pub(crate) fn ne_u16(&self) -> Option<u16> {
         Some(u16::from_ne_bytes(self.payload.try_into().ok()?))
     }
@@ -119,13 +155,21 @@ impl<'a> Attr<'a> {
         Some(u32::from_ne_bytes(self.payload.try_into().ok()?))
     }
 
-    /// The attributes inside this one.
+    /// An address of 4 or 16 bytes.
+    pub(crate) fn ip(&self) -> Option<IpAddr> {
+        match self.payload.len() {
+            4 => Some(<[u8; 4]>::try_from(self.payload).ok()?.into()),
+            _ => Some(<[u8; 16]>::try_from(self.payload).ok()?.into()),
+        }
+    }
+
+    /// The attributes nested in this one.
     pub(crate) fn nested(&self) -> Attrs<'a> {
         attrs(self.payload)
     }
 }
 
-/// The attributes in `bytes`, in their order. A broken length ends the walk.
+/// The attributes in `bytes`, in their order. An invalid length ends the iteration.
 pub(crate) fn attrs(bytes: &[u8]) -> Attrs<'_> {
     Attrs { bytes, at: 0 }
 }
@@ -139,8 +183,8 @@ pub(crate) struct Attrs<'a> {
 
 impl<'a> Attrs<'a> {
     /// The first attribute of this type.
-    pub(crate) fn find(mut self, kind: u16) -> Option<Attr<'a>> {
-        Iterator::find(&mut self, |attr| attr.kind == kind)
+    pub(crate) fn find(&self, kind: u16) -> Option<Attr<'a>> {
+        Iterator::find(&mut self.clone(), |attr| attr.kind == kind)
     }
 }
 
@@ -168,23 +212,23 @@ mod tests {
     fn written_attributes_are_read_back() {
         let mut buf = Vec::new();
         buf.put_str(1, "fairlead");
-        let outer = buf.open(3);
-        buf.put_u32(4, 7);
-        buf.put(5, &[1, 2, 3]);
-        buf.close(outer);
+        buf.nest(3, |buf| {
+            buf.put_u32(4, 7);
+            buf.put(5, &[1, 2, 3]);
+        });
         buf.put_u64(6, 1 << 40);
 
         let read: Vec<Attr<'_>> = attrs(&buf).collect();
         assert_eq!(read.len(), 3);
         assert_eq!(read[0].str(), Some("fairlead"));
-        assert_eq!(read[1].offset, 16, "4 of header and 9 of text, padded");
+        assert_eq!(read[1].offset, 16, "a header of 4 bytes and a text of 9, padded");
         assert_eq!(read[1].nested().find(4).and_then(|a| a.u32()), Some(7));
         assert_eq!(read[1].nested().find(5).map(|a| a.payload), Some(&[1, 2, 3][..]));
         assert_eq!(read[2].u64(), Some(1 << 40));
     }
 
     #[test]
-    fn a_broken_length_ends_the_walk() {
+    fn an_invalid_length_ends_the_iteration() {
         let mut buf = Vec::new();
         buf.put_u32(1, 7);
         buf.extend_from_slice(&[200, 0, 2, 0, 1]);

@@ -1,4 +1,4 @@
-//! For tests: what the real tools send and read, as kept in files beside the code that does the same.
+//! For tests: captured messages of the command line tools.
 
 /// The last datagram that the command sent.
 pub(crate) fn sent(file: &str, command: &str) -> Vec<u8> {

@@ -1,9 +1,8 @@
-//! Connection tracking: the UDP flows that the kernel remembers, with what NAT made of them, dumped one by one and
-//! deleted in batches; and one flow of any protocol, looked up.
+//! Connection tracking: dumps UDP flows with their NAT, deletes flows in batches, and looks up a flow of any protocol.
 //!
 //! ```text
-//!   original  10.244.1.7:4000 -> 10.96.0.10:53        what the client sent
-//!   reply     10.244.2.5:5353 -> 10.244.1.7:4000      what an answer looks like: its source is the endpoint
+//!   original  10.244.1.7:4000 -> 10.96.0.10:53        the client's packets
+//!   reply     10.244.2.5:5353 -> 10.244.1.7:4000      the reply's packets: the source is the endpoint
 //! ```
 
 mod abi;
@@ -22,9 +21,9 @@ pub use handle::ConntrackHandle;
 /// One direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// Whose packets these are.
+    /// The source of the packets.
     pub source: SocketAddr,
-    /// Where they go.
+    /// The destination of the packets.
     pub destination: SocketAddr,
 }
 
@@ -33,15 +32,15 @@ pub struct Tuple {
 pub struct UdpFlow {
     /// The direction of its first packet, before NAT.
     pub original: Tuple,
-    /// The direction of the answers, before NAT is undone.
+    /// The direction of the replies, before NAT is undone.
     pub reply: Tuple,
-    /// The kernel's number for it (`CTA_ID`): another one when a flow of the same tuples is made later.
+    /// The kernel's id of the flow (`CTA_ID`). A later flow with the same tuples has another id.
     pub id: u32,
-    /// Where it is tracked.
+    /// Its zone.
     pub zone: ConntrackZone,
 }
 
-/// A conntrack zone: flows of different zones may have the same tuples. Zone 0 is the usual one.
+/// A conntrack zone: flows of different zones may have the same tuples. Zone 0 is the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConntrackZone {
     /// For both directions (`CTA_ZONE`).

@@ -1,20 +1,24 @@
-//! One request and what comes back: the messages of a dump, or a yes or no.
+//! Requests and their replies: dumps, single requests, and sequences of requests.
+
+use nix::libc;
 
 use crate::{
     Errno, Error, Result, Socket,
     message::{self, Message, flags, messages},
     socket::{Received, Wait},
 };
-use nix::libc;
 
 /// The number of messages per send. If the kernel rejects all of them, the receive buffer holds all replies.
 const CHUNK: usize = 1024;
 
-/// Stale answers are drained before each request, so that one number does for all.
+/// The sequence number of every single request: stale replies are drained before each.
 pub(crate) const SEQ: u32 = 1;
 
-/// Sends a request, which asks for a dump or an acknowledgement, and calls `visit` with each message before the end.
-/// `name` is the request in words.
+/// Sends a request for a dump or with an acknowledgement, and calls `visit` with each message before the end.
+/// `name`: the request as the command line tool would write it.
+///
+/// # Errors
+/// [`Error::Interrupted`] if the kernel reports that the objects changed during the dump.
 pub(crate) fn exchange(
     socket: &mut Socket,
     request: &[u8],
@@ -23,51 +27,69 @@ pub(crate) fn exchange(
 ) -> Result<()> {
     socket.drain()?;
     socket.send(&[request])?;
+    let mut interrupted = false;
     loop {
         for message in messages(receive(socket)?).filter(|message| message.seq == SEQ) {
+            interrupted |= message.flags & flags::DUMP_INTR != 0;
             match message.kind {
                 message::DONE | message::ERROR => {
-                    let answer = message.answer().ok_or(Error::Malformed("an error without errno"))?;
-                    return match answer.errno {
-                        0 => Ok(()),
-                        errno => Err(Error::Request {
-                            request: name.to_owned(),
-                            errno: Errno(errno),
-                            message: answer.message,
-                        }),
-                    };
+                    message.error_reply()?.check(name)?;
+                    return if interrupted { Err(self::interrupted(name)) } else { Ok(()) };
                 }
+                _ if interrupted => {}
                 _ => visit(&message)?,
             }
         }
     }
 }
 
-/// The next datagram of an answer. The kernel answers while it is asked, and goes on with a dump whenever a datagram is
-/// read.
+/// As [`exchange`]; collects what `read` makes of the payloads. Where it returns `None`, the reply is a malformed
+/// `object`.
+pub(crate) fn collect<T>(
+    socket: &mut Socket,
+    request: &[u8],
+    name: &str,
+    object: &'static str,
+    mut read: impl FnMut(&[u8]) -> Option<T>,
+) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    exchange(socket, request, name, |message| {
+        list.push(read(message.payload).ok_or(Error::Malformed(object))?);
+        Ok(())
+    })?;
+    Ok(list)
+}
+
+/// The error of a dump during which the objects changed.
+pub(crate) fn interrupted(name: &str) -> Error {
+    Error::Interrupted { request: name.to_owned(), attempts: 1 }
+}
+
+/// The next datagram of a reply. The kernel replies before the send returns, and continues a dump each time a datagram
+/// is read.
 fn receive(socket: &mut Socket) -> Result<&[u8]> {
     match socket.receive(Wait::No)? {
         Received::Datagram(datagram) => Ok(datagram),
         Received::Overrun => Err(Error::Socket { call: "receive from netlink", errno: Errno(libc::ENOBUFS) }),
-        Received::Nothing => Err(Error::Malformed("an answer without end")),
+        Received::Nothing => Err(Error::Malformed("a reply without end")),
     }
 }
 
-/// Sends messages that ask for nothing but to be done, and tells which of them the kernel refused, and why. Their
-/// numbers are 1, 2, 3 ..; only the last one asks for an acknowledgement.
+/// Sends messages and calls `rejected` for those that the kernel rejected. Their sequence numbers are 1, 2, 3, ..; only
+/// the last one requests an acknowledgement.
 pub(crate) fn submit(
     socket: &mut Socket,
     requests: &[u8],
     last: u32,
-    mut refused: impl FnMut(&Message<'_>, u32, Errno),
+    mut rejected: impl FnMut(&Message<'_>, u32, Errno),
 ) -> Result<()> {
     socket.drain()?;
     socket.send(&[requests])?;
     loop {
         for message in messages(receive(socket)?).filter(|message| message.kind == message::ERROR) {
-            let answer = message.answer().ok_or(Error::Malformed("an error without errno"))?;
-            if answer.errno != 0 {
-                refused(&message, message.seq, Errno(answer.errno));
+            let errno = message.error_reply()?.errno;
+            if errno != 0 {
+                rejected(&message, message.seq, Errno(errno));
             }
             if message.seq == last {
                 return Ok(());
@@ -76,17 +98,18 @@ pub(crate) fn submit(
     }
 }
 
-/// Has each item done by a message of its own, as [`submit`] does, and tells by its index which the kernel refused.
-/// `write` appends the message of an item, with its number and the flag that asks for an acknowledgement.
+/// Sends a message for each item, as [`submit`] does, and calls `rejected` with the indexes of those that the kernel
+/// rejected. `write` appends the message of an item, with this sequence number and `NLM_F_ACK` where
+/// it is requested.
 ///
 /// # Errors
-/// When it is not known what came of them.
+/// When it is unknown which of the messages the kernel executed.
 pub(crate) fn submit_each<T>(
     socket: &mut Socket,
     buf: &mut Vec<u8>,
     items: &[T],
     mut write: impl FnMut(&mut Vec<u8>, &T, u32, u16),
-    mut refused: impl FnMut(usize, Errno),
+    mut rejected: impl FnMut(usize, Errno),
 ) -> Result<()> {
     for (chunk, items) in items.chunks(CHUNK).enumerate() {
         buf.clear();
@@ -95,7 +118,7 @@ pub(crate) fn submit_each<T>(
             write(buf, item, seq, ack);
         }
         submit(socket, buf, items.len() as u32, |_, seq, errno| {
-            refused(chunk * CHUNK + seq.saturating_sub(1) as usize, errno);
+            rejected(chunk * CHUNK + seq.saturating_sub(1) as usize, errno);
         })?;
     }
     Ok(())

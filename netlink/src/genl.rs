@@ -1,55 +1,44 @@
-//! Generic netlink: a family of messages has a name, and a number that the running kernel gave it.
+//! Generic netlink: the running kernel assigns a number to each family of messages, which is looked up by name.
 
 use crate::{
-    Error, Result, Socket,
-    attr::{Put, attrs},
-    exchange::{SEQ, exchange},
+    Result, Socket,
+    attr::Put,
+    exchange::{SEQ, collect},
     message::{self, flags},
 };
 
-/// Length of `struct genlmsghdr`.
-pub(crate) const HEADER: usize = 4;
-
-/// `GENL_ID_CTRL`: the family that knows the others.
+/// `GENL_ID_CTRL`: the family that lists the families.
 const CONTROL: u16 = 0x10;
 /// `CTRL_CMD_GETFAMILY`.
 const GET_FAMILY: u8 = 3;
 /// `CTRL_ATTR_FAMILY_ID`, `CTRL_ATTR_FAMILY_NAME`.
 const FAMILY_ID: u16 = 1;
 const FAMILY_NAME: u16 = 2;
-/// Of all families that matter here.
-pub(crate) const VERSION: u8 = 1;
+/// The version of the control family and of IPVS.
+const VERSION: u8 = 1;
 
-/// The number of a family; `None` when the kernel has no such family. It loads the family's module, if there is one.
+/// The number of a family; `None` if the kernel has no such family. The kernel loads the family's module if there is
+/// one.
 pub(crate) fn family(socket: &mut Socket, name: &str) -> Result<Option<u16>> {
     let mut request = Vec::new();
     write_get(&mut request, name);
-    let mut id = None;
-    let asked = exchange(socket, &request, "look up a family of generic netlink", |message| {
-        id = Some(read_id(message.payload).ok_or(Error::Malformed("a family without number"))?);
-        Ok(())
-    });
-    match asked {
+    match collect(socket, &request, "look up a generic netlink family", "a family without number", read_id) {
         Err(error) if error.is_not_found() => Ok(None),
-        asked => asked.map(|()| id),
+        ids => ids.map(|mut ids| ids.pop()),
     }
 }
 
-/// Appends the headers of a message; [`message::finish`] ends it.
-pub(crate) fn start(buf: &mut Vec<u8>, family: u16, command: u8, more_flags: u16) -> usize {
-    let at = message::start(buf, family, flags::REQUEST | more_flags, SEQ);
-    buf.extend_from_slice(&[command, VERSION, 0, 0]);
-    at
+/// Appends a request; `body` appends its attributes.
+pub(crate) fn put(buf: &mut Vec<u8>, family: u16, command: u8, flags: u16, seq: u32, body: impl FnOnce(&mut Vec<u8>)) {
+    message::put(buf, family, flags::REQUEST | flags, seq, [command, VERSION, 0, 0], body);
 }
 
 fn write_get(buf: &mut Vec<u8>, name: &str) {
-    let at = start(buf, CONTROL, GET_FAMILY, flags::ACK);
-    buf.put_str(FAMILY_NAME, name);
-    message::finish(buf, at);
+    put(buf, CONTROL, GET_FAMILY, flags::ACK, SEQ, |buf| buf.put_str(FAMILY_NAME, name));
 }
 
 fn read_id(payload: &[u8]) -> Option<u16> {
-    attrs(payload.get(HEADER..)?).find(FAMILY_ID)?.ne_u16()
+    message::attributes(payload)?.find(FAMILY_ID)?.ne_u16()
 }
 
 #[cfg(test)]
@@ -62,17 +51,17 @@ mod tests {
     const CAPTURED: &str = include_str!("ipvs/captured/ipvsadm-1.31.txt");
 
     #[test]
-    fn a_family_is_asked_for_as_ipvsadm_does() {
+    fn the_request_for_a_family_equals_that_of_ipvsadm() {
         let theirs = captured::datagrams(CAPTURED, "ipvsadm -Ln", "> ").remove(0);
         let mut ours = Vec::new();
         write_get(&mut ours, "IPVS");
         assert_eq!((&ours[..8], &ours[16..]), (&theirs[..8], &theirs[16..]));
-        let answer = captured::read(CAPTURED, "ipvsadm -Ln").remove(0);
-        assert_eq!(read_id(messages(&answer).next().unwrap().payload), Some(0x1c));
+        let reply = captured::read(CAPTURED, "ipvsadm -Ln").remove(0);
+        assert_eq!(read_id(messages(&reply).next().unwrap().payload), Some(0x1c));
     }
 
     #[test]
-    fn the_kernel_knows_its_own_family_and_none_of_another_name() {
+    fn a_family_is_found_by_name() {
         let mut socket = Socket::open_for(NETLINK_GENERIC).unwrap();
         assert_eq!(family(&mut socket, "nlctrl"), Ok(Some(CONTROL)));
         assert_eq!(family(&mut socket, "fairlead"), Ok(None));

@@ -15,30 +15,30 @@ use crate::{AddressFamily, Errno};
 pub struct Ipset {
     /// At most 31 characters.
     pub name: String,
-    /// What it holds and how: `hash:ip,port`, `bitmap:port`.
+    /// The set's type, e.g. `hash:ip,port` or `bitmap:port`.
     pub type_name: String,
-    /// Of its addresses; `None` where there are none.
+    /// The family of its addresses; `None` for a type without addresses.
     pub family: Option<AddressFamily>,
 }
 
-/// A set to be made.
+/// A set to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewIpset<'a> {
     /// At most 31 characters.
     pub name: &'a str,
-    /// What it holds.
+    /// The set's type.
     pub set_type: IpsetType,
-    /// Of its addresses.
+    /// The family of its addresses.
     pub family: AddressFamily,
-    /// Room in its hash table to begin with; it grows.
+    /// The initial size of the hash table; it grows.
     pub hash_size: u32,
-    /// It takes no more entries than these.
+    /// The maximum number of entries.
     pub max_entries: u32,
-    /// Whether entries carry a packet mark.
+    /// Whether entries have a packet mark.
     pub skbinfo: SkbInfo,
 }
 
-/// What a set holds, of the kinds that can be made here.
+/// The types of sets that [`IpsetHandle::create`] supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IpsetType {
     /// `hash:ip`.
@@ -53,37 +53,37 @@ pub enum IpsetType {
     NetPort,
 }
 
-/// Whether the entries of a set carry packet marks (`skbinfo`).
+/// Whether the entries of a set have packet marks (`skbinfo`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkbInfo {
-    /// They do.
+    /// With packet marks.
     Enabled,
-    /// They do not.
+    /// Without packet marks.
     Disabled,
 }
 
-/// An entry that the kernel refused.
+/// An entry that the kernel rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RejectedEntry {
-    /// Which one.
+    /// The index of the entry.
     pub index: usize,
-    /// Why; numbers from 4096 on are ipset's own.
+    /// The kernel's reason; numbers from 4096 on are those of ipset.
     pub errno: Errno,
 }
 
-/// How the destruction of a set went.
+/// The result of [`IpsetHandle::destroy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestroyOutcome {
-    /// It is gone, or was not there.
+    /// The set is destroyed, or did not exist.
     Destroyed,
-    /// It stays: a rule or another set refers to it.
+    /// A rule or another set refers to the set.
     InUse,
 }
 
 // === impl IpsetType ===
 
 impl IpsetType {
-    /// As ipset calls it.
+    /// The name of the type in ipset.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -95,7 +95,7 @@ impl IpsetType {
         }
     }
 
-    /// The lowest revision that has all we need: marks (Linux 3.19).
+    /// The lowest revision with packet marks (Linux 3.19).
     fn revision(self) -> u8 {
         match self {
             Self::Ip => 4,

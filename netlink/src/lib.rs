@@ -15,6 +15,8 @@
 //! Calls block: the kernel executes a transaction inside `sendmsg`, in the caller's context. Keep a [`nft::NftHandle`]
 //! on a thread of its own (or in `spawn_blocking`), never on an async worker. Nothing here starts a process.
 
+#[macro_use]
+mod constants;
 mod attr;
 #[cfg(test)]
 mod captured;

@@ -1,11 +1,14 @@
-//! Netlink messages (`struct nlmsghdr` and what follows it): written into a buffer, read from a datagram.
+//! Netlink messages (`struct nlmsghdr` and its payload): written to a buffer, read from a datagram.
 
-use nix::libc;
-
-use crate::attr::{align, attrs};
+use crate::{
+    Errno, Error, Result,
+    attr::{Attrs, align, attrs},
+};
 
 /// Length of `struct nlmsghdr`.
 pub(crate) const HEADER: usize = 16;
+/// Length of the header behind it: `struct nfgenmsg` of nfnetlink, `struct genlmsghdr` of generic netlink.
+pub(crate) const SUBHEADER: usize = 4;
 
 /// `NLMSG_ERROR`: an error, or with errno 0 an acknowledgement.
 pub(crate) const ERROR: u16 = 2;
@@ -14,26 +17,37 @@ pub(crate) const DONE: u16 = 3;
 
 /// `NLM_F_*`.
 pub(crate) mod flags {
-    pub(crate) const REQUEST: u16 = 0x1;
-    pub(crate) const ACK: u16 = 0x4;
-    /// Of a dump's answers: what is dumped changed meanwhile.
-    pub(crate) const DUMP_INTR: u16 = 0x10;
-    pub(crate) const DUMP: u16 = 0x300;
-    /// Of a request that makes something: it must not be there yet. The same bit as the second of [`DUMP`]'s.
-    pub(crate) const EXCL: u16 = 0x200;
-    pub(crate) const CREATE: u16 = 0x400;
-    pub(crate) const APPEND: u16 = 0x800;
-    /// Of an error: it does not repeat the request's content.
-    pub(super) const CAPPED: u16 = 0x100;
-    /// Of an error: attributes follow.
-    pub(super) const ACK_TLVS: u16 = 0x200;
+    constants! { u16:
+        REQUEST = 0x1, ACK = 0x4, DUMP = 0x300, EXCL = 0x200, CREATE = 0x400, APPEND = 0x800,
+        /// In a reply to a dump: the objects changed during the dump.
+        DUMP_INTR = 0x10,
+        /// In an error: it does not repeat the request's payload.
+        CAPPED = 0x100,
+        /// In an error: attributes follow.
+        ACK_TLVS = 0x200,
+    }
 }
 
 /// `NLMSGERR_ATTR_MSG`, `NLMSGERR_ATTR_OFFS`.
 const ATTR_MSG: u16 = 1;
 const ATTR_OFFS: u16 = 2;
 
-/// Appends a header whose length is filled in by [`finish`]; returns where it starts.
+/// Appends a message; `body` appends its attributes.
+pub(crate) fn put(
+    buf: &mut Vec<u8>,
+    kind: u16,
+    flags: u16,
+    seq: u32,
+    subheader: [u8; SUBHEADER],
+    body: impl FnOnce(&mut Vec<u8>),
+) {
+    let at = start(buf, kind, flags, seq);
+    buf.extend_from_slice(&subheader);
+    body(buf);
+    finish(buf, at);
+}
+
+/// Appends a header whose length [`finish`] fills in; returns its offset.
 pub(crate) fn start(buf: &mut Vec<u8>, kind: u16, flags: u16, seq: u32) -> usize {
     let at = buf.len();
     buf.extend_from_slice(&[0; 4]);
@@ -56,34 +70,53 @@ pub(crate) fn clear_ack(buf: &mut [u8], at: usize) {
     buf[at + 6..at + 8].copy_from_slice(&kept.to_ne_bytes());
 }
 
-/// A message that was read.
+/// A message from the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) kind: u16,
     pub(crate) flags: u16,
     pub(crate) seq: u32,
-    /// Whose request it answers or tells of.
+    /// The netlink port of the process whose request caused the message.
     pub(crate) port: u32,
     pub(crate) payload: &'a [u8],
 }
 
-/// The content of an [`ERROR`] message.
+/// The payload of an [`ERROR`] message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
-    /// Positive; 0 for an acknowledgement.
+pub(crate) struct ErrorReply {
+    /// Positive; 0 in an acknowledgement.
     pub(crate) errno: i32,
     /// The offending attribute, in bytes from the start of the request's header.
     pub(crate) offset: Option<usize>,
     pub(crate) message: Option<String>,
 }
 
+impl ErrorReply {
+    /// `Ok` for an acknowledgement. `request`: the request as the command line tool would write it.
+    pub(crate) fn check(self, request: &str) -> Result<()> {
+        match self.errno {
+            0 => Ok(()),
+            errno => Err(Error::Request { request: request.to_owned(), errno: Errno(errno), message: self.message }),
+        }
+    }
+}
+
+/// The attributes behind the subsystem's header.
+pub(crate) fn attributes(payload: &[u8]) -> Option<Attrs<'_>> {
+    payload.get(SUBHEADER..).map(attrs)
+}
+
 impl Message<'_> {
-    /// The content of an [`ERROR`] message, or the errno of a [`DONE`].
-    pub(crate) fn answer(&self) -> Option<Answer> {
+    /// The payload of an [`ERROR`] message, or the errno of a [`DONE`].
+    pub(crate) fn error_reply(&self) -> Result<ErrorReply> {
+        self.read_error().ok_or(Error::Malformed("an error without errno"))
+    }
+
+    fn read_error(&self) -> Option<ErrorReply> {
         let errno = i32::from_ne_bytes(*self.payload.first_chunk()?);
-        let mut answer = Answer { errno: errno.saturating_neg(), offset: None, message: None };
+        let mut reply = ErrorReply { errno: errno.saturating_neg(), offset: None, message: None };
         if self.flags & flags::ACK_TLVS == 0 {
-            return Some(answer);
+            return Some(reply);
         }
         let mut rest = &self.payload[4..];
         if self.kind == ERROR {
@@ -96,16 +129,16 @@ impl Message<'_> {
         }
         for attr in attrs(rest) {
             match attr.kind {
-                ATTR_MSG => answer.message = attr.str().map(str::to_owned),
-                ATTR_OFFS => answer.offset = attr.payload.try_into().ok().map(|b| u32::from_ne_bytes(b) as usize),
+                ATTR_MSG => reply.message = attr.str().map(str::to_owned),
+                ATTR_OFFS => reply.offset = attr.ne_u32().map(|offset| offset as usize),
                 _ => {}
             }
         }
-        Some(answer)
+        Some(reply)
     }
 }
 
-/// The messages in a datagram; a broken length ends the walk.
+/// The messages in a datagram. An invalid length ends the iteration.
 pub(crate) fn messages(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
@@ -119,23 +152,21 @@ pub(crate) fn messages(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// Whether a request that was refused so may be sent again at once.
-pub(crate) fn is_retry(errno: i32) -> bool {
-    matches!(errno, libc::EINTR | libc::EAGAIN)
-}
-
 #[cfg(test)]
 mod tests {
+    use nix::libc;
+
     use super::*;
+    use crate::attr::Put;
 
     #[test]
-    fn reads_an_error_with_its_explanation() {
+    fn an_error_is_read_with_its_message_and_offset() {
         let mut datagram = Vec::new();
         let at = start(&mut datagram, ERROR, flags::CAPPED | flags::ACK_TLVS, 7);
         datagram.extend_from_slice(&(-libc::ENOENT).to_ne_bytes());
         datagram.extend_from_slice(&[0; HEADER]);
-        crate::attr::Put::put_str(&mut datagram, ATTR_MSG, "no such chain");
-        crate::attr::Put::put(&mut datagram, ATTR_OFFS, &184u32.to_ne_bytes());
+        datagram.put_str(ATTR_MSG, "no such chain");
+        datagram.put_ne_u32(ATTR_OFFS, 184);
         finish(&mut datagram, at);
         let ack = start(&mut datagram, ERROR, 0, 8);
         datagram.extend_from_slice(&[0; 4 + HEADER]);
@@ -143,10 +174,9 @@ mod tests {
 
         let read: Vec<Message<'_>> = messages(&datagram).collect();
         assert_eq!(read.iter().map(|message| message.seq).collect::<Vec<_>>(), [7, 8]);
-        let answer = read[0].answer().unwrap();
-        assert_eq!(answer.errno, libc::ENOENT);
-        assert_eq!(answer.offset, Some(184));
-        assert_eq!(answer.message.as_deref(), Some("no such chain"));
-        assert_eq!(read[1].answer(), Some(Answer { errno: 0, offset: None, message: None }));
+        let rejection =
+            ErrorReply { errno: libc::ENOENT, offset: Some(184), message: Some("no such chain".to_owned()) };
+        assert_eq!(read[0].error_reply(), Ok(rejection));
+        assert_eq!(read[1].error_reply(), Ok(ErrorReply { errno: 0, offset: None, message: None }));
     }
 }

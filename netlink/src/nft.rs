@@ -1,11 +1,13 @@
 //! nf_tables: tables, chains, sets, maps, rules and elements, written in transactions and read back.
 //!
-//! - [`Table`], [`Chain`], [`Set`], [`Element`], [`Rule`] of [`Expr`]s: the objects. What was written equals (`==`)
-//!   what is dumped, so that a caller finds after a restart that nothing has to be done.
+//! - [`Table`], [`Chain`], [`Set`], [`Element`], [`Rule`] of [`Expr`]s: the objects. A dumped object equals (`==`) the
+//!   written one, so that after a restart a caller finds no differences.
 //! - [`NftBatch`]: a transaction, append-only; its `Display` is nft-like text.
 //! - [`NftHandle`]: commits batches, dumps, generation.
 //! - [`NftMonitor`]: notifications of changes.
 
+#[macro_use]
+mod enums;
 mod abi;
 mod batch;
 #[cfg(test)]

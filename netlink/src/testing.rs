@@ -1,14 +1,15 @@
-//! For tests: a network namespace of one's own.
+//! For tests: a new network namespace.
 
 use std::{panic::resume_unwind, thread};
 
 use nix::sched::{CloneFlags, unshare};
 
-/// Runs `test` on a new thread in a new, empty network namespace, which is gone with the thread (and what holds on to
-/// it). Needs root. Sockets and processes that `test` opens and starts are in that namespace; a panic is passed on.
+/// Runs `test` on a new thread in a new, empty network namespace, which the kernel deletes after the thread and the
+/// processes and sockets in it have ended. Requires root. Sockets and processes that `test` opens and starts are in
+/// that namespace.
 ///
 /// # Panics
-/// When the namespace cannot be made: a test that needs one must not pass without.
+/// When `test` panics, or the namespace cannot be created.
 #[allow(clippy::expect_used)]
 pub fn in_netns<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
     let run = move || {

@@ -5,12 +5,8 @@ pub(super) const SUBSYSTEM: u16 = 1 << 8;
 
 /// `enum cntl_msg_types`.
 pub(super) mod msg {
-    pub(crate) const GET: u16 = 1;
-    pub(crate) const DELETE: u16 = 2;
+    constants! { u16: GET = 1, DELETE = 2 }
 }
-
-/// Length of `struct nfgenmsg`, behind every message's header.
-pub(super) const NFGENMSG: usize = 4;
 
 /// `enum ctattr_type`.
 pub(super) const TUPLE_ORIG: u16 = 1;
@@ -21,31 +17,23 @@ pub(super) const FILTER: u16 = 25;
 
 /// `enum ctattr_tuple`.
 pub(super) mod tuple {
-    pub(crate) const IP: u16 = 1;
-    pub(crate) const PROTO: u16 = 2;
-    pub(crate) const ZONE: u16 = 3;
+    constants! { u16: IP = 1, PROTO = 2, ZONE = 3 }
 }
 
 /// `enum ctattr_ip`.
 pub(super) mod ip {
-    pub(crate) const V4_SRC: u16 = 1;
-    pub(crate) const V4_DST: u16 = 2;
-    pub(crate) const V6_SRC: u16 = 3;
-    pub(crate) const V6_DST: u16 = 4;
+    constants! { u16: V4_SRC = 1, V4_DST = 2, V6_SRC = 3, V6_DST = 4 }
 }
 
 /// `enum ctattr_l4proto`.
 pub(super) mod proto {
-    pub(crate) const NUM: u16 = 1;
-    pub(crate) const SRC_PORT: u16 = 2;
-    pub(crate) const DST_PORT: u16 = 3;
+    constants! { u16: NUM = 1, SRC_PORT = 2, DST_PORT = 3 }
 }
 
 /// `enum ctattr_filter`, and the bit of its flags that says "of this protocol" (`CTA_PROTO_NUM` in `CTA_FILTER_FLAG`).
 pub(super) mod filter {
-    pub(crate) const ORIG_FLAGS: u16 = 1;
-    pub(crate) const REPLY_FLAGS: u16 = 2;
-    pub(crate) const PROTO_NUM: u32 = 1 << 3;
+    constants! { u16: ORIG_FLAGS = 1, REPLY_FLAGS = 2 }
+    constants! { u32: PROTO_NUM = 1 << 3 }
 }
 
 /// `IPPROTO_UDP`.

@@ -1,4 +1,4 @@
-//! What the real conntrack sends and reads, against what we do: `captured/conntrack-1.4.7.txt`.
+//! Requests and replies compared with those of the `conntrack` command: `captured/conntrack-1.4.7.txt`.
 
 use super::{
     ConntrackZone, Tuple, UdpFlow,
@@ -57,9 +57,9 @@ fn flows_are_read_as_conntrack_prints_them() {
     assert_eq!(only, [v6(only[0].id)]);
 }
 
-/// conntrack sends back all that it read, we what identifies the flow: the tuple, in the same bytes, and the id.
+/// The `conntrack` command sends all attributes that it read, we only the tuple (in the same bytes) and the id.
 #[test]
-fn a_deletion_names_the_flow_as_conntrack_does() {
+fn a_deletion_identifies_the_flow_as_conntrack_does() {
     let theirs = sent("conntrack -D -p udp -s 10.0.0.1");
     let mut ours = Vec::new();
     flow::write_delete(&mut ours, &in_zone_7(), flags::ACK, 1);
@@ -76,7 +76,7 @@ fn a_deletion_names_the_flow_as_conntrack_does() {
 fn a_truncated_message_is_no_flow() {
     let datagram = crate::captured::read(CAPTURED, "conntrack -L -f ipv6 -p udp").remove(0);
     let payload = messages(&datagram).next().unwrap().payload;
-    // Up to the end of its id, everything is needed.
+    // All attributes up to the end of the id are required.
     let whole = payload.len();
     assert!(flow::read(&payload[..whole - 50]).is_none());
     assert!((0..150).all(|len| flow::read(&payload[..len]).is_none()));

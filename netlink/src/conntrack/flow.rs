@@ -1,6 +1,6 @@
-//! Flows in messages: read from a dump, and named in a deletion.
+//! Flows in messages: read from a dump, and identified in a deletion.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use super::{
     ConntrackZone, Tuple, UdpFlow,
@@ -8,11 +8,11 @@ use super::{
 };
 use crate::{
     AddressFamily,
-    attr::{Attr, Attrs, Put, attrs},
-    message::{self, flags},
+    attr::{Attrs, Put},
+    message::{self, attributes, flags},
 };
 
-/// What a message of a dump holds.
+/// The flow in a message of a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tracked {
     Udp(UdpFlow),
@@ -20,10 +20,10 @@ pub(super) enum Tracked {
     Other,
 }
 
-/// The content of a message; `None` when something is missing that must be there.
+/// Reads a message of a dump; `None` if a required attribute is missing.
 pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
     let (mut original, mut reply, mut id, mut zone) = (None, None, None, ConntrackZone::Both(0));
-    for attr in attrs(payload.get(abi::NFGENMSG..)?) {
+    for attr in attributes(payload)? {
         match attr.kind {
             abi::TUPLE_ORIG => {
                 if protocol(attr.nested())? != abi::UDP {
@@ -31,12 +31,12 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
                 }
                 original = Some(read_tuple(attr.nested())?);
                 if let Some(of_tuple) = attr.nested().find(tuple::ZONE) {
-                    zone = ConntrackZone::Original(u16(&of_tuple)?);
+                    zone = ConntrackZone::Original(of_tuple.u16()?);
                 }
             }
             abi::TUPLE_REPLY => reply = Some(read_tuple(attr.nested())?),
             abi::ID => id = Some(attr.u32()?),
-            abi::ZONE => zone = ConntrackZone::Both(u16(&attr)?),
+            abi::ZONE => zone = ConntrackZone::Both(attr.u16()?),
             _ => {}
         }
     }
@@ -44,81 +44,56 @@ pub(super) fn read(payload: &[u8]) -> Option<Tracked> {
 }
 
 fn protocol(tuple: Attrs<'_>) -> Option<u8> {
-    tuple.find(tuple::PROTO)?.nested().find(proto::NUM)?.payload.first().copied()
+    tuple.find(tuple::PROTO)?.nested().find(proto::NUM)?.u8()
 }
 
 pub(super) fn read_tuple(attributes: Attrs<'_>) -> Option<Tuple> {
     let (mut source, mut destination) = (None, None);
-    for attr in attributes.clone().find(tuple::IP)?.nested() {
+    for attr in attributes.find(tuple::IP)?.nested() {
         match attr.kind {
-            ip::V4_SRC => source = Some(IpAddr::from(<[u8; 4]>::try_from(attr.payload).ok()?)),
-            ip::V4_DST => destination = Some(IpAddr::from(<[u8; 4]>::try_from(attr.payload).ok()?)),
-            ip::V6_SRC => source = Some(IpAddr::from(<[u8; 16]>::try_from(attr.payload).ok()?)),
-            ip::V6_DST => destination = Some(IpAddr::from(<[u8; 16]>::try_from(attr.payload).ok()?)),
+            ip::V4_SRC | ip::V6_SRC => source = Some(attr.ip()?),
+            ip::V4_DST | ip::V6_DST => destination = Some(attr.ip()?),
             _ => {}
         }
     }
     let ports = attributes.find(tuple::PROTO)?.nested();
-    let port = |kind| u16(&ports.clone().find(kind)?);
+    let port = |kind| ports.find(kind)?.u16();
     Some(Tuple {
         source: SocketAddr::new(source?, port(proto::SRC_PORT)?),
         destination: SocketAddr::new(destination?, port(proto::DST_PORT)?),
     })
 }
 
-fn u16(attr: &Attr<'_>) -> Option<u16> {
-    Some(u16::from_be_bytes(attr.payload.try_into().ok()?))
-}
-
-/// Appends a request to delete this flow, and no later one of the same tuples.
+/// Appends a request to delete this flow, but not a later one with the same tuples.
 pub(super) fn write_delete(buf: &mut Vec<u8>, flow: &UdpFlow, more_flags: u16, seq: u32) {
-    let family = if flow.original.destination.is_ipv4() { AddressFamily::V4 } else { AddressFamily::V6 };
-    let at = message::start(buf, abi::SUBSYSTEM | abi::msg::DELETE, flags::REQUEST | more_flags, seq);
-    buf.extend_from_slice(&[family.number(), 0, 0, 0]);
-    let original = buf.open(abi::TUPLE_ORIG);
-    write_tuple(buf, abi::UDP, &flow.original);
-    if let ConntrackZone::Original(zone) = flow.zone {
-        buf.put(tuple::ZONE, &zone.to_be_bytes());
-    }
-    buf.close(original);
-    buf.put_u32(abi::ID, flow.id);
-    match flow.zone {
-        ConntrackZone::Both(0) | ConntrackZone::Original(_) => {}
-        ConntrackZone::Both(zone) => buf.put(abi::ZONE, &zone.to_be_bytes()),
-    }
-    message::finish(buf, at);
+    let subheader = [AddressFamily::of(&flow.original.destination.ip()).number(), 0, 0, 0];
+    let flags = flags::REQUEST | more_flags;
+    message::put(buf, abi::SUBSYSTEM | abi::msg::DELETE, flags, seq, subheader, |buf| {
+        buf.nest(abi::TUPLE_ORIG, |buf| {
+            write_tuple(buf, abi::UDP, &flow.original);
+            if let ConntrackZone::Original(zone) = flow.zone {
+                buf.put_u16(tuple::ZONE, zone);
+            }
+        });
+        buf.put_u32(abi::ID, flow.id);
+        match flow.zone {
+            ConntrackZone::Both(0) | ConntrackZone::Original(_) => {}
+            ConntrackZone::Both(zone) => buf.put_u16(abi::ZONE, zone),
+        }
+    });
 }
 
-/// Appends the content of a tuple. `protocol`: `IPPROTO_*`.
+/// Appends the content of a tuple. `protocol`: `IPPROTO_*`. The kernel never mixes families in a tuple.
 pub(super) fn write_tuple(buf: &mut Vec<u8>, protocol: u8, tuple: &Tuple) {
-    let addresses = buf.open(tuple::IP);
-    match (tuple.source.ip(), tuple.destination.ip()) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            put_v4(buf, ip::V4_SRC, source);
-            put_v4(buf, ip::V4_DST, destination);
-        }
-        (source, destination) => {
-            put_v6(buf, ip::V6_SRC, source);
-            put_v6(buf, ip::V6_DST, destination);
-        }
-    }
-    buf.close(addresses);
-    let ports = buf.open(tuple::PROTO);
-    buf.put(proto::NUM, &[protocol]);
-    buf.put(proto::SRC_PORT, &tuple.source.port().to_be_bytes());
-    buf.put(proto::DST_PORT, &tuple.destination.port().to_be_bytes());
-    buf.close(ports);
-}
-
-fn put_v4(buf: &mut Vec<u8>, kind: u16, address: Ipv4Addr) {
-    buf.put(kind, &address.octets());
-}
-
-/// The kernel never mixes families in a tuple, so there is nothing to map.
-fn put_v6(buf: &mut Vec<u8>, kind: u16, address: IpAddr) {
-    let address = match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped(),
-        IpAddr::V6(address) => address,
-    };
-    buf.put(kind, &Ipv6Addr::octets(&address));
+    let is_ipv4 = tuple.source.is_ipv4();
+    let (source, destination) = if is_ipv4 { (ip::V4_SRC, ip::V4_DST) } else { (ip::V6_SRC, ip::V6_DST) };
+    buf.nest(tuple::IP, |buf| {
+        buf.put_ip(source, tuple.source.ip());
+        buf.put_ip(destination, tuple.destination.ip());
+    });
+    buf.nest(tuple::PROTO, |buf| {
+        buf.put(proto::NUM, &[protocol]);
+        buf.put_u16(proto::SRC_PORT, tuple.source.port());
+        buf.put_u16(proto::DST_PORT, tuple.destination.port());
+    });
 }

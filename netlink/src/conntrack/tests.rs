@@ -5,7 +5,7 @@ use std::{net::UdpSocket, process::Command};
 use super::{handle::Filter, *};
 use crate::{AddressFamily, testing::in_netns};
 
-/// Runs a program in the thread's network namespace; what it prints.
+/// Runs a program in the thread's network namespace and returns its output.
 fn run(program: &str, args: &str) -> String {
     let output = Command::new(program).args(args.split_whitespace()).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -13,7 +13,7 @@ fn run(program: &str, args: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Makes a flow from 10.0.0.1 or fd00::1 to a VIP, with an endpoint behind it.
+/// Creates a flow from 10.0.0.1 or fd00::1 to a VIP, with an endpoint behind it.
 fn insert(protocol: &str, port: u16, more: &str) {
     let args = format!(
         "-I -p {protocol} -s 10.0.0.1 -d 10.96.0.10 --sport {port} --dport 53 --timeout 60 \
@@ -57,25 +57,25 @@ fn only_udp_of_the_family_is_dumped_from_all_zones() {
         assert_eq!(v6[0].reply.source, "[fd00:244::5]:5353".parse().unwrap());
         assert_eq!(seen(v6), [(4003, ConntrackZone::Both(0))]);
 
-        // The kernel has filtered; without its help the same flows are seen.
+        // A dump that the kernel filters has the same flows as one that this crate filters.
         assert_eq!(handle.filter, Filter::Kernel);
         let mut own = ConntrackHandle::open().unwrap();
-        own.filter = Filter::Ours;
+        own.filter = Filter::Client;
         assert_eq!(list(&mut own, AddressFamily::V4), list(&mut handle, AddressFamily::V4));
 
-        // All of them can be deleted, and nothing else is.
+        // Deleting them deletes no other flow.
         for family in [AddressFamily::V4, AddressFamily::V6] {
             let flows = list(&mut handle, family);
             assert_eq!(handle.delete(&flows), Ok(flows.len()));
             assert_eq!(list(&mut handle, family), []);
-            assert_eq!(handle.delete(&flows), Ok(0), "gone already");
+            assert_eq!(handle.delete(&flows), Ok(0), "deleted already");
         }
         assert_eq!(run("conntrack", "-L").lines().count(), 1, "the TCP connection");
     });
 }
 
 #[test]
-fn a_flow_that_was_made_anew_is_not_deleted_for_the_old_one() {
+fn deleting_an_old_flow_keeps_a_new_one_with_the_same_tuples() {
     in_netns(|| {
         let mut handle = ConntrackHandle::open().unwrap();
         insert("udp", 4000, "");
@@ -89,7 +89,7 @@ fn a_flow_that_was_made_anew_is_not_deleted_for_the_old_one() {
             assert_eq!(list(&mut handle, AddressFamily::V4), new);
         }
         let other = UdpFlow { id: !new[0].id, ..new[0] };
-        assert_eq!(handle.delete(&[other, new[0], other]), Ok(1), "in the middle of what is not there");
+        assert_eq!(handle.delete(&[other, new[0], other]), Ok(1), "between two missing flows");
         assert_eq!(list(&mut handle, AddressFamily::V4), []);
     });
 }
@@ -120,7 +120,7 @@ fn a_translated_flow_is_listed_with_both_tuples() {
 }
 
 #[test]
-fn a_dump_that_was_broken_off_does_not_disturb_the_next() {
+fn an_aborted_dump_does_not_disturb_the_next() {
     in_netns(|| {
         let lines: String = (1..=1000).map(line).collect();
         load(&lines);
@@ -134,9 +134,9 @@ fn a_dump_that_was_broken_off_does_not_disturb_the_next() {
     });
 }
 
-/// More flows than anybody wants to hold: deleted while they are dumped, some hundred at a time.
+/// Deletes the flows during the dump, in batches.
 #[test]
-fn a_hundred_thousand_flows_go_through_a_small_buffer() {
+fn a_hundred_thousand_flows_need_a_small_buffer() {
     const FLOWS: usize = 100_000;
     in_netns(|| {
         load(&(1..=FLOWS).map(line).collect::<String>());
@@ -160,7 +160,7 @@ fn a_hundred_thousand_flows_go_through_a_small_buffer() {
     });
 }
 
-/// A flow of its own for each number, as the `conntrack` command reads it from a file.
+/// The command that creates the flow of this number, in the format of `conntrack -R`.
 fn line(number: usize) -> String {
     let (host, port) = (number / 50_000 + 1, number % 50_000 + 1000);
     format!(
@@ -194,6 +194,6 @@ fn a_flow_of_any_protocol_is_looked_up() {
             let reply = handle.reply(protocol, &original(port)).unwrap().unwrap();
             assert_eq!((reply.source, reply.destination), (endpoint, original(port).source));
         }
-        assert_eq!(handle.reply(6, &original(4000)), Ok(None), "of another protocol");
+        assert_eq!(handle.reply(6, &original(4000)), Ok(None), "a flow of another protocol");
     });
 }

@@ -8,40 +8,24 @@ pub(super) const PROTOCOL: u8 = 7;
 
 /// `enum ipset_cmd`.
 pub(super) mod cmd {
-    pub(crate) const CREATE: u16 = 2;
-    pub(crate) const DESTROY: u16 = 3;
-    pub(crate) const FLUSH: u16 = 4;
-    pub(crate) const SWAP: u16 = 6;
-    pub(crate) const LIST: u16 = 7;
-    pub(crate) const ADD: u16 = 9;
-    pub(crate) const DELETE: u16 = 10;
-    pub(crate) const TEST: u16 = 11;
+    constants! { u16:
+        CREATE = 2, DESTROY = 3, FLUSH = 4, SWAP = 6, LIST = 7, ADD = 9, DELETE = 10, TEST = 11,
+    }
 }
-
-/// Length of `struct nfgenmsg`, behind every message's header.
-pub(super) const NFGENMSG: usize = 4;
 
 /// Attributes of a command (`IPSET_ATTR_*`).
 pub(super) mod attr {
-    pub(crate) const PROTOCOL: u16 = 1;
-    pub(crate) const SETNAME: u16 = 2;
-    pub(crate) const TYPENAME: u16 = 3;
-    /// `IPSET_ATTR_SETNAME2`: the same number in another command.
-    pub(crate) const SETNAME2: u16 = 3;
-    pub(crate) const REVISION: u16 = 4;
-    pub(crate) const FAMILY: u16 = 5;
-    pub(crate) const FLAGS: u16 = 6;
-    pub(crate) const DATA: u16 = 7;
-    pub(crate) const ADT: u16 = 8;
-    pub(crate) const LINENO: u16 = 9;
+    constants! { u16:
+        PROTOCOL = 1, SETNAME = 2, TYPENAME = 3,
+        /// `IPSET_ATTR_SETNAME2`: the same number in another command.
+        SETNAME2 = 3,
+        REVISION = 4, FAMILY = 5, FLAGS = 6, DATA = 7, ADT = 8, LINENO = 9,
+    }
 }
 
 /// Attributes of a set (`IPSET_ATTR_*` in `IPSET_ATTR_DATA` of a creation or a list).
 pub(super) mod create {
-    pub(crate) const CADT_FLAGS: u16 = 8;
-    pub(crate) const HASHSIZE: u16 = 18;
-    pub(crate) const MAXELEM: u16 = 19;
-    pub(crate) const ELEMENTS: u16 = 24;
+    constants! { u16: CADT_FLAGS = 8, HASHSIZE = 18, MAXELEM = 19, ELEMENTS = 24 }
 }
 
 /// `IPSET_FLAG_WITH_SKBINFO`.
@@ -49,13 +33,7 @@ pub(super) const WITH_SKBINFO: u32 = 1 << 6;
 
 /// Attributes of an entry (`IPSET_ATTR_*` in `IPSET_ATTR_DATA`).
 pub(super) mod data {
-    pub(crate) const IP: u16 = 1;
-    pub(crate) const CIDR: u16 = 3;
-    pub(crate) const PORT: u16 = 4;
-    pub(crate) const PROTO: u16 = 7;
-    pub(crate) const IP2: u16 = 20;
-    pub(crate) const CIDR2: u16 = 21;
-    pub(crate) const SKBMARK: u16 = 27;
+    constants! { u16: IP = 1, CIDR = 3, PORT = 4, PROTO = 7, IP2 = 20, CIDR2 = 21, SKBMARK = 27 }
 }
 
 /// `IPSET_ATTR_IPADDR_IPV4`, `IPSET_ATTR_IPADDR_IPV6`.
@@ -64,12 +42,12 @@ pub(super) const IPV6: u16 = 2;
 
 /// `IPSET_FLAG_LIST_HEADER`: sets without their entries.
 pub(super) const HEADERS_ONLY: u32 = 1 << 2;
-/// `NLA_F_NET_BYTEORDER`, which numbers of several bytes must say.
+/// `NLA_F_NET_BYTEORDER`, required in the type of numbers of several bytes.
 pub(super) const NET_BYTEORDER: u16 = 0x4000;
-/// `IPSET_ERR_EXIST`: of a test, it is not there.
+/// `IPSET_ERR_EXIST`; in the reply to a test: the entry is not in the set.
 pub(super) const EXIST: i32 = 4103;
-/// `IPSET_ERR_TYPE_SPECIFIC`: from here on numbers are those of a set's kind; of a test, what is asked for cannot be in
-/// it.
+/// `IPSET_ERR_TYPE_SPECIFIC`: the first error number of set types; in the reply to a test: the set's type cannot
+/// contain the entry.
 pub(super) const TYPE_SPECIFIC: i32 = 4352;
 /// `IPSET_ERR_BUSY`: a rule or another set refers to the set.
 pub(super) const BUSY: i32 = 4100;

@@ -2,17 +2,21 @@
 
 use nix::libc;
 
-use super::{DestroyOutcome, Ipset, IpsetEntry, NewIpset, RejectedEntry, abi, codec};
+use super::{
+    DestroyOutcome, Ipset, IpsetEntry, NewIpset, RejectedEntry,
+    abi::{self, cmd},
+    codec,
+};
 use crate::{
     Errno, Error, Result, Socket,
-    exchange::{SEQ, exchange, submit},
+    exchange::{SEQ, collect, exchange, submit},
 };
 
 /// The sets of one network namespace: that of the thread that opened it. Every call blocks.
 #[derive(Debug)]
 pub struct IpsetHandle {
     socket: Socket,
-    /// The request; kept to reuse its allocation.
+    /// The request; kept to reuse the allocation.
     buf: Vec<u8>,
 }
 
@@ -27,63 +31,55 @@ impl IpsetHandle {
         self.headers(codec::read_set)
     }
 
-    /// How many entries each set has, without reading them. A kernel without ipset has no sets.
+    /// The sets with the numbers of their entries. A kernel without ipset has none.
     pub fn sizes(&mut self) -> Result<Vec<(Ipset, u32)>> {
         self.headers(|payload| codec::read_set(payload).zip(codec::read_size(payload)))
     }
 
-    fn headers<T>(&mut self, read: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>> {
-        let mut list = Vec::new();
+    fn headers<T>(&mut self, read: impl FnMut(&[u8]) -> Option<T>) -> Result<Vec<T>> {
         self.buf.clear();
         codec::write_list_headers(&mut self.buf);
-        let asked = exchange(&mut self.socket, &self.buf, "list sets", |message| {
-            list.push(read(message.payload).ok_or(Error::Malformed("a set"))?);
-            Ok(())
-        });
-        match asked {
+        match collect(&mut self.socket, &self.buf, "list sets", "a set", read) {
             // The reply of nfnetlink if it lacks the subsystem.
             Err(Error::Request { errno: Errno(libc::EINVAL), .. }) => Ok(Vec::new()),
-            asked => asked.map(|()| list),
+            list => list,
         }
     }
 
     /// The entries of a set.
     ///
     /// # Errors
-    /// When the kernel refuses; [`Error::is_not_found`] when there is no such set.
+    /// When the kernel rejects the request; [`Error::is_not_found`] if the set does not exist.
     pub fn entries(&mut self, name: &str) -> Result<Vec<IpsetEntry>> {
-        let mut list = Vec::new();
         self.buf.clear();
         codec::write_list(&mut self.buf, name);
-        exchange(&mut self.socket, &self.buf, &format!("list set {name}"), |message| {
-            list.extend(codec::read_entries(message.payload).ok_or(Error::Malformed("an entry of a set"))?);
-            Ok(())
-        })?;
-        Ok(list)
+        let request = format!("list set {name}");
+        let parts = collect(&mut self.socket, &self.buf, &request, "an entry of a set", codec::read_entries)?;
+        Ok(parts.into_iter().flatten().collect())
     }
 
-    /// Whether an entry is in a set, or in a range that is: as a rule finds it.
+    /// Whether a rule finds the entry in the set: the entry itself, or a range that contains it.
     ///
     /// # Errors
-    /// When the kernel refuses; [`Error::is_not_found`] when there is no such set.
+    /// When the kernel rejects the request; [`Error::is_not_found`] if the set does not exist.
     pub fn contains(&mut self, name: &str, entry: &IpsetEntry) -> Result<bool> {
-        match self.request(&format!("look into set {name}"), |buf| codec::write_test(buf, name, entry)) {
+        match self.request(&format!("test set {name}"), |buf| codec::write_test(buf, name, entry)) {
             Err(Error::Request { errno: Errno(abi::EXIST | abi::TYPE_SPECIFIC..), .. }) => Ok(false),
-            asked => asked.map(|()| true),
+            result => result.map(|()| true),
         }
     }
 
-    /// Makes a set. The kernel loads what it needs for that.
+    /// Creates a set. The kernel loads the module of its type.
     ///
     /// # Errors
-    /// When the kernel refuses, also when there is a set of that name.
+    /// When the kernel rejects the set, for example because the name exists.
     pub fn create(&mut self, set: &NewIpset<'_>) -> Result<()> {
         self.request(&format!("create set {}", set.name), |buf| codec::write_create(buf, set))
     }
 
-    /// Removes all entries of a set.
+    /// Deletes all entries of a set.
     pub fn flush(&mut self, name: &str) -> Result<()> {
-        self.request(&format!("flush set {name}"), |buf| codec::write_flush(buf, name))
+        self.request(&format!("flush set {name}"), |buf| codec::write_named(buf, cmd::FLUSH, name))
     }
 
     /// Swaps the content of two sets of the same type.
@@ -94,30 +90,30 @@ impl IpsetHandle {
     /// Adds entries and updates existing ones; returns those that the kernel rejected.
     ///
     /// # Errors
-    /// When it is not known what came of them, or there is no such set.
+    /// When it is unknown which entries the kernel added, or the set does not exist.
     pub fn add(&mut self, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedEntry>> {
-        self.change(abi::cmd::ADD, name, entries)
+        self.change(cmd::ADD, name, entries)
     }
 
-    /// Deletes entries; those that are not there are no errors. As [`Self::add`].
+    /// Deletes entries, as [`Self::add`]; missing entries are not an error.
     pub fn delete(&mut self, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedEntry>> {
-        self.change(abi::cmd::DELETE, name, entries)
+        self.change(cmd::DELETE, name, entries)
     }
 
-    /// Many entries in a message. The kernel stops at one that it refuses: the next message begins behind it.
+    /// Sends many entries per message. The kernel stops at one that it rejects; the next message starts after it.
     fn change(&mut self, command: u16, name: &str, entries: &[IpsetEntry]) -> Result<Vec<RejectedEntry>> {
-        let (mut refused, mut done) = (Vec::new(), 0);
+        let (mut rejected, mut done) = (Vec::new(), 0);
         while done < entries.len() {
             self.buf.clear();
             let count = codec::write_entries(&mut self.buf, command, name, &entries[done..]);
             let mut stopped = None;
             submit(&mut self.socket, &self.buf, SEQ, |message, _, errno| {
-                stopped = Some((codec::read_refused_line(message.payload), errno));
+                stopped = Some((codec::read_rejected_line(message.payload), errno));
             })?;
             match stopped {
                 None => done += count,
                 Some((Some(line), errno)) if (1..=count).contains(&(line as usize)) && errno.0 != libc::ENOENT => {
-                    refused.push(RejectedEntry { index: done + line as usize - 1, errno });
+                    rejected.push(RejectedEntry { index: done + line as usize - 1, errno });
                     done += line as usize;
                 }
                 Some((_, errno)) => {
@@ -126,7 +122,7 @@ impl IpsetHandle {
                 }
             }
         }
-        Ok(refused)
+        Ok(rejected)
     }
 
     fn request(&mut self, request: &str, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
@@ -135,11 +131,9 @@ impl IpsetHandle {
         exchange(&mut self.socket, &self.buf, request, |_| Ok(()))
     }
 
-    /// Destroys a set with its entries, unless something refers to it.
+    /// Destroys a set with its entries, unless a rule or another set refers to it.
     pub fn destroy(&mut self, name: &str) -> Result<DestroyOutcome> {
-        self.buf.clear();
-        codec::write_destroy(&mut self.buf, name);
-        match exchange(&mut self.socket, &self.buf, &format!("destroy set {name}"), |_| Ok(())) {
+        match self.request(&format!("destroy set {name}"), |buf| codec::write_named(buf, cmd::DESTROY, name)) {
             Err(Error::Request { errno: Errno(abi::BUSY), .. }) => Ok(DestroyOutcome::InUse),
             Err(error) if error.is_not_found() => Ok(DestroyOutcome::Destroyed),
             result => result.map(|()| DestroyOutcome::Destroyed),

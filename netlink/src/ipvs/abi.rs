@@ -5,16 +5,10 @@ pub(super) const FAMILY: &str = "IPVS";
 
 /// `IPVS_CMD_*`.
 pub(super) mod cmd {
-    pub(crate) const NEW_SERVICE: u8 = 1;
-    pub(crate) const SET_SERVICE: u8 = 2;
-    pub(crate) const DEL_SERVICE: u8 = 3;
-    pub(crate) const GET_SERVICE: u8 = 4;
-    pub(crate) const NEW_DEST: u8 = 5;
-    pub(crate) const SET_DEST: u8 = 6;
-    pub(crate) const DEL_DEST: u8 = 7;
-    pub(crate) const GET_DEST: u8 = 8;
-    pub(crate) const SET_CONFIG: u8 = 12;
-    pub(crate) const GET_CONFIG: u8 = 13;
+    constants! { u8:
+        NEW_SERVICE = 1, SET_SERVICE = 2, DEL_SERVICE = 3, GET_SERVICE = 4, NEW_DEST = 5, SET_DEST = 6, DEL_DEST = 7,
+        GET_DEST = 8, SET_CONFIG = 12, GET_CONFIG = 13,
+    }
 }
 
 /// `IPVS_CMD_ATTR_SERVICE`, `IPVS_CMD_ATTR_DEST`.
@@ -30,27 +24,16 @@ pub(super) const HASHED: u32 = 2;
 
 /// `IPVS_SVC_ATTR_*`.
 pub(super) mod svc {
-    pub(crate) const AF: u16 = 1;
-    pub(crate) const PROTOCOL: u16 = 2;
-    pub(crate) const ADDR: u16 = 3;
-    pub(crate) const PORT: u16 = 4;
-    pub(crate) const FWMARK: u16 = 5;
-    pub(crate) const SCHED_NAME: u16 = 6;
-    pub(crate) const FLAGS: u16 = 7;
-    pub(crate) const TIMEOUT: u16 = 8;
-    pub(crate) const NETMASK: u16 = 9;
+    constants! { u16:
+        AF = 1, PROTOCOL = 2, ADDR = 3, PORT = 4, FWMARK = 5, SCHED_NAME = 6, FLAGS = 7, TIMEOUT = 8, NETMASK = 9,
+    }
 }
 
 /// `IPVS_DEST_ATTR_*`.
 pub(super) mod dest {
-    pub(crate) const ADDR: u16 = 1;
-    pub(crate) const PORT: u16 = 2;
-    pub(crate) const FWD_METHOD: u16 = 3;
-    pub(crate) const WEIGHT: u16 = 4;
-    pub(crate) const U_THRESH: u16 = 5;
-    pub(crate) const L_THRESH: u16 = 6;
-    pub(crate) const ACTIVE_CONNS: u16 = 7;
-    pub(crate) const INACT_CONNS: u16 = 8;
-    /// From Linux 3.18.
-    pub(crate) const ADDR_FAMILY: u16 = 11;
+    constants! { u16:
+        ADDR = 1, PORT = 2, FWD_METHOD = 3, WEIGHT = 4, U_THRESH = 5, L_THRESH = 6, ACTIVE_CONNS = 7, INACT_CONNS = 8,
+        /// From Linux 3.18.
+        ADDR_FAMILY = 11,
+    }
 }

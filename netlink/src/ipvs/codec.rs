@@ -1,5 +1,5 @@
-//! Virtual servers and destinations in messages. Numbers are in the machine's byte order, addresses and ports in the
-//! network's.
+//! Virtual servers and destinations in messages. Numbers are in host byte order, addresses and ports in network byte
+//! order.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -8,99 +8,97 @@ use super::{
     abi::{self, dest, svc},
 };
 use crate::{
-    attr::{Attr, Attrs, Put, attrs},
-    genl,
+    attr::{Attr, Attrs, Put},
+    message::attributes,
 };
 
 /// An address takes 16 bytes, whatever its family (`union nf_inet_addr`).
 const ADDRESS: usize = 16;
 
-/// Appends what names a virtual server.
+/// Appends the key of a virtual server.
 pub(super) fn write_service(buf: &mut Vec<u8>, service: &VirtualServerKey) {
-    let nest = buf.open(abi::SERVICE);
-    write_name(buf, service);
-    buf.close(nest);
+    buf.nest(abi::SERVICE, |buf| write_key(buf, service));
 }
 
-/// Appends a virtual server and all that can be set of it.
+/// Appends the key of a virtual server and its settings.
 pub(super) fn write_scheduling(buf: &mut Vec<u8>, service: &VirtualServerKey, scheduling: &Scheduling) {
-    let nest = buf.open(abi::SERVICE);
-    write_name(buf, service);
+    let start = buf.open(abi::SERVICE);
+    write_key(buf, service);
     buf.put_str(svc::SCHED_NAME, &scheduling.scheduler);
-    // `struct ip_vs_flags`: the flags, and which of them are meant.
+    // `struct ip_vs_flags`: the flags and the mask of the flags to set.
     let mut flags = [0xff; 8];
     flags[..4].copy_from_slice(&scheduling.flags.to_ne_bytes());
     buf.put(svc::FLAGS, &flags);
-    buf.put(svc::TIMEOUT, &scheduling.timeout.to_ne_bytes());
-    // Each client by itself: a mask in IPv4, the length of a prefix in IPv6.
+    buf.put_ne_u32(svc::TIMEOUT, scheduling.timeout);
+    // Persistence per client address: a mask in IPv4, a prefix length in IPv6.
     let mask: u32 = if service.family() == AddressFamily::V4 { u32::MAX } else { 128 };
-    buf.put(svc::NETMASK, &mask.to_ne_bytes());
-    buf.close(nest);
+    buf.put_ne_u32(svc::NETMASK, mask);
+    buf.close(start);
 }
 
 /// Appends all timeouts.
 pub(super) fn write_timeouts(buf: &mut Vec<u8>, timeouts: &IpvsTimeouts) {
-    buf.put(abi::TIMEOUT_TCP, &timeouts.tcp.to_ne_bytes());
-    buf.put(abi::TIMEOUT_TCP_FIN, &timeouts.tcp_fin.to_ne_bytes());
-    buf.put(abi::TIMEOUT_UDP, &timeouts.udp.to_ne_bytes());
+    buf.put_ne_u32(abi::TIMEOUT_TCP, timeouts.tcp);
+    buf.put_ne_u32(abi::TIMEOUT_TCP_FIN, timeouts.tcp_fin);
+    buf.put_ne_u32(abi::TIMEOUT_UDP, timeouts.udp);
 }
 
-fn write_name(buf: &mut Vec<u8>, service: &VirtualServerKey) {
+fn write_key(buf: &mut Vec<u8>, service: &VirtualServerKey) {
     match service {
         VirtualServerKey::Address(protocol, address) => {
-            buf.put(svc::AF, &u16::from(AddressFamily::of(&address.ip()).number()).to_ne_bytes());
-            buf.put(svc::PROTOCOL, &u16::from(protocol.number()).to_ne_bytes());
+            buf.put_ne_u16(svc::AF, u16::from(AddressFamily::of(&address.ip()).number()));
+            buf.put_ne_u16(svc::PROTOCOL, u16::from(protocol.number()));
             buf.put(svc::ADDR, &address_bytes(address.ip()));
-            buf.put(svc::PORT, &address.port().to_be_bytes());
+            buf.put_u16(svc::PORT, address.port());
         }
         VirtualServerKey::FwMark(family, mark) => {
-            buf.put(svc::AF, &u16::from(family.number()).to_ne_bytes());
-            buf.put(svc::FWMARK, &mark.to_ne_bytes());
+            buf.put_ne_u16(svc::AF, u16::from(family.number()));
+            buf.put_ne_u32(svc::FWMARK, *mark);
         }
     }
 }
 
-/// Appends all that can be set of a destination.
+/// Appends the key of a destination and its settings.
 pub(super) fn write_destination(buf: &mut Vec<u8>, destination: &Destination) {
-    let nest = buf.open(abi::DEST);
+    let start = buf.open(abi::DEST);
     let address = &destination.address;
-    buf.put(dest::ADDR_FAMILY, &u16::from(AddressFamily::of(&address.ip()).number()).to_ne_bytes());
+    buf.put_ne_u16(dest::ADDR_FAMILY, u16::from(AddressFamily::of(&address.ip()).number()));
     buf.put(dest::ADDR, &address_bytes(address.ip()));
-    buf.put(dest::PORT, &address.port().to_be_bytes());
-    buf.put(dest::FWD_METHOD, &destination.forwarding.to_ne_bytes());
-    buf.put(dest::WEIGHT, &destination.weight.to_ne_bytes());
-    buf.put(dest::U_THRESH, &destination.upper_threshold.to_ne_bytes());
-    buf.put(dest::L_THRESH, &destination.lower_threshold.to_ne_bytes());
-    buf.close(nest);
+    buf.put_u16(dest::PORT, address.port());
+    buf.put_ne_u32(dest::FWD_METHOD, destination.forwarding);
+    buf.put_ne_u32(dest::WEIGHT, destination.weight);
+    buf.put_ne_u32(dest::U_THRESH, destination.upper_threshold);
+    buf.put_ne_u32(dest::L_THRESH, destination.lower_threshold);
+    buf.close(start);
 }
 
-/// The virtual server in a message of a dump; `None` when something is missing that must be there.
+/// The virtual server in a message of a dump; `None` if a required attribute is missing.
 pub(super) fn read_service(payload: &[u8]) -> Option<VirtualServerKey> {
     let nest = content(payload, abi::SERVICE)?;
-    let family = family(&nest.clone().find(svc::AF)?)?;
-    if let Some(mark) = nest.clone().find(svc::FWMARK) {
+    let family = family(&nest.find(svc::AF)?)?;
+    if let Some(mark) = nest.find(svc::FWMARK) {
         return Some(VirtualServerKey::FwMark(family, mark.ne_u32()?));
     }
-    let protocol = IpvsProtocol::from_number(nest.clone().find(svc::PROTOCOL)?.ne_u16()?)?;
-    let ip = ip(family, &nest.clone().find(svc::ADDR)?)?;
-    Some(VirtualServerKey::Address(protocol, SocketAddr::new(ip, port(&nest.clone().find(svc::PORT)?)?)))
+    let protocol = IpvsProtocol::from_number(nest.find(svc::PROTOCOL)?.ne_u16()?)?;
+    let ip = ip(family, &nest.find(svc::ADDR)?)?;
+    Some(VirtualServerKey::Address(protocol, SocketAddr::new(ip, nest.find(svc::PORT)?.u16()?)))
 }
 
-/// How the virtual server in a message of a dump schedules.
+/// The scheduling of the virtual server in a message of a dump.
 pub(super) fn read_scheduling(payload: &[u8]) -> Option<Scheduling> {
     let nest = content(payload, abi::SERVICE)?;
-    let flags = nest.clone().find(svc::FLAGS)?.payload.first_chunk::<4>()?;
+    let flags = nest.find(svc::FLAGS)?.payload.first_chunk::<4>()?;
     Some(Scheduling {
-        scheduler: nest.clone().find(svc::SCHED_NAME)?.str()?.into(),
+        scheduler: nest.find(svc::SCHED_NAME)?.str()?.into(),
         flags: u32::from_ne_bytes(*flags) & !abi::HASHED,
-        timeout: nest.clone().find(svc::TIMEOUT)?.ne_u32()?,
+        timeout: nest.find(svc::TIMEOUT)?.ne_u32()?,
     })
 }
 
-/// The timeouts in an answer.
+/// The timeouts in a reply.
 pub(super) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
-    let attributes = attrs(payload.get(genl::HEADER..)?);
-    let number = |kind| attributes.clone().find(kind)?.ne_u32();
+    let list = attributes(payload)?;
+    let number = |kind| list.find(kind)?.ne_u32();
     Some(IpvsTimeouts {
         tcp: number(abi::TIMEOUT_TCP)?,
         tcp_fin: number(abi::TIMEOUT_TCP_FIN)?,
@@ -108,18 +106,18 @@ pub(super) fn read_timeouts(payload: &[u8]) -> Option<IpvsTimeouts> {
     })
 }
 
-/// The destination in a message of a dump. `of` is the family of its virtual server: older kernels do not tell the
-/// destination's, which is the same there.
-pub(super) fn read_destination(payload: &[u8], of: AddressFamily) -> Option<Destination> {
+/// The destination in a message of a dump. `server_family` is the family of its virtual server: older kernels do not
+/// report the destination's, which is the same there.
+pub(super) fn read_destination(payload: &[u8], server_family: AddressFamily) -> Option<Destination> {
     let nest = content(payload, abi::DEST)?;
-    let number = |kind| nest.clone().find(kind)?.ne_u32();
-    let family = match nest.clone().find(dest::ADDR_FAMILY) {
+    let number = |kind| nest.find(kind)?.ne_u32();
+    let family = match nest.find(dest::ADDR_FAMILY) {
         Some(attr) => family(&attr)?,
-        None => of,
+        None => server_family,
     };
-    let ip = ip(family, &nest.clone().find(dest::ADDR)?)?;
+    let ip = ip(family, &nest.find(dest::ADDR)?)?;
     Some(Destination {
-        address: SocketAddr::new(ip, port(&nest.clone().find(dest::PORT)?)?),
+        address: SocketAddr::new(ip, nest.find(dest::PORT)?.u16()?),
         forwarding: number(dest::FWD_METHOD)?,
         weight: number(dest::WEIGHT)?,
         upper_threshold: number(dest::U_THRESH)?,
@@ -130,15 +128,11 @@ pub(super) fn read_destination(payload: &[u8], of: AddressFamily) -> Option<Dest
 }
 
 fn content(payload: &[u8], kind: u16) -> Option<Attrs<'_>> {
-    Some(attrs(payload.get(genl::HEADER..)?).find(kind)?.nested())
+    Some(attributes(payload)?.find(kind)?.nested())
 }
 
 fn family(attr: &Attr<'_>) -> Option<AddressFamily> {
     AddressFamily::from_number(attr.ne_u16()?)
-}
-
-fn port(attr: &Attr<'_>) -> Option<u16> {
-    Some(u16::from_be_bytes(attr.payload.try_into().ok()?))
 }
 
 fn ip(family: AddressFamily, attr: &Attr<'_>) -> Option<IpAddr> {

@@ -3,10 +3,7 @@
 use std::{fmt, net::SocketAddr};
 
 use super::{Destination, Scheduling, VirtualServerKey, abi::cmd, codec};
-use crate::{
-    Errno, genl,
-    message::{self, flags},
-};
+use crate::{Errno, genl};
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,20 +22,20 @@ pub enum IpvsCommand {
     DeleteDestination(VirtualServerKey, SocketAddr),
 }
 
-/// A command that the kernel refused.
+/// A command that the kernel rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RejectedCommand {
-    /// Which one.
+    /// The index of the command.
     pub index: usize,
-    /// Why.
+    /// The kernel's reason.
     pub errno: Errno,
 }
 
 // === impl IpvsCommand ===
 
 impl IpvsCommand {
-    /// Appends it as a message of its own.
-    pub(super) fn write(&self, buf: &mut Vec<u8>, family: u16, seq: u32, more_flags: u16) {
+    /// Appends the command as a message.
+    pub(super) fn write(&self, buf: &mut Vec<u8>, family: u16, seq: u32, flags: u16) {
         let (number, service) = match self {
             Self::AddServer(service, _) => (cmd::NEW_SERVICE, service),
             Self::SetServer(service, _) => (cmd::SET_SERVICE, service),
@@ -47,9 +44,7 @@ impl IpvsCommand {
             Self::SetDestination(service, _) => (cmd::SET_DEST, service),
             Self::DeleteDestination(service, _) => (cmd::DEL_DEST, service),
         };
-        let at = message::start(buf, family, flags::REQUEST | more_flags, seq);
-        buf.extend_from_slice(&[number, genl::VERSION, 0, 0]);
-        match self {
+        genl::put(buf, family, number, flags, seq, |buf| match self {
             Self::AddServer(_, scheduling) | Self::SetServer(_, scheduling) => {
                 codec::write_scheduling(buf, service, scheduling);
             }
@@ -62,8 +57,7 @@ impl IpvsCommand {
                 codec::write_service(buf, service);
                 codec::write_destination(buf, &Destination::new(*address, 0));
             }
-        }
-        message::finish(buf, at);
+        });
     }
 }
 

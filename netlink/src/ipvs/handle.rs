@@ -10,9 +10,9 @@ use super::{
 };
 use crate::{
     Errno, Error, Result, Socket,
-    exchange::{exchange, submit_each},
+    exchange::{SEQ, collect, submit_each},
     genl,
-    message::{self, flags},
+    message::flags,
 };
 
 /// The virtual servers of one network namespace: that of the thread that opened it. Every call blocks.
@@ -21,12 +21,12 @@ pub struct IpvsHandle {
     socket: Socket,
     /// The number of the family `IPVS`.
     family: u16,
-    /// The request; kept to reuse its allocation.
+    /// The request; kept to reuse the allocation.
     buf: Vec<u8>,
 }
 
 impl IpvsHandle {
-    /// Opens a socket of its own. `None` when the kernel has no IPVS; if there is a module, it is loaded (see
+    /// Opens a socket. `None` if the kernel has no IPVS. Loads the module `ip_vs` if there is one (see
     /// [`is_loaded`](super::is_loaded)).
     pub fn open() -> Result<Option<Self>> {
         let mut socket = Socket::open_for(NETLINK_GENERIC)?;
@@ -39,113 +39,95 @@ impl IpvsHandle {
         self.list_virtual_servers(codec::read_service)
     }
 
-    /// The same with how they schedule.
+    /// All virtual servers with their scheduling.
     pub fn schedulings(&mut self) -> Result<Vec<(VirtualServerKey, Scheduling)>> {
         self.list_virtual_servers(|payload| codec::read_service(payload).zip(codec::read_scheduling(payload)))
     }
 
-    fn list_virtual_servers<T>(&mut self, read: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>> {
-        let mut list = Vec::new();
-        self.ask(
-            cmd::GET_SERVICE,
-            flags::DUMP,
-            |_| {},
-            "list virtual servers",
-            |payload| {
-                list.push(read(payload).ok_or(Error::Malformed("a virtual server"))?);
-                Ok(())
-            },
-        )?;
-        Ok(list)
+    fn list_virtual_servers<T>(&mut self, read: impl FnMut(&[u8]) -> Option<T>) -> Result<Vec<T>> {
+        self.request(cmd::GET_SERVICE, flags::DUMP, |_| {}, "list virtual servers", "a virtual server", read)
     }
 
-    /// Executes commands in their order, each for itself, and tells which of them the kernel refused.
+    /// Executes the commands in order and returns those that the kernel rejected. A rejected command does not stop the
+    /// others.
     ///
     /// # Errors
-    /// When it is not known what came of them.
+    /// When it is unknown which commands the kernel executed.
     pub fn execute(&mut self, commands: &[IpvsCommand]) -> Result<Vec<RejectedCommand>> {
-        let mut refused = Vec::new();
+        let mut rejected = Vec::new();
         submit_each(
             &mut self.socket,
             &mut self.buf,
             commands,
             |buf, command, seq, ack| command.write(buf, self.family, seq, ack),
-            |index, errno| refused.push(RejectedCommand { index, errno }),
+            |index, errno| rejected.push(RejectedCommand { index, errno }),
         )?;
-        Ok(refused)
+        Ok(rejected)
     }
 
-    /// How long idle connections are remembered.
+    /// The timeouts of idle connections.
     pub fn timeouts(&mut self) -> Result<IpvsTimeouts> {
-        let mut timeouts = None;
-        self.ask(
-            cmd::GET_CONFIG,
-            flags::ACK,
-            |_| {},
-            "read the timeouts",
-            |payload| {
-                timeouts = Some(codec::read_timeouts(payload).ok_or(Error::Malformed("timeouts"))?);
-                Ok(())
-            },
-        )?;
-        timeouts.ok_or(Error::Malformed("no timeouts"))
+        let read = codec::read_timeouts;
+        let replies = self.request(cmd::GET_CONFIG, flags::ACK, |_| {}, "read the timeouts", "timeouts", read)?;
+        replies.into_iter().next().ok_or(Error::Malformed("no timeouts"))
     }
 
-    /// Sets how long idle connections are remembered; 0 leaves a timeout as it is.
+    /// Sets the timeouts of idle connections; 0 leaves a timeout unchanged.
     pub fn set_timeouts(&mut self, timeouts: &IpvsTimeouts) -> Result<()> {
         let write = |buf: &mut Vec<u8>| codec::write_timeouts(buf, timeouts);
-        self.ask(cmd::SET_CONFIG, flags::ACK, write, "set the timeouts", |_| Ok(()))
+        self.change(cmd::SET_CONFIG, write, "set the timeouts")
     }
 
-    /// The destinations of a virtual server, with the connections they have now. None if there is no such server.
+    /// The destinations of a virtual server, with their current connections. Empty if the server does not exist.
     pub fn destinations(&mut self, service: &VirtualServerKey) -> Result<Vec<Destination>> {
         let family = service.family();
-        let mut list = Vec::new();
-        let name = |buf: &mut Vec<u8>| codec::write_service(buf, service);
-        self.ask(cmd::GET_DEST, flags::DUMP, name, &format!("list destinations of {service}"), |payload| {
-            list.push(codec::read_destination(payload, family).ok_or(Error::Malformed("a destination"))?);
-            Ok(())
-        })?;
-        Ok(list)
+        let key = |buf: &mut Vec<u8>| codec::write_service(buf, service);
+        let read = |payload: &[u8]| codec::read_destination(payload, family);
+        let request = format!("list destinations of {service}");
+        self.request(cmd::GET_DEST, flags::DUMP, key, &request, "a destination", read)
     }
 
-    /// Gives a destination another weight, or other thresholds. Its connections go on.
+    /// Changes the weight and thresholds of a destination. Its connections continue.
     ///
     /// # Errors
-    /// When the kernel refuses; [`Error::is_not_found`] when there is no such destination.
+    /// When the kernel rejects the change; [`Error::is_not_found`] if the destination does not exist.
     pub fn set_destination(&mut self, service: &VirtualServerKey, destination: &Destination) -> Result<()> {
         let write = |buf: &mut Vec<u8>| {
             codec::write_service(buf, service);
             codec::write_destination(buf, destination);
         };
         let request = format!("set destination {} of {service}", destination.address);
-        self.ask(cmd::SET_DEST, flags::ACK, write, &request, |_| Ok(()))
+        self.change(cmd::SET_DEST, write, &request)
     }
 
-    /// Deletes a virtual server with its destinations. Their connections end: the kernel drops or answers what comes
-    /// for them. None of that name is no error.
+    /// Deletes a virtual server with its destinations, which ends their connections: the kernel drops or rejects
+    /// further packets. A missing virtual server is not an error.
     pub fn delete_virtual_server(&mut self, service: &VirtualServerKey) -> Result<()> {
-        let name = |buf: &mut Vec<u8>| codec::write_service(buf, service);
-        match self.ask(cmd::DEL_SERVICE, flags::ACK, name, &format!("delete virtual server {service}"), |_| Ok(())) {
+        let key = |buf: &mut Vec<u8>| codec::write_service(buf, service);
+        match self.change(cmd::DEL_SERVICE, key, &format!("delete virtual server {service}")) {
             Err(Error::Request { errno: Errno(libc::ESRCH), .. }) => Ok(()),
             result => result,
         }
     }
 
-    /// One exchange; `write` appends the request's attributes.
-    fn ask(
+    /// Sends a request with an acknowledgement; `write` appends its attributes.
+    fn change(&mut self, command: u8, write: impl FnOnce(&mut Vec<u8>), request: &str) -> Result<()> {
+        self.request(command, flags::ACK, write, request, "an acknowledgement", |_| Some(())).map(drop)
+    }
+
+    /// Sends a request, to which `write` appends attributes; collects what `read` makes of the replies.
+    fn request<T>(
         &mut self,
         command: u8,
-        more_flags: u16,
+        flags: u16,
         write: impl FnOnce(&mut Vec<u8>),
         request: &str,
-        mut read: impl FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
+        object: &'static str,
+        read: impl FnMut(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>> {
         self.buf.clear();
-        let at = genl::start(&mut self.buf, self.family, command, more_flags);
-        write(&mut self.buf);
-        message::finish(&mut self.buf, at);
-        exchange(&mut self.socket, &self.buf, request, |message| read(message.payload))
+        genl::put(&mut self.buf, self.family, command, flags, SEQ, write);
+        collect(&mut self.socket, &self.buf, request, object, read)
     }
 }
 

@@ -7,31 +7,16 @@ pub(crate) const SUBSYSTEM: u16 = 10 << 8;
 pub(crate) const BATCH_BEGIN: u16 = 0x10;
 pub(crate) const BATCH_END: u16 = 0x11;
 
-/// Length of `struct nfgenmsg`, behind every message's header.
-pub(crate) const NFGENMSG: usize = 4;
-
 /// `NFNLGRP_NFTABLES`: the multicast group of changes.
 pub(crate) const GROUP: u32 = 7;
 
 /// `enum nf_tables_msg_types`.
 pub(crate) mod msg {
-    pub(crate) const NEWTABLE: u16 = 0;
-    pub(crate) const GETTABLE: u16 = 1;
-    pub(crate) const DELTABLE: u16 = 2;
-    pub(crate) const NEWCHAIN: u16 = 3;
-    pub(crate) const GETCHAIN: u16 = 4;
-    pub(crate) const DELCHAIN: u16 = 5;
-    pub(crate) const NEWRULE: u16 = 6;
-    pub(crate) const GETRULE: u16 = 7;
-    pub(crate) const DELRULE: u16 = 8;
-    pub(crate) const NEWSET: u16 = 9;
-    pub(crate) const GETSET: u16 = 10;
-    pub(crate) const DELSET: u16 = 11;
-    pub(crate) const NEWSETELEM: u16 = 12;
-    pub(crate) const GETSETELEM: u16 = 13;
-    pub(crate) const DELSETELEM: u16 = 14;
-    pub(crate) const NEWGEN: u16 = 15;
-    pub(crate) const GETGEN: u16 = 16;
+    constants! { u16:
+        NEWTABLE = 0, GETTABLE = 1, DELTABLE = 2, NEWCHAIN = 3, GETCHAIN = 4, DELCHAIN = 5, NEWRULE = 6, GETRULE = 7,
+        DELRULE = 8, NEWSET = 9, GETSET = 10, DELSET = 11, NEWSETELEM = 12, GETSETELEM = 13, DELSETELEM = 14,
+        NEWGEN = 15, GETGEN = 16,
+    }
 }
 
 /// The table's name is the first attribute of every object: `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`,
@@ -40,53 +25,32 @@ pub(crate) const TABLE: u16 = 1;
 
 /// `enum nft_table_attributes`.
 pub(crate) mod table {
-    pub(crate) const FLAGS: u16 = 2;
-    pub(crate) const USERDATA: u16 = 6;
+    constants! { u16: FLAGS = 2, USERDATA = 6 }
 }
 
 /// `enum nft_chain_attributes` and `enum nft_hook_attributes`.
 pub(crate) mod chain {
-    pub(crate) const NAME: u16 = 3;
-    pub(crate) const HOOK: u16 = 4;
-    pub(crate) const POLICY: u16 = 5;
-    pub(crate) const TYPE: u16 = 7;
-    pub(crate) const USERDATA: u16 = 12;
-    pub(crate) const HOOK_NUM: u16 = 1;
-    pub(crate) const HOOK_PRIORITY: u16 = 2;
+    constants! { u16:
+        NAME = 3, HOOK = 4, POLICY = 5, TYPE = 7, USERDATA = 12, HOOK_NUM = 1, HOOK_PRIORITY = 2,
+    }
 }
 
 /// `enum nft_rule_attributes` and `enum nft_expr_attributes`.
 pub(crate) mod rule {
-    pub(crate) const CHAIN: u16 = 2;
-    pub(crate) const HANDLE: u16 = 3;
-    pub(crate) const EXPRESSIONS: u16 = 4;
-    pub(crate) const USERDATA: u16 = 7;
-    pub(crate) const EXPR_NAME: u16 = 1;
-    pub(crate) const EXPR_DATA: u16 = 2;
+    constants! { u16: CHAIN = 2, HANDLE = 3, EXPRESSIONS = 4, USERDATA = 7, EXPR_NAME = 1, EXPR_DATA = 2 }
 }
 
 /// `enum nft_set_attributes`, `enum nft_set_desc_attributes` and `enum nft_set_field_attributes`.
 pub(crate) mod set {
-    pub(crate) const NAME: u16 = 2;
-    pub(crate) const FLAGS: u16 = 3;
-    pub(crate) const KEY_TYPE: u16 = 4;
-    pub(crate) const KEY_LEN: u16 = 5;
-    pub(crate) const DATA_TYPE: u16 = 6;
-    pub(crate) const DATA_LEN: u16 = 7;
-    pub(crate) const DESC: u16 = 9;
-    pub(crate) const ID: u16 = 10;
-    pub(crate) const TIMEOUT: u16 = 11;
-    pub(crate) const USERDATA: u16 = 13;
-    pub(crate) const COUNT: u16 = 20;
-    pub(crate) const DESC_SIZE: u16 = 1;
-    pub(crate) const DESC_CONCAT: u16 = 2;
-    pub(crate) const FIELD_LEN: u16 = 1;
+    constants! { u16:
+        NAME = 2, FLAGS = 3, KEY_TYPE = 4, KEY_LEN = 5, DATA_TYPE = 6, DATA_LEN = 7, DESC = 9, ID = 10, TIMEOUT = 11,
+        USERDATA = 13, COUNT = 20, DESC_SIZE = 1, DESC_CONCAT = 2, FIELD_LEN = 1,
+    }
 }
 
 /// `enum nft_set_elem_list_attributes`.
 pub(crate) mod elements {
-    pub(crate) const SET: u16 = 2;
-    pub(crate) const LIST: u16 = 3;
+    constants! { u16: SET = 2, LIST = 3 }
 }
 
 /// `NFTA_LIST_ELEM`: each expression of a rule, each element, each field of a concatenation.
@@ -94,7 +58,5 @@ pub(crate) const LIST_ELEM: u16 = 1;
 
 /// `enum nft_gen_attributes`.
 pub(crate) mod generation {
-    pub(crate) const ID: u16 = 1;
-    pub(crate) const PROC_PID: u16 = 2;
-    pub(crate) const PROC_NAME: u16 = 3;
+    constants! { u16: ID = 1, PROC_PID = 2, PROC_NAME = 3 }
 }

@@ -1,4 +1,4 @@
-//! A transaction: operations appended to one buffer in the kernel's form, sent as they are, printed by reading them.
+//! A transaction: operations are encoded into one buffer, which is sent unchanged and decoded for printing.
 
 mod operation;
 mod set_attrs;
@@ -10,42 +10,42 @@ use std::fmt;
 use super::{
     abi::{self, chain, elements, msg, rule, set, table},
     chain::{Chain, Policy},
-    element::{Element, Part},
+    element::{Element, ElementParts},
     expr::{Rule, put_exprs},
     set::{DataType, Set, value_len},
     table::Table,
     userdata,
 };
 use crate::{
-    attr::{Open, Put},
+    attr::{NestStart, Put},
     message::{self, flags},
 };
 
 pub(crate) use operation::Operation;
 
-/// The longest list of elements in one message, in bytes: its length field ends at 65,535.
+/// The maximum size of a list of elements in one message; its length field has 16 bits.
 const MAX_LIST: usize = 65_000;
 
-/// A transaction: all of its operations come into force at once, or none.
+/// A transaction, which the kernel applies atomically.
 ///
-/// Operations are executed in their order. Adding an object that exists is no error if it is equal; an element
-/// with other data is (`EEXIST`): delete it first, in the same batch. Deleting what is not there is an error
+/// The kernel executes the operations in order. Adding an object that exists is not an error, except for an element
+/// with other data (`EEXIST`), which must be deleted first, in the same batch. Deleting a missing object is an error
 /// (`ENOENT`).
 ///
 /// `Display` gives one line of nft-like text per operation, and one per element.
 #[derive(Clone)]
 pub struct NftBatch {
-    /// `BATCH_BEGIN` and the operations. The first and the last operation ask for an acknowledgement.
+    /// `BATCH_BEGIN` and the operations. The first and the last operation request an acknowledgement.
     buf: Vec<u8>,
-    /// Where each operation starts.
+    /// The offset of each operation.
     starts: Vec<usize>,
-    /// What the elements of the sets that appear consist of, to print them.
-    layouts: Vec<Layout>,
+    /// The layouts of the sets in the batch, to print their elements.
+    layouts: Vec<SetLayout>,
 }
 
-/// What the elements of a set consist of.
+/// The types of the keys and data of a set.
 #[derive(Clone, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct SetLayout {
     pub(crate) family: u8,
     pub(crate) table: String,
     pub(crate) set: String,
@@ -53,11 +53,11 @@ pub(crate) struct Layout {
     pub(crate) data: Vec<DataType>,
 }
 
-impl Layout {
-    /// How many registers a key and the data fill.
-    pub(crate) fn words(&self) -> (u8, u8) {
-        let words = |fields: &[DataType]| value_len(fields).div_ceil(4) as u8;
-        (words(&self.key), words(&self.data))
+impl SetLayout {
+    /// The numbers of registers of a key and of the data.
+    pub(crate) fn register_counts(&self) -> (u8, u8) {
+        let count = |fields: &[DataType]| value_len(fields).div_ceil(4) as u8;
+        (count(&self.key), count(&self.data))
     }
 }
 
@@ -68,12 +68,12 @@ impl NftBatch {
         NftBatch { buf, starts: Vec::new(), layouts: Vec::new() }
     }
 
-    /// The number of operations: elements that were added together may take several, or share one.
+    /// The number of operations. Elements that were added together share an operation, or need several.
     pub fn len(&self) -> usize {
         self.starts.len()
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there are no operations.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
@@ -85,22 +85,20 @@ impl NftBatch {
 
     // === tables ===
 
-    /// `add table`: creates it, or wakes it up when it is dormant.
+    /// `add table`: creates the table, or clears its flag `dormant`.
     pub fn add_table(&mut self, table: &Table) {
         self.operation(msg::NEWTABLE, flags::CREATE, table, |buf| {
             buf.put_u32(table::FLAGS, table.flags);
-            if let Some(comment) = &table.comment {
-                userdata::put_comment(buf, table::USERDATA, userdata::COMMENT, comment);
-            }
+            userdata::put_comment(buf, table::USERDATA, table.comment.as_deref());
         });
     }
 
-    /// `delete table`, with all that is in it.
+    /// `delete table`, with its content.
     pub fn delete_table(&mut self, table: &Table) {
         self.operation(msg::DELTABLE, 0, table, |_| {});
     }
 
-    /// `add table` and `delete table`: leaves no such table, whether there was one or not, on every kernel.
+    /// `add table` and `delete table`: deletes the table if it exists, also on kernels without `destroy table`.
     pub fn destroy_table(&mut self, table: &Table) {
         self.operation(msg::NEWTABLE, flags::CREATE, table, |_| {});
         self.delete_table(table);
@@ -116,43 +114,37 @@ impl NftBatch {
                 buf.put_str(chain::TYPE, base.kind.name());
                 // NF_ACCEPT, NF_DROP
                 buf.put_u32(chain::POLICY, u32::from(base.policy == Policy::Accept));
-                let hook = buf.open(chain::HOOK);
-                buf.put_u32(chain::HOOK_NUM, base.hook.number());
-                buf.put_u32(chain::HOOK_PRIORITY, base.priority as u32);
-                buf.close(hook);
+                buf.nest(chain::HOOK, |buf| {
+                    buf.put_u32(chain::HOOK_NUM, base.hook.number());
+                    buf.put_u32(chain::HOOK_PRIORITY, base.priority as u32);
+                });
             }
-            if let Some(comment) = &added.comment {
-                userdata::put_comment(buf, chain::USERDATA, userdata::COMMENT, comment);
-            }
+            userdata::put_comment(buf, chain::USERDATA, added.comment.as_deref());
         });
     }
 
-    /// `delete chain`, with its rules; refused (`EBUSY`) while a rule or an element leads to it.
+    /// `delete chain`, with its rules; rejected (`EBUSY`) while a rule or an element refers to it.
     pub fn delete_chain(&mut self, table: &Table, name: &str) {
         self.operation(msg::DELCHAIN, 0, table, |buf| buf.put_str(chain::NAME, name));
     }
 
-    /// `flush chain`: deletes its rules.
+    /// `flush chain`: deletes the rules of the chain.
     pub fn flush_chain(&mut self, table: &Table, name: &str) {
         self.operation(msg::DELRULE, 0, table, |buf| buf.put_str(rule::CHAIN, name));
     }
 
     // === rules ===
 
-    /// `add rule`: appends it to the chain. The sets it names exist, or are added earlier in the batch.
+    /// `add rule`: appends the rule to the chain. Its sets must exist, or be added earlier in the batch.
     pub fn add_rule(&mut self, table: &Table, chain: &str, added: &Rule) {
         self.operation(msg::NEWRULE, flags::CREATE | flags::APPEND, table, |buf| {
             buf.put_str(rule::CHAIN, chain);
-            let exprs = buf.open(rule::EXPRESSIONS);
-            put_exprs(buf, &added.exprs);
-            buf.close(exprs);
-            if let Some(comment) = &added.comment {
-                userdata::put_comment(buf, rule::USERDATA, userdata::COMMENT, comment);
-            }
+            buf.nest(rule::EXPRESSIONS, |buf| put_exprs(buf, &added.exprs));
+            userdata::put_comment(buf, rule::USERDATA, added.comment.as_deref());
         });
     }
 
-    /// `delete rule`. `handle`: of [`super::ListedRule`].
+    /// `delete rule`. `handle`: that of a [`super::ListedRule`].
     pub fn delete_rule(&mut self, table: &Table, chain: &str, handle: u64) {
         self.operation(msg::DELRULE, 0, table, |buf| {
             buf.put_str(rule::CHAIN, chain);
@@ -169,33 +161,33 @@ impl NftBatch {
         self.operation(msg::NEWSET, flags::CREATE, table, |buf| set_attrs::put(buf, added, id));
     }
 
-    /// `delete set` or `delete map`, with its elements; refused (`EBUSY`) while a rule uses it.
+    /// `delete set` or `delete map`, with its elements; rejected (`EBUSY`) while a rule uses it.
     pub fn delete_set(&mut self, table: &Table, name: &str) {
         self.operation(msg::DELSET, 0, table, |buf| buf.put_str(set::NAME, name));
     }
 
-    /// `flush set` or `flush map`: deletes its elements.
+    /// `flush set` or `flush map`: deletes the elements.
     pub fn flush_set(&mut self, table: &Table, name: &str) {
         self.operation(msg::DELSETELEM, 0, table, |buf| buf.put_str(elements::SET, name));
     }
 
-    /// `add element`: as many as there are, in as few messages as possible.
+    /// `add element` for all elements, in as few messages as possible.
     pub fn add_elements<'e>(&mut self, table: &Table, to: &Set, added: impl IntoIterator<Item = Element<'e>>) {
-        self.elements(msg::NEWSETELEM, flags::CREATE, Part::All, table, to, added);
+        self.elements(msg::NEWSETELEM, flags::CREATE, ElementParts::All, table, to, added);
     }
 
-    /// `delete element`: as many as there are, in as few messages as possible. Only keys (and the ends of ranges)
-    /// count. An interval set deletes **by the start of the range**: give exactly the ranges that were added.
+    /// `delete element` for all elements, in as few messages as possible, by their keys and ends of ranges. An interval
+    /// set deletes **by the start of the range**: pass exactly the ranges that were added.
     pub fn delete_elements<'e>(&mut self, table: &Table, from: &Set, deleted: impl IntoIterator<Item = Element<'e>>) {
-        self.elements(msg::DELSETELEM, 0, Part::Key, table, from, deleted);
+        self.elements(msg::DELSETELEM, 0, ElementParts::Key, table, from, deleted);
     }
 
-    /// Says what a set consists of that this batch's rules use, so that they can be printed in full. Sets whose
-    /// elements or definition are in the batch are known without.
+    /// Adds the layout of a set that the batch's rules use, to print these rules in full. Not needed for sets that the
+    /// batch adds, or adds elements to.
     pub fn describe_set(&mut self, table: &Table, set: &Set) {
-        let family = table.family.number();
+        let family = table.family.number() as u8;
         if self.layout(family, &table.name, &set.name).is_none() {
-            self.layouts.push(Layout {
+            self.layouts.push(SetLayout {
                 family,
                 table: table.name.clone(),
                 set: set.name.clone(),
@@ -209,7 +201,7 @@ impl NftBatch {
         &mut self,
         kind: u16,
         flags: u16,
-        part: Part,
+        parts: ElementParts,
         table: &Table,
         set: &Set,
         list: impl IntoIterator<Item = Element<'e>>,
@@ -222,7 +214,7 @@ impl NftBatch {
         let mut open = self.open_list(kind, flags, table, set);
         for element in list {
             let at = self.buf.len();
-            element.put(&mut self.buf, part);
+            element.put(&mut self.buf, parts);
             let first = at == open.first;
             if self.buf.len() - open.list_at > MAX_LIST && !first {
                 let moved = self.buf.split_off(at);
@@ -255,9 +247,9 @@ impl NftBatch {
         message::finish(&mut self.buf, at);
     }
 
-    /// Starts the next operation; its sequence number is its index and 1.
+    /// Starts the next operation. Its sequence number is its index plus 1.
     fn start(&mut self, kind: u16, flags: u16, table: &Table) -> usize {
-        // Acknowledgements of more than the first and the last operation would overrun the receive queue.
+        // Acknowledgements of all operations would overrun the receive buffer.
         if let [_, .., last] = self.starts[..] {
             message::clear_ack(&mut self.buf, last);
         }
@@ -265,16 +257,16 @@ impl NftBatch {
         let all = flags | flags::REQUEST | flags::ACK;
         let at = message::start(&mut self.buf, abi::SUBSYSTEM | kind, all, seq);
         self.starts.push(at);
-        self.buf.extend_from_slice(&[table.family.number(), 0, 0, 0]);
+        self.buf.extend_from_slice(&[table.family.number() as u8, 0, 0, 0]);
         self.buf.put_str(abi::TABLE, &table.name);
         at
     }
 
-    pub(crate) fn layout(&self, family: u8, table: &str, set: &str) -> Option<&Layout> {
-        self.layouts.iter().find(|known| known.family == family && known.table == table && known.set == set)
+    pub(crate) fn layout(&self, family: u8, table: &str, set: &str) -> Option<&SetLayout> {
+        self.layouts.iter().find(|layout| layout.family == family && layout.table == table && layout.set == set)
     }
 
-    /// What is sent, in two parts: the operations and the end.
+    /// The two parts to send: the operations and the end.
     pub(crate) fn parts(&self) -> (&[u8], Vec<u8>) {
         (&self.buf, frame_message(abi::BATCH_END))
     }
@@ -284,12 +276,12 @@ impl NftBatch {
         (frame_message(abi::BATCH_BEGIN), frame_message(abi::BATCH_END))
     }
 
-    /// The operations, readable.
+    /// The decoded operations.
     pub(crate) fn operations(&self) -> impl Iterator<Item = Operation<'_>> {
         (0..self.len()).filter_map(|index| self.get(index))
     }
 
-    /// The operation at this index, readable.
+    /// The decoded operation at this index.
     pub(crate) fn get(&self, index: usize) -> Option<Operation<'_>> {
         let start = *self.starts.get(index)?;
         let end = self.starts.get(index + 1).copied().unwrap_or(self.buf.len());
@@ -297,12 +289,12 @@ impl NftBatch {
     }
 }
 
-/// A message of elements that is being written.
+/// An incomplete message of elements.
 struct OpenList {
     message: usize,
     list_at: usize,
-    list: Open,
-    /// Where the first element is.
+    list: NestStart,
+    /// The offset of the first element.
     first: usize,
 }
 
@@ -324,12 +316,9 @@ impl fmt::Display for NftBatch {
     }
 }
 
-/// `BATCH_BEGIN` or `BATCH_END`: a message with the subsystem as its resource.
+/// `BATCH_BEGIN` or `BATCH_END`, with the subsystem in the field `res_id`.
 fn frame_message(kind: u16) -> Vec<u8> {
     let mut buf = Vec::new();
-    let at = message::start(&mut buf, kind, flags::REQUEST, 0);
-    buf.extend_from_slice(&[0, 0]);
-    buf.extend_from_slice(&(abi::SUBSYSTEM >> 8).to_be_bytes());
-    message::finish(&mut buf, at);
+    message::put(&mut buf, kind, flags::REQUEST, 0, [0, 0, 0, (abi::SUBSYSTEM >> 8) as u8], |_| {});
     buf
 }

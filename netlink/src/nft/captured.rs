@@ -1,4 +1,4 @@
-//! What the real nft sends, against what we send and read for the same command: `captured/nft-1.0.6.txt`.
+//! Batches compared with those of nft for the same command: `captured/nft-1.0.6.txt`.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use crate::message::messages;
 
 const CAPTURED: &str = include_str!("captured/nft-1.0.6.txt");
 
-/// How our bytes compare with nft's.
+/// The comparison of our bytes with nft's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wire {
-    /// They are the same behind the message's header.
+    /// Equal behind the message's header.
     Same,
-    /// They mean the same; they differ for this reason.
+    /// They decode to equal objects; the bytes differ for this reason.
     Differ(&'static str),
 }
 use Wire::{Differ, Same};
 
-/// nft names the set's number in the transaction too.
+/// nft also sends the set's number in the transaction.
 const SET_ID: Wire = Differ("set id");
-/// nft remembers the expressions that a set's type was declared with.
+/// nft also sends the expressions of a set's `typeof`.
 const TYPEOF: Wire = Differ("typeof in userdata");
 
 fn t() -> Table {
@@ -290,7 +290,7 @@ fn captured(command: &str) -> Vec<Vec<u8>> {
     messages
 }
 
-/// The object in a message, as debug text.
+/// The object in a message, as debug output.
 fn meaning(message: &[u8]) -> String {
     let message = messages(message).next().unwrap();
     let body = Body::new(message.payload).unwrap();
@@ -315,7 +315,7 @@ fn meaning(message: &[u8]) -> String {
 fn check(command: &str, expected: Wire, batch: &NftBatch) {
     let theirs = captured(command);
     let (ours, _) = batch.parts();
-    // Behind BATCH_BEGIN.
+    // Skip BATCH_BEGIN.
     let ours = &ours[20..];
     let [theirs] = &theirs[..] else { panic!("{command}: {} messages", theirs.len()) };
     assert!(!meaning(ours).contains("None []") || !batch.to_string().contains('{'), "{command}: nothing was read");
@@ -326,24 +326,24 @@ fn check(command: &str, expected: Wire, batch: &NftBatch) {
 }
 
 #[test]
-fn objects_are_written_and_read_as_nft_writes_them() {
+fn objects_equal_those_of_nft() {
     objects().iter().for_each(|(command, bytes, batch)| check(command, *bytes, batch));
 }
 
 #[test]
-fn elements_are_written_and_read_as_nft_writes_them() {
+fn elements_equal_those_of_nft() {
     elements().iter().for_each(|(command, bytes, batch)| check(command, *bytes, batch));
 }
 
 #[test]
-fn rules_are_written_and_read_as_nft_writes_them() {
+fn rules_equal_those_of_nft() {
     for (command, bytes, batch) in rules() {
         check(&format!("add rule ip t {command}"), bytes, &batch);
     }
 }
 
 #[test]
-fn everything_captured_is_used() {
+fn all_captured_commands_are_compared() {
     let used = objects().len() + elements().len() + rules().len();
     assert_eq!(CAPTURED.lines().filter(|line| line.starts_with("> ")).count(), used);
 }

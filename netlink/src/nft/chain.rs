@@ -1,25 +1,25 @@
-//! Chains: regular ones, and base chains that the kernel calls at a hook.
+//! Chains: regular chains, and base chains, which the kernel calls at a hook.
 
 use super::userdata::Comment;
 
 /// A chain of rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Chain {
-    /// Its name, at most 255 bytes.
+    /// The name, at most 255 bytes.
     pub name: String,
-    /// Where the kernel calls it; `None` for a chain that is only reached by `jump` and `goto`.
+    /// The hook of a base chain; `None` for a regular chain, which is reached by `jump` and `goto` only.
     pub base: Option<BaseChain>,
-    /// Shown in listings.
+    /// The comment in listings.
     pub comment: Option<Comment>,
 }
 
 impl Chain {
-    /// A chain that is reached by `jump` and `goto`.
+    /// A regular chain.
     pub fn regular(name: impl Into<String>) -> Self {
         Chain { name: name.into(), base: None, comment: None }
     }
 
-    /// A chain that the kernel calls, with policy accept. `priority`: see [`priority`].
+    /// A base chain with policy accept. `priority`: see [`priority`].
     pub fn base(name: impl Into<String>, kind: ChainType, hook: Hook, priority: i32) -> Self {
         let base = BaseChain { kind, hook, priority, policy: Policy::Accept };
         Chain { name: name.into(), base: Some(base), comment: None }
@@ -33,32 +33,32 @@ impl Chain {
     }
 }
 
-/// What makes a chain a base chain.
+/// The settings of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BaseChain {
     /// `type`.
     pub kind: ChainType,
     /// `hook`.
     pub hook: Hook,
-    /// `priority`: lower is called earlier.
+    /// `priority`: the kernel calls lower ones first.
     pub priority: i32,
-    /// What happens to a packet that no rule decided.
+    /// The verdict for packets that reach the end of the chain.
     pub policy: Policy,
 }
 
 /// The type of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ChainType {
-    /// Sees every packet.
+    /// Processes every packet.
     Filter,
-    /// Sees the first packet of a connection.
+    /// Processes the first packet of each connection.
     Nat,
-    /// Output only: routes again when a mark or address changed.
+    /// Output only: reroutes the packet if its mark or addresses changed.
     Route,
 }
 
 impl ChainType {
-    /// Its name in `NFTA_CHAIN_TYPE`.
+    /// The name in `NFTA_CHAIN_TYPE`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             ChainType::Filter => "filter",
@@ -72,18 +72,18 @@ impl ChainType {
     }
 }
 
-/// Where a packet is when a base chain is called: `enum nf_inet_hooks`.
+/// The hook of a base chain: `enum nf_inet_hooks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hook {
-    /// Just arrived, not routed.
+    /// Received packets, before routing.
     Prerouting,
-    /// For a local socket.
+    /// Packets to local sockets.
     Input,
-    /// Passing through.
+    /// Forwarded packets.
     Forward,
-    /// From a local socket.
+    /// Packets from local sockets.
     Output,
-    /// About to leave.
+    /// Packets to send, after routing.
     Postrouting,
     /// Any other number.
     Other(u32),
@@ -112,7 +112,7 @@ impl Hook {
         }
     }
 
-    /// nft's name of it.
+    /// The name in nft.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -129,7 +129,7 @@ impl Hook {
 /// The policy of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// The packet goes on.
+    /// The packet continues.
     Accept,
     /// The packet is dropped.
     Drop,

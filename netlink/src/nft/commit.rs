@@ -1,8 +1,8 @@
 //! Sends a batch and reads the kernel's replies.
 //!
 //! ```text
-//! BATCH_BEGIN  op 1 (ack)  op 2  ...  op n (ack)  BATCH_END   --sendmsg-->  executed, answers queued
-//!   error for op i   -> refused, by sequence number; the kernel goes on and may report more
+//! BATCH_BEGIN  op 1 (ack)  op 2  ...  op n (ack)  BATCH_END   --sendmsg-->  executed, replies queued
+//!   error for op i   -> rejected, by sequence number; the kernel continues and may report more
 //!   ack of op n      -> success, if there is no error: an aborted batch acknowledges its good operations too
 //!   ENOBUFS          -> replies are missing: rejected if an error was read, else unknown
 //! ```
@@ -13,7 +13,7 @@ mod tests;
 use super::NftBatch;
 use crate::{
     Errno, Error, RejectedOperation, RejectedOperations, Result, Socket,
-    message::{self, Answer, messages},
+    message::{self, ErrorReply, messages},
     socket::{Received, Wait},
 };
 
@@ -25,54 +25,53 @@ pub(super) fn commit(socket: &mut Socket, batch: &NftBatch) -> Result<()> {
     socket.drain()?;
     let (operations, end) = batch.parts();
     socket.send(&[operations, &end])?;
-    let answers = Answers::read(socket, batch.len() as u32)?;
-    answers.judge(batch)
+    Replies::read(socket, batch.len() as u32)?.into_result(batch)
 }
 
-/// What came back.
+/// The kernel's replies to a batch.
 #[derive(Debug, Default)]
-struct Answers {
+struct Replies {
     first_acknowledged: bool,
     last_acknowledged: bool,
     overrun: bool,
     /// Errors, by sequence number.
-    errors: Vec<(u32, Answer)>,
+    errors: Vec<(u32, ErrorReply)>,
 }
 
-impl Answers {
-    /// All answers are queued when `sendmsg` returns, so none is waited for.
+impl Replies {
+    /// All replies are queued when `sendmsg` returns.
     fn read(socket: &mut Socket, last: u32) -> Result<Self> {
-        let mut answers = Answers::default();
+        let mut replies = Replies::default();
         loop {
             match socket.receive(Wait::No)? {
-                Received::Nothing => return Ok(answers),
-                Received::Overrun => answers.overrun = true,
+                Received::Nothing => return Ok(replies),
+                Received::Overrun => replies.overrun = true,
                 Received::Datagram(datagram) => {
                     for message in messages(datagram).filter(|message| message.kind == message::ERROR) {
-                        let answer = message.answer().ok_or(Error::Malformed("an error without errno"))?;
-                        answers.add(message.seq, answer, last);
+                        let reply = message.error_reply()?;
+                        replies.add(message.seq, reply, last);
                     }
                 }
             }
         }
     }
 
-    fn add(&mut self, seq: u32, answer: Answer, last: u32) {
-        if answer.errno == 0 {
+    fn add(&mut self, seq: u32, reply: ErrorReply, last: u32) {
+        if reply.errno == 0 {
             self.first_acknowledged |= seq == 1;
             self.last_acknowledged |= seq == last;
         } else {
-            self.errors.push((seq, answer));
+            self.errors.push((seq, reply));
         }
     }
 
-    fn judge(self, batch: &NftBatch) -> Result<()> {
+    fn into_result(self, batch: &NftBatch) -> Result<()> {
         if !self.errors.is_empty() {
             let first_acknowledged = self.first_acknowledged;
-            let list = self.errors.into_iter().map(|(seq, answer)| {
-                // What fails at the commit is reported with the first operation's number, though that one was good.
+            let list = self.errors.into_iter().map(|(seq, reply)| {
+                // A failure of the commit has the sequence number of the first operation, which was acknowledged.
                 let whole = seq == 0 || seq == 1 && first_acknowledged;
-                refusal(batch, (!whole).then(|| seq as usize - 1), answer)
+                rejected_operation(batch, (!whole).then(|| seq as usize - 1), reply)
             });
             return Err(Error::Rejected(RejectedOperations::new(list.collect(), !self.overrun)));
         }
@@ -80,16 +79,16 @@ impl Answers {
     }
 }
 
-fn refusal(batch: &NftBatch, index: Option<usize>, answer: Answer) -> RejectedOperation {
+fn rejected_operation(batch: &NftBatch, index: Option<usize>, reply: ErrorReply) -> RejectedOperation {
     let operation = index.and_then(|index| batch.get(index));
     let element = operation
         .as_ref()
-        .and_then(|op| answer.offset.and_then(|offset| op.element_at(offset)).or_else(|| op.only_element()));
+        .and_then(|op| reply.offset.and_then(|offset| op.element_at(offset)).or_else(|| op.only_element()));
     let label = match (&operation, element) {
         (Some(operation), Some(element)) => operation.element_label(element),
         (Some(operation), None) => operation.label(),
         (None, _) => format!("a transaction of {} operations", batch.len()),
     };
-    let errno = Errno(answer.errno);
-    RejectedOperation { errno, operation: operation.and(index), label, element, message: answer.message }
+    let errno = Errno(reply.errno);
+    RejectedOperation { errno, operation: operation.and(index), label, element, message: reply.message }
 }

@@ -1,19 +1,21 @@
-//! Objects from messages: what the kernel dumps, and what a batch holds. `None`: an attribute that must be there is
-//! not.
+//! Decodes objects from dumps and batches. `None`: a required attribute is missing.
 
 use std::time::Duration;
 
 use super::{
-    abi::{self, NFGENMSG, chain, rule, set, table},
+    abi::{self, chain, rule, set, table},
     chain::{BaseChain, Chain, ChainType, Hook, Policy},
     expr::{ListedRule, Rule, read_exprs},
     set::{DataType, Set, SetFlags},
     table::{Table, TableFamily},
-    userdata,
+    userdata::{self, Comment},
 };
-use crate::attr::{Attr, Attrs, attrs};
+use crate::{
+    attr::{Attr, Attrs, attrs},
+    message::attributes,
+};
 
-/// The content of a message of nf_tables: `struct nfgenmsg`, then attributes.
+/// The payload of a message of nf_tables: `struct nfgenmsg`, then attributes.
 #[derive(Clone, Debug)]
 pub(crate) struct Body<'a> {
     /// `nfgen_family`.
@@ -23,12 +25,16 @@ pub(crate) struct Body<'a> {
 
 impl<'a> Body<'a> {
     pub(crate) fn new(payload: &'a [u8]) -> Option<Self> {
-        let (&[family, ..], attributes) = payload.split_first_chunk::<NFGENMSG>()?;
-        Some(Body { family, attrs: attrs(attributes) })
+        Some(Body { attrs: attributes(payload)?, family: *payload.first()? })
     }
 
     pub(crate) fn get(&self, kind: u16) -> Option<Attr<'a>> {
-        self.attrs.clone().find(kind)
+        self.attrs.find(kind)
+    }
+
+    /// The attributes nested in this one; none if it is missing.
+    pub(crate) fn nested(&self, kind: u16) -> Attrs<'a> {
+        self.get(kind).map_or_else(|| attrs(&[]), |attr| attr.nested())
     }
 
     pub(crate) fn str(&self, kind: u16) -> Option<&'a str> {
@@ -39,13 +45,13 @@ impl<'a> Body<'a> {
         self.get(kind)?.u32()
     }
 
-    /// The name of the table that the object is in, or that it is.
+    /// The name of the object's table, or of the table itself.
     pub(crate) fn table(&self) -> Option<&'a str> {
         self.str(abi::TABLE)
     }
 
-    fn comment(&self, attribute: u16, kind: u8) -> Option<&'a str> {
-        userdata::comment(self.get(attribute)?.payload, kind)
+    fn comment(&self, attribute: u16, kind: u8) -> Option<Comment> {
+        userdata::comment(self.get(attribute)?.payload, kind).map(Into::into)
     }
 
     fn millis(&self, kind: u16) -> Option<Duration> {
@@ -53,13 +59,13 @@ impl<'a> Body<'a> {
     }
 }
 
-/// `None` also for a family we have no name for.
+/// `None` also for a family that this crate does not support.
 pub(crate) fn table(body: &Body<'_>) -> Option<Table> {
     Some(Table {
-        family: TableFamily::from_number(body.family)?,
+        family: TableFamily::from_number(body.family.into())?,
         name: body.table()?.into(),
         flags: body.u32(table::FLAGS).unwrap_or(0),
-        comment: body.comment(table::USERDATA, userdata::COMMENT).map(Into::into),
+        comment: body.comment(table::USERDATA, userdata::COMMENT),
     })
 }
 
@@ -73,21 +79,17 @@ pub(crate) fn chain(body: &Body<'_>) -> Option<Chain> {
             policy: if body.u32(chain::POLICY)? == 0 { Policy::Drop } else { Policy::Accept },
         }),
     };
-    Some(Chain {
-        name: body.str(chain::NAME)?.into(),
-        base,
-        comment: body.comment(chain::USERDATA, userdata::COMMENT).map(Into::into),
-    })
+    Some(Chain { name: body.str(chain::NAME)?.into(), base, comment: body.comment(chain::USERDATA, userdata::COMMENT) })
 }
 
 pub(crate) fn rule(body: &Body<'_>) -> Option<ListedRule> {
     Some(ListedRule {
         chain: body.str(rule::CHAIN)?.into(),
-        // A rule that is being added has none yet.
+        // A rule in a batch has no handle.
         handle: body.get(rule::HANDLE).and_then(|handle| handle.u64()).unwrap_or(0),
         rule: Rule {
-            exprs: body.get(rule::EXPRESSIONS).map_or_else(Vec::new, |exprs| read_exprs(exprs.nested())),
-            comment: body.comment(rule::USERDATA, userdata::COMMENT).map(Into::into),
+            exprs: read_exprs(body.nested(rule::EXPRESSIONS)),
+            comment: body.comment(rule::USERDATA, userdata::COMMENT),
         },
     })
 }
@@ -95,7 +97,7 @@ pub(crate) fn rule(body: &Body<'_>) -> Option<ListedRule> {
 pub(crate) fn set(body: &Body<'_>) -> Option<Set> {
     let flags = SetFlags(body.u32(set::FLAGS).unwrap_or(0));
     let is_map = flags.contains(SetFlags::MAP);
-    let size = body.get(set::DESC).and_then(|desc| desc.nested().find(set::DESC_SIZE)?.u32());
+    let size = body.nested(set::DESC).find(set::DESC_SIZE).and_then(|size| size.u32());
     Some(Set {
         name: body.str(set::NAME)?.into(),
         key: DataType::split(body.u32(set::KEY_TYPE)?),
@@ -103,6 +105,6 @@ pub(crate) fn set(body: &Body<'_>) -> Option<Set> {
         flags: flags.without(SetFlags::MAP | SetFlags::CONCAT),
         size,
         timeout: body.millis(set::TIMEOUT),
-        comment: body.comment(set::USERDATA, userdata::SET_COMMENT).map(Into::into),
+        comment: body.comment(set::USERDATA, userdata::SET_COMMENT),
     })
 }

@@ -1,24 +1,24 @@
-//! Elements of sets and maps, borrowed: a hundred thousand of them are written and read without allocating.
+//! Elements of sets and maps. They borrow their bytes, so that large sets are written and read without allocation.
 
 use std::{borrow::Cow, time::Duration};
 
 use super::{abi::LIST_ELEM, userdata};
 use crate::attr::{Attr, Put};
 
-/// An element. Written from, and read into, borrowed bytes.
+/// An element of a set or map.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Element<'a> {
     /// The key, or the first key of a range.
     pub key: &'a [u8],
     /// The last key of a range, in sets with [`super::SetFlags::INTERVAL`].
     pub key_end: Option<&'a [u8]>,
-    /// What a map holds under the key.
+    /// The data of a map's element.
     pub data: ElementData<'a>,
-    /// How long it lives, in sets with [`super::SetFlags::TIMEOUT`]; the kernel counts in milliseconds.
+    /// The timeout, in sets with [`super::SetFlags::TIMEOUT`]; the kernel has a resolution of milliseconds.
     pub timeout: Option<Duration>,
-    /// What is left of its life when it was dumped; never written.
+    /// The remaining time until the timeout, in a dump; never written.
     pub expires: Option<Duration>,
-    /// Shown in listings; cut at 128 bytes.
+    /// The comment in listings, truncated to 128 bytes.
     pub comment: Option<&'a str>,
 }
 
@@ -47,68 +47,55 @@ impl<'a> Element<'a> {
 /// The data of an element.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ElementData<'a> {
-    /// None: the element of a set.
+    /// No data: an element of a set.
     #[default]
     None,
-    /// Bytes, a concatenation when the map's data has several fields.
+    /// Bytes; a concatenation if the map's data has several fields.
     Value(&'a [u8]),
     /// A verdict.
     Verdict(Verdict<'a>),
 }
 
-/// What happens to the packet: the end of a rule, or the data of a verdict map.
+/// The verdict of a rule, or the data of a verdict map.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict<'a> {
-    /// It goes on to the next hook.
+    /// The packet continues at the next hook.
     Accept,
-    /// It is dropped.
+    /// The packet is dropped.
     Drop,
-    /// The next rule.
+    /// Continues with the next rule.
     Continue,
-    /// Back to the chain that jumped here.
+    /// Returns to the chain that jumped here.
     Return,
-    /// Through that chain, and back.
+    /// Continues in the chain, and returns.
     Jump(Cow<'a, str>),
-    /// Through that chain, not back.
+    /// Continues in the chain, without return.
     Goto(Cow<'a, str>),
     /// Any other code.
     Other(i32),
 }
 
-/// `NF_DROP`, `NF_ACCEPT` and `enum nft_verdicts`.
-const DROP: i32 = 0;
-const ACCEPT: i32 = 1;
-const CONTINUE: i32 = -1;
-const JUMP: i32 = -3;
-const GOTO: i32 = -4;
-const RETURN: i32 = -5;
+// `NF_DROP`, `NF_ACCEPT` and `enum nft_verdicts`.
+constants! { i32: DROP = 0, ACCEPT = 1, CONTINUE = -1, JUMP = -3, GOTO = -4, RETURN = -5 }
 
-/// `NFTA_DATA_VALUE`, `NFTA_DATA_VERDICT`, `NFTA_VERDICT_CODE`, `NFTA_VERDICT_CHAIN`.
-const DATA_VALUE: u16 = 1;
-const DATA_VERDICT: u16 = 2;
-const VERDICT_CODE: u16 = 1;
-const VERDICT_CHAIN: u16 = 2;
-
-/// `enum nft_set_elem_attributes`.
-const ELEM_KEY: u16 = 1;
-const ELEM_DATA: u16 = 2;
-const ELEM_TIMEOUT: u16 = 4;
-const ELEM_EXPIRATION: u16 = 5;
-const ELEM_USERDATA: u16 = 6;
-const ELEM_KEY_END: u16 = 10;
+// `enum nft_data_attributes`, `enum nft_verdict_attributes`, `enum nft_set_elem_attributes`.
+constants! { u16:
+    DATA_VALUE = 1, DATA_VERDICT = 2, VERDICT_CODE = 1, VERDICT_CHAIN = 2,
+    ELEM_KEY = 1, ELEM_DATA = 2, ELEM_TIMEOUT = 4, ELEM_EXPIRATION = 5, ELEM_USERDATA = 6, ELEM_KEY_END = 10,
+}
 
 impl<'a> Verdict<'a> {
-    /// Through the chain, not back.
+    /// `goto chain`.
     pub fn goto(chain: impl Into<Cow<'a, str>>) -> Self {
         Verdict::Goto(chain.into())
     }
 
-    /// Through the chain, and back.
+    /// `jump chain`.
     pub fn jump(chain: impl Into<Cow<'a, str>>) -> Self {
         Verdict::Jump(chain.into())
     }
 
-    /// The same, owning its name.
+    /// The same verdict with an owned chain name.
     pub fn into_owned(self) -> Verdict<'static> {
         match self {
             Verdict::Accept => Verdict::Accept,
@@ -121,7 +108,7 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// The chain it leads to.
+    /// The chain of a jump or goto.
     pub fn chain(&self) -> Option<&str> {
         match self {
             Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain),
@@ -129,7 +116,7 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// As the payload of a data attribute: `NFTA_DATA_VERDICT` with a code and perhaps a chain.
+    /// Appends `NFTA_DATA_VERDICT` with the code and the chain, if any.
     pub(crate) fn put(&self, buf: &mut Vec<u8>) {
         let code = match self {
             Verdict::Accept => ACCEPT,
@@ -140,12 +127,12 @@ impl<'a> Verdict<'a> {
             Verdict::Goto(_) => GOTO,
             Verdict::Other(code) => *code,
         };
-        let verdict = buf.open(DATA_VERDICT);
-        buf.put_u32(VERDICT_CODE, code as u32);
-        if let Some(chain) = self.chain() {
-            buf.put_str(VERDICT_CHAIN, chain);
-        }
-        buf.close(verdict);
+        buf.nest(DATA_VERDICT, |buf| {
+            buf.put_u32(VERDICT_CODE, code as u32);
+            if let Some(chain) = self.chain() {
+                buf.put_str(VERDICT_CHAIN, chain);
+            }
+        });
     }
 
     fn read(verdict: &Attr<'a>) -> Option<Self> {
@@ -164,7 +151,14 @@ impl<'a> Verdict<'a> {
 }
 
 impl<'a> ElementData<'a> {
-    /// The content of an attribute of `struct nft_data`: a value or a verdict.
+    pub(crate) fn value(self) -> Option<&'a [u8]> {
+        match self {
+            ElementData::Value(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Reads an attribute of `struct nft_data`: a value or a verdict.
     pub(crate) fn read(attr: &Attr<'a>) -> Option<Self> {
         let inner = attr.nested().next()?;
         match inner.kind {
@@ -178,48 +172,42 @@ impl<'a> ElementData<'a> {
 /// Writes a value as an attribute of `struct nft_data`.
 #[inline]
 pub(crate) fn put_value(buf: &mut Vec<u8>, kind: u16, value: &[u8]) {
-    let data = buf.open(kind);
-    buf.put(DATA_VALUE, value);
-    buf.close(data);
+    buf.nest(kind, |buf| buf.put(DATA_VALUE, value));
 }
 
 /// Writes a verdict as an attribute of `struct nft_data`.
 pub(crate) fn put_verdict(buf: &mut Vec<u8>, kind: u16, verdict: &Verdict<'_>) {
-    let data = buf.open(kind);
-    verdict.put(buf);
-    buf.close(data);
+    buf.nest(kind, |buf| verdict.put(buf));
 }
 
-/// What of an element is written.
+/// The parts of an element to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// All, to add it.
+pub(crate) enum ElementParts {
+    /// All, to add the element.
     All,
-    /// Its key or range, to delete it.
+    /// The key or range, to delete the element.
     Key,
 }
 
 impl<'a> Element<'a> {
-    /// Appends it as one `NFTA_LIST_ELEM`.
+    /// Appends the element as an `NFTA_LIST_ELEM`.
     #[inline]
-    pub(crate) fn put(&self, buf: &mut Vec<u8>, part: Part) {
+    pub(crate) fn put(&self, buf: &mut Vec<u8>, parts: ElementParts) {
         let element = buf.open(LIST_ELEM);
-        if let (Part::All, Some(timeout)) = (part, self.timeout) {
+        if let (ElementParts::All, Some(timeout)) = (parts, self.timeout) {
             buf.put_u64(ELEM_TIMEOUT, timeout.as_millis() as u64);
         }
         put_value(buf, ELEM_KEY, self.key);
         if let Some(key_end) = self.key_end {
             put_value(buf, ELEM_KEY_END, key_end);
         }
-        if part == Part::All {
+        if parts == ElementParts::All {
             match &self.data {
                 ElementData::None => {}
                 ElementData::Value(value) => put_value(buf, ELEM_DATA, value),
                 ElementData::Verdict(verdict) => put_verdict(buf, ELEM_DATA, verdict),
             }
-            if let Some(comment) = self.comment {
-                userdata::put_comment(buf, ELEM_USERDATA, userdata::COMMENT, comment);
-            }
+            userdata::put_comment(buf, ELEM_USERDATA, self.comment);
         }
         buf.close(element);
     }
@@ -230,15 +218,8 @@ impl<'a> Element<'a> {
         let mut has_key = false;
         for part in attr.nested() {
             match part.kind {
-                ELEM_KEY => {
-                    let ElementData::Value(key) = ElementData::read(&part)? else { return None };
-                    element.key = key;
-                    has_key = true;
-                }
-                ELEM_KEY_END => {
-                    let ElementData::Value(key) = ElementData::read(&part)? else { return None };
-                    element.key_end = Some(key);
-                }
+                ELEM_KEY => (element.key, has_key) = (ElementData::read(&part)?.value()?, true),
+                ELEM_KEY_END => element.key_end = Some(ElementData::read(&part)?.value()?),
                 ELEM_DATA => element.data = ElementData::read(&part)?,
                 ELEM_TIMEOUT => element.timeout = Some(Duration::from_millis(part.u64()?)),
                 ELEM_EXPIRATION => element.expires = Some(Duration::from_millis(part.u64()?)),

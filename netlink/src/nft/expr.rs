@@ -1,8 +1,8 @@
-//! Rules and their expressions: small instructions over sixteen 32-bit registers.
+//! Rules and their expressions: instructions on sixteen 32-bit registers.
 //!
-//! Only what equals in every field compares equal; the kernel's additions to a dump (default flags, counter values,
-//! registers' other numbering) are normalised when it is read. An expression with anything this crate does not know
-//! becomes [`Expr::Other`], never an error and never something that looks like less than it is.
+//! Decoding normalizes the kernel's additions to a dump (default flags, counter values, the other numbering of
+//! registers), so that a dumped rule equals the written one. An expression with an unknown attribute becomes
+//! [`Expr::Other`]: it is neither an error, nor does it equal an expression without the attribute.
 
 mod decode;
 mod encode;
@@ -23,9 +23,9 @@ pub(crate) use {decode::exprs as read_exprs, encode::put_exprs};
 /// A rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// What it does, in order; an expression that does not match ends the rule.
+    /// The expressions, in order; an expression that does not match ends the rule.
     pub exprs: Vec<Expr>,
-    /// Shown in listings.
+    /// The comment in listings.
     pub comment: Option<Comment>,
 }
 
@@ -43,12 +43,12 @@ impl Rule {
     }
 }
 
-/// A rule as the kernel holds it.
+/// A rule in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ListedRule {
-    /// The chain it is in; rules of a chain are listed in their order.
+    /// The chain of the rule. Rules of a chain are listed in order.
     pub chain: String,
-    /// What [`super::NftBatch::delete_rule`] takes.
+    /// The handle, for [`super::NftBatch::delete_rule`].
     pub handle: u64,
     /// The rule.
     pub rule: Rule,
@@ -59,72 +59,72 @@ pub struct ListedRule {
 pub enum Expr {
     /// Loads bytes of the packet.
     Payload {
-        /// Where to.
+        /// The destination register.
         dreg: Register,
-        /// The header that `offset` counts from.
+        /// The header at which `offset` starts.
         base: PayloadBase,
         /// In bytes.
         offset: u32,
         /// In bytes.
         len: u32,
     },
-    /// Loads a property of the packet that is not in it.
+    /// Loads metadata of the packet.
     Meta {
-        /// Where to.
+        /// The destination register.
         dreg: Register,
-        /// Which.
+        /// The key.
         key: MetaKey,
     },
-    /// Sets such a property.
+    /// Sets metadata of the packet.
     MetaSet {
-        /// Where from.
+        /// The source register.
         sreg: Register,
-        /// Which.
+        /// The key.
         key: MetaKey,
     },
     /// Loads a property of the packet's connection.
     Ct {
-        /// Where to.
+        /// The destination register.
         dreg: Register,
-        /// Which.
+        /// The key.
         key: CtKey,
-        /// Of which tuple, for keys that need it.
+        /// The tuple, for keys that depend on it.
         direction: Option<CtDirection>,
     },
-    /// Looks an address of the packet up in the routing table.
+    /// Looks up an address of the packet in the routing table.
     Fib {
-        /// Where to.
+        /// The destination register.
         dreg: Register,
-        /// What is asked.
+        /// The kind of result.
         result: FibResult,
-        /// Which address, and what else counts.
+        /// The address and the other inputs of the lookup.
         flags: FibFlags,
     },
     /// Compares a register with a constant.
     Cmp {
-        /// The register.
+        /// The source register.
         sreg: Register,
-        /// How.
+        /// The operator.
         op: CmpOp,
-        /// The constant; as many bytes are compared as it has.
+        /// The constant; its length is the number of bytes to compare.
         data: Constant,
     },
     /// Compares a register with a range of constants.
     Range {
-        /// The register.
+        /// The source register.
         sreg: Register,
-        /// Inside or outside.
+        /// Inside or outside the range.
         op: RangeOp,
-        /// The first value inside.
+        /// The first value of the range.
         from: Constant,
-        /// The last value inside.
+        /// The last value of the range.
         to: Constant,
     },
     /// `dreg = (sreg & mask) ^ xor`.
     Bitwise {
-        /// Where from.
+        /// The source register.
         sreg: Register,
-        /// Where to.
+        /// The destination register.
         dreg: Register,
         /// As long as the value.
         mask: Constant,
@@ -133,62 +133,62 @@ pub enum Expr {
     },
     /// Loads a constant.
     Immediate {
-        /// Where to.
+        /// The destination register.
         dreg: Register,
         /// The constant.
         data: Constant,
     },
     /// Ends the rule with a verdict.
     Verdict(Verdict<'static>),
-    /// Looks a key up in a set or map. A miss ends the rule (see `matches`).
+    /// Looks up a key in a set or map. A miss ends the rule (see `matches`).
     Lookup {
         /// The set's name.
         set: String,
         /// The first register of the key.
         sreg: Register,
-        /// Where a map's data goes, [`Register::VERDICT`] for a verdict; `None` for a set.
+        /// The destination register of a map's data, [`Register::VERDICT`] for a verdict; `None` for a set.
         dreg: Option<Register>,
-        /// Whether the rule goes on when the key is in the set, or when it is not.
+        /// Whether the rule continues if the key is in the set, or if it is not.
         matches: LookupMatch,
     },
-    /// Changes an element of a set or map from within a rule.
+    /// Changes an element of a set or map.
     Dynset {
         /// The set's name.
         set: String,
-        /// What is done.
+        /// The operation.
         op: DynsetOp,
         /// The first register of the key.
         key: Register,
-        /// The first register of a map's data; a map needs it even to delete.
+        /// The first register of a map's data, which a map requires even to delete an element.
         data: Option<Register>,
-        /// The element's timeout, in milliseconds at the kernel.
+        /// The element's timeout; the kernel has a resolution of milliseconds.
         timeout: Option<Duration>,
     },
-    /// Turns the bytes of numbers round, from the machine's order to the network's or back.
+    /// Converts numbers between host and network byte order.
     Byteorder {
-        /// Where from.
+        /// The source register.
         sreg: Register,
-        /// Where to.
+        /// The destination register.
         dreg: Register,
-        /// Which way: `enum nft_byteorder_ops`.
+        /// The direction: `enum nft_byteorder_ops`.
         op: u32,
         /// In bytes.
         len: u32,
-        /// Of each number, in bytes.
+        /// The size of each number, in bytes.
         size: u32,
     },
     /// Loads a number from `offset` to `offset + modulus - 1`, in host byte order.
     Numgen {
-        /// Where to.
+        /// The destination register.
         dreg: Register,
-        /// How it is made.
+        /// Random or sequential.
         kind: NumgenType,
-        /// How many different numbers.
+        /// The number of values.
         modulus: u32,
-        /// The smallest.
+        /// The lowest value.
         offset: u32,
     },
-    /// Translates an address and a port of the connection.
+    /// Translates an address and a port of the connection (NAT).
     Nat {
         /// Source or destination.
         kind: NatType,
@@ -196,42 +196,42 @@ pub enum Expr {
         family: TableFamily,
         /// The register of the address.
         addr: Option<Register>,
-        /// The register of the last address, when it is a range.
+        /// The register of the last address of a range.
         addr_max: Option<Register>,
         /// The register of the port.
         port: Option<Register>,
-        /// The register of the last port, when it is a range.
+        /// The register of the last port of a range.
         port_max: Option<Register>,
-        /// How ports are chosen.
+        /// The selection of ports.
         flags: NatFlags,
     },
     /// Translates the source to the address of the outgoing interface.
     Masquerade {
-        /// How ports are chosen.
+        /// The selection of ports.
         flags: NatFlags,
     },
-    /// Answers that the destination is not there.
+    /// Rejects the packet.
     Reject(RejectWith),
-    /// Counts packets and bytes. The counts are not kept: they would make equal rules differ.
+    /// Counts packets and bytes. The values are dropped, because they would make equal rules differ.
     Counter,
-    /// Anything else, as the kernel gave it.
+    /// Any other expression, as the kernel dumps it.
     Other {
-        /// Its name in the kernel.
+        /// The name in the kernel.
         name: String,
-        /// The content of `NFTA_EXPR_DATA`.
+        /// The payload of `NFTA_EXPR_DATA`.
         data: Constant,
     },
 }
 
-/// One of the sixteen registers, or the verdict.
+/// One of the sixteen registers, or the verdict register.
 ///
-/// A value takes as many registers as it needs, from the named one on. Numbers are those of `NFT_REG32_00` (8) to
-/// `NFT_REG32_15` (23). The kernel dumps each fourth one as `NFT_REG_1` to `NFT_REG_4`; so it is written here too.
+/// A value fills consecutive registers from this one on. Numbers are those of `NFT_REG32_00` (8) to `NFT_REG32_15`
+/// (23). Like the kernel's dumps, messages number every fourth register as `NFT_REG_1` to `NFT_REG_4`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Register(u8);
 
 impl Register {
-    /// Where a verdict map's data goes, `NFT_REG_VERDICT`.
+    /// The destination register of a verdict map's data, `NFT_REG_VERDICT`.
     pub const VERDICT: Register = Register(0);
     /// The first register, `NFT_REG32_00`.
     pub const FIRST: Register = Register(8);
@@ -241,14 +241,15 @@ impl Register {
         if number >= 8 && number <= 23 { Some(Register(number)) } else { None }
     }
 
-    /// The register `words` further on; behind the last it is the last, so that the kernel refuses the rule.
+    /// The register at this distance; at most the last register, so that the kernel rejects a rule with too many
+    /// values.
     #[must_use]
-    pub const fn plus(self, words: u8) -> Self {
-        let number = self.0.saturating_add(words);
+    pub const fn plus(self, distance: u8) -> Self {
+        let number = self.0.saturating_add(distance);
         if number > 23 { Register(23) } else { Register(number) }
     }
 
-    /// Its number: 8 to 23, 0 for the verdict.
+    /// The number: 8 to 23, or 0 for the verdict register.
     pub const fn number(self) -> u8 {
         self.0
     }

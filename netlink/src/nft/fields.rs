@@ -1,4 +1,4 @@
-//! Concatenations: the keys and data of maps, field after field, each padded to 4 bytes as in registers.
+//! Concatenations: the fields of the keys and data of maps, each padded to 4 bytes as in registers.
 
 use std::{
     fmt,
@@ -13,8 +13,8 @@ use crate::attr::align;
 /// `NFT_DATA_VALUE_MAXLEN`: the longest key or data.
 const MAX_LEN: usize = 64;
 
-/// A concatenation of up to 64 bytes, built without allocating; dereferences to its bytes. What does not fit is left
-/// out, and the kernel then refuses the length.
+/// A concatenation of up to 64 bytes, built without allocation; dereferences to its bytes. A field that does not fit is
+/// omitted, and the kernel rejects the length.
 ///
 /// ```
 /// # use netlink::nft::Fields;
@@ -28,12 +28,12 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// Nothing yet.
+    /// An empty concatenation.
     pub const fn new() -> Self {
         Fields { len: 0, bytes: [0; MAX_LEN] }
     }
 
-    /// Then an address: 4 or 16 bytes.
+    /// Appends an address of 4 or 16 bytes.
     #[must_use]
     pub fn addr(self, addr: impl Into<IpAddr>) -> Self {
         match addr.into() {
@@ -42,30 +42,30 @@ impl Fields {
         }
     }
 
-    /// Then a transport protocol (`IPPROTO_*`).
+    /// Appends a transport protocol (`IPPROTO_*`).
     #[must_use]
     pub fn proto(self, proto: u8) -> Self {
         self.raw(&[proto])
     }
 
-    /// Then a port.
+    /// Appends a port.
     #[must_use]
     pub fn port(self, port: u16) -> Self {
         self.raw(&port.to_be_bytes())
     }
 
-    /// Then a mark or an index, in host byte order.
+    /// Appends a mark or an index, in host byte order.
     #[must_use]
     pub fn mark(self, mark: u32) -> Self {
         self.raw(&mark.to_ne_bytes())
     }
 
-    /// Then a field of these bytes, padded.
+    /// Appends a field of these bytes, padded.
     #[must_use]
     pub fn raw(mut self, field: &[u8]) -> Self {
         let start = usize::from(self.len);
-        if let Some(room) = self.bytes.get_mut(start..start + field.len()) {
-            room.copy_from_slice(field);
+        if let Some(slot) = self.bytes.get_mut(start..start + field.len()) {
+            slot.copy_from_slice(field);
             self.len = (start + align(field.len())) as u8;
         }
         self
@@ -121,24 +121,24 @@ impl fmt::Debug for Fields {
     }
 }
 
-/// Reads a concatenation field by field, in the order it was built. Each call is `None` when the bytes have run out.
+/// Reads the fields of a concatenation in order. Each method returns `None` if too few bytes are left.
 #[derive(Clone, Debug)]
 pub struct FieldReader<'a>(&'a [u8]);
 
 impl<'a> FieldReader<'a> {
-    /// Reads these bytes.
+    /// A reader of these bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
         FieldReader(bytes)
     }
 
     /// An IPv4 address.
     pub fn ipv4(&mut self) -> Option<Ipv4Addr> {
-        Some(Ipv4Addr::from(self.array::<4>()?))
+        self.array::<4>().map(Ipv4Addr::from)
     }
 
     /// An IPv6 address.
     pub fn ipv6(&mut self) -> Option<Ipv6Addr> {
-        Some(Ipv6Addr::from(self.array::<16>()?))
+        self.array::<16>().map(Ipv6Addr::from)
     }
 
     /// A transport protocol.
@@ -156,7 +156,7 @@ impl<'a> FieldReader<'a> {
         Some(u32::from_ne_bytes(self.array()?))
     }
 
-    /// The next bytes, as many as such a field has.
+    /// The bytes of a field of this type.
     pub(crate) fn field(&mut self, kind: DataType) -> Option<&'a [u8]> {
         self.take(kind.len())
     }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_does_not_fit_is_left_out() {
+    fn a_field_that_does_not_fit_is_omitted() {
         let full = (0..16).fold(Fields::new(), |fields, n| fields.mark(n));
         assert_eq!(full.len(), 64);
         assert_eq!(full.port(1), full);

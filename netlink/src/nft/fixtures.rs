@@ -50,13 +50,13 @@ pub(crate) fn endpoints() -> Set {
     Set::map("endpoints", [VIP.as_slice(), &[DataType::Mark]].concat(), [DataType::Ipv4Addr, DataType::InetService])
 }
 
-/// A map whose data has a word of padding in front, for [`affine_rules`].
+/// A map whose data starts with 4 bytes of padding, for [`affine_rules`].
 pub(crate) fn affine_endpoints() -> Set {
     let data = [DataType::Mark, DataType::Ipv4Addr, DataType::InetService];
     Set { name: "affine-endpoints".into(), data: data.into(), ..endpoints() }
 }
 
-/// A map that rules write to.
+/// A map that rules change.
 pub(crate) fn affinity() -> Set {
     let key = [VIP.as_slice(), &[DataType::Ipv4Addr]].concat();
     let data = [DataType::Mark, DataType::Ipv4Addr, DataType::InetService];
@@ -75,7 +75,7 @@ pub(crate) fn source_ranges() -> Set {
     Set::new("source-ranges", key).flags(SetFlags::INTERVAL).comment("who may connect")
 }
 
-/// A map with a single field on either side.
+/// A map with a single field in key and data.
 pub(crate) fn numbers() -> Set {
     Set::map("numbers", [DataType::Mark], [DataType::Mark])
 }
@@ -84,8 +84,8 @@ pub(crate) fn all_sets() -> Vec<Set> {
     vec![vips(), endpoints(), affine_endpoints(), affinity(), live(), source_ranges(), numbers()]
 }
 
-/// The rules of an affinity chain. The label from `ct` and the constant over the map's result are there for nft, which
-/// aborts when it lists a map's result as part of a key.
+/// The rules of an affinity chain. The loads from `ct`, and the constant that overwrites part of the map's result, work
+/// around nft, which aborts when it lists a map's result as part of a key.
 pub(crate) fn affine_rules() -> Vec<Rule> {
     let labels = [
         Expr::Ct { dreg: r(9), key: CtKey::SrcIp, direction: Some(CtDirection::Reply) },
@@ -109,7 +109,7 @@ pub(crate) fn affine_rules() -> Vec<Rule> {
     vec![Rule::new(known).comment("a known client"), Rule::new(new)]
 }
 
-/// `nft` with these arguments in the thread's network namespace; what it prints.
+/// Runs `nft` in the thread's network namespace and returns its output.
 pub(crate) fn nft(args: &[&str]) -> String {
     let output = Command::new("nft").args(args).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);

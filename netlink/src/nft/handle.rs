@@ -4,7 +4,7 @@ mod dump;
 #[cfg(test)]
 mod tests;
 
-use std::ops::{ControlFlow, Deref};
+use std::ops::Deref;
 
 use super::{
     NftBatch,
@@ -17,20 +17,20 @@ use super::{
     set::Set,
     table::{Table, TableFamily},
 };
-use crate::{Error, Result, Socket, attr::Put};
-use dump::{Got, Once, Request};
+use crate::{Error, Result, Socket, attr::Put, exchange::interrupted};
+use dump::{DuplicateCheck, Request};
 
 /// The number of elements requested in one message. Each reply takes about 1 KiB of the receive buffer.
-const GET_AT_ONCE: usize = 1_000;
+const KEYS_PER_MESSAGE: usize = 1_000;
 
-/// The nf_tables of one network namespace: that of the thread that opened it. Every call blocks.
+/// The nf_tables of the network namespace of the thread that opened it. Every call blocks.
 #[derive(Debug)]
 pub struct NftHandle {
     socket: Socket,
 }
 
 impl NftHandle {
-    /// Opens a socket of its own.
+    /// Opens a socket.
     pub fn open() -> Result<Self> {
         Ok(NftHandle { socket: Socket::open()? })
     }
@@ -40,11 +40,12 @@ impl NftHandle {
         self.socket.port()
     }
 
-    /// Executes the transaction, as a whole or not at all, and returns when it is applied.
+    /// Executes the transaction atomically, and returns when it is applied.
     ///
     /// # Errors
-    /// [`Error::Rejected`] names each operation (and element) that the kernel did not take; nothing is changed then.
-    /// [`Error::OutcomeUnknown`]: look, or resync. [`Error::TooLarge`]: without privileges there is a limit.
+    /// [`Error::Rejected`] lists the operations and elements that the kernel rejected; it applied nothing.
+    /// [`Error::OutcomeUnknown`]: the caller must dump, or reconcile. [`Error::TooLarge`]: the size is limited without
+    /// privileges.
     pub fn commit(&mut self, batch: &NftBatch) -> Result<()> {
         commit(&mut self.socket, batch)
     }
@@ -56,14 +57,14 @@ impl NftHandle {
 
     /// `list tables`: all of the family.
     pub fn tables(&mut self, family: TableFamily) -> Result<Vec<Table>> {
-        let request = Request::new(msg::GETTABLE, family.number(), format!("list tables {family}"));
-        request.collect(&mut self.socket, |body| match TableFamily::from_number(body.family) {
+        let request = Request::new(msg::GETTABLE, family.number() as u8, format!("list tables {family}"));
+        request.collect(&mut self.socket, |body| match TableFamily::from_number(body.family.into()) {
             Some(found) if found == family => Ok(Some(decode::table(body).ok_or(Error::Malformed("a table"))?)),
             _ => Ok(None),
         })
     }
 
-    /// `list chains`: those of the table; none when there is no such table.
+    /// `list chains`: those of the table; empty if the table does not exist.
     pub fn chains(&mut self, table: &Table) -> Result<Vec<Chain>> {
         // The kernel cannot select a table's chains.
         let request = Request::of(table, msg::GETCHAIN, "list chains");
@@ -73,7 +74,7 @@ impl NftHandle {
         })
     }
 
-    /// `list sets` and `list maps`: those of the table; none when there is no such table.
+    /// `list sets` and `list maps`: those of the table; empty if the table does not exist.
     pub fn sets(&mut self, table: &Table) -> Result<Vec<Set>> {
         let request = Request::of(table, msg::GETSET, "list sets");
         let sets =
@@ -84,18 +85,18 @@ impl NftHandle {
         }
     }
 
-    /// The rules of all chains of the table, each chain's in their order; none when there is no such table.
+    /// The rules of all chains of the table, each chain's in order; empty if the table does not exist.
     pub fn rules(&mut self, table: &Table) -> Result<Vec<ListedRule>> {
         let request = Request::of(table, msg::GETRULE, "list rules");
         request.collect(&mut self.socket, |body| Ok(Some(decode::rule(body).ok_or(Error::Malformed("a rule"))?)))
     }
 
-    /// `list set` or `list map`: calls `visit` with each element, borrowed from the receive buffer. What it gathers is
-    /// started by `start`, and restarted each time another process changed the ruleset during the dump. Elements that
-    /// expire during the dump of a set with timeouts can hide others.
+    /// `list set` or `list map`: calls `visit` with each element, borrowed from the receive buffer, and the value from
+    /// `start`. Each time another process changes the ruleset during the dump, it calls `start` again and restarts.
+    /// Elements that expire during the dump of a set with timeouts can hide others.
     ///
     /// # Errors
-    /// [`Error::is_not_found`] when there is no such table or set.
+    /// [`Error::is_not_found`] if the table or set does not exist.
     pub fn elements<A>(
         &mut self,
         table: &Table,
@@ -105,35 +106,36 @@ impl NftHandle {
     ) -> Result<A> {
         let mut request = Request::of(table, msg::GETSETELEM, "list elements");
         request.name(elements::SET, set);
-        let start = || (start(), Once::default());
-        let (gathered, _) = request.fold(&mut self.socket, start, |(gathered, once), body| {
-            for element in body.get(elements::LIST).into_iter().flat_map(|list| list.nested()) {
-                if once.visit(element.payload).is_break() {
-                    return Ok(ControlFlow::Break(()));
+        let changed = interrupted(&format!("list elements {} {} {set}", table.family, table.name));
+        let start = || (start(), DuplicateCheck::default());
+        let (collected, _) = request.fold(&mut self.socket, start, |(collected, duplicates), body| {
+            for element in body.nested(elements::LIST) {
+                if !duplicates.insert(element.payload) {
+                    return Err(changed.clone());
                 }
-                visit(gathered, Element::read(&element).ok_or(Error::Malformed("an element"))?);
+                visit(collected, Element::read(&element).ok_or(Error::Malformed("an element"))?);
             }
-            Ok(ControlFlow::Continue(()))
+            Ok(())
         })?;
-        Ok(gathered)
+        Ok(collected)
     }
 
-    /// How many elements a set has. `None` where the kernel does not tell: before Linux 6.16.
+    /// The number of elements of a set. `None` before Linux 6.16, which does not report it.
     ///
     /// # Errors
-    /// [`Error::is_not_found`] when there is no such table or set.
+    /// [`Error::is_not_found`] if the table or set does not exist.
     pub fn count(&mut self, table: &Table, set: &str) -> Result<Option<u32>> {
         let mut request = Request::of(table, msg::GETSET, "count elements");
         request.name(abi::set::NAME, set);
         request.query(&mut self.socket, |body| body.u32(abi::set::COUNT))
     }
 
-    /// `get element`: calls `visit` with the element of each key, in their order. The kernel finds each by its key,
-    /// where a dump of a large hash set takes it a time that grows with the square of its size.
+    /// `get element`: calls `visit` with the element of each key, in order. The kernel looks each up by its key,
+    /// whereas the time of a dump of a large hash set grows with the square of its size.
     ///
     /// # Errors
-    /// [`Error::is_not_found`] if one does not exist. [`Error::Interrupted`] if another process changed the ruleset
-    /// meanwhile.
+    /// [`Error::is_not_found`] if an element does not exist. [`Error::Interrupted`] if another process changed the
+    /// ruleset in between.
     pub fn get_elements<K: Deref<Target = [u8]>>(
         &mut self,
         table: &Table,
@@ -146,16 +148,16 @@ impl NftHandle {
         let before = self.generation()?;
         let mut keys = keys.into_iter();
         loop {
-            let end = request.get(&mut self.socket, keys.by_ref().take(GET_AT_ONCE), |body| {
-                for element in body.get(elements::LIST).into_iter().flat_map(|list| list.nested()) {
+            let requested = request.get(&mut self.socket, keys.by_ref().take(KEYS_PER_MESSAGE), |body| {
+                for element in body.nested(elements::LIST) {
                     visit(Element::read(&element).ok_or(Error::Malformed("an element"))?);
                 }
                 Ok(())
             })?;
-            match end {
-                Got::Some => {}
-                Got::Nothing if self.generation()? == before => return Ok(()),
-                Got::Nothing | Got::Disturbed => return Err(request.interrupted()),
+            match requested {
+                0 if self.generation()? == before => return Ok(()),
+                0 => return Err(request.interrupted()),
+                _ => {}
             }
         }
     }

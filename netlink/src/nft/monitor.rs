@@ -21,31 +21,31 @@ use crate::{
 
 /// Listens to all changes of nf_tables in the network namespace of the thread that opened it.
 ///
-/// Each transaction announces its operations and then its generation. Our own are announced too: compare
-/// [`NftEvent::Changed::port`] with [`super::NftHandle::port`]. A bulk load is many announcements (and the kernel holds
-/// a page for each element until it has told all), so expect [`NftEvent::Lost`] after one, or [`NftMonitor::leave`]
+/// Each transaction causes notifications of its operations and then of its generation, also our own: compare
+/// [`NftEvent::Changed::port`] with [`super::NftHandle::port`]. A bulk load causes many notifications (and the kernel
+/// needs a page per element until it has sent them), so expect [`NftEvent::Lost`] after one, or [`NftMonitor::leave`]
 /// before it.
 ///
-/// Its descriptor is readable when there is something to hear.
+/// Its file descriptor is readable when events are queued.
 #[derive(Debug)]
 pub struct NftMonitor {
     socket: Socket,
 }
 
-/// What [`NftMonitor::wait`] heard.
+/// An event from [`NftMonitor::wait`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NftEvent {
     /// An object of a table changed. Consecutive equal events are reported once.
     Changed {
-        /// The table's family; `None` for one this crate has no name for.
+        /// The table's family; `None` for a family that this crate does not support.
         family: Option<TableFamily>,
         /// The table's name.
         table: String,
-        /// Which kind of object: nft's noun.
+        /// The kind of object: the noun in nft.
         object: &'static str,
         /// The chain's name, or that of the rule's chain.
         chain: Option<String>,
-        /// What was done.
+        /// The kind of change.
         verb: NftChange,
         /// The netlink port of the process that changed it.
         port: u32,
@@ -54,55 +54,55 @@ pub enum NftEvent {
     Generation {
         /// As in [`super::NftHandle::generation`].
         id: u32,
-        /// The process that made it.
+        /// The process that committed it.
         pid: u32,
         /// Its name.
         process: String,
         /// Its netlink address.
         port: u32,
     },
-    /// Announcements were lost: anything may have changed.
+    /// The kernel dropped notifications: any object may have changed.
     Lost,
 }
 
-/// What was done to an object.
+/// A kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NftChange {
-    /// It was made or changed.
+    /// The object was created or changed.
     New,
-    /// It was deleted.
+    /// The object was deleted.
     Delete,
 }
 
 impl NftMonitor {
-    /// Starts to listen.
+    /// Opens a socket and joins the multicast group.
     pub fn open() -> Result<Self> {
         let monitor = NftMonitor { socket: Socket::open()? };
         monitor.join()?;
         Ok(monitor)
     }
 
-    /// Listens again.
+    /// Joins the multicast group again.
     pub fn join(&self) -> Result<()> {
         self.socket.join(abi::GROUP)
     }
 
-    /// Stops listening. Queued events can still be read; events until the next join are not reported to
-    /// be lost.
+    /// Leaves the multicast group. Queued events can still be read; events until the next join are not reported as
+    /// lost.
     pub fn leave(&self) -> Result<()> {
         self.socket.leave(abi::GROUP)
     }
 
     /// Waits for events until the timeout, and returns those that are queued.
     pub fn wait(&mut self, timeout: Duration) -> Result<Vec<NftEvent>> {
-        let mut notices = Vec::new();
+        let mut events = Vec::new();
         let mut wait = Wait::For(timeout);
         loop {
             match self.socket.receive(wait)? {
-                Received::Nothing => return Ok(notices),
-                Received::Overrun => push(&mut notices, NftEvent::Lost),
+                Received::Nothing => return Ok(events),
+                Received::Overrun => push(&mut events, NftEvent::Lost),
                 Received::Datagram(datagram) => {
-                    messages(datagram).filter_map(|message| notice(&message)).for_each(|new| push(&mut notices, new));
+                    messages(datagram).filter_map(|message| event(&message)).for_each(|new| push(&mut events, new));
                 }
             }
             wait = Wait::No;
@@ -116,13 +116,13 @@ impl AsFd for NftMonitor {
     }
 }
 
-fn push(notices: &mut Vec<NftEvent>, new: NftEvent) {
-    if notices.last() != Some(&new) {
-        notices.push(new);
+fn push(events: &mut Vec<NftEvent>, new: NftEvent) {
+    if events.last() != Some(&new) {
+        events.push(new);
     }
 }
 
-fn notice(message: &Message<'_>) -> Option<NftEvent> {
+fn event(message: &Message<'_>) -> Option<NftEvent> {
     let body = Body::new(message.payload)?;
     let kind = message.kind.checked_sub(abi::SUBSYSTEM)?;
     let object = match kind {
@@ -150,6 +150,7 @@ fn notice(message: &Message<'_>) -> Option<NftEvent> {
         "rule" => body.str(abi::rule::CHAIN),
         _ => None,
     };
-    let (family, table, chain) = (TableFamily::from_number(body.family), body.table()?.into(), chain.map(Into::into));
+    let (family, table, chain) =
+        (TableFamily::from_number(body.family.into()), body.table()?.into(), chain.map(Into::into));
     Some(NftEvent::Changed { family, table, object, chain, verb, port: message.port })
 }

@@ -1,34 +1,34 @@
-//! Sets and maps: what their keys and data consist of.
+//! Sets and maps, and the types of their keys and data.
 
-use std::{ops::BitOr, time::Duration};
+use std::time::Duration;
 
 use super::{element::ElementData, userdata::Comment};
 use crate::attr::align;
 
-/// A set, or a map when it has data.
+/// A set, or, if it has data, a map.
 ///
-/// A key of several fields is a concatenation: each field padded to 4 bytes ([`super::Fields`] builds one). A key of a
-/// single field has its bare length.
+/// A key of several fields is a concatenation with each field padded to 4 bytes ([`super::Fields`]). A key of a single
+/// field has no padding.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Set {
-    /// Its name, at most 255 bytes.
+    /// The name, at most 255 bytes.
     pub name: String,
-    /// The fields of a key, at most 64 bytes together and five in number.
+    /// The fields of a key: at most five, and at most 64 bytes in total.
     pub key: Vec<DataType>,
     /// The fields of a map's data; `[DataType::Verdict]` for a verdict map; empty for a set.
     pub data: Vec<DataType>,
-    /// `NFT_SET_*`, without those that follow from `key` and `data` (`MAP`, `CONCAT`).
+    /// `NFT_SET_*`, without those that `key` and `data` imply (`MAP`, `CONCAT`).
     pub flags: SetFlags,
-    /// The greatest number of elements. Without it a map that rules write to holds 65,535.
+    /// The maximum number of elements. The kernel's default for a map that rules change is 65,535.
     pub size: Option<u32>,
-    /// How long an element without a timeout of its own lives; needs [`SetFlags::TIMEOUT`].
+    /// The default timeout of elements; requires [`SetFlags::TIMEOUT`].
     pub timeout: Option<Duration>,
-    /// Shown in listings.
+    /// The comment in listings.
     pub comment: Option<Comment>,
 }
 
 impl Set {
-    /// A set of such keys.
+    /// A set with these fields of a key.
     pub fn new(name: impl Into<String>, key: impl Into<Vec<DataType>>) -> Self {
         Set {
             name: name.into(),
@@ -41,17 +41,17 @@ impl Set {
         }
     }
 
-    /// A map from such keys to such data.
+    /// A map with these fields of a key and of the data.
     pub fn map(name: impl Into<String>, key: impl Into<Vec<DataType>>, data: impl Into<Vec<DataType>>) -> Self {
         Set { data: data.into(), ..Set::new(name, key) }
     }
 
-    /// A map from such keys to verdicts.
+    /// A verdict map with these fields of a key.
     pub fn verdict_map(name: impl Into<String>, key: impl Into<Vec<DataType>>) -> Self {
         Set::map(name, key, [DataType::Verdict])
     }
 
-    /// With these flags too.
+    /// With these additional flags.
     #[must_use]
     pub fn flags(mut self, flags: SetFlags) -> Self {
         self.flags = self.flags | flags;
@@ -77,7 +77,7 @@ impl Set {
         !self.data.is_empty()
     }
 
-    /// nft's word for it.
+    /// The noun in nft.
     pub fn noun(&self) -> &'static str {
         if self.is_map() { "map" } else { "set" }
     }
@@ -92,7 +92,7 @@ impl Set {
     }
 }
 
-/// The length in bytes of a value made of such fields.
+/// The length in bytes of a value of these fields.
 pub(crate) fn value_len(fields: &[DataType]) -> usize {
     match fields {
         [only] => only.len(),
@@ -100,7 +100,7 @@ pub(crate) fn value_len(fields: &[DataType]) -> usize {
     }
 }
 
-/// What a field of a key or of data holds: nft's `enum datatypes`.
+/// The type of a field: `enum datatypes` in nft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataType {
     /// A verdict; only as the data of a map.
@@ -117,12 +117,12 @@ pub enum DataType {
     Mark,
     /// `ifname`: an interface's name, 16 bytes.
     IfName,
-    /// A type this crate has no name for; never written by us.
+    /// A type that this crate does not support.
     Other(u8),
 }
 
 impl DataType {
-    /// nft's number of it: 6 bits in `NFTA_SET_KEY_TYPE`.
+    /// The number in nft: 6 bits in `NFTA_SET_KEY_TYPE`.
     pub(crate) const fn number(self) -> u32 {
         match self {
             DataType::Verdict => 0xffff_ff00,
@@ -148,7 +148,7 @@ impl DataType {
         }
     }
 
-    /// nft's name of it.
+    /// The name in nft.
     pub const fn name(self) -> &'static str {
         match self {
             DataType::Verdict => "verdict",
@@ -162,7 +162,7 @@ impl DataType {
         }
     }
 
-    /// Its length in bytes, without padding; that of [`DataType::Other`] is taken to be 4.
+    /// The length in bytes, without padding. That of [`DataType::Other`] is assumed to be 4.
     pub(crate) const fn len(self) -> usize {
         match self {
             DataType::Ipv4Addr | DataType::Mark | DataType::Other(_) => 4,
@@ -177,53 +177,41 @@ impl DataType {
         fields.iter().fold(0, |number, field| number << 6 | field.number())
     }
 
-    /// The fields of a number made by [`DataType::concat`].
+    /// The fields of the number of a concatenation.
     pub(crate) fn split(number: u32) -> Vec<DataType> {
         if number == DataType::Verdict.number() {
             return vec![DataType::Verdict];
         }
-        let fields = (0..5).rev().map(|place| (number >> (6 * place) & 0x3f) as u8);
+        let fields = (0..5).rev().map(|index| (number >> (6 * index) & 0x3f) as u8);
         fields.skip_while(|&field| field == 0).map(DataType::from_number).collect()
     }
 }
 
-/// `NFT_SET_*` flags.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct SetFlags(pub(crate) u32);
-
-impl SetFlags {
-    /// None.
-    pub const NONE: SetFlags = SetFlags(0);
-    /// The set has no name of its own and belongs to one rule.
-    pub const ANONYMOUS: SetFlags = SetFlags(0x1);
-    /// Elements cannot change.
-    pub const CONSTANT: SetFlags = SetFlags(0x2);
-    /// Elements are ranges: they have a `key_end`.
-    pub const INTERVAL: SetFlags = SetFlags(0x4);
-    /// Elements may expire.
-    pub const TIMEOUT: SetFlags = SetFlags(0x10);
-    /// Rules may change it (`dynset`), nft's `dynamic`.
-    pub const EVAL: SetFlags = SetFlags(0x20);
-    /// `NFT_SET_MAP`, follows from [`Set::data`].
-    pub(crate) const MAP: SetFlags = SetFlags(0x8);
-    /// `NFT_SET_CONCAT`, follows from [`Set::key`] in interval sets.
-    pub(crate) const CONCAT: SetFlags = SetFlags(0x80);
-
-    /// Whether all of `flags` are set.
-    pub const fn contains(self, flags: SetFlags) -> bool {
-        self.0 & flags.0 == flags.0
-    }
-
-    pub(crate) const fn without(self, flags: SetFlags) -> Self {
-        SetFlags(self.0 & !flags.0)
+flags! {
+    /// `NFT_SET_*` flags.
+    SetFlags {
+        /// No flags.
+        pub NONE = 0,
+        /// The set has no name and belongs to one rule.
+        pub ANONYMOUS = 0x1,
+        /// Elements cannot change.
+        pub CONSTANT = 0x2 "constant",
+        /// Elements are ranges: they have a `key_end`.
+        pub INTERVAL = 0x4 "interval",
+        /// Elements may have timeouts.
+        pub TIMEOUT = 0x10 "timeout",
+        /// Rules may change the set (`dynset`); `dynamic` in nft.
+        pub EVAL = 0x20 "dynamic",
+        /// `NFT_SET_MAP`, implied by [`Set::data`].
+        pub(crate) MAP = 0x8,
+        /// `NFT_SET_CONCAT`, implied by [`Set::key`] in interval sets.
+        pub(crate) CONCAT = 0x80,
     }
 }
 
-impl BitOr for SetFlags {
-    type Output = Self;
-
-    fn bitor(self, other: Self) -> Self {
-        SetFlags(self.0 | other.0)
+impl SetFlags {
+    pub(crate) const fn without(self, flags: SetFlags) -> Self {
+        SetFlags(self.0 & !flags.0)
     }
 }
 

@@ -1,5 +1,5 @@
-//! nft-like text of objects, for logs, dry runs and tests. Rules read as `nft list` shows them where nft has words for
-//! them; what it has no words for (a constant in a register, say) is written plainly.
+//! Objects as text, for logs, dry runs and tests: in the syntax of `nft list` where nft has one, else explicitly, e.g.
+//! as assignments to registers.
 
 mod element;
 mod names;
@@ -12,16 +12,17 @@ pub(crate) use {element::ElementText, rule::RuleText};
 
 use super::{
     chain::{Chain, Policy},
-    set::{DataType, Set, SetFlags},
+    set::{DataType, Set},
     table::TableFamily,
 };
 
-/// A family's name by its number.
+/// The name of a family by its number.
 pub(crate) fn family(number: u8) -> String {
-    TableFamily::from_number(number).map_or_else(|| format!("family-{number}"), |family| family.to_string())
+    TableFamily::from_number(number.into()).map_or_else(|| format!("family-{number}"), |family| family.to_string())
 }
 
-/// ` { type nat hook prerouting priority -100 ; policy accept ; comment "..." ; }`; nothing for a bare regular chain.
+/// ` { type nat hook prerouting priority -100 ; policy accept ; comment "..." ; }`; empty for a regular chain without
+/// comment.
 pub(crate) fn chain_body(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Result {
     if chain.base.is_none() && chain.comment.is_none() {
         return Ok(());
@@ -48,13 +49,7 @@ pub(crate) fn set_body(f: &mut fmt::Formatter<'_>, set: &Set) -> fmt::Result {
         write!(f, " : {}", types(&set.data))?;
     }
     f.write_str(" ;")?;
-    let named = [
-        (SetFlags::CONSTANT, "constant"),
-        (SetFlags::INTERVAL, "interval"),
-        (SetFlags::TIMEOUT, "timeout"),
-        (SetFlags::EVAL, "dynamic"),
-    ];
-    let flags: Vec<&str> = named.iter().filter(|(flag, _)| set.flags.contains(*flag)).map(|(_, name)| *name).collect();
+    let flags = set.flags.names();
     if !flags.is_empty() {
         write!(f, " flags {} ;", flags.join(","))?;
     }

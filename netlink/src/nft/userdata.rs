@@ -1,28 +1,28 @@
-//! Comments: kept by the kernel as opaque "userdata", in the type-length-value form that nft prints.
+//! Comments, which the kernel stores as opaque userdata, in the type-length-value format of libnftnl.
 
 use std::{fmt, ops::Deref};
 
 use crate::attr::Put;
 
-/// `NFTNL_UDATA_COMMENT_MAXLEN`: the longest comment that nft takes, in bytes.
+/// `NFTNL_UDATA_COMMENT_MAXLEN`: the maximum length of a comment in nft, in bytes.
 const MAX_LEN: usize = 128;
 
 /// The type of a comment in the userdata of tables, chains, rules and elements (`NFTNL_UDATA_*_COMMENT`).
 pub(crate) const COMMENT: u8 = 0;
-/// `NFTNL_UDATA_SET_KEYBYTEORDER`, `NFTNL_UDATA_SET_DATABYTEORDER`: how nft prints a number, in host byte order.
+/// `NFTNL_UDATA_SET_KEYBYTEORDER`, `NFTNL_UDATA_SET_DATABYTEORDER`: the byte order in which nft prints a number.
 pub(crate) const SET_KEY_BYTE_ORDER: u8 = 0;
 pub(crate) const SET_DATA_BYTE_ORDER: u8 = 1;
 /// `NFTNL_UDATA_SET_COMMENT`.
 pub(crate) const SET_COMMENT: u8 = 7;
 
-/// A comment, at most 128 bytes: longer text is cut, because the kernel refuses the whole transaction otherwise.
+/// A comment of at most 128 bytes. Longer text is truncated, because the kernel would reject the transaction.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Comment(Box<str>);
 
 impl Comment {
-    /// As much of the text as a comment may hold.
+    /// The text, truncated to the maximum length.
     pub fn fit(text: &str) -> &str {
-        // A zero byte would end it early in every reader.
+        // Readers end the comment at a zero byte.
         let text = text.split('\0').next().unwrap_or_default();
         &text[..text.floor_char_boundary(MAX_LEN)]
     }
@@ -60,11 +60,13 @@ impl fmt::Debug for Comment {
     }
 }
 
-/// Writes an attribute of userdata that holds just a comment.
-pub(crate) fn put_comment(buf: &mut Vec<u8>, attribute: u16, kind: u8, text: &str) {
-    let mut entry = Vec::with_capacity(MAX_LEN + 3);
-    push_comment(&mut entry, kind, text);
-    buf.put(attribute, &entry);
+/// Appends a userdata attribute with a comment, if there is one.
+pub(crate) fn put_comment(buf: &mut Vec<u8>, attribute: u16, comment: Option<&str>) {
+    if let Some(text) = comment {
+        let mut entry = Vec::with_capacity(MAX_LEN + 3);
+        push_comment(&mut entry, COMMENT, text);
+        buf.put(attribute, &entry);
+    }
 }
 
 /// Appends a comment to userdata.
@@ -81,7 +83,7 @@ pub(crate) fn push_u32(userdata: &mut Vec<u8>, kind: u8, value: u32) {
     userdata.extend_from_slice(&value.to_ne_bytes());
 }
 
-/// The comment in userdata, if there is one.
+/// The comment in the userdata.
 pub(crate) fn comment(mut userdata: &[u8], kind: u8) -> Option<&str> {
     while let [found, len, rest @ ..] = userdata {
         let value = rest.get(..usize::from(*len))?;
@@ -98,17 +100,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_comment_is_found_behind_other_entries() {
+    fn a_comment_is_found_after_other_entries() {
         let mut userdata = Vec::new();
         push_u32(&mut userdata, SET_KEY_BYTE_ORDER, 1);
         push_comment(&mut userdata, SET_COMMENT, "service VIPs");
         assert_eq!(comment(&userdata, SET_COMMENT), Some("service VIPs"));
         assert_eq!(comment(&userdata, 5), None);
-        assert_eq!(comment(&userdata[..8], SET_COMMENT), None, "cut short");
+        assert_eq!(comment(&userdata[..8], SET_COMMENT), None, "truncated");
     }
 
     #[test]
-    fn long_text_is_cut_between_characters() {
+    fn long_text_is_truncated_between_characters() {
         let long = format!("{}ä{}", "x".repeat(127), "y".repeat(50));
         assert_eq!(&*Comment::from(long.as_str()), "x".repeat(127));
         assert_eq!(Comment::fit("one\0two"), "one");

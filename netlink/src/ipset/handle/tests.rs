@@ -1,4 +1,4 @@
-//! What ipset sends and reads, against what we do (`captured/ipset-7.17.txt`), and sets of its in the kernel.
+//! Requests and replies compared with those of ipset (`captured/ipset-7.17.txt`), and sets in the kernel.
 
 use std::process::Command;
 
@@ -16,7 +16,7 @@ fn set(name: &str, type_name: &str, family: Option<AddressFamily>) -> Ipset {
     Ipset { name: name.into(), type_name: type_name.into(), family }
 }
 
-/// The sets that both the captured commands and the test in the kernel make.
+/// The sets that the captured commands and the test in the kernel create.
 fn sets() -> [Ipset; 3] {
     [
         set("KUBE-CLUSTER-IP", "hash:ip,port", Some(AddressFamily::V4)),
@@ -33,19 +33,19 @@ fn port(port: u16) -> IpsetEntry {
     IpsetEntry { port: Some(port), ..IpsetEntry::default() }
 }
 
-/// The payloads of what the command read about sets.
-fn answers(command: &str) -> Vec<Vec<u8>> {
+/// The payloads of the replies to the command.
+fn replies(command: &str) -> Vec<Vec<u8>> {
     let datagrams = captured::read(CAPTURED, command);
     let messages = datagrams.iter().flat_map(|datagram| messages(datagram));
-    let lists = messages.filter(|message| message.kind == abi::SUBSYSTEM | abi::cmd::LIST);
+    let lists = messages.filter(|message| message.kind == abi::SUBSYSTEM | cmd::LIST);
     lists.map(|message| message.payload.to_vec()).collect()
 }
 
 #[test]
 fn sets_and_entries_are_read_as_ipset_prints_them() {
-    let headers: Vec<_> = answers("ipset list -terse").iter().map(|payload| codec::read_set(payload)).collect();
+    let headers: Vec<_> = replies("ipset list -terse").iter().map(|payload| codec::read_set(payload)).collect();
     assert_eq!(headers, sets().map(Some));
-    let whole = answers("ipset list");
+    let whole = replies("ipset list");
     let entries: Vec<_> = whole.iter().map(|payload| codec::read_entries(payload).unwrap()).collect();
     let expected =
         [vec![entry("10.96.0.10", 6, 80)], vec![port(30080), port(30443)], vec![entry("fd00::1", 132, 30080)]];
@@ -54,12 +54,12 @@ fn sets_and_entries_are_read_as_ipset_prints_them() {
 }
 
 #[test]
-fn requests_are_those_of_ipset() {
+fn requests_equal_those_of_ipset() {
     type Write = fn(&mut Vec<u8>);
     let cases: [(&str, Write); 3] = [
         ("ipset list -terse", |buf| codec::write_list_headers(buf)),
         ("ipset list KUBE-NODE-PORT-TCP", |buf| codec::write_list(buf, "KUBE-NODE-PORT-TCP")),
-        ("ipset destroy KUBE-NODE-PORT-TCP", |buf| codec::write_destroy(buf, "KUBE-NODE-PORT-TCP")),
+        ("ipset destroy KUBE-NODE-PORT-TCP", |buf| codec::write_named(buf, cmd::DESTROY, "KUBE-NODE-PORT-TCP")),
     ];
     for (command, write) in cases {
         let (theirs, mut ours) = (captured::sent(CAPTURED, command), Vec::new());
@@ -83,7 +83,7 @@ fn sets_in_the_kernel_are_listed_and_destroyed() {
             let status = Command::new("ipset").args(args.split_whitespace()).status().unwrap();
             assert!(status.success(), "{args}");
         }
-        // More than one datagram holds.
+        // More than fit into one datagram.
         let ports: Vec<u16> = (1..=20_000).collect();
         let path = std::env::temp_dir().join(format!("fairlead-sets-{}", std::process::id()));
         let lines: String = ports.iter().map(|port| format!("add KUBE-NODE-PORT-TCP {port}\n")).collect();
@@ -98,7 +98,7 @@ fn sets_in_the_kernel_are_listed_and_destroyed() {
         assert!(handle.entries("missing").unwrap_err().is_not_found());
 
         assert_eq!(handle.destroy("KUBE-NODE-PORT-TCP"), Ok(DestroyOutcome::Destroyed));
-        assert_eq!(handle.destroy("KUBE-NODE-PORT-TCP"), Ok(DestroyOutcome::Destroyed), "gone already");
+        assert_eq!(handle.destroy("KUBE-NODE-PORT-TCP"), Ok(DestroyOutcome::Destroyed), "deleted already");
         assert_eq!(handle.destroy("KUBE-CLUSTER-IP"), Ok(DestroyOutcome::InUse));
         assert_eq!(handle.destroy("lists"), Ok(DestroyOutcome::Destroyed));
         assert_eq!(handle.destroy("KUBE-CLUSTER-IP"), Ok(DestroyOutcome::Destroyed));
@@ -112,7 +112,7 @@ fn new_set(name: &str, set_type: IpsetType, family: AddressFamily, skbinfo: SkbI
     NewIpset { name, set_type, family, hash_size: 1024, max_entries: 1 << 20, skbinfo }
 }
 
-/// Entries of each kind, as in the captured commands.
+/// An entry of each type of set, as in the captured commands.
 fn entries() -> [(&'static str, &'static str, IpsetEntry); 5] {
     let ip = |text: &str| Some(text.parse().unwrap());
     [
@@ -141,7 +141,7 @@ fn entries() -> [(&'static str, &'static str, IpsetEntry); 5] {
 }
 
 #[test]
-fn sets_are_made_as_ipset_does() {
+fn create_requests_equal_those_of_ipset() {
     for (options, set) in [
         (
             "FAIRLEAD-VIPS hash:ip,port hashsize 4096 maxelem 1048576 skbinfo",
@@ -159,7 +159,7 @@ fn sets_are_made_as_ipset_does() {
         codec::write_create(&mut ours, &set);
         let attributes = |message: &[u8]| {
             let attributes = crate::attr::attrs(&message[20..]);
-            // Theirs is the kernel's latest revision, ours the first that does.
+            // ipset uses the kernel's latest revision, we the first with packet marks.
             let list = attributes.filter(|attr| attr.kind != abi::attr::REVISION);
             list.map(|attr| (attr.kind, attr.payload.to_vec())).collect::<Vec<_>>()
         };
@@ -169,8 +169,8 @@ fn sets_are_made_as_ipset_does() {
 }
 
 #[test]
-fn entries_are_written_as_ipset_does() {
-    // It says EXIST among the flags of the request, where we leave out what makes it an error.
+fn entry_requests_equal_those_of_ipset() {
+    // ipset sends the flag EXIST; we omit NLM_F_EXCL.
     let compare = |command: &str, number, name, list: &[IpsetEntry]| {
         let (theirs, mut ours) = (captured::sent(CAPTURED, command), Vec::new());
         assert_eq!(codec::write_entries(&mut ours, number, name, list), list.len());
@@ -191,14 +191,14 @@ fn entries_are_written_as_ipset_does() {
         assert_eq!(data(&ours), data(&theirs), "{command}");
     };
     for (name, text, entry) in entries() {
-        compare(&format!("ipset -exist add {name} {text}"), abi::cmd::ADD, name, &[entry]);
+        compare(&format!("ipset -exist add {name} {text}"), cmd::ADD, name, &[entry]);
     }
     let delete = "ipset -exist del FAIRLEAD-VIPS 10.96.0.11,tcp:80";
-    compare(delete, abi::cmd::DELETE, "FAIRLEAD-VIPS", &[entry("10.96.0.11", 6, 80)]);
+    compare(delete, cmd::DELETE, "FAIRLEAD-VIPS", &[entry("10.96.0.11", 6, 80)]);
 }
 
 #[test]
-fn entries_of_all_kinds_are_read_as_written() {
+fn entries_of_all_types_are_read_as_written() {
     in_netns(|| {
         let mut handle = IpsetHandle::open().unwrap();
         let kinds = [IpsetType::IpPort, IpsetType::IpPortNet, IpsetType::NetPort, IpsetType::IpPortIp, IpsetType::Ip];
@@ -206,7 +206,7 @@ fn entries_of_all_kinds_are_read_as_written() {
             let family = if name.contains("-6-") { AddressFamily::V6 } else { AddressFamily::V4 };
             let marks = if entry.mark.is_some() { SkbInfo::Enabled } else { SkbInfo::Disabled };
             handle.create(&new_set(name, kind, family, marks)).unwrap();
-            assert!(handle.create(&new_set(name, kind, family, marks)).is_err(), "{name} is there");
+            assert!(handle.create(&new_set(name, kind, family, marks)).is_err(), "{name} exists");
             assert_eq!(handle.add(name, &[entry]), Ok(vec![]), "{name}");
             assert_eq!(handle.add(name, &[entry]), Ok(vec![]), "{name}, again");
             let list = Command::new("ipset").args(["list", name]).output().unwrap();
@@ -229,12 +229,12 @@ fn a_rejected_entry_does_not_stop_the_others() {
             IpsetEntry { ip, mark: Some(mark), ..entry("10.96.0.0", 6, 80) }
         };
         let mut list: Vec<IpsetEntry> = (0..10_000).map(|number| vip(number, number)).collect();
-        // Of the other family, at the ends of messages and of the list.
+        // Entries of the other family: the first, one near the end of a message, and the last.
         for at in [0, 1_500, 9_999] {
             list[at].ip = Some("fd00::1".parse().unwrap());
         }
-        let refused = handle.add("FAIRLEAD-VIPS", &list).unwrap();
-        assert_eq!(refused.iter().map(|refused| refused.index).collect::<Vec<_>>(), [0, 1_500, 9_999]);
+        let rejected = handle.add("FAIRLEAD-VIPS", &list).unwrap();
+        assert_eq!(rejected.iter().map(|entry| entry.index).collect::<Vec<_>>(), [0, 1_500, 9_999]);
         let found = handle.entries("FAIRLEAD-VIPS").unwrap();
         assert_eq!(found.len(), 9_997);
         assert!(found.iter().all(|entry| list.contains(entry)));
@@ -245,7 +245,7 @@ fn a_rejected_entry_does_not_stop_the_others() {
         let rest = [vip(7, 0), vip(8, 0)];
         list.retain(|entry| entry.ip.unwrap().is_ipv4() && rest.iter().all(|rest| rest.ip != entry.ip));
         assert_eq!(handle.delete("FAIRLEAD-VIPS", &list), Ok(vec![]));
-        assert_eq!(handle.delete("FAIRLEAD-VIPS", &list[..1]), Ok(vec![]), "gone already");
+        assert_eq!(handle.delete("FAIRLEAD-VIPS", &list[..1]), Ok(vec![]), "deleted already");
         assert_eq!(handle.sizes().unwrap()[0].1, 2);
 
         handle.create(&NewIpset { name: "other", ..set }).unwrap();

@@ -1,5 +1,5 @@
-//! What ipvsadm sends and reads, against what we do: `captured/ipvsadm-1.31.txt`. Against a kernel with IPVS: the tests
-//! of `e2e`.
+//! Requests and replies compared with those of ipvsadm (`captured/ipvsadm-1.31.txt`). The tests of `e2e` use a kernel
+//! with IPVS.
 
 use super::*;
 use crate::{
@@ -26,8 +26,8 @@ fn scheduling(scheduler: &str, flags: u32, timeout: u32) -> Scheduling {
     Scheduling { scheduler: scheduler.into(), flags, timeout }
 }
 
-/// The payloads that answer the requests of this command of IPVS.
-fn answers(command: u8) -> Vec<Vec<u8>> {
+/// The payloads of the replies with this command of IPVS.
+fn replies(command: u8) -> Vec<Vec<u8>> {
     let datagrams = captured::read(CAPTURED, "ipvsadm -Ln");
     let messages = datagrams.iter().flat_map(|datagram| messages(datagram));
     let of_ipvs = messages.filter(|message| message.kind == 0x1c && message.payload[0] == command);
@@ -36,8 +36,8 @@ fn answers(command: u8) -> Vec<Vec<u8>> {
 
 #[test]
 fn virtual_servers_are_read_as_ipvsadm_prints_them() {
-    // The kernel answers with IPVS_CMD_NEW_SERVICE.
-    let list: Vec<_> = answers(1).iter().map(|payload| codec::read_service(payload)).collect();
+    // The kernel replies with IPVS_CMD_NEW_SERVICE.
+    let list: Vec<_> = replies(1).iter().map(|payload| codec::read_service(payload)).collect();
     assert_eq!(list.len(), 3);
     for service in [web(), dns(), VirtualServerKey::FwMark(AddressFamily::V4, 7)] {
         assert!(list.contains(&Some(service)), "{service}: {list:?}");
@@ -47,43 +47,39 @@ fn virtual_servers_are_read_as_ipvsadm_prints_them() {
 
 #[test]
 fn destinations_are_read_as_ipvsadm_prints_them() {
-    // The kernel answers with IPVS_CMD_NEW_DEST.
-    let answers = answers(5);
-    let v4: Vec<_> = answers[..2].iter().map(|payload| codec::read_destination(payload, AddressFamily::V4)).collect();
+    // The kernel replies with IPVS_CMD_NEW_DEST.
+    let replies = replies(5);
+    let v4: Vec<_> = replies[..2].iter().map(|payload| codec::read_destination(payload, AddressFamily::V4)).collect();
     assert_eq!(v4, [Some(destination("10.244.0.3:8080", 0)), Some(destination("10.244.0.2:8080", 1))]);
-    let v6 = codec::read_destination(&answers[2], AddressFamily::V6);
+    let v6 = codec::read_destination(&replies[2], AddressFamily::V6);
     assert_eq!(v6, Some(destination("[fd00:10:244::2]:5353", 1)));
-    assert!((0..60).all(|len| codec::read_destination(&answers[2][..len], AddressFamily::V6).is_none()));
+    assert!((0..60).all(|len| codec::read_destination(&replies[2][..len], AddressFamily::V6).is_none()));
 }
 
 #[test]
-fn a_virtual_server_is_named_as_ipvsadm_does() {
+fn the_key_of_a_virtual_server_equals_that_of_ipvsadm() {
     for (command, service) in [("ipvsadm -D -t 10.96.0.10:80", web()), ("ipvsadm -D -u [fd00:10:96::a]:53", dns())] {
         let theirs = captured::sent(CAPTURED, command);
         let mut ours = Vec::new();
-        let at = genl::start(&mut ours, 0x1c, cmd::DEL_SERVICE, flags::ACK);
-        codec::write_service(&mut ours, &service);
-        message::finish(&mut ours, at);
+        genl::put(&mut ours, 0x1c, cmd::DEL_SERVICE, flags::ACK, 1, |buf| codec::write_service(buf, &service));
         assert_eq!((&ours[4..8], &ours[16..20]), (&theirs[4..8], &theirs[16..20]));
-        // Behind the length of the nest: it says more, of which a deletion needs nothing.
+        // Behind the length of the nested attribute: ipvsadm appends more, which a deletion does not need.
         assert_eq!(ours[22..], theirs[22..ours.len()]);
     }
 }
 
 #[test]
-fn destinations_are_asked_for_as_ipvsadm_does() {
+fn the_request_for_destinations_equals_that_of_ipvsadm() {
     let theirs = captured::datagrams(CAPTURED, "ipvsadm -Ln", "> ");
     for service in [web(), dns(), VirtualServerKey::FwMark(AddressFamily::V4, 7)] {
         let mut ours = Vec::new();
-        let at = genl::start(&mut ours, 0x1c, cmd::GET_DEST, flags::DUMP);
-        codec::write_service(&mut ours, &service);
-        message::finish(&mut ours, at);
+        genl::put(&mut ours, 0x1c, cmd::GET_DEST, flags::DUMP, 1, |buf| codec::write_service(buf, &service));
         assert!(theirs.iter().any(|theirs| theirs.get(16..) == ours.get(16..)), "{service}");
     }
 }
 
 #[test]
-fn a_destination_is_set_as_ipvsadm_does() {
+fn the_change_of_a_destination_has_the_attributes_of_ipvsadm() {
     let cases = [
         ("ipvsadm -e -t 10.96.0.10:80 -r 10.244.0.2:8080 -m -w 0", "10.244.0.2:8080"),
         ("ipvsadm -e -u [fd00:10:96::a]:53 -r [fd00:10:244::2]:5353 -m -w 0", "[fd00:10:244::2]:5353"),
@@ -106,7 +102,7 @@ fn a_destination_is_set_as_ipvsadm_does() {
     }
 }
 
-/// All attributes, with those inside of nests, sorted.
+/// All attributes, including nested ones, sorted.
 fn attributes(message: &[u8]) -> Vec<(u16, u16, Vec<u8>)> {
     let nests = crate::attr::attrs(&message[20..]);
     let mut list: Vec<_> =
@@ -116,7 +112,7 @@ fn attributes(message: &[u8]) -> Vec<(u16, u16, Vec<u8>)> {
 }
 
 #[test]
-fn changes_are_those_of_ipvsadm() {
+fn commands_equal_those_of_ipvsadm() {
     let rr = |flags, timeout| scheduling("rr", flags, timeout);
     let mark = VirtualServerKey::FwMark(AddressFamily::V6, 8);
     for (line, command) in [
@@ -147,7 +143,7 @@ fn changes_are_those_of_ipvsadm() {
         assert_eq!((&ours[4..8], &ours[16..20]), (&theirs[4..8], &theirs[16..20]), "{line}");
         let theirs = attributes(&theirs);
         for attribute in attributes(&ours) {
-            // What a destination was is of no account when it is deleted.
+            // The kernel ignores the settings of a destination to delete.
             let is_said = theirs.contains(&attribute);
             let is_of_none = matches!(command, IpvsCommand::DeleteDestination(..))
                 && [abi::dest::WEIGHT, abi::dest::FWD_METHOD].contains(&attribute.1);
@@ -157,8 +153,8 @@ fn changes_are_those_of_ipvsadm() {
 }
 
 #[test]
-fn how_virtual_servers_schedule_is_read() {
-    let list: Vec<_> = answers(1)
+fn the_scheduling_of_virtual_servers_is_read() {
+    let list: Vec<_> = replies(1)
         .iter()
         .map(|payload| (codec::read_service(payload).unwrap(), codec::read_scheduling(payload).unwrap()))
         .collect();
@@ -167,14 +163,12 @@ fn how_virtual_servers_schedule_is_read() {
 }
 
 #[test]
-fn timeouts_are_set_and_read_as_ipvsadm_does() {
+fn timeouts_equal_those_of_ipvsadm() {
     let timeouts = IpvsTimeouts { tcp: 900, tcp_fin: 120, udp: 300 };
     let theirs = captured::sent(CAPTURED, "ipvsadm --set 900 120 300");
     let mut ours = Vec::new();
-    let at = genl::start(&mut ours, 0x1c, cmd::SET_CONFIG, flags::ACK);
-    codec::write_timeouts(&mut ours, &timeouts);
-    message::finish(&mut ours, at);
+    genl::put(&mut ours, 0x1c, cmd::SET_CONFIG, flags::ACK, 1, |buf| codec::write_timeouts(buf, &timeouts));
     assert_eq!((&ours[4..8], &ours[16..]), (&theirs[4..8], &theirs[16..]));
-    let answer = captured::read(CAPTURED, "ipvsadm -L --timeout").pop().unwrap();
-    assert_eq!(codec::read_timeouts(messages(&answer).next().unwrap().payload), Some(timeouts));
+    let reply = captured::read(CAPTURED, "ipvsadm -L --timeout").pop().unwrap();
+    assert_eq!(codec::read_timeouts(messages(&reply).next().unwrap().payload), Some(timeouts));
 }

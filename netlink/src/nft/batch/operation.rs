@@ -1,13 +1,13 @@
-//! One operation of a batch, read back from its bytes: to print it, and to say what the kernel refused.
+//! An operation of a batch, decoded from its bytes: to print it, and to report which operation the kernel rejected.
 
 use std::fmt;
 
-use super::{Layout, NftBatch};
+use super::{NftBatch, SetLayout};
 use crate::{
     attr::HEADER as ATTR_HEADER,
-    message::{HEADER, messages},
+    message::{HEADER, SUBHEADER, messages},
     nft::{
-        abi::{self, NFGENMSG, chain, elements, msg, rule},
+        abi::{self, chain, elements, msg, rule},
         decode::{self, Body},
         element::Element,
         text::{self, ElementText, RuleText},
@@ -23,22 +23,22 @@ pub(crate) struct Operation<'a> {
 }
 
 impl<'a> Operation<'a> {
-    /// `message`: from its header on.
+    /// `message`: the message with its header.
     pub(super) fn new(batch: &'a NftBatch, message: &'a [u8]) -> Option<Self> {
         let message = messages(message).next()?;
         Some(Operation { batch, kind: message.kind & 0xff, body: Body::new(message.payload)? })
     }
 
-    /// The operation in nft's words, without elements.
+    /// The operation as `nft` would write it, without elements.
     pub(crate) fn label(&self) -> String {
         let family = text::family(self.body.family);
         let table = self.body.table().unwrap_or_default();
-        let (verb, noun, name) = self.words();
+        let (verb, noun, name) = self.describe();
         let separator = if name.is_empty() { "" } else { " " };
         format!("{verb} {noun} {family} {table}{separator}{name}")
     }
 
-    /// The operation in nft's words, with just this element.
+    /// The operation as `nft` would write it, with this element only.
     pub(crate) fn element_label(&self, index: usize) -> String {
         let label = self.label();
         match self.elements().nth(index) {
@@ -47,17 +47,17 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// The index of the element that holds the attribute at `offset`, in bytes from the start of the message.
+    /// The index of the element that contains the attribute at `offset`, in bytes from the start of the message.
     pub(crate) fn element_at(&self, offset: usize) -> Option<usize> {
         let list = self.body.get(elements::LIST).filter(|_| self.is_elements())?;
-        let list_at = HEADER + NFGENMSG + list.offset + ATTR_HEADER;
+        let list_at = HEADER + SUBHEADER + list.offset + ATTR_HEADER;
         list.nested().position(|element| {
             let start = list_at + element.offset;
             (start..start + ATTR_HEADER + element.payload.len()).contains(&offset)
         })
     }
 
-    /// The index of the element, when there is just one.
+    /// 0 if the operation has exactly one element.
     pub(crate) fn only_element(&self) -> Option<usize> {
         (self.elements().take(2).count() == 1).then_some(0)
     }
@@ -66,13 +66,13 @@ impl<'a> Operation<'a> {
         matches!(self.kind, msg::NEWSETELEM | msg::DELSETELEM)
     }
 
-    /// The elements that are added or deleted.
+    /// The elements to add or delete.
     pub(crate) fn elements(&self) -> impl Iterator<Item = Element<'a>> {
         let list = self.body.get(elements::LIST).filter(|_| self.is_elements());
         list.into_iter().flat_map(|list| list.nested()).filter_map(|element| Element::read(&element))
     }
 
-    fn layout(&self, set: &str) -> Option<&'a Layout> {
+    fn layout(&self, set: &str) -> Option<&'a SetLayout> {
         self.batch.layout(self.body.family, self.body.table()?, set)
     }
 
@@ -84,8 +84,8 @@ impl<'a> Operation<'a> {
         ElementText::new(element, layout.map(|layout| (&layout.key[..], &layout.data[..])))
     }
 
-    /// Verb, noun, and name behind the table's.
-    fn words(&self) -> (&'static str, &'static str, &'a str) {
+    /// The verb, the noun, and the name behind that of the table.
+    fn describe(&self) -> (&'static str, &'static str, &'a str) {
         let name = |kind| self.body.str(kind).unwrap_or_default();
         let set_noun = |set: &str| match self.layout(set) {
             Some(layout) if !layout.data.is_empty() => "map",
@@ -139,8 +139,8 @@ impl fmt::Display for Operation<'_> {
             }
             msg::NEWRULE => {
                 if let Some(listed) = decode::rule(&self.body) {
-                    let words = |set: &str| self.layout(set).map(Layout::words);
-                    write!(f, " {}", RuleText::new(&listed.rule, &words))?;
+                    let registers = |set: &str| self.layout(set).map(SetLayout::register_counts);
+                    write!(f, " {}", RuleText::new(&listed.rule, &registers))?;
                 }
             }
             msg::DELRULE => {

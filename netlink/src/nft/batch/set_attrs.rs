@@ -9,7 +9,7 @@ use crate::{
     },
 };
 
-/// nft's `enum byteorder`, by which it prints numbers.
+/// `enum byteorder` of nft, the byte order in which it prints numbers.
 const HOST_ENDIAN: u32 = 1;
 const BIG_ENDIAN: u32 = 2;
 
@@ -28,43 +28,41 @@ pub(super) fn put(buf: &mut Vec<u8>, added: &Set, id: u32) {
     buf.put_u32(attr::KEY_TYPE, DataType::concat(&added.key));
     buf.put_u32(attr::KEY_LEN, value_len(&added.key) as u32);
     if added.is_map() {
-        // Verdicts have their own length in the kernel; nft writes 0.
+        // The kernel ignores the length of verdicts; nft writes 0.
         let verdict = added.data == [DataType::Verdict];
         buf.put_u32(attr::DATA_TYPE, DataType::concat(&added.data));
         buf.put_u32(attr::DATA_LEN, if verdict { 0 } else { value_len(&added.data) as u32 });
     }
     buf.put_u32(attr::ID, id);
     if added.size.is_some() || ranges_of_fields {
-        let desc = buf.open(attr::DESC);
-        if let Some(size) = added.size {
-            buf.put_u32(attr::DESC_SIZE, size);
-        }
-        if ranges_of_fields {
-            let fields = buf.open(attr::DESC_CONCAT);
-            for field in &added.key {
-                let element = buf.open(LIST_ELEM);
-                buf.put_u32(attr::FIELD_LEN, field.len() as u32);
-                buf.close(element);
+        buf.nest(attr::DESC, |buf| {
+            if let Some(size) = added.size {
+                buf.put_u32(attr::DESC_SIZE, size);
             }
-            buf.close(fields);
-        }
-        buf.close(desc);
+            if ranges_of_fields {
+                buf.nest(attr::DESC_CONCAT, |buf| {
+                    for field in &added.key {
+                        buf.nest(LIST_ELEM, |buf| buf.put_u32(attr::FIELD_LEN, field.len() as u32));
+                    }
+                });
+            }
+        });
     }
     if let Some(timeout) = added.timeout {
         buf.put_u64(attr::TIMEOUT, timeout.as_millis() as u64);
     }
-    let mut data = Vec::new();
-    userdata::push_u32(&mut data, userdata::SET_KEY_BYTE_ORDER, byte_order(&added.key));
+    let mut udata = Vec::new();
+    userdata::push_u32(&mut udata, userdata::SET_KEY_BYTE_ORDER, byte_order(&added.key));
     if added.is_map() {
-        userdata::push_u32(&mut data, userdata::SET_DATA_BYTE_ORDER, byte_order(&added.data));
+        userdata::push_u32(&mut udata, userdata::SET_DATA_BYTE_ORDER, byte_order(&added.data));
     }
     if let Some(comment) = &added.comment {
-        userdata::push_comment(&mut data, userdata::SET_COMMENT, comment);
+        userdata::push_comment(&mut udata, userdata::SET_COMMENT, comment);
     }
-    buf.put(attr::USERDATA, &data);
+    buf.put(attr::USERDATA, &udata);
 }
 
-/// The byte order of a value of one field; 0 for a concatenation, whose fields nft knows the order of.
+/// The byte order of a value of one field. 0 for a concatenation: nft derives it from the types of the fields.
 fn byte_order(fields: &[DataType]) -> u32 {
     match fields {
         [DataType::Mark] => HOST_ENDIAN,

@@ -12,7 +12,7 @@ fn table() -> Table {
 }
 
 #[test]
-fn reads_like_nft() {
+fn a_batch_is_printed_in_nft_syntax() {
     let mut batch = NftBatch::new();
     let table = table().comment("services");
     batch.add_table(&table);
@@ -56,7 +56,7 @@ delete table ip fairlead
     assert_eq!(batch.len(), expected.lines().count() - 1, "two elements in one operation");
 }
 
-/// The rule as a batch prints it that knows these sets.
+/// The text of the rule in a batch with these sets.
 fn rule_text(rule: &Rule) -> String {
     let mut batch = NftBatch::new();
     all_sets().iter().for_each(|set| batch.add_set(&table(), set));
@@ -66,7 +66,7 @@ fn rule_text(rule: &Rule) -> String {
 }
 
 #[test]
-fn rules_read_like_nft() {
+fn rules_are_printed_in_nft_syntax() {
     let pool =
         Rule::new([load_vip(8).as_slice(), &[random(11, 3), lookup("endpoints", 8, Some(r(8))), dnat(8, 9)]].concat());
     let expected = "dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints";
@@ -97,7 +97,7 @@ fn rules_read_like_nft() {
     assert_eq!(masquerade.to_string(), expected);
 }
 
-/// Unlike nft's, the text shows the lookups that fill registers for later.
+/// Unlike nft's, the text has the lookups whose results later expressions read.
 #[test]
 fn affinity_rules_are_printed() {
     let [known, new] = [0, 1].map(|index| rule_text(&affine_rules()[index]));
@@ -124,7 +124,7 @@ fn an_undescribed_map_invalidates_the_registers_behind_its_result() {
 }
 
 #[test]
-fn a_list_of_elements_is_cut_before_its_length_overflows() {
+fn a_list_of_elements_is_split_before_its_length_overflows() {
     let keys: Vec<Fields> = (0..5000).map(|n| Fields::new().mark(n)).collect();
     let set = Set::new("numbers", [DataType::Mark]);
     let comment = "c".repeat(200);
@@ -143,7 +143,7 @@ fn a_list_of_elements_is_cut_before_its_length_overflows() {
 }
 
 #[test]
-fn no_elements_are_no_operation() {
+fn an_empty_list_of_elements_is_no_operation() {
     let mut batch = NftBatch::new();
     batch.add_elements(&table(), &vips(), []);
     batch.delete_elements(&table(), &vips(), []);
@@ -152,7 +152,7 @@ fn no_elements_are_no_operation() {
 }
 
 #[test]
-fn only_the_first_and_the_last_are_acknowledged() {
+fn only_the_first_and_the_last_operation_request_acknowledgements() {
     let mut batch = NftBatch::new();
     let acknowledged = |batch: &NftBatch| -> Vec<bool> {
         batch.starts.iter().map(|&at| batch.buf[at + 6] & flags::ACK as u8 != 0).collect()
@@ -167,7 +167,7 @@ fn only_the_first_and_the_last_are_acknowledged() {
 
 proptest! {
     #[test]
-    fn elements_survive(
+    fn decoded_elements_equal_the_encoded(
         list in vec((vec(any::<u8>(), 4..64), option::of(vec(any::<u8>(), 4..64)), 0..5u8, option::of(1..1u64 << 40)), 1..9),
         chain in "[a-z0-9-]{1,40}",
     ) {

@@ -26,20 +26,20 @@ fn vip(n: u16) -> Fields {
     Fields::new().addr([10, 96, (n >> 8) as u8, n as u8]).proto(6).port(80)
 }
 
-fn refused(handle: &mut NftHandle, batch: &NftBatch) -> Vec<RejectedOperation> {
+fn rejections(handle: &mut NftHandle, batch: &NftBatch) -> Vec<RejectedOperation> {
     let error = handle.commit(batch).unwrap_err();
-    assert!(matches!(&error, Error::Rejected(refusals) if refusals.is_complete()), "{error:?}");
+    assert!(matches!(&error, Error::Rejected(rejections) if rejections.is_complete()), "{error:?}");
     error.rejected_operations().to_vec()
 }
 
 #[test]
-fn one_in_the_middle() {
+fn a_rejected_operation_in_the_middle_is_reported() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         let mut batch = start();
         batch.delete_chain(&table(), "nowhere");
         batch.add_chain(&table(), &Chain::regular("pool-2"));
-        let refusals = refused(&mut handle, &batch);
+        let rejected = rejections(&mut handle, &batch);
         let expected = RejectedOperation {
             errno: Errno(libc::ENOENT),
             operation: Some(3),
@@ -47,13 +47,13 @@ fn one_in_the_middle() {
             element: None,
             message: None,
         };
-        assert_eq!(refusals, [expected]);
+        assert_eq!(rejected, [expected]);
         assert_eq!(handle.tables(TableFamily::Ip).unwrap(), [], "nothing is applied");
     });
 }
 
 #[test]
-fn the_first_and_the_last() {
+fn rejections_of_the_first_and_the_last_operation_are_reported() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         handle.commit(&start()).unwrap();
@@ -61,8 +61,8 @@ fn the_first_and_the_last() {
         batch.delete_set(&table(), "first");
         batch.add_chain(&table(), &Chain::regular("pool-2"));
         batch.delete_rule(&table(), "pool-1", 7777);
-        let refusals = refused(&mut handle, &batch);
-        let found: Vec<_> = refusals.iter().map(|refusal| (refusal.operation, &*refusal.label)).collect();
+        let rejected = rejections(&mut handle, &batch);
+        let found: Vec<_> = rejected.iter().map(|rejection| (rejection.operation, &*rejection.label)).collect();
         assert_eq!(found, [(Some(0), "delete set ip fairlead first"), (Some(2), "delete rule ip fairlead pool-1")]);
         let error = handle.commit(&batch).unwrap_err();
         assert!(error.is_not_found());
@@ -71,7 +71,7 @@ fn the_first_and_the_last() {
 }
 
 #[test]
-fn elements_of_a_bulk() {
+fn the_rejected_element_of_several_is_reported() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         handle.commit(&start()).unwrap();
@@ -80,11 +80,11 @@ fn elements_of_a_bulk() {
         let verdict = |n| if n == 3 { Verdict::goto("nowhere") } else { Verdict::goto("pool-1") };
         let elements = keys.iter().enumerate().map(|(n, key)| Element::verdict(key, verdict(n)));
         batch.add_elements(&table(), &vips(), elements);
-        let refusals = refused(&mut handle, &batch);
-        assert_eq!(refusals.len(), 1);
-        assert_eq!((refusals[0].operation, refusals[0].element), (Some(0), Some(3)));
-        assert_eq!(refusals[0].label, "add element ip fairlead vips { 10.96.0.3 . tcp . 80 : goto nowhere }");
-        assert_eq!(refusals[0].errno, Errno(libc::ENOENT));
+        let rejected = rejections(&mut handle, &batch);
+        assert_eq!(rejected.len(), 1);
+        assert_eq!((rejected[0].operation, rejected[0].element), (Some(0), Some(3)));
+        assert_eq!(rejected[0].label, "add element ip fairlead vips { 10.96.0.3 . tcp . 80 : goto nowhere }");
+        assert_eq!(rejected[0].errno, Errno(libc::ENOENT));
 
         let mut batch = NftBatch::new();
         batch.add_elements(&table(), &vips(), [Element::verdict(&vip(2), Verdict::Drop)]);
@@ -103,7 +103,7 @@ fn elements_of_a_bulk() {
 }
 
 #[test]
-fn an_element_in_the_second_message_of_a_bulk() {
+fn a_rejected_element_in_the_second_message_is_reported() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         handle.commit(&start()).unwrap();
@@ -113,15 +113,15 @@ fn an_element_in_the_second_message_of_a_bulk() {
         let elements = keys.iter().enumerate().map(|(n, key)| Element::verdict(key, verdict(n)));
         batch.add_elements(&table(), &vips(), elements);
         assert!(batch.len() > 1);
-        let refusals = refused(&mut handle, &batch);
-        assert_eq!(refusals.len(), 1);
+        let rejected = rejections(&mut handle, &batch);
+        assert_eq!(rejected.len(), 1);
         let expected = "add element ip fairlead vips { 10.96.5.120 . tcp . 80 : goto nowhere }";
-        assert_eq!(refusals[0].label, expected);
+        assert_eq!(rejected[0].label, expected);
     });
 }
 
 #[test]
-fn still_in_use() {
+fn a_chain_in_use_cannot_be_deleted() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         let mut batch = start();
@@ -137,22 +137,21 @@ fn still_in_use() {
     });
 }
 
-/// Rules whose expressions the kernel finds wrong are refused with their own number.
 #[test]
-fn a_rule_with_a_missing_set() {
+fn a_rule_with_a_missing_set_is_rejected() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         let mut batch = start();
         let rule = Rule::new([load_vip(8).as_slice(), &[lookup("missing", 8, None)]].concat());
         batch.add_rule(&table(), "pool-1", &rule);
-        let refusals = refused(&mut handle, &batch);
-        assert_eq!((refusals[0].operation, &*refusals[0].label), (Some(3), "add rule ip fairlead pool-1"));
+        let rejected = rejections(&mut handle, &batch);
+        assert_eq!((rejected[0].operation, &*rejected[0].label), (Some(3), "add rule ip fairlead pool-1"));
     });
 }
 
 /// The kernel reports the operation that completed the invalid graph, but not the attribute.
 #[test]
-fn a_masquerade_that_prerouting_can_reach() {
+fn an_element_that_makes_masquerade_reachable_from_prerouting_is_rejected() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         let mut batch = start();
@@ -161,37 +160,37 @@ fn a_masquerade_that_prerouting_can_reach() {
         batch.add_rule(&table(), "nat", &dispatch);
         batch.add_rule(&table(), "pool-1", &Rule::new([Expr::Masquerade { flags: NatFlags::NONE }]));
         batch.add_elements(&table(), &vips(), [Element::verdict(&vip(1), Verdict::goto("pool-1"))]);
-        let refusals = refused(&mut handle, &batch);
-        assert_eq!((refusals[0].operation, refusals[0].element), (Some(6), Some(0)));
-        assert_eq!(refusals[0].label, "add element ip fairlead vips { 10.96.0.1 . tcp . 80 : goto pool-1 }");
+        let rejected = rejections(&mut handle, &batch);
+        assert_eq!((rejected[0].operation, rejected[0].element), (Some(6), Some(0)));
+        assert_eq!(rejected[0].label, "add element ip fairlead vips { 10.96.0.1 . tcp . 80 : goto pool-1 }");
     });
 }
 
-/// No way is known to make the kernel's commit fail on demand; its answers then are taken from its source.
+/// No test can make the kernel's commit fail; the replies are taken from its source.
 #[test]
 fn a_failure_at_the_commit_is_not_attributed_to_an_operation() {
-    let answer = |errno| Answer { errno, offset: None, message: None };
-    let mut answers = Answers::default();
-    answers.add(1, answer(0), 3);
-    answers.add(1, answer(libc::ERESTART), 3);
-    let error = answers.judge(&start()).unwrap_err();
+    let reply = |errno| ErrorReply { errno, offset: None, message: None };
+    let mut replies = Replies::default();
+    replies.add(1, reply(0), 3);
+    replies.add(1, reply(libc::ERESTART), 3);
+    let error = replies.into_result(&start()).unwrap_err();
     assert!(error.is_interrupted());
     assert_eq!(error.rejected_operations()[0].operation, None);
     assert_eq!(error.rejected_operations()[0].label, "a transaction of 3 operations");
 }
 
 #[test]
-fn answers_that_are_missing_leave_the_outcome_unknown() {
-    let all_there = Answers { first_acknowledged: true, last_acknowledged: true, ..Answers::default() };
-    assert_eq!(all_there.judge(&start()), Ok(()));
-    let dropped = Answers { overrun: true, last_acknowledged: true, ..Answers::default() };
-    assert!(dropped.judge(&start()).unwrap_err().is_outcome_unknown());
-    let silent = Answers { first_acknowledged: true, ..Answers::default() };
-    assert!(silent.judge(&start()).unwrap_err().is_outcome_unknown());
+fn missing_replies_leave_the_outcome_unknown() {
+    let complete = Replies { first_acknowledged: true, last_acknowledged: true, ..Replies::default() };
+    assert_eq!(complete.into_result(&start()), Ok(()));
+    let dropped = Replies { overrun: true, last_acknowledged: true, ..Replies::default() };
+    assert!(dropped.into_result(&start()).unwrap_err().is_outcome_unknown());
+    let silent = Replies { first_acknowledged: true, ..Replies::default() };
+    assert!(silent.into_result(&start()).unwrap_err().is_outcome_unknown());
 }
 
 #[test]
-fn more_refusals_than_the_queue_holds() {
+fn an_overrun_of_the_receive_buffer_makes_the_rejections_incomplete() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         handle.commit(&start()).unwrap();
@@ -200,31 +199,31 @@ fn more_refusals_than_the_queue_holds() {
             batch.delete_chain(&table(), &format!("nowhere-{n}"));
         }
         let error = handle.commit(&batch).unwrap_err();
-        let Error::Rejected(refusals) = &error else { panic!("{error}") };
-        assert!(!refusals.is_complete());
-        assert!(refusals.len() > 200, "{}", refusals.len());
-        assert_eq!(refusals[100].label, "delete chain ip fairlead nowhere-100");
+        let Error::Rejected(rejections) = &error else { panic!("{error}") };
+        assert!(!rejections.is_complete());
+        assert!(rejections.len() > 200, "{}", rejections.len());
+        assert_eq!(rejections[100].label, "delete chain ip fairlead nowhere-100");
         assert!(error.to_string().contains("at least"), "{error}");
 
         let mut batch = NftBatch::new();
         batch.add_chain(&table(), &Chain::regular("pool-2"));
         handle.commit(&batch).unwrap();
-        assert_eq!(handle.chains(&table()).unwrap().len(), 2, "the socket is as good as new");
+        assert_eq!(handle.chains(&table()).unwrap().len(), 2, "the socket is still usable");
     });
 }
 
 #[test]
-fn a_bulk_of_110_000_elements() {
-    in_netns(|| bulk(None));
+fn many_elements_are_written_and_dumped() {
+    in_netns(|| write_and_dump_many(None));
 }
 
 /// More than 18 MB in one call.
 #[test]
-fn a_bulk_with_comments() {
-    in_netns(|| bulk(Some(&"c".repeat(128))));
+fn many_elements_with_comments_are_written_and_dumped() {
+    in_netns(|| write_and_dump_many(Some(&"c".repeat(128))));
 }
 
-fn bulk(comment: Option<&str>) {
+fn write_and_dump_many(comment: Option<&str>) {
     let mut handle = NftHandle::open().unwrap();
     handle.commit(&start()).unwrap();
     let count = 110_000u32;
@@ -258,15 +257,19 @@ fn bulk(comment: Option<&str>) {
     assert_eq!(handle.elements(&table(), "endpoints", || 0, |found, _| *found += 1).unwrap(), 0);
 }
 
-/// Names this test to the process it starts in a user namespace, where buffers cannot be forced beyond their limit.
-const INSIDE: &str = "FAIRLEAD_TEST_IN_USER_NAMESPACE";
+/// Set in the child process of this test in a user namespace, where buffers cannot be forced beyond their limit.
+const IN_USER_NAMESPACE: &str = "FAIRLEAD_TEST_IN_USER_NAMESPACE";
 
 #[test]
-fn without_privileges_small_batches_work_and_large_ones_say_so() {
-    if std::env::var_os(INSIDE).is_none() {
-        let name = "nft::commit::tests::without_privileges_small_batches_work_and_large_ones_say_so";
+fn without_privileges_a_large_batch_is_an_error() {
+    if std::env::var_os(IN_USER_NAMESPACE).is_none() {
+        let name = "nft::commit::tests::without_privileges_a_large_batch_is_an_error";
         let mut command = std::process::Command::new("unshare");
-        command.args(["-Urn", "--"]).arg(std::env::current_exe().unwrap()).args([name, "--exact"]).env(INSIDE, "1");
+        command
+            .args(["-Urn", "--"])
+            .arg(std::env::current_exe().unwrap())
+            .args([name, "--exact"])
+            .env(IN_USER_NAMESPACE, "1");
         let output = command.output().unwrap();
         let stdout = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
@@ -274,7 +277,7 @@ fn without_privileges_small_batches_work_and_large_ones_say_so() {
     }
     let mut handle = NftHandle::open().unwrap();
     handle.commit(&start()).unwrap();
-    // The kernel doubles what it is asked for, and caps that.
+    // The kernel doubles the requested size, and limits it.
     let limit: usize = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap().trim().parse().unwrap();
     let keys: Vec<Fields> = (0..20_000).map(vip).collect();
     let mut batch = NftBatch::new();
@@ -283,9 +286,9 @@ fn without_privileges_small_batches_work_and_large_ones_say_so() {
     }
     let error = handle.commit(&batch).unwrap_err();
     assert_eq!(error, Error::TooLarge { bytes: batch.bytes() + 20 });
-    for part in keys.chunks(2000) {
+    for chunk in keys.chunks(2000) {
         let mut batch = NftBatch::new();
-        batch.add_elements(&table(), &vips(), part.iter().map(|key| Element::verdict(key, Verdict::Drop)));
+        batch.add_elements(&table(), &vips(), chunk.iter().map(|key| Element::verdict(key, Verdict::Drop)));
         handle.commit(&batch).unwrap();
     }
     assert_eq!(handle.elements(&table(), "vips", || 0, |found, _| *found += 1).unwrap(), keys.len());

@@ -1,4 +1,4 @@
-//! Expressions to bytes: each is `NFTA_LIST_ELEM { NFTA_EXPR_NAME, NFTA_EXPR_DATA { attributes of its own } }`.
+//! Encodes expressions. Each is `NFTA_LIST_ELEM { NFTA_EXPR_NAME, NFTA_EXPR_DATA { attributes of its own } }`.
 
 use super::{Expr, LookupMatch, NatFlags, Register, RejectWith};
 use crate::{
@@ -12,17 +12,15 @@ use crate::{
 /// Appends the content of `NFTA_RULE_EXPRESSIONS`.
 pub(crate) fn put_exprs(buf: &mut Vec<u8>, exprs: &[Expr]) {
     for expr in exprs {
-        let element = buf.open(LIST_ELEM);
-        buf.put_str(rule::EXPR_NAME, expr.name());
-        let data = buf.open(rule::EXPR_DATA);
-        put_data(buf, expr);
-        buf.close(data);
-        buf.close(element);
+        buf.nest(LIST_ELEM, |buf| {
+            buf.put_str(rule::EXPR_NAME, expr.name());
+            buf.nest(rule::EXPR_DATA, |buf| put_data(buf, expr));
+        });
     }
 }
 
 impl Expr {
-    /// The kernel's name of it (`struct nft_expr_type`).
+    /// The name in the kernel (`struct nft_expr_type`).
     pub(super) fn name(&self) -> &str {
         match self {
             Expr::Payload { .. } => "payload",
@@ -89,7 +87,7 @@ fn put_data(buf: &mut Vec<u8>, expr: &Expr) {
         Expr::Bitwise { sreg, dreg, mask, xor } => {
             buf.put_u32(1, sreg.wire());
             buf.put_u32(2, dreg.wire());
-            // NFT_BITWISE_MASK_XOR, the attribute 6, is the default; kernels before 5.6 do not know it.
+            // The attribute 6 is omitted: NFT_BITWISE_MASK_XOR is the default, and kernels before 5.6 lack it.
             buf.put_u32(3, mask.len() as u32);
             put_value(buf, 4, mask);
             put_value(buf, 5, xor);
@@ -138,7 +136,7 @@ fn put_data(buf: &mut Vec<u8>, expr: &Expr) {
         }
         Expr::Nat { kind, family, addr, addr_max, port, port_max, flags } => {
             buf.put_u32(1, kind.number());
-            buf.put_u32(2, u32::from(family.number()));
+            buf.put_u32(2, family.number());
             for (attribute, register) in [(3, addr), (4, addr_max), (5, port), (6, port_max)] {
                 if let Some(register) = register {
                     buf.put_u32(attribute, register.wire());

@@ -1,88 +1,64 @@
-//! The choices inside expressions, with their numbers in `linux/netfilter/nf_tables.h` and their names in nft.
-
-use std::ops::BitOr;
-
-/// A C enum: variants with numbers, both ways.
-macro_rules! numbered {
-    ($(#[$doc:meta])* $name:ident { $($(#[$var_doc:meta])* $var:ident = $number:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$var_doc])* $var = $number,)* }
-
-        impl $name {
-            pub(crate) const fn number(self) -> u32 {
-                self as u32
-            }
-
-            pub(crate) const fn from_number(number: u32) -> Option<Self> {
-                match number {
-                    $($number => Some($name::$var),)*
-                    _ => None,
-                }
-            }
-        }
-    };
-}
+//! The enums and flags of expressions, with their numbers in `linux/netfilter/nf_tables.h` and their names in nft.
 
 numbered! {
     /// `enum nft_payload_bases`.
     PayloadBase {
         /// The Ethernet header.
-        Link = 0,
+        Link = 0 "ll",
         /// The IP header.
-        Network = 1,
+        Network = 1 "nh",
         /// The TCP, UDP or SCTP header.
-        Transport = 2,
+        Transport = 2 "th",
     }
 }
 
 numbered! {
-    /// `enum nft_meta_keys`, as far as we use them.
+    /// `enum nft_meta_keys`, as far as this crate supports them.
     MetaKey {
         /// `meta priority`.
-        Priority = 2,
+        Priority = 2 "meta priority",
         /// `meta mark`, host byte order.
-        Mark = 3,
+        Mark = 3 "meta mark",
         /// `iif`: the incoming interface's number, host byte order.
-        Iif = 4,
+        Iif = 4 "iif",
         /// `oif`: the outgoing interface's number, host byte order.
-        Oif = 5,
+        Oif = 5 "oif",
         /// `iifname`, 16 bytes.
-        Iifname = 6,
+        Iifname = 6 "iifname",
         /// `oifname`, 16 bytes.
-        Oifname = 7,
+        Oifname = 7 "oifname",
         /// `meta nfproto`: 1 byte, the address family.
-        Nfproto = 15,
+        Nfproto = 15 "meta nfproto",
         /// `meta l4proto`: 1 byte, the transport protocol.
-        L4proto = 16,
+        L4proto = 16 "meta l4proto",
     }
 }
 
 numbered! {
-    /// `enum nft_ct_keys`, as far as we use them.
+    /// `enum nft_ct_keys`, as far as this crate supports them.
     CtKey {
         /// `ct state`: a bit set, host byte order; [`CtKey::STATE_NEW`] and so on.
-        State = 0,
+        State = 0 "state",
         /// `ct direction`.
-        Direction = 1,
+        Direction = 1 "direction",
         /// `ct status`: a bit set, host byte order.
-        Status = 2,
+        Status = 2 "status",
         /// `ct mark`.
-        Mark = 3,
+        Mark = 3 "mark",
         /// `ct protocol`.
-        Protocol = 10,
+        Protocol = 10 "protocol",
         /// `ct proto-src`: the source port of a direction.
-        ProtoSrc = 11,
+        ProtoSrc = 11 "proto-src",
         /// `ct proto-dst`: the destination port of a direction.
-        ProtoDst = 12,
+        ProtoDst = 12 "proto-dst",
         /// `ct ip saddr` of a direction.
-        SrcIp = 19,
+        SrcIp = 19 "ip saddr",
         /// `ct ip daddr` of a direction.
-        DstIp = 20,
+        DstIp = 20 "ip daddr",
         /// `ct ip6 saddr` of a direction.
-        SrcIp6 = 21,
+        SrcIp6 = 21 "ip6 saddr",
         /// `ct ip6 daddr` of a direction.
-        DstIp6 = 22,
+        DstIp6 = 22 "ip6 daddr",
     }
 }
 
@@ -101,9 +77,9 @@ numbered! {
     /// `enum ip_conntrack_dir`.
     CtDirection {
         /// From the peer that opened the connection.
-        Original = 0,
+        Original = 0 "original ",
         /// To the peer that opened the connection.
-        Reply = 1,
+        Reply = 1 "reply ",
     }
 }
 
@@ -111,11 +87,11 @@ numbered! {
     /// `enum nft_fib_result`.
     FibResult {
         /// The outgoing interface's number.
-        Oif = 1,
+        Oif = 1 "oif",
         /// The outgoing interface's name.
-        Oifname = 2,
+        Oifname = 2 "oifname",
         /// The address's type: `RTN_LOCAL` (2) and so on, host byte order.
-        AddrType = 3,
+        AddrType = 3 "type",
     }
 }
 
@@ -123,36 +99,36 @@ numbered! {
     /// `enum nft_cmp_ops`.
     CmpOp {
         /// Equal.
-        Eq = 0,
+        Eq = 0 "",
         /// Not equal.
-        Neq = 1,
+        Neq = 1 "!= ",
         /// Less.
-        Lt = 2,
+        Lt = 2 "< ",
         /// Less or equal.
-        Lte = 3,
+        Lte = 3 "<= ",
         /// Greater.
-        Gt = 4,
+        Gt = 4 "> ",
         /// Greater or equal.
-        Gte = 5,
+        Gte = 5 ">= ",
     }
 }
 
 numbered! {
     /// `enum nft_range_ops`.
     RangeOp {
-        /// Inside.
-        Eq = 0,
-        /// Outside.
-        Neq = 1,
+        /// Inside the range.
+        Eq = 0 "",
+        /// Outside the range.
+        Neq = 1 "!= ",
     }
 }
 
 numbered! {
-    /// When a lookup lets the rule go on: `NFT_LOOKUP_F_INV`.
+    /// Whether a rule continues after a hit or a miss of a lookup: `NFT_LOOKUP_F_INV`.
     LookupMatch {
-        /// When the key is in the set.
+        /// The key is in the set.
         InSet = 0,
-        /// When the key is not in the set; not for maps.
+        /// The key is not in the set; not for maps.
         NotInSet = 1,
     }
 }
@@ -160,32 +136,32 @@ numbered! {
 numbered! {
     /// `enum nft_dynset_ops`.
     DynsetOp {
-        /// Adds the element; an existing one is not changed.
-        Add = 0,
+        /// Adds the element; an existing one stays unchanged.
+        Add = 0 "add",
         /// Adds the element, or renews the timeout of an existing one (never its data).
-        Update = 1,
+        Update = 1 "update",
         /// Deletes the element.
-        Delete = 2,
+        Delete = 2 "delete",
     }
 }
 
 numbered! {
     /// `enum nft_ng_types`.
     NumgenType {
-        /// One after the other.
-        Incremental = 0,
-        /// At random.
-        Random = 1,
+        /// Sequential numbers.
+        Incremental = 0 "inc",
+        /// Random numbers.
+        Random = 1 "random",
     }
 }
 
 numbered! {
     /// `enum nft_nat_types`.
     NatType {
-        /// The source.
-        Snat = 0,
-        /// The destination.
-        Dnat = 1,
+        /// Source NAT.
+        Snat = 0 "snat",
+        /// Destination NAT.
+        Dnat = 1 "dnat",
     }
 }
 
@@ -196,7 +172,7 @@ pub enum RejectWith {
     Icmp(u8),
     /// A TCP reset.
     TcpReset,
-    /// One of `enum nft_reject_inet_code`; works in `inet` tables only (in an `ip` table it is taken, and sends
+    /// One of `enum nft_reject_inet_code`; works in `inet` tables only (an `ip` table accepts it, and sends
     /// nothing).
     Icmpx(u8),
 }
@@ -208,43 +184,17 @@ impl RejectWith {
     pub const PORT_UNREACHABLE_V6: RejectWith = RejectWith::Icmp(4);
 }
 
-/// A set of flags over a number.
-macro_rules! flags {
-    ($(#[$doc:meta])* $name:ident { $($(#[$flag_doc:meta])* $flag:ident = $number:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-        pub struct $name(pub(crate) u32);
-
-        impl $name {
-            $($(#[$flag_doc])* pub const $flag: $name = $name($number);)*
-
-            /// Whether all of `flags` are set.
-            pub const fn contains(self, flags: $name) -> bool {
-                self.0 & flags.0 == flags.0
-            }
-        }
-
-        impl BitOr for $name {
-            type Output = Self;
-
-            fn bitor(self, other: Self) -> Self {
-                $name(self.0 | other.0)
-            }
-        }
-    };
-}
-
 flags! {
-    /// `NF_NAT_RANGE_*`, without those that follow from the registers given (`MAP_IPS`, `PROTO_SPECIFIED`).
+    /// `NF_NAT_RANGE_*`, without those that the registers imply (`MAP_IPS`, `PROTO_SPECIFIED`).
     NatFlags {
-        /// None: keep the port if it is free.
-        NONE = 0,
-        /// `random`: a port by a keyed hash.
-        RANDOM = 4,
+        /// Keeps the port if it is free.
+        pub NONE = 0,
+        /// `random`: selects the port by a keyed hash.
+        pub RANDOM = 4 "random",
+        /// `fully-random`: selects a random port.
+        pub FULLY_RANDOM = 16 "fully-random",
         /// `persistent`: the same address for the same client.
-        PERSISTENT = 8,
-        /// `fully-random`: a port at random.
-        FULLY_RANDOM = 16,
+        pub PERSISTENT = 8 "persistent",
     }
 }
 
@@ -252,16 +202,16 @@ flags! {
     /// `enum nft_fib_flags`.
     FibFlags {
         /// Looks up the source address.
-        SADDR = 1,
+        pub SADDR = 1 "saddr",
         /// Looks up the destination address.
-        DADDR = 2,
-        /// The packet's mark counts.
-        MARK = 4,
-        /// The incoming interface counts.
-        IIF = 8,
-        /// The outgoing interface counts.
-        OIF = 16,
-        /// The result is only whether there is one.
-        PRESENT = 32,
+        pub DADDR = 2 "daddr",
+        /// Considers the packet's mark.
+        pub MARK = 4 "mark",
+        /// Considers the incoming interface.
+        pub IIF = 8 "iif",
+        /// Considers the outgoing interface.
+        pub OIF = 16 "oif",
+        /// The result is whether there is a route.
+        pub PRESENT = 32,
     }
 }

@@ -1,4 +1,4 @@
-//! Whatever is written is read back the same.
+//! Decoded expressions equal the encoded ones.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn verdict() -> impl Strategy<Value = Verdict<'static>> {
     ]
 }
 
-/// One of those that `from_number` knows.
+/// A value for which `from_number` returns one.
 fn choice<T: fmt::Debug>(from_number: fn(u32) -> Option<T>) -> impl Strategy<Value = T> {
     let known: Vec<u32> = (0..64).filter(|&number| from_number(number).is_some()).collect();
     proptest::sample::select(known).prop_map(move |number| from_number(number).unwrap())
@@ -90,7 +90,7 @@ fn statements() -> impl Strategy<Value = Expr> {
         Just(Expr::Reject(RejectWith::TcpReset)),
         any::<u8>().prop_map(|code| Expr::Reject(RejectWith::Icmpx(code))),
         Just(Expr::Counter),
-        // A range of one is written as a single value, as the kernel dumps it.
+        // A range of one value is a single value, as in kernel dumps.
         (choice(NatType::from_number), register(), option::of(register()), register(), option::of(register()), 0..8u32)
             .prop_map(|(kind, addr, addr_max, port, port_max, bits)| Expr::Nat {
                 kind,
@@ -106,32 +106,30 @@ fn statements() -> impl Strategy<Value = Expr> {
 
 proptest! {
     #[test]
-    fn exprs_survive(list in vec(prop_oneof![loads(), tests(), statements()], 0..8)) {
+    fn decoded_expressions_equal_the_encoded(list in vec(prop_oneof![loads(), tests(), statements()], 0..8)) {
         let mut buf = Vec::new();
         put_exprs(&mut buf, &list);
         prop_assert_eq!(read_exprs(attrs(&buf)), list);
     }
 
     #[test]
-    fn any_bytes_can_be_read(bytes in vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_decoded_without_panic(bytes in vec(any::<u8>(), 0..200)) {
         read_exprs(attrs(&bytes));
     }
 }
 
-fn read_one(name: &str, write: impl Fn(&mut Vec<u8>)) -> Expr {
+fn read_one(name: &str, write: impl FnOnce(&mut Vec<u8>)) -> Expr {
     let mut buf = Vec::new();
-    let element = buf.open(1);
-    buf.put_str(1, name);
-    let data = buf.open(2);
-    write(&mut buf);
-    buf.close(data);
-    buf.close(element);
+    buf.nest(1, |buf| {
+        buf.put_str(1, name);
+        buf.nest(2, write);
+    });
     read_exprs(attrs(&buf)).remove(0)
 }
 
 #[test]
-fn an_unknown_expression_is_kept() {
-    // `meta iifgroup`, and a masquerade to a range of ports.
+fn an_unknown_expression_stays_unchanged() {
+    // `meta iifgroup`, a masquerade to a range of ports, and `quota`.
     for (name, attributes) in [("meta", &[(1u16, 1u32), (2, 21)][..]), ("masq", &[(2, 1), (3, 2)]), ("quota", &[])] {
         let write = |buf: &mut Vec<u8>| attributes.iter().for_each(|&(kind, value)| buf.put_u32(kind, value));
         let read = read_one(name, write);
@@ -145,7 +143,7 @@ fn an_unknown_expression_is_kept() {
 }
 
 #[test]
-fn a_shift_does_not_pass_for_a_mask() {
+fn a_shift_is_not_decoded_as_a_mask() {
     let read = read_one("bitwise", |buf| {
         for (kind, value) in [(1, 1), (2, 1), (3, 4), (6, 1)] {
             buf.put_u32(kind, value);
@@ -155,13 +153,13 @@ fn a_shift_does_not_pass_for_a_mask() {
 }
 
 #[test]
-fn registers_have_the_numbers_that_the_kernel_dumps() {
+fn registers_have_the_numbers_of_kernel_dumps() {
     let wire: Vec<u32> = (8..=23).map(|number| Register::new(number).unwrap().wire()).collect();
     assert_eq!(wire, [1, 9, 10, 11, 2, 13, 14, 15, 3, 17, 18, 19, 4, 21, 22, 23]);
     for number in 8..=23 {
         let register = Register::new(number).unwrap();
         assert_eq!(Register::from_wire(register.wire()), Some(register));
-        assert_eq!(Register::from_wire(u32::from(number)), Some(register), "both numbers mean the same");
+        assert_eq!(Register::from_wire(u32::from(number)), Some(register), "both numbers are the same register");
     }
     assert_eq!((Register::new(7), Register::new(24), Register::from_wire(5)), (None, None, None));
     assert_eq!(Register::FIRST.plus(3), Register::new(11).unwrap());

@@ -1,5 +1,4 @@
-//! Against the kernel, each test in a network namespace of its own: what is written is what is dumped, and what nft
-//! lists.
+//! Tests with the kernel, each in a new network namespace: dumps equal the written objects, and nft lists them.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -16,7 +15,7 @@ fn table() -> Table {
     Table::new(TableFamily::Ip, "fairlead").comment("services")
 }
 
-/// One rule per kind of expression; the chain `nat` is a base chain of type nat at prerouting.
+/// Rules with every kind of expression; the chain `nat` is a base chain of type nat at prerouting.
 fn every_rule() -> Vec<(&'static str, Rule)> {
     let mark = 0x4000u32.to_ne_bytes();
     let load_mark = Expr::Meta { dreg: r(8), key: MetaKey::Mark };
@@ -111,7 +110,7 @@ fn every_chain() -> Vec<Chain> {
     chains
 }
 
-/// Everything at once, as a load does it.
+/// A batch that adds everything.
 fn load() -> NftBatch {
     let mut batch = NftBatch::new();
     batch.add_table(&table());
@@ -125,7 +124,7 @@ fn load() -> NftBatch {
     batch
 }
 
-/// Sorted by chain; the kernel lists the chains' rules in no promised order of chains.
+/// The rules sorted by chain: the kernel does not guarantee the order of chains.
 fn listed(handle: &mut NftHandle) -> Vec<(String, Rule)> {
     let mut rules: Vec<_> = handle.rules(&table()).unwrap().into_iter().map(|rule| (rule.chain, rule.rule)).collect();
     rules.sort_by(|a, b| a.0.cmp(&b.0));
@@ -136,8 +135,7 @@ fn listed(handle: &mut NftHandle) -> Vec<(String, Rule)> {
 fn written_objects_are_dumped_unchanged() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
-        // A notrack expression is allowed in raw priority chains only, and is not validated in a chain that is not
-        // reachable.
+        // The kernel allows notrack in chains of raw priority only, and does not validate unreachable chains.
         handle.commit(&load()).unwrap();
 
         assert_eq!(handle.tables(TableFamily::Ip).unwrap(), [table()]);
@@ -159,7 +157,7 @@ fn written_objects_are_dumped_unchanged() {
 }
 
 #[test]
-fn the_distributions_nft_lists_it() {
+fn nft_lists_the_written_objects() {
     in_netns(|| {
         NftHandle::open().unwrap().commit(&load()).unwrap();
         let listing = nft(&["list", "table", "ip", "fairlead"]);
@@ -189,7 +187,7 @@ fn the_distributions_nft_lists_it() {
 }
 
 #[test]
-fn committing_the_same_again_changes_only_the_rules() {
+fn committing_a_batch_again_only_appends_its_rules() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         handle.commit(&load()).unwrap();
@@ -199,7 +197,7 @@ fn committing_the_same_again_changes_only_the_rules() {
     });
 }
 
-/// The elements of a set, as text made from what they consist of.
+/// The elements of a set as text.
 fn elements(handle: &mut NftHandle, set: &Set) -> Vec<String> {
     let mut list = handle
         .elements(&table(), &set.name, Vec::new, |list, element| {
@@ -213,7 +211,7 @@ fn elements(handle: &mut NftHandle, set: &Set) -> Vec<String> {
 }
 
 #[test]
-fn elements_come_back_as_they_went() {
+fn dumped_elements_equal_the_written() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         handle.commit(&load()).unwrap();
@@ -288,7 +286,7 @@ fn objects_are_deleted() {
 }
 
 #[test]
-fn a_table_that_is_not_there_is_empty() {
+fn listing_a_missing_table_returns_nothing() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         assert_eq!(handle.chains(&table()).unwrap(), []);
@@ -301,7 +299,7 @@ fn a_table_that_is_not_there_is_empty() {
 }
 
 #[test]
-fn each_transaction_makes_a_generation() {
+fn each_transaction_increments_the_generation() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         let before = handle.generation().unwrap();
@@ -313,7 +311,7 @@ fn each_transaction_makes_a_generation() {
 }
 
 #[test]
-fn a_dormant_table_is_seen_and_woken() {
+fn adding_a_dormant_table_clears_the_flag() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         handle.commit(&load()).unwrap();
@@ -327,7 +325,7 @@ fn a_dormant_table_is_seen_and_woken() {
 }
 
 #[test]
-fn ipv6_and_inet_tables_too() {
+fn ipv6_and_inet_tables_are_written_and_listed() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         let table = Table::new(TableFamily::Ip6, "fairlead");
@@ -360,10 +358,9 @@ fn vip_number(n: u32) -> Fields {
     Fields::new().addr(n.to_be_bytes()).proto(6).port(80)
 }
 
-/// The set holds one of two lists of elements, and another process exchanges them all the time: a dump is one of them,
-/// never a mixture.
+/// A thread replaces all elements of a set by one of two lists again and again: each dump equals one of the lists.
 #[test]
-fn a_dump_is_one_generation() {
+fn a_dump_contains_one_generation() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         handle.commit(&load()).unwrap();
@@ -389,8 +386,8 @@ fn a_dump_is_one_generation() {
                     handle.commit(&batch).unwrap();
                 }
             });
-            let gather = |list: &mut Vec<Vec<u8>>, element: Element<'_>| list.push(element.key.to_vec());
-            let dumps = (0..100).map(|_| handle.elements(&table(), "vips", &mut start, gather)).collect();
+            let collect = |list: &mut Vec<Vec<u8>>, element: Element<'_>| list.push(element.key.to_vec());
+            let dumps = (0..100).map(|_| handle.elements(&table(), "vips", &mut start, collect)).collect();
             stop.store(true, Relaxed);
             dumps
         });
@@ -398,17 +395,17 @@ fn a_dump_is_one_generation() {
             match dump {
                 Ok(mut keys) => {
                     keys.sort();
-                    let whole = |list: &Vec<Fields>| list.iter().map(|key| &key[..]).eq(&keys);
-                    assert!(lists.iter().any(whole), "a mixture, or a part");
+                    let equals = |list: &Vec<Fields>| list.iter().map(|key| &key[..]).eq(&keys);
+                    assert!(lists.iter().any(equals), "a mixture of the lists, or a part of one");
                 }
                 Err(error) => assert!(error.is_interrupted(), "{error}"),
             }
         }
-        assert!(attempts > 100, "no dump was ever disturbed");
+        assert!(attempts > 100, "no dump was restarted");
     });
 }
 
-/// One by one, more than go into one message, in their order; and how many there are.
+/// More elements than one message requests, returned in the order of the keys.
 #[test]
 fn elements_are_found_by_their_keys() {
     in_netns(|| {
@@ -433,6 +430,6 @@ fn elements_are_found_by_their_keys() {
         let error = handle.get_elements(&table(), "vips", missing, |_| ()).unwrap_err();
         assert!(error.is_not_found(), "{error}");
         assert!(handle.count(&table(), "nothing").unwrap_err().is_not_found());
-        assert_eq!(handle.get_elements(&table(), "vips", [keys[0]], |_| ()), Ok(()), "nothing is left over");
+        assert_eq!(handle.get_elements(&table(), "vips", [keys[0]], |_| ()), Ok(()), "no replies are left over");
     });
 }

@@ -1,4 +1,4 @@
-//! Changes by us and by others are announced.
+//! Events for changes by us and by other processes.
 
 use super::*;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// All notices until the next generation.
+/// All events until the next generation.
 fn transaction(monitor: &mut NftMonitor) -> Vec<NftEvent> {
     let mut notices = Vec::new();
     while !matches!(notices.last(), Some(NftEvent::Generation { .. })) {
@@ -20,7 +20,7 @@ fn transaction(monitor: &mut NftMonitor) -> Vec<NftEvent> {
 }
 
 #[test]
-fn tells_ours_from_others() {
+fn the_port_identifies_our_own_changes() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         let mut monitor = NftMonitor::open().unwrap();
@@ -61,7 +61,7 @@ fn tells_ours_from_others() {
 }
 
 #[test]
-fn hears_nothing_between_leaving_and_joining() {
+fn leaving_the_group_stops_events() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         let mut monitor = NftMonitor::open().unwrap();
@@ -86,7 +86,7 @@ fn hears_nothing_between_leaving_and_joining() {
 }
 
 #[test]
-fn waits_no_longer_than_asked() {
+fn wait_returns_after_the_timeout() {
     in_netns(|| {
         let mut monitor = NftMonitor::open().unwrap();
         assert_eq!(monitor.wait(Duration::from_millis(20)).unwrap(), []);
@@ -94,7 +94,7 @@ fn waits_no_longer_than_asked() {
 }
 
 #[test]
-fn says_when_announcements_were_lost() {
+fn lost_notifications_are_reported() {
     in_netns(|| {
         let mut handle = NftHandle::open().unwrap();
         let mut monitor = NftMonitor::open().unwrap();

@@ -8,7 +8,7 @@ use crate::nft::{
     set::DataType,
 };
 
-/// An element, and what its key and data consist of, if that is known.
+/// An element, and the types of its key and data if they are known.
 pub(crate) struct ElementText<'a> {
     element: &'a Element<'a>,
     layout: Option<(&'a [DataType], &'a [DataType])>,
@@ -41,7 +41,7 @@ impl fmt::Display for ElementText<'_> {
     }
 }
 
-/// A value, or a range: field by field, in hexadecimal when the fields are not known.
+/// A value or a range: its fields, or hexadecimal if the types of the fields are unknown.
 fn put_value(f: &mut fmt::Formatter<'_>, value: &[u8], end: Option<&[u8]>, fields: &[DataType]) -> fmt::Result {
     if fields.is_empty() {
         put_hex(f, value)?;
@@ -51,8 +51,8 @@ fn put_value(f: &mut fmt::Formatter<'_>, value: &[u8], end: Option<&[u8]>, field
         });
     }
     let (mut from, mut to) = (FieldReader::new(value), end.map(FieldReader::new));
-    for (place, &kind) in fields.iter().enumerate() {
-        if place > 0 {
+    for (index, &kind) in fields.iter().enumerate() {
+        if index > 0 {
             f.write_str(" . ")?;
         }
         let first = from.field(kind).unwrap_or_default();
@@ -83,7 +83,7 @@ fn put_field(f: &mut fmt::Formatter<'_>, field: &[u8], kind: DataType) -> fmt::R
     .unwrap_or_else(|| put_hex(f, field))
 }
 
-/// A transport protocol by its name, as nft has it.
+/// The name of a transport protocol in nft.
 pub(super) fn put_proto(f: &mut dyn fmt::Write, proto: u8) -> fmt::Result {
     match proto {
         1 => f.write_str("icmp"),

@@ -1,4 +1,4 @@
-//! What the registers hold while a rule is put into words.
+//! The values in the registers while a rule is converted to text.
 
 use crate::nft::expr::{Constant, Register};
 
@@ -6,18 +6,18 @@ use crate::nft::expr::{Constant, Register};
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     pub(super) text: String,
-    pub(super) kind: Kind,
-    /// How many registers it fills.
-    pub(super) words: u8,
-    /// The mask it went through, when nothing else happened to it.
+    pub(super) format: ConstantFormat,
+    /// The number of registers that it fills.
+    pub(super) registers: u8,
+    /// The mask of a `bitwise` expression without XOR.
     pub(super) mask: Option<Constant>,
-    /// The part of the rule's text that goes when this value is used: see [`Registers::take`].
+    /// The part of the rule's text that a use of this value replaces: see [`Registers::take`].
     pub(super) loaded_by: Option<usize>,
 }
 
-/// How a constant that the value is compared with is written.
+/// The format of constants that the value is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ConstantFormat {
     Addr,
     Proto,
     Port,
@@ -30,27 +30,27 @@ pub(super) enum Kind {
 }
 
 impl Value {
-    pub(super) fn new(text: impl Into<String>, kind: Kind, len: usize) -> Self {
-        let words = u8::try_from(len.div_ceil(4)).unwrap_or(u8::MAX).max(1);
-        Value { text: text.into(), kind, words, mask: None, loaded_by: None }
+    pub(super) fn new(text: impl Into<String>, format: ConstantFormat, len: usize) -> Self {
+        let registers = u8::try_from(len.div_ceil(4)).unwrap_or(u8::MAX).max(1);
+        Value { text: text.into(), format, registers, mask: None, loaded_by: None }
     }
 
-    /// The number of the register behind it, when it starts at `start` and is the result of a map.
+    /// For the result of a map that starts at `start`: the number of the register behind it.
     pub(super) fn end(&self, start: Register) -> Option<u8> {
-        self.loaded_by.map(|_| start.number().saturating_add(self.words))
+        self.loaded_by.map(|_| start.number().saturating_add(self.registers))
     }
 }
 
-/// Sixteen registers; a value stands at the first one it fills.
+/// The sixteen registers; a value is stored at the first register that it fills.
 #[derive(Debug, Default)]
 pub(super) struct Registers([Option<Value>; 16]);
 
 impl Registers {
     pub(super) fn load(&mut self, dreg: Register, value: Value) {
         let Some(at) = index(dreg) else { return };
-        let end = at + usize::from(value.words);
+        let end = at + usize::from(value.registers);
         for (start, slot) in self.0.iter_mut().enumerate() {
-            if slot.as_ref().is_some_and(|old| start < end && at < start + usize::from(old.words)) {
+            if slot.as_ref().is_some_and(|old| start < end && at < start + usize::from(old.registers)) {
                 *slot = None;
             }
         }
@@ -62,19 +62,19 @@ impl Registers {
         self.0[index(sreg)?].as_ref()
     }
 
-    /// The words for what is in so many registers, or, if that is not known, in all that were filled without a gap.
-    /// What has no words is called by its register. Also says which parts of the text these words make superfluous.
-    pub(super) fn take(&self, sreg: Register, words: Option<u8>) -> (String, Vec<usize>) {
+    /// The text of the values in this number of registers; if it is `None`, in all registers up to the first empty one.
+    /// The text of an empty register is its name. Also returns the parts of the rule's text that this text replaces.
+    pub(super) fn take(&self, sreg: Register, count: Option<u8>) -> (String, Vec<usize>) {
         let mut texts = Vec::new();
-        let mut superfluous = Vec::new();
-        let end = words.map(|words| sreg.number() + words.max(1));
+        let mut replaced = Vec::new();
+        let end = count.map(|count| sreg.number() + count.max(1));
         let mut number = sreg.number();
         while end.is_none_or(|end| number < end) {
             match Register::new(number).and_then(|register| self.get(register)) {
                 Some(value) => {
                     texts.push(value.text.clone());
-                    superfluous.extend(value.loaded_by);
-                    number = number.saturating_add(value.words);
+                    replaced.extend(value.loaded_by);
+                    number = number.saturating_add(value.registers);
                 }
                 None if end.is_some() || texts.is_empty() => {
                     texts.push(format!("r{number}"));
@@ -86,7 +86,7 @@ impl Registers {
                 None => break,
             }
         }
-        (texts.join(" . "), superfluous)
+        (texts.join(" . "), replaced)
     }
 }
 

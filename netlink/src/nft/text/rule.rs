@@ -1,30 +1,30 @@
-//! Rules as text: follows the values through the registers, and writes each statement with the names of what it reads.
+//! Rules as text: tracks the values in the registers, and writes each statement with the names of its inputs.
 //!
 //! ```text
 //! payload -> r8, meta -> r9, payload -> r10, numgen -> r11, lookup r8 -> r8, nat r8
 //!   = dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 3 map @endpoints
 //! ```
-//! A map's result that is not read as a whole, from its start, is written as an assignment: `r8 = ... map @affinity`.
+//! The result of a map that is not read as a whole is written as an assignment: `r8 = ... map @affinity`.
 
 use std::fmt;
 
 use super::{
     names,
-    registers::{Kind, Registers, Value},
+    registers::{ConstantFormat, Registers, Value},
 };
-use crate::nft::expr::{CmpOp, DynsetOp, Expr, LookupMatch, NatType, NumgenType, RangeOp, Register, Rule};
+use crate::nft::expr::{CmpOp, Expr, LookupMatch, Register, Rule};
 
-/// How many registers the key and the data of a set fill, if the set is known.
-pub(crate) type SetWords<'a> = dyn Fn(&str) -> Option<(u8, u8)> + 'a;
+/// Returns the numbers of registers of a set's key and data, if the set is known.
+pub(crate) type RegisterCounts<'a> = dyn Fn(&str) -> Option<(u8, u8)> + 'a;
 
-/// A rule, ready to be written.
+/// A rule to display.
 pub(crate) struct RuleText<'a> {
     rule: &'a Rule,
-    sets: &'a SetWords<'a>,
+    sets: &'a RegisterCounts<'a>,
 }
 
 impl<'a> RuleText<'a> {
-    pub(crate) fn new(rule: &'a Rule, sets: &'a SetWords<'a>) -> Self {
+    pub(crate) fn new(rule: &'a Rule, sets: &'a RegisterCounts<'a>) -> Self {
         RuleText { rule, sets }
     }
 }
@@ -40,7 +40,7 @@ impl fmt::Display for RuleText<'_> {
     }
 }
 
-/// Without knowing the sets it uses: a key is taken to be all that was loaded from its first register on.
+/// Displays the rule without the layouts of its sets: a key is assumed to extend to the first empty register.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RuleText::new(self, &|_| None).fmt(f)
@@ -49,28 +49,28 @@ impl fmt::Display for Rule {
 
 struct Writer<'a> {
     registers: Registers,
-    /// The rule's text; an empty part was overtaken by a later one.
+    /// The rule's text; a later part may replace an earlier one, which is empty then.
     parts: Vec<String>,
-    sets: &'a SetWords<'a>,
+    sets: &'a RegisterCounts<'a>,
 }
 
 impl Writer<'_> {
-    /// The text of the value in this number of registers (`None`: all that are loaded in sequence).
-    fn take(&mut self, sreg: Register, words: Option<u8>) -> String {
-        let (text, superfluous) = self.registers.take(sreg, words);
-        superfluous.into_iter().for_each(|part| self.parts[part].clear());
+    /// The text of the value in this number of registers (`None`: up to the first empty register).
+    fn take(&mut self, sreg: Register, count: Option<u8>) -> String {
+        let (text, replaced) = self.registers.take(sreg, count);
+        replaced.into_iter().for_each(|part| self.parts[part].clear());
         text
     }
 
     fn put(&mut self, expr: &Expr) {
         match expr {
             Expr::Payload { dreg, base, offset, len } => {
-                let (text, kind) = names::payload(*base, *offset, *len);
-                self.registers.load(*dreg, Value::new(text, kind, *len as usize));
+                let (text, format) = names::payload(*base, *offset, *len);
+                self.registers.load(*dreg, Value::new(text, format, *len as usize));
             }
             Expr::Meta { dreg, key } => {
-                let (text, kind, len) = names::meta(*key);
-                self.registers.load(*dreg, Value::new(text, kind, len));
+                let (text, format, len) = names::meta(*key);
+                self.registers.load(*dreg, Value::new(text, format, len));
             }
             Expr::MetaSet { sreg, key } => {
                 let value = self.take(*sreg, Some(1));
@@ -78,30 +78,29 @@ impl Writer<'_> {
                 self.parts.push(format!("{name} set {value}"));
             }
             Expr::Ct { dreg, key, direction } => {
-                let (text, kind, len) = names::ct(*key, *direction);
-                self.registers.load(*dreg, Value::new(text, kind, len));
+                let (text, format, len) = names::ct(*key, *direction);
+                self.registers.load(*dreg, Value::new(text, format, len));
             }
             Expr::Fib { dreg, result, flags } => {
-                let (text, kind, len) = names::fib(*result, *flags);
-                self.registers.load(*dreg, Value::new(text, kind, len));
+                let (text, format, len) = names::fib(*result, *flags);
+                self.registers.load(*dreg, Value::new(text, format, len));
             }
             Expr::Cmp { sreg, op, data } => self.compare(*sreg, *op, data),
             Expr::Range { sreg, op, from, to } => {
-                let kind = self.registers.get(*sreg).map_or(Kind::Raw, |value| value.kind);
-                let not = if *op == RangeOp::Neq { "!= " } else { "" };
+                let format = self.registers.get(*sreg).map_or(ConstantFormat::Raw, |value| value.format);
                 let value = self.take(*sreg, Some(1));
-                let (from, to) = (names::constant(kind, from), names::constant(kind, to));
-                self.parts.push(format!("{value} {not}{from}-{to}"));
+                let (from, to) = (names::constant(format, from), names::constant(format, to));
+                self.parts.push(format!("{value} {}{from}-{to}", op.name()));
             }
             Expr::Bitwise { sreg, dreg, mask, xor } => self.bitwise(*sreg, *dreg, mask, xor),
             Expr::Byteorder { sreg, dreg, len, .. } => {
-                // What it is compared with is turned round as well.
+                // The constants of comparisons are converted as well.
                 let text = self.take(*sreg, Some((*len as usize).div_ceil(4) as u8));
-                self.registers.load(*dreg, Value::new(text, Kind::Raw, *len as usize));
+                self.registers.load(*dreg, Value::new(text, ConstantFormat::Raw, *len as usize));
             }
             Expr::Immediate { dreg, data } => {
-                let text = names::constant(Kind::Raw, data);
-                self.registers.load(*dreg, Value::new(text, Kind::Raw, data.len()));
+                let text = names::constant(ConstantFormat::Raw, data);
+                self.registers.load(*dreg, Value::new(text, ConstantFormat::Raw, data.len()));
             }
             Expr::Verdict(verdict) => self.parts.push(verdict.to_string()),
             Expr::Lookup { set, sreg, dreg, matches } => self.lookup(set, *sreg, *dreg, *matches),
@@ -115,36 +114,23 @@ impl Writer<'_> {
                     let data = self.take(*data, known.map(|(_, data)| data));
                     element += &format!(" : {data}");
                 }
-                let verb = match op {
-                    DynsetOp::Add => "add",
-                    DynsetOp::Update => "update",
-                    DynsetOp::Delete => "delete",
-                };
-                self.parts.push(format!("{verb} @{set} {{ {element} }}"));
+                self.parts.push(format!("{} @{set} {{ {element} }}", op.name()));
             }
             Expr::Numgen { dreg, kind, modulus, offset } => {
-                let kind = match kind {
-                    NumgenType::Incremental => "inc",
-                    NumgenType::Random => "random",
-                };
-                let mut text = format!("numgen {kind} mod {modulus}");
+                let mut text = format!("numgen {} mod {modulus}", kind.name());
                 if *offset != 0 {
                     text += &format!(" offset {offset}");
                 }
-                self.registers.load(*dreg, Value::new(text, Kind::Number, 4));
+                self.registers.load(*dreg, Value::new(text, ConstantFormat::Number, 4));
             }
             Expr::Nat { kind, family, addr, addr_max, port, port_max, flags } => {
-                let verb = match kind {
-                    NatType::Snat => "snat",
-                    NatType::Dnat => "dnat",
-                };
-                // The result of a map fills both registers at once, and is written once.
+                // The result of a map that fills both registers is written once.
                 let covered = addr.and_then(|addr| self.registers.get(addr)?.end(addr));
                 let mut to = addr.map_or_else(String::new, |addr| self.span(addr, *addr_max));
                 if let Some(port) = port.filter(|port| covered.is_none_or(|end| end <= port.number())) {
                     to += &format!(":{}", self.span(port, *port_max));
                 }
-                self.parts.push(format!("{verb} {family} to {to}{}", names::nat_flags(*flags)));
+                self.parts.push(format!("{} {family} to {to}{}", kind.name(), names::nat_flags(*flags)));
             }
             Expr::Masquerade { flags } => self.parts.push(format!("masquerade{}", names::nat_flags(*flags))),
             Expr::Reject(with) => self.parts.push(names::reject(*with)),
@@ -154,36 +140,38 @@ impl Writer<'_> {
     }
 
     fn compare(&mut self, sreg: Register, op: CmpOp, data: &[u8]) {
-        let (kind, mask) = match self.registers.get(sreg) {
-            Some(value) => (value.kind, value.mask.clone()),
-            None => (Kind::Raw, None),
+        let (format, mask) = match self.registers.get(sreg) {
+            Some(value) => (value.format, value.mask.clone()),
+            None => (ConstantFormat::Raw, None),
         };
         let text = self.take(sreg, Some(1));
         let part = match (mask, op) {
-            (Some(mask), CmpOp::Neq) if kind == Kind::CtState && names::is_zero(data) => {
+            (Some(mask), CmpOp::Neq) if format == ConstantFormat::CtState && names::is_zero(data) => {
                 format!("{text} {}", names::ct_states(&mask))
             }
-            (Some(mask), CmpOp::Eq | CmpOp::Neq) if kind == Kind::Addr && names::prefix_len(&mask).is_some() => {
+            (Some(mask), CmpOp::Eq | CmpOp::Neq)
+                if format == ConstantFormat::Addr && names::prefix_len(&mask).is_some() =>
+            {
                 let prefix = names::prefix_len(&mask).unwrap_or_default();
-                format!("{text} {}{}/{prefix}", names::operator(op), names::constant(kind, data))
+                format!("{text} {}{}/{prefix}", op.name(), names::constant(format, data))
             }
             (Some(mask), _) => {
-                let (mask, data) = (names::constant(kind, &mask), names::constant(kind, data));
-                let operator = if op == CmpOp::Eq { "== " } else { names::operator(op) };
+                let (mask, data) = (names::constant(format, &mask), names::constant(format, data));
+                let operator = if op == CmpOp::Eq { "== " } else { op.name() };
                 format!("{text} & {mask} {operator}{data}")
             }
-            (None, _) => format!("{text} {}{}", names::operator(op), names::constant(kind, data)),
+            (None, _) => format!("{text} {}{}", op.name(), names::constant(format, data)),
         };
         self.parts.push(part);
     }
 
     fn bitwise(&mut self, sreg: Register, dreg: Register, mask: &[u8], xor: &[u8]) {
-        let kind = self.registers.get(sreg).map_or(Kind::Raw, |value| value.kind);
+        let format = self.registers.get(sreg).map_or(ConstantFormat::Raw, |value| value.format);
         let text = self.take(sreg, Some(mask.len().div_ceil(4) as u8));
         let value = if names::is_zero(xor) {
-            Value { mask: Some(mask.into()), ..Value::new(text, kind, mask.len()) }
+            Value { mask: Some(mask.into()), ..Value::new(text, format, mask.len()) }
         } else {
-            Value::new(names::masked(&text, kind, mask, xor), kind, mask.len())
+            Value::new(names::masked(&text, format, mask, xor), format, mask.len())
         };
         self.registers.load(dreg, value);
     }
@@ -197,16 +185,16 @@ impl Writer<'_> {
             Some(Register::VERDICT) => self.parts.push(format!("{key} vmap @{set}")),
             Some(dreg) => {
                 let text = format!("{key} map @{set}");
-                // Data of unknown length may have overwritten all that follows.
-                let words = known.map_or(u8::MAX, |(_, data)| data);
-                let value = Value { words, ..Value::new(text.clone(), Kind::Raw, 4) };
+                // Data of unknown length may overwrite all following registers.
+                let registers = known.map_or(u8::MAX, |(_, data)| data);
+                let value = Value { registers, ..Value::new(text.clone(), ConstantFormat::Raw, 4) };
                 self.registers.load(dreg, Value { loaded_by: Some(self.parts.len()), ..value });
                 self.parts.push(format!("{dreg:?} = {text}"));
             }
         }
     }
 
-    /// A value, or a range of them.
+    /// A value or a range.
     fn span(&mut self, min: Register, max: Option<Register>) -> String {
         let min = self.take(min, Some(1));
         match max {
