@@ -208,7 +208,7 @@ fn run<T: Send>(work: impl AsyncFnOnce(Handle) -> Result<T> + Send) -> Result<T>
             let (connection, handle, _) = rtnetlink::new_connection().map_err(socket_failed)?;
             let connection = tokio::spawn(connection);
             let result = work(handle.clone()).await?;
-            // rtnetlink takes the end of the connection for the end of an answer.
+            // rtnetlink does not distinguish the end of the connection from the end of a reply.
             if connection.is_finished() { Err(Error::Malformed("the connection ended early")) } else { Ok(result) }
         })
     };

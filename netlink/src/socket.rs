@@ -105,7 +105,7 @@ impl Socket {
         }
     }
 
-    /// A message longer than `SO_SNDBUF - 32` is refused, so the buffer grows with the longest one.
+    /// The kernel rejects a message longer than `SO_SNDBUF - 32`, so the buffer grows with the longest one.
     fn make_room(&mut self, bytes: usize) -> Result<()> {
         if bytes <= self.sendable {
             return Ok(());

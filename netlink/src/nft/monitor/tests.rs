@@ -10,13 +10,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// All events until the next generation.
 fn transaction(monitor: &mut NftMonitor) -> Vec<NftEvent> {
-    let mut notices = Vec::new();
-    while !matches!(notices.last(), Some(NftEvent::Generation { .. })) {
+    let mut events = Vec::new();
+    while !matches!(events.last(), Some(NftEvent::Generation { .. })) {
         let more = monitor.wait(PATIENCE).unwrap();
-        assert!(!more.is_empty(), "nothing within {PATIENCE:?} after {notices:?}");
-        notices.extend(more);
+        assert!(!more.is_empty(), "nothing within {PATIENCE:?} after {events:?}");
+        events.extend(more);
     }
-    notices
+    events
 }
 
 #[test]
@@ -41,22 +41,27 @@ fn the_port_identifies_our_own_changes() {
             port: ours,
         };
         let id = handle.generation().unwrap();
-        let notices = transaction(&mut monitor);
-        let [changes @ .., NftEvent::Generation { id: told, pid, process, port }] = &notices[..] else {
-            panic!("{notices:?}")
+        let events = transaction(&mut monitor);
+        let [changes @ .., NftEvent::Generation { id: event_id, pid, process, port }] = &events[..] else {
+            panic!("{events:?}")
         };
         let chains = ["pool-1", "pool-2"].map(|name| changed("chain", Some(name)));
         assert_eq!(changes, [&[changed("table", None)], &chains[..]].concat());
-        assert_eq!((*told, *port), (id, handle.port()));
+        assert_eq!((*event_id, *port), (id, handle.port()));
         assert!(*pid > 0 && !process.is_empty());
 
         nft(&["flush", "ruleset"]);
-        let notices = transaction(&mut monitor);
-        let Some(NftEvent::Generation { process, id: told, port, .. }) = notices.last() else { panic!("{notices:?}") };
+        let events = transaction(&mut monitor);
+        let Some(NftEvent::Generation { process, id: event_id, port, .. }) = events.last() else {
+            panic!("{events:?}")
+        };
         assert_ne!(*port, handle.port());
-        assert_eq!((&**process, *told), ("nft", id + 1));
-        let of_others = |notice: &NftEvent| matches!(notice, NftEvent::Changed { table, port, verb: NftChange::Delete, .. } if table == "fairlead" && *port != handle.port());
-        assert!(notices.iter().any(of_others), "{notices:?}");
+        assert_eq!((&**process, *event_id), ("nft", id + 1));
+        let is_deletion_by_nft = |event: &NftEvent| {
+            matches!(event, NftEvent::Changed { table, port, verb: NftChange::Delete, .. }
+                if table == "fairlead" && *port != handle.port())
+        };
+        assert!(events.iter().any(is_deletion_by_nft), "{events:?}");
     });
 }
 
@@ -76,8 +81,8 @@ fn leaving_the_group_stops_events() {
         monitor.join().unwrap();
         add("after");
         let mut tables = Vec::new();
-        for notice in [transaction(&mut monitor), monitor.wait(Duration::ZERO).unwrap()].concat() {
-            if let NftEvent::Changed { table, .. } = notice {
+        for event in [transaction(&mut monitor), monitor.wait(Duration::ZERO).unwrap()].concat() {
+            if let NftEvent::Changed { table, .. } = event {
                 tables.push(table);
             }
         }
@@ -106,11 +111,11 @@ fn lost_notifications_are_reported() {
         batch.add_set(&table, &vips());
         batch.add_elements(&table, &vips(), keys.iter().map(|key| Element::verdict(key, Verdict::Drop)));
         handle.commit(&batch).unwrap();
-        let mut notices = Vec::new();
-        while !notices.contains(&NftEvent::Lost) {
+        let mut events = Vec::new();
+        while !events.contains(&NftEvent::Lost) {
             let more = monitor.wait(PATIENCE).unwrap();
-            assert!(!more.is_empty(), "no word of a loss in {notices:?}");
-            notices.extend(more);
+            assert!(!more.is_empty(), "no Lost event in {events:?}");
+            events.extend(more);
         }
     });
 }
