@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use e2e::{Family, Protocol};
+use e2e::{IpFamily, Protocol};
 
 use crate::kernel::{self, Announcements};
 use crate::reach::{connect, join, load_balancer_ip, millis, spread};
@@ -26,7 +26,7 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
     let watch = scene.spawn(node_a, &["watch", "--frontend", &address, "--node", "node-a"], "watch.log");
     watch.wait_for_line("commit", 0, DEADLINE);
     let mark = watch.mark();
-    let to = SocketAddr::new(load_balancer_ip(Family::V4), 80);
+    let to = SocketAddr::new(load_balancer_ip(IpFamily::V4), 80);
     let churn = scene.cluster.client().churn(Protocol::Tcp, to, RATE, BOUND);
     ensure!(churn.wait_attempts(SOME, DEADLINE), "no traffic");
 
@@ -58,7 +58,7 @@ pub(crate) fn replace_pod(show: &mut Show, scene: &Scene) -> Result<()> {
     watch.lines_since(mark).iter().for_each(|line| show.result(line));
 
     show.command("outside", &connect(to));
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         let to = SocketAddr::new(load_balancer_ip(family), 80);
         let pods = spread(&scene.cluster.client(), to)?;
         show.result(&format!("load balancer, {family}: {}", join(&pods)));
@@ -82,7 +82,7 @@ pub(crate) fn restart(show: &mut Show, scene: &mut Scene) -> Result<()> {
     let node = scene.cluster.node('a');
     let mut announced = Announcements::listen(scene.backend, &node.netns)?;
     let before = kernel::ours(scene.backend, &node.netns);
-    let to = SocketAddr::new(load_balancer_ip(Family::V4), 80);
+    let to = SocketAddr::new(load_balancer_ip(IpFamily::V4), 80);
     let client = scene.cluster.client();
     let churn = client.churn(Protocol::Tcp, to, RATE, BOUND);
     let stream = client.stream(Protocol::Tcp, to, Duration::from_millis(10)).context("open a connection")?;

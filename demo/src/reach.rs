@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use e2e::{Client, Failure, Family, Protocol, plan};
+use e2e::{Client, Failure, IpFamily, Protocol, plan};
 
 use crate::{scene::Scene, show::Show};
 
@@ -22,7 +22,7 @@ pub(crate) fn everywhere(show: &mut Show, scene: &Scene) -> Result<()> {
     let cluster = &scene.cluster;
     let inside = cluster.pod("pod-b-2").client();
     let outside = cluster.client();
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         let cluster_ip = SocketAddr::new(plan::cluster_ip(10).ip(family), PORT);
         let node_port = SocketAddr::new(cluster.node('b').address.ip(family), WEB_NODE_PORT);
         let load_balancer = SocketAddr::new(load_balancer_ip(family), PORT);
@@ -79,7 +79,7 @@ pub(crate) fn empty(show: &mut Show, scene: &Scene) -> Result<()> {
 }
 
 /// The load-balancer IP of the Service `web`.
-pub(crate) fn load_balancer_ip(family: Family) -> IpAddr {
+pub(crate) fn load_balancer_ip(family: IpFamily) -> IpAddr {
     plan::load_balancer_ip(10).ip(family)
 }
 

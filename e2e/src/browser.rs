@@ -19,7 +19,7 @@ use crate::netns::Netns;
 /// What ci/setup installs.
 const PROGRAM: &str = "/usr/bin/chromium";
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Standard input and output become the pipes of the protocol.
 const SHELL: &str = r#"exec "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#;
 /// It is to stay with the page that is looked at, and root has no sandbox.
@@ -93,7 +93,7 @@ impl Browser {
         }
         write!(self.input, "{message}\0").expect("the browser reads");
         loop {
-            let answer = self.messages.recv_timeout(PATIENCE);
+            let answer = self.messages.recv_timeout(TIMEOUT);
             let answer = answer.unwrap_or_else(|error| panic!("{method}: no answer: {error}"));
             if answer["id"] == self.calls {
                 assert!(answer["error"].is_null(), "{method}: {answer}");
@@ -118,7 +118,7 @@ impl Browser {
     }
 
     /// A window of this size, in a scheme: `light` or `dark`.
-    pub fn looks(&mut self, width: u32, height: u32, scheme: &str) {
+    pub fn emulate_window(&mut self, width: u32, height: u32, scheme: &str) {
         let metrics = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500 });
         self.call("Emulation.setDeviceMetricsOverride", metrics);
         let feature = json!({ "name": "prefers-color-scheme", "value": scheme });

@@ -59,7 +59,7 @@ impl Client {
     }
 
     /// From which address its packets to `to` come.
-    pub(crate) fn source_towards(&self, to: SocketAddr) -> IpAddr {
+    pub(crate) fn source_address_to(&self, to: SocketAddr) -> IpAddr {
         if let Some(source) = self.probe.source {
             return source.ip();
         }

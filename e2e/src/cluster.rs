@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::manifests::Manifests;
-use crate::netns::{Netns, Owner, sweep};
+use crate::netns::{Netns, Owner, remove_dead_namespaces};
 use crate::plan::{self, DualStack};
 use crate::server::Server;
 use crate::wait::eventually;
@@ -100,8 +100,8 @@ impl ClusterBuilder {
 
     /// Makes the namespaces, links and routes and starts the pods' servers.
     pub fn start(self) -> Cluster {
-        static SWEEP: Once = Once::new();
-        SWEEP.call_once(sweep);
+        static CLEANUP: Once = Once::new();
+        CLEANUP.call_once(remove_dead_namespaces);
 
         let letters = (b'a'..).take(self.nodes.into()).map(char::from).collect::<Vec<_>>();
         let mut names = vec!["outside".to_owned()];
@@ -194,7 +194,7 @@ impl Cluster {
     }
 
     /// From now on, packets from outside to the VIP ranges enter the cluster through `node`. `node-a` to begin with.
-    pub fn enter_through(&self, node: &Node) {
+    pub fn route_vips_through(&self, node: &Node) {
         self.outside.ip(&topology::vip_routes(node));
     }
 

@@ -5,7 +5,7 @@
 //!                        └────────────────────────▶ watch: shows at which revision a change is in
 //! ```
 //!
-//! A change is settled when it is in every kernel. There is no event for that as such, so each [`Deployment::settle`] changes one
+//! A change is settled when it is in every kernel. There is no event for that as such, so each [`Deployment::wait_until_programmed`] changes one
 //! more service, the fence: the stream of a node has its revision, and each backend logs when it has programmed that revision.
 
 use std::fs;
@@ -26,16 +26,16 @@ use crate::tools::NftMonitor;
 use crate::wire::Protocol;
 
 mod backend;
+mod kernel_changes;
 mod program;
-mod written;
 
 pub use backend::Backend;
+use kernel_changes::IpvsSnapshot;
+pub use kernel_changes::{IptablesCalls, Monitor};
 pub use program::{fairlead, program};
-use written::Snapshot;
-pub use written::{Monitor, Notes};
 
 /// How long anything may take on a machine that does much else.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// The line of a backend that holds its first state.
 const READY: &str = "ready: node state programmed";
 /// The fence's cluster IP, the last that [`plan::cluster_ip`] can give.
@@ -44,7 +44,7 @@ const FENCE: u8 = 255;
 /// What is chosen before the start.
 #[derive(Clone, Debug)]
 pub struct DeploymentBuilder {
-    backend: Backend,
+    backend_kind: Backend,
     cluster: ClusterBuilder,
     arguments: Vec<String>,
 }
@@ -55,8 +55,8 @@ pub struct Deployment {
     // Programs first: they end before their namespaces and directories go.
     watch: Option<Process>,
     frontend: Option<Process>,
-    agents: Vec<Agent>,
-    backend: Backend,
+    backends: Vec<NodeBackend>,
+    backend_kind: Backend,
     arguments: Vec<String>,
     manifests: Manifests,
     fences: u16,
@@ -67,7 +67,7 @@ pub struct Deployment {
 
 /// The place of a backend on a node.
 #[derive(Debug)]
-struct Agent {
+struct NodeBackend {
     node: String,
     process: Option<Process>,
 }
@@ -100,12 +100,12 @@ impl DeploymentBuilder {
         let directory = tempfile::tempdir().expect("a directory");
         let manifests = cluster.manifests(&directory.path().join("manifests"));
         services(&cluster).iter().for_each(|service| manifests.apply(service));
-        let agents = cluster.nodes().iter().map(|node| Agent { node: node.name.clone(), process: None });
+        let backends = cluster.nodes().iter().map(|node| NodeBackend { node: node.name.clone(), process: None });
         let mut deployment = Deployment {
             watch: None,
             frontend: None,
-            agents: agents.collect(),
-            backend: self.backend,
+            backends: backends.collect(),
+            backend_kind: self.backend_kind,
             arguments: self.arguments,
             manifests,
             fences: 0,
@@ -115,7 +115,7 @@ impl DeploymentBuilder {
         };
         deployment.start_frontend();
         deployment.start_backends();
-        deployment.settle();
+        deployment.wait_until_programmed();
         deployment
     }
 }
@@ -126,7 +126,7 @@ impl Deployment {
     /// Two nodes with three pods each, and backends that know the cluster CIDRs.
     pub fn builder(backend: Backend) -> DeploymentBuilder {
         let arguments = vec!["--cluster-cidr".to_owned(), plan::CLUSTER_CIDRS.join(",")];
-        DeploymentBuilder { backend, cluster: Cluster::builder(), arguments }
+        DeploymentBuilder { backend_kind: backend, cluster: Cluster::builder(), arguments }
     }
 
     /// The usual one, with these services.
@@ -142,31 +142,31 @@ impl Deployment {
         command.args(["frontend", "--listen", &self.socket(), "--manifests"]).arg(self.manifests.directory());
         let outside = self.cluster.outside().clone();
         let frontend = self.spawn(&outside, "frontend", command);
-        frontend.wait_for_line("every kind of object has been listed", 0, PATIENCE);
-        frontend.wait_for_line("listening", 0, PATIENCE);
+        frontend.wait_for_line("every kind of object has been listed", 0, TIMEOUT);
+        frontend.wait_for_line("listening", 0, TIMEOUT);
         self.frontend = Some(frontend);
         let mut command = fairlead();
         command.args(["watch", "--frontend", &self.socket(), "--node", &self.cluster.nodes()[0].name]);
         let watch = self.spawn(&outside, "watch", command);
-        watch.wait_for_line("commit", 0, PATIENCE);
+        watch.wait_for_line("commit", 0, TIMEOUT);
         self.watch = Some(watch);
     }
 
     /// Starts the backends that do not run, and returns when each holds a state.
     #[track_caller]
     pub fn start_backends(&mut self) {
-        for number in 0..self.agents.len() {
-            if self.agents[number].process.is_none() {
+        for number in 0..self.backends.len() {
+            if self.backends[number].process.is_none() {
                 let node = &self.cluster.nodes()[number];
                 let (name, netns) = (node.name.clone(), node.netns.clone());
                 let state = self.state(node);
-                let mut command = self.backend.follow(&self.socket(), &name, &state, &self.arguments);
-                self.backend.note(&mut command, &self.notes(node));
-                self.agents[number].process = Some(self.spawn(&netns, &name, command));
+                let mut command = self.backend_kind.follow(&self.socket(), &name, &state, &self.arguments);
+                self.backend_kind.note(&mut command, &self.notes(node));
+                self.backends[number].process = Some(self.spawn(&netns, &name, command));
             }
         }
-        for agent in self.agents.iter().filter_map(|agent| agent.process.as_ref()) {
-            agent.wait_for_line(READY, 0, PATIENCE);
+        for backend in self.backends.iter().filter_map(|backend| backend.process.as_ref()) {
+            backend.wait_for_line(READY, 0, TIMEOUT);
         }
     }
 
@@ -182,7 +182,7 @@ impl Deployment {
     /// Ends the backends of all nodes by a signal.
     #[track_caller]
     pub fn stop_backends(&mut self, signal: Signal) {
-        let running = self.agents.iter_mut().filter_map(|agent| agent.process.take());
+        let running = self.backends.iter_mut().filter_map(|backend| backend.process.take());
         running.for_each(|process| end(&process, signal));
     }
 
@@ -201,7 +201,7 @@ impl Deployment {
 #[track_caller]
 fn end(process: &Process, signal: Signal) {
     process.signal(signal);
-    assert!(process.wait(PATIENCE).is_some(), "{signal} ends {}", process.log().display());
+    assert!(process.wait(TIMEOUT).is_some(), "{signal} ends {}", process.log().display());
 }
 
 // === impl Deployment: looking ===
@@ -212,7 +212,7 @@ impl Deployment {
         &self.cluster
     }
 
-    /// The manifests, for what is not a [`Service`]. [`Self::settle`] afterwards.
+    /// The manifests, for what is not a [`Service`]. [`Self::wait_until_programmed`] afterwards.
     pub fn manifests(&self) -> &Manifests {
         &self.manifests
     }
@@ -225,9 +225,9 @@ impl Deployment {
 
     /// What the backend of a node has logged.
     #[track_caller]
-    pub fn agent(&self, node: &Node) -> &Process {
-        let agent = self.agents.iter().find(|agent| agent.node == node.name).expect("a node of this cluster");
-        agent.process.as_ref().expect("the backend runs")
+    pub fn backend(&self, node: &Node) -> &Process {
+        let backend = self.backends.iter().find(|backend| backend.node == node.name).expect("a node of this cluster");
+        backend.process.as_ref().expect("the backend runs")
     }
 
     /// Where the backend of `node` keeps its state.
@@ -248,13 +248,13 @@ impl Deployment {
     /// Sees from now on everything that the backend writes to the kernel of `node`.
     #[track_caller]
     pub fn monitor(&self, node: &Node) -> Monitor {
-        match self.backend {
+        match self.backend_kind {
             Backend::Nft => {
                 let log = self.path(&format!("monitor-{}.log", node.name));
                 Monitor::Nft(NftMonitor::start(&node.netns, &log))
             }
-            Backend::IptablesNft | Backend::IptablesLegacy => Monitor::Iptables(Notes::open(self.notes(node))),
-            Backend::Ipvs => Monitor::Ipvs(Snapshot::take(node.netns.clone())),
+            Backend::IptablesNft | Backend::IptablesLegacy => Monitor::Iptables(IptablesCalls::open(self.notes(node))),
+            Backend::Ipvs => Monitor::Ipvs(IpvsSnapshot::take(node.netns.clone())),
         }
     }
 
@@ -263,7 +263,7 @@ impl Deployment {
         self.path(&format!("notes-{}", node.name))
     }
 
-    /// Whether a line about the kernel is about what [`Self::settle`] does.
+    /// Whether a line about the kernel is about what [`Self::wait_until_programmed`] does.
     pub fn is_fence(line: &str) -> bool {
         let address = plan::cluster_ip(FENCE).v4;
         [' ', '/'].into_iter().any(|end| line.contains(&format!("{address}{end}")))
@@ -286,7 +286,7 @@ impl Deployment {
     #[track_caller]
     pub fn apply(&mut self, service: &Service) {
         self.manifests.apply(service);
-        self.settle();
+        self.wait_until_programmed();
     }
 
     /// Like [`Self::apply`], with objects that a [`Service`] cannot say: its own, changed.
@@ -295,7 +295,7 @@ impl Deployment {
         let mut objects = service.objects();
         change(&mut objects);
         self.manifests.write(&service.file_stem(), &objects);
-        self.settle();
+        self.wait_until_programmed();
     }
 
     /// Removes a service; it is in no kernel when this returns.
@@ -305,30 +305,30 @@ impl Deployment {
         let mark = watch.mark();
         self.manifests.delete(service);
         // A file must be gone for a while before the frontend believes it: later than the fence might be seen.
-        watch.wait_for("the removal", mark, PATIENCE, |line| {
+        watch.wait_for("the removal", mark, TIMEOUT, |line| {
             line.contains("remove service port") && line.contains(&service.full_name())
         });
-        self.settle();
+        self.wait_until_programmed();
     }
 
     /// Waits until what the manifests say now is in every kernel.
     #[track_caller]
-    pub fn settle(&mut self) {
+    pub fn wait_until_programmed(&mut self) {
         self.fences += 1;
         let port = self.fences;
         let watch = self.watch();
         let seen = watch.mark();
-        let agents = self.agents.iter().filter_map(|agent| agent.process.as_ref());
-        let agents = agents.map(|agent| (agent, agent.mark())).collect::<Vec<_>>();
+        let backends = self.backends.iter().filter_map(|backend| backend.process.as_ref());
+        let backends = backends.map(|backend| (backend, backend.mark())).collect::<Vec<_>>();
         let fence = Service::new("fence").namespace("e2e").single_stack(plan::cluster_ip(FENCE).v4.into());
         self.manifests.apply(&fence.port(Protocol::Tcp, port, port));
         let line =
-            watch.wait_for_line(&format!("e2e/fence:tcp-{port}/tcp {}", plan::cluster_ip(FENCE).v4), seen, PATIENCE);
+            watch.wait_for_line(&format!("e2e/fence:tcp-{port}/tcp {}", plan::cluster_ip(FENCE).v4), seen, TIMEOUT);
         let revision = line.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
         let revision = revision.unwrap_or_else(|| panic!("a line of watch begins with a revision: {line}"));
-        for (agent, mark) in agents {
-            agent.wait_for(&format!("revision {revision}"), mark, PATIENCE, |line| {
-                self.backend.programmed(line).is_some_and(|programmed| programmed >= revision)
+        for (backend, mark) in backends {
+            backend.wait_for(&format!("revision {revision}"), mark, TIMEOUT, |line| {
+                self.backend_kind.programmed(line).is_some_and(|programmed| programmed >= revision)
             });
         }
     }

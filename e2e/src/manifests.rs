@@ -12,8 +12,8 @@ use crate::plan::SERVICE_CIDRS;
 mod endpoint;
 mod service;
 
-pub use endpoint::{Endpoint, State};
-pub use service::{Policy, Service};
+pub use endpoint::{Endpoint, EndpointState};
+pub use service::{Service, TrafficPolicy};
 
 /// A directory of manifests.
 #[derive(Clone, Debug)]

@@ -95,7 +95,7 @@ impl Netns {
 
     /// Runs a program that reads `input`, as [`Self::output`].
     #[track_caller]
-    pub fn feed(&self, program: &str, arguments: &[&str], input: &str) {
+    pub fn run_with_input(&self, program: &str, arguments: &[&str], input: &str) {
         let mut command = Command::new(program);
         self.lock_own(command.args(arguments));
         let fed = self.run(|| feed(&mut command, input));
@@ -107,7 +107,7 @@ impl Netns {
     /// Runs lines of `ip` commands in one process.
     #[track_caller]
     pub fn ip(&self, script: &str) {
-        self.feed("ip", &["-batch", "-"], script);
+        self.run_with_input("ip", &["-batch", "-"], script);
     }
 
     /// Sets sysctls of the namespace, by their path below `/proc/sys/net`.
@@ -182,7 +182,7 @@ pub fn leftovers(prefix: &str) -> Vec<String> {
 }
 
 /// Removes the namespaces of runs that were killed, and kills the programs that were left in them.
-pub fn sweep() {
+pub fn remove_dead_namespaces() {
     let dead = leftovers(&format!("{PREFIX}-")).into_iter().filter(|name| match owner_pid(name) {
         Some(pid) => !Path::new("/proc").join(pid.to_string()).exists(),
         None => false,

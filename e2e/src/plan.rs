@@ -1,8 +1,9 @@
 //! The address plan of a test cluster: which address belongs to whom, in both families. Namespaces are private to a
 //! cluster, so all clusters share one plan.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub use proto::model::IpFamily;
 
 /// The fabric that joins the nodes and the outside client.
 pub const FABRIC: [&str; 2] = ["172.16.0.0/24", "fd00:172:16::/64"];
@@ -20,15 +21,6 @@ pub const CLIENT_SOURCES: u8 = 8;
 pub const OUTSIDE: DualStack =
     DualStack::new(Ipv4Addr::new(172, 16, 0, 1), Ipv6Addr::new(0xfd00, 0x172, 0x16, 0, 0, 0, 0, 1));
 
-/// An IP family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
 /// An IPv4 and an IPv6 address of the same owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DualStack {
@@ -36,32 +28,6 @@ pub struct DualStack {
     pub v4: Ipv4Addr,
     /// The IPv6 address.
     pub v6: Ipv6Addr,
-}
-
-// === impl Family ===
-
-impl Family {
-    /// Both families, for a test to loop over.
-    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
-
-    /// The family of `address`.
-    pub fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-
-    /// The name in a Service's `ipFamilies`.
-    pub fn kubernetes(self) -> &'static str {
-        match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kubernetes())
-    }
 }
 
 // === impl DualStack ===
@@ -73,10 +39,10 @@ impl DualStack {
     }
 
     /// The address in one family.
-    pub fn ip(self, family: Family) -> IpAddr {
+    pub fn ip(self, family: IpFamily) -> IpAddr {
         match family {
-            Family::V4 => self.v4.into(),
-            Family::V6 => self.v6.into(),
+            IpFamily::V4 => self.v4.into(),
+            IpFamily::V6 => self.v6.into(),
         }
     }
 

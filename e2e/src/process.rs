@@ -32,12 +32,12 @@ pub struct Process {
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ProcessState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct ProcessState {
     lines: Vec<String>,
     log: File,
     /// Standard output and standard error, while the program holds them.
@@ -58,7 +58,7 @@ impl Process {
         let child = netns.run(|| fork::spawn(&mut command));
         let mut child = child.unwrap_or_else(|error| panic!("start {name}: {error}"));
         let pid = Pid::from_raw(child.id().try_into().expect("a pid"));
-        let state = State {
+        let state = ProcessState {
             lines: Vec::new(),
             log: File::create(log).unwrap_or_else(|error| panic!("{}: {error}", log.display())),
             open_pipes: 2,
@@ -105,7 +105,7 @@ impl Process {
     /// Waits for a line that satisfies `wanted`, as [`Self::wait_for_line`] does.
     #[track_caller]
     pub fn wait_for(&self, what: &str, mark: usize, deadline: Duration, wanted: impl Fn(&str) -> bool) -> String {
-        let find = |state: &State| state.lines[mark..].iter().find(|line| wanted(line)).cloned();
+        let find = |state: &ProcessState| state.lines[mark..].iter().find(|line| wanted(line)).cloned();
         let state = self.shared.wait_while(deadline, |state| state.open_pipes > 0 && find(state).is_none());
         find(&state).unwrap_or_else(|| {
             let shown = state.lines[state.lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
@@ -193,12 +193,16 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn wait_while(&self, deadline: Duration, mut condition: impl FnMut(&State) -> bool) -> MutexGuard<'_, State> {
+    fn wait_while(
+        &self,
+        deadline: Duration,
+        mut condition: impl FnMut(&ProcessState) -> bool,
+    ) -> MutexGuard<'_, ProcessState> {
         let waited = self.changed.wait_timeout_while(self.lock(), deadline, |state| condition(state));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProcessState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_survive_the_wire_and_damage_is_noticed() {
+    fn packets_are_decoded_and_damage_is_detected() {
         let chunks =
             [Chunk::Init { tag: 7 }, Chunk::InitAck { tag: 8, cookie: b"pod-a-1 odd length".to_vec() }, Chunk::Abort];
         for chunk in chunks {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::netns::Netns;
-use crate::plan::Family;
+use crate::plan::IpFamily;
 use crate::process::Process;
 use crate::wait::eventually;
 
@@ -24,14 +24,14 @@ pub fn nft_list(netns: &Netns) -> String {
 /// Loads rules.
 #[track_caller]
 pub fn nft(netns: &Netns, rules: &str) {
-    netns.feed("nft", &["-f", "-"], rules);
+    netns.run_with_input("nft", &["-f", "-"], rules);
 }
 
 /// The conntrack entries of one family, one a line; `filter` as for `conntrack -L`: `["-p", "udp"]`.
-pub fn conntrack(netns: &Netns, family: Family, filter: &[&str]) -> Vec<String> {
+pub fn conntrack(netns: &Netns, family: IpFamily, filter: &[&str]) -> Vec<String> {
     let family = match family {
-        Family::V4 => "ipv4",
-        Family::V6 => "ipv6",
+        IpFamily::V4 => "ipv4",
+        IpFamily::V6 => "ipv6",
     };
     let arguments = [&["-L", "-f", family], filter].concat();
     netns.output("conntrack", &arguments).lines().map(str::to_owned).collect()

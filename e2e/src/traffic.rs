@@ -12,12 +12,12 @@ pub use stream::{Stream, StreamReport};
 /// What a traffic thread has seen so far, shared with the test that waits for it and in the end stops it.
 #[derive(Debug, Default)]
 struct Progress<R> {
-    state: Mutex<State<R>>,
+    state: Mutex<ProgressState<R>>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State<R> {
+struct ProgressState<R> {
     report: R,
     stopping: bool,
     ended: bool,
@@ -61,7 +61,7 @@ impl<R: Clone> Progress<R> {
         enough(&state.report)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<R>> {
+    fn lock(&self) -> MutexGuard<'_, ProgressState<R>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -46,7 +46,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// What a program in a guest has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finished {
+pub struct GuestResult {
     /// Its exit status; 128 and more when a signal has ended it.
     pub status: u8,
     /// What it has printed, both streams, line by line. The guest kernel's messages are among it.
@@ -79,7 +79,7 @@ pub fn inside_for<F: FnOnce()>(deadline: Duration, test: F) {
 
 /// That one test has run and passed: where no test has the name, libtest succeeds too.
 #[track_caller]
-fn assert_passed(name: &str, finished: &Finished) {
+fn assert_passed(name: &str, finished: &GuestResult) {
     let passed = finished.output.iter().any(|line| line.starts_with("test result: ok. 1 passed"));
     assert!(finished.status == 0 && passed, "{name} failed inside user-mode-linux: {}", finished.status);
 }
@@ -109,13 +109,13 @@ pub fn load(others: &[&str]) {
 /// # Panics
 /// When there can be no guest, and when the program has not ended by the deadline, which starts with the boot.
 #[track_caller]
-pub fn run(program: &Path, arguments: &[&str], deadline: Duration) -> Finished {
+pub fn run(program: &Path, arguments: &[&str], deadline: Duration) -> GuestResult {
     let directory = tempfile::Builder::new().prefix(&prefix()).tempdir().expect("a directory");
     let mut guest = Guest::boot(directory, program, arguments);
     let output = guest.follow(Instant::now() + deadline);
     let status = fs::read_to_string(guest.directory.path().join("status")).ok();
     match (status.and_then(|status| status.trim().parse().ok()), output) {
-        (Some(status), Some(output)) => Finished { status, output },
+        (Some(status), Some(output)) => GuestResult { status, output },
         (_, output) => panic!(
             "user-mode-linux {}, its last words are above. It needs an x86-64 machine on which ptrace is allowed, {KERNEL} and the modules in \
              {MODULES}, modprobe, and the packages that ci/setup installs",

@@ -10,7 +10,7 @@ use std::time::Duration;
 use fairlead_e2e::manifests::Service;
 use fairlead_e2e::{Cluster, Netns, Process, Protocol, eventually, fairlead, plan};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;
 
 /// What `ci/setup` has put there.
@@ -37,12 +37,12 @@ fn nginx(netns: &Netns, directory: &Path) -> (Process, String) {
     command.args(&arguments);
     let reload = format!("{program} {} -s reload", arguments.join(" "));
     let process = Process::spawn(netns, command, &directory.join("nginx.log"));
-    eventually("nginx runs", PATIENCE, || directory.join("nginx.pid").exists().then_some(()));
+    eventually("nginx runs", TIMEOUT, || directory.join("nginx.pid").exists().then_some(()));
     (process, reload)
 }
 
 #[test]
-fn a_backend_in_python_leads_packets_through_nginx() {
+fn python_backend_forwards_through_nginx() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(2).start();
     let directory = tempfile::tempdir().expect("a directory");
     let node = cluster.node('a');
@@ -60,7 +60,7 @@ fn a_backend_in_python_leads_packets_through_nginx() {
         command.args(["frontend", "--metrics", "none", "--listen", &address, "--manifests"]);
         command.arg(manifests.directory());
         let frontend = Process::spawn(cluster.outside(), command, &directory.path().join(log));
-        frontend.wait_for_line("listening", 0, PATIENCE);
+        frontend.wait_for_line("listening", 0, TIMEOUT);
         frontend
     };
     let frontend = start("frontend.log");
@@ -70,12 +70,12 @@ fn a_backend_in_python_leads_packets_through_nginx() {
     command.args(["--node", "node-a", "--frontend", &address, "--reload", &reload, "--config"]);
     command.arg(directory.path().join("stream.conf"));
     let backend = Process::spawn(&node.netns, command, &directory.path().join("backend.log"));
-    backend.wait_for_line("programmed 3 service ports", 0, PATIENCE);
+    backend.wait_for_line("programmed 3 service ports", 0, TIMEOUT);
 
     let answers = |pod: &str| {
         for address in [SocketAddr::new(vip.v4.into(), PORT), SocketAddr::new(vip.v6.into(), PORT)] {
             for protocol in [Protocol::Tcp, Protocol::Udp] {
-                eventually(&format!("{pod} answers at {address} over {protocol}"), PATIENCE, || {
+                eventually(&format!("{pod} answers at {address} over {protocol}"), TIMEOUT, || {
                     let reply = match protocol {
                         Protocol::Tcp => node.client().tcp(address),
                         _ => node.client().udp(address),
@@ -88,17 +88,17 @@ fn a_backend_in_python_leads_packets_through_nginx() {
     answers("pod-a-1");
     let mark = backend.mark();
     manifests.apply(&web("pod-a-2"));
-    backend.wait_for_line("programmed", mark, PATIENCE);
+    backend.wait_for_line("programmed", mark, TIMEOUT);
     answers("pod-a-2");
 
     // It goes on where it was when the frontend is a new one, and writes nothing.
     let mark = backend.mark();
     frontend.kill();
     let frontend = start("frontend-2.log");
-    frontend.wait_for_line("stream started", 0, PATIENCE);
-    backend.wait_for_line("stream ended", mark, PATIENCE);
+    frontend.wait_for_line("stream started", 0, TIMEOUT);
+    backend.wait_for_line("stream ended", mark, TIMEOUT);
     manifests.apply(&web("pod-a-1"));
-    backend.wait_for_line("programmed", mark, PATIENCE);
+    backend.wait_for_line("programmed", mark, TIMEOUT);
     assert_eq!(backend.lines_since(mark).iter().filter(|line| line.contains("programmed")).count(), 1);
     answers("pod-a-1");
 }

@@ -173,7 +173,7 @@ fn matches(known: &str, path: &str) -> bool {
 }
 
 #[test]
-fn objects_are_what_kubernetes_takes() {
+fn objects_match_their_kubernetes_types() {
     for (file, object) in objects() {
         let name = text(&object["metadata"], "name");
         assert_eq!(problems(&object), [""; 0], "{file}: {} {name}", text(&object, "kind"));
@@ -181,7 +181,7 @@ fn objects_are_what_kubernetes_takes() {
 }
 
 #[test]
-fn a_field_that_no_type_has_is_found() {
+fn unknown_fields_are_found() {
     let (_, object) =
         objects().into_iter().find(|(_, object)| text(object, "kind") == "DaemonSet").expect("there is a DaemonSet");
     let changed = |pointer: &str, key: &str, value: Value| {
@@ -226,7 +226,7 @@ fn complaint(arguments: &[String]) -> Option<String> {
 }
 
 #[test]
-fn arguments_are_what_the_program_takes() {
+fn arguments_are_valid() {
     for (container, arguments) in command_lines() {
         assert_eq!(complaint(&arguments), None, "{container}: {arguments:?}");
     }
@@ -235,7 +235,7 @@ fn arguments_are_what_the_program_takes() {
 /// Flags that need or exclude each other are looked at once all are read, so not with `--help`. A frontend gets as far as its files of TLS,
 /// which are not there; a backend would get as far as the kernel.
 #[test]
-fn frontends_get_as_far_as_their_files() {
+fn frontend_arguments_pass_validation() {
     for (container, arguments) in command_lines() {
         if arguments[0] == "frontend" {
             let output = fairlead().args(&arguments).output().expect("start fairlead");
@@ -247,7 +247,7 @@ fn frontends_get_as_far_as_their_files() {
 }
 
 #[test]
-fn an_argument_that_the_program_does_not_take_is_found() {
+fn invalid_arguments_are_found() {
     let mut lines = command_lines().into_iter();
     let (_, arguments) = lines.find(|(_, arguments)| arguments[0] == "backend").expect("a backend");
     for wrong in ["--no-such-flag", "--listen=x", "--max-loss=101", "--log-format=xml"] {

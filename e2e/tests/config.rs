@@ -27,7 +27,7 @@ fn stderr(output: &Output) -> String {
 
 /// This address needs one more flag, so the program reports the address and exits before it changes anything.
 #[test]
-fn a_flag_goes_before_the_environment_and_that_before_the_file() {
+fn flags_override_the_environment_and_the_file() {
     let (_directory, config) = file(
         "apiVersion: fairlead.io/v1alpha1\nkind: BackendConfiguration\nbackend: nft\nfrontend: ['kubernetes:of/file']\n",
     );
@@ -43,7 +43,7 @@ fn a_flag_goes_before_the_environment_and_that_before_the_file() {
 }
 
 #[test]
-fn what_has_no_effect_is_logged_at_the_start() {
+fn fields_without_effect_are_logged_at_the_start() {
     let (_directory, config) = file(
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\niptables: {syncPeriod: 30s}\n",
     );
@@ -56,7 +56,7 @@ fn what_has_no_effect_is_logged_at_the_start() {
 }
 
 #[test]
-fn kube_proxys_configuration_becomes_one_of_ours() {
+fn kube_proxy_configuration_is_converted() {
     let kube_proxys =
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\noomScoreAdj: -5\n";
     let (_directory, config) = file(kube_proxys);

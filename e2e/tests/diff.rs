@@ -30,7 +30,7 @@ fn web() -> Service {
 }
 
 #[test]
-fn a_kernel_is_compared_with_what_should_be_there() {
+fn kernel_is_compared_with_the_desired_state() {
     for (backend, break_it, expected) in [
         (
             Backend::Nft,
@@ -44,7 +44,7 @@ fn a_kernel_is_compared_with_what_should_be_there() {
         ),
     ] {
         let mut deployment = Deployment::start(backend, |cluster| vec![web().pods([cluster.pod("pod-a-1")])]);
-        deployment.settle();
+        deployment.wait_until_programmed();
         let (code, output) = diff(&deployment, &[]);
         assert_eq!(code, 0, "{output}");
         assert!(output.contains("The kernel matches the desired state"), "{output}");
@@ -68,7 +68,7 @@ fn a_kernel_is_compared_with_what_should_be_there() {
 }
 
 #[test]
-fn kube_proxys_rules_are_compared() {
+fn rules_of_kube_proxy_are_compared() {
     let deployment = Deployment::start(Backend::Nft, |cluster| vec![web().pods([cluster.pod("pod-a-1")])]);
     let (code, output) = diff(&deployment, &["--of", "kube-proxy"]);
     assert_eq!(code, 0, "{output}");
@@ -86,7 +86,7 @@ fn kube_proxys_rules_are_compared() {
 -A KUBE-SEP-AAAAAAAAAAAAAAAA -p udp -m udp -j DNAT --to-destination 10.244.1.11:8080
 COMMIT
 ";
-    deployment.cluster().node('a').netns.feed("iptables-nft-restore", &["--noflush"], rules);
+    deployment.cluster().node('a').netns.run_with_input("iptables-nft-restore", &["--noflush"], rules);
     let (code, output) = diff(&deployment, &["--of", "kube-proxy"]);
     assert_eq!(code, 1, "{output}");
     assert!(output.contains("1 in both, and 10.244.9.9:8080"), "{output}");

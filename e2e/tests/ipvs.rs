@@ -5,12 +5,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use fairlead_e2e::manifests::Service;
-use fairlead_e2e::plan::{self, Family};
+use fairlead_e2e::plan::{self, IpFamily};
 use fairlead_e2e::{Backend, Cluster, Deployment, Netns, Protocol, Stream, eventually, fairlead, uml};
 use serde_json::{Value, json};
 use socket2::SockRef;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(20);
 /// A node port of kube-proxy's.
 const NODE_PORT: u16 = 30080;
@@ -93,7 +93,7 @@ const SUCCESSOR: [(&str, &[&str], &str); 2] = [
 ];
 
 #[test]
-fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
+fn takeover_from_ipvs_keeps_connections_and_foreign_objects() {
     uml::inside(|| {
         uml::load(&[]);
         let cluster = Cluster::builder().nodes(1).pods_per_node(3).start();
@@ -107,11 +107,11 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
         let start = |protocol, to| client.stream(protocol, to, INTERVAL).expect("a connection");
         let node_port = SocketAddr::new(cluster.node('a').address.v4.into(), NODE_PORT);
         let lasting = [
-            start(Protocol::Tcp, vip(1, Family::V4)),
-            start(Protocol::Tcp, vip(1, Family::V6)),
+            start(Protocol::Tcp, vip(1, IpFamily::V4)),
+            start(Protocol::Tcp, vip(1, IpFamily::V6)),
             start(Protocol::Tcp, node_port),
         ];
-        let udp = start(Protocol::Udp, vip(1, Family::V4));
+        let udp = start(Protocol::Udp, vip(1, IpFamily::V4));
         flow(&lasting);
         flow(std::slice::from_ref(&udp));
         load(node, &SUCCESSOR);
@@ -140,9 +140,9 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
         assert!(left.contains("kube-ipvs0") && left.contains("create KUBE-NODE-PORT-TCP"), "{left}");
         assert!(!left.contains("KUBE-CLUSTER-IP") && !left.contains("KUBE-SERVICES"), "{left}");
         flow(&lasting);
-        let moved = udp.wait_until(PATIENCE, |report| report.pods.contains_key("pod-a-2"));
+        let moved = udp.wait_until(TIMEOUT, |report| report.pods.contains_key("pod-a-2"));
         assert!(moved, "UDP flows restart: {:?}", udp.report());
-        for to in [vip(1, Family::V4), vip(2, Family::V4), vip(1, Family::V6), node_port] {
+        for to in [vip(1, IpFamily::V4), vip(2, IpFamily::V4), vip(1, IpFamily::V6), node_port] {
             assert_eq!(client.tcp(to).expect("an answer").pod, "pod-a-2", "{to}");
         }
         flow(&lasting);
@@ -154,9 +154,9 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
 
         // The kernel remembers closed connections for two minutes; without its destination a virtual server has none.
         for server in ["10.96.0.1:80 -r 10.244.1.11:8080", "[fd00:10:96::1]:80 -r [fd00:10:244:1::11]:8080"] {
-            node.feed("ipvsadm", &["-R"], &format!("-d -t {server}\n"));
+            node.run_with_input("ipvsadm", &["-R"], &format!("-d -t {server}\n"));
         }
-        node.feed("ipvsadm", &["-R"], "-d -t 172.16.0.11:30080 -r 10.244.1.11:8080\n");
+        node.run_with_input("ipvsadm", &["-R"], "-d -t 172.16.0.11:30080 -r 10.244.1.11:8080\n");
         let (succeeded, output) = cleanup(node, &["--force"]);
         assert!(succeeded && !output.contains("note:"), "{output}");
         assert_eq!(everything(node), others);
@@ -167,7 +167,7 @@ fn the_takeover_from_ipvs_cuts_no_connection_and_leaves_others_alone() {
 
 /// An endpoint that leaves is listed, with the connection that it still has, until that has ended.
 #[test]
-fn what_drains_is_listed() {
+fn draining_endpoints_are_listed() {
     uml::inside(|| {
         uml::load(&[]);
         let web = |cluster: &Cluster, pod: &str| {
@@ -180,7 +180,7 @@ fn what_drains_is_listed() {
             .start(|cluster| vec![web(cluster, "pod-a-1")]);
         let node = deployment.cluster().node('a').netns.clone();
         let client = deployment.cluster().pod("pod-a-3").netns.clone();
-        let held = client.run(|| TcpStream::connect(vip(1, Family::V4))).expect("a connection");
+        let held = client.run(|| TcpStream::connect(vip(1, IpFamily::V4))).expect("a connection");
         let destination = |address: &str| {
             let listed = listed(&node);
             let server = listed.iter().find(|server| server["address"] == "10.96.0.1:80");
@@ -189,7 +189,7 @@ fn what_drains_is_listed() {
         };
         let serving =
             json!({ "address": "10.244.1.11:8080", "weight": 1, "active": 1, "inactive": 0, "draining": null });
-        eventually("it is listed", PATIENCE, || (destination("10.244.1.11:8080")? == serving).then_some(()));
+        eventually("it is listed", TIMEOUT, || (destination("10.244.1.11:8080")? == serving).then_some(()));
         let marked = |server: &Value| server["mark"].is_string() && server["vips"] == json!(["*:30080"]);
         assert!(listed(&node).iter().any(marked), "{:#?}", listed(&node));
 
@@ -206,7 +206,7 @@ fn what_drains_is_listed() {
         // A reset one is remembered for ten seconds, one that is closed for two minutes.
         SockRef::from(&held).set_linger(Some(Duration::ZERO)).expect("a reset at the end");
         drop(held);
-        eventually("it is gone", 2 * PATIENCE, || destination("10.244.1.11:8080").is_none().then_some(()));
+        eventually("it is gone", 2 * TIMEOUT, || destination("10.244.1.11:8080").is_none().then_some(()));
         assert!(destination("10.244.1.12:8080").is_some());
         let (succeeded, output) = run(deployment.cluster().outside(), &["services", "--kernel"]);
         assert!(succeeded && output.starts_with("This kernel has no IPVS virtual servers of Fairlead"), "{output}");
@@ -227,7 +227,7 @@ fn listed(node: &Netns) -> Vec<Value> {
 #[track_caller]
 fn load(node: &Netns, inputs: &[(&str, &[&str], &str)]) {
     for (program, arguments, input) in inputs {
-        node.feed(program, arguments, input);
+        node.run_with_input(program, arguments, input);
     }
 }
 
@@ -267,10 +267,10 @@ fn run(node: &Netns, arguments: &[&str]) -> (bool, String) {
 #[track_caller]
 fn flow(streams: &[Stream]) {
     for stream in streams {
-        assert!(stream.wait_echoes(5, PATIENCE), "{:?}", stream.report());
+        assert!(stream.wait_echoes(5, TIMEOUT), "{:?}", stream.report());
     }
 }
 
-fn vip(number: u8, family: Family) -> SocketAddr {
+fn vip(number: u8, family: IpFamily) -> SocketAddr {
     SocketAddr::new(plan::cluster_ip(number).ip(family), 80)
 }

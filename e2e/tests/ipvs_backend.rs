@@ -10,7 +10,7 @@ use iptables::Variant;
 const SEEDS: [u64; 2] = [1, 2];
 
 #[test]
-fn the_ipvs_backend_conforms() {
+fn ipvs_backend_fulfils_the_contract() {
     uml::inside(|| {
         uml::load(&[]);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -18,12 +18,12 @@ const TARGET_PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
 /// The program that the kernel loads modules with.
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// So many connections, for the kernel to count.
 const CONNECTIONS: u64 = 5;
 
 #[test]
-fn the_annotation_changes_the_scheduler_in_place() {
+fn annotation_changes_the_scheduler_in_place() {
     uml::inside(|| {
         uml::load(&["ip_vs_wlc", "ip_vs_mh"]);
         let mut deployment =
@@ -35,7 +35,7 @@ fn the_annotation_changes_the_scheduler_in_place() {
         (0..CONNECTIONS).for_each(|_| drop(client.tcp(vip).expect("an answer")));
         // The kernel adds up what it has counted every two seconds.
         let is_counted = || (counted(&node) == CONNECTIONS).then_some(());
-        eventually("the connections are counted", PATIENCE, is_counted);
+        eventually("the connections are counted", TIMEOUT, is_counted);
 
         // The last two are what it is without: one that cannot be read, and none.
         for (annotations, expected) in [
@@ -56,14 +56,14 @@ fn the_annotation_changes_the_scheduler_in_place() {
             assert_eq!(counted(&node), CONNECTIONS, "{annotations}");
             assert!(client.tcp((plan::cluster_ip(2).v4, PORT).into()).is_ok(), "{annotations}");
         }
-        deployment.frontend().wait_for_line(&format!("metadata.annotations[{ANNOTATION}]"), 0, PATIENCE);
+        deployment.frontend().wait_for_line(&format!("metadata.annotations[{ANNOTATION}]"), 0, TIMEOUT);
         assert!(client.tcp(vip).is_ok());
     });
 }
 
 /// Connections are served in turn until the module is there.
 #[test]
-fn a_scheduler_that_the_kernel_lacks_is_stood_in_for() {
+fn missing_scheduler_is_replaced_by_round_robin() {
     uml::inside(|| {
         uml::load(&[]);
         let mut deployment = Deployment::start(Backend::Ipvs, |cluster| vec![web(cluster)]);
@@ -85,8 +85,8 @@ fn a_scheduler_that_the_kernel_lacks_is_stood_in_for() {
         fs::write(MODPROBE, loader).expect("a kernel with modules");
         assert_eq!(annotate("sed"), ["-s sed"; 4]);
         assert_eq!(annotate("wlc"), ["-s wlc"; 4]);
-        let agent = deployment.agent(deployment.cluster().node('a'));
-        agent.wait_for_line("the kernel has no scheduler wlc", 0, PATIENCE);
+        let backend = deployment.backend(deployment.cluster().node('a'));
+        backend.wait_for_line("the kernel has no scheduler wlc", 0, TIMEOUT);
     });
 }
 

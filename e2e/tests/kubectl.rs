@@ -29,7 +29,7 @@ fn kubectl(home: &TempDir, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn kubectl_finds_the_plugin_and_calls_it() {
+fn kubectl_runs_the_plugin() {
     let home = installed();
     let plugins = kubectl(&home, &["plugin", "list"]);
     let link = home.path().join("kubectl-fairlead");
@@ -44,7 +44,7 @@ fn kubectl_finds_the_plugin_and_calls_it() {
 
 /// kubectl asks plugins since 1.26.
 #[test]
-fn kubectl_completes_what_the_plugin_takes() {
+fn kubectl_completes_commands_and_flags() {
     let home = installed();
     let version = kubectl(&home, &["version", "--client"]);
     let minor = version.split("v1.").nth(1).and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
@@ -59,7 +59,7 @@ fn kubectl_completes_what_the_plugin_takes() {
 }
 
 #[test]
-fn bash_completes_by_the_script() {
+fn bash_completes_with_the_script() {
     let home = installed();
     let script = fairlead().args(["completion", "bash"]).output().expect("the program starts");
     let file = home.path().join("script");

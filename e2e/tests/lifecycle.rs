@@ -5,10 +5,10 @@ use std::panic;
 use std::process::Command;
 use std::time::Duration;
 
-use fairlead_e2e::{Cluster, Process, eventually, leftovers, sweep};
+use fairlead_e2e::{Cluster, Process, eventually, leftovers, remove_dead_namespaces};
 use nix::sys::signal::Signal;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn shell(script: &str) -> Command {
     let mut command = Command::new("sh");
@@ -17,7 +17,7 @@ fn shell(script: &str) -> Command {
 }
 
 #[test]
-fn a_dropped_cluster_leaves_no_namespace() {
+fn dropped_cluster_leaves_no_namespace() {
     let cluster = Cluster::start();
     let prefix = cluster.prefix().to_owned();
     assert_eq!(leftovers(&prefix).len(), 9);
@@ -26,7 +26,7 @@ fn a_dropped_cluster_leaves_no_namespace() {
 }
 
 #[test]
-fn a_panicking_test_leaves_no_namespace() {
+fn panicking_test_leaves_no_namespace() {
     let (sender, receiver) = std::sync::mpsc::channel();
     let panicked = panic::catch_unwind(|| {
         let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
@@ -39,7 +39,7 @@ fn a_panicking_test_leaves_no_namespace() {
 }
 
 #[test]
-fn the_sweep_takes_what_a_dead_run_left_and_nothing_else() {
+fn only_namespaces_of_dead_runs_are_removed() {
     // Stands for the test that made the namespace; alive until everything is set up, for other tests sweep too.
     let mut owner = Command::new("sleep").arg("60").spawn().expect("sleep");
     let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
@@ -48,24 +48,24 @@ fn the_sweep_takes_what_a_dead_run_left_and_nothing_else() {
     assert!(status.success());
     // A process that only the cleanup of leftovers kills.
     let mut orphan = Command::new("ip").args(["netns", "exec", &left, "sleep", "60"]).spawn().expect("ip");
-    eventually("the orphan is inside", PATIENCE, || {
+    eventually("the orphan is inside", TIMEOUT, || {
         let pids = Command::new("ip").args(["netns", "pids", &left]).output().expect("ip").stdout;
         (!pids.is_empty()).then_some(())
     });
 
-    sweep();
+    remove_dead_namespaces();
     assert_eq!(leftovers(&left), [left.as_str()], "its owner lives");
     owner.kill().expect("the owner ends");
     owner.wait().expect("its end");
-    sweep();
+    remove_dead_namespaces();
     assert!(!orphan.wait().expect("its end").success());
     // Another test's sweep may have come first, and be in the middle of it.
-    eventually("the namespace is gone", PATIENCE, || leftovers(&left).is_empty().then_some(()));
+    eventually("the namespace is gone", TIMEOUT, || leftovers(&left).is_empty().then_some(()));
     assert_eq!(leftovers(cluster.prefix()).len(), 2);
 }
 
 #[test]
-fn clusters_live_side_by_side() {
+fn clusters_run_in_parallel() {
     let clusters = [Cluster::start(), Cluster::start()];
     assert_ne!(clusters[0].prefix(), clusters[1].prefix());
     for cluster in &clusters {
@@ -76,7 +76,7 @@ fn clusters_live_side_by_side() {
 }
 
 #[test]
-fn a_program_runs_in_its_namespace_and_is_watched() {
+fn program_runs_in_its_namespace() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
     let node = cluster.node('a');
     let directory = tempfile::tempdir().expect("a directory");
@@ -84,14 +84,14 @@ fn a_program_runs_in_its_namespace_and_is_watched() {
     let script = "ip -4 -br address show eth0; echo asked >&2; trap 'echo ending; exit 3' TERM; echo ready; \
                   while :; do sleep 0.01; done";
     let program = Process::spawn(&node.netns, shell(script), &log);
-    program.wait_for_line("ready", 0, PATIENCE);
-    assert!(program.wait_for_line("eth0", 0, PATIENCE).contains(&node.address.v4.to_string()));
-    program.wait_for_line("asked", 0, PATIENCE);
+    program.wait_for_line("ready", 0, TIMEOUT);
+    assert!(program.wait_for_line("eth0", 0, TIMEOUT).contains(&node.address.v4.to_string()));
+    program.wait_for_line("asked", 0, TIMEOUT);
     assert_eq!(program.exited(), None);
 
     let mark = program.mark();
     assert_eq!(program.terminate().code(), Some(3));
-    assert_eq!(program.wait_for_line("ending", mark, PATIENCE), "ending");
+    assert_eq!(program.wait_for_line("ending", mark, TIMEOUT), "ending");
     let printed = fs::read_to_string(&log).expect("the log");
     assert_eq!(printed.lines().count(), 4, "{printed}");
     program.signal(Signal::SIGTERM);
@@ -99,20 +99,20 @@ fn a_program_runs_in_its_namespace_and_is_watched() {
 }
 
 #[test]
-fn a_program_that_ends_or_is_dropped_is_noticed() {
+fn ended_and_dropped_programs_are_detected() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
     let directory = tempfile::tempdir().expect("a directory");
     let log = directory.path().join("log");
     let spawn = |script: &str| Process::spawn(&cluster.node('a').netns, shell(script), &log);
 
     let ended = spawn("echo last words");
-    let missing = panic::catch_unwind(panic::AssertUnwindSafe(|| ended.wait_for_line("ready", 0, PATIENCE)));
+    let missing = panic::catch_unwind(panic::AssertUnwindSafe(|| ended.wait_for_line("ready", 0, TIMEOUT)));
     let message = missing.expect_err("there is no such line");
     let message = message.downcast_ref::<String>().expect("a message");
     assert!(message.ends_with("last words"), "{message}");
 
     let stubborn = spawn("trap '' TERM; echo ready; while :; do sleep 0.01; done");
-    stubborn.wait_for_line("ready", 0, PATIENCE);
+    stubborn.wait_for_line("ready", 0, TIMEOUT);
     stubborn.signal(Signal::SIGTERM);
     assert_eq!(stubborn.wait(Duration::from_millis(50)), None);
     let process = format!("/proc/{}", stubborn.pid());

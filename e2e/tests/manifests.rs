@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use fairlead_e2e::manifests::{Endpoint, Policy, Service, State};
+use fairlead_e2e::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
 use fairlead_e2e::{Cluster, Protocol, plan};
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ fn read(directory: &Path, file: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_cluster_writes_its_nodes_and_services() {
+fn cluster_writes_its_nodes_and_services() {
     let cluster = Cluster::builder().pods_per_node(1).ports(&[]).start();
     let directory = tempfile::tempdir().expect("a directory");
     let manifests = cluster.manifests(&directory.path().join("cluster"));
@@ -51,7 +51,7 @@ fn a_cluster_writes_its_nodes_and_services() {
 }
 
 #[test]
-fn a_service_can_have_everything() {
+fn service_with_all_fields_is_written() {
     let cluster = Cluster::builder().pods_per_node(1).ports(&[]).start();
     let directory = tempfile::tempdir().expect("a directory");
     let manifests = cluster.manifests(directory.path());
@@ -63,13 +63,13 @@ fn a_service_can_have_everything() {
         .external_ip(plan::external_ip(1))
         .load_balancer_ip(plan::load_balancer_ip(1))
         .source_ranges(&["203.0.113.1/32"])
-        .internal_policy(Policy::Local)
-        .external_policy(Policy::Local)
+        .internal_policy(TrafficPolicy::Local)
+        .external_policy(TrafficPolicy::Local)
         .health_check_node_port(32000)
         .affinity(10800)
         .endpoints([
             Endpoint::of(cluster.pod("pod-a-1")).for_zones(&["a"]).for_nodes(&["node-a"]),
-            Endpoint::of(cluster.pod("pod-b-1")).state(State::Draining),
+            Endpoint::of(cluster.pod("pod-b-1")).state(EndpointState::Draining),
         ]);
     manifests.apply(&service);
     let objects = read(manifests.directory(), "shop.all.yaml");

@@ -10,21 +10,21 @@ use fairlead_e2e::{Cluster, Netns, Process, eventually, fairlead, plan};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const HEALTH: u16 = 10_256;
 const METRICS: u16 = 10_249;
 
-/// One node's agent, and a frontend that may be there.
-struct World {
-    agent: Process,
+/// One node's backend, and a frontend that may be there.
+struct Fixture {
+    backend: Process,
     frontend: Option<Process>,
     manifests: Manifests,
     cluster: Cluster,
     directory: tempfile::TempDir,
 }
 
-impl World {
-    /// An agent without a frontend.
+impl Fixture {
+    /// An backend without a frontend.
     fn start(arguments: &[&str]) -> Self {
         let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
         let directory = tempfile::tempdir().expect("a directory");
@@ -33,12 +33,12 @@ impl World {
         command.args(["backend", "nftables", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
         command.args(["--frontend", &socket(&directory)]).args(arguments);
         command.arg("--state-dir").arg(directory.path().join("state"));
-        let agent = Process::spawn(&cluster.node('a').netns, command, &directory.path().join("agent.log"));
+        let backend = Process::spawn(&cluster.node('a').netns, command, &directory.path().join("backend.log"));
         for server in ["health", "metrics"] {
             let listens = |line: &str| line.contains("listening") && line.contains(&format!("server=\"{server}\""));
-            agent.wait_for(&format!("{server} listening"), 0, PATIENCE, listens);
+            backend.wait_for(&format!("{server} listening"), 0, TIMEOUT, listens);
         }
-        Self { agent, frontend: None, manifests, cluster, directory }
+        Self { backend, frontend: None, manifests, cluster, directory }
     }
 
     fn start_frontend(&mut self) {
@@ -63,7 +63,7 @@ impl World {
     }
 
     fn until(&self, statuses: [u16; 3]) {
-        eventually(&format!("{statuses:?}"), PATIENCE, || (self.statuses() == statuses).then_some(()));
+        eventually(&format!("{statuses:?}"), TIMEOUT, || (self.statuses() == statuses).then_some(()));
     }
 
     /// The value of one line of the metrics.
@@ -75,7 +75,7 @@ impl World {
     }
 
     fn until_metric(&self, name: &str, wanted: impl Fn(f64) -> bool) {
-        eventually(name, PATIENCE, || wanted(self.metric(name)).then_some(()));
+        eventually(name, TIMEOUT, || wanted(self.metric(name)).then_some(()));
     }
 
     fn taint(&self, key: &str) {
@@ -92,8 +92,8 @@ fn socket(directory: &tempfile::TempDir) -> String {
 /// Status and body.
 fn get(netns: &Netns, address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
     netns.run(|| {
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         write!(stream, "GET {path} HTTP/1.1\r\nhost: node\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
@@ -122,73 +122,73 @@ fn slice(name: &str, addresses: &[&str]) -> Value {
 }
 
 #[test]
-fn load_balancers_and_the_kubelet_learn_how_a_node_is() {
-    let mut world = World::start(&[]);
-    assert_eq!(world.statuses(), [503, 200, 503], "it has not been connected to a frontend");
-    world.start_frontend();
-    world.until([200, 200, 200]);
-    let node = world.cluster.node('a').address;
+fn health_endpoints_follow_the_state_of_the_node() {
+    let mut fixture = Fixture::start(&[]);
+    assert_eq!(fixture.statuses(), [503, 200, 503], "it has not been connected to a frontend");
+    fixture.start_frontend();
+    fixture.until([200, 200, 200]);
+    let node = fixture.cluster.node('a').address;
     for ip in [IpAddr::from(node.v4), node.v6.into(), Ipv6Addr::LOCALHOST.into()] {
-        let (status, body) = get(world.netns(), SocketAddr::new(ip, HEALTH), "/healthz").expect("an answer");
+        let (status, body) = get(fixture.netns(), SocketAddr::new(ip, HEALTH), "/healthz").expect("an answer");
         let body: Value = serde_json::from_str(&body).expect("JSON");
         assert_eq!((status, &body["status"]["IPv6"]["healthy"]), (200, &true.into()), "{ip}: {body}");
     }
-    world.taint("ToBeDeletedByClusterAutoscaler");
-    world.until([503, 200, 200]);
-    let (_, body) = world.get(HEALTH, "/healthz");
+    fixture.taint("ToBeDeletedByClusterAutoscaler");
+    fixture.until([503, 200, 200]);
+    let (_, body) = fixture.get(HEALTH, "/healthz");
     let body: Value = serde_json::from_str(&body).expect("JSON");
     assert_eq!((&body["nodeEligible"], &body["healthy"]), (&false.into(), &true.into()), "{body}");
-    world.taint("another");
-    world.until([200, 200, 200]);
-    assert!(world.metric("kubeproxy_proxy_healthz_total{code=\"503\"}") >= 2.0);
+    fixture.taint("another");
+    fixture.until([200, 200, 200]);
+    assert!(fixture.metric("kubeproxy_proxy_healthz_total{code=\"503\"}") >= 2.0);
 }
 
 #[test]
-fn metrics_move_with_a_change() {
-    let mut world = World::start(&[]);
+fn metrics_follow_a_change() {
+    let mut fixture = Fixture::start(&[]);
     let web = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080);
-    world.manifests.apply(&web);
-    world.manifests.write("slice", &[slice("one", &["10.244.1.77"])]);
-    world.start_frontend();
-    world.until([200, 200, 200]);
-    assert_eq!(world.metric("fairlead_backend_propagation_seconds_count"), 0.0, "what was there before is no change");
+    fixture.manifests.apply(&web);
+    fixture.manifests.write("slice", &[slice("one", &["10.244.1.77"])]);
+    fixture.start_frontend();
+    fixture.until([200, 200, 200]);
+    assert_eq!(fixture.metric("fairlead_backend_propagation_seconds_count"), 0.0, "what was there before is no change");
     let partial = "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}";
-    let (changes, pools) = (world.metric(partial), "kubeproxy_sync_proxy_rules_endpoint_changes_total");
-    let before = world.metric(pools);
+    let (changes, pools) = (fixture.metric(partial), "kubeproxy_sync_proxy_rules_endpoint_changes_total");
+    let before = fixture.metric(pools);
 
-    world.manifests.write("slice", &[slice("one", &["10.244.1.77", "10.244.1.78"])]);
-    world.until_metric("fairlead_backend_propagation_seconds_count", |count| count == 1.0);
-    assert!(world.metric("fairlead_backend_propagation_seconds_sum") < PATIENCE.as_secs_f64());
+    fixture.manifests.write("slice", &[slice("one", &["10.244.1.77", "10.244.1.78"])]);
+    fixture.until_metric("fairlead_backend_propagation_seconds_count", |count| count == 1.0);
+    assert!(fixture.metric("fairlead_backend_propagation_seconds_sum") < TIMEOUT.as_secs_f64());
     let programming = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv6\"}";
-    assert_eq!(world.metric(programming), 1.0);
-    assert_eq!((world.metric(partial), world.metric(pools)), (changes + 1.0, before + 1.0));
-    assert!(world.metric("fairlead_backend_sync_kernel_operations_sum") > 0.0);
-    assert_eq!(world.metric("fairlead_backend_sessions_total{mode=\"snapshot\"}"), 1.0);
-    assert!(world.metric("fairlead_backend_staleness_seconds") < PATIENCE.as_secs_f64());
+    assert_eq!(fixture.metric(programming), 1.0);
+    assert_eq!((fixture.metric(partial), fixture.metric(pools)), (changes + 1.0, before + 1.0));
+    assert!(fixture.metric("fairlead_backend_sync_kernel_operations_sum") > 0.0);
+    assert_eq!(fixture.metric("fairlead_backend_sessions_total{mode=\"snapshot\"}"), 1.0);
+    assert!(fixture.metric("fairlead_backend_staleness_seconds") < TIMEOUT.as_secs_f64());
 
-    assert_eq!(world.get(METRICS, "/proxyMode"), (200, "nftables".to_owned()));
-    let (_, status) = world.get(METRICS, "/statusz");
+    assert_eq!(fixture.get(METRICS, "/proxyMode"), (200, "nftables".to_owned()));
+    let (_, status) = fixture.get(METRICS, "/statusz");
     assert!(status.contains("\nconnected: true\n") && status.contains("\nnode: node-a\n"), "{status}");
-    let (_, config) = world.get(METRICS, "/configz");
+    let (_, config) = fixture.get(METRICS, "/configz");
     let config: Value = serde_json::from_str(&config).expect("JSON");
     assert_eq!(config["fairlead"]["flags"]["node-name"], json!({"value": "node-a", "from": "command line"}));
 
     // On loopback only, by default.
-    let node = world.cluster.node('a').address.v4;
-    let refused = get(world.netns(), SocketAddr::new(node.into(), METRICS), "/metrics");
+    let node = fixture.cluster.node('a').address.v4;
+    let refused = get(fixture.netns(), SocketAddr::new(node.into(), METRICS), "/metrics");
     assert_eq!(refused.expect_err("nothing listens").kind(), io::ErrorKind::ConnectionRefused);
 }
 
 #[test]
-fn a_taken_address_ends_the_agent_only_where_that_is_wanted() {
-    let world = World::start(&[]);
+fn occupied_port_ends_the_backend_only_with_hard_fail() {
+    let fixture = Fixture::start(&[]);
     let mut command = fairlead();
     command.args(["backend", "nftables", "--node-name", "node-a", "--conntrack-max-per-core", "0"]);
-    command.args(["--frontend", &socket(&world.directory), "--healthz", "none", "--bind-address-hard-fail"]);
-    command.arg("--state-dir").arg(world.directory.path().join("other"));
-    let second = Process::spawn(world.netns(), command, &world.directory.path().join("second.log"));
-    let ended = second.wait(PATIENCE).expect("it ends");
+    command.args(["--frontend", &socket(&fixture.directory), "--healthz", "none", "--bind-address-hard-fail"]);
+    command.arg("--state-dir").arg(fixture.directory.path().join("other"));
+    let second = Process::spawn(fixture.netns(), command, &fixture.directory.path().join("second.log"));
+    let ended = second.wait(TIMEOUT).expect("it ends");
     assert_eq!(ended.code(), Some(2));
-    second.wait_for_line("cannot listen at 127.0.0.1:10249", 0, PATIENCE);
-    assert_eq!(world.agent.exited(), None);
+    second.wait_for_line("cannot listen at 127.0.0.1:10249", 0, TIMEOUT);
+    assert_eq!(fixture.backend.exited(), None);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fairlead_e2e::manifests::Service;
 use fairlead_e2e::{Browser, Cluster, Process, eventually, fairlead, plan};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const URL: &str = "http://127.0.0.1:7602/";
 /// Texts that stand out less than 4.5 to 1 from what is behind them (WCAG 2, AA).
 const FAINT: &str = r#"(() => {
@@ -37,9 +37,9 @@ const FAINT: &str = r#"(() => {
 /// Waits until an expression is true in the page.
 #[track_caller]
 fn becomes(browser: &mut Browser, what: &str, expression: &str) {
-    let held = std::cell::RefCell::new(browser);
-    eventually(what, PATIENCE, || {
-        (held.borrow_mut().evaluate(&format!("Boolean({expression})")) == true).then_some(())
+    let browser = std::cell::RefCell::new(browser);
+    eventually(what, TIMEOUT, || {
+        (browser.borrow_mut().evaluate(&format!("Boolean({expression})")) == true).then_some(())
     });
 }
 
@@ -50,7 +50,7 @@ fn row(table: &str, name: &str) -> String {
 }
 
 #[test]
-fn the_page_shows_what_is_and_follows_what_changes() {
+fn page_shows_the_state_and_follows_changes() {
     let cluster = Cluster::builder().nodes(2).pods_per_node(1).start();
     let directory = tempfile::tempdir().expect("a directory");
     let manifests = cluster.manifests(&directory.path().join("manifests"));
@@ -64,7 +64,7 @@ fn the_page_shows_what_is_and_follows_what_changes() {
     command.args(["frontend", "--metrics", "none", "--page", "127.0.0.1:7602", "--listen", &address, "--manifests"]);
     command.arg(manifests.directory());
     let frontend = Process::spawn(cluster.outside(), command, &directory.path().join("frontend.log"));
-    frontend.wait_for_line("listening", 0, PATIENCE);
+    frontend.wait_for_line("listening", 0, TIMEOUT);
     let mut command = fairlead();
     command.args(["backend", "nftables", "--node-name", "node-a", "--frontend", &address]);
     command.args(["--conntrack-max-per-core", "0", "--healthz", "none", "--metrics", "none", "--state-dir"]);
@@ -75,7 +75,7 @@ fn the_page_shows_what_is_and_follows_what_changes() {
     let profile = directory.path().join("profile");
     fs::create_dir(&profile).expect("a directory");
     let mut browser = Browser::start(cluster.outside(), &profile);
-    browser.looks(1280, 1000, "light");
+    browser.emulate_window(1280, 1000, "light");
     browser.open(URL);
     becomes(
         &mut browser,
@@ -114,7 +114,7 @@ fn the_page_shows_what_is_and_follows_what_changes() {
     };
     for scheme in ["light", "dark"] {
         for (width, height) in [(1280, 1000), (375, 800)] {
-            browser.looks(width, height, scheme);
+            browser.emulate_window(width, height, scheme);
             look(&mut browser, &format!("{scheme}-{width}"));
         }
     }

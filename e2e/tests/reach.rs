@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fairlead_e2e::{Client, Cluster, Failure, Family, Protocol, Reply, plan};
+use fairlead_e2e::{Client, Cluster, Failure, IpFamily, Protocol, Reply, plan};
 
 /// Asks `protocol` at `pod` and checks who answered, whom they saw, and where.
 #[track_caller]
@@ -16,7 +16,7 @@ fn assert_reaches(client: &Client, source: IpAddr, protocol: Protocol, pod: &str
 }
 
 #[test]
-fn everybody_reaches_every_pod_untranslated() {
+fn every_client_reaches_every_pod_untranslated() {
     let start = Instant::now();
     let cluster = Cluster::start();
     println!("cluster up in {:?}", start.elapsed());
@@ -25,7 +25,7 @@ fn everybody_reaches_every_pod_untranslated() {
     let start = Instant::now();
     for (client, source) in &clients {
         for to in cluster.pods() {
-            for family in Family::BOTH {
+            for family in IpFamily::ALL {
                 let endpoint = SocketAddr::new(to.address.ip(family), 8080);
                 for protocol in Protocol::ALL {
                     assert_reaches(client, source.ip(family), protocol, &to.name, endpoint);
@@ -50,10 +50,10 @@ fn a_node_reaches_pods_everywhere() {
 }
 
 #[test]
-fn the_outside_client_has_many_addresses() {
+fn outside_client_has_many_addresses() {
     let cluster = Cluster::builder().pods_per_node(1).start();
     for number in 1..=plan::CLIENT_SOURCES {
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             let source = plan::client_source(number).ip(family);
             let pod = cluster.pod("pod-b-1");
             let endpoint = SocketAddr::new(pod.address.ip(family), 8080);
@@ -74,7 +74,7 @@ fn the_outside_client_has_many_addresses() {
 }
 
 #[test]
-fn a_closed_port_refuses() {
+fn closed_port_rejects() {
     let cluster = Cluster::builder().pods_per_node(1).start();
     let pod = cluster.pod("pod-a-1");
     // More often than the kernel's ordinary limit on ICMP errors.
@@ -87,7 +87,7 @@ fn a_closed_port_refuses() {
 }
 
 #[test]
-fn nobody_home_times_out() {
+fn request_without_an_answer_times_out() {
     let cluster = Cluster::builder().pods_per_node(1).start();
     let clients = [cluster.client(), cluster.pod("pod-b-1").client(), cluster.node('a').client()];
     for client in clients {
@@ -103,7 +103,7 @@ fn nobody_home_times_out() {
 }
 
 #[test]
-fn no_route_is_unreachable() {
+fn missing_route_is_unreachable() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
     let node = cluster.node('a');
     node.netns.ip("route add unreachable 10.96.0.0/16\nroute add unreachable fd00:10:96::/112\n");
@@ -118,7 +118,7 @@ fn no_route_is_unreachable() {
 }
 
 #[test]
-fn a_server_stops_and_serves_other_ports() {
+fn server_can_change_its_ports() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
     let pod = cluster.pod("pod-a-1");
     let ask = |port| cluster.client().tcp(SocketAddr::new(pod.address.v4.into(), port)).map(|reply| reply.pod);

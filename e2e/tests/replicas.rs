@@ -9,18 +9,18 @@ use fairlead_e2e::manifests::{Manifests, Service};
 use fairlead_e2e::{Cluster, Process, fairlead, plan};
 use netlink::nft::NftHandle;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// So many service ports, more than an agent believes to be gone at once.
 const OTHERS: u8 = 20;
 
-struct World {
+struct Fixture {
     cluster: Cluster,
     directory: tempfile::TempDir,
 }
 
-// === impl World ===
+// === impl Fixture ===
 
-impl World {
+impl Fixture {
     fn new() -> Self {
         let cluster = Cluster::builder().nodes(1).pods_per_node(2).start();
         Self { cluster, directory: tempfile::tempdir().expect("a directory") }
@@ -56,8 +56,8 @@ impl World {
         command.args(["frontend", "--metrics", "none", "--listen", &self.address(name), "--manifests"]);
         command.arg(self.path(manifests));
         let process = Process::spawn(self.cluster.outside(), command, &self.path(&format!("{name}.log")));
-        process.wait_for_line("every kind of object has been listed", 0, PATIENCE);
-        process.wait_for_line("listening", 0, PATIENCE);
+        process.wait_for_line("every kind of object has been listed", 0, TIMEOUT);
+        process.wait_for_line("listening", 0, TIMEOUT);
         process
     }
 
@@ -67,7 +67,7 @@ impl World {
         command.args(["--conntrack-max-per-core", "0"]).args(arguments);
         command.arg("--state-dir").arg(self.path("state"));
         let process = Process::spawn(&self.cluster.node('a').netns, command, &self.path("backend.log"));
-        process.wait_for_line("ready: node state programmed", 0, PATIENCE);
+        process.wait_for_line("ready: node state programmed", 0, TIMEOUT);
         process
     }
 
@@ -84,42 +84,42 @@ impl World {
 }
 
 #[test]
-fn when_a_frontend_dies_its_agent_goes_to_the_other_and_the_kernel_stays_as_it_is() {
-    let world = World::new();
-    let manifests = world.manifests("manifests", "pod-a-1");
-    let mut frontends = [world.frontend("one", "manifests"), world.frontend("two", "manifests")].map(Some);
-    let (one, two) = (world.address("one"), world.address("two"));
-    let backend = world.backend(&["--frontend", &one, "--frontend", &two]);
-    assert_eq!(world.answers(), "pod-a-1");
+fn backend_fails_over_without_writing_to_the_kernel() {
+    let fixture = Fixture::new();
+    let manifests = fixture.manifests("manifests", "pod-a-1");
+    let mut frontends = [fixture.frontend("one", "manifests"), fixture.frontend("two", "manifests")].map(Some);
+    let (one, two) = (fixture.address("one"), fixture.address("two"));
+    let backend = fixture.backend(&["--frontend", &one, "--frontend", &two]);
+    assert_eq!(fixture.answers(), "pod-a-1");
 
-    let line = backend.wait_for_line("connected to a frontend", 0, PATIENCE);
+    let line = backend.wait_for_line("connected to a frontend", 0, TIMEOUT);
     let (chosen, other) = if line.contains(&one) { (0, &two) } else { (1, &one) };
-    let (mark, before) = (backend.mark(), world.generation());
+    let (mark, before) = (backend.mark(), fixture.generation());
     frontends[chosen].take().expect("it runs").kill();
-    let line = backend.wait_for_line("connected to a frontend", mark, PATIENCE);
+    let line = backend.wait_for_line("connected to a frontend", mark, TIMEOUT);
     assert!(line.contains(other), "{line}");
-    backend.wait_for_line("Repair", mark, PATIENCE);
+    backend.wait_for_line("Repair", mark, TIMEOUT);
 
     // Another endpoint is the first change since.
-    manifests.apply(&world.web("pod-a-2"));
-    let applied = backend.wait_for_line("applied", mark, PATIENCE);
+    manifests.apply(&fixture.web("pod-a-2"));
+    let applied = backend.wait_for_line("applied", mark, TIMEOUT);
     assert!(applied.contains("service_ports=3"), "the three protocols of one Service: {applied}");
-    assert_eq!(world.generation(), before + 1);
-    assert_eq!(world.answers(), "pod-a-2");
+    assert_eq!(fixture.generation(), before + 1);
+    assert_eq!(fixture.answers(), "pod-a-2");
 }
 
 /// Its objects are there, but it was given another directory: that of an empty cluster.
 #[test]
-fn a_frontend_that_has_lost_everything_is_not_believed_at_once() {
-    let world = World::new();
-    world.manifests("manifests", "pod-a-1");
-    world.cluster.manifests(&world.path("empty"));
-    let frontend = world.frontend("one", "manifests");
-    let backend = world.backend(&["--frontend", &world.address("one")]);
-    let (mark, before) = (backend.mark(), world.generation());
+fn large_loss_is_not_applied_at_once() {
+    let fixture = Fixture::new();
+    fixture.manifests("manifests", "pod-a-1");
+    fixture.cluster.manifests(&fixture.path("empty"));
+    let frontend = fixture.frontend("one", "manifests");
+    let backend = fixture.backend(&["--frontend", &fixture.address("one")]);
+    let (mark, before) = (backend.mark(), fixture.generation());
     frontend.kill();
-    let _empty = world.frontend("one", "empty");
-    let line = backend.wait_for_line("rejected a commit", mark, PATIENCE);
+    let _empty = fixture.frontend("one", "empty");
+    let line = backend.wait_for_line("rejected a commit", mark, TIMEOUT);
     assert!(line.contains("--max-loss"), "{line}");
-    assert_eq!((world.generation(), world.answers().as_str()), (before, "pod-a-1"));
+    assert_eq!((fixture.generation(), fixture.answers().as_str()), (before, "pod-a-1"));
 }

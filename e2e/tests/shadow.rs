@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What writes, where strace can read it: links and addresses, programs, and listening.
 const WRITES: [&str; 6] = ["RTM_NEWLINK", "RTM_NEWADDR", "NLM_F_CREATE", "-restore\"", "\"modprobe\"", "listen("];
@@ -26,13 +26,13 @@ const EMPTY_BATCH: &str = " = 40";
 const CREATE: u16 = 0x400;
 
 /// A node with a frontend's socket beside it.
-struct Rig {
+struct Fixture {
     cluster: Cluster,
     directory: tempfile::TempDir,
     frontend: Process,
 }
 
-impl Rig {
+impl Fixture {
     fn start() -> Self {
         let cluster = Cluster::builder().nodes(1).pods_per_node(2).start();
         let directory = tempfile::tempdir().expect("a directory");
@@ -42,7 +42,7 @@ impl Rig {
         command.args(["frontend", "--metrics", "none", "--manifests"]).arg(manifests.directory());
         command.args(["--listen", &socket(directory.path())]);
         let frontend = Process::spawn(cluster.outside(), command, &directory.path().join("frontend.log"));
-        frontend.wait_for_line("every kind of object has been listed", 0, PATIENCE);
+        frontend.wait_for_line("every kind of object has been listed", 0, TIMEOUT);
         Self { cluster, directory, frontend }
     }
 
@@ -135,42 +135,42 @@ fn generation(netns: &Netns) -> u32 {
 }
 
 #[test]
-fn a_shadow_writes_nothing_whichever_backend_it_is_of() {
-    let rig = Rig::start();
+fn shadow_of_each_backend_writes_nothing() {
+    let fixture = Fixture::start();
     let rules = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\n\
          -A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-AAAAAAAAAAAAAAAA\n\
          -A KUBE-SVC-AAAAAAAAAAAAAAAA -p tcp -j DNAT --to-destination 10.244.9.9:8080\nCOMMIT\n";
-    rig.node().feed("iptables-nft-restore", &["--noflush"], rules);
-    let manifests = rig.cluster.manifests(&rig.directory.path().join("manifests"));
+    fixture.node().run_with_input("iptables-nft-restore", &["--noflush"], rules);
+    let manifests = fixture.cluster.manifests(&fixture.directory.path().join("manifests"));
     for (name, pod) in [("nftables", "pod-a-2"), ("iptables", "pod-a-1"), ("ipvs", "pod-a-2")] {
-        let before = generation(rig.node());
-        let (process, calls) = rig.traced(name, &["--shadow"]);
-        process.wait_for_line("compared with the kernel, nothing written", 0, PATIENCE);
-        let would = process.wait_for_line("shadow: would write", 0, PATIENCE);
+        let before = generation(fixture.node());
+        let (process, calls) = fixture.traced(name, &["--shadow"]);
+        process.wait_for_line("compared with the kernel, nothing written", 0, TIMEOUT);
+        let would = process.wait_for_line("shadow: would write", 0, TIMEOUT);
         assert!(!would.contains("would write 0 added"), "{would}");
-        process.wait_for_line("kube-proxy behaves differently: 10.96.0.1:80/tcp", 0, PATIENCE);
+        process.wait_for_line("kube-proxy behaves differently: 10.96.0.1:80/tcp", 0, TIMEOUT);
 
-        let (code, status) = rig.status();
+        let (code, status) = fixture.status();
         assert_eq!(code, 1, "{status:#}");
         let [node] = &status["nodes"].as_array().expect("nodes")[..] else { panic!("{status:#}") };
         assert_eq!((&node["state"], &node["backend"]), (&"shadow".into(), &name.into()));
 
         let mark = process.mark();
-        manifests.apply(&web(&rig.cluster, pod));
-        process.wait_for_line("shadow: would write", mark, PATIENCE);
-        assert_eq!(rig.node().output("ss", &["-Hltn", "src", ":10256", "or", "src", ":10249"]), "");
-        end(rig.node(), &process);
+        manifests.apply(&web(&fixture.cluster, pod));
+        process.wait_for_line("shadow: would write", mark, TIMEOUT);
+        assert_eq!(fixture.node().output("ss", &["-Hltn", "src", ":10256", "or", "src", ":10249"]), "");
+        end(fixture.node(), &process);
         assert_eq!(writes(&calls), [""; 0], "{name}");
-        assert_eq!(generation(rig.node()), before, "{name}");
-        assert!(!rig.state().exists(), "{name}");
+        assert_eq!(generation(fixture.node()), before, "{name}");
+        assert!(!fixture.state().exists(), "{name}");
     }
 
     // Such calls are seen where there are some.
-    let (process, calls) = rig.traced("nftables", &["--healthz", "none", "--metrics", "none"]);
-    process.wait_for_line("ready: node state programmed", 0, PATIENCE);
-    end(rig.node(), &process);
+    let (process, calls) = fixture.traced("nftables", &["--healthz", "none", "--metrics", "none"]);
+    process.wait_for_line("ready: node state programmed", 0, TIMEOUT);
+    end(fixture.node(), &process);
     assert!(writes(&calls).iter().any(|line| sends_changes(line)));
-    assert!(rig.frontend.exited().is_none());
+    assert!(fixture.frontend.exited().is_none());
 }
 
 /// Ends the traced program, and waits until strace has written everything down. strace itself does not end before it.
@@ -183,5 +183,5 @@ fn end(netns: &Netns, strace: &Process) {
     for pid in pids.lines().filter(is_ours) {
         kill(Pid::from_raw(pid.parse().expect("a number")), Signal::SIGTERM).expect("it is there");
     }
-    assert!(strace.wait(PATIENCE).is_some(), "it does not end");
+    assert!(strace.wait(TIMEOUT).is_some(), "it does not end");
 }

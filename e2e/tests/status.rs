@@ -58,7 +58,7 @@ fn exit_code_tells_whether_all_nodes_are_in_sync() {
 }
 
 #[test]
-fn metrics_are_there_for_this_machine() {
+fn metrics_are_served_on_loopback() {
     let deployment = Deployment::start(Backend::Nft, |_| Vec::new());
     let get = |path: &str| {
         deployment.cluster().outside().run(|| {

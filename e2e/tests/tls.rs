@@ -11,20 +11,20 @@ use fairlead_e2e::manifests::Service;
 use fairlead_e2e::{Cluster, Process, fairlead, plan};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const PORT: u16 = 7600;
 /// The name in the frontend's certificate; it is never resolved.
 const NAME: &str = "fairlead.example";
 
 /// A frontend outside and a service that leads to one pod, with certificates in a directory.
-struct World {
+struct Fixture {
     directory: tempfile::TempDir,
     authority: CertifiedIssuer<'static, KeyPair>,
     cluster: Cluster,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum CommandResult {
     Success,
     Failure,
 }
@@ -35,21 +35,21 @@ fn authority() -> CertifiedIssuer<'static, KeyPair> {
     CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority")
 }
 
-impl World {
+impl Fixture {
     fn new() -> Self {
         let cluster = Cluster::builder().nodes(2).pods_per_node(1).start();
         let directory = tempfile::tempdir().expect("a directory");
-        let world = Self { directory, authority: authority(), cluster };
-        let manifests = world.cluster.manifests(&world.path("manifests"));
+        let fixture = Self { directory, authority: authority(), cluster };
+        let manifests = fixture.cluster.manifests(&fixture.path("manifests"));
         let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080);
-        manifests.apply(&service.pods([world.cluster.pod("pod-b-1")]));
-        fs::write(world.path("ca.crt"), world.authority.pem()).expect("a file");
-        world.sign("frontend", "frontend", "", &[NAME]);
+        manifests.apply(&service.pods([fixture.cluster.pod("pod-b-1")]));
+        fs::write(fixture.path("ca.crt"), fixture.authority.pem()).expect("a file");
+        fixture.sign("frontend", "frontend", "", &[NAME]);
         for node in ["node-a", "node-b"] {
-            world.sign(node, &format!("system:node:{node}"), "system:nodes", &[]);
+            fixture.sign(node, &format!("system:node:{node}"), "system:nodes", &[]);
         }
-        world.sign("ops", "ops", "people", &[]);
-        world
+        fixture.sign("ops", "ops", "people", &[]);
+        fixture
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
@@ -78,19 +78,19 @@ impl World {
     }
 
     /// A command that calls the frontend with a given certificate.
-    fn client(&self, arguments: &[&str], whose: &str) -> Command {
+    fn client(&self, arguments: &[&str], certificate: &str) -> Command {
         let mut command = fairlead();
         let address = format!("https://{}", SocketAddr::new(plan::OUTSIDE.v4.into(), PORT));
         command.args(arguments).args(["--frontend", &address, "--frontend-name", NAME]);
         command.arg("--tls-ca").arg(self.path("ca.crt"));
-        with_certificate(&mut command, self.directory.path(), whose);
+        with_certificate(&mut command, self.directory.path(), certificate);
         command
     }
 
-    fn backend(&self, node: &str, whose: &str) -> Command {
+    fn backend(&self, node: &str, certificate: &str) -> Command {
         let arguments = ["backend", "nftables", "--node-name", node, "--conntrack-max-per-core", "0"];
-        let mut command = self.client(&[&arguments[..], &["--cluster-cidr", "10.244.0.0/16"]].concat(), whose);
-        command.arg("--state-dir").arg(self.path(&format!("state-{node}-{whose}")));
+        let mut command = self.client(&[&arguments[..], &["--cluster-cidr", "10.244.0.0/16"]].concat(), certificate);
+        command.arg("--state-dir").arg(self.path(&format!("state-{node}-{certificate}")));
         command
     }
 
@@ -101,56 +101,56 @@ impl World {
 
     /// Runs a command on node-a to its end, and returns the line with `wanted` that it must have printed.
     #[track_caller]
-    fn finish(&self, name: &str, command: Command, wanted: &str) -> (Outcome, String) {
+    fn run_to_end(&self, name: &str, command: Command, wanted: &str) -> (CommandResult, String) {
         let process = self.spawn(&self.cluster.node('a').netns, name, command);
-        let line = process.wait_for_line(wanted, 0, PATIENCE);
-        let status = process.wait(PATIENCE).expect("an end");
-        (if status.success() { Outcome::Success } else { Outcome::Failure }, line)
+        let line = process.wait_for_line(wanted, 0, TIMEOUT);
+        let status = process.wait(TIMEOUT).expect("an end");
+        (if status.success() { CommandResult::Success } else { CommandResult::Failure }, line)
     }
 }
 
-fn with_certificate(command: &mut Command, directory: &Path, whose: &str) {
-    command.arg("--tls-cert").arg(directory.join(format!("{whose}.crt")));
-    command.arg("--tls-key").arg(directory.join(format!("{whose}.key")));
+fn with_certificate(command: &mut Command, directory: &Path, certificate: &str) {
+    command.arg("--tls-cert").arg(directory.join(format!("{certificate}.crt")));
+    command.arg("--tls-key").arg(directory.join(format!("{certificate}.key")));
 }
 
 #[test]
-fn each_is_given_what_is_theirs() {
-    let world = World::new();
-    let frontend = world.spawn(world.cluster.outside(), "frontend", world.frontend());
-    frontend.wait_for_line("listening", 0, PATIENCE);
-    let node = world.cluster.node('a');
+fn certificates_grant_access_to_their_own_node() {
+    let fixture = Fixture::new();
+    let frontend = fixture.spawn(fixture.cluster.outside(), "frontend", fixture.frontend());
+    frontend.wait_for_line("listening", 0, TIMEOUT);
+    let node = fixture.cluster.node('a');
 
-    let backend = world.spawn(&node.netns, "backend", world.backend("node-a", "node-a"));
-    backend.wait_for_line("ready: node state programmed", 0, PATIENCE);
+    let backend = fixture.spawn(&node.netns, "backend", fixture.backend("node-a", "node-a"));
+    backend.wait_for_line("ready: node state programmed", 0, TIMEOUT);
     let vip = SocketAddr::new(plan::cluster_ip(1).v4.into(), 80);
     assert_eq!(node.client().tcp(vip).expect("an answer").pod, "pod-b-1");
 
-    let watch = world.spawn(&node.netns, "watch", world.client(&["watch", "--node", "node-a"], "node-a"));
-    watch.wait_for_line("commit", 0, PATIENCE);
+    let watch = fixture.spawn(&node.netns, "watch", fixture.client(&["watch", "--node", "node-a"], "node-a"));
+    watch.wait_for_line("commit", 0, TIMEOUT);
     for name in ["services", "watch"] {
-        let command = world.client(&[name, "--node", "node-b"], "node-a");
-        let (outcome, line) = world.finish(name, command, "the frontend rejected the stream");
-        assert_eq!(outcome, Outcome::Failure);
+        let command = fixture.client(&[name, "--node", "node-b"], "node-a");
+        let (outcome, line) = fixture.run_to_end(name, command, "the frontend rejected the stream");
+        assert_eq!(outcome, CommandResult::Failure);
         for part in ["node node-a may not", "node node-b", "--node-name"] {
             assert!(line.contains(part), "no {part} in {line}");
         }
     }
-    let command = world.client(&["services", "--node", "node-b"], "ops");
-    assert_eq!(world.finish("ops", command, "default/web").0, Outcome::Success);
+    let command = fixture.client(&["services", "--node", "node-b"], "ops");
+    assert_eq!(fixture.run_to_end("ops", command, "default/web").0, CommandResult::Success);
 
     // A backend with another node's name logs what to do, and programs nothing.
-    let impostor = world.spawn(&world.cluster.node('b').netns, "impostor", world.backend("node-a", "node-b"));
-    let line = impostor.wait_for_line("the frontend rejected the stream", 0, PATIENCE);
+    let impostor = fixture.spawn(&fixture.cluster.node('b').netns, "impostor", fixture.backend("node-a", "node-b"));
+    let line = impostor.wait_for_line("the frontend rejected the stream", 0, TIMEOUT);
     assert!(line.contains("node node-b may not follow node node-a"), "{line}");
     assert!(line.contains("--node-name"), "{line}");
 }
 
 #[test]
-fn a_frontend_with_a_broken_key_does_not_start() {
-    let world = World::new();
-    let key = world.path("frontend.key");
+fn frontend_with_a_broken_key_does_not_start() {
+    let fixture = Fixture::new();
+    let key = fixture.path("frontend.key");
     fs::write(&key, "nonsense").expect("a file");
     let wanted = format!("--tls-key {}", key.display());
-    assert_eq!(world.finish("frontend", world.frontend(), &wanted).0, Outcome::Failure);
+    assert_eq!(fixture.run_to_end("frontend", fixture.frontend(), &wanted).0, CommandResult::Failure);
 }

@@ -126,11 +126,11 @@ fn for_each_file(directory: &Path, visit: &mut impl FnMut(&Path)) {
 }
 
 #[test]
-fn a_node_of_nftables_is_looked_into() {
+fn commands_inspect_an_nftables_node() {
     tools(Backend::Nft, "nftables");
 }
 
 #[test]
-fn a_node_of_iptables_is_looked_into() {
+fn commands_inspect_an_iptables_node() {
     tools(Backend::IptablesLegacy, "iptables");
 }

@@ -4,12 +4,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use fairlead_e2e::{Cluster, DEADLINE, Failure, Family, Node, Pod, Protocol, StreamReport, plan, tools};
+use fairlead_e2e::{Cluster, DEADLINE, Failure, IpFamily, Node, Pod, Protocol, StreamReport, plan, tools};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// For what is expected to be dropped.
 const SHORT: Duration = Duration::from_millis(100);
-const PACE: Duration = Duration::from_millis(5);
+const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Rules on `node` that lead port 80 of the first VIP of each range to `pod`, with masquerade of a pod's own traffic to
 /// itself.
@@ -38,19 +38,19 @@ fn translate(node: &Node, pod: &Pod) {
             vips = vips(family),
         )
     };
-    tools::nft(&node.netns, &(table("ip", Family::V4) + &table("ip6", Family::V6)));
+    tools::nft(&node.netns, &(table("ip", IpFamily::V4) + &table("ip6", IpFamily::V6)));
 }
 
-fn vip(family: Family) -> SocketAddr {
+fn vip(family: IpFamily) -> SocketAddr {
     SocketAddr::new(plan::cluster_ip(1).ip(family), 80)
 }
 
 #[test]
-fn a_vip_reaches_a_pod_from_everywhere() {
+fn vip_reaches_a_pod_from_everywhere() {
     let cluster = Cluster::start();
     let target = cluster.pod("pod-b-1");
     // Where the pod is: without masquerade its answers to outside take the shortest way.
-    cluster.enter_through(cluster.node('b'));
+    cluster.route_vips_through(cluster.node('b'));
     cluster.nodes().iter().for_each(|node| translate(node, target));
     let clients = [
         ("outside", cluster.client(), Some(plan::OUTSIDE)),
@@ -61,7 +61,7 @@ fn a_vip_reaches_a_pod_from_everywhere() {
         ("hairpin", target.client(), Some(plan::gateway(2))),
     ];
     for (who, client, source) in &clients {
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             for protocol in Protocol::ALL {
                 let reply = client.ask(protocol, vip(family));
                 let reply = reply.unwrap_or_else(|error| panic!("{who} over {protocol} {family}: {error}"));
@@ -78,17 +78,17 @@ fn a_vip_reaches_a_pod_from_everywhere() {
 }
 
 #[test]
-fn without_masquerade_there_is_no_hairpin() {
+fn hairpin_needs_masquerade() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
     let (node, pod) = (cluster.node('a'), cluster.pod("pod-a-1"));
     translate(node, pod);
     tools::nft(&node.netns, "flush chain ip by-hand postrouting\n");
-    assert_eq!(pod.client().udp(vip(Family::V4)), Err(Failure::TimedOut));
-    assert_eq!(pod.client().udp(vip(Family::V6)).map(|reply| reply.pod).as_deref(), Ok("pod-a-1"));
+    assert_eq!(pod.client().udp(vip(IpFamily::V4)), Err(Failure::TimedOut));
+    assert_eq!(pod.client().udp(vip(IpFamily::V6)).map(|reply| reply.pod).as_deref(), Ok("pod-a-1"));
 }
 
 #[test]
-fn outside_enters_through_the_node_it_is_told() {
+fn vips_are_routed_through_the_chosen_node() {
     let cluster = Cluster::builder().pods_per_node(1).start();
     let vips = [plan::cluster_ip(1), plan::load_balancer_ip(1), plan::external_ip(1)];
     let answers = || {
@@ -97,14 +97,14 @@ fn outside_enters_through_the_node_it_is_told() {
         vips.map(|ip: IpAddr| client.tcp(SocketAddr::new(ip, 80)).is_ok()).collect::<Vec<_>>()
     };
     translate(cluster.node('b'), cluster.pod("pod-b-1"));
-    let lost = cluster.client().with_deadline(SHORT).tcp(vip(Family::V4));
+    let lost = cluster.client().with_deadline(SHORT).tcp(vip(IpFamily::V4));
     assert_eq!(lost, Err(Failure::TimedOut), "node-a translates nothing");
-    cluster.enter_through(cluster.node('b'));
+    cluster.route_vips_through(cluster.node('b'));
     assert_eq!(answers(), [true; 6]);
 }
 
 #[test]
-fn rejected_and_dropped_are_told_apart() {
+fn rejected_and_dropped_are_distinguished() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
     let rules = "table inet by-hand {\n\
                    chain forward { type filter hook forward priority filter;\n\
@@ -143,24 +143,24 @@ fn requests_spread_over_the_pods() {
     );
     tools::nft(&cluster.node('a').netns, &rules);
     let expected = [("pod-a-1".to_owned(), 10), ("pod-a-2".to_owned(), 10)].into();
-    assert_eq!(cluster.client().spread(Protocol::Tcp, vip(Family::V4), 20), Ok(expected));
+    assert_eq!(cluster.client().spread(Protocol::Tcp, vip(IpFamily::V4), 20), Ok(expected));
     let closed = SocketAddr::new(one.into(), 9);
     assert_eq!(cluster.client().spread(Protocol::Tcp, closed, 20), Err(Failure::Refused));
 }
 
 #[test]
-fn a_tcp_stream_keeps_its_pod_and_new_connections_move() {
+fn tcp_stream_keeps_its_pod_and_new_connections_move() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(2).start();
     let (node, client) = (cluster.node('a'), cluster.client());
     translate(node, cluster.pod("pod-a-1"));
-    let stream = client.stream(Protocol::Tcp, vip(Family::V4), PACE).expect("a stream");
-    let churn = client.churn(Protocol::Tcp, vip(Family::V4), 200, PATIENCE);
-    assert!(churn.wait_pod("pod-a-1", PATIENCE));
-    assert!(stream.wait_echoes(10, PATIENCE));
+    let stream = client.stream(Protocol::Tcp, vip(IpFamily::V4), INTERVAL).expect("a stream");
+    let churn = client.churn(Protocol::Tcp, vip(IpFamily::V4), 200, TIMEOUT);
+    assert!(churn.wait_pod("pod-a-1", TIMEOUT));
+    assert!(stream.wait_echoes(10, TIMEOUT));
 
     translate(node, cluster.pod("pod-a-2"));
-    assert!(churn.wait_pod("pod-a-2", PATIENCE));
-    assert!(stream.wait_echoes(10, PATIENCE));
+    assert!(churn.wait_pod("pod-a-2", TIMEOUT));
+    assert!(stream.wait_echoes(10, TIMEOUT));
 
     let (stream, churn) = (stream.finish(), churn.finish());
     assert!(stream.is_clean(), "{stream:?}");
@@ -170,33 +170,33 @@ fn a_tcp_stream_keeps_its_pod_and_new_connections_move() {
 }
 
 #[test]
-fn a_stream_notices_resets_and_losses() {
+fn stream_counts_resets_and_losses() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
     let pod = cluster.pod("pod-a-1");
     let to = SocketAddr::new(pod.address.v6.into(), 8080);
-    let open = |protocol| cluster.client().stream(protocol, to, PACE).expect("a stream");
+    let open = |protocol| cluster.client().stream(protocol, to, INTERVAL).expect("a stream");
     let (tcp, udp) = (open(Protocol::Tcp), open(Protocol::Udp));
-    assert!(tcp.wait_echoes(1, PATIENCE) && udp.wait_echoes(1, PATIENCE));
+    assert!(tcp.wait_echoes(1, TIMEOUT) && udp.wait_echoes(1, TIMEOUT));
 
     let drop_all = "table inet by-hand { chain forward { type filter hook forward priority filter; policy drop; }\n}\n";
     tools::nft(&cluster.node('a').netns, drop_all);
     let lost = |report: &StreamReport| report.lost > 0;
-    assert!(tcp.wait_until(PATIENCE, lost) && udp.wait_until(PATIENCE, lost));
+    assert!(tcp.wait_until(TIMEOUT, lost) && udp.wait_until(TIMEOUT, lost));
     tools::nft(&cluster.node('a').netns, "delete table inet by-hand\n");
-    assert!(tcp.wait_echoes(1, PATIENCE) && udp.wait_echoes(1, PATIENCE), "both recover");
+    assert!(tcp.wait_echoes(1, TIMEOUT) && udp.wait_echoes(1, TIMEOUT), "both recover");
 
     pod.stop();
-    let churn = cluster.client().churn(Protocol::Tcp, to, 200, PATIENCE);
-    assert!(churn.wait_attempts(5, PATIENCE));
-    assert!(!tcp.wait_echoes(1, PATIENCE), "the pod is gone, and the wait ends with the connection");
+    let churn = cluster.client().churn(Protocol::Tcp, to, 200, TIMEOUT);
+    assert!(churn.wait_attempts(5, TIMEOUT));
+    assert!(!tcp.wait_echoes(1, TIMEOUT), "the pod is gone, and the wait ends with the connection");
     assert_eq!(tcp.finish().resets, 1);
     let report = churn.finish();
     assert!(report.failures.iter().all(|(_, failure)| *failure == Failure::Refused));
     assert_eq!(report.failures.len() as u64, report.attempts);
 
-    assert!(udp.wait_until(PATIENCE, |report| report.resets > 0));
+    assert!(udp.wait_until(TIMEOUT, |report| report.resets > 0));
     pod.serve(&[8080]);
-    assert!(udp.wait_echoes(1, PATIENCE), "a flow outlives its server");
+    assert!(udp.wait_echoes(1, TIMEOUT), "a flow outlives its server");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn conntrack_entries_are_listed() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(1).start();
     let (node, pod) = (cluster.node('a'), cluster.pod("pod-a-1"));
     translate(node, pod);
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         assert_eq!(tools::conntrack(&node.netns, family, &[]), [""; 0]);
         for (protocol, filter) in [(Protocol::Udp, "udp"), (Protocol::Sctp, "sctp")] {
             cluster.client().ask(protocol, vip(family)).expect("an answer");
@@ -217,7 +217,7 @@ fn conntrack_entries_are_listed() {
 }
 
 #[test]
-fn the_monitor_tells_changes_from_none() {
+fn monitor_reports_changes_only() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(1).ports(&[]).start();
     let netns = &cluster.node('a').netns;
     let directory = tempfile::tempdir().expect("a directory");

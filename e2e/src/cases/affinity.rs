@@ -12,8 +12,8 @@ use super::expect::assert_pods;
 use crate::client::Client;
 use crate::cluster::Cluster;
 use crate::deployment::{Backend, Deployment};
-use crate::manifests::{Policy, Service};
-use crate::plan::{self, Family};
+use crate::manifests::{Service, TrafficPolicy};
+use crate::plan::{self, IpFamily};
 use crate::wire::Protocol;
 
 const PORT: u16 = 80;
@@ -23,90 +23,90 @@ const LONG: u32 = 10_800;
 /// Short enough to wait for its end, in seconds.
 const SHORT: u32 = 2;
 /// No client is remembered any more after so long without a word. It is announced by nothing.
-const FORGOTTEN: Duration = Duration::from_millis(2_500);
+const EXPIRY: Duration = Duration::from_millis(2_500);
 /// So many requests of one client that do not meet one endpoint of several by chance.
 const REQUESTS: usize = 5;
 const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 
 /// Which pod each client has, by the words for client, protocol and address.
-type Homes = BTreeMap<String, String>;
+type Assignments = BTreeMap<String, String>;
 
 // === the cases ===
 
 /// A client meets one pod, at each address and by each protocol; there are clients of every pod.
-pub fn clients_stick_to_a_pod(backend: Backend) {
+pub fn clients_keep_their_pod(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
     let cluster = deployment.cluster();
-    let mut homes = Homes::new();
-    for to in everywhere(cluster) {
-        homes.append(&mut ask(cluster, to));
+    let mut assignments = Assignments::new();
+    for to in all_vips(cluster) {
+        assignments.append(&mut ask(cluster, to));
     }
-    assert_eq!(pods(&homes), BTreeSet::from(PODS), "{homes:#?}");
-    let again = everywhere(cluster).into_iter().flat_map(|to| ask(cluster, to)).collect::<Homes>();
-    assert_eq!(again, homes);
+    assert_eq!(pods(&assignments), BTreeSet::from(PODS), "{assignments:#?}");
+    let again = all_vips(cluster).into_iter().flat_map(|to| ask(cluster, to)).collect::<Assignments>();
+    assert_eq!(again, assignments);
 }
 
 /// A client is remembered from its last connection on, not from its first, and then forgotten.
-pub fn a_client_is_forgotten_after_the_timeout(backend: Backend) {
+pub fn affinity_ends_after_the_timeout(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, SHORT)]);
     let cluster = deployment.cluster();
-    let homes = ask_vip(cluster);
+    let assignments = ask_vip(cluster);
     let start = Instant::now();
-    while start.elapsed() < FORGOTTEN {
-        assert_eq!(ask_vip(cluster), homes);
+    while start.elapsed() < EXPIRY {
+        assert_eq!(ask_vip(cluster), assignments);
     }
-    thread::sleep(FORGOTTEN);
-    assert_ne!(ask_vip(cluster), homes);
+    thread::sleep(EXPIRY);
+    assert_ne!(ask_vip(cluster), assignments);
 }
 
 /// The clients of a removed pod move at once, all others keep their pod, whatever its slot; no client moves to a new pod.
-pub fn a_pod_that_leaves_takes_only_its_clients_along(backend: Backend) {
+pub fn only_clients_of_a_removed_pod_move(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
-    let mut homes = ask_vip(deployment.cluster());
+    let mut assignments = ask_vip(deployment.cluster());
     let mut left = PODS.to_vec();
     for gone in ["pod-a-1", "pod-b-1", "pod-a-2"] {
         left.retain(|pod| *pod != gone);
         let service = sticky(deployment.cluster(), &left, LONG);
         deployment.apply(&service);
         let after = ask_vip(deployment.cluster());
-        let moved = homes.iter().filter(|(client, pod)| after[*client] != **pod);
-        assert!(moved.clone().all(|(_, pod)| pod == gone), "{homes:#?} {after:#?}");
+        let moved = assignments.iter().filter(|(client, pod)| after[*client] != **pod);
+        assert!(moved.clone().all(|(_, pod)| pod == gone), "{assignments:#?} {after:#?}");
         assert!(pods(&after).is_subset(&left.iter().copied().collect()), "{after:#?}");
-        homes = after;
+        assignments = after;
     }
     let service = sticky(deployment.cluster(), &PODS, LONG);
     deployment.apply(&service);
-    assert_eq!(ask_vip(deployment.cluster()), homes);
+    assert_eq!(ask_vip(deployment.cluster()), assignments);
 }
 
 /// Known clients stay when the timeout changes, and from then on the new one counts.
-pub fn the_timeout_changes(backend: Backend) {
+pub fn timeout_changes_apply_at_once(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
-    let homes = ask_vip(deployment.cluster());
+    let assignments = ask_vip(deployment.cluster());
     for seconds in [LONG + 1, SHORT] {
         let service = sticky(deployment.cluster(), &PODS, seconds);
         deployment.apply(&service);
-        assert_eq!(ask_vip(deployment.cluster()), homes, "{seconds} seconds");
+        assert_eq!(ask_vip(deployment.cluster()), assignments, "{seconds} seconds");
     }
-    thread::sleep(FORGOTTEN);
-    assert_ne!(ask_vip(deployment.cluster()), homes, "forgotten");
+    thread::sleep(EXPIRY);
+    assert_ne!(ask_vip(deployment.cluster()), assignments, "forgotten");
     let service = sticky(deployment.cluster(), &PODS, LONG);
     deployment.apply(&service);
-    let homes = ask_vip(deployment.cluster());
-    thread::sleep(FORGOTTEN);
-    assert_eq!(ask_vip(deployment.cluster()), homes, "remembered for long again");
+    let assignments = ask_vip(deployment.cluster());
+    thread::sleep(EXPIRY);
+    assert_eq!(ask_vip(deployment.cluster()), assignments, "remembered for long again");
 }
 
 /// Without affinity a client reaches all pods, with it one.
-pub fn affinity_comes_and_goes(backend: Backend) {
+pub fn affinity_is_turned_on_and_off(backend: Backend) {
     let without = |cluster: &Cluster| web(cluster, &PODS);
     let mut deployment = Deployment::start(backend, |cluster| vec![without(cluster)]);
     for _ in 0..2 {
         assert_spread(deployment.cluster());
         let service = sticky(deployment.cluster(), &PODS, LONG);
         deployment.apply(&service);
-        let homes = ask_vip(deployment.cluster());
-        assert_eq!(ask_vip(deployment.cluster()), homes);
+        let assignments = ask_vip(deployment.cluster());
+        assert_eq!(ask_vip(deployment.cluster()), assignments);
         let service = without(deployment.cluster());
         deployment.apply(&service);
     }
@@ -114,35 +114,35 @@ pub fn affinity_comes_and_goes(backend: Backend) {
 }
 
 /// What a backend knows of clients outlives it, and nothing is written for them when it is back.
-pub fn clients_outlive_backends(backend: Backend) {
+pub fn clients_keep_their_pod_across_restarts(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
-    let homes = ask_vip(deployment.cluster());
+    let assignments = ask_vip(deployment.cluster());
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         deployment.stop_backends(signal);
-        assert_eq!(ask_vip(deployment.cluster()), homes, "while there is none");
+        assert_eq!(ask_vip(deployment.cluster()), assignments, "while there is none");
         let mut monitors = deployment.cluster().nodes().iter().map(|node| deployment.monitor(node)).collect::<Vec<_>>();
         deployment.start_backends();
-        deployment.settle();
+        deployment.wait_until_programmed();
         for monitor in &mut monitors {
             let others = monitor.changes().into_iter().filter(|line| !Deployment::is_fence(line));
             assert_eq!(others.collect::<Vec<_>>(), [""; 0]);
         }
-        assert_eq!(ask_vip(deployment.cluster()), homes, "after {signal}");
+        assert_eq!(ask_vip(deployment.cluster()), assignments, "after {signal}");
     }
 }
 
 /// Under policy Local a client from outside sticks to a pod of the node where it comes in, and a pod to one of its own node. When
 /// the policy changes, those who have such a pod keep it.
-pub fn policy_local_sticks_to_local_pods(backend: Backend) {
+pub fn policy_local_keeps_local_pods(backend: Backend) {
     let local = |cluster: &Cluster| {
         let service = sticky(cluster, &PODS, LONG);
-        service.external_policy(Policy::Local).internal_policy(Policy::Local)
+        service.external_policy(TrafficPolicy::Local).internal_policy(TrafficPolicy::Local)
     };
     let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
     let here = BTreeSet::from(["pod-a-1", "pod-a-2"]);
     let ask_all = |deployment: &Deployment| {
         let cluster = deployment.cluster();
-        everywhere(cluster).into_iter().flat_map(|to| ask_as_outsiders(cluster, to)).collect::<Homes>()
+        all_vips(cluster).into_iter().flat_map(|to| ask_from_outside(cluster, to)).collect::<Assignments>()
     };
     let before = ask_all(&deployment);
     assert_eq!(pods(&before), BTreeSet::from(PODS), "{before:#?}");
@@ -155,14 +155,14 @@ pub fn policy_local_sticks_to_local_pods(backend: Backend) {
     }
     assert_eq!(ask_all(&deployment), after);
     // Traffic from outside to an external address is not masqueraded.
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         let source = plan::client_source(1).ip(family);
         let to = SocketAddr::new(plan::load_balancer_ip(1).ip(family), PORT);
-        let reply = outsider(deployment.cluster(), source).tcp(to).expect("an answer");
+        let reply = outside_client(deployment.cluster(), source).tcp(to).expect("an answer");
         assert_eq!(reply.seen_source.ip(), source);
     }
     let client = deployment.cluster().pod("pod-b-3").client();
-    let pods = (0..REQUESTS).map(|_| client.tcp(vip(Family::V4)).expect("an answer").pod);
+    let pods = (0..REQUESTS).map(|_| client.tcp(vip(IpFamily::V4)).expect("an answer").pod);
     let pods = pods.collect::<BTreeSet<_>>();
     assert!(pods.len() == 1 && pods.iter().all(|pod| pod.starts_with("pod-b-")), "{pods:?}");
     let service = sticky(deployment.cluster(), &PODS, LONG);
@@ -174,53 +174,53 @@ pub fn policy_local_sticks_to_local_pods(backend: Backend) {
 
 /// All clients ask at the cluster IP, in both families.
 #[track_caller]
-fn ask_vip(cluster: &Cluster) -> Homes {
-    Family::BOTH.into_iter().flat_map(|family| ask(cluster, vip(family))).collect()
+fn ask_vip(cluster: &Cluster) -> Assignments {
+    IpFamily::ALL.into_iter().flat_map(|family| ask(cluster, vip(family))).collect()
 }
 
 /// All clients ask at `to`.
 #[track_caller]
-fn ask(cluster: &Cluster, to: SocketAddr) -> Homes {
-    let mut homes = ask_as_outsiders(cluster, to);
-    ask_as(&mut homes, "pod-a-3", &cluster.pod("pod-a-3").client(), to);
-    homes
+fn ask(cluster: &Cluster, to: SocketAddr) -> Assignments {
+    let mut assignments = ask_from_outside(cluster, to);
+    ask_as(&mut assignments, "pod-a-3", &cluster.pod("pod-a-3").client(), to);
+    assignments
 }
 
 /// All clients outside of the cluster ask at `to`.
 #[track_caller]
-fn ask_as_outsiders(cluster: &Cluster, to: SocketAddr) -> Homes {
-    let mut homes = Homes::new();
-    for source in (1..=plan::CLIENT_SOURCES).map(|number| plan::client_source(number).ip(Family::of(to.ip()))) {
-        ask_as(&mut homes, &source.to_string(), &outsider(cluster, source), to);
+fn ask_from_outside(cluster: &Cluster, to: SocketAddr) -> Assignments {
+    let mut assignments = Assignments::new();
+    for source in (1..=plan::CLIENT_SOURCES).map(|number| plan::client_source(number).ip(IpFamily::of(&to.ip()))) {
+        ask_as(&mut assignments, &source.to_string(), &outside_client(cluster, source), to);
     }
-    homes
+    assignments
 }
 
-fn outsider(cluster: &Cluster, source: IpAddr) -> Client {
+fn outside_client(cluster: &Cluster, source: IpAddr) -> Client {
     cluster.client().with_source(source)
 }
 
 /// A client asks several times by each protocol, and always meets the same pod.
 #[track_caller]
-fn ask_as(homes: &mut Homes, name: &str, client: &Client, to: SocketAddr) {
+fn ask_as(assignments: &mut Assignments, name: &str, client: &Client, to: SocketAddr) {
     for protocol in Protocol::ALL {
         let what = format!("{name} {protocol} {to}");
         let pods = client.spread(protocol, to, REQUESTS).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(pods.len(), 1, "{what}: {pods:?}");
-        homes.extend(pods.into_keys().map(|pod| (what.clone(), pod)));
+        assignments.extend(pods.into_keys().map(|pod| (what.clone(), pod)));
     }
 }
 
 /// Who has clients.
-fn pods(homes: &Homes) -> BTreeSet<&str> {
-    homes.values().map(String::as_str).collect()
+fn pods(assignments: &Assignments) -> BTreeSet<&str> {
+    assignments.values().map(String::as_str).collect()
 }
 
 /// One client meets all pods.
 #[track_caller]
 fn assert_spread(cluster: &Cluster) {
-    for family in Family::BOTH {
-        let client = outsider(cluster, plan::client_source(1).ip(family));
+    for family in IpFamily::ALL {
+        let client = outside_client(cluster, plan::client_source(1).ip(family));
         Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), &PODS));
     }
 }
@@ -237,17 +237,17 @@ fn web(cluster: &Cluster, pods: &[&str]) -> Service {
     service.external_ip(plan::external_ip(1)).pods(pods.iter().map(|name| cluster.pod(name)))
 }
 
-fn vip(family: Family) -> SocketAddr {
+fn vip(family: IpFamily) -> SocketAddr {
     SocketAddr::new(plan::cluster_ip(1).ip(family), PORT)
 }
 
 /// Every VIP in both families; from outside, all at node-a.
-fn everywhere(cluster: &Cluster) -> Vec<SocketAddr> {
-    let mut everywhere = Vec::new();
-    for family in Family::BOTH {
-        let vips = [plan::cluster_ip(1), plan::load_balancer_ip(1), plan::external_ip(1)];
-        everywhere.extend(vips.map(|vip| SocketAddr::new(vip.ip(family), PORT)));
-        everywhere.push(SocketAddr::new(cluster.node('a').address.ip(family), NODE_PORT));
+fn all_vips(cluster: &Cluster) -> Vec<SocketAddr> {
+    let mut vips = Vec::new();
+    for family in IpFamily::ALL {
+        let addresses = [plan::cluster_ip(1), plan::load_balancer_ip(1), plan::external_ip(1)];
+        vips.extend(addresses.map(|vip| SocketAddr::new(vip.ip(family), PORT)));
+        vips.push(SocketAddr::new(cluster.node('a').address.ip(family), NODE_PORT));
     }
-    everywhere
+    vips
 }

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::expect::{assert_nobody, assert_pods};
+use super::expect::{assert_closed, assert_pods};
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE};
-use crate::manifests::{Endpoint, Policy, Service, State};
-use crate::plan::{self, Family};
+use crate::deployment::{Backend, Deployment, TIMEOUT};
+use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
+use crate::plan::{self, IpFamily};
 use crate::traffic::{Churn, Stream};
 use crate::wire::{Failure, Protocol};
 
@@ -20,7 +20,7 @@ const ATTEMPTS: u64 = 60;
 // === endpoints come and go ===
 
 /// An endpoint drains, then goes: no new connection fails, and none is broken, its own not either.
-pub fn an_endpoint_leaves_gracefully(backend: Backend) {
+pub fn endpoint_drains_and_is_removed(backend: Backend) {
     let pods = ["pod-a-1", "pod-b-1", "pod-b-2"];
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &pods)]);
     let streams = streams_to_each(deployment.cluster(), &pods);
@@ -29,7 +29,7 @@ pub fn an_endpoint_leaves_gracefully(backend: Backend) {
     let cluster = deployment.cluster();
     let endpoints = pods.map(|name| Endpoint::of(cluster.pod(name)));
     let [a1, b1, b2] = endpoints;
-    let draining = web(cluster, &[]).endpoints([a1.clone(), b1.state(State::Draining), b2.clone()]);
+    let draining = web(cluster, &[]).endpoints([a1.clone(), b1.state(EndpointState::Draining), b2.clone()]);
     let gone = web(cluster, &[]).endpoints([a1, b2]);
     deployment.apply(&draining);
     let before = churns.iter().map(|churn| churn.report().answered_by("pod-b-1")).collect::<Vec<_>>();
@@ -45,7 +45,7 @@ pub fn an_endpoint_leaves_gracefully(backend: Backend) {
     assert_clean(streams);
     let client = deployment.cluster().pod("pod-a-3").client();
     deployment.cluster().pod("pod-b-1").stop();
-    assert_pods(&client, Protocol::Tcp, vip(Family::V4), &["pod-a-1", "pod-b-2"]);
+    assert_pods(&client, Protocol::Tcp, vip(IpFamily::V4), &["pod-a-1", "pod-b-2"]);
 }
 
 /// An endpoint that is added is used, one that takes the place of another too; connections to others go on.
@@ -63,7 +63,7 @@ pub fn endpoints_are_added_and_replaced(backend: Backend) {
         let service = web(deployment.cluster(), pods);
         deployment.apply(&service);
         let client = deployment.cluster().pod("pod-a-3").client();
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), pods));
         }
     }
@@ -75,39 +75,39 @@ pub fn endpoints_are_added_and_replaced(backend: Backend) {
 }
 
 /// Without endpoints a service refuses; with its first one it answers, also on the very flow that was refused.
-pub fn the_first_endpoint_comes_and_the_last_goes(backend: Backend) {
+pub fn first_endpoint_is_added_and_last_removed(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &[])]);
     let without = web(deployment.cluster(), &[]);
     let with = web(deployment.cluster(), &["pod-b-1"]);
     let client = deployment.cluster().pod("pod-a-3").client();
     for round in 0..3 {
         let flow = |family| client.clone().with_source_port(source(family, round));
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             for protocol in Protocol::ALL {
                 assert_eq!(flow(family).ask(protocol, vip(family)), Err(Failure::Refused), "{protocol}");
             }
         }
         deployment.apply(&with);
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             for protocol in Protocol::ALL {
                 let answer = flow(family).ask(protocol, vip(family)).map(|reply| reply.pod);
                 assert_eq!(answer.as_deref(), Ok("pod-b-1"), "{protocol} {family}");
             }
         }
-        let stream = client.stream(Protocol::Tcp, vip(Family::V4), INTERVAL).expect("a connection");
+        let stream = client.stream(Protocol::Tcp, vip(IpFamily::V4), INTERVAL).expect("a connection");
         deployment.apply(&without);
-        assert!(stream.wait_echoes(10, PATIENCE), "it goes on without being an endpoint");
+        assert!(stream.wait_echoes(10, TIMEOUT), "it goes on without being an endpoint");
         assert!(stream.finish().is_clean());
     }
 }
 
 /// The same for a service that drops, because its endpoints are elsewhere: what was dropped leaves nothing behind.
-pub fn the_first_local_endpoint_comes(backend: Backend) {
-    let local = |cluster: &Cluster, pods: &[&str]| web(cluster, pods).internal_policy(Policy::Local);
+pub fn first_local_endpoint_is_used_at_once(backend: Backend) {
+    let local = |cluster: &Cluster, pods: &[&str]| web(cluster, pods).internal_policy(TrafficPolicy::Local);
     let mut deployment = Deployment::start(backend, |cluster| vec![local(cluster, &["pod-b-1"])]);
     let client = deployment.cluster().pod("pod-a-3").client();
     let flow = |family| client.clone().with_source_port(source(family, 0));
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         for protocol in Protocol::ALL {
             let answer = flow(family).with_deadline(Duration::from_millis(100)).ask(protocol, vip(family));
             assert_eq!(answer, Err(Failure::TimedOut), "{protocol} {family}");
@@ -115,7 +115,7 @@ pub fn the_first_local_endpoint_comes(backend: Backend) {
     }
     let service = local(deployment.cluster(), &["pod-b-1", "pod-a-1"]);
     deployment.apply(&service);
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         for protocol in Protocol::ALL {
             let answer = flow(family).ask(protocol, vip(family)).map(|reply| reply.pod);
             assert_eq!(answer.as_deref(), Ok("pod-a-1"), "{protocol} {family}");
@@ -126,7 +126,7 @@ pub fn the_first_local_endpoint_comes(backend: Backend) {
 // === services change ===
 
 /// A service comes and goes beside another one, which notices nothing.
-pub fn services_come_and_go(backend: Backend) {
+pub fn services_are_created_and_deleted(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1", "pod-b-1"])]);
     let streams = streams_to_each(deployment.cluster(), &["pod-a-1", "pod-b-1"]);
     let churns = churns(deployment.cluster());
@@ -135,14 +135,14 @@ pub fn services_come_and_go(backend: Backend) {
     let client = deployment.cluster().pod("pod-a-3").client();
     let vip = |family| SocketAddr::new(plan::cluster_ip(2).ip(family), PORT);
     for _ in 0..2 {
-        assert_nobody(&client, Family::BOTH.map(vip));
+        assert_closed(&client, IpFamily::ALL.map(vip));
         deployment.apply(&other);
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), &["pod-b-2"]));
         }
         deployment.delete(&other);
     }
-    assert_nobody(&client, Family::BOTH.map(vip));
+    assert_closed(&client, IpFamily::ALL.map(vip));
     wait(&churns);
     for churn in churns {
         assert_eq!(churn.finish().failures, []);
@@ -151,7 +151,7 @@ pub fn services_come_and_go(backend: Backend) {
 }
 
 /// A service moves to another port and to another target port; the old port answers no more.
-pub fn ports_change(backend: Backend) {
+pub fn port_changes_apply_at_once(backend: Backend) {
     let service = |cluster: &Cluster, port, target| {
         let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(port, target);
         service.pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-1")])
@@ -164,31 +164,31 @@ pub fn ports_change(backend: Backend) {
     for (port, target) in [(80, 9090), (81, 9090), (82, 8080)] {
         let changed = service(deployment.cluster(), port, target);
         deployment.apply(&changed);
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             for protocol in Protocol::ALL {
                 let reply = client.ask(protocol, vip(port)(family)).expect("an answer");
                 assert_eq!(reply.endpoint.port(), target, "{protocol} {family}");
             }
         }
         if port != 80 {
-            assert_nobody(&client, Family::BOTH.map(vip(port - 1)));
+            assert_closed(&client, IpFamily::ALL.map(vip(port - 1)));
         }
     }
 }
 
 /// Policies change both ways, and each takes effect on both nodes.
-pub fn policies_change(backend: Backend) {
+pub fn policy_changes_apply_at_once(backend: Backend) {
     let pods = ["pod-a-1", "pod-b-1"];
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &pods)]);
     for (policy, expected) in [
-        (Policy::Local, [&["pod-a-1"][..], &["pod-b-1"]]),
-        (Policy::Cluster, [&pods[..], &pods]),
-        (Policy::Local, [&["pod-a-1"], &["pod-b-1"]]),
+        (TrafficPolicy::Local, [&["pod-a-1"][..], &["pod-b-1"]]),
+        (TrafficPolicy::Cluster, [&pods[..], &pods]),
+        (TrafficPolicy::Local, [&["pod-a-1"], &["pod-b-1"]]),
     ] {
         let service = web(deployment.cluster(), &pods).internal_policy(policy);
         deployment.apply(&service);
         for (node, expected) in deployment.cluster().nodes().iter().zip(expected) {
-            for family in Family::BOTH {
+            for family in IpFamily::ALL {
                 for protocol in Protocol::ALL {
                     assert_pods(&node.pod(3).client(), protocol, vip(family), expected);
                 }
@@ -204,12 +204,12 @@ fn web(cluster: &Cluster, pods: &[&str]) -> Service {
     service.pods(pods.iter().map(|name| cluster.pod(name)))
 }
 
-fn vip(family: Family) -> SocketAddr {
+fn vip(family: IpFamily) -> SocketAddr {
     SocketAddr::new(plan::cluster_ip(1).ip(family), PORT)
 }
 
 /// A port of pod-a-3, so that each request from it is the same flow.
-fn source(family: Family, number: u16) -> SocketAddr {
+fn source(family: IpFamily, number: u16) -> SocketAddr {
     SocketAddr::new(plan::pod(1, 3).ip(family), 20_000 + number)
 }
 
@@ -218,11 +218,11 @@ fn source(family: Family, number: u16) -> SocketAddr {
 fn streams_to_each(cluster: &Cluster, pods: &[&str]) -> Vec<Stream> {
     let client = cluster.pod("pod-a-3").client();
     let mut streams = Vec::new();
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         let mut missing = pods.to_vec();
         while !missing.is_empty() {
             let stream = client.stream(Protocol::Tcp, vip(family), INTERVAL).expect("a connection");
-            assert!(stream.wait_echoes(1, PATIENCE), "an echo");
+            assert!(stream.wait_echoes(1, TIMEOUT), "an echo");
             let pod = stream.report().pods.into_keys().next().expect("a pod answers");
             // Another one to a pod that has one goes again.
             if let Some(at) = missing.iter().position(|missing| **missing == pod) {
@@ -236,19 +236,19 @@ fn streams_to_each(cluster: &Cluster, pods: &[&str]) -> Vec<Stream> {
 
 /// New connections from a pod and from outside.
 fn churns(cluster: &Cluster) -> [Churn; 2] {
-    [(cluster.pod("pod-b-3").client(), Family::V4), (cluster.client(), Family::V6)]
-        .map(|(client, family)| client.churn(Protocol::Tcp, vip(family), PER_SECOND, PATIENCE * 3))
+    [(cluster.pod("pod-b-3").client(), IpFamily::V4), (cluster.client(), IpFamily::V6)]
+        .map(|(client, family)| client.churn(Protocol::Tcp, vip(family), PER_SECOND, TIMEOUT * 3))
 }
 
 #[track_caller]
 fn wait(churns: &[Churn]) {
-    churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, PATIENCE)));
+    churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, TIMEOUT)));
 }
 
 #[track_caller]
 fn assert_clean(streams: Vec<Stream>) {
     for stream in streams {
-        assert!(stream.wait_echoes(3, PATIENCE), "it goes on: {:?}", stream.report());
+        assert!(stream.wait_echoes(3, TIMEOUT), "it goes on: {:?}", stream.report());
         let report = stream.finish();
         assert!(report.is_clean(), "{report:?}");
     }

@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 
 use serde_json::json;
 
-use super::expect::{Check, Expected, check_all, check_traced};
+use super::expect::{Check, Expected, check_all, check_with_trace};
 use crate::cluster::Cluster;
 use crate::deployment::{Backend, Deployment};
 use crate::manifests::Service;
-use crate::plan::{self, DualStack, Family};
+use crate::plan::{self, DualStack, IpFamily};
 use crate::wire::Protocol;
 
 const PORT: u16 = 80;
@@ -21,7 +21,7 @@ const UNALLOCATED: u8 = 99;
 const TRANSPORTS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 /// A port that no service has at a cluster IP is refused, for as long as the address is a service's.
-pub fn other_ports_are_refused(backend: Backend) {
+pub fn other_ports_are_rejected(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster), dns(cluster)]);
     let cluster = deployment.cluster();
     let web_ip = plan::cluster_ip(1);
@@ -30,7 +30,7 @@ pub fn other_ports_are_refused(backend: Backend) {
     let dns_ip = plan::cluster_ip(2);
     checks.extend(self::checks(cluster, &[Protocol::Tcp], dns_ip, 53, &Expected::Refused));
     checks.extend(served(cluster));
-    check_traced(cluster, &checks);
+    check_with_trace(cluster, &checks);
 
     let gone = web(deployment.cluster());
     deployment.delete(&gone);
@@ -38,7 +38,7 @@ pub fn other_ports_are_refused(backend: Backend) {
 }
 
 /// An address that no service has leads nowhere, until a service has it, and again when the service is gone.
-pub fn unallocated_addresses_lead_nowhere(backend: Backend) {
+pub fn unallocated_addresses_are_dropped(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
     take_unallocated(deployment.cluster());
     let check = |deployment: &Deployment, port, expected: Expected| {
@@ -56,7 +56,7 @@ pub fn unallocated_addresses_lead_nowhere(backend: Backend) {
 }
 
 /// Service CIDRs count as soon as they are there, and no longer.
-pub fn service_cidrs_come_and_go(backend: Backend) {
+pub fn service_cidr_changes_apply_at_once(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
     take_unallocated(deployment.cluster());
     let mut check = |cidrs: &[&str], expected: Expected| {
@@ -67,7 +67,7 @@ pub fn service_cidrs_come_and_go(backend: Backend) {
             "spec": { "cidrs": cidrs },
         });
         deployment.manifests().write("service-cidrs", &[object]);
-        deployment.settle();
+        deployment.wait_until_programmed();
         let (cluster, address) = (deployment.cluster(), plan::cluster_ip(UNALLOCATED));
         check_all(&checks(cluster, &TRANSPORTS, address, PORT, &expected));
         check_all(&served(cluster));
@@ -107,7 +107,7 @@ fn checks(cluster: &Cluster, protocols: &[Protocol], to: DualStack, port: u16, e
     let mut checks = Vec::new();
     for (what, client) in clients {
         for &protocol in protocols {
-            for family in Family::BOTH {
+            for family in IpFamily::ALL {
                 checks.push(Check {
                     what: format!("from {what}"),
                     client: client.clone(),
@@ -126,7 +126,7 @@ fn served(cluster: &Cluster) -> Vec<Check> {
     let client = cluster.pod("pod-a-3").client();
     let mut checks = Vec::new();
     for protocol in Protocol::ALL {
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             let seen = cluster.pod("pod-a-3").address.ip(family);
             checks.push(Check {
                 what: "from pod-a-3".to_owned(),

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use super::expect::assert_pods;
 use crate::client::Client;
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE, fairlead};
+use crate::deployment::{Backend, Deployment, TIMEOUT, fairlead};
 use crate::manifests::Service;
-use crate::plan::{self, Family};
+use crate::plan::{self, IpFamily};
 use crate::process::Process;
 use crate::wait::eventually;
 use crate::wire::{Failure, Protocol};
@@ -17,7 +17,7 @@ use crate::wire::{Failure, Protocol};
 const PORT: u16 = 80;
 
 /// Frontend and backend in one process do for a node what they do apart, from nothing, after a change, and after a restart.
-pub fn local_does_it_all_in_one_process(backend: Backend) {
+pub fn local_runs_frontend_and_backend(backend: Backend) {
     let cluster = Cluster::start();
     let directory = tempfile::tempdir().expect("a directory");
     let manifests = cluster.manifests(&directory.path().join("manifests"));
@@ -26,7 +26,7 @@ pub fn local_does_it_all_in_one_process(backend: Backend) {
     let start = |log: &str| {
         let command = backend.local(manifests.directory(), &node.name, &directory.path().join("state"));
         let process = Process::spawn(&node.netns, command, &directory.path().join(log));
-        process.wait_for_line("ready: node state programmed", 0, PATIENCE);
+        process.wait_for_line("ready: node state programmed", 0, TIMEOUT);
         process
     };
     let client = node.pod(3).client();
@@ -35,12 +35,12 @@ pub fn local_does_it_all_in_one_process(backend: Backend) {
 
     let mark = process.mark();
     manifests.apply(&web(&cluster, &["pod-b-2"]));
-    process.wait_for_line(": applied", mark, PATIENCE);
-    eventually("the change is programmed", PATIENCE, || {
-        (client.tcp(vip(Family::V6)).expect("an answer").pod == "pod-b-2").then_some(())
+    process.wait_for_line(": applied", mark, TIMEOUT);
+    eventually("the change is programmed", TIMEOUT, || {
+        (client.tcp(vip(IpFamily::V6)).expect("an answer").pod == "pod-b-2").then_some(())
     });
-    eventually("the change is programmed", PATIENCE, || {
-        (client.tcp(vip(Family::V4)).expect("an answer").pod == "pod-b-2").then_some(())
+    eventually("the change is programmed", TIMEOUT, || {
+        (client.tcp(vip(IpFamily::V4)).expect("an answer").pod == "pod-b-2").then_some(())
     });
     assert!(process.terminate().success());
     assert_web(&client, &["pod-b-2"]);
@@ -78,14 +78,14 @@ pub fn services_are_listed(backend: Backend) {
 }
 
 /// `fairlead cleanup` removes all kernel objects of Fairlead and no others; `--dry-run` lists them first.
-pub fn cleanup_removes_its_own(backend: Backend) {
+pub fn cleanup_removes_only_objects_of_fairlead(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
     let before = Cluster::builder().nodes(1).pods_per_node(0).start();
     let netns = deployment.cluster().node('a').netns.clone();
     for netns in [&netns, &before.node('a').netns] {
-        backend.put_others(netns);
+        backend.add_foreign_objects(netns);
     }
-    backend.make_tables(&before.node('a').netns);
+    backend.create_empty_tables(&before.node('a').netns);
     deployment.stop_backends(nix::sys::signal::Signal::SIGTERM);
     let client = deployment.cluster().pod("pod-a-3").client();
     assert_web(&client, &["pod-a-1"]);
@@ -103,14 +103,14 @@ pub fn cleanup_removes_its_own(backend: Backend) {
     let announced = cleanup(&["--dry-run"]);
     assert_web(&client, &["pod-a-1"]);
     assert!(announced.len() > 1 && announced[0].starts_with("WOULD REMOVE"), "{announced:?}");
-    let said = [&announced[1..], &["nothing to remove".to_owned()]];
-    for said in said {
+    let expected = [&announced[1..], &["nothing to remove".to_owned()]];
+    for expected in expected {
         // The second time there is nothing to do.
-        assert!(cleanup(&[]).ends_with(said));
+        assert!(cleanup(&[]).ends_with(expected));
         assert_eq!(std::fs::read_dir(&state).expect("the directory stays").count(), 0);
         assert_eq!(backend.rules(&netns), backend.rules(&before.node('a').netns));
         let client = client.clone().with_deadline(std::time::Duration::from_millis(100));
-        assert_eq!(client.tcp(vip(Family::V4)), Err(Failure::TimedOut));
+        assert_eq!(client.tcp(vip(IpFamily::V4)), Err(Failure::TimedOut));
     }
     deployment.start_backends();
     assert_web(&client, &["pod-a-1"]);
@@ -121,13 +121,13 @@ fn web(cluster: &Cluster, pods: &[&str]) -> Service {
     service.pods(pods.iter().map(|name| cluster.pod(name)))
 }
 
-fn vip(family: Family) -> SocketAddr {
+fn vip(family: IpFamily) -> SocketAddr {
     SocketAddr::new(plan::cluster_ip(1).ip(family), PORT)
 }
 
 #[track_caller]
 fn assert_web(client: &Client, pods: &[&str]) {
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         Protocol::ALL.into_iter().for_each(|protocol| assert_pods(client, protocol, vip(family), pods));
     }
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::expect::assert_pods;
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::deployment::{Backend, Deployment, TIMEOUT};
 use crate::manifests::Service;
-use crate::plan::{self, Family};
+use crate::plan::{self, IpFamily};
 use crate::uml;
 use crate::wire::Protocol;
 
@@ -20,20 +20,20 @@ const BUSY: Duration = Duration::from_secs(4);
 // === the cases ===
 
 /// Another program repeatedly removes everything that the backend has programmed.
-pub fn a_flushed_table_is_repaired(backend: Backend) {
+pub fn removed_rules_are_restored(backend: Backend) {
     let deployment = Deployment::start(backend, web);
     let node = &deployment.cluster().nodes()[0];
-    let agent = deployment.agent(node);
+    let process = deployment.backend(node);
     for times in 1..=2 {
-        let mark = agent.mark();
+        let mark = process.mark();
         let begun = Instant::now();
         backend.flush(&node.netns);
-        agent.wait_for("the repair", mark, PATIENCE, |line| backend.programmed(line).is_some());
+        process.wait_for("the repair", mark, TIMEOUT, |line| backend.programmed(line).is_some());
         let took = begun.elapsed();
         let busy = if uml::is_guest() { 10 * BUSY } else { BUSY };
         assert!(took < REPAIR + busy, "repaired after {took:?}");
         assert_answers(&deployment);
-        let lines = agent.lines_since(mark);
+        let lines = process.lines_since(mark);
         let warnings = lines.iter().filter(|line| line.contains("WARN") && line.contains("another process changed"));
         // Repeated drift is logged once.
         assert_eq!(warnings.count(), usize::from(times == 1), "flushed {times} times");
@@ -41,16 +41,16 @@ pub fn a_flushed_table_is_repaired(backend: Backend) {
 }
 
 /// What others do to rules of their own is no reason to look at ours.
-pub fn rules_of_others_are_left_alone(backend: Backend) {
+pub fn rules_of_other_programs_are_kept(backend: Backend) {
     let mut deployment = Deployment::start(backend, web);
     let node = &deployment.cluster().nodes()[0];
-    let (netns, mark) = (node.netns.clone(), deployment.agent(node).mark());
-    backend.put_others(&netns);
-    let others = || backend.others(&netns);
+    let (netns, mark) = (node.netns.clone(), deployment.backend(node).mark());
+    backend.add_foreign_objects(&netns);
+    let others = || backend.foreign_objects(&netns);
     let before = others();
-    deployment.settle();
+    deployment.wait_until_programmed();
     // A repair would have come first, and would have taken the change with it.
-    let lines = deployment.agent(&deployment.cluster().nodes()[0]).lines_since(mark);
+    let lines = deployment.backend(&deployment.cluster().nodes()[0]).lines_since(mark);
     assert!(lines.iter().all(|line| !line.contains("reconciled") && !line.contains("WARN")), "{lines:?}");
     assert_eq!(others(), before);
     assert_answers(&deployment);
@@ -66,7 +66,7 @@ fn web(cluster: &Cluster) -> Vec<Service> {
 #[track_caller]
 fn assert_answers(deployment: &Deployment) {
     let client = deployment.cluster().pod("pod-a-3").client();
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         for protocol in Protocol::ALL {
             let vip = SocketAddr::new(plan::cluster_ip(1).ip(family), PORT);
             assert_pods(&client, protocol, vip, &["pod-a-1", "pod-b-2"]);

@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 
-use super::expect::{Check, Expected, assert_pods, check_traced};
+use super::expect::{Check, Expected, assert_pods, check_with_trace};
 use crate::cluster::{Cluster, Pod};
 use crate::deployment::{Backend, Deployment};
-use crate::manifests::{Endpoint, Policy, Service, State};
-use crate::plan::{self, Family};
+use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
+use crate::plan::{self, IpFamily};
 use crate::wire::{Failure, Protocol};
 
-use State::{Draining, NotReady, Ready, Terminating};
+use EndpointState::{Draining, NotReady, Ready, Terminating};
 
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
@@ -20,7 +20,7 @@ const CHI_SQUARE: f64 = 43.0;
 // === spread ===
 
 /// New connections go to all endpoints with equal probability, for any number of endpoints.
-pub fn spread_is_uniform(backend: Backend) {
+pub fn endpoints_get_equal_shares(backend: Backend) {
     let sizes = [1, 2, 3, 5, 6];
     let deployment = Deployment::start(backend, |cluster| {
         sizes.iter().map(|size| web(*size).pods(cluster.pods().take((*size).into()))).collect()
@@ -35,8 +35,8 @@ pub fn spread_is_uniform(backend: Backend) {
             let statistic = chi_square(&counts);
             assert!(statistic < CHI_SQUARE, "{protocol} {to}: {statistic} for {spread:?}");
         };
-        of(Protocol::Tcp, Family::V4);
-        of(Protocol::Udp, Family::V6);
+        of(Protocol::Tcp, IpFamily::V4);
+        of(Protocol::Udp, IpFamily::V6);
     }
 }
 
@@ -52,7 +52,7 @@ fn chi_square(counts: &[usize]) -> f64 {
 /// A pod reaches itself through each VIP kind, with another source address than its own; traffic to other pods is not masqueraded as hairpin.
 pub fn a_pod_reaches_itself(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
-        vec![everything(cluster, 1, Policy::Cluster), everything(cluster, 2, Policy::Local)]
+        vec![with_all_vips(cluster, 1, TrafficPolicy::Cluster), with_all_vips(cluster, 2, TrafficPolicy::Local)]
     });
     let cluster = deployment.cluster();
     let [one, other] = [cluster.pod("pod-a-1"), cluster.pod("pod-a-2")];
@@ -65,7 +65,7 @@ pub fn a_pod_reaches_itself(backend: Backend) {
             (cluster.node('a').address, NODE_PORT + u16::from(number)),
         ];
         for (at, (address, port)) in vips.into_iter().enumerate() {
-            for family in Family::BOTH {
+            for family in IpFamily::ALL {
                 // From a pod, only external traffic under policy Cluster is masqueraded anyway.
                 let seen_by_other = if at > 0 && number == 1 { plan::gateway(1) } else { one.address };
                 let answers = [(one, plan::gateway(1)), (other, seen_by_other)];
@@ -83,10 +83,10 @@ pub fn a_pod_reaches_itself(backend: Backend) {
             }
         }
     }
-    check_traced(cluster, &checks);
+    check_with_trace(cluster, &checks);
 }
 
-fn everything(cluster: &Cluster, number: u8, policy: Policy) -> Service {
+fn with_all_vips(cluster: &Cluster, number: u8, policy: TrafficPolicy) -> Service {
     let service = web(number)
         .node_port(NODE_PORT + u16::from(number))
         .external_ip(plan::external_ip(number))
@@ -99,13 +99,13 @@ fn everything(cluster: &Cluster, number: u8, policy: Policy) -> Service {
 // === readiness ===
 
 /// Only ready endpoints are used while there is one; then those that drain; and never those that cannot serve.
-pub fn draining_endpoints_are_the_last_resort(backend: Backend) {
+pub fn terminating_endpoints_are_used_if_none_is_ready(backend: Backend) {
     let service = web(1);
-    let states = |cluster: &Cluster, states: [State; 4]| {
+    let states = |cluster: &Cluster, states: [EndpointState; 4]| {
         let pods = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"].map(|name| cluster.pod(name));
         service.clone().endpoints(pods.into_iter().zip(states).map(|(pod, state)| Endpoint::of(pod).state(state)))
     };
-    let steps: [([State; 4], &[&str]); 6] = [
+    let steps: [([EndpointState; 4], &[&str]); 6] = [
         ([Ready, NotReady, Draining, Terminating], &["pod-a-1"]),
         ([NotReady, NotReady, Draining, Terminating], &["pod-b-1"]),
         ([NotReady, Draining, Draining, Terminating], &["pod-a-2", "pod-b-1"]),
@@ -122,7 +122,7 @@ pub fn draining_endpoints_are_the_last_resort(backend: Backend) {
 }
 
 /// Under policy Local too, each node falls back by itself: what other nodes have does not matter.
-pub fn draining_endpoints_are_the_last_resort_of_each_node(backend: Backend) {
+pub fn terminating_endpoints_are_used_if_none_on_the_node_is_ready(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         let endpoint = |name, state| Endpoint::of(cluster.pod(name)).state(state);
         let endpoints = [
@@ -131,7 +131,7 @@ pub fn draining_endpoints_are_the_last_resort_of_each_node(backend: Backend) {
             endpoint("pod-b-1", Draining),
             endpoint("pod-b-2", Ready),
         ];
-        vec![web(1).internal_policy(Policy::Local).endpoints(endpoints)]
+        vec![web(1).internal_policy(TrafficPolicy::Local).endpoints(endpoints)]
     });
     assert_everywhere(&deployment, 1, &[&["pod-a-1"], &["pod-b-2"]]);
 }
@@ -139,7 +139,7 @@ pub fn draining_endpoints_are_the_last_resort_of_each_node(backend: Backend) {
 // === hints ===
 
 /// With zone hints on all ready endpoints each node uses those of its zone; node hints go before; an endpoint without hints ends both.
-pub fn hints_are_honoured(backend: Backend) {
+pub fn hints_select_endpoints(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(1).pods(cluster.pods())]);
     let all = ["pod-a-1", "pod-a-2", "pod-b-1"];
     let steps: [([Hint; 3], [&[&str]; 2]); 5] = [
@@ -190,7 +190,7 @@ fn web(number: u8) -> Service {
 #[track_caller]
 fn assert_everywhere(deployment: &Deployment, number: u8, expected: &[&[&str]; 2]) {
     for (node, expected) in deployment.cluster().nodes().iter().zip(expected) {
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             let to = SocketAddr::new(plan::cluster_ip(number).ip(family), PORT);
             for protocol in Protocol::ALL {
                 let client = node.pod(3).client();

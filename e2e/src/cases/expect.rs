@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::wire::{Failure, Protocol};
 
-pub(super) use traced::check_traced;
+pub(super) use traced::check_with_trace;
 
 /// So many requests that of eight endpoints chosen at random none stays silent (once in 10^8 runs).
 const REQUESTS: usize = 160;
@@ -132,7 +132,7 @@ pub(super) fn assert_answers(client: &Client, to: impl IntoIterator<Item = Socke
 
 /// With each protocol, requests to these addresses are rejected or dropped.
 #[track_caller]
-pub(super) fn assert_nobody(client: &Client, to: impl IntoIterator<Item = SocketAddr>) {
+pub(super) fn assert_closed(client: &Client, to: impl IntoIterator<Item = SocketAddr>) {
     let client = &client.clone().with_deadline(SHORT_SILENCE);
     let asked = thread::scope(|scope| {
         let ask = |to| Protocol::ALL.map(|protocol| scope.spawn(move || (protocol, to, client.ask(protocol, to))));

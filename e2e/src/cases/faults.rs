@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-use super::expect::{assert_nobody, assert_pods};
+use super::expect::{assert_closed, assert_pods};
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::deployment::{Backend, Deployment, TIMEOUT};
 use crate::manifests::Service;
-use crate::plan::{self, DualStack, Family};
+use crate::plan::{self, DualStack, IpFamily};
 use crate::server::Server;
 use crate::wire::Protocol;
 
@@ -17,122 +17,122 @@ const PORT: u16 = 80;
 // === the cases ===
 
 /// A file that is no YAML, and a document that is no object of a known kind.
-pub fn unreadable_manifests(backend: Backend) {
-    let mut deployment = Deployment::start(backend, good);
+pub fn unreadable_manifests_are_reported(backend: Backend) {
+    let mut deployment = Deployment::start(backend, unaffected);
     let mark = deployment.frontend().mark();
     deployment.manifests().write_text("broken", "apiVersion: v1\nkind: Service\n  metadata: [\n");
-    assert_said(&deployment, mark, &["WARN", "broken.yaml"]);
+    assert_logged(&deployment, mark, &["WARN", "broken.yaml"]);
     let nameless = json!({ "apiVersion": "v1", "kind": "Service", "spec": {} });
     deployment.manifests().write("nameless", &[nameless]);
-    assert_said(&deployment, mark, &["WARN", "nameless.yaml", "name"]);
+    assert_logged(&deployment, mark, &["WARN", "nameless.yaml", "name"]);
     let gadget = json!({ "apiVersion": "example.org/v1", "kind": "Gadget", "metadata": { "name": "g" } });
     deployment.manifests().write("gadget", &[gadget]);
-    deployment.settle();
-    assert_said(&deployment, mark, &["gadget.yaml", "Gadget"]);
-    assert_good(&deployment);
+    deployment.wait_until_programmed();
+    assert_logged(&deployment, mark, &["gadget.yaml", "Gadget"]);
+    assert_unaffected(&deployment);
 }
 
 /// A file becomes unreadable: its objects stay in use until it can be read again.
-pub fn a_manifest_becomes_unreadable(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |cluster| [good(cluster), vec![other(cluster)]].concat());
+pub fn objects_of_an_unreadable_manifest_are_kept(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| [unaffected(cluster), vec![other(cluster)]].concat());
     let mark = deployment.frontend().mark();
     deployment.manifests().write_text("default.other", "kind: [");
-    deployment.settle();
-    assert_said(&deployment, mark, &["WARN", "default.other.yaml"]);
+    deployment.wait_until_programmed();
+    assert_logged(&deployment, mark, &["WARN", "default.other.yaml"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     let changed = other(deployment.cluster()).pods([deployment.cluster().pod("pod-b-2")]);
     deployment.apply(&changed);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-2"]);
-    assert_good(&deployment);
+    assert_unaffected(&deployment);
 }
 
 /// A loopback endpoint is dropped, the other one is used.
-pub fn a_loopback_endpoint(backend: Backend) {
-    let mut deployment = Deployment::start(backend, good);
+pub fn loopback_endpoints_are_ignored(backend: Backend) {
+    let mut deployment = Deployment::start(backend, unaffected);
     let mut objects = other(deployment.cluster()).objects();
     let mut bad = objects[1]["endpoints"][0].clone();
     bad["addresses"] = json!(["127.0.0.1"]);
     objects[1]["endpoints"].as_array_mut().expect("a list").push(bad);
     let log = apply_objects(&mut deployment, &objects);
-    log.reports(&["default/other-ipv4", "endpoints[1].addresses[0]", "127.0.0.1", "loopback"]);
+    log.assert_reports(&["default/other-ipv4", "endpoints[1].addresses[0]", "127.0.0.1", "loopback"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
-    assert_good(&deployment);
+    assert_unaffected(&deployment);
 }
 
 /// An external IP that is another service's cluster IP is not taken from it.
-pub fn an_external_ip_that_is_a_cluster_ip(backend: Backend) {
-    let mut deployment = Deployment::start(backend, good);
-    let thief = other(deployment.cluster()).external_ip(plan::cluster_ip(1));
-    let log = apply_objects(&mut deployment, &thief.objects());
-    log.reports(&["default/other", "spec.externalIPs", "would shadow the cluster IP of Service default/web"]);
+pub fn external_ip_that_is_a_cluster_ip_is_not_served(backend: Backend) {
+    let mut deployment = Deployment::start(backend, unaffected);
+    let service = other(deployment.cluster()).external_ip(plan::cluster_ip(1));
+    let log = apply_objects(&mut deployment, &service.objects());
+    log.assert_reports(&["default/other", "spec.externalIPs", "would shadow the cluster IP of Service default/web"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
-    assert_good(&deployment);
+    assert_unaffected(&deployment);
 }
 
 /// Nor are an address of a node and the ports there.
-pub fn an_external_ip_that_is_a_node_address(backend: Backend) {
-    let mut deployment = Deployment::start(backend, good);
+pub fn external_ip_that_is_a_node_address_is_not_served(backend: Backend) {
+    let mut deployment = Deployment::start(backend, unaffected);
     let node = deployment.cluster().node('b');
     let _server = Server::start(&node.netns, &node.name, &node.address.both(), &[PORT]);
     let address = node.address;
-    let thief = other(deployment.cluster()).external_ip(address).load_balancer_ip(address);
-    let log = apply_objects(&mut deployment, &thief.objects());
+    let service = other(deployment.cluster()).external_ip(address).load_balancer_ip(address);
+    let log = apply_objects(&mut deployment, &service.objects());
     for field in ["spec.externalIPs", "status.loadBalancer.ingress"] {
-        log.reports(&["default/other", field, "would shadow an address of Node node-b"]);
+        log.assert_reports(&["default/other", field, "would shadow an address of Node node-b"]);
     }
     assert_answers(&deployment, address, &["node-b"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
-    assert_good(&deployment);
+    assert_unaffected(&deployment);
 }
 
 /// An invalid source range does not open the load-balancer IP to all sources: the address is closed.
-pub fn an_unreadable_source_range(backend: Backend) {
-    let mut deployment = Deployment::start(backend, good);
+pub fn invalid_source_range_closes_the_address(backend: Backend) {
+    let mut deployment = Deployment::start(backend, unaffected);
     let address = plan::load_balancer_ip(1);
     let service = other(deployment.cluster()).load_balancer_ip(address);
     let log = apply_objects(&mut deployment, &service.clone().source_ranges(&["10.244.0.0/99"]).objects());
-    log.reports(&["default/other", "spec.loadBalancerSourceRanges[0]", "10.244.0.0/99"]);
-    let vips = Family::BOTH.map(|family| SocketAddr::new(address.ip(family), PORT));
+    log.assert_reports(&["default/other", "spec.loadBalancerSourceRanges[0]", "10.244.0.0/99"]);
+    let vips = IpFamily::ALL.map(|family| SocketAddr::new(address.ip(family), PORT));
     let client = deployment.cluster().pod("pod-a-3").client();
     // It may have been of either family.
-    assert_nobody(&client, vips);
+    assert_closed(&client, vips);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
     let readable = service.source_ranges(&["10.244.0.0/99", "10.244.0.0/16", "fd00:10:244::/48"]);
     apply_objects(&mut deployment, &readable.objects());
     assert_answers(&deployment, address, &["pod-b-1"]);
-    assert_good(&deployment);
+    assert_unaffected(&deployment);
 }
 
 /// Two services with one load balancer's address and port: the first one has it.
-pub fn two_services_with_one_vip(backend: Backend) {
+pub fn first_service_keeps_a_contested_vip(backend: Backend) {
     let address = plan::load_balancer_ip(1);
     let mut deployment = Deployment::start(backend, |cluster| {
         let first = Service::new("first").cluster_ip(plan::cluster_ip(3)).port_all(PORT, 8080);
         let first = first.load_balancer_ip(address).pods([cluster.pod("pod-b-3")]);
-        [good(cluster), vec![first]].concat()
+        [unaffected(cluster), vec![first]].concat()
     });
     let second = other(deployment.cluster()).load_balancer_ip(address);
     let log = apply_objects(&mut deployment, &second.objects());
-    log.reports(&["default/other", "status.loadBalancer.ingress", "default/first"]);
+    log.assert_reports(&["default/other", "status.loadBalancer.ingress", "default/first"]);
     assert_answers(&deployment, address, &["pod-b-3"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
-    assert_good(&deployment);
+    assert_unaffected(&deployment);
 }
 
 /// A port 0 and a protocol that does not exist: the service's other ports are served.
-pub fn ports_that_cannot_be(backend: Backend) {
-    let mut deployment = Deployment::start(backend, good);
+pub fn invalid_ports_are_ignored(backend: Backend) {
+    let mut deployment = Deployment::start(backend, unaffected);
     let mut objects = other(deployment.cluster()).objects();
     let ports = objects[0]["spec"]["ports"].as_array_mut().expect("a list");
     ports.push(json!({ "name": "zero", "protocol": "TCP", "port": 0, "targetPort": 8080 }));
     ports.push(json!({ "name": "quic", "protocol": "QUIC", "port": 443, "targetPort": 8080 }));
     ports.push(json!({ "name": "high", "protocol": "TCP", "port": 65_536, "targetPort": 8080 }));
     let log = apply_objects(&mut deployment, &objects);
-    log.reports(&["default/other", "spec.ports[3].port", "0"]);
-    log.reports(&["default/other", "spec.ports[4].protocol", "QUIC"]);
-    log.reports(&["default/other", "spec.ports[5].port", "65536"]);
+    log.assert_reports(&["default/other", "spec.ports[3].port", "0"]);
+    log.assert_reports(&["default/other", "spec.ports[4].protocol", "QUIC"]);
+    log.assert_reports(&["default/other", "spec.ports[5].port", "65536"]);
     assert_answers(&deployment, plan::cluster_ip(2), &["pod-b-1"]);
-    assert_good(&deployment);
+    assert_unaffected(&deployment);
 }
 
 // === what they share ===
@@ -143,11 +143,11 @@ struct FrontendLog(Vec<String>);
 // === impl FrontendLog ===
 
 impl FrontendLog {
-    /// One line holds all these words.
+    /// One line holds all these parts.
     #[track_caller]
-    fn reports(&self, words: &[&str]) {
-        let found = self.0.iter().any(|line| words.iter().all(|word| line.contains(word)));
-        assert!(found, "no line with {words:?} in:\n{}", self.0.join("\n"));
+    fn assert_reports(&self, parts: &[&str]) {
+        let found = self.0.iter().any(|line| parts.iter().all(|part| line.contains(part)));
+        assert!(found, "no line with {parts:?} in:\n{}", self.0.join("\n"));
     }
 }
 
@@ -156,25 +156,25 @@ impl FrontendLog {
 fn apply_objects(deployment: &mut Deployment, objects: &[Value]) -> FrontendLog {
     let mark = deployment.frontend().mark();
     deployment.manifests().write("default.other", objects);
-    deployment.settle();
+    deployment.wait_until_programmed();
     FrontendLog(deployment.frontend().lines_since(mark))
 }
 
 #[track_caller]
-fn assert_said(deployment: &Deployment, mark: usize, words: &[&str]) {
+fn assert_logged(deployment: &Deployment, mark: usize, parts: &[&str]) {
     deployment
         .frontend()
-        .wait_for(&format!("{words:?}"), mark, PATIENCE, |line| words.iter().all(|word| line.contains(word)));
+        .wait_for(&format!("{parts:?}"), mark, TIMEOUT, |line| parts.iter().all(|part| line.contains(part)));
 }
 
 /// The service that must not notice anything.
-fn good(cluster: &Cluster) -> Vec<Service> {
+fn unaffected(cluster: &Cluster) -> Vec<Service> {
     let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(PORT, 8080);
     vec![service.pods([cluster.pod("pod-a-1"), cluster.pod("pod-b-2")])]
 }
 
 #[track_caller]
-fn assert_good(deployment: &Deployment) {
+fn assert_unaffected(deployment: &Deployment) {
     assert_answers(deployment, plan::cluster_ip(1), &["pod-a-1", "pod-b-2"]);
 }
 
@@ -187,7 +187,7 @@ fn other(cluster: &Cluster) -> Service {
 #[track_caller]
 fn assert_answers(deployment: &Deployment, vip: DualStack, pods: &[&str]) {
     let client = deployment.cluster().pod("pod-a-3").client();
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         for protocol in Protocol::ALL {
             assert_pods(&client, protocol, SocketAddr::new(vip.ip(family), PORT), pods);
         }

@@ -7,12 +7,12 @@ use nix::sys::signal::Signal;
 
 use crate::client::DEADLINE;
 use crate::cluster::{Cluster, Node};
-use crate::deployment::{Backend, Deployment, PATIENCE};
-use crate::manifests::{Endpoint, Policy, Service, State};
-use crate::plan::{self, Family};
+use crate::deployment::{Backend, Deployment, TIMEOUT};
+use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
+use crate::plan::{self, IpFamily};
 use crate::wait::eventually;
 
-use State::{Draining, NotReady, Ready, Terminating};
+use EndpointState::{Draining, NotReady, Ready, Terminating};
 
 const HEALTH_PORT: u16 = 32_000;
 const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
@@ -21,8 +21,8 @@ const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 type Answer = (u16, usize);
 
 /// Each node answers whether it has ready endpoints, and how many; terminating endpoints do not count, even if they are used because none is ready.
-pub fn load_balancers_learn_which_nodes_have_endpoints(backend: Backend) {
-    let steps: [([State; 4], [Answer; 2]); 5] = [
+pub fn health_checks_report_ready_local_endpoints(backend: Backend) {
+    let steps: [([EndpointState; 4], [Answer; 2]); 5] = [
         ([Ready, Ready, NotReady, Terminating], [(200, 2), (503, 0)]),
         ([Ready, Draining, Draining, NotReady], [(200, 1), (503, 0)]),
         ([Draining, Draining, Ready, Draining], [(503, 0), (200, 1)]),
@@ -37,7 +37,7 @@ pub fn load_balancers_learn_which_nodes_have_endpoints(backend: Backend) {
         // The answer changes together with the kernel.
         let cluster = deployment.cluster();
         for (node, expected) in cluster.nodes().iter().zip(answers) {
-            for family in Family::BOTH {
+            for family in IpFamily::ALL {
                 let answer = ask(cluster, node, family);
                 let answer = answer.unwrap_or_else(|error| panic!("{} {family}: {error}", node.name));
                 assert_eq!(answer, expected, "{} {family} {states:?}", node.name);
@@ -47,7 +47,7 @@ pub fn load_balancers_learn_which_nodes_have_endpoints(backend: Backend) {
 }
 
 /// The port goes with the service, and with the policy that it belongs to; and is there again after a restart without a frontend.
-pub fn health_ports_come_and_go(backend: Backend) {
+pub fn health_check_ports_open_and_close(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Ready; 4])]);
     until_open(&deployment);
     deployment.stop_frontend(Signal::SIGTERM);
@@ -58,7 +58,7 @@ pub fn health_ports_come_and_go(backend: Backend) {
     deployment.start_frontend();
 
     let service = web(deployment.cluster(), [Ready; 4]);
-    deployment.apply(&service.clone().external_policy(Policy::Cluster));
+    deployment.apply(&service.clone().external_policy(TrafficPolicy::Cluster));
     until_refused(&deployment);
     deployment.apply(&service);
     until_open(&deployment);
@@ -66,13 +66,13 @@ pub fn health_ports_come_and_go(backend: Backend) {
     until_refused(&deployment);
 }
 
-fn web(cluster: &Cluster, states: [State; 4]) -> Service {
+fn web(cluster: &Cluster, states: [EndpointState; 4]) -> Service {
     let endpoints = PODS.into_iter().zip(states);
     Service::new("web")
         .cluster_ip(plan::cluster_ip(1))
         .port_all(80, 8080)
         .load_balancer_ip(plan::load_balancer_ip(1))
-        .external_policy(Policy::Local)
+        .external_policy(TrafficPolicy::Local)
         .health_check_node_port(HEALTH_PORT)
         .endpoints(endpoints.map(|(pod, state)| Endpoint::of(cluster.pod(pod)).state(state)))
 }
@@ -94,14 +94,14 @@ fn until_refused(deployment: &Deployment) {
 fn until(what: &str, deployment: &Deployment, is: impl Fn(io::Result<Answer>) -> bool) {
     let cluster = deployment.cluster();
     for node in cluster.nodes() {
-        for family in Family::BOTH {
-            eventually(what, PATIENCE, || is(ask(cluster, node, family)).then_some(()));
+        for family in IpFamily::ALL {
+            eventually(what, TIMEOUT, || is(ask(cluster, node, family)).then_some(()));
         }
     }
 }
 
 /// Asks a node from outside.
-fn ask(cluster: &Cluster, node: &Node, family: Family) -> io::Result<Answer> {
+fn ask(cluster: &Cluster, node: &Node, family: IpFamily) -> io::Result<Answer> {
     let to = SocketAddr::new(node.address.ip(family), HEALTH_PORT);
     let answer = cluster.outside().run(|| {
         let mut stream = TcpStream::connect_timeout(&to, DEADLINE)?;

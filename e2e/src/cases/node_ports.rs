@@ -7,9 +7,9 @@ use serde_json::json;
 
 use super::expect::{Check, Expected, check_all};
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::deployment::{Backend, Deployment, TIMEOUT};
 use crate::manifests::{Service, node_object};
-use crate::plan::{self, DualStack, Family};
+use crate::plan::{self, DualStack, IpFamily};
 use crate::wait::eventually;
 use crate::wire::{Failure, Protocol};
 
@@ -29,7 +29,7 @@ const SECOND: [&str; 2] = ["172.31.0.1", "fd00:172:31::1"];
 const LOOPBACK: [&str; 2] = ["127.0.0.1", "::1"];
 
 /// By default only at the node's primary address of each family: not at others, and not on loopback.
-pub fn they_answer_at_the_primary_address(backend: Backend) {
+pub fn primary_addresses_answer(backend: Backend) {
     let deployment = Deployment::start(backend, web);
     let cluster = deployment.cluster();
     add_second_address(cluster);
@@ -40,7 +40,7 @@ pub fn they_answer_at_the_primary_address(backend: Backend) {
 }
 
 /// Nowhere, rather than at every address, for as long as the Node object has none.
-pub fn without_a_known_address_they_answer_nowhere(backend: Backend) {
+pub fn no_address_answers_while_none_is_known(backend: Backend) {
     let mut deployment = Deployment::start(backend, web);
     for answer in [Answer::No, Answer::Yes] {
         let node = deployment.cluster().node('a');
@@ -49,14 +49,14 @@ pub fn without_a_known_address_they_answer_nowhere(backend: Backend) {
             object["status"]["addresses"] = json!([]);
         }
         deployment.manifests().write(&node.name, &[object]);
-        deployment.settle();
+        deployment.wait_until_programmed();
         let cluster = deployment.cluster();
         check_all(&checks(cluster, cluster.node('a').address.both(), answer));
     }
 }
 
 /// At addresses in the CIDRs given, also at one that the node gets later; not at the primary address unless that is in one of them.
-pub fn they_answer_in_the_cidrs_given(backend: Backend) {
+pub fn addresses_in_the_given_cidrs_answer(backend: Backend) {
     let builder = Deployment::builder(backend).argument("--nodeport-addresses").argument(SECOND_CIDRS);
     let deployment = builder.start(web);
     let cluster = deployment.cluster();
@@ -68,7 +68,7 @@ pub fn they_answer_in_the_cidrs_given(backend: Backend) {
 }
 
 /// CIDRs that hold everything hold loopback too: node ports answer at each address, and still not there.
-pub fn they_never_answer_on_loopback(backend: Backend) {
+pub fn loopback_never_answers(backend: Backend) {
     let builder = Deployment::builder(backend).argument("--nodeport-addresses").argument("0.0.0.0/0,::/0");
     let deployment = builder.start(web);
     let cluster = deployment.cluster();
@@ -94,7 +94,7 @@ fn add_second_address(cluster: &Cluster) {
     // The kernel uses a new IPv6 address a little later.
     let client = cluster.client().with_deadline(Duration::from_millis(20));
     for address in addresses(SECOND) {
-        eventually("the address is used", PATIENCE, || {
+        eventually("the address is used", TIMEOUT, || {
             (client.udp(SocketAddr::new(address, DISCARD)) == Err(Failure::Refused)).then_some(())
         });
     }
@@ -105,7 +105,7 @@ fn checks(cluster: &Cluster, addresses: [IpAddr; 2], answer: Answer) -> Vec<Chec
     let clients = [("outside", cluster.client()), ("node-a", cluster.node('a').client())];
     let mut checks = Vec::new();
     for address in addresses {
-        let masqueraded = plan::gateway(1).ip(Family::of(address));
+        let masqueraded = plan::gateway(1).ip(IpFamily::of(&address));
         let pod = ("pod-a-1".to_owned(), masqueraded);
         let expected = match answer {
             Answer::Yes => Expected::Answers([pod].into()),

@@ -6,12 +6,12 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::expect::{Check, Expected, check_all, check_traced};
+use super::expect::{Check, Expected, check_all, check_with_trace};
 use crate::client::Client;
 use crate::cluster::{Cluster, Pod};
 use crate::deployment::{Backend, Deployment, DeploymentBuilder};
-use crate::manifests::{Policy, Service};
-use crate::plan::{self, DualStack, Family};
+use crate::manifests::{Service, TrafficPolicy};
+use crate::plan::{self, DualStack, IpFamily};
 use crate::wire::Protocol;
 
 /// The kinds of VIP.
@@ -65,7 +65,7 @@ struct Table<'a> {
 }
 
 const PORT: u16 = 80;
-const POLICIES: [Policy; 2] = [Policy::Cluster, Policy::Local];
+const POLICIES: [TrafficPolicy; 2] = [TrafficPolicy::Cluster, TrafficPolicy::Local];
 const SOURCES: [Source; 4] = [Source::Pod, Source::RemotePod, Source::Node, Source::Outside];
 const POOLS: [Pool; 3] = [Pool::Everywhere, Pool::Elsewhere, Pool::Nowhere];
 
@@ -152,7 +152,7 @@ fn own_pods(backend: Backend, arguments: &[&str]) -> DeploymentBuilder {
 }
 
 /// In mode NodeCIDR another pod CIDR of the node takes effect at once.
-pub fn pod_cidrs_of_the_node_change(backend: Backend) {
+pub fn pod_cidr_changes_apply_at_once(backend: Backend) {
     let mut deployment = own_pods(backend, &NODE_CIDR).start(services);
     for setup in [Setup::NoClusterCidr, Setup::OwnPods] {
         let cidrs = match setup {
@@ -160,7 +160,7 @@ pub fn pod_cidrs_of_the_node_change(backend: Backend) {
             _ => Vec::new(),
         };
         deployment.manifests().write_node(deployment.cluster().node('a'), &cidrs);
-        deployment.settle();
+        deployment.wait_until_programmed();
         let cluster = deployment.cluster();
         check_all(&Table { cluster, setup, vip: Vip::ClusterIp }.checks());
         check_all(&Table { cluster, setup, vip: Vip::NodePort }.checks());
@@ -171,7 +171,7 @@ pub fn pod_cidrs_of_the_node_change(backend: Backend) {
 fn run(builder: DeploymentBuilder, setup: Setup, vip: Vip) {
     let deployment = builder.start(services);
     let cluster = deployment.cluster();
-    check_traced(cluster, &Table { cluster, setup, vip }.checks());
+    check_with_trace(cluster, &Table { cluster, setup, vip }.checks());
 }
 
 // === the services ===
@@ -194,8 +194,8 @@ fn services(cluster: &Cluster) -> Vec<Service> {
     all.map(service).collect()
 }
 
-fn number(policy: Policy, pool: Pool) -> u8 {
-    let base = if policy == Policy::Cluster { 10 } else { 20 };
+fn number(policy: TrafficPolicy, pool: Pool) -> u8 {
+    let base = if policy == TrafficPolicy::Cluster { 10 } else { 20 };
     base + match pool {
         Pool::Everywhere => 1,
         Pool::Elsewhere => 2,
@@ -224,7 +224,7 @@ impl Table<'_> {
         for policy in POLICIES {
             for pool in POOLS {
                 for source in SOURCES.into_iter().filter(|source| self.is_possible(policy, pool, *source)) {
-                    for family in Family::BOTH {
+                    for family in IpFamily::ALL {
                         for protocol in Protocol::ALL {
                             checks.push(Check {
                                 what: format!("{:?}, {policy:?}, from {source:?}, endpoints {pool:?}", self.vip),
@@ -243,7 +243,7 @@ impl Table<'_> {
 
     /// Whether answers would find their way back. Where nothing is masqueraded, an endpoint on node-b answers past node-a to everybody
     /// but the pods of node-a and node-a itself.
-    fn is_possible(&self, policy: Policy, pool: Pool, source: Source) -> bool {
+    fn is_possible(&self, policy: TrafficPolicy, pool: Pool, source: Source) -> bool {
         if source == Source::RemotePod && self.vip != Vip::NodePort {
             return false;
         }
@@ -253,7 +253,7 @@ impl Table<'_> {
     }
 
     /// The table: which endpoints, and whom they see.
-    fn expected(&self, policy: Policy, pool: Pool, source: Source, family: Family) -> Expected {
+    fn expected(&self, policy: TrafficPolicy, pool: Pool, source: Source, family: IpFamily) -> Expected {
         if pool == Pool::Nowhere {
             return Expected::Refused;
         }
@@ -271,23 +271,23 @@ impl Table<'_> {
         if answers.is_empty() { Expected::Dropped } else { Expected::Answers(answers) }
     }
 
-    fn uses_local_pool(&self, policy: Policy, source: Source) -> bool {
+    fn uses_local_pool(&self, policy: TrafficPolicy, source: Source) -> bool {
         match (policy, self.vip) {
-            (Policy::Cluster, _) => false,
-            (Policy::Local, Vip::ClusterIp) => true,
-            (Policy::Local, _) => !self.is_known_pod(source) && source != Source::Node,
+            (TrafficPolicy::Cluster, _) => false,
+            (TrafficPolicy::Local, Vip::ClusterIp) => true,
+            (TrafficPolicy::Local, _) => !self.is_known_pod(source) && source != Source::Node,
         }
     }
 
-    fn is_masqueraded(&self, policy: Policy, source: Source) -> bool {
+    fn is_masqueraded(&self, policy: TrafficPolicy, source: Source) -> bool {
         match (self.vip, policy) {
             (Vip::ClusterIp, _) => match self.setup {
                 Setup::MasqueradeAll => true,
                 Setup::ClusterCidr | Setup::OwnPods => !self.is_known_pod(source),
                 Setup::NoClusterCidr => false,
             },
-            (_, Policy::Cluster) => true,
-            (_, Policy::Local) => source == Source::Node,
+            (_, TrafficPolicy::Cluster) => true,
+            (_, TrafficPolicy::Local) => source == Source::Node,
         }
     }
 
@@ -322,7 +322,7 @@ impl Table<'_> {
         }
     }
 
-    fn address(&self, number: u8, family: Family) -> SocketAddr {
+    fn address(&self, number: u8, family: IpFamily) -> SocketAddr {
         let (address, port) = match self.vip {
             Vip::ClusterIp => (plan::cluster_ip(number), PORT),
             Vip::ExternalIp => (plan::external_ip(number), PORT),

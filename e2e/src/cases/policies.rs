@@ -7,12 +7,12 @@ use std::net::SocketAddr;
 use super::expect::{Check, Expected, assert_answers, check_all};
 use crate::cluster::Cluster;
 use crate::deployment::{Backend, Deployment};
-use crate::manifests::{Endpoint, Policy, Service, State};
-use crate::plan::{self, DualStack, Family};
+use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy};
+use crate::plan::{self, DualStack, IpFamily};
 use crate::server::Server;
 use crate::wire::Protocol;
 
-use State::{Draining, NotReady, Ready};
+use EndpointState::{Draining, NotReady, Ready};
 
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
@@ -21,7 +21,8 @@ const PODS: [&str; 3] = ["pod-a-1", "pod-a-2", "pod-b-1"];
 /// The internal policy is for cluster IPs only, and the external one for all other addresses.
 pub fn policies_are_independent(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
-        let both = [(1, Policy::Local, Policy::Cluster), (2, Policy::Cluster, Policy::Local)];
+        let both =
+            [(1, TrafficPolicy::Local, TrafficPolicy::Cluster), (2, TrafficPolicy::Cluster, TrafficPolicy::Local)];
         let service = |(number, internal, external)| {
             let service = service(number).internal_policy(internal).external_policy(external);
             service.endpoints(endpoints(cluster, [Ready; 3]))
@@ -42,9 +43,9 @@ pub fn policies_are_independent(backend: Backend) {
 
 /// Under external policy Local a node gives traffic from outside to those of its endpoints that drain, when it has no others; what
 /// the cluster has besides is for its pods and itself.
-pub fn draining_endpoints_are_the_last_resort_for_external_traffic(backend: Backend) {
+pub fn terminating_endpoints_are_used_for_external_traffic_if_none_is_ready(backend: Backend) {
     let (a1, b1, both) = (&["pod-a-1"][..], &["pod-b-1"][..], &["pod-a-1", "pod-b-1"][..]);
-    let steps: [([State; 3], &[&str], &[&str]); 4] = [
+    let steps: [([EndpointState; 3], &[&str], &[&str]); 4] = [
         ([Draining, NotReady, Ready], a1, b1),
         ([NotReady, NotReady, Draining], &[], b1),
         ([Draining, NotReady, Draining], a1, both),
@@ -52,14 +53,14 @@ pub fn draining_endpoints_are_the_last_resort_for_external_traffic(backend: Back
     ];
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     for (states, from_outside, from_inside) in steps {
-        let service = service(1).external_policy(Policy::Local);
+        let service = service(1).external_policy(TrafficPolicy::Local);
         let service = service.endpoints(endpoints(deployment.cluster(), states));
         deployment.apply(&service);
         let cluster = deployment.cluster();
         assert_answers(&cluster.pod("pod-a-3").client(), external(cluster, 1), from_inside);
         assert_answers(&cluster.node('a').client(), external(cluster, 1), from_inside);
         let checks = external(cluster, 1).into_iter().flat_map(|to| {
-            let seen = plan::OUTSIDE.ip(Family::of(to.ip()));
+            let seen = plan::OUTSIDE.ip(IpFamily::of(&to.ip()));
             let answers = from_outside.iter().map(|pod| ((*pod).to_owned(), seen)).collect();
             let expected = if from_outside.is_empty() { Expected::Dropped } else { Expected::Answers(answers) };
             Protocol::ALL.map(|protocol| Check {
@@ -75,7 +76,7 @@ pub fn draining_endpoints_are_the_last_resort_for_external_traffic(backend: Back
 }
 
 /// Endpoints may be nodes, or pods with the network of their node: also for that node itself, and under policy Local.
-pub fn nodes_are_endpoints_too(backend: Backend) {
+pub fn nodes_can_be_endpoints(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
     let nodes = cluster.nodes();
@@ -85,7 +86,7 @@ pub fn nodes_are_endpoints_too(backend: Backend) {
         .collect::<Vec<_>>();
     let [node_a, node_b] = [&nodes[0], &nodes[1]].map(Endpoint::of_node);
     let (both, only_b) = (service(1).endpoints([node_a, node_b.clone()]), service(1).endpoints([node_b]));
-    let local = both.clone().internal_policy(Policy::Local).external_policy(Policy::Local);
+    let local = both.clone().internal_policy(TrafficPolicy::Local).external_policy(TrafficPolicy::Local);
     let all = &["node-a", "node-b"][..];
     for (service, on_a, on_b, from_outside) in
         [(both, all, all, all), (only_b, &all[1..], &all[1..], &all[1..]), (local, &all[..1], &all[1..], &all[..1])]
@@ -109,7 +110,7 @@ fn service(number: u8) -> Service {
     service.port_all(PORT, 8080).node_port(NODE_PORT + u16::from(number))
 }
 
-fn endpoints(cluster: &Cluster, states: [State; 3]) -> impl Iterator<Item = Endpoint> {
+fn endpoints(cluster: &Cluster, states: [EndpointState; 3]) -> impl Iterator<Item = Endpoint> {
     PODS.into_iter().zip(states).map(|(pod, state)| Endpoint::of(cluster.pod(pod)).state(state))
 }
 
@@ -124,5 +125,5 @@ fn external(cluster: &Cluster, number: u8) -> Vec<SocketAddr> {
 }
 
 fn both(address: DualStack, port: u16) -> [SocketAddr; 2] {
-    Family::BOTH.map(|family| SocketAddr::new(address.ip(family), port))
+    IpFamily::ALL.map(|family| SocketAddr::new(address.ip(family), port))
 }

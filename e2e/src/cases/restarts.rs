@@ -1,4 +1,4 @@
-//! Each part ends and comes back, by SIGTERM and by SIGKILL, under live traffic: no connection is lost and nothing is written to the
+//! Each component ends and comes back, by SIGTERM and by SIGKILL, under live traffic: no connection is lost and nothing is written to the
 //! kernel. And what a node does alone: it keeps what it has, and after a reboot it comes up with what it had.
 
 use std::net::SocketAddr;
@@ -9,16 +9,16 @@ use nix::sys::signal::Signal;
 use super::expect::assert_pods;
 use crate::client::Client;
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE};
-use crate::manifests::{Policy, Service};
-use crate::plan::{self, Family};
+use crate::deployment::{Backend, Deployment, TIMEOUT};
+use crate::manifests::{Service, TrafficPolicy};
+use crate::plan::{self, IpFamily};
 use crate::process::Process;
 use crate::traffic::{Churn, Stream};
 use crate::wire::Protocol;
 
 /// What is restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum Component {
     Backends,
     Frontend,
 }
@@ -32,22 +32,22 @@ const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 
 /// Backends end as they are asked to.
 pub fn backends_are_terminated(backend: Backend) {
-    run(backend, Part::Backends, Signal::SIGTERM);
+    run(backend, Component::Backends, Signal::SIGTERM);
 }
 
 /// Backends end without a chance to tidy up.
 pub fn backends_are_killed(backend: Backend) {
-    run(backend, Part::Backends, Signal::SIGKILL);
+    run(backend, Component::Backends, Signal::SIGKILL);
 }
 
 /// The frontend shuts down cleanly.
 pub fn the_frontend_is_terminated(backend: Backend) {
-    run(backend, Part::Frontend, Signal::SIGTERM);
+    run(backend, Component::Frontend, Signal::SIGTERM);
 }
 
 /// The frontend ends without a word.
 pub fn the_frontend_is_killed(backend: Backend) {
-    run(backend, Part::Frontend, Signal::SIGKILL);
+    run(backend, Component::Frontend, Signal::SIGKILL);
 }
 
 /// Changes made while the frontend is down take effect after its restart, and not before.
@@ -57,10 +57,10 @@ pub fn changes_wait_for_the_frontend(backend: Backend) {
     deployment.stop_frontend(Signal::SIGKILL);
     let changed = web(deployment.cluster(), &["pod-b-1"]);
     deployment.manifests().apply(&changed);
-    assert_pods(&client, Protocol::Tcp, vip(Family::V4), &PODS);
+    assert_pods(&client, Protocol::Tcp, vip(IpFamily::V4), &PODS);
     deployment.start_frontend();
-    deployment.settle();
-    for family in Family::BOTH {
+    deployment.wait_until_programmed();
+    for family in IpFamily::ALL {
         Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), &["pod-b-1"]));
     }
 }
@@ -78,34 +78,34 @@ pub fn changes_wait_for_the_backends(backend: Backend) {
             deployment.start_frontend();
         }
         deployment.start_backends();
-        deployment.settle();
-        for family in Family::BOTH {
+        deployment.wait_until_programmed();
+        for family in IpFamily::ALL {
             Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), pods));
         }
     }
 }
 
 /// A node whose kernel has forgotten everything comes up with the last committed state, though no frontend is to be found.
-pub fn a_rebooted_node_comes_up_alone(backend: Backend) {
+pub fn rebooted_node_programs_its_last_state(backend: Backend) {
     let mut deployment = Deployment::start(backend, services);
     let changed = web(deployment.cluster(), &["pod-a-1", "pod-b-2"]);
     deployment.apply(&changed);
     // Written down after the kernel has it, and before anything else is done: so with one more change it is.
-    deployment.settle();
+    deployment.wait_until_programmed();
     deployment.stop_backends(Signal::SIGKILL);
     // Another cluster with the same addresses: the nodes after the reboot.
     let rebooted = Cluster::start();
     let nowhere = format!("unix:{}", deployment.path("nowhere.sock").display());
-    let agents = rebooted.nodes().iter().map(|node| {
+    let processes = rebooted.nodes().iter().map(|node| {
         let command = backend.follow(&nowhere, &node.name, &deployment.state(node), &[]);
         Process::spawn(&node.netns, command, &deployment.path(&format!("rebooted-{}.log", node.name)))
     });
-    let agents = agents.collect::<Vec<_>>();
-    for agent in &agents {
-        agent.wait_for_line("ready: node state programmed", 0, PATIENCE);
+    let processes = processes.collect::<Vec<_>>();
+    for process in &processes {
+        process.wait_for_line("ready: node state programmed", 0, TIMEOUT);
     }
     let local = |family| SocketAddr::new(plan::cluster_ip(2).ip(family), PORT);
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         for protocol in Protocol::ALL {
             assert_pods(&rebooted.pod("pod-a-3").client(), protocol, vip(family), &["pod-a-1", "pod-b-2"]);
             assert_pods(&rebooted.pod("pod-b-3").client(), protocol, local(family), &["pod-b-1", "pod-b-2"]);
@@ -116,22 +116,22 @@ pub fn a_rebooted_node_comes_up_alone(backend: Backend) {
 // === one restart ===
 
 #[track_caller]
-fn run(backend: Backend, part: Part, signal: Signal) {
+fn run(backend: Backend, component: Component, signal: Signal) {
     let mut deployment = Deployment::start(backend, services);
     let mut monitors = deployment.cluster().nodes().iter().map(|node| deployment.monitor(node)).collect::<Vec<_>>();
     let traffic = Traffic::start(deployment.cluster());
 
-    match part {
-        Part::Backends => deployment.stop_backends(signal),
-        Part::Frontend => deployment.stop_frontend(signal),
+    match component {
+        Component::Backends => deployment.stop_backends(signal),
+        Component::Frontend => deployment.stop_frontend(signal),
     }
     traffic.wait();
-    match part {
-        Part::Backends => deployment.start_backends(),
-        Part::Frontend => deployment.start_frontend(),
+    match component {
+        Component::Backends => deployment.start_backends(),
+        Component::Frontend => deployment.start_frontend(),
     }
     // Only the fence: so each backend has caught up, and had nothing to do.
-    deployment.settle();
+    deployment.wait_until_programmed();
     traffic.wait();
     for monitor in &mut monitors {
         let (fence, others): (Vec<_>, Vec<_>) =
@@ -156,21 +156,21 @@ impl Traffic {
         let clients = [cluster.pod("pod-a-3").client(), cluster.node('b').client(), cluster.client()];
         let mut streams = Vec::new();
         for client in &clients {
-            for family in Family::BOTH {
+            for family in IpFamily::ALL {
                 for protocol in [Protocol::Tcp, Protocol::Udp] {
                     streams.push(client.stream(protocol, vip(family), INTERVAL).expect("a connection"));
                 }
             }
         }
-        let churn = |(client, protocol, family): (&Client, Protocol, Family)| {
-            client.churn(protocol, vip(family), 100, PATIENCE * 3)
+        let churn = |(client, protocol, family): (&Client, Protocol, IpFamily)| {
+            client.churn(protocol, vip(family), 100, TIMEOUT * 3)
         };
         let [pod, node, outside] = &clients;
         let churns = [
-            (pod, Protocol::Tcp, Family::V6),
-            (node, Protocol::Tcp, Family::V4),
-            (outside, Protocol::Tcp, Family::V4),
-            (outside, Protocol::Udp, Family::V6),
+            (pod, Protocol::Tcp, IpFamily::V6),
+            (node, Protocol::Tcp, IpFamily::V4),
+            (outside, Protocol::Tcp, IpFamily::V4),
+            (outside, Protocol::Udp, IpFamily::V6),
         ];
         Self { streams, churns: churns.map(churn).into() }
     }
@@ -178,8 +178,8 @@ impl Traffic {
     /// Lets it run for a while.
     #[track_caller]
     fn wait(&self) {
-        self.churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, PATIENCE), "{:?}", churn.report()));
-        self.streams.iter().for_each(|stream| assert!(stream.wait_echoes(3, PATIENCE), "{:?}", stream.report()));
+        self.churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, TIMEOUT), "{:?}", churn.report()));
+        self.streams.iter().for_each(|stream| assert!(stream.wait_echoes(3, TIMEOUT), "{:?}", stream.report()));
     }
 
     /// No connection was lost or moved to another endpoint.
@@ -199,7 +199,10 @@ impl Traffic {
 
 fn services(cluster: &Cluster) -> Vec<Service> {
     let local = Service::new("local").cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080).node_port(30_080);
-    let local = local.external_ip(plan::external_ip(2)).internal_policy(Policy::Local).external_policy(Policy::Local);
+    let local = local
+        .external_ip(plan::external_ip(2))
+        .internal_policy(TrafficPolicy::Local)
+        .external_policy(TrafficPolicy::Local);
     vec![
         web(cluster, &PODS),
         local.pods(PODS.map(|name| cluster.pod(name))),
@@ -212,6 +215,6 @@ fn web(cluster: &Cluster, pods: &[&str]) -> Service {
     service.pods(pods.iter().map(|name| cluster.pod(name)))
 }
 
-fn vip(family: Family) -> SocketAddr {
+fn vip(family: IpFamily) -> SocketAddr {
     SocketAddr::new(plan::cluster_ip(1).ip(family), PORT)
 }

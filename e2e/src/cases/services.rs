@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::expect::{Check, Expected, assert_answers, assert_nobody, assert_pods, check_all};
+use super::expect::{Check, Expected, assert_answers, assert_closed, assert_pods, check_all};
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::deployment::{Backend, Deployment, TIMEOUT};
 use crate::manifests::Service;
-use crate::plan::{self, DualStack, Family};
+use crate::plan::{self, DualStack, IpFamily};
 use crate::server::Server;
 use crate::wire::Protocol;
 
@@ -23,7 +23,7 @@ const ATTEMPTS: u64 = 60;
 // === types ===
 
 /// A service is changed from one type to another and back: it has the addresses of its type, and no others any more.
-pub fn types_change(backend: Backend) {
+pub fn type_changes_apply_at_once(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
     let cluster_ip = web(deployment.cluster());
     let node_port = cluster_ip.clone().node_port(NODE_PORT);
@@ -42,14 +42,14 @@ pub fn types_change(backend: Backend) {
         (&cluster_ip, &[internal]),
     ] {
         deployment.apply(service);
-        assert_ways(&deployment, answering);
+        assert_vips(&deployment, answering);
     }
 }
 
 /// A service is led elsewhere by name, is made headless or given to another proxy: it has no VIP until it is back.
 pub fn some_services_have_no_vip(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
-    let web = everything(deployment.cluster());
+    let web = with_all_vips(deployment.cluster());
     let changes: [fn(&mut Vec<Value>); 5] = [
         // The addresses are left over from another type.
         |objects| {
@@ -69,14 +69,14 @@ pub fn some_services_have_no_vip(backend: Backend) {
     ];
     for change in changes {
         deployment.apply(&web);
-        assert_ways(&deployment, &[0, 1, 2, 3]);
+        assert_vips(&deployment, &[0, 1, 2, 3]);
         deployment.apply_changed(&web, change);
-        assert_ways(&deployment, &[]);
+        assert_vips(&deployment, &[]);
     }
 }
 
 /// Traffic to a load balancer that wants to see it (`ipMode: Proxy`), or that is known by name only, leaves the cluster.
-pub fn load_balancers_that_proxy_get_the_traffic(backend: Backend) {
+pub fn proxying_load_balancers_get_the_traffic(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
     let ip = plan::load_balancer_ip(1);
@@ -84,7 +84,7 @@ pub fn load_balancers_that_proxy_get_the_traffic(backend: Backend) {
     let _balancer = Server::start(cluster.outside(), "balancer", &ip.both(), &[PORT]);
     let service = web(cluster).load_balancer_ip(ip);
     let client = cluster.pod("pod-a-3").client();
-    let vips = Family::BOTH.map(|family| SocketAddr::new(ip.ip(family), PORT));
+    let vips = IpFamily::ALL.map(|family| SocketAddr::new(ip.ip(family), PORT));
     let modes: [(fn(&mut Value), _); 4] = [
         (|ingress| ingress["ipMode"] = json!("Proxy"), "balancer"),
         (|ingress| ingress["ipMode"] = json!("VIP"), "pod-a-1"),
@@ -104,7 +104,7 @@ pub fn load_balancers_that_proxy_get_the_traffic(backend: Backend) {
 // === families and spellings ===
 
 /// A service of one family has nothing in the other: no cluster IP, no node port, no external IP.
-pub fn services_of_one_family(backend: Backend) {
+pub fn single_stack_services_serve_one_family(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         let of = |number: u8, family| {
             let address = plan::cluster_ip(number).ip(family);
@@ -112,11 +112,11 @@ pub fn services_of_one_family(backend: Backend) {
             let service = service.node_port(NODE_PORT + u16::from(number)).external_ip(plan::external_ip(number));
             service.pods([cluster.pod("pod-a-1")])
         };
-        vec![of(1, Family::V4), of(2, Family::V6)]
+        vec![of(1, IpFamily::V4), of(2, IpFamily::V6)]
     });
     let cluster = deployment.cluster();
-    for (number, family, other) in [(1, Family::V4, Family::V6), (2, Family::V6, Family::V4)] {
-        let ways = |family| {
+    for (number, family, other) in [(1, IpFamily::V4, IpFamily::V6), (2, IpFamily::V6, IpFamily::V4)] {
+        let vips = |family| {
             let vips = [plan::cluster_ip(number), plan::external_ip(number)];
             let node_port = (cluster.node('a').address, NODE_PORT + u16::from(number));
             vips.map(|vip| (vip, PORT))
@@ -124,17 +124,17 @@ pub fn services_of_one_family(backend: Backend) {
                 .chain([node_port])
                 .map(move |(address, port)| SocketAddr::new(address.ip(family), port))
         };
-        assert_answers(&cluster.client(), ways(family), &["pod-a-1"]);
-        assert_nobody(&cluster.client(), ways(other));
+        assert_answers(&cluster.client(), vips(family), &["pod-a-1"]);
+        assert_closed(&cluster.client(), vips(other));
     }
 }
 
 /// Objects from before dual stack say less, and those whose first family is IPv6 say it in another order: they mean the same.
-pub fn families_in_every_spelling(backend: Backend) {
+pub fn families_are_read_from_all_fields(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let service = web(deployment.cluster());
     let client = deployment.cluster().pod("pod-a-3").client();
-    let [v4, v6] = Family::BOTH.map(|family| vip(plan::cluster_ip(1), family));
+    let [v4, v6] = IpFamily::ALL.map(|family| vip(plan::cluster_ip(1), family));
     type Spelling = fn(&mut Value);
     let spellings: [(Spelling, &[SocketAddr], &[SocketAddr]); 3] = [
         (
@@ -149,21 +149,21 @@ pub fn families_in_every_spelling(backend: Backend) {
         (|spec| drop(["clusterIPs", "ipFamilies"].map(|field| spec[field].take())), &[v4], &[v6]),
         (|spec| drop(["clusterIP", "ipFamilies"].map(|field| spec[field].take())), &[v4, v6], &[]),
     ];
-    for (spelling, answering, silent) in spellings {
+    for (spelling, answering, closed) in spellings {
         deployment.apply_changed(&service, |objects| spelling(&mut objects[0]["spec"]));
         assert_answers(&client, answering.iter().copied(), &["pod-a-1"]);
-        assert_nobody(&client, silent.iter().copied());
+        assert_closed(&client, closed.iter().copied());
     }
 }
 
 /// Leading zeros are decimal, as for the API server, and white space around a range is none of its.
-pub fn addresses_in_sloppy_spellings(backend: Backend) {
+pub fn leading_zeros_in_addresses_are_decimal(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
-    let service = everything(cluster);
+    let service = with_all_vips(cluster);
     let source = |number: u8| cluster.client().with_source(plan::client_source(number).v4.into());
     let (inside, beyond) = (source(1), source(8));
-    let [internal, node, balancer, external] = ways(cluster, Family::V4);
+    let [internal, node, balancer, external] = vips(cluster, IpFamily::V4);
     deployment.apply_changed(&service, |objects| {
         let spec = &mut objects[0]["spec"];
         spec["clusterIP"] = json!("010.096.000.001");
@@ -174,7 +174,7 @@ pub fn addresses_in_sloppy_spellings(backend: Backend) {
         objects[1]["endpoints"][0]["addresses"] = json!(["010.244.001.011"]);
     });
     assert_answers(&inside, [internal, node, balancer, external], &["pod-a-1"]);
-    assert_nobody(&beyond, [balancer]);
+    assert_closed(&beyond, [balancer]);
 }
 
 // === ports ===
@@ -196,7 +196,7 @@ pub fn protocols_are_independent(backend: Backend) {
         let cluster = deployment.cluster();
         let client = cluster.pod("pod-a-3").client();
         for (protocol, pod) in Protocol::ALL.into_iter().zip(pods).filter(|(protocol, _)| Some(*protocol) != gone) {
-            for to in Family::BOTH.into_iter().flat_map(|family| ways(cluster, family).into_iter().skip(1)) {
+            for to in IpFamily::ALL.into_iter().flat_map(|family| vips(cluster, family).into_iter().skip(1)) {
                 assert_pods(&client, protocol, to, &[pod]);
             }
         }
@@ -221,7 +221,7 @@ pub fn ports_are_independent(backend: Backend) {
     });
     let client = deployment.cluster().pod("pod-a-3").client();
     for (port, target) in targets {
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             for protocol in Protocol::ALL {
                 let to = SocketAddr::new(plan::cluster_ip(1).ip(family), port);
                 let reply = client.ask(protocol, to).unwrap_or_else(|error| panic!("{protocol} {to}: {error}"));
@@ -236,8 +236,8 @@ pub fn ports_are_renamed(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
     let service = web(deployment.cluster());
     let client = deployment.cluster().pod("pod-b-3").client();
-    let vips = Family::BOTH.map(|family| vip(plan::cluster_ip(1), family));
-    let churns = vips.map(|vip| client.churn(Protocol::Tcp, vip, PER_SECOND, PATIENCE * 3));
+    let vips = IpFamily::ALL.map(|family| vip(plan::cluster_ip(1), family));
+    let churns = vips.map(|vip| client.churn(Protocol::Tcp, vip, PER_SECOND, TIMEOUT * 3));
     let streams = [Protocol::Tcp, Protocol::Udp]
         .map(|protocol| vips.map(|vip| client.stream(protocol, vip, INTERVAL).expect("a connection")));
     for prefix in ["a", "z"] {
@@ -250,7 +250,7 @@ pub fn ports_are_renamed(backend: Backend) {
             }
         });
         churns.iter().for_each(|churn| {
-            assert!(churn.wait_attempts(ATTEMPTS, PATIENCE), "{:?}", churn.report());
+            assert!(churn.wait_attempts(ATTEMPTS, TIMEOUT), "{:?}", churn.report());
         });
         assert_answers(&client, vips, &["pod-a-1"]);
     }
@@ -266,27 +266,27 @@ pub fn ports_are_renamed(backend: Backend) {
 // === removal ===
 
 /// A Service is deleted and recreated with another cluster IP: connections continue, and the old address accepts no new ones.
-pub fn a_service_is_made_anew(backend: Backend) {
-    let mut deployment = Deployment::start(backend, |cluster| vec![everything(cluster)]);
-    let old = everything(deployment.cluster());
+pub fn recreated_service_keeps_old_connections(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| vec![with_all_vips(cluster)]);
+    let old = with_all_vips(deployment.cluster());
     let new = web(deployment.cluster()).cluster_ip(plan::cluster_ip(2));
     let client = deployment.cluster().pod("pod-a-3").client();
     let outside = deployment.cluster().client();
-    let addresses = |number| Family::BOTH.map(|family| vip(plan::cluster_ip(number), family));
-    let ways = Family::BOTH.map(|family| ways(deployment.cluster(), family));
+    let addresses = |number| IpFamily::ALL.map(|family| vip(plan::cluster_ip(number), family));
+    let vips = IpFamily::ALL.map(|family| vips(deployment.cluster(), family));
     let inside = addresses(1).map(|to| client.stream(Protocol::Tcp, to, INTERVAL));
     let streams =
-        inside.into_iter().chain(ways.into_iter().flatten().map(|to| outside.stream(Protocol::Tcp, to, INTERVAL)));
+        inside.into_iter().chain(vips.into_iter().flatten().map(|to| outside.stream(Protocol::Tcp, to, INTERVAL)));
     let streams = streams.map(|stream| stream.expect("a connection")).collect::<Vec<_>>();
 
     deployment.delete(&old);
-    assert_ways(&deployment, &[]);
-    assert_nobody(&client, addresses(1).into_iter().chain(addresses(2)));
+    assert_vips(&deployment, &[]);
+    assert_closed(&client, addresses(1).into_iter().chain(addresses(2)));
     deployment.apply(&new);
     assert_answers(&client, addresses(2), &["pod-a-1"]);
-    assert_nobody(&client, addresses(1));
+    assert_closed(&client, addresses(1));
     for stream in streams {
-        assert!(stream.wait_echoes(3, PATIENCE), "it goes on: {:?}", stream.report());
+        assert!(stream.wait_echoes(3, TIMEOUT), "it goes on: {:?}", stream.report());
         let report = stream.finish();
         assert!(report.is_clean(), "{report:?}");
     }
@@ -300,17 +300,17 @@ fn web(cluster: &Cluster) -> Service {
 }
 
 /// The same, with each kind of VIP.
-fn everything(cluster: &Cluster) -> Service {
+fn with_all_vips(cluster: &Cluster) -> Service {
     let service = web(cluster).node_port(NODE_PORT).external_ip(plan::external_ip(1));
     service.load_balancer_ip(plan::load_balancer_ip(1))
 }
 
-fn vip(address: DualStack, family: Family) -> SocketAddr {
+fn vip(address: DualStack, family: IpFamily) -> SocketAddr {
     SocketAddr::new(address.ip(family), PORT)
 }
 
 /// Cluster IP, node port, load-balancer IP, external IP.
-fn ways(cluster: &Cluster, family: Family) -> [SocketAddr; 4] {
+fn vips(cluster: &Cluster, family: IpFamily) -> [SocketAddr; 4] {
     [
         vip(plan::cluster_ip(1), family),
         SocketAddr::new(cluster.node('a').address.ip(family), NODE_PORT),
@@ -319,15 +319,15 @@ fn ways(cluster: &Cluster, family: Family) -> [SocketAddr; 4] {
     ]
 }
 
-/// These of the [`ways`] are answered from outside, and the others are not.
+/// These of the [`vips`] are answered from outside, and the others are not.
 #[track_caller]
-fn assert_ways(deployment: &Deployment, answering: &[usize]) {
+fn assert_vips(deployment: &Deployment, answering: &[usize]) {
     let cluster = deployment.cluster();
-    let all = Family::BOTH.into_iter().flat_map(|family| ways(cluster, family).into_iter().enumerate());
-    let (answering, silent): (Vec<_>, Vec<_>) = all.partition(|(at, _)| answering.contains(at));
+    let all = IpFamily::ALL.into_iter().flat_map(|family| vips(cluster, family).into_iter().enumerate());
+    let (answering, closed): (Vec<_>, Vec<_>) = all.partition(|(at, _)| answering.contains(at));
     let mut checks = Vec::new();
     for (_, to) in answering {
-        let pod = ("pod-a-1".to_owned(), plan::gateway(1).ip(Family::of(to.ip())));
+        let pod = ("pod-a-1".to_owned(), plan::gateway(1).ip(IpFamily::of(&to.ip())));
         checks.extend(Protocol::ALL.map(|protocol| Check {
             what: "from outside".to_owned(),
             client: cluster.client(),
@@ -337,7 +337,7 @@ fn assert_ways(deployment: &Deployment, answering: &[usize]) {
         }));
     }
     check_all(&checks);
-    assert_nobody(&cluster.client(), silent.into_iter().map(|(_, to)| to));
+    assert_closed(&cluster.client(), closed.into_iter().map(|(_, to)| to));
 }
 
 fn label(object: &mut Value, name: &str, value: &str) {

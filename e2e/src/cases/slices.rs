@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-use super::expect::{assert_answers, assert_nobody, assert_pods};
+use super::expect::{assert_answers, assert_closed, assert_pods};
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE};
-use crate::manifests::{Endpoint, Service, State};
-use crate::plan::{self, Family};
+use crate::deployment::{Backend, Deployment, TIMEOUT};
+use crate::manifests::{Endpoint, EndpointState, Service};
+use crate::plan::{self, IpFamily};
 use crate::wire::Protocol;
 
-use State::{Draining, NotReady, Ready, Terminating};
+use EndpointState::{Draining, NotReady, Ready, Terminating};
 
 const PORT: u16 = 80;
 const PER_SECOND: u32 = 200;
@@ -21,7 +21,7 @@ const ATTEMPTS: u64 = 60;
 // === several slices ===
 
 /// The endpoints of a service are those of all its slices; one that moves from a slice to another is there all the time.
-pub fn slices_add_up(backend: Backend) {
+pub fn endpoints_of_all_slices_are_used(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
     let [a1, a2, b1] = ["pod-a-1", "pod-a-2", "pod-b-1"].map(|name| Endpoint::of(cluster.pod(name)));
@@ -31,11 +31,11 @@ pub fn slices_add_up(backend: Backend) {
     assert_answers(&client, vips(), &["pod-a-1", "pod-a-2", "pod-b-1"]);
     apply(&[&[&a1], &[]]);
     assert_answers(&client, vips(), &["pod-a-1"]);
-    let churns = vips().map(|vip| client.churn(Protocol::Tcp, vip, PER_SECOND, PATIENCE * 3));
+    let churns = vips().map(|vip| client.churn(Protocol::Tcp, vip, PER_SECOND, TIMEOUT * 3));
     let moves: [&[&[&Endpoint]]; 4] = [&[&[&a1], &[&a1]], &[&[], &[&a1]], &[&[&a1], &[]], &[&[], &[], &[&a1]]];
     for slices in moves {
         apply(slices);
-        churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, PATIENCE)));
+        churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, TIMEOUT)));
     }
     for churn in churns {
         let report = churn.finish();
@@ -45,7 +45,7 @@ pub fn slices_add_up(backend: Backend) {
 }
 
 /// An address that two slices have, because it went from one pod to the next: the pod that lives counts, whichever slice it is in.
-pub fn an_address_in_two_slices(backend: Backend) {
+pub fn duplicate_address_is_that_of_the_live_pod(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
     let in_state = |state| Endpoint::of(cluster.pod("pod-b-1")).state(state);
@@ -63,7 +63,7 @@ pub fn an_address_in_two_slices(backend: Backend) {
 }
 
 /// Pods of one service serve at different port numbers, each with a slice for its number.
-pub fn pods_have_target_ports_of_their_own(backend: Backend) {
+pub fn pods_may_differ_in_target_ports(backend: Backend) {
     let builder = Deployment::builder(backend).cluster(Cluster::builder().ports(&[8080, 9090]));
     let mut deployment = builder.start(|_| Vec::new());
     let cluster = deployment.cluster();
@@ -88,7 +88,7 @@ pub fn pods_have_target_ports_of_their_own(backend: Backend) {
 
 /// Conditions that are not there say yes to ready and serving, no to terminating; and ready is ready, as for services that publish
 /// addresses which are not, regardless of the other conditions.
-pub fn conditions_in_every_combination(backend: Backend) {
+pub fn conditions_select_endpoints(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let client = deployment.cluster().pod("pod-a-3").client();
     let subject = Endpoint::of(deployment.cluster().pod("pod-b-1"));
@@ -121,7 +121,7 @@ pub fn conditions_in_every_combination(backend: Backend) {
 // === what does not count ===
 
 /// Slices of other kinds and owners, ports without a number or a name, and an endpoint's further addresses.
-pub fn some_slices_do_not_count(backend: Backend) {
+pub fn unusable_slices_are_ignored(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
     let client = cluster.pod("pod-a-3").client();
@@ -157,11 +157,11 @@ pub fn some_slices_do_not_count(backend: Backend) {
         assert_answers(&client, vips(), &["pod-a-1"]);
     }
     deployment.apply_changed(&good, |objects| objects.truncate(1));
-    assert_nobody(&client, vips());
+    assert_closed(&client, vips());
 }
 
 /// Labels, annotations and the order of endpoints change nothing: nothing is written to a kernel.
-pub fn changes_that_mean_nothing(backend: Backend) {
+pub fn irrelevant_changes_write_nothing(backend: Backend) {
     let pods = ["pod-a-1", "pod-b-1", "pod-b-2"];
     let web = |cluster: &Cluster| web().pods(pods.map(|name| cluster.pod(name)));
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
@@ -200,7 +200,7 @@ fn web() -> Service {
 }
 
 fn vips() -> [SocketAddr; 2] {
-    Family::BOTH.map(|family| SocketAddr::new(plan::cluster_ip(1).ip(family), PORT))
+    IpFamily::ALL.map(|family| SocketAddr::new(plan::cluster_ip(1).ip(family), PORT))
 }
 
 /// Writes the service with these slices in each family, all for port 8080.

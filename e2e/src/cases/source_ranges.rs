@@ -4,12 +4,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::expect::{Check, Expected, check_all, check_traced};
+use super::expect::{Check, Expected, check_all, check_with_trace};
 use crate::client::Client;
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE};
+use crate::deployment::{Backend, Deployment, TIMEOUT};
 use crate::manifests::Service;
-use crate::plan::{self, DualStack, Family};
+use crate::plan::{self, DualStack, IpFamily};
 use crate::wire::Protocol;
 
 const PORT: u16 = 80;
@@ -44,7 +44,7 @@ pub fn only_sources_in_a_range_connect(backend: Backend) {
     let mut node_port = checks_from(cluster, 8, cluster.node('a').address, &answers());
     node_port.iter_mut().for_each(|check| check.to.set_port(NODE_PORT));
     checks.extend(node_port);
-    check_traced(cluster, &checks);
+    check_with_trace(cluster, &checks);
 }
 
 /// Ranges that overlap, follow each other or are there twice mean what all of them mean.
@@ -61,7 +61,7 @@ pub fn ranges_may_overlap(backend: Backend) {
 }
 
 /// A range of all addresses lifts the restriction, and ranges of one family do not restrict the other.
-pub fn everything_is_a_range_too(backend: Backend) {
+pub fn range_of_all_addresses_lifts_the_restriction(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         vec![
             service(cluster, 1).source_ranges(&[NEAR[0], "0.0.0.0/0", NEAR[1]]),
@@ -71,7 +71,7 @@ pub fn everything_is_a_range_too(backend: Backend) {
         ]
     });
     let mut checks = Vec::new();
-    for (number, open) in [(1, Family::V4), (2, Family::V6), (3, Family::V6), (4, Family::V4)] {
+    for (number, open) in [(1, IpFamily::V4), (2, IpFamily::V6), (3, IpFamily::V6), (4, IpFamily::V4)] {
         let ip = plan::load_balancer_ip(number);
         let expected = |family| if family == open { answers()(family) } else { Expected::Dropped };
         checks.extend(checks_from(deployment.cluster(), 1, ip, &answers()));
@@ -81,40 +81,40 @@ pub fn everything_is_a_range_too(backend: Backend) {
 }
 
 /// Without endpoints those in a range are refused, as always, and the others still hear nothing.
-pub fn without_endpoints_the_others_are_told_nothing(backend: Backend) {
+pub fn other_sources_are_dropped_also_without_endpoints(backend: Backend) {
     let deployment = Deployment::start(backend, |_| vec![web(1).source_ranges(&NEAR)]);
     let ip = plan::load_balancer_ip(1);
     let mut checks = checks_from(deployment.cluster(), 1, ip, &|_| Expected::Refused);
     checks.extend(checks_from(deployment.cluster(), 8, ip, &|_| Expected::Dropped));
-    check_traced(deployment.cluster(), &checks);
+    check_with_trace(deployment.cluster(), &checks);
 }
 
 /// Ranges change under traffic: who is in one before and after notices nothing, nor does another service, and connections that exist go
 /// on wherever they come from.
-pub fn ranges_change(backend: Backend) {
+pub fn range_changes_apply_at_once(backend: Backend) {
     let service = |cluster: &Cluster, ranges: &[&str]| service(cluster, 1).source_ranges(ranges);
     let mut deployment = Deployment::start(backend, |cluster| {
         let other = self::service(cluster, 2).source_ranges(&["203.0.113.8/32", "2001:db8:203::8/128"]);
         vec![service(cluster, &NEAR), other]
     });
     assert_answered(&deployment, [1], [5]);
-    let churns = Family::BOTH.map(|family| {
+    let churns = IpFamily::ALL.map(|family| {
         [(1, 1), (8, 2)].map(|(source, number)| {
             let client = from(deployment.cluster(), source, family);
-            client.churn(Protocol::Tcp, vip(number, family), PER_SECOND, PATIENCE * 3)
+            client.churn(Protocol::Tcp, vip(number, family), PER_SECOND, TIMEOUT * 3)
         })
     });
     let churns = churns.as_flattened();
     let both = [NEAR, FAR].concat();
     deployment.apply(&service(deployment.cluster(), &both));
     assert_answered(&deployment, [1, 5], [8]);
-    let streams = Family::BOTH.map(|family| {
+    let streams = IpFamily::ALL.map(|family| {
         let client = from(deployment.cluster(), 5, family);
         client.stream(Protocol::Tcp, vip(1, family), INTERVAL).expect("a connection")
     });
     let narrow = ["203.0.113.1/32", "2001:db8:203::1/128"];
     let wide = ["203.0.113.0/24", "2001:db8:203::/64"];
-    for (ranges, in_force) in [
+    for (ranges, expected) in [
         (&narrow[..], [&[1][..], &[2, 5, 8]]),
         (&wide, [&[1, 5, 8], &[]]),
         (&NEAR, [&[1, 3], &[4, 5]]),
@@ -122,9 +122,9 @@ pub fn ranges_change(backend: Backend) {
     ] {
         let changed = service(deployment.cluster(), ranges);
         deployment.apply(&changed);
-        let [answered, dropped] = in_force;
+        let [answered, dropped] = expected;
         assert_answered(&deployment, answered.iter().copied(), dropped.iter().copied());
-        churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, PATIENCE)));
+        churns.iter().for_each(|churn| assert!(churn.wait_attempts(ATTEMPTS, TIMEOUT)));
     }
     for churn in churns {
         assert_eq!(churn.report().failures, []);
@@ -133,14 +133,14 @@ pub fn ranges_change(backend: Backend) {
     deployment.apply(&changed);
     assert_answered(&deployment, [1], [5]);
     for stream in streams {
-        assert!(stream.wait_echoes(10, PATIENCE), "it goes on: {:?}", stream.report());
+        assert!(stream.wait_echoes(10, TIMEOUT), "it goes on: {:?}", stream.report());
         assert!(stream.finish().is_clean());
     }
 }
 
 /// Where the node itself is in a range, packets with the address for source and destination are welcome: a load balancer may send the
 /// node's own traffic back like that. No other address is.
-pub fn a_node_in_a_range_may_come_as_the_load_balancer(backend: Backend) {
+pub fn node_in_a_range_may_use_the_load_balancer_ip_as_source(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         vec![service(cluster, 1).source_ranges(&plan::FABRIC), service(cluster, 2).source_ranges(&NEAR)]
     });
@@ -169,26 +169,26 @@ fn web(number: u8) -> Service {
     service.load_balancer_ip(plan::load_balancer_ip(number)).port_all(PORT, 8080)
 }
 
-fn vip(number: u8, family: Family) -> SocketAddr {
+fn vip(number: u8, family: IpFamily) -> SocketAddr {
     SocketAddr::new(plan::load_balancer_ip(number).ip(family), PORT)
 }
 
 // === who asks, and what comes of it ===
 
-fn from(cluster: &Cluster, source: u8, family: Family) -> Client {
+fn from(cluster: &Cluster, source: u8, family: IpFamily) -> Client {
     cluster.client().with_source(plan::client_source(source).ip(family))
 }
 
 /// The endpoint answers, and sees node-a: external traffic is masqueraded.
-fn answers() -> impl Fn(Family) -> Expected {
+fn answers() -> impl Fn(IpFamily) -> Expected {
     |family| Expected::Answers([("pod-a-1".to_owned(), plan::gateway(1).ip(family))].into())
 }
 
 fn checks(
     what: &str,
-    client: impl Fn(Family) -> Client,
+    client: impl Fn(IpFamily) -> Client,
     to: DualStack,
-    expected: &dyn Fn(Family) -> Expected,
+    expected: &dyn Fn(IpFamily) -> Expected,
 ) -> Vec<Check> {
     let of = |family| {
         let check = |protocol| Check {
@@ -200,10 +200,10 @@ fn checks(
         };
         Protocol::ALL.map(check)
     };
-    Family::BOTH.into_iter().flat_map(of).collect()
+    IpFamily::ALL.into_iter().flat_map(of).collect()
 }
 
-fn checks_from(cluster: &Cluster, source: u8, to: DualStack, expected: &dyn Fn(Family) -> Expected) -> Vec<Check> {
+fn checks_from(cluster: &Cluster, source: u8, to: DualStack, expected: &dyn Fn(IpFamily) -> Expected) -> Vec<Check> {
     checks(&format!("from outside, {source}"), |family| from(cluster, source, family), to, expected)
 }
 

@@ -10,10 +10,10 @@ use nix::sys::signal::Signal;
 
 use super::expect::assert_pods;
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE, fairlead};
+use crate::deployment::{Backend, Deployment, TIMEOUT, fairlead};
 use crate::manifests::Service;
 use crate::netns::Netns;
-use crate::plan::{self, Family};
+use crate::plan::{self, IpFamily};
 use crate::traffic::{Churn, Stream};
 use crate::wire::Protocol;
 use rules::Mode;
@@ -81,7 +81,7 @@ fn run(backend: Backend, mode: Mode) {
     }
 
     let client = deployment.cluster().pod("pod-a-3").client();
-    for family in Family::BOTH {
+    for family in IpFamily::ALL {
         Protocol::ALL.into_iter().for_each(|protocol| assert_pods(&client, protocol, vip(family), &PODS));
     }
     let (succeeded, output) = cleanup(&node, &["--of", "kube-proxy"]);
@@ -123,8 +123,8 @@ impl Traffic {
         let clients = [cluster.pod("pod-a-3").client(), cluster.node('a').client()];
         let (mut streams, mut churns) = (Vec::new(), Vec::new());
         for client in &clients {
-            for family in Family::BOTH {
-                churns.push(client.churn(Protocol::Tcp, vip(family), 50, PATIENCE * 3));
+            for family in IpFamily::ALL {
+                churns.push(client.churn(Protocol::Tcp, vip(family), 50, TIMEOUT * 3));
                 for protocol in [Protocol::Tcp, Protocol::Udp] {
                     streams.push(client.stream(protocol, vip(family), INTERVAL).expect("a connection"));
                 }
@@ -137,10 +137,10 @@ impl Traffic {
     #[track_caller]
     fn wait(&self) {
         for churn in &self.churns {
-            assert!(churn.wait_attempts(20, PATIENCE), "{:?}", churn.report());
+            assert!(churn.wait_attempts(20, TIMEOUT), "{:?}", churn.report());
         }
         for stream in &self.streams {
-            assert!(stream.wait_echoes(5, PATIENCE), "{:?}", stream.report());
+            assert!(stream.wait_echoes(5, TIMEOUT), "{:?}", stream.report());
         }
     }
 
@@ -162,6 +162,6 @@ fn web(cluster: &Cluster) -> Service {
     service.pods(PODS.map(|name| cluster.pod(name)))
 }
 
-fn vip(family: Family) -> SocketAddr {
+fn vip(family: IpFamily) -> SocketAddr {
     SocketAddr::new(plan::cluster_ip(1).ip(family), PORT)
 }

@@ -7,17 +7,17 @@ use serde_json::json;
 use super::expect::assert_pods;
 use crate::cluster::Cluster;
 use crate::deployment::{Backend, Deployment};
-use crate::manifests::{Endpoint, Policy, Service, State, node_object};
-use crate::plan::{self, Family};
+use crate::manifests::{Endpoint, EndpointState, Service, TrafficPolicy, node_object};
+use crate::plan::{self, IpFamily};
 use crate::wire::Protocol;
 
-use State::{Draining, NotReady, Ready};
+use EndpointState::{Draining, NotReady, Ready};
 
 const PORT: u16 = 80;
 const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 
 /// One endpoint: its state, the zones and the nodes that it is hinted to.
-type Hinted = (State, &'static [&'static str], &'static [&'static str]);
+type Hinted = (EndpointState, &'static [&'static str], &'static [&'static str]);
 
 /// Each kind of hint is used only when all ready endpoints have some and one is for this node; else the next kind, else everybody.
 pub fn hints_fall_back(backend: Backend) {
@@ -71,26 +71,27 @@ pub fn hints_fall_back(backend: Backend) {
 }
 
 /// Under policy Local an endpoint on the node is used, to whomever it is hinted.
-pub fn local_traffic_knows_no_hints(backend: Backend) {
+pub fn policy_local_ignores_hints(backend: Backend) {
     let elsewhere: [Hinted; 4] = [
         (Ready, &["b"], &["node-b"]),
         (Ready, &["b"], &["node-b"]),
         (Ready, &["a"], &["node-a"]),
         (Ready, &["a"], &["node-a"]),
     ];
-    let deployment = Deployment::start(backend, |cluster| vec![web(cluster, elsewhere).internal_policy(Policy::Local)]);
+    let deployment =
+        Deployment::start(backend, |cluster| vec![web(cluster, elsewhere).internal_policy(TrafficPolicy::Local)]);
     assert_each_node(&deployment, &[&PODS[..2], &PODS[2..]]);
 }
 
 /// A node moves to another zone, and to none: it uses the endpoints for where it is.
-pub fn a_node_changes_zones(backend: Backend) {
+pub fn zone_changes_apply_at_once(backend: Backend) {
     let hints: [Hinted; 4] = [(Ready, &["a"], &[]), (Ready, &["b"], &[]), (Ready, &["b"], &[]), (Ready, &["c"], &[])];
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, hints)]);
     let [in_a, in_b, in_c, all] = [&PODS[..1], &PODS[1..3], &PODS[3..], &PODS[..]];
     assert_each_node(&deployment, &[in_a, in_b]);
     for (zone, expected) in [(Some("b"), in_b), (Some("c"), in_c), (None, all), (Some("z"), all), (Some("a"), in_a)] {
         write_node(&deployment, zone);
-        deployment.settle();
+        deployment.wait_until_programmed();
         assert_each_node(&deployment, &[expected, in_b]);
     }
 }
@@ -121,7 +122,7 @@ fn assert_each_node(deployment: &Deployment, expected: &[&[&str]; 2]) {
     for (node, expected) in deployment.cluster().nodes().iter().zip(expected) {
         let client = node.pod(3).client();
         for (family, protocol) in
-            [(Family::V4, Protocol::Tcp), (Family::V6, Protocol::Udp), (Family::V4, Protocol::Sctp)]
+            [(IpFamily::V4, Protocol::Tcp), (IpFamily::V6, Protocol::Udp), (IpFamily::V4, Protocol::Sctp)]
         {
             let to = SocketAddr::new(plan::cluster_ip(1).ip(family), PORT);
             assert_pods(&client, protocol, to, expected);

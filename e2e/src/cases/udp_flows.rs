@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::cluster::Cluster;
-use crate::deployment::{Backend, Deployment, PATIENCE};
-use crate::manifests::{Endpoint, Service, State};
-use crate::plan::{self, Family};
+use crate::deployment::{Backend, Deployment, TIMEOUT};
+use crate::manifests::{Endpoint, EndpointState, Service};
+use crate::plan::{self, IpFamily};
 use crate::traffic::{Stream, StreamReport};
 use crate::uml;
 use crate::wait::eventually;
@@ -31,7 +31,7 @@ const SECOND: [&str; 2] = ["172.31.0.1", "fd00:172:31::1"];
 // === the cases ===
 
 /// At each kind of VIP, from a pod, from the node and from outside.
-pub fn a_client_moves_when_its_endpoint_goes(backend: Backend) {
+pub fn client_moves_when_its_endpoint_is_removed(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
     let streams = streams(deployment.cluster());
     wait_for(&streams, "pod-a-1");
@@ -47,25 +47,25 @@ pub fn a_client_moves_when_its_endpoint_goes(backend: Backend) {
 }
 
 /// Without endpoints it is rejected, and the next endpoint answers it again.
-pub fn a_client_is_refused_until_the_next_endpoint_comes(backend: Backend) {
+pub fn client_is_rejected_until_the_next_endpoint(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1"])]);
     let streams = streams(deployment.cluster());
     wait_for(&streams, "pod-a-1");
     let (without, with) = (web(deployment.cluster(), &[]), web(deployment.cluster(), &["pod-a-2"]));
     deployment.apply(&without);
     for (what, stream) in &streams {
-        assert!(stream.wait_until(PATIENCE, |report| report.resets >= 3), "{what}: {:?}", stream.report());
+        assert!(stream.wait_until(TIMEOUT, |report| report.resets >= 3), "{what}: {:?}", stream.report());
     }
     deployment.apply(&with);
     wait_for(&streams, "pod-a-2");
 }
 
 /// What it sent before the service was there went its own way, or was refused by the node; that is over with the service.
-pub fn a_client_from_before_the_service_is_answered(backend: Backend) {
+pub fn client_from_before_the_service_is_answered(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let streams = streams(deployment.cluster());
     for (what, stream) in &streams {
-        let sent = stream.wait_until(PATIENCE, |report| report.lost + report.resets >= 2);
+        let sent = stream.wait_until(TIMEOUT, |report| report.lost + report.resets >= 2);
         assert!(sent && stream.report().echoed == 0, "{what}: {:?}", stream.report());
     }
     let service = web(deployment.cluster(), &["pod-b-1"]);
@@ -74,7 +74,7 @@ pub fn a_client_from_before_the_service_is_answered(backend: Backend) {
 }
 
 /// Node ports at an address that is not the node's first are no exception.
-pub fn clients_move_at_all_node_addresses(backend: Backend) {
+pub fn clients_move_at_every_node_address(backend: Backend) {
     let builder = Deployment::builder(backend).argument("--nodeport-addresses").argument(SECOND_CIDRS);
     let mut deployment = builder.start(|_| Vec::new());
     let second = add_second_address(deployment.cluster());
@@ -84,7 +84,7 @@ pub fn clients_move_at_all_node_addresses(backend: Backend) {
         (format!("from outside to {to}"), stream(&client, to))
     });
     for (what, stream) in &streams {
-        assert!(stream.wait_until(PATIENCE, |report| report.resets >= 2), "{what}: {:?}", stream.report());
+        assert!(stream.wait_until(TIMEOUT, |report| report.resets >= 2), "{what}: {:?}", stream.report());
     }
     for pod in ["pod-a-1", "pod-b-1"] {
         let service = web(deployment.cluster(), &[pod]);
@@ -94,36 +94,40 @@ pub fn clients_move_at_all_node_addresses(backend: Backend) {
 }
 
 /// Flows keep an endpoint that is in use, including a terminating one that is used because none is ready, whatever else changes.
-pub fn live_flows_stay(backend: Backend) {
-    let mut deployment =
-        Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1", "pod-a-2"]), other(cluster, State::Ready)]);
+pub fn live_flows_keep_their_endpoint(backend: Backend) {
+    let mut deployment = Deployment::start(backend, |cluster| {
+        vec![web(cluster, &["pod-a-1", "pod-a-2"]), other(cluster, EndpointState::Ready)]
+    });
     let cluster = deployment.cluster();
     let client = cluster.pod("pod-a-3").client();
     let streams = (0..FLOWS).map(|number| {
-        let to = SocketAddr::new(plan::cluster_ip(1).ip(Family::BOTH[number % 2]), PORT);
+        let to = SocketAddr::new(plan::cluster_ip(1).ip(IpFamily::ALL[number % 2]), PORT);
         (format!("flow {number} to {to}"), stream(&client, to))
     });
     let streams = streams.collect::<Vec<_>>();
-    let others = Family::BOTH.map(|family| {
+    let others = IpFamily::ALL.map(|family| {
         let to = SocketAddr::new(plan::cluster_ip(2).ip(family), PORT);
         (format!("to {to}"), stream(&client, to))
     });
     wait_for(&others, "pod-b-1");
     for (what, stream) in &streams {
-        assert!(stream.wait_echoes(1, PATIENCE), "{what}: {:?}", stream.report());
+        assert!(stream.wait_echoes(1, TIMEOUT), "{what}: {:?}", stream.report());
     }
     let firsts = streams.iter().map(|(_, stream)| stream.report().pods).collect::<Vec<_>>();
 
     let steps = [
-        (web(cluster, &["pod-a-2", "pod-b-1"]), other(cluster, State::Ready)),
-        (web(cluster, &["pod-a-2"]), other(cluster, State::Draining)),
-        (web(cluster, &["pod-a-2", "pod-b-2", "pod-a-1"]).node_port(NODE_PORT + 1), other(cluster, State::Draining)),
+        (web(cluster, &["pod-a-2", "pod-b-1"]), other(cluster, EndpointState::Ready)),
+        (web(cluster, &["pod-a-2"]), other(cluster, EndpointState::Draining)),
+        (
+            web(cluster, &["pod-a-2", "pod-b-2", "pod-a-1"]).node_port(NODE_PORT + 1),
+            other(cluster, EndpointState::Draining),
+        ),
     ];
     for (web, other) in steps {
         deployment.manifests().apply(&other);
         deployment.apply(&web);
         for (what, stream) in streams.iter().chain(&others) {
-            assert!(stream.wait_echoes(3, PATIENCE), "{what}: {:?}", stream.report());
+            assert!(stream.wait_echoes(3, TIMEOUT), "{what}: {:?}", stream.report());
         }
     }
     let mut stayed = 0;
@@ -147,7 +151,7 @@ fn web(cluster: &Cluster, pods: &[&str]) -> Service {
 }
 
 /// A service with one endpoint.
-fn other(cluster: &Cluster, state: State) -> Service {
+fn other(cluster: &Cluster, state: EndpointState) -> Service {
     let service = Service::new("other").cluster_ip(plan::cluster_ip(2)).port_all(PORT, 8080);
     service.endpoints([Endpoint::of(cluster.pod("pod-b-1")).state(state)])
 }
@@ -157,7 +161,7 @@ fn other(cluster: &Cluster, state: State) -> Service {
 /// One at each kind of VIP, in both families.
 fn streams(cluster: &Cluster) -> Vec<(String, Stream)> {
     let (pod, node) = (cluster.pod("pod-a-3").client(), cluster.node('a'));
-    let ways = [
+    let targets = [
         ("pod to cluster IP", &pod, plan::cluster_ip(1), PORT),
         ("node to cluster IP", &node.client(), plan::cluster_ip(1), PORT),
         ("outside to external IP", &cluster.client(), plan::external_ip(1), PORT),
@@ -167,10 +171,10 @@ fn streams(cluster: &Cluster) -> Vec<(String, Stream)> {
     ];
     let open = |(what, client, address, port): (&str, &Client, plan::DualStack, u16)| {
         let client = client.clone().with_deadline(SHORT);
-        Family::BOTH
+        IpFamily::ALL
             .map(|family| (format!("{what}, {family}"), stream(&client, SocketAddr::new(address.ip(family), port))))
     };
-    ways.into_iter().flat_map(open).collect()
+    targets.into_iter().flat_map(open).collect()
 }
 
 #[track_caller]
@@ -183,9 +187,9 @@ fn stream(client: &Client, to: SocketAddr) -> Stream {
 fn wait_for(streams: &[(String, Stream)], pod: &str) {
     for (what, stream) in streams {
         let answered = |report: &StreamReport| report.pods.get(pod).is_some_and(|answers| *answers >= 3);
-        assert!(stream.wait_until(PATIENCE, answered), "{what}, waiting for {pod}: {:?}", stream.report());
+        assert!(stream.wait_until(TIMEOUT, answered), "{what}, waiting for {pod}: {:?}", stream.report());
         let before = stream.report();
-        assert!(stream.wait_echoes(2, PATIENCE), "{what}: {:?}", stream.report());
+        assert!(stream.wait_echoes(2, TIMEOUT), "{what}: {:?}", stream.report());
         let after = stream.report();
         assert!(
             after.pods.iter().all(|(name, answers)| name == pod || before.pods.get(name) == Some(answers)),
@@ -212,7 +216,7 @@ fn add_second_address(cluster: &Cluster) -> [IpAddr; 2] {
     // The kernel uses a new IPv6 address a little later.
     let client = cluster.client().with_deadline(Duration::from_millis(20));
     for address in addresses {
-        eventually("the address is used", PATIENCE, || {
+        eventually("the address is used", TIMEOUT, || {
             (client.udp(SocketAddr::new(address, DISCARD)) == Err(Failure::Refused)).then_some(())
         });
     }

@@ -11,7 +11,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 
 use super::Probe;
-use crate::plan::Family;
+use crate::plan::IpFamily;
 use crate::sctp::{Chunk, IPPROTO_SCTP, Packet};
 use crate::wire::{Failure, Protocol, Reply};
 
@@ -31,7 +31,7 @@ impl Probe {
         let socket = self.socket(to, Type::STREAM, None)?;
         socket.connect_timeout(&to.into(), self.deadline)?;
         // Established, it is to be as robust as anybody's connection.
-        hear_icmp_errors(&socket, to, IcmpErrors::Fatal)?;
+        report_icmp_errors(&socket, to, IcmpErrors::Fatal)?;
         let stream = TcpStream::from(socket);
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(self.left(start)))?;
@@ -94,7 +94,7 @@ impl Probe {
 
     fn socket(self, to: SocketAddr, kind: Type, protocol: Option<socket2::Protocol>) -> Result<Socket, Failure> {
         let socket = Socket::new(Domain::for_address(to), kind, protocol)?;
-        hear_icmp_errors(&socket, to, IcmpErrors::All)?;
+        report_icmp_errors(&socket, to, IcmpErrors::All)?;
         let chosen_later = |source: &SocketAddr| kind == Type::DGRAM && source.port() == 0;
         if let Some(mut source) = self.source.filter(|source| !chosen_later(source)) {
             if kind == Type::RAW {
@@ -135,11 +135,11 @@ enum IcmpErrors {
     All,
 }
 
-fn hear_icmp_errors(socket: &Socket, to: SocketAddr, errors: IcmpErrors) -> io::Result<()> {
+fn report_icmp_errors(socket: &Socket, to: SocketAddr, errors: IcmpErrors) -> io::Result<()> {
     let all = errors == IcmpErrors::All;
-    match Family::of(to.ip()) {
-        Family::V4 => setsockopt(socket, sockopt::Ipv4RecvErr, &all)?,
-        Family::V6 => setsockopt(socket, sockopt::Ipv6RecvErr, &all)?,
+    match IpFamily::of(&to.ip()) {
+        IpFamily::V4 => setsockopt(socket, sockopt::Ipv4RecvErr, &all)?,
+        IpFamily::V6 => setsockopt(socket, sockopt::Ipv6RecvErr, &all)?,
     }
     Ok(())
 }
@@ -161,9 +161,9 @@ pub(crate) fn strip_ip_header(family: SocketAddr, packet: &[u8]) -> &[u8] {
 
 /// The kernel's choice is random, and now and then one that conntrack remembers, with the endpoint that it led to then.
 fn bind_to_fresh_port(socket: &Socket, source: Option<SocketAddr>, to: SocketAddr) -> io::Result<()> {
-    let any: IpAddr = match Family::of(to.ip()) {
-        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    let any: IpAddr = match IpFamily::of(&to.ip()) {
+        IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
     };
     loop {
         let address = source.map_or(any, |source| source.ip());

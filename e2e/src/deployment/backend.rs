@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{program::fairlead, written};
+use super::{kernel_changes, program::fairlead};
 use crate::netns::Netns;
 use crate::tools::{nft, nft_list};
 
@@ -97,7 +97,7 @@ impl Backend {
     #[track_caller]
     pub(super) fn note(self, command: &mut Command, directory: &Path) {
         if matches!(self, Self::IptablesNft | Self::IptablesLegacy) {
-            written::install(directory, self.tools());
+            kernel_changes::install(directory, self.tools());
             let path = std::env::var("PATH").expect("a path to programs");
             command.env("PATH", format!("{}:{path}", directory.display()));
         }
@@ -117,7 +117,7 @@ impl Backend {
         match self {
             Self::Nft => nft(netns, "delete table ip fairlead\ndelete table ip6 fairlead\n"),
             Self::IptablesNft | Self::IptablesLegacy => {
-                self.tools().iter().for_each(|tool| netns.feed(&format!("{tool}-restore"), &[], EMPTY));
+                self.tools().iter().for_each(|tool| netns.run_with_input(&format!("{tool}-restore"), &[], EMPTY));
             }
             Self::Ipvs => {
                 netns.output("ipvsadm", &["-C"]);
@@ -130,29 +130,29 @@ impl Backend {
 
     /// Rules that exist before it has programmed anything: tables that iptables creates and keeps.
     #[track_caller]
-    pub(crate) fn make_tables(self, netns: &Netns) {
-        self.tools().iter().for_each(|tool| netns.feed(&format!("{tool}-restore"), &[], EMPTY));
+    pub(crate) fn create_empty_tables(self, netns: &Netns) {
+        self.tools().iter().for_each(|tool| netns.run_with_input(&format!("{tool}-restore"), &[], EMPTY));
         if self == Self::Ipvs {
             for tool in self.tools() {
-                netns.feed(&format!("{tool}-restore"), &["--noflush"], "*mangle\nCOMMIT\n");
+                netns.run_with_input(&format!("{tool}-restore"), &["--noflush"], "*mangle\nCOMMIT\n");
             }
         }
     }
 
     /// Puts something of others' beside what it programs.
     #[track_caller]
-    pub(crate) fn put_others(self, netns: &Netns) {
+    pub(crate) fn add_foreign_objects(self, netns: &Netns) {
         match self {
             Self::Nft | Self::IptablesNft | Self::IptablesLegacy => nft(netns, OTHERS),
             Self::Ipvs => OTHERS_OF_IPVS.iter().for_each(|(program, arguments, input)| {
-                netns.feed(program, arguments, input);
+                netns.run_with_input(program, arguments, input);
             }),
         }
     }
 
     /// Its rules in the kernel.
     #[track_caller]
-    pub(crate) fn others(self, netns: &Netns) -> String {
+    pub(crate) fn foreign_objects(self, netns: &Netns) -> String {
         match self {
             Self::Nft | Self::IptablesNft | Self::IptablesLegacy => {
                 netns.output("nft", &["list", "table", "inet", "others"])

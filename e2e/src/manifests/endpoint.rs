@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::cluster::{Node, Pod};
-use crate::plan::{DualStack, Family};
+use crate::plan::{DualStack, IpFamily};
 
 /// An endpoint, as in an EndpointSlice.
 #[derive(Clone, Debug)]
@@ -11,14 +11,14 @@ pub struct Endpoint {
     address: DualStack,
     node: String,
     zone: String,
-    state: State,
+    state: EndpointState,
     zone_hints: Vec<String>,
     node_hints: Vec<String>,
 }
 
 /// The life of an endpoint, as its three conditions say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum EndpointState {
     /// Ready and serving.
     Ready,
     /// Neither ready nor serving.
@@ -47,14 +47,14 @@ impl Endpoint {
             address,
             node: node.to_owned(),
             zone: zone.to_owned(),
-            state: State::Ready,
+            state: EndpointState::Ready,
             zone_hints: Vec::new(),
             node_hints: Vec::new(),
         }
     }
 
     /// In another state.
-    pub fn state(mut self, state: State) -> Self {
+    pub fn state(mut self, state: EndpointState) -> Self {
         self.state = state;
         self
     }
@@ -72,12 +72,12 @@ impl Endpoint {
     }
 
     /// The entry in the EndpointSlice of one family.
-    pub(super) fn object(&self, family: Family) -> Value {
+    pub(super) fn object(&self, family: IpFamily) -> Value {
         let (ready, serving, terminating) = match self.state {
-            State::Ready => (true, true, false),
-            State::NotReady => (false, false, false),
-            State::Draining => (false, true, true),
-            State::Terminating => (false, false, true),
+            EndpointState::Ready => (true, true, false),
+            EndpointState::NotReady => (false, false, false),
+            EndpointState::Draining => (false, true, true),
+            EndpointState::Terminating => (false, false, true),
         };
         let mut object = json!({
             "addresses": [self.address.ip(family)],

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::Endpoint;
 use crate::cluster::Pod;
-use crate::plan::{DualStack, Family};
+use crate::plan::{DualStack, IpFamily};
 use crate::wire::Protocol;
 
 /// A Service and its endpoints. Clone and change it to write its next state.
@@ -19,8 +19,8 @@ pub struct Service {
     external_ips: Vec<IpAddr>,
     load_balancer_ips: Vec<IpAddr>,
     source_ranges: Vec<String>,
-    internal_policy: Policy,
-    external_policy: Policy,
+    internal_policy: TrafficPolicy,
+    external_policy: TrafficPolicy,
     affinity_seconds: Option<u32>,
     health_check_node_port: Option<u16>,
     endpoints: Vec<Endpoint>,
@@ -28,7 +28,7 @@ pub struct Service {
 
 /// A traffic policy, internal or external.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum TrafficPolicy {
     /// Endpoints anywhere.
     Cluster,
     /// Endpoints on the node that the packet is on.
@@ -57,8 +57,8 @@ impl Service {
             external_ips: Vec::new(),
             load_balancer_ips: Vec::new(),
             source_ranges: Vec::new(),
-            internal_policy: Policy::Cluster,
-            external_policy: Policy::Cluster,
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
             affinity_seconds: None,
             health_check_node_port: None,
             endpoints: Vec::new(),
@@ -123,13 +123,13 @@ impl Service {
     }
 
     /// The internal traffic policy.
-    pub fn internal_policy(mut self, policy: Policy) -> Self {
+    pub fn internal_policy(mut self, policy: TrafficPolicy) -> Self {
         self.internal_policy = policy;
         self
     }
 
     /// The external traffic policy.
-    pub fn external_policy(mut self, policy: Policy) -> Self {
+    pub fn external_policy(mut self, policy: TrafficPolicy) -> Self {
         self.external_policy = policy;
         self
     }
@@ -173,8 +173,8 @@ impl Service {
         [self.service()].into_iter().chain(slices).collect()
     }
 
-    fn families(&self) -> impl Iterator<Item = Family> {
-        self.cluster_ips.iter().map(|address| Family::of(*address))
+    fn families(&self) -> impl Iterator<Item = IpFamily> {
+        self.cluster_ips.iter().map(IpFamily::of)
     }
 
     fn kind(&self) -> &'static str {
@@ -188,7 +188,7 @@ impl Service {
     }
 
     fn service(&self) -> Value {
-        let families = self.families().map(Family::kubernetes).collect::<Vec<_>>();
+        let families = self.families().map(|family| family.to_string()).collect::<Vec<_>>();
         let mut spec = json!({
             "type": self.kind(),
             "clusterIP": self.cluster_ips.first(),
@@ -231,26 +231,26 @@ impl Service {
         })
     }
 
-    fn slice(&self, family: Family) -> Value {
+    fn slice(&self, family: IpFamily) -> Value {
         let endpoints = self.endpoints.iter().map(|endpoint| endpoint.object(family)).collect::<Vec<_>>();
         json!({
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
             "metadata": {
-                "name": format!("{}-{}", self.name, family.kubernetes().to_lowercase()),
+                "name": format!("{}-{}", self.name, family.to_string().to_lowercase()),
                 "namespace": self.namespace,
                 "labels": { "kubernetes.io/service-name": self.name },
             },
-            "addressType": family.kubernetes(),
+            "addressType": family.to_string(),
             "ports": self.ports.iter().map(Port::slice_object).collect::<Vec<_>>(),
             "endpoints": endpoints,
         })
     }
 }
 
-// === impl Policy ===
+// === impl TrafficPolicy ===
 
-impl Policy {
+impl TrafficPolicy {
     fn kubernetes(self) -> &'static str {
         match self {
             Self::Cluster => "Cluster",

@@ -5,14 +5,14 @@ use std::panic;
 use super::*;
 use crate::wait::eventually;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn shell(script: &str) -> Finished {
-    run(Path::new("/bin/sh"), &["-c", script], PATIENCE)
+fn shell(script: &str) -> GuestResult {
+    run(Path::new("/bin/sh"), &["-c", script], TIMEOUT)
 }
 
 #[test]
-fn a_program_runs_in_a_kernel_with_ipvs_and_the_machine_notices_nothing() {
+fn program_runs_in_a_kernel_with_ipvs() {
     let written = format!("/var/tmp/fairlead-uml-{}", std::process::id());
     let script = format!(
         "modprobe -a ip_vs ip_vs_rr dummy && ip link add kube-ipvs0 type dummy && ipvsadm -Ln && \
@@ -26,25 +26,25 @@ fn a_program_runs_in_a_kernel_with_ipvs_and_the_machine_notices_nothing() {
 }
 
 #[test]
-fn a_test_runs_itself_inside() {
+fn test_runs_itself_inside() {
     inside(|| assert!(fs::read_to_string("/proc/cpuinfo").unwrap().contains("UML")));
 }
 
 #[test]
-fn only_a_test_that_has_run_has_passed() {
-    let finished = |status, line: &str| Finished { status, output: vec![line.to_owned()] };
-    let passed = |finished: Finished| panic::catch_unwind(|| assert_passed("it", &finished)).is_ok();
+fn test_that_did_not_run_has_not_passed() {
+    let finished = |status, line: &str| GuestResult { status, output: vec![line.to_owned()] };
+    let passed = |finished: GuestResult| panic::catch_unwind(|| assert_passed("it", &finished)).is_ok();
     assert!(passed(finished(0, "test result: ok. 1 passed; 0 failed; 0 ignored")));
     assert!(!passed(finished(0, "test result: ok. 0 passed; 0 failed; 0 ignored")));
     assert!(!passed(finished(101, "test result: ok. 1 passed; 0 failed; 0 ignored")));
 }
 
 #[test]
-fn a_guest_that_hangs_is_ended_with_all_its_processes() {
+fn hanging_guest_is_killed_with_all_its_processes() {
     let hung = panic::catch_unwind(|| run(Path::new("/bin/sleep"), &["1000"], Duration::from_secs(8)));
     let message = hung.expect_err("it ends never").downcast::<String>().expect("a message");
     assert!(message.contains("has not ended in time"), "{message}");
-    eventually("its processes are gone", PATIENCE, || (processes(&prefix()) == 0).then_some(()));
+    eventually("its processes are gone", TIMEOUT, || (processes(&prefix()) == 0).then_some(()));
 }
 
 /// How many processes have this in their command lines.

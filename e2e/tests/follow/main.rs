@@ -2,60 +2,60 @@
 //! step the node has the state that a new node would be sent, and a step without a change has written nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
-mod rig;
-mod world;
+mod cluster;
+mod fixture;
 
-use rig::{Ending, Rig, Way};
-use world::World;
+use cluster::TestCluster;
+use fixture::{Fixture, StopMode, Transport};
 
 const STEPS: usize = 60;
 
-async fn follow(way: Way, seed: u64) {
+async fn follow(transport: Transport, seed: u64) {
     println!("seed {seed}");
-    let mut world = World::new(seed);
-    let mut rig = Rig::start(way, &world).await;
-    rig.update(world.change()).await;
-    rig.agrees(&world).await;
+    let mut cluster = TestCluster::new(seed);
+    let mut fixture = Fixture::start(transport, &cluster).await;
+    fixture.update(cluster.change()).await;
+    fixture.assert_in_sync(&cluster).await;
     for step in 0..STEPS {
-        let writes = rig.writes();
-        let (what, messages, history) = (world.rng().u8(..8), world.rng().usize(..6), world.rng().usize(..4));
+        let writes = fixture.writes();
+        let (what, messages, history) = (cluster.rng().u8(..8), cluster.rng().usize(..6), cluster.rng().usize(..4));
         println!("step {step}: {what}");
         match what {
-            0 => rig.cut(),
-            1 => rig.restart_frontend(&world, history).await,
-            2 => rig.restart_agent(Ending::Asked).await,
-            3 => rig.restart_agent(Ending::Killed).await,
+            0 => fixture.cut(),
+            1 => fixture.restart_frontend(&cluster, history).await,
+            2 => fixture.restart_backend(StopMode::Graceful).await,
+            3 => fixture.restart_backend(StopMode::Killed).await,
             _ => {
                 if what == 4 {
-                    rig.cut_after(messages);
+                    fixture.cut_after(messages);
                 }
-                let updates = world.change();
-                rig.update(updates).await;
+                let updates = cluster.change();
+                fixture.update(updates).await;
                 if what == 5 {
-                    rig.cut();
+                    fixture.cut();
                 }
                 if what == 6 {
-                    rig.restart_frontend(&world, history).await;
+                    fixture.restart_frontend(&cluster, history).await;
                 }
             }
         }
-        rig.agrees(&world).await;
+        fixture.assert_in_sync(&cluster).await;
         if what < 4 {
-            assert_eq!(rig.writes(), writes, "nothing has changed");
+            assert_eq!(fixture.writes(), writes, "nothing has changed");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_a_unix_socket() {
+async fn backend_follows_over_a_unix_socket() {
     for seed in 0..3 {
-        follow(Way::Unix, seed).await;
+        follow(Transport::Unix, seed).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_one_process() {
+async fn backend_follows_in_one_process() {
     for seed in 100..103 {
-        follow(Way::Attach, seed).await;
+        follow(Transport::InProcess, seed).await;
     }
 }

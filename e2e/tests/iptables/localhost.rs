@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use fairlead_e2e::manifests::Service;
-use fairlead_e2e::plan::{self, Family};
+use fairlead_e2e::plan::{self, IpFamily};
 use fairlead_e2e::{Backend, Cluster, Deployment, Failure, Netns, Protocol, fairlead};
 use nix::sys::signal::Signal;
 
@@ -35,7 +35,7 @@ fn route_localnet(netns: &Netns) -> String {
 }
 
 #[test]
-fn node_ports_answer_there_when_asked_for() {
+fn node_ports_answer_on_loopback_with_the_flag() {
     for backend in [Backend::IptablesNft, Backend::IptablesLegacy] {
         let deployment = Deployment::builder(backend).argument(FLAG).start(services);
         let cluster = deployment.cluster();
@@ -44,10 +44,10 @@ fn node_ports_answer_there_when_asked_for() {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let reply = client.ask(protocol, localhost(NODE_PORT)).expect("an answer");
             // Not from a loopback address: the answer would find no way back.
-            assert_eq!((&*reply.pod, reply.seen_source.ip()), ("pod-b-1", node.address.ip(Family::V4)), "{protocol}");
+            assert_eq!((&*reply.pod, reply.seen_source.ip()), ("pod-b-1", node.address.ip(IpFamily::V4)), "{protocol}");
             assert_eq!(client.ask(protocol, localhost(EMPTY_PORT)), Err(Failure::Refused), "{protocol}");
             // And where they answer anyway.
-            let primary = SocketAddr::new(node.address.ip(Family::V4), NODE_PORT);
+            let primary = SocketAddr::new(node.address.ip(IpFamily::V4), NODE_PORT);
             assert!(cluster.client().ask(protocol, primary).is_ok(), "{protocol}");
             let v6 = SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), NODE_PORT);
             assert!(client.ask(protocol, v6).is_err(), "{protocol}");
@@ -57,7 +57,7 @@ fn node_ports_answer_there_when_asked_for() {
 }
 
 #[test]
-fn others_do_not_reach_loopback_addresses() {
+fn other_hosts_do_not_reach_loopback_addresses() {
     for (backend, tool) in [(Backend::IptablesNft, "iptables-nft"), (Backend::IptablesLegacy, "iptables-legacy")] {
         let mut deployment = Deployment::builder(backend).argument(FLAG).start(services);
         let cluster = deployment.cluster();

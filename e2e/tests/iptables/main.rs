@@ -2,7 +2,7 @@
 #![allow(clippy::expect_used, reason = "a panic is how tests fail, in their helpers too")]
 
 mod localhost;
-mod refused;
+mod rejected;
 mod tools;
 
 mod nft {

@@ -8,7 +8,7 @@ use fairlead_e2e::plan;
 use fairlead_e2e::{Backend, Cluster, Deployment, Monitor};
 use nix::sys::signal::Signal;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn web(cluster: &Cluster) -> Service {
     let service = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080).node_port(30_080);
@@ -16,40 +16,40 @@ fn web(cluster: &Cluster) -> Service {
 }
 
 #[test]
-fn a_restart_looks_once_at_each_family() {
+fn restart_reads_each_family_once() {
     for (backend, saved) in [
         (Backend::IptablesNft, ["iptables-nft-save", "ip6tables-nft-save"]),
         (Backend::IptablesLegacy, ["iptables-legacy-save", "ip6tables-legacy-save"]),
     ] {
         let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster)]);
         deployment.stop_backends(Signal::SIGKILL);
-        let Monitor::Iptables(mut notes) = deployment.monitor(deployment.cluster().node('a')) else {
+        let Monitor::Iptables(mut calls) = deployment.monitor(deployment.cluster().node('a')) else {
             panic!("{backend:?} runs programs")
         };
         deployment.start_backends();
         // A killed program may not have written its last input.
-        let restored = notes.restored().into_iter().filter(|line| !Deployment::is_fence(line));
+        let restored = calls.restored().into_iter().filter(|line| !Deployment::is_fence(line));
         assert_eq!(restored.collect::<Vec<_>>(), [""; 0], "{backend:?}");
-        assert_eq!(notes.saved()[..2], saved, "{backend:?}");
+        assert_eq!(calls.saved()[..2], saved, "{backend:?}");
         if backend == Backend::IptablesNft {
             // Nor later: changes are announced.
-            deployment.settle();
-            assert_eq!(notes.saved(), [""; 0]);
+            deployment.wait_until_programmed();
+            assert_eq!(calls.saved(), [""; 0]);
         }
     }
 }
 
 #[test]
-fn the_lock_is_waited_for_and_the_wait_is_told() {
+fn waiting_for_the_lock_is_logged() {
     let deployment = Deployment::start(Backend::IptablesLegacy, |cluster| vec![web(cluster)]);
     let node = deployment.cluster().node('a');
-    let agent = deployment.agent(node);
-    let mark = agent.mark();
+    let backend = deployment.backend(node);
+    let mark = backend.mark();
     let lock = File::open(node.netns.iptables_lock()).expect("the lock's file");
     lock.lock().expect("the lock");
     let more = Service::new("more").cluster_ip(plan::cluster_ip(2)).port_all(80, 8080);
     deployment.manifests().apply(&more.pods([deployment.cluster().pod("pod-a-2")]));
-    agent.wait_for("a wait", mark, PATIENCE, |line| line.contains("waiting for the xtables lock of another process"));
+    backend.wait_for("a wait", mark, TIMEOUT, |line| line.contains("waiting for the xtables lock of another process"));
     drop(lock);
-    agent.wait_for("the change", mark, PATIENCE, |line| line.contains("applied") && line.contains("lock_wait_ms="));
+    backend.wait_for("the change", mark, TIMEOUT, |line| line.contains("applied") && line.contains("lock_wait_ms="));
 }

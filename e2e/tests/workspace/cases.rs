@@ -41,7 +41,7 @@ fn cases(source: &str) -> Result<BTreeSet<String>> {
 }
 
 #[test]
-fn cases_that_are_not_explained_are_found() -> Result<()> {
+fn undocumented_cases_are_found() -> Result<()> {
     let list = "macro { { conformance! { @modules $backend;\n a {\n b,\n c,\n }\n d {\n e,\n }\n } };\n f { g, } }";
     let page = "`module::case`\n| b | – | `a::b`, `d::e` |\n| c | `x` | `a::gone` |\n";
     let dir = tree(&[("e2e/src/cases.rs", list), ("docs/semantics.md", page)])?;

@@ -15,7 +15,7 @@ use super::{assert_about, assert_none, list, metadata, rust_files, text, top, tr
 const MAY_SPAWN: &[&str] = &["iptables", "protocol-test", "e2e", "bench", "demo"];
 
 #[test]
-fn processes_are_spawned_in_one_place() -> Result<()> {
+fn processes_are_spawned_in_one_file_per_crate() -> Result<()> {
     assert_none(&spawned_processes(&top()?, &roots(&metadata()?))?);
     Ok(())
 }

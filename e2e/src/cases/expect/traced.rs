@@ -14,13 +14,13 @@ const SOURCE_PORT: u16 = 40_000;
 
 /// Runs all checks whose packets arrive at node-a, and compares each with its trace.
 #[track_caller]
-pub(in super::super) fn check_traced(cluster: &Cluster, checks: &[Check]) {
+pub(in super::super) fn check_with_trace(cluster: &Cluster, checks: &[Check]) {
     check_all(checks);
     let node = cluster.node('a');
     let packets: Vec<_> = checks
         .iter()
         .map(|check| {
-            let source = SocketAddr::new(check.client.source_towards(check.to), SOURCE_PORT);
+            let source = SocketAddr::new(check.client.source_address_to(check.to), SOURCE_PORT);
             (check, source, check.client.is_in(&node.netns))
         })
         .collect();
@@ -56,12 +56,12 @@ fn read() -> (NodeRules, LiveKernel) {
 
 /// The result for a client according to the trace; `None` if the trace has several results or another kind of result.
 fn expected(cluster: &Cluster, trace: &Trace) -> Option<Expected> {
-    let fates = trace.paths.iter().map(|path| match path.verdict {
+    let verdicts = trace.paths.iter().map(|path| match path.verdict {
         PacketVerdict::Delivered => "delivered",
         PacketVerdict::Rejected { .. } => "refused",
         PacketVerdict::Dropped { .. } => "dropped",
     });
-    match fates.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()[..] {
+    match verdicts.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()[..] {
         ["refused"] => Some(Expected::Refused),
         ["dropped"] => Some(Expected::Dropped),
         ["delivered"] => {

@@ -6,7 +6,7 @@ use super::{PORT, vip};
 use crate::cluster::Pod;
 use crate::deployment::Backend;
 use crate::netns::Netns;
-use crate::plan::{self, Family};
+use crate::plan::{self, IpFamily};
 use crate::tools;
 
 /// What keeps the rules.
@@ -47,10 +47,10 @@ COMMIT
 // === impl Mode ===
 
 impl Mode {
-    fn tools(self) -> &'static [(Family, &'static str)] {
+    fn tools(self) -> &'static [(IpFamily, &'static str)] {
         match self {
-            Self::IptablesNft => &[(Family::V4, "iptables-nft"), (Family::V6, "ip6tables-nft")],
-            Self::IptablesLegacy => &[(Family::V4, "iptables-legacy"), (Family::V6, "ip6tables-legacy")],
+            Self::IptablesNft => &[(IpFamily::V4, "iptables-nft"), (IpFamily::V6, "ip6tables-nft")],
+            Self::IptablesLegacy => &[(IpFamily::V4, "iptables-legacy"), (IpFamily::V6, "ip6tables-legacy")],
             Self::Nftables => &[],
         }
     }
@@ -67,7 +67,7 @@ impl Mode {
     #[track_caller]
     pub(super) fn load_others(self, node: &Netns) {
         for (_, tool) in self.tools() {
-            node.feed(&format!("{tool}-restore"), &[], OTHERS);
+            node.run_with_input(&format!("{tool}-restore"), &[], OTHERS);
         }
         if self == Self::Nftables {
             tools::nft(node, "table inet others {\nset kept {\ntype ipv4_addr\nelements = { 192.0.2.77 }\n}\n}\n");
@@ -76,13 +76,13 @@ impl Mode {
 
     #[track_caller]
     pub(super) fn load_kube_proxys(self, node: &Netns, pods: &[&Pod; 2]) {
-        for family in Family::BOTH {
+        for family in IpFamily::ALL {
             let endpoints = pods.map(|pod| SocketAddr::new(pod.address.ip(family), 8080));
             if self == Self::Nftables {
                 tools::nft(node, &nftables(family, endpoints));
             }
             for (_, tool) in self.tools().iter().filter(|(of, _)| *of == family) {
-                node.feed(&format!("{tool}-restore"), &["--noflush"], &iptables(family, endpoints));
+                node.run_with_input(&format!("{tool}-restore"), &["--noflush"], &iptables(family, endpoints));
             }
         }
     }
@@ -111,7 +111,7 @@ fn chain(kind: &str, number: usize) -> String {
     format!("KUBE-{kind}-{}", ["XPGD46QRK7WJZT7O", "SXIVWICOYRO3J4NJ", "OJWW7NSBVZTDHXNW", "I77PXRDZVX7PMWMN"][number])
 }
 
-fn iptables(family: Family, endpoints: [SocketAddr; 2]) -> String {
+fn iptables(family: IpFamily, endpoints: [SocketAddr; 2]) -> String {
     let vip = vip(family).ip();
     let pods = plan::CLUSTER_CIDRS[family as usize];
     let mut chains = String::new();
@@ -169,7 +169,7 @@ COMMIT
     )
 }
 
-fn nftables(family: Family, [first, second]: [SocketAddr; 2]) -> String {
+fn nftables(family: IpFamily, [first, second]: [SocketAddr; 2]) -> String {
     let (ip, vip) = (["ip", "ip6"][family as usize], vip(family).ip());
     let pods = plan::CLUSTER_CIDRS[family as usize];
     let service = |protocol: &str| {

@@ -26,36 +26,36 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::world::{NODE, World};
+use crate::cluster::{NODE, TestCluster};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How the agent reaches the frontend.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Way {
+pub(crate) enum Transport {
     Unix,
-    Attach,
+    InProcess,
 }
 
 /// How an agent ends.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Ending {
-    Asked,
+pub(crate) enum StopMode {
+    Graceful,
     Killed,
 }
 
 /// Both, and what joins them.
-pub(crate) struct Rig {
-    way: Way,
+pub(crate) struct Fixture {
+    transport: Transport,
     directory: tempfile::TempDir,
     kernel: FakeKernel,
-    server: Arc<Mutex<Server>>,
-    agent: Running,
-    scissors: Scissors,
+    server: Arc<Mutex<RunningFrontend>>,
+    backend: RunningBackend,
+    cutter: StreamCutter,
 }
 
 /// One run of a frontend.
-struct Server {
+struct RunningFrontend {
     frontend: Frontend,
     updates: mpsc::Sender<SourceUpdate>,
     shutdown: Shutdown,
@@ -64,7 +64,7 @@ struct Server {
 }
 
 /// One run of an agent.
-struct Running {
+struct RunningBackend {
     progress: watch::Receiver<Progress>,
     trigger: Trigger,
     task: JoinHandle<anyhow::Result<()>>,
@@ -72,30 +72,30 @@ struct Running {
 
 /// Cuts sessions: the open one now, or each open or new one after so many more messages.
 #[derive(Clone)]
-struct Scissors {
+struct StreamCutter {
     now: watch::Sender<()>,
     after: Arc<AtomicUsize>,
 }
 
 /// What an observer sees.
-pub(crate) struct Seen {
+pub(crate) struct ObservedState {
     at: (Epoch, Revision),
     state: NodeState,
 }
 
 /// A [`Connect`] whose sessions can be cut.
-struct Cuttable<C> {
+struct CuttableConnect<C> {
     inner: C,
-    scissors: Scissors,
+    cutter: StreamCutter,
 }
 
-impl<C: Connect> Connect for Cuttable<C> {
+impl<C: Connect> Connect for CuttableConnect<C> {
     fn connect(&mut self, hello: Hello) -> futures::future::BoxFuture<'static, anyhow::Result<Session>> {
         let connecting = self.inner.connect(hello);
-        let scissors = self.scissors.clone();
+        let cutter = self.cutter.clone();
         Box::pin(async move {
             let Session { mut messages, replies } = connecting.await?;
-            let mut now = scissors.now.subscribe();
+            let mut now = cutter.now.subscribe();
             let (sender, receiver) = mpsc::channel(1);
             tokio::spawn(async move {
                 loop {
@@ -105,11 +105,11 @@ impl<C: Connect> Connect for Cuttable<C> {
                         message = messages.recv() => message,
                     };
                     let Some(message) = message else { return };
-                    let left = scissors.after.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                    let left = cutter.after.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
                         Some(if left == usize::MAX { left } else { left.saturating_sub(1) })
                     });
                     if left == Ok(0) {
-                        scissors.after.store(usize::MAX, Ordering::SeqCst);
+                        cutter.after.store(usize::MAX, Ordering::SeqCst);
                         return;
                     }
                     if sender.send(message).await.is_err() {
@@ -122,8 +122,8 @@ impl<C: Connect> Connect for Cuttable<C> {
     }
 }
 
-impl Server {
-    async fn start(address: &str, world: &World, history: usize) -> Self {
+impl RunningFrontend {
+    async fn start(address: &str, cluster: &TestCluster, history: usize) -> Self {
         let node_limits = Config::default().node_limits;
         let config = Config {
             commit_interval: Duration::from_millis(1),
@@ -144,7 +144,7 @@ impl Server {
         let listener = Listener::bind(address).await.unwrap();
         let (server, stop) = (frontend.clone(), shutdown.clone());
         let serving = tokio::spawn(async move { server.serve(listener, stop).await });
-        for update in world.initial() {
+        for update in cluster.initial() {
             updates.send(update).await.unwrap();
         }
         Self { frontend, updates, shutdown, trigger, serving }
@@ -155,15 +155,15 @@ impl Server {
     }
 }
 
-impl Rig {
-    pub(crate) async fn start(way: Way, world: &World) -> Self {
+impl Fixture {
+    pub(crate) async fn start(transport: Transport, cluster: &TestCluster) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let kernel = FakeKernel::default();
-        let scissors = Scissors { now: watch::Sender::default(), after: Arc::new(AtomicUsize::new(usize::MAX)) };
+        let cutter = StreamCutter { now: watch::Sender::default(), after: Arc::new(AtomicUsize::new(usize::MAX)) };
         let address = format!("unix:{}", directory.path().join("socket").display());
-        let server = Arc::new(Mutex::new(Server::start(&address, world, 1000).await));
-        let agent = Running::start(way, &address, &directory, &kernel, &server, &scissors);
-        Self { way, directory, kernel, server, agent, scissors }
+        let server = Arc::new(Mutex::new(RunningFrontend::start(&address, cluster, 1000).await));
+        let backend = RunningBackend::start(transport, &address, &directory, &kernel, &server, &cutter);
+        Self { transport, directory, kernel, server, backend, cutter }
     }
 
     fn address(&self) -> String {
@@ -180,36 +180,37 @@ impl Rig {
 
     /// Parts the two.
     pub(crate) fn cut(&self) {
-        self.scissors.now.send_replace(());
+        self.cutter.now.send_replace(());
     }
 
     /// Parts them after so many messages.
     pub(crate) fn cut_after(&self, messages: usize) {
-        self.scissors.after.store(messages, Ordering::SeqCst);
+        self.cutter.after.store(messages, Ordering::SeqCst);
     }
 
     /// Ends the frontend and starts another, with another epoch and a past of `history` commits.
-    pub(crate) async fn restart_frontend(&self, world: &World, history: usize) {
+    pub(crate) async fn restart_frontend(&self, cluster: &TestCluster, history: usize) {
         let serving = {
             let mut server = self.server.lock().unwrap();
             server.trigger.fire();
             std::mem::replace(&mut server.serving, tokio::spawn(async { Ok(()) }))
         };
-        timeout(PATIENCE, serving).await.expect("serving ends").unwrap().unwrap();
-        let next = Server::start(&self.address(), world, history).await;
+        timeout(TIMEOUT, serving).await.expect("serving ends").unwrap().unwrap();
+        let next = RunningFrontend::start(&self.address(), cluster, history).await;
         *self.server.lock().unwrap() = next;
     }
 
     /// Ends the agent and starts another, which has the state file and the kernel.
-    pub(crate) async fn restart_agent(&mut self, ending: Ending) {
-        match ending {
-            Ending::Asked => self.agent.trigger.fire(),
-            Ending::Killed => self.agent.task.abort(),
+    pub(crate) async fn restart_backend(&mut self, mode: StopMode) {
+        match mode {
+            StopMode::Graceful => self.backend.trigger.fire(),
+            StopMode::Killed => self.backend.task.abort(),
         }
-        let ended = timeout(PATIENCE, &mut self.agent.task).await.expect("the agent ends");
-        assert_eq!(ended.is_ok(), matches!(ending, Ending::Asked));
+        let ended = timeout(TIMEOUT, &mut self.backend.task).await.expect("the agent ends");
+        assert_eq!(ended.is_ok(), matches!(mode, StopMode::Graceful));
         let address = self.address();
-        self.agent = Running::start(self.way, &address, &self.directory, &self.kernel, &self.server, &self.scissors);
+        self.backend =
+            RunningBackend::start(self.transport, &address, &self.directory, &self.kernel, &self.server, &self.cutter);
     }
 
     /// How many operations have been written to the kernel.
@@ -219,13 +220,13 @@ impl Rig {
     }
 
     /// Waits until the backend has the state that a new node would be sent.
-    pub(crate) async fn agrees(&mut self, world: &World) {
-        let seen = self.observe(world).await;
+    pub(crate) async fn assert_in_sync(&mut self, cluster: &TestCluster) {
+        let seen = self.observe(cluster).await;
         let reached = |at: Option<(Epoch, Revision)>| {
             at.is_some_and(|(epoch, revision)| epoch == seen.at.0 && revision >= seen.at.1)
         };
-        let programmed = self.agent.progress.wait_for(|progress| reached(progress.programmed));
-        let progress = timeout(PATIENCE, programmed).await.expect("it is programmed").unwrap().clone();
+        let programmed = self.backend.progress.wait_for(|progress| reached(progress.programmed));
+        let progress = timeout(TIMEOUT, programmed).await.expect("it is programmed").unwrap().clone();
         assert_eq!(progress.committed, progress.programmed);
         assert_eq!((progress.rejected_operations, progress.digest_mismatches), (0, 0));
         assert_eq!(self.kernel.service_ports(), *seen.state.service_ports());
@@ -236,7 +237,7 @@ impl Rig {
             stored = self.stored();
         }
         assert_eq!(stored.unwrap().1, seen.state);
-        self.no_repairs().await;
+        self.assert_no_repairs().await;
     }
 
     /// What the state file holds.
@@ -248,7 +249,7 @@ impl Rig {
     }
 
     /// The frontend never found a digest that was not as it should be.
-    async fn no_repairs(&self) {
+    async fn assert_no_repairs(&self) {
         let mut client = FairleadClient::connect(self.address()).await.unwrap();
         let status = client.status(StatusRequest::default()).await.unwrap().into_inner();
         for node in status.nodes {
@@ -257,7 +258,7 @@ impl Rig {
     }
 
     /// Follows a stream from nothing until it has shown the marker, and then a bookmark.
-    async fn observe(&self, world: &World) -> Seen {
+    async fn observe(&self, cluster: &TestCluster) -> ObservedState {
         let hello = Hello {
             node: NODE.into(),
             role: Role::Observer,
@@ -272,7 +273,7 @@ impl Rig {
         let (mut stage, mut state) = (Stage::default(), NodeState::new(NodeInfo::unknown(NODE)));
         let mut epoch = Epoch(0);
         loop {
-            let event = timeout(PATIENCE, events.recv()).await.expect("an event").expect("a stream");
+            let event = timeout(TIMEOUT, events.recv()).await.expect("an event").expect("a stream");
             let revision = match event {
                 ServerMessage::Welcome(welcome) => {
                     epoch = welcome.epoch;
@@ -288,8 +289,8 @@ impl Rig {
                 }
                 ServerMessage::Bookmark(revision, digest) => {
                     assert_eq!(state.digests().total(), digest);
-                    if shows(&state, world) {
-                        return Seen { at: (epoch, revision), state };
+                    if contains_marker(&state, cluster) {
+                        return ObservedState { at: (epoch, revision), state };
                     }
                     revision
                 }
@@ -307,14 +308,14 @@ impl Rig {
     }
 }
 
-impl Running {
+impl RunningBackend {
     fn start(
-        way: Way,
+        transport: Transport,
         address: &str,
         directory: &tempfile::TempDir,
         kernel: &FakeKernel,
-        server: &Arc<Mutex<Server>>,
-        scissors: &Scissors,
+        server: &Arc<Mutex<RunningFrontend>>,
+        cutter: &StreamCutter,
     ) -> Self {
         let state_file: PathBuf = directory.path().join("state");
         let options = RunnerOptions {
@@ -325,32 +326,32 @@ impl Running {
             },
             ..RunnerOptions::new(NODE)
         };
-        let scissors = scissors.clone();
-        match way {
-            Way::Unix => {
+        let cutter = cutter.clone();
+        match transport {
+            Transport::Unix => {
                 let endpoints = vec![address.to_owned()];
                 let inner = Grpc::new(GrpcOptions { endpoints, ..GrpcOptions::default() }).unwrap();
-                Self::run(options, kernel, Cuttable { inner, scissors })
+                Self::run(options, kernel, CuttableConnect { inner, cutter })
             }
-            Way::Attach => {
+            Transport::InProcess => {
                 let server = server.clone();
                 let inner = InProcess(move |hello| server.lock().unwrap().attach(hello));
-                Self::run(options, kernel, Cuttable { inner, scissors })
+                Self::run(options, kernel, CuttableConnect { inner, cutter })
             }
         }
     }
 
     fn run(options: RunnerOptions, kernel: &FakeKernel, connect: impl Connect) -> Self {
-        let agent = Runner::new(options, kernel.backend(), connect);
-        let progress = agent.progress();
+        let backend = Runner::new(options, kernel.backend(), connect);
+        let progress = backend.progress();
         let (trigger, shutdown) = Shutdown::channel();
-        Self { progress, trigger, task: tokio::spawn(agent.run(shutdown)) }
+        Self { progress, trigger, task: tokio::spawn(backend.run(shutdown)) }
     }
 }
 
-/// Whether a state is that of the world as it is now.
-fn shows(state: &NodeState, world: &World) -> bool {
-    let is_marker = |key: &&ServicePortKey| World::is_marker(&key.name);
+/// Whether a state is that of the cluster as it is now.
+fn contains_marker(state: &NodeState, cluster: &TestCluster) -> bool {
+    let is_marker = |key: &&ServicePortKey| TestCluster::is_marker(&key.name);
     let marker = state.service_ports().keys().find(is_marker).and_then(|key| state.service_port(key));
-    marker.map(|marker| marker.port.port) == Some(world.mark().port)
+    marker.map(|marker| marker.port.port) == Some(cluster.mark().port)
 }

@@ -1,4 +1,4 @@
-//! Backends against `fairlead conformance`: our own agent with nftables, the example in Python and the one in Rust.
+//! Backends against `fairlead protocol-test`: our own agent with nftables, the example in Python and the one in Rust.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -10,16 +10,16 @@ use fairlead_e2e::{Cluster, Process, fairlead, program};
 use serde_json::Value;
 
 /// All scenarios, one of which is half a minute of silence.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 /// Prints what the configuration of nginx holds, in the words of `--state-command`.
 const UPSTREAMS: &str = r#"
 import json, re, sys
-held = {}
+programmed = {}
 for name, body in re.findall(r"upstream (\S+) \{(.*?)\n\}", open(sys.argv[1]).read(), re.S):
     namespace, service, port, protocol, _ = name.split(".")
     key = f"{namespace}/{service}{':' + port if port else ''}/{'tcp' if protocol == '6' else 'udp'}"
-    held.setdefault(key, []).extend(re.findall(r"server (\S+);", body))
-print(json.dumps([{"service_port": key, "endpoints": to} for key, to in held.items()]))
+    programmed.setdefault(key, []).extend(re.findall(r"server (\S+);", body))
+print(json.dumps([{"service_port": key, "endpoints": to} for key, to in programmed.items()]))
 "#;
 
 fn top() -> PathBuf {
@@ -27,22 +27,22 @@ fn top() -> PathBuf {
 }
 
 /// Plays all scenarios in a namespace of its own, and gives the names of those that were skipped.
-fn played(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Vec<String> {
+fn run_scenarios(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Vec<String> {
     let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
     let directory = tempfile::tempdir().expect("a directory");
     let backend = command(directory.path());
     let at = |name: &str| directory.path().join(name).display().to_string();
-    let mut conformance = fairlead();
-    conformance.args(["protocol-test", "--timeout", "60s", "-o", "json"]);
-    conformance.args(["--listen", &format!("unix:{}", at("c.sock")), "--backend-log", &at("backend.log")]);
-    conformance.args(arguments.iter().map(|argument| argument.replace("{directory}", &at(""))));
-    conformance.arg("--").arg(backend.get_program()).args(backend.get_args());
+    let mut protocol_test = fairlead();
+    protocol_test.args(["protocol-test", "--timeout", "60s", "-o", "json"]);
+    protocol_test.args(["--listen", &format!("unix:{}", at("c.sock")), "--backend-log", &at("backend.log")]);
+    protocol_test.args(arguments.iter().map(|argument| argument.replace("{directory}", &at(""))));
+    protocol_test.arg("--").arg(backend.get_program()).args(backend.get_args());
     let netns = &cluster.node('a').netns;
-    let conformance = Process::spawn(netns, conformance, &directory.path().join("report.json"));
+    let protocol_test = Process::spawn(netns, protocol_test, &directory.path().join("report.json"));
     // The end of the document may be read after the program has ended.
-    conformance.wait_for("the report", 0, PATIENCE, |line| line == "}");
-    let status = conformance.wait(PATIENCE).expect("all scenarios have been played");
-    let report = conformance.lines_since(0).join("\n");
+    protocol_test.wait_for("the report", 0, TIMEOUT, |line| line == "}");
+    let status = protocol_test.wait(TIMEOUT).expect("all scenarios have been played");
+    let report = protocol_test.lines_since(0).join("\n");
     let log = fs::read_to_string(at("backend.log")).unwrap_or_default();
     assert!(status.success(), "{report}\n{log}");
     let report: Value = serde_json::from_str(&report).expect("JSON");
@@ -53,8 +53,8 @@ fn played(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Vec<Str
 }
 
 #[test]
-fn our_agent_with_nftables_conforms() {
-    let skipped = played(&[], |directory| {
+fn nftables_backend_passes() {
+    let skipped = run_scenarios(&[], |directory| {
         let mut command = fairlead();
         command.args(["backend", "nftables", "--frontend", "{address}", "--node-name", "{node}"]);
         command.args(["--conntrack-max-per-core", "0", "--state-dir"]).arg(directory.join("state"));
@@ -64,8 +64,8 @@ fn our_agent_with_nftables_conforms() {
 }
 
 #[test]
-fn the_example_in_rust_conforms() {
-    let skipped = played(&[], |directory| {
+fn rust_example_passes() {
+    let skipped = run_scenarios(&[], |directory| {
         let mut command = program("fairlead-example-forwarder");
         command.args(["{node}", "{address}"]).arg(directory.join("state"));
         command
@@ -74,10 +74,10 @@ fn the_example_in_rust_conforms() {
 }
 
 #[test]
-fn the_example_in_python_conforms_and_holds_what_was_committed() {
+fn python_example_passes_and_programs_what_was_committed() {
     let python = top().join("target/python/bin/python").display().to_string();
-    let held = format!("{python} -c '{}' {{directory}}/stream.conf", UPSTREAMS.replace('\'', "'\\''"));
-    let skipped = played(&["--state-command", &held], |directory| {
+    let programmed = format!("{python} -c '{}' {{directory}}/stream.conf", UPSTREAMS.replace('\'', "'\\''"));
+    let skipped = run_scenarios(&["--state-command", &programmed], |directory| {
         let mut command = Command::new(&python);
         command.arg(top().join("examples/backend-python/backend.py"));
         command.args(["--frontend", "{address}", "--node", "{node}", "--reload", "true", "--config"]);

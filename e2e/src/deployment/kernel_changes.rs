@@ -12,7 +12,7 @@ use crate::tools::NftMonitor;
 
 /// Records the input of `iptables-restore`.
 const RESTORE: &str = "#!/bin/sh\nPATH=${PATH#*:}\ntee -a \"${0%/*}/restored\" | exec \"${0##*/}\" \"$@\"\n";
-/// Notes that it was run.
+/// Records each run of `iptables-save`.
 const SAVE: &str = "#!/bin/sh\nPATH=${PATH#*:}\necho \"${0##*/}\" >> \"${0%/*}/saved\"\nexec \"${0##*/}\" \"$@\"\n";
 
 /// Sees what is written from the moment it was made.
@@ -21,21 +21,21 @@ pub enum Monitor {
     /// By the kernel's announcements.
     Nft(NftMonitor),
     /// By what the tools are fed.
-    Iptables(Notes),
+    Iptables(IptablesCalls),
     /// By comparing the rules before and after.
-    Ipvs(Snapshot),
+    Ipvs(IpvsSnapshot),
 }
 
 /// What was there at the last look.
 #[derive(Debug)]
-pub struct Snapshot {
+pub struct IpvsSnapshot {
     netns: Netns,
     lines: BTreeSet<String>,
 }
 
 /// What the scripts have noted, each in its file.
 #[derive(Debug)]
-pub struct Notes {
+pub struct IptablesCalls {
     directory: PathBuf,
     restored: usize,
     saved: usize,
@@ -62,25 +62,25 @@ impl Monitor {
     pub fn changes(&mut self) -> Vec<String> {
         match self {
             Self::Nft(monitor) => monitor.changes(),
-            Self::Iptables(notes) => notes.restored(),
+            Self::Iptables(calls) => calls.restored(),
             Self::Ipvs(snapshot) => snapshot.changes(),
         }
     }
 }
 
-// === impl Snapshot ===
+// === impl IpvsSnapshot ===
 
-impl Snapshot {
+impl IpvsSnapshot {
     #[track_caller]
     pub(super) fn take(netns: Netns) -> Self {
-        let lines = look(&netns);
+        let lines = read(&netns);
         Self { netns, lines }
     }
 
     /// The lines that are new, and those that are gone.
     #[track_caller]
     fn changes(&mut self) -> Vec<String> {
-        let lines = look(&self.netns);
+        let lines = read(&self.netns);
         let changes = lines.symmetric_difference(&self.lines).cloned().collect();
         self.lines = lines;
         changes
@@ -89,18 +89,18 @@ impl Snapshot {
 
 /// With a space behind each address, as `nft` has it.
 #[track_caller]
-fn look(netns: &Netns) -> BTreeSet<String> {
+fn read(netns: &Netns) -> BTreeSet<String> {
     ipvs(netns).lines().map(|line| format!("{} ", line.replace(',', " "))).collect()
 }
 
-// === impl Notes ===
+// === impl IptablesCalls ===
 
-impl Notes {
+impl IptablesCalls {
     pub(super) fn open(directory: PathBuf) -> Self {
-        let mut notes = Self { directory, restored: 0, saved: 0 };
-        notes.restored();
-        notes.saved();
-        notes
+        let mut calls = Self { directory, restored: 0, saved: 0 };
+        calls.restored();
+        calls.saved();
+        calls
     }
 
     /// The lines that change something, fed since the last call.

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use fairlead_e2e::manifests::Service;
-use fairlead_e2e::plan::{self, Family};
+use fairlead_e2e::plan::{self, IpFamily};
 use fairlead_e2e::{Client, Cluster, Process, Protocol, fairlead};
 
 /// The directory in which iptables looks for its match extensions.
 const VARIABLE: &str = "XTABLES_LIBDIR";
 const MATCHES: &str = "/usr/lib/x86_64-linux-gnu/xtables";
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn web(cluster: &Cluster, number: u8) -> Service {
     let service = Service::new(&format!("web-{number}")).cluster_ip(plan::cluster_ip(number));
@@ -36,14 +36,14 @@ fn matches_without_recent(directory: &Path) {
     }
 }
 
-fn refusals(process: &Process) -> Vec<String> {
+fn rejections(process: &Process) -> Vec<String> {
     let mut lines = process.lines_since(0);
     lines.retain(|line| line.contains("service port not programmed"));
     lines
 }
 
 #[test]
-fn the_rest_is_in_force() {
+fn other_service_ports_are_programmed() {
     for variant in ["nft", "legacy"] {
         let cluster = Cluster::start();
         let directory = tempfile::tempdir().expect("a directory");
@@ -63,11 +63,11 @@ fn the_rest_is_in_force() {
             command.args([&node.name, "--conntrack-max-per-core", "0", "--manifests"]).arg(manifests.directory());
             command.arg("--state-dir").arg(&state).env(VARIABLE, matches);
             let process = Process::spawn(&node.netns, command, &directory.path().join(log));
-            process.wait_for_line("ready: node state programmed", 0, PATIENCE);
+            process.wait_for_line("ready: node state programmed", 0, TIMEOUT);
             process
         };
         let ask = |client: &Client, number: u8| {
-            let answers = Family::BOTH.map(|family| {
+            let answers = IpFamily::ALL.map(|family| {
                 let vip = SocketAddr::new(plan::cluster_ip(number).ip(family), 80);
                 Protocol::ALL.map(|protocol| client.ask(protocol, vip))
             });
@@ -84,8 +84,8 @@ fn the_rest_is_in_force() {
         };
 
         // There at the start.
-        let process = start("refused.log", &matches);
-        let lines = refusals(&process);
+        let process = start("rejected.log", &matches);
+        let lines = rejections(&process);
         assert_eq!(lines.len(), 3, "{lines:?}");
         assert!(lines.iter().all(|line| line.contains("default/web-7") && line.contains("recent")), "{lines:?}");
         assert_unserved(7);
@@ -94,16 +94,16 @@ fn the_rest_is_in_force() {
         let mark = process.mark();
         manifests.apply(&sticky(&cluster, 9));
         manifests.apply(&web(&cluster, 21));
-        process.wait_for("the refusal", mark, PATIENCE, |line| {
+        process.wait_for("the rejection", mark, TIMEOUT, |line| {
             line.contains("service port not programmed") && line.contains("default/web-9")
         });
-        process.wait_for("more", mark, PATIENCE, |line| line.contains("reconciled") || line.contains("applied"));
+        process.wait_for("more", mark, TIMEOUT, |line| line.contains("reconciled") || line.contains("applied"));
         [7, 9].into_iter().for_each(assert_unserved);
         [1, 8].into_iter().for_each(assert_served);
         assert!(process.terminate().success());
 
         let process = start("cured.log", Path::new(MATCHES));
-        assert_eq!(refusals(&process), [""; 0]);
+        assert_eq!(rejections(&process), [""; 0]);
         (1..=21).for_each(assert_served);
     }
 }

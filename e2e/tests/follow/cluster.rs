@@ -22,13 +22,13 @@ const MARKER: &str = "marker";
 const HUGE: u16 = 8000;
 
 /// Everything there is.
-pub(crate) struct World {
+pub(crate) struct TestCluster {
     objects: BTreeMap<(ObjectKind, ObjectName), ClusterObject>,
     rng: fastrand::Rng,
     changes: u16,
 }
 
-impl World {
+impl TestCluster {
     pub(crate) fn new(seed: u64) -> Self {
         Self { objects: BTreeMap::new(), rng: fastrand::Rng::with_seed(seed), changes: 0 }
     }
@@ -85,7 +85,7 @@ impl World {
             return self.any_node();
         };
         let (kind, name) = self.objects.keys().nth(at).unwrap().clone();
-        if World::is_marker(&name.name) {
+        if TestCluster::is_marker(&name.name) {
             return self.any_slice();
         }
         self.objects.remove(&(kind, name.clone()));
