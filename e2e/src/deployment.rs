@@ -1,12 +1,13 @@
-//! Fairlead in a cluster: a frontend that reads the cluster's manifests, a backend on each node, and what a test does to them.
+//! Fairlead in a cluster: a frontend that reads the cluster's manifests, a backend on each node,
+//! and operations on them.
 //!
 //! ```text
 //!   manifests ──▶ frontend (outside) ──unix socket──▶ backend (node-a), backend (node-b)
 //!                        └────────────────────────▶ watch: shows at which revision a change is in
 //! ```
 //!
-//! A change is settled when it is in every kernel. There is no event for that as such, so each [`Deployment::wait_until_programmed`] changes one
-//! more service, the fence: the stream of a node has its revision, and each backend logs when it has programmed that revision.
+//! No event tells that a change is programmed on every node. So [`Deployment::wait_until_programmed`] changes one more
+//! service, the fence: its revision is read from a stream, and each backend logs when it has programmed that revision.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,14 +35,14 @@ use kernel_changes::IpvsSnapshot;
 pub use kernel_changes::{IptablesCalls, Monitor};
 pub use program::{fairlead, program};
 
-/// How long anything may take on a machine that does much else.
+/// The timeout of every wait, long enough for a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
-/// The line of a backend that holds its first state.
+/// The log line of a backend that has programmed its first state.
 const READY: &str = "ready: node state programmed";
 /// The fence's cluster IP, the last that [`plan::cluster_ip`] can give.
 const FENCE: u8 = 255;
 
-/// What is chosen before the start.
+/// Settings of a deployment.
 #[derive(Clone, Debug)]
 pub struct DeploymentBuilder {
     backend_kind: Backend,
@@ -49,7 +50,7 @@ pub struct DeploymentBuilder {
     arguments: Vec<String>,
 }
 
-/// A cluster with Fairlead in it. Dropping it kills its programs; after a failed test their last words are printed.
+/// A cluster with Fairlead in it. Dropping it kills its programs; after a failed test the ends of their logs are printed.
 #[derive(Debug)]
 pub struct Deployment {
     // Programs first: they end before their namespaces and directories go.
@@ -65,7 +66,7 @@ pub struct Deployment {
     directory: TempDir,
 }
 
-/// The place of a backend on a node.
+/// The backend of a node, running or stopped.
 #[derive(Debug)]
 struct NodeBackend {
     node: String,
@@ -93,7 +94,7 @@ impl DeploymentBuilder {
         self
     }
 
-    /// Starts everything; `services` are in every kernel when this returns.
+    /// Starts everything; `services` are programmed on every node when this returns.
     #[track_caller]
     pub fn start(self, services: impl FnOnce(&Cluster) -> Vec<Service>) -> Deployment {
         let cluster = self.cluster.start();
@@ -173,7 +174,7 @@ impl Deployment {
     /// Ends the frontend by a signal.
     #[track_caller]
     pub fn stop_frontend(&mut self, signal: Signal) {
-        // It would be waited for: it follows no request to go elsewhere.
+        // The frontend would wait for this client, which does not reconnect when asked to.
         self.watch = None;
         let frontend = self.frontend.take().expect("the frontend runs");
         end(&frontend, signal);
@@ -204,7 +205,7 @@ fn end(process: &Process, signal: Signal) {
     assert!(process.wait(TIMEOUT).is_some(), "{signal} ends {}", process.log().display());
 }
 
-// === impl Deployment: looking ===
+// === impl Deployment: access ===
 
 impl Deployment {
     /// The cluster.
@@ -212,7 +213,7 @@ impl Deployment {
         &self.cluster
     }
 
-    /// The manifests, for what is not a [`Service`]. [`Self::wait_until_programmed`] afterwards.
+    /// The manifests, for objects other than a [`Service`]. Call [`Self::wait_until_programmed`] afterwards.
     pub fn manifests(&self) -> &Manifests {
         &self.manifests
     }
@@ -258,7 +259,7 @@ impl Deployment {
         }
     }
 
-    /// Where it is noted which programs the backend of `node` runs.
+    /// The directory that records the iptables programs run by the backend of `node`.
     fn notes(&self, node: &Node) -> PathBuf {
         self.path(&format!("notes-{}", node.name))
     }
@@ -282,14 +283,14 @@ impl Deployment {
 // === impl Deployment: changing ===
 
 impl Deployment {
-    /// Writes a service and its endpoints; they are in every kernel when this returns.
+    /// Writes a service and its endpoints; they are programmed on every node when this returns.
     #[track_caller]
     pub fn apply(&mut self, service: &Service) {
         self.manifests.apply(service);
         self.wait_until_programmed();
     }
 
-    /// Like [`Self::apply`], with objects that a [`Service`] cannot say: its own, changed.
+    /// Like [`Self::apply`], with changes of the objects that [`Service`] has no method for.
     #[track_caller]
     pub fn apply_changed(&mut self, service: &Service, change: impl FnOnce(&mut Vec<Value>)) {
         let mut objects = service.objects();
@@ -298,20 +299,20 @@ impl Deployment {
         self.wait_until_programmed();
     }
 
-    /// Removes a service; it is in no kernel when this returns.
+    /// Removes a service; it is removed from every node when this returns.
     #[track_caller]
     pub fn delete(&mut self, service: &Service) {
         let watch = self.watch();
         let mark = watch.mark();
         self.manifests.delete(service);
-        // A file must be gone for a while before the frontend believes it: later than the fence might be seen.
+        // The frontend delays the removal of a missing file, possibly beyond the revision of the fence.
         watch.wait_for("the removal", mark, TIMEOUT, |line| {
             line.contains("remove service port") && line.contains(&service.full_name())
         });
         self.wait_until_programmed();
     }
 
-    /// Waits until what the manifests say now is in every kernel.
+    /// Waits until the current manifests are programmed on every node.
     #[track_caller]
     pub fn wait_until_programmed(&mut self) {
         self.fences += 1;

@@ -1,5 +1,5 @@
-//! Named network namespaces: made with `ip netns` so that people can look into them, entered by threads, removed by
-//! their owner, and by the next run if that one was killed.
+//! Named network namespaces: created with `ip netns` so that people can inspect them, entered by threads, removed by
+//! their owner, or by the next run if the owner was killed.
 //!
 //! A name is `fl-<pid>-<number>-<what>`: unique among parallel tests, and identifies its owner.
 
@@ -24,7 +24,7 @@ use crate::fork;
 const DIRECTORY: &str = "/run/netns";
 const PREFIX: &str = "fl";
 
-/// A way into a namespace; cheap to clone. The namespace itself belongs to its cluster and loses its name with it.
+/// A handle of a namespace; cheap to clone. The namespace itself belongs to its cluster and loses its name with it.
 #[derive(Clone, Debug)]
 pub struct Netns {
     name: Arc<str>,
@@ -120,12 +120,13 @@ impl Netns {
         });
     }
 
-    /// What iptables takes for its lock here.
+    /// The lock file of iptables in this namespace.
     pub fn iptables_lock(&self) -> PathBuf {
         path(&self.name)
     }
 
-    /// The rules of the older iptables are the namespace's, but its lock is the machine's: everybody would wait for everybody.
+    /// Rules of iptables-legacy belong to the namespace, but its lock file to the machine: without a lock file for each
+    /// namespace, parallel tests would wait for each other.
     pub(crate) fn lock_own<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env("XTABLES_LOCKFILE", self.iptables_lock())
     }
@@ -169,7 +170,7 @@ impl Drop for Owner {
     }
 }
 
-// === sweeping ===
+// === namespaces of dead runs ===
 
 /// The names that still exist and begin with `prefix`.
 pub fn leftovers(prefix: &str) -> Vec<String> {
@@ -211,7 +212,7 @@ fn kill_inside(name: &str) {
 }
 
 /// Takes the name away, as `ip netns del` does; the kernel frees the namespace when the last thread has left it. Errors
-/// mean that it is gone already: another sweeper, or a start that failed half-way.
+/// mean that it is gone already: another run removed it, or its creation failed.
 fn remove(name: &str) {
     let path = path(name);
     let _ = umount2(&path, MntFlags::MNT_DETACH);

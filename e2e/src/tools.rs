@@ -1,4 +1,4 @@
-//! What an operator would run on the node, run there by tests: `nft`, `nft monitor`, `conntrack`.
+//! Programs that an operator would run on a node: `nft`, `nft monitor`, `conntrack`.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::process::Process;
 use crate::wait::eventually;
 
 const DEADLINE: Duration = Duration::from_secs(10);
-/// A table whose coming and going marks a point in the monitor's output.
+/// A table that is added and deleted to mark a point in the monitor's output.
 const FENCE: &str = "fairlead-e2e-fence";
 /// `NETLINK_NETFILTER` (linux/netlink.h), as in the column Eth of `/proc/net/netlink`.
 const NETLINK_NETFILTER: &str = "12";
@@ -37,7 +37,7 @@ pub fn conntrack(netns: &Netns, family: IpFamily, filter: &[&str]) -> Vec<String
     netns.output("conntrack", &arguments).lines().map(str::to_owned).collect()
 }
 
-/// `nft monitor`: everything that anybody changes in the rules of a namespace.
+/// `nft monitor`: every change of the rules of a namespace, by any process.
 #[derive(Debug)]
 pub struct NftMonitor {
     netns: Netns,

@@ -1,4 +1,4 @@
-//! A backend that is not ours, in another language: `examples/backend-python` follows a frontend and leads packets through nginx.
+//! The example of a backend in another language: `examples/backend-python` follows a frontend and forwards through nginx.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -13,7 +13,7 @@ use fairlead_e2e::{Cluster, Netns, Process, Protocol, eventually, fairlead, plan
 const TIMEOUT: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;
 
-/// What `ci/setup` has put there.
+/// A file that `ci/setup` installs.
 fn prepared(path: &str) -> PathBuf {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a directory above");
     let path = top.join("target").join(path);
@@ -46,7 +46,7 @@ fn python_backend_forwards_through_nginx() {
     let cluster = Cluster::builder().nodes(1).pods_per_node(2).start();
     let directory = tempfile::tempdir().expect("a directory");
     let node = cluster.node('a');
-    // nginx listens only at addresses that are there.
+    // nginx listens only at addresses of the machine.
     let vip = plan::cluster_ip(1);
     node.netns.output("ip", &["address", "add", &format!("{}/32", vip.v4), "dev", "lo"]);
     node.netns.output("ip", &["address", "add", &format!("{}/128", vip.v6), "dev", "lo", "nodad"]);
@@ -91,7 +91,7 @@ fn python_backend_forwards_through_nginx() {
     backend.wait_for_line("programmed", mark, TIMEOUT);
     answers("pod-a-2");
 
-    // It goes on where it was when the frontend is a new one, and writes nothing.
+    // After a restart of the frontend it continues from its state and writes nothing.
     let mark = backend.mark();
     frontend.kill();
     let frontend = start("frontend-2.log");

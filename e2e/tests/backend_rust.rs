@@ -1,4 +1,4 @@
-//! A backend that is not ours, on the `agent` crate: `examples/backend-rust` forwards connections that a route leads to it.
+//! The example of a backend on the `backend` crate: `examples/backend-rust` forwards connections that are routed to it.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::net::SocketAddr;
@@ -57,13 +57,13 @@ fn rust_backend_forwards_connections_and_restarts_without_a_frontend() {
     let live = live.expect("a connection");
     manifests.apply(&web("pod-a-2"));
     answers("pod-a-2");
-    // A connection stays where it is, also when its endpoint leaves.
+    // A connection keeps its endpoint, also after that is removed.
     let echoes = live.report().echoed;
     assert!(live.wait_echoes(echoes + 5, TIMEOUT));
     let report = live.finish();
     assert!(report.is_clean() && report.pods.keys().eq(["pod-a-1"]), "{report:?}");
 
-    // Without a frontend it serves what it held.
+    // Without a frontend it serves its last committed state.
     frontend.kill();
     backend.terminate();
     assert_eq!(node.client().tcp(address(IpFamily::V4)).expect_err("nothing listens there"), Failure::Refused);

@@ -1,4 +1,4 @@
-//! Backends against `fairlead protocol-test`: our own agent with nftables, the example in Python and the one in Rust.
+//! Backends against `fairlead protocol-test`: the nftables backend, and the examples in Python and Rust.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// All scenarios, one of which is half a minute of silence.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// Prints what the configuration of nginx holds, in the words of `--state-command`.
+/// Prints the upstreams in the configuration of nginx, in the format of `--state-command`.
 const UPSTREAMS: &str = r#"
 import json, re, sys
 programmed = {}
@@ -26,7 +26,7 @@ fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Plays all scenarios in a namespace of its own, and gives the names of those that were skipped.
+/// Runs all scenarios in a namespace of their own. Returns the names of the skipped ones.
 fn run_scenarios(arguments: &[&str], command: impl FnOnce(&Path) -> Command) -> Vec<String> {
     let cluster = Cluster::builder().nodes(1).pods_per_node(0).start();
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! Two frontends of one cluster: when one dies its agent goes to the other, and the kernel notices nothing.
+//! Two frontends of one cluster: when one dies, its backend connects to the other and writes nothing to the kernel.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use fairlead_e2e::{Cluster, Process, fairlead, plan};
 use netlink::nft::NftHandle;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// So many service ports, more than an agent believes to be gone at once.
+/// The number of other Services: their loss exceeds --max-loss.
 const OTHERS: u8 = 20;
 
 struct Fixture {
@@ -108,7 +108,7 @@ fn backend_fails_over_without_writing_to_the_kernel() {
     assert_eq!(fixture.answers(), "pod-a-2");
 }
 
-/// Its objects are there, but it was given another directory: that of an empty cluster.
+/// The frontend restarts with the manifests of an empty cluster.
 #[test]
 fn large_loss_is_not_applied_at_once() {
     let fixture = Fixture::new();

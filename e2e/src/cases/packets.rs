@@ -1,5 +1,5 @@
-//! The table of `docs/protocol.md`, "What an agent does with a packet": each kind of VIP, under each policy, from each kind of
-//! source, over each protocol, in each family. [`Table::expected`] is that table in code.
+//! The table of `docs/protocol.md`, "What a backend does with a packet": each VIP kind, under each policy, from each source
+//! class, over each protocol, in each family. [`Table::expected`] is that table in code.
 //!
 //! All packets arrive at node-a. Clients are pods without endpoints, so that nothing here is a hairpin.
 
@@ -241,8 +241,8 @@ impl Table<'_> {
         checks
     }
 
-    /// Whether answers would find their way back. Where nothing is masqueraded, an endpoint on node-b answers past node-a to everybody
-    /// but the pods of node-a and node-a itself.
+    /// Whether answers return through node-a. Without masquerade, an endpoint on node-b answers directly, bypassing
+    /// node-a, unless the client is node-a or one of its pods.
     fn is_possible(&self, policy: TrafficPolicy, pool: Pool, source: Source) -> bool {
         if source == Source::RemotePod && self.vip != Vip::NodePort {
             return false;

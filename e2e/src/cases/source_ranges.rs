@@ -1,5 +1,5 @@
-//! Who may use a load balancer's addresses. All packets arrive at node-a; sources are the further addresses of the outside client,
-//! 1 to 3 in one range ([`NEAR`]), 4 to 7 in the next ([`FAR`]).
+//! Load-balancer source ranges. All packets arrive at node-a; sources are the additional addresses of the outside
+//! client: 1 to 3 are in one range ([`NEAR`]), 4 to 7 in the next ([`FAR`]).
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -23,7 +23,8 @@ const ATTEMPTS: u64 = 60;
 
 // === the cases ===
 
-/// Sources in a range are answered, all others hear nothing; the service's other addresses, and other services, are for everybody.
+/// Sources in a range are answered, and packets of all others are dropped. The service's other addresses, and other
+/// services, are not restricted.
 pub fn only_sources_in_a_range_connect(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         let near = service(cluster, 1).external_ip(plan::external_ip(1)).node_port(NODE_PORT);
@@ -47,14 +48,14 @@ pub fn only_sources_in_a_range_connect(backend: Backend) {
     check_with_trace(cluster, &checks);
 }
 
-/// Ranges that overlap, follow each other or are there twice mean what all of them mean.
+/// Ranges may overlap, be adjacent or be repeated: their union applies.
 pub fn ranges_may_overlap(backend: Backend) {
     let ranges = ["203.0.113.2/31", "203.0.113.0/30", "203.0.113.3/32", "203.0.113.4/31", "203.0.113.3/30"];
     let ranges6 = ["2001:db8:203::2/127", "2001:db8:203::/126", "2001:db8:203::3/128", "2001:db8:203::4/127"];
     let ranges = [&ranges[..], &ranges6].concat();
     let mut deployment = Deployment::start(backend, |cluster| vec![service(cluster, 1).source_ranges(&ranges)]);
     assert_answered(&deployment, [1, 2, 3, 4, 5], [6, 7, 8]);
-    // Without the ones in the middle, what they shared with others stays.
+    // Removing the ranges in the middle keeps what the others cover.
     let fewer = service(deployment.cluster(), 1).source_ranges(&[ranges[2], ranges[3], ranges6[2], ranges6[3]]);
     deployment.apply(&fewer);
     assert_answered(&deployment, [3, 4, 5], [1, 2, 6, 7, 8]);
@@ -80,7 +81,7 @@ pub fn range_of_all_addresses_lifts_the_restriction(backend: Backend) {
     check_all(&checks);
 }
 
-/// Without endpoints those in a range are refused, as always, and the others still hear nothing.
+/// Without endpoints, sources in a range are rejected, as always, and packets of the others are still dropped.
 pub fn other_sources_are_dropped_also_without_endpoints(backend: Backend) {
     let deployment = Deployment::start(backend, |_| vec![web(1).source_ranges(&NEAR)]);
     let ip = plan::load_balancer_ip(1);
@@ -89,8 +90,8 @@ pub fn other_sources_are_dropped_also_without_endpoints(backend: Backend) {
     check_with_trace(deployment.cluster(), &checks);
 }
 
-/// Ranges change under traffic: who is in one before and after notices nothing, nor does another service, and connections that exist go
-/// on wherever they come from.
+/// Ranges change under traffic: sources that are in a range before and after are not affected, nor is another service,
+/// and established connections continue from any source.
 pub fn range_changes_apply_at_once(backend: Backend) {
     let service = |cluster: &Cluster, ranges: &[&str]| service(cluster, 1).source_ranges(ranges);
     let mut deployment = Deployment::start(backend, |cluster| {
@@ -133,13 +134,13 @@ pub fn range_changes_apply_at_once(backend: Backend) {
     deployment.apply(&changed);
     assert_answered(&deployment, [1], [5]);
     for stream in streams {
-        assert!(stream.wait_echoes(10, TIMEOUT), "it goes on: {:?}", stream.report());
+        assert!(stream.wait_echoes(10, TIMEOUT), "the connection continues: {:?}", stream.report());
         assert!(stream.finish().is_clean());
     }
 }
 
-/// Where the node itself is in a range, packets with the address for source and destination are welcome: a load balancer may send the
-/// node's own traffic back like that. No other address is.
+/// If the node itself is in a range, packets whose source is the load-balancer IP are accepted, because a load balancer
+/// may send the node's own traffic back that way. The IP of another load balancer is not.
 pub fn node_in_a_range_may_use_the_load_balancer_ip_as_source(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         vec![service(cluster, 1).source_ranges(&plan::FABRIC), service(cluster, 2).source_ranges(&NEAR)]
@@ -173,7 +174,7 @@ fn vip(number: u8, family: IpFamily) -> SocketAddr {
     SocketAddr::new(plan::load_balancer_ip(number).ip(family), PORT)
 }
 
-// === who asks, and what comes of it ===
+// === clients and checks ===
 
 fn from(cluster: &Cluster, source: u8, family: IpFamily) -> Client {
     cluster.client().with_source(plan::client_source(source).ip(family))
@@ -220,8 +221,8 @@ fn assert_answered(
     check_all(&answered.chain(dropped).collect::<Vec<_>>());
 }
 
-/// Gives the outside client load-balancer IPs for sources. What it sends there itself goes to node-a all the same, what comes
-/// for it stays.
+/// Gives the outside client load-balancer IPs as source addresses. Its own packets to them still go to node-a; packets
+/// that arrive for them are delivered locally.
 fn own_load_balancer_ips(cluster: &Cluster, numbers: &[u8]) {
     let outside = cluster.outside();
     let ip = |family: &str, words: &str| {

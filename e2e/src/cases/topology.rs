@@ -1,4 +1,4 @@
-//! How far hints go: what they do not narrow, and what a node does that they do not know.
+//! Topology hints: when they apply, what they fall back to, and nodes whose zone changes.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,8 @@ const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 /// One endpoint: its state, the zones and the nodes that it is hinted to.
 type Hinted = (EndpointState, &'static [&'static str], &'static [&'static str]);
 
-/// Each kind of hint is used only when all ready endpoints have some and one is for this node; else the next kind, else everybody.
+/// A kind of hint applies only if all ready endpoints have one and at least one names this node; otherwise the next
+/// kind applies, and finally all ready endpoints are used.
 pub fn hints_fall_back(backend: Backend) {
     let all = &PODS[..];
     let steps: [([Hinted; 4], [&[&str]; 2]); 7] = [
@@ -40,7 +41,7 @@ pub fn hints_fall_back(backend: Backend) {
         ),
         // No hint for zone b.
         ([(Ready, &["a"], &[]), (Ready, &["a"], &[]), (Ready, &["a"], &[]), (Ready, &["c"], &[])], [&all[..3], all]),
-        // Those that are not ready are not asked, with hints or without.
+        // Endpoints that are not ready do not count, with hints or without.
         (
             [(Ready, &["a"], &[]), (NotReady, &[], &[]), (Ready, &["b"], &[]), (Draining, &[], &[])],
             [&all[..1], &all[2..3]],
@@ -50,7 +51,7 @@ pub fn hints_fall_back(backend: Backend) {
             [(Ready, &["a"], &[]), (Ready, &["a"], &[]), (NotReady, &["b"], &[]), (Draining, &["b"], &[])],
             [&all[..2], &all[..2]],
         ),
-        // The last resort knows no hints.
+        // Hints do not apply to terminating endpoints.
         (
             [
                 (Draining, &["a"], &[]),
@@ -70,7 +71,7 @@ pub fn hints_fall_back(backend: Backend) {
     }
 }
 
-/// Under policy Local an endpoint on the node is used, to whomever it is hinted.
+/// Under policy Local the endpoints on the node are used, whatever their hints.
 pub fn policy_local_ignores_hints(backend: Backend) {
     let elsewhere: [Hinted; 4] = [
         (Ready, &["b"], &["node-b"]),
@@ -83,7 +84,7 @@ pub fn policy_local_ignores_hints(backend: Backend) {
     assert_each_node(&deployment, &[&PODS[..2], &PODS[2..]]);
 }
 
-/// A node moves to another zone, and to none: it uses the endpoints for where it is.
+/// A node moves to another zone, and to none: it uses the endpoints for its current zone.
 pub fn zone_changes_apply_at_once(backend: Backend) {
     let hints: [Hinted; 4] = [(Ready, &["a"], &[]), (Ready, &["b"], &[]), (Ready, &["b"], &[]), (Ready, &["c"], &[])];
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, hints)]);
@@ -116,7 +117,7 @@ fn write_node(deployment: &Deployment, zone: Option<&str>) {
     deployment.manifests().write(&node.name, &[object]);
 }
 
-/// Pods on each node are answered by these and no others.
+/// Exactly these pods answer clients on each node.
 #[track_caller]
 fn assert_each_node(deployment: &Deployment, expected: &[&[&str]; 2]) {
     for (node, expected) in deployment.cluster().nodes().iter().zip(expected) {

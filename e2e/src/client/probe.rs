@@ -30,7 +30,7 @@ impl Probe {
         let start = Instant::now();
         let socket = self.socket(to, Type::STREAM, None)?;
         socket.connect_timeout(&to.into(), self.deadline)?;
-        // Established, it is to be as robust as anybody's connection.
+        // Once established, the connection ignores transient ICMP errors, as usual.
         report_icmp_errors(&socket, to, IcmpErrors::Fatal)?;
         let stream = TcpStream::from(socket);
         stream.set_nodelay(true)?;
@@ -43,7 +43,7 @@ impl Probe {
         Ok((greeting.parse()?, reader))
     }
 
-    /// A UDP socket that hears only of `to`, ICMP errors too.
+    /// A UDP socket connected to `to`, which also reports ICMP errors.
     pub(crate) fn udp_socket(self, to: SocketAddr) -> Result<UdpSocket, Failure> {
         let socket = self.socket(to, Type::DGRAM, None)?;
         if self.source.is_none_or(|source| source.port() == 0) {
@@ -80,7 +80,7 @@ impl Probe {
             let mut buffer = [0; 512];
             let length = (&socket).read(&mut buffer)?;
             let Some(packet) = Packet::decode(strip_ip_header(to, &buffer[..length])) else { continue };
-            // A raw socket hears the whole host: other probes' answers are passed over.
+            // A raw socket receives every SCTP packet of the host: answers to other probes are skipped.
             if (packet.source_port, packet.destination_port, packet.verification_tag) != (to.port(), source_port, tag) {
                 continue;
             }
@@ -116,8 +116,8 @@ impl Probe {
     }
 }
 
-/// What became of sending. A filter on the way out that refuses a packet fails the call and sends an ICMP error besides, one that drops
-/// it only fails the call: the error queue of the socket tells them apart, as for packets that are stopped further on.
+/// The result of sending, without EPERM. An output rule that rejects a packet fails the call and sends an ICMP error; one
+/// that drops it only fails the call. The socket's next read distinguishes them, as for packets stopped further on.
 fn sent(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Err(error) if error.raw_os_error() != Some(libc::EPERM) => Err(error),

@@ -1,5 +1,6 @@
-//! What a backend writes to its node's kernel, as a test sees it: by `nft monitor`; for iptables, whose older variant announces nothing,
-//! by scripts that stand before `iptables-restore` and `iptables-save` in the backend's path, note what happens, and run the real one.
+//! Observes what a backend writes to its node's kernel: by `nft monitor`; for iptables, whose legacy variant sends no
+//! notifications, by scripts in the backend's PATH that record each `iptables-restore` and `iptables-save` and run it;
+//! for IPVS by comparing snapshots.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,25 +16,25 @@ const RESTORE: &str = "#!/bin/sh\nPATH=${PATH#*:}\ntee -a \"${0%/*}/restored\" |
 /// Records each run of `iptables-save`.
 const SAVE: &str = "#!/bin/sh\nPATH=${PATH#*:}\necho \"${0##*/}\" >> \"${0%/*}/saved\"\nexec \"${0##*/}\" \"$@\"\n";
 
-/// Sees what is written from the moment it was made.
+/// Reports the changes since it was created.
 #[derive(Debug)]
 pub enum Monitor {
-    /// By the kernel's announcements.
+    /// From notifications of the kernel.
     Nft(NftMonitor),
-    /// By what the tools are fed.
+    /// From the recorded input of iptables.
     Iptables(IptablesCalls),
-    /// By comparing the rules before and after.
+    /// By comparing IPVS objects before and after.
     Ipvs(IpvsSnapshot),
 }
 
-/// What was there at the last look.
+/// The IPVS objects at the last call.
 #[derive(Debug)]
 pub struct IpvsSnapshot {
     netns: Netns,
     lines: BTreeSet<String>,
 }
 
-/// What the scripts have noted, each in its file.
+/// The calls that the scripts recorded, in a file for each script.
 #[derive(Debug)]
 pub struct IptablesCalls {
     directory: PathBuf,
@@ -87,7 +88,7 @@ impl IpvsSnapshot {
     }
 }
 
-/// With a space behind each address, as `nft` has it.
+/// With a space after each address, as in the output of `nft`.
 #[track_caller]
 fn read(netns: &Netns) -> BTreeSet<String> {
     ipvs(netns).lines().map(|line| format!("{} ", line.replace(',', " "))).collect()

@@ -8,7 +8,7 @@ use frontend::object::{
 };
 use proto::model::{IpFamily, NodeInfo, PerFamily, Protocol, TrafficPolicy};
 
-/// The node that the agent is on.
+/// The node of the backend.
 pub(crate) const NODE: &str = "node-0";
 
 const NODES: [&str; 3] = [NODE, "node-1", "node-2"];
@@ -21,7 +21,7 @@ const MARKER: &str = "marker";
 /// A slice of this many endpoints does not fit into one message.
 const HUGE: u16 = 8000;
 
-/// Everything there is.
+/// All objects of the cluster.
 pub(crate) struct TestCluster {
     objects: BTreeMap<(ObjectKind, ObjectName), ClusterObject>,
     rng: fastrand::Rng,

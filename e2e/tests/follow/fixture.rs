@@ -1,4 +1,4 @@
-//! A frontend and an agent with a kernel that is a map, in one process: they can be parted, and each can be restarted.
+//! A frontend and a backend with a fake kernel, in one process. Their stream can be cut, and each can be restarted.
 
 use std::{
     path::PathBuf,
@@ -30,21 +30,21 @@ use crate::cluster::{NODE, TestCluster};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How the agent reaches the frontend.
+/// How the backend reaches the frontend.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transport {
     Unix,
     InProcess,
 }
 
-/// How an agent ends.
+/// How a backend is stopped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StopMode {
     Graceful,
     Killed,
 }
 
-/// Both, and what joins them.
+/// Frontend, backend, and the stream between them.
 pub(crate) struct Fixture {
     transport: Transport,
     directory: tempfile::TempDir,
@@ -63,21 +63,21 @@ struct RunningFrontend {
     serving: JoinHandle<anyhow::Result<()>>,
 }
 
-/// One run of an agent.
+/// One run of a backend.
 struct RunningBackend {
     progress: watch::Receiver<Progress>,
     trigger: Trigger,
     task: JoinHandle<anyhow::Result<()>>,
 }
 
-/// Cuts sessions: the open one now, or each open or new one after so many more messages.
+/// Cuts streams: the open one now, or any one after a number of messages.
 #[derive(Clone)]
 struct StreamCutter {
     now: watch::Sender<()>,
     after: Arc<AtomicUsize>,
 }
 
-/// What an observer sees.
+/// The state that an observer of the stream has.
 pub(crate) struct ObservedState {
     at: (Epoch, Revision),
     state: NodeState,
@@ -178,12 +178,12 @@ impl Fixture {
         }
     }
 
-    /// Parts the two.
+    /// Cuts the stream.
     pub(crate) fn cut(&self) {
         self.cutter.now.send_replace(());
     }
 
-    /// Parts them after so many messages.
+    /// Cuts the stream after a number of messages.
     pub(crate) fn cut_after(&self, messages: usize) {
         self.cutter.after.store(messages, Ordering::SeqCst);
     }
@@ -200,13 +200,13 @@ impl Fixture {
         *self.server.lock().unwrap() = next;
     }
 
-    /// Ends the agent and starts another, which has the state file and the kernel.
+    /// Stops the backend and starts another one with the same state file and kernel.
     pub(crate) async fn restart_backend(&mut self, mode: StopMode) {
         match mode {
             StopMode::Graceful => self.backend.trigger.fire(),
             StopMode::Killed => self.backend.task.abort(),
         }
-        let ended = timeout(TIMEOUT, &mut self.backend.task).await.expect("the agent ends");
+        let ended = timeout(TIMEOUT, &mut self.backend.task).await.expect("the backend ends");
         assert_eq!(ended.is_ok(), matches!(mode, StopMode::Graceful));
         let address = self.address();
         self.backend =
@@ -240,7 +240,7 @@ impl Fixture {
         self.assert_no_repairs().await;
     }
 
-    /// What the state file holds.
+    /// The contents of the state file.
     fn stored(&self) -> Option<((Epoch, Revision), NodeState)> {
         let copy = self.directory.path().join("copy");
         std::fs::copy(self.directory.path().join("state"), &copy).ok()?;
@@ -248,7 +248,7 @@ impl Fixture {
         Some(((stored.epoch, stored.revision), stored.state))
     }
 
-    /// The frontend never found a digest that was not as it should be.
+    /// The frontend never found a digest mismatch.
     async fn assert_no_repairs(&self) {
         let mut client = FairleadClient::connect(self.address()).await.unwrap();
         let status = client.status(StatusRequest::default()).await.unwrap().into_inner();
@@ -349,7 +349,7 @@ impl RunningBackend {
     }
 }
 
-/// Whether a state is that of the cluster as it is now.
+/// Whether a state contains the current marker of the cluster.
 fn contains_marker(state: &NodeState, cluster: &TestCluster) -> bool {
     let is_marker = |key: &&ServicePortKey| TestCluster::is_marker(&key.name);
     let marker = state.service_ports().keys().find(is_marker).and_then(|key| state.service_port(key));

@@ -1,5 +1,5 @@
-//! An agent follows a frontend through random histories, while streams are cut anywhere and both are restarted. After each
-//! step the node has the state that a new node would be sent, and a step without a change has written nothing.
+//! A backend follows a frontend through random changes, while streams are cut and both are restarted. After each step
+//! the node has the state that a new node would receive, and a step without a change writes nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 mod cluster;
