@@ -1,0 +1,119 @@
+//! An upgrade of frontend and backends under traffic: no connection is lost, the new version reads the state file of the previous one, and
+//! writes nothing to the kernel. The previous version is the binary in `FAIRLEAD_PREVIOUS`, or else this build.
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::{env, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
+
+use fairlead_e2e::{Backend, Cluster, Process, Protocol, fairlead, manifests::Service, plan};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+const PODS: [&str; 2] = ["pod-a-1", "pod-b-1"];
+
+/// A command of the previous version.
+fn previous() -> Command {
+    env::var_os("FAIRLEAD_PREVIOUS").map_or_else(fairlead, Command::new)
+}
+
+struct Upgrade {
+    backend: Backend,
+    cluster: Cluster,
+    directory: tempfile::TempDir,
+}
+
+impl Upgrade {
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn frontend(&self, mut command: Command, log: &str) -> Process {
+        command.args(["frontend", "--metrics", "none", "--manifests"]).arg(self.path("manifests"));
+        command.arg("--listen").arg(format!("unix:{}", self.path("socket").display()));
+        let process = Process::spawn(self.cluster.outside(), command, &self.path(log));
+        process.wait_for_line("listening", 0, DEADLINE);
+        process
+    }
+
+    /// Backends of all nodes; returns when each has programmed its kernel.
+    fn backends(&self, command: fn() -> Command, log: &str) -> Vec<Process> {
+        let spawn = |node: &fairlead_e2e::Node| {
+            let mut command = command();
+            // The alias, which previous versions know too.
+            let mode = if self.backend == Backend::Nft { "nft" } else { self.backend.name() };
+            command.args(["backend", mode, "--node-name", &node.name, "--cluster-cidr"]);
+            command.arg(plan::CLUSTER_CIDRS.join(",")).args(["--conntrack-max-per-core", "0"]);
+            command.arg("--frontend").arg(format!("unix:{}", self.path("socket").display()));
+            command.arg("--state-dir").arg(self.path(&node.name)).args(self.backend.arguments());
+            Process::spawn(&node.netns, command, &self.path(&format!("{}-{log}", node.name)))
+        };
+        let backends: Vec<_> = self.cluster.nodes().iter().map(spawn).collect();
+        for backend in &backends {
+            backend.wait_for_line("reconciled", 0, DEADLINE);
+        }
+        backends
+    }
+
+    fn rules(&self) -> Vec<Vec<String>> {
+        self.cluster.nodes().iter().map(|node| self.backend.rules(&node.netns)).collect()
+    }
+}
+
+fn upgrade(backend: Backend) {
+    let cluster = Cluster::builder().nodes(2).pods_per_node(2).start();
+    let upgrade = Upgrade { backend, cluster, directory: tempfile::tempdir().expect("a directory") };
+    let cluster = &upgrade.cluster;
+    let web = Service::new("web").cluster_ip(plan::cluster_ip(1)).port_all(80, 8080).node_port(30_080).affinity(60);
+    let manifests = cluster.manifests(&upgrade.path("manifests"));
+    manifests.apply(&web.pods(PODS.map(|pod| cluster.pod(pod))));
+    let old_frontend = upgrade.frontend(previous(), "old-frontend.log");
+    let old_backends = upgrade.backends(previous, "old.log");
+    let rules = upgrade.rules();
+
+    let vip = SocketAddr::new(plan::cluster_ip(1).v4.into(), 80);
+    let client = cluster.pod("pod-a-2").client();
+    let streams = [Protocol::Tcp, Protocol::Udp]
+        .map(|protocol| client.stream(protocol, vip, Duration::from_millis(5)).expect("a connection"));
+    let churn = client.churn(Protocol::Tcp, vip, 100, DEADLINE * 3);
+    assert!(churn.wait_attempts(20, DEADLINE), "{:?}", churn.report());
+
+    old_backends.iter().for_each(|backend| assert!(backend.terminate().success()));
+    assert!(old_frontend.terminate().success());
+    let frontend = upgrade.frontend(fairlead(), "new-frontend.log");
+    let backends = upgrade.backends(fairlead, "new.log");
+    for backend in &backends {
+        let lines = backend.lines_since(0).join("\n");
+        assert!(lines.contains("writes=0"), "written at the upgrade:\n{lines}");
+        assert!(!lines.contains("state file ignored"), "the state file was not read:\n{lines}");
+    }
+    assert_eq!(upgrade.rules(), rules);
+    // A change reaches the new backends.
+    let more = Service::new("more").cluster_ip(plan::cluster_ip(2)).port_all(80, 8080);
+    manifests.apply(&more.pods(PODS.map(|pod| cluster.pod(pod))));
+    let new_vip = SocketAddr::new(plan::cluster_ip(2).v4.into(), 80);
+    let added = client.churn(Protocol::Tcp, new_vip, 50, DEADLINE);
+    assert!(added.wait_until(DEADLINE, |report| PODS.iter().any(|pod| report.pods.contains_key(*pod))));
+    drop(added);
+
+    let attempts = churn.report().attempts;
+    assert!(churn.wait_attempts(attempts + 20, DEADLINE), "{:?}", churn.report());
+    assert_eq!(churn.finish().failures, []);
+    for stream in streams {
+        let report = stream.finish();
+        assert!(report.is_clean() && report.pods.len() == 1, "{report:?}");
+    }
+    backends.iter().chain([&frontend]).for_each(|process| assert!(process.terminate().success()));
+}
+
+#[test]
+fn nftables() {
+    upgrade(Backend::Nft);
+}
+
+#[test]
+fn iptables_nft() {
+    upgrade(Backend::IptablesNft);
+}
+
+#[test]
+fn iptables_legacy() {
+    upgrade(Backend::IptablesLegacy);
+}
