@@ -116,7 +116,11 @@ impl Grpc {
         let due = self.addresses().due();
         let lookups = due.into_iter().map(async |(index, source)| {
             let found = timeout(LOOKUP_TIMEOUT, source.resolve()).await;
-            let found = found.with_context(|| format!("no answer within {LOOKUP_TIMEOUT:?}")).flatten();
+            let found = found
+                .with_context(|| {
+                    format!("no answer within {LOOKUP_TIMEOUT:?}: check --frontend, and DNS and routes of this host")
+                })
+                .flatten();
             self.addresses().resolved(index, found);
         });
         future::join_all(lookups).await;

@@ -30,6 +30,9 @@ pub(super) fn advice(error: &(dyn Error + 'static)) -> Option<String> {
             "a certificate or token is valid for one node: check that --node-name (--node) is that node, and that \
              --tls-cert or --token-file are not another node's"
         }
+        _ if causes(error).any(|cause| cause.to_string().starts_with("HTTP/2 was not negotiated")) => {
+            "the server at that address is not a frontend: check the host and the port in --frontend"
+        }
         _ => return connect_advice(error, &SETTINGS),
     };
     Some(advice.to_owned())

@@ -28,10 +28,11 @@ impl Credentials {
     pub(super) async fn tls(&self, name: Option<&str>) -> Result<ClientTlsConfig> {
         let mut config = ClientTlsConfig::new();
         if let Some(path) = &self.authorities {
-            config = config.ca_certificate(Certificate::from_pem(read(path).await?));
+            config = config.ca_certificate(Certificate::from_pem(read(path, "--tls-ca").await?));
         }
         if let Some((certificate, key)) = &self.identity {
-            config = config.identity(Identity::from_pem(read(certificate).await?, read(key).await?));
+            let certificate = read(certificate, "--tls-cert").await?;
+            config = config.identity(Identity::from_pem(certificate, read(key, "--tls-key").await?));
         }
         if let Some(name) = self.frontend_name.as_deref().or(name) {
             config = config.domain_name(name);
@@ -42,7 +43,7 @@ impl Credentials {
     /// The value of the `authorization` header.
     pub(super) async fn token(&self) -> Result<Option<MetadataValue<Ascii>>> {
         let Some(path) = &self.token else { return Ok(None) };
-        let token = String::from_utf8(read(path).await?)
+        let token = String::from_utf8(read(path, "--token-file").await?)
             .with_context(|| format!("{}: the token is not text", path.display()))?;
         let mut value: MetadataValue<Ascii> = format!("Bearer {}", token.trim())
             .parse()
@@ -52,6 +53,7 @@ impl Credentials {
     }
 }
 
-async fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).await.with_context(|| format!("cannot read {}", path.display()))
+async fn read(path: &Path, flag: &str) -> Result<Vec<u8>> {
+    let context = || format!("cannot read {} ({flag}: check the path, the mount and the permissions)", path.display());
+    fs::read(path).await.with_context(context)
 }

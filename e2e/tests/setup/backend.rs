@@ -6,7 +6,8 @@ use fairlead_e2e::{Process, fairlead};
 
 use crate::{DEADLINE, Fixture, NAME, Validity, assert_contains, server};
 
-/// What the backend logs at DEBUG for every further failure.
+/// What the backend logs at WARN for the first failure, and at DEBUG for every further one.
+const FAILURE: &str = "cannot connect to a frontend";
 const AGAIN: &str = "still cannot connect to a frontend";
 
 impl Fixture {
@@ -26,7 +27,7 @@ impl Fixture {
     /// The line of a backend at a server with this certificate.
     fn backend_line(&self, certificate: (String, String)) -> String {
         let address = server::start(self.netns(), certificate, |_| ("200 OK", String::new()));
-        self.advice_line(self.backend_at(address), AGAIN)
+        self.only_line(self.backend_at(address), FAILURE, AGAIN)
     }
 
     /// A real frontend with a good certificate.
@@ -83,15 +84,16 @@ fn wrong_san() {
 #[test]
 fn refused_port() {
     let fixture = Fixture::new();
-    let line = fixture.advice_line(fixture.backend("https://127.0.0.1:7600"), AGAIN);
+    let line = fixture.only_line(fixture.backend("https://127.0.0.1:7600"), FAILURE, AGAIN);
     assert_contains(&line, &["onnection refused", "nothing listens on that port", "--frontend"]);
 }
 
 #[test]
 fn dns_failure() {
     let fixture = Fixture::new();
-    let line = fixture.advice_line(fixture.backend("https://frontend.invalid:7600"), AGAIN);
-    assert_contains(&line, &["frontend.invalid", "DNS"]);
+    let command = fixture.backend("https://frontend.invalid:7600");
+    let line = fixture.only_line(command, "cannot resolve frontends", "still cannot resolve frontends");
+    assert_contains(&line, &["https://frontend.invalid:7600", "DNS"]);
 }
 
 /// 401 of HTTP: no credential.
@@ -99,7 +101,7 @@ fn dns_failure() {
 fn unauthenticated() {
     let fixture = Fixture::new();
     let _frontend = fixture.real_frontend();
-    let line = fixture.advice_line(fixture.backend("https://localhost:7600"), AGAIN);
+    let line = fixture.only_line(fixture.backend("https://localhost:7600"), FAILURE, AGAIN);
     assert_contains(&line, &["--tls-cert", "--token-file"]);
 }
 
@@ -123,7 +125,7 @@ fn not_permitted() {
 fn wrong_server() {
     let fixture = Fixture::new();
     let line = fixture.backend_line(fixture.server_certificate(NAME, Validity::Now));
-    assert_contains(&line, &["--frontend"]);
+    assert_contains(&line, &["HTTP/2 was not negotiated", "not a frontend", "--frontend"]);
 }
 
 #[test]
@@ -133,7 +135,7 @@ fn unreadable_key() {
     command.args(["--tls-cert", "/nonexistent/tls.crt", "--tls-key", "/nonexistent/tls.key"]);
     let process = fixture.spawn(command);
     let line = process.wait_for_line("/nonexistent/tls", 0, DEADLINE);
-    assert_contains(&line, &["--tls-cert", "No such file"]);
+    assert_contains(&line, &["--tls-cert", "No such file", "check the path"]);
 }
 
 /// Discovery asks an API server that does not serve EndpointSlices.
@@ -157,6 +159,6 @@ fn missing_kind() {
     let mut command = fixture.backend("kubernetes:kube-system/fairlead:grpc");
     command.arg("--discovery-kubeconfig").arg(fixture.path("kubeconfig"));
     let process = fixture.spawn(command);
-    let line = process.wait_for_line("endpointslices", 0, DEADLINE);
-    assert_contains(&line, &["404", "check that"]);
+    let line = process.wait_for_line("EndpointSlices", 0, DEADLINE);
+    assert_contains(&line, &["404", "check the host, the port and the path"]);
 }

@@ -6,7 +6,8 @@ use fairlead_e2e::fairlead;
 
 use crate::{DEADLINE, Fixture, NAME, Validity, assert_contains, server};
 
-/// What the frontend logs at DEBUG for every further failure.
+/// What the frontend logs at WARN for the first failure, and at DEBUG for every further one.
+const FAILURE: &str = "list failed";
 const AGAIN: &str = "request failed again";
 
 fn status(code: u16, reason: &str, message: &str) -> String {
@@ -39,13 +40,13 @@ impl Fixture {
     /// The line of a frontend at an API server with this certificate.
     fn line_with_certificate(&self, certificate: (String, String)) -> String {
         let address = server::start(self.netns(), certificate, |_| ("200 OK", "{}".to_owned()));
-        self.advice_line(self.frontend_at(address), AGAIN)
+        self.only_line(self.frontend_at(address), FAILURE, AGAIN)
     }
 
     /// The line of a frontend at an API server that answers this.
     fn line_with_answer(&self, answer: fn(&str) -> (&'static str, String)) -> String {
         let address = server::start(self.netns(), self.server_certificate(NAME, Validity::Now), answer);
-        self.advice_line(self.frontend_at(address), AGAIN)
+        self.only_line(self.frontend_at(address), FAILURE, AGAIN)
     }
 }
 
@@ -88,7 +89,7 @@ fn wrong_san() {
 fn refused_port() {
     let fixture = Fixture::new();
     let command = fixture.kubeconfig("https://127.0.0.1:6443", "ca.crt", "{token: secret}");
-    let line = fixture.advice_line(command, AGAIN);
+    let line = fixture.only_line(command, FAILURE, AGAIN);
     assert_contains(&line, &["onnection refused", "nothing listens on that port", "host and port"]);
 }
 
@@ -96,7 +97,7 @@ fn refused_port() {
 fn dns_failure() {
     let fixture = Fixture::new();
     let command = fixture.kubeconfig("https://api.invalid:6443", "ca.crt", "{token: secret}");
-    let line = fixture.advice_line(command, AGAIN);
+    let line = fixture.only_line(command, FAILURE, AGAIN);
     assert_contains(&line, &["does not resolve", "DNS"]);
 }
 
@@ -112,7 +113,7 @@ fn forbidden_by_rbac() {
         let message = r#"services is forbidden: User \"fairlead\" cannot list resource \"services\" in API group \"\" at the cluster scope"#;
         ("403 Forbidden", status(403, "Forbidden", message))
     });
-    assert_contains(&line, &["grant list on services to fairlead", "ClusterRole"]);
+    assert_contains(&line, &["advice=", "grant list on services to fairlead", "ClusterRole"]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Set-ups that are often wrong, of a frontend at an API server and of a backend at a frontend: the real binaries log one line, with the whole
-//! chain of causes and what to do, however often they retry.
+//! Often wrong set-ups, of a frontend at an API server and of a backend at a frontend: the real binaries log one line with
+//! the whole chain of causes and what to do, however often they retry.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 mod backend;
@@ -57,9 +57,9 @@ impl Fixture {
         Process::spawn(self.netns(), command, &self.path("log"))
     }
 
-    /// The one line above DEBUG with advice, after several retries with the text `again`.
+    /// The one line above DEBUG with the text `failure`, after several retries with the text `again`.
     #[track_caller]
-    fn advice_line(&self, command: Command, again: &str) -> String {
+    fn only_line(&self, command: Command, failure: &str, again: &str) -> String {
         let process = self.spawn(command);
         let mut mark = 0;
         for _ in 0..RETRIES {
@@ -68,9 +68,9 @@ impl Fixture {
             mark += lines.iter().position(|line| line.contains(again)).expect("it was waited for") + 1;
         }
         let lines = process.lines_since(0);
-        let mut advice = lines.iter().filter(|line| line.contains("advice=") && !line.contains("DEBUG"));
-        let line = advice.next().unwrap_or_else(|| panic!("no advice in:\n{}", lines.join("\n")));
-        assert_eq!(advice.next(), None, "logged more than once:\n{}", lines.join("\n"));
+        let mut failures = lines.iter().filter(|line| line.contains(failure) && !line.contains("DEBUG"));
+        let line = failures.next().unwrap_or_else(|| panic!("no {failure:?} in:\n{}", lines.join("\n")));
+        assert_eq!(failures.next(), None, "logged more than once:\n{}", lines.join("\n"));
         process.kill();
         line.clone()
     }

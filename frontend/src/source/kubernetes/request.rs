@@ -196,6 +196,7 @@ impl<K: Watchable> Watch<K> {
                 let event = WatchEvent::decode::<K>(&self.line).map_err(|error| undecodable(&self.line, error))?;
                 event.map(Some).map_err(RequestError::Refused)
             }
+            _ if is_web_page(&String::from_utf8_lossy(&self.line)) => Err(RequestError::Html),
             _ => Err(RequestError::Cut),
         }
     }
