@@ -1,4 +1,5 @@
-//! A browser without a window, in a namespace: Debian's Chromium, spoken to by its DevTools protocol over a pair of pipes.
+//! A browser without a window, in a namespace: Debian's Chromium, spoken to by its DevTools protocol over a pair of
+//! pipes.
 //!
 //! ```text
 //!   call ──JSON, ended by a zero byte──▶ pipe 3 ──▶ chromium ──▶ pipe 4 ──▶ answers, by number, and events

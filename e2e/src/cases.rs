@@ -1,5 +1,6 @@
-//! What every backend must do, seen from outside: real packets in both families and all protocols, and no look into how a backend
-//! does it. Each case is a function of the [`Backend`](crate::Backend); [`conformance!`](crate::conformance) makes a test of each.
+//! The Service conformance cases, which every backend must pass: real packets in both families and all protocols,
+//! without access to a backend's internals. Each case is a function of the [`Backend`](crate::Backend);
+//! [`conformance!`](crate::conformance) makes a test of each.
 
 pub mod affinity;
 pub mod changes;
@@ -22,8 +23,8 @@ pub mod udp_flows;
 
 mod expect;
 
-/// One test for each case: `fairlead_e2e::conformance!(fairlead_e2e::Backend::Nft);`. All cases with their names, for a test that runs
-/// them elsewhere: `fairlead_e2e::conformance!(list)`.
+/// Defines a test for each case: `fairlead_e2e::conformance!(fairlead_e2e::Backend::Nft);`. With `list` it returns all
+/// cases with their names, for a test that runs them in a guest.
 #[macro_export]
 macro_rules! conformance {
     (list) => {

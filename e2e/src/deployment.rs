@@ -50,7 +50,8 @@ pub struct DeploymentBuilder {
     arguments: Vec<String>,
 }
 
-/// A cluster with Fairlead in it. Dropping it kills its programs; after a failed test the ends of their logs are printed.
+/// A cluster with Fairlead in it. Dropping it kills its programs; after a failed test the ends of their logs are
+/// printed.
 #[derive(Debug)]
 pub struct Deployment {
     // Programs first: they end before their namespaces and directories go.

@@ -1,5 +1,6 @@
-//! Starting programs beside servers. Between fork and exec a child has a copy of every socket of the process, so one that
-//! is closed at that moment stays open a little longer, and a port that should refuse still answers. Hence one at a time.
+//! Starting programs beside servers. Between fork and exec a child has a copy of every socket of the process, so one
+//! that is closed at that moment stays open a little longer, and a port that should refuse still answers. Hence one at
+//! a time.
 
 use std::io;
 use std::process::{Child, Command};

@@ -1,5 +1,5 @@
-//! A cluster of network namespaces on one machine, with real packets: what the end-to-end tests run Fairlead in, and look at
-//! it from outside with.
+//! A cluster of network namespaces on one machine, with real packets: what the end-to-end tests run Fairlead in, and
+//! look at it from outside with.
 //!
 //! ```text
 //!                    outside (clients: 172.16.0.1, 203.0.113.1..8)
@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Each box is a namespace. [`Cluster`] builds and removes them, [`Server`]s in the pods answer with who they are and
-//! whom they saw, [`Client`]s ask from anywhere, [`Stream`] and [`Churn`] are live traffic, [`Process`] is a program in a
-//! namespace, and [`manifests`] writes the Kubernetes objects that belong to it all. None of these knows Fairlead.
+//! whom they saw, [`Client`]s ask from anywhere, [`Stream`] and [`Churn`] are live traffic, [`Process`] is a program in
+//! a namespace, and [`manifests`] writes the Kubernetes objects that belong to it all. None of these knows Fairlead.
 //! [`Deployment`] runs it in a cluster, and [`cases`] are what every backend must do there.
 
 #![allow(

@@ -1,5 +1,6 @@
 //! The Kubernetes objects of a cluster as ordinary YAML: a directory with a file for the service CIDRs, one for each
-//! node, and one for each service with its EndpointSlices. A file is replaced in one step, as a configuration tool would do it.
+//! node, and one for each service with its EndpointSlices. A file is replaced in one step, as a configuration tool
+//! would do it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! A program in a namespace: its output kept in a file and watched line by line, its end awaited, never outliving a test.
+//! A program in a namespace: its output kept in a file and watched line by line, its end awaited, never outliving a
+//! test.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -95,8 +96,8 @@ impl Process {
         self.shared.lock().lines[mark..].to_vec()
     }
 
-    /// Waits for a line that contains `pattern`, at `mark` or later, and returns it. Panics, with the end of the output,
-    /// when `deadline` has passed or the program has closed its output without it.
+    /// Waits for a line that contains `pattern`, at `mark` or later, and returns it. Panics, with the end of the
+    /// output, when `deadline` has passed or the program has closed its output without it.
     #[track_caller]
     pub fn wait_for_line(&self, pattern: &str, mark: usize, deadline: Duration) -> String {
         self.wait_for(&format!("{pattern:?}"), mark, deadline, |line| line.contains(pattern))

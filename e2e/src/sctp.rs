@@ -1,6 +1,6 @@
-//! The three SCTP packets the probe needs, made by hand: sockets for SCTP are missing in many kernels, yet conntrack and
-//! NAT know the protocol. A client sends INIT; a server answers INIT ACK, with its reply as the state cookie, or ABORT.
-//! Formats: RFC 9260, sections 3.1, 3.3.2, 3.3.3 and 3.3.7.
+//! The three SCTP packets the probe needs, made by hand: sockets for SCTP are missing in many kernels, yet conntrack
+//! and NAT know the protocol. A client sends INIT; a server answers INIT ACK, with its reply as the state cookie, or
+//! ABORT. Formats: RFC 9260, sections 3.1, 3.3.2, 3.3.3 and 3.3.7.
 
 /// The IP protocol number of SCTP.
 pub(crate) const IPPROTO_SCTP: i32 = 132;

@@ -1,5 +1,5 @@
-//! A server in a namespace: one thread that answers on every address and port given, over TCP, UDP and SCTP, until it is
-//! dropped. Its messages: `wire`.
+//! A server in a namespace: one thread that answers on every address and port given, over TCP, UDP and SCTP, until it
+//! is dropped. Its messages: `wire`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

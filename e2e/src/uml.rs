@@ -6,8 +6,8 @@
 //!        └────────────────── a directory: the status ────────────────────────┘
 //! ```
 //!
-//! Inside, the file system is that of the machine; what is written there goes into memory and is gone with the guest. Programs
-//! have the paths that they have outside, so a test can run itself inside: [`inside`].
+//! Inside, the file system is that of the machine; what is written there goes into memory and is gone with the guest.
+//! Programs have the paths that they have outside, so a test can run itself inside: [`inside`].
 
 use std::any;
 use std::env;

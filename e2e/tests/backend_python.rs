@@ -1,4 +1,5 @@
-//! The example of a backend in another language: `examples/backend-python` follows a frontend and forwards through nginx.
+//! The example of a backend in another language: `examples/backend-python` follows a frontend and forwards through
+//! nginx.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;

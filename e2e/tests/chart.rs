@@ -1,6 +1,7 @@
-//! What the Helm chart renders (`charts/fairlead/tests/golden`) is what Kubernetes takes and what the program takes: each object has only fields
-//! that its type has, and each container's arguments are flags of `fairlead` with values that it can read. That the golden files are what
-//! Helm renders, and show all that it can render, is tested by `ci/charts`.
+//! What the Helm chart renders (`charts/fairlead/tests/golden`) is what Kubernetes takes and what the program takes:
+//! each object has only fields that its type has, and each container's arguments are flags of `fairlead` with values
+//! that it can read. That the golden files are what Helm renders, and show all that it can render, is tested by
+//! `ci/charts`.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -218,7 +219,8 @@ fn command_lines() -> Vec<(String, Vec<String>)> {
     lines
 }
 
-/// The error of `fairlead` for these arguments, if any. With `--help` at the end it parses all arguments and starts nothing.
+/// The error of `fairlead` for these arguments, if any. With `--help` at the end it parses all arguments and starts
+/// nothing.
 fn complaint(arguments: &[String]) -> Option<String> {
     let output = fairlead().args(arguments).arg("--help").output().expect("start fairlead");
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -232,8 +234,8 @@ fn arguments_are_valid() {
     }
 }
 
-/// Flags that need or exclude each other are looked at once all are read, so not with `--help`. A frontend gets as far as its files of TLS,
-/// which are not there; a backend would get as far as the kernel.
+/// Flags that need or exclude each other are looked at once all are read, so not with `--help`. A frontend gets as far
+/// as its files of TLS, which are not there; a backend would get as far as the kernel.
 #[test]
 fn frontend_arguments_pass_validation() {
     for (container, arguments) in command_lines() {

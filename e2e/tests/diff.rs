@@ -1,4 +1,5 @@
-//! `fairlead diff` and `fairlead endpoints` with real programs: what a kernel lacks, what kube-proxy's rules do otherwise, exit codes.
+//! `fairlead diff` and `fairlead endpoints` with real programs: what a kernel lacks, what kube-proxy's rules do
+//! otherwise, exit codes.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::path::Path;

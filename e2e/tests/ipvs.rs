@@ -1,5 +1,6 @@
-//! On a kernel that has IPVS, user-mode-linux: the takeover from kube-proxy's IPVS mode, and how endpoints are seen to drain. For the
-//! first, there being no nf_tables for IPv4 and IPv6, what stands for Fairlead's rules is a translation in iptables; to IPVS it is the same.
+//! On a kernel that has IPVS, user-mode-linux: the takeover from kube-proxy's IPVS mode, and how endpoints are seen to
+//! drain. For the first, there being no nf_tables for IPv4 and IPv6, what stands for Fairlead's rules is a translation
+//! in iptables; to IPVS it is the same.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -231,7 +232,8 @@ fn load(node: &Netns, inputs: &[(&str, &[&str], &str)]) {
     }
 }
 
-/// All that the takeover might touch, as its tools save it: without the translations, which stay, and without what counts.
+/// All that the takeover might touch, as its tools save it: without the translations, which stay, and without what
+/// counts.
 fn everything(node: &Netns) -> String {
     let ipvs = node.output("ipvsadm", &["-S", "-n"]);
     let mut virtual_servers: Vec<_> = ipvs.lines().collect();

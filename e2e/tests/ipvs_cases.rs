@@ -1,5 +1,5 @@
-//! Every case, with the IPVS backend, inside user-mode-linux: a few guests, each with a share of the cases. Where IPVS differs it is listed
-//! here, with the reason, as in `docs/semantics.md`.
+//! Every case, with the IPVS backend, inside user-mode-linux: a few guests, each with a share of the cases. Where IPVS
+//! differs it is listed here, with the reason, as in `docs/semantics.md`.
 
 // A panic is how a test fails.
 #![allow(clippy::expect_used)]
@@ -20,7 +20,8 @@ const DEADLINE: Duration = Duration::from_secs(20 * 60);
 
 /// What IPVS does differently.
 const DIFFERENT: [&str; 3] = [
-    // IPVS remembers a client for as long as it remembers one of its connections: two minutes after a TCP connection has been closed.
+    // IPVS remembers a client for as long as it remembers one of its connections: two minutes after a TCP connection
+    // has been closed.
     "affinity::affinity_ends_after_the_timeout",
     "affinity::timeout_changes_apply_at_once",
     // A VIP is an address of the node: the kernel drops packets from outside with such a source.

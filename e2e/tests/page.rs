@@ -1,4 +1,5 @@
-//! The page of a frontend in a real browser: it shows the current state, follows changes, can be filtered, is accessible, and requests nothing from other hosts.
+//! The page of a frontend in a real browser: it shows the current state, follows changes, can be filtered, is
+//! accessible, and requests nothing from other hosts.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;
@@ -19,7 +20,9 @@ const FAINT: &str = r#"(() => {
     return canvas.getImageData(0, 0, 1, 1).data;
   };
   const light = (colour) => {
-    const [r, g, b] = [...rgba(colour)].map((part) => part / 255).map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = [...rgba(colour)]
+      .map((part) => part / 255)
+      .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const behind = (element) => {
@@ -27,7 +30,8 @@ const FAINT: &str = r#"(() => {
     return rgba(colour)[3] === 255 ? colour : behind(element.parentElement);
   };
   const texts = [...document.querySelectorAll("body *")].filter((element) =>
-    [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()) && element.checkVisibility());
+    [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()) &&
+    element.checkVisibility());
   return texts.flatMap((element) => {
     const [a, b] = [light(getComputedStyle(element).color), light(behind(element))].sort((a, b) => b - a);
     return (a + 0.05) / (b + 0.05) < 4.5 ? [element.outerHTML] : [];

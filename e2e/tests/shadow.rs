@@ -16,7 +16,7 @@ use serde_json::Value;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What writes, where strace can read it: links and addresses, programs, and listening.
+/// Substrings of strace lines that are writes: links and addresses, programs, and listening.
 const WRITES: [&str; 6] = ["RTM_NEWLINK", "RTM_NEWADDR", "NLM_F_CREATE", "-restore\"", "\"modprobe\"", "listen("];
 /// `NFNL_MSG_BATCH_BEGIN` of `linux/netfilter/nfnetlink.h`: a transaction of nf_tables.
 const BATCH_BEGIN: u16 = 16;

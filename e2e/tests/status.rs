@@ -1,4 +1,5 @@
-//! `fairlead status` with real programs: exit codes for scripts, waiting, and nodes that go and come back; and the metrics beside it.
+//! `fairlead status` with real programs: exit codes for scripts, waiting, and nodes that go and come back; and the
+//! metrics beside it.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::io::{Read as _, Write as _};

@@ -1,4 +1,4 @@
-//! The program over TLS, from one namespace to another: nodes and people with certificates, each given what is theirs.
+//! The program over TLS, from one namespace to another: nodes and administrators are authorized by their certificates.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! The commands with which people look into a node, on a node that serves: `check`, `trace`, `test`, `bundle`.
+//! The commands that inspect a node, on a node that serves traffic: `check`, `trace`, `test`, `bundle`.
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::fs;

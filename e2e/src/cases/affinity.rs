@@ -1,5 +1,5 @@
-//! Session affinity by client IP: who keeps an endpoint, and for how long. Clients are the further addresses of the outside client and a
-//! pod; each of their requests is a new connection, or a new flow.
+//! Session affinity by client IP: which clients keep an endpoint, and for how long. Clients are the additional
+//! addresses of the outside client, and a pod; each of their requests is a new connection or flow.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -22,18 +22,18 @@ const NODE_PORT: u16 = 30_080;
 const LONG: u32 = 10_800;
 /// Short enough to wait for its end, in seconds.
 const SHORT: u32 = 2;
-/// No client is remembered any more after so long without a word. It is announced by nothing.
+/// The time without a request after which no client is stored any more. No event reports it.
 const EXPIRY: Duration = Duration::from_millis(2_500);
-/// So many requests of one client that do not meet one endpoint of several by chance.
+/// Requests of one client: enough not to reach the same endpoint by chance.
 const REQUESTS: usize = 5;
 const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 
-/// Which pod each client has, by the words for client, protocol and address.
+/// The pod of each client, by a text of client, protocol and address.
 type Assignments = BTreeMap<String, String>;
 
 // === the cases ===
 
-/// A client meets one pod, at each address and by each protocol; there are clients of every pod.
+/// A client reaches one pod, at each VIP and with each protocol; every pod has clients.
 pub fn clients_keep_their_pod(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
     let cluster = deployment.cluster();
@@ -46,7 +46,7 @@ pub fn clients_keep_their_pod(backend: Backend) {
     assert_eq!(again, assignments);
 }
 
-/// A client is remembered from its last connection on, not from its first, and then forgotten.
+/// The timeout counts from the last connection of a client, not from its first.
 pub fn affinity_ends_after_the_timeout(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, SHORT)]);
     let cluster = deployment.cluster();
@@ -59,7 +59,8 @@ pub fn affinity_ends_after_the_timeout(backend: Backend) {
     assert_ne!(ask_vip(cluster), assignments);
 }
 
-/// The clients of a removed pod move at once, all others keep their pod, whatever its slot; no client moves to a new pod.
+/// The clients of a removed pod move at once, all others keep their pod, whatever its slot; no client moves to a new
+/// pod.
 pub fn only_clients_of_a_removed_pod_move(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
     let mut assignments = ask_vip(deployment.cluster());
@@ -79,7 +80,7 @@ pub fn only_clients_of_a_removed_pod_move(backend: Backend) {
     assert_eq!(ask_vip(deployment.cluster()), assignments);
 }
 
-/// Known clients stay when the timeout changes, and from then on the new one counts.
+/// Known clients keep their pod when the timeout changes; the new timeout applies from then on.
 pub fn timeout_changes_apply_at_once(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
     let assignments = ask_vip(deployment.cluster());
@@ -113,7 +114,7 @@ pub fn affinity_is_turned_on_and_off(backend: Backend) {
     assert_spread(deployment.cluster());
 }
 
-/// What a backend knows of clients outlives it, and nothing is written for them when it is back.
+/// Clients keep their pod while the backend is stopped, and its restart writes nothing for them.
 pub fn clients_keep_their_pod_across_restarts(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![sticky(cluster, &PODS, LONG)]);
     let assignments = ask_vip(deployment.cluster());
@@ -131,8 +132,8 @@ pub fn clients_keep_their_pod_across_restarts(backend: Backend) {
     }
 }
 
-/// Under policy Local a client from outside sticks to a pod of the node where it comes in, and a pod to one of its own node. When
-/// the policy changes, those who have such a pod keep it.
+/// Under policy Local a client from outside keeps a pod of the node that its packets enter, and a pod one of its own
+/// node. When the policy changes, clients that have such a pod keep it.
 pub fn policy_local_keeps_local_pods(backend: Backend) {
     let local = |cluster: &Cluster| {
         let service = sticky(cluster, &PODS, LONG);
@@ -200,7 +201,7 @@ fn outside_client(cluster: &Cluster, source: IpAddr) -> Client {
     cluster.client().with_source(source)
 }
 
-/// A client asks several times by each protocol, and always meets the same pod.
+/// A client sends several requests with each protocol, and always reaches the same pod.
 #[track_caller]
 fn ask_as(assignments: &mut Assignments, name: &str, client: &Client, to: SocketAddr) {
     for protocol in Protocol::ALL {
@@ -211,12 +212,12 @@ fn ask_as(assignments: &mut Assignments, name: &str, client: &Client, to: Socket
     }
 }
 
-/// Who has clients.
+/// The pods that have clients.
 fn pods(assignments: &Assignments) -> BTreeSet<&str> {
     assignments.values().map(String::as_str).collect()
 }
 
-/// One client meets all pods.
+/// One client reaches all pods.
 #[track_caller]
 fn assert_spread(cluster: &Cluster) {
     for family in IpFamily::ALL {

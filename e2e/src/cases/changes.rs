@@ -17,9 +17,9 @@ const PER_SECOND: u32 = 200;
 /// Enough to notice a gap, and to reach each of a few endpoints.
 const ATTEMPTS: u64 = 60;
 
-// === endpoints come and go ===
+// === endpoints ===
 
-/// An endpoint drains, then goes: no new connection fails, and none is broken, its own not either.
+/// An endpoint drains and is removed: no new connection fails and none is broken, including its own.
 pub fn endpoint_drains_and_is_removed(backend: Backend) {
     let pods = ["pod-a-1", "pod-b-1", "pod-b-2"];
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &pods)]);
@@ -96,7 +96,7 @@ pub fn first_endpoint_is_added_and_last_removed(backend: Backend) {
         }
         let stream = client.stream(Protocol::Tcp, vip(IpFamily::V4), INTERVAL).expect("a connection");
         deployment.apply(&without);
-        assert!(stream.wait_echoes(10, TIMEOUT), "it goes on without being an endpoint");
+        assert!(stream.wait_echoes(10, TIMEOUT), "the connection outlives the removal of its endpoint");
         assert!(stream.finish().is_clean());
     }
 }
@@ -125,7 +125,7 @@ pub fn first_local_endpoint_is_used_at_once(backend: Backend) {
 
 // === services change ===
 
-/// A service comes and goes beside another one, which notices nothing.
+/// A service is created and deleted without an effect on another one.
 pub fn services_are_created_and_deleted(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, &["pod-a-1", "pod-b-1"])]);
     let streams = streams_to_each(deployment.cluster(), &["pod-a-1", "pod-b-1"]);
@@ -248,7 +248,7 @@ fn wait(churns: &[Churn]) {
 #[track_caller]
 fn assert_clean(streams: Vec<Stream>) {
     for stream in streams {
-        assert!(stream.wait_echoes(3, TIMEOUT), "it goes on: {:?}", stream.report());
+        assert!(stream.wait_echoes(3, TIMEOUT), "the connection continues: {:?}", stream.report());
         let report = stream.finish();
         assert!(report.is_clean(), "{report:?}");
     }

@@ -1,7 +1,7 @@
-//! What cluster IPs do not serve: ports that no service has are refused, and addresses of the service CIDRs that no service has
-//! lead nowhere.
+//! Ports of a cluster IP that no service has are rejected; packets to unallocated addresses of the service CIDRs are
+//! dropped.
 //!
-//! So that the difference is seen, node-b has one such address: who reaches it, past the backend of node-a, is refused there.
+//! To distinguish the two, node-b has one such address: a packet that passes node-a is rejected there.
 
 use std::net::SocketAddr;
 

@@ -16,7 +16,7 @@ use crate::wire::{Failure, Protocol};
 
 const PORT: u16 = 80;
 
-/// Frontend and backend in one process do for a node what they do apart, from nothing, after a change, and after a restart.
+/// `fairlead local` programs a node at the first start, after a change, and after a restart.
 pub fn local_runs_frontend_and_backend(backend: Backend) {
     let cluster = Cluster::start();
     let directory = tempfile::tempdir().expect("a directory");

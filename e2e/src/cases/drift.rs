@@ -1,4 +1,4 @@
-//! Others change what the backend has programmed: it is put right soon, and everything of theirs stays as it is.
+//! Drift: what other programs change in the backend's rules is repaired, and their own rules are kept.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,9 +12,9 @@ use crate::uml;
 use crate::wire::Protocol;
 
 const PORT: u16 = 80;
-/// From the change to its repair; with nothing else to do it takes a fifth of this.
+/// The time from a change to its repair; an idle machine needs a fifth of it.
 const REPAIR: Duration = Duration::from_secs(1);
-/// So much longer a busy machine may take.
+/// Additional time for a busy machine.
 const BUSY: Duration = Duration::from_secs(4);
 
 // === the cases ===
@@ -40,7 +40,7 @@ pub fn removed_rules_are_restored(backend: Backend) {
     }
 }
 
-/// What others do to rules of their own is no reason to look at ours.
+/// Changes that other programs make to their own rules trigger no repair.
 pub fn rules_of_other_programs_are_kept(backend: Backend) {
     let mut deployment = Deployment::start(backend, web);
     let node = &deployment.cluster().nodes()[0];
@@ -49,7 +49,7 @@ pub fn rules_of_other_programs_are_kept(backend: Backend) {
     let others = || backend.foreign_objects(&netns);
     let before = others();
     deployment.wait_until_programmed();
-    // A repair would have come first, and would have taken the change with it.
+    // A repair would precede the change and include it.
     let lines = deployment.backend(&deployment.cluster().nodes()[0]).lines_since(mark);
     assert!(lines.iter().all(|line| !line.contains("reconciled") && !line.contains("WARN")), "{lines:?}");
     assert_eq!(others(), before);

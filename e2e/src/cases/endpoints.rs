@@ -1,4 +1,4 @@
-//! Who is an endpoint at all, how connections are spread over them, and an endpoint that calls itself.
+//! Which endpoints are used, how connections are distributed over them, and hairpin connections.
 
 use std::net::SocketAddr;
 
@@ -49,7 +49,8 @@ fn chi_square(counts: &[usize]) -> f64 {
 
 // === hairpin ===
 
-/// A pod reaches itself through each VIP kind, with another source address than its own; traffic to other pods is not masqueraded as hairpin.
+/// A pod reaches itself through each VIP kind, with another source address than its own; traffic to other pods is not
+/// masqueraded as hairpin.
 pub fn a_pod_reaches_itself(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         vec![with_all_vips(cluster, 1, TrafficPolicy::Cluster), with_all_vips(cluster, 2, TrafficPolicy::Local)]
@@ -98,7 +99,7 @@ fn with_all_vips(cluster: &Cluster, number: u8, policy: TrafficPolicy) -> Servic
 
 // === readiness ===
 
-/// Only ready endpoints are used while there is one; then those that drain; and never those that cannot serve.
+/// Ready endpoints are used; if none is ready, terminating ones that still serve; never ones that do not serve.
 pub fn terminating_endpoints_are_used_if_none_is_ready(backend: Backend) {
     let service = web(1);
     let states = |cluster: &Cluster, states: [EndpointState; 4]| {
@@ -121,7 +122,7 @@ pub fn terminating_endpoints_are_used_if_none_is_ready(backend: Backend) {
     }
 }
 
-/// Under policy Local too, each node falls back by itself: what other nodes have does not matter.
+/// Under policy Local each node applies the rule to its own endpoints only.
 pub fn terminating_endpoints_are_used_if_none_on_the_node_is_ready(backend: Backend) {
     let deployment = Deployment::start(backend, |cluster| {
         let endpoint = |name, state| Endpoint::of(cluster.pod(name)).state(state);
@@ -138,7 +139,8 @@ pub fn terminating_endpoints_are_used_if_none_on_the_node_is_ready(backend: Back
 
 // === hints ===
 
-/// With zone hints on all ready endpoints each node uses those of its zone; node hints go before; an endpoint without hints ends both.
+/// With zone hints on all ready endpoints each node uses those of its zone; node hints go before; an endpoint without
+/// hints ends both.
 pub fn hints_select_endpoints(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(1).pods(cluster.pods())]);
     let all = ["pod-a-1", "pod-a-2", "pod-b-1"];
@@ -186,7 +188,7 @@ fn web(number: u8) -> Service {
     Service::new(&format!("web-{number}")).cluster_ip(plan::cluster_ip(number)).port_all(PORT, 8080)
 }
 
-/// Pods on each node are answered by these and no others; refused, if there are none.
+/// Exactly these pods answer clients on each node; without any, requests are rejected.
 #[track_caller]
 fn assert_everywhere(deployment: &Deployment, number: u8, expected: &[&[&str]; 2]) {
     for (node, expected) in deployment.cluster().nodes().iter().zip(expected) {

@@ -20,7 +20,8 @@ const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 /// Status and weight.
 type Answer = (u16, usize);
 
-/// Each node answers whether it has ready endpoints, and how many; terminating endpoints do not count, even if they are used because none is ready.
+/// Each node answers whether it has ready endpoints, and how many; terminating endpoints do not count, even if they are
+/// used because none is ready.
 pub fn health_checks_report_ready_local_endpoints(backend: Backend) {
     let steps: [([EndpointState; 4], [Answer; 2]); 5] = [
         ([Ready, Ready, NotReady, Terminating], [(200, 2), (503, 0)]),
@@ -46,7 +47,8 @@ pub fn health_checks_report_ready_local_endpoints(backend: Backend) {
     }
 }
 
-/// The port goes with the service, and with the policy that it belongs to; and is there again after a restart without a frontend.
+/// The port goes with the service, and with the policy that it belongs to; and is there again after a restart without a
+/// frontend.
 pub fn health_check_ports_open_and_close(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![web(cluster, [Ready; 4])]);
     until_open(&deployment);

@@ -1,4 +1,4 @@
-//! At which of a node's addresses node ports answer.
+//! The addresses of a node at which node ports answer.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub fn primary_addresses_answer(backend: Backend) {
     check_all(&checks);
 }
 
-/// Nowhere, rather than at every address, for as long as the Node object has none.
+/// While the Node object has no addresses, node ports answer at none, rather than at all.
 pub fn no_address_answers_while_none_is_known(backend: Backend) {
     let mut deployment = Deployment::start(backend, web);
     for answer in [Answer::No, Answer::Yes] {
@@ -55,7 +55,8 @@ pub fn no_address_answers_while_none_is_known(backend: Backend) {
     }
 }
 
-/// At addresses in the CIDRs given, also at one that the node gets later; not at the primary address unless that is in one of them.
+/// At addresses in the CIDRs given, also at one that the node gets later; not at the primary address unless that is in
+/// one of them.
 pub fn addresses_in_the_given_cidrs_answer(backend: Backend) {
     let builder = Deployment::builder(backend).argument("--nodeport-addresses").argument(SECOND_CIDRS);
     let deployment = builder.start(web);
@@ -67,7 +68,7 @@ pub fn addresses_in_the_given_cidrs_answer(backend: Backend) {
     check_all(&checks);
 }
 
-/// CIDRs that hold everything hold loopback too: node ports answer at each address, and still not there.
+/// With CIDRs of all addresses, node ports answer at each address except loopback.
 pub fn loopback_never_answers(backend: Backend) {
     let builder = Deployment::builder(backend).argument("--nodeport-addresses").argument("0.0.0.0/0,::/0");
     let deployment = builder.start(web);

@@ -1,5 +1,5 @@
-//! The table of `docs/protocol.md`, "What a backend does with a packet": each VIP kind, under each policy, from each source
-//! class, over each protocol, in each family. [`Table::expected`] is that table in code.
+//! The table of `docs/protocol.md`, "What a backend does with a packet": each VIP kind, under each policy, from each
+//! source class, over each protocol, in each family. [`Table::expected`] is that table in code.
 //!
 //! All packets arrive at node-a. Clients are pods without endpoints, so that nothing here is a hairpin.
 
@@ -122,7 +122,8 @@ pub fn node_port_with_node_cidr(backend: Backend) {
     run(own_pods(backend, &NODE_CIDR), Setup::OwnPods, Vip::NodePort);
 }
 
-/// Pods are known by their bridge. To a backend that is an interface like any other: here the one pod that asks is behind it.
+/// Pods are known by their bridge. To a backend that is an interface like any other: here the one pod that asks is
+/// behind it.
 pub fn cluster_ip_with_bridge_interface(backend: Backend) {
     run(own_pods(backend, &BRIDGE), Setup::OwnPods, Vip::ClusterIp);
 }

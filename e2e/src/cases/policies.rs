@@ -1,4 +1,5 @@
-//! What [`packets`](super::packets) leaves out: policies that differ, endpoints that drain, and endpoints that are nodes.
+//! What [`packets`](super::packets) leaves out: policies that differ, endpoints that drain, and endpoints that are
+//! nodes.
 //!
 //! All packets from outside arrive at node-a.
 
@@ -41,8 +42,8 @@ pub fn policies_are_independent(backend: Backend) {
     assert_answers(&outside, external(cluster, 2), local);
 }
 
-/// Under external policy Local a node gives traffic from outside to those of its endpoints that drain, when it has no others; what
-/// the cluster has besides is for its pods and itself.
+/// Under external policy Local a node gives traffic from outside to those of its endpoints that drain, when it has no
+/// others; what the cluster has besides is for its pods and itself.
 pub fn terminating_endpoints_are_used_for_external_traffic_if_none_is_ready(backend: Backend) {
     let (a1, b1, both) = (&["pod-a-1"][..], &["pod-b-1"][..], &["pod-a-1", "pod-b-1"][..]);
     let steps: [([EndpointState; 3], &[&str], &[&str]); 4] = [

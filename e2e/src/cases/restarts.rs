@@ -1,5 +1,5 @@
-//! Each component ends and comes back, by SIGTERM and by SIGKILL, under live traffic: no connection is lost and nothing is written to the
-//! kernel. And what a node does alone: it keeps what it has, and after a reboot it comes up with what it had.
+//! Restarts of each component by SIGTERM and SIGKILL, under live traffic: no connection is lost and nothing is written
+//! to the kernel. Without a frontend a node keeps its rules, and after a reboot programs its last state.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -30,12 +30,12 @@ const PODS: [&str; 4] = ["pod-a-1", "pod-a-2", "pod-b-1", "pod-b-2"];
 
 // === the cases ===
 
-/// Backends end as they are asked to.
+/// Backends shut down cleanly.
 pub fn backends_are_terminated(backend: Backend) {
     run(backend, Component::Backends, Signal::SIGTERM);
 }
 
-/// Backends end without a chance to tidy up.
+/// Backends are killed without a clean shutdown.
 pub fn backends_are_killed(backend: Backend) {
     run(backend, Component::Backends, Signal::SIGKILL);
 }
@@ -45,7 +45,7 @@ pub fn the_frontend_is_terminated(backend: Backend) {
     run(backend, Component::Frontend, Signal::SIGTERM);
 }
 
-/// The frontend ends without a word.
+/// The frontend is killed without a clean shutdown.
 pub fn the_frontend_is_killed(backend: Backend) {
     run(backend, Component::Frontend, Signal::SIGKILL);
 }
@@ -85,7 +85,7 @@ pub fn changes_wait_for_the_backends(backend: Backend) {
     }
 }
 
-/// A node whose kernel has forgotten everything comes up with the last committed state, though no frontend is to be found.
+/// After a reboot a node programs its last committed state, although no frontend is reachable.
 pub fn rebooted_node_programs_its_last_state(backend: Backend) {
     let mut deployment = Deployment::start(backend, services);
     let changed = web(deployment.cluster(), &["pod-a-1", "pod-b-2"]);

@@ -75,7 +75,8 @@ pub fn some_services_have_no_vip(backend: Backend) {
     }
 }
 
-/// Traffic to a load balancer that wants to see it (`ipMode: Proxy`), or that is known by name only, leaves the cluster.
+/// Traffic to a load balancer that wants to see it (`ipMode: Proxy`), or that is known by name only, leaves the
+/// cluster.
 pub fn proxying_load_balancers_get_the_traffic(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
@@ -129,7 +130,8 @@ pub fn single_stack_services_serve_one_family(backend: Backend) {
     }
 }
 
-/// Objects from before dual stack say less, and those whose first family is IPv6 say it in another order: they mean the same.
+/// Objects from before dual stack say less, and those whose first family is IPv6 say it in another order: they mean the
+/// same.
 pub fn families_are_read_from_all_fields(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let service = web(deployment.cluster());
@@ -179,7 +181,8 @@ pub fn leading_zeros_in_addresses_are_decimal(backend: Backend) {
 
 // === ports ===
 
-/// One number is as many ports as there are protocols, at each kind of VIP: each has its own endpoints, and comes and goes alone.
+/// One number is as many ports as there are protocols, at each kind of VIP: each has its own endpoints, and comes and
+/// goes alone.
 pub fn protocols_are_independent(backend: Backend) {
     let pods = ["pod-a-1", "pod-a-2", "pod-b-1"];
     let services = |cluster: &Cluster| {
@@ -265,7 +268,8 @@ pub fn ports_are_renamed(backend: Backend) {
 
 // === removal ===
 
-/// A Service is deleted and recreated with another cluster IP: connections continue, and the old address accepts no new ones.
+/// A Service is deleted and recreated with another cluster IP: connections continue, and the old address accepts no new
+/// ones.
 pub fn recreated_service_keeps_old_connections(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| vec![with_all_vips(cluster)]);
     let old = with_all_vips(deployment.cluster());

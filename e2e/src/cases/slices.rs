@@ -20,7 +20,8 @@ const ATTEMPTS: u64 = 60;
 
 // === several slices ===
 
-/// The endpoints of a service are those of all its slices; one that moves from a slice to another is there all the time.
+/// The endpoints of a service are those of all its slices; one that moves from a slice to another is there all the
+/// time.
 pub fn endpoints_of_all_slices_are_used(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
@@ -44,7 +45,8 @@ pub fn endpoints_of_all_slices_are_used(backend: Backend) {
     }
 }
 
-/// An address that two slices have, because it went from one pod to the next: the pod that lives counts, whichever slice it is in.
+/// An address that two slices have, because it went from one pod to the next: the pod that lives counts, whichever
+/// slice it is in.
 pub fn duplicate_address_is_that_of_the_live_pod(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let cluster = deployment.cluster();
@@ -86,8 +88,8 @@ pub fn pods_may_differ_in_target_ports(backend: Backend) {
 
 // === conditions ===
 
-/// Conditions that are not there say yes to ready and serving, no to terminating; and ready is ready, as for services that publish
-/// addresses which are not, regardless of the other conditions.
+/// Conditions that are not there say yes to ready and serving, no to terminating; and ready is ready, as for services
+/// that publish addresses which are not, regardless of the other conditions.
 pub fn conditions_select_endpoints(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let client = deployment.cluster().pod("pod-a-3").client();
@@ -118,7 +120,7 @@ pub fn conditions_select_endpoints(backend: Backend) {
     }
 }
 
-// === what does not count ===
+// === what is ignored ===
 
 /// Slices of other kinds and owners, ports without a number or a name, and an endpoint's further addresses.
 pub fn unusable_slices_are_ignored(backend: Backend) {
@@ -160,7 +162,7 @@ pub fn unusable_slices_are_ignored(backend: Backend) {
     assert_closed(&client, vips());
 }
 
-/// Labels, annotations and the order of endpoints change nothing: nothing is written to a kernel.
+/// Changes of labels, annotations and the order of endpoints write nothing to a kernel.
 pub fn irrelevant_changes_write_nothing(backend: Backend) {
     let pods = ["pod-a-1", "pod-b-1", "pod-b-2"];
     let web = |cluster: &Cluster| web().pods(pods.map(|name| cluster.pod(name)));

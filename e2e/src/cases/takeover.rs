@@ -1,5 +1,5 @@
-//! Fairlead takes the place of kube-proxy on a running node: kube-proxy's rules carry connections, Fairlead's come beside them, then
-//! kube-proxy's go. No connection breaks, none fails to be made, and what is of others stays.
+//! The takeover from kube-proxy on a running node: Fairlead's rules are added beside kube-proxy's, which are then
+//! removed. No connection breaks, no new one fails, and rules of other programs are kept.
 
 mod rules;
 

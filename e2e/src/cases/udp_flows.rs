@@ -1,4 +1,5 @@
-//! UDP clients that keep their socket, and so their flow: they are led to live endpoints, and left alone where they are with one.
+//! UDP clients that keep their socket, and so their flow: they move when their endpoint is removed, and otherwise keep
+//! it.
 //!
 //! The pods of removed endpoints keep serving here, so that a flow that is not moved is detected.
 
@@ -60,7 +61,8 @@ pub fn client_is_rejected_until_the_next_endpoint(backend: Backend) {
     wait_for(&streams, "pod-a-2");
 }
 
-/// What it sent before the service was there went its own way, or was refused by the node; that is over with the service.
+/// What it sent before the service was there went its own way, or was refused by the node; that is over with the
+/// service.
 pub fn client_from_before_the_service_is_answered(backend: Backend) {
     let mut deployment = Deployment::start(backend, |_| Vec::new());
     let streams = streams(deployment.cluster());
@@ -93,7 +95,8 @@ pub fn clients_move_at_every_node_address(backend: Backend) {
     }
 }
 
-/// Flows keep an endpoint that is in use, including a terminating one that is used because none is ready, whatever else changes.
+/// Flows keep an endpoint that is in use, including a terminating one that is used because none is ready, whatever else
+/// changes.
 pub fn live_flows_keep_their_endpoint(backend: Backend) {
     let mut deployment = Deployment::start(backend, |cluster| {
         vec![web(cluster, &["pod-a-1", "pod-a-2"]), other(cluster, EndpointState::Ready)]

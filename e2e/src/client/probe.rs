@@ -116,8 +116,8 @@ impl Probe {
     }
 }
 
-/// The result of sending, without EPERM. An output rule that rejects a packet fails the call and sends an ICMP error; one
-/// that drops it only fails the call. The socket's next read distinguishes them, as for packets stopped further on.
+/// The result of sending, without EPERM. An output rule that rejects a packet fails the call and sends an ICMP error;
+/// one that drops it only fails the call. The socket's next read distinguishes them, as for packets stopped further on.
 fn sent(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Err(error) if error.raw_os_error() != Some(libc::EPERM) => Err(error),

@@ -1,4 +1,4 @@
-//! Node ports on 127.0.0.0/8, which are there when they are asked for; and what others send there, which goes nowhere.
+//! Node ports on 127.0.0.0/8, which need a flag; packets of other hosts to these addresses are dropped.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};

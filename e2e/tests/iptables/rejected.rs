@@ -1,4 +1,5 @@
-//! A service port that iptables rejects: session affinity without the match `recent`. It is reported, and everything else is programmed.
+//! A service port that iptables rejects: session affinity without the match `recent`. It is reported, and everything
+//! else is programmed.
 
 use std::fs;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! How often iptables is run, and what happens while others hold its lock.
+//! How often iptables is run, and waiting while another process has its lock.
 
 use std::fs::File;
 use std::time::Duration;

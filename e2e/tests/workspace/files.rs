@@ -58,8 +58,8 @@ fn too_long(dir: &Path) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// Lines of code and prose beyond [`MAX_COLUMNS`]. Tables, code blocks and links of Markdown may be wider, generated pages and the text
-/// that a test compares with too.
+/// Lines of code and prose beyond [`MAX_COLUMNS`]. Tables, code blocks and links of Markdown may be wider, generated
+/// pages and the text that a test compares with too.
 fn too_wide(dir: &Path) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for path in all_files(dir)? {

@@ -1,5 +1,5 @@
-//! Words that make a reader ask who or what is meant. Prose and code avoid the first list; log messages, errors and help texts, which operators read
-//! at night, avoid the second too.
+//! Words that make a reader ask who or what is meant. Prose and code avoid the first list; log messages, errors and
+//! help texts, which operators read at night, avoid the second too.
 
 use std::{fs, path::Path};
 

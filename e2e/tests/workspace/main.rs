@@ -1,5 +1,6 @@
-//! Rules of the repository that the compiler does not check. Each rule is a function from a tree, or from `cargo metadata`, to a list of
-//! problems: on this repository the list must be empty, and on a small example that breaks the rule it must not.
+//! Rules of the repository that the compiler does not check. Each rule is a function from a tree, or from `cargo
+//! metadata`, to a list of problems: on this repository the list must be empty, and on a small example that breaks the
+//! rule it must not.
 //!
 //! | module | rules |
 //! |---|---|

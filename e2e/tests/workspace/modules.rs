@@ -45,8 +45,8 @@ fn roots(metadata: &Value) -> BTreeMap<PathBuf, Use> {
         .collect()
 }
 
-/// Every file reached from `roots` by `mod x;`, with the attributes `#[path = ".."]` and `#[cfg(test)]` on lines of their own. Modules within
-/// inline modules are not followed.
+/// Every file reached from `roots` by `mod x;`, with the attributes `#[path = ".."]` and `#[cfg(test)]` on lines of
+/// their own. Modules within inline modules are not followed.
 fn reachable(roots: &BTreeMap<PathBuf, Use>) -> Result<BTreeMap<PathBuf, Use>> {
     let mut reached = BTreeMap::new();
     let mut open: Vec<_> = roots.iter().map(|(path, used)| (path.clone(), *used, path.with_file_name(""))).collect();
