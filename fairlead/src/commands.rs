@@ -32,7 +32,8 @@ use crate::{
     exit_code::ExitCode,
 };
 
-/// How long tasks may take to end after a signal. Longer than a frontend waits for its clients to reconnect elsewhere.
+/// How long tasks may take to end after a signal. Longer than a frontend waits for clients to reconnect to another
+/// replica.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Runs a command.

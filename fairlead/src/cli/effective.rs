@@ -1,5 +1,5 @@
-//! The effective configuration, which /configz shows: each flag with its value and its origin. Secrets are in files, of
-//! which it has only paths.
+//! The effective configuration for /configz: each flag with its value and its origin. Of secrets it contains only the
+//! paths of their files.
 
 use clap::{ArgMatches, Command, parser::ValueSource};
 use serde_json::{Map, Value, json};

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use super::{
     ConfigFileArgs, DEFAULT_ADDRESS, HttpAddress,
     conntrack::{duration, duration_field},
-    observe::{ProfilingArgs, address, address_field},
+    observe::ProfilingArgs,
 };
 use crate::config::value;
 pub(crate) use tls::TlsArgs;
@@ -62,14 +62,14 @@ pub(crate) struct ListenArgs {
 
     /// Serve /metrics, /healthz and /readyz over HTTP, without authentication, at ADDRESS:PORT, or nowhere (`none`).
     /// Responses contain no names of Services or nodes.
-    #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS", value_parser = address)]
-    #[serde(deserialize_with = "address_field")]
+    #[arg(long, default_value = "127.0.0.1:7601", value_name = "ADDRESS")]
+    #[serde(deserialize_with = "value::text")]
     pub(crate) metrics: HttpAddress,
 
     /// Serve a status page for browsers, without authentication, at ADDRESS:PORT, such as 127.0.0.1:7602, or nowhere
     /// (`none`). It contains names of Services and nodes.
-    #[arg(long, default_value = "none", value_name = "ADDRESS", value_parser = address)]
-    #[serde(deserialize_with = "address_field")]
+    #[arg(long, default_value = "none", value_name = "ADDRESS")]
+    #[serde(deserialize_with = "value::text")]
     pub(crate) page: HttpAddress,
 }
 

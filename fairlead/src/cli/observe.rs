@@ -1,6 +1,9 @@
 //! The flags for the HTTP endpoints of a backend.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
 
 use clap::Args;
 use runtime::{Profiling, http::OnBindError};
@@ -87,26 +90,24 @@ const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 
 fn healthz(text: &str) -> Result<HttpAddress, String> {
-    text.parse().map_or_else(|_| address(text), |ip: IpAddr| Ok(HttpAddress::At((ip, HEALTHZ_PORT).into())))
+    text.parse().map_or_else(|_| text.parse(), |ip: IpAddr| Ok(HttpAddress::At((ip, HEALTHZ_PORT).into())))
 }
 
 fn metrics(text: &str) -> Result<HttpAddress, String> {
-    text.parse().map_or_else(|_| address(text), |ip: IpAddr| Ok(HttpAddress::At((ip, METRICS_PORT).into())))
+    text.parse().map_or_else(|_| text.parse(), |ip: IpAddr| Ok(HttpAddress::At((ip, METRICS_PORT).into())))
 }
 
-/// Parses an address with a port.
-pub(super) fn address(text: &str) -> Result<HttpAddress, String> {
-    if text == "none" {
-        return Ok(HttpAddress::Nowhere);
+impl FromStr for HttpAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" {
+            return Ok(Self::Nowhere);
+        }
+        text.parse().map(Self::At).map_err(|_| {
+            format!("{text:?}: expected an address with a port, such as 127.0.0.1:7601 or [::]:7601, or `none`")
+        })
     }
-    let address = text.parse().map_err(|_| {
-        format!("{text:?}: expected an address with a port, such as 127.0.0.1:7601 or [::]:7601, or `none`")
-    })?;
-    Ok(HttpAddress::At(address))
-}
-
-pub(super) fn address_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HttpAddress, D::Error> {
-    value::parsed(deserializer, address)
 }
 
 fn healthz_field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HttpAddress, D::Error> {

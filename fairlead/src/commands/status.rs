@@ -55,7 +55,7 @@ async fn query(args: &StatusArgs) -> Result<Overview> {
     limits.require_current(&overview);
     let deadline = Instant::now() + wait;
     loop {
-        // Every node must have the current revision, whatever `--max-lag` is.
+        // Every node must have the current revision, also with `--max-lag`.
         overview = Overview::of(ask(deadline.saturating_duration_since(Instant::now())).await?, &limits);
         if overview.is_healthy() || !overview.unreachable.is_empty() || Instant::now() + POLL_INTERVAL > deadline {
             return Ok(overview);

@@ -98,7 +98,7 @@ pub(crate) fn load(
     let mut command = command();
     command.build();
     let command = path.iter().try_fold(&command, |command, name| command.find_subcommand(name.as_ref()));
-    let command = command.context("there is no such command")?;
+    let command = command.context("no such command")?;
     if kind != Kind::KubeProxy {
         return Ok((settings::of_fields(command, fields)?, warnings));
     }

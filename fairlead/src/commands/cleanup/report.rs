@@ -10,14 +10,14 @@ use crate::{cli::OutputArgs, print, table::Table};
 #[derive(Debug, Serialize)]
 pub(super) struct CleanupReport {
     dry_run: bool,
-    removed: Vec<Removed>,
+    removed: Vec<RemovedObjects>,
     notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct Removed {
-    place: String,
-    what: String,
+struct RemovedObjects {
+    subsystem: String,
+    object: String,
     count: usize,
 }
 
@@ -26,8 +26,8 @@ impl CleanupReport {
         Self { dry_run: mode == Mode::DryRun, removed: Vec::new(), notes: Vec::new() }
     }
 
-    pub(super) fn removed(&mut self, place: &str, what: String, count: usize) {
-        self.removed.push(Removed { place: place.to_owned(), what, count });
+    pub(super) fn removed(&mut self, subsystem: &str, object: String, count: usize) {
+        self.removed.push(RemovedObjects { subsystem: subsystem.to_owned(), object, count });
     }
 
     pub(super) fn note(&mut self, note: String) {
@@ -44,8 +44,8 @@ impl CleanupReport {
             return format!("nothing to remove\n{notes}");
         }
         let mut table = Table::new(&[if self.dry_run { "WOULD REMOVE FROM" } else { "REMOVED FROM" }, "WHAT", "COUNT"]);
-        for Removed { place, what, count } in &self.removed {
-            table.row([place.clone(), what.clone(), count.to_string()]);
+        for RemovedObjects { subsystem, object, count } in &self.removed {
+            table.row([subsystem.clone(), object.clone(), count.to_string()]);
         }
         format!("{table}{notes}")
     }

@@ -10,17 +10,17 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProbeTarget {
     pub(super) service: String,
-    pub(super) vip_kind: VipKind,
+    pub(super) vip_kind: TestedVipKind,
     pub(super) protocol: Protocol,
     pub(super) address: SocketAddr,
     pub(super) affinity: Affinity,
     pub(super) expected: Expected,
 }
 
-/// The VIP kind.
+/// The VIP kind. Unlike the data plane's, it distinguishes external IPs from load-balancer IPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum VipKind {
+pub(super) enum TestedVipKind {
     ClusterIp,
     ExternalIp,
     LoadBalancerIp,
@@ -50,20 +50,26 @@ pub(super) fn probe_targets(
     source: impl Fn(IpAddr) -> Option<IpAddr>,
 ) -> Vec<ProbeTarget> {
     let services = state.service_ports().values().filter(|service| service.port.key.protocol != Protocol::Sctp);
-    services.filter(|service| wanted(service)).flat_map(|service| of(service, state, &source)).collect()
+    services.filter(|service| wanted(service)).flat_map(|service| targets_of(service, state, &source)).collect()
 }
 
-fn of(service: &ServicePortState, state: &NodeState, source: impl Fn(IpAddr) -> Option<IpAddr>) -> Vec<ProbeTarget> {
+fn targets_of(
+    service: &ServicePortState,
+    state: &NodeState,
+    source: impl Fn(IpAddr) -> Option<IpAddr>,
+) -> Vec<ProbeTarget> {
     let port = &service.port;
     let mut vips = Vec::new();
-    vips.extend(port.cluster_ips.iter().filter_map(|(_, ip)| Some((VipKind::ClusterIp, (*ip)?, port.port.get()))));
-    vips.extend(port.external_ips.iter().map(|ip| (VipKind::ExternalIp, *ip, port.port.get())));
-    vips.extend(port.load_balancer_ips.iter().map(|ip| (VipKind::LoadBalancerIp, *ip, port.port.get())));
+    vips.extend(
+        port.cluster_ips.iter().filter_map(|(_, ip)| Some((TestedVipKind::ClusterIp, (*ip)?, port.port.get()))),
+    );
+    vips.extend(port.external_ips.iter().map(|ip| (TestedVipKind::ExternalIp, *ip, port.port.get())));
+    vips.extend(port.load_balancer_ips.iter().map(|ip| (TestedVipKind::LoadBalancerIp, *ip, port.port.get())));
     if let Some(number) = port.node_port {
         let own = IpFamily::ALL.into_iter().filter_map(|family| state.node().primary_address(family));
-        vips.extend(own.map(|ip| (VipKind::NodePort, ip, number.get())));
+        vips.extend(own.map(|ip| (TestedVipKind::NodePort, ip, number.get())));
     }
-    let target = |(vip_kind, ip, number): (VipKind, IpAddr, u16)| ProbeTarget {
+    let target = |(vip_kind, ip, number): (TestedVipKind, IpAddr, u16)| ProbeTarget {
         service: port.key.to_string(),
         vip_kind,
         protocol: port.key.protocol,
@@ -78,12 +84,12 @@ fn of(service: &ServicePortState, state: &NodeState, source: impl Fn(IpAddr) -> 
 fn expected(
     service: &ServicePortState,
     state: &NodeState,
-    vip_kind: VipKind,
+    vip_kind: TestedVipKind,
     ip: IpAddr,
     source: Option<IpAddr>,
 ) -> Expected {
     let (port, family) = (&service.port, IpFamily::of(&ip));
-    if vip_kind == VipKind::LoadBalancerIp
+    if vip_kind == TestedVipKind::LoadBalancerIp
         && let Some(allowed) = allowed_sources(port, ip, &state.node().addresses)
         && !source.is_some_and(|source| allowed.iter().any(|cidr| cidr.contains(&source)))
     {
@@ -91,7 +97,7 @@ fn expected(
     }
     // The external policy does not apply to packets of the node itself.
     let class = match (vip_kind, port.internal_policy) {
-        (VipKind::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
+        (TestedVipKind::ClusterIp, TrafficPolicy::Local) => PoolClass::Local,
         _ => PoolClass::Cluster,
     };
     let pool = service.pool(class, family);

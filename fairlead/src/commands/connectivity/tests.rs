@@ -6,7 +6,7 @@ use backend::testing::mk_state;
 use proto::model::Protocol;
 
 use super::{
-    plan::{Affinity, Expected, ProbeTarget, VipKind, probe_targets},
+    plan::{Affinity, Expected, ProbeTarget, TestedVipKind, probe_targets},
     probe::{ConnectionOutcome, Observation},
     verdict::{Verdict, judge},
 };
@@ -33,7 +33,7 @@ fn expected_results_follow_from_the_state() {
 fn target(affinity: Affinity, expected: Expected) -> ProbeTarget {
     ProbeTarget {
         service: "default/web/tcp".to_owned(),
-        vip_kind: VipKind::ClusterIp,
+        vip_kind: TestedVipKind::ClusterIp,
         protocol: Protocol::Tcp,
         address: socket("10.96.0.1:80"),
         affinity,

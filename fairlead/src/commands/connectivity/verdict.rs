@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 use serde::Serialize;
 
 use super::{
-    plan::{Affinity, Expected, ProbeTarget, VipKind},
+    plan::{Affinity, Expected, ProbeTarget, TestedVipKind},
     probe::{ConnectionOutcome, Observation},
 };
 
@@ -16,7 +16,7 @@ const ENOUGH_CONNECTIONS: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct ProbeResult {
     pub(super) service: String,
-    pub(super) vip_kind: VipKind,
+    pub(super) vip_kind: TestedVipKind,
     pub(super) address: String,
     pub(super) verdict: Verdict,
     pub(super) expected: String,

@@ -13,14 +13,14 @@ use super::{
 };
 use crate::cli::{Command, StatusArgs};
 
-fn node(name: &str, held: u64) -> NodeStatus {
+fn node(name: &str, programmed: u64) -> NodeStatus {
     NodeStatus {
         node: name.to_owned(),
         role: Role::Backend.into(),
         backend: "nftables".to_owned(),
         backend_version: "0.1.0".to_owned(),
-        acked_revision: held,
-        programmed_revision: held,
+        acked_revision: programmed,
+        programmed_revision: programmed,
         apply_micros: 1500,
         connected: true,
         connected_micros: 10,
@@ -32,11 +32,11 @@ fn absent(name: &str, seconds: u64) -> NodeStatus {
     NodeStatus { node: name.to_owned(), lag_micros: seconds * 1_000_000, ..NodeStatus::default() }
 }
 
-fn behind(name: &str, held: u64, seconds: u64) -> NodeStatus {
-    NodeStatus { lag_micros: seconds * 1_000_000, ..node(name, held) }
+fn behind(name: &str, programmed: u64, seconds: u64) -> NodeStatus {
+    NodeStatus { lag_micros: seconds * 1_000_000, ..node(name, programmed) }
 }
 
-fn failing(name: &str, held: u64) -> NodeStatus {
+fn failing(name: &str, programmed: u64) -> NodeStatus {
     let key = ServicePortKey {
         namespace: "default".to_owned(),
         name: "web".to_owned(),
@@ -44,7 +44,7 @@ fn failing(name: &str, held: u64) -> NodeStatus {
         protocol: Protocol::Tcp.into(),
     };
     let failure = ServicePortFailure { key: Some(key), reason: "no such module".to_owned(), retryable: true, kind: 0 };
-    NodeStatus { failures: vec![failure], failure_count: 3, ..node(name, held) }
+    NodeStatus { failures: vec![failure], failure_count: 3, ..node(name, programmed) }
 }
 
 fn frontend(epoch: u64, revision: u64, nodes: Vec<NodeStatus>) -> StatusResponse {
@@ -143,7 +143,7 @@ fn newest_stream_of_a_node_counts() {
 
 #[test]
 fn waiting_requires_the_revision_at_its_start() {
-    let answer = |held| vec![("unix:/s", Ok(frontend(1, 9, vec![behind("a", held, 1)])))];
+    let answer = |programmed| vec![("unix:/s", Ok(frontend(1, 9, vec![behind("a", programmed, 1)])))];
     let mut limits = limits();
     let before = join(answer(8), &limits);
     assert!(before.is_healthy(), "within --max-lag");
